@@ -12,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...workloads.workload import Workload
+from .http.columns import FAULTS, RequestColumns, SenderResult
+from .http.faults import RequestFault
 from .send_job import SendResult, Share, rows_of
 
 Floats = NDArray[np.float64]
@@ -105,27 +107,23 @@ class ClientFigures:
 
 
 def client_figures(
-    due_s: Floats,
-    started_s: Floats,
-    lag_s: Floats,
-    *,
-    cpu_s: float,
-    peak_rss_bytes: int,
-    processes: int,
-    client_errors: int,
+    columns: RequestColumns, parts: Sequence[SenderResult], processes: int
 ) -> ClientFigures:
-    """Sum up one cell. `due_s` and `started_s` are of the requests that were sent."""
+    """Sum up one cell from its requests and the results of its sending processes."""
+    sent = ~np.isnan(columns.started_s)
+    due_s, started_s = columns.arrival_s[sent], columns.started_s[sent]
     late_s = np.maximum(0.0, started_s - due_s)
+    lag_s = np.concatenate([part.lag_s for part in parts])
     return ClientFigures(
         send_delay_p50_s=quantile(late_s, 0.5),
         send_delay_p99_s=quantile(late_s, 0.99),
         event_loop_lag_p99_s=quantile(lag_s, 0.99),
         offered_rps=_rate(due_s),
         sent_rps=_rate(started_s),
-        cpu_s=cpu_s,
-        peak_rss_bytes=peak_rss_bytes,
+        cpu_s=sum(part.cpu_s for part in parts),
+        peak_rss_bytes=max(part.peak_rss_bytes for part in parts),
         processes=processes,
-        client_errors=client_errors,
+        client_errors=int((columns.fault == FAULTS.index(RequestFault.CLIENT)).sum()),
     )
 
 

@@ -27,7 +27,7 @@ from ... import __version__
 from ...workloads.errors import SloBenchError
 from .http.columns import SenderResult
 from .http.drive import Progress
-from .send_job import Processes, SendJob, SendResult, Share, rows_of
+from .send_job import SendJob, SendResult, SendShares, Share, ready_processes, rows_of
 
 _AHEAD_S = 1.0  # between "all is ready" and the workload's time zero: everybody must have heard
 _ANSWER_S = 10.0
@@ -41,7 +41,7 @@ Files = Mapping[str, bytes]
 
 @dataclass(frozen=True)
 class ClockReading:
-    """Another clock showed `read_s` between `asked_s` and `answered_s` of ours."""
+    """A reading of another clock: it showed `read_s` between `asked_s` and `answered_s` of ours."""
 
     asked_s: float
     read_s: float
@@ -50,7 +50,7 @@ class ClockReading:
 
 @dataclass(frozen=True)
 class Offset:
-    """The other clock shows our time plus `offset_s`, ± `error_s`."""
+    """Offset of another clock: it shows our time plus `offset_s`, ± `error_s`."""
 
     offset_s: float
     error_s: float
@@ -75,36 +75,33 @@ def read_offset(read: Callable[[], float]) -> Offset:
 
 
 def error_over(before: Offset, after: Offset) -> float:
-    """By how much `before` may be wrong at any moment until `after`, of clocks that run apart
-    steadily.
-    """
+    """Bound on the error of `before` until `after` was measured, if the drift is constant."""
     return max(before.error_s, abs(after.offset_s - before.offset_s) + after.error_s)
 
 
 class LoadWorkersLostError(SloBenchError):
-    """A station does not answer any more."""
+    """A machine that sends does not answer any more."""
 
 
 class LoadWorkers:
-    """Sending processes of one machine, for others to call."""
+    """Sending processes of one machine, called from another machine."""
 
     def __init__(self) -> None:
         self._stack = contextlib.ExitStack()
-        self._folder = Path()
-        self._processes: Processes | None = None
+        self._send: SendShares | None = None
         self._ended = 0
 
     def prepare(self, files: Files, shares: Sequence[int]) -> None:
-        """Be ready to send these shares.
+        """Start the sending processes of `shares`; `files` are those of the `SendJob`.
 
         Raises:
-            SloBenchError: that cannot be done here.
+            SloBenchError: a process cannot send.
         """
         made = tempfile.TemporaryDirectory(prefix="slo-bench-")
-        self._folder = Path(self._stack.enter_context(made))
+        folder = Path(self._stack.enter_context(made))
         for name, content in files.items():
-            (self._folder / name).write_bytes(content)
-        self._processes = self._stack.enter_context(Processes(self._folder, shares))
+            (folder / name).write_bytes(content)
+        self._send = self._stack.enter_context(ready_processes(folder, shares))
 
     def version(self) -> str:
         """Return the version of slo-bench on this machine."""
@@ -119,15 +116,15 @@ class LoadWorkers:
 
         Returns results by share; those of processes that died are missing.
         """
-        assert self._processes is not None
+        assert self._send is not None
 
         def told(ended: int) -> None:
             self._ended = ended
 
-        return self._processes.send(start_s, time_s, told)
+        return self._send(start_s, time_s, told)
 
     def ended(self) -> int:
-        """Requests that have ended so far."""
+        """Number of requests that have ended so far."""
         return self._ended
 
     def close(self) -> None:
@@ -151,7 +148,7 @@ class RemoteLoadWorkers(Protocol):
 def send_from(
     stations: Sequence[RemoteLoadWorkers], order: SendJob, progress: Progress | None
 ) -> list[SendResult]:
-    """Send a workload from stations, which are left closed.
+    """Send a workload from several machines, and close their load workers.
 
     Raises:
         SloBenchError: a machine cannot send.
@@ -194,7 +191,7 @@ class _RemoteRun:
         return [found[share] for share in range(self._order.count)]
 
     def _prepared(self) -> list[RemoteLoadWorkers]:
-        """Those that are ready to send."""
+        """Prepare all load workers; return those that are ready to send."""
         order = self._order
         common = order.files()
         preparing = {}
@@ -225,7 +222,7 @@ class _RemoteRun:
         until_s: float,
         progress: Progress | None,
     ) -> None:
-        """Until all have answered, or will not any more."""
+        """Wait until all have answered or `until_s` has passed, and report progress."""
         ended = dict.fromkeys(begun, 0)
         while perf_counter() < until_s:
             _, running = wait(begun.values(), timeout=_LOOK_EVERY_S)
@@ -249,7 +246,7 @@ def _answers(futures: Mapping[RemoteLoadWorkers, Future[Any]]) -> dict[RemoteLoa
     """Return the answers received from load workers that are not lost.
 
     Raises:
-        SloBenchError: what is wrong there.
+        SloBenchError: the error of a load worker, with the name of its machine.
     """
     found = {}
     for station, future in futures.items():

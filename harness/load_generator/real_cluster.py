@@ -56,11 +56,6 @@ class ServerLoadMeter:
         self._fastest = fastest
         self._seen: tuple[float, float, float] | None = None  # when, prompt and answer tokens
 
-    @property
-    def s_per_token(self) -> float:
-        """Return seconds per token of the fastest server."""
-        return self._fastest.s_per_token
-
     def look(self, text: str, now_s: float) -> None:
         """Read the server's metrics in the Prometheus format, taken at `now_s`."""
         sums: dict[str, float] = {}
@@ -104,6 +99,7 @@ class ServerInstance:
     def __init__(self, index: int, role: str, fastest: Fastest) -> None:
         self.index = self.number = index
         self.meter = ServerLoadMeter(fastest)
+        self._fastest = fastest
         self.role = role
         self.up = True
         self._waiting: set[RequestState] = set()
@@ -136,14 +132,14 @@ class ServerInstance:
         """Return the load from the server's last metrics and the prompts sent to it."""
         meter = self.meter
         tokens = sum(r.prompt_tokens for r in self._waiting) / window_s
-        compute = (tokens + meter.answer_tokens_per_s) * meter.s_per_token
+        compute = (tokens + meter.answer_tokens_per_s) * self._fastest.s_per_token
         return min(1.0, compute) + meter.kv_cache_usage
 
     def adds(self, r: RequestState, window_s: float) -> float:
         """Return the load that a request would add to the instance."""
         meter = self.meter
         memory = r.prompt_tokens / meter.kv_tokens if meter.kv_tokens else 0.0
-        return r.prompt_tokens * meter.s_per_token / window_s + memory
+        return r.prompt_tokens * self._fastest.s_per_token / window_s + memory
 
     def prefills(self, now_s: float) -> bool:
         """Whether a request waits for its first byte."""

@@ -12,7 +12,7 @@ import math
 import pickle
 import queue
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -47,15 +47,17 @@ _GRACE_S = 120.0  # after the time limit, to read what came
 # CPU time that sending takes, generously; `slo-bench selftest` measures it.
 REQUEST_CPU_S = 0.4e-3
 TOKEN_CPU_S = 10e-6
-_LITTLE_WORK_S = 0.5  # is done when another process would have started
-_BUSY_SHARE = 0.5  # of a core; above it, stamps begin to wait for each other
+_LITTLE_WORK_S = 0.5  # less CPU time than this is not worth a second process
+_BUSY_SHARE = 0.5  # of a core; above it, timestamps are delayed by other work
 
+# Sends shares: start time, time limit, callback with the number of ended requests.
+SendShares = Callable[[float, float, Callable[[int], None]], dict[int, SenderResult]]
 _Said = queue.SimpleQueue[tuple[int, dict[str, Any] | None]]
 
 
 @dataclass(frozen=True)
 class Share:
-    """The `index`-th of `count` equal shares. Requests of one session stay in one share."""
+    """The `index`-th of `count` equal shares of a workload; a session stays in one share."""
 
     index: int
     count: int
@@ -137,10 +139,10 @@ class SendJob:
 
 @dataclass(frozen=True)
 class SendResult:
-    """Result of one sending process; None if it died. `machine` is empty for this machine.
+    """Result of one sending process; `part` is None if it died.
 
-    `offset_s` is by how much that machine's clock was ahead of ours when the level began, and
-    `clock_error_s` by how much the moments that it says may be wrong.
+    `machine` is the host name, empty for this machine. `offset_s`: seconds that its clock was ahead
+    of ours when the level began; `clock_error_s`: bound on the error of that offset.
     """
 
     part: SenderResult | None
@@ -157,10 +159,10 @@ class Senders(Protocol):
         ...
 
     def send(self, order: SendJob, progress: Progress | None) -> list[SendResult]:
-        """Send, on one schedule; one answer for each process.
+        """Send from all processes on one schedule; return one result for each process.
 
         Raises:
-            SloBenchError: it cannot be sent at all.
+            SloBenchError: nothing can be sent.
         """
         ...
 
@@ -212,70 +214,41 @@ class ThisMachine:
         folder = order.bodies.path.parent
         for name, content in order.files().items():
             (folder / name).write_bytes(content)
-        with Processes(folder, range(order.count)) as processes:
+        with ready_processes(folder, range(order.count)) as send:
             start_s = perf_counter() + _AHEAD_S
 
             def told(ended: int) -> None:
                 if progress is not None:
                     progress(ended, max(0.0, perf_counter() - start_s))
 
-            parts = processes.send(start_s, order.time_limit_s, told)
+            parts = send(start_s, order.time_limit_s, told)
         return [SendResult(parts.get(share)) for share in range(order.count)]
 
 
-class Processes:
+@contextlib.contextmanager
+def ready_processes(folder: Path, shares: Sequence[int]) -> Iterator[SendShares]:
     """Sending processes of this machine, one for each of `shares`; all ready when the block begins.
 
-    `folder` holds the files of an `SendJob` and the bodies.
+    `folder` holds the files of a `SendJob` and the bodies. The function that the block gets sends
+    from `start_s` on, for at most `time_s` seconds, and returns the results of the shares whose
+    processes did not die; `told` is called with the number of requests that have ended.
 
     Raises:
-        SloBenchError: one of them cannot send.
+        SloBenchError: one of the processes cannot send.
     """
+    said: _Said = queue.SimpleQueue()
 
-    def __init__(self, folder: Path, shares: Sequence[int]) -> None:
-        self._folder = folder
-        self._shares = shares
-        self._said: _Said = queue.SimpleQueue()
-        self._children = contextlib.ExitStack()
-        self._processes: list[ChildProcess] = []
+    def hear(share: int, message: dict[str, Any] | None) -> None:
+        said.put((share, message))
 
-    def __enter__(self) -> Processes:
-        try:
-            for share in self._shares:
-                child = self._children.enter_context(start_sender(self._folder, share))
-                child.listen(partial(self._hear, share))
-                self._processes.append(child)
-            until_s = perf_counter() + _READY_S
-            for _ in self._processes:
-                _, message = _next(self._said, until_s)
-                if message is None:
-                    raise SloBenchError("a sending process died; its error is printed above")
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
-
-    def __exit__(self, *reason: object) -> None:
-        self._children.close()
-
-    def _hear(self, share: int, message: dict[str, Any] | None) -> None:
-        self._said.put((share, message))
-
-    def send(
-        self, start_s: float, time_s: float, told: Callable[[int], None]
-    ) -> dict[int, SenderResult]:
-        """Send from `start_s` on, for at most `time_s`; return the results of the shares that did
-        not die.
-
-        `told` hears now and then how many requests have ended.
-        """
-        for child in self._processes:
+    def send(start_s: float, time_s: float, told: Callable[[int], None]) -> dict[int, SenderResult]:
+        for child in children:
             child.send(start_s)
         until_s = start_s + time_s + _GRACE_S
-        ended = dict.fromkeys(self._shares, 0)
-        left, done = set(self._shares), set()
+        ended = dict.fromkeys(shares, 0)
+        left, done = set(shares), set()
         while left:
-            share, message = _next(self._said, until_s)
+            share, message = _next(said, until_s)
             if message is not None and "ended" in message:
                 ended[share] = message["ended"]
             else:
@@ -284,10 +257,21 @@ class Processes:
                     done.add(share)
             told(sum(ended.values()))
         return {
-            share: pickle.loads(_part_of(self._folder, share).read_bytes())
-            for share in self._shares
+            share: pickle.loads(_part_of(folder, share).read_bytes())
+            for share in shares
             if share in done
         }
+
+    with contextlib.ExitStack() as stack:
+        children = [stack.enter_context(start_sender(folder, share)) for share in shares]
+        for child, share in zip(children, shares, strict=True):
+            child.listen(partial(hear, share))
+        until_s = perf_counter() + _READY_S
+        for _ in children:
+            _, message = _next(said, until_s)
+            if message is None:
+                raise SloBenchError("a sending process died; its error is printed above")
+        yield send
 
 
 def start_sender(folder: Path, share: int) -> ChildProcess:

@@ -71,7 +71,7 @@ _IDENTITY = ("system", "workload", "rate_rps", "replay_speed", "seed")
 
 @dataclass(frozen=True)
 class ValidatedPoint:
-    """A level, real and simulated.
+    """A measured level with its simulation.
 
     `fitted_on` names the levels with the steps that the profile was fitted to, and is empty where
     the profile was given. `identity` are its columns in `cells.csv`. `again` are repeated
@@ -88,7 +88,7 @@ class ValidatedPoint:
     replayed: Replayed | None = None
 
     def noting(self, note: str) -> ValidatedPoint:
-        """The same point with one more note."""
+        """Return the point with one more note."""
         found = dataclasses.replace(self.found, notes=(*self.found.notes, note))
         return dataclasses.replace(self, found=found)
 
@@ -114,7 +114,7 @@ class ValidatedPoint:
         return found
 
     def rows(self) -> list[dict[str, Any]]:
-        """The error table as plain values; what does not exist is None."""
+        """Error table as plain values; None for unknown values."""
         return [
             {
                 "cell": self.cell,
@@ -149,10 +149,10 @@ def validate_run(folder: Path, profile: Profile | None = None) -> list[Validated
 
     Args:
         folder: the run folder.
-        profile: step times to judge; by default they are fitted to the servers' step logs.
+        profile: step times to validate; by default they are fitted to the servers' step logs.
 
     Raises:
-        SloBenchError: there is nothing to judge, a level has no step log or too few steps, or
+        SloBenchError: no level is of a real server, a level has no step log or too few steps, or
             files cannot be read or written.
     """
     rows = [row for row in read_rows(folder / "cells.csv") if row.get("backend") != "simulated"]
@@ -176,7 +176,7 @@ def validate_run(folder: Path, profile: Profile | None = None) -> list[Validated
 
 @dataclass(frozen=True)
 class _Measured:
-    """The files of a measured level."""
+    """Files of a measured level."""
 
     cell: str
     root: Path  # the folder that holds its files

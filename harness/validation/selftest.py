@@ -35,7 +35,7 @@ _MOST_RPS = 6400.0
 
 @dataclass(frozen=True)
 class SelfTestLevel:
-    """Results of one rate. Errors are measured minus true times; the cost is the client's CPU time.
+    """Results of one rate: errors (measured minus true times) and the client's CPU time.
 
     `ttft_error_…` is of the time from send to first token; `arrival_error_…` of the time from the
     scheduled arrival to first token; `token_error_…` of the times at which all tokens arrived.
@@ -56,7 +56,7 @@ class SelfTestLevel:
     event_loop_lag_p99_s: float
     cpu_per_request_s: float
     peak_rss_bytes: int
-    problem: str | None  # why a level like this must not be trusted
+    problem: str | None  # why the measurement is not trusted; None: it is
 
     @property
     def truthful(self) -> bool:
@@ -66,12 +66,12 @@ class SelfTestLevel:
 
 @dataclass(frozen=True)
 class SelfTest:
-    """All levels in the order they were run, and what follows."""
+    """All levels in the order of their runs, with the cost and capacity derived from them."""
 
     levels: tuple[SelfTestLevel, ...]
     token_cpu_s: float
     request_cpu_s: float  # beside its tokens
-    highest_rps: float | None  # of `TOKENS` tokens an answer; None: not even the lowest
+    highest_rps: float | None  # highest correct rate with `TOKENS` tokens an answer; None: no rate
 
     @property
     def at_the_end(self) -> bool:
@@ -130,7 +130,7 @@ def _search(run: Callable[[float], SelfTestLevel], levels: Sequence[SelfTestLeve
 def run_level(
     rate_rps: float, *, tokens: int = TOKENS, seconds: float = 4.0, processes: int | None = None
 ) -> SelfTestLevel:
-    """One rate against a mock of its own."""
+    """Measure one rate against a new mock server."""
     rng = np.random.default_rng(0)
     n = max(20, round(rate_rps * seconds))
     workload = Workload(

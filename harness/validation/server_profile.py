@@ -1,4 +1,4 @@
-"""A profile of a real server: started here, loaded at several rates, fitted to its own step log."""
+"""Profiles a real server: starts it, sends load at several rates, and fits its own step log."""
 
 from __future__ import annotations
 
@@ -91,14 +91,14 @@ def _settings(
 
 
 def _dtype(folder: Path) -> str:
-    """The checkpoint's dtype, in which servers compute."""
+    """Dtype of the checkpoint, in which servers compute."""
     fields = json.loads((folder / "config.json").read_text("utf-8"))
     said = str(fields.get("torch_dtype") or fields.get("dtype") or "float32")
     return _DTYPES.get(said, "bf16")
 
 
 def _on_cpu(profile: Profile, shape: ModelSpec, meta: dict[str, Any]) -> Profile:
-    """With what this machine is, where torch is at hand to measure it."""
+    """Add measured figures of this CPU to the profile, if torch is installed."""
     try:
         import torch
 

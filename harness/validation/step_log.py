@@ -19,10 +19,10 @@ from ...workloads.parsing import parse_json
 
 
 def read_steps(path: Path, begin: int = 0, end: int | None = None) -> list[LoggedStep]:
-    """The steps that began and ended between two places of the file, in bytes.
+    """Read the steps that began and ended between two byte offsets of a file.
 
     Raises:
-        FileFormatError: it cannot be read, or a line is not one of a step log.
+        FileFormatError: the file cannot be read, or a line is not one of a step log.
     """
     steps: list[LoggedStep] = []
     begun: deque[dict[str, Any]] = deque()
@@ -45,7 +45,7 @@ def read_steps(path: Path, begin: int = 0, end: int | None = None) -> list[Logge
 
 
 def logged_steps(root: Path, meta: Mapping[str, Any]) -> list[LoggedStep]:
-    """The steps of a measured cell; `meta` names the parts of step logs below `root`."""
+    """Read the steps of a measured cell; `meta` names the parts of step logs below `root`."""
     return [
         step
         for part in meta.get("steps") or []

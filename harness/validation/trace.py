@@ -88,7 +88,7 @@ class CellTrace:
 
 
 def cell_names(folder: Path) -> list[str]:
-    """The cells of a run folder's experiment, in order.
+    """Names of the cells of a run folder's experiment, in order.
 
     Raises:
         SloBenchError: the folder holds no experiment, or one that cannot be read.
@@ -97,7 +97,7 @@ def cell_names(folder: Path) -> list[str]:
 
 
 def measured_on(folder: Path, cell: str) -> str | None:
-    """The backend that measured a cell of a run folder; None where it was simulated.
+    """Return the backend that measured a cell of a run folder; None if it was simulated.
 
     Raises:
         UnknownNameError: the experiment has no such cell.
@@ -159,7 +159,7 @@ class MeasuredCell:
         return cls(cell, RunResult(folder).requests(cell))
 
     def phases(self, request: int) -> list[LatencySpan]:
-        """A finished request's time from its scheduled arrival to its last token."""
+        """Phases of a finished request from its scheduled arrival to its last token."""
         row = self.requests.iloc[request]
         at_s = [float(row["arrival_s"]), float(row["first_token_s"]), float(row["finish_s"])]
         parts = [SpanKind.UNTIL_ANSWER, SpanKind.ANSWER]

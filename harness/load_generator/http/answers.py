@@ -37,11 +37,11 @@ class CompletionResult:
     detail: str
     token_s: array[float] = field(default_factory=lambda: array("d"))
     chunks: int = 0  # events that brought tokens
-    prompt_tokens: int = -1  # by the server's usage; -1: it said nothing
+    prompt_tokens: int = -1  # from the server's usage; -1: unknown
     completion_tokens: int = -1
     cached_tokens: int = -1
     text: str = ""
-    finish: str = ""  # why it ended, by the server's word
+    finish: str = ""  # `finish_reason` of the server
 
 
 @dataclass
@@ -116,7 +116,7 @@ class _Shape:
 
     @classmethod
     def of(cls, data: bytes) -> _Shape | None:
-        """Of an event that brings one text without anything to unescape."""
+        """Shape of an event with one text that has no escapes; None for other events."""
         found = list(_TEXT_FIELD.finditer(data))
         if len(found) != 1:
             return None
@@ -149,7 +149,7 @@ class _Reader:
         self._shape: _Shape | None = None
 
     def read_whole(self, body: bytes) -> None:
-        """An answer in one piece: embeddings, or a server that does not stream."""
+        """Read an answer that is one JSON object: embeddings, or a server that does not stream."""
         raw, answer = self._raw, self._answer
         try:
             found = parse_event(body)
@@ -177,7 +177,7 @@ class _Reader:
         self._settle()
 
     def read_stream(self) -> None:
-        """Server-sent events, each at the time when its last byte was there."""
+        """Read server-sent events; the time of an event is that of its last byte."""
         raw = self._raw
         stamps, lengths, body = raw.stamps, raw.lengths, raw.body
         events = self._events
@@ -253,7 +253,7 @@ class _Reader:
         self._settle()
 
     def _settle(self) -> None:
-        """Events to tokens, and what a whole answer lacks."""
+        """Convert events to token times, and set the fault of an incomplete answer."""
         answer = self._answer
         answer.text = "".join(self._texts)
         answer.finish = self._finish
@@ -329,9 +329,9 @@ def _count(value: object) -> int:
 
 @dataclass
 class Unchunked:
-    """The chunks, each with the time at which its last byte was there.
+    """Chunks of a body, each with the time at which its last byte was there.
 
-    `complete` says that the last chunk came; `problem`, that what came is no chunked body.
+    `complete`: the last chunk has arrived. `problem`: why the bytes are no chunked body, or empty.
     """
 
     pieces: list[bytes]
@@ -341,9 +341,9 @@ class Unchunked:
 
 
 def unchunk(reads: list[bytes], stamps: array[float]) -> Unchunked:
-    """Take apart what has been read so far; `reads[i]` came at `stamps[i]`.
+    """Split the bytes read so far into chunks (RFC 9112, 7.1); `reads[i]` came at `stamps[i]`.
 
-    Of a chunk that is not whole yet, what there is counts.
+    The part of an incomplete chunk that has arrived counts as a chunk.
     """
     raw = b"".join(reads)
     ends = list(accumulate(map(len, reads)))

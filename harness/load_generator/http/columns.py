@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...core.records import Gaps, Outcome, Told
-from .answers import CompletionResult, Raw, read_answer, unchunk
+from .answers import Raw, read_answer, unchunk
 from .connection import Exchange
 from .faults import RequestFault
 
@@ -82,23 +82,24 @@ def _apart(joined: bytes, lengths: array[int]) -> list[bytes]:
 
 @dataclass
 class DriveResult:
-    """Everything that was sent, and how well we did it. Times are `time.perf_counter`'s."""
+    """Exchanges of a run and the client's own timing. Times are those of `time.perf_counter`."""
 
     start_s: float  # the workload's time zero
     exchanges: list[Exchange]
     spool: Spool
-    lag_s: array[float]  # of the event loop, some 50 times a second
+    lag_s: array[float]  # delay of the event loop, sampled 50 times a second
     cpu_s: float
     peak_rss_bytes: int
 
 
 @dataclass
 class RequestColumns:
-    """One row for each request of the workload. Times count from its time zero, NaN: never.
+    """Columns with one row for each request of the workload.
 
-    `started_s` is when we turned to the request, `sent_s` when it was written to a connection;
-    both would be `arrival_s` if the client were never late and connections cost nothing.
-    `prompt_tokens`, `completion_tokens` and `cached_tokens` are the server's, -1: it said nothing.
+    Times are seconds from the workload's time zero; NaN if the event did not happen. `started_s` is
+    when the client began with the request, `sent_s` when it was written to a connection; both would
+    be `arrival_s` if the client were never late and connections cost nothing. `prompt_tokens`,
+    `completion_tokens` and `cached_tokens` are counts of the server, -1 if unknown.
     """
 
     arrival_s: Floats
@@ -121,7 +122,7 @@ class RequestColumns:
 
     @classmethod
     def empty(cls, n: int) -> RequestColumns:
-        """Requests to which nothing has happened: none ever came."""
+        """Columns of `n` requests that never arrived."""
         unknown = ("endpoint", "prompt_tokens", "completion_tokens", "cached_tokens")
         columns = {}
         for f in fields(cls):
@@ -135,7 +136,7 @@ class RequestColumns:
 
 @dataclass
 class SenderResult:
-    """Results of one sending process: the rows that it sent."""
+    """Results of one sending process, which sent `rows` of the workload."""
 
     start_s: float  # the workload's time zero, by `time.perf_counter`
     rows: Ints
@@ -144,10 +145,10 @@ class SenderResult:
     lag_s: Floats
     cpu_s: float
     peak_rss_bytes: int
-    details: dict[int, str] = field(default_factory=dict)  # what is known of a fault, by row
+    details: dict[int, str] = field(default_factory=dict)  # message of a fault, by row
     texts: dict[int, str] = field(default_factory=dict)
     token_s: Floats = field(default_factory=lambda: np.empty(0))  # row after row, if kept
-    told: tuple[Told, ...] = ()  # how right predicted lengths were, if they followed the run
+    told: tuple[Told, ...] = ()  # accuracy of an online predictor of lengths
 
 
 def read_part(
@@ -157,64 +158,56 @@ def read_part(
     keep_texts: bool,
     save_token_times: bool,
 ) -> SenderResult:
-    """Read all answers; the spool is closed."""
+    """Read all answers of a run into columns, and close its spool."""
     start_s = driven.start_s
     exchanges = sorted(driven.exchanges, key=lambda exchange: exchange.row)
     columns = RequestColumns.empty(len(exchanges))
     gaps = _GapCounts()
-    part = SenderResult(
-        start_s=start_s,
-        rows=np.array([exchange.row for exchange in exchanges], dtype=np.int64),
-        columns=columns,
-        gaps=Gaps(np.empty(0), np.empty(0, dtype=np.int64)),
-        lag_s=np.array(driven.lag_s),
-        cpu_s=driven.cpu_s,
-        peak_rss_bytes=driven.peak_rss_bytes,
-    )
+    details: dict[int, str] = {}
+    texts: dict[int, str] = {}
     token_s: array[float] = array("d")
     for place, exchange in enumerate(exchanges):
         raw = driven.spool.raw(exchange, embeds=embeds(exchange.row))
         answer = read_answer(raw, keep_text=keep_texts)
-        _fill(columns, place, exchange, answer, start_s)
+        columns.arrival_s[place] = exchange.arrival_s
+        columns.started_s[place] = exchange.started_s - start_s
+        columns.sent_s[place] = exchange.sent_s - start_s
+        columns.first_byte_s[place] = exchange.first_byte_s - start_s
+        columns.ended_s[place] = exchange.end_s - start_s
+        columns.endpoint[place] = exchange.endpoint
+        columns.connections[place] = exchange.connections
+        columns.status[place] = exchange.status
+        if answer.token_s:
+            columns.first_token_s[place] = answer.token_s[0] - start_s
+            columns.last_token_s[place] = answer.token_s[-1] - start_s
+        columns.outcome[place] = answer.outcome
+        columns.fault[place] = FAULTS.index(answer.fault)
+        columns.chunks[place] = answer.chunks
+        columns.prompt_tokens[place] = answer.prompt_tokens
+        columns.completion_tokens[place] = answer.completion_tokens
+        columns.cached_tokens[place] = answer.cached_tokens
         if not raw.embeds:
             gaps.add(answer.token_s)
             columns.output_tokens[place] = len(answer.token_s)
         if answer.detail:
-            part.details[exchange.row] = answer.detail
+            details[exchange.row] = answer.detail
         if keep_texts:
-            part.texts[exchange.row] = answer.text
-        if save_token_times:
-            token_s.extend(answer.token_s if not raw.embeds else ())
+            texts[exchange.row] = answer.text
+        if save_token_times and not raw.embeds:
+            token_s.extend(answer.token_s)
     driven.spool.close()
-    part.gaps = gaps.total()
-    part.token_s = np.array(token_s) - start_s
-    return part
-
-
-def _fill(
-    columns: RequestColumns,
-    place: int,
-    exchange: Exchange,
-    answer: CompletionResult,
-    start_s: float,
-) -> None:
-    columns.arrival_s[place] = exchange.arrival_s
-    columns.started_s[place] = exchange.started_s - start_s
-    columns.sent_s[place] = exchange.sent_s - start_s
-    columns.first_byte_s[place] = exchange.first_byte_s - start_s
-    columns.ended_s[place] = exchange.end_s - start_s
-    columns.endpoint[place] = exchange.endpoint
-    columns.connections[place] = exchange.connections
-    columns.status[place] = exchange.status
-    if answer.token_s:
-        columns.first_token_s[place] = answer.token_s[0] - start_s
-        columns.last_token_s[place] = answer.token_s[-1] - start_s
-    columns.outcome[place] = answer.outcome
-    columns.fault[place] = FAULTS.index(answer.fault)
-    columns.chunks[place] = answer.chunks
-    columns.prompt_tokens[place] = answer.prompt_tokens
-    columns.completion_tokens[place] = answer.completion_tokens
-    columns.cached_tokens[place] = answer.cached_tokens
+    return SenderResult(
+        start_s=start_s,
+        rows=np.array([exchange.row for exchange in exchanges], dtype=np.int64),
+        columns=columns,
+        gaps=gaps.total(),
+        lag_s=np.array(driven.lag_s),
+        cpu_s=driven.cpu_s,
+        peak_rss_bytes=driven.peak_rss_bytes,
+        details=details,
+        texts=texts,
+        token_s=np.array(token_s) - start_s,
+    )
 
 
 class _GapCounts:
@@ -223,7 +216,7 @@ class _GapCounts:
     def __init__(self) -> None:
         self._pending: list[Floats] = []
         self._n = 0
-        self._counted: list[Gaps] = []
+        self._total = joined_gaps([])
 
     def add(self, token_s: Sequence[float]) -> None:
         if len(token_s) < 2:
@@ -231,22 +224,18 @@ class _GapCounts:
         self._pending.append(np.rint(np.diff(token_s) * _MICROSECONDS))
         self._n += len(token_s) - 1
         if self._n >= _GAPS_AT_ONCE:
-            self._count()
-
-    def _count(self) -> None:
-        if self._pending:
-            values, counts = np.unique(np.concatenate(self._pending), return_counts=True)
-            self._counted.append(Gaps(values / _MICROSECONDS, counts))
-        self._pending, self._n = [], 0
-        self._counted = [joined_gaps(self._counted)]
+            self.total()
 
     def total(self) -> Gaps:
-        self._count()
-        return self._counted[0]
+        if self._pending:
+            values, counts = np.unique(np.concatenate(self._pending), return_counts=True)
+            self._total = joined_gaps([self._total, Gaps(values / _MICROSECONDS, counts)])
+            self._pending, self._n = [], 0
+        return self._total
 
 
 def joined_gaps(parts: Iterable[Gaps]) -> Gaps:
-    """Gaps of several, each value once."""
+    """Join counted gaps, so that each value occurs once."""
     parts = list(parts)
     if not parts:
         return Gaps(np.empty(0), np.empty(0, dtype=np.int64))

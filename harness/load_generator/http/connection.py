@@ -60,7 +60,7 @@ class Exchange:
         self.row = row
         self.endpoint = endpoint
         self.arrival_s = arrival_s  # scheduled, on the workload's clock
-        self.started_s = NOT_YET_S  # when we turned to it: later than due, if we are late
+        self.started_s = NOT_YET_S  # later than due if the client is late
         self.sent_s = NOT_YET_S  # written to a connection
         self.first_byte_s = NOT_YET_S
         self.end_s = NOT_YET_S
@@ -79,7 +79,7 @@ Ended = Callable[[Exchange], None]
 
 
 class Connection(asyncio.Protocol):
-    """One connection; at most one exchange at a time."""
+    """A connection with at most one exchange at a time."""
 
     __slots__ = (
         "_framed",
@@ -110,7 +110,7 @@ class Connection(asyncio.Protocol):
         found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def send(self, exchange: Exchange) -> None:
-        """Put a request; the pool hears when it has ended."""
+        """Send a request; the pool is told when its exchange has ended."""
         self.exchange = exchange
         self._parser = None
         self._framed = self._streams = False
@@ -138,7 +138,7 @@ class Connection(asyncio.Protocol):
                 self._parse(data, now_s)
 
     def _begin_stream(self, exchange: Exchange, data: bytes, now_s: float) -> bool:
-        """Is this the start of a chunked answer, with its whole head?"""
+        """Return True if `data` is the start of a chunked answer with its whole head."""
         head_end = data.find(b"\r\n\r\n") + 4
         if head_end < 4 or not data.startswith(b"HTTP/1.1 200"):
             return False
@@ -179,7 +179,7 @@ class Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserCallbackError:
-            raise  # a fault of ours: the driver hears of it
+            raise  # an error of this module, which the driver raises
         except httptools.HttpParserError as error:
             self.break_off(RequestFault.MALFORMED, f"no HTTP: {error}")
 
@@ -219,11 +219,11 @@ class Connection(asyncio.Protocol):
         self._pool.ended(exchange)
 
     def abort(self) -> None:
-        """Close at once, without the farewells of TLS."""
+        """Close at once, without the closing messages of TLS."""
         self._transport.abort()
 
     def break_off(self, fault: RequestFault, detail: str) -> None:
-        """End the exchange, and the connection with it."""
+        """End the exchange with a fault, and close the connection."""
         exchange, self.exchange = self.exchange, None
         self._transport.abort()
         if exchange is not None:
@@ -238,11 +238,11 @@ class Connection(asyncio.Protocol):
             return
         nothing_came = exchange.first_byte_s != exchange.first_byte_s
         if nothing_came and self._used and exchange.connections == 1:
-            # The server closed an idle connection just when we used it again: no fault of its.
+            # The server closed an idle connection just when it was used again.
             pool.connect(exchange)
             return
         if exchange.status == 200 and not self._framed and exc is None:
-            exchange.end_s = perf_counter()  # closing is how old servers end a body
+            exchange.end_s = perf_counter()  # HTTP/1.0 servers end a body by closing
         elif exc is None:
             _fail(exchange, RequestFault.CUT, "closed before the end of the answer")
         else:
@@ -257,9 +257,9 @@ def _fail(exchange: Exchange, fault: RequestFault, detail: str) -> None:
 
 
 class ConnectionPool:
-    """The connections to one server: as many as are needed, the one used last first.
+    """Connections to one server, as many as needed; the one used last is used first.
 
-    `request_of` gives the bytes of a row's request, `ended` hears of every exchange once.
+    `request_of` returns the bytes of a row's request; `ended` is called once for each exchange.
     """
 
     def __init__(
@@ -285,10 +285,10 @@ class ConnectionPool:
         self._address: tuple[str, int] = (endpoint.host, endpoint.port)
 
     async def resolve(self) -> None:
-        """Look the host up once, so that no request waits for that.
+        """Resolve the host name once, so that no request waits for it.
 
         Raises:
-            OSError: there is no such host.
+            OSError: the host does not exist.
         """
         found = await self._loop.getaddrinfo(
             self.endpoint.host, self.endpoint.port, type=socket.SOCK_STREAM
@@ -297,7 +297,7 @@ class ConnectionPool:
             self._address = found[0][4][:2]  # type: ignore[assignment]
 
     def send(self, exchange: Exchange) -> None:
-        """Put a request on an idle connection, or on a new one."""
+        """Send a request on an idle connection, or on a new one."""
         if self.idle:
             exchange.connections = 1
             self.idle.pop().send(exchange)
@@ -305,14 +305,11 @@ class ConnectionPool:
             self.connect(exchange)
 
     def connect(self, exchange: Exchange) -> None:
-        """Put a request on a new connection."""
+        """Send a request on a new connection."""
         exchange.connections += 1
         task = self._loop.create_task(self._connect(exchange))
         self._connecting[task] = exchange
-        task.add_done_callback(self._forget)
-
-    def _forget(self, task: asyncio.Task[None]) -> None:
-        self._connecting.pop(task, None)
+        task.add_done_callback(lambda task: self._connecting.pop(task, None))
 
     async def _connect(self, exchange: Exchange) -> None:
         host, port = self._address
@@ -354,7 +351,7 @@ class ConnectionPool:
                 self.ended(exchange)
 
     async def close(self) -> None:
-        """Close all connections, and wait until they are: the loop goes next."""
+        """Close all connections, and wait until they are closed."""
         self._closing = True
         for task in list(self._connecting):
             task.cancel()

@@ -83,7 +83,7 @@ class Driver:
         """
         allow_many_sockets()
         try:
-            with heap_frozen(), collections_off():  # one would stop the reading of clocks
+            with heap_frozen(), collections_off():  # a collection would delay timestamps
                 return _run(self._run(start_s))
         except BaseException:
             self._spool.close()
@@ -130,13 +130,13 @@ class Driver:
         )
 
     def _on_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """A callback of ours raised: that must not look like a slow server."""
+        """End the run with an error that a callback raised."""
         if not self._finished.done():
             error = context.get("exception") or RuntimeError(str(context.get("message")))
             self._finished.set_exception(error)
 
     def _dispatch(self) -> None:
-        """Send whatever is due, and sleep until the next is."""
+        """Send all requests that are due, and set a timer for the next one."""
         if self._dispatching or self._over:  # called back from a request that ended at once
             return
         self._dispatching = True
@@ -183,14 +183,11 @@ class Driver:
             said = self._said.pop(exchange.row, None)
             self._lengths.heard(said, self._raw(exchange), exact=True)
         if exchange.waited_for:
-            answered = self._answered(exchange)
+            answered = read_answer(self._raw(exchange)).outcome is Outcome.FINISHED
             self._arrivals.ended(exchange.row, exchange.end_s - self._start_s, answered)
             self._dispatch()
         elif self._in_flight == 0:
             self._finish_if_done()
-
-    def _answered(self, exchange: Exchange) -> bool:
-        return read_answer(self._raw(exchange)).outcome is Outcome.FINISHED
 
     def _raw(self, exchange: Exchange) -> Raw:
         return self._spool.raw(exchange, embeds=self._requests.embeds(exchange.row))
@@ -205,7 +202,7 @@ class Driver:
             pool.give_up(RequestFault.TIME_LIMIT, f"not ended after {self._time_limit_s:g} s")
 
     def _tick(self, number: int) -> None:
-        """Now and then: how late the loop is, what stalls, whether time is up."""
+        """Sample the lag of the loop, and check for stalled streams and the time limit."""
         if self._over:
             return
         now_s = perf_counter()
@@ -228,7 +225,7 @@ class Driver:
 
 
 def _run(main: Coroutine[Any, Any, DriveResult]) -> DriveResult:
-    """Run on a loop of its own: of this thread or, if it has one already, of another."""
+    """Run on a new event loop, in another thread if this one already runs a loop."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

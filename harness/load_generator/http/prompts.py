@@ -24,7 +24,7 @@ Ints = NDArray[np.int64]
 Hashes = NDArray[np.uint64]
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_MOST_IDS = 1 << 24  # more than any vocabulary has
+_MOST_IDS = 1 << 24  # larger than any vocabulary
 _ROW_STREAM = 1 << 62  # keeps rows apart from block hashes
 
 # Short and frequent: nearly every tokenizer has each of them, with its space, as one token.
@@ -56,7 +56,7 @@ class PromptMaker:
         return ids
 
     def words(self, request: Request) -> str:
-        """A text of as many words; of exactly as many tokens where the tokenizer is at hand."""
+        """Return a text with one word per token; with a tokenizer, of exactly as many tokens."""
         drawn = (self._drawn(request) % np.uint64(len(_WORDS))).tolist()
         text = " ".join([_WORDS[k] for k in drawn])
         return text if self._encoder is None else self._cut(text, request.prompt_tokens)
@@ -78,7 +78,7 @@ class PromptMaker:
         return " ".join(words)
 
     def _drawn(self, request: Request) -> Hashes:
-        """A number for each token of the prompt."""
+        """Draw one number for each token of the prompt."""
         tokens = request.prompt_tokens
         size = self._block_size
         shared = request.prefix_blocks[: -(-tokens // size)]
@@ -94,7 +94,7 @@ class PromptMaker:
 
 
 def _mixed(values: Hashes) -> Hashes:
-    """The finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014): even bits from any."""
+    """The finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014): a uniform hash."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
@@ -108,7 +108,7 @@ class Vocabulary:
 
     @classmethod
     def span(cls, low: int, high: int) -> Vocabulary:
-        """All ids from `low` to below `high`.
+        """Vocabulary of all ids from `low` to below `high`.
 
         Raises:
             SloBenchError: there are fewer than two.
@@ -119,7 +119,7 @@ class Vocabulary:
 
     @classmethod
     def read(cls, folder: Path) -> Vocabulary:
-        """The ordinary tokens of `tokenizer.json`, or else all ids that `config.json` counts.
+        """Read the ordinary tokens of `tokenizer.json`, or else all ids that `config.json` counts.
 
         Raises:
             FileFormatError: the folder has neither, or they cannot be read.
@@ -170,7 +170,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def load_encoder(folder: Path) -> Any:
-    """The tokenizer itself, where the `tokenizers` package is installed; else None."""
+    """Load the tokenizer; None if it or the `tokenizers` package is missing."""
     path = folder / "tokenizer.json"
     if not path.is_file() or find_spec("tokenizers") is None:
         return None

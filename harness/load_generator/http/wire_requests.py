@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from array import array
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -106,10 +106,13 @@ class Bodies:
             SloBenchError: a prompt cannot be made, or the file cannot be written.
         """
         maker = BodyMaker(workload, options)
+        # No non-ASCII escapes: what is sent is what a text holds, byte for byte.
+        encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
         ends = array("q")
         try:
             with path.open("wb", buffering=1 << 20) as file:
-                for body in _encoded(workload, maker):
+                for request in workload:
+                    body = encode(maker.body(request)).encode()
                     file.write(body)
                     ends.append(file.tell() if not ends else ends[-1] + len(body))
         except OSError as error:
@@ -129,7 +132,7 @@ class Bodies:
         return os.pread(self._file.fileno(), self._ends[row] - first, first)
 
     def files_of(self, rows: Collection[int]) -> dict[str, bytes]:
-        """The files that `read` reads, of these rows alone: the others are empty."""
+        """Files for `read` with the bodies of these rows; other bodies are empty."""
         found = [self[row] if row in rows else b"" for row in range(len(self._ends))]
         ends = array("q", accumulate(map(len, found)))
         names = self.path.name, self.path.with_suffix(".ends").name
@@ -138,13 +141,6 @@ class Bodies:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
-
-
-def _encoded(workload: Workload, maker: BodyMaker) -> Iterator[bytes]:
-    # No non-ASCII escapes: what is sent is what a text holds, byte for byte.
-    encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-    for request in workload:
-        yield encode(maker.body(request)).encode()
 
 
 class WireRequests:
@@ -169,7 +165,7 @@ class WireRequests:
         ]
 
     def of(self, endpoint: int, row: int) -> list[bytes]:
-        """Head and body of a row's request."""
+        """Return the HTTP head and body of a row's request."""
         body = self._bodies[row]
         told = self._told.get(row)
         if told is not None:
