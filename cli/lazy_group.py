@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping
 from importlib import import_module
-from typing import Any
+from typing import Any, ClassVar
 
 import typer
 from typer.core import TyperGroup
@@ -61,7 +61,7 @@ class LazyCommands(MutableMapping[str, Any]):
 class LazyGroup(TyperGroup):
     """Command group with the commands of `functions`."""
 
-    functions: dict[str, str] = {}
+    functions: ClassVar[dict[str, str]] = {}
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)

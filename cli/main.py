@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import typer
 
@@ -16,7 +16,7 @@ from .options.examples import epilog
 class _Commands(LazyGroup):
     """All commands; the help lists them in this order."""
 
-    functions = {
+    functions: ClassVar[dict[str, str]] = {
         "run": "run:run",
         "capacity": "capacity:capacity",
         "report": "report:report",

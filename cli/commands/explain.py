@@ -46,13 +46,12 @@ def explain(
     A simulated cell is simulated again, with a log of events. For a cell of a real server only
     the client's times are known: queue and prefill cannot be separated.
     """
-    from ...harness.validation.measured_trace import MeasuredCell
     from ...harness.validation.trace import (
+        MeasuredCell,
         cell_names,
         measured_on,
         replay,
         write_events,
-        write_perfetto,
     )
     from ...reports.pages import explain as explaining
     from ..output.console import terminal
@@ -79,7 +78,7 @@ def explain(
         doubt = explaining.differs_from_record(run, watched)
         explanation = explaining.explain(watched, explaining.chosen_request(watched, request))
         if trace is not None:
-            write_perfetto(watched, trace)
+            write_events(watched.events(), trace)
     if as_json:
         told = explaining.explanation_json(explanation) | {"doubt": doubt}
         typer.echo(json.dumps(told, allow_nan=False, ensure_ascii=False))

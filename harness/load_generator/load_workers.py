@@ -1,82 +1,130 @@
-"""A load sent from several machines on one schedule.
+"""One workload sent from several machines on one schedule.
 
-A `LoadWorkers` stands on each machine and starts its sending processes. Arrivals were drawn once;
-every process takes its share of the rows, and all count time from one moment, which each station is
-told by its own clock. Requests that are due at some moment leave then, whoever sends them.
+A `LoadWorkers` on each machine starts its sending processes. Arrivals are drawn once; each process
+sends its share of the rows. All count time from one moment, which each machine is given in its own
+clock.
+
+The offset of another machine's clock is measured by asking for its time repeatedly. Each reading
+was taken between the question and the arrival of the answer, so it bounds the offset however slow
+the network is, and all bounds hold together (F. Cristian, Probabilistic clock synchronization,
+Distributed Computing 3, 1989; K. Marzullo, Maintaining the time in a distributed system, 1984, for
+their intersection).
 """
 
 from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Protocol
 
+from ... import __version__
 from ...workloads.errors import SloBenchError
-from .clocks import Offset, error_over, read_offset
 from .http.columns import SenderResult
 from .http.drive import Progress
-from .send_job import Processes, SendJob, SendResult
-from .shares import Share, rows_of
+from .send_job import SendJob, SendResult, SendShares, Share, ready_processes, rows_of
 
 _AHEAD_S = 1.0  # between "all is ready" and the workload's time zero: everybody must have heard
 _ANSWER_S = 10.0
 _PREPARED_S = 120.0
 _GRACE_S = 240.0  # after the time limit, to read what came and bring it here
 _LOOK_EVERY_S = 0.5
+_READINGS = 20
 
 Files = Mapping[str, bytes]
 
 
+@dataclass(frozen=True)
+class ClockReading:
+    """A reading of another clock: it showed `read_s` between `asked_s` and `answered_s` of ours."""
+
+    asked_s: float
+    read_s: float
+    answered_s: float
+
+
+@dataclass(frozen=True)
+class Offset:
+    """Offset of another clock: it shows our time plus `offset_s`, ± `error_s`."""
+
+    offset_s: float
+    error_s: float
+
+
+def offset_of(readings: Sequence[ClockReading]) -> Offset:
+    """Intersect the bounds of all readings."""
+    low_s = max(one.read_s - one.answered_s for one in readings)
+    high_s = min(one.read_s - one.asked_s for one in readings)
+    # Clocks that ran apart meanwhile may leave nothing between; then by how much says it.
+    return Offset((low_s + high_s) / 2, abs(high_s - low_s) / 2)
+
+
+def read_offset(read: Callable[[], float]) -> Offset:
+    """Measure the offset of another clock, which `read` reads."""
+    readings = []
+    for _ in range(_READINGS):
+        asked_s = perf_counter()
+        read_s = read()
+        readings.append(ClockReading(asked_s, read_s, perf_counter()))
+    return offset_of(readings)
+
+
+def error_over(before: Offset, after: Offset) -> float:
+    """Bound on the error of `before` until `after` was measured, if the drift is constant."""
+    return max(before.error_s, abs(after.offset_s - before.offset_s) + after.error_s)
+
+
 class LoadWorkersLostError(SloBenchError):
-    """A station does not answer any more."""
+    """A machine that sends does not answer any more."""
 
 
 class LoadWorkers:
-    """Sending processes of one machine, for others to call."""
+    """Sending processes of one machine, called from another machine."""
 
     def __init__(self) -> None:
         self._stack = contextlib.ExitStack()
-        self._folder = Path()
-        self._processes: Processes | None = None
+        self._send: SendShares | None = None
         self._ended = 0
 
     def prepare(self, files: Files, shares: Sequence[int]) -> None:
-        """Be ready to send these shares.
+        """Start the sending processes of `shares`; `files` are those of the `SendJob`.
 
         Raises:
-            SloBenchError: that cannot be done here.
+            SloBenchError: a process cannot send.
         """
         made = tempfile.TemporaryDirectory(prefix="slo-bench-")
-        self._folder = Path(self._stack.enter_context(made))
+        folder = Path(self._stack.enter_context(made))
         for name, content in files.items():
-            (self._folder / name).write_bytes(content)
-        self._processes = self._stack.enter_context(Processes(self._folder, shares))
+            (folder / name).write_bytes(content)
+        self._send = self._stack.enter_context(ready_processes(folder, shares))
+
+    def version(self) -> str:
+        """Return the version of slo-bench on this machine."""
+        return __version__
 
     def clock(self) -> float:
         """Return this worker's clock, in which the start time is given."""
         return perf_counter()
 
-    def send(self, start_s: float, time_s: float) -> dict[int, Files]:
-        """Send this worker's shares; see `Processes.send`. The parts are files, by share."""
-        assert self._processes is not None
+    def send(self, start_s: float, time_s: float) -> dict[int, SenderResult]:
+        """Send this machine's shares from `start_s` of its clock for at most `time_s` seconds.
+
+        Returns results by share; those of processes that died are missing.
+        """
+        assert self._send is not None
 
         def told(ended: int) -> None:
             self._ended = ended
 
-        sent = self._processes.send(start_s, time_s, told)
-        return {
-            share: {path.name: path.read_bytes() for path in self._folder.glob(f"part-{share}.*")}
-            for share in sent
-        }
+        return self._send(start_s, time_s, told)
 
     def ended(self) -> int:
-        """Requests that have ended so far."""
+        """Number of requests that have ended so far."""
         return self._ended
 
     def close(self) -> None:
@@ -100,7 +148,7 @@ class RemoteLoadWorkers(Protocol):
 def send_from(
     stations: Sequence[RemoteLoadWorkers], order: SendJob, progress: Progress | None
 ) -> list[SendResult]:
-    """Send a workload from stations, which are left closed.
+    """Send a workload from several machines, and close their load workers.
 
     Raises:
         SloBenchError: a machine cannot send.
@@ -128,7 +176,7 @@ class _RemoteRun:
         ready = self._prepared()
         before = self._clocks(ready)
         start_s = perf_counter() + _AHEAD_S
-        limit_s = self._order.limits.time_s
+        limit_s = self._order.time_limit_s
         begun = {
             station: station.call("send", start_s + offset.offset_s, limit_s)
             for station, offset in before.items()
@@ -137,13 +185,13 @@ class _RemoteRun:
         parts = _answers(begun)
         for station, offset in self._clocks(list(parts)).items():
             error_s = error_over(before[station], offset)
-            for share, files in parts[station].items():
-                part = replace(_part(files), start_s=start_s)
+            for share, part in parts[station].items():
+                part = replace(part, start_s=start_s)
                 found[share] = SendResult(part, station.machine, before[station].offset_s, error_s)
         return [found[share] for share in range(self._order.count)]
 
     def _prepared(self) -> list[RemoteLoadWorkers]:
-        """Those that are ready to send."""
+        """Prepare all load workers; return those that are ready to send."""
         order = self._order
         common = order.files()
         preparing = {}
@@ -174,7 +222,7 @@ class _RemoteRun:
         until_s: float,
         progress: Progress | None,
     ) -> None:
-        """Until all have answered, or will not any more."""
+        """Wait until all have answered or `until_s` has passed, and report progress."""
         ended = dict.fromkeys(begun, 0)
         while perf_counter() < until_s:
             _, running = wait(begun.values(), timeout=_LOOK_EVERY_S)
@@ -198,7 +246,7 @@ def _answers(futures: Mapping[RemoteLoadWorkers, Future[Any]]) -> dict[RemoteLoa
     """Return the answers received from load workers that are not lost.
 
     Raises:
-        SloBenchError: what is wrong there.
+        SloBenchError: the error of a load worker, with the name of its machine.
     """
     found = {}
     for station, future in futures.items():
@@ -209,10 +257,3 @@ def _answers(futures: Mapping[RemoteLoadWorkers, Future[Any]]) -> dict[RemoteLoa
         except SloBenchError as error:
             raise SloBenchError(f"{station.machine}: {error}") from error
     return found
-
-
-def _part(files: Files) -> SenderResult:
-    with tempfile.TemporaryDirectory(prefix="slo-bench-") as made:
-        for name, content in files.items():
-            (Path(made) / name).write_bytes(content)
-        return SenderResult.load(next(Path(made).glob("*.npz")))

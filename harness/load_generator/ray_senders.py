@@ -14,8 +14,7 @@ from ...workloads.workload import Workload
 from .http.drive import Progress
 from .http.endpoint import Endpoint
 from .load_workers import LoadWorkers, LoadWorkersLostError, RemoteLoadWorkers, send_from
-from .send_job import SendJob, SendResult
-from .shares import processes_for
+from .send_job import SendJob, SendResult, processes_for
 
 _PATIENCE_S = 120.0
 _CALLS = 3  # at once: to send, and meanwhile how far it is
@@ -86,14 +85,6 @@ def _is_here_alone(endpoint: Endpoint) -> bool:
         return endpoint.host == "localhost"
 
 
-class Versioned(LoadWorkers):
-    """A station that says what it is made of."""
-
-    def version(self) -> str:
-        """Return the version of slo-bench on that machine."""
-        return __version__
-
-
 def _check_versions(stations: Sequence[RemoteLoadWorkers]) -> None:
     asked = {station.call("version"): station for station in stations}
     ended, _ = wait(asked, timeout=_PATIENCE_S)
@@ -116,7 +107,7 @@ class _RayStation:
         self.lost = False
         there = NodeAffinitySchedulingStrategy(machine.node, soft=False)
         kind = ray.remote(num_cpus=1, max_concurrency=_CALLS, scheduling_strategy=there)
-        self._actor = kind(Versioned).remote()
+        self._actor = kind(LoadWorkers).remote()
 
     def call(self, method: str, *given: object) -> Future[Any]:
         """Call a method of the remote load worker."""
@@ -132,7 +123,9 @@ class _RayStation:
             future.set_result(done.result())
         elif isinstance(error, known.RayTaskError):
             cause = error.cause
-            future.set_exception(SloBenchError(str(cause)) if _is_ours(cause) else error)
+            future.set_exception(
+                SloBenchError(str(cause)) if isinstance(cause, SloBenchError) else error
+            )
         else:
             self.lost = True
             future.set_exception(LoadWorkersLostError(str(error).partition("\n")[0]))
@@ -140,7 +133,3 @@ class _RayStation:
     def kill(self) -> None:
         """Kill the actor and its processes."""
         self._ray.kill(self._actor)
-
-
-def _is_ours(error: object) -> bool:
-    return isinstance(error, SloBenchError)

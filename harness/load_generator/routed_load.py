@@ -1,4 +1,4 @@
-"""Several real servers behind one router: a workload sent to them, and what became of it."""
+"""Sends a workload to several real servers behind one router, and returns the result."""
 
 from __future__ import annotations
 
@@ -15,17 +15,30 @@ from ...workloads.errors import SloBenchError
 from ...workloads.workload import Workload
 from ..core.records import Gaps, Outcome, Records, Result, Timeline, Totals
 from ..policies.routers import router as router_by_name
-from .client_health import Client, clients_of, untrusted_because
-from .http.bodies import Bodies
+from .client_health import (
+    Client,
+    ClientFigures,
+    client_figures,
+    clients_of,
+    invalid_because,
+    untrusted_because,
+)
 from .http.columns import FAULTS, RequestColumns, SenderResult, joined_columns, joined_gaps
 from .http.drive import Progress
 from .http.endpoint import Endpoint
 from .http.faults import RequestFault
 from .http.options import HttpOptions
-from .http.validity import ClientFigures, client_figures, invalid_because
-from .send_job import Senders, SendJob, SendResult, ThisMachine
-from .sender import limits_of, send_share
-from .shares import Share
+from .http.wire_requests import Bodies
+from .send_job import (
+    BODIES,
+    Senders,
+    SendJob,
+    SendResult,
+    Share,
+    ThisMachine,
+    send_share,
+    time_limit_of,
+)
 
 _SAMPLES = 300
 _UNKNOWN = float("nan")
@@ -33,12 +46,12 @@ _UNKNOWN = float("nan")
 
 @dataclass(frozen=True)
 class HttpResult:
-    """One measured level.
+    """Result of one measured level.
 
     `result` is as the simulator's, where the client can see it: what happens inside the server
     (batches, KV use, preemptions) is NaN or zero. `columns` has what only a client knows.
     `clients` are the processes that sent.
-    `start_s` is the moment, by `time.perf_counter`, of the workload's time zero.
+    `start_s` is the workload's time zero by `time.perf_counter`.
     `details` says what is known of a fault and `texts` what was answered, both by row; `token_s`
     holds the times of all tokens, request after request, where `HttpOptions` asks for them.
     """
@@ -76,7 +89,7 @@ def measure(
     Args:
         workload: what arrives; its clock starts when the first connection could be made.
         endpoints: the servers.
-        options: how requests are worded, and when we give up.
+        options: API, request fields and limits.
         router: name of the router that chooses among the servers.
         progress: called now and then with (requests ended, clock in seconds).
         senders: where requests are sent from; by default this machine.
@@ -88,7 +101,7 @@ def measure(
     options = options or HttpOptions()
     if not endpoints:
         raise SloBenchError("no server to measure; give its address with --base-url")
-    limits = limits_of(workload, options)
+    time_limit_s = time_limit_of(workload, options)
     if router_by_name(router).measures:
         raise SloBenchError(
             f"{router} needs load metrics of the servers, which a client does not read: "
@@ -107,18 +120,13 @@ def measure(
             "--processes out"
         )
     with tempfile.TemporaryDirectory(prefix="slo-bench-") as folder:
-        path = Path(folder) / "bodies"
-        bodies = Bodies.write(workload, options, path)
+        bodies = Bodies.write(workload, options, Path(folder) / BODIES)
+        job = SendJob(workload, endpoints, options, router, processes, bodies, time_limit_s)
         try:
             if processes == 1 and senders is None:
-                share = Share(0, 1)
-                part = send_share(
-                    workload, endpoints, options, router, share, bodies, progress=progress
-                )
-                sent = [SendResult(part)]
+                sent = [SendResult(send_share(job, Share(0, 1), progress=progress))]
             else:
-                order = SendJob(workload, endpoints, options, router, processes, bodies, limits)
-                sent = whence.send(order, progress)
+                sent = whence.send(job, progress)
         finally:
             bodies.close()
     return _joined(workload, sent, options)
@@ -131,16 +139,7 @@ def _joined(workload: Workload, sent: Sequence[SendResult], options: HttpOptions
     clients = clients_of(workload, sent)
     columns = joined_columns(parts, len(workload))
     gaps = joined_gaps(part.gaps for part in parts)
-    begun = ~np.isnan(columns.started_s)
-    client = client_figures(
-        columns.arrival_s[begun],
-        columns.started_s[begun],
-        np.concatenate([part.lag_s for part in parts]),
-        cpu_s=sum(part.cpu_s for part in parts),
-        peak_rss_bytes=max(part.peak_rss_bytes for part in parts),
-        processes=len(sent),
-        client_errors=int((columns.fault == FAULTS.index(RequestFault.CLIENT)).sum()),
-    )
+    client = client_figures(columns, parts, len(sent))
     timeline = replace(_timeline(columns), timeseries=tuple(t for part in parts for t in part.told))
     return HttpResult(
         result=Result(_records(columns), gaps, timeline, _totals(columns, gaps)),
@@ -150,7 +149,7 @@ def _joined(workload: Workload, sent: Sequence[SendResult], options: HttpOptions
         invalid_because=untrusted_because(clients, send_delay_limit_s=options.send_delay_limit_s)
         or invalid_because(
             client,
-            int(begun.sum()),
+            int((~np.isnan(columns.started_s)).sum()),
             send_delay_limit_s=options.send_delay_limit_s,
             rate_limit_share=options.rate_limit_share,
         ),
@@ -162,7 +161,7 @@ def _joined(workload: Workload, sent: Sequence[SendResult], options: HttpOptions
 
 
 def _in_row_order(parts: Sequence[SenderResult]) -> NDArray[np.float64]:
-    """The token times of all requests, by row."""
+    """Join the token times of all parts in order of rows."""
     rows = np.concatenate([np.repeat(p.rows, p.columns.output_tokens) for p in parts])
     token_s = np.concatenate([p.token_s for p in parts])
     return token_s[np.argsort(rows, kind="stable")] if len(token_s) else token_s

@@ -1,16 +1,15 @@
-"""Sending processes: each receives its share of requests, reports that it is ready, and starts at a
-given time.
+"""One workload sent by several processes: the share of each, and its life from start to result.
 
-All of one machine read the same clock: `time.perf_counter` counts from its start, in every process
-alike.
+A process receives its share of the requests, reports that it is ready, and starts at a given time.
+All processes of a machine read the same clock: `time.perf_counter` counts from the machine's start.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import io
-import json
+import math
+import pickle
 import queue
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -21,28 +20,104 @@ from time import perf_counter
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...workloads.child_process import ChildProcess, Parent
 from ...workloads.errors import SloBenchError
 from ...workloads.workload import Workload
-from .http.bodies import Bodies
-from .http.columns import SenderResult
-from .http.drive import ClientLimits, Progress
+from ..engine.cluster.arrivals import Arrivals
+from ..policies.routers import router as router_by_name
+from .http.columns import SenderResult, read_part
+from .http.drive import Driver, Progress
 from .http.endpoint import Endpoint
-from .http.options import Api, HttpOptions, PromptFormat
-from .sender import send_share
-from .shares import Share, processes_for
+from .http.length_prediction import prompt_lengths
+from .http.options import HttpOptions
+from .http.wire_requests import Bodies, WireRequests
+from .machine import cores
+from .real_cluster import RoutedServers
 
+BODIES = "bodies"  # file of all request bodies
+_JOB = "job.pickle"
+_DRAIN_S = 600.0
+_CLOSED_LIMIT_S = 3600.0
+_SOON_S = 0.05  # from ready to the workload's time zero, with one process
+_AHEAD_S = 0.2  # the same with several processes
 _READY_S = 60.0
 _GRACE_S = 120.0  # after the time limit, to read what came
-_AHEAD_S = 0.2
+# CPU time that sending takes, generously; `slo-bench selftest` measures it.
+REQUEST_CPU_S = 0.4e-3
+TOKEN_CPU_S = 10e-6
+_LITTLE_WORK_S = 0.5  # less CPU time than this is not worth a second process
+_BUSY_SHARE = 0.5  # of a core; above it, timestamps are delayed by other work
 
+# Sends shares: start time, time limit, callback with the number of ended requests.
+SendShares = Callable[[float, float, Callable[[int], None]], dict[int, SenderResult]]
 _Said = queue.SimpleQueue[tuple[int, dict[str, Any] | None]]
 
 
 @dataclass(frozen=True)
+class Share:
+    """The `index`-th of `count` equal shares of a workload; a session stays in one share."""
+
+    index: int
+    count: int
+
+    def of(self, workload: Workload) -> Workload:
+        """The workload as this share sees it: all rows, its part of the concurrency."""
+        if self.count == 1 or workload.concurrency is None:
+            return workload
+        each, more = divmod(workload.concurrency, self.count)
+        return dataclasses.replace(workload, concurrency=each + (self.index < more))
+
+
+def rows_elsewhere(workload: Workload, share: Share) -> NDArray[np.int64]:
+    """The rows that other shares send."""
+    root = np.arange(len(workload))
+    for row in np.flatnonzero(workload.follows >= 0).tolist():
+        root[row] = root[workload.follows[row]]  # the earlier request of a session comes first
+    return np.flatnonzero(root % share.count != share.index)
+
+
+def rows_of(workload: Workload, share: Share) -> set[int]:
+    """The rows that a share sends."""
+    return set(range(len(workload))).difference(rows_elsewhere(workload, share).tolist())
+
+
+def processes_for(workload: Workload, most: int | None = None) -> int:
+    """Return the number of processes needed to send the workload on time, at most `most` (the
+    number of cores).
+
+    In a closed loop the rate is not known beforehand: one process.
+    """
+    if workload.concurrency is not None or workload.span_s <= 0:
+        return 1
+    work_s = len(workload) * REQUEST_CPU_S + float(workload.output_tokens.sum()) * TOKEN_CPU_S
+    if work_s < _LITTLE_WORK_S:
+        return 1
+    busy_cores = work_s / workload.span_s
+    return max(1, min(math.ceil(busy_cores / _BUSY_SHARE), most or cores()))
+
+
+def time_limit_of(workload: Workload, options: HttpOptions) -> float:
+    """Seconds from the workload's time zero after which a cell ends at the latest.
+
+    Raises:
+        SloBenchError: the limit in `options` ends before the last request arrives.
+    """
+    span_s = 0.0 if workload.concurrency is not None else workload.span_s
+    if options.time_limit_s is None:
+        return _CLOSED_LIMIT_S + span_s if workload.closed else span_s + _DRAIN_S
+    if options.time_limit_s <= span_s:
+        raise SloBenchError(
+            f"the time limit of {options.time_limit_s:g} s ends before the last request arrives, "
+            f"after {span_s:g} s; give a longer --time-limit or fewer requests"
+        )
+    return options.time_limit_s
+
+
+@dataclass(frozen=True)
 class SendJob:
-    """A workload to be sent by `count` processes."""
+    """A workload to be sent by `count` processes; `time_limit_s` as in `time_limit_of`."""
 
     workload: Workload
     endpoints: Sequence[Endpoint]
@@ -50,29 +125,24 @@ class SendJob:
     router: str
     count: int
     bodies: Bodies
-    limits: ClientLimits
+    time_limit_s: float
 
     def files(self) -> dict[str, bytes]:
-        """Files that a sending process reads, except the bodies."""
-        order = {
-            "endpoints": [dataclasses.asdict(endpoint) for endpoint in self.endpoints],
-            # Names of environment variables, never what they hold.
-            "options": _plain(self.options),
-            "router": self.router,
-            "processes": self.count,
-        }
-        return {
-            "order.json": json.dumps(order).encode(),
-            "workload.npz": _packed_workload(self.workload),
-        }
+        """Files that a sending process reads, except the bodies, which hold all texts.
+
+        Options have names of environment variables, never what they hold.
+        """
+        fields = {**vars(self), "workload": dataclasses.replace(self.workload, texts=None)}
+        del fields["bodies"]
+        return {_JOB: pickle.dumps(fields)}
 
 
 @dataclass(frozen=True)
 class SendResult:
-    """Result of one sending process; None if it died. `machine` is empty for this machine.
+    """Result of one sending process; `part` is None if it died.
 
-    `offset_s` is by how much that machine's clock was ahead of ours when the level began, and
-    `clock_error_s` by how much the moments that it says may be wrong.
+    `machine` is the host name, empty for this machine. `offset_s`: seconds that its clock was ahead
+    of ours when the level began; `clock_error_s`: bound on the error of that offset.
     """
 
     part: SenderResult | None
@@ -89,12 +159,47 @@ class Senders(Protocol):
         ...
 
     def send(self, order: SendJob, progress: Progress | None) -> list[SendResult]:
-        """Send, on one schedule; one answer for each process.
+        """Send from all processes on one schedule; return one result for each process.
 
         Raises:
-            SloBenchError: it cannot be sent at all.
+            SloBenchError: nothing can be sent.
         """
         ...
+
+
+def send_share(
+    job: SendJob,
+    share: Share,
+    *,
+    start_s: Callable[[], float] = lambda: perf_counter() + _SOON_S,
+    progress: Progress | None = None,
+) -> SenderResult:
+    """Send one process's share of a workload and read the answers.
+
+    `start_s` is called when all is ready, and returns the workload's time zero by `perf_counter`.
+    """
+    own, options, endpoints = share.of(job.workload), job.options, job.endpoints
+    arrivals = Arrivals(own, skip=rows_elsewhere(job.workload, share))
+    servers = RoutedServers(len(endpoints), router_by_name(job.router), share.index)
+    requests = WireRequests(own, endpoints, options, job.bodies)
+    lengths = prompt_lengths(own, options) if options.length_predictor else None
+    driver = Driver(
+        arrivals, servers, requests, endpoints, options, job.time_limit_s, progress, lengths
+    )
+    try:
+        driven = driver.run(start_s)
+    finally:
+        if lengths is not None:
+            lengths.close()
+    part = read_part(
+        driven,
+        requests.embeds,
+        keep_texts=options.keep_texts,
+        save_token_times=options.save_token_times,
+    )
+    if lengths is not None:
+        part.told = lengths.drift(part.start_s)
+    return part
 
 
 class ThisMachine:
@@ -109,89 +214,73 @@ class ThisMachine:
         folder = order.bodies.path.parent
         for name, content in order.files().items():
             (folder / name).write_bytes(content)
-        with Processes(folder, range(order.count)) as processes:
+        with ready_processes(folder, range(order.count)) as send:
             start_s = perf_counter() + _AHEAD_S
 
             def told(ended: int) -> None:
                 if progress is not None:
                     progress(ended, max(0.0, perf_counter() - start_s))
 
-            parts = processes.send(start_s, order.limits.time_s, told)
+            parts = send(start_s, order.time_limit_s, told)
         return [SendResult(parts.get(share)) for share in range(order.count)]
 
 
-class Processes:
+@contextlib.contextmanager
+def ready_processes(folder: Path, shares: Sequence[int]) -> Iterator[SendShares]:
     """Sending processes of this machine, one for each of `shares`; all ready when the block begins.
 
-    `folder` holds the files of an `SendJob` and the bodies.
+    `folder` holds the files of a `SendJob` and the bodies. The function that the block gets sends
+    from `start_s` on, for at most `time_s` seconds, and returns the results of the shares whose
+    processes did not die; `told` is called with the number of requests that have ended.
 
     Raises:
-        SloBenchError: one of them cannot send.
+        SloBenchError: one of the processes cannot send.
     """
+    said: _Said = queue.SimpleQueue()
 
-    def __init__(self, folder: Path, shares: Sequence[int]) -> None:
-        self._folder = folder
-        self._shares = shares
-        self._said: _Said = queue.SimpleQueue()
-        self._children = contextlib.ExitStack()
-        self._processes: list[ChildProcess] = []
+    def hear(share: int, message: dict[str, Any] | None) -> None:
+        said.put((share, message))
 
-    def __enter__(self) -> Processes:
-        try:
-            for share in self._shares:
-                child = self._children.enter_context(start_sender(self._folder, share))
-                child.listen(partial(self._hear, share))
-                self._processes.append(child)
-            until_s = perf_counter() + _READY_S
-            for _ in self._processes:
-                _, message = _next(self._said, until_s)
-                if message is None:
-                    raise SloBenchError("a sending process died; its error is printed above")
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
-
-    def __exit__(self, *reason: object) -> None:
-        self._children.close()
-
-    def _hear(self, share: int, message: dict[str, Any] | None) -> None:
-        self._said.put((share, message))
-
-    def send(
-        self, start_s: float, time_s: float, told: Callable[[int], None]
-    ) -> dict[int, SenderResult]:
-        """Send from `start_s` on, for at most `time_s`; return the results of the shares that did
-        not die.
-
-        `told` hears now and then how many requests have ended.
-        """
-        for child in self._processes:
+    def send(start_s: float, time_s: float, told: Callable[[int], None]) -> dict[int, SenderResult]:
+        for child in children:
             child.send(start_s)
         until_s = start_s + time_s + _GRACE_S
-        ended = dict.fromkeys(self._shares, 0)
-        left, died = set(self._shares), set()
+        ended = dict.fromkeys(shares, 0)
+        left, done = set(shares), set()
         while left:
-            share, message = _next(self._said, until_s)
-            if message is None:
-                if share in left:
-                    died.add(share)
-                    left.discard(share)
-            elif "done" in message:
-                left.discard(share)
-            else:
+            share, message = _next(said, until_s)
+            if message is not None and "ended" in message:
                 ended[share] = message["ended"]
+            else:
+                left.discard(share)
+                if message is not None:
+                    done.add(share)
             told(sum(ended.values()))
         return {
-            share: SenderResult.load(self._folder / f"part-{share}.npz")
-            for share in self._shares
-            if share not in died
+            share: pickle.loads(_part_of(folder, share).read_bytes())
+            for share in shares
+            if share in done
         }
+
+    with contextlib.ExitStack() as stack:
+        children = [stack.enter_context(start_sender(folder, share)) for share in shares]
+        for child, share in zip(children, shares, strict=True):
+            child.listen(partial(hear, share))
+        until_s = perf_counter() + _READY_S
+        for _ in children:
+            _, message = _next(said, until_s)
+            if message is None:
+                raise SloBenchError("a sending process died; its error is printed above")
+        yield send
 
 
 def start_sender(folder: Path, share: int) -> ChildProcess:
     """Start one sending process."""
     return ChildProcess(__name__, str(folder), str(share))
+
+
+def _part_of(folder: Path, share: int) -> Path:
+    return folder / f"part-{share}.pickle"
 
 
 def _next(said: _Said, until_s: float) -> tuple[int, dict[str, Any] | None]:
@@ -203,65 +292,6 @@ def _next(said: _Said, until_s: float) -> tuple[int, dict[str, Any] | None]:
     if message is not None and "error" in message:
         raise SloBenchError(message["error"])
     return index, message
-
-
-def _plain(options: HttpOptions) -> dict[str, Any]:
-    plain = {f.name: getattr(options, f.name) for f in dataclasses.fields(options)}
-    plain["headers"] = dict(options.headers)
-    plain["body"] = dict(options.body)
-    plain["tokenizer"] = None if options.tokenizer is None else str(options.tokenizer)
-    return plain
-
-
-def _options(plain: dict[str, Any]) -> HttpOptions:
-    low, high = plain["token_ids"]
-    tokenizer = plain["tokenizer"]
-    return HttpOptions(
-        **{
-            **plain,
-            "api": Api(plain["api"]),
-            "prompt_format": PromptFormat(plain["prompt_format"]),
-            "token_ids": (low, high),
-            "tokenizer": None if tokenizer is None else Path(tokenizer),
-        }
-    )
-
-
-def _packed_workload(workload: Workload) -> bytes:
-    """All columns but texts, which the bodies hold already."""
-    arrays: dict[str, Any] = {}
-    plain: dict[str, Any] = {}
-    for f in dataclasses.fields(workload):
-        value = getattr(workload, f.name)
-        if isinstance(value, np.ndarray):
-            arrays[f.name] = value
-        elif f.name == "prefix_blocks" and value is not None:
-            arrays["block_counts"] = np.array([len(blocks) for blocks in value])
-            flat = [hash_ & 0xFFFFFFFFFFFFFFFF for blocks in value for hash_ in blocks]
-            arrays["blocks"] = np.array(flat, dtype=np.uint64)
-        elif f.name not in ("texts", "prefix_blocks"):
-            plain[f.name] = value
-    packed = io.BytesIO()
-    np.savez(packed, plain=np.array(json.dumps(plain)), **arrays)
-    return packed.getvalue()
-
-
-def _read_workload(path: Path) -> Workload:
-    with np.load(path, allow_pickle=False) as found:
-        arrays = {name: found[name] for name in found.files}
-    plain = json.loads(str(arrays.pop("plain")))
-    for name in ("class_names", "model_names"):
-        plain[name] = tuple(plain[name])
-    if "blocks" in arrays:
-        plain["prefix_blocks"] = list(_blocks(arrays.pop("blocks"), arrays.pop("block_counts")))
-    return Workload(**arrays, **plain)
-
-
-def _blocks(flat: Any, counts: Any) -> Iterator[tuple[int, ...]]:
-    end = 0
-    for count in counts.tolist():
-        yield tuple(flat[end : end + count].tolist())
-        end += count
 
 
 def _work(folder: Path, index: int, parent: Parent) -> None:
@@ -280,23 +310,14 @@ def _work(folder: Path, index: int, parent: Parent) -> None:
         parent.exit_with()  # sending stops when the parent process has ended
         return when_s
 
-    order = json.loads((folder / "order.json").read_text("utf-8"))
-    bodies = Bodies.read(folder / "bodies")
+    fields = pickle.loads((folder / _JOB).read_bytes())
+    job = SendJob(bodies=Bodies.read(folder / BODIES), **fields)
     try:
-        part = send_share(
-            _read_workload(folder / "workload.npz"),
-            [Endpoint(**endpoint) for endpoint in order["endpoints"]],
-            _options(order["options"]),
-            order["router"],
-            Share(index, order["processes"]),
-            bodies,
-            start_s=start_s,
-            progress=progress,
-        )
+        part = send_share(job, Share(index, job.count), start_s=start_s, progress=progress)
     except SloBenchError as error:
         parent.send({"error": str(error)})
         return
-    part.save(folder / f"part-{index}.npz")
+    _part_of(folder, index).write_bytes(pickle.dumps(part))
     parent.send({"done": True})
 
 

@@ -1,4 +1,4 @@
-"""SLOs from what each model does on GPUs of its own.
+"""SLOs derived from the latencies of each model on dedicated GPUs.
 
 Source: Prism (see docs/papers.md), §7.1: every model's own requests on a dedicated GPU, the 95th
 percentile of their TTFT and TPOT; a scale then multiplies them all (`slo_scale`).
@@ -62,7 +62,7 @@ def dedicated_slos(
 
 
 def by_shape(slos: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
-    """The medians over the copies of each shape."""
+    """Medians of the bounds over the copies of each model shape."""
     of_shape: dict[str, list[Mapping[str, float]]] = {}
     for name, bounds in slos.items():
         of_shape.setdefault(shape_of(name), []).append(bounds)

@@ -1,4 +1,4 @@
-"""A run folder as prompts with the lengths of their answers, for a predictor to learn from."""
+"""Reads a run folder as prompts with lengths of answers, from which a predictor can learn."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ..experiments.experiment import Experiment, RunResult
 
 
 def read_run(folder: Path, *, model: str | None = None) -> LabelledPrompts:
-    """Finished requests of all cells with prompt texts, each pair of prompt and length once.
+    """Return finished requests with prompt texts of all cells, each prompt and length once.
 
     Lengths are measured output lengths: in a simulation those of the workload, on a real server
     those of its answers. `model` names the model that answered; by default the workload's name for
     it, else the model of the run.
 
     Raises:
-        SloBenchError: it is no run folder, keeps no requests, or its workload has no texts.
+        SloBenchError: the folder is no run folder or has no requests, or the workload has no texts.
     """
     file = folder / "experiment.toml"
     if not file.is_file():

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
-from fractions import Fraction
 from itertools import pairwise
 
 from ..engine.loop.traced import InstanceLog, State, StateChange, TracedStep
 
 
 class SpanKind(Enum):
-    """What a request does, or waits for."""
+    """Phase of a request: what it does or waits for."""
 
     QUEUE = "queue"
     PREFILL = "prefill"
@@ -27,7 +27,7 @@ class SpanKind(Enum):
     STALLED = "stalled"
     PIPELINE = "pipeline"
     PADDING = "padding"
-    # Of real servers, which a client sees from outside.
+    # Phases of requests to real servers, as the client sees them.
     CLIENT = "client"
     UNTIL_ANSWER = "until first token"
     ANSWER = "answer"
@@ -61,7 +61,7 @@ _OUTSIDE = {
 
 @dataclass(frozen=True)
 class LatencySpan:
-    """One stretch of a request's time."""
+    """A span of a request's time with what it did or waited for."""
 
     begin_s: float
     end_s: float
@@ -76,7 +76,7 @@ class LatencySpan:
 def latency_breakdown(log: InstanceLog, request: int, arrival_s: float) -> list[LatencySpan]:
     """All of a finished request's time from arrival to finish, without gaps or overlaps.
 
-    Each stay begins at the very moment, bit for bit, at which the one before it ends.
+    Each span begins exactly at the time at which the previous one ends.
     """
     moves = log.moves[request]
     pieces = [LatencySpan(arrival_s, moves[0].time_s, SpanKind.QUEUE)]
@@ -86,19 +86,18 @@ def latency_breakdown(log: InstanceLog, request: int, arrival_s: float) -> list[
 
 
 def totals_s(of: list[LatencySpan]) -> dict[SpanKind, float]:
-    """Seconds by part, largest first; together they are the time from first to last moment."""
-    exact: dict[SpanKind, Fraction] = {}
-    for stay in of:
-        length = Fraction(stay.end_s) - Fraction(stay.begin_s)
-        exact[stay.part] = exact.get(stay.part, Fraction(0)) + length
-    ordered = sorted(exact.items(), key=lambda item: -item[1])
-    return {part: float(length) for part, length in ordered}
+    """Seconds by phase, largest first; their sum is the time from the first to the last span."""
+    times_s: dict[SpanKind, list[float]] = {}
+    for span in of:
+        times_s.setdefault(span.part, []).extend((span.end_s, -span.begin_s))
+    seconds = {part: math.fsum(times) for part, times in times_s.items()}  # rounded once
+    return dict(sorted(seconds.items(), key=lambda item: -item[1]))
 
 
 def _within(
     steps: list[TracedStep], request: int, move: StateChange, until_s: float
 ) -> Iterator[LatencySpan]:
-    """One state of a request, cut at the steps it saw."""
+    """Split one state of a request into spans at the steps of its instance."""
     if move.state in _OUTSIDE:
         yield LatencySpan(move.time_s, until_s, _OUTSIDE[move.state])
         return
@@ -117,7 +116,7 @@ def _within(
 
 
 def _parts(step: TracedStep, request: int, state: State) -> Iterator[LatencySpan]:
-    """What a member of the batch does in a step, in this order."""
+    """Phases of a request in the batch during one step, in this order."""
     computes_s = step.end_s - step.compute_s
     swaps_s = computes_s - step.swap_s
     if swaps_s > step.begin_s + _ROUNDING_S:
@@ -143,7 +142,7 @@ _ROUNDING_S = 1e-9  # what `end - duration` may miss the beginning by
 
 
 def _joined(pieces: list[LatencySpan]) -> list[LatencySpan]:
-    """Neighbours of one kind become one; what took no time is left out."""
+    """Merge adjacent spans of one phase, and drop empty ones."""
     joined: list[LatencySpan] = []
     for piece in pieces:
         if piece.end_s <= piece.begin_s:

@@ -43,7 +43,7 @@ _ASYNCHRONOUS_FROM = (0, 14)  # the vLLM version from which it schedules ahead b
 
 @dataclass(frozen=True)
 class ErrorRow:
-    """One metric of the log beside that of the simulation.
+    """One statistic of a metric, measured and simulated.
 
     `error` = simulated / real - 1; for `mape` it is the mean of |error| over requests, without the
     two times. `spread`: the relative difference between largest and smallest value of repeated
@@ -59,7 +59,7 @@ class ErrorRow:
     replayed: float = math.nan
 
     def beside(self, real_s: float) -> ErrorRow:
-        """The same simulated figure, beside another real one."""
+        """Return the row with another measured value."""
         error = self.simulated_s / real_s - 1 if real_s else math.nan
         return dataclasses.replace(self, real_s=real_s, error=error)
 
@@ -195,7 +195,7 @@ def _placed(
             f"the log is of tp {tp}, the profile of tp {profile.tp}: its step times are not those "
             "of the log"
         )
-    if settings.model and not _same_model(settings.model, profile.model):
+    if settings.model and profile.model not in (settings.model, catalogue_name(settings.model)):
         notes.append(f"the log is of {settings.model}, the profile of {profile.model}")
     whole = is_whole(profile)
     placement = Placement(
@@ -271,17 +271,16 @@ def _shape(name: str, context_tokens: int | None) -> ModelSpec:
         )
 
 
-def _same_model(said: str, name: str) -> bool:
-    if said == name:
-        return True
+def catalogue_name(served: str) -> str:
+    """The catalogue's name of a served model, which `run --profile` knows; else its own name."""
     try:
-        return recognise("models", said) == name
+        return recognise("models", served)
     except SloBenchError:
-        return False
+        return served
 
 
 def _configured(served: System, settings: EngineSettings) -> System:
-    """With the engine's settings, as far as the system has such parameters."""
+    """Set the parameters of the system that the engine's settings determine."""
     names = {
         "max_num_seqs": settings.max_num_seqs,
         "max_num_batched_tokens": settings.max_num_batched_tokens,
@@ -295,7 +294,7 @@ def _configured(served: System, settings: EngineSettings) -> System:
 
 
 def _host(settings: EngineSettings, host_s: float | None) -> Host:
-    """Scheduling ahead hides the host's work behind the GPU's, but for launching kernels."""
+    """Host times per step; asynchronous scheduling hides all of them but kernel launches."""
     if host_s is not None and not (math.isfinite(host_s) and host_s >= 0):
         raise SloBenchError(f"host_s must be a time from 0 on but is {host_s}")
     graphs = 0 if settings.eager else min(2 * (settings.max_num_seqs or 256), GRAPH_TOKENS)

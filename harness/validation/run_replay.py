@@ -21,7 +21,6 @@ import dataclasses
 import glob
 import io
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +29,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...predictors.profiles.importers import recognise
 from ...predictors.profiles.profile import Profile, Source, write_profile
 from ...predictors.profiles.whole_steps import LoggedStep, profile_of_steps
 from ...workloads.csv_text import guarded
@@ -51,8 +49,16 @@ from ..results.engine_logs import (
     repeated_cell,
 )
 from ..results.run_folder import read_rows, write_whole
-from .log_replay import METRICS, ErrorRow, Validation, latencies, statistics, validate
-from .step_log import read_steps
+from .log_replay import (
+    METRICS,
+    ErrorRow,
+    Validation,
+    catalogue_name,
+    latencies,
+    statistics,
+    validate,
+)
+from .step_log import logged_steps
 from .step_replay import Replayed, ReplayError, replay
 
 Floats = NDArray[np.float64]
@@ -65,7 +71,7 @@ _IDENTITY = ("system", "workload", "rate_rps", "replay_speed", "seed")
 
 @dataclass(frozen=True)
 class ValidatedPoint:
-    """A level, real and simulated.
+    """A measured level with its simulation.
 
     `fitted_on` names the levels with the steps that the profile was fitted to, and is empty where
     the profile was given. `identity` are its columns in `cells.csv`. `again` are repeated
@@ -82,7 +88,7 @@ class ValidatedPoint:
     replayed: Replayed | None = None
 
     def noting(self, note: str) -> ValidatedPoint:
-        """The same point with one more note."""
+        """Return the point with one more note."""
         found = dataclasses.replace(self.found, notes=(*self.found.notes, note))
         return dataclasses.replace(self, found=found)
 
@@ -91,37 +97,24 @@ class ValidatedPoint:
 
         Where the level was measured several times, a measured value is the median of them.
         """
-        middles, spreads, replays = self._middles(), self._spreads(), self._replays()
+        real = _figures(self.found.real)
+        tables = [real, *(_figures(_latencies(log)) for log in self.again)]
+        replayed = {} if self.replayed is None else _figures(self.replayed.latencies)
         found = []
         for row in self.found.rows():
             key = row.metric, row.statistic
-            spread, replayed = spreads.get(key, math.nan), replays.get(key, math.nan)
-            row = dataclasses.replace(row, spread=spread, replayed=replayed)
-            found.append(row.beside(middles[key]) if key in middles else row)
+            if key in real:
+                values = [table[key] for table in tables]
+                if self.again and min(values) > 0:
+                    row = dataclasses.replace(row, spread=max(values) / min(values) - 1)
+                if replayed and real[key]:
+                    row = dataclasses.replace(row, replayed=replayed[key] / real[key] - 1)
+                row = row.beside(float(np.median(values)))
+            found.append(row)
         return found
 
-    def _measured(self) -> dict[tuple[str, str], list[float]]:
-        """Each metric's value in every measurement."""
-        tables = [_figures(self.found.real), *(_figures(_latencies(log)) for log in self.again)]
-        return {key: [table[key] for table in tables] for key in tables[0]}
-
-    def _middles(self) -> dict[tuple[str, str], float]:
-        return {key: float(np.median(values)) for key, values in self._measured().items()}
-
-    def _spreads(self) -> dict[tuple[str, str], float]:
-        if not self.again:
-            return {}
-        measured = self._measured().items()
-        return {key: max(each) / min(each) - 1 for key, each in measured if min(each) > 0}
-
-    def _replays(self) -> dict[tuple[str, str], float]:
-        if self.replayed is None:
-            return {}
-        again, real = _figures(self.replayed.latencies), _figures(self.found.real)
-        return {key: again[key] / value - 1 for key, value in real.items() if value}
-
     def rows(self) -> list[dict[str, Any]]:
-        """The error table as plain values; what does not exist is None."""
+        """Error table as plain values; None for unknown values."""
         return [
             {
                 "cell": self.cell,
@@ -156,10 +149,10 @@ def validate_run(folder: Path, profile: Profile | None = None) -> list[Validated
 
     Args:
         folder: the run folder.
-        profile: step times to judge; by default they are fitted to the servers' step logs.
+        profile: step times to validate; by default they are fitted to the servers' step logs.
 
     Raises:
-        SloBenchError: there is nothing to judge, a level has no step log or too few steps, or
+        SloBenchError: no level is of a real server, a level has no step log or too few steps, or
             files cannot be read or written.
     """
     rows = [row for row in read_rows(folder / "cells.csv") if row.get("backend") != "simulated"]
@@ -183,7 +176,7 @@ def validate_run(folder: Path, profile: Profile | None = None) -> list[Validated
 
 @dataclass(frozen=True)
 class _Measured:
-    """The files of a measured level."""
+    """Files of a measured level."""
 
     cell: str
     root: Path  # the folder that holds its files
@@ -215,15 +208,8 @@ class _Measured:
 
     def steps(self) -> list[LoggedStep]:
         """Logged steps of all measurements of the level."""
-        return [step for one in (self, *self.again()) for step in one._own_steps()]
-
-    def _own_steps(self) -> list[LoggedStep]:
-        parts = self.meta.get("steps") or []
-        return [
-            step
-            for part in parts
-            for step in read_steps(self.root / part["file"], part["begin"], part["end"])
-        ]
+        levels = self, *self.again()
+        return [step for one in levels for step in logged_steps(one.root, one.meta)]
 
 
 def _specs(folder: Path) -> dict[str, CellSpec]:
@@ -268,7 +254,7 @@ def _judged(
     names = tuple(other.cell for other in others)
     fitted = profile_of_steps(
         steps,
-        model=_catalogue_name(str(level.meta["model"])),
+        model=catalogue_name(str(level.meta["model"])),
         gpu=str(level.meta["gpu"]),
         tp=level.log.engine.tp or 1,
         source=Source(
@@ -280,14 +266,6 @@ def _judged(
     )
     client_s = _client_s(others, fitted)
     return ValidatedPoint(level.cell, identity, fitted, names, _replayed(level, fitted, client_s))
-
-
-def _catalogue_name(served: str) -> str:
-    """The catalogue's name of a served model, so that `run --profile` knows it; else its own."""
-    try:
-        return recognise("models", served)
-    except SloBenchError:
-        return served
 
 
 def _replayed(level: _Measured, profile: Profile, client_s: float = 0.0) -> Validation:

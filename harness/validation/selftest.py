@@ -8,17 +8,17 @@ generator on a machine of its own does no worse.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...workloads.workload import Workload
 from ..core.records import Outcome
+from ..load_generator.client_health import quantile
 from ..load_generator.http.endpoint import Endpoint
-from ..load_generator.http.heads import REQUEST_ID
 from ..load_generator.http.options import HttpOptions
-from ..load_generator.http.validity import quantile
+from ..load_generator.http.wire_requests import REQUEST_ID
 from ..load_generator.routed_load import HttpResult, measure
 from ..servers.mock import MockConfig, serving_apart
 from ..servers.mock.service import Truth
@@ -35,7 +35,7 @@ _MOST_RPS = 6400.0
 
 @dataclass(frozen=True)
 class SelfTestLevel:
-    """Results of one rate. Errors are measured minus true times; the cost is the client's CPU time.
+    """Results of one rate: errors (measured minus true times) and the client's CPU time.
 
     `ttft_error_…` is of the time from send to first token; `arrival_error_…` of the time from the
     scheduled arrival to first token; `token_error_…` of the times at which all tokens arrived.
@@ -56,7 +56,7 @@ class SelfTestLevel:
     event_loop_lag_p99_s: float
     cpu_per_request_s: float
     peak_rss_bytes: int
-    problem: str | None  # why a level like this must not be trusted
+    problem: str | None  # why the measurement is not trusted; None: it is
 
     @property
     def truthful(self) -> bool:
@@ -66,12 +66,12 @@ class SelfTestLevel:
 
 @dataclass(frozen=True)
 class SelfTest:
-    """All levels in the order they were run, and what follows."""
+    """All levels in the order of their runs, with the cost and capacity derived from them."""
 
     levels: tuple[SelfTestLevel, ...]
     token_cpu_s: float
     request_cpu_s: float  # beside its tokens
-    highest_rps: float | None  # of `TOKENS` tokens an answer; None: not even the lowest
+    highest_rps: float | None  # highest correct rate with `TOKENS` tokens an answer; None: no rate
 
     @property
     def at_the_end(self) -> bool:
@@ -130,7 +130,7 @@ def _search(run: Callable[[float], SelfTestLevel], levels: Sequence[SelfTestLeve
 def run_level(
     rate_rps: float, *, tokens: int = TOKENS, seconds: float = 4.0, processes: int | None = None
 ) -> SelfTestLevel:
-    """One rate against a mock of its own."""
+    """Measure one rate against a new mock server."""
     rng = np.random.default_rng(0)
     n = max(20, round(rate_rps * seconds))
     workload = Workload(
@@ -175,7 +175,7 @@ def _level(
         peak_rss_bytes=client.peak_rss_bytes,
         problem=None,
     )
-    return SelfTestLevel(**{**vars(level), "problem": found.invalid_because or _problem(level)})
+    return replace(level, problem=found.invalid_because or _problem(level))
 
 
 def _token_errors(found: HttpResult, rows: NDArray[np.intp], known: Sequence[Truth]) -> Floats:

@@ -1,4 +1,4 @@
-"""A profile of a real server: started here, loaded at several rates, fitted to its own step log."""
+"""Profiles a real server: starts it, sends load at several rates, and fits its own step log."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from ...predictors.profiles.profile import Profile, Source, write_profile
-from ...predictors.profiles.whole_steps import LoggedStep, profile_of_steps
+from ...predictors.profiles.whole_steps import profile_of_steps
 from ...predictors.specs import ModelSpec, model
 from ...workloads.errors import SloBenchError
 from ..engine.torch.profiling import ProfilingOptions, ProfilingResult, Tell, with_shape
 from ..experiments.experiment import Experiment
 from ..results.engine_logs import meta_path, read_meta
-from .step_log import read_steps
+from .step_log import logged_steps
 
 _RATES = (2.0, 8.0, 64.0)  # the last all at once: prompts beside many that decode
 _LONGEST_PROMPT, _LONGEST_ANSWER = 1024, 128
@@ -48,7 +48,7 @@ def measure_server(
     if broken:
         raise SloBenchError(f"a level failed: {broken[0].get('invalid_because')}; see {folder}")
     metas = [read_meta(meta_path(folder, str(row["cell"]))) for row in rows]
-    steps = [step for meta in metas for step in _steps(folder, meta)]
+    steps = [step for meta in metas for step in logged_steps(folder, meta)]
     kind = _dtype(asked.model)
     device = "cpu" if rows[0]["gpu"] == "cpu" else "unknown"
     source = Source(
@@ -90,23 +90,15 @@ def _settings(
     }
 
 
-def _steps(folder: Path, meta: dict[str, Any]) -> list[LoggedStep]:
-    return [
-        step
-        for part in meta.get("steps") or []
-        for step in read_steps(folder / part["file"], part["begin"], part["end"])
-    ]
-
-
 def _dtype(folder: Path) -> str:
-    """The checkpoint's dtype, in which servers compute."""
+    """Dtype of the checkpoint, in which servers compute."""
     fields = json.loads((folder / "config.json").read_text("utf-8"))
     said = str(fields.get("torch_dtype") or fields.get("dtype") or "float32")
     return _DTYPES.get(said, "bf16")
 
 
 def _on_cpu(profile: Profile, shape: ModelSpec, meta: dict[str, Any]) -> Profile:
-    """With what this machine is, where torch is at hand to measure it."""
+    """Add measured figures of this CPU to the profile, if torch is installed."""
     try:
         import torch
 

@@ -9,7 +9,7 @@ follow from both: while requests are left, steps are contiguous, and the time be
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,10 @@ from ...workloads.parsing import parse_json
 
 
 def read_steps(path: Path, begin: int = 0, end: int | None = None) -> list[LoggedStep]:
-    """The steps that began and ended between two places of the file, in bytes.
+    """Read the steps that began and ended between two byte offsets of a file.
 
     Raises:
-        FileFormatError: it cannot be read, or a line is not one of a step log.
+        FileFormatError: the file cannot be read, or a line is not one of a step log.
     """
     steps: list[LoggedStep] = []
     begun: deque[dict[str, Any]] = deque()
@@ -42,6 +42,15 @@ def read_steps(path: Path, begin: int = 0, end: int | None = None) -> list[Logge
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise FileFormatError(path, None, f"is no step log: {error} in {line}") from None
     return [step for step in steps if step.duration_s > 0]
+
+
+def logged_steps(root: Path, meta: Mapping[str, Any]) -> list[LoggedStep]:
+    """Read the steps of a measured cell; `meta` names the parts of step logs below `root`."""
+    return [
+        step
+        for part in meta.get("steps") or []
+        for step in read_steps(root / part["file"], part["begin"], part["end"])
+    ]
 
 
 def _step(line: dict[str, Any], duration_s: float) -> LoggedStep:

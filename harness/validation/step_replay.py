@@ -1,8 +1,8 @@
-"""A level of the engine `torch` once more, in simulation, every iteration as long as it took.
+"""Replays a level of the engine `torch` in simulation with the logged duration of each iteration.
 
-The same loop decides by the same policy on the same arrivals; only the model is not run. What is
-decided must be what was decided: each iteration's batch is compared with the one in the log. Times
-are then those of the run but for what lies between the engine and its records, which is nothing.
+The same loop, policy and arrivals are used; only the model is not run. Each iteration's batch is
+compared with the one in the log, so the decisions are those of the run. The times then differ from
+those of the run only by the delay between engine and records.
 """
 
 from __future__ import annotations
@@ -35,31 +35,26 @@ from ..experiments.execution.cells import (
 from .log_replay import latencies
 
 Floats = NDArray[np.float64]
+# Of a batch: decoding requests, their KV tokens, prompt chunks (tokens before, tokens).
 Batch = tuple[int, int, list[tuple[int, int]]]
 
 
 class ReplayError(SloBenchError):
-    """A log that cannot be played again, or in which the loop decided otherwise."""
+    """A log cannot be replayed, or the loop decides differently from it."""
 
 
 @dataclass(frozen=True)
 class Replayed:
-    """Seconds of requests that finished, by metric; `iterations` were decided as in the run."""
+    """Latencies of finished requests in seconds, by metric, and the number of iterations."""
 
     latencies: dict[str, Floats]
     iterations: int
 
 
-@dataclass(frozen=True)
-class _Iteration:
-    batch: Batch
-    ran: Ran
-
-
 class _Log(RecordedStepTime):
-    """Iterations of a log; each is compared to the iteration that is simulated."""
+    """Step times from a log; each of its batches is compared with the simulated one."""
 
-    def __init__(self, log: Sequence[_Iteration], predictions: LearnedPredictions) -> None:
+    def __init__(self, log: Sequence[tuple[Batch, Ran]], predictions: LearnedPredictions) -> None:
         super().__init__(predictions)
         self._log = log
         self.played = 0
@@ -67,17 +62,17 @@ class _Log(RecordedStepTime):
     def next(self, seqs: int, kv_tokens: int, chunks: Sequence[tuple[int, int]]) -> Ran:
         asked = seqs, kv_tokens, [(before, tokens) for before, tokens in chunks]
         number = self.played
-        if number == len(self._log) or self._log[number].batch != asked:
-            ran = self._log[number].batch if number < len(self._log) else "its end"
+        if number == len(self._log) or self._log[number][0] != asked:
+            ran = self._log[number][0] if number < len(self._log) else "its end"
             raise ReplayError(
                 f"iteration {number + 1} of the run has {ran}, that of the simulation {asked}"
             )
         self.played += 1
-        return self._log[number].ran
+        return self._log[number][1]
 
 
 def replay(spec: CellSpec, steps: Path, room: Mapping[str, Any]) -> Replayed:
-    """Serve the level's requests with the durations of its log.
+    """Simulate the requests of a level with the step durations of its log.
 
     Args:
         spec: the level, as it was run.
@@ -85,7 +80,7 @@ def replay(spec: CellSpec, steps: Path, room: Mapping[str, Any]) -> Replayed:
         room: KV blocks and limits, from its `meta.json`.
 
     Raises:
-        ReplayError: something else would have been decided, or the log is of no use for this.
+        ReplayError: a decision differs from the log, or the system keeps no such log.
         FileFormatError: the log cannot be read.
     """
     served = configured(spec.system, spec.parameters)
@@ -116,14 +111,14 @@ def replay(spec: CellSpec, steps: Path, room: Mapping[str, Any]) -> Replayed:
     return Replayed(found, log.played)
 
 
-def _read(path: Path) -> list[_Iteration]:
+def _read(path: Path) -> list[tuple[Batch, Ran]]:
     found = []
     try:
         lines = [parse_json(line) for line in path.read_text("utf-8").splitlines()]
         for step, done in zip(lines[::2], lines[1::2], strict=True):
             chunks = [(int(before), int(tokens)) for before, tokens in step["chunks"]]
             batch = step["decode_seqs"], step["decode_kv_tokens"], chunks
-            found.append(_Iteration(batch, Ran(*done["ran"])))
+            found.append((batch, Ran(*done["ran"])))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise FileFormatError(path, None, f"is no log of iterations: {error}") from None
     return found

@@ -1,7 +1,8 @@
-"""A simulated cell once more, watched: run again from its experiment, and written for Perfetto.
+"""Events of a cell, also as a trace for Perfetto.
 
-A run folder holds no log of events. It need not: the same experiment gives the same bytes, so the
-cell is simulated again with instances that keep a log.
+A run folder holds no log of events. The same experiment gives the same bytes, so a simulated cell
+is simulated again with instances that keep a log. Of a measured cell only the client's times are
+known.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from ...workloads.errors import SloBenchError, UnknownNameError
 from ...workloads.workload import Workload
@@ -29,8 +31,9 @@ from ..experiments.execution.cells import (
     simulated,
     workload_of,
 )
-from ..experiments.experiment import Experiment
+from ..experiments.experiment import Experiment, RunResult
 from ..servers.launch.backend_names import SIMULATED
+from .latency_breakdown import LatencySpan, SpanKind
 
 Event = dict[str, Any]
 
@@ -39,7 +42,7 @@ _STEPS, _REQUESTS = 1, 1000  # thread numbers: the steps of an instance, and fro
 
 @dataclass(frozen=True)
 class CellTrace:
-    """A cell with everything that happened in it."""
+    """A simulated cell with the log of its events."""
 
     spec: CellSpec
     workload: Workload
@@ -51,9 +54,41 @@ class CellTrace:
         """Logs that belong to one instance: with pipeline parallelism one for each lane."""
         return placed(self.spec.placement).placement.lanes
 
+    def events(self) -> Iterator[Event]:
+        """Trace events of the cell: names of tracks, steps, counters, requests."""
+        for index, log in sorted(self.trace.instances.items()):
+            name = f"instance {index // self.lanes_per_instance}"
+            if self.lanes_per_instance > 1:
+                name += f" lane {index % self.lanes_per_instance}"
+            yield _named_event("process_name", index, 0, name)
+            yield _named_event("thread_name", index, _STEPS, "steps")
+            yield from _steps(index, log)
+            yield from _request_events(index, self._drawn(log))
+
+    def _drawn(self, log: InstanceLog) -> Iterator[_DrawnRequest]:
+        """Finished requests of an instance in the order of their arrival."""
+        records = self.result.records
+        here = np.array(sorted(log.moves), dtype=np.int64)
+        here = here[records.outcome[here] == Outcome.FINISHED]
+        for request in here[np.argsort(records.arrival_s[here], kind="stable")].tolist():
+            arrival_s, moves = float(records.arrival_s[request]), log.moves[request]
+            states = [
+                (move.state.value, move.time_s, following.time_s)
+                for move, following in pairwise(moves)
+                if move.state is not State.DONE
+            ]
+            yield _DrawnRequest(
+                request,
+                arrival_s,
+                float(records.finish_s[request]),
+                int(self.workload.prompt_tokens[request]),
+                int(self.workload.output_tokens[request]),
+                [("queue", arrival_s, moves[0].time_s), *states],
+            )
+
 
 def cell_names(folder: Path) -> list[str]:
-    """The cells of a run folder's experiment, in order.
+    """Names of the cells of a run folder's experiment, in order.
 
     Raises:
         SloBenchError: the folder holds no experiment, or one that cannot be read.
@@ -62,7 +97,7 @@ def cell_names(folder: Path) -> list[str]:
 
 
 def measured_on(folder: Path, cell: str) -> str | None:
-    """The backend that measured a cell of a run folder; None where it was simulated.
+    """Return the backend that measured a cell of a run folder; None if it was simulated.
 
     Raises:
         UnknownNameError: the experiment has no such cell.
@@ -78,7 +113,7 @@ def measured_on(folder: Path, cell: str) -> str | None:
 def replay(
     folder: Path, cell: str, *, progress: Callable[[int, float], None] | None = None
 ) -> CellTrace:
-    """Run one cell of a run folder again, watched.
+    """Simulate one cell of a run folder again with a log of its events.
 
     Raises:
         UnknownNameError: the experiment has no such cell.
@@ -104,37 +139,81 @@ def _cells(folder: Path) -> tuple[CellSpec, ...]:
     return Experiment.load(kept).plan().cells
 
 
-# ---------------------------------------------------------------- Perfetto
+@dataclass(frozen=True)
+class MeasuredCell:
+    """A cell that was measured on a real server, from the client's records of its requests.
 
-
-def write_perfetto(cell: CellTrace, path: Path) -> Path:
-    """Write the cell as Chrome trace events (JSON), which ui.perfetto.dev and chrome://tracing
-    open; packed where the name ends with `.gz`.
-
-    A process is an instance. In it are its steps, counters, and one track for each place that
-    requests occupy one after the other. Times are microseconds on the workload's clock. Format:
-    "Trace Event Format", Google, 2016.
-
-    Raises:
-        SloBenchError: the file cannot be written.
+    `requests` has one row for each request, in their order.
     """
-    return write_events(events(cell), path)
+
+    cell: str
+    requests: pd.DataFrame
+
+    @classmethod
+    def read(cls, folder: Path, cell: str) -> MeasuredCell:
+        """Read a cell from a run folder.
+
+        Raises:
+            UnknownNameError: no requests of such a cell were kept.
+        """
+        return cls(cell, RunResult(folder).requests(cell))
+
+    def phases(self, request: int) -> list[LatencySpan]:
+        """Phases of a finished request from its scheduled arrival to its last token."""
+        row = self.requests.iloc[request]
+        at_s = [float(row["arrival_s"]), float(row["first_token_s"]), float(row["finish_s"])]
+        parts = [SpanKind.UNTIL_ANSWER, SpanKind.ANSWER]
+        sent_s = float(row.get("sent_s", np.nan))
+        if at_s[0] < sent_s < at_s[1]:
+            at_s.insert(1, sent_s)
+            parts.insert(0, SpanKind.CLIENT)
+        spans = zip(at_s[:-1], at_s[1:], parts, strict=True)
+        return [LatencySpan(begin, end, part) for begin, end, part in spans if end > begin]
+
+    def events(self) -> Iterator[Event]:
+        """Trace events: a process for each instance, its requests on tracks."""
+        ended = self.requests[self.requests["outcome"] == "finished"]
+        for instance, of in ended.groupby(ended["instance"].clip(lower=0)):
+            process = int(str(instance))
+            yield _named_event("process_name", process, 0, f"instance {process} (measured)")
+            rows = of.sort_values("arrival_s", kind="stable").index.tolist()
+            yield from _request_events(process, map(self._drawn, rows))
+
+    def _drawn(self, request: int) -> _DrawnRequest:
+        row = self.requests.iloc[request]
+        return _DrawnRequest(
+            request,
+            float(row["arrival_s"]),
+            float(row["finish_s"]),
+            int(row["prompt_tokens"]),
+            int(row["output_tokens"]),
+            [(span.part.value, span.begin_s, span.end_s) for span in self.phases(request)],
+        )
 
 
-def write_events(found: Iterable[Event], path: Path) -> Path:
-    """Write trace events; packed where the name ends with `.gz`.
+def write_events(events: Iterable[Event], path: Path) -> Path:
+    """Write Chrome trace events (JSON), which ui.perfetto.dev and chrome://tracing open; compressed
+    if the name ends with `.gz`.
+
+    A process is an instance. In it are its steps, counters, and tracks of requests, each of which
+    has one request at a time. Times are microseconds on the workload's clock. Format: "Trace Event
+    Format", Google, 2016.
 
     Raises:
         SloBenchError: the file cannot be written.
     """
     partial = path.with_name(f".{path.name}.part")
     try:
-        with _opened(partial, packed=path.suffix == ".gz") as write:
-            write('{"displayTimeUnit":"ms","traceEvents":[')
-            for place, event in enumerate(found):
-                write(",\n" if place else "\n")
-                write(json.dumps(event, separators=(",", ":")))
-            write("\n]}\n")
+        with contextlib.ExitStack() as stack:
+            out: IO[bytes] | gzip.GzipFile = stack.enter_context(partial.open("wb"))
+            if path.suffix == ".gz":
+                # Without a file name and time of day the same cell gives the same bytes.
+                out = stack.enter_context(gzip.GzipFile("", "wb", 6, out, mtime=0))
+            out.write(b'{"displayTimeUnit":"ms","traceEvents":[')
+            for place, event in enumerate(events):
+                separator = ",\n" if place else "\n"
+                out.write((separator + json.dumps(event, separators=(",", ":"))).encode())
+            out.write(b"\n]}\n")
         partial.replace(path)
     except OSError as error:
         partial.unlink(missing_ok=True)
@@ -142,38 +221,15 @@ def write_events(found: Iterable[Event], path: Path) -> Path:
     return path
 
 
-@contextlib.contextmanager
-def _opened(path: Path, *, packed: bool) -> Iterator[Callable[[str], object]]:
-    with path.open("wb") as file:
-        if not packed:
-            yield lambda text: file.write(text.encode())
-            return
-        # No name and no time of day: the same cell gives the same bytes.
-        with gzip.GzipFile("", "wb", compresslevel=6, fileobj=file, mtime=0) as packer:
-            yield lambda text: packer.write(text.encode())
-
-
-def events(cell: CellTrace) -> Iterator[Event]:
-    """The trace events of a cell: names of tracks, steps, counters, requests."""
-    for index, log in sorted(cell.trace.instances.items()):
-        name = f"instance {index // cell.lanes_per_instance}"
-        if cell.lanes_per_instance > 1:
-            name += f" lane {index % cell.lanes_per_instance}"
-        yield named_event("process_name", index, 0, name)
-        yield named_event("thread_name", index, _STEPS, "steps")
-        yield from _steps(index, log)
-        yield from _requests(cell, index, log)
-
-
-def named_event(kind: str, process: int, thread: int, name: str) -> Event:
-    """What a process or a thread is called."""
+def _named_event(kind: str, process: int, thread: int, name: str) -> Event:
+    """Event that names a process or a thread."""
     return {"name": kind, "ph": "M", "pid": process, "tid": thread, "args": {"name": name}}
 
 
-def slice_event(
+def _slice_event(
     name: str, process: int, thread: int, begin_s: float, end_s: float, args: Mapping[str, object]
 ) -> Event:
-    """A stretch of time on a track."""
+    """Event that fills a span of time on a track."""
     begin_us = round(begin_s * 1e6, 3)
     return {
         "name": name,
@@ -202,7 +258,7 @@ def _steps(process: int, log: InstanceLog) -> Iterator[Event]:
         }
         if step.swap_s:
             told["KV transfer (s)"] = step.swap_s
-        yield slice_event(name, process, _STEPS, step.begin_s, step.end_s, told)
+        yield _slice_event(name, process, _STEPS, step.begin_s, step.end_s, told)
         counted = {"decoding": step.decode_seqs, "prefilling": len(step.chunks)}
         counters = (("batch", counted), ("waiting", {"requests": step.waiting}))
         for counter, values in (*counters, ("KV blocks in use", {"blocks": step.num_gpu_blocks})):
@@ -215,45 +271,32 @@ def _steps(process: int, log: InstanceLog) -> Iterator[Event]:
             }
 
 
-def _requests(cell: CellTrace, process: int, log: InstanceLog) -> Iterator[Event]:
+class _DrawnRequest(NamedTuple):
+    request: int
+    begin_s: float
+    end_s: float
+    prompt_tokens: int
+    output_tokens: int
+    spans: list[tuple[str, float, float]]  # name, begin and end in seconds
+
+
+def _request_events(process: int, requests: Iterable[_DrawnRequest]) -> Iterator[Event]:
     """Requests in the order of their arrival, each on the first track that is free by then."""
-    records = cell.result.records
-    here = np.array(sorted(log.moves), dtype=np.int64)
-    here = here[records.outcome[here] == Outcome.FINISHED]
-    in_order = here[np.argsort(records.arrival_s[here], kind="stable")].tolist()
-    times = ((float(records.arrival_s[r]), float(records.finish_s[r])) for r in in_order)
-    for request, (track, named) in zip(in_order, free_tracks(process, times), strict=True):
-        yield from named
-        arrival_s, finish_s = float(records.arrival_s[request]), float(records.finish_s[request])
-        about = {
-            "request": request,
-            "prompt tokens": int(cell.workload.prompt_tokens[request]),
-            "output tokens": int(cell.workload.output_tokens[request]),
-        }
-        yield slice_event(f"request {request}", process, track, arrival_s, finish_s, about)
-        moves = log.moves[request]
-        yield slice_event("queue", process, track, arrival_s, moves[0].time_s, {})
-        for move, following in pairwise(moves):
-            if move.state is not State.DONE:
-                name = move.state.value
-                yield slice_event(name, process, track, move.time_s, following.time_s, {})
-
-
-def free_tracks(
-    process: int, times: Iterable[tuple[float, float]]
-) -> Iterator[tuple[int, list[Event]]]:
-    """For stretches in the order in which they begin, the first track that is free by then, and
-    the events that name it where it is new.
-    """
     free: list[tuple[float, int]] = []
     tracks = 0
-    for begin_s, end_s in times:
-        named: list[Event] = []
+    for request, begin_s, end_s, prompt_tokens, output_tokens, spans in requests:
         if free and free[0][0] <= begin_s:
             track = heapq.heappop(free)[1]
         else:
             track = _REQUESTS + tracks
             tracks += 1
-            named = [named_event("thread_name", process, track, f"requests {tracks}")]
+            yield _named_event("thread_name", process, track, f"requests {tracks}")
         heapq.heappush(free, (end_s, track))
-        yield track, named
+        about = {
+            "request": request,
+            "prompt tokens": prompt_tokens,
+            "output tokens": output_tokens,
+        }
+        yield _slice_event(f"request {request}", process, track, begin_s, end_s, about)
+        for name, span_begin_s, span_end_s in spans:
+            yield _slice_event(name, process, track, span_begin_s, span_end_s, {})

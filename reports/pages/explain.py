@@ -23,8 +23,7 @@ from ...harness.validation.latency_breakdown import (
     latency_breakdown,
     totals_s,
 )
-from ...harness.validation.measured_trace import MeasuredCell
-from ...harness.validation.trace import CellTrace
+from ...harness.validation.trace import CellTrace, MeasuredCell
 from ...workloads.errors import SloBenchError
 from ...workloads.parsing import finite
 from ...workloads.request import RequestType

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 
-from slo_bench.harness.load_generator.http.chunks import unchunk
+from slo_bench.harness.load_generator.http.answers import unchunk
 from slo_bench.harness.load_generator.http.connection import MOST_BODY_BYTES, Connection
 from slo_bench.harness.load_generator.http.faults import RequestFault
 from slo_bench.workloads.errors import SloBenchError

@@ -3,7 +3,8 @@
 Short runs first bracket the crossing of every target by doubling, halving and bisecting the rate.
 Then long runs are made where they are most informative: a little below and a little above the
 estimate of the target whose interval is nearest to being narrow enough, until every interval is or
-the budget is spent. Every run has its own seed, so runs are independent and their scatter is the whole error.
+the budget is spent. Every run has its own seed, so runs are independent and their scatter is the
+whole error.
 """
 
 from __future__ import annotations

@@ -31,8 +31,7 @@ from ...engine.loop.timed import Ran, RecordedStepTime, TimedInstance
 from ...engine.torch.errors import need_torch
 from ...engine.torch.execute import execute
 from ...engine.torch.migrating import Migrator
-from ...load_generator.http.prompts import PromptMaker
-from ...load_generator.http.tokenizer import Vocabulary
+from ...load_generator.http.prompts import PromptMaker, Vocabulary
 from ...policies.systems import module_policy
 from ...results.engine_logs import meta_path, profiling_cell
 from ...results.metrics import Hardware

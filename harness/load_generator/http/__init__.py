@@ -1,6 +1,7 @@
-"""The load generator: any OpenAI-compatible server, as a client that stamps what really happened.
+"""HTTP client of the load generator, for any OpenAI-compatible server: requests, connections,
+answers.
 
-`clusters.servers.measure` runs a workload over it.
+`load_generator.routed_load.measure` sends a workload with it.
 """
 
 from .endpoint import Endpoint

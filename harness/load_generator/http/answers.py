@@ -1,4 +1,4 @@
-"""Parse the bytes of an answer into token times and counts, after the run.
+"""Parses the bytes of an answer into token times and counts, after the run.
 
 Servers stream events with one token each, or several, or with none (a role, a token whose text is
 held back until it is a whole character). What counts, best first: the running usage that some send
@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import re
 from array import array
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, cast
 
 from ....workloads.parsing import parse_event, parse_json
@@ -18,6 +20,7 @@ from ...core.records import Outcome
 from ...core.wire import DROPPED, REJECTED
 from .faults import RequestFault, outcome_of
 
+_SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})[ \t]*(?:;|\Z)")
 _DATA = re.compile(rb"data:[ ]?([^\r\n]*)\r?\n")
 _TEXT_FIELD = re.compile(rb'"(?:text|content)": ?"([^"\\]+)"')
 _TEXTS = ("content", "reasoning_content", "reasoning", "refusal")
@@ -34,11 +37,11 @@ class CompletionResult:
     detail: str
     token_s: array[float] = field(default_factory=lambda: array("d"))
     chunks: int = 0  # events that brought tokens
-    prompt_tokens: int = -1  # by the server's usage; -1: it said nothing
+    prompt_tokens: int = -1  # from the server's usage; -1: unknown
     completion_tokens: int = -1
     cached_tokens: int = -1
     text: str = ""
-    finish: str = ""  # why it ended, by the server's word
+    finish: str = ""  # `finish_reason` of the server
 
 
 @dataclass
@@ -113,7 +116,7 @@ class _Shape:
 
     @classmethod
     def of(cls, data: bytes) -> _Shape | None:
-        """Of an event that brings one text without anything to unescape."""
+        """Shape of an event with one text that has no escapes; None for other events."""
         found = list(_TEXT_FIELD.finditer(data))
         if len(found) != 1:
             return None
@@ -146,7 +149,7 @@ class _Reader:
         self._shape: _Shape | None = None
 
     def read_whole(self, body: bytes) -> None:
-        """An answer in one piece: embeddings, or a server that does not stream."""
+        """Read an answer that is one JSON object: embeddings, or a server that does not stream."""
         raw, answer = self._raw, self._answer
         try:
             found = parse_event(body)
@@ -174,7 +177,7 @@ class _Reader:
         self._settle()
 
     def read_stream(self) -> None:
-        """Server-sent events, each at the time when its last byte was there."""
+        """Read server-sent events; the time of an event is that of its last byte."""
         raw = self._raw
         stamps, lengths, body = raw.stamps, raw.lengths, raw.body
         events = self._events
@@ -250,7 +253,7 @@ class _Reader:
         self._settle()
 
     def _settle(self) -> None:
-        """Events to tokens, and what a whole answer lacks."""
+        """Convert events to token times, and set the fault of an incomplete answer."""
         answer = self._answer
         answer.text = "".join(self._texts)
         answer.finish = self._finish
@@ -322,3 +325,48 @@ def _count(value: object) -> int:
     """Return a token count reported by the server; -1 if there is no valid one."""
     told = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST_TOKENS
     return cast("int", value) if told else -1
+
+
+@dataclass
+class Unchunked:
+    """Chunks of a body, each with the time at which its last byte was there.
+
+    `complete`: the last chunk has arrived. `problem`: why the bytes are no chunked body, or empty.
+    """
+
+    pieces: list[bytes]
+    stamps: array[float]
+    complete: bool
+    problem: str = ""
+
+
+def unchunk(reads: list[bytes], stamps: array[float]) -> Unchunked:
+    """Split the bytes read so far into chunks (RFC 9112, 7.1); `reads[i]` came at `stamps[i]`.
+
+    The part of an incomplete chunk that has arrived counts as a chunk.
+    """
+    raw = b"".join(reads)
+    ends = list(accumulate(map(len, reads)))
+    found = Unchunked([], array("d"), False)
+    at = 0
+    while True:
+        line_end = raw.find(b"\r\n", at)
+        if line_end < 0:
+            return found
+        said = _SIZE.match(raw, at, line_end)
+        if said is None:
+            found.problem = f"no chunk size: {raw[at : at + 20]!r}"
+            return found
+        size = int(said[1], 16)
+        start = line_end + 2
+        if size == 0:
+            # Trailers may come between the last chunk and the empty line.
+            found.complete = raw.startswith(b"\r\n", start) or raw.endswith(b"\r\n\r\n")
+            return found
+        piece = raw[start : start + size]
+        if piece:
+            found.pieces.append(piece)
+            found.stamps.append(stamps[bisect_left(ends, start + len(piece))])
+        if len(piece) < size:
+            return found
+        at = start + size + 2

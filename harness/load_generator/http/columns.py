@@ -1,20 +1,23 @@
-"""Results of all requests as columns; parts from several processes are joined."""
+"""Results of requests: bytes kept in a file during the run, and read into columns afterwards.
+
+The columns of several sending processes are joined.
+"""
 
 from __future__ import annotations
 
-import json
+import tempfile
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
-from pathlib import Path
+from itertools import accumulate
+from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...core.records import Gaps, Outcome, TimeseriesRow
-from .answers import CompletionResult, read_answer
-from .drive import DriveResult
-from .exchange import Exchange
+from .answers import Raw, read_answer, unchunk
+from .connection import Exchange
 from .faults import RequestFault
 
 Floats = NDArray[np.float64]
@@ -22,15 +25,81 @@ Ints = NDArray[np.int64]
 FAULTS: tuple[RequestFault, ...] = tuple(RequestFault)
 _MICROSECONDS = 1e6
 _GAPS_AT_ONCE = 1 << 18
+_IN_MEMORY_BYTES = 8 << 20
+
+
+class Spool:
+    """Private temporary file for exchanges; it is deleted when closed."""
+
+    def __init__(self) -> None:
+        self._file: IO[bytes] = tempfile.SpooledTemporaryFile(_IN_MEMORY_BYTES)  # noqa: SIM115
+        # By row: where its timestamps, lengths and bytes begin, how many pieces, how many bytes.
+        self._places: dict[int, tuple[int, int, int]] = {}
+        self._end = 0
+
+    def keep(self, exchange: Exchange) -> None:
+        """Move the bytes of an ended exchange out of memory."""
+        pieces = exchange.pieces
+        if not pieces:
+            return
+        body = b"".join(pieces)
+        record = exchange.stamps.tobytes() + array("I", map(len, pieces)).tobytes() + body
+        self._file.write(record)
+        self._places[exchange.row] = self._end, len(pieces), len(body)
+        self._end += len(record)
+        exchange.pieces = []
+        exchange.stamps = array("d")
+
+    def raw(self, exchange: Exchange, *, embeds: bool) -> Raw:
+        """Return an exchange with its bytes."""
+        stamps, lengths, body = array("d"), array("I"), b""
+        fault, detail = exchange.fault, exchange.detail
+        place = self._places.get(exchange.row)
+        if place is not None:
+            offset, pieces, body_bytes = place
+            self._file.seek(offset)
+            stamps.frombytes(self._file.read(pieces * stamps.itemsize))
+            lengths.frombytes(self._file.read(pieces * lengths.itemsize))
+            body = self._file.read(body_bytes)
+            self._file.seek(0, 2)
+        if exchange.chunked:
+            found = unchunk(_apart(body, lengths), stamps)
+            stamps, body = found.stamps, b"".join(found.pieces)
+            lengths = array("I", map(len, found.pieces))
+            if found.problem or (fault is RequestFault.NONE and not found.complete):
+                fault, detail = RequestFault.MALFORMED, found.problem or "the chunks do not add up"
+        return Raw(exchange.status, fault, detail, stamps, lengths, body, embeds)
+
+    def close(self) -> None:
+        """Delete the temporary file."""
+        self._file.close()
+
+
+def _apart(joined: bytes, lengths: array[int]) -> list[bytes]:
+    ends = list(accumulate(lengths))
+    return [joined[end - length : end] for end, length in zip(ends, lengths, strict=True)]
+
+
+@dataclass
+class DriveResult:
+    """Exchanges of a run and the client's own timing. Times are those of `time.perf_counter`."""
+
+    start_s: float  # the workload's time zero
+    exchanges: list[Exchange]
+    spool: Spool
+    lag_s: array[float]  # delay of the event loop, sampled 50 times a second
+    cpu_s: float
+    peak_rss_bytes: int
 
 
 @dataclass
 class RequestColumns:
-    """One row for each request of the workload. Times count from its time zero, NaN: never.
+    """Columns with one row for each request of the workload.
 
-    `started_s` is when we turned to the request, `sent_s` when it was written to a connection;
-    both would be `arrival_s` if the client were never late and connections cost nothing.
-    `prompt_tokens`, `completion_tokens` and `cached_tokens` are the server's, -1: it said nothing.
+    Times are seconds from the workload's time zero; NaN if the event did not happen. `started_s` is
+    when the client began with the request, `sent_s` when it was written to a connection; both would
+    be `arrival_s` if the client were never late and connections cost nothing. `prompt_tokens`,
+    `completion_tokens` and `cached_tokens` are counts of the server, -1 if unknown.
     """
 
     arrival_s: Floats
@@ -53,7 +122,7 @@ class RequestColumns:
 
     @classmethod
     def empty(cls, n: int) -> RequestColumns:
-        """Requests to which nothing has happened: none ever came."""
+        """Columns of `n` requests that never arrived."""
         unknown = ("endpoint", "prompt_tokens", "completion_tokens", "cached_tokens")
         columns = {}
         for f in fields(cls):
@@ -67,7 +136,7 @@ class RequestColumns:
 
 @dataclass
 class SenderResult:
-    """Results of one sending process: the rows that it sent."""
+    """Results of one sending process, which sent `rows` of the workload."""
 
     start_s: float  # the workload's time zero, by `time.perf_counter`
     rows: Ints
@@ -76,49 +145,10 @@ class SenderResult:
     lag_s: Floats
     cpu_s: float
     peak_rss_bytes: int
-    details: dict[int, str] = field(default_factory=dict)  # what is known of a fault, by row
+    details: dict[int, str] = field(default_factory=dict)  # message of a fault, by row
     texts: dict[int, str] = field(default_factory=dict)
     token_s: Floats = field(default_factory=lambda: np.empty(0))  # row after row, if kept
-    told: tuple[
-        TimeseriesRow, ...
-    ] = ()  # how right predicted lengths were, if they followed the run
-
-    def save(self, path: Path) -> None:
-        """Write the result to a file for another process."""
-        arrays = {f.name: getattr(self.columns, f.name) for f in fields(RequestColumns)}
-        numbers = np.array([self.start_s, self.cpu_s, self.peak_rss_bytes])
-        np.savez(
-            path,
-            **{f"column_{name}": values for name, values in arrays.items()},
-            rows=self.rows,
-            gap_s=self.gaps.gap_s,
-            gap_count=self.gaps.count,
-            lag_s=self.lag_s,
-            numbers=numbers,
-            token_s=self.token_s,
-        )
-        path.with_suffix(".json").write_text(json.dumps([self.details, self.texts]), "utf-8")
-
-    @classmethod
-    def load(cls, path: Path) -> SenderResult:
-        """Read a result written by `save`."""
-        details, texts = json.loads(path.with_suffix(".json").read_text("utf-8"))
-        with np.load(path, allow_pickle=False) as found:
-            start_s, cpu_s, peak_rss_bytes = found["numbers"].tolist()
-            return cls(
-                start_s=start_s,
-                rows=found["rows"],
-                columns=RequestColumns(
-                    **{f.name: found[f"column_{f.name}"] for f in fields(RequestColumns)}
-                ),
-                gaps=Gaps(found["gap_s"], found["gap_count"]),
-                lag_s=found["lag_s"],
-                cpu_s=cpu_s,
-                peak_rss_bytes=int(peak_rss_bytes),
-                details={int(row): text for row, text in details.items()},
-                texts={int(row): text for row, text in texts.items()},
-                token_s=found["token_s"],
-            )
+    told: tuple[TimeseriesRow, ...] = ()  # accuracy of an online predictor of lengths
 
 
 def read_part(
@@ -128,64 +158,56 @@ def read_part(
     keep_texts: bool,
     save_token_times: bool,
 ) -> SenderResult:
-    """Read all answers; the spool is closed."""
+    """Read all answers of a run into columns, and close its spool."""
     start_s = driven.start_s
     exchanges = sorted(driven.exchanges, key=lambda exchange: exchange.row)
     columns = RequestColumns.empty(len(exchanges))
     gaps = _GapCounts()
-    part = SenderResult(
-        start_s=start_s,
-        rows=np.array([exchange.row for exchange in exchanges], dtype=np.int64),
-        columns=columns,
-        gaps=Gaps(np.empty(0), np.empty(0, dtype=np.int64)),
-        lag_s=np.array(driven.lag_s),
-        cpu_s=driven.cpu_s,
-        peak_rss_bytes=driven.peak_rss_bytes,
-    )
+    details: dict[int, str] = {}
+    texts: dict[int, str] = {}
     token_s: array[float] = array("d")
     for place, exchange in enumerate(exchanges):
         raw = driven.spool.raw(exchange, embeds=embeds(exchange.row))
         answer = read_answer(raw, keep_text=keep_texts)
-        _fill(columns, place, exchange, answer, start_s)
+        columns.arrival_s[place] = exchange.arrival_s
+        columns.started_s[place] = exchange.started_s - start_s
+        columns.sent_s[place] = exchange.sent_s - start_s
+        columns.first_byte_s[place] = exchange.first_byte_s - start_s
+        columns.ended_s[place] = exchange.end_s - start_s
+        columns.endpoint[place] = exchange.endpoint
+        columns.connections[place] = exchange.connections
+        columns.status[place] = exchange.status
+        if answer.token_s:
+            columns.first_token_s[place] = answer.token_s[0] - start_s
+            columns.last_token_s[place] = answer.token_s[-1] - start_s
+        columns.outcome[place] = answer.outcome
+        columns.fault[place] = FAULTS.index(answer.fault)
+        columns.chunks[place] = answer.chunks
+        columns.prompt_tokens[place] = answer.prompt_tokens
+        columns.completion_tokens[place] = answer.completion_tokens
+        columns.cached_tokens[place] = answer.cached_tokens
         if not raw.embeds:
             gaps.add(answer.token_s)
             columns.output_tokens[place] = len(answer.token_s)
         if answer.detail:
-            part.details[exchange.row] = answer.detail
+            details[exchange.row] = answer.detail
         if keep_texts:
-            part.texts[exchange.row] = answer.text
-        if save_token_times:
-            token_s.extend(answer.token_s if not raw.embeds else ())
+            texts[exchange.row] = answer.text
+        if save_token_times and not raw.embeds:
+            token_s.extend(answer.token_s)
     driven.spool.close()
-    part.gaps = gaps.total()
-    part.token_s = np.array(token_s) - start_s
-    return part
-
-
-def _fill(
-    columns: RequestColumns,
-    place: int,
-    exchange: Exchange,
-    answer: CompletionResult,
-    start_s: float,
-) -> None:
-    columns.arrival_s[place] = exchange.arrival_s
-    columns.started_s[place] = exchange.started_s - start_s
-    columns.sent_s[place] = exchange.sent_s - start_s
-    columns.first_byte_s[place] = exchange.first_byte_s - start_s
-    columns.ended_s[place] = exchange.end_s - start_s
-    columns.endpoint[place] = exchange.endpoint
-    columns.connections[place] = exchange.connections
-    columns.status[place] = exchange.status
-    if answer.token_s:
-        columns.first_token_s[place] = answer.token_s[0] - start_s
-        columns.last_token_s[place] = answer.token_s[-1] - start_s
-    columns.outcome[place] = answer.outcome
-    columns.fault[place] = FAULTS.index(answer.fault)
-    columns.chunks[place] = answer.chunks
-    columns.prompt_tokens[place] = answer.prompt_tokens
-    columns.completion_tokens[place] = answer.completion_tokens
-    columns.cached_tokens[place] = answer.cached_tokens
+    return SenderResult(
+        start_s=start_s,
+        rows=np.array([exchange.row for exchange in exchanges], dtype=np.int64),
+        columns=columns,
+        gaps=gaps.total(),
+        lag_s=np.array(driven.lag_s),
+        cpu_s=driven.cpu_s,
+        peak_rss_bytes=driven.peak_rss_bytes,
+        details=details,
+        texts=texts,
+        token_s=np.array(token_s) - start_s,
+    )
 
 
 class _GapCounts:
@@ -194,7 +216,7 @@ class _GapCounts:
     def __init__(self) -> None:
         self._pending: list[Floats] = []
         self._n = 0
-        self._counted: list[Gaps] = []
+        self._total = joined_gaps([])
 
     def add(self, token_s: Sequence[float]) -> None:
         if len(token_s) < 2:
@@ -202,22 +224,18 @@ class _GapCounts:
         self._pending.append(np.rint(np.diff(token_s) * _MICROSECONDS))
         self._n += len(token_s) - 1
         if self._n >= _GAPS_AT_ONCE:
-            self._count()
-
-    def _count(self) -> None:
-        if self._pending:
-            values, counts = np.unique(np.concatenate(self._pending), return_counts=True)
-            self._counted.append(Gaps(values / _MICROSECONDS, counts))
-        self._pending, self._n = [], 0
-        self._counted = [joined_gaps(self._counted)]
+            self.total()
 
     def total(self) -> Gaps:
-        self._count()
-        return self._counted[0]
+        if self._pending:
+            values, counts = np.unique(np.concatenate(self._pending), return_counts=True)
+            self._total = joined_gaps([self._total, Gaps(values / _MICROSECONDS, counts)])
+            self._pending, self._n = [], 0
+        return self._total
 
 
 def joined_gaps(parts: Iterable[Gaps]) -> Gaps:
-    """Gaps of several, each value once."""
+    """Join counted gaps, so that each value occurs once."""
     parts = list(parts)
     if not parts:
         return Gaps(np.empty(0), np.empty(0, dtype=np.int64))

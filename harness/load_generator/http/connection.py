@@ -1,7 +1,7 @@
-"""Connections that are used again, and what happens on them; the hot path.
+"""Exchanges of one request and one answer, and the reused connections that carry them.
 
-Of a stream, a read costs a clock reading and two appends: its chunks are taken apart, and its JSON
-is looked at, when the run is over. So a busy client stamps as truly as an idle one.
+This is the hot path. A read of a stream costs one clock reading and two appends; chunks and JSON
+are parsed after the run. So a busy client's timestamps are as accurate as those of an idle one.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
+from array import array
 from collections.abc import Callable
 from time import perf_counter
 from typing import Any, cast
@@ -17,21 +18,68 @@ from typing import Any, cast
 import httptools
 
 from .endpoint import Endpoint
-from .exchange import Exchange
 from .faults import RequestFault, connect_fault
 
+NOT_YET_S = float("nan")
 _CLOSE_LIMIT_S = 2.0
 MOST_BODY_BYTES = 256 << 20  # of one answer, with its head; a million tokens have less
-
-Ended = Callable[[Exchange], None]
 
 # How the last chunk follows another. In a stream of events that are JSON it can be nothing else;
 # whether all chunks before it are whole is looked at when they are taken apart.
 _END = b"\r\n0\r\n\r\n"
 
 
+class Exchange:
+    """One request in progress: its times and the bytes of its answer.
+
+    Times but the arrival are `time.perf_counter`'s; `pieces[i]` was there at `stamps[i]`.
+
+    The pieces are those of the body; if it is `chunked`, with the bytes that say so.
+    """
+
+    __slots__ = (
+        "arrival_s",
+        "body_bytes",
+        "chunked",
+        "connections",
+        "detail",
+        "end_s",
+        "endpoint",
+        "fault",
+        "first_byte_s",
+        "pieces",
+        "row",
+        "sent_s",
+        "stamps",
+        "started_s",
+        "status",
+        "waited_for",
+    )
+
+    def __init__(self, row: int, endpoint: int, arrival_s: float, waited_for: bool) -> None:
+        self.row = row
+        self.endpoint = endpoint
+        self.arrival_s = arrival_s  # scheduled, on the workload's clock
+        self.started_s = NOT_YET_S  # later than due if the client is late
+        self.sent_s = NOT_YET_S  # written to a connection
+        self.first_byte_s = NOT_YET_S
+        self.end_s = NOT_YET_S
+        self.status = 0
+        self.fault = RequestFault.NONE
+        self.detail = ""
+        self.connections = 0  # that were tried
+        self.waited_for = waited_for  # others arrive when this one is answered
+        self.chunked = False
+        self.body_bytes = 0  # that came, with what frames them
+        self.stamps = array("d")
+        self.pieces: list[bytes] = []
+
+
+Ended = Callable[[Exchange], None]
+
+
 class Connection(asyncio.Protocol):
-    """One connection; at most one exchange at a time."""
+    """A connection with at most one exchange at a time."""
 
     __slots__ = (
         "_framed",
@@ -62,7 +110,7 @@ class Connection(asyncio.Protocol):
         found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def send(self, exchange: Exchange) -> None:
-        """Put a request; the pool hears when it has ended."""
+        """Send a request; the pool is told when its exchange has ended."""
         self.exchange = exchange
         self._parser = None
         self._framed = self._streams = False
@@ -90,7 +138,7 @@ class Connection(asyncio.Protocol):
                 self._parse(data, now_s)
 
     def _begin_stream(self, exchange: Exchange, data: bytes, now_s: float) -> bool:
-        """Is this the start of a chunked answer, with its whole head?"""
+        """Return True if `data` is the start of a chunked answer with its whole head."""
         head_end = data.find(b"\r\n\r\n") + 4
         if head_end < 4 or not data.startswith(b"HTTP/1.1 200"):
             return False
@@ -131,7 +179,7 @@ class Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserCallbackError:
-            raise  # a fault of ours: the driver hears of it
+            raise  # an error of this module, which the driver raises
         except httptools.HttpParserError as error:
             self.break_off(RequestFault.MALFORMED, f"no HTTP: {error}")
 
@@ -171,11 +219,11 @@ class Connection(asyncio.Protocol):
         self._pool.ended(exchange)
 
     def abort(self) -> None:
-        """Close at once, without the farewells of TLS."""
+        """Close at once, without the closing messages of TLS."""
         self._transport.abort()
 
     def break_off(self, fault: RequestFault, detail: str) -> None:
-        """End the exchange, and the connection with it."""
+        """End the exchange with a fault, and close the connection."""
         exchange, self.exchange = self.exchange, None
         self._transport.abort()
         if exchange is not None:
@@ -190,11 +238,11 @@ class Connection(asyncio.Protocol):
             return
         nothing_came = exchange.first_byte_s != exchange.first_byte_s
         if nothing_came and self._used and exchange.connections == 1:
-            # The server closed an idle connection just when we used it again: no fault of its.
+            # The server closed an idle connection just when it was used again.
             pool.connect(exchange)
             return
         if exchange.status == 200 and not self._framed and exc is None:
-            exchange.end_s = perf_counter()  # closing is how old servers end a body
+            exchange.end_s = perf_counter()  # HTTP/1.0 servers end a body by closing
         elif exc is None:
             _fail(exchange, RequestFault.CUT, "closed before the end of the answer")
         else:
@@ -209,9 +257,9 @@ def _fail(exchange: Exchange, fault: RequestFault, detail: str) -> None:
 
 
 class ConnectionPool:
-    """The connections to one server: as many as are needed, the one used last first.
+    """Connections to one server, as many as needed; the one used last is used first.
 
-    `request_of` gives the bytes of a row's request, `ended` hears of every exchange once.
+    `request_of` returns the bytes of a row's request; `ended` is called once for each exchange.
     """
 
     def __init__(
@@ -237,10 +285,10 @@ class ConnectionPool:
         self._address: tuple[str, int] = (endpoint.host, endpoint.port)
 
     async def resolve(self) -> None:
-        """Look the host up once, so that no request waits for that.
+        """Resolve the host name once, so that no request waits for it.
 
         Raises:
-            OSError: there is no such host.
+            OSError: the host does not exist.
         """
         found = await self._loop.getaddrinfo(
             self.endpoint.host, self.endpoint.port, type=socket.SOCK_STREAM
@@ -249,7 +297,7 @@ class ConnectionPool:
             self._address = found[0][4][:2]  # type: ignore[assignment]
 
     def send(self, exchange: Exchange) -> None:
-        """Put a request on an idle connection, or on a new one."""
+        """Send a request on an idle connection, or on a new one."""
         if self.idle:
             exchange.connections = 1
             self.idle.pop().send(exchange)
@@ -257,14 +305,11 @@ class ConnectionPool:
             self.connect(exchange)
 
     def connect(self, exchange: Exchange) -> None:
-        """Put a request on a new connection."""
+        """Send a request on a new connection."""
         exchange.connections += 1
         task = self._loop.create_task(self._connect(exchange))
         self._connecting[task] = exchange
-        task.add_done_callback(self._forget)
-
-    def _forget(self, task: asyncio.Task[None]) -> None:
-        self._connecting.pop(task, None)
+        task.add_done_callback(lambda task: self._connecting.pop(task, None))
 
     async def _connect(self, exchange: Exchange) -> None:
         host, port = self._address
@@ -306,7 +351,7 @@ class ConnectionPool:
                 self.ended(exchange)
 
     async def close(self) -> None:
-        """Close all connections, and wait until they are: the loop goes next."""
+        """Close all connections, and wait until they are closed."""
         self._closing = True
         for task in list(self._connecting):
             task.cancel()

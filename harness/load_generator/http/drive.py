@@ -10,24 +10,25 @@ import sys
 from array import array
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from time import perf_counter, process_time
-from typing import Any, Protocol
+from typing import Any
 
 from ....workloads.errors import SloBenchError
 from ...core.records import Outcome
 from ...core.state import RequestState
-from ...core.wire import PredictedLength
+from ...engine.cluster.arrivals import Arrivals
 from ...engine.loop.gc_control import collections_off, heap_frozen
 from ..machine import allow_many_sockets
+from ..real_cluster import RoutedServers
 from .answers import Raw, read_answer
-from .connection import ConnectionPool
+from .columns import DriveResult, Spool
+from .connection import ConnectionPool, Exchange
 from .endpoint import Endpoint
-from .exchange import Exchange
 from .faults import RequestFault
 from .length_prediction import BatchedPredictions, LengthPrediction, Predicted
-from .spool import Spool
+from .options import HttpOptions
+from .wire_requests import WireRequests
 
 Progress = Callable[[int, float], None]
 _TICK_S = 0.02
@@ -37,96 +38,33 @@ _EARLY_S = 0.0005
 _SWEEP_TICKS = 25
 
 
-class Due(Protocol):
-    """Source of the next request to send; `clusters.arrivals.Arrivals` implements it."""
-
-    cancelled: list[int]
-
-    def next_s(self) -> float:
-        """When the next request arrives; infinite if none is known."""
-        ...
-
-    def pop(self) -> RequestState:
-        """Remove and return the next request."""
-        ...
-
-    def ended(self, row: int, end_s: float, answered: bool) -> None:
-        """Report that a request has ended; requests that depend on it become due."""
-        ...
-
-
-class Route(Protocol):
-    """Chooses the server of a request."""
-
-    def choose(self, r: RequestState) -> int:
-        """The index of the endpoint that gets it."""
-        ...
-
-    def ended(self, endpoint: int) -> None:
-        """Report that a request at that server has ended."""
-        ...
-
-
-class RequestEncoder(Protocol):
-    """Encoder of requests to HTTP bytes."""
-
-    def of(self, endpoint: int, row: int) -> list[bytes]:
-        """Return the HTTP head and body of a request."""
-        ...
-
-    def tell(self, row: int, told: PredictedLength) -> None:
-        """Say in it how long its answer will be, as predicted."""
-        ...
-
-    def embeds(self, row: int) -> bool:
-        """Return True if the request is an embedding request."""
-        ...
-
-
-@dataclass(frozen=True)
-class ClientLimits:
-    """When we give up; see `HttpOptions`."""
-
-    time_s: float
-    connect_s: float
-    stall_s: float
-
-
-@dataclass
-class DriveResult:
-    """Everything that was sent, and how well we did it. Times are `time.perf_counter`'s."""
-
-    start_s: float  # the workload's time zero
-    exchanges: list[Exchange]
-    spool: Spool
-    lag_s: array[float]  # of the event loop, some 50 times a second
-    cpu_s: float
-    peak_rss_bytes: int
-
-
 class Driver:
-    """One run. `start_s` is the moment, by `perf_counter`, of the workload's time zero."""
+    """Sends the requests of one process.
+
+    `time_limit_s`, in seconds from the workload's time zero, ends the requests in progress.
+    """
 
     def __init__(
         self,
-        due: Due,
-        route: Route,
-        requests: RequestEncoder,
+        arrivals: Arrivals,
+        servers: RoutedServers,
+        requests: WireRequests,
         endpoints: Sequence[Endpoint],
-        limits: ClientLimits,
-        tls: ssl.SSLContext | None,
+        options: HttpOptions,
+        time_limit_s: float,
         progress: Progress | None = None,
         lengths: LengthPrediction[int] | None = None,
     ) -> None:
         self._lengths = lengths
         self._together = None if lengths is None else BatchedPredictions(lengths.read)
         self._said: dict[int, Any] = {}  # of rows whose lengths were predicted
-        self._due = due
-        self._route = route
+        self._arrivals = arrivals
+        self._servers = servers
         self._requests = requests
         self._endpoints = endpoints
-        self._limits = limits
-        self._tls = tls
+        self._options = options
+        self._time_limit_s = time_limit_s
+        self._tls = ssl.create_default_context() if any(e.tls for e in endpoints) else None
         self._progress = progress
         self._spool = Spool()
         self._exchanges: list[Exchange] = []
@@ -136,7 +74,6 @@ class Driver:
         self._start_s = 0.0
         self._over = False
         self._lag_s: array[float] = array("d")
-        self._error: BaseException | None = None
 
     def run(self, start_s: Callable[[], float]) -> DriveResult:
         """Send until all requests have ended; `start_s` is called when sending can begin.
@@ -146,7 +83,7 @@ class Driver:
         """
         allow_many_sockets()
         try:
-            with heap_frozen(), collections_off():  # one would stop the reading of clocks
+            with heap_frozen(), collections_off():  # a collection would delay timestamps
                 return _run(self._run(start_s))
         except BaseException:
             self._spool.close()
@@ -188,18 +125,18 @@ class Driver:
             endpoint,
             lambda row: self._requests.of(index, row),
             self._ended,
-            connect_limit_s=self._limits.connect_s,
+            connect_limit_s=self._options.connect_limit_s,
             tls=self._tls if endpoint.tls else None,
         )
 
     def _on_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """A callback of ours raised: that must not look like a slow server."""
+        """End the run with an error that a callback raised."""
         if not self._finished.done():
             error = context.get("exception") or RuntimeError(str(context.get("message")))
             self._finished.set_exception(error)
 
     def _dispatch(self) -> None:
-        """Send whatever is due, and sleep until the next is."""
+        """Send all requests that are due, and set a timer for the next one."""
         if self._dispatching or self._over:  # called back from a request that ended at once
             return
         self._dispatching = True
@@ -208,7 +145,7 @@ class Driver:
             self._timer = None
         try:
             while True:
-                next_s = self._due.next_s()
+                next_s = self._arrivals.next_s()
                 if next_s == math.inf:
                     self._finish_if_done()
                     return
@@ -216,12 +153,12 @@ class Driver:
                 if wait_s > _EARLY_S:
                     self._timer = self._loop.call_later(wait_s, self._dispatch)
                     return
-                self._send(self._due.pop())
+                self._send(self._arrivals.pop())
         finally:
             self._dispatching = False
 
     def _send(self, r: RequestState) -> None:
-        endpoint = self._route.choose(r)
+        endpoint = self._servers.choose(r)
         exchange = Exchange(r.id, endpoint, r.arrival_s, r.notify_on_finish)
         exchange.started_s = perf_counter()
         self._exchanges.append(exchange)
@@ -240,35 +177,32 @@ class Driver:
 
     def _ended(self, exchange: Exchange) -> None:
         self._in_flight -= 1
-        self._route.ended(exchange.endpoint)
+        self._servers.ended(exchange.endpoint)
         self._spool.keep(exchange)
         if self._lengths is not None and self._lengths.learns:
             said = self._said.pop(exchange.row, None)
             self._lengths.heard(said, self._raw(exchange), exact=True)
         if exchange.waited_for:
-            answered = self._answered(exchange)
-            self._due.ended(exchange.row, exchange.end_s - self._start_s, answered)
+            answered = read_answer(self._raw(exchange)).outcome is Outcome.FINISHED
+            self._arrivals.ended(exchange.row, exchange.end_s - self._start_s, answered)
             self._dispatch()
         elif self._in_flight == 0:
             self._finish_if_done()
-
-    def _answered(self, exchange: Exchange) -> bool:
-        return read_answer(self._raw(exchange)).outcome is Outcome.FINISHED
 
     def _raw(self, exchange: Exchange) -> Raw:
         return self._spool.raw(exchange, embeds=self._requests.embeds(exchange.row))
 
     def _finish_if_done(self) -> None:
-        over = self._over or self._due.next_s() == math.inf
+        over = self._over or self._arrivals.next_s() == math.inf
         if over and self._in_flight == 0 and not self._finished.done():
             self._finished.set_result(None)
 
     def _give_up(self) -> None:
         for pool in self._pools:
-            pool.give_up(RequestFault.TIME_LIMIT, f"not ended after {self._limits.time_s:g} s")
+            pool.give_up(RequestFault.TIME_LIMIT, f"not ended after {self._time_limit_s:g} s")
 
     def _tick(self, number: int) -> None:
-        """Now and then: how late the loop is, what stalls, whether time is up."""
+        """Sample the lag of the loop, and check for stalled streams and the time limit."""
         if self._over:
             return
         now_s = perf_counter()
@@ -277,11 +211,11 @@ class Driver:
             ended = len(self._exchanges) - self._in_flight
             self._progress(ended, max(0.0, now_s - self._start_s))
         if number % _SWEEP_TICKS == 0:
-            limit_s = self._limits.stall_s
+            limit_s = self._options.stall_limit_s
             for pool in self._pools:
                 for connection in pool.stalled(now_s - limit_s):
                     connection.break_off(RequestFault.STALLED, f"nothing came for {limit_s:g} s")
-        if now_s - self._start_s >= self._limits.time_s:
+        if now_s - self._start_s >= self._time_limit_s:
             self._over = True
             self._give_up()
             self._finish_if_done()
@@ -291,7 +225,7 @@ class Driver:
 
 
 def _run(main: Coroutine[Any, Any, DriveResult]) -> DriveResult:
-    """Run on a loop of its own: of this thread or, if it has one already, of another."""
+    """Run on a new event loop, in another thread if this one already runs a loop."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

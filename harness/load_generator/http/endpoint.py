@@ -19,10 +19,10 @@ class Endpoint:
 
     @classmethod
     def parse(cls, url: str) -> Endpoint:
-        """`http://host:8000`, also with a path, and with or without `/v1` at its end.
+        """Parse an address such as `http://host:8000`, also with a path, with or without `/v1`.
 
         Raises:
-            SloBenchError: it is no such address, or holds a password.
+            SloBenchError: the address is malformed or contains a password.
         """
         text = url if "://" in url else f"http://{url}"
         problem = f"{_without_password(url)!r} should look like http://127.0.0.1:8000"
@@ -45,7 +45,7 @@ class Endpoint:
 
     @property
     def authority(self) -> str:
-        """Host and port, as in the header `host`."""
+        """Host and port as in the header `host`."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == (443 if self.tls else 80) else f"{host}:{self.port}"
 

@@ -11,25 +11,25 @@ from ...core.records import Outcome
 
 
 class RequestFault(StrEnum):
-    """Why a request has no whole answer. `NONE`: it has one."""
+    """Reason why a request has no complete answer; `NONE` if it has one."""
 
     NONE = ""
     CONNECT = "connect"  # refused, unreachable, no such host
     CONNECT_TIMEOUT = "connect-timeout"
     TLS = "tls"
-    RESET = "reset"  # the connection broke in the middle of it
-    CUT = "cut"  # it was closed before the answer's end
+    RESET = "reset"  # the connection was reset during the exchange
+    CUT = "cut"  # the connection was closed before the end of the answer
     STATUS = "status"  # an HTTP status other than 200
     ERROR_EVENT = "error-event"  # status 200, but the stream contains an error
-    MALFORMED = "malformed"  # what came is no HTTP, no JSON, or no answer
-    EMPTY = "empty"  # a whole answer without a token
-    STALLED = "stalled"  # began, and then nothing came for too long
-    ABORTED = "aborted"  # the server says that it gave the request up
-    TIME_LIMIT = "time-limit"  # the cell's time was over
-    CLIENT = "client"  # our own: no more sockets, no more ports
+    MALFORMED = "malformed"  # not HTTP, not JSON, or not an answer of the API
+    EMPTY = "empty"  # a complete answer without a token
+    STALLED = "stalled"  # the answer began, then no data until the stall limit
+    ABORTED = "aborted"  # the server reports that it aborted the request
+    TIME_LIMIT = "time-limit"  # the time limit of the cell was reached
+    CLIENT = "client"  # the client's own: no sockets or ports left
 
 
-REFUSALS = (429, 503)  # statuses by which a server turns a request away
+REFUSALS = (429, 503)  # statuses with which a server refuses a request
 
 
 def outcome_of(fault: RequestFault, status: int, *, refused: bool = False) -> Outcome:

@@ -1,8 +1,8 @@
 """Predicted output lengths of requests, sent to the server's policy.
 
-Used by the load generator, which knows a request by its row, and by the gateway, which knows it by
-its text. What reads prompts does so in a thread of its own, all requests at once that wait for it.
-Meanwhile their clocks run: what a prediction costs is part of a request's latency.
+The load generator identifies a request by its row, the gateway by its text. Predictors that read
+prompts run in a thread of their own, with all waiting requests as one batch. The time of a
+prediction is part of the latency of its request.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Predicted = tuple[PredictedLength, Any]
 
 
 class LengthPrediction(Generic[Request]):
-    """Predicted lengths of answers; with a `follower` that is online it learns from answers."""
+    """Predicts lengths of answers; with an online `follower` it also learns from answers."""
 
     def __init__(
         self,
@@ -43,7 +43,8 @@ class LengthPrediction(Generic[Request]):
         follower: OnlineLengthPredictor | None = None,
     ) -> None:
         self.cut_off = 0  # answers cut short, so that their full length is unknown
-        self._read = read
+        # Returns predictions in order; slow, so it is called in another thread.
+        self.read = read
         self._follower = follower
         self._hearing = ThreadPoolExecutor(1, thread_name_prefix="answers heard")
 
@@ -51,10 +52,6 @@ class LengthPrediction(Generic[Request]):
     def learns(self) -> bool:
         """Return True if `heard` should be called."""
         return self._follower is not None and self._follower.online > 0
-
-    def read(self, requests: Sequence[Request]) -> Sequence[Predicted]:
-        """Predictions, in order; takes its time, so it is called in a thread of its own."""
-        return self._read(requests)
 
     def heard(self, said: Any, raw: Raw, *, exact: bool) -> None:
         """Learn from an answer; returns at once. `exact`: the output has the number of tokens in
@@ -77,14 +74,14 @@ class LengthPrediction(Generic[Request]):
         self._follower.came(said, output_tokens)
 
     def close(self) -> None:
-        """Finish: all requests have ended."""
+        """Stop learning after all requests have ended."""
         self._hearing.shutdown()
         if self.learns:
             assert self._follower is not None
             self._follower.close()
 
     def samples(self) -> Iterator[tuple[str, str, float]]:
-        """Metrics of what it has learnt: name, labels and value."""
+        """Metrics of an online predictor: name, labels and value."""
         follower = self._follower
         if follower is None:
             return
@@ -128,7 +125,7 @@ def prompt_lengths(workload: Workload, options: HttpOptions) -> LengthPrediction
     """Return the predictions that `options` select, by row; None without a predictor.
 
     Raises:
-        SloBenchError: the predictor cannot be had.
+        SloBenchError: the predictor is not available.
     """
     if not options.length_predictor or options.values_field is None or not len(workload):
         return None

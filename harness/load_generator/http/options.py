@@ -15,7 +15,7 @@ from ....workloads.request import RequestType
 
 
 class Api(StrEnum):
-    """Which of the OpenAI paths generation goes to."""
+    """API of an OpenAI-compatible server that generation requests use."""
 
     COMPLETIONS = "completions"
     CHAT = "chat"
@@ -49,30 +49,30 @@ class HttpOptions:
     """Options of the load generator for one cell: API, request fields and limits.
 
     Attributes:
-        api: where generation goes; embedding requests always go to `/v1/embeddings`.
-        model: what requests ask for that name no model.
+        api: API of generation requests; embedding requests always go to `/v1/embeddings`.
+        model: model of requests that name none.
         headers: sent with every request; `$NAME` in a value is the environment variable NAME.
         api_key_env: name of the environment variable that holds the API key.
-        body: fields of the body, beside and in place of ours.
+        body: fields that are added to the body or replace its own.
         values_field: body field for per-request values (see `core.wire`); None: not sent.
-        length_predictor: what predicts the lengths of answers, to be told with those values;
-            empty: nothing does. `length_seed` is of what it draws; `lengths_folder` is where one
-            that follows the run learns.
+        length_predictor: predictor of the lengths of answers, which are sent with those values;
+            empty: none. `length_seed` seeds its random numbers; `lengths_folder` is where an
+            online predictor learns.
         exact_output: make the server give exactly the workload's output tokens
             (`ignore_eos`, `min_tokens`), which vLLM and SGLang understand.
-        prompt_format: what prompts without text are made of.
+        prompt_format: form of generated prompts.
         tokenizer: folder of the served model's tokenizer, for the vocabulary and exact words.
         token_ids: lowest and one above the highest id for made-up prompts, without a tokenizer.
         salt: cells with different salts have different prompts, so that none finds another's
             in the server's prefix cache.
-        time_limit_s: of a whole cell; by default the arrivals' span and ten minutes, for loops
-            that are closed one hour.
-        connect_limit_s: for a connection to come about.
-        stall_limit_s: how long a stream that began may say nothing.
-        processes: that send; None: as many as the offered load needs.
+        time_limit_s: time limit of a whole cell; by default the span of the arrivals and ten
+            minutes, or one hour in a closed loop.
+        connect_limit_s: time limit for a connection to be opened.
+        stall_limit_s: longest time without data in a stream that has begun.
+        processes: number of sending processes; None: as many as the offered load needs.
         send_delay_limit_s: dispatch later than this at the 99th percentile makes a level invalid.
         rate_limit_share: so does a sent rate further from the offered one than this share.
-        keep_texts: keep what was answered.
+        keep_texts: keep the texts of answers.
         save_token_times: keep the time of every token.
     """
 
@@ -100,10 +100,10 @@ class HttpOptions:
     save_token_times: bool = False
 
     def header_lines(self) -> bytes:
-        """Extra headers and the key, as they are sent. Never store or show them.
+        """Return the extra headers and the API key as sent; never store or show them.
 
         Raises:
-            SloBenchError: a header is none, or an environment variable is not set.
+            SloBenchError: a header is invalid, or an environment variable is not set.
         """
         lines = [f"{name}: {_expanded(name, value)}" for name, value in self.headers.items()]
         if self.api_key_env is not None:

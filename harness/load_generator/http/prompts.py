@@ -1,4 +1,4 @@
-"""Prompts for requests that have lengths but no text.
+"""Prompts for requests that have lengths but no text, and the tokens they are made of.
 
 A prompt follows from the request alone: its known prefix blocks from their hashes, so that
 requests which share blocks share tokens, and the rest from its row. The same workload and salt
@@ -8,18 +8,23 @@ give the same prompts.
 from __future__ import annotations
 
 import zlib
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ....workloads.errors import FileFormatError, SloBenchError
+from ....workloads.parsing import parse_json
 from ....workloads.request import Request
-from .tokenizer import Vocabulary
 
 Ints = NDArray[np.int64]
 Hashes = NDArray[np.uint64]
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MOST_IDS = 1 << 24  # larger than any vocabulary
 _ROW_STREAM = 1 << 62  # keeps rows apart from block hashes
 
 # Short and frequent: nearly every tokenizer has each of them, with its space, as one token.
@@ -51,7 +56,7 @@ class PromptMaker:
         return ids
 
     def words(self, request: Request) -> str:
-        """A text of as many words; of exactly as many tokens where the tokenizer is at hand."""
+        """Return a text with one word per token; with a tokenizer, of exactly as many tokens."""
         drawn = (self._drawn(request) % np.uint64(len(_WORDS))).tolist()
         text = " ".join([_WORDS[k] for k in drawn])
         return text if self._encoder is None else self._cut(text, request.prompt_tokens)
@@ -73,7 +78,7 @@ class PromptMaker:
         return " ".join(words)
 
     def _drawn(self, request: Request) -> Hashes:
-        """A number for each token of the prompt."""
+        """Draw one number for each token of the prompt."""
         tokens = request.prompt_tokens
         size = self._block_size
         shared = request.prefix_blocks[: -(-tokens // size)]
@@ -89,7 +94,86 @@ class PromptMaker:
 
 
 def _mixed(values: Hashes) -> Hashes:
-    """The finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014): even bits from any."""
+    """The finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014): a uniform hash."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Ids of ordinary tokens, in order."""
+
+    ids: Ints
+
+    @classmethod
+    def span(cls, low: int, high: int) -> Vocabulary:
+        """Vocabulary of all ids from `low` to below `high`.
+
+        Raises:
+            SloBenchError: there are fewer than two.
+        """
+        if not 0 <= low < high - 1:
+            raise SloBenchError(f"token ids {low}:{high} should be LOW:HIGH, with two ids at least")
+        return cls(np.arange(low, high, dtype=np.int64))
+
+    @classmethod
+    def read(cls, folder: Path) -> Vocabulary:
+        """Read the ordinary tokens of `tokenizer.json`, or else all ids that `config.json` counts.
+
+        Raises:
+            FileFormatError: the folder has neither, or they cannot be read.
+        """
+        tokenizer = folder / "tokenizer.json"
+        if tokenizer.is_file():
+            table = _json(tokenizer)
+            model, added = table.get("model"), table.get("added_tokens") or []
+            vocabulary = model.get("vocab") if isinstance(model, dict) else None
+            known: set[int]
+            if isinstance(vocabulary, dict):
+                known = {_id(tokenizer, found) for found in vocabulary.values()}
+            elif isinstance(vocabulary, list):  # unigram: position is id
+                known = set(range(len(vocabulary)))
+            else:
+                raise FileFormatError(tokenizer, None, "has no vocabulary in model.vocab")
+            if not isinstance(added, list) or not all(isinstance(one, dict) for one in added):
+                raise FileFormatError(tokenizer, None, "added_tokens must be a list of objects")
+            special = {_id(tokenizer, one.get("id")) for one in added}
+            ids = sorted(known - special)
+        else:
+            config = folder / "config.json"
+            if not config.is_file():
+                raise FileFormatError(folder, None, "has neither tokenizer.json nor config.json")
+            size = _json(config).get("vocab_size")
+            if not isinstance(size, int) or not 0 <= size <= _MOST_IDS:
+                raise FileFormatError(config, None, "has no vocab_size")
+            ids = list(range(min(3, size), size))  # the first are special more often than not
+        if len(ids) < 2:
+            raise FileFormatError(folder, None, "has fewer than two ordinary tokens")
+        return cls(np.array(ids, dtype=np.int64))
+
+
+def _id(path: Path, found: object) -> int:
+    if not isinstance(found, int) or not 0 <= found <= _MOST_IDS:
+        raise FileFormatError(path, None, f"a token's id is {found!r:.40}")
+    return found
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = parse_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise FileFormatError(path, None, f"cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise FileFormatError(path, None, "is no JSON object")
+    return found
+
+
+def load_encoder(folder: Path) -> Any:
+    """Load the tokenizer; None if it or the `tokenizers` package is missing."""
+    path = folder / "tokenizer.json"
+    if not path.is_file() or find_spec("tokenizers") is None:
+        return None
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_file(str(path))

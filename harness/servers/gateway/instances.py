@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from ....workloads.request import Slo
 from ...core.state import RequestState
 from ...load_generator.http.endpoint import Endpoint
-from ...load_generator.routed_servers import RoutedServers
+from ...load_generator.real_cluster import RoutedServers
 from ...policies.routers import PrefixAware
 from ...policies.routers import router as router_by_name
 from ..http_server import HttpRequest, Reply, refuse

@@ -6,13 +6,11 @@ import asyncio
 from array import array
 from typing import Any
 
-from slo_bench.harness.load_generator.http.answers import Raw, read_answer
-from slo_bench.harness.load_generator.http.chunks import unchunk
-from slo_bench.harness.load_generator.http.connection import Connection
+from slo_bench.harness.load_generator.http.answers import Raw, read_answer, unchunk
+from slo_bench.harness.load_generator.http.columns import Spool
+from slo_bench.harness.load_generator.http.connection import Connection, Exchange
 from slo_bench.harness.load_generator.http.endpoint import Endpoint
-from slo_bench.harness.load_generator.http.exchange import Exchange
 from slo_bench.harness.load_generator.http.faults import RequestFault
-from slo_bench.harness.load_generator.http.spool import Spool
 from slo_bench.harness.servers.gateway.replies import CollectedReply
 from slo_bench.harness.servers.gateway.upstream import (
     ConnectionLostError,

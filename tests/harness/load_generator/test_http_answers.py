@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slo_bench.harness.core.records import Outcome
-from slo_bench.harness.load_generator.http.answers import Raw, read_answer
-from slo_bench.harness.load_generator.http.chunks import unchunk
+from slo_bench.harness.load_generator.http.answers import Raw, read_answer, unchunk
 from slo_bench.harness.load_generator.http.faults import RequestFault
 
 DONE = b"data: [DONE]\n\n"

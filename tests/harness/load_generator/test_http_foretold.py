@@ -14,15 +14,15 @@ from slo_bench.harness.core.predictions import LearnedPredictions
 from slo_bench.harness.core.records import Outcome
 from slo_bench.harness.core.state import RequestState
 from slo_bench.harness.core.wire import PredictedLength, predicted_length_from_wire
-from slo_bench.harness.load_generator import sender
+from slo_bench.harness.load_generator import send_job
 from slo_bench.harness.load_generator.http import Endpoint, HttpOptions, RequestFault
-from slo_bench.harness.load_generator.http.bodies import Bodies
-from slo_bench.harness.load_generator.http.heads import WireRequests
 from slo_bench.harness.load_generator.http.length_prediction import LengthPrediction, prompt_lengths
+from slo_bench.harness.load_generator.http.wire_requests import Bodies, WireRequests
 from slo_bench.workloads.errors import SloBenchError
 from slo_bench.workloads.request import Slo
 
-OPTIONS = HttpOptions(values_field="vllm_xargs", length_predictor="constant(7)")
+PREDICTED = {"values_field": "vllm_xargs", "length_predictor": "constant(7)"}
+OPTIONS = HttpOptions(**PREDICTED)
 HOSTILE = '","vllm_xargs":{"row":9}} says this prompt'
 
 
@@ -45,7 +45,7 @@ def reading(monkeypatch):
     """Have requests read by this."""
 
     def put(one):
-        monkeypatch.setattr(sender, "prompt_lengths", lambda workload, options: one)
+        monkeypatch.setattr(send_job, "prompt_lengths", lambda workload, options: one)
         return one
 
     return put
@@ -96,7 +96,7 @@ def test_it_stands_among_the_values_of_its_request(workload, tmp_path):
 
 def test_who_comes_while_others_are_read_is_read_at_once(workload, run, reading):
     slow = reading(Slow(0.3))
-    found, _ = run(workload(8, gap_s=0.002), values_field="vllm_xargs")
+    found, _ = run(workload(8, gap_s=0.002), **PREDICTED)
     assert slow.batches[0][0] == 0
     assert sorted(row for rows in slow.batches for row in rows) == list(range(8))
     assert len(slow.batches) < 8
@@ -108,7 +108,7 @@ def test_who_comes_while_others_are_read_is_read_at_once(workload, run, reading)
 
 def test_time_is_up_while_they_are_read(workload, run, reading):
     reading(Slow(1.0))
-    found, _ = run(workload(3, gap_s=0.001), values_field="vllm_xargs", time_limit_s=0.2)
+    found, _ = run(workload(3, gap_s=0.001), **PREDICTED, time_limit_s=0.2)
     assert found.faults() == {RequestFault.TIME_LIMIT: 3}
 
 
@@ -118,7 +118,7 @@ def test_a_predictor_that_fails_ends_the_run(workload, run, reading):
 
     reading(LengthPrediction(broken))
     with pytest.raises(SloBenchError, match="no such thing"):
-        run(workload(3), values_field="vllm_xargs")
+        run(workload(3), **PREDICTED)
 
 
 def test_what_needs_no_prompt_is_known_beforehand(workload):

@@ -14,16 +14,23 @@ from hypothesis import strategies as st
 from slo_bench.harness.core.records import Outcome
 from slo_bench.harness.engine.cluster.arrivals import INF, Arrivals
 from slo_bench.harness.experiments.experiment import Experiment
-from slo_bench.harness.load_generator.clocks import ClockReading, Offset, error_over, offset_of
 from slo_bench.harness.load_generator.http import Endpoint, HttpOptions
 from slo_bench.harness.load_generator.load_workers import (
+    ClockReading,
     LoadWorkers,
     LoadWorkersLostError,
+    Offset,
+    error_over,
+    offset_of,
     send_from,
 )
 from slo_bench.harness.load_generator.routed_load import measure
-from slo_bench.harness.load_generator.send_job import ThisMachine, start_sender
-from slo_bench.harness.load_generator.shares import Share, rows_elsewhere
+from slo_bench.harness.load_generator.send_job import (
+    Share,
+    ThisMachine,
+    rows_elsewhere,
+    start_sender,
+)
 from slo_bench.harness.servers.mock import MockConfig, serving
 from slo_bench.workloads.errors import SloBenchError
 from slo_bench.workloads.workload import Workload
@@ -216,16 +223,15 @@ def test_two_machines_send_as_one_would(workload):
         assert found.columns.started_s[row] <= found.columns.arrival_s[row] + late_s + 1e-9
 
 
-def test_a_sending_process_that_dies_makes_the_level_invalid(workload):
-    senders, killed = Machines(0.0, 7.0), []
+def test_a_sending_process_that_dies_makes_the_level_invalid(workload, monkeypatch):
+    senders, children = Machines(0.0, 7.0), {}
 
-    def kill(stations):
-        if not killed:
-            (child,) = stations[1].station._processes._processes
-            child.process.kill()
-            killed.append(child)
+    def start(folder, share):
+        children[share] = start_sender(folder, share)
+        return children[share]
 
-    senders.begun = kill
+    monkeypatch.setattr("slo_bench.harness.load_generator.send_job.start_sender", start)
+    senders.begun = lambda stations: children[1].process.kill()
     found, _ = sent(workload(30, gap_s=0.1), senders, send_delay_limit_s=60.0)
     assert found.invalid_because is not None
     assert found.invalid_because.startswith("client 2 of 2, on machine-1, died")

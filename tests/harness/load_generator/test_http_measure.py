@@ -11,7 +11,7 @@ import pytest
 from slo_bench.harness.core.records import Outcome
 from slo_bench.harness.load_generator.http import Api, Endpoint, HttpOptions
 from slo_bench.harness.load_generator.routed_load import measure
-from slo_bench.harness.load_generator.shares import Share, processes_for, rows_elsewhere
+from slo_bench.harness.load_generator.send_job import Share, processes_for, rows_elsewhere
 from slo_bench.harness.servers.mock import InjectedFault, MockConfig, serving
 from slo_bench.workloads.errors import SloBenchError, UnknownNameError
 from slo_bench.workloads.request import RequestType
@@ -110,7 +110,7 @@ def test_shares_are_whole_and_keep_sessions_together(workload):
 
 
 def test_processes_follow_the_load(workload, monkeypatch):
-    monkeypatch.setattr("slo_bench.harness.load_generator.shares.cores", lambda: 8)
+    monkeypatch.setattr("slo_bench.harness.load_generator.send_job.cores", lambda: 8)
     assert processes_for(workload(100, gap_s=1.0, tokens=64)) == 1
     assert processes_for(workload(1000, gap_s=0.001, tokens=64)) == 3
     assert processes_for(workload(1000, gap_s=0.0001, tokens=64)) == 8

@@ -1,8 +1,14 @@
 import numpy as np
 import pytest
 
-from slo_bench.harness.load_generator.http import Endpoint, HttpOptions
-from slo_bench.harness.load_generator.http.validity import client_figures, invalid_because
+from slo_bench.harness.load_generator.client_health import client_figures, invalid_because
+from slo_bench.harness.load_generator.http import Endpoint, HttpOptions, RequestFault
+from slo_bench.harness.load_generator.http.columns import (
+    FAULTS,
+    RequestColumns,
+    SenderResult,
+    joined_gaps,
+)
 from slo_bench.workloads.errors import SloBenchError
 
 
@@ -61,16 +67,13 @@ def test_what_is_no_header(options, problem, monkeypatch):
 
 
 def figures(late_s=0.0, lag_s=0.0, client_errors=0, stretch=1.0, n=100):
-    due = np.arange(n) * 0.01
-    return client_figures(
-        due,
-        due * stretch + late_s,
-        np.full(50, lag_s),
-        cpu_s=1.0,
-        peak_rss_bytes=1,
-        processes=1,
-        client_errors=client_errors,
-    )
+    columns = RequestColumns.empty(n)
+    columns.arrival_s[:] = np.arange(n) * 0.01
+    columns.started_s[:] = columns.arrival_s * stretch + late_s
+    columns.fault[:client_errors] = FAULTS.index(RequestFault.CLIENT)
+    lags_s = np.full(50, lag_s)
+    part = SenderResult(0.0, np.arange(n), columns, joined_gaps([]), lags_s, 1.0, 1)
+    return client_figures(columns, [part], 1)
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from slo_bench.harness.core.wire import slo_from_wire, to_wire
 from slo_bench.harness.load_generator.http import Api, HttpOptions, PromptFormat
-from slo_bench.harness.load_generator.http.bodies import Bodies, BodyMaker
-from slo_bench.harness.load_generator.http.prompts import PromptMaker
-from slo_bench.harness.load_generator.http.tokenizer import Vocabulary
+from slo_bench.harness.load_generator.http.prompts import PromptMaker, Vocabulary
+from slo_bench.harness.load_generator.http.wire_requests import Bodies, BodyMaker
 from slo_bench.workloads.errors import FileFormatError, SloBenchError
 from slo_bench.workloads.request import Request, RequestType, Slo
 

@@ -31,14 +31,12 @@ from slo_bench.harness.validation.latency_breakdown import (
     latency_breakdown,
     totals_s,
 )
-from slo_bench.harness.validation.measured_trace import MeasuredCell
 from slo_bench.harness.validation.trace import (
+    MeasuredCell,
     cell_names,
-    events,
     measured_on,
     replay,
     write_events,
-    write_perfetto,
 )
 from slo_bench.workloads.errors import SloBenchError, UnknownNameError
 from slo_bench.workloads.slo import parse_slo
@@ -234,11 +232,11 @@ def check_trace_events(text):
 @pytest.mark.parametrize("place", [0, 1])
 def test_perfetto(run, tmp_path, place):
     cell = replay(run, cell_names(run)[place])
-    path = write_perfetto(cell, tmp_path / "trace.json")
-    packed = write_perfetto(cell, tmp_path / "trace.json.gz")
+    path = write_events(cell.events(), tmp_path / "trace.json")
+    packed = write_events(cell.events(), tmp_path / "trace.json.gz")
     assert gzip.decompress(packed.read_bytes()) == path.read_bytes()
     found = check_trace_events(path.read_text())
-    assert len(found) == len(list(events(cell)))
+    assert len(found) == len(list(cell.events()))
     slices = [event for event in found if event["ph"] == "X"]
     assert all(event["dur"] >= 0 for event in slices)
     whole = [event for event in slices if event["name"].startswith("request ")]
@@ -249,7 +247,7 @@ def test_perfetto(run, tmp_path, place):
         ends = sorted(e["ts"] + e["dur"] for e in whole if (e["pid"], e["tid"]) == track)
         assert all(end <= begin + 0.01 for end, begin in zip(ends, own[1:], strict=False))
     with pytest.raises(SloBenchError, match="cannot write"):
-        write_perfetto(cell, tmp_path / "no" / "trace.json")
+        write_events(cell.events(), tmp_path / "no" / "trace.json")
 
 
 @pytest.mark.parametrize("records", ["csv", "parquet"])

@@ -7,8 +7,7 @@ import pytest
 
 from slo_bench.harness.core.cluster_policy import Routed
 from slo_bench.harness.core.state import RequestState
-from slo_bench.harness.load_generator.real_cluster import RealCluster
-from slo_bench.harness.load_generator.server_load import Fastest, ServerLoadMeter
+from slo_bench.harness.load_generator.real_cluster import Fastest, RealCluster, ServerLoadMeter
 from slo_bench.harness.policies.load_aware import LoadAware
 from slo_bench.harness.policies.routers import ROUTERS
 from slo_bench.workloads.request import Slo
@@ -35,7 +34,7 @@ def test_a_meter_reads_rates_and_shares():
     fastest = Fastest()
     meter = ServerLoadMeter(fastest)
     meter.look(metrics(100, 10, 0.25, cached=1000), 5.0)
-    assert (meter.kv_cache_usage, meter.kv_tokens, meter.s_per_token) == (0.25, 1600, 0.0)
+    assert (meter.kv_cache_usage, meter.kv_tokens, fastest.s_per_token) == (0.25, 1600, 0.0)
     meter.look(metrics(500, 30, 0.5, cached=9000), 7.0)
     assert meter.answer_tokens_per_s == 10.0
     assert fastest.tokens_per_s == 210.0  # what was found in the cache was not computed
@@ -47,14 +46,15 @@ def test_a_meter_reads_rates_and_shares():
 
 
 def test_sglang_says_it_in_other_words():
-    meter = ServerLoadMeter(Fastest())
+    fastest = Fastest()
+    meter = ServerLoadMeter(fastest)
     for moment, tokens in ((0.0, 0), (1.0, 80)):
         meter.look(
             f"sglang:prompt_tokens_total {tokens}\nsglang:generation_tokens_total {tokens}\n"
             "sglang:token_usage 0.3\nsglang:max_total_num_tokens 4096\n",
             moment,
         )
-    assert (meter.kv_cache_usage, meter.kv_tokens, meter.s_per_token) == (0.3, 4096, 1 / 160)
+    assert (meter.kv_cache_usage, meter.kv_tokens, fastest.s_per_token) == (0.3, 4096, 1 / 160)
 
 
 @pytest.fixture

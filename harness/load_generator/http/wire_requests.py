@@ -1,11 +1,11 @@
-"""JSON bodies of all requests, written before the run and read when each is due."""
+"""HTTP requests of a workload: bodies, written before the run and read when due, and heads."""
 
 from __future__ import annotations
 
 import json
 import os
 from array import array
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -15,14 +15,16 @@ import numpy as np
 from ....workloads.errors import SloBenchError
 from ....workloads.request import Request, RequestType
 from ....workloads.workload import Workload
-from ...core.wire import to_wire
+from ...core.wire import PredictedLength, to_wire
+from .endpoint import Endpoint
 from .options import Api, HttpOptions, PromptFormat
-from .prompts import PromptMaker
-from .tokenizer import Vocabulary, load_encoder
+from .prompts import PromptMaker, Vocabulary, load_encoder
+
+REQUEST_ID = "slo-bench-"  # what `x-request-id` begins with; the row follows
 
 
 class BodyMaker:
-    """Puts a request into the words of its API."""
+    """Makes the JSON body of a request for its API."""
 
     def __init__(self, workload: Workload, options: HttpOptions) -> None:
         self._options = options
@@ -89,7 +91,7 @@ def _used(workload: Workload, options: HttpOptions) -> set[Api]:
 
 
 class Bodies:
-    """Every request's body in one file, so that memory does not grow with the workload."""
+    """Bodies of all requests in one file, so that memory does not grow with the workload."""
 
     def __init__(self, path: Path, ends: array[int]) -> None:
         self.path = path
@@ -98,16 +100,19 @@ class Bodies:
 
     @classmethod
     def write(cls, workload: Workload, options: HttpOptions, path: Path) -> Bodies:
-        """Put all requests into words.
+        """Write the bodies of all requests.
 
         Raises:
             SloBenchError: a prompt cannot be made, or the file cannot be written.
         """
         maker = BodyMaker(workload, options)
+        # No non-ASCII escapes: what is sent is what a text holds, byte for byte.
+        encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
         ends = array("q")
         try:
             with path.open("wb", buffering=1 << 20) as file:
-                for body in _encoded(workload, maker):
+                for request in workload:
+                    body = encode(maker.body(request)).encode()
                     file.write(body)
                     ends.append(file.tell() if not ends else ends[-1] + len(body))
         except OSError as error:
@@ -127,19 +132,62 @@ class Bodies:
         return os.pread(self._file.fileno(), self._ends[row] - first, first)
 
     def files_of(self, rows: Collection[int]) -> dict[str, bytes]:
-        """The files that `read` reads, of these rows alone: the others are empty."""
+        """Files for `read` with the bodies of these rows; other bodies are empty."""
         found = [self[row] if row in rows else b"" for row in range(len(self._ends))]
         ends = array("q", accumulate(map(len, found)))
         names = self.path.name, self.path.with_suffix(".ends").name
         return dict(zip(names, (b"".join(found), ends.tobytes()), strict=True))
 
     def close(self) -> None:
-        """Close the memory-mapped file."""
+        """Close the file."""
         self._file.close()
 
 
-def _encoded(workload: Workload, maker: BodyMaker) -> Iterator[bytes]:
-    # No non-ASCII escapes: what is sent is what a text holds, byte for byte.
-    encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-    for request in workload:
-        yield encode(maker.body(request)).encode()
+class WireRequests:
+    """Encodes requests to HTTP bytes. Holds the API key, so never print one."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        endpoints: Sequence[Endpoint],
+        options: HttpOptions,
+        bodies: Bodies,
+    ) -> None:
+        extra = options.header_lines()
+        self._values = f'"{options.values_field}":{{'.encode()  # no text has these quotes bare
+        self._told: dict[int, bytes] = {}
+        self._bodies = bodies
+        self._kinds = [RequestType(kind) for kind in workload.request_type.tolist()]
+        self._embeds = {kind: not options.api.of(kind).streams for kind in RequestType}
+        self._heads = [
+            {kind: _head(endpoint, options.api.of(kind).path, extra) for kind in RequestType}
+            for endpoint in endpoints
+        ]
+
+    def of(self, endpoint: int, row: int) -> list[bytes]:
+        """Return the HTTP head and body of a row's request."""
+        body = self._bodies[row]
+        told = self._told.get(row)
+        if told is not None:
+            body = body.replace(self._values, self._values + told, 1)
+        head = self._heads[endpoint][self._kinds[row]]
+        return [head % (row, len(body)), body]
+
+    def tell(self, row: int, told: PredictedLength) -> None:
+        """Put a prediction among the values of a row's request."""
+        plain = json.dumps(told.to_wire(), separators=(",", ":"))
+        self._told[row] = plain[1:-1].encode() + b","  # others follow, always
+
+    def embeds(self, row: int) -> bool:
+        """Return True if the request is an embedding request."""
+        return self._embeds[self._kinds[row]]
+
+
+def _head(endpoint: Endpoint, path: str, extra: bytes) -> bytes:
+    first = (
+        f"POST {endpoint.prefix}{path} HTTP/1.1\r\nhost: {endpoint.authority}\r\n"
+        "user-agent: slo-bench\r\naccept: text/event-stream, application/json\r\n"
+        "content-type: application/json\r\n"
+    )
+    fixed = (first.encode("latin-1") + extra).replace(b"%", b"%%")
+    return fixed + f"x-request-id: {REQUEST_ID}%d\r\ncontent-length: %d\r\n\r\n".encode()
