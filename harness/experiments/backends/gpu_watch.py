@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Protocol
 
 from ...results.run_folder import Value, write_whole
-from ...servers.launch.nvml import GpuReading
+from ...servers.launch.gpus import GpuReading
 
 INTERVAL_S = 0.25
 
 
 class WatchedGpu(Protocol):
-    """A GPU with readable counters, such as `nvml.Gpu`."""
+    """A GPU with readable counters, such as `gpus.Gpu`."""
 
     @property
     def index(self) -> int:

@@ -21,7 +21,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as version_of
@@ -31,7 +31,8 @@ from platformdirs import user_data_path
 
 from ....workloads.errors import SloBenchError, UnknownNameError
 from .recipe import Build, InstallStep, Recipe
-from .recipes import RECIPES
+from .sglang import SGLANG
+from .vllm import VLLM
 
 HOME_VARIABLE = "SLO_BENCH_HOME"
 TORCH_INDEX_VARIABLE = "SLO_BENCH_TORCH_INDEX"  # a mirror of PyTorch's index; empty: none
@@ -41,6 +42,7 @@ _MARKER = "slo-bench.json"
 _LOG = "install.log"
 _PROBE_S = 300.0
 
+RECIPES: Mapping[str, Recipe] = {recipe.backend: recipe for recipe in (VLLM, SGLANG)}
 Say = Callable[[str], None]
 
 
@@ -49,6 +51,17 @@ def home() -> Path:
     if chosen := os.environ.get(HOME_VARIABLE):
         return Path(chosen).expanduser().absolute()
     return user_data_path("slo-bench", appauthor=False)
+
+
+def recipe(backend: str) -> Recipe:
+    """How this server is installed and started.
+
+    Raises:
+        UnknownNameError: no such server.
+    """
+    if backend not in RECIPES:
+        raise UnknownNameError("backend", backend, RECIPES)
+    return RECIPES[backend]
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,12 @@
-"""How one server is installed and started, as data; `recipes.py` has the table."""
+"""How one server is installed and started, as data; `environments.RECIPES` has the table."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from ...core.policy import AnyPolicy
-from ...policies.systems import system as system_by_name
 
 # What switches kvcached on in a server in whose environment it is installed: KV pages are then
 # mapped on demand, and servers on one GPU share its memory.
@@ -70,9 +69,8 @@ class Launch:
     num_gpu_blocks: int | None = None
     block_size: int | None = None
     max_model_tokens: int | None = None
-    system: str | None = None  # None: the server as it is, unpatched
-    parameters: Mapping[str, bool | int | float | str] = field(default_factory=dict)
-    role: AnyPolicy | None = None  # what decides inside, where the system's instances differ
+    system: str | None = None  # name of the policy's system; None: the server as it is, unpatched
+    policy: AnyPolicy | None = None  # runs inside the server
     step_log: Path | None = None
     handshake: Path | None = None  # where hooks that are in place say so
     num_cpu_blocks: int | None = None  # KV blocks of host memory for swapping
@@ -81,13 +79,6 @@ class Launch:
     gpus: tuple[str, ...] = ()  # the only ones it may use, by UUID; none: all
     kvcached: bool = False
     sleeps: bool = False  # it can be told to give its memory back, and to take it again
-
-    @property
-    def policy(self) -> AnyPolicy | None:
-        """What decides inside; None: the server itself."""
-        if self.system is None or self.role is not None:
-            return self.role
-        return system_by_name(self.system).with_parameters(**self.parameters).policy
 
     @property
     def plugged(self) -> bool:

@@ -20,12 +20,10 @@ from ...policies.systems import system as system_by_name
 from ..gateway.running import GatewayPlan
 from ..gateway.split import KvTransferMode
 from .compatibility import check
-from .environments import Environment, environment
-from .gpu_shares import gpus_each, shares
+from .environments import Environment, environment, recipe
+from .gpus import gpus_each, shares, visible_gpus
 from .nixl_handshake import nixl_handshake
-from .nvml import visible_gpus
 from .recipe import KvTransfer, Launch
-from .recipes import recipe
 from .server_process import READY_S, ServerProcess, free_low_port, free_port, serving
 
 NUM_CPU_BLOCKS = 1024  # for swapping, where nothing is said
@@ -195,7 +193,8 @@ class Serve:
         ):
             own_log = log.with_stem(f"{log.stem}{part.name}")
             launch = self._launch(free_port() if port is None else port, step_log)
-            launch = replace(launch, transfer=transfer, role=part.policy, gpus=gpus)
+            policy = part.policy or launch.policy
+            launch = replace(launch, transfer=transfer, policy=policy, gpus=gpus)
             say(f"starting {self.label} on {self.backend}: {launch.model} at port {launch.port}")
             server = serving(recipe(found.backend), found, launch, log=own_log)
             servers.append(stack.enter_context(server))
@@ -345,7 +344,7 @@ class Serve:
         return replace(
             launch,
             system=self.system,
-            parameters=self.parameters,
+            policy=policy,
             step_log=step_log,
             num_cpu_blocks=num_cpu_blocks,
         )

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import json
 import os
 import random
+import shutil
 import socket
 import subprocess
 import sys
@@ -19,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 
 import httpx
@@ -33,7 +36,6 @@ from ..plugins.contract import (
     tally_file,
 )
 from .environments import Environment, home
-from .plugin_folder import plugin_folder
 from .recipe import Launch, Recipe
 
 READY_S = 300.0
@@ -42,6 +44,17 @@ _LOOK_EVERY_S = 0.2
 _LOW_PORTS = range(20_000, 32_000)
 _GUARD = Path(__file__).with_name("guard.py")
 _OURS = (POLICY_VARIABLE, HANDSHAKE_VARIABLE, STEP_LOG_VARIABLE, NUM_CPU_BLOCKS_VARIABLE)
+_PACKAGE = Path(__file__).resolve().parents[3]
+# Both servers load their group in every one of their processes.
+_ENTRY_POINTS = """\
+[vllm.general_plugins]
+slo_bench = slo_bench.harness.servers.plugins.vllm.plugin:register
+
+[sglang.srt.plugins]
+slo_bench = slo_bench.harness.servers.plugins.sglang.plugin:register
+"""
+_VERSION = version("slo-bench")
+_METADATA = f"Metadata-Version: 2.1\nName: slo-bench\nVersion: {_VERSION}\n"
 
 Say = Callable[[str], None]
 
@@ -188,6 +201,32 @@ def serving(
             yield server
         finally:
             server.stop()
+
+
+def plugin_folder(under: Path) -> Path:
+    """The folder, made if it is not there yet.
+
+    Raises:
+        SloBenchError: it cannot be written.
+    """
+    content = f"{_PACKAGE}\n{_METADATA}\n{_ENTRY_POINTS}"
+    folder = under / "plugins" / hashlib.sha256(content.encode()).hexdigest()[:12]
+    if folder.is_dir():
+        return folder
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        part = Path(tempfile.mkdtemp(dir=folder.parent))
+        (part / "slo_bench").symlink_to(_PACKAGE, target_is_directory=True)
+        info = part / f"slo_bench-{_VERSION}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(_METADATA, "utf-8")
+        (info / "entry_points.txt").write_text(_ENTRY_POINTS, "utf-8")
+    except OSError as error:
+        raise SloBenchError(f"{folder} cannot be written: {error.strerror}") from error
+    with contextlib.suppress(OSError):  # somebody was quicker: theirs is the same
+        part.rename(folder)
+    shutil.rmtree(part, ignore_errors=True)
+    return folder
 
 
 def _environ(recipe: Recipe, environment: Environment, launch: Launch) -> dict[str, str]:

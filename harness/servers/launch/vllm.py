@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ...core.decisions import UNLIMITED
 from ...core.policy import Policy
-from ..plugins.vllm.compatibility import start_limits
+from ..plugins.contract import IdleView
 from .recipe import KVCACHED, TORCH_CPU_INDEX, Build, InstallStep, KvTransfer, Launch, Recipe
 
 _SCHEDULER = "slo_bench.harness.servers.plugins.vllm.scheduler.PolicyScheduler"
@@ -104,7 +104,9 @@ def _patched(launch: Launch) -> list[str]:
     assert isinstance(policy, Policy)
     # A victim whose token is still being computed cannot be swapped: no asynchronous scheduling.
     argv = ["--scheduler-cls", _SCHEDULER, "--no-async-scheduling"]
-    limits = start_limits(policy, launch.num_gpu_blocks)
+    blocks = launch.num_gpu_blocks
+    # The policy stays within the limits that the server is started with.
+    limits = policy.limits(IdleView(policy) if blocks is None else IdleView(policy, blocks))
     seqs = limits.max_seqs if limits.max_seqs < UNLIMITED else _MOST_SEQS
     context = _most_model_tokens(launch) or _context_tokens(launch.model)
     if limits.token_budget < UNLIMITED or context:

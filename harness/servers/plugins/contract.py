@@ -15,16 +15,22 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import importlib.util
+import inspect
 import json
 import os
+import pkgutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ....workloads.errors import SloBenchError
+from ...core.decisions import NextQueue
+from ...core.learned_predictions import LearnedPredictions
 from ...core.policy import AnyPolicy, Parameters, Policy, StaticPolicy
+from ...core.state import RequestState
+from ...core.view import Predictions
 
 POLICY_VARIABLE = "SLO_BENCH_POLICY"
 HANDSHAKE_VARIABLE = "SLO_BENCH_HANDSHAKE"
@@ -176,3 +182,63 @@ class StepLog:
         """One line."""
         if self._file is not None:
             self._file.write(json.dumps({"event": event, **values}) + "\n")
+
+
+def moved_targets(targets: Mapping[str, Iterable[str]]) -> list[str]:
+    """What is not as we know it, in words; empty if everything is.
+
+    Args:
+        targets: names as `pkgutil.resolve_name` takes them, each with the parameters that come
+            first, in this order; of one without any, it is enough that it is there.
+    """
+    found = (_problem(name, tuple(first)) for name, first in targets.items())
+    return [problem for problem in found if problem]
+
+
+def _problem(name: str, first: tuple[str, ...]) -> str:
+    try:
+        target = pkgutil.resolve_name(name)
+    except (ImportError, AttributeError):
+        return f"{name} is gone"
+    if not first:
+        return ""
+    found = tuple(inspect.signature(target).parameters)
+    if found[: len(first)] != first:
+        return f"{name} takes ({', '.join(found)}), not ({', '.join(first)}, …)"
+    return ""
+
+
+class IdleView:
+    """Implements `harness.core.view.View` with nobody there."""
+
+    now_s = 0.0
+    host_free_blocks = 0
+    n_waiting = n_swapped = n_prefilling = n_decoding = n_running = 0
+    decode_kv_tokens = max_future_kv_tokens = remaining_prefill_tokens = 0
+
+    def __init__(self, policy: Policy, num_gpu_blocks: int = 10_000, block_size: int = 16) -> None:
+        self.predict: Predictions = LearnedPredictions()
+        self.policy_state: Any = policy.new_state()
+        self.total_blocks = self.free_blocks = num_gpu_blocks
+        self.block_size = block_size
+
+    def waiting(self) -> Iterable[RequestState]:
+        return ()
+
+    def running(self) -> Iterable[RequestState]:
+        return ()
+
+    def admissible(self, group: NextQueue) -> list[RequestState]:
+        return []
+
+    def kv_tokens(self, r: RequestState) -> int:
+        return 0
+
+    def emitted_tokens(self, r: RequestState) -> int:
+        return 0
+
+    def held_blocks(self, r: RequestState) -> int:
+        return 0
+
+    def cached_tokens(self, r: RequestState) -> int:
+        return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ....core.decisions import Limits
 from ....core.policy import AnyPolicy, Policy, overrides
 from ....policies.sglang import Sglang
-from ..idle_view import IdleView
+from ..contract import IdleView
 
 _NOT_OFFERED = {
     "preemption_mode": "SGLang takes KV from a request only by discarding it (no swap, no stall)",

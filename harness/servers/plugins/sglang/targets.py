@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
 
-from .. import plugin_targets
+from ..contract import moved_targets
 
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 _MANAGERS = "sglang.srt.managers"
@@ -55,4 +55,4 @@ def sglang_version() -> str:
 
 def moved() -> list[str]:
     """What is not as we know it, in words; empty if everything is."""
-    return plugin_targets.moved({**_HOOKED, **_CALLED})
+    return moved_targets({**_HOOKED, **_CALLED})

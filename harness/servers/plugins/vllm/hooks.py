@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
 
-from .. import plugin_targets
+from ..contract import moved_targets
 
 # "module:object" to the parameters that come first: we pass them by position or count on them.
 _TARGETS: dict[str, tuple[str, ...]] = {
@@ -77,4 +77,4 @@ def moved(*, swap: bool = True, watched: bool = False) -> list[str]:
     targets = {**_TARGETS, **_SWAP_TARGETS} if swap else _TARGETS
     if watched:
         targets = {name: _TARGETS[name] for name in WATCHED}
-    return plugin_targets.moved(targets)
+    return moved_targets(targets)

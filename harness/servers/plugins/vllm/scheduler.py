@@ -35,8 +35,8 @@ from ....core.wire import (
 from ..contract import StepLog, Tally, announce, asked_for, num_cpu_blocks
 from .hooks import HOOKS, vllm_version
 from .queue import PolicyQueue
-from .steps import Composition, engine_settings
-from .view import KeptKeyView, VllmView
+from .steps import Composition
+from .view import KeptKeyView, VllmView, engine_settings
 
 _GOODBYES = {
     ReleaseReason.REJECT: REJECTED,

@@ -1,4 +1,4 @@
-"""What was in a step of vLLM's and how it went, for the step log; and how the engine is set up."""
+"""What was in a step of vLLM's and how it went, for the step log."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 from ..contract import StepLog, announce
 from .hooks import WATCHED, vllm_version
+from .view import engine_settings
 
 
 @dataclass(frozen=True)
@@ -33,27 +34,6 @@ class Composition:
             else:
                 chunks.append((before, tokens))
         return cls(decode_seqs, kv_tokens, chunks)
-
-
-def engine_settings(scheduler: Any) -> dict[str, Any]:
-    """How the engine is set up, in the words of a log's `meta.json`."""
-    config = scheduler.vllm_config
-    limits, cache, model = config.scheduler_config, config.cache_config, config.model_config
-    return {
-        "engine_kwargs": {
-            "max_num_seqs": int(limits.max_num_seqs),
-            "max_num_batched_tokens": int(limits.max_num_batched_tokens),
-            "max_model_len": int(model.max_model_len),
-            "tensor_parallel_size": int(config.parallel_config.tensor_parallel_size),
-            "async_scheduling": bool(limits.async_scheduling),
-            "enforce_eager": bool(model.enforce_eager),
-        },
-        "kv_cache": {
-            "num_gpu_blocks": int(cache.num_gpu_blocks),
-            "block_size": int(scheduler.block_size),
-            "enable_prefix_caching": bool(cache.enable_prefix_caching),
-        },
-    }
 
 
 class StepWatch:

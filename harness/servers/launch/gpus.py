@@ -1,10 +1,11 @@
-"""GPUs of this machine, through NVIDIA's management library.
+"""GPUs of this machine, read through NVIDIA's management library, and their division among servers.
 
 What a GPU does not tell (MIG slices no utilisation, old ones no energy) is None.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,21 @@ from typing import Any
 
 import pynvml
 from pynvml import NVMLError
+
+from ....workloads.errors import SloBenchError
+
+# What says over how many GPUs a server spreads its model: vLLM's options, then SGLang's.
+_DEGREES = (
+    "--tensor-parallel-size",
+    "-tp",
+    "--pipeline-parallel-size",
+    "-pp",
+    "--data-parallel-size",
+    "-dp",
+    "--tp-size",
+    "--pp-size",
+    "--dp-size",
+)
 
 
 @dataclass(frozen=True)
@@ -92,3 +108,33 @@ def chosen(gpus: Sequence[Gpu], asked: str | None) -> Sequence[Gpu]:
     return [
         gpu for gpu in gpus if gpu.index in numbers or (prefixes and gpu.uuid.startswith(prefixes))
     ]
+
+
+def gpus_each(server_args: Sequence[str]) -> int:
+    """GPUs of a server with these arguments.
+
+    Raises:
+        SloBenchError: a degree is no number.
+    """
+    found = 1
+    words = [part for word in server_args for part in word.split("=", 1)]
+    for name, value in itertools.pairwise(words):
+        if name in _DEGREES:
+            if not value.isdecimal() or int(value) < 1:
+                raise SloBenchError(f"{name} must be a whole number from 1 on but is {value!r}")
+            found *= int(value)
+    return found
+
+
+def shares(servers: int, each: int, visible: Sequence[str]) -> list[tuple[str, ...]]:
+    """The GPUs of each server, by the names that are `visible`.
+
+    Raises:
+        SloBenchError: there are not enough.
+    """
+    if servers * each > len(visible):
+        raise SloBenchError(
+            f"{servers} servers with {each} GPU{'s' if each > 1 else ''} each need "
+            f"{servers * each}; {len(visible)} can be used here"
+        )
+    return [tuple(visible[k * each : (k + 1) * each]) for k in range(servers)]
