@@ -80,11 +80,6 @@ class Launch:
     kvcached: bool = False
     sleeps: bool = False  # it can be told to give its memory back, and to take it again
 
-    @property
-    def plugged(self) -> bool:
-        """Does our plugin run inside, to decide or to log steps?"""
-        return self.system is not None or self.step_log is not None
-
 
 @dataclass(frozen=True)
 class Recipe:

@@ -188,7 +188,7 @@ def serving(
     name = f"{environment.name} ({launch.system or 'unpatched'})"
     log.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="slo-bench-") as scratch:
-        if launch.plugged and launch.handshake is None:
+        if _plugged(launch) and launch.handshake is None:
             launch = dataclasses.replace(launch, handshake=Path(scratch) / "handshake.json")
         argv = recipe.argv(environment.programs, environment.device, launch)
         environ = _environ(recipe, environment, launch)
@@ -239,9 +239,9 @@ def _environ(recipe: Recipe, environment: Environment, launch: Launch) -> dict[s
     environ["PYTHONUNBUFFERED"] = "1"
     if launch.gpus:
         environ["CUDA_VISIBLE_DEVICES"] = ",".join(launch.gpus)
-    if launch.plugged or launch.transfer is not None:
+    if _plugged(launch) or launch.transfer is not None:
         environ["PYTHONPATH"] = str(plugin_folder(home()))
-    if launch.plugged:
+    if _plugged(launch):
         environ[HANDSHAKE_VARIABLE] = str(launch.handshake)
     if launch.step_log is not None:
         environ[STEP_LOG_VARIABLE] = str(launch.step_log.absolute())
@@ -249,6 +249,11 @@ def _environ(recipe: Recipe, environment: Environment, launch: Launch) -> dict[s
         environ[POLICY_VARIABLE] = PolicySpec.of(launch.system, launch.policy).to_json()
         environ[NUM_CPU_BLOCKS_VARIABLE] = str(launch.num_cpu_blocks or 0)
     return environ
+
+
+def _plugged(launch: Launch) -> bool:
+    """Whether our plugin runs inside the server, to decide or to log steps."""
+    return launch.system is not None or launch.step_log is not None
 
 
 def _start(argv: Sequence[str], environ: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
@@ -287,7 +292,7 @@ def _wait_until_ready(
 
 def _handshake(server: ServerProcess, launch: Launch) -> Mapping[str, object]:
     """What the plugin said; without a word from it, it does not run in this server."""
-    if not launch.plugged:
+    if not _plugged(launch):
         return {}
     assert launch.handshake is not None
     if not launch.handshake.is_file():
