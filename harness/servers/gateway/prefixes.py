@@ -1,4 +1,4 @@
-"""What prompts have in common, for routers that look at it: hashes of blocks, each with all before.
+"""Hashes of prompt blocks for routers that compare prefixes; each includes all blocks before.
 
 Blocks are of token ids or characters, as the client sent them; exact blocks of the server's own
 tokens are not needed, for a router only compares prompts with each other.
@@ -17,7 +17,7 @@ MOST_BLOCKS = 4096
 
 
 def prefix_blocks(body: Mapping[str, Any]) -> tuple[int, ...]:
-    """Of the prompt or messages in a body; of several prompts, the first. Empty if unknown."""
+    """Hashes of the prompt or messages; of several prompts, the first. Empty if unknown."""
     prompt = body.get("prompt", body.get("messages", body.get("input")))
     if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int | dict):
         prompt = prompt[0]
@@ -31,7 +31,7 @@ def prefix_blocks(body: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _chained(body: Mapping[str, Any], whole: Sequence[Any], size: int) -> tuple[int, ...]:
-    """Full blocks only. The model and salt are the root: with others, nothing is shared."""
+    """Hashes of full blocks. The model and salt are the root: others share nothing."""
     before = hash((str(body.get("model")), str(body.get("cache_salt"))))
     found = []
     for start in islice(range(0, len(whole) - size + 1, size), MOST_BLOCKS):

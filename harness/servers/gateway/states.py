@@ -18,7 +18,9 @@ def state_of(
     now_s: float,
     prefix_blocks: tuple[int, ...] = (),
 ) -> RequestState:
-    """The request numbered `number`, which arrives now, or had when another gateway sent it on."""
+    """State of the request numbered `number`, which arrives now, or arrived earlier at the gateway
+    that forwarded it.
+    """
     output = body.get("max_completion_tokens") or body.get("max_tokens")
     tokens = output if isinstance(output, int) else _DEFAULT_TOKENS
     wire = wire_of(body)
@@ -28,13 +30,15 @@ def state_of(
 
 
 def wire_of(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a policy is told of the request; see `core.wire`."""
+    """Inputs of the policy in a request's body (`core.wire`)."""
     found = body.get(VLLM_FIELD)
     return found if isinstance(found, Mapping) else {}
 
 
 def prompt_tokens(body: Mapping[str, Any]) -> int:
-    """How long the prompt is: token ids are counted, text by its length; at least 1."""
+    """Number of prompt tokens, at least 1: token ids are counted, text is estimated from its
+    length.
+    """
     return max(1, _tokens(body.get("prompt", body.get("messages", body.get("input")))))
 
 
@@ -50,7 +54,7 @@ def _tokens(given: object) -> int:
 
 
 def last_said(body: Mapping[str, Any]) -> str:
-    """The text that is to be answered: the prompt, or what the user said last; empty: none."""
+    """Text to be answered: the prompt, or the last message of the user; empty if there is none."""
     messages = body.get("messages")
     if isinstance(messages, list):
         users = [m for m in messages if isinstance(m, Mapping) and m.get("role") == "user"]

@@ -17,7 +17,7 @@ _ONE_MODEL = (
 
 
 def _alone(system: System) -> str:
-    """Why one server's scheduler is not enough; empty if it is."""
+    """Reason why one server's scheduler cannot run the system alone; empty if it can."""
     if system.cluster is None:
         return ""
     found = system.on_servers
@@ -33,7 +33,7 @@ def _on_vllm(system: System) -> str:
 
 
 def _vllm_refusal(policy: AnyPolicy) -> str:
-    """Why this policy cannot run inside vLLM; empty if it can."""
+    """Reason why this policy cannot run inside vLLM; empty if it can."""
     if not isinstance(policy, Policy):
         instead = f"; {policy.continuous} is what a server can run of it" * bool(policy.continuous)
         return f"it forms static batches, which vLLM does not{instead}"
@@ -74,7 +74,9 @@ BACKENDS = tuple(_REFUSALS)
 
 
 def refusal(system: System, backend: str) -> str | None:
-    """Why this system cannot run inside this server; None: it can, or we decide nothing there."""
+    """Reason why this system cannot run on this backend; None if it can, or if no policy runs
+    there.
+    """
     reason = _REFUSALS.get(backend)
     return (reason(system) or None) if reason else None
 
@@ -86,5 +88,5 @@ def check(system: System, backend: str) -> None:
 
 
 def compatibility_of(system: System) -> Mapping[str, str | None]:
-    """Backend to `refusal`, for every backend that policies run on."""
+    """Reason of `refusal` for every backend that runs policies."""
     return {backend: refusal(system, backend) for backend in BACKENDS}

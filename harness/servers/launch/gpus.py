@@ -1,6 +1,6 @@
 """GPUs of this machine, read through NVIDIA's management library, and their division among servers.
 
-What a GPU does not tell (MIG slices no utilisation, old ones no energy) is None.
+A value that a GPU does not report (MIG slices no utilisation, old GPUs no energy) is None.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pynvml import NVMLError
 
 from ....workloads.errors import SloBenchError
 
-# What says over how many GPUs a server spreads its model: vLLM's options, then SGLang's.
+# Options for the number of GPUs of a server: vLLM's, then SGLang's.
 _DEGREES = (
     "--tensor-parallel-size",
     "-tp",
@@ -32,7 +32,7 @@ _DEGREES = (
 
 @dataclass(frozen=True)
 class GpuReading:
-    """One GPU at one moment. `energy_j` counts from when the driver was loaded."""
+    """Counters of one GPU at one time. `energy_j` counts from when the driver was loaded."""
 
     utilisation: float | None
     memory_bytes: int | None
@@ -42,7 +42,7 @@ class GpuReading:
 
 
 class Gpu:
-    """A GPU by its place in NVML's order, which is that of the PCI bus."""
+    """A GPU by its index in NVML, which follows the PCI bus."""
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -53,12 +53,12 @@ class Gpu:
 
     @property
     def memory_bytes(self) -> int | None:
-        """Total memory."""
+        """Total memory in bytes."""
         memory = self._get(pynvml.nvmlDeviceGetMemoryInfo)
         return None if memory is None else int(memory.total)
 
     def read(self) -> GpuReading:
-        """What it does now; costs a few calls into the driver."""
+        """Read the present counters: a few calls into the driver."""
         utilisation = self._get(pynvml.nvmlDeviceGetUtilizationRates)
         memory = self._get(pynvml.nvmlDeviceGetMemoryInfo)
         milliwatts = self._get(pynvml.nvmlDeviceGetPowerUsage)
@@ -72,7 +72,7 @@ class Gpu:
         )
 
     def _get(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """None where this GPU or its driver has no such thing."""
+        """A counter; None if the GPU or its driver does not have it."""
         try:
             return function(self._handle, *arguments)
         except NVMLError:
@@ -80,7 +80,7 @@ class Gpu:
 
 
 def all_gpus() -> list[Gpu]:
-    """All of this machine.
+    """All GPUs of this machine.
 
     Raises:
         NVMLError: there is no library, or it has no driver to talk to.
@@ -90,7 +90,7 @@ def all_gpus() -> list[Gpu]:
 
 
 def visible_gpus() -> Sequence[Gpu]:
-    """Those that `CUDA_VISIBLE_DEVICES` leaves a server; none where there is no NVML."""
+    """GPUs that `CUDA_VISIBLE_DEVICES` allows; none without NVML."""
     try:
         gpus = all_gpus()
     except NVMLError:
@@ -99,7 +99,7 @@ def visible_gpus() -> Sequence[Gpu]:
 
 
 def chosen(gpus: Sequence[Gpu], asked: str | None) -> Sequence[Gpu]:
-    """By number or by the beginning of their UUID, as CUDA reads it; None: all."""
+    """GPUs by number or prefix of their UUID, as CUDA reads the variable; None: all."""
     if asked is None:
         return gpus
     words = [word.strip() for word in asked.split(",")]
@@ -111,7 +111,7 @@ def chosen(gpus: Sequence[Gpu], asked: str | None) -> Sequence[Gpu]:
 
 
 def gpus_each(server_args: Sequence[str]) -> int:
-    """GPUs of a server with these arguments.
+    """Number of GPUs of a server with these arguments.
 
     Raises:
         SloBenchError: a degree is no number.
@@ -127,7 +127,7 @@ def gpus_each(server_args: Sequence[str]) -> int:
 
 
 def shares(servers: int, each: int, visible: Sequence[str]) -> list[tuple[str, ...]]:
-    """The GPUs of each server, by the names that are `visible`.
+    """GPUs of each server, by their names in `visible`.
 
     Raises:
         SloBenchError: there are not enough.

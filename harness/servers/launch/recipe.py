@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ...core.policy import AnyPolicy
 
-# What switches kvcached on in a server in whose environment it is installed: KV pages are then
+# Variables that switch kvcached on, if it is installed in the server's environment: KV pages are
 # mapped on demand, and servers on one GPU share its memory.
 KVCACHED = {"ENABLE_KVCACHED": "true", "KVCACHED_AUTOPATCH": "1"}
 
@@ -17,7 +17,7 @@ TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 @dataclass(frozen=True)
 class InstallStep:
-    """One call of the installer. `index` is asked beside the configured one."""
+    """A call of the installer. `index` is a package index besides the configured one."""
 
     packages: tuple[str, ...]
     dependencies: bool = True
@@ -49,8 +49,8 @@ class Build:
 
 @dataclass(frozen=True)
 class KvTransfer:
-    """How a server gives KV to another, or gets it: through files in `folder`, or by NIXL, whose
-    other side asks at `port`. `prefills`: it gives.
+    """KV transfer between servers: through files in `folder`, or by NIXL at `port`. `prefills`: the
+    server sends KV; otherwise it receives KV.
     """
 
     prefills: bool
@@ -60,7 +60,7 @@ class KvTransfer:
 
 @dataclass(frozen=True)
 class Launch:
-    """What is to be served, and where."""
+    """Settings of one server start: model, address, policy and limits."""
 
     model: str
     port: int
@@ -83,10 +83,11 @@ class Launch:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A server: its builds by device, and how it is started.
+    """Builds of a server by device, and its command line and environment.
 
-    `argv` gets the environment's folder of programs; `environ` what is set beside the present
-    environment (what the user has set already wins, but for PYTHONPATH, which is prepended).
+    `argv` receives the environment's folder of executables. `environ` returns variables that are
+    added to the present environment; variables of the user take precedence, but for PYTHONPATH,
+    which is prepended.
     """
 
     backend: str

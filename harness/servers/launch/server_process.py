@@ -81,7 +81,7 @@ class ServerProcess:
 
     @property
     def running(self) -> bool:
-        """Has it not ended?"""
+        """Whether the process has not ended."""
         return self._process is not None and self._process.poll() is None
 
     def check(self) -> None:
@@ -102,12 +102,12 @@ class ServerProcess:
         self.tally_file = self.launch.handshake and tally_file(self.launch.handshake)
 
     def wait(self) -> int:
-        """Until it ends; its exit code."""
+        """Wait until the process ends; returns its exit code."""
         assert self._process is not None
         return self._process.wait()
 
     def metrics(self) -> str:
-        """What the server says of itself, in Prometheus' text format.
+        """The server's metrics in Prometheus' text format.
 
         Raises:
             ServerError: it does not answer.
@@ -121,14 +121,14 @@ class ServerProcess:
             raise ServerError(f"{self.metrics_url} does not answer: {why}") from error
 
     def tally(self) -> Mapping[str, int]:
-        """What the plugin has counted so far; empty if there is none."""
+        """Counters of the plugin so far; empty without a plugin."""
         if self.tally_file is None or not self.tally_file.is_file():
             return {}
         found: dict[str, int] = json.loads(self.tally_file.read_text("utf-8"))
         return found
 
     def stop(self) -> None:
-        """Stop it and everything it started; returns when nothing is left."""
+        """Stop the server and all processes that it started; returns when none is left."""
         if self._process is None:
             return
         assert self._process.stdin is not None
@@ -150,7 +150,7 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def free_low_port(host: str = "127.0.0.1") -> int:
-    """A free port below those that systems give to clients: it is still free when it is bound late.
+    """A free port below the system's range for clients, so that it stays free until it is bound.
 
     Raises:
         SloBenchError: none was found.
@@ -163,7 +163,7 @@ def free_low_port(host: str = "127.0.0.1") -> int:
 
 
 def check_port(port: int, host: str = "127.0.0.1") -> None:
-    """Raise SloBenchError if nobody can listen there."""
+    """Raise SloBenchError if the port cannot be bound."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -181,8 +181,8 @@ def serving(
     Args:
         recipe: how it is started.
         environment: where it is installed.
-        launch: what is served. With a system, its policy runs inside the server, and the server
-            counts as ready only when the plugin has reported that every hook is in place.
+        launch: settings of the server. With a policy inside, the server counts as ready
+            only when the plugin has reported that every hook is in place.
         log: the file of its output.
     """
     name = f"{environment.name} ({launch.system or 'unpatched'})"
@@ -204,7 +204,9 @@ def serving(
 
 
 def plugin_folder(under: Path) -> Path:
-    """The folder, made if it is not there yet.
+    """Folder for PYTHONPATH with this package and its entry points, made if it does not exist.
+
+    It makes the plugins importable in a server's environment without an installation.
 
     Raises:
         SloBenchError: it cannot be written.
@@ -223,14 +225,16 @@ def plugin_folder(under: Path) -> Path:
         (info / "entry_points.txt").write_text(_ENTRY_POINTS, "utf-8")
     except OSError as error:
         raise SloBenchError(f"{folder} cannot be written: {error.strerror}") from error
-    with contextlib.suppress(OSError):  # somebody was quicker: theirs is the same
+    with contextlib.suppress(OSError):  # another process was faster: its folder is the same
         part.rename(folder)
     shutil.rmtree(part, ignore_errors=True)
     return folder
 
 
 def _environ(recipe: Recipe, environment: Environment, launch: Launch) -> dict[str, str]:
-    """The present environment without what is ours alone, and with what the recipe adds."""
+    """The process environment for a server: without this package's own variables, with those of the
+    recipe.
+    """
     present = dict(os.environ)
     for name in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", *_OURS):
         present.pop(name, None)
@@ -252,7 +256,7 @@ def _environ(recipe: Recipe, environment: Environment, launch: Launch) -> dict[s
 
 
 def _plugged(launch: Launch) -> bool:
-    """Whether our plugin runs inside the server, to decide or to log steps."""
+    """Whether the plugin runs inside the server, to decide or to log steps."""
     return launch.system is not None or launch.step_log is not None
 
 
@@ -291,7 +295,7 @@ def _wait_until_ready(
 
 
 def _handshake(server: ServerProcess, launch: Launch) -> Mapping[str, object]:
-    """What the plugin said; without a word from it, it does not run in this server."""
+    """The plugin's report. Raises ServerError if the plugin was asked for and has not reported."""
     if not _plugged(launch):
         return {}
     assert launch.handshake is not None
@@ -309,7 +313,7 @@ def _handshake(server: ServerProcess, launch: Launch) -> Mapping[str, object]:
 
 
 def with_log(problem: str, log: Path) -> str:
-    """The problem, where the log is, and what it says of errors or last."""
+    """The problem with the path of the log and its last errors or lines."""
     lines = log.read_text("utf-8", "replace").splitlines() if log.is_file() else []
     errors = [line for line in lines if "Error" in line and "Traceback" not in line]
     shown = [*errors[-3:], *lines[-5:]] if errors else lines[-8:]

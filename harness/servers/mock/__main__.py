@@ -1,4 +1,4 @@
-"""`python -m slo_bench.harness.servers.mock`."""
+"""Command line of the mock server: `python -m slo_bench.harness.servers.mock`."""
 
 from __future__ import annotations
 

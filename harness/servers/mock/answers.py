@@ -1,4 +1,4 @@
-"""Requests to the mock, and what it answers."""
+"""Handler of the mock server: requests and their answers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class MockHandler:
         self._service = service
 
     async def answer(self, request: HttpRequest, reply: ClientReply) -> None:
-        """Answer one request."""
+        """Answer one HTTP request."""
         if request.method == "GET":
             self._look(request.path, reply)
             return
@@ -64,7 +64,7 @@ class MockHandler:
             gauges = {"running": service.running, "waiting": len(service.waiting)}
             lines = [f"vllm:num_requests_{name} {float(n)}\n" for name, n in gauges.items()]
             respond(reply, "".join(lines).encode(), "text/plain; version=0.0.4")
-        elif path == "/truth":  # ours: what the measuring is held against
+        elif path == "/truth":  # of this mock only: the true times
             respond_json(reply, [dataclasses.asdict(truth) for truth in service.truths])
         else:
             refuse(reply, 404, f"no {path} here")
@@ -124,7 +124,7 @@ class Streamed:
         self.output_tokens = 1 if self._embeds else tokens
 
     def refuse(self, status: int, message: str) -> None:
-        """An error as the first event of a stream."""
+        """Send an error as the first event of a stream."""
         if self._streams:
             self._write(event(error_body(status, message)) + DONE)
             self._reply.end()
@@ -139,7 +139,7 @@ class Streamed:
             self.over.set_result(None)
 
     def tokens(self, first: int, count: int) -> None:
-        """See `Listener`."""
+        """Send an event with `count` tokens, of which `first` is the first."""
         if not self._streams:
             return
         events = b""
@@ -151,7 +151,7 @@ class Streamed:
         self._write(events + self._answer.tokens(count, last=last))
 
     def finished(self) -> None:
-        """See `Listener`."""
+        """Send the end of the answer."""
         reply, tokens = self._reply, self.output_tokens
         if self._embeds:
             respond_json(reply, embedding(self._model, self._inputs, self.prompt_tokens))
@@ -166,7 +166,7 @@ class Streamed:
         self._end()
 
     def failed(self, fault: InjectedFault) -> None:
-        """See `Listener`."""
+        """Perform a fault in the middle of the answer."""
         if fault is InjectedFault.MALFORMED:
             self._write(b'data: {"choices": [{"text": \n\n' + DONE)
             self._reply.end()

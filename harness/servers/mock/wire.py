@@ -10,7 +10,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 def event(value: object) -> bytes:
-    """One server-sent event."""
+    """A server-sent event with a JSON value."""
     return b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n"
 
 
@@ -39,22 +39,22 @@ class CompletionEvents:
         return event(self._choice("", None, role="assistant"))
 
     def empty(self) -> bytes:
-        """An event without text."""
+        """A first event without text."""
         return event(self._choice("", None))
 
     def tokens(self, count: int, *, last: bool) -> bytes:
-        """So many tokens in one event."""
+        """An event with `count` tokens."""
         if count == 1 and not last:
             return self._token
         return event(self._choice(" tok" * count, "length" if last else None))
 
     def usage(self, prompt_tokens: int, output_tokens: int) -> bytes:
-        """The event that `stream_options.include_usage` asks for."""
+        """The usage event of `stream_options.include_usage`."""
         counts = self._counts(prompt_tokens, output_tokens)
         return event({**self._base, "choices": [], "usage": counts})
 
     def complete(self, prompt_tokens: int, output_tokens: int) -> dict[str, Any]:
-        """The answer in one piece."""
+        """The whole answer as one JSON body."""
         text = " tok" * output_tokens
         content: dict[str, Any]
         content = {"message": {"role": "assistant", "content": text}}
@@ -73,7 +73,7 @@ class CompletionEvents:
 
 
 def embedding(model: str, inputs: int, prompt_tokens: int) -> dict[str, Any]:
-    """The answer of `/v1/embeddings`."""
+    """The body of an answer of `/v1/embeddings`."""
     data = [{"object": "embedding", "index": k, "embedding": [0.0] * 8} for k in range(inputs)]
     usage = {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens}
     return {"object": "list", "model": model, "data": data, "usage": usage}

@@ -26,13 +26,13 @@ _ERRORS = (
 
 
 def register() -> None:
-    """Make the swap connector known and drops visible, if this vLLM is as we know it.
+    """Register the swap connector and the errors of released requests, after checking this vLLM.
 
-    Does nothing unless a policy is asked for, or a log of the steps without one.
+    Does nothing unless a policy or a step log is asked for.
 
     Raises:
-        RuntimeError: something that we hook into has moved. vLLM only logs this; but then the
-            scheduler never announces itself, and whoever started the server finds that out.
+        RuntimeError: a target of the hooks has changed. vLLM only logs this, but the scheduler then
+            never reports to the process that started the server, which ends with an error.
     """
     if asked_for() is None:
         _watch()
@@ -52,7 +52,7 @@ def register() -> None:
 
 
 def _watch() -> None:
-    """Log the steps of a scheduler that is left as it is, where that is asked for."""
+    """Log the steps of an unchanged scheduler, if a step log is asked for."""
     log = StepLog()
     if not log.wanted:
         return
@@ -74,7 +74,7 @@ def _check(problems: list[str]) -> None:
 
 
 def answer_releases(engine: Any) -> None:
-    """Wrap `generate` of vLLM's `AsyncLLM`; once, however often it is called."""
+    """Wrap `generate` of vLLM's `AsyncLLM`; a second call does nothing."""
     generate = engine.generate
     if hasattr(generate, "slo_bench"):
         return

@@ -1,4 +1,4 @@
-"""What was in a step of vLLM's and how it went, for the step log."""
+"""Composition and duration of vLLM's steps, for the step log."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .view import engine_settings
 
 @dataclass(frozen=True)
 class Composition:
-    """Who is in a batch. `chunks` are (tokens in KV before, tokens prefilled)."""
+    """Composition of a batch. `chunks` are (tokens in KV before, tokens prefilled)."""
 
     decode_seqs: int
     decode_kv_tokens: int
@@ -22,7 +22,7 @@ class Composition:
 
     @classmethod
     def of(cls, scheduled: Mapping[str, int], requests: Mapping[str, Any]) -> Composition:
-        """Of tokens by request id, once vLLM counts them as computed."""
+        """Composition from tokens by request id, after vLLM has counted them as computed."""
         decode_seqs = kv_tokens = 0
         chunks = []
         for request_id, tokens in scheduled.items():
@@ -37,10 +37,10 @@ class Composition:
 
 
 class StepWatch:
-    """Writes the step log of a scheduler whose decisions are left alone.
+    """Writes the step log of a scheduler without changing its decisions.
 
-    `schedule`, `update_from_output` and `__init__` are wrapped; the wrappers look and pass on.
-    Results come in the order of the steps, with asynchronous scheduling one step later.
+    `schedule`, `update_from_output` and `__init__` are wrapped. Results come in the order of the
+    steps; with asynchronous scheduling one step later.
     """
 
     def __init__(self, log: StepLog, clock: Callable[[], float] = time.time) -> None:
@@ -76,7 +76,7 @@ class StepWatch:
         scheduler_class.update_from_output = end
 
     def begun(self, scheduler: Any, output: Any, begin_s: float) -> None:
-        """A batch has been formed."""
+        """Log a new batch."""
         if not output.num_scheduled_tokens:
             return
         self._begun.add(id(output))
@@ -91,7 +91,7 @@ class StepWatch:
         )
 
     def ended(self, scheduler: Any, output: Any, end_s: float) -> None:
-        """Its tokens are there."""
+        """Log the end of a step."""
         if id(output) in self._begun:
             self._begun.remove(id(output))
             left = int(scheduler.get_num_unfinished_requests())

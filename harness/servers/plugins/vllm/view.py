@@ -1,4 +1,4 @@
-"""What a policy sees of a vLLM engine, and the engine's settings for the run folder."""
+"""Read-only view of a vLLM engine for policies, and the engine's settings for the run folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ....core.view import Predictions
 
 
 class Scheduled(Protocol):
-    """The parts of vLLM's scheduler and of ours that the view reads."""
+    """The parts of the scheduler that the view reads."""
 
     now_s: float
     predictions: Predictions
@@ -135,7 +135,9 @@ class VllmView:
 
 
 class KeptKeyView(VllmView):
-    """A view whose clock cannot be read, for a `queue_key` that is not computed again in time."""
+    """A view whose clock cannot be read, for a `queue_key` that is not computed again as time
+    passes.
+    """
 
     def __init__(self, scheduler: Scheduled, policy: Policy) -> None:
         super().__init__(scheduler)
@@ -147,7 +149,7 @@ class KeptKeyView(VllmView):
 
 
 def engine_settings(scheduler: Any) -> dict[str, Any]:
-    """How the engine is set up, in the words of a log's `meta.json`."""
+    """Settings of the engine, with the names of a log's `meta.json`."""
     config = scheduler.vllm_config
     limits, cache, model = config.scheduler_config, config.cache_config, config.model_config
     return {
