@@ -10,7 +10,7 @@ from typing import Protocol
 from ..http_server import HttpRequest, Reply, refuse, respond
 from .health_checks import Sample
 from .instances import RoutedServerGroup
-from .prefixes import prefix_blocks
+from .states import prefix_blocks
 
 _ASIDE = ("/tokenize", "/detokenize")  # asked beside the work: they must not turn a round robin
 _KINDS = {

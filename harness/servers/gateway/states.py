@@ -1,13 +1,20 @@
-"""A request as routers and controllers know it, from the body in which a client asks."""
+"""Properties of a request for routers and controllers, read from its body."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from ...core.state import RequestState
 from ...core.wire import VLLM_FIELD, slo_from_wire, waited_s
 
+# Blocks of the prompt as sent; a router compares prompts with each other only, so the server's own
+# tokens are not needed.
+BLOCK_IDS = 16
+BLOCK_CHARACTERS = 64
+MOST_BLOCKS = 4096
 CHARACTERS_PER_TOKEN = 4  # of text, roughly: a gateway has no tokenizer
 _DEFAULT_TOKENS = 16  # of an answer, where a client does not say
 
@@ -71,3 +78,30 @@ def _text(content: object) -> str:
     parts = content if isinstance(content, list) else []
     texts = [part.get("text") for part in parts if isinstance(part, Mapping)]
     return "\n".join(text for text in texts if isinstance(text, str))
+
+
+def prefix_blocks(body: Mapping[str, Any]) -> tuple[int, ...]:
+    """Hashes of the blocks of a prompt or of messages, each with all blocks before; of several
+    prompts, of the first. Empty if unknown.
+    """
+    prompt = body.get("prompt", body.get("messages", body.get("input")))
+    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int | dict):
+        prompt = prompt[0]
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], dict):
+        prompt = json.dumps(prompt, ensure_ascii=False)
+    if isinstance(prompt, str):
+        return _chained(body, prompt, BLOCK_CHARACTERS)
+    if isinstance(prompt, list) and all(isinstance(one, int) for one in prompt):
+        return _chained(body, prompt, BLOCK_IDS)
+    return ()
+
+
+def _chained(body: Mapping[str, Any], whole: Sequence[Any], size: int) -> tuple[int, ...]:
+    """Hashes of full blocks. The model and salt are the root: others share nothing."""
+    before = hash((str(body.get("model")), str(body.get("cache_salt"))))
+    found = []
+    for start in islice(range(0, len(whole) - size + 1, size), MOST_BLOCKS):
+        block = whole[start : start + size]
+        before = hash((before, block if isinstance(block, str) else tuple(block)))
+        found.append(before)
+    return tuple(found)

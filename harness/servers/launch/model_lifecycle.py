@@ -16,7 +16,7 @@ from ...load_generator.http.endpoint import Endpoint
 from ...policies.systems import several_models
 from ...policies.systems import system as system_by_name
 from .environments import environment
-from .serve import Serve
+from .serve import OWN_OPTIONS, Serve
 from .server_process import ServerError, ServerProcess
 
 _SLEEP_LIMIT_S = 120.0
@@ -142,17 +142,9 @@ def stage_of(
         SloBenchError: one could not be started: no such server, or an option that it has not.
     """
     found = environment(common.backend)
-    parameters: dict[str, bool | int | float | str] = {}
-    if found.backend == "vllm":
-        parameters = {
-            "max_num_batched_tokens": policy.max_num_batched_tokens,
-            "max_num_seqs": policy.max_num_seqs,
-        }
-    else:
-        parameters = {
-            "chunked_prefill_tokens": policy.max_num_batched_tokens,
-            "max_running_requests": policy.max_num_seqs,
-        }
+    # Of each server the token budget of an iteration, then the largest batch.
+    limits = (policy.max_num_batched_tokens, policy.max_num_seqs)
+    parameters = dict(zip(OWN_OPTIONS[found.backend], limits, strict=True))
     serves = {
         name: replace(common, model=model, system=None, parameters=parameters, served_name=name)
         for name, model in zip(served_names(models), models, strict=True)

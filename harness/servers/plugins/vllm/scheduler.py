@@ -547,9 +547,7 @@ class PolicyScheduler(Scheduler):
             self.step_log.write(
                 "step",
                 time_s=self.now_s,
-                decode_seqs=found.decode_seqs,
-                decode_kv_tokens=found.decode_kv_tokens,
-                chunks=found.chunks,
+                **vars(found),
                 waiting=len(self.waiting.waiting),
                 swapped=len(self.waiting.swapped),
                 free_blocks=self.view.free_blocks,

@@ -84,9 +84,7 @@ class StepWatch:
         self._log.write(
             "step",
             time_s=begin_s,
-            decode_seqs=found.decode_seqs,
-            decode_kv_tokens=found.decode_kv_tokens,
-            chunks=found.chunks,
+            **vars(found),
             waiting=len(scheduler.waiting),
         )
 
