@@ -17,8 +17,7 @@ import pytest
 from hypothesis import settings
 
 from slo_bench.cli.main import main
-from slo_bench.harness.servers.launch.environments import Environment, environment
-from slo_bench.harness.servers.launch.recipes import RECIPES
+from slo_bench.harness.servers.launch.environments import RECIPES, Environment, environment
 from slo_bench.workloads.errors import SloBenchError
 
 # Threads of torch spin while they wait for each other: beside other work, tests would stand still.

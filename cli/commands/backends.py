@@ -51,7 +51,7 @@ def install(
 ) -> None:
     """Install a server; takes minutes and gigabytes. Uses uv if there is one, else venv and pip."""
     from ...harness.servers.launch import environments
-    from ...harness.servers.launch.recipes import recipe
+    from ...harness.servers.launch.environments import recipe
 
     def say(line: str) -> None:
         if verbose or not line.startswith(" "):
@@ -73,7 +73,7 @@ def list_backends(
 ) -> None:
     """List installed and available servers."""
     from ...harness.servers.launch import environments
-    from ...harness.servers.launch.recipes import RECIPES
+    from ...harness.servers.launch.environments import RECIPES
 
     rows = [
         {"name": e.name, "state": "installed", "path": str(e.path)}

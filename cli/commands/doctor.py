@@ -154,7 +154,7 @@ def _memory() -> Finding:
 def _gpu() -> Finding:
     import pynvml
 
-    from ...harness.servers.launch.nvml import all_gpus
+    from ...harness.servers.launch.gpus import all_gpus
 
     try:
         found = [f"{gpu.name}, {(gpu.memory_bytes or 0) / 2**30:.0f} GiB" for gpu in all_gpus()]

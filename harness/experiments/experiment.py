@@ -138,8 +138,7 @@ def _run_missing(
     if planned.resolved.backend == SIMULATED:
         (executor or LocalExecutor(jobs)).run(todo, held.path, records=records, tell=tell)
         return
-    from .backends.choose import backend_of
-    from .backends.measuring import measure_cells
+    from .backends.measuring import backend_of, measure_cells
 
     with nullcontext() if executor is None else executor.senders() as senders:
         measure_cells(

@@ -33,7 +33,9 @@ _MOST_AHEAD = 64  # requests that a client may send before it is answered
 _START_S = 20.0
 
 Headers = list[tuple[bytes, bytes]]
-Ready = Callable[[str, Callable[[], None]], None]  # is told the address, and what stops the server
+Ready = Callable[
+    [str, Callable[[], None]], None
+]  # receives the address, and the function that stops the server
 
 # These belong to one connection, not to the message (RFC 9110, 7.6.1); lengths are ours to state.
 _OF_THE_CONNECTION = frozenset(
@@ -54,7 +56,7 @@ _ERROR_TYPES = {
 
 
 def end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
-    """Without the headers of the connection and those that it names as such."""
+    """Headers without those of the connection (RFC 9110, 7.6.1) and those that it names."""
     headers = list(headers)
     named = {
         word.strip().lower()
@@ -67,7 +69,7 @@ def end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
 
 
 def json_object(body: bytes) -> dict[str, Any] | None:
-    """The JSON object that `body` is; None if it is none."""
+    """The JSON object in `body`; None if there is none."""
     try:
         found = parse_json(body)
     except ValueError:
@@ -77,7 +79,7 @@ def json_object(body: bytes) -> dict[str, Any] | None:
 
 @dataclass(frozen=True)
 class HttpRequest:
-    """A whole request. `target` is the path with its query; `received_s` by `time.perf_counter`."""
+    """A complete request. `target` is the path with query; `received_s` by `time.perf_counter`."""
 
     method: str
     target: str
@@ -87,7 +89,7 @@ class HttpRequest:
 
     @property
     def path(self) -> str:
-        """The target without its query."""
+        """The target without the query."""
         return self.target.partition("?")[0]
 
     def json(self) -> dict[str, Any] | None:
@@ -101,11 +103,11 @@ class HttpRequest:
 
 
 class Reply(Protocol):
-    """An answer on its way to a client."""
+    """The answer to a client, sent in pieces."""
 
     @property
     def begun(self) -> bool:
-        """The head is out, so that nothing else can be said any more."""
+        """Whether the head has been sent, so that the status is fixed."""
         ...
 
     def begin(self, status: int, reason: bytes, headers: Headers) -> None:
@@ -148,7 +150,7 @@ def error_body(status: int, message: str) -> dict[str, Any]:
 
 
 def refuse(reply: Reply, status: int, message: str) -> None:
-    """Send an error answer."""
+    """Send an error in OpenAI's form."""
     respond_json(reply, error_body(status, message), status)
 
 
@@ -167,7 +169,7 @@ class HttpConnection(asyncio.Protocol):
         self._full = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Register a new connection."""
+        """Prepare the parser of a new connection and register it."""
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
         found: Any = transport.get_extra_info("socket")
         found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -176,14 +178,14 @@ class HttpConnection(asyncio.Protocol):
         self._begin()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Cancel the connection's requests."""
+        """Unregister the connection and cancel its requests."""
         self._connections.discard(self)
         self._ahead.clear()
         if self._task is not None:
             self._task.cancel()
 
     def reset(self) -> None:
-        """Close at once, with RST in place of FIN; what was being answered is cancelled."""
+        """Close at once with RST in place of FIN, and cancel the request in progress."""
         reset(self._transport)
 
     def pause_writing(self) -> None:
@@ -193,13 +195,13 @@ class HttpConnection(asyncio.Protocol):
             self._reply.hold(True)
 
     def resume_writing(self) -> None:
-        """Resume sending."""
+        """Resume sending when the client has read enough."""
         self._full = False
         if self._reply is not None:
             self._reply.hold(False)
 
     def data_received(self, data: bytes) -> None:
-        """Parse received bytes."""
+        """Parse received bytes; refuse a head that is too large or is not HTTP."""
         self._received_s = perf_counter()
         self._head_bytes += len(data)
         if self._head_bytes > MOST_HEAD_BYTES:
@@ -215,7 +217,7 @@ class HttpConnection(asyncio.Protocol):
             self._give_up(400, f"no HTTP/1.1: {error}")
 
     def _give_up(self, status: int, message: str) -> None:
-        """Say why, unless another answer is on its way out, and close."""
+        """Refuse the request, unless another answer is in progress, and close the connection."""
         if self._task is None and not self._transport.is_closing():
             reply = ClientReply(self._transport, http_1_1=True, head_only=False, stays=False)
             refuse(reply, status, message)
@@ -229,11 +231,11 @@ class HttpConnection(asyncio.Protocol):
         self._head_bytes = 0  # read since the last request or piece of a body
 
     def on_url(self, url: bytes) -> None:
-        """Collect the request target."""
+        """Collect a part of the request target."""
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Collect one request header."""
+        """Collect one header, and answer `Expect: 100-continue`."""
         self._headers.append((name, value))
         if name.lower() == b"expect" and value.lower() == b"100-continue":
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -248,7 +250,7 @@ class HttpConnection(asyncio.Protocol):
             self._give_up(413, f"the body has more than {MOST_BODY_BYTES >> 20} MiB")
 
     def on_message_complete(self) -> None:
-        """Queue the complete request."""
+        """Queue the complete request and start its handler if the connection is idle."""
         if self._transport.is_closing():
             return
         if not self._url.startswith(b"/"):
@@ -337,18 +339,18 @@ class ClientReply:
             self._transport.write(b"0\r\n\r\n")
 
     def reset(self) -> None:
-        """Break off, with RST in place of FIN."""
+        """Break the connection off with RST in place of FIN."""
         reset(self._transport)
 
     def comes_from(self, source: asyncio.ReadTransport | None) -> None:
-        """See `Reply`."""
+        """Set the transport that is paused while the client is slow."""
         if source is None:
             self._pause(False)
         self._source = source
         self._pause(self._held)
 
     def hold(self, held: bool) -> None:
-        """Whether the client cannot take more at present."""
+        """Set whether the client is too slow to take more."""
         self._held = held
         self._pause(held)
 
@@ -405,7 +407,7 @@ async def serve(
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:
-    """Run on the fastest loop there is."""
+    """Run a coroutine on uvloop, or on asyncio's loop on Windows."""
     if sys.platform == "win32":
         asyncio.run(main)
     else:
@@ -416,7 +418,7 @@ def run(main: Coroutine[Any, Any, None]) -> None:
 
 @dataclass(frozen=True)
 class Served:
-    """A server that is up. `stop` ends it, from any thread."""
+    """A running server. `stop` ends it, from any thread."""
 
     url: str
     stop: Callable[[], None]
@@ -424,7 +426,7 @@ class Served:
 
 @contextlib.contextmanager
 def in_thread(what: str, start: Callable[[Ready], Coroutine[Any, Any, None]]) -> Iterator[Served]:
-    """A server on a loop and a thread of its own, for as long as the block lasts.
+    """Run a server in a thread with an event loop of its own, for as long as the block lasts.
 
     `start` makes the coroutine that serves; `what` names the server in errors.
 
@@ -443,7 +445,7 @@ def in_thread(what: str, start: Callable[[Ready], Coroutine[Any, Any, None]]) ->
     def work() -> None:
         try:
             run(start(ready))
-        except BaseException as error:  # shown by whoever waits for us
+        except BaseException as error:  # raised in the waiting thread
             problems.append(error)
         finally:
             settled.set()

@@ -31,7 +31,7 @@ _DEFAULT_TOKENS = 16  # as OpenAI's completions
 
 @dataclass(frozen=True)
 class HttpModel:
-    """What is served: its name for clients, its text, its longest request."""
+    """Served model: its name for clients, its tokenizer, its end tokens and its longest request."""
 
     name: str
     text: Text
@@ -44,10 +44,10 @@ class HttpModel:
 def serving(
     live: LiveEngine, model: HttpModel, *, host: str = "127.0.0.1", port: int = 0
 ) -> Iterator[str]:
-    """The address of a server that is up, for as long as the block lasts.
+    """Run a server and yield its address, for as long as the block lasts.
 
     Raises:
-        SloBenchError: nobody can listen there.
+        SloBenchError: the port cannot be bound.
     """
 
     async def start(ready: Ready) -> None:
@@ -59,14 +59,14 @@ def serving(
 
 @dataclass(frozen=True)
 class Embeds:
-    """An encoder beside the model."""
+    """Encoder for embedding requests, with its name and tokenizer."""
 
     name: str
     encoder: Encoder
     text: Text
 
     def tokens(self, told: object) -> list[list[int]]:
-        """Of each text.
+        """Token ids of each input.
 
         Raises:
             _BadRequestError: it is no text, no tokens, and no list of either.
@@ -167,7 +167,7 @@ class _Routes:
 
 
 class _Generation:
-    """One request of a client, from its body to its last token."""
+    """A client's generation request, from its body to its last token."""
 
     def __init__(
         self, live: LiveEngine, model: HttpModel, body: Mapping[str, Any], *, chat: bool
@@ -369,7 +369,7 @@ def _stops(told: object) -> list[str]:
 
 
 def _first(text: str, stops: list[str]) -> int | None:
-    """Where the first of the stops begins; None: none is there."""
+    """Position of the first stop text; None if there is none."""
     places = [at for stop in stops if (at := text.find(stop)) >= 0]
     return min(places, default=None)
 
@@ -389,8 +389,8 @@ def serving_model(
     kv_store: Sequence[str] = (),
     port: int = 0,
 ) -> Iterator[str]:
-    """A model with a policy, as a server; its address. Servers that name the same folders in
-    `kv_store` (`FOLDER=GIB`, fastest first) for the same model share what they have computed.
+    """Load a model, run a server with a policy and yield its address. Servers with the same folders
+    in `kv_store` (`FOLDER=GIB`, fastest first) for the same model share prefix KV.
 
     Raises:
         SloBenchError: the model cannot be loaded, does not fit, or the system cannot run so.

@@ -36,7 +36,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ...harness.experiments.config.toml_text import read_toml
+from ...harness.experiments.config.experiment_file import read_toml
 from ...harness.results.read import RunResults
 from ...tuner.capacity.curve import student_t
 from ...workloads.errors import FileFormatError, SloBenchError, UnknownNameError

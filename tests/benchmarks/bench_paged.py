@@ -45,9 +45,8 @@ from slo_bench.harness.engine.torch.load import load_decoder
 from slo_bench.harness.engine.torch.sequence import Sequence as Tokens
 from slo_bench.harness.engine.torch.tiny import make_tiny
 from slo_bench.harness.policies.systems import system
-from slo_bench.harness.servers.launch.environments import Environment, installed
+from slo_bench.harness.servers.launch.environments import Environment, installed, recipe
 from slo_bench.harness.servers.launch.recipe import Launch
-from slo_bench.harness.servers.launch.recipes import recipe
 from slo_bench.workloads.request import Slo
 
 MODELS: dict[str, dict[str, Any]] = {

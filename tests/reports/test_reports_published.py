@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from slo_bench.harness.experiments.config.toml_text import read_toml
+from slo_bench.harness.experiments.config.experiment_file import read_toml
 from slo_bench.harness.experiments.experiment import suites
 from slo_bench.reports.pages.published import (
     SHIPPED,

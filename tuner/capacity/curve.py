@@ -242,8 +242,7 @@ class _Likelihood:
     is lower. Where such a level bounds it, the interval is wider at its low end by the growth that
     `keeps_up` may miss. A `slope` estimated from a wider range is a prior, log-normal with
     `_SLOPE_DOUBT`, because the few runs near the crossing determine its position but hardly its
-    slope. `doubt` is the
-    dispersion by which the quasi-likelihood of the runs will be divided.
+    slope. `doubt` is the dispersion by which the quasi-likelihood of the runs will be divided.
     """
 
     def __init__(

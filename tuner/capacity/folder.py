@@ -305,7 +305,7 @@ def search_cell(
 
 
 def _backend(planned: ExperimentPlan, senders: Senders | None) -> Backend:
-    from ...harness.experiments.backends.choose import backend_of
+    from ...harness.experiments.backends.measuring import backend_of
 
     return backend_of(planned.resolved, senders)
 

@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-from ...harness.experiments.config.toml_text import read_toml
+from ...harness.experiments.config.experiment_file import read_toml
 from ...predictors.device_map import read_gpu, read_link
 from ...predictors.specs import GpuSpec, LinkSpec, link
 from ...workloads.errors import FileFormatError, SloBenchError, UnknownNameError

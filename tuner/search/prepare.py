@@ -89,7 +89,7 @@ def _gpus(experiment: Experiment) -> int:
 
 
 def _check_backend(experiment: Experiment, backend: str) -> None:
-    from ...harness.experiments.backends.choose import backend_of
+    from ...harness.experiments.backends.measuring import backend_of
 
     if experiment.backend != SIMULATED:
         raise SloBenchError(f"this is tuned on {experiment.backend} already: leave --confirm out")

@@ -52,7 +52,7 @@ class Servers:
         """
         if experiment.backend == SIMULATED:
             return Simulator()
-        from ...harness.experiments.backends.choose import backend_of
+        from ...harness.experiments.backends.measuring import backend_of
 
         return self._started(backend_of(experiment), spec)
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ...harness.experiments.config.schema import setting_error
+from ...harness.experiments.config.experiment_file import setting_error
 from ...harness.experiments.config.setting import Count, Positive, Several, setting
 from ...workloads.errors import SloBenchError
 from .objectives import CAPACITY, Aim

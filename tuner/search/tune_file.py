@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ...harness.experiments.config.schema import SettingError
-from ...harness.experiments.config.toml_text import line_of, read_toml, to_toml
+from ...harness.experiments.config.experiment_file import SettingError, line_of, read_toml, to_toml
 from ...harness.experiments.experiment import Experiment
 from ...workloads.errors import FileFormatError, SloBenchError
 from .settings import TuneSettings

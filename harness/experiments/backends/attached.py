@@ -30,7 +30,7 @@ from ...load_generator.send_job import Senders
 from ...results.csv_columns import Choice, Column, gzip_csv
 from ...results.metrics import Hardware
 from ...results.run_folder import Value, write_whole
-from ...servers.launch.nvml import Gpu, visible_gpus
+from ...servers.launch.gpus import Gpu, visible_gpus
 from ..config.client_schema import ClientSchema
 from ..execution.cells import CellSpec
 from .base import CellMeasurement, Progress

@@ -13,25 +13,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Protocol
 
 from ...results.run_folder import Value, write_whole
-from ...servers.launch.nvml import GpuReading
+from ...servers.launch.gpus import Gpu, GpuReading
 
 INTERVAL_S = 0.25
-
-
-class WatchedGpu(Protocol):
-    """A GPU with readable counters, such as `nvml.Gpu`."""
-
-    @property
-    def index(self) -> int:
-        """The GPU's number on this machine."""
-        ...
-
-    def read(self) -> GpuReading:
-        """Read utilisation, memory and power now."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -96,7 +82,7 @@ def _mean_power_w(samples: Sequence[GpuSample]) -> float | None:
 
 @contextlib.contextmanager
 def watching(
-    gpus: Sequence[WatchedGpu],
+    gpus: Sequence[Gpu],
     *,
     interval_s: float = INTERVAL_S,
     clock: Callable[[], float] = time.perf_counter,

@@ -1,19 +1,54 @@
-"""Measuring cells on real servers, in sequence, with one start for each configuration."""
+"""The backend of an experiment, and the measurement of its cells, one start per configuration."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+from ....workloads.errors import SloBenchError
 from ....workloads.workload import Workload
+from ...load_generator.send_job import Senders
 from ...results.engine_logs import PROFILING, REPEATED, repeated_cell
 from ...results.run_folder import Row
+from ...servers.launch.backend_names import TORCH
+from ..config.schema import ExperimentSchema
 from ..execution.cells import CellSpec, kept_cell, workload_of
+from ..execution.workers import now_and_then
 from .base import Backend, CellMeasurement, Deployment, Progress
 
-_BETWEEN_REPORTS_S = 0.1
+
+def backend_of(asked: ExperimentSchema, senders: Senders | None = None) -> Backend:
+    """The backend that measures the experiment's cells; not for simulated ones.
+
+    `senders` are the machines that send the load to servers that already run; None: this machine.
+
+    Raises:
+        SloBenchError: settings contradict each other.
+    """
+    if senders is not None and asked.backend != "openai":
+        raise SloBenchError(
+            "several machines can send the load only to running servers (--base-url); "
+            f"leave --executor out with {asked.backend}"
+        )
+    if asked.backend != TORCH and asked.server.clock != "real":
+        raise SloBenchError(f"server.clock goes with backend torch, not with {asked.backend}")
+    if asked.backend != TORCH and asked.server.workers:
+        raise SloBenchError(f"server.workers go with backend torch, not with {asked.backend}")
+    if asked.backend != TORCH and asked.server.kv_store:
+        raise SloBenchError(f"server.kv_store goes with backend torch, not with {asked.backend}")
+    if asked.backend == "openai":
+        from .attached import HttpBackend
+
+        return HttpBackend(asked.client, senders=senders)
+    if asked.backend == TORCH:
+        from .torch_engine import TorchBackend
+
+        return TorchBackend(server=asked.server)
+    from .launched import LaunchedBackend
+
+    return LaunchedBackend(asked.backend, asked.client, asked.server)
 
 
 def measure_cells(
@@ -38,15 +73,15 @@ def measure_cells(
         with backend.started(group[0], folder) as deployment:
             first = backend.profiling(group)
             if first is not None:
-                watch = _now_and_then(f"{first.cell} (profiling)", progress)
+                watch = now_and_then(partial(progress, f"{first.cell} (profiling)"))
                 _measured(deployment, first, folder / PROFILING, "csv", watch)
             for spec in group:
-                watch = _now_and_then(spec.cell, progress)
+                watch = now_and_then(partial(progress, spec.cell))
                 done(spec.cell, _measured(deployment, spec, folder, records, watch))
             for number in range(2, repetitions + 1):
                 for spec in group:
                     again = replace(spec, cell=repeated_cell(spec.cell, number))
-                    watch = _now_and_then(f"{spec.cell} (time {number})", progress)
+                    watch = now_and_then(partial(progress, f"{spec.cell} (time {number})"))
                     _measured(deployment, again, folder / REPEATED, "csv", watch)
 
 
@@ -95,16 +130,3 @@ def measured_row(
     row |= {"model": deployment.model or row["model"], "gpu": deployment.gpu}
     row["valid"] = measured.invalid_because is None
     return row | dict(measured.figures)
-
-
-def _now_and_then(cell: str, report: Callable[[str, int], None]) -> Progress:
-    reported_s = -float("inf")
-
-    def progress(ended: int, clock_s: float) -> None:
-        nonlocal reported_s
-        now_s = time.monotonic()
-        if now_s - reported_s >= _BETWEEN_REPORTS_S:
-            reported_s = now_s
-            report(cell, ended)
-
-    return progress

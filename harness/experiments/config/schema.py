@@ -11,10 +11,18 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
-from pydantic_core import ErrorDetails
 
-from ....workloads.errors import FileFormatError, SloBenchError, UnknownNameError
+from ....workloads.errors import FileFormatError
 from .client_schema import ClientSchema
+from .experiment_file import (
+    TABLES,
+    SettingError,
+    all_anchored,
+    line_of,
+    read_toml,
+    setting_error,
+    to_toml,
+)
 from .server_schema import ServerSchema
 from .setting import (
     ARRIVES,
@@ -32,7 +40,6 @@ from .setting import (
     number_list,
     setting,
 )
-from .toml_text import line_of, read_toml, to_toml
 
 DEFAULT_REQUESTS = 1000  # where a workload has no end of its own
 DEFAULT_SEEDS = 3
@@ -41,21 +48,12 @@ ALTERNATIVES = (
     ("rates", "replay_speeds", "load_factors"),
     ("requests", "duration_s"),
 )  # one of each
-_TABLES: Mapping[str, type[BaseModel]] = {"client": ClientSchema, "server": ServerSchema}
 
 Model = TypeVar("Model", bound=BaseModel)
 Share = Annotated[float, Field(gt=0, le=1)]
 PartShare = Annotated[float, Field(ge=0, lt=1)]
 Parameter = bool | int | float | str
 SloTable = dict[str, float | str | dict[str, float | str]]
-
-
-class SettingError(SloBenchError):
-    """A setting that an experiment cannot have; `location` is its path in the file."""
-
-    def __init__(self, location: tuple[str | int, ...], problem: str) -> None:
-        super().__init__(problem)
-        self.location = location
 
 
 def _short(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -428,7 +426,7 @@ class ExperimentSchema(BaseModel):
         """
         path = Path(path)
         table, text = read_toml(path)
-        table |= _all_anchored(table, path.resolve().parent, cls)
+        table |= all_anchored(table, path.resolve().parent, cls)
         try:
             whole = cls(**table)
         except SettingError as error:
@@ -438,9 +436,9 @@ class ExperimentSchema(BaseModel):
 
     def anchored(self, folder: Path) -> Self:
         """The same with every relative path made absolute, starting at `folder`."""
-        plain = {name: getattr(self, name).__dict__ for name in _TABLES}
-        found = _all_anchored(self.__dict__ | plain, folder, type(self))
-        for name in _TABLES:
+        plain = {name: getattr(self, name).__dict__ for name in TABLES}
+        found = all_anchored(self.__dict__ | plain, folder, type(self))
+        for name in TABLES:
             found[name] = _changed(getattr(self, name), found[name])
         return _changed(self, found)
 
@@ -455,7 +453,7 @@ class ExperimentSchema(BaseModel):
                     system: {parameter: _single(v) for parameter, v in parameters.items()}
                     for system, parameters in value.items()
                 }
-            elif name in _TABLES:
+            elif name in TABLES:
                 value = value.model_dump(exclude_defaults=True)
             elif name in axes:
                 value = _single(value)
@@ -471,67 +469,3 @@ def _changed(model: Model, values: Mapping[str, Any]) -> Model:
 
 def _single(value: object) -> object:
     return value[0] if isinstance(value, tuple) and len(value) == 1 else value
-
-
-def _all_anchored(
-    settings: Mapping[str, Any], folder: Path, schema: type[BaseModel]
-) -> dict[str, Any]:
-    """The settings that name files, and the tables, with relative paths starting at `folder`."""
-    found = {name: dict(settings[name]) for name in _TABLES if _is_table(settings.get(name))}
-    found |= {"": {name: value for name, value in settings.items() if name not in found}}
-    for path, one in declared(schema).items():
-        table, _, name = path.rpartition(".")
-        value = found.get(table, {}).get(name)
-        if value and one.setting.file == "maybe":
-            found[table][name] = _anchored(value, folder)
-        elif value and one.setting.file == "yes":
-            found[table][name] = str(folder / value)
-    if _is_table(settings.get("parameters")):
-        found[""]["parameters"] = {
-            _anchored(k, folder): v for k, v in settings["parameters"].items()
-        }
-    return {**found.pop(""), **found}
-
-
-def _is_table(value: object) -> bool:
-    return isinstance(value, Mapping)
-
-
-def _anchored(value: object, folder: Path) -> object:
-    """Names of files in `folder`, made absolute; what is no file stays as it is."""
-    if isinstance(value, list | tuple):
-        return type(value)(_anchored(one, folder) for one in value)
-    if not isinstance(value, str):
-        return value
-    path, colon, rest = value.partition(":")
-    # A name like `sharegpt` means the catalogue's even where a folder of that name lies about.
-    like_a_path = "/" in path or Path(path).suffix
-    if like_a_path and (folder / path).exists():
-        return f"{folder / path}{colon}{rest}"
-    return value
-
-
-def setting_error(
-    error: ValidationError, schema: type[BaseModel], kind: str = "setting"
-) -> SettingError:
-    """The first of pydantic's complaints in this project's words."""
-    first = error.errors()[0]
-    return SettingError(first["loc"], _problem(first, schema.model_fields, kind))
-
-
-def _problem(error: ErrorDetails, fields: Mapping[str, object], what: str) -> str:
-    location = [str(part) for part in error["loc"] if isinstance(part, str)]
-    first = location[0] if location else ""
-    depth = 3 if first == "parameters" else 2 if first in _TABLES else 1
-    setting = ".".join(location[:depth])
-    kind, message = error["type"], str(error["msg"])
-    if kind == "extra_forbidden":
-        known = _TABLES[first].model_fields if first in _TABLES else fields
-        return str(UnknownNameError(what, location[depth - 1], known))
-    if kind == "value_error":
-        message = message.removeprefix("Value error, ")
-        return f"{setting} {message}".strip()
-    if kind == "too_short":
-        return f"{setting} must have at least one value"
-    message = message.removeprefix("Input should be ")
-    return f"{setting} must be {message} but is {error['input']!r}"

@@ -1,34 +1,119 @@
-"""From an experiment to its cells: look names up, fill in defaults, check everything."""
+"""From an experiment to its cells: look names up, combine settings, check and name everything."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from ....predictors.device_map import read_device_map
 from ....predictors.output_length import length_predictor
+from ....predictors.placement import smallest_tp
+from ....predictors.specs import gpu, model
 from ....workloads.errors import SloBenchError
+from ....workloads.models import parse_models
 from ....workloads.slo import parse_slo
-from ...engine.cluster.failures import parse_failures
+from ...core.policy import StaticPolicy
+from ...engine.cluster.failures import check_failures, parse_failures
 from ...policies.routers import router as router_by_name
+from ...policies.systems import System, several_models
+from ...policies.systems import system as system_by_name
 from ...results.metrics import parse_objective
 from ...results.run_folder import Value
 from ...servers.launch.backend_names import SIMULATED
-from ..config.cell_names import NAMED, AxisColumns, column, distinct, file_name, offered, part
-from ..config.choices import (
-    Combination,
-    SystemChoice,
-    attached_of,
-    combination_of,
-    systems_of,
-)
-from ..config.compatible import check_layouts, check_models
 from ..config.load import OperatingPoint, estimated_capacity_rps, filled_in, load_of
 from ..config.schema import ExperimentSchema
-from .cells import CellSpec, placed, source
+from .cells import CellSpec, PlacementSpec, WorkloadSpec, models_of, placed, source
+
+_SHAPE = ("model", "gpu", "tp", "pp")  # fields of a placement that are settled together
+_ALWAYS_COLUMNS = ("workload", "model", "gpu", "gpus")
+# Settings of an experiment with one model.
+_OF_ONE_MODEL = (
+    *("tp", "pp", "instances", "router"),
+    *("device_map", "embedder", "profile", "num_gpu_blocks"),
+)
+_LONGEST_NAME = 150  # characters of a cell's name, which is a file name
+
+
+@dataclass(frozen=True)
+class SystemChoice:
+    """A system with one value for each of its parameters."""
+
+    asked: str
+    label: str
+    parameters: Mapping[str, Any]
+    swept: tuple[str, ...]  # parameters that have several values in the experiment
+    each: int = 1  # servers that make one, where their roles differ
+    system: System | None = None  # None: servers that run already
+
+    @property
+    def decides_itself(self) -> bool:
+        """Return True if the system has its own controller and takes no router."""
+        return self.system is not None and self.system.cluster is not None
+
+    @property
+    def turned(self) -> dict[str, Value]:
+        """Its parameters that have several values, as columns."""
+        return {f"{self.label}.{parameter}": self.parameters[parameter] for parameter in self.swept}
+
+
+@dataclass(frozen=True)
+class Combination:
+    """One value for every axis but the load and the system, and what follows from them."""
+
+    values: Mapping[str, Any]
+    workload: WorkloadSpec
+    place: PlacementSpec
+    instances: int
+    asked: bool  # the number of instances is given
+
+    def instances_of(self, system: System | None) -> int:
+        """Return the number of instances of a system: as given, or the number that its roles
+        need.
+        """
+        if self.asked or system is None or system.cluster is None:
+            return self.instances
+        return system.least_instances
+
+    def generating(self, system: System | None) -> int:
+        """Those of them that do not only embed."""
+        return self.instances_of(system) - int(self.values["embed_instances"])
+
+    def gpus_of(self, system: System | None) -> int:
+        """Return the number of GPUs of a system."""
+        return self.instances_of(system) * self.place.tp * self.place.pp
+
+
+@dataclass(frozen=True)
+class _AxisColumns:
+    """Which settings have a column, and what they call workloads and models there."""
+
+    swept: tuple[str, ...]
+    workload: Mapping[str, str]
+    model: Mapping[str, str]
+    backend: str
+
+    @classmethod
+    def of(cls, asked: ExperimentSchema, workloads: Iterable[WorkloadSpec]) -> _AxisColumns:
+        """Name the settings that have several values; short names are used if they are distinct."""
+        names = {spec.workload: source(spec).name for spec in workloads}
+        return cls(
+            tuple(name for name in asked.axes() if len(getattr(asked, name)) > 1),
+            _if_distinct(names),
+            _if_distinct({text: _model_name(text, asked.backend) for text in asked.model}),
+            asked.backend,
+        )
+
+    def model_of(self, values: Mapping[str, Any]) -> str:
+        """Return the served model as written in the column `model`."""
+        models = values["models"]
+        if models is None:
+            return self.model[values["model"]]
+        return f"{len(parse_models(models).names)} models"
 
 
 @dataclass(frozen=True)
@@ -72,19 +157,19 @@ def plan(asked: ExperimentSchema) -> ExperimentPlan:
         parse_failures(failures)
         if asked.backend != SIMULATED:
             raise SloBenchError("failures are simulated: real servers are stopped by hand")
-    systems = list(attached_of(asked) if asked.backend == "openai" else systems_of(asked))
+    systems = list(_attached_of(asked) if asked.backend == "openai" else _systems_of(asked))
     simulated = asked.backend == SIMULATED
     least = max((s.system.least_instances for s in systems if s.system and simulated), default=1)
     combinations = [
-        combination_of(dict(zip(axes, values, strict=True)), asked, least)
+        _combination_of(dict(zip(axes, values, strict=True)), asked, least)
         for values in itertools.product(*axes.values())
     ]
     if asked.backend == SIMULATED:
-        check_models(systems, combinations)
-        check_layouts(systems, combinations)
+        _check_models(systems, combinations)
+        _check_layouts(systems, combinations)
     workloads = list(dict.fromkeys(c.workload for c in combinations))
     load = load_of(asked, workloads, combinations[0].place, combinations[0].instances)
-    columns = AxisColumns.of(asked, workloads)
+    columns = _AxisColumns.of(asked, workloads)
     seeds = range(asked.seed, asked.seed + load.seeds)
     cells = (
         _cell(system, combination, level, seed, load.requests, columns)
@@ -93,7 +178,7 @@ def plan(asked: ExperimentSchema) -> ExperimentPlan:
         )
     )
     filled = _hardware(asked, systems, combinations) | filled_in(asked, load) | _records(asked)
-    return ExperimentPlan(tuple(distinct(cells)), asked.model_copy(update=filled))
+    return ExperimentPlan(tuple(_distinct(cells)), asked.model_copy(update=filled))
 
 
 def _cell(
@@ -102,7 +187,7 @@ def _cell(
     level: OperatingPoint,
     seed: int,
     default_requests: int | None,
-    columns: AxisColumns,
+    columns: _AxisColumns,
 ) -> CellSpec:
     values = combination.values
     if level.load_factor is not None:
@@ -117,14 +202,14 @@ def _cell(
         "model": columns.model_of(values),
         "gpu": values["gpu"],
         "gpus": combination.gpus_of(system.system) * system.each,
-        **offered(level, source(combination.workload).natural_rate_rps),
+        **_offered(level, source(combination.workload).natural_rate_rps),
         "seed": seed,
-        **{name: column(values[name]) for name in columns.swept if name not in NAMED},
+        **{name: _column(values[name]) for name in columns.swept if name not in _ALWAYS_COLUMNS},
         **system.turned,
     }
     parts = [system.label]
-    parts += [part(name, values[name]) for name in columns.swept]
-    parts += [part(parameter, system.parameters[parameter]) for parameter in system.swept]
+    parts += [_part(name, values[name]) for name in columns.swept]
+    parts += [_part(parameter, system.parameters[parameter]) for parameter in system.swept]
     parts += [level.label, f"seed-{seed}"]
     own = {
         "router": None if system.decides_itself else values["router"],
@@ -135,7 +220,7 @@ def _cell(
     named = {one.name: values[one.name] for one in fields(CellSpec) if one.name in values}
     return CellSpec(
         **{**named, **own, "workload": combination.workload},
-        cell=file_name(parts),
+        cell=_file_name(parts),
         columns=identity,
         system=system.asked,
         parameters=system.parameters,
@@ -193,3 +278,234 @@ def _records(asked: ExperimentSchema) -> dict[str, str]:
     if asked.records == "parquet" and not find_spec("pyarrow"):
         raise SloBenchError("records as parquet need pyarrow: pip install 'slo-bench[parquet]'")
     return {"records": asked.records}
+
+
+def _systems_of(asked: ExperimentSchema) -> Iterator[SystemChoice]:
+    """Every system with every combination of its parameters.
+
+    Raises:
+        SloBenchError: an unknown system or parameter, or a value out of its bounds.
+    """
+    for name in asked.systems:
+        choices = asked.parameters.get(name, {})
+        swept = tuple(parameter for parameter, values in choices.items() if len(values) > 1)
+        for values in itertools.product(*choices.values()):
+            parameters = dict(zip(choices, values, strict=True))
+            found = system_by_name(name).with_parameters(**parameters)
+            each = found.least_instances if asked.backend != SIMULATED else 1
+            yield SystemChoice(name, found.name, parameters, swept, each, found)
+
+
+def _attached_of(asked: ExperimentSchema) -> Iterator[SystemChoice]:
+    """Servers that run already: a system is no more than a name for them."""
+    if len(asked.systems) > 1 or asked.parameters:
+        raise SloBenchError(
+            "backend openai measures servers that run already: it takes one system, as a name for "
+            "them, and no parameters"
+        )
+    yield SystemChoice(asked.systems[0], asked.systems[0], {}, ())
+
+
+def _combination_of(values: Mapping[str, Any], asked: ExperimentSchema, least: int) -> Combination:
+    """Settle GPUs = instances × tp × pp, and check that the model fits (a server checks itself)."""
+    simulated = asked.backend == SIMULATED
+    if asked.client.base_urls:
+        values = {**values, "instances": values["instances"] or len(asked.client.base_urls)}
+    if values["device_map"] is not None:
+        values = _mapped(values, simulated)
+    pp, gpus, instances = values["pp"], values["gpus"], values["instances"]
+    numbers = {name: values[name] for name in ("weight_dtype", "kv_dtype", "memory_share")}
+    tp = values["tp"] or 1
+    if values["models"] is not None:
+        return _several(values, asked)
+    if simulated and values["tp"] is None:
+        tp = smallest_tp(model(values["model"]), gpu(values["gpu"]), pp=pp, **numbers)
+    each = tp * pp
+    place = PlacementSpec(values["model"], values["gpu"], tp, pp, **_placed_by(values))
+    if simulated:
+        placed(place)
+    workload = _workload(values, asked)
+    shape = f"tp {tp}" + (f" × pp {pp}" if pp > 1 else "")
+    if gpus is None:
+        asked_for = instances is not None or not simulated
+        return Combination(values, workload, place, instances or least, asked_for)
+    if instances is not None and gpus != instances * each:
+        raise SloBenchError(
+            f"gpus = {gpus} contradicts {instances} instances × {shape} = {instances * each} GPUs; "
+            "leave one of them out"
+        )
+    if gpus % each:
+        raise SloBenchError(
+            f"{gpus} GPUs cannot be shared out to instances of {shape} = {each} GPUs; "
+            f"use {max(1, gpus // each) * each} or another tp"
+        )
+    return Combination(values, workload, place, gpus // each, asked=True)
+
+
+def _placed_by(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a placement but for the model and the shape of its GPUs."""
+    return {one.name: values[one.name] for one in fields(PlacementSpec) if one.name not in _SHAPE}
+
+
+def _workload(values: Mapping[str, Any], asked: ExperimentSchema) -> WorkloadSpec:
+    named = {one.name: values[one.name] for one in fields(WorkloadSpec) if one.name in values}
+    return WorkloadSpec(**named, trace_format=asked.trace_format)
+
+
+def _mapped(values: Mapping[str, Any], simulated: bool) -> Mapping[str, Any]:
+    """The same, on the GPUs that a device map names."""
+    if not simulated:
+        raise SloBenchError("device_map is simulated; servers take settings that its file holds")
+    if values["tp"] not in (None, 1) or values["pp"] != 1:
+        raise SloBenchError("device_map says what is on which device; leave tp and pp out")
+    found = read_device_map(values["device_map"])
+    return {**values, "gpu": found.gpus_text, "tp": 1, "pp": len(found.stages)}
+
+
+def _several(values: Mapping[str, Any], asked: ExperimentSchema) -> Combination:
+    """Several models on `gpus` GPUs, each on the fewest that it fits on."""
+    for name in _OF_ONE_MODEL:
+        if values[name] not in (None, 1):
+            raise SloBenchError(
+                f"{name} is for one model; several share all GPUs (gpus), each on the fewest that "
+                "it fits on"
+            )
+    if asked.backend != SIMULATED:
+        raise SloBenchError(
+            f"several models on shared GPUs are simulated, not run on {asked.backend}"
+        )
+    if asked.rates is None and asked.replay_speeds is None:
+        raise SloBenchError(
+            "what several models carry is not estimated beforehand; give rates (--rates 1,2,4)"
+        )
+    place = PlacementSpec(values["model"], values["gpu"], tp=1, **_placed_by(values))
+    workload = _workload(values, asked)
+    return Combination(values, workload, place, values["gpus"] or 1, asked=True)
+
+
+def _check_models(systems: Iterable[SystemChoice], combinations: Sequence[Combination]) -> None:
+    """Raise SloBenchError where a system for several models gets one, or one for one several."""
+    for choice, combination in itertools.product(systems, combinations):
+        if choice.system is None:
+            continue
+        several = combination.values["models"] is not None
+        if several and choice.system.sharing is None:
+            raise SloBenchError(
+                f"{choice.label} serves one model; for models = {combination.values['models']!r} "
+                f"use one of {', '.join(several_models())}"
+            )
+        if choice.system.sharing is not None and not several:
+            raise SloBenchError(
+                f"{choice.label} serves several models: say which (models, for example "
+                "fleet(llama-3.1-8b*4, qwen2.5-3b*4), or assign(…) for a trace that names its own)"
+            )
+        if several:
+            models_of(combination.place, combination.workload, combination.instances)
+
+
+def _check_layouts(systems: Sequence[SystemChoice], combinations: Sequence[Combination]) -> None:
+    """Raise SloBenchError if the instances cannot form a system, their roles do not fit, or a
+    router is set and no system takes one.
+    """
+    for choice, combination in itertools.product(systems, combinations):
+        alone = combination.values["embed_instances"]
+        instances = combination.instances_of(choice.system)
+        if alone >= instances:
+            raise SloBenchError(
+                f"embed_instances = {alone} leaves none of {instances} instances to generate"
+            )
+        if alone and combination.values["embedder"] is None:
+            raise SloBenchError("embed_instances needs an embedder")
+        _check_failures(choice, combination, instances)
+    asked = any(c.values["router"] is not None for c in combinations)
+    if asked and all(choice.decides_itself for choice in systems):
+        raise SloBenchError(f"{systems[0].label} decides across instances itself; leave router out")
+    for choice, combination in itertools.product(systems, combinations):
+        system = choice.system
+        if system is None or system.cluster is None:
+            continue
+        if combination.place.device_map is not None:
+            raise SloBenchError(f"{choice.label} places layers itself; leave device_map out")
+        place = placed(combination.place).placement
+        instances = combination.generating(system)
+        for role in system.cluster.layout(system.policy, place, instances):
+            if role.placement is not None:
+                role.placement.check()
+
+
+def _check_failures(choice: SystemChoice, combination: Combination, instances: int) -> None:
+    failures, system = combination.values["failures"], choice.system
+    if failures is None or system is None:
+        return
+    if system.sharing is not None or isinstance(system.policy, StaticPolicy):
+        kind = "several models on shared GPUs" if system.sharing is not None else "static batches"
+        raise SloBenchError(f"instances of {choice.label} ({kind}) do not fail; leave failures out")
+    if combination.values["embedder"] is not None:
+        raise SloBenchError("an instance with an embedder does not fail; leave failures out")
+    check_failures(parse_failures(failures), instances)
+
+
+def _model_name(text: str, backend: str) -> str:
+    """A served model may be none that we know: then it is called as its folder is."""
+    return model(text).name if backend == SIMULATED else text.rstrip("/").rpartition("/")[2]
+
+
+def _if_distinct(names: Mapping[str, str]) -> Mapping[str, str]:
+    """Return short names if they are distinct, otherwise the full texts."""
+    return names if len(set(names.values())) == len(names) else {text: text for text in names}
+
+
+def _offered(level: OperatingPoint, natural_rate_rps: float | None) -> dict[str, Value]:
+    """Return the columns of the load; a rate that only the run can measure is None."""
+    columns: dict[str, Value] = {"rate_rps": level.rate_rps, "replay_speed": level.replay_speed}
+    if level.load_factor is not None:
+        columns["load_factor"] = level.load_factor
+    elif level.replay_speed is not None and natural_rate_rps is not None:
+        columns["rate_rps"] = round(natural_rate_rps * level.replay_speed, 9)
+    return columns
+
+
+def _column(value: object) -> Value:
+    """Return a setting's value as written in its column."""
+    if isinstance(value, Mapping):
+        return _slo_text(value)
+    assert value is None or isinstance(value, str | int | float)
+    return value
+
+
+def _slo_text(table: Mapping[str, Any]) -> str:
+    """A table of SLOs in the short form: `ttft=1,tpot=0.15; chat:ttft=0.5`."""
+
+    def bounds(of: Mapping[str, Any]) -> str:
+        return ",".join(
+            f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
+            for name, value in of.items()
+        )
+
+    for_all = {name: value for name, value in table.items() if not isinstance(value, Mapping)}
+    pieces = [bounds(for_all)] if for_all else []
+    pieces += [f"{name}:{bounds(of)}" for name, of in table.items() if isinstance(of, Mapping)]
+    return "; ".join(pieces)
+
+
+def _part(name: str, value: object) -> str:
+    """Return a setting's value as written in a cell's name."""
+    text = f"{value:g}" if isinstance(value, float) else str(_column(value))
+    return text if name in ("workload", "model", "gpu") else f"{name}-{text}"
+
+
+def _file_name(parts: Iterable[str]) -> str:
+    """The parts as one name that every file system takes."""
+    plain = (re.sub(r"[^A-Za-z0-9.+-]+", "-", part.rpartition("/")[2]) for part in parts)
+    return "_".join(part.strip("-.") for part in plain)[:_LONGEST_NAME]
+
+
+def _distinct(cells: Iterable[CellSpec]) -> Iterator[CellSpec]:
+    """Append numbers to equal cell names."""
+    taken: set[str] = set()
+    for spec in cells:
+        name, number = spec.cell, 2
+        while name.lower() in taken:  # some file systems know no case
+            name, number = f"{spec.cell}_{number}", number + 1
+        taken.add(name.lower())
+        yield replace(spec, cell=name, columns={"cell": name, **spec.columns})

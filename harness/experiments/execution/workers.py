@@ -158,7 +158,7 @@ class LocalExecutor:
             _side_by_side(specs, folder, records, jobs, tell)
             return
         for spec in specs:
-            progress = _now_and_then(partial(_tell_progress, tell, spec.cell))
+            progress = now_and_then(partial(_tell_progress, tell, spec.cell))
             tell(CellDone(spec.cell, run_cell(spec, folder, records=records, progress=progress)))
 
     @contextmanager
@@ -171,7 +171,8 @@ def _tell_progress(tell: Callable[[Event], None], cell: str, ended: int) -> None
     tell(CellProgress(cell, ended))
 
 
-def _now_and_then(report: Callable[[int], None]) -> Callable[[int, float], None]:
+def now_and_then(report: Callable[[int], None]) -> Callable[[int, float], None]:
+    """A progress callback that calls `report` with the ended requests, at most every 0.1 s."""
     reported_s = -math.inf
 
     def progress(ended: int, clock_s: float) -> None:
@@ -238,7 +239,7 @@ def _work(parent: Parent) -> None:
     if order is None:
         return  # the parent was killed before it sent any work
     folder, records = Path(order["folder"]), order["records"]
-    progress = _now_and_then(lambda ended: parent.send({"requests": ended}))
+    progress = now_and_then(lambda ended: parent.send({"requests": ended}))
     for message in messages:
         try:
             spec = CellSpec.from_plain(message)

@@ -1,9 +1,9 @@
 """Servers with roles behind a controller: the simulator's own cluster policy decides.
 
 A server whose policy releases a request before its prefill has begun (`Timeout` with
-`ReleaseReason.OFFLOAD`) ends it with an error that says so. Only the server's scheduler knows which
-requests have begun, so no request is taken out of a batch. Nothing of that answer reaches the
-client: the request goes to the server that the controller names.
+`ReleaseReason.OFFLOAD`) ends it with an error that names the reason. Only the server's scheduler
+knows which requests have begun, so no request is taken out of a batch. The client sees nothing of
+that answer: the request goes to the server that the controller names.
 """
 
 from __future__ import annotations
@@ -63,11 +63,13 @@ class ControlledServing:
 
     @property
     def any_up(self) -> bool:
-        """Whether somebody can answer."""
+        """Whether at least one server is up."""
         return bool(self._cluster.up)
 
     async def work(self, asked: HttpRequest, reply: Reply) -> None:
-        """See `Serving`. Who is sent nowhere ends with a 503 that says so."""
+        """Route a request and let that server answer; a request that the controller rejects or
+        drops ends with status 503.
+        """
         body = asked.json()
         if body is None:
             await self.forward(asked, reply)
@@ -94,7 +96,9 @@ class ControlledServing:
     async def _at(
         self, instance: ServerInstance, r: RequestState, asked: HttpRequest, reply: Reply
     ) -> Release | None:
-        """Let a server answer; or what became of the request there instead."""
+        """Let a server answer. Returns None, or the release if the server gave the request back or
+        was lost.
+        """
         servers, index = self._servers, instance.index
         held = BufferedReply(reply, lambda: instance.begun(r))
         upstream = servers.upstreams[index]
@@ -113,7 +117,7 @@ class ControlledServing:
         return None
 
     async def _look(self) -> None:
-        """At every server's metrics, again and again."""
+        """Read every server's metrics at a fixed interval."""
         while True:
             await asyncio.gather(*(self._look_at(instance) for instance in self._cluster.up))
             await asyncio.sleep(_LOOK_EVERY_S)
@@ -127,7 +131,7 @@ class ControlledServing:
             instance.meter.look(found.body.decode(errors="replace"), self._cluster.now_s)
 
     async def forward(self, asked: HttpRequest, reply: Reply) -> None:
-        """What is no work: whoever is up answers."""
+        """Answer a request that generates nothing, at the first server that is up."""
         while self._cluster.up:
             index = self._cluster.up[0].index
             upstream = self._servers.upstreams[index]
@@ -141,7 +145,7 @@ class ControlledServing:
         refuse(reply, 503, "no instance is up")
 
     def metrics(self) -> Iterator[Sample]:
-        """Name, labels and value, as Prometheus has them."""
+        """Prometheus samples: name, labels and value."""
         for instance in self._cluster.instances:
             index = instance.index
             labels = self._servers.labels(index, instance.role)
@@ -153,7 +157,7 @@ class ControlledServing:
                 yield "slo_bench_gateway_load", labels, round(instance.use(_SHOWN_WINDOW_S), 6)
 
     def close(self) -> None:
-        """Close all connections."""
+        """Close the connections to all servers."""
         if self._looks is not None:
             self._looks.cancel()
         self._servers.close()

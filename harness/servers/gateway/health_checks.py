@@ -1,4 +1,6 @@
-"""Servers by their connections: who is down and whether it came back, and what each has done."""
+"""Health of the servers behind a gateway: which are down, when they come back, and counts of
+answers and losses.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,9 @@ Sample = tuple[str, str, float]
 
 
 class HealthChecks:
-    """One that is down is asked again and again whether it is well.
+    """Tracks which servers are up; a server that is down is checked until it is healthy again.
 
-    `leave` and `join` are told the number of a server that goes down, or is up again.
+    `leave` and `join` receive the number of a server that goes down or is up again.
     """
 
     def __init__(
@@ -43,11 +45,11 @@ class HealthChecks:
         self._watches: set[asyncio.Task[None]] = set()
 
     def url(self, index: int) -> str:
-        """Its address."""
+        """URL of a server."""
         return self.upstreams[index].endpoint.url
 
     def down(self, index: int, why: Exception) -> None:
-        """It refused a connection, or lost one."""
+        """Mark a server as down that refused or lost a connection."""
         if isinstance(why, ConnectionLostError):
             self.losses[index] += 1
         if index not in self._up:
@@ -77,18 +79,18 @@ class HealthChecks:
             await asyncio.sleep(_LOOK_EVERY_S)
 
     def samples(self, index: int, labels: str, in_flight: int) -> Iterator[Sample]:
-        """Name, labels and value of one server, as Prometheus has them."""
+        """Prometheus samples of one server: name, labels and value."""
         yield "slo_bench_gateway_up", labels, int(index in self._up)
         yield "slo_bench_gateway_in_flight", labels, in_flight
         yield "slo_bench_gateway_answers_total", labels, self.answers[index]
         yield "slo_bench_gateway_losses_total", labels, self.losses[index]
 
     def labels(self, index: int, role: str) -> str:
-        """What tells its samples from others'."""
+        """Prometheus labels of a server's samples."""
         return f'{{instance="{self.url(index)}",role="{role}"}}'
 
     def close(self) -> None:
-        """Close all connections."""
+        """Stop the health checks and close the connections to all servers."""
         for watch in self._watches:
             watch.cancel()
         for upstream in self.upstreams:

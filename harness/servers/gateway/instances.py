@@ -1,4 +1,4 @@
-"""Equal servers: who gets a request, what is under way, who is down."""
+"""Equal servers behind a router, with counts of their requests in progress."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class RoutedServerGroup:
         health_path: str = "/health",
         say: Say = lambda line: None,
     ) -> None:
-        """See `routers.router` for the names of routers.
+        """`router` is a name of `slo-bench list routers`.
 
         Raises:
             UnknownNameError: no such router.
@@ -58,18 +58,17 @@ class RoutedServerGroup:
 
     @property
     def any_up(self) -> bool:
-        """Whether somebody can answer."""
+        """Whether at least one server is up."""
         return bool(self._balanced.up)
 
     async def forward(
         self, asked: HttpRequest, reply: Reply, prefix_blocks: tuple[int, ...] | None = None
     ) -> None:
-        """Put a request to one of the servers, and pass its answer on.
+        """Send a request to one of the servers and pass its answer on.
 
-        With `prefix_blocks` (perhaps empty) it is work, which the router places and counts;
-        without, whoever is up answers. Where nobody could be reached the answer is a 503, and
-        where a server was lost before its answer began a 502. One that was lost later leaves
-        `reply` without its end.
+        With `prefix_blocks` (possibly empty) the router selects and counts the server; without, the
+        first server that is up answers. The answer is a 503 if no server could be reached, and a
+        502 if the server was lost before its answer began. If it is lost later, `reply` has no end.
         """
         servers = self._servers
         for _ in range(2 * len(servers.upstreams)):
@@ -108,12 +107,12 @@ class RoutedServerGroup:
             balanced.ended(index)
 
     def metrics(self) -> Iterator[Sample]:
-        """Name, labels and value, as Prometheus has them."""
+        """Prometheus samples: name, labels and value."""
         servers, balanced = self._servers, self._balanced
         for index in range(len(servers.upstreams)):
             labels = servers.labels(index, self.role)
             yield from servers.samples(index, labels, balanced.in_flight(index))
 
     def close(self) -> None:
-        """Close all connections."""
+        """Close the connections to all servers."""
         self._servers.close()

@@ -1,7 +1,7 @@
-"""Servers whose policies are told how long answers will be: predicted by the gateway on arrival.
+"""Output lengths that the gateway predicts on arrival and sends to the servers' policies.
 
-All requests that have come since the last were read are read together, in a thread of their own.
-A request goes on when its length is known; what predicting takes is part of its TTFT.
+Requests that arrive while a prediction runs are predicted together in the next batch, in a thread.
+A request is forwarded when its length is known; the time of the prediction is part of its TTFT.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SHOWN = (0.5, 0.99)
 
 @dataclass(frozen=True)
 class PredictionRequest:
-    """A request, as a predictor knows it."""
+    """Input of a length predictor: text, number of tokens and model."""
 
     text: str
     tokens: int
@@ -40,7 +40,7 @@ class PredictionRequest:
 
 
 def foretells(text: str, say: Say) -> LengthPrediction[PredictionRequest]:
-    """A predictor by name, for requests that nobody knows beforehand.
+    """A length predictor by name, for requests whose output length is unknown.
 
     Raises:
         SloBenchError: there is no such predictor, or it needs to know the answer.
@@ -70,9 +70,10 @@ def _read_off(learned: LearnedLength, say: Say) -> LengthPrediction[PredictionRe
 
 
 class LengthPredictingServing:
-    """What stands behind a gateway, told lengths. Its own group, for it has metrics.
+    """Servers behind a gateway that adds predicted lengths to their requests. It is a server group
+    itself, because it has metrics.
 
-    `field` is where the servers take values from.
+    `field` is the request field from which the servers read a policy's inputs.
     """
 
     role = "lengths"
@@ -94,7 +95,9 @@ class LengthPredictingServing:
         self._last_s: deque[float] = deque(maxlen=_TIMES)
 
     async def work(self, asked: HttpRequest, reply: Reply) -> None:
-        """See `Serving`. A request without a text, or told of already, goes on as it is."""
+        """Add a predicted length and forward the request; one without text, or with a predicted
+        length, is forwarded unchanged.
+        """
         body = asked.json() if asked.path.endswith(_GENERATES) else None
         if body is None:
             await self._inner.work(asked, reply)
@@ -133,7 +136,7 @@ class LengthPredictingServing:
     async def _follow(
         self, asked: HttpRequest, reply: Reply, said: Any, body: Mapping[str, Any]
     ) -> None:
-        """Let it be answered, and tell the predictor how long the answer was."""
+        """Forward a request and report the length of its answer to the predictor."""
         if not self._predictor.learns:
             await self._inner.work(asked, reply)
             return
@@ -144,11 +147,11 @@ class LengthPredictingServing:
         await self._inner.work(asked, CountedReply(reply, whole))
 
     async def forward(self, asked: HttpRequest, reply: Reply) -> None:
-        """See `Group`."""
+        """Answer a request that generates nothing, at the first group of the servers."""
         await self._inner.groups[0].forward(asked, reply)
 
     def metrics(self) -> Iterator[Sample]:
-        """See `Group`."""
+        """Counts and times of predictions, as Prometheus samples."""
         self._counts["cut_off"] = self._predictor.cut_off
         for what in ("predicted", "told_already", "without_text", "cut_off", "failed"):
             yield f"{_NAME}_requests_total", f'{{outcome="{what}"}}', self._counts[what]
@@ -162,28 +165,30 @@ class LengthPredictingServing:
             yield f"{_NAME}_{name}", labels, value
 
     def close(self) -> None:
-        """See `Group`. The predictor is closed by whoever made it."""
+        """Do nothing: the owner of the predictor closes it."""
 
 
 @dataclass(frozen=True)
 class LengthPredictionPlan:
-    """`plan` with lengths predicted before it."""
+    """A plan whose requests get predicted lengths."""
 
     plan: GatewayTarget
     field: str
     predictor: LengthPrediction[PredictionRequest]
 
     def check(self) -> None:
-        """See `GatewayTarget`."""
+        """Check the plan of the servers."""
         self.plan.check()
 
     def made(self, say: Say) -> Serving:
-        """See `GatewayTarget`."""
+        """The servers of the plan, with length prediction before them."""
         return LengthPredictingServing(self.plan.made(say), self.field, self.predictor, say)
 
 
 def _asked_of(body: Mapping[str, Any]) -> PredictionRequest | None:
-    """What is known of a request before it is answered; None where it has no text."""
+    """Text, length and model of a request as the predictor's input; None for a request without
+    text.
+    """
     text = last_said(body)
     if not text:
         return None

@@ -30,14 +30,14 @@ from .upstream import ConnectionLostError, UnreachableError, Upstream
 
 T = TypeVar("T")
 
-_NEW = 0.2  # weight of the last prompt in what is known of a model's speed
+_NEW = 0.2  # weight of the last prompt in the mean time per prompt token
 
 
 class ModelLifecycle(Protocol):
-    """Puts models on a device and takes them away; both may take long, and run in a thread."""
+    """Activates and evicts models; both may take long and run in a thread."""
 
     def activate(self, model: str) -> Endpoint:
-        """Where it answers from now on.
+        """Start or wake up a model; returns the address of its server.
 
         Raises:
             SloBenchError: it does not come up.
@@ -45,12 +45,12 @@ class ModelLifecycle(Protocol):
         ...
 
     def evict(self, model: str) -> None:
-        """It has no requests, and gives its room to others."""
+        """Free the memory of a model, which has no requests."""
         ...
 
 
 class ModelState(Enum):
-    """Where a model stands."""
+    """Place of a model: not on the device, starting, serving, or being evicted."""
 
     AWAY = "away"
     COMING = "coming"
@@ -60,7 +60,7 @@ class ModelState(Enum):
 
 @dataclass
 class GatewayModel:
-    """One model: who is there, and what is known of it."""
+    """A model's server, requests, measured prefill speed and counters."""
 
     name: str
     index: int
@@ -79,27 +79,27 @@ class GatewayModel:
 
     @property
     def busy(self) -> bool:
-        """Is anybody there?"""
+        """Whether the model has requests."""
         return bool(self.unbegun or self.running)
 
     @property
     def unbegun_tokens(self) -> int:
-        """Prompt tokens of those without a first byte."""
+        """Prompt tokens of requests without a first token."""
         return sum(r.prompt_tokens for r in self.unbegun)
 
     def sent(self, r: RequestState, now_s: float) -> None:
-        """`r` goes to its server."""
+        """Record that `r` was sent to the model's server."""
         self.unbegun[r] = now_s
 
     def begun(self, r: RequestState, now_s: float) -> None:
-        """Its first byte is there: so long took its prompt, and those that were there with it."""
+        """Record the first byte of `r`, and update the measured time per prompt token."""
         tokens = self.unbegun_tokens
         each_s = (now_s - self.unbegun.pop(r)) / tokens
         self.running.add(r)
         self.s_per_token += (each_s - self.s_per_token) * (_NEW if self.s_per_token else 1.0)
 
     def left(self, r: RequestState, now_s: float) -> None:
-        """It has ended, however."""
+        """Remove a request that has ended, for any reason."""
         self.unbegun.pop(r, None)
         self.running.discard(r)
         if not self.busy:
@@ -108,9 +108,7 @@ class GatewayModel:
 
 @dataclass(frozen=True)
 class SharedPlan:
-    """What stands behind a gateway: models by name, no more than `max_active_models` of them at a
-    time.
-    """
+    """Models by name behind a gateway, of which at most `max_active_models` are on the device."""
 
     models: Sequence[str]
     standing: ModelLifecycle
@@ -119,7 +117,7 @@ class SharedPlan:
     clock: Callable[[], float] = time.monotonic
 
     def check(self) -> None:
-        """Refuse what cannot be served.
+        """Check the names of the models and their number.
 
         Raises:
             SloBenchError: no model, or two of one name.
@@ -135,15 +133,15 @@ class SharedPlan:
             )
 
     def made(self, say: Say) -> SharedModels:
-        """The servers behind their queue."""
+        """The queue with the models' servers."""
         return SharedModels(self, say)
 
 
 class SharedModels:
-    """See the module. Implements `Serving`, and is its own group."""
+    """Serving of several models with one queue; it is its own server group."""
 
     role = "serve"
-    any_up = True  # who is away comes when it is asked for
+    any_up = True  # models are activated on demand
 
     def __init__(self, plan: SharedPlan, say: Say) -> None:
         self.groups = (self,)
@@ -158,12 +156,14 @@ class SharedModels:
         self._queue = plan.policy.server_queue()
         self._waiting: dict[RequestState, tuple[GatewayModel, asyncio.Future[str]]] = {}
         self._number = 0
-        self._last: int | None = None  # who may go on while a model lacks a place; None: all
+        self._last: int | None = (
+            None  # last request id that may be admitted while a model lacks a place; None: all
+        )
 
     # ---------------------------------------------------------------- requests
 
     async def work(self, asked: HttpRequest, reply: Reply) -> None:
-        """See `Serving`."""
+        """Queue a request until its model can begin it, then let the model's server answer."""
         body = asked.json()
         if body is None:
             refuse(reply, 400, "the body is no JSON object")
@@ -214,25 +214,27 @@ class SharedModels:
         model.answers += 1
 
     def _lost(self, model: GatewayModel, upstream: Upstream, why: Exception) -> None:
-        """Its server is gone: who asks next has it started again."""
+        """Mark a model whose server is gone as away; the next request for it starts the server
+        again.
+        """
         if model.upstream is upstream and model.place is ModelState.HERE:
             self._say(f"{model.name} is lost: {why}")
             self._go(model)
 
     def _passes(self, r: RequestState) -> bool:
-        """May it go on, although somebody waits for a place for a model?"""
+        """Whether a request may be admitted while an earlier one waits for its model."""
         return self._last is None or r.id <= self._last
 
     def _wanted(self, model: GatewayModel) -> bool:
-        """Does anybody wait for it who may go on?"""
+        """Whether an admissible request waits for the model."""
         return any(one is model and self._passes(r) for r, (one, _) in self._waiting.items())
 
     def _admit(self) -> None:
-        """In the queue's order, whoever would begin at once.
+        """Admit requests, in the queue's order, that their model can begin at once.
 
-        Where a model has no place and nobody is idle in its way, whoever has come by now still
-        goes on, and who comes later waits: so those who stand in its way become idle, and a change
-        serves many.
+        If a model has no place and no model is idle to make room, requests that have already
+        arrived are still admitted and later ones wait. So the models in its place become idle, and
+        a change costs no more than the requests that have arrived.
         """
         now_s = self._clock()
         lacks = False
@@ -252,14 +254,16 @@ class SharedModels:
             self._last = None
 
     def _begins_at_once(self, model: GatewayModel) -> bool:
-        """Is there room in the next iteration of its engine?"""
+        """Whether the model's next iteration has room for the request."""
         there = len(model.unbegun) + len(model.running)
         return self._policy.begins_at_once(there, model.unbegun_tokens)
 
     # ---------------------------------------------------------------- coming and going
 
     def _makes_room(self, model: GatewayModel, now_s: float) -> bool:
-        """Does it come, or does somebody go for it? False: all who are here have requests."""
+        """Whether the model is activated or another one is evicted for it; False if all models on
+        the device have requests.
+        """
         models = self._models.values()
         if sum(one.place is not ModelState.AWAY for one in models) < self._places:
             self._come(model)
@@ -326,7 +330,9 @@ class SharedModels:
     # ---------------------------------------------------------------- all else
 
     async def forward(self, asked: HttpRequest, reply: Reply) -> None:
-        """What is no work: the models are listed here; else the one that is named answers."""
+        """Answer a request that generates nothing: the list of models here, everything else at the
+        named model's server.
+        """
         if asked.path == "/health":
             respond(reply, b"", "text/plain")
             return
@@ -341,7 +347,7 @@ class SharedModels:
         await model.upstream.exchange(asked, reply)
 
     def metrics(self) -> Iterator[Sample]:
-        """Name, labels and value, as Prometheus has them."""
+        """Prometheus samples: name, labels and value."""
         for model in self._models.values():
             labels = f'{{model="{model.name}"}}'
             waiting = sum(one is model for one, _ in self._waiting.values())
@@ -358,16 +364,16 @@ class SharedModels:
             yield "slo_bench_gateway_evictions_total", labels, model.evictions
 
     def close(self) -> None:
-        """Close all connections; servers are whoever's who started them."""
+        """Close all connections; the owner of the servers stops them."""
         for model in self._models.values():
             if model.upstream is not None:
                 model.upstream.close()
 
 
 def _in_thread(act: Callable[[], T], then: Callable[[T | None, str], None]) -> None:
-    """`act` where it holds nobody up; `then` here, with what it gave or why it failed.
+    """Run `act` in a thread; call `then` in the event loop with its result, or with its error text.
 
-    The thread is a daemon: leaving in the middle of a start must not wait for it.
+    The thread is a daemon, so that the process can exit while a server starts.
     """
     loop = asyncio.get_running_loop()
 

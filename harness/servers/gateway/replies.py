@@ -1,4 +1,4 @@
-"""What stands between a server's answer and the client: answers kept, counted or held back."""
+"""Replies between a server and a client: answers that are collected, counted or held back."""
 
 from __future__ import annotations
 
@@ -40,26 +40,26 @@ class CollectedReply:
         """Mark the answer as complete."""
 
     def comes_from(self, source: asyncio.ReadTransport | None) -> None:
-        """See `Reply`."""
+        """Ignore the source: nothing is held back."""
 
     @property
     def body(self) -> bytes:
-        """All of it."""
+        """The complete body."""
         return b"".join(self._pieces)
 
     def json(self) -> dict[str, Any]:
-        """The body; empty if it is no JSON object."""
+        """The body as a JSON object; empty if it is none."""
         return json_object(self.body) or {}
 
     def pass_on(self, reply: Reply) -> None:
-        """Give the kept answer to another reply."""
+        """Send the collected answer to another reply."""
         reply.begin(self.status, self.reason, self.headers)
         reply.pieces([self.body])
         reply.end()
 
 
 class _Wrapped:
-    """Passes on to another `Reply`."""
+    """A `Reply` that forwards to another one."""
 
     def __init__(self, reply: Reply) -> None:
         self._reply = reply
@@ -67,19 +67,19 @@ class _Wrapped:
 
     @property
     def begun(self) -> bool:
-        """See `Reply`."""
+        """Whether the head has been sent to the client."""
         return self._reply.begun
 
     def comes_from(self, source: asyncio.ReadTransport | None) -> None:
-        """See `Reply`."""
+        """Set the transport that is paused while the client is slow."""
         self._reply.comes_from(source)
 
 
 class CountedReply(_Wrapped):
-    """A `Reply` that passes on at once what it is given.
+    """A `Reply` that passes everything on at once and keeps a copy of the body.
 
-    `whole` gets an answer that has come to its end, unless it is an error or more than is kept; at
-    once, for the client may then go away, and nothing waits any more. Times are not in it.
+    `whole` is called with a complete answer of status 200 that is not too large to keep, as soon as
+    it ends, because the client may disconnect then. The copy has no time stamps.
     """
 
     def __init__(self, reply: Reply, whole: Callable[[Raw], None]) -> None:
@@ -89,19 +89,19 @@ class CountedReply(_Wrapped):
         self._status = 0
 
     def begin(self, status: int, reason: bytes, headers: Headers) -> None:
-        """See `Reply`."""
+        """Store the status and send the head."""
         self._status = status
         self._reply.begin(status, reason, headers)
 
     def pieces(self, pieces: list[bytes]) -> None:
-        """See `Reply`."""
+        """Keep pieces of the body and send them."""
         self._bytes += sum(map(len, pieces))
         if self._bytes <= _MOST_BYTES:
             self._pieces += pieces
         self._reply.pieces(pieces)
 
     def end(self) -> None:
-        """See `Reply`."""
+        """End the answer and report it if it is complete."""
         self._reply.end()
         if self._status == 200 and self._bytes <= _MOST_BYTES:
             lengths = array("I", map(len, self._pieces))
@@ -127,13 +127,13 @@ class BufferedReply(_Wrapped):
         self._streams = False
 
     def begin(self, status: int, reason: bytes, headers: Headers) -> None:
-        """See `Reply`."""
+        """Hold the head back until the first event."""
         self._head = (status, reason, headers)
         types = [value for name, value in headers if name.lower() == b"content-type"]
         self._streams = any(value.startswith(_EVENTS) for value in types)
 
     def pieces(self, pieces: list[bytes]) -> None:
-        """See `Reply`."""
+        """Hold pieces back until the first event shows that the server has begun the request."""
         if self._passes:
             self._reply.pieces(pieces)
             return
@@ -151,7 +151,7 @@ class BufferedReply(_Wrapped):
         self._pass()
 
     def end(self) -> None:
-        """See `Reply`."""
+        """End the answer, unless the server gave the request back."""
         if not (self._passes or self.given_back):
             assert self._head is not None
             self.given_back = self._head[0] == 503 and _GIVEN_BACK in b"".join(self._pieces)

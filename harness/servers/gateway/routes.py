@@ -1,4 +1,6 @@
-"""What becomes of a request: work is placed by the router, all else goes to whoever is up."""
+"""Paths of requests through a gateway: the router places generating requests; any server answers
+others.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from typing import Protocol
 from ..http_server import HttpRequest, Reply, refuse, respond
 from .health_checks import Sample
 from .instances import RoutedServerGroup
-from .prefixes import prefix_blocks
+from .states import prefix_blocks
 
 _ASIDE = ("/tokenize", "/detokenize")  # asked beside the work: they must not turn a round robin
 _KINDS = {
@@ -32,46 +34,46 @@ _KINDS = {
     "slo_bench_gateway_lengths_window_exact": "gauge",  # of the last 50 answers, as told
     "slo_bench_gateway_lengths_window_plain": "gauge",  # without the correction
     "slo_bench_gateway_lengths_window_within_one": "gauge",
-    "slo_bench_gateway_lengths_window_ratio": "gauge",  # what came over what was told
+    "slo_bench_gateway_lengths_window_ratio": "gauge",  # true over predicted tokens
 }
 
 
 class ServerGroup(Protocol):
-    """Servers that can stand in for each other."""
+    """Servers that can replace each other."""
 
     @property
     def role(self) -> str:
-        """What they do."""
+        """Role of the servers, such as prefill."""
         ...
 
     @property
     def any_up(self) -> bool:
-        """Whether somebody can answer."""
+        """Whether at least one server is up."""
         ...
 
     async def forward(self, asked: HttpRequest, reply: Reply) -> None:
-        """Let whoever is up answer what is no work."""
+        """Answer a request that generates nothing, at a server that is up."""
         ...
 
     def metrics(self) -> Iterator[Sample]:
-        """Name, labels and value, as Prometheus has them."""
+        """Prometheus samples: name, labels and value."""
         ...
 
     def close(self) -> None:
-        """Close all connections."""
+        """Close the connections to all servers."""
         ...
 
 
 class Serving(Protocol):
-    """Servers, and how a request passes through them."""
+    """Server groups and the path of a request through them."""
 
     @property
     def groups(self) -> Sequence[ServerGroup]:
-        """All of them; each group must have somebody up."""
+        """All server groups; each needs a server that is up."""
         ...
 
     async def work(self, asked: HttpRequest, reply: Reply) -> None:
-        """Answer what the router should place."""
+        """Answer a request that the router or controller places."""
         ...
 
 
@@ -83,12 +85,12 @@ class AggregatedServing:
         self.groups = (instances,)
 
     async def work(self, asked: HttpRequest, reply: Reply) -> None:
-        """See `Serving`."""
+        """Forward a request to the server that the router selects."""
         await self._instances.forward(asked, reply, blocks_for(self._instances, asked))
 
 
 def blocks_for(instances: RoutedServerGroup, asked: HttpRequest) -> tuple[int, ...]:
-    """The prompt's blocks, where the router compares them."""
+    """Block hashes of the prompt, if the router compares prompts; else empty."""
     if not instances.looks_at_prompts:
         return ()
     body = asked.json()
@@ -96,10 +98,10 @@ def blocks_for(instances: RoutedServerGroup, asked: HttpRequest) -> tuple[int, .
 
 
 async def answer(serving: Serving, asked: HttpRequest, reply: Reply) -> None:
-    """Answer one request.
+    """Answer one request to the gateway.
 
-    `/metrics` is the gateway's own: which instance is up, what it has answered, what is under
-    way. Each instance has its own at its own address.
+    `/metrics` returns the gateway's own metrics: which instance is up, its answers and its requests
+    in progress. Each instance has its own metrics at its own address.
     """
     dead = [group.role for group in serving.groups if not group.any_up]
     if asked.path == "/metrics":

@@ -28,10 +28,10 @@ _START_S = 20.0
 
 @dataclass(frozen=True)
 class GatewayPlan:
-    """What stands behind a gateway.
+    """Servers behind a gateway, and their router.
 
-    With `prefill` servers the others only decode, and KV comes to them as `transfer` says. With a
-    `controller` in place of the router, `roles` says what each server is there for.
+    With `prefill` servers the others only decode, and KV reaches them as `transfer` says. A
+    `controller` replaces the router; `roles` then names the role of each server.
     """
 
     endpoints: Sequence[Endpoint]
@@ -43,7 +43,7 @@ class GatewayPlan:
     roles: Sequence[str] = ()
 
     def to_plain(self) -> dict[str, Any]:
-        """As values of JSON, for another process."""
+        """The plan as JSON values, for another process."""
         plain = dataclasses.asdict(self)
         if self.controller is not None:
             spec = PolicySpec.of("controller", self.controller)
@@ -52,7 +52,7 @@ class GatewayPlan:
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> GatewayPlan:
-        """The inverse of `to_plain`."""
+        """The plan from the values of `to_plain`."""
         plain = {**plain, "roles": tuple(plain["roles"])}
         for name in ("endpoints", "prefill"):
             plain[name] = tuple(Endpoint(**one) for one in plain[name])
@@ -61,7 +61,7 @@ class GatewayPlan:
         return cls(**{**plain, "transfer": KvTransferMode(plain["transfer"])})
 
     def check(self) -> None:
-        """Refuse what cannot be served.
+        """Check the router and the number of servers.
 
         Raises:
             SloBenchError: there is no such router, or no server, or the router cannot stand there.
@@ -74,7 +74,7 @@ class GatewayPlan:
             raise SloBenchError("a gateway needs a server behind it")
 
     def made(self, say: Say) -> Serving:
-        """The servers, with routers of their own."""
+        """The servers with a router or controller of their own."""
 
         def instances(endpoints: Sequence[Endpoint], role: str) -> RoutedServerGroup:
             return RoutedServerGroup(
@@ -101,14 +101,16 @@ class GatewayPlan:
 
 
 class GatewayTarget(Protocol):
-    """What can stand behind a gateway: a `GatewayPlan`, or models that come and go."""
+    """Servers that a gateway can stand before: those of a `GatewayPlan`, or models that are
+    activated on demand.
+    """
 
     def check(self) -> None:
-        """Refuse what cannot be served."""
+        """Raise SloBenchError if the servers cannot be served."""
         ...
 
     def made(self, say: Say) -> Serving:
-        """The servers."""
+        """The servers as a `Serving`."""
         ...
 
 
@@ -116,10 +118,10 @@ class GatewayTarget(Protocol):
 def serving(
     plan: GatewayTarget, *, host: str = "127.0.0.1", port: int = 0, say: Say = lambda line: None
 ) -> Iterator[str]:
-    """The address of a gateway that is up; leaving the block closes all its connections.
+    """Run a gateway and yield its address; leaving the block closes all its connections.
 
     Raises:
-        SloBenchError: what `GatewayPlan.check` refuses, or the port is taken.
+        SloBenchError: `GatewayPlan.check` refuses the plan, or the port is taken.
     """
     plan.check()
 
@@ -139,10 +141,11 @@ def serving(
 
 @contextlib.contextmanager
 def serving_apart(plan: GatewayPlan) -> Iterator[str]:
-    """As `serving`, in a process of its own: who measures must not wait for it.
+    """Run a gateway in a process of its own and yield its address, so that it does not delay the
+    load generator.
 
     Raises:
-        SloBenchError: what `GatewayPlan.check` refuses, or it does not come up.
+        SloBenchError: `GatewayPlan.check` refuses the plan, or the gateway does not start.
     """
     plan.check()
     child = ChildProcess(__package__)

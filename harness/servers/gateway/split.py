@@ -23,14 +23,14 @@ _GENERATES = ("/v1/completions", "/v1/chat/completions")
 
 
 class KvTransferMode(StrEnum):
-    """How KV comes from a prefill server to a decode server."""
+    """Path of KV from a prefill server to a decode server."""
 
     FILES = "files"  # through a shared folder
     NIXL = "nixl"  # straight from memory to memory; the prefill server's answer says from where
 
 
 def transfer_of(name: str) -> KvTransferMode:
-    """A transfer by name.
+    """A KV transfer mode by name.
 
     Raises:
         UnknownNameError: no such transfer.
@@ -41,7 +41,7 @@ def transfer_of(name: str) -> KvTransferMode:
     return KvTransferMode(name)
 
 
-# What asks a server with vLLM's NixlConnector to keep a prompt's KV until somebody fetches it.
+# Makes a server with vLLM's NixlConnector keep a prompt's KV until a decode server fetches it.
 KEEP_FOR_OTHERS = {
     "do_remote_decode": True,
     "do_remote_prefill": False,
@@ -62,7 +62,7 @@ _OF_THE_ANSWER = (
 
 
 def prefill_body(body: Mapping[str, Any], kv_transfer_params: object) -> dict[str, Any]:
-    """The same prompt, but one token and no stream."""
+    """Body of the prefill request: the same prompt, one output token, no stream."""
     found = {name: value for name, value in body.items() if name not in _OF_THE_ANSWER}
     found |= {"max_tokens": 1, "stream": False, "kv_transfer_params": kv_transfer_params}
     if "max_completion_tokens" in found:
@@ -71,7 +71,7 @@ def prefill_body(body: Mapping[str, Any], kv_transfer_params: object) -> dict[st
 
 
 class DisaggregatedServing:
-    """See the module."""
+    """A prefill group and a decode group; each request passes through one server of each."""
 
     def __init__(
         self, prefill: RoutedServerGroup, decode: RoutedServerGroup, transfer: KvTransferMode
@@ -82,7 +82,9 @@ class DisaggregatedServing:
         self.groups = (prefill, decode)
 
     async def work(self, asked: HttpRequest, reply: Reply) -> None:
-        """See `Serving`. What a prefill server refuses is the answer."""
+        """Prefill a request at one server and decode it at another; an error of the prefill server
+        is the answer.
+        """
         if not asked.path.endswith(_GENERATES):
             await self._prefill.forward(asked, reply, ())
             return

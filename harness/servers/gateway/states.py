@@ -1,13 +1,20 @@
-"""A request as routers and controllers know it, from the body in which a client asks."""
+"""Properties of a request for routers and controllers, read from its body."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from ...core.state import RequestState
 from ...core.wire import VLLM_FIELD, slo_from_wire, waited_s
 
+# Blocks of the prompt as sent; a router compares prompts with each other only, so the server's own
+# tokens are not needed.
+BLOCK_IDS = 16
+BLOCK_CHARACTERS = 64
+MOST_BLOCKS = 4096
 CHARACTERS_PER_TOKEN = 4  # of text, roughly: a gateway has no tokenizer
 _DEFAULT_TOKENS = 16  # of an answer, where a client does not say
 
@@ -18,7 +25,9 @@ def state_of(
     now_s: float,
     prefix_blocks: tuple[int, ...] = (),
 ) -> RequestState:
-    """The request numbered `number`, which arrives now, or had when another gateway sent it on."""
+    """State of the request numbered `number`, which arrives now, or arrived earlier at the gateway
+    that forwarded it.
+    """
     output = body.get("max_completion_tokens") or body.get("max_tokens")
     tokens = output if isinstance(output, int) else _DEFAULT_TOKENS
     wire = wire_of(body)
@@ -28,13 +37,15 @@ def state_of(
 
 
 def wire_of(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a policy is told of the request; see `core.wire`."""
+    """Inputs of the policy in a request's body (`core.wire`)."""
     found = body.get(VLLM_FIELD)
     return found if isinstance(found, Mapping) else {}
 
 
 def prompt_tokens(body: Mapping[str, Any]) -> int:
-    """How long the prompt is: token ids are counted, text by its length; at least 1."""
+    """Number of prompt tokens, at least 1: token ids are counted, text is estimated from its
+    length.
+    """
     return max(1, _tokens(body.get("prompt", body.get("messages", body.get("input")))))
 
 
@@ -50,7 +61,7 @@ def _tokens(given: object) -> int:
 
 
 def last_said(body: Mapping[str, Any]) -> str:
-    """The text that is to be answered: the prompt, or what the user said last; empty: none."""
+    """Text to be answered: the prompt, or the last message of the user; empty if there is none."""
     messages = body.get("messages")
     if isinstance(messages, list):
         users = [m for m in messages if isinstance(m, Mapping) and m.get("role") == "user"]
@@ -67,3 +78,30 @@ def _text(content: object) -> str:
     parts = content if isinstance(content, list) else []
     texts = [part.get("text") for part in parts if isinstance(part, Mapping)]
     return "\n".join(text for text in texts if isinstance(text, str))
+
+
+def prefix_blocks(body: Mapping[str, Any]) -> tuple[int, ...]:
+    """Hashes of the blocks of a prompt or of messages, each with all blocks before; of several
+    prompts, of the first. Empty if unknown.
+    """
+    prompt = body.get("prompt", body.get("messages", body.get("input")))
+    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int | dict):
+        prompt = prompt[0]
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], dict):
+        prompt = json.dumps(prompt, ensure_ascii=False)
+    if isinstance(prompt, str):
+        return _chained(body, prompt, BLOCK_CHARACTERS)
+    if isinstance(prompt, list) and all(isinstance(one, int) for one in prompt):
+        return _chained(body, prompt, BLOCK_IDS)
+    return ()
+
+
+def _chained(body: Mapping[str, Any], whole: Sequence[Any], size: int) -> tuple[int, ...]:
+    """Hashes of full blocks. The model and salt are the root: others share nothing."""
+    before = hash((str(body.get("model")), str(body.get("cache_salt"))))
+    found = []
+    for start in islice(range(0, len(whole) - size + 1, size), MOST_BLOCKS):
+        block = whole[start : start + size]
+        before = hash((before, block if isinstance(block, str) else tuple(block)))
+        found.append(before)
+    return tuple(found)

@@ -1,4 +1,4 @@
-"""Connections to one server, used again; what it answers is passed on as it arrives."""
+"""Reused connections to one server; its answers are passed on as they arrive."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CONNECT_LIMIT_S = 5.0
 
 
 def wire(asked: HttpRequest, endpoint: Endpoint) -> list[bytes]:
-    """The bytes of a request to a server."""
+    """Bytes of a request to a server."""
     method = "GET" if asked.method == "HEAD" else asked.method  # we leave the body out ourselves
     lines = [
         f"{method} {endpoint.prefix}{asked.target} HTTP/1.1\r\n".encode("latin-1"),
@@ -29,7 +29,7 @@ def wire(asked: HttpRequest, endpoint: Endpoint) -> list[bytes]:
 
 
 class UnreachableError(Exception):
-    """No connection came about: the request was not sent."""
+    """No connection was made, so the request was not sent."""
 
 
 class ConnectionLostError(Exception):
@@ -37,11 +37,11 @@ class ConnectionLostError(Exception):
 
 
 class _StaleError(Exception):
-    """The server closed an idle connection just when it was used again."""
+    """The server closed an idle connection when it was reused."""
 
 
 class Upstream:
-    """A server. Any number of exchanges may be under way."""
+    """A server and its connections, for any number of exchanges at once."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
@@ -49,10 +49,11 @@ class Upstream:
         self.open: set[_Connection] = set()
 
     async def exchange(self, asked: HttpRequest, reply: Reply) -> None:
-        """Send a request and pass the answer on. Cancelling it ends it for the server too.
+        """Send a request and pass the answer on. Cancelling the call also ends the request at the
+        server.
 
         Raises:
-            UnreachableError: nobody listens there.
+            UnreachableError: no connection could be made.
             ConnectionLostError: the server went away before its answer was whole.
         """
         request = wire(asked, self.endpoint)
@@ -79,13 +80,13 @@ class Upstream:
         return connection
 
     def close(self) -> None:
-        """Close every connection; what is under way on it is lost."""
+        """Close every connection; requests in progress are lost."""
         for connection in list(self.open):
             connection.abort()
 
 
 class _Connection(asyncio.Protocol):
-    """One connection; at most one exchange at a time."""
+    """A connection with at most one exchange at a time."""
 
     def __init__(self, upstream: Upstream) -> None:
         self._upstream = upstream
@@ -122,7 +123,7 @@ class _Connection(asyncio.Protocol):
         self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        if self._done is None or self._done.done():  # nobody asked
+        if self._done is None or self._done.done():  # no request is in progress
             self.abort()
             return
         self._heard = True

@@ -1,1 +1,1 @@
-"""What carries cells out on real servers."""
+"""Installation and start of vLLM and SGLang servers."""

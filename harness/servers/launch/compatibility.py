@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ....workloads.errors import SloBenchError
+from ...core.policy import AnyPolicy, Policy
 from ...policies.systems import System, several_models
-from ..plugins.sglang import compatibility as sglang_fits
-from ..plugins.vllm import compatibility as vllm_fits
+from ..plugins.sglang.compatibility import refusal as sglang_refusal
 from .backend_names import SIMULATED, TORCH
 
 _ONE_MODEL = (
@@ -17,7 +17,7 @@ _ONE_MODEL = (
 
 
 def _alone(system: System) -> str:
-    """Why one server's scheduler is not enough; empty if it is."""
+    """Reason why one server's scheduler cannot run the system alone; empty if it can."""
     if system.cluster is None:
         return ""
     found = system.on_servers
@@ -29,7 +29,22 @@ def _alone(system: System) -> str:
 def _on_vllm(system: System) -> str:
     if system.sharing is not None:
         return _ONE_MODEL
-    return _alone(system) or vllm_fits.refusal(system.policy)
+    return _alone(system) or _vllm_refusal(system.policy)
+
+
+def _vllm_refusal(policy: AnyPolicy) -> str:
+    """Reason why this policy cannot run inside vLLM; empty if it can."""
+    if not isinstance(policy, Policy):
+        instead = f"; {policy.continuous} is what a server can run of it" * bool(policy.continuous)
+        return f"it forms static batches, which vLLM does not{instead}"
+    if getattr(policy, "host_full", None) == "stall":
+        return (
+            "its victims may keep their blocks and sit out, which vLLM does not know: "
+            "set host_full=recompute"
+        )
+    if getattr(policy, "overlap_swap", False):
+        return "its copies to host memory run beside computation, which is not done in vLLM here"
+    return ""
 
 
 def _on_sglang(system: System) -> str:
@@ -40,7 +55,7 @@ def _on_sglang(system: System) -> str:
             return "a prefill/decode split is started on vLLM alone"
         if reason := found.refusals.get("sglang"):
             return reason
-    return _alone(system) or sglang_fits.refusal(system.policy)
+    return _alone(system) or sglang_refusal(system.policy)
 
 
 def _on_torch(system: System) -> str:
@@ -59,7 +74,9 @@ BACKENDS = tuple(_REFUSALS)
 
 
 def refusal(system: System, backend: str) -> str | None:
-    """Why this system cannot run inside this server; None: it can, or we decide nothing there."""
+    """Reason why this system cannot run on this backend; None if it can, or if no policy runs
+    there.
+    """
     reason = _REFUSALS.get(backend)
     return (reason(system) or None) if reason else None
 
@@ -71,5 +88,5 @@ def check(system: System, backend: str) -> None:
 
 
 def compatibility_of(system: System) -> Mapping[str, str | None]:
-    """Backend to `refusal`, for every backend that policies run on."""
+    """Reason of `refusal` for every backend that runs policies."""
     return {backend: refusal(system, backend) for backend in BACKENDS}

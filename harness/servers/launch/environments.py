@@ -3,7 +3,7 @@
     <home>/environments/<backend>-<version>-<device>/
         bin/ lib/ …           a virtual environment
         slo-bench.json        written last: an environment without it is unfinished
-        install.log           what the installer said
+        install.log           output of the installer
 
 `home` is `$SLO_BENCH_HOME`, or the platform's folder for application data.
 
@@ -21,7 +21,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as version_of
@@ -31,7 +31,8 @@ from platformdirs import user_data_path
 
 from ....workloads.errors import SloBenchError, UnknownNameError
 from .recipe import Build, InstallStep, Recipe
-from .recipes import RECIPES
+from .sglang import SGLANG
+from .vllm import VLLM
 
 HOME_VARIABLE = "SLO_BENCH_HOME"
 TORCH_INDEX_VARIABLE = "SLO_BENCH_TORCH_INDEX"  # a mirror of PyTorch's index; empty: none
@@ -41,6 +42,7 @@ _MARKER = "slo-bench.json"
 _LOG = "install.log"
 _PROBE_S = 300.0
 
+RECIPES: Mapping[str, Recipe] = {recipe.backend: recipe for recipe in (VLLM, SGLANG)}
 Say = Callable[[str], None]
 
 
@@ -51,9 +53,20 @@ def home() -> Path:
     return user_data_path("slo-bench", appauthor=False)
 
 
+def recipe(backend: str) -> Recipe:
+    """Recipe of a server: its installation and start.
+
+    Raises:
+        UnknownNameError: no such server.
+    """
+    if backend not in RECIPES:
+        raise UnknownNameError("backend", backend, RECIPES)
+    return RECIPES[backend]
+
+
 @dataclass(frozen=True)
 class Environment:
-    """An installed server."""
+    """A server's Python environment: path, backend, version and device."""
 
     path: Path
     backend: str
@@ -62,17 +75,17 @@ class Environment:
 
     @property
     def name(self) -> str:
-        """What `backends list` calls it."""
+        """Name in `slo-bench backends list`."""
         return f"{self.backend}-{self.version}-{self.device}"
 
     @property
     def programs(self) -> Path:
-        """The folder of its programs."""
+        """Folder of the executables."""
         return self.path / ("Scripts" if sys.platform == "win32" else "bin")
 
     @property
     def python(self) -> Path:
-        """Its interpreter."""
+        """Path of the Python interpreter."""
         return self.programs / "python"
 
 
@@ -88,7 +101,7 @@ def installed() -> list[Environment]:
 
 
 def beside_us() -> list[Environment]:
-    """The servers that are installed where slo-bench itself is."""
+    """Servers in the Python environment of slo-bench itself."""
     found = []
     for backend, distributions in _DISTRIBUTIONS.items():
         for distribution in distributions:
@@ -104,7 +117,7 @@ def beside_us() -> list[Environment]:
 
 
 def unfinished() -> list[Path]:
-    """What interrupted installations left."""
+    """Folders of interrupted installations."""
     folders = sorted(path for path in _folder().glob("*") if path.is_dir())
     return [path for path in folders if not (path / _MARKER).exists()]
 
@@ -149,14 +162,14 @@ def install(
     packages: Sequence[str] = (),
     say: Say = lambda line: None,
 ) -> Environment:
-    """Make the environment, or find it made, and add packages to it.
+    """Install a server in an environment of its own unless it is installed, and add packages to it.
 
     Args:
-        recipe: what to install.
+        recipe: of the server.
         device: `cpu` or `cuda`.
         version: of the server; by default the one the recipe is tested with.
-        packages: what else is to be there, as pip names it.
-        say: told each step, and what the installer says.
+        packages: additional requirements, as for pip.
+        say: receives each step and the output of the installer.
 
     Raises:
         SloBenchError: no such build, no Python that fits, or the installer fails.
@@ -198,7 +211,7 @@ def install(
 
 
 def remove(name: str) -> list[Path]:
-    """Delete an environment by its name, or all of one server; returns what is gone.
+    """Delete an environment by its name, or all environments of one server; returns their folders.
 
     Raises:
         UnknownNameError: there is nothing of that name.
@@ -208,14 +221,16 @@ def remove(name: str) -> list[Path]:
     if not gone:
         raise UnknownNameError("environment", name, [p.name for p in folders])
     for path in gone:
-        (path / _MARKER).unlink(missing_ok=True)  # first: what is half gone is not installed
+        (path / _MARKER).unlink(
+            missing_ok=True
+        )  # first: a partly deleted environment is not installed
         shutil.rmtree(path)
     return gone
 
 
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """Nobody else installs the same at the same time."""
+    """Lock an environment's folder against a second installer."""
     if sys.platform == "win32":
         yield
         return
@@ -230,12 +245,12 @@ def _alone(path: Path) -> Iterator[None]:
 
 
 def _python(build: Build, backend: str) -> str:
-    """An interpreter of a version that the build has packages for; ours if it fits."""
+    """A Python interpreter that the build supports; this process's own if it does."""
     oldest, newest = build.oldest_python, build.newest_python
     if oldest <= sys.version_info[:2] <= newest:
         return sys.executable
     if shutil.which("uv"):
-        return f"{oldest[0]}.{oldest[1]}"  # uv fetches what is missing
+        return f"{oldest[0]}.{oldest[1]}"  # uv downloads it if it is missing
     for minor in range(newest[1], oldest[1] - 1, -1):
         if found := shutil.which(f"python{newest[0]}.{minor}"):
             return found
@@ -265,7 +280,7 @@ def _build(installer: _Installer, build: Build, version: str) -> None:
 
 
 class _Installer:
-    """uv if there is one, else venv and pip, in one environment."""
+    """Installer of packages in one environment: uv if there is one, else venv and pip."""
 
     def __init__(self, path: Path, python: str, say: Say) -> None:
         self._path = path
@@ -322,7 +337,7 @@ class _Installer:
         self._run([self._python, "-c", code], timeout_s=_PROBE_S)
 
     def _run(self, command: Sequence[str | Path], timeout_s: float | None = None) -> None:
-        """Run, log, tell what goes on; the end of the log is the error."""
+        """Run a command and log its output; an error quotes the end of the log."""
         words = [str(word) for word in command]
         with self._log.open("a", encoding="utf-8") as log:
             log.write(f"$ {' '.join(words)}\n")
@@ -355,6 +370,8 @@ class _Installer:
 
 
 def _clean_environ() -> dict[str, str]:
-    """Ours without what would point the installer or the server back at our environment."""
+    """The process environment without variables that point the installer or the server at another
+    environment.
+    """
     ours = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PIP_TARGET", "PIP_PREFIX", "UV_PYTHON")
     return {name: value for name, value in os.environ.items() if name not in ours}

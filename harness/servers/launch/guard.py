@@ -1,4 +1,4 @@
-"""Runs a server and sees to it that nothing of it outlives whoever started it.
+"""Runs a server and stops all its processes when the process that started it ends.
 
     python guard.py GRACE_S COMMAND [ARGUMENT...]
 
@@ -28,7 +28,7 @@ _LOOK_EVERY_S = 0.1
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command; its exit code."""
+    """Run the command; returns its exit code."""
     grace_s, command = float(arguments[0]), arguments[1:]
     stop = False
 
@@ -75,7 +75,7 @@ def _signal_group(group: int, number: int) -> None:
 
 
 def _kill_descendants() -> None:
-    """What the server started in other groups or sessions; dead ones are reaped on the way."""
+    """Kill processes that the server started in other groups or sessions, and reap dead ones."""
     deadline_s = time.monotonic() + 5.0
     while time.monotonic() < deadline_s:
         with contextlib.suppress(ChildProcessError):
@@ -91,7 +91,9 @@ def _kill_descendants() -> None:
 
 
 def _children(parent: int) -> list[int]:
-    """Processes whose parent is `parent`; when these die, their children come to us."""
+    """Child processes of `parent`; when these die, their own children are re-parented to this
+    process.
+    """
     try:
         lists = Path(f"/proc/{parent}/task").glob("*/children")
         return [int(word) for one in lists for word in one.read_text().split()]

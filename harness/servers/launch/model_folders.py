@@ -10,7 +10,7 @@ TINY = "tiny-llama"
 
 
 def model_folder(model: str) -> Path:
-    """The folder of that name; that of the tiny random Llama is made where there is none yet."""
+    """Folder of a model; that of the tiny random Llama is made if it does not exist."""
     if model != TINY or Path(model).is_dir():
         return Path(model)
     from ...engine.torch.tiny import make_tiny

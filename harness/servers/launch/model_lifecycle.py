@@ -16,7 +16,7 @@ from ...load_generator.http.endpoint import Endpoint
 from ...policies.systems import several_models
 from ...policies.systems import system as system_by_name
 from .environments import environment
-from .serve import Serve
+from .serve import OWN_OPTIONS, Serve
 from .server_process import ServerError, ServerProcess
 
 _SLEEP_LIMIT_S = 120.0
@@ -27,7 +27,7 @@ Say = Callable[[str], None]
 def shared_policy(
     system: str, parameters: Mapping[str, bool | int | float | str], backend: str
 ) -> SharingPolicy | None:
-    """The policy, if the system puts one queue before several models' servers.
+    """The policy of a system for several models; None for other systems.
 
     Raises:
         SloBenchError: there is no such system, or a parameter is set that real servers do not have.
@@ -52,16 +52,15 @@ def shared_policy(
 
 
 def served_names(models: Sequence[str]) -> list[str]:
-    """What clients call them: the last part of each path."""
+    """Names of the models for clients: the last part of each path."""
     return [model.rstrip("/").rpartition("/")[2] for model in models]
 
 
 class ServerLifecycle:
-    """Implements `gateway.models.Standing` over servers of ours.
+    """Implements `gateway.models.ModelLifecycle` with servers that are started here.
 
-    With `sleeps` a server that has been started stays: evicted, it sleeps (vLLM's level 1: weights
-    in host memory, no KV), and is woken up when its model is asked for again. Otherwise it is
-    stopped, and started anew.
+    With `sleeps` an evicted server sleeps (vLLM's level 1: weights in host memory, no KV) and is
+    woken up for the next request to its model. Otherwise it is stopped, and started again.
     """
 
     def __init__(
@@ -83,11 +82,11 @@ class ServerLifecycle:
 
     @property
     def servers(self) -> list[ServerProcess]:
-        """Those that run, awake or asleep."""
+        """Running servers, awake or asleep."""
         return list(self._up.values())
 
     def activate(self, model: str) -> Endpoint:
-        """See `Standing`."""
+        """Wake up or start the server of a model; returns its address."""
         server = self._up.get(model)
         if server is not None and server.running:
             _post(f"{server.url}/wake_up")
@@ -104,7 +103,7 @@ class ServerLifecycle:
         return Endpoint.parse(server.url)
 
     def evict(self, model: str) -> None:
-        """See `Standing`."""
+        """Put the server of a model to sleep, or stop it."""
         server = self._up.get(model)
         if self._sleeps and server is not None and server.running:
             _post(f"{server.url}/sleep?level=1")
@@ -119,7 +118,7 @@ class ServerLifecycle:
             stack.close()
 
     def close(self) -> None:
-        """Stop all."""
+        """Stop all servers."""
         with self._lock:
             self._over = True
         for model in list(self._stacks):
@@ -134,26 +133,18 @@ def stage_of(
     *,
     say: Say = lambda line: None,
 ) -> ServerLifecycle:
-    """Servers of these models, none of them started yet; `common` is what they share.
+    """Servers of these models, none of them started; `common` holds the settings that they share.
 
-    With `activation=pool` they sleep where the server can (vLLM on GPUs); with `naive`, and
-    where it cannot, they are stopped.
+    With `activation=pool` evicted servers sleep where the server can (vLLM on GPUs); with `naive`,
+    and elsewhere, they are stopped.
 
     Raises:
         SloBenchError: one could not be started: no such server, or an option that it has not.
     """
     found = environment(common.backend)
-    parameters: dict[str, bool | int | float | str] = {}
-    if found.backend == "vllm":
-        parameters = {
-            "max_num_batched_tokens": policy.max_num_batched_tokens,
-            "max_num_seqs": policy.max_num_seqs,
-        }
-    else:
-        parameters = {
-            "chunked_prefill_tokens": policy.max_num_batched_tokens,
-            "max_running_requests": policy.max_num_seqs,
-        }
+    # Of each server the token budget of an iteration, then the largest batch.
+    limits = (policy.max_num_batched_tokens, policy.max_num_seqs)
+    parameters = dict(zip(OWN_OPTIONS[found.backend], limits, strict=True))
     serves = {
         name: replace(common, model=model, system=None, parameters=parameters, served_name=name)
         for name, model in zip(served_names(models), models, strict=True)
@@ -168,7 +159,7 @@ def stage_of(
 
 
 def _post(url: str) -> None:
-    """Tell a server something.
+    """Send a POST request without a body.
 
     Raises:
         ServerError: it does not do it.

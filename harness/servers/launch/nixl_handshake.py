@@ -1,8 +1,9 @@
-"""Servers that hand over KV by NIXL meet before anybody is measured.
+"""Handshake of servers that transfer KV by NIXL, before the first measured request.
 
-With the first prompt from a prefill server, a decode server asks it where its KV lies. vLLM's
-connector waits 5 s for the answer, which is no setting, and else fails the request: on a busy
-machine the first request would be lost, and on any it would pay for the meeting.
+With the first prompt from a prefill server, a decode server asks it for the location of its KV.
+vLLM's connector waits 5 s for the answer, which is not a setting, and otherwise fails the request.
+Without this handshake the first request of a busy machine would be lost, and on any machine it
+would include the time of the handshake.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _AGAIN_S = 1.0
 def nixl_handshake(
     prefill: ServerProcess, decode: ServerProcess, model: str, within_s: float, say: Say
 ) -> None:
-    """Let one short prompt pass from `prefill` to `decode`, again until it does.
+    """Send a short prompt from `prefill` to `decode`, until one succeeds.
 
     Args:
         prefill: computes the prompt and keeps its KV.

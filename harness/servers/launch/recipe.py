@@ -1,15 +1,14 @@
-"""How one server is installed and started, as data; `recipes.py` has the table."""
+"""How one server is installed and started, as data; `environments.RECIPES` has the table."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from ...core.policy import AnyPolicy
-from ...policies.systems import system as system_by_name
 
-# What switches kvcached on in a server in whose environment it is installed: KV pages are then
+# Variables that switch kvcached on, if it is installed in the server's environment: KV pages are
 # mapped on demand, and servers on one GPU share its memory.
 KVCACHED = {"ENABLE_KVCACHED": "true", "KVCACHED_AUTOPATCH": "1"}
 
@@ -18,7 +17,7 @@ TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 @dataclass(frozen=True)
 class InstallStep:
-    """One call of the installer. `index` is asked beside the configured one."""
+    """A call of the installer. `index` is a package index besides the configured one."""
 
     packages: tuple[str, ...]
     dependencies: bool = True
@@ -50,8 +49,8 @@ class Build:
 
 @dataclass(frozen=True)
 class KvTransfer:
-    """How a server gives KV to another, or gets it: through files in `folder`, or by NIXL, whose
-    other side asks at `port`. `prefills`: it gives.
+    """KV transfer between servers: through files in `folder`, or by NIXL at `port`. `prefills`: the
+    server sends KV; otherwise it receives KV.
     """
 
     prefills: bool
@@ -61,7 +60,7 @@ class KvTransfer:
 
 @dataclass(frozen=True)
 class Launch:
-    """What is to be served, and where."""
+    """Settings of one server start: model, address, policy and limits."""
 
     model: str
     port: int
@@ -70,9 +69,8 @@ class Launch:
     num_gpu_blocks: int | None = None
     block_size: int | None = None
     max_model_tokens: int | None = None
-    system: str | None = None  # None: the server as it is, unpatched
-    parameters: Mapping[str, bool | int | float | str] = field(default_factory=dict)
-    role: AnyPolicy | None = None  # what decides inside, where the system's instances differ
+    system: str | None = None  # name of the policy's system; None: the server as it is, unpatched
+    policy: AnyPolicy | None = None  # runs inside the server
     step_log: Path | None = None
     handshake: Path | None = None  # where hooks that are in place say so
     num_cpu_blocks: int | None = None  # KV blocks of host memory for swapping
@@ -82,25 +80,14 @@ class Launch:
     kvcached: bool = False
     sleeps: bool = False  # it can be told to give its memory back, and to take it again
 
-    @property
-    def policy(self) -> AnyPolicy | None:
-        """What decides inside; None: the server itself."""
-        if self.system is None or self.role is not None:
-            return self.role
-        return system_by_name(self.system).with_parameters(**self.parameters).policy
-
-    @property
-    def plugged(self) -> bool:
-        """Does our plugin run inside, to decide or to log steps?"""
-        return self.system is not None or self.step_log is not None
-
 
 @dataclass(frozen=True)
 class Recipe:
-    """A server: its builds by device, and how it is started.
+    """Builds of a server by device, and its command line and environment.
 
-    `argv` gets the environment's folder of programs; `environ` what is set beside the present
-    environment (what the user has set already wins, but for PYTHONPATH, which is prepended).
+    `argv` receives the environment's folder of executables. `environ` returns variables that are
+    added to the present environment; variables of the user take precedence, but for PYTHONPATH,
+    which is prepended.
     """
 
     backend: str

@@ -1,4 +1,4 @@
-"""From what a user asks for to servers that answer."""
+"""Settings of servers to start, their checks, and their start."""
 
 from __future__ import annotations
 
@@ -20,12 +20,10 @@ from ...policies.systems import system as system_by_name
 from ..gateway.running import GatewayPlan
 from ..gateway.split import KvTransferMode
 from .compatibility import check
-from .environments import Environment, environment
-from .gpu_shares import gpus_each, shares
+from .environments import Environment, environment, recipe
+from .gpus import gpus_each, shares, visible_gpus
 from .nixl_handshake import nixl_handshake
-from .nvml import visible_gpus
 from .recipe import KvTransfer, Launch
-from .recipes import recipe
 from .server_process import READY_S, ServerProcess, free_low_port, free_port, serving
 
 NUM_CPU_BLOCKS = 1024  # for swapping, where nothing is said
@@ -46,8 +44,8 @@ VALUES_FIELD = {"vllm": VLLM_FIELD, "sglang": SGLANG_FIELD}
 class _Part:
     """One of the servers of a system.
 
-    `name` is what it adds to the names of files, `role` what it is there for, and `policy` what
-    decides inside where that is not what decides in all.
+    `name` is appended to file names, `role` is its role in the system, and `policy` is the policy
+    inside if it differs from the system's own.
     """
 
     name: str
@@ -65,15 +63,14 @@ Say = Callable[[str], None]
 class Serve:
     """A server with a policy inside.
 
-    With no `system`, or the one of the server's own name, it is the server as it is, unpatched;
-    parameters are then options of its own. A step log is then written by a plugin that only
-    watches. So it is with a system that splits prefill and decode: each instance is the server
-    unpatched, and KV goes from one to the other as `transfer` says. A system with a controller says
-    what decides inside each of its instances.
+    Without `system`, or with the system of the server's own name, the server is unpatched:
+    parameters are its own options, and a step log is written by a plugin that decides nothing. A
+    system that splits prefill and decode also runs unpatched servers, with KV transfer by
+    `transfer`. A system with a controller names the policy inside each of its instances.
 
     Raises:
-        SloBenchError: on `check`: the server is not installed, there is no such system, or it
-            cannot run in this server; says why.
+        SloBenchError: on `check`: the server is not installed, the system is unknown, or it cannot
+            run in this server; the message gives the reason.
     """
 
     backend: str
@@ -94,13 +91,13 @@ class Serve:
 
     @property
     def label(self) -> str:
-        """For file names."""
+        """The system's name in file names."""
         name = Path(self.system).stem if self.system else self.backend
         return re.sub(r"[^\w.-]+", "-", name)
 
     @property
     def patched(self) -> bool:
-        """Does a policy of ours run inside?"""
+        """Whether a policy of this package runs inside."""
         own = self.system is None or self.system == environment(self.backend).backend
         return not own and self._split is None
 
@@ -110,7 +107,7 @@ class Serve:
 
     @property
     def _split(self) -> tuple[int, int] | None:
-        """Servers that prefill and servers that decode, if none does both."""
+        """Numbers of prefill and decode servers; None without a split."""
         found = self._on_servers
         if found is None or not found.splits:
             return None
@@ -119,27 +116,27 @@ class Serve:
 
     @property
     def controller(self) -> ClusterPolicy | None:
-        """What decides across its instances in place of a router."""
+        """The cluster policy that replaces the router; None for a system with a router."""
         found = self._on_servers
         return self.found().cluster if found is not None and not found.splits else None
 
     @property
     def values_field(self) -> str:
-        """Where the server takes what a policy is told of a request."""
+        """Request field from which the server reads a policy's inputs."""
         return VALUES_FIELD[environment(self.backend).backend]
 
     @property
     def gateway(self) -> bool:
-        """Is there more before its servers than a router?"""
+        """Whether the system needs more than a router before its servers."""
         return self._on_servers is not None
 
     @property
     def router(self) -> str:
-        """The one that the system asks for."""
+        """The system's own router."""
         return "round-robin" if self.system is None else self.found().router
 
     def check(self, instances: int = 1) -> None:
-        """Refuse what cannot be started, before anything is."""
+        """Raise SloBenchError for settings that cannot be started, before any server is started."""
         self._parts(instances)
         found = environment(self.backend)
         name = found.backend
@@ -177,10 +174,10 @@ class Serve:
         measures the free memory of its GPU while it starts.
 
         With several, `-1`, `-2`, … (with roles `-prefill-1`, …) is added to the name of the log.
-        `port` is for the only one.
+        `port` applies to a single server.
 
         Raises:
-            SloBenchError: what `check` refuses, or a server that does not come up.
+            SloBenchError: `check` refuses the settings, or a server does not start.
         """
         self.check(instances)
         parts = self._parts(instances)
@@ -195,7 +192,8 @@ class Serve:
         ):
             own_log = log.with_stem(f"{log.stem}{part.name}")
             launch = self._launch(free_port() if port is None else port, step_log)
-            launch = replace(launch, transfer=transfer, role=part.policy, gpus=gpus)
+            policy = part.policy or launch.policy
+            launch = replace(launch, transfer=transfer, policy=policy, gpus=gpus)
             say(f"starting {self.label} on {self.backend}: {launch.model} at port {launch.port}")
             server = serving(recipe(found.backend), found, launch, log=own_log)
             servers.append(stack.enter_context(server))
@@ -213,21 +211,21 @@ class Serve:
         return servers
 
     def _gpus(self, servers: int) -> Sequence[tuple[str, ...]]:
-        """Which GPUs each may use; nothing is said where one server may use them all."""
+        """GPUs of each server; empty where a single server may use all."""
         visible = [gpu.uuid for gpu in visible_gpus()]
         if servers == 1 or not visible or environment(self.backend).device != "cuda":
             return [()] * servers
         return shares(servers, gpus_each(self.server_args), visible)
 
     def step_logs(self, instances: int = 1) -> list[Path]:
-        """Those of the servers that `start` starts, in their order; none if none is asked for."""
+        """Step logs of the servers of `start`, in order; empty without a step log."""
         log = self.step_log
         if log is None:
             return []
         return [log.with_stem(f"{log.stem}{part.name}") for part in self._parts(instances)]
 
     def _parts(self, instances: int) -> list[_Part]:
-        """The servers, in the order in which they are started."""
+        """Servers of the system, in order of start."""
         found = self._on_servers
         if found is None:
             names = [f"-{k + 1}" for k in range(instances)] if instances > 1 else [""]
@@ -249,7 +247,7 @@ class Serve:
         ]
 
     def _transfers(self, stack: ExitStack, instances: int) -> Sequence[KvTransfer | None]:
-        """How KV comes and goes at each server; it does not without a split."""
+        """KV transfer of each server; None without a split."""
         split = self._split
         if split is None:
             return [None] * len(self._parts(instances))
@@ -261,7 +259,7 @@ class Serve:
         return [KvTransfer(one, folder=folder) for one in prefills]
 
     def behind(self, servers: Sequence[ServerProcess], router: str | None = None) -> GatewayPlan:
-        """What a gateway before these servers of `start` does; by default with our own router."""
+        """Plan of a gateway before the servers of `start`; the default router is the system's."""
         endpoints = [Endpoint.parse(server.url) for server in servers]
         health_path = recipe(environment(self.backend).backend).health_path
         if self.controller is not None:
@@ -279,12 +277,12 @@ class Serve:
         )
 
     def stand_ins(self, servers: Sequence[ServerProcess]) -> list[Sequence[ServerProcess]]:
-        """Servers by what they do: who is lost can be replaced by others of the same group."""
+        """Servers grouped by role: those of one group can replace each other."""
         prefills = 0 if self._split is None else self._split[0]
         return [group for group in (servers[:prefills], servers[prefills:]) if group]
 
     def _check_kvcached(self, found: Environment) -> None:
-        """Raise SloBenchError if its servers cannot have kvcached."""
+        """Raise SloBenchError if the servers cannot use kvcached."""
         if found.device != "cuda":
             raise SloBenchError(
                 f"kvcached maps the memory of GPUs: it needs a CUDA build, and {found.name} is "
@@ -311,7 +309,7 @@ class Serve:
         return system_by_name(self.system).with_parameters(**self.parameters)
 
     def _own_options(self, backend: str) -> tuple[str, ...]:
-        """The parameters of the unpatched server, as its own options."""
+        """Parameters of the unpatched server as command-line options."""
         if self.system is not None:
             self.found()  # checks names and bounds
         options = OWN_OPTIONS.get(backend, {})
@@ -345,7 +343,7 @@ class Serve:
         return replace(
             launch,
             system=self.system,
-            parameters=self.parameters,
+            policy=policy,
             step_log=step_log,
             num_cpu_blocks=num_cpu_blocks,
         )

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import json
 import os
 import random
+import shutil
 import socket
 import subprocess
 import sys
@@ -19,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 
 import httpx
@@ -33,7 +36,6 @@ from ..plugins.contract import (
     tally_file,
 )
 from .environments import Environment, home
-from .plugin_folder import plugin_folder
 from .recipe import Launch, Recipe
 
 READY_S = 300.0
@@ -42,6 +44,17 @@ _LOOK_EVERY_S = 0.2
 _LOW_PORTS = range(20_000, 32_000)
 _GUARD = Path(__file__).with_name("guard.py")
 _OURS = (POLICY_VARIABLE, HANDSHAKE_VARIABLE, STEP_LOG_VARIABLE, NUM_CPU_BLOCKS_VARIABLE)
+_PACKAGE = Path(__file__).resolve().parents[3]
+# Both servers load their group in every one of their processes.
+_ENTRY_POINTS = """\
+[vllm.general_plugins]
+slo_bench = slo_bench.harness.servers.plugins.vllm.plugin:register
+
+[sglang.srt.plugins]
+slo_bench = slo_bench.harness.servers.plugins.sglang.plugin:register
+"""
+_VERSION = version("slo-bench")
+_METADATA = f"Metadata-Version: 2.1\nName: slo-bench\nVersion: {_VERSION}\n"
 
 Say = Callable[[str], None]
 
@@ -68,7 +81,7 @@ class ServerProcess:
 
     @property
     def running(self) -> bool:
-        """Has it not ended?"""
+        """Whether the process has not ended."""
         return self._process is not None and self._process.poll() is None
 
     def check(self) -> None:
@@ -89,12 +102,12 @@ class ServerProcess:
         self.tally_file = self.launch.handshake and tally_file(self.launch.handshake)
 
     def wait(self) -> int:
-        """Until it ends; its exit code."""
+        """Wait until the process ends; returns its exit code."""
         assert self._process is not None
         return self._process.wait()
 
     def metrics(self) -> str:
-        """What the server says of itself, in Prometheus' text format.
+        """The server's metrics in Prometheus' text format.
 
         Raises:
             ServerError: it does not answer.
@@ -108,14 +121,14 @@ class ServerProcess:
             raise ServerError(f"{self.metrics_url} does not answer: {why}") from error
 
     def tally(self) -> Mapping[str, int]:
-        """What the plugin has counted so far; empty if there is none."""
+        """Counters of the plugin so far; empty without a plugin."""
         if self.tally_file is None or not self.tally_file.is_file():
             return {}
         found: dict[str, int] = json.loads(self.tally_file.read_text("utf-8"))
         return found
 
     def stop(self) -> None:
-        """Stop it and everything it started; returns when nothing is left."""
+        """Stop the server and all processes that it started; returns when none is left."""
         if self._process is None:
             return
         assert self._process.stdin is not None
@@ -137,7 +150,7 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def free_low_port(host: str = "127.0.0.1") -> int:
-    """A free port below those that systems give to clients: it is still free when it is bound late.
+    """A free port below the system's range for clients, so that it stays free until it is bound.
 
     Raises:
         SloBenchError: none was found.
@@ -150,7 +163,7 @@ def free_low_port(host: str = "127.0.0.1") -> int:
 
 
 def check_port(port: int, host: str = "127.0.0.1") -> None:
-    """Raise SloBenchError if nobody can listen there."""
+    """Raise SloBenchError if the port cannot be bound."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -168,14 +181,14 @@ def serving(
     Args:
         recipe: how it is started.
         environment: where it is installed.
-        launch: what is served. With a system, its policy runs inside the server, and the server
-            counts as ready only when the plugin has reported that every hook is in place.
+        launch: settings of the server. With a policy inside, the server counts as ready
+            only when the plugin has reported that every hook is in place.
         log: the file of its output.
     """
     name = f"{environment.name} ({launch.system or 'unpatched'})"
     log.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="slo-bench-") as scratch:
-        if launch.plugged and launch.handshake is None:
+        if _plugged(launch) and launch.handshake is None:
             launch = dataclasses.replace(launch, handshake=Path(scratch) / "handshake.json")
         argv = recipe.argv(environment.programs, environment.device, launch)
         environ = _environ(recipe, environment, launch)
@@ -190,8 +203,38 @@ def serving(
             server.stop()
 
 
+def plugin_folder(under: Path) -> Path:
+    """Folder for PYTHONPATH with this package and its entry points, made if it does not exist.
+
+    It makes the plugins importable in a server's environment without an installation.
+
+    Raises:
+        SloBenchError: it cannot be written.
+    """
+    content = f"{_PACKAGE}\n{_METADATA}\n{_ENTRY_POINTS}"
+    folder = under / "plugins" / hashlib.sha256(content.encode()).hexdigest()[:12]
+    if folder.is_dir():
+        return folder
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        part = Path(tempfile.mkdtemp(dir=folder.parent))
+        (part / "slo_bench").symlink_to(_PACKAGE, target_is_directory=True)
+        info = part / f"slo_bench-{_VERSION}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(_METADATA, "utf-8")
+        (info / "entry_points.txt").write_text(_ENTRY_POINTS, "utf-8")
+    except OSError as error:
+        raise SloBenchError(f"{folder} cannot be written: {error.strerror}") from error
+    with contextlib.suppress(OSError):  # another process was faster: its folder is the same
+        part.rename(folder)
+    shutil.rmtree(part, ignore_errors=True)
+    return folder
+
+
 def _environ(recipe: Recipe, environment: Environment, launch: Launch) -> dict[str, str]:
-    """The present environment without what is ours alone, and with what the recipe adds."""
+    """The process environment for a server: without this package's own variables, with those of the
+    recipe.
+    """
     present = dict(os.environ)
     for name in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", *_OURS):
         present.pop(name, None)
@@ -200,9 +243,9 @@ def _environ(recipe: Recipe, environment: Environment, launch: Launch) -> dict[s
     environ["PYTHONUNBUFFERED"] = "1"
     if launch.gpus:
         environ["CUDA_VISIBLE_DEVICES"] = ",".join(launch.gpus)
-    if launch.plugged or launch.transfer is not None:
+    if _plugged(launch) or launch.transfer is not None:
         environ["PYTHONPATH"] = str(plugin_folder(home()))
-    if launch.plugged:
+    if _plugged(launch):
         environ[HANDSHAKE_VARIABLE] = str(launch.handshake)
     if launch.step_log is not None:
         environ[STEP_LOG_VARIABLE] = str(launch.step_log.absolute())
@@ -210,6 +253,11 @@ def _environ(recipe: Recipe, environment: Environment, launch: Launch) -> dict[s
         environ[POLICY_VARIABLE] = PolicySpec.of(launch.system, launch.policy).to_json()
         environ[NUM_CPU_BLOCKS_VARIABLE] = str(launch.num_cpu_blocks or 0)
     return environ
+
+
+def _plugged(launch: Launch) -> bool:
+    """Whether the plugin runs inside the server, to decide or to log steps."""
+    return launch.system is not None or launch.step_log is not None
 
 
 def _start(argv: Sequence[str], environ: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
@@ -247,8 +295,8 @@ def _wait_until_ready(
 
 
 def _handshake(server: ServerProcess, launch: Launch) -> Mapping[str, object]:
-    """What the plugin said; without a word from it, it does not run in this server."""
-    if not launch.plugged:
+    """The plugin's report. Raises ServerError if the plugin was asked for and has not reported."""
+    if not _plugged(launch):
         return {}
     assert launch.handshake is not None
     if not launch.handshake.is_file():
@@ -265,7 +313,7 @@ def _handshake(server: ServerProcess, launch: Launch) -> Mapping[str, object]:
 
 
 def with_log(problem: str, log: Path) -> str:
-    """The problem, where the log is, and what it says of errors or last."""
+    """The problem with the path of the log and its last errors or lines."""
     lines = log.read_text("utf-8", "replace").splitlines() if log.is_file() else []
     errors = [line for line in lines if "Error" in line and "Traceback" not in line]
     shown = [*errors[-3:], *lines[-5:]] if errors else lines[-8:]

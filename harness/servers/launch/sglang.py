@@ -12,8 +12,8 @@ from .recipe import KVCACHED, TORCH_CPU_INDEX, Build, InstallStep, Launch, Recip
 _VERSION = "0.5.23"
 _TORCH = "torch==2.13.0+cpu"
 
-# What SGLang needs beside its kernels. The package itself asks for CUDA builds of everything, so
-# on CPU it is installed without dependencies, and those of its version are listed here.
+# Dependencies of SGLang besides its kernels. The package itself requires CUDA builds,
+# so on CPU it is installed without dependencies, and those of its version are listed here.
 _CPU_NEEDS = (
     "aiohttp",
     "anthropic>=0.20.0",
@@ -91,7 +91,9 @@ def _cuda_steps(version: str) -> Sequence[InstallStep]:
 
 
 def _add_stand_ins(site_packages: Path, version: str) -> None:
-    """What has no CPU build: a `sgl_kernel` of names only, operators of torchvision."""
+    """Add modules for packages without a CPU build: a `sgl_kernel` of names only, and operators of
+    torchvision.
+    """
     kernels = site_packages / "sgl_kernel"
     kernels.mkdir(exist_ok=True)
     shutil.copyfile(_STAND_INS / "sgl_kernel.py", kernels / "__init__.py")
@@ -153,7 +155,7 @@ SGLANG = Recipe(
             newest_python=(3, 12),
             finish=_add_stand_ins,
         ),
-        # Not tried: what the project's own instructions say.
+        # Not tested; from the project's own instructions.
         "cuda": Build(
             version=_VERSION,
             steps=_cuda_steps,

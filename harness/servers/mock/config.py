@@ -27,14 +27,14 @@ class InjectedFault(StrEnum):
 
 @dataclass(frozen=True)
 class MockConfig:
-    """What the mock does with a request.
+    """Latencies, slots and faults of the mock server.
 
-    The first token comes `ttft_s` after a slot took the request, each further one `itl_s` later.
-    `slots` None serves everyone at once; otherwise so many are served at a time, the others wait
-    first come first served (with equal answers: an M/D/c queue under Poisson arrivals).
-    `service_s` stretches the gaps so that every answer takes that long in its slot, whatever its
-    length. `fault` happens to every `fault_every`-th request, the first of them the
-    `fault_every`-th, after `fault_after` tokens where it happens in mid-stream.
+    The first token is sent `ttft_s` after a slot took the request, each further one `itl_s` later.
+    With `slots` None all requests are served at once; otherwise `slots` requests at a time, first
+    come first served (with equal answers: an M/D/c queue under Poisson arrivals). `service_s`
+    stretches the gaps so that every answer takes that time in its slot, whatever its length.
+    `fault` happens to every `fault_every`-th request, after `fault_after` tokens if it happens in
+    mid-stream.
     """
 
     ttft_s: float = 0.05
@@ -62,7 +62,7 @@ class MockConfig:
             )
 
     def gap_s(self, tokens: int) -> float:
-        """Between the tokens of an answer of so many."""
+        """Seconds between tokens of an answer of `tokens` tokens."""
         if self.service_s is None:
             return self.itl_s
         return (self.service_s - self.ttft_s) / max(1, tokens - 1)

@@ -20,10 +20,10 @@ from .service import Service, Truth
 
 
 class Mock(Served):
-    """A mock that is up. `stop` ends it as if it had crashed."""
+    """A running mock server. `stop` ends it as if it had crashed."""
 
     def truths(self) -> list[Truth]:
-        """What really happened to every request so far, in order of arrival."""
+        """True times of every request so far, in order of arrival."""
         with urllib.request.urlopen(f"{self.url}/truth") as answer:
             return [Truth(**one) for one in json.load(answer)]
 
@@ -36,7 +36,7 @@ async def serve_mock(
     tls: ssl.SSLContext | None = None,
     ready: Ready,
 ) -> None:
-    """Serve until stopped; see `http_server.serve`."""
+    """Serve until stopped; `ready` receives the address and the function that stops the server."""
     handler = MockHandler(Service(config, asyncio.get_running_loop()), lambda: None)
 
     def up(url: str, stop: Callable[[], None]) -> None:
@@ -68,7 +68,7 @@ def serving_apart(config: MockConfig | None = None) -> Iterator[Mock]:
 def serve_until_interrupted(
     config: MockConfig, host: str, port: int, say: Callable[[str], object]
 ) -> None:
-    """Serve in this process; `say` is told the address."""
+    """Serve in this process; `say` receives the address."""
 
     def ready(url: str, stop: Callable[[], None]) -> None:
         say(url)

@@ -13,7 +13,7 @@ from .config import InjectedFault, MockConfig
 
 @dataclass
 class Truth:
-    """What really happened to a request, by `time.perf_counter`; NaN where it did not."""
+    """True times of a request, by `time.perf_counter`; NaN for an event that did not happen."""
 
     request_id: str
     received_s: float
@@ -26,24 +26,24 @@ class Truth:
 
 
 class Listener(Protocol):
-    """Whoever is answered."""
+    """Receiver of an answer's tokens, end and faults."""
 
     def tokens(self, first: int, count: int) -> None:
-        """These leave now."""
+        """Tokens `first` to `first + count - 1` are sent now."""
         ...
 
     def finished(self) -> None:
-        """All have left."""
+        """The last token has been sent."""
         ...
 
     def failed(self, fault: InjectedFault) -> None:
-        """That happens now."""
+        """The fault happens now."""
         ...
 
 
 @dataclass(eq=False)
 class MockJob:
-    """One request."""
+    """A request in the mock's queue or in a slot."""
 
     listener: Listener
     truth: Truth
@@ -65,7 +65,7 @@ _IN_STREAM = (
 
 
 class Service:
-    """Serves jobs as the configuration says."""
+    """Queue and slots of the mock server."""
 
     def __init__(self, config: MockConfig, loop: asyncio.AbstractEventLoop) -> None:
         self.config = config
@@ -76,7 +76,7 @@ class Service:
         self._loop = loop
 
     def next_fault(self) -> InjectedFault | None:
-        """Of the request that arrives now."""
+        """Fault of the request that arrives now, or None."""
         self.arrived += 1
         return self.config.fault if self.arrived % self.config.fault_every == 0 else None
 
@@ -91,7 +91,7 @@ class Service:
             self.waiting.append(job)
 
     def cancel(self, job: MockJob) -> None:
-        """Its client has gone."""
+        """Remove a job whose client has disconnected."""
         if job.timer is not None:
             job.timer.cancel()
             job.timer = None
@@ -113,7 +113,7 @@ class Service:
             self._start(self.waiting.popleft())
 
     def _sleep(self, job: MockJob) -> None:
-        """Until the last token of the next chunk is due; the times do not drift."""
+        """Wait until the last token of the next chunk is due; the times do not drift."""
         config = self.config
         last = min(job.sent + config.tokens_per_chunk, job.output_tokens) - 1
         due_s = job.truth.started_s + config.ttft_s + last * config.gap_s(job.output_tokens)

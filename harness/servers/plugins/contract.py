@@ -1,11 +1,10 @@
-"""What a policy inside a server's process is told, and how it says that it is in place.
+"""Contract between slo-bench and its plugin inside a server's process.
 
-Our side starts a server with these variables set; the plugin inside reads them. It is inert
-where neither `SLO_BENCH_POLICY` nor `SLO_BENCH_STEP_LOG` is set; with the log alone it watches, and
-leaves all decisions as they are.
+slo-bench starts a server with these variables; the plugin reads them. Without `SLO_BENCH_POLICY`
+and `SLO_BENCH_STEP_LOG` it does nothing; with the log alone it changes no decision.
 
     SLO_BENCH_POLICY       a `PolicySpec` as JSON
-    SLO_BENCH_HANDSHAKE    file that the plugin writes once all its hooks are in place
+    SLO_BENCH_HANDSHAKE    file that the plugin writes when all its hooks are in place
     SLO_BENCH_STEP_LOG     file for a line of JSON for each step (batch, duration); may be unset
     SLO_BENCH_NUM_CPU_BLOCKS  KV blocks of host memory for swapping; unset: none
 """
@@ -15,16 +14,22 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import importlib.util
+import inspect
 import json
 import os
+import pkgutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ....workloads.errors import SloBenchError
+from ...core.decisions import NextQueue
 from ...core.policy import AnyPolicy, Parameters, Policy, StaticPolicy
+from ...core.predictions import LearnedPredictions
+from ...core.state import RequestState
+from ...core.view import Predictions
 
 POLICY_VARIABLE = "SLO_BENCH_POLICY"
 HANDSHAKE_VARIABLE = "SLO_BENCH_HANDSHAKE"
@@ -34,7 +39,7 @@ NUM_CPU_BLOCKS_VARIABLE = "SLO_BENCH_NUM_CPU_BLOCKS"
 
 @dataclass(frozen=True)
 class PolicySpec:
-    """A policy by where its class is found, and the values of all its parameters.
+    """A policy by its module and class, with the values of all its parameters.
 
     `given`: its fields that are no parameters, which a controller over several instances sets.
     """
@@ -59,12 +64,12 @@ class PolicySpec:
         return cls(system, kind.__module__, kind.__qualname__, file, parameters, given)
 
     def to_json(self) -> str:
-        """For the environment variable."""
+        """The spec as JSON, for the environment variable."""
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> PolicySpec:
-        """What `to_json` gave.
+        """The spec from the text of `to_json`.
 
         Raises:
             SloBenchError: it is something else.
@@ -75,7 +80,7 @@ class PolicySpec:
             raise SloBenchError(f"{POLICY_VARIABLE} cannot be read: {error}") from error
 
     def load(self) -> AnyPolicy:
-        """The policy object.
+        """Import the class and make the policy of an instance.
 
         Raises:
             SloBenchError: its module or class is not there, or the parameters are not its own.
@@ -86,7 +91,7 @@ class PolicySpec:
         return made
 
     def made(self) -> Parameters:
-        """The policy object, also one that decides across instances.
+        """Import the class and make the policy, also a cluster policy.
 
         Raises:
             SloBenchError: its module or class is not there, or the parameters are not its own.
@@ -114,15 +119,15 @@ class PolicySpec:
 
 
 def asked_for() -> PolicySpec | None:
-    """The policy that this process shall run; None: leave the server as it is."""
+    """The policy for this process; None: leave the server unchanged."""
     text = os.environ.get(POLICY_VARIABLE)
     return PolicySpec.from_json(text) if text else None
 
 
 def announce(server: str, version: str, hooks: Sequence[str], **more: Any) -> None:
-    """Say that every hook is in place; whoever started the server reads it.
+    """Report that every hook is in place, for the process that started the server.
 
-    Call it last, when nothing can fail any more.
+    It is called last, after everything that can fail.
     """
     path = os.environ.get(HANDSHAKE_VARIABLE)
     if not path:
@@ -134,12 +139,12 @@ def announce(server: str, version: str, hooks: Sequence[str], **more: Any) -> No
 
 
 def tally_file(handshake: Path) -> Path:
-    """Where the plugin that wrote this handshake keeps its totals."""
+    """File of the counters that belong to this handshake."""
     return handshake.with_suffix(".tally.json")
 
 
 class Tally:
-    """What has been decided and done so far; whoever started the server reads it at any time."""
+    """Counters of preemptions and swaps, in a file that the starter of the server reads."""
 
     def __init__(self) -> None:
         handshake = os.environ.get(HANDSHAKE_VARIABLE)
@@ -147,7 +152,7 @@ class Tally:
         self._written: dict[str, int] = {}
 
     def write(self, **totals: int) -> None:
-        """Whole, and only if anything changed."""
+        """Write all counters at once, if any changed."""
         if self._path is not None and totals != self._written:
             part = self._path.with_suffix(f".{os.getpid()}")
             part.write_text(json.dumps(totals), "utf-8")
@@ -156,12 +161,12 @@ class Tally:
 
 
 def num_cpu_blocks() -> int:
-    """KV blocks of host memory for swapping."""
+    """Number of KV blocks in host memory for swapping."""
     return int(os.environ.get(NUM_CPU_BLOCKS_VARIABLE) or 0)
 
 
 class StepLog:
-    """A line of JSON for each step, if anybody asked for it."""
+    """Step log: one JSON line for each event; nothing is written if no file is set."""
 
     def __init__(self) -> None:
         path = os.environ.get(STEP_LOG_VARIABLE)
@@ -169,10 +174,73 @@ class StepLog:
 
     @property
     def wanted(self) -> bool:
-        """Does anybody read it?"""
+        """Whether a file is set."""
         return self._file is not None
 
     def write(self, event: str, **values: Any) -> None:
-        """One line."""
+        """Append one event with its values."""
         if self._file is not None:
             self._file.write(json.dumps({"event": event, **values}) + "\n")
+
+
+def moved_targets(targets: Mapping[str, Iterable[str]]) -> list[str]:
+    """Names in a server that do not exist or take other parameters than expected, as texts; empty
+    if all do.
+
+    Args:
+        targets: names for `pkgutil.resolve_name`, each with its expected first parameters in
+            order; a target without parameters only needs to exist.
+    """
+    found = (_problem(name, tuple(first)) for name, first in targets.items())
+    return [problem for problem in found if problem]
+
+
+def _problem(name: str, first: tuple[str, ...]) -> str:
+    try:
+        target = pkgutil.resolve_name(name)
+    except (ImportError, AttributeError):
+        return f"{name} is gone"
+    if not first:
+        return ""
+    found = tuple(inspect.signature(target).parameters)
+    if found[: len(first)] != first:
+        return f"{name} takes ({', '.join(found)}), not ({', '.join(first)}, …)"
+    return ""
+
+
+class IdleView:
+    """Implements `harness.core.view.View` for an instance without requests: a policy's limits are
+    known before a server starts.
+    """
+
+    now_s = 0.0
+    host_free_blocks = 0
+    n_waiting = n_swapped = n_prefilling = n_decoding = n_running = 0
+    decode_kv_tokens = max_future_kv_tokens = remaining_prefill_tokens = 0
+
+    def __init__(self, policy: Policy, num_gpu_blocks: int = 10_000, block_size: int = 16) -> None:
+        self.predict: Predictions = LearnedPredictions()
+        self.policy_state: Any = policy.new_state()
+        self.total_blocks = self.free_blocks = num_gpu_blocks
+        self.block_size = block_size
+
+    def waiting(self) -> Iterable[RequestState]:
+        return ()
+
+    def running(self) -> Iterable[RequestState]:
+        return ()
+
+    def admissible(self, group: NextQueue) -> list[RequestState]:
+        return []
+
+    def kv_tokens(self, r: RequestState) -> int:
+        return 0
+
+    def emitted_tokens(self, r: RequestState) -> int:
+        return 0
+
+    def held_blocks(self, r: RequestState) -> int:
+        return 0
+
+    def cached_tokens(self, r: RequestState) -> int:
+        return 0

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from slo_bench import Experiment
-from slo_bench.harness.experiments.config.toml_text import read_toml
+from slo_bench.harness.experiments.config.experiment_file import read_toml
 from slo_bench.harness.load_generator.http.prompts import Vocabulary
 from slo_bench.harness.results.engine_logs import read_log
 from slo_bench.harness.validation.step_log import read_steps

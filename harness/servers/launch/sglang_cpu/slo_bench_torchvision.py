@@ -3,7 +3,7 @@
 The torchvision on PyPI is linked against CUDA. Beside torch for CPU its compiled operators do not
 load, and the import dies of the missing `nms`. Here it is tried again after the schemas of those
 operators have been declared: transforms work, to call the operators is an error. Python imports
-this at start-up (`slo_bench_torchvision.pth`); until somebody asks for torchvision it does nothing.
+this at start-up (`slo_bench_torchvision.pth`); it does nothing until torchvision is imported.
 """
 
 from __future__ import annotations

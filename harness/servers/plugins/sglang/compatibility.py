@@ -5,7 +5,7 @@ from __future__ import annotations
 from ....core.decisions import Limits
 from ....core.policy import AnyPolicy, Policy, overrides
 from ....policies.sglang import Sglang
-from ..idle_view import IdleView
+from ..contract import IdleView
 
 _NOT_OFFERED = {
     "preemption_mode": "SGLang takes KV from a request only by discarding it (no swap, no stall)",
@@ -16,7 +16,7 @@ _NOT_OFFERED = {
 
 
 def refusal(policy: AnyPolicy) -> str:
-    """Why this policy cannot run inside SGLang; empty if it can."""
+    """Reason why this policy cannot run inside SGLang; empty if it can."""
     if not isinstance(policy, Policy):
         return "it forms static batches, which SGLang does not"
     if isinstance(policy, Sglang):
@@ -30,7 +30,7 @@ def refusal(policy: AnyPolicy) -> str:
 
 
 def refusal_of(limits: Limits) -> str:
-    """Why these limits cannot be kept in SGLang; empty if they can."""
+    """Reason why SGLang cannot keep these limits; empty if it can."""
     if not limits.chunked:
         return "it never splits a prompt; SGLang decides itself what it splits"
     if limits.watermark_blocks or limits.decode_headroom_blocks:

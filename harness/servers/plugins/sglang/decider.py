@@ -1,9 +1,9 @@
-"""A policy of ours deciding inside SGLang's scheduler.
+"""Decisions of a policy inside SGLang's scheduler.
 
-SGLang executes: it keeps blocks, batches and outputs. What the policy decides is put where SGLang
-asks for it: who enters next into the order of its waiting queue, who loses its KV into the order
-of retraction; who is rejected or leaves is taken from the queue and told so. Limits are those of
-the policy, within those that the server was started with.
+SGLang executes: it manages blocks, batches and outputs. The policy's decisions are put where SGLang
+reads them: the next request in the order of its waiting queue, the victim in the order of
+retraction. Rejected, dropped and offloaded requests are removed from the queue with an error.
+Limits are those of the policy, within the limits that the server was started with.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .view import SglangRequest, SglangView, all_ours, ours
 
 
 class Decider:
-    """One for each scheduler; the hooks call it."""
+    """State and decisions of a policy for one scheduler; the hooks call it."""
 
     clock: Callable[[], float] = staticmethod(time.perf_counter)  # as SGLang's own times
 
@@ -60,13 +60,13 @@ class Decider:
             scheduler.chunked_prefill_size = min(scheduler.chunked_prefill_size, budget)
 
     def room(self, allocatable: int, running: int) -> int:
-        """How many may enter: what SGLang has room for, within the policy's `max_seqs`."""
+        """Number of requests that may enter: SGLang's own room, within the policy's `max_seqs`."""
         return min(allocatable, self._max_seqs - running)
 
     # ---------------------------------------------------------------- coming and going
 
     def comes(self, req: Any) -> bool:
-        """`req` is about to enter the queue, anew or again; False: it has been turned away."""
+        """Admit a request that enters the queue, for the first time or again; False: rejected."""
         self.view.look(type(self).clock())
         r = ours(req)
         if r is not None:  # retracted
@@ -104,7 +104,7 @@ class Decider:
             self.view.clock_error = None
 
     def expire_timeouts(self, batches: Iterable[Any]) -> None:
-        """Those whose time to leave has come and who have not begun; `batches` run now."""
+        """Drop or offload waiting requests whose timeout has passed; `batches` run now."""
         running = [batch.reqs for batch in batches if batch is not None]
         self.view.look(type(self).clock(), running)
         while self._timeouts and self._timeouts[0][0] <= self.view.now_s:
@@ -130,7 +130,7 @@ class Decider:
         scheduler.send_abort_output(_make_abort_req(req, finished_reason=finished), req)
         self.steps.log.write("away", time_s=self.view.now_s, id=str(req.rid), reason=message)
 
-    # ---------------------------------------------------------------- who goes first, who goes
+    # ---------------------------------------------------------------- order and victims
 
     def order(self, queue: list[Any], running: Any) -> None:
         """Sort the waiting queue in place."""
@@ -151,7 +151,7 @@ class Decider:
         return (True, r.key if r.line is None else r.line.at(self.view.now_s), r.seq)
 
     def victims(self, reqs: list[Any]) -> list[int]:
-        """Places in `reqs`: the last one is retracted first; of equals the later comer."""
+        """Indices of `reqs`: the last is retracted first; of equal keys, the later arrival."""
         self.view.look(type(self).clock(), [reqs])
         keys: list[tuple[bool, Key, int]] = []
         for req in reqs:
@@ -165,7 +165,7 @@ class Decider:
     # ---------------------------------------------------------------- steps
 
     def begins(self, batch: Any) -> None:
-        """SGLang runs this batch."""
+        """Record the start of a batch and the phases of its requests."""
         now_s = type(self).clock()
         self.view.look(now_s)
         prefill = batch.forward_mode.is_extend()
@@ -177,7 +177,9 @@ class Decider:
         self.steps.begin(batch, now_s, waiting=self.view.n_waiting, free_blocks=free_blocks)
 
     def ended(self, batch: Any) -> None:
-        """Its result has been processed: who is done?"""
+        """Record the end of a batch, and call the policy's `on_finished` for requests that have
+        ended.
+        """
         now_s = type(self).clock()
         left = requests_left(self._scheduler, batch) if self.steps.log.wanted else 0
         self.steps.done(now_s, left)

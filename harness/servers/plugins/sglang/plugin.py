@@ -31,9 +31,9 @@ from .targets import (
 
 
 def register() -> None:
-    """Hook into the scheduler, after checking that this SGLang is as we know it.
+    """Install the hooks, after checking this version of SGLang.
 
-    Does nothing unless a policy is asked for, or a log of the steps without one.
+    Does nothing unless a policy or a step log is asked for.
 
     Raises:
         SystemExit: the policy cannot run, or something that we hook into has moved. SGLang logs
@@ -78,12 +78,12 @@ def _register(table: Mapping[str, Any]) -> None:
 
 
 def _not_applied(originals: Mapping[str, Any]) -> list[str]:
-    """Targets that SGLang could not hook; it only logs that."""
+    """Targets that SGLang did not hook, which it only logs."""
     return [target for target, was in originals.items() if pkgutil.resolve_name(target) is was]
 
 
 def _watch() -> None:
-    """Log the steps of a scheduler that is left as it is, where that is asked for."""
+    """Log the steps of an unchanged scheduler, if a step log is asked for."""
     log = StepLog()
     if not log.wanted:
         return
@@ -93,7 +93,7 @@ def _watch() -> None:
 
 
 class _WatchHooks:
-    """They look and pass on; wrapped as those of `_Hooks`."""
+    """Hooks of the step log, which change no decision."""
 
     def __init__(self, log: StepLog, originals: Mapping[str, Any]) -> None:
         self._originals = originals
@@ -125,9 +125,10 @@ class _WatchHooks:
 
 
 class _Hooks:
-    """Each wraps the function of its target, which comes first: `original`.
+    """Hooks of a policy. Each wraps the function of its target, which is its first argument,
+    `original`.
 
-    They pass on what they do not know, so that a parameter more is no harm.
+    Unknown arguments are passed on, so that a new parameter of SGLang is no error.
     """
 
     def __init__(self, spec: PolicySpec, policy: Policy, originals: Mapping[str, Any]) -> None:
@@ -196,7 +197,9 @@ class _Hooks:
 
 
 def _check(server_args: Any) -> None:
-    """Several schedulers of one model would each read its own clock, and disagree."""
+    """Refuse several schedulers of one model: each would read its own clock, and they would
+    disagree.
+    """
     for name, one in (("tp_size", 1), ("pp_size", 1), ("disaggregation_mode", "null")):
         found = getattr(server_args, name, one)
         if found != one:

@@ -1,4 +1,4 @@
-"""What was in a step and how long it took: told to the predictions and to the step log."""
+"""Composition and duration of steps, for the predictions and the step log."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..contract import StepLog
 
 @dataclass(frozen=True)
 class SglangStep:
-    """The composition of a batch. `chunks` are (tokens in KV before, tokens prefilled)."""
+    """Composition of a batch. `chunks` are (tokens in KV before, tokens prefilled)."""
 
     begin_s: float
     decode_seqs: int
@@ -22,7 +22,7 @@ class SglangStep:
 
 
 class SglangSteps:
-    """Begun steps in their order; results come in the same order, perhaps a step later."""
+    """Started steps in order; their results come in the same order, possibly one step later."""
 
     def __init__(self, predictions: LearnedPredictions, log: StepLog) -> None:
         self.log = log
@@ -31,7 +31,7 @@ class SglangSteps:
         self._done_s = 0.0
 
     def begin(self, batch: Any, now_s: float, *, waiting: int, free_blocks: int) -> None:
-        """SGLang runs this batch."""
+        """Record a batch that starts now."""
         step = _step(batch, now_s)
         self._begun.append(step)
         if self.log.wanted:
@@ -47,7 +47,7 @@ class SglangSteps:
             )
 
     def done(self, now_s: float, left: int) -> None:
-        """The result of the oldest begun step is there; `left` requests wait or run on.
+        """Record the result of the oldest started step; `left` requests wait or run.
 
         With overlapped scheduling a step begins on the device when the one before it ends.
         """
@@ -71,7 +71,7 @@ def requests_left(scheduler: Any, batch: Any) -> int:
 
 
 def engine_settings(scheduler: Any) -> dict[str, Any]:
-    """How the engine is set up, in the words of a log's `meta.json`."""
+    """Settings of the engine, with the names of a log's `meta.json`."""
     args = scheduler.server_args
     found: dict[str, Any] = {
         "engine_kwargs": {

@@ -1,14 +1,14 @@
-"""What of SGLang we hook into or call, and whether it is still as we know it.
+"""Functions of SGLang that the plugin hooks into or calls, and the check of their signatures.
 
-None of it is a stable interface. An upgrade that moves something must say so at start-up, with
-the name of what moved, and not by scheduling as if nothing had been asked.
+None of them is a stable interface. After an upgrade that changes one, the server must fail at
+start-up with its name, and not run without the policy.
 """
 
 from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
 
-from .. import plugin_targets
+from ..contract import moved_targets
 
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 _MANAGERS = "sglang.srt.managers"
@@ -46,7 +46,7 @@ HOOKS = tuple(_HOOKED)
 
 
 def sglang_version() -> str:
-    """Of the installed SGLang."""
+    """Version of the installed SGLang."""
     try:
         return version("sglang")
     except PackageNotFoundError:
@@ -54,5 +54,5 @@ def sglang_version() -> str:
 
 
 def moved() -> list[str]:
-    """What is not as we know it, in words; empty if everything is."""
-    return plugin_targets.moved({**_HOOKED, **_CALLED})
+    """Targets that are missing or have other parameters, as texts; empty if all match."""
+    return moved_targets({**_HOOKED, **_CALLED})

@@ -1,4 +1,4 @@
-"""What a policy sees of an SGLang engine."""
+"""Read-only view of an SGLang engine for policies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ATTRIBUTE = "slo_bench"  # of SGLang's request, where ours is kept
 
 
 class SglangRequest(RequestState):
-    """Ours, beside SGLang's `req`, which keeps it alive."""
+    """State of a request, attached to SGLang's `req`, which keeps it alive."""
 
     __slots__ = ("_req", "key", "line")
 
@@ -44,26 +44,26 @@ class SglangRequest(RequestState):
 
     @property
     def req(self) -> Any:
-        """SGLang's request."""
+        """The request object of SGLang."""
         return self._req()
 
 
 def ours(req: Any) -> SglangRequest | None:
-    """What we keep beside this request of SGLang's; None if it is none of ours."""
+    """Our state of one of SGLang's requests; None if it has none."""
     found: SglangRequest | None = getattr(req, _ATTRIBUTE, None)
     return found
 
 
 def all_ours(reqs: Iterable[Any]) -> list[SglangRequest]:
-    """What we keep beside these."""
+    """Our states of these requests of SGLang."""
     return [r for req in reqs if (r := ours(req)) is not None]
 
 
 class SglangView:
     """Implements `harness.core.view.View` over SGLang's scheduler.
 
-    What runs is told by `look` before the policy is asked: while SGLang plans a step, its own
-    `running_batch` is not up to date.
+    `look` sets the running requests before the policy is called: while SGLang plans a step, its own
+    `running_batch` is out of date.
     """
 
     def __init__(self, scheduler: Any, predictions: Predictions, state: Any) -> None:
@@ -76,7 +76,7 @@ class SglangView:
         self._batch: list[SglangRequest] | None = None
 
     def look(self, now_s: float, running: Sequence[Sequence[Any]] | None = None) -> None:
-        """The clock, and the lists of SGLang's requests that run now; None: as before."""
+        """Set the clock and the lists of SGLang's running requests; None: unchanged."""
         self._now_s = now_s
         self._batch = None
         if running is not None:
@@ -90,7 +90,7 @@ class SglangView:
 
     @property
     def batch(self) -> list[SglangRequest]:
-        """What runs now, and the prompt that is under way."""
+        """Running requests, with the prompt that is being prefilled in chunks."""
         if self._batch is None:
             reqs = [req for group in self._running for req in group]
             if self._scheduler.chunked_req is not None:
@@ -159,7 +159,7 @@ class SglangView:
         return list(self.batch)
 
     def admissible(self, group: NextQueue) -> list[RequestState]:
-        """Nobody can ask: policies that decide `next_queue` are refused."""
+        """Not available: policies that override `next_queue` are refused."""
         raise NotImplementedError
 
     def kv_tokens(self, r: RequestState) -> int:

@@ -1,8 +1,8 @@
-"""A KV connector that swaps single requests to host memory and back, when the policy says so.
+"""A KV connector that swaps single requests to host memory and back, when the policy decides so.
 
-In the scheduler's process it keeps the books: who is swapped, with how many tokens. In the
+In the scheduler's process it records which requests are swapped, with how many tokens. In the
 workers it copies blocks: out before the step that reuses them, in before the step that reads them.
-Works where a layer's KV cache is one tensor with a dimension of blocks, in one KV cache group.
+It needs one tensor a layer with a dimension of blocks, and one KV cache group.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TRIAL_BLOCKS = 8
 
 @dataclass
 class SwapMetadata(KVConnectorMetadata):
-    """What the workers do before the next step."""
+    """Swaps that the workers execute before the next step."""
 
     out: list[tuple[str, list[int]]] = field(default_factory=list)
     into: list[tuple[str, list[int], int]] = field(default_factory=list)  # from block number
@@ -34,7 +34,7 @@ class SwapMetadata(KVConnectorMetadata):
 
 @dataclass
 class SwapStats(KVConnectorStats):
-    """What a worker has swapped since it last said so: requests out and in, blocks, seconds."""
+    """Swaps of a worker since its last report: requests out and in, blocks, seconds."""
 
     swaps_out: int = 0
     swaps_in: int = 0
@@ -42,7 +42,7 @@ class SwapStats(KVConnectorStats):
     duration_s: float = 0.0
 
     def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
-        """Of two workers: what both have done, in the time of the slower."""
+        """Combine two workers: the swaps that both executed, and the longer duration."""
         assert isinstance(other, SwapStats)
         self.swaps_out = min(self.swaps_out, other.swaps_out)
         self.swaps_in = min(self.swaps_in, other.swaps_in)
@@ -51,12 +51,12 @@ class SwapStats(KVConnectorStats):
         return self
 
     def is_empty(self) -> bool:
-        """Nothing was moved."""
+        """Whether no block was moved."""
         return not self.blocks
 
 
 class SloBenchSwapConnector(KVConnectorBase_V1):
-    """Both sides; vLLM makes one object in the scheduler's process and one in each worker."""
+    """Swap connector; vLLM makes one object in the scheduler's process and one in each worker."""
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any = None) -> None:
         try:
@@ -76,7 +76,7 @@ class SloBenchSwapConnector(KVConnectorBase_V1):
     # ---------------------------------------------------------------- in the scheduler's process
 
     def swap_out(self, request_id: str, block_ids: Sequence[int], tokens: int) -> None:
-        """The KV of this request goes to host memory before its blocks are reused."""
+        """Copy the KV of a request to host memory before its blocks are reused."""
         self.swapped[request_id] = tokens
         self._pending.out.append((request_id, list(block_ids)))
         self.swaps_out += 1
@@ -98,7 +98,7 @@ class SloBenchSwapConnector(KVConnectorBase_V1):
             self._pending.forget.append(request_id)
             return
         last = -(-tokens // self._block_size)
-        first = local // self._block_size  # what the prefix cache still holds is not copied
+        first = local // self._block_size  # blocks still in the prefix cache are not copied
         ids = list(blocks.get_block_ids()[0][first:last])
         self._pending.into.append((request_id, ids, first))
         self.swaps_in += 1
@@ -128,16 +128,18 @@ class SloBenchSwapConnector(KVConnectorBase_V1):
             self._try_out(self._layers[0].shape[self._dimension(self._layers[0])])
 
     def _try_out(self, n_blocks: int) -> None:
-        """A few blocks out and back in: the first decision knows what a swap costs here."""
+        """Swap a few blocks out and in, so that the cost of a swap is known before the first
+        decision.
+        """
         blocks = list(range(min(_TRIAL_BLOCKS, n_blocks)))
-        for _ in range(2):  # the first time pays for what is set up once
+        for _ in range(2):  # the first run includes one-time set-up
             self._moved = SwapStats()
             begin_s = time.perf_counter()
             self._back(self._copied(blocks), blocks, 0)
             self._took(2 * len(blocks), begin_s)
 
     def handle_preemptions(self, kv_connector_metadata: Any) -> None:
-        """Before the step: its requests may overwrite the blocks of the preempted."""
+        """Copy swapped blocks out before the step, whose requests may overwrite them."""
         for request_id, block_ids in kv_connector_metadata.out:
             begin_s = time.perf_counter()
             self._host[request_id] = self._copied(block_ids)
@@ -154,7 +156,7 @@ class SloBenchSwapConnector(KVConnectorBase_V1):
             self._took(len(block_ids), begin_s)
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
-        """Goes with the step's output to the scheduler, which takes it out again."""
+        """Swaps since the last report, sent with the step's output to the scheduler."""
         if self._moved.is_empty():
             return None
         moved, self._moved = self._moved, SwapStats()
@@ -187,10 +189,10 @@ class SloBenchSwapConnector(KVConnectorBase_V1):
         """Nothing is saved layer by layer."""
 
     def wait_for_save(self) -> None:
-        """Nothing is under way."""
+        """No save is in progress."""
 
     def _dimension(self, layer: torch.Tensor) -> int:
-        """Which dimension counts blocks: the first, or the second behind keys and values."""
+        """Dimension that counts blocks: the first, or the second after keys and values."""
         return 1 if layer.shape[0] == 2 != self._n_blocks else 0
 
 

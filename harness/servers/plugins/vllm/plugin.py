@@ -1,36 +1,50 @@
-"""vLLM's entry point `vllm.general_plugins`: every process of the server calls `register`."""
+"""vLLM's entry point `vllm.general_plugins`: every process of the server calls `register`.
+
+vLLM's streams leave out an output without a token, and its finish reason with it: the client of a
+request that a policy rejected, dropped or offloaded would see an empty answer. So in the process
+that talks to clients such an output becomes an error: status 503, or an error event of a stream.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import pkgutil
+from collections.abc import AsyncIterator
+from http import HTTPStatus
+from typing import Any
+
+from ....core.wire import DROPPED, OFFLOADED, REJECTED
 from ..contract import StepLog, asked_for, num_cpu_blocks
+from .hooks import moved, vllm_version
+
+# Where vLLM keeps the error that its handlers turn into an answer; it has moved between releases.
+_ERRORS = (
+    "vllm.exceptions:GenerationError",
+    "vllm.entrypoints.openai.engine.protocol:GenerationError",
+)
 
 
 def register() -> None:
-    """Make the swap connector known and drops visible, if this vLLM is as we know it.
+    """Register the swap connector and the errors of released requests, after checking this vLLM.
 
-    Does nothing unless a policy is asked for, or a log of the steps without one.
+    Does nothing unless a policy or a step log is asked for.
 
     Raises:
-        RuntimeError: something that we hook into has moved. vLLM only logs this; but then the
-            scheduler never announces itself, and whoever started the server finds that out.
+        RuntimeError: a target of the hooks has changed. vLLM only logs this, but the scheduler then
+            never reports to the process that started the server, which ends with an error.
     """
     if asked_for() is None:
         _watch()
         return
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
-    from . import timeouts as goodbye
     from .connector import NAME
-    from .hooks import moved, vllm_version
 
-    problems = moved(swap=num_cpu_blocks() > 0)
-    if problems:
-        raise RuntimeError(
-            f"slo-bench does not know this vLLM ({vllm_version()}): {'; '.join(problems)}"
-        )
+    _check(moved(swap=num_cpu_blocks() > 0))
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    goodbye.install(AsyncLLM)
+    answer_releases(AsyncLLM)
     registered = getattr(KVConnectorFactory, "_registry", {})
     if NAME not in registered:  # processes may come here more than once
         module = f"{__package__}.connector"
@@ -38,19 +52,51 @@ def register() -> None:
 
 
 def _watch() -> None:
-    """Log the steps of a scheduler that is left as it is, where that is asked for."""
+    """Log the steps of an unchanged scheduler, if a step log is asked for."""
     log = StepLog()
     if not log.wanted:
         return
     from vllm.v1.core.sched.scheduler import Scheduler
 
-    from .hooks import moved, vllm_version
     from .steps import StepWatch
 
-    if problems := moved(watched=True):
-        raise RuntimeError(
-            f"slo-bench does not know this vLLM ({vllm_version()}): {'; '.join(problems)}"
-        )
+    _check(moved(watched=True))
     if not hasattr(Scheduler, "slo_bench_watch"):  # a process may come here more than once
         Scheduler.slo_bench_watch = StepWatch(log)
         Scheduler.slo_bench_watch.install(Scheduler)
+
+
+def _check(problems: list[str]) -> None:
+    if problems:
+        raise RuntimeError(
+            f"slo-bench does not know this vLLM ({vllm_version()}): {'; '.join(problems)}"
+        )
+
+
+def answer_releases(engine: Any) -> None:
+    """Wrap `generate` of vLLM's `AsyncLLM`; a second call does nothing."""
+    generate = engine.generate
+    if hasattr(generate, "slo_bench"):
+        return
+
+    @functools.wraps(generate)
+    async def telling(self: Any, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        async with contextlib.aclosing(generate(self, *args, **kwargs)) as outputs:
+            async for output in outputs:
+                for one in output.outputs:
+                    why = one.stop_reason
+                    if isinstance(why, str) and why.startswith((REJECTED, DROPPED, OFFLOADED)):
+                        raise _error(why)
+                yield output
+
+    telling.slo_bench = True  # type: ignore[attr-defined]
+    engine.generate = telling
+
+
+def _error(why: str) -> Exception:
+    for name in _ERRORS:
+        with contextlib.suppress(ImportError, AttributeError):
+            error: Exception = pkgutil.resolve_name(name)(f"{why} by the policy")
+            error.status_code = HTTPStatus.SERVICE_UNAVAILABLE  # type: ignore[attr-defined]
+            return error
+    return RuntimeError(f"{why} by the policy")

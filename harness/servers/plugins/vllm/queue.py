@@ -16,10 +16,10 @@ _Entry = tuple[Any, int, str, Request]
 
 
 class PolicyQueue(RequestQueue):
-    """Two groups in the policy's order: who needs prefill, and who was swapped out.
+    """Two groups in the policy's order: requests that need prefill, and swapped requests.
 
     Between steps it is an ordinary queue. While vLLM fills a batch (`opened`), it shows only the
-    group that may enter, and only while its head fits: vLLM takes an empty queue as the end.
+    group that may enter, and only while its head fits: vLLM stops at an empty queue.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class PolicyQueue(RequestQueue):
         hangs_on_view: bool = False,
     ) -> None:
         self._key = key
-        self._hangs_on_view = hangs_on_view  # whoever enters may change all keys
+        self._hangs_on_view = hangs_on_view  # a request that enters may change all keys
         self._entered = False
         self._is_swapped = is_swapped
         self.waiting: list[_Entry] = []
@@ -42,8 +42,8 @@ class PolicyQueue(RequestQueue):
     def opened(
         self, which: NextQueue, fits: Callable[[Request], bool], enters: Callable[[Request], None]
     ) -> None:
-        """From now until `closed`, only this group shows, and only while its head fits; `enters`
-        is told of each that is taken.
+        """Until `closed`, show only this group, and only while its head fits; `enters` is called
+        with each request that is taken.
         """
         groups = {NextQueue.WAITING: self.waiting, NextQueue.SWAPPED: self.swapped}
         self._group = groups.get(which, [])
@@ -51,21 +51,21 @@ class PolicyQueue(RequestQueue):
         self._entered = False
 
     def closed(self) -> None:
-        """An ordinary queue again."""
+        """Show all requests again."""
         self._group = self._fits = self._enters = None
 
     def rekey(self) -> None:
-        """Ask for all keys again."""
+        """Compute all keys again."""
         for group in (self.waiting, self.swapped):
             entries = [(*self._key(e[3]), e[2], e[3]) for e in group]
             group[:] = sorted(entries, key=_order)
 
     def head(self) -> Request | None:
-        """Who would go next among those that need prefill."""
+        """First request of those that need prefill."""
         return self.waiting[0][3] if self.waiting else None
 
     def heads(self) -> list[str]:
-        """Ids of who would go next of either group."""
+        """Ids of the first request of each group."""
         return [group[0][2] for group in (self.waiting, self.swapped) if group]
 
     def add_request(self, request: Request) -> None:

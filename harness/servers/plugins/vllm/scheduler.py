@@ -1,11 +1,11 @@
-"""vLLM's scheduler, with a policy of ours deciding.
+"""vLLM's scheduler with the decisions of a policy.
 
-vLLM executes: it keeps blocks, batches and outputs. What the policy decides is put where vLLM
-looks for it before each step: limits into its limits, the order into its waiting queue. Who must
-go is preempted before the step, as far as the need for blocks can be foreseen; for what cannot
-(speculative tokens, say), the victims' ranks stand in `request.priority`, of which vLLM's PRIORITY
-mode preempts the largest. Positions in `running` only say who is served first: decodes, then
-prefills in the order in which they came in.
+vLLM executes: it manages blocks, batches and outputs. The policy's decisions are put where vLLM
+reads them before each step: limits into its limits, the order into its waiting queue. Victims are
+preempted before the step, as far as the need for blocks can be foreseen. For other cases
+(speculative tokens) the victims' ranks are in `request.priority`: vLLM's PRIORITY mode preempts the
+largest. The order of `running` is the order of service only: decodes, then prefills in order of
+entry.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from ....core.wire import (
 from ..contract import StepLog, Tally, announce, asked_for, num_cpu_blocks
 from .hooks import HOOKS, vllm_version
 from .queue import PolicyQueue
-from .steps import Composition, engine_settings
-from .view import KeptKeyView, VllmView
+from .steps import Composition
+from .view import KeptKeyView, VllmView, engine_settings
 
 _GOODBYES = {
     ReleaseReason.REJECT: REJECTED,
@@ -46,7 +46,9 @@ _GOODBYES = {
 
 
 class PolicyScheduler(Scheduler):
-    """For `--scheduler-cls`. The policy comes from the environment (`engines.plugin_contract`)."""
+    """Scheduler class for `--scheduler-cls`; the policy comes from the environment
+    (`plugins.contract`).
+    """
 
     clock: ClassVar[Callable[[], float]] = time.time  # as vLLM's own arrival times
 
@@ -81,7 +83,7 @@ class PolicyScheduler(Scheduler):
         self._goodbyes: list[tuple[int, EngineCoreOutput]] = []
         self._own_limits = (self.max_num_scheduled_tokens, self.max_num_running_reqs)
         self._decode_next = False
-        self._changed = True  # since the policy was last asked who enters
+        self._changed = True  # since the policy last chose the next queue
         self._heads: list[str] = []  # of the queue's groups when the policy was last asked
         self._seen_free: int | None = None
         self._preempted: list[dict[str, Any]] = []
@@ -122,30 +124,30 @@ class PolicyScheduler(Scheduler):
             raise RuntimeError(f"swapping needs one KV cache group, but this model has {groups}")
         return blocks
 
-    # ---------------------------------------------------------------- what the view asks
+    # ---------------------------------------------------------------- read by the view
 
     @property
     def swapped(self) -> dict[str, int]:
-        """Request id to tokens in host memory."""
+        """Tokens in host memory by request id."""
         found: dict[str, int] = getattr(self.connector, "swapped", {})
         return found
 
     @property
     def batch(self) -> list[Request]:
-        """All in the batch, also those that sit out a step."""
+        """All requests in the batch, also those that skip the step."""
         return [*self._apart, *self.running]
 
     @property
     def n_running(self) -> int:
-        """How many are in the batch; asked for each of them, where they are ranked."""
+        """Number of requests in the batch, without building the list."""
         return len(self._apart) + len(self.running)
 
     def request_of(self, r: RequestState) -> Request:
-        """The request of vLLM that this state belongs to."""
+        """The vLLM request of a state."""
         return self._requests[r.id]
 
     def prefills(self, request: Request) -> bool:
-        """Does it lack more than the token that it decodes next?"""
+        """Whether more tokens must be computed than the next decoded one."""
         lacks = bool(request.num_computed_tokens < request.num_tokens - 1)
         chunk = getattr(request, "is_prefill_chunk", None)
         if chunk is None:
@@ -153,7 +155,7 @@ class PolicyScheduler(Scheduler):
         return bool(chunk) or lacks or request.num_output_tokens == 0
 
     def cached_tokens(self, request: Request) -> int:
-        """Leading tokens in the prefix cache."""
+        """Number of leading tokens in the prefix cache."""
         if not self.cache_config.enable_prefix_caching:
             return 0
         return int(self.kv_cache_manager.get_computed_blocks(request)[1])
@@ -201,7 +203,7 @@ class PolicyScheduler(Scheduler):
         return r
 
     def _dismiss(self) -> None:
-        """Those whose time to leave has come and who have not begun."""
+        """Drop or offload waiting requests whose timeout has passed."""
         while self._timeouts and self._timeouts[0][0] <= self.now_s:
             _, _, request_id, reason = heappop(self._timeouts)
             request = self.requests.get(request_id)
@@ -255,7 +257,7 @@ class PolicyScheduler(Scheduler):
         self._rank()
         preempted = self._make_room()
         if preempted and self.slo_policy.queue_order != "static":
-            self.waiting.rekey()  # there is more room, and somebody else waits
+            self.waiting.rekey()  # more room, and another waiting request
         closed = not asked or (preempted and bool(self._decoding()))
         which = NextQueue.NONE if closed else self._who_enters()
         sitting_out = self._sitting_out(which)
@@ -282,7 +284,9 @@ class PolicyScheduler(Scheduler):
         return output
 
     def free_blocks(self) -> int:
-        """Blocks that nobody has or, where prompts take theirs at entry, is still to get."""
+        """Free blocks, less those that admitted prompts still need if prompts reserve blocks at
+        entry.
+        """
         free = int(self.kv_cache_manager.block_pool.get_num_free_blocks())
         if self._limits.allocate_per_chunk or not self._limits.chunked:
             return free
@@ -294,7 +298,9 @@ class PolicyScheduler(Scheduler):
         return free
 
     def seen_free_blocks(self) -> int:
-        """`free_blocks`; while a batch is filled as at its beginning, without those who entered."""
+        """`free_blocks`; while a batch is filled the value at its beginning, less the blocks of
+        requests that entered.
+        """
         return self.free_blocks() if self._seen_free is None else self._seen_free
 
     def _enters(self, request: Request) -> None:
@@ -302,10 +308,10 @@ class PolicyScheduler(Scheduler):
             self._seen_free -= -(-request.num_tokens // self.block_size)
 
     def _prompts_moved(self, scheduled: dict[str, int]) -> bool:
-        """Is the policy to be asked again in the next step, because of the prompts in this one?
+        """Whether the prompts of this step require calling the policy again in the next one.
 
-        One is complete, so that there is budget for others (or a limit that hangs on what is in
-        the batch moves), or only the token budget kept others out.
+        That is so if a prompt is complete, which frees budget (or changes a limit that depends on
+        the batch), or if only the token budget kept other requests out.
         """
         if not (len(self.waiting) or self.slo_policy.dynamic_limits):
             return False
@@ -323,13 +329,13 @@ class PolicyScheduler(Scheduler):
         return len(self.waiting) > 0 and pending >= budget
 
     def _others_next(self, which: NextQueue, output: Any) -> bool:
-        """Did some enter beside the swapped, so that it may be the turn of others?"""
+        """Whether requests other than swapped ones may be next, because some entered."""
         cached = output.scheduled_cached_reqs
         entered = bool(output.scheduled_new_reqs or _resumed(cached))
         return entered and (which is NextQueue.SWAPPED or bool(self.waiting.swapped))
 
     def _apply_limits(self) -> None:
-        """The policy's limits, within those that the server was started with."""
+        """Apply the policy's limits, within those that the server was started with."""
         tokens, seqs = self._own_limits
         self.max_num_scheduled_tokens = min(tokens, self._limits.token_budget)
         seqs = min(seqs, self._limits.max_seqs)
@@ -339,7 +345,7 @@ class PolicyScheduler(Scheduler):
             self.max_num_running_reqs = seqs
 
     def _budget_for_whole_prompts(self) -> int:
-        """A prompt that is larger than the budget goes alone, since nothing may split it."""
+        """Token budget that lets a larger prompt run alone, since it must not be split."""
         tokens, limits = self._own_limits[0], self._limits
         head = self.waiting.head()
         needed = 0 if head is None else head.num_tokens
@@ -348,7 +354,7 @@ class PolicyScheduler(Scheduler):
         return min(tokens, max(limits.token_budget, needed))
 
     def _rank(self) -> None:
-        """Who goes first under pressure, and who is served first."""
+        """Rank victims by `priority`, and sort running requests in their order of service."""
         victim_key, view, states = self.slo_policy.victim_key, self.view, self.states
         running = self.running
         ranked = sorted(
@@ -361,10 +367,10 @@ class PolicyScheduler(Scheduler):
         running.sort(key=lambda r: (1, 0) if self.prefills(r) else (0, r.priority))
 
     def _make_room(self) -> bool:
-        """Preempt until the blocks are there that this step takes; True if anybody had to go.
+        """Preempt requests until the blocks of this step are free; True if any was preempted.
 
-        vLLM would do it in the middle of its pass over the batch, and those behind the victim
-        would then sit out the step, or get chunks cut for a victim that is gone.
+        vLLM would preempt in the middle of its pass over the batch. Requests behind the victim
+        would then miss the step, or get chunks cut for a victim that is gone.
         """
         preempted = False
         while self.running:
@@ -387,11 +393,11 @@ class PolicyScheduler(Scheduler):
         return [r for r in self.running if not self.prefills(r)]
 
     def _growth(self, decoding: list[Request]) -> int:
-        """Blocks that their next tokens take."""
+        """Blocks that the next tokens of decoding requests take."""
         return sum(r.num_computed_tokens % self.block_size == 0 for r in decoding)
 
     def _chunk_growth(self, decoding: int) -> int:
-        """Blocks that the chunks beside so many decodes take."""
+        """Blocks of the chunks that fit beside `decoding` decodes."""
         room = self.max_num_scheduled_tokens - decoding
         growth = 0
         for request in self.running:
@@ -411,7 +417,9 @@ class PolicyScheduler(Scheduler):
         return self.slo_policy.next_queue(self.view)
 
     def _fits(self, request: Request) -> bool:
-        """May the head of the queue enter? vLLM checks its own limits and blocks besides."""
+        """Whether the policy lets the head of the queue enter; vLLM checks its own limits and
+        blocks.
+        """
         limits, policy = self._limits, self.slo_policy
         if not (self._asks_room or limits.watermark_blocks):
             return True
@@ -424,7 +432,7 @@ class PolicyScheduler(Scheduler):
         return self._reserved_blocks + promise <= self.view.total_blocks
 
     def admissible(self, group: NextQueue) -> list[RequestState]:
-        """Those of a group, in their order, for whom there is room now."""
+        """Requests of a group, in order, for which there is room now."""
         queue, limits = self.waiting, self._limits
         entries = queue.swapped if group is NextQueue.SWAPPED else queue.waiting
         decoding = self._decoding()
@@ -453,7 +461,9 @@ class PolicyScheduler(Scheduler):
         return fitting
 
     def _sitting_out(self, which: NextQueue) -> list[Request]:
-        """Who decodes in no step in which somebody prefills, if the policy does not mix."""
+        """Decoding requests that skip this step because it prefills and the policy does not mix
+        batches.
+        """
         if self._limits.mixed_batches:
             return []
         decoding = self._decoding()
@@ -470,7 +480,7 @@ class PolicyScheduler(Scheduler):
     def _schedule_without(
         self, sitting_out: list[Request], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """A step in which these keep their place and their blocks but get no token."""
+        """Run a step in which these requests keep their place and blocks but get no token."""
         limit = (
             "max_num_active_reqs"
             if hasattr(self, "max_num_active_reqs")
@@ -518,7 +528,9 @@ class PolicyScheduler(Scheduler):
         return self.slo_policy.queue_key(r, self._key_view), r.seq
 
     def _note(self, output: Any) -> None:
-        """Who entered; what is in this step, for the log and to learn from."""
+        """Record the requests that entered and the composition of this step, for the log and the
+        predictions.
+        """
         resumed = _resumed(output.scheduled_cached_reqs)
         entered = [*(new.req_id for new in output.scheduled_new_reqs), *resumed]
         for request_id in entered:
@@ -535,9 +547,7 @@ class PolicyScheduler(Scheduler):
             self.step_log.write(
                 "step",
                 time_s=self.now_s,
-                decode_seqs=found.decode_seqs,
-                decode_kv_tokens=found.decode_kv_tokens,
-                chunks=found.chunks,
+                **vars(found),
                 waiting=len(self.waiting.waiting),
                 swapped=len(self.waiting.swapped),
                 free_blocks=self.view.free_blocks,
@@ -571,7 +581,9 @@ class PolicyScheduler(Scheduler):
         return outputs
 
     def _note_moved(self, model_runner_output: Any) -> None:
-        """What the workers have swapped; vLLM need not log what is only ours."""
+        """Take the workers' swap report out of the output, which vLLM need not log, and update the
+        counters.
+        """
         report: Any = getattr(model_runner_output, "kv_connector_output", None)
         moved = getattr(report, "kv_connector_stats", None)
         if moved is not None and self.num_cpu_blocks:
@@ -590,7 +602,7 @@ class PolicyScheduler(Scheduler):
 
 
 def _resumed(cached: Any) -> list[str]:
-    """Ids of the preempted that came back; releases name them differently."""
+    """Ids of preempted requests that entered again; the field depends on vLLM's version."""
     ids = getattr(cached, "resumed_req_ids", None)
     if ids is not None:
         return list(ids)

@@ -21,11 +21,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.example_connector import (
 
 from ....core.wire import LOAD_KV, STORE_KV
 
-_STEPS_AHEAD = 3  # so many are scheduled before the first of them has surely run
+_STEPS_AHEAD = 3  # steps scheduled before the first of them has certainly run
 
 
 class SharedFolderConnector(ExampleConnector):
-    """Stores and loads what requests ask for; files are removed once who could load them has ended.
+    """Stores and loads the KV that requests name; files are removed when no request can load them.
 
     Prompts must be computed in one step (no chunked prefill), on one device an instance.
     """
@@ -37,7 +37,7 @@ class SharedFolderConnector(ExampleConnector):
         super().__init__(vllm_config, *args, **kwargs)
         self._stores: dict[str, str] = {}  # request to transfer, of those that enter now
         self._loads: dict[str, str] = {}
-        self._given: dict[str, Path] = {}  # what it may load, of those that have not ended
+        self._given: dict[str, Path] = {}  # folder that a running request may load
         self._ended: deque[tuple[int, Path]] = deque()
         self._steps = 0
 
@@ -87,7 +87,7 @@ class SharedFolderConnector(ExampleConnector):
 
     @staticmethod
     def _is_whole(new: Any, scheduler_output: Any) -> bool:
-        """Whether this step computes the prompt to its end; in part, its KV cannot be stored."""
+        """Whether this step completes the prompt; the KV of a part cannot be stored."""
         known = new.num_computed_tokens + scheduler_output.num_scheduled_tokens[new.req_id]
         return bool(known >= len(new.prompt_token_ids or []))
 

@@ -1,4 +1,4 @@
-"""What was in a step of vLLM's and how it went, for the step log; and how the engine is set up."""
+"""Composition and duration of vLLM's steps, for the step log."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any
 
 from ..contract import StepLog, announce
 from .hooks import WATCHED, vllm_version
+from .view import engine_settings
 
 
 @dataclass(frozen=True)
 class Composition:
-    """Who is in a batch. `chunks` are (tokens in KV before, tokens prefilled)."""
+    """Composition of a batch. `chunks` are (tokens in KV before, tokens prefilled)."""
 
     decode_seqs: int
     decode_kv_tokens: int
@@ -21,7 +22,7 @@ class Composition:
 
     @classmethod
     def of(cls, scheduled: Mapping[str, int], requests: Mapping[str, Any]) -> Composition:
-        """Of tokens by request id, once vLLM counts them as computed."""
+        """Composition from tokens by request id, after vLLM has counted them as computed."""
         decode_seqs = kv_tokens = 0
         chunks = []
         for request_id, tokens in scheduled.items():
@@ -35,32 +36,11 @@ class Composition:
         return cls(decode_seqs, kv_tokens, chunks)
 
 
-def engine_settings(scheduler: Any) -> dict[str, Any]:
-    """How the engine is set up, in the words of a log's `meta.json`."""
-    config = scheduler.vllm_config
-    limits, cache, model = config.scheduler_config, config.cache_config, config.model_config
-    return {
-        "engine_kwargs": {
-            "max_num_seqs": int(limits.max_num_seqs),
-            "max_num_batched_tokens": int(limits.max_num_batched_tokens),
-            "max_model_len": int(model.max_model_len),
-            "tensor_parallel_size": int(config.parallel_config.tensor_parallel_size),
-            "async_scheduling": bool(limits.async_scheduling),
-            "enforce_eager": bool(model.enforce_eager),
-        },
-        "kv_cache": {
-            "num_gpu_blocks": int(cache.num_gpu_blocks),
-            "block_size": int(scheduler.block_size),
-            "enable_prefix_caching": bool(cache.enable_prefix_caching),
-        },
-    }
-
-
 class StepWatch:
-    """Writes the step log of a scheduler whose decisions are left alone.
+    """Writes the step log of a scheduler without changing its decisions.
 
-    `schedule`, `update_from_output` and `__init__` are wrapped; the wrappers look and pass on.
-    Results come in the order of the steps, with asynchronous scheduling one step later.
+    `schedule`, `update_from_output` and `__init__` are wrapped. Results come in the order of the
+    steps; with asynchronous scheduling one step later.
     """
 
     def __init__(self, log: StepLog, clock: Callable[[], float] = time.time) -> None:
@@ -96,7 +76,7 @@ class StepWatch:
         scheduler_class.update_from_output = end
 
     def begun(self, scheduler: Any, output: Any, begin_s: float) -> None:
-        """A batch has been formed."""
+        """Log a new batch."""
         if not output.num_scheduled_tokens:
             return
         self._begun.add(id(output))
@@ -104,14 +84,12 @@ class StepWatch:
         self._log.write(
             "step",
             time_s=begin_s,
-            decode_seqs=found.decode_seqs,
-            decode_kv_tokens=found.decode_kv_tokens,
-            chunks=found.chunks,
+            **vars(found),
             waiting=len(scheduler.waiting),
         )
 
     def ended(self, scheduler: Any, output: Any, end_s: float) -> None:
-        """Its tokens are there."""
+        """Log the end of a step."""
         if id(output) in self._begun:
             self._begun.remove(id(output))
             left = int(scheduler.get_num_unfinished_requests())

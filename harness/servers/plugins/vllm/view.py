@@ -1,4 +1,4 @@
-"""What a policy sees of a vLLM engine."""
+"""Read-only view of a vLLM engine for policies, and the engine's settings for the run folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ....core.view import Predictions
 
 
 class Scheduled(Protocol):
-    """The parts of vLLM's scheduler and of ours that the view reads."""
+    """The parts of the scheduler that the view reads."""
 
     now_s: float
     predictions: Predictions
@@ -135,7 +135,9 @@ class VllmView:
 
 
 class KeptKeyView(VllmView):
-    """A view whose clock cannot be read, for a `queue_key` that is not computed again in time."""
+    """A view whose clock cannot be read, for a `queue_key` that is not computed again as time
+    passes.
+    """
 
     def __init__(self, scheduler: Scheduled, policy: Policy) -> None:
         super().__init__(scheduler)
@@ -144,3 +146,24 @@ class KeptKeyView(VllmView):
     @property
     def now_s(self) -> float:
         raise clock_read_error(self._policy)
+
+
+def engine_settings(scheduler: Any) -> dict[str, Any]:
+    """Settings of the engine, with the names of a log's `meta.json`."""
+    config = scheduler.vllm_config
+    limits, cache, model = config.scheduler_config, config.cache_config, config.model_config
+    return {
+        "engine_kwargs": {
+            "max_num_seqs": int(limits.max_num_seqs),
+            "max_num_batched_tokens": int(limits.max_num_batched_tokens),
+            "max_model_len": int(model.max_model_len),
+            "tensor_parallel_size": int(config.parallel_config.tensor_parallel_size),
+            "async_scheduling": bool(limits.async_scheduling),
+            "enforce_eager": bool(model.enforce_eager),
+        },
+        "kv_cache": {
+            "num_gpu_blocks": int(cache.num_gpu_blocks),
+            "block_size": int(scheduler.block_size),
+            "enable_prefix_caching": bool(cache.enable_prefix_caching),
+        },
+    }

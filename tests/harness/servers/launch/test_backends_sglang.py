@@ -27,12 +27,12 @@ from slo_bench.harness.load_generator.http.faults import RequestFault
 from slo_bench.harness.load_generator.routed_load import measure
 from slo_bench.harness.policies.systems import system
 from slo_bench.harness.servers.launch.environments import environment, home
-from slo_bench.harness.servers.launch.plugin_folder import plugin_folder
 from slo_bench.harness.servers.launch.recipe import Launch
 from slo_bench.harness.servers.launch.server_process import (
     READY_S,
     ServerError,
     free_port,
+    plugin_folder,
     serving,
 )
 from slo_bench.harness.servers.launch.sglang import SGLANG
@@ -68,7 +68,9 @@ def model(sglang, tmp_path_factory):
 
 
 @contextlib.contextmanager
-def started(sglang, model, folder, *, num_gpu_blocks=80, server_args=(), **launch):
+def started(
+    sglang, model, folder, *, num_gpu_blocks=80, server_args=(), named=None, parameters=None
+):
     launch = Launch(
         model=str(model),
         port=free_port(),
@@ -78,7 +80,8 @@ def started(sglang, model, folder, *, num_gpu_blocks=80, server_args=(), **launc
         max_model_tokens=1024,
         step_log=folder / "steps.jsonl",
         server_args=("--dtype", "float32", *server_args),
-        **launch,
+        system=named,
+        policy=named and system(named).with_parameters(**parameters or {}).policy,
     )
     with serving(SGLANG, sglang, launch, log=folder / "server.log") as server:
         server.wait_until_ready(READY_S)
@@ -99,7 +102,7 @@ def edf(sglang, model, tmp_path_factory):
     folder = tmp_path_factory.mktemp("edf")
     args = ("--schedule-conservativeness", "0.1")
     with started(
-        sglang, model, folder, server_args=args, system="edf", parameters={"max_num_seqs": 3}
+        sglang, model, folder, server_args=args, named="edf", parameters={"max_num_seqs": 3}
     ) as server:
         yield Patched(server, folder / "steps.jsonl")
 
@@ -110,7 +113,7 @@ def turns_away(sglang, model, tmp_path_factory):
     folder = tmp_path_factory.mktemp("turns-away")
     policy = f"{HERE / 'turns_away.py'}:TurnsAway"
     with started(
-        sglang, model, folder, system=policy, parameters={"max_num_seqs": 1, "caution": 0.0}
+        sglang, model, folder, named=policy, parameters={"max_num_seqs": 1, "caution": 0.0}
     ) as server:
         yield Patched(server, folder / "steps.jsonl")
 

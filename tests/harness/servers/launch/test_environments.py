@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from slo_bench.cli.main import app
 from slo_bench.harness.servers.launch import environments
+from slo_bench.harness.servers.launch.environments import RECIPES
 from slo_bench.harness.servers.launch.recipe import Build, InstallStep, Recipe
-from slo_bench.harness.servers.launch.recipes import RECIPES
 from slo_bench.workloads.errors import SloBenchError, UnknownNameError
 
 HERE = sys.version_info[:2]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slo_bench.harness.servers.launch.gpu_shares import gpus_each, shares
+from slo_bench.harness.servers.launch.gpus import gpus_each, shares
 from slo_bench.harness.servers.launch.recipe import Launch
 from slo_bench.harness.servers.launch.server_process import _environ
 from slo_bench.harness.servers.launch.vllm import VLLM

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from slo_bench.cli.main import app
 from slo_bench.harness.experiments.backends.gpu_watch import GpuSample, GpuWatch, watching
 from slo_bench.harness.experiments.experiment import Experiment
-from slo_bench.harness.servers.launch import nvml
+from slo_bench.harness.servers.launch import gpus
 from slo_bench.harness.servers.mock import MockConfig, serving
 
 
@@ -107,16 +107,16 @@ def machine(monkeypatch):
 
 def test_a_reading_is_in_our_units(machine):
     machine(FakeGpu("GPU-a"))
-    (gpu,) = nvml.visible_gpus()
-    assert gpu.read() == nvml.GpuReading(0.5, 3 << 30, 200.0, 1980, 1000.0)
+    (gpu,) = gpus.visible_gpus()
+    assert gpu.read() == gpus.GpuReading(0.5, 3 << 30, 200.0, 1980, 1000.0)
     assert (gpu.index, gpu.name, gpu.uuid) == (0, "NVIDIA Test", "GPU-a")
     assert gpu.memory_bytes == 141 << 30
 
 
 def test_what_a_gpu_does_not_tell_is_unknown(machine):
     machine(FakeGpu("GPU-a", lacks={"utilisation", "memory", "power", "energy"}))
-    (gpu,) = nvml.visible_gpus()
-    assert gpu.read() == nvml.GpuReading(None, None, None, 1980, None)
+    (gpu,) = gpus.visible_gpus()
+    assert gpu.read() == gpus.GpuReading(None, None, None, 1980, None)
 
 
 @pytest.mark.parametrize(
@@ -127,11 +127,11 @@ def test_a_server_has_the_gpus_that_cuda_shows_it(machine, monkeypatch, asked, i
     machine(FakeGpu("GPU-aa"), FakeGpu("GPU-bb"), FakeGpu("GPU-cc"))
     if asked is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", asked)
-    assert [gpu.index for gpu in nvml.visible_gpus()] == indices
+    assert [gpu.index for gpu in gpus.visible_gpus()] == indices
 
 
 def reading(power_w=None, energy_j=None, utilisation=None, memory_bytes=None):
-    return nvml.GpuReading(utilisation, memory_bytes, power_w, None, energy_j)
+    return gpus.GpuReading(utilisation, memory_bytes, power_w, None, energy_j)
 
 
 def test_energy_counters_are_preferred_and_gpus_add_up():
@@ -165,7 +165,7 @@ def test_what_no_gpu_tells_is_no_number():
 def test_readings_are_taken_meanwhile_and_at_both_ends(machine, tmp_path):
     library = machine(FakeGpu("GPU-a", joules_a_reading=2.0))
     ticks = count()
-    with watching(nvml.visible_gpus(), interval_s=0.001, clock=lambda: next(ticks)) as watch:
+    with watching(gpus.visible_gpus(), interval_s=0.001, clock=lambda: next(ticks)) as watch:
         while library.reads < 5:
             pass
     assert [s.time_s for s in watch.samples] == list(range(len(watch.samples)))

@@ -17,9 +17,9 @@ from slo_bench.harness.experiments.config.schema import ExperimentSchema
 from slo_bench.harness.experiments.execution.plan import plan
 from slo_bench.harness.policies.systems import SYSTEMS, system
 from slo_bench.harness.servers.launch.compatibility import check, compatibility_of, refusal
-from slo_bench.harness.servers.launch.plugin_folder import plugin_folder
 from slo_bench.harness.servers.launch.recipe import KvTransfer, Launch
 from slo_bench.harness.servers.launch.serve import Serve
+from slo_bench.harness.servers.launch.server_process import plugin_folder
 from slo_bench.harness.servers.launch.vllm import VLLM
 from slo_bench.harness.servers.plugins.contract import PolicySpec
 from slo_bench.workloads.errors import SloBenchError
@@ -84,8 +84,10 @@ def test_serve_refuses_before_anything_is_started(tmp_path, monkeypatch):
         Serve(backend="vllm", model="m", system="edf").check()
 
 
-def argv(**options) -> list[str]:
-    return list(VLLM.argv(Path("/env/bin"), "cpu", Launch(model="m", port=1, **options)))
+def argv(name=None, policy=None, **options) -> list[str]:
+    policy = policy or (system(name).policy if name else None)
+    launch = Launch(model="m", port=1, system=name, policy=policy, **options)
+    return list(VLLM.argv(Path("/env/bin"), "cpu", launch))
 
 
 def test_vllm_is_left_alone_without_a_system():
@@ -137,13 +139,13 @@ def test_a_split_says_itself_how_many_there_are():
 
 
 def test_vllm_is_started_with_the_limits_of_the_policy():
-    words = argv(system="edf", parameters={"max_num_seqs": 7}, num_gpu_blocks=20)
+    words = argv("edf", system("edf").policy.with_parameters(max_num_seqs=7), num_gpu_blocks=20)
     assert words[words.index("--max-num-seqs") + 1] == "7"
     assert words[words.index("--max-num-batched-tokens") + 1] == "2048"
     assert words[words.index("--num-gpu-blocks-override") + 1] == "21"  # one is vLLM's own
     assert "--kv-transfer-config" not in words
-    assert "--kv-transfer-config" in argv(system=SWAP_ALWAYS, num_cpu_blocks=8)
-    whole = argv(system="orca", max_model_tokens=9000)
+    assert "--kv-transfer-config" in argv(SWAP_ALWAYS, num_cpu_blocks=8)
+    whole = argv("orca", max_model_tokens=9000)
     assert "--no-enable-chunked-prefill" in whole
     assert int(whole[whole.index("--max-num-batched-tokens") + 1]) >= 9000
 
@@ -206,7 +208,7 @@ def test_a_controller_says_what_decides_in_each_of_its_servers(tmp_path):
     for policy in policies:
         spec = PolicySpec.of("ascendra", policy)
         assert PolicySpec.from_json(spec.to_json()).load() == policy
-    lp, _, hp = (argv(system="ascendra", parameters=parameters, role=policy) for policy in policies)
+    lp, _, hp = (argv("ascendra", policy) for policy in policies)
     assert lp[lp.index("--max-num-batched-tokens") + 1] == "512"
     assert "--no-enable-chunked-prefill" in hp
     assert hp[hp.index("--max-num-batched-tokens") + 1] == "1024"

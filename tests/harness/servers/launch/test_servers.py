@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from slo_bench.harness.policies.systems import system as system_by_name
 from slo_bench.harness.servers.launch.environments import Environment
 from slo_bench.harness.servers.launch.recipe import Launch, Recipe
 from slo_bench.harness.servers.launch.server_process import ServerError, free_port, serving
@@ -41,7 +42,10 @@ def start(tmp_path, monkeypatch):
         system: str | None = None,
         step_log: Path | None = None,
     ):
-        launch = Launch(model="m", port=free_port(), system=system, step_log=step_log)
+        policy = system and system_by_name(system).policy
+        launch = Launch(
+            model="m", port=free_port(), system=system, policy=policy, step_log=step_log
+        )
         log = tmp_path / "servers" / "fake.log"
         with serving(recipe(mode), environment, launch, log=log) as server:
             server.wait_until_ready(startup_timeout_s)

@@ -1,6 +1,6 @@
 """An upgrade of a server that moves what we hook into is told by name."""
 
-from slo_bench.harness.servers.plugins.plugin_targets import moved
+from slo_bench.harness.servers.plugins.contract import moved_targets
 
 PLUGINS = "slo_bench.harness.servers.plugins"
 CORE = "slo_bench.harness.core"
@@ -9,23 +9,27 @@ HERE = "slo_bench.harness.engine"
 
 def test_what_is_as_we_know_it_is_no_problem():
     assert (
-        moved(
+        moved_targets(
             {
-                f"{PLUGINS}.plugin_targets.moved": ("targets",),
-                f"{PLUGINS}.plugin_targets:moved": (),
+                f"{PLUGINS}.contract.moved_targets": ("targets",),
+                f"{PLUGINS}.contract:moved_targets": (),
             }
         )
         == []
     )
-    assert moved({f"{CORE}.predictions:LearnedPredictions.step_s": ("self", "decode_seqs")}) == []
     assert (
-        moved({"slo_bench.harness.load_generator.http.faults:RequestFault.ABORTED": ()}) == []
+        moved_targets({f"{CORE}.predictions:LearnedPredictions.step_s": ("self", "decode_seqs")})
+        == []
+    )
+    assert (
+        moved_targets({"slo_bench.harness.load_generator.http.faults:RequestFault.ABORTED": ()})
+        == []
     )  # nothing to call
 
 
 def test_what_is_gone_or_takes_something_else_is_named():
     learn = f"{CORE}.predictions:LearnedPredictions.learn"
-    problems = moved(
+    problems = moved_targets(
         {
             f"{HERE}.nowhere:f": (),
             f"{HERE}.known:f": (),

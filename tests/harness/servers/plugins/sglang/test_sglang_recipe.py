@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from slo_bench.harness.servers.launch.environments import recipe
 from slo_bench.harness.servers.launch.recipe import Launch
-from slo_bench.harness.servers.launch.recipes import recipe
 from slo_bench.workloads.errors import SloBenchError
 
 SGLANG = recipe("sglang")

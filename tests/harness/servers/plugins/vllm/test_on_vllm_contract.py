@@ -34,9 +34,8 @@ from slo_bench.harness.policies.uellm.slo_odbs_continuous import SloOdbsContinuo
 from slo_bench.harness.policies.vllm import Vllm
 from slo_bench.harness.policies.vllm_swap import VllmSwap
 from slo_bench.harness.policies.vllm_v0 import VllmV0
-from slo_bench.harness.servers.launch.plugin_folder import plugin_folder
-from slo_bench.harness.servers.plugins.contract import PolicySpec
-from slo_bench.harness.servers.plugins.idle_view import IdleView
+from slo_bench.harness.servers.launch.server_process import plugin_folder
+from slo_bench.harness.servers.plugins.contract import IdleView, PolicySpec
 from slo_bench.workloads.request import Request, Slo
 
 pytestmark = pytest.mark.backends

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from slo_bench.harness.servers.plugins.vllm import timeouts as goodbye
+from slo_bench.harness.servers.plugins.vllm import plugin
 
 
 class GenerationError(Exception):
@@ -33,7 +33,7 @@ def made():
 
 @pytest.fixture
 def error(monkeypatch):
-    monkeypatch.setattr(goodbye, "_ERRORS", ("no_such_module:Error", f"{__name__}:GenerationError"))
+    monkeypatch.setattr(plugin, "_ERRORS", ("no_such_module:Error", f"{__name__}:GenerationError"))
 
 
 def outputs_of(engine):
@@ -48,7 +48,7 @@ def outputs_of(engine):
 
 def test_answers_pass_through_and_the_engine_is_closed():
     engine_class = made()
-    goodbye.install(engine_class)
+    plugin.answer_releases(engine_class)
     engine = engine_class(None, 17, "a stop string")
     found, run = outputs_of(engine)
     asyncio.run(run())
@@ -58,7 +58,7 @@ def test_answers_pass_through_and_the_engine_is_closed():
 
 def test_a_request_that_was_let_go_ends_as_an_error(error):
     engine_class = made()
-    goodbye.install(engine_class)
+    plugin.answer_releases(engine_class)
     engine = engine_class(None, "slo_bench: dropped", None)
     found, run = outputs_of(engine)
     with pytest.raises(GenerationError, match="slo_bench: dropped by the policy") as raised:
@@ -70,16 +70,16 @@ def test_a_request_that_was_let_go_ends_as_an_error(error):
 
 def test_it_is_wrapped_once_and_keeps_its_signature():
     engine_class = made()
-    goodbye.install(engine_class)
+    plugin.answer_releases(engine_class)
     once = engine_class.generate
-    goodbye.install(engine_class)
+    plugin.answer_releases(engine_class)
     assert engine_class.generate is once
     assert list(inspect.signature(once).parameters)[:2] == ["self", "prompt"]
 
 
 def test_a_client_that_leaves_closes_the_engine():
     engine_class = made()
-    goodbye.install(engine_class)
+    plugin.answer_releases(engine_class)
     engine = engine_class(None, None)
 
     async def leave():

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slo_bench.harness.experiments.config.toml_text import line_of, read_toml, to_toml
+from slo_bench.harness.experiments.config.experiment_file import line_of, read_toml, to_toml
 from slo_bench.workloads.errors import FileFormatError
 
 SCALARS = (

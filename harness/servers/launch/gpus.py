@@ -1,10 +1,11 @@
-"""GPUs of this machine, through NVIDIA's management library.
+"""GPUs of this machine, read through NVIDIA's management library, and their division among servers.
 
-What a GPU does not tell (MIG slices no utilisation, old ones no energy) is None.
+A value that a GPU does not report (MIG slices no utilisation, old GPUs no energy) is None.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,10 +14,25 @@ from typing import Any
 import pynvml
 from pynvml import NVMLError
 
+from ....workloads.errors import SloBenchError
+
+# Options for the number of GPUs of a server: vLLM's, then SGLang's.
+_DEGREES = (
+    "--tensor-parallel-size",
+    "-tp",
+    "--pipeline-parallel-size",
+    "-pp",
+    "--data-parallel-size",
+    "-dp",
+    "--tp-size",
+    "--pp-size",
+    "--dp-size",
+)
+
 
 @dataclass(frozen=True)
 class GpuReading:
-    """One GPU at one moment. `energy_j` counts from when the driver was loaded."""
+    """Counters of one GPU at one time. `energy_j` counts from when the driver was loaded."""
 
     utilisation: float | None
     memory_bytes: int | None
@@ -26,7 +42,7 @@ class GpuReading:
 
 
 class Gpu:
-    """A GPU by its place in NVML's order, which is that of the PCI bus."""
+    """A GPU by its index in NVML, which follows the PCI bus."""
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -37,12 +53,12 @@ class Gpu:
 
     @property
     def memory_bytes(self) -> int | None:
-        """Total memory."""
+        """Total memory in bytes."""
         memory = self._get(pynvml.nvmlDeviceGetMemoryInfo)
         return None if memory is None else int(memory.total)
 
     def read(self) -> GpuReading:
-        """What it does now; costs a few calls into the driver."""
+        """Read the present counters: a few calls into the driver."""
         utilisation = self._get(pynvml.nvmlDeviceGetUtilizationRates)
         memory = self._get(pynvml.nvmlDeviceGetMemoryInfo)
         milliwatts = self._get(pynvml.nvmlDeviceGetPowerUsage)
@@ -56,7 +72,7 @@ class Gpu:
         )
 
     def _get(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """None where this GPU or its driver has no such thing."""
+        """A counter; None if the GPU or its driver does not have it."""
         try:
             return function(self._handle, *arguments)
         except NVMLError:
@@ -64,7 +80,7 @@ class Gpu:
 
 
 def all_gpus() -> list[Gpu]:
-    """All of this machine.
+    """All GPUs of this machine.
 
     Raises:
         NVMLError: there is no library, or it has no driver to talk to.
@@ -74,7 +90,7 @@ def all_gpus() -> list[Gpu]:
 
 
 def visible_gpus() -> Sequence[Gpu]:
-    """Those that `CUDA_VISIBLE_DEVICES` leaves a server; none where there is no NVML."""
+    """GPUs that `CUDA_VISIBLE_DEVICES` allows; none without NVML."""
     try:
         gpus = all_gpus()
     except NVMLError:
@@ -83,7 +99,7 @@ def visible_gpus() -> Sequence[Gpu]:
 
 
 def chosen(gpus: Sequence[Gpu], asked: str | None) -> Sequence[Gpu]:
-    """By number or by the beginning of their UUID, as CUDA reads it; None: all."""
+    """GPUs by number or prefix of their UUID, as CUDA reads the variable; None: all."""
     if asked is None:
         return gpus
     words = [word.strip() for word in asked.split(",")]
@@ -92,3 +108,33 @@ def chosen(gpus: Sequence[Gpu], asked: str | None) -> Sequence[Gpu]:
     return [
         gpu for gpu in gpus if gpu.index in numbers or (prefixes and gpu.uuid.startswith(prefixes))
     ]
+
+
+def gpus_each(server_args: Sequence[str]) -> int:
+    """Number of GPUs of a server with these arguments.
+
+    Raises:
+        SloBenchError: a degree is no number.
+    """
+    found = 1
+    words = [part for word in server_args for part in word.split("=", 1)]
+    for name, value in itertools.pairwise(words):
+        if name in _DEGREES:
+            if not value.isdecimal() or int(value) < 1:
+                raise SloBenchError(f"{name} must be a whole number from 1 on but is {value!r}")
+            found *= int(value)
+    return found
+
+
+def shares(servers: int, each: int, visible: Sequence[str]) -> list[tuple[str, ...]]:
+    """GPUs of each server, by their names in `visible`.
+
+    Raises:
+        SloBenchError: there are not enough.
+    """
+    if servers * each > len(visible):
+        raise SloBenchError(
+            f"{servers} servers with {each} GPU{'s' if each > 1 else ''} each need "
+            f"{servers * each}; {len(visible)} can be used here"
+        )
+    return [tuple(visible[k * each : (k + 1) * each]) for k in range(servers)]

@@ -1,0 +1,154 @@
+"""Experiment files: TOML text, relative paths, and errors that name the line."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from ....workloads.errors import FileFormatError, SloBenchError, UnknownNameError
+from ....workloads.parsing import parse_toml
+from .client_schema import ClientSchema
+from .server_schema import ServerSchema
+from .setting import declared
+
+TABLES: Mapping[str, type[BaseModel]] = {"client": ClientSchema, "server": ServerSchema}
+_HEADER = re.compile(r"\s*\[\[?([^\]]+)\]\]?")
+_ASSIGNMENT = re.compile(r"\s*((?:[A-Za-z0-9_.-]|\"[^\"]*\"|'[^']*')+)\s*=")
+_KEY_PART = re.compile(r"\"([^\"]*)\"|'([^']*)'|([^.\s]+)")
+
+
+def read_toml(path: Path) -> tuple[dict[str, object], str]:
+    """The table in a file, and the file's text.
+
+    Raises:
+        FileFormatError: it cannot be read or is not TOML.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise FileFormatError(path, None, f"cannot be read: {error.strerror or error}") from error
+    except UnicodeError as error:
+        raise FileFormatError(path, None, f"is not UTF-8 text: {error}") from error
+    try:
+        return parse_toml(text), text
+    except tomllib.TOMLDecodeError as error:
+        found = re.match(r"(.*) \(at line (\d+), column \d+\)", str(error))
+        line = int(found[2]) if found else None
+        raise FileFormatError(path, line, f"is not TOML: {found[1] if found else error}") from error
+
+
+def line_of(text: str, location: Sequence[str | int]) -> int | None:
+    """The line that sets `location`, say ("parameters", "vllm", "max_num_seqs"), or the one above
+    it.
+    """
+    wanted = [str(part) for part in location if isinstance(part, str)]
+    best, best_line = 0, None
+    table: list[str] = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        if header := _HEADER.match(line):
+            table = _parts(header[1])
+            here = table
+        elif assignment := _ASSIGNMENT.match(line):
+            here = table + _parts(assignment[1])
+        else:
+            continue
+        depth = min(len(here), len(wanted))
+        if depth > best and here[:depth] == wanted[:depth] and len(here) <= len(wanted):
+            best, best_line = depth, number
+    return best_line
+
+
+def _parts(key: str) -> list[str]:
+    return [a or b or c for a, b, c in _KEY_PART.findall(key)]
+
+
+def to_toml(table: Mapping[str, object]) -> str:
+    """`table` as TOML: values first, then its tables. None has no word in TOML; it is left out."""
+    return tomli_w.dumps(_without_none(table))
+
+
+def _without_none(table: Mapping[str, object]) -> dict[str, Any]:
+    return {
+        name: _without_none(value) if isinstance(value, Mapping) else value
+        for name, value in table.items()
+        if value is not None
+    }
+
+
+def all_anchored(
+    settings: Mapping[str, Any], folder: Path, schema: type[BaseModel]
+) -> dict[str, Any]:
+    """The settings that name files, and the tables, with relative paths starting at `folder`."""
+    found = {name: dict(settings[name]) for name in TABLES if _is_table(settings.get(name))}
+    found |= {"": {name: value for name, value in settings.items() if name not in found}}
+    for path, one in declared(schema).items():
+        table, _, name = path.rpartition(".")
+        value = found.get(table, {}).get(name)
+        if value and one.setting.file == "maybe":
+            found[table][name] = _anchored(value, folder)
+        elif value and one.setting.file == "yes":
+            found[table][name] = str(folder / value)
+    if _is_table(settings.get("parameters")):
+        found[""]["parameters"] = {
+            _anchored(k, folder): v for k, v in settings["parameters"].items()
+        }
+    return {**found.pop(""), **found}
+
+
+def _is_table(value: object) -> bool:
+    return isinstance(value, Mapping)
+
+
+def _anchored(value: object, folder: Path) -> object:
+    """Names of files in `folder`, made absolute; what is no file stays as it is."""
+    if isinstance(value, list | tuple):
+        return type(value)(_anchored(one, folder) for one in value)
+    if not isinstance(value, str):
+        return value
+    path, colon, rest = value.partition(":")
+    # A name like `sharegpt` is the catalogue's, also where a folder of that name exists.
+    like_a_path = "/" in path or Path(path).suffix
+    if like_a_path and (folder / path).exists():
+        return f"{folder / path}{colon}{rest}"
+    return value
+
+
+class SettingError(SloBenchError):
+    """A setting that an experiment cannot have; `location` is its path in the file."""
+
+    def __init__(self, location: tuple[str | int, ...], problem: str) -> None:
+        super().__init__(problem)
+        self.location = location
+
+
+def setting_error(
+    error: ValidationError, schema: type[BaseModel], kind: str = "setting"
+) -> SettingError:
+    """Error for the first problem that pydantic reports."""
+    first = error.errors()[0]
+    return SettingError(first["loc"], _problem(first, schema.model_fields, kind))
+
+
+def _problem(error: ErrorDetails, fields: Mapping[str, object], what: str) -> str:
+    location = [str(part) for part in error["loc"] if isinstance(part, str)]
+    first = location[0] if location else ""
+    depth = 3 if first == "parameters" else 2 if first in TABLES else 1
+    setting = ".".join(location[:depth])
+    kind, message = error["type"], str(error["msg"])
+    if kind == "extra_forbidden":
+        known = TABLES[first].model_fields if first in TABLES else fields
+        return str(UnknownNameError(what, location[depth - 1], known))
+    if kind == "value_error":
+        message = message.removeprefix("Value error, ")
+        return f"{setting} {message}".strip()
+    if kind == "too_short":
+        return f"{setting} must have at least one value"
+    message = message.removeprefix("Input should be ")
+    return f"{setting} must be {message} but is {error['input']!r}"
