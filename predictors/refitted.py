@@ -57,7 +57,8 @@ class RefittedModel:
         self, decode_seqs: int, decode_kv_tokens: int, chunks: Sequence[tuple[int, int]]
     ) -> float:
         """Predicted time of one iteration; see `harness.core.view.Predictions`."""
-        return self._model.step_s(decode_seqs, decode_kv_tokens, chunks)
+        model = self._model
+        return model.seconds(*model.sides_s(decode_seqs, decode_kv_tokens, chunks))
 
     def learn(
         self,
