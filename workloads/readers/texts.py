@@ -16,8 +16,7 @@ import numpy as np
 from ..errors import FileFormatError
 from ..parsing import parse_json
 from ..workload import Workload
-from .table import FileTable, lines, read_jsonl
-from .trace import WorkloadTrace
+from .table import FileTable, WorkloadTrace, lines, read_jsonl
 
 CHARACTERS_PER_TOKEN = 4
 MOST_TOKENS = 1 << 31  # of one text, by what a row says of it
