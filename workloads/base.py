@@ -18,10 +18,11 @@ from .fleet import MultiModelArrivals
 from .lengths import LengthDistribution, PairLengths
 from .models import Models
 from .prefixes import Continuations
-from .readers.formats import WorkloadTrace, read
-from .request import RequestType
+from .readers.formats import read
+from .readers.table import WorkloadTrace
+from .request import SLO_COLUMNS, RequestType
 from .sessions import Sessions
-from .slo import COLUMNS, SloSpec
+from .slo import SloSpec
 from .streams import Streams
 from .workload import Workload, take
 
@@ -336,7 +337,7 @@ class MixedSource(WorkloadSource):
             "request_type",
             "num_inputs",
             "priority",
-            *COLUMNS.values(),
+            *SLO_COLUMNS.values(),
         ):
             columns[name] = np.empty(len(arrival_s), dtype=getattr(parts[0][1], name).dtype)
             for rows, part in parts:

@@ -43,7 +43,7 @@ def load_source(
         output_tokens: likewise.
         sessions: makes conversations of a catalogue's lengths (`parse_sessions`).
         models: the model of each request (`parse_models`).
-        format: the format of a trace file, if it cannot be recognised (`readers.FORMATS`).
+        format: the format of a trace file, if it cannot be recognised (`readers.formats.FORMATS`).
         redraw_arrivals: draw arrivals for a trace that has its own, keeping its rows in order.
 
     Raises:

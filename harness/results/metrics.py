@@ -31,7 +31,7 @@ NOT_A_NUMBER = float("nan")
 class Judged:
     """Which requests met their SLO, and which bound the others missed.
 
-    The `late_…` columns speak of finished requests only; one request may miss several bounds.
+    The `late_…` columns are true for finished requests only; one request may miss several bounds.
     """
 
     met: Mask
@@ -41,20 +41,20 @@ class Judged:
     late_deadline: Mask
 
 
+def late(seconds: Floats, bound_s: Floats | float, tolerance_s: float = TOLERANCE_S) -> Mask:
+    """Which times exceed their bound. NaN (one token has no TPOT) exceeds none."""
+    with np.errstate(invalid="ignore"):
+        missed: Mask = seconds > np.asarray(bound_s) + tolerance_s
+    return missed
+
+
 def judge(workload: Workload, records: Records) -> Judged:
-    """Hold every request against its own bounds."""
+    """Compare the times of every request with its own bounds."""
     finished = records.outcome == Outcome.FINISHED
-
-    def late(seconds: Floats, bound_s: Floats) -> Mask:
-        # NaN (one token has no TPOT) is greater than nothing: such a bound is met.
-        with np.errstate(invalid="ignore"):
-            missed: Mask = finished & (seconds > bound_s + TOLERANCE_S)
-        return missed
-
-    late_ttft = late(records.ttft_s, workload.ttft_slo_s)
-    late_tpot = late(records.tpot_s, workload.tpot_slo_s)
-    late_e2e = late(records.e2e_s, workload.e2e_slo_s)
-    late_deadline = late(records.finish_s, workload.deadline_s)
+    late_ttft = finished & late(records.ttft_s, workload.ttft_slo_s)
+    late_tpot = finished & late(records.tpot_s, workload.tpot_slo_s)
+    late_e2e = finished & late(records.e2e_s, workload.e2e_slo_s)
+    late_deadline = finished & late(records.finish_s, workload.deadline_s)
     met = finished & ~(late_ttft | late_tpot | late_e2e | late_deadline)
     return Judged(met, late_ttft, late_tpot, late_e2e, late_deadline)
 

@@ -16,9 +16,16 @@ from ...workloads.checksums import unsealed
 from ...workloads.csv_text import unguarded
 from ...workloads.errors import FileFormatError, SloBenchError
 from ...workloads.parsing import parse_json
-from .capacity_file import check_rows
-from .folder_kinds import not_a_run
-from .run_folder import CHECKSUMS, EXPERIMENT, PLANNED, check_files, check_row
+from ...workloads.request import SLO_COLUMNS
+from .run_folder import (
+    CHECKSUMS,
+    EXPERIMENT,
+    PLANNED,
+    check_files,
+    check_row,
+    check_rows,
+    not_a_run,
+)
 
 TEXT_COLUMNS = ("cell", "system", "backend", "workload", "model", "gpu", "step_time")
 """Columns of cells.csv that hold words. Sweep axes are kept as the words in the file, too."""
@@ -53,10 +60,7 @@ LEAD_COLUMNS = (*TEXT_COLUMNS[:6], "gpus", "rate_rps", "replay_speed", "load_fac
 
 REQUEST_COLUMNS = (
     "arrival_s",
-    "ttft_slo_s",
-    "tpot_slo_s",
-    "e2e_slo_s",
-    "deadline_s",
+    *SLO_COLUMNS.values(),
     "first_scheduled_s",
     "first_token_s",
     "finish_s",

@@ -9,7 +9,7 @@ from pathlib import Path
 from ..figures.figure import ONLY, Axis, Figure, View, as_json
 from ..pages.document import page, write_page
 from .comparing import Comparison, Row
-from .metrics import Metric
+from .results import Metric
 from .text import differing_lines, headline, labels_of, note_lines, rows_table
 
 

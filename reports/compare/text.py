@@ -10,10 +10,10 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ...workloads.parsing import finite
-from ..figures.numbers import rate_text, seconds_text
+from ..figures.figure import rate_text, seconds_text
 from ..pages.table import Cell, Table
 from .comparing import Comparison, Row, Verdict
-from .metrics import Metric
+from .results import Metric
 
 WORDS = {"better": "better", "worse": "worse", "none": "not shown", "unknown": "–"}
 _COUNTED: dict[Verdict, str] = {

@@ -10,9 +10,8 @@ import pandas as pd
 from markupsafe import Markup
 
 from ..figures.facets import by_facet, facet_noun, facets_of
-from ..figures.levels import TARGETS, highest_rate, offered
-from ..figures.measures import IN_SLO, Measure, load_text, measures
-from ..figures.numbers import rate_text
+from ..figures.figure import rate_text
+from ..figures.levels import IN_SLO, TARGETS, Measure, highest_rate, load_text, measures, offered
 
 MOST_NAMES = 3
 """So many are named in a sentence; more are counted."""

@@ -16,8 +16,7 @@ from rich.text import Text
 from ...harness.results.read import RunResults
 from ...tuner.capacity.checkpoint import read_capacity
 from ..figures.facets import SETUP, facet_noun, facets_of
-from ..figures.figure import ONLY, Axis, Figure, View
-from ..figures.numbers import percent_text, rate_text, seconds_text
+from ..figures.figure import ONLY, Axis, Figure, View, percent_text, rate_text, seconds_text
 from .answer import strong
 from .table import Cell, Table, one_group
 

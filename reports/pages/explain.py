@@ -28,8 +28,8 @@ from ...harness.validation.trace import CellTrace
 from ...workloads.errors import SloBenchError
 from ...workloads.parsing import finite
 from ...workloads.request import RequestType
-from ..compare.run_results import read_requests
-from ..figures.numbers import seconds_text
+from ..compare.results import read_requests
+from ..figures.figure import seconds_text
 from .table import Cell, one_group
 
 MOST_EPISODES = 40  # shown in text; every single stay is in the JSON

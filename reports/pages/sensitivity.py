@@ -13,8 +13,16 @@ from rich.text import Text
 from ...tuner.sensitivity.perturbations import Perturbation
 from ...tuner.sensitivity.study import CAPACITY, Flip, Point, Ranked, Sensitivity
 from ...workloads.parsing import finite
-from ..figures.figure import Axis, Figure, Format, View, as_json
-from ..figures.numbers import percent_text, rate_text, seconds_text
+from ..figures.figure import (
+    Axis,
+    Figure,
+    Format,
+    View,
+    as_json,
+    percent_text,
+    rate_text,
+    seconds_text,
+)
 from .document import page, write_page
 from .table import Table
 

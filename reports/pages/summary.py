@@ -14,18 +14,24 @@ from rich.text import Text
 from ...harness.results.read import REASON_COLUMN
 from ..figures.details import LevelDetail
 from ..figures.facets import abbreviated, by_facet, facets_of
+from ..figures.figure import percent_text, rate_text, seconds_text
 from ..figures.labels import is_letter
 from ..figures.levels import (
+    AT_A_RATE,
+    IN_SLO,
     TARGETS,
+    Measure,
     has_slo,
     highest_rate,
+    highest_text,
     levels,
+    load_text,
+    measures,
     offered,
+    origin,
     series_names,
     with_series,
 )
-from ..figures.measures import AT_A_RATE, IN_SLO, Measure, load_text, measures
-from ..figures.numbers import highest_text, origin, percent_text, rate_text, seconds_text
 from .answer import best_goodput, winners
 from .table import Cell, Row, Table
 

@@ -12,10 +12,8 @@ from ...tuner.search.objectives import OBJECTIVES, TuningObjective
 from ...tuner.search.outcome import FILE, read_tuning
 from ...workloads.errors import FileFormatError, SloBenchError
 from ..figures import tuning_figures
-from ..figures.figure import as_json
-from ..figures.numbers import percent_text, rate_text, seconds_text
-from ..figures.parallel import parallel_coordinates
-from ..figures.tuning_figures import FINISHED, MARKS, Plain, objectives_of
+from ..figures.figure import as_json, percent_text, rate_text, seconds_text
+from ..figures.tuning_figures import FINISHED, MARKS, Plain, objectives_of, parallel_coordinates
 from .document import page, write_page
 from .table import Table, one_group
 

@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import FileFormatError, SloBenchError, UnknownNameError
-from ..request import RequestType
-from ..slo import COLUMNS
+from ..request import SLO_COLUMNS, RequestType
 from .table import FileTable, WorkloadTrace, in_order, lines, parse_object, read_csv, served
 from .texts import read_custom_jsonl, read_json_array, read_lengths_jsonl, read_longbench
 from .timed_jsonl import read_bailian, read_mooncake, read_plain_jsonl
@@ -100,7 +99,9 @@ def read_plain_csv(path: Path) -> WorkloadTrace:
     for name in ("session", "follows"):
         if name in table:
             columns[name] = table.ints(name, low=-1, empty=-1)
-    floats = {name: table.floats(name, empty=np.inf) for name in COLUMNS.values() if name in table}
+    floats = {
+        name: table.floats(name, empty=np.inf) for name in SLO_COLUMNS.values() if name in table
+    }
     if "think_s" in table:
         floats["think_s"] = table.floats("think_s", empty=0.0)
     settings: dict[str, Any] = {}

@@ -1,4 +1,7 @@
-"""Lines and columns of a trace file, plain or gzip, with errors that name the line."""
+"""Lines and columns of a trace file, plain or gzip, and the workload that a reader makes of them.
+
+Errors name the line.
+"""
 
 from __future__ import annotations
 
@@ -247,10 +250,6 @@ def parse_object(path: Path, number: int, text: str) -> dict[str, Any]:
     if not isinstance(row, dict):
         raise FileFormatError(path, number, f"each line must be a JSON object, not {text[:40]!r}")
     return row
-
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
