@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from .arrivals import ArrivalProcess, Concurrency, Poisson, parse_arrivals
 from .call_parser import positive
 from .errors import SloBenchError
-from .fleet import MultiModelArrivals
 from .lengths import LengthDistribution, PairLengths
-from .models import Models
+from .models import Models, MultiModelArrivals
 from .prefixes import Continuations
 from .readers.formats import read
 from .readers.table import WorkloadTrace

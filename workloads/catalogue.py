@@ -37,7 +37,7 @@ class Entry:
 
 @functools.cache
 def catalogue() -> Mapping[str, Entry]:
-    """All shipped workloads, by name."""
+    """Entries of all shipped workloads, by name."""
     text = resources.files(__package__).joinpath("catalogue.toml").read_text("utf-8")
     return {name: _entry(name, table) for name, table in tomllib.loads(text).items()}
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from .call_parser import parse_call, parse_values, positive, split_outside
 from .errors import SloBenchError, UnknownNameError
-from .fleet import shape_of
+from .models import shape_of
 from .request import SLO_COLUMNS
 from .workload import Workload
 
@@ -88,7 +88,7 @@ class SloSpec:
         positive(self.slo_scale, "slo_scale")
 
     def scaled(self, factor: float) -> SloSpec:
-        """The same objectives, every bound multiplied by `factor`."""
+        """The specification with every bound multiplied by `factor`."""
         return dataclasses.replace(self, slo_scale=self.slo_scale * positive(factor, "slo_scale"))
 
     def apply(self, workload: Workload, rng: np.random.Generator) -> Workload:

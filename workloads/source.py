@@ -14,9 +14,8 @@ from .arrivals import ArrivalProcess, parse_arrivals
 from .base import DrawnSource, Member, MixedSource, TraceSource, WorkloadSource
 from .call_parser import Call, build, parse_call, positive
 from .errors import SloBenchError, UnknownNameError
-from .fleet import MultiModelArrivals
 from .lengths import Fixed, LengthDistribution, MixtureComponent, PairLengths, pair, parse_lengths
-from .models import Models, parse_models
+from .models import Models, MultiModelArrivals, parse_models
 from .sessions import parse_sessions
 
 
@@ -198,7 +197,7 @@ _COLLOCATED = {
 
 
 def is_mix(text: str) -> bool:
-    """Whether `text` is for `parse_mix`."""
+    """Whether `text` is a mix, in the long or the short form."""
     return text.startswith(("mix(", "collocated("))
 
 

@@ -91,7 +91,7 @@ _UNREADABLE = (ValueError, OSError, EOFError, zlib.error, UnicodeError)
 
 @dataclass(frozen=True)
 class RunResults:
-    """What one experiment left on disk. `axes` are the sweep axes' column names in `cells`."""
+    """The results of one experiment. `axes` are the sweep axes' column names in `cells`."""
 
     path: Path
     name: str
@@ -107,7 +107,7 @@ class RunResults:
 
     @property
     def unfinished(self) -> str:
-        """What is missing, in words: rows of cells that were planned. Empty where nothing is."""
+        """A sentence on planned cells without a row; empty if every cell has one."""
         planned = self.environment.get(PLANNED)
         if not isinstance(planned, int) or len(self.cells) >= planned:
             return ""

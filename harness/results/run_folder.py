@@ -108,7 +108,7 @@ class RunFolder:
         self.write()
 
     def keep(self, cell: str, row: Row) -> None:
-        """The same, but for the table, which is for `write` to put on disk."""
+        """Count a cell as finished without writing the table; call `write` afterwards."""
         files = {name: self.path / name.replace("*", cell) for name in _DETAILS}
         said = {EXPERIMENT: self.experiment_crc32}
         said |= {name: crc32_of_file(file) for name, file in files.items() if file.is_file()}
@@ -309,7 +309,7 @@ def _text(value: Value) -> str:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """What `write_rows` wrote, with numbers as numbers; an empty field is None."""
+    """Rows of a file of `write_rows`, with numbers as numbers; an empty field is None."""
     try:
         with path.open(newline="", encoding="utf-8") as file:
             lines = list(file)

@@ -33,7 +33,7 @@ Ints = NDArray[np.int64]
 REPLICATES = 2000
 MOST_BLOCKS = 256
 FEWEST_BLOCKS = 8
-_EXACT_ROWS = 4096  # up to so many values each is a bin of its own
+_EXACT_ROWS = 4096  # up to this number, each value is a bin of its own
 _COARSE, _FINE = 1024, 512  # bins over everything, and around each quantile asked for
 _STRETCH = 64  # bins looked into at once
 
@@ -80,7 +80,7 @@ def block_count(samples: Sequence[RunSample]) -> int:
 
 
 def draw_counts(blocks: int, replicates: int, rng: np.random.Generator) -> Floats:
-    """How often each block is drawn, replicate by replicate: (replicates, blocks)."""
+    """Number of draws of each block in each replicate: (replicates, blocks)."""
     drawn = rng.integers(blocks, size=(replicates, blocks))
     drawn += np.arange(replicates)[:, None] * blocks
     counts = np.bincount(drawn.ravel(), minlength=replicates * blocks)
@@ -188,8 +188,8 @@ def _quantiles(
 
 
 class _Draws:
-    """Where the values of every draw lie. `up_to`: values of each block in each bin and all bins
-    before it, (blocks, bins).
+    """Positions of the sorted values in every draw. `up_to`: cumulative number of values of each
+    block up to each bin, (blocks, bins).
 
     A draw's own row of that, counts @ up_to, is never made as a whole: the ends of stretches of
     bins say in which stretch a value lies, and only that one is looked into.
@@ -275,8 +275,8 @@ def resample(
 
 
 def _over_seeds(figures: Floats, picks: Ints) -> Floats:
-    """Of draws of every seed, (seeds, metrics, replicates), the means over the seeds that `picks`
-    draws with replacement for each replicate: (metrics, replicates).
+    """Mean of the metrics over the seeds that `picks` draws with replacement for each replicate:
+    (metrics, replicates), from draws of every seed (seeds, metrics, replicates).
 
     A seed drawn twice in a replicate brings two different draws of its blocks: each place in the
     draw reads another replicate of the seed.
@@ -292,7 +292,7 @@ def _over_seeds(figures: Floats, picks: Ints) -> Floats:
 
 @dataclass(frozen=True)
 class Interval:
-    """Where a difference lies with the confidence asked for; NaN where that cannot be said."""
+    """Confidence interval of a difference; NaN if it is unknown."""
 
     low: float
     high: float

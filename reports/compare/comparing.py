@@ -94,7 +94,7 @@ class Comparison:
     notes: tuple[str, ...]
 
     def count(self, verdict: Verdict) -> int:
-        """How many rows have it."""
+        """Number of rows with this verdict."""
         return sum(row.verdict == verdict for row in self.rows)
 
 
@@ -215,7 +215,7 @@ def compare(
 
 
 def _names(a: Results, b: Results, matched: Matched) -> tuple[str, str]:
-    """What A and B are called: by what differs, where one of them is compared with itself."""
+    """Names of A and B; systems compared with themselves are named by the settings that differ."""
     if a.name != b.name:
         return a.name, b.name
     told = list(matched.differs.values()) or [("A", "B")]
@@ -235,7 +235,7 @@ def _refused(a: Results, b: Results, metrics: Sequence[Metric], slo: Slo | None)
 
 @dataclass(frozen=True)
 class _Seed:
-    """What A and B made of one seed of a level, None where one of them lacks it.
+    """Samples of A and B for one seed of a level; None if one of them lacks the seed.
 
     `requests` are B's, those of the warm-up too. The rest is true where either lacks the seed.
     """
@@ -359,7 +359,7 @@ class Regression:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What the gate found. `open_rows` are worse by more than the bound, but not significantly."""
+    """Result of the gate. `open_rows` are worse by more than the bound, but not significantly."""
 
     max_regression: float
     regressions: Sequence[Regression]
@@ -396,7 +396,7 @@ def judge_comparison(comparison: Comparison, max_regression: float) -> Judgement
 
 
 def _regression(row: Row) -> Regression:
-    """How much worse B is; negative where it is better."""
+    """Size of the regression of B; negative if B is better."""
     points = row.metric.unit == "share"
     change, bounds = (row.difference, row.bounds) if points else (row.relative, row.relative_bounds)
     if math.isnan(change):  # the baseline is zero: any change is beyond measure
@@ -408,7 +408,7 @@ def _regression(row: Row) -> Regression:
 
 
 def parse_regression(text: str) -> float:
-    """`5%` or `0.05`. A bare number above 1 is refused, for nobody means 500 % by 5.
+    """`5%` or `0.05`. A number above 1 without `%` is refused: 5 most likely means 5 %.
 
     Raises:
         SloBenchError: it is no such share.

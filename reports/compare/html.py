@@ -23,7 +23,7 @@ def write_comparison(comparison: Comparison, out: Path) -> Path:
 
 
 def comparison_page(comparison: Comparison) -> str:
-    """The whole page."""
+    """HTML text of the comparison's page."""
     names = series(comparison)
     drawn = figures(comparison, names)
     badge = "simulated" if comparison.a.simulated else "measured"

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from ...harness.results.metrics import late
+from ...harness.results.metrics import judge_times
 from ...harness.results.read import RunResults, detail_file, read_run, read_table
 from ...workloads.errors import FileFormatError, SloBenchError, UnknownNameError
 from ...workloads.parsing import parse_toml
@@ -111,7 +111,7 @@ class RunSample:
 
 @dataclass(frozen=True)
 class RequestResults:
-    """What happened to every request of one run. Times are seconds, NaN where it never happened.
+    """Times and token counts of every request of one run. Times are seconds, NaN for no such event.
 
     `bounds_s` holds each request's SLO, None where the file has none. `sent_s` is None where only
     the scheduled arrival is known, which of a simulated client is the same. `duration_s` stands in
@@ -168,10 +168,9 @@ class RequestResults:
         bounds: Mapping[str, Floats | float] | None = self.bounds_s if slo is None else slo.bounds
         if bounds is None:
             return None
-        met = self.finished.copy()
-        for name, values in (*latency_s.items(), ("deadline", self.finish_s)):
-            met &= ~late(values, bounds[name])
-        return met
+        measured: dict[str, Floats] = {str(name): of for name, of in latency_s.items()}
+        measured["deadline"] = self.finish_s
+        return judge_times(self.finished, measured, bounds).met
 
     def _window_s(self, counted: Mask) -> float:
         """First arrival to last finish, or last arrival where that is later."""

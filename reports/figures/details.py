@@ -76,8 +76,12 @@ _SERIES = ("load", "requests", "kv_gib", "lengths")
 
 @dataclass(frozen=True)
 class Mechanism:
-    """Of one cell: what each instance or model had over time, by what it is and whose; when
-    modules moved; how long activations took, in seconds.
+    """Mechanism of one cell.
+
+    Attributes:
+        apart: times in seconds and values by metric and then by instance or model.
+        moved_s: times of module migrations, in seconds.
+        activation_s: durations of model activations, in seconds.
     """
 
     apart: Mapping[str, Mapping[str, tuple[Floats, Floats]]] = field(default_factory=dict)
@@ -86,7 +90,10 @@ class Mechanism:
 
 
 def mechanism(told: pd.DataFrame | None) -> Mechanism:
-    """What a cell's file tells, over at most 96 equal spans of time; None: there is no file."""
+    """Values of a cell's timeseries file, averaged over at most 96 equal spans of time.
+
+    Empty without a file (`told` is None).
+    """
     if told is None:
         return Mechanism()
     end_s = float(told["time_s"].max()) or 1.0
@@ -128,7 +135,7 @@ class LevelDetail:
     tpot: Distribution
     missed: dict[str, int]  # by CAUSES
     missed_phase_s: dict[str, float]  # by PHASES: mean over finished requests that missed
-    bounds: dict[str, SloRange]  # by ttft, tpot, e2e; absent where nobody asked
+    bounds: dict[str, SloRange]  # by ttft, tpot, e2e; absent where no request has one
     cost: float
     cost_low: float
     cost_high: float
@@ -139,7 +146,7 @@ class LevelDetail:
 
 @dataclass
 class _PointTotals:
-    """What accumulates over the seeds of a level."""
+    """Sums and samples over the seeds of a level."""
 
     requests: int = 0
     ttft_s: list[Floats] = field(default_factory=list)

@@ -101,7 +101,7 @@ def _plain(value: object) -> object:
 
 
 def rate_keys(cells: pd.DataFrame) -> pd.Series[str]:
-    """`rate_key` of every row."""
+    """Name of the rate's view for every row of a cells frame."""
     return cells["level_rps"].map(rate_key)
 
 
@@ -111,7 +111,7 @@ def rate_key(rate_rps: float) -> str:
 
 
 def rate_text(rate_rps: float) -> str:
-    """Three significant digits, no exponent."""
+    """A rate with three significant digits and no exponent."""
     if not math.isfinite(rate_rps):
         return "–"
     digits = max(0, 2 - math.floor(math.log10(abs(rate_rps)))) if rate_rps else 0

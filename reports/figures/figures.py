@@ -55,7 +55,7 @@ def latency(
 
 
 def bar_figure(**given: Any) -> Figure:
-    """A bar for each series."""
+    """A figure with one horizontal bar for each series."""
     return Figure(kind="bars", y=_NAMES, **given)
 
 
@@ -78,8 +78,8 @@ COMPARED = {
     ),
     "weighted_turnaround": (
         "Weighted turnaround",
-        "Mean over finished requests of time in the system ÷ time from the first batch on; 1 where "
-        "nobody waits, less is better.",
+        "Mean over finished requests of time in the system ÷ time from the first batch on; 1 if no "
+        "request waits, less is better.",
         Axis("weighted turnaround", "number"),
     ),
     "attainment": (
@@ -214,7 +214,7 @@ def causes(details: Iterable[LevelDetail], names: Sequence[str]) -> Figure:
 def phases(
     details: Iterable[LevelDetail], names: Sequence[str], *, until: Literal["first", "last"]
 ) -> Figure:
-    """Where the time of the finished requests that missed went, until their first or last token."""
+    """Mean time by phase until the first or last token of finished requests that missed."""
     shown = PHASES if until == "last" else PHASES[:2]
 
     def bar(detail: LevelDetail, place: int) -> View | None:
@@ -266,7 +266,7 @@ def over_time(
 
 
 def _cut_late(curves: list[View]) -> None:
-    """One system that drains its queue for hours must not press the others into a corner."""
+    """Cut curves at twice the median end, so that one slow system does not compress the others."""
     if curves:
         end = 2 * statistics.median(curve["x"][-1] for curve in curves if curve["x"])
         for curve in curves:
@@ -466,7 +466,7 @@ def _swept_view(swept: pd.DataFrame, names: Sequence[str]) -> View:
 
 
 def _fewest(swept: pd.DataFrame, names: Sequence[str], word: str, rates: Sequence[float]) -> str:
-    """Where 99 % is reached first, at the rate shown first."""
+    """A note on the smallest setting that reaches 99 % at the first rate."""
     told = []
     for name in names:
         of = swept[(swept["name"] == name) & (swept["rate"] == rates[0])]

@@ -36,7 +36,7 @@ class HighestRate:
 
 
 def highest_rate(cells: pd.DataFrame, target: float) -> HighestRate:
-    """What one system carries; `cells` are its rows, of which invalid ones do not count."""
+    """Highest rate of one system; `cells` are its rows, of which invalid ones do not count."""
     valid = cells[cells["valid"]]
     if valid.empty:
         rates = cells["rate_rps"]
@@ -75,7 +75,7 @@ def _four_digits(rate_rps: float) -> float:
 
 
 def with_series(cells: pd.DataFrame) -> pd.DataFrame:
-    """`cells` with `facet` and `series` (see `facets`) and `level_rps` (see `level_rates`)."""
+    """`cells` with the columns `facet`, `series` and `level_rps`."""
     cells = with_facets(cells)
     rates = [level_rates(rows) for _, rows in cells.groupby(["facet", "series"], sort=False)]
     return cells.assign(level_rps=pd.concat(rates).reindex(cells.index))
@@ -140,7 +140,7 @@ def _by_merit(cells: pd.DataFrame) -> list[str]:
 
 
 def offered(cells: pd.DataFrame) -> Load:
-    """How requests come: at several rates, each series at one, or all at once."""
+    """Kind of load: several rates, one rate for each series, or all requests at once."""
     if (cells["level_rps"] == 0).all():
         return "at once"
     rates = cells.groupby(["facet", "series"])["level_rps"].nunique()
@@ -195,7 +195,7 @@ def highest_text(found: HighestRate) -> str:
 
 @dataclass(frozen=True)
 class Measure:
-    """A column of level rows (see `levels.levels`) as a column of a table."""
+    """A column of the rows of `levels` as a column of a table."""
 
     head: str
     column: str
@@ -203,7 +203,7 @@ class Measure:
     more_is_better: bool
 
     def best(self, rows: pd.DataFrame) -> str:
-        """How the best of some rows reads; empty where there is nothing to be better than."""
+        """Text of the best value of the rows; empty if all values read the same."""
         values = rows[self.column].dropna()
         texts = {self.text(float(value)) for value in values}
         if len(texts) < 2:
@@ -225,7 +225,7 @@ AT_ONCE = (FINISHED, MAKESPAN, LATENCY, TURNAROUND, IN_SLO)
 
 
 def measures(cells: pd.DataFrame) -> tuple[Measure, ...]:
-    """What to say of each series, the most important first; no SLO where none was asked."""
+    """Measures shown for each series, the most important first; attainment only with an SLO."""
     shown = AT_ONCE if offered(cells) == "at once" else AT_A_RATE
     asked = has_slo(cells)
     return tuple(m for m in shown if m.column in cells.columns and (asked or m is not IN_SLO))

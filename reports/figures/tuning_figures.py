@@ -24,7 +24,7 @@ MARKS = (FINISHED, LOST, DEFAULT, TUNED, FRONT)
 
 
 def objectives_of(found: Plain) -> list[TuningObjective]:
-    """The objectives, in their order."""
+    """Objectives of a tuning run, the first one first."""
     return [OBJECTIVES[name] for name in found["objectives"]]
 
 
@@ -166,7 +166,7 @@ def compared(found: Plain, names: Sequence[str]) -> list[Figure]:
                 bar_figure(
                     id=f"compared-{objective.name}",
                     title=f"Default against tuned: {objective.label}",
-                    note="On seeds that nobody was tuned on. Line: 95 % interval.",
+                    note="On seeds that no trial used. Line: 95 % interval.",
                     x=_axis(objective),
                     views=views,
                     picker="local",
@@ -181,7 +181,7 @@ _SHADES = 5
 
 
 def parallel_coordinates(found: Mapping[str, Any]) -> dict[str, Any]:
-    """What `parallel.html` draws; nothing without at least two trials that have a value."""
+    """Data of the template `parallel.html`; None with fewer than two finished trials."""
     rows = [row for row in found["trials"] if row["values"] and row["values"][0] is not None]
     names = [*found["space"]]
     if len(rows) < 2 or not names:

@@ -33,7 +33,7 @@ from .answer import answer
 from .document import asset, page, write_page
 
 MANY = 4
-"""Up to so many values are listed in the page's title; more are counted."""
+"""Largest number of values listed in the page's title; more are counted."""
 
 
 def write_report(run_dirs: Sequence[Path], out: Path) -> Path:
@@ -192,7 +192,7 @@ def _notices(cells: pd.DataFrame, runs: Sequence[RunResults]) -> list[tuple[str,
 
 
 def _setup(run: RunResults, of: str) -> dict[str, Any]:
-    """Configuration verbatim, environment, step times."""
+    """Configuration, environment and origin of the step times of one run."""
     known = run.environment.get("step_time")
     told = {}
     for pair, about in (known if isinstance(known, Mapping) else {}).items():

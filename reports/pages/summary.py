@@ -36,7 +36,7 @@ from .answer import best_goodput, winners
 from .table import Cell, Row, Table
 
 MOST_LINES = 60
-"""A table of every rate longer than this stays in the report: nobody reads it on a terminal."""
+"""Longest table of all rates (rows) on a terminal; longer ones are only in the report."""
 
 _LEAST_NAME = 12  # characters of a name before it goes on in the next line
 _BETWEEN = 2  # characters between two columns
@@ -190,7 +190,7 @@ def _named(name: str, names: Sequence[str], facet: str = "") -> Cell:
 def _rates(
     cells: pd.DataFrame, rows: pd.DataFrame, details: Sequence[LevelDetail], names: Sequence[str]
 ) -> Iterator[Row]:
-    """Of one facet: the highest rates of each series, its best goodput and its cost."""
+    """Table rows of one facet: highest rates, best goodput and cost of each series."""
     top = float(cells["level_rps"].max())
     goodput = best_goodput(rows, names)
     best = set(winners(goodput, names, rate_text))
@@ -219,7 +219,7 @@ def _rates(
 def _each(
     rows: pd.DataFrame, names: Sequence[str], shown: Sequence[Measure] = AT_A_RATE
 ) -> Iterator[tuple[str, float, list[Cell]]]:
-    """Of one facet: each series at each of its rates, with what it measured there."""
+    """Name, rate and cells of the measures, for each series of one facet at each of its rates."""
     best = {measure: measure.best(rows) for measure in shown}
     top = 1.0 if shown[0] is IN_SLO else float(rows[shown[0].column].max())
     for place, name in enumerate(names):

@@ -40,7 +40,7 @@ def tuning_text(found: Plain) -> RenderableType:
 
 
 def headline(found: Plain) -> str:
-    """How much was tried, for what, and how many of it were cut short."""
+    """One sentence: number of trials, objectives, pruned trials."""
     states = [row["state"] for row in found["trials"]]
     told = [f"{states.count(FINISHED)} searched to the end"]
     for state, words in (("lost", "raced out"), ("failed", "failed"), ("infeasible", "infeasible")):
@@ -54,7 +54,7 @@ def headline(found: Plain) -> str:
 
 
 def origin(found: Plain) -> str:
-    """Where the trials' numbers come from."""
+    """Origin of the trials' numbers: simulated or measured."""
     return "simulated" if found["backend"] == "simulated" else "measured"
 
 
@@ -67,7 +67,7 @@ def _label(found: Plain, objective: TuningObjective) -> str:
 
 
 def value_text(name: str, value: float | None) -> str:
-    """A figure of an objective."""
+    """An objective's value as text."""
     if value is None:
         return "–"
     if name == "attainment":
@@ -85,7 +85,7 @@ def parameter_text(value: object) -> str:
 
 
 def _figures(found: Plain, row: Plain) -> list[str]:
-    """Of a trial, its value of each objective."""
+    """Texts of a trial's objective values."""
     values = row["values"] or [None] * len(found["objectives"])
     return [value_text(o, v) for o, v in zip(found["objectives"], values, strict=True)]
 
@@ -144,7 +144,7 @@ def _where(row: Plain, backend: str) -> str:
 
 
 def confirmed_sentence(found: Plain) -> str:
-    """Where the winner holds, and where it does not."""
+    """Verdicts of the confirmation runs against the default, by backend, workload and objective."""
     parts = []
     if any(row["default"] for row in found["trials"] if row["number"] in found["best"]):
         parts.append("nothing that was tried is better than the default")
@@ -166,7 +166,7 @@ def confirmed_sentence(found: Plain) -> str:
 
 
 def first_line(text: str | None) -> str:
-    """Of an error, what fits into a table."""
+    """First line of an error message; empty without a message."""
     return (text or "").partition("\n")[0]
 
 

@@ -58,7 +58,7 @@ def _cells(row: ErrorRow, more: Sequence[str] = ()) -> list[str]:
 
 
 def _errors(rows: Sequence[ErrorRow]) -> Table:
-    """Of each metric the statistics, and what is known of them beyond the error."""
+    """Table of all error statistics, by metric."""
     more = [name for name in _MORE if any(math.isfinite(getattr(row, name)) for row in rows)]
     heads = ("metric", "", "real", "simulated", "error", *(_MORE[name] for name in more))
     groups = itertools.groupby(rows, key=lambda row: row.metric)
@@ -71,7 +71,7 @@ _MORE = {"spread": "run to run", "replayed": "own step times"}
 
 
 def assumptions(found: Validation) -> list[str]:
-    """What was simulated, and what was assumed, line by line."""
+    """Lines on the simulated system and the assumptions."""
     settings, host = found.settings, found.host
     added = []
     if host.launch_s:
@@ -127,7 +127,7 @@ def _level_table(level: ValidatedPoint) -> RichTable:
 
 
 def fitted_text(level: ValidatedPoint) -> str:
-    """What a level's step times were fitted to."""
+    """Source of the fit of a level's step times."""
     if not level.fitted_on:
         return "Step times as given; none were fitted to this run."
     steps = len(level.profile.tables["steps"])
@@ -153,13 +153,13 @@ def validation_json(found: Validation) -> list[dict[str, Any]]:
 
 
 def scatter(found: Validation, metric: str) -> Figure:
-    """A point a request: what the engine took against what the simulation says."""
+    """Scatter of real and simulated latency, one point for each request."""
     view = scatter_view(found.real[metric], found.simulated[metric], 0)
     return scatter_of(metric, {ONLY: view}, [])
 
 
 def quantiles(found: Validation) -> Figure:
-    """Both distributions of each latency."""
+    """Quantiles of the real and simulated distribution of each latency."""
     shares = np.linspace(0, 1, 101)
 
     def curve(place: int, seconds: NDArray[np.float64]) -> View:
@@ -221,7 +221,7 @@ class ValidatedLevel:
     requests: pd.DataFrame
 
     def errors(self) -> list[ErrorRow]:
-        """The error table."""
+        """Table of errors, one row for each statistic."""
         return [self.error(metric, name) for metric in METRICS for name in STATISTICS]
 
     def error(self, metric: str, statistic: str) -> ErrorRow:
@@ -283,7 +283,7 @@ def scatters(levels: Sequence[ValidatedLevel], names: Sequence[str]) -> list[Fig
 
 
 def shown(levels: Sequence[ValidatedLevel]) -> dict[str, Any]:
-    """What the section lays out; nothing where no level was validated."""
+    """Values for the section's template; empty if no level was validated."""
     if not levels:
         return {}
     verdicts = [f"{level.cell}: {line}" for level in levels for line in verdict(level.errors())]

@@ -1,1 +1,1 @@
-"""Trace files, plain or gzip."""
+"""Readers of trace files, plain or gzip, for all known formats."""

@@ -29,7 +29,7 @@ def approximate_tokens(text: str) -> int:
 
 
 class _Rows:
-    """Collects prompts and their counts."""
+    """Collects the prompts of a data set and their token counts."""
 
     def __init__(self) -> None:
         self.prompt_tokens: list[int] = []

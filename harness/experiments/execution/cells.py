@@ -28,8 +28,7 @@ from ....predictors.staged import staged_step_time
 from ....predictors.step_time import DEFAULT_HOST_S, StepTimeModel, step_time
 from ....workloads.base import WorkloadSource
 from ....workloads.errors import SloBenchError
-from ....workloads.fleet import shape_of
-from ....workloads.models import parse_models
+from ....workloads.models import parse_models, shape_of
 from ....workloads.slo import parse_slo
 from ....workloads.source import load_source
 from ....workloads.workload import Workload
