@@ -127,7 +127,7 @@ def importances(found: Plain, names: Sequence[str]) -> list[Figure]:
     return [
         bar_figure(
             id="importances",
-            title="What mattered",
+            title="Parameter importance",
             note="Share of what tells the best trials from the others (PED-ANOVA).",
             x=Axis("importance", "percent"),
             views=views,

@@ -223,7 +223,7 @@ def _parts_table(e: Explanation) -> RichTable:
         )
         for part, seconds in e.parts_s.items()
     ]
-    title = "Where the time went"
+    title = "Time by part"
     return one_group(title, ("part", "time", "share", ""), rows, texts=(0, 3)).rich(title)
 
 
@@ -241,7 +241,7 @@ def _episodes(of: Sequence[LatencySpan]) -> list[list[LatencySpan]]:
 
 
 def _phases_table(e: Explanation) -> RichTable:
-    title = "One after the other, from its arrival"
+    title = "Phases in order, from its arrival"
     shown = _episodes(e.phases)
     if len(shown) > MOST_EPISODES:
         title += f" (the first {MOST_EPISODES} of {len(shown)})"

@@ -143,7 +143,7 @@ def figure(found: Sensitivity) -> Figure:
     return Figure(
         id="sensitivity",
         kind="lines",
-        title="What if the simulation is off?",
+        title="Sensitivity to errors of the simulation",
         note="Line: mean over seeds; band: lowest to highest seed. One thing is changed at a time.",
         x=Axis("changed to", "number"),
         y=Axis(label, form),

@@ -114,7 +114,7 @@ def _importance_table(found: Plain) -> RichTable:
     rows = [[one, *(percent_text(of.get(one, 0.0)) for of in shares.values())] for one in ordered]
     labels = [OBJECTIVES[name].label for name in shares]
     heads = ("parameter or setting", *labels)
-    return one_group("What mattered", heads, rows, names=labels).rich("What mattered")
+    return one_group("Importance", heads, rows, names=labels).rich("Parameter importance")
 
 
 def _confirmed_table(found: Plain) -> Table:
