@@ -120,7 +120,7 @@ def predict_train(
             outcome = update_predictor(
                 continue_from, found.rows, base=base, device=device, seed=seed, progress=progress
             )
-        typer.echo(outcome.told(), err=True)
+        typer.echo(outcome.summary(), err=True)
         typer.echo(str(continue_from))
         return
     assert out is not None
@@ -149,7 +149,7 @@ def predict_train(
                 settings=settings,
                 resume=resume,
                 progress=progress,
-                told=told,
+                on_epoch=told,
             )
     except KeyboardInterrupt:
         typer.echo(

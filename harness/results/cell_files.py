@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ...workloads.csv_text import guarded
 from ...workloads.request import SLO_COLUMNS
 from ...workloads.workload import Workload
-from ..core.records import Misprediction, Outcome, Records, Timeline, Told
+from ..core.records import Misprediction, Outcome, Records, Timeline, TimeseriesRow
 from .metrics import Judged
 from .run_folder import whole_file, write_whole
 
@@ -257,14 +257,13 @@ def write_details(
         "kv_cache_usage": timeline.kv_cache_usage,
     }
     write_whole(folder / "timelines" / f"{cell}.csv.gz", gzip_csv(moments))
-    if timeline.told:
-        write_whole(
-            folder / "timeseries" / f"{cell}.csv.gz", gzip_csv(_told_columns(timeline.told))
-        )
+    if timeline.timeseries:
+        columns = _timeseries_columns(timeline.timeseries)
+        write_whole(folder / "timeseries" / f"{cell}.csv.gz", gzip_csv(columns))
 
 
-def _told_columns(told: Sequence[Told]) -> dict[str, Column]:
-    time_s, metric, entity, value = zip(*told, strict=True)
+def _timeseries_columns(rows: Sequence[TimeseriesRow]) -> dict[str, Column]:
+    time_s, metric, entity, value = zip(*rows, strict=True)
     return {
         "time_s": np.array(time_s, dtype=np.float64),
         "metric": _choice(metric),
