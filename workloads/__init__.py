@@ -1,1 +1,1 @@
-"""What arrives: requests, SLOs, arrival processes, lengths, sessions, traces."""
+"""Workloads: requests, SLOs, arrival processes, lengths, sessions, traces."""

@@ -8,8 +8,8 @@ processes on a clock that runs at that rate.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,26 +19,6 @@ from .errors import SloBenchError, UnknownNameError
 
 Floats = NDArray[np.float64]
 Rng = np.random.Generator
-
-
-class ArrivalProcess(Protocol):
-    """Interface of arrival processes."""
-
-    def times_s(
-        self,
-        rate_rps: float,
-        rng: Rng,
-        *,
-        requests: int | None = None,
-        duration_s: float | None = None,
-    ) -> Floats:
-        """Arrival times from 0 on, in order: the first `requests`, or all before `duration_s`.
-
-        With both, whichever ends first. The mean rate is `rate_rps`.
-
-        Raises:
-            SloBenchError: the rate is not positive, neither bound is given, or nothing arrives.
-        """
 
 
 @dataclass(frozen=True)
@@ -76,28 +56,8 @@ class Extent:
         return times_s
 
 
-class _Gaps(Protocol):
-    def gaps(self, n: int, rng: Rng) -> Floats: ...
-
-
-def _renewal(process: _Gaps, extent: Extent, rng: Rng) -> Floats:
-    """Sums of independent gaps of mean 1, at the rate."""
-    if extent.requests is not None:
-        return extent.cut(np.cumsum(process.gaps(extent.requests, rng)) / extent.rate_rps)
-    need = (extent.duration_s or 0.0) * extent.rate_rps
-    chunks: list[Floats] = []
-    total = 0.0
-    while total < need:
-        # Gaps are drawn one after another, so the chunk size does not change them.
-        chunk = process.gaps(int(max(need - total, 16) * 1.05) + 16, rng)
-        chunks.append(chunk)
-        total += float(chunk.sum())
-    return extent.cut(np.cumsum(np.concatenate(chunks)) / extent.rate_rps)
-
-
-@dataclass(frozen=True)
-class ConstantArrivals:
-    """Evenly spaced, the first at 0."""
+class ArrivalProcess(ABC):
+    """A process whose mean rate is the offered rate."""
 
     def times_s(
         self,
@@ -107,32 +67,62 @@ class ConstantArrivals:
         requests: int | None = None,
         duration_s: float | None = None,
     ) -> Floats:
-        extent = Extent(rate_rps, requests, duration_s)
-        n = requests if requests is not None else math.ceil((duration_s or 0.0) * rate_rps)
-        return extent.cut(np.arange(n) / rate_rps)
+        """Arrival times from 0 on, in order: the first `requests`, or all before `duration_s`.
+
+        With both, whichever ends first. The mean rate is `rate_rps`.
+
+        Raises:
+            SloBenchError: the rate is not positive, neither bound is given, or nothing arrives.
+        """
+        return self._draw(Extent(rate_rps, requests, duration_s), rng)
+
+    @abstractmethod
+    def _draw(self, extent: Extent, rng: Rng) -> Floats:
+        """Arrival times of the extent."""
+
+
+class RenewalProcess(ArrivalProcess):
+    """A process with independent gaps."""
+
+    @abstractmethod
+    def gaps(self, n: int, rng: Rng) -> Floats:
+        """`n` gaps of mean 1."""
+
+    def _draw(self, extent: Extent, rng: Rng) -> Floats:
+        if extent.requests is not None:
+            return extent.cut(np.cumsum(self.gaps(extent.requests, rng)) / extent.rate_rps)
+        need = (extent.duration_s or 0.0) * extent.rate_rps
+        chunks: list[Floats] = []
+        total = 0.0
+        while total < need:
+            # Gaps are drawn one after another, so the chunk size does not change them.
+            chunk = self.gaps(int(max(need - total, 16) * 1.05) + 16, rng)
+            chunks.append(chunk)
+            total += float(chunk.sum())
+        return extent.cut(np.cumsum(np.concatenate(chunks)) / extent.rate_rps)
 
 
 @dataclass(frozen=True)
-class Poisson:
+class ConstantArrivals(ArrivalProcess):
+    """Evenly spaced, the first at 0."""
+
+    def _draw(self, extent: Extent, rng: Rng) -> Floats:
+        n = extent.requests
+        if n is None:
+            n = math.ceil((extent.duration_s or 0.0) * extent.rate_rps)
+        return extent.cut(np.arange(n) / extent.rate_rps)
+
+
+@dataclass(frozen=True)
+class Poisson(RenewalProcess):
     """Poisson process: independent exponential gaps."""
 
     def gaps(self, n: int, rng: Rng) -> Floats:
-        """`n` gaps of mean 1."""
         return rng.standard_exponential(n)
-
-    def times_s(
-        self,
-        rate_rps: float,
-        rng: Rng,
-        *,
-        requests: int | None = None,
-        duration_s: float | None = None,
-    ) -> Floats:
-        return _renewal(self, Extent(rate_rps, requests, duration_s), rng)
 
 
 @dataclass(frozen=True)
-class Gamma:
+class Gamma(RenewalProcess):
     """Independent gamma gaps; give their coefficient of variation, or the shape 1/cv².
 
     The shape is what vLLM's load generator calls burstiness: below 1 is burstier than Poisson.
@@ -147,23 +137,12 @@ class Gamma:
         positive(self.cv or self.shape or 0.0, "gamma cv or shape")
 
     def gaps(self, n: int, rng: Rng) -> Floats:
-        """`n` gaps of mean 1."""
         shape = self.shape or 1 / (self.cv or 1.0) ** 2
         return rng.standard_gamma(shape, n) / shape
 
-    def times_s(
-        self,
-        rate_rps: float,
-        rng: Rng,
-        *,
-        requests: int | None = None,
-        duration_s: float | None = None,
-    ) -> Floats:
-        return _renewal(self, Extent(rate_rps, requests, duration_s), rng)
-
 
 @dataclass(frozen=True)
-class Weibull:
+class Weibull(RenewalProcess):
     """Independent Weibull gaps; a shape below 1 is burstier than Poisson."""
 
     shape: float
@@ -173,18 +152,7 @@ class Weibull:
             raise SloBenchError(f"weibull shape must lie in 0.1..100 but is {self.shape}")
 
     def gaps(self, n: int, rng: Rng) -> Floats:
-        """`n` gaps of mean 1."""
         return rng.weibull(self.shape, n) / math.gamma(1 + 1 / self.shape)
-
-    def times_s(
-        self,
-        rate_rps: float,
-        rng: Rng,
-        *,
-        requests: int | None = None,
-        duration_s: float | None = None,
-    ) -> Floats:
-        return _renewal(self, Extent(rate_rps, requests, duration_s), rng)
 
 
 @dataclass(frozen=True)
@@ -225,12 +193,12 @@ def _modulated(clock: RateCycle, extent: Extent, rng: Rng) -> Floats:
     # No moment before the end has more load than whole cycles up to and past it.
     cycle_s = float(clock.time_s[-1])
     horizon_s = math.ceil((extent.duration_s or 0.0) / cycle_s) * cycle_s
-    load_s = _renewal(Poisson(), Extent(extent.rate_rps, None, horizon_s), rng)
+    load_s = Poisson().times_s(extent.rate_rps, rng, duration_s=horizon_s)
     return extent.cut(clock.time_at(load_s))
 
 
 @dataclass(frozen=True)
-class OnOff:
+class OnOff(ArrivalProcess):
     """Bursts: Poisson for `on_s`, nothing for `off_s`, again and again.
 
     `phases=fixed` keeps both lengths; `phases=random` draws each from an exponential of that
@@ -247,15 +215,7 @@ class OnOff:
         if self.phases not in ("fixed", "random"):
             raise UnknownNameError("onoff phases", self.phases, ("fixed", "random"))
 
-    def times_s(
-        self,
-        rate_rps: float,
-        rng: Rng,
-        *,
-        requests: int | None = None,
-        duration_s: float | None = None,
-    ) -> Floats:
-        extent = Extent(rate_rps, requests, duration_s)
+    def _draw(self, extent: Extent, rng: Rng) -> Floats:
         if self.phases == "fixed":
             lengths = np.array([self.on_s, self.off_s])
             return _modulated(_step_clock(lengths, np.array([1.0, 0.0])), extent, rng)
@@ -277,12 +237,12 @@ class OnOff:
             load = np.concatenate(([0.0], np.cumsum(phases * np.resize([gain, 0.0], len(phases)))))
         if not extent.requests:
             horizon_s = float(np.interp(need_time_s, time_s, load))
-            load_s = _renewal(Poisson(), Extent(extent.rate_rps, None, horizon_s), rng)
+            load_s = Poisson().times_s(extent.rate_rps, rng, duration_s=horizon_s)
         return extent.cut(np.interp(load_s, load, time_s))
 
 
 @dataclass(frozen=True)
-class Periodic:
+class Periodic(ArrivalProcess):
     """Poisson with a sinusoidal rate: mean · (1 + amplitude · sin(2π t / period_s))."""
 
     period_s: float
@@ -293,21 +253,14 @@ class Periodic:
         if not 0 <= self.amplitude <= 1:
             raise SloBenchError(f"periodic amplitude must lie in 0..1 but is {self.amplitude}")
 
-    def times_s(
-        self,
-        rate_rps: float,
-        rng: Rng,
-        *,
-        requests: int | None = None,
-        duration_s: float | None = None,
-    ) -> Floats:
+    def _draw(self, extent: Extent, rng: Rng) -> Floats:
         t = np.linspace(0, self.period_s, 2049)
         rate = 1 + self.amplitude * np.sin(2 * np.pi * t / self.period_s)
-        return _modulated(_clock(t, rate), Extent(rate_rps, requests, duration_s), rng)
+        return _modulated(_clock(t, rate), extent, rng)
 
 
 @dataclass(frozen=True)
-class Ramp:
+class Ramp(ArrivalProcess):
     """Poisson with a rate that rises (or falls) in a line from `start` to `end`.
 
     Both are relative: their mean is scaled to the offered rate. Without `over_s` the ramp takes
@@ -324,21 +277,13 @@ class Ramp:
         if self.over_s is not None:
             positive(self.over_s, "ramp over_s")
 
-    def times_s(
-        self,
-        rate_rps: float,
-        rng: Rng,
-        *,
-        requests: int | None = None,
-        duration_s: float | None = None,
-    ) -> Floats:
-        extent = Extent(rate_rps, requests, duration_s)
+    def _draw(self, extent: Extent, rng: Rng) -> Floats:
         t = np.linspace(0, self.over_s or extent.span_s, 2049)
         return _modulated(_clock(t, np.linspace(self.start, self.end, 2049)), extent, rng)
 
 
 @dataclass(frozen=True)
-class StepArrivals:
+class StepArrivals(ArrivalProcess):
     """Poisson with a rate that takes relative `levels` in turn, `every_s` each, again and again.
 
     The mean of the levels is scaled to the offered rate. Without `every_s` one round of the
@@ -356,22 +301,14 @@ class StepArrivals:
         if self.every_s is not None:
             positive(self.every_s, "steps every_s")
 
-    def times_s(
-        self,
-        rate_rps: float,
-        rng: Rng,
-        *,
-        requests: int | None = None,
-        duration_s: float | None = None,
-    ) -> Floats:
-        extent = Extent(rate_rps, requests, duration_s)
+    def _draw(self, extent: Extent, rng: Rng) -> Floats:
         every_s = self.every_s or extent.span_s / len(self.levels)
         clock = _step_clock(np.full(len(self.levels), every_s), np.array(self.levels))
         return _modulated(clock, extent, rng)
 
 
 @dataclass(frozen=True)
-class Concurrency:
+class Concurrency(ArrivalProcess):
     """Closed loop: `users` requests in flight; a next one arrives when any ends.
 
     There is no rate, and the times are all 0.
@@ -391,10 +328,13 @@ class Concurrency:
         requests: int | None = None,
         duration_s: float | None = None,
     ) -> Floats:
-        """See `ArrivalProcess`; the rate is not used."""
+        """Zeros, one for each request; neither the rate nor the duration is used."""
         if requests is None:
             raise SloBenchError("a closed loop (concurrency) needs requests, not duration_s")
         return np.zeros(requests)
+
+    def _draw(self, extent: Extent, rng: Rng) -> Floats:
+        return np.zeros(extent.requests or 0)
 
 
 ARRIVALS: dict[str, type[ArrivalProcess]] = {

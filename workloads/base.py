@@ -1,62 +1,64 @@
-"""What a workload source is, and the two kinds of it: drawn from distributions, or a trace."""
+"""Workload sources: lengths drawn from distributions, the rows of a trace, or a mix of both."""
 
 from __future__ import annotations
 
 import dataclasses
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .arrivals import ArrivalProcess, Concurrency
+from .arrivals import ArrivalProcess, Concurrency, Poisson, parse_arrivals
 from .call_parser import positive
 from .errors import SloBenchError
-from .fleet import MultiModelArrivals
-from .lengths import PairLengths
-from .models import Models
+from .lengths import LengthDistribution, PairLengths
+from .models import Models, MultiModelArrivals
 from .prefixes import Continuations
-from .readers import WorkloadTrace
-from .rows import take
+from .readers.formats import read
+from .readers.table import WorkloadTrace
+from .request import SLO_COLUMNS, RequestType
 from .sessions import Sessions
 from .slo import SloSpec
 from .streams import Streams
-from .workload import Workload
+from .workload import Workload, take
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 NO_SLO = SloSpec()
 
 
-class WorkloadSource(Protocol):
+@dataclass(frozen=True, kw_only=True)
+class WorkloadSource(ABC):
     """Makes workloads.
 
-    `has_arrivals` says whether the source keeps arrivals of its own; then `natural_rate_rps` is
-    their mean rate, and `replay_speed` may be given in place of a rate.
+    Attributes:
+        name: a catalogue name, a file's name, or the mix as written.
+        arrivals: the arrival process; None where the source keeps arrivals of its own.
+        origin: where the figures or rows come from.
+        notes: what was dropped, assumed or approximated.
+        natural_rate_rps: mean rate of the source's own arrivals, or of its origin's, where known.
+        models: the model of each request.
     """
 
-    @property
-    def name(self) -> str:
-        """Name as given: a catalogue name, a file's name, or the mix as written."""
-
-    @property
-    def origin(self) -> str:
-        """Where the figures or rows come from."""
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What was dropped, assumed or approximated."""
+    name: str
+    arrivals: ArrivalProcess | None
+    origin: str = ""
+    notes: tuple[str, ...] = ()
+    natural_rate_rps: float | None = None
+    models: Models | None = None
 
     @property
     def has_arrivals(self) -> bool:
-        """Whether the source keeps arrivals of its own."""
+        """Whether the source keeps arrivals of its own; `replay_speed` may then be given."""
+        return self.arrivals is None
 
     @property
     def closed_loop(self) -> bool:
         """Whether a fixed number of requests is in flight, and there is no rate."""
-
-    @property
-    def natural_rate_rps(self) -> float | None:
-        """Mean rate of the source's own arrivals, or of its origin's, where known."""
+        return isinstance(self.arrivals, Concurrency)
 
     def make(
         self,
@@ -71,146 +73,175 @@ class WorkloadSource(Protocol):
         """A workload; the same arguments give the same bytes.
 
         Lengths and SLOs of a seed are the same at every rate. A source with own arrivals divides
-        its times by `replay_speed`, or by `rate_rps` over its natural rate; then `requests` keeps
-        its first rows and `duration_s` what arrives before it.
+        its times by `replay_speed`, or by `rate_rps` over its natural rate (by default by 1); then
+        `requests` keeps its first rows and `duration_s` the rows that arrive before it.
 
         Raises:
             SloBenchError: an argument is out of range, missing, or contradicts another.
         """
+        streams = Streams(seed)
+        workload = self._requests(rate_rps, replay_speed, streams, requests, duration_s)
+        if isinstance(self.arrivals, Concurrency):
+            workload = dataclasses.replace(workload, concurrency=self.arrivals.users)
+        if self.models is not None and not isinstance(self.models, MultiModelArrivals):
+            workload = self.models.apply(workload, streams)
+        workload = dataclasses.replace(workload, name=self.name)
+        return slo.apply(workload, streams.rng("slo"))
+
+    @abstractmethod
+    def at_times(self, arrival_s: Floats, streams: Streams) -> Workload:
+        """Requests that arrive at these times."""
+
+    def _requests(
+        self,
+        rate_rps: float | None,
+        replay_speed: float | None,
+        streams: Streams,
+        requests: int | None,
+        duration_s: float | None,
+    ) -> Workload:
+        """The requests at the rate or speed, before their models and SLOs are set."""
+        if requests is None and duration_s is None:
+            raise SloBenchError("say how much to make: requests or duration_s")
+        if replay_speed is not None:
+            raise SloBenchError(
+                f"replay_speed is for traces with arrivals of their own; give {self.name} a "
+                "rate_rps"
+            )
+        if self.closed_loop and rate_rps is not None:
+            raise SloBenchError("a closed loop (concurrency) has no rate; leave rate_rps out")
+        if rate_rps is None and not self.closed_loop:
+            raise SloBenchError(f"{self.name} has no arrivals of its own; give it a rate_rps")
+        rate = 1.0 if rate_rps is None else positive(rate_rps, "rate_rps")
+        return self._drawn(rate, streams, requests, duration_s)
+
+    def _drawn(
+        self, rate_rps: float, streams: Streams, requests: int | None, duration_s: float | None
+    ) -> Workload:
+        """Requests whose arrivals the process draws."""
+        assert self.arrivals is not None
+        rng = streams.rng("arrivals")
+        arrival_s = self.arrivals.times_s(rate_rps, rng, requests=requests, duration_s=duration_s)
+        return self.at_times(arrival_s, streams)
 
 
-@dataclass(frozen=True)
-class DrawnSource:
-    """Lengths from distributions, arrivals from a process."""
+@dataclass(frozen=True, kw_only=True)
+class DrawnSource(WorkloadSource):
+    """Lengths from distributions, arrivals from a process.
 
-    name: str
+    With `texts`, the requests embed that many texts, all as long as the drawn prompt.
+    """
+
     lengths: PairLengths
-    arrivals: ArrivalProcess
-    origin: str = ""
-    notes: tuple[str, ...] = ()
-    natural_rate_rps: float | None = None
     continuations: Continuations | None = None
     sessions: Sessions | None = None
-    models: Models | None = None
+    texts: LengthDistribution | None = None
+    priority: int = 0
 
-    @property
-    def has_arrivals(self) -> bool:
-        return False
-
-    @property
-    def closed_loop(self) -> bool:
-        return isinstance(self.arrivals, Concurrency)
-
-    def make(
-        self,
-        *,
-        rate_rps: float | None = None,
-        replay_speed: float | None = None,
-        requests: int | None = None,
-        duration_s: float | None = None,
-        seed: int = 0,
-        slo: SloSpec = NO_SLO,
+    def _drawn(
+        self, rate_rps: float, streams: Streams, requests: int | None, duration_s: float | None
     ) -> Workload:
-        check_extent(requests, duration_s)
-        rate = offered_rate(self, rate_rps, replay_speed)
-        streams = Streams(seed)
         if isinstance(self.models, MultiModelArrivals):
-            coming = self.models.draw(rate, streams, requests, duration_s)
-            workload = dataclasses.replace(
+            coming = self.models.draw(rate_rps, streams, requests, duration_s)
+            return dataclasses.replace(
                 self.at_times(coming.arrival_s, streams),
                 model_index=coming.model_index,
                 model_names=self.models.names,
             )
-            return finish(workload, self.name, self.arrivals, None, streams, slo)
-        if self.sessions is not None:
-            workload = self.sessions.make(
-                self.lengths,
-                self.arrivals,
-                streams,
-                rate_rps=rate,
-                requests=requests,
-                duration_s=duration_s,
-            )
-        else:
-            arrival_s = self.arrivals.times_s(
-                rate, streams.rng("arrivals"), requests=requests, duration_s=duration_s
-            )
-            workload = self.at_times(arrival_s, streams)
-        return finish(workload, self.name, self.arrivals, self.models, streams, slo)
+        if self.sessions is None:
+            return super()._drawn(rate_rps, streams, requests, duration_s)
+        assert self.arrivals is not None
+        return self.sessions.make(
+            self.lengths,
+            self.arrivals,
+            streams,
+            rate_rps=rate_rps,
+            requests=requests,
+            duration_s=duration_s,
+        )
 
     def at_times(self, arrival_s: Floats, streams: Streams) -> Workload:
-        """Requests that arrive at these times."""
-        if self.continuations is None:
-            pairs = self.lengths.draw(len(arrival_s), streams.rng("lengths"))
-            return Workload(arrival_s, **dataclasses.asdict(pairs))
-        shared = self.continuations.draw(self.lengths, arrival_s, streams)
-        return Workload(
-            arrival_s,
-            **dataclasses.asdict(shared.pairs),
-            session=shared.session,
-            prefix_blocks=shared.blocks,
-            prefix_block_size=self.continuations.block_size,
+        priority = np.full(1, self.priority)
+        if self.continuations is not None:
+            shared = self.continuations.draw(self.lengths, arrival_s, streams)
+            return Workload(
+                arrival_s,
+                **dataclasses.asdict(shared.pairs),
+                priority=priority,
+                session=shared.session,
+                prefix_blocks=shared.blocks,
+                prefix_block_size=self.continuations.block_size,
+            )
+        pairs = self.lengths.draw(len(arrival_s), streams.rng("lengths"))
+        made = Workload(arrival_s, **dataclasses.asdict(pairs), priority=priority)
+        if self.texts is None:
+            return made
+        texts = self.texts.at(streams.rng("texts").random(len(made)))
+        return dataclasses.replace(
+            made,
+            prompt_tokens=made.prompt_tokens * texts,
+            request_type=np.full(1, int(RequestType.EMBED)),
+            num_inputs=texts,
         )
 
 
-@dataclass(frozen=True)
-class TraceSource:
+@dataclass(frozen=True, kw_only=True)
+class TraceSource(WorkloadSource):
     """A file's rows. With `arrivals`, these take the place of the file's own.
 
     Rows of a data set without arrivals are drawn in a random order, and again in another one
     when they run out; rows of a trace keep their order.
     """
 
-    name: str
     trace: WorkloadTrace
-    arrivals: ArrivalProcess | None
-    origin: str
-    models: Models | None = None
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        return self.trace.notes
-
-    @property
-    def has_arrivals(self) -> bool:
-        return self.arrivals is None
-
-    @property
-    def closed_loop(self) -> bool:
-        return isinstance(self.arrivals, Concurrency)
-
-    @property
-    def natural_rate_rps(self) -> float | None:
-        """Requests after the first, over the span; None for a single moment."""
-        workload = self.trace.workload
-        return (len(workload) - 1) / workload.span_s if workload.span_s > 0 else None
-
-    def make(
-        self,
+    @classmethod
+    def of_file(
+        cls,
+        path: str,
+        format_name: str | None,
+        arrivals: str,
+        models: Models | None,
         *,
-        rate_rps: float | None = None,
-        replay_speed: float | None = None,
-        requests: int | None = None,
-        duration_s: float | None = None,
-        seed: int = 0,
-        slo: SloSpec = NO_SLO,
-    ) -> Workload:
-        """See `WorkloadSource`; without rate and speed a trace runs at speed 1, and whole."""
-        streams = Streams(seed)
-        if self.arrivals is None:
-            factor = self._speed(rate_rps, replay_speed)
-            workload = self._replayed(factor, requests, duration_s)
-            return finish(workload, self.name, None, self.models, streams, slo)
-        check_extent(requests, duration_s)
-        rate = offered_rate(self, rate_rps, replay_speed)
-        arrival_s = self.arrivals.times_s(
-            rate, streams.rng("arrivals"), requests=requests, duration_s=duration_s
+        redraw_arrivals: bool,
+    ) -> TraceSource:
+        """Read a trace file; arguments as those of `load_source`.
+
+        Raises:
+            FileFormatError: the file cannot be read.
+            SloBenchError: it has arrivals, and other arrivals are set without `redraw_arrivals`.
+        """
+        trace = read(path, format_name)
+        process, workload, name = parse_arrivals(arrivals), trace.workload, Path(path).name
+        keeps = trace.has_arrivals and not redraw_arrivals
+        if keeps and process != Poisson():
+            raise SloBenchError(
+                f"{path} has arrivals of its own; to replace them by {arrivals} say redraw_arrivals"
+            )
+        rate = (len(workload) - 1) / workload.span_s if workload.span_s > 0 else None
+        return cls(
+            name=name,
+            arrivals=None if keeps else process,
+            origin=f"file {name}",
+            notes=trace.notes,
+            natural_rate_rps=rate,
+            models=models,
+            trace=trace,
         )
-        workload = self.at_times(arrival_s, streams)
-        return finish(workload, self.name, self.arrivals, self.models, streams, slo)
+
+    def _requests(
+        self,
+        rate_rps: float | None,
+        replay_speed: float | None,
+        streams: Streams,
+        requests: int | None,
+        duration_s: float | None,
+    ) -> Workload:
+        if self.arrivals is None:
+            return self._replayed(self._speed(rate_rps, replay_speed), requests, duration_s)
+        return super()._requests(rate_rps, replay_speed, streams, requests, duration_s)
 
     def at_times(self, arrival_s: Floats, streams: Streams) -> Workload:
-        """Rows that arrive at these times in place of their own."""
         rows = self._rows(len(arrival_s), streams.rng("lengths"))
         return take(self.trace.workload, rows, arrival_s)
 
@@ -252,44 +283,69 @@ class TraceSource:
         return np.concatenate(rounds)[:n]
 
 
-def check_extent(requests: int | None, duration_s: float | None) -> None:
-    """One of both must be given."""
-    if requests is None and duration_s is None:
-        raise SloBenchError("say how much to make: requests or duration_s")
+@dataclass(frozen=True)
+class Member:
+    """One class of requests in a mix."""
+
+    class_name: str
+    source: DrawnSource | TraceSource
+    share: float
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether requests of the class share blocks or wait for each other."""
+        if isinstance(self.source, TraceSource):
+            workload = self.source.trace.workload
+            return workload.prefix_blocks is not None or workload.closed
+        return self.source.sessions is not None or self.source.continuations is not None
 
 
-def offered_rate(
-    source: WorkloadSource, rate_rps: float | None, replay_speed: float | None
-) -> float:
-    """Offered rate of a source with drawn arrivals; 1 for a closed loop, which has none."""
-    if replay_speed is not None:
-        raise SloBenchError(
-            f"replay_speed is for traces with arrivals of their own; give {source.name} a rate_rps"
-        )
-    if source.closed_loop:
-        if rate_rps is not None:
-            raise SloBenchError("a closed loop (concurrency) has no rate; leave rate_rps out")
-        return 1.0
-    if rate_rps is None:
-        raise SloBenchError(f"{source.name} has no arrivals of its own; give it a rate_rps")
-    return positive(rate_rps, "rate_rps")
+@dataclass(frozen=True, kw_only=True)
+class MixedSource(WorkloadSource):
+    """One arrival process; each request's class is drawn in proportion to the shares."""
 
+    members: tuple[Member, ...]
 
-def finish(
-    workload: Workload,
-    name: str,
-    arrivals: ArrivalProcess | None,
-    models: Models | None,
-    streams: Streams,
-    slo: SloSpec,
-) -> Workload:
-    """What all sources end with: closed loop, models, name, SLO."""
-    if isinstance(arrivals, Concurrency):
-        workload = dataclasses.replace(workload, concurrency=arrivals.users)
-    if models is not None:
-        assert not isinstance(
-            models, MultiModelArrivals
-        )  # which draws its models with its arrivals
-        workload = models.apply(workload, streams)
-    workload = dataclasses.replace(workload, name=name)
-    return slo.apply(workload, streams.rng("slo"))
+    def __post_init__(self) -> None:
+        names = [m.class_name for m in self.members]
+        if len(set(names)) != len(names) or not names:
+            raise SloBenchError("a mix needs one class at least, and no class name twice")
+        for m in self.members:
+            positive(m.share, f"share of {m.class_name}")
+            if m.shares_prefixes:
+                raise SloBenchError(
+                    f"{m.source.name} shares prefixes between its requests and cannot be mixed yet"
+                )
+
+    def at_times(self, arrival_s: Floats, streams: Streams) -> Workload:
+        shares = np.cumsum([m.share for m in self.members])
+        u = streams.rng("classes").random(len(arrival_s))
+        which = np.searchsorted(shares / shares[-1], u, side="right")
+        which = np.minimum(which, len(shares) - 1).astype(np.int64)
+        parts = []
+        for k, member in enumerate(self.members):
+            rows = np.flatnonzero(which == k)
+            if len(rows):
+                own = streams.within(member.class_name)
+                parts.append((rows, member.source.at_times(arrival_s[rows], own)))
+        columns: dict[str, Any] = {}
+        for name in (
+            "prompt_tokens",
+            "output_tokens",
+            "max_output_tokens",
+            "request_type",
+            "num_inputs",
+            "priority",
+            *SLO_COLUMNS.values(),
+        ):
+            columns[name] = np.empty(len(arrival_s), dtype=getattr(parts[0][1], name).dtype)
+            for rows, part in parts:
+                columns[name][rows] = getattr(part, name)
+        texts: list[str | None] | None = None
+        if any(part.texts is not None for _, part in parts):
+            texts = [None] * len(arrival_s)
+            for rows, part in parts:
+                for row, text in zip(rows, part.texts or (), strict=False):
+                    texts[row] = text
+        names = tuple(m.class_name for m in self.members)
+        return Workload(arrival_s, **columns, class_index=which, class_names=names, texts=texts)

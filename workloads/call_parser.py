@@ -194,7 +194,7 @@ def build(cls: type[T], call: Call, extra: Mapping[str, Convert] | None = None) 
 
 
 def value_of(text: str) -> bool | int | float | str:
-    """What a setting's text stands for: `true`, `false`, a number, or the text itself."""
+    """Value of a setting's text: a truth value, a number, or the text itself."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     for kind in (int, float):

@@ -11,18 +11,7 @@ from typing import Any
 
 from .errors import UnknownNameError
 from .lengths import LengthDistribution, MixtureComponent, PairLengths, Quantiles, parse_lengths
-
-
-@dataclass(frozen=True)
-class ContinuationFigures:
-    """How much of a prompt earlier prompts have already brought; see `prefixes.Continuations`."""
-
-    block_size: int
-    continuation_share: float
-    turn_correlation: float
-    gap_median_s: float
-    gap_sigma: float
-    system_blocks: int
+from .prefixes import Continuations
 
 
 @dataclass(frozen=True)
@@ -43,12 +32,12 @@ class Entry:
     mean_prompt_tokens: float | None = None
     mean_output_tokens: float | None = None
     natural_rate_rps: float | None = None
-    prefix: ContinuationFigures | None = None
+    prefix: Continuations | None = None
 
 
 @functools.cache
 def catalogue() -> Mapping[str, Entry]:
-    """All shipped workloads, by name."""
+    """Entries of all shipped workloads, by name."""
     text = resources.files(__package__).joinpath("catalogue.toml").read_text("utf-8")
     return {name: _entry(name, table) for name, table in tomllib.loads(text).items()}
 
@@ -72,7 +61,7 @@ def _entry(name: str, table: dict[str, Any]) -> Entry:
     return Entry(
         name=name,
         lengths=lengths,
-        prefix=None if prefix is None else ContinuationFigures(**prefix),
+        prefix=None if prefix is None else Continuations(**prefix),
         **values,
     )
 

@@ -20,12 +20,12 @@ _AT_ONCE_BYTES = 1 << 20
 
 
 def crc32_of(data: bytes) -> str:
-    """CRC-32 as eight hexadecimal digits."""
+    """CRC-32 of the bytes, as eight hexadecimal digits."""
     return f"{zlib.crc32(data):08x}"
 
 
 def crc32_of_file(path: Path) -> str:
-    """The same of a file's bytes.
+    """CRC-32 of a file's bytes, as eight hexadecimal digits.
 
     Raises:
         FileFormatError: it is missing or cannot be read.
@@ -43,7 +43,7 @@ def crc32_of_file(path: Path) -> str:
 
 
 def crc32_of_fields(fields: Iterable[tuple[str, str]]) -> str:
-    """Of a table's row as (column, text), whatever the order; empty fields do not count."""
+    """CRC-32 of a row given as (column, text), in any order; empty fields do not count."""
     return crc32_of("\n".join(sorted(f"{name}={text}" for name, text in fields if text)).encode())
 
 
@@ -56,7 +56,7 @@ def sealed(plain: Mapping[str, Any], asked: Path | None = None) -> dict[str, Any
 
 
 def unsealed(path: Path, plain: dict[str, Any], asked: Path | None = None) -> dict[str, Any]:
-    """What `sealed` was given, once it was read from `path`.
+    """Check and remove the checksums that `sealed` added to the content of `path`.
 
     Raises:
         FileFormatError: it is something else, or answers something else.

@@ -120,7 +120,7 @@ class Parent:
         self._answers.flush()
 
     def messages(self) -> Iterator[Any]:
-        """What the parent sends, until it has ended or closes the connection."""
+        """Messages of the parent, until it has ended or closes the connection."""
         return map(json.loads, sys.stdin)
 
     def exit_with(self) -> None:

@@ -16,6 +16,6 @@ def guarded(word: str) -> str:
 
 
 def unguarded(cell: str) -> str:
-    """Undo `guarded`."""
+    """The word without the apostrophe that `guarded` added."""
     begins = cell.startswith(_MARK) and cell.lstrip(_MARK).startswith(_BEGIN_FORMULAS)
     return cell[len(_MARK) :] if begins else cell

@@ -83,7 +83,7 @@ APPROXIMATE = TokenCount(approximate_tokens, "four characters a token")
 
 @dataclass(frozen=True)
 class LabelledPrompts:
-    """What one file or run folder gave. `labels` says what the lengths were counted with."""
+    """Labelled prompts of a file or run folder. `labels` names the method that counted lengths."""
 
     name: str
     rows: tuple[LabelledPrompt, ...]
@@ -150,7 +150,7 @@ def refuse_answers(columns: Sequence[str]) -> None:
 
 
 def prompt_key(prompt: str) -> str:
-    """The same for prompts that differ in case and white space only; 16 hexadecimal digits."""
+    """Hash of a prompt, ignoring case and white space; 16 hexadecimal digits."""
     return hashlib.sha256(" ".join(prompt.casefold().split()).encode()).hexdigest()[:16]
 
 

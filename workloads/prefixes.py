@@ -11,10 +11,9 @@ from typing import overload
 import numpy as np
 from numpy.typing import NDArray
 
-from . import normal
 from .call_parser import positive
 from .errors import SloBenchError
-from .lengths import PairLengths, TokenPairs
+from .lengths import PairLengths, TokenPairs, normal_cumulative, normal_quantile
 from .streams import Streams
 
 Floats = NDArray[np.float64]
@@ -76,7 +75,7 @@ class SessionBlocks(PrefixRows):
         return (self[row] for row in range(len(self)))
 
     def take(self, rows: Ints) -> SessionBlocks:
-        """Select these rows only."""
+        """The blocks of the given rows, in their order."""
         return SessionBlocks(self.first[rows], self.length[rows], self.system_blocks)
 
 
@@ -123,8 +122,8 @@ class Continuations:
         u = lengths.uniforms(n, streams.rng("lengths"))
         common = streams.rng("sessions").standard_normal(n)[root]
         r = self.turn_correlation
-        z = math.sqrt(r) * common + math.sqrt(1 - r) * normal.quantile(u[:, 1])
-        shared_u = np.where(np.bincount(root, minlength=n)[root] > 1, normal.cumulative(z), u[:, 1])
+        z = math.sqrt(r) * common + math.sqrt(1 - r) * normal_quantile(u[:, 1])
+        shared_u = np.where(np.bincount(root, minlength=n)[root] > 1, normal_cumulative(z), u[:, 1])
         in_turn, in_length = np.lexsort((turn, root)), np.lexsort((shared_u, root))
         u[in_turn, 1] = np.clip(shared_u[in_length], 0, np.nextafter(1, 0))
         pairs = lengths.at(u)

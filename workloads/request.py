@@ -7,6 +7,13 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 NEVER_S = math.inf
+SLO_COLUMNS = {
+    "ttft": "ttft_slo_s",
+    "tpot": "tpot_slo_s",
+    "e2e": "e2e_slo_s",
+    "deadline": "deadline_s",
+}
+"""Columns of the SLO bounds, by their key in the written form `ttft=1,tpot=0.15`."""
 
 
 class RequestType(IntEnum):
@@ -29,6 +36,16 @@ class Slo:
     tpot_s: float = NEVER_S
     e2e_s: float = NEVER_S
     deadline_s: float = NEVER_S
+
+    @property
+    def bounds(self) -> dict[str, float]:
+        """The bounds in seconds by the keys of `SLO_COLUMNS`."""
+        return {
+            "ttft": self.ttft_s,
+            "tpot": self.tpot_s,
+            "e2e": self.e2e_s,
+            "deadline": self.deadline_s,
+        }
 
 
 @dataclass(frozen=True, slots=True)

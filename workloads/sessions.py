@@ -43,7 +43,7 @@ class NoPause:
 
 @dataclass(frozen=True)
 class Sessions:
-    """How long conversations are and how their users think.
+    """Distributions of the number of turns and of think times of conversations.
 
     A turn's prompt is the shared system prompt, every earlier message and answer of the session,
     and a new message. Messages and answers have the workload's prompt and output lengths. A

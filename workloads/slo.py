@@ -12,17 +12,11 @@ from numpy.typing import NDArray
 
 from .call_parser import parse_call, parse_values, positive, split_outside
 from .errors import SloBenchError, UnknownNameError
-from .fleet import shape_of
+from .models import shape_of
+from .request import SLO_COLUMNS
 from .workload import Workload
 
 Floats = NDArray[np.float64]
-
-COLUMNS = {
-    "ttft": "ttft_slo_s",
-    "tpot": "tpot_slo_s",
-    "e2e": "e2e_slo_s",
-    "deadline": "deadline_s",
-}
 
 
 class SloBound(Protocol):
@@ -94,7 +88,7 @@ class SloSpec:
         positive(self.slo_scale, "slo_scale")
 
     def scaled(self, factor: float) -> SloSpec:
-        """The same objectives, every bound multiplied by `factor`."""
+        """The specification with every bound multiplied by `factor`."""
         return dataclasses.replace(self, slo_scale=self.slo_scale * positive(factor, "slo_scale"))
 
     def apply(self, workload: Workload, rng: np.random.Generator) -> Workload:
@@ -103,12 +97,12 @@ class SloSpec:
         Raises:
             UnknownNameError: an entry names a class or model that the workload does not have.
         """
-        columns = {column: getattr(workload, column) for column in COLUMNS.values()}
+        columns = {column: getattr(workload, column) for column in SLO_COLUMNS.values()}
         n = len(workload)
         for entry in self.entries:
             mine = _members(workload, entry.class_name)
             for key, bound in entry.bounds.items():
-                column = COLUMNS[key]
+                column = SLO_COLUMNS[key]
                 columns[column] = np.where(mine, bound.draw(n, rng), columns[column])
         scaled = {name: column * self.slo_scale for name, column in columns.items()}
         return dataclasses.replace(workload, **scaled)
@@ -176,8 +170,8 @@ def _entry(class_name: str | None, bounds: Mapping[str, Any]) -> ClassSlo:
     parsed = {}
     for key, value in bounds.items():
         short = key.removesuffix("_s").removesuffix("_slo")
-        if short not in COLUMNS:
-            raise UnknownNameError("SLO", key, COLUMNS)
+        if short not in SLO_COLUMNS:
+            raise UnknownNameError("SLO", key, SLO_COLUMNS)
         parsed[short] = _bound(
             value, f"SLO {key}" if class_name is None else f"SLO {class_name}:{key}"
         )

@@ -1,4 +1,4 @@
-"""Where a workload comes from: the catalogue, a trace file, or a mix; the way in for other rooms.
+"""Load a workload by its specification: a catalogue name, a trace file, lengths, or a mix.
 
 source = load_source("azure-conv")
 workload = source.make(rate_rps=6.45, requests=1000, seed=0, slo=parse_slo("ttft=1"))
@@ -6,20 +6,16 @@ workload = source.make(rate_rps=6.45, requests=1000, seed=0, slo=parse_slo("ttft
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from . import catalogue
-from .arrivals import Poisson, parse_arrivals
-from .base import DrawnSource, TraceSource, WorkloadSource
-from .call_parser import parse_call
+from .arrivals import ArrivalProcess, parse_arrivals
+from .base import DrawnSource, Member, MixedSource, TraceSource, WorkloadSource
+from .call_parser import Call, build, parse_call, positive
 from .errors import SloBenchError, UnknownNameError
-from .fleet import MultiModelArrivals
-from .inline_specs import inline_source, is_inline_spec
-from .lengths import MixtureComponent, PairLengths, pair, parse_lengths
-from .mix import is_mix, parse_mix
-from .models import parse_models
-from .prefixes import Continuations
-from .readers import read
+from .lengths import Fixed, LengthDistribution, MixtureComponent, PairLengths, pair, parse_lengths
+from .models import Models, MultiModelArrivals, parse_models
 from .sessions import parse_sessions
 
 
@@ -35,7 +31,7 @@ def load_source(
     redraw_arrivals: bool = False,
 ) -> WorkloadSource:
     """Load a workload by a catalogue name, the path of a trace, `synthetic`, `synthetic(…)` or
-    `embed(…)` (see `inline_specs`), or `mix(chat=azure-conv:0.7, …)` and its short form
+    `embed(…)`, or `mix(chat=azure-conv:0.7, …)` and its short form
     `collocated(1:9)`.
 
     Args:
@@ -46,7 +42,7 @@ def load_source(
         output_tokens: likewise.
         sessions: makes conversations of a catalogue's lengths (`parse_sessions`).
         models: the model of each request (`parse_models`).
-        format: the format of a trace file, if it cannot be recognised (`readers.FORMATS`).
+        format: the format of a trace file, if it cannot be recognised (`readers.formats.FORMATS`).
         redraw_arrivals: draw arrivals for a trace that has its own, keeping its rows in order.
 
     Raises:
@@ -65,7 +61,7 @@ def load_source(
     if is_mix(text):
         if prompt_tokens or output_tokens or sessions or format:
             raise SloBenchError("set lengths and sessions in the sources of a mix, not for the mix")
-        return parse_mix(text, arrivals, choice, load=load_source)
+        return parse_mix(text, arrivals, choice)
     process = parse_arrivals(arrivals)
     if is_inline_spec(text):
         if prompt_tokens or output_tokens or sessions or format:
@@ -79,7 +75,12 @@ def load_source(
             raise SloBenchError("workload synthetic needs prompt_tokens and output_tokens")
         origin = f"synthetic: prompt {prompt_tokens}, output {output_tokens}"
         return DrawnSource(
-            text, pair(prompt, output), process, origin, sessions=talks, models=choice
+            name=text,
+            lengths=pair(prompt, output),
+            arrivals=process,
+            origin=origin,
+            sessions=talks,
+            models=choice,
         )
     if text not in catalogue.catalogue():
         if not _exists(text):
@@ -89,15 +90,7 @@ def load_source(
                 f"{text} has its own lengths; prompt_tokens, output_tokens and "
                 "sessions are for catalogue workloads"
             )
-        trace = read(text, format)
-        keeps = trace.has_arrivals and not redraw_arrivals
-        if keeps and process != Poisson():
-            raise SloBenchError(
-                f"{text} has arrivals of its own; to replace them by {arrivals} say redraw_arrivals"
-            )
-        return TraceSource(
-            Path(text).name, trace, None if keeps else process, f"file {Path(text).name}", choice
-        )
+        return TraceSource.of_file(text, format, arrivals, choice, redraw_arrivals=redraw_arrivals)
     entry = catalogue.find(text)
     lengths = entry.lengths
     if prompt or output:
@@ -113,23 +106,9 @@ def load_source(
         origin=entry.origin,
         notes=(entry.note,),
         natural_rate_rps=entry.natural_rate_rps,
-        continuations=_continuations(entry) if talks is None else None,
+        continuations=entry.prefix if talks is None else None,
         sessions=talks,
         models=choice,
-    )
-
-
-def _continuations(entry: catalogue.Entry) -> Continuations | None:
-    figures = entry.prefix
-    if figures is None:
-        return None
-    return Continuations(
-        share=figures.continuation_share,
-        turn_correlation=figures.turn_correlation,
-        gap_median_s=figures.gap_median_s,
-        gap_sigma=figures.gap_sigma,
-        system_blocks=figures.system_blocks,
-        block_size=figures.block_size,
     )
 
 
@@ -150,3 +129,132 @@ def _unknown(text: str) -> SloBenchError:
     error = UnknownNameError("workload", text, catalogue.catalogue())
     error.args = (f"{error} (the path of a trace file works too)",)
     return error
+
+
+@dataclass(frozen=True)
+class _Synthetic:
+    prompt: LengthDistribution
+    output: LengthDistribution
+    priority: int = 0
+
+
+@dataclass(frozen=True)
+class _Embed:
+    texts: LengthDistribution
+    tokens: LengthDistribution
+    priority: int = 0
+
+
+def is_inline_spec(text: str) -> bool:
+    """Whether `text` is `synthetic(…)` or `embed(…)`."""
+    return text.partition("(")[0].strip().lower() in ("synthetic", "embed") and "(" in text
+
+
+def inline_source(call: Call, arrivals: ArrivalProcess, models: Models | None) -> DrawnSource:
+    """Read `synthetic(prompt=300, output=uniform(200,500), priority=1)`, or
+    `embed(texts=32, tokens=256)`: requests of 32 texts of 256 tokens each to embed.
+
+    Raises:
+        SloBenchError: a value is missing or cannot be read.
+    """
+    lengths = {"LengthDistribution": lambda text, what: parse_lengths(text)}
+    if call.name == "synthetic":
+        made = build(_Synthetic, call, lengths)
+        return _source(call, pair(made.prompt, made.output), arrivals, models, made.priority)
+    asked = build(_Embed, call, lengths)
+    tokens = pair(asked.tokens, Fixed(1))
+    return _source(call, tokens, arrivals, models, asked.priority, asked.texts)
+
+
+def _source(
+    call: Call,
+    lengths: PairLengths,
+    arrivals: ArrivalProcess,
+    models: Models | None,
+    priority: int,
+    texts: LengthDistribution | None = None,
+) -> DrawnSource:
+    if abs(priority) >= 2**31:
+        raise SloBenchError(f"priority must be below 2^31 but is {priority} in {call.text!r}")
+    return DrawnSource(
+        name=call.text,
+        lengths=lengths,
+        arrivals=arrivals,
+        origin=f"synthetic: {call.text}",
+        models=models,
+        texts=texts,
+        priority=priority,
+    )
+
+
+# Defaults of `collocated`.
+_COLLOCATED = {
+    "prompt": "uniform(100,500)",
+    "output": "uniform(200,500)",
+    "texts": "uniform(16,128)",
+    "tokens": "512",
+}
+
+
+def is_mix(text: str) -> bool:
+    """Whether `text` is a mix, in the long or the short form."""
+    return text.startswith(("mix(", "collocated("))
+
+
+def parse_mix(text: str, arrivals: str, models: Models | None) -> MixedSource:
+    """Read `mix(chat=azure-conv:0.7, code=azure-code:0.3)`: class = source:share, or only
+    `source:share`, which makes the source's name the class.
+
+    `collocated(1:9)` is short for one part of generation to nine of embedding requests: classes
+    `chat` (high priority) and `batch`, half of the generation each, and `embed`. `prompt`, `output`
+    (of the generation), `texts` and `tokens` (of each text) may be set:
+    `collocated(7:3, output=uniform(1000,2000))`.
+
+    Raises:
+        SloBenchError: the text has another form, or a source cannot be mixed.
+    """
+    call = parse_call(text)
+    if call.name == "collocated":
+        call = parse_call(_collocated(call))
+    if call.name != "mix":
+        raise SloBenchError(
+            f"cannot read {text!r}; write mix(chat=azure-conv:0.7, code=azure-code:0.3)"
+        )
+    members = [_member(None, value) for value in call.positional]
+    members += [_member(name, value) for name, value in call.named.items()]
+    return MixedSource(
+        name=text,
+        arrivals=parse_arrivals(arrivals),
+        origin="; ".join(f"{m.class_name}: {m.source.origin}" for m in members),
+        notes=tuple(f"{m.class_name}: {note}" for m in members for note in m.source.notes),
+        models=models,
+        members=tuple(members),
+    )
+
+
+def _collocated(call: Call) -> str:
+    """The mix that it is short for."""
+    unknown = sorted(set(call.named) - set(_COLLOCATED))
+    parts = call.positional[0].split(":") if len(call.positional) == 1 else []
+    if unknown or len(parts) != 2:
+        raise SloBenchError(
+            f"cannot read {call.text!r}; write collocated(1:9) for one part of generation to nine "
+            f"of embedding, and {', '.join(f'{name}=…' for name in _COLLOCATED)} if need be"
+        )
+    shares = [positive(part, f"part of {call.text}") for part in parts]
+    has = {**_COLLOCATED, **call.named}
+    generation = f"synthetic(prompt={has['prompt']},output={has['output']}"
+    return (
+        f"mix(chat={generation},priority=1):{shares[0]},batch={generation}):{shares[0]},"
+        f"embed=embed(texts={has['texts']},tokens={has['tokens']}):{2 * shares[1]})"
+    )
+
+
+def _member(class_name: str | None, text: str) -> Member:
+    name, colon, share = text.rpartition(":")
+    if not colon:
+        raise SloBenchError(f"{text!r} in the mix lacks its share; write {text}:0.5")
+    source = load_source(name)
+    if not isinstance(source, (DrawnSource, TraceSource)):
+        raise SloBenchError(f"a mix cannot hold another mix: {name}")
+    return Member(class_name or source.name, source, positive(share, f"share of {name}"))

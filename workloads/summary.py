@@ -1,4 +1,4 @@
-"""What a workload looks like in figures: lengths, burstiness, shared prefixes, classes, models."""
+"""Statistics of a workload: lengths, burstiness, shared prefixes, classes, models."""
 
 from __future__ import annotations
 

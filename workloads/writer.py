@@ -1,4 +1,4 @@
-"""A workload as the plain CSV that `readers.plain_csv` reads back."""
+"""A workload as the plain CSV that `readers.formats` reads back."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from .csv_text import guarded
 from .errors import SloBenchError
+from .request import SLO_COLUMNS
 from .workload import Workload
 
 
@@ -72,7 +73,7 @@ def _columns(workload: Workload) -> dict[str, Iterable[object]]:
             columns[name] = getattr(workload, name).tolist()
     if (workload.num_inputs != 1).any():
         columns["num_inputs"] = workload.num_inputs.tolist()
-    for name in ("ttft_slo_s", "tpot_slo_s", "e2e_slo_s", "deadline_s"):
+    for name in SLO_COLUMNS.values():
         column: NDArray[np.float64] = getattr(workload, name)
         if np.isfinite(column).any():
             columns[name] = ["" if s == np.inf else s for s in column.tolist()]

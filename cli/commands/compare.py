@@ -119,7 +119,7 @@ def compared_by(
         SloBenchError: an option cannot be read, or A and B cannot be compared.
     """
     from ...reports.compare import comparing
-    from ...reports.compare.metrics import COMPARED, GATED, metrics_named
+    from ...reports.compare.results import COMPARED, GATED, metrics_named
     from ..options.experiment import numbers
     from ..output.progress import counted
 
@@ -159,7 +159,7 @@ def one_slo(text: str) -> Slo:
         SloBenchError: they are drawn, by class, or cannot be read.
     """
     from ...workloads.request import Slo
-    from ...workloads.slo import COLUMNS, FixedBound, parse_slo
+    from ...workloads.slo import FixedBound, parse_slo
 
     entries = parse_slo(text).entries
     bounds = entries[0].bounds if len(entries) == 1 and entries[0].class_name is None else {}
@@ -168,5 +168,4 @@ def one_slo(text: str) -> Slo:
         raise SloBenchError(
             f"--slo {text!r} must be fixed bounds for all requests, as in ttft=1,tpot=0.15"
         )
-    names = {short: "deadline_s" if short == "deadline" else f"{short}_s" for short in COLUMNS}
-    return Slo(**{names[short]: seconds for short, seconds in fixed.items()})
+    return Slo(**{f"{short}_s": seconds for short, seconds in fixed.items()})

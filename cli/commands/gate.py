@@ -13,8 +13,7 @@ from ...workloads.errors import SloBenchError
 from .compare import AsJson, Confidence, MetricNames, OneSlo, Rates, Seed, Systems, compared_by
 
 if TYPE_CHECKING:
-    from ...reports.compare.comparing import Comparison
-    from ...reports.compare.gate import Judgement, Regression
+    from ...reports.compare.comparing import Comparison, Judgement, Regression
 
 EXAMPLES = (
     "slo-bench gate runs/baseline runs/candidate",
@@ -49,7 +48,7 @@ def gate(
     Exit with 2 if the two cannot be compared: different workload, SLO, model or backend, or no
     common cell.
     """
-    from ...reports.compare.gate import judge_comparison, parse_regression
+    from ...reports.compare.comparing import judge_comparison, parse_regression
     from ...reports.compare.results import NotComparableError
 
     bound = parse_regression(max_regression)
@@ -101,7 +100,7 @@ def _lines(compared: Comparison, judgement: Judgement) -> list[str]:
 
 def _told(found: Regression) -> str:
     from ...reports.compare.text import change_bounds_text, change_text, p_text, value_text
-    from ...reports.figures.numbers import rate_text
+    from ...reports.figures.figure import rate_text
 
     row = found.row
     where = [row.label] if row.label else []

@@ -34,8 +34,8 @@ def report(
     ] = None,
 ) -> None:
     """Write the report of finished runs and print a summary."""
-    from ...harness.results.folder_kinds import TUNED
     from ...harness.results.read import read_runs
+    from ...harness.results.run_folder import TUNED
     from ...reports.figures.levels import combine
     from ...reports.pages.run_page import write_report
     from ...reports.pages.summary import summary_table

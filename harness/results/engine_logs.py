@@ -131,7 +131,7 @@ def _read_lines(path: Path) -> dict[str, list[Any]]:
 
 
 def meta_path(folder: Path, cell: str) -> Path:
-    """Where a run folder keeps how the server of a cell was set up."""
+    """Path of the file in a run folder with the settings of a cell's server."""
     return folder / "servers" / f"{cell}.meta.json"
 
 

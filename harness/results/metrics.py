@@ -7,6 +7,7 @@ bound that it has; rejected, dropped, cancelled, failed and unfinished requests 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from ...workloads.call_parser import number, parse_values
 from ...workloads.errors import SloBenchError
-from ...workloads.request import RequestType
+from ...workloads.request import SLO_COLUMNS, RequestType
 from ...workloads.workload import Workload
 from ..core.records import Outcome, Records, Result
 from ..policies.columns import COLUMNS
@@ -31,32 +32,41 @@ NOT_A_NUMBER = float("nan")
 class Judged:
     """Which requests met their SLO, and which bound the others missed.
 
-    The `late_…` columns speak of finished requests only; one request may miss several bounds.
+    `late` holds a mask for each key of `SLO_COLUMNS`, true for finished requests only; one request
+    may miss several bounds.
     """
 
     met: Mask
-    late_ttft: Mask
-    late_tpot: Mask
-    late_e2e: Mask
-    late_deadline: Mask
+    late: Mapping[str, Mask]
+
+
+def late(
+    seconds: Floats | float, bound_s: Floats | float, tolerance_s: float = TOLERANCE_S
+) -> Mask:
+    """Which times exceed their bound. NaN (one token has no TPOT) exceeds none."""
+    with np.errstate(invalid="ignore"):
+        missed: Mask = np.asarray(seconds) > np.asarray(bound_s) + tolerance_s
+    return missed
+
+
+def judge_times(
+    finished: Mask, seconds: Mapping[str, Floats], bounds_s: Mapping[str, Floats | float]
+) -> Judged:
+    """Compare times with bounds, both by the keys of `SLO_COLUMNS`; a deadline with the finish."""
+    missed = {name: finished & late(of, bounds_s[name]) for name, of in seconds.items()}
+    return Judged(finished & ~np.any(list(missed.values()), axis=0), missed)
 
 
 def judge(workload: Workload, records: Records) -> Judged:
-    """Hold every request against its own bounds."""
-    finished = records.outcome == Outcome.FINISHED
-
-    def late(seconds: Floats, bound_s: Floats) -> Mask:
-        # NaN (one token has no TPOT) is greater than nothing: such a bound is met.
-        with np.errstate(invalid="ignore"):
-            missed: Mask = finished & (seconds > bound_s + TOLERANCE_S)
-        return missed
-
-    late_ttft = late(records.ttft_s, workload.ttft_slo_s)
-    late_tpot = late(records.tpot_s, workload.tpot_slo_s)
-    late_e2e = late(records.e2e_s, workload.e2e_slo_s)
-    late_deadline = late(records.finish_s, workload.deadline_s)
-    met = finished & ~(late_ttft | late_tpot | late_e2e | late_deadline)
-    return Judged(met, late_ttft, late_tpot, late_e2e, late_deadline)
+    """Compare the times of every request with its own bounds."""
+    seconds = {
+        "ttft": records.ttft_s,
+        "tpot": records.tpot_s,
+        "e2e": records.e2e_s,
+        "deadline": records.finish_s,
+    }
+    bounds_s = {name: getattr(workload, column) for name, column in SLO_COLUMNS.items()}
+    return judge_times(records.outcome == Outcome.FINISHED, seconds, bounds_s)
 
 
 @dataclass(frozen=True)
@@ -80,7 +90,7 @@ def summarise(seconds: Floats) -> LatencySummary:
 
 @dataclass(frozen=True)
 class Hardware:
-    """What a cell ran on, for utilisation and cost."""
+    """Hardware of a cell, for utilisation and cost."""
 
     gpus: int
     parameters: float  # of the model, whole
@@ -235,10 +245,7 @@ def cell_metrics(
         "overlong": result.overlong,
         "dropped": outcomes(Outcome.DROPPED),
         "unfinished": outcomes(Outcome.UNFINISHED, Outcome.FAILED, Outcome.CANCELLED),
-        "missed_ttft": int((counted & judged.late_ttft).sum()),
-        "missed_tpot": int((counted & judged.late_tpot).sum()),
-        "missed_e2e": int((counted & judged.late_e2e).sum()),
-        "missed_deadline": int((counted & judged.late_deadline).sum()),
+        **{f"missed_{name}": int((counted & missed).sum()) for name, missed in judged.late.items()},
     }
     if warmup_s > 0:
         row["warmup_s"] = warmup_s

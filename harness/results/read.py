@@ -16,9 +16,16 @@ from ...workloads.checksums import unsealed
 from ...workloads.csv_text import unguarded
 from ...workloads.errors import FileFormatError, SloBenchError
 from ...workloads.parsing import parse_json
-from .capacity_file import check_rows
-from .folder_kinds import not_a_run
-from .run_folder import CHECKSUMS, EXPERIMENT, PLANNED, check_files, check_row
+from ...workloads.request import SLO_COLUMNS
+from .run_folder import (
+    CHECKSUMS,
+    EXPERIMENT,
+    PLANNED,
+    check_files,
+    check_row,
+    check_rows,
+    not_a_run,
+)
 
 TEXT_COLUMNS = ("cell", "system", "backend", "workload", "model", "gpu", "step_time")
 """Columns of cells.csv that hold words. Sweep axes are kept as the words in the file, too."""
@@ -53,10 +60,7 @@ LEAD_COLUMNS = (*TEXT_COLUMNS[:6], "gpus", "rate_rps", "replay_speed", "load_fac
 
 REQUEST_COLUMNS = (
     "arrival_s",
-    "ttft_slo_s",
-    "tpot_slo_s",
-    "e2e_slo_s",
-    "deadline_s",
+    *SLO_COLUMNS.values(),
     "first_scheduled_s",
     "first_token_s",
     "finish_s",
@@ -87,7 +91,7 @@ _UNREADABLE = (ValueError, OSError, EOFError, zlib.error, UnicodeError)
 
 @dataclass(frozen=True)
 class RunResults:
-    """What one experiment left on disk. `axes` are the sweep axes' column names in `cells`."""
+    """The results of one experiment. `axes` are the sweep axes' column names in `cells`."""
 
     path: Path
     name: str
@@ -103,7 +107,7 @@ class RunResults:
 
     @property
     def unfinished(self) -> str:
-        """What is missing, in words: rows of cells that were planned. Empty where nothing is."""
+        """A sentence on planned cells without a row; empty if every cell has one."""
         planned = self.environment.get(PLANNED)
         if not isinstance(planned, int) or len(self.cells) >= planned:
             return ""

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import dataclasses
 import itertools
 import json
 import math
@@ -28,17 +27,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from ...workloads.checksums import CHANGED, crc32_of_fields, crc32_of_file, sealed
+from ...workloads.checksums import CHANGED, crc32_of_fields, crc32_of_file, sealed, unsealed
 from ...workloads.csv_text import guarded, unguarded
 from ...workloads.errors import FileFormatError, SloBenchError
-from ...workloads.workload import Workload
-from ..core.records import Misprediction, Outcome, Records, Timeline, TimeseriesRow
+from ...workloads.parsing import parse_json
 from .checkpoint import check_settings
-from .csv_columns import Choice, Column, gzip_csv
-from .metrics import Judged
 
 if sys.platform != "win32":
     import fcntl
@@ -49,6 +42,9 @@ Row = dict[str, Value]
 _UNFINISHED_SUFFIX = ".part"
 _FIRST_FIGURE = "requests"
 CHECKSUMS = "checksums"
+CELLS = "cells.csv"
+CAPACITY_FILE = "capacity.json"  # what a capacity search writes beside `cells.csv`
+TUNED, TUNING, PLAN = "tune.json", "tune.toml", "plan.jsonl"  # importing the tuner is slow
 PLANNED = "planned_cells"  # in environment.json; unknown in a search
 _LAST_COLUMNS = ("attainment_spread", CHECKSUMS)
 _DETAILS = (
@@ -61,146 +57,15 @@ _DETAILS = (
 EXPERIMENT, _ROW = "experiment.toml", "row"
 
 
-def request_columns(workload: Workload, records: Records, judged: Judged) -> dict[str, Column]:
-    """The per-request table. Class, model, session and priority only where the workload has any."""
-    columns: dict[str, Column] = {
-        "id": np.arange(len(workload), dtype=np.int64),
-        "arrival_s": records.arrival_s,
-        "prompt_tokens": workload.prompt_tokens,
-        "expected_output_tokens": workload.output_tokens,
-    }
-    if any(workload.class_names):
-        columns["class"] = Choice(workload.class_index, workload.class_names)
-    if any(workload.model_names):
-        columns["model"] = Choice(workload.model_index, workload.model_names)
-    if (workload.session >= 0).any():
-        columns["session"] = workload.session
-    if workload.priority.any():
-        columns["priority"] = workload.priority
-    if workload.request_type.any():
-        columns["request_type"] = workload.request_type
-        columns["num_inputs"] = workload.num_inputs
-    return columns | {
-        "ttft_slo_s": workload.ttft_slo_s,
-        "tpot_slo_s": workload.tpot_slo_s,
-        "e2e_slo_s": workload.e2e_slo_s,
-        "deadline_s": workload.deadline_s,
-        "first_scheduled_s": records.first_scheduled_s,
-        "first_token_s": records.first_token_s,
-        "finish_s": records.finish_s,
-        "outcome": Choice(records.outcome, [outcome.name.lower() for outcome in Outcome]),
-        "output_tokens": records.output_tokens,
-        "cached_tokens": records.cached_tokens,
-        "preemptions_swap": records.preemptions_swap,
-        "preemptions_recompute": records.preemptions_recompute,
-        "instance": records.instance,
-        "slo_met": judged.met,
-    }
-
-
-def write_details(
-    folder: Path,
-    cell: str,
-    requests: Mapping[str, Column],
-    timeline: Timeline,
-    *,
-    records: str,
-) -> None:
-    """Put the per-request table and the timeline of one cell on disk.
-
-    `records` is `csv`, `parquet` (needs pyarrow) or `none` for no per-request table.
-    """
-    if records == "csv":
-        write_whole(folder / "requests" / f"{cell}.csv.gz", gzip_csv(requests))
-    elif records == "parquet":
-        _write_parquet(folder / "requests" / f"{cell}.parquet", requests)
-    moments: dict[str, Column] = {
-        "time_s": timeline.time_s,
-        "waiting": timeline.waiting,
-        "running": timeline.running,
-        "kv_cache_usage": timeline.kv_cache_usage,
-    }
-    write_whole(folder / "timelines" / f"{cell}.csv.gz", gzip_csv(moments))
-    if timeline.timeseries:
-        write_whole(
-            folder / "timeseries" / f"{cell}.csv.gz", gzip_csv(_told_columns(timeline.timeseries))
-        )
-
-
-def _told_columns(told: Sequence[TimeseriesRow]) -> dict[str, Column]:
-    time_s, metric, entity, value = zip(*told, strict=True)
-    return {
-        "time_s": np.array(time_s, dtype=np.float64),
-        "metric": _choice(metric),
-        "entity": _choice(entity),
-        "value": np.array(value, dtype=np.float64),
-    }
-
-
-def _choice(names: Sequence[str]) -> Choice:
-    place = {name: at for at, name in enumerate(dict.fromkeys(names))}
-    return Choice(np.array([place[name] for name in names]), list(place))
-
-
-def write_mispredictions(folder: Path, cell: str, queued: Sequence[Misprediction]) -> None:
-    """Write the requests of one cell with mispredicted lengths, if there are any."""
-    if queued:
-        lines = (json.dumps(dataclasses.asdict(one)).encode() + b"\n" for one in queued)
-        write_whole(folder / "mispredictions" / f"{cell}.jsonl", lines)
-
-
-def _write_parquet(path: Path, columns: Mapping[str, Column]) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    rows = len(columns["id"])
-
-    # Arrays are made of buffers because pa.array() imports pandas, which takes longer than
-    # writing the file.
-    def array(values: NDArray[Any]) -> object:
-        kind = pa.from_numpy_dtype(values.dtype)
-        if values.dtype == np.bool_:
-            values = np.packbits(values, bitorder="little")
-        return pa.Array.from_buffers(kind, rows, [None, pa.py_buffer(np.ascontiguousarray(values))])
-
-    def names(column: Choice) -> object:
-        encoded = [name.encode() for name in column.names]
-        ends = np.cumsum([0, *map(len, encoded)], dtype=np.int32)
-        texts = pa.StringArray.from_buffers(
-            len(encoded), pa.py_buffer(ends), pa.py_buffer(b"".join(encoded))
-        )
-        return pa.DictionaryArray.from_arrays(array(column.index.astype(np.int32)), texts)
-
-    table = pa.table(
-        {
-            name: names(column) if isinstance(column, Choice) else array(column)
-            for name, column in columns.items()
-        }
-    )
-    times = [name for name, column in columns.items() if _is_time(column)]
-    with _whole_file(path) as file:
-        pq.write_table(
-            table,
-            file,
-            compression="zstd",
-            compression_level=1,
-            use_dictionary=[name for name in columns if name not in times],
-            column_encoding=dict.fromkeys(times, "BYTE_STREAM_SPLIT"),
-        )
-
-
-def _is_time(column: Column) -> bool:
-    return not isinstance(column, Choice) and column.dtype.kind == "f"
-
-
 def write_whole(path: Path, blocks: Iterable[bytes]) -> None:
     """Write a file atomically: it is complete or absent, also after a crash."""
-    with _whole_file(path) as file:
+    with whole_file(path) as file:
         file.writelines(blocks)
 
 
 @contextlib.contextmanager
-def _whole_file(path: Path) -> Iterator[IO[bytes]]:
+def whole_file(path: Path) -> Iterator[IO[bytes]]:
+    """Open a new file; it appears under its name once the block ends without an error."""
     # The name has the process id: a worker of a killed run may still write the same file.
     unfinished = path.with_name(f".{path.name}.{os.getpid()}{_UNFINISHED_SUFFIX}")
     try:
@@ -243,7 +108,7 @@ class RunFolder:
         self.write()
 
     def keep(self, cell: str, row: Row) -> None:
-        """The same, but for the table, which is for `write` to put on disk."""
+        """Count a cell as finished without writing the table; call `write` afterwards."""
         files = {name: self.path / name.replace("*", cell) for name in _DETAILS}
         said = {EXPERIMENT: self.experiment_crc32}
         said |= {name: crc32_of_file(file) for name, file in files.items() if file.is_file()}
@@ -444,7 +309,7 @@ def _text(value: Value) -> str:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """What `write_rows` wrote, with numbers as numbers; an empty field is None."""
+    """Rows of a file of `write_rows`, with numbers as numbers; an empty field is None."""
     try:
         with path.open(newline="", encoding="utf-8") as file:
             lines = list(file)
@@ -487,3 +352,65 @@ def _value(text: str) -> Value:
             if _text(value) == text:
                 return value
     return unguarded(text)
+
+
+def not_a_run(folder: Path) -> str | None:
+    """Which command takes a folder that is no run folder; None if it is one, or of unknown
+    origin.
+    """
+    if (folder / CELLS).is_file():
+        return None
+    if (folder / TUNED).is_file():
+        return (
+            f"{folder} is a tuning run, not one to compare: slo-bench report {folder} shows it, "
+            f"slo-bench run {folder / 'winner.toml'} makes a run of its winner"
+        )
+    if (folder / TUNING).is_file():
+        return (
+            f"{folder} is a tuning run that has not ended: slo-bench tune --resume --out {folder} "
+            "continues it"
+        )
+    if (folder / PLAN).is_file():
+        return (
+            f"{folder} is a plan, not a run: its slo-bench plan shows it again with --resume, "
+            f"slo-bench run {folder / 'experiment.toml'} makes a run of it"
+        )
+    return None
+
+
+def check_rows(folder: Path, rows: int) -> None:
+    """Hold the number of rows in `cells.csv` against the runs, which are written after them.
+
+    Raises:
+        FileFormatError: there are fewer, or the file of the runs is no capacity.json.
+    """
+    runs = sum(
+        len(search.get("runs") or ())
+        for search in read_searches(folder / CAPACITY_FILE)["searches"]
+    )
+    if rows < runs:
+        raise FileFormatError(
+            folder / "cells.csv", None, f"lacks rows of runs that {CAPACITY_FILE} has"
+        )
+
+
+def read_searches(path: Path) -> dict[str, Any]:
+    """The whole file.
+
+    Raises:
+        FileFormatError: it is no capacity.json.
+    """
+    try:
+        kept: dict[str, Any] = parse_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise FileFormatError(path, None, f"cannot be read: {error}") from error
+    searches = kept.get("searches") if isinstance(kept, dict) else None
+    if not isinstance(searches, list) or not all(
+        isinstance(one, dict) and _are_rows(one.get("found") or []) for one in searches
+    ):
+        raise FileFormatError(path, None, "is not what a capacity search writes")
+    return unsealed(path, kept, path.with_name(EXPERIMENT))
+
+
+def _are_rows(found: object) -> bool:
+    return isinstance(found, list) and all(isinstance(row, dict) for row in found)

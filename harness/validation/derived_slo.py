@@ -12,9 +12,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from ...workloads.errors import SloBenchError
-from ...workloads.fleet import shape_of
-from ...workloads.rows import take
-from ...workloads.workload import Workload
+from ...workloads.models import shape_of
+from ...workloads.workload import Workload, take
 from ..engine.simulator.simulate_models import OneModel, simulate_models
 from ..policies.static_partition import StaticPartition
 

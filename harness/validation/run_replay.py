@@ -37,7 +37,7 @@ from ...workloads.parsing import finite
 from ..experiments.execution.cells import CellSpec
 from ..experiments.experiment import Experiment
 from ..policies.systems import system
-from ..results.csv_columns import Column, gzip_csv
+from ..results.cell_files import Column, gzip_csv
 from ..results.engine_logs import (
     PROFILING,
     REPEATED,

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .metrics import Column, Metric
+from .results import Metric, RunSample
 
 Floats = NDArray[np.float64]
 Singles = NDArray[np.float32]
@@ -33,26 +33,9 @@ Ints = NDArray[np.int64]
 REPLICATES = 2000
 MOST_BLOCKS = 256
 FEWEST_BLOCKS = 8
-_EXACT_ROWS = 4096  # up to so many values each is a bin of its own
+_EXACT_ROWS = 4096  # up to this number, each value is a bin of its own
 _COARSE, _FINE = 1024, 512  # bins over everything, and around each quantile asked for
 _STRETCH = 64  # bins looked into at once
-
-
-@dataclass(frozen=True)
-class RunSample:
-    """What one run says about its requests, in order of arrival; those that count, and only those.
-
-    Latencies are NaN where there is none (no token, or one token and therefore no TPOT). `met` is
-    None where no SLO is known. `window_s` runs from the first arrival to the last finish.
-    """
-
-    latency_s: dict[Column, Floats]
-    tokens: Floats
-    met: Mask | None
-    window_s: float
-
-    def __len__(self) -> int:
-        return len(self.tokens)
 
 
 def block_length(values: Floats) -> int:
@@ -97,7 +80,7 @@ def block_count(samples: Sequence[RunSample]) -> int:
 
 
 def draw_counts(blocks: int, replicates: int, rng: np.random.Generator) -> Floats:
-    """How often each block is drawn, replicate by replicate: (replicates, blocks)."""
+    """Number of draws of each block in each replicate: (replicates, blocks)."""
     drawn = rng.integers(blocks, size=(replicates, blocks))
     drawn += np.arange(replicates)[:, None] * blocks
     counts = np.bincount(drawn.ravel(), minlength=replicates * blocks)
@@ -205,8 +188,8 @@ def _quantiles(
 
 
 class _Draws:
-    """Where the values of every draw lie. `up_to`: values of each block in each bin and all bins
-    before it, (blocks, bins).
+    """Positions of the sorted values in every draw. `up_to`: cumulative number of values of each
+    block up to each bin, (blocks, bins).
 
     A draw's own row of that, counts @ up_to, is never made as a whole: the ends of stretches of
     bins say in which stretch a value lies, and only that one is looked into.
@@ -292,8 +275,8 @@ def resample(
 
 
 def _over_seeds(figures: Floats, picks: Ints) -> Floats:
-    """Of draws of every seed, (seeds, metrics, replicates), the means over the seeds that `picks`
-    draws with replacement for each replicate: (metrics, replicates).
+    """Mean of the metrics over the seeds that `picks` draws with replacement for each replicate:
+    (metrics, replicates), from draws of every seed (seeds, metrics, replicates).
 
     A seed drawn twice in a replicate brings two different draws of its blocks: each place in the
     draw reads another replicate of the seed.
@@ -305,3 +288,58 @@ def _over_seeds(figures: Floats, picks: Ints) -> Floats:
         total = total + figures[picks[:, place], :, shifted].T
     mean: Floats = total / places
     return mean
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Confidence interval of a difference; NaN if it is unknown."""
+
+    low: float
+    high: float
+
+
+NOWHERE = Interval(math.nan, math.nan)
+
+
+def interval(draws: Floats, confidence: float) -> Interval:
+    """Percentile interval of the draws."""
+    known = draws[np.isfinite(draws)]
+    if len(known) < 0.9 * len(draws):
+        return NOWHERE
+    tail = (1 - confidence) / 2
+    low, high = np.quantile(known, (tail, 1 - tail))
+    return Interval(float(low), float(high))
+
+
+def p_value(difference: float, draws: Floats) -> float:
+    """Two-sided probability of so large a difference where there is none.
+
+    The share of draws on the other side of zero, twice. Where no draw is there, the normal tail
+    says how far below one draw's share it is, for a correction for many comparisons needs that.
+    """
+    known = draws[np.isfinite(draws)]
+    if not math.isfinite(difference) or len(known) < 0.9 * len(draws):
+        return math.nan
+    if difference == 0:
+        return 1.0
+    beyond = int((known <= 0).sum() if difference > 0 else (known >= 0).sum())
+    if beyond:
+        return min(1.0, 2 * (beyond + 1) / (len(known) + 1))
+    resolution = 2 / (len(known) + 1)
+    spread = float(known.std(ddof=1))
+    if spread == 0:
+        return resolution
+    return min(resolution, math.erfc(abs(difference) / spread / math.sqrt(2)))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """p-values corrected for their number (Holm 1979): the chance that even one of those called
+    significant is none stays below the level. NaN stays NaN and does not count.
+    """
+    known = [(p, at) for at, p in enumerate(p_values) if not math.isnan(p)]
+    adjusted = list(p_values)
+    reached = 0.0
+    for rank, (p, at) in enumerate(sorted(known)):
+        reached = max(reached, min(1.0, p * (len(known) - rank)))
+        adjusted[at] = reached
+    return adjusted

@@ -13,12 +13,30 @@ from numpy.typing import NDArray
 
 from ...workloads.errors import SloBenchError
 from ...workloads.request import Slo
-from .bootstrap import REPLICATES, Differences, RunSample, resample
+from .bootstrap import (
+    NOWHERE,
+    REPLICATES,
+    Differences,
+    Interval,
+    holm,
+    interval,
+    p_value,
+    resample,
+)
 from .matching import Matched, MatchedRuns, match
-from .metrics import COMPARED, METRICS, Metric
-from .results import Cell, Clock, NotComparableError, RequestResults, Results, common_clock
-from .run_results import run_results
-from .verdict import NOWHERE, Interval, holm, interval, p_value
+from .results import (
+    COMPARED,
+    METRICS,
+    Cell,
+    Clock,
+    Metric,
+    NotComparableError,
+    RequestResults,
+    Results,
+    RunSample,
+    common_clock,
+    run_results,
+)
 
 Floats = NDArray[np.float64]
 Verdict = Literal["better", "worse", "none", "unknown"]
@@ -76,7 +94,7 @@ class Comparison:
     notes: tuple[str, ...]
 
     def count(self, verdict: Verdict) -> int:
-        """How many rows have it."""
+        """Number of rows with this verdict."""
         return sum(row.verdict == verdict for row in self.rows)
 
 
@@ -197,7 +215,7 @@ def compare(
 
 
 def _names(a: Results, b: Results, matched: Matched) -> tuple[str, str]:
-    """What A and B are called: by what differs, where one of them is compared with itself."""
+    """Names of A and B; systems compared with themselves are named by the settings that differ."""
     if a.name != b.name:
         return a.name, b.name
     told = list(matched.differs.values()) or [("A", "B")]
@@ -217,7 +235,7 @@ def _refused(a: Results, b: Results, metrics: Sequence[Metric], slo: Slo | None)
 
 @dataclass(frozen=True)
 class _Seed:
-    """What A and B made of one seed of a level, None where one of them lacks it.
+    """Samples of A and B for one seed of a level; None if one of them lacks the seed.
 
     `requests` are B's, those of the warm-up too. The rest is true where either lacks the seed.
     """
@@ -326,3 +344,81 @@ def _judged(rows: Sequence[Row], level: float) -> list[Row]:
             verdict = "better" if (row.difference > 0) == row.metric.higher_is_better else "worse"
         judged.append(replace(row, p_holm=corrected, verdict=verdict))
     return judged
+
+
+@dataclass(frozen=True)
+class Regression:
+    """A row in which the candidate is worse than may be. `size` is a share of the baseline, or a
+    difference of shares; `low` is its end nearest to no regression.
+    """
+
+    row: Row
+    size: float
+    low: float
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """Result of the gate. `open_rows` are worse by more than the bound, but not significantly."""
+
+    max_regression: float
+    regressions: Sequence[Regression]
+    open_rows: Sequence[Regression]
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing got significantly worse by more than the bound."""
+        return not self.regressions
+
+
+def judge_comparison(comparison: Comparison, max_regression: float) -> Judgement:
+    """Fail what is significantly worse (all rows considered, see `Row.p_holm`) and by more than the
+    bound: in percent of the baseline, or in points where the figure is a share of requests.
+
+    Raises:
+        NotComparableError: baseline and candidate did not do the same.
+    """
+    if comparison.obstacles:
+        raise NotComparableError("; ".join(comparison.obstacles))
+    unknown = [row for row in comparison.rows if row.verdict == "unknown"]
+    if len(unknown) == len(comparison.rows):
+        raise NotComparableError("no figure is known on both sides")
+    beyond = [
+        regression
+        for row in comparison.rows
+        if row.verdict != "unknown" and (regression := _regression(row)).size > max_regression
+    ]
+    return Judgement(
+        max_regression=max_regression,
+        regressions=[r for r in beyond if r.row.verdict == "worse"],
+        open_rows=[r for r in beyond if r.row.verdict != "worse"],
+    )
+
+
+def _regression(row: Row) -> Regression:
+    """Size of the regression of B; negative if B is better."""
+    points = row.metric.unit == "share"
+    change, bounds = (row.difference, row.bounds) if points else (row.relative, row.relative_bounds)
+    if math.isnan(change):  # the baseline is zero: any change is beyond measure
+        worse = (row.difference < 0) == row.metric.higher_is_better and row.difference != 0
+        return Regression(row, math.inf if worse else 0.0, math.nan)
+    if row.metric.higher_is_better:
+        return Regression(row, -change, -bounds.high)
+    return Regression(row, change, bounds.low)
+
+
+def parse_regression(text: str) -> float:
+    """`5%` or `0.05`. A number above 1 without `%` is refused: 5 most likely means 5 %.
+
+    Raises:
+        SloBenchError: it is no such share.
+    """
+    body = text.strip()
+    percent = body.endswith("%")
+    try:
+        value = float(body[:-1]) / 100 if percent else float(body)
+    except ValueError:
+        raise SloBenchError(f"cannot read --max-regression {text!r}; write 5% or 0.05") from None
+    if not 0 <= value < math.inf or (value > 1 and not percent):
+        raise SloBenchError(f"--max-regression {text} is no share; 5 % is written 5% or 0.05")
+    return value

@@ -9,7 +9,7 @@ from pathlib import Path
 from ..figures.figure import ONLY, Axis, Figure, View, as_json
 from ..pages.document import page, write_page
 from .comparing import Comparison, Row
-from .metrics import Metric
+from .results import Metric
 from .text import differing_lines, headline, labels_of, note_lines, rows_table
 
 
@@ -23,7 +23,7 @@ def write_comparison(comparison: Comparison, out: Path) -> Path:
 
 
 def comparison_page(comparison: Comparison) -> str:
-    """The whole page."""
+    """HTML text of the comparison's page."""
     names = series(comparison)
     drawn = figures(comparison, names)
     badge = "simulated" if comparison.a.simulated else "measured"

@@ -1,4 +1,4 @@
-"""Which cells of A belong beside which of B, and what else differs between them."""
+"""Matching of the cells of A and B that differ in their seed or in the compared setting only."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..figures.figure import rate_key
 from .results import Cell, NotComparableError, Results
 
 _ALWAYS_THE_SAME = ("workload", "model", "backend")
-"""What must not differ where one set of results is to replace the other."""
+"""Columns that must be the same if one set of results is to replace the other."""
 
 _DEFINES_WORKLOAD = (
     "arrivals",
@@ -22,7 +22,7 @@ _DEFINES_WORKLOAD = (
     "warmup_s",
     "max_output_tokens",
 )
-"""Settings of an experiment that change what arrives, beside the workload's name."""
+"""Settings of an experiment that change the workload, beside its name."""
 
 
 @dataclass(frozen=True)

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
-from ...harness.results.metrics import TOLERANCE_S
-from ...workloads.errors import SloBenchError
-from ...workloads.request import NEVER_S, Slo
-from .bootstrap import RunSample
-from .metrics import Column, Metric
+from ...harness.results.metrics import judge_times
+from ...harness.results.read import RunResults, detail_file, read_run, read_table
+from ...workloads.errors import FileFormatError, SloBenchError, UnknownNameError
+from ...workloads.parsing import parse_toml
+from ...workloads.request import NEVER_S, SLO_COLUMNS, Slo
+from ..figures.facets import IDENTITY
+from ..figures.figure import rate_key
+from ..figures.levels import combine
 
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -26,9 +33,85 @@ class NotComparableError(SloBenchError):
     """Results between which no difference would mean anything."""
 
 
+Column = Literal["ttft", "tpot", "e2e"]
+Unit = Literal["share", "per_s", "s"]
+
+COLUMNS: tuple[Column, ...] = ("ttft", "tpot", "e2e")
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One figure of a cell.
+
+    A latency is a `column` and a statistic: its mean where `quantile` is None. The others count
+    all requests that arrived.
+    """
+
+    name: str
+    unit: Unit
+    higher_is_better: bool
+    column: Column | None = None
+    quantile: float | None = None
+
+    @property
+    def needs_slo(self) -> bool:
+        """Whether requests must have been judged."""
+        return self.name in ("attainment", "goodput")
+
+
+def _all() -> Iterable[Metric]:
+    yield Metric("attainment", "share", True)
+    yield Metric("goodput", "per_s", True)
+    yield Metric("output_tokens", "per_s", True)
+    for column in COLUMNS:
+        yield Metric(f"{column}_mean", "s", False, column)
+        for percent in (50, 90, 99):
+            yield Metric(f"{column}_p{percent}", "s", False, column, percent / 100)
+
+
+METRICS: dict[str, Metric] = {metric.name: metric for metric in _all()}
+COMPARED = ("attainment", "goodput", "ttft_p50", "ttft_p99", "tpot_p50", "tpot_p99")
+GATED = ("attainment", "goodput", "ttft_p99", "tpot_p99")
+"""What is looked at where nothing is asked for."""
+
+_ENDINGS = ("_rps", "_per_s", "_s")  # of the columns of cells.csv
+
+
+def metrics_named(text: str) -> tuple[Metric, ...]:
+    """`attainment,ttft_p99`; the names of columns in cells.csv (`ttft_p99_s`) do as well.
+
+    Raises:
+        UnknownNameError: there is no such figure.
+    """
+    found = []
+    for name in (piece.strip().lower() for piece in text.split(",")):
+        short = next((name.removesuffix(e) for e in _ENDINGS if name.endswith(e)), name)
+        if short not in METRICS:
+            raise UnknownNameError("metric", name, METRICS)
+        found.append(METRICS[short])
+    return tuple(dict.fromkeys(found))
+
+
+@dataclass(frozen=True)
+class RunSample:
+    """The counted requests of one run, in order of arrival.
+
+    Latencies are NaN where there is none (no token, or one token and therefore no TPOT). `met` is
+    None where no SLO is known. `window_s` runs from the first arrival to the last finish.
+    """
+
+    latency_s: dict[Column, Floats]
+    tokens: Floats
+    met: Mask | None
+    window_s: float
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
 @dataclass(frozen=True)
 class RequestResults:
-    """What happened to every request of one run. Times are seconds, NaN where it never happened.
+    """Times and token counts of every request of one run. Times are seconds, NaN for no such event.
 
     `bounds_s` holds each request's SLO, None where the file has none. `sent_s` is None where only
     the scheduled arrival is known, which of a simulated client is the same. `duration_s` stands in
@@ -82,26 +165,12 @@ class RequestResults:
         )
 
     def _met(self, latency_s: Mapping[Column, Floats], slo: Slo | None) -> Mask | None:
-        bounds: Mapping[str, Floats | float]
-        if slo is not None:
-            bounds = {
-                "ttft": slo.ttft_s,
-                "tpot": slo.tpot_s,
-                "e2e": slo.e2e_s,
-                "deadline": slo.deadline_s,
-            }
-        elif self.bounds_s is not None:
-            bounds = self.bounds_s
-        else:
+        bounds: Mapping[str, Floats | float] | None = self.bounds_s if slo is None else slo.bounds
+        if bounds is None:
             return None
-        met = self.finished.copy()
-        measured: dict[str, Floats] = {str(k): v for k, v in latency_s.items()}
+        measured: dict[str, Floats] = {str(name): of for name, of in latency_s.items()}
         measured["deadline"] = self.finish_s
-        with np.errstate(invalid="ignore"):
-            for name, values in measured.items():
-                # NaN (one token has no TPOT, no bound is asked) is above nothing: it is met.
-                met &= ~(values > np.asarray(bounds[name]) + TOLERANCE_S)
-        return met
+        return judge_times(self.finished, measured, bounds).met
 
     def _window_s(self, counted: Mask) -> float:
         """First arrival to last finish, or last arrival where that is later."""
@@ -159,18 +228,120 @@ class Results:
                     f"{self.name}: {self.kind} keeps no SLO with its requests; "
                     "say which to hold both against, as in --slo ttft=1,tpot=0.15"
                 )
-            for name in self._bounded(slo):
-                if name in self.refused:
+            for name, bound_s in (slo or Slo()).bounds.items():
+                if bound_s < NEVER_S and name in self.refused:
                     return f"{self.name}: the SLO bounds {name}, and {self.refused[name]}"
         return None
-
-    def _bounded(self, slo: Slo | None) -> list[str]:
-        if slo is None:
-            return []
-        bounds = {"ttft": slo.ttft_s, "tpot": slo.tpot_s, "e2e": slo.e2e_s}
-        return [name for name, bound_s in bounds.items() if bound_s < NEVER_S]
 
 
 def common_clock(a: Results, b: Results) -> Clock:
     """The clock that both have: time from the scheduled arrival if both know it."""
     return "sent" if "sent" in (a.clock, b.clock) else "scheduled"
+
+
+_COLUMNS = (
+    "arrival_s",
+    "first_token_s",
+    "finish_s",
+    "outcome",
+    "output_tokens",
+    "prompt_tokens",
+    "expected_output_tokens",
+    *SLO_COLUMNS.values(),
+)
+
+
+def run_results(path: Path) -> Results:
+    """All valid cells of a run folder.
+
+    Raises:
+        SloBenchError: it is no whole run folder, kept no per-request records, or has no valid cell.
+    """
+    run = read_run(path)
+    if not run.keeps_requests:
+        raise SloBenchError(
+            f"{path} kept no per-request records, without which nothing says how certain a "
+            "difference is; run it again without --records none"
+        )
+    settings = _settings(run)
+    closed = _closed(settings)
+    table = combine([run])
+    valid = table[table["valid"]]
+    if valid.empty:
+        raise SloBenchError(f"no cell of {path} is valid; there is nothing to compare")
+    columns = [c for c in ("system", *IDENTITY, *run.axes) if c in valid.columns]
+    cells = [
+        Cell(
+            name=str(row["cell"]),
+            identity={column: _text(row[column]) for column in columns},
+            rate_rps=None if closed else float(row["level_rps"]),
+            seed=int(row["seed"]),
+            read=partial(read_requests, path, str(row["cell"]), _warmup_s(settings, row)),
+        )
+        for _, row in valid.iterrows()
+    ]
+    notes = []
+    left_out = len(table) - len(valid)
+    if left_out:
+        notes.append(f"{run.name}: {left_out} of {len(table)} cells are invalid and left out.")
+    return Results(
+        name=run.name,
+        kind="slo-bench",
+        cells=cells,
+        has_slo=True,
+        notes=tuple(notes),
+        settings=settings,
+        simulated=bool((valid["backend"] == "simulated").any()),
+        unfinished=run.unfinished,
+    )
+
+
+def _settings(run: RunResults) -> Mapping[str, object]:
+    try:
+        return parse_toml(run.experiment_toml)
+    except tomllib.TOMLDecodeError as error:
+        raise FileFormatError(run.path / "experiment.toml", None, f"is no TOML: {error}") from error
+
+
+def _closed(settings: Mapping[str, object]) -> bool:
+    """Whether a number of users sets the load; its rate is then an outcome, not a setting."""
+    arrivals = settings.get("arrivals", "")
+    listed = arrivals if isinstance(arrivals, list) else [arrivals]
+    return any(str(one).startswith("concurrency") for one in listed)
+
+
+def _warmup_s(settings: Mapping[str, object], row: pd.Series[Any]) -> float:
+    own = row.get("warmup_s", settings.get("warmup_s", 0.0))
+    return float(own) if isinstance(own, str | int | float) and own != "" else 0.0
+
+
+def _text(value: object) -> str:
+    if value is None or value != value:
+        return ""
+    return rate_key(value) if isinstance(value, float) else str(value)
+
+
+def read_requests(folder: Path, cell: str, warmup_s: float = 0.0) -> RequestResults:
+    """The per-request records of a cell.
+
+    Raises:
+        SloBenchError: they are missing or cannot be read.
+    """
+    path = detail_file(folder / "requests", cell)
+    frame = read_table(path, _COLUMNS, ("sent_s",), words=("outcome",))
+
+    def column(name: str) -> NDArray[np.float64]:
+        return frame[name].to_numpy()
+
+    return RequestResults(
+        arrival_s=column("arrival_s"),
+        first_token_s=column("first_token_s"),
+        finish_s=column("finish_s"),
+        output_tokens=column("output_tokens"),
+        prompt_tokens=column("prompt_tokens"),
+        expected_output_tokens=column("expected_output_tokens"),
+        finished=(frame["outcome"] == "finished").to_numpy(dtype=np.bool_, na_value=False),
+        bounds_s={short: column(name) for short, name in SLO_COLUMNS.items()},
+        sent_s=column("sent_s") if "sent_s" in frame else None,
+        warmup_s=warmup_s,
+    )

@@ -10,10 +10,10 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ...workloads.parsing import finite
-from ..figures.numbers import rate_text, seconds_text
+from ..figures.figure import rate_text, seconds_text
 from ..pages.table import Cell, Table
 from .comparing import Comparison, Row, Verdict
-from .metrics import Metric
+from .results import Metric
 
 WORDS = {"better": "better", "worse": "worse", "none": "not shown", "unknown": "–"}
 _COUNTED: dict[Verdict, str] = {
@@ -27,7 +27,7 @@ _CSS = {"better": "good", "worse": "short"}
 
 
 def headline(comparison: Comparison) -> str:
-    """How often B is better, worse or neither, in one sentence."""
+    """One sentence with the number of comparisons in which B is better, worse or neither."""
     counts = [
         f"{word} in {comparison.count(verdict)}"
         for verdict, word in _COUNTED.items()
@@ -41,7 +41,7 @@ def headline(comparison: Comparison) -> str:
 
 
 def value_text(metric: Metric, value: float) -> str:
-    """A figure with its unit."""
+    """A metric's value as text, with its unit."""
     if not math.isfinite(value):
         return "–"
     if metric.unit == "share":
@@ -124,7 +124,7 @@ def p_text(p: float) -> str:
 
 
 def differing_lines(comparison: Comparison) -> Iterable[str]:
-    """What A and B are where they are not alike, and what stands in the way."""
+    """Lines on the settings in which A and B differ, and on obstacles to the comparison."""
     for column, (a, b) in comparison.matched.differs.items():
         yield f"{column}: {a} → {b}"
     for obstacle in comparison.obstacles:
@@ -165,7 +165,7 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
 
 
 def row_json(row: Row) -> dict[str, Any]:
-    """One row as plain values."""
+    """One row as a JSON object; unknown numbers are None."""
     plain: dict[str, Any] = {
         "label": row.label,
         "rate_rps": row.rate_rps,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from ...harness.results.metrics import late
 from ...harness.results.read import (
     REQUEST_TYPE_COLUMN,
     RunResults,
@@ -16,7 +17,6 @@ from ...harness.results.read import (
     read_timeline,
     read_timeseries,
 )
-from .mechanism_series import Mechanism, mechanism
 
 Floats = NDArray[np.float64]
 
@@ -69,6 +69,57 @@ class TimelineMeans:
     kv_cache_usage: Floats
 
 
+_POINTS = 96
+_MOVES = ("layers", "heads", "taught")
+_SERIES = ("load", "requests", "kv_gib", "lengths")
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """Mechanism of one cell.
+
+    Attributes:
+        apart: times in seconds and values by metric and then by instance or model.
+        moved_s: times of module migrations, in seconds.
+        activation_s: durations of model activations, in seconds.
+    """
+
+    apart: Mapping[str, Mapping[str, tuple[Floats, Floats]]] = field(default_factory=dict)
+    moved_s: tuple[float, ...] = ()
+    activation_s: tuple[float, ...] = ()
+
+
+def mechanism(told: pd.DataFrame | None) -> Mechanism:
+    """Values of a cell's timeseries file, averaged over at most 96 equal spans of time.
+
+    Empty without a file (`told` is None).
+    """
+    if told is None:
+        return Mechanism()
+    end_s = float(told["time_s"].max()) or 1.0
+    apart: dict[str, dict[str, tuple[Floats, Floats]]] = {}
+    for what in _SERIES:
+        own = told[told["metric"] == what]
+        if not own.empty:
+            apart[what] = {
+                str(of): _means(rows, end_s) for of, rows in own.groupby("entity", observed=True)
+            }
+    moved = told.loc[told["metric"].isin(_MOVES), "time_s"]
+    activations = told.loc[told["metric"] == "activation", "value"]
+    return Mechanism(apart, tuple(moved.tolist()), tuple(activations.tolist()))
+
+
+def _means(rows: pd.DataFrame, end_s: float) -> tuple[Floats, Floats]:
+    """Means over equal spans. A value holds until the next sample, also over whole spans."""
+    edges = np.linspace(0.0, end_s, _POINTS + 1)
+    time_s, value = rows["time_s"].to_numpy(), rows["value"].to_numpy()
+    grid = np.unique(np.concatenate([time_s, edges]))
+    held = np.concatenate([[0.0], value])[np.searchsorted(time_s, grid[:-1], side="right")]
+    area = np.concatenate([[0.0], np.cumsum(held * np.diff(grid))])
+    at_edges = np.interp(edges, grid, area)
+    return (edges[:-1] + edges[1:]) / 2, np.diff(at_edges) / np.diff(edges)
+
+
 @dataclass(frozen=True)
 class LevelDetail:
     """All seeds of one series of a facet at one rate; `cost_*` in dollars per million tokens.
@@ -84,7 +135,7 @@ class LevelDetail:
     tpot: Distribution
     missed: dict[str, int]  # by CAUSES
     missed_phase_s: dict[str, float]  # by PHASES: mean over finished requests that missed
-    bounds: dict[str, SloRange]  # by ttft, tpot, e2e; absent where nobody asked
+    bounds: dict[str, SloRange]  # by ttft, tpot, e2e; absent where no request has one
     cost: float
     cost_low: float
     cost_high: float
@@ -95,7 +146,7 @@ class LevelDetail:
 
 @dataclass
 class _PointTotals:
-    """What accumulates over the seeds of a level."""
+    """Sums and samples over the seeds of a level."""
 
     requests: int = 0
     ttft_s: list[Floats] = field(default_factory=list)
@@ -234,8 +285,8 @@ def _causes(requests: pd.DataFrame, ttft_s: Floats, tpot_s: Floats) -> dict[str,
     )
     # Times are rounded to microseconds on disk; of a request that missed, a bound that was all
     # but reached is the one that it broke.
-    late_first = ttft_s > requests["ttft_slo_s"].to_numpy() - 2e-6
-    slow = tpot_s > requests["tpot_slo_s"].to_numpy() - 2e-6
+    late_first = late(ttft_s, requests["ttft_slo_s"].to_numpy(), -2e-6)
+    slow = late(tpot_s, requests["tpot_slo_s"].to_numpy(), -2e-6)
     masks = {
         "rejected": rejected,
         "dropped": dropped,

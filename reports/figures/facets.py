@@ -1,8 +1,8 @@
-"""What stands side by side in a figure, and what has a figure of its own.
+"""Series and facets: the columns of `cells.csv` that make curves, and those that make figures.
 
-Systems, and the setups somebody chooses between (parameters, parallelism, routers, GPUs), are
-compared: each is a series. Conditions they are compared under (workload, model, lengths, SLO) are
-facets: figures show the series of one. Where a facet would hold one series only, there are none.
+Systems and their setups (parameters, parallelism, routers, GPUs) are series: curves of one figure.
+The conditions of a comparison (workload, model, lengths, SLO) are facets: a figure shows the series
+of one facet. There are no facets if each would hold a single series.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ IDENTITY = ("backend", "workload", "model", "gpu", "gpus")
 SETUP = frozenset(
     path for path, one in declared(ExperimentSchema).items() if one.role == "deployment"
 )
-"""Axes of which somebody who runs a system has the choice; parameters (`system.parameter`) are
-such, too.
+"""Axes that describe the deployment of a system; parameters (`system.parameter`) count as such.
 """
 
 MOST_SERIES = 8
@@ -81,7 +80,7 @@ def _follows(column: str, others: Sequence[str], cells: pd.DataFrame) -> bool:
 
 
 def _series_in_a_facet(cells: pd.DataFrame, facets: Sequence[str], series: Sequence[str]) -> int:
-    """How many the fullest facet holds."""
+    """Largest number of series in one facet."""
     distinct = cells[["system", *facets, *series]].drop_duplicates()
     if not facets:
         return len(distinct)
@@ -124,7 +123,7 @@ def _blank(values: pd.Series) -> pd.Series[bool]:
 
 
 def _texts(column: str, cells: pd.DataFrame) -> Callable[[object], str]:
-    """What a value of a column is called in names."""
+    """A function from a value of a column to its text in the names of facets and series."""
     known = _labels(column, cells)
 
     def text(value: object) -> str:
@@ -148,7 +147,7 @@ def _full(value: object) -> str:
 
 
 def abbreviated(cells: pd.DataFrame) -> dict[str, str]:
-    """What the names of facets and series shorten: the part of the name → the setting in full."""
+    """Abbreviations in the names of facets and series: part of the name → whole setting."""
     of = division(cells)
     found = {}
     for column in (*of.facets, *of.series):
@@ -160,13 +159,13 @@ def abbreviated(cells: pd.DataFrame) -> dict[str, str]:
 
 
 def facet_noun(cells: pd.DataFrame) -> str:
-    """What a facet is: `workload`, `model`, else `case`."""
+    """Noun for a facet: `workload`, `model`, else `case`."""
     of = division(cells).facets
     return of[0] if of in (("workload",), ("model",)) else "case"
 
 
 def facets_of(cells: pd.DataFrame) -> list[str]:
-    """The facets, in order."""
+    """Names of the facets, in the order of the cells."""
     return list(dict.fromkeys(cells["facet"]))
 
 
@@ -176,5 +175,5 @@ def full_names(cells: pd.DataFrame) -> pd.Series[str]:
 
 
 def by_facet(rows: pd.DataFrame, facets: Sequence[str]) -> Mapping[str, pd.DataFrame]:
-    """The rows of each facet."""
+    """Level rows or cells of each facet, by its name."""
     return {facet: rows[rows["facet"] == facet] for facet in facets}

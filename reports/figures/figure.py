@@ -101,10 +101,37 @@ def _plain(value: object) -> object:
 
 
 def rate_keys(cells: pd.DataFrame) -> pd.Series[str]:
-    """`rate_key` of every row."""
+    """Name of the rate's view for every row of a cells frame."""
     return cells["level_rps"].map(rate_key)
 
 
 def rate_key(rate_rps: float) -> str:
     """The name of a rate's view."""
     return f"{rate_rps:.4g}"
+
+
+def rate_text(rate_rps: float) -> str:
+    """A rate with three significant digits and no exponent."""
+    if not math.isfinite(rate_rps):
+        return "–"
+    digits = max(0, 2 - math.floor(math.log10(abs(rate_rps)))) if rate_rps else 0
+    text = f"{rate_rps:,.{digits}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def percent_text(share: float) -> str:
+    """One decimal, cut off rather than rounded, so that 89.99 % never reads as 90 %."""
+    if math.isnan(share):
+        return "–"
+    return f"{math.floor(share * 1000 + 1e-9) / 10:.1f} %"
+
+
+def seconds_text(seconds: float) -> str:
+    """`350 ms`, `1.25 s`, `210 s`."""
+    if math.isnan(seconds):
+        return "–"
+    if math.isinf(seconds):
+        return "∞"
+    if seconds < 0.9995:
+        return f"{rate_text(seconds * 1000)} ms"
+    return f"{rate_text(seconds)} s"

@@ -11,9 +11,9 @@ from typing import Any, Literal
 import pandas as pd
 
 from .details import CAUSES, PHASES, Distribution, LevelDetail, SloRange
-from .figure import ONLY, Axis, Figure, View, rate_key
-from .levels import TARGETS
-from .numbers import rate_text, seconds_text
+from .facets import full_names, with_facets
+from .figure import ONLY, Axis, Figure, View, rate_key, rate_text, seconds_text
+from .levels import TARGETS, knee_rps
 
 RATE = Axis("offered rate, req/s", "rate")
 _NAMES = Axis("", "number")  # of bars: they are named at their side
@@ -55,7 +55,7 @@ def latency(
 
 
 def bar_figure(**given: Any) -> Figure:
-    """A bar for each series."""
+    """A figure with one horizontal bar for each series."""
     return Figure(kind="bars", y=_NAMES, **given)
 
 
@@ -78,8 +78,8 @@ COMPARED = {
     ),
     "weighted_turnaround": (
         "Weighted turnaround",
-        "Mean over finished requests of time in the system ÷ time from the first batch on; 1 where "
-        "nobody waits, less is better.",
+        "Mean over finished requests of time in the system ÷ time from the first batch on; 1 if no "
+        "request waits, less is better.",
         Axis("weighted turnaround", "number"),
     ),
     "attainment": (
@@ -214,7 +214,7 @@ def causes(details: Iterable[LevelDetail], names: Sequence[str]) -> Figure:
 def phases(
     details: Iterable[LevelDetail], names: Sequence[str], *, until: Literal["first", "last"]
 ) -> Figure:
-    """Where the time of the finished requests that missed went, until their first or last token."""
+    """Mean time by phase until the first or last token of finished requests that missed."""
     shown = PHASES if until == "last" else PHASES[:2]
 
     def bar(detail: LevelDetail, place: int) -> View | None:
@@ -266,7 +266,7 @@ def over_time(
 
 
 def _cut_late(curves: list[View]) -> None:
-    """One system that drains its queue for hours must not press the others into a corner."""
+    """Cut curves at twice the median end, so that one slow system does not compress the others."""
     if curves:
         end = 2 * statistics.median(curve["x"][-1] for curve in curves if curve["x"])
         for curve in curves:
@@ -398,3 +398,80 @@ def _bound(along: Literal["x", "y"], bound: SloRange | None) -> list[View]:
     if bound is None or bound.low_s != bound.high_s:
         return []
     return [_line(along, bound.low_s, f"SLO {seconds_text(bound.low_s)}")]
+
+
+_SWEPT = {"gpus": "GPUs", "slo_scale": "SLO scale"}
+_MOST_CURVES = 16
+_TARGET = 0.99
+
+
+def sweeps(cells: pd.DataFrame, rows: pd.DataFrame) -> list[Figure]:
+    """A figure for each such setting with several values; a view for each rate, the knee first."""
+    return [found for axis in _SWEPT if (found := _sweep(axis, cells, rows)) is not None]
+
+
+def _sweep(axis: str, cells: pd.DataFrame, rows: pd.DataFrame) -> Figure | None:
+    if axis not in cells or cells[axis].nunique() < 2:
+        return None
+    valid = cells[cells["valid"]]
+    plain = valid.drop(columns=["facet", "series"])
+    alike = with_facets(plain.assign(swept=pd.to_numeric(plain[axis]), **{axis: 0}))
+    swept = pd.DataFrame(
+        {
+            "name": full_names(alike).to_numpy(),
+            "x": alike["swept"].to_numpy(),
+            "rate": alike["level_rps"].to_numpy(),
+            "attainment": alike["attainment"].to_numpy(),
+        }
+    )
+    varied = swept.groupby("name")["x"].nunique()
+    names = [n for n in dict.fromkeys(swept["name"]) if varied[n] > 1][:_MOST_CURVES]
+    if not names:
+        return None
+    swept = swept[swept["name"].isin(names)]
+    knee = knee_rps(rows)
+    rates = sorted(set(swept["rate"]), key=lambda rate: (rate != knee, rate))
+    views = {rate_key(rate): _swept_view(swept[swept["rate"] == rate], names) for rate in rates}
+    several = len(rates) > 1
+    word = _SWEPT[axis]
+    return Figure(
+        id=f"sweep-{axis.replace('_', '-')}",
+        kind="lines",
+        title=f"Requests in SLO against {word}",
+        note=f"Mean over seeds; band: lowest to highest seed. {_fewest(swept, names, word, rates)}",
+        x=Axis(word, "number"),
+        y=Axis("requests in SLO", "percent", top=1.0),
+        views=views if several else {ONLY: views[rate_key(rates[0])]},
+        picker="local" if several else "none",
+        options=[[rate_key(r), f"{rate_text(r)} req/s"] for r in rates] if several else [],
+    )
+
+
+def _swept_view(swept: pd.DataFrame, names: Sequence[str]) -> View:
+    curves = []
+    for place, name in enumerate(names):
+        of = swept[swept["name"] == name].groupby("x")["attainment"].agg(["mean", "min", "max"])
+        if len(of):
+            curves.append(
+                {
+                    "s": place,
+                    "x": [float(x) for x in of.index],
+                    "y": of["mean"].tolist(),
+                    "lo": of["min"].tolist(),
+                    "hi": of["max"].tolist(),
+                }
+            )
+    lines = [{"axis": "y", "value": _TARGET, "label": "99 %"}]
+    return {"names": list(names), "series": curves, "lines": lines}
+
+
+def _fewest(swept: pd.DataFrame, names: Sequence[str], word: str, rates: Sequence[float]) -> str:
+    """A note on the smallest setting that reaches 99 % at the first rate."""
+    told = []
+    for name in names:
+        of = swept[(swept["name"] == name) & (swept["rate"] == rates[0])]
+        means = of.groupby("x")["attainment"].mean()
+        enough = means[means >= _TARGET - 1e-12]
+        if len(means):
+            told.append(f"{name}: {enough.index.min():g}" if len(enough) else f"{name}: none")
+    return f"Least {word} at 99 %, {rate_text(rates[0])} req/s: {'; '.join(told)}."

@@ -14,10 +14,10 @@ from ...workloads.call_parser import parse_call, parse_values, split_outside
 from ...workloads.errors import SloBenchError
 
 SHORT = 28
-"""Texts of so many characters need no label."""
+"""Longest text (characters) that needs no label."""
 
 LONGEST = 60
-"""Labels made of more characters are letters instead."""
+"""Longest label (characters); beyond it, letters are the labels."""
 
 _Leaves = dict[str, str]
 
@@ -66,7 +66,7 @@ def _letter(place: int) -> str:
 
 
 def _differing(texts: Sequence[str]) -> dict[str, str]:
-    """Of each text the few settings that tell it from all others, usual values left out."""
+    """Labels from the few settings that distinguish the texts; common values are left out."""
     read = {text: _leaves(text) for text in texts}
     chosen = _telling(list(read.values()))
     usual = {key: Counter(of.get(key, "") for of in read.values()).most_common(1) for key in chosen}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,6 +12,7 @@ import pandas as pd
 from ...harness.results.read import LEAD_COLUMNS, RunResults
 from ...workloads.parsing import parse_toml
 from .facets import with_facets
+from .figure import percent_text, rate_text, seconds_text
 
 Load = Literal["several rates", "one rate", "at once"]
 
@@ -35,7 +36,7 @@ class HighestRate:
 
 
 def highest_rate(cells: pd.DataFrame, target: float) -> HighestRate:
-    """What one system carries; `cells` are its rows, of which invalid ones do not count."""
+    """Highest rate of one system; `cells` are its rows, of which invalid ones do not count."""
     valid = cells[cells["valid"]]
     if valid.empty:
         rates = cells["rate_rps"]
@@ -74,7 +75,7 @@ def _four_digits(rate_rps: float) -> float:
 
 
 def with_series(cells: pd.DataFrame) -> pd.DataFrame:
-    """`cells` with `facet` and `series` (see `facets`) and `level_rps` (see `level_rates`)."""
+    """`cells` with the columns `facet`, `series` and `level_rps`."""
     cells = with_facets(cells)
     rates = [level_rates(rows) for _, rows in cells.groupby(["facet", "series"], sort=False)]
     return cells.assign(level_rps=pd.concat(rates).reindex(cells.index))
@@ -139,7 +140,7 @@ def _by_merit(cells: pd.DataFrame) -> list[str]:
 
 
 def offered(cells: pd.DataFrame) -> Load:
-    """How requests come: at several rates, each series at one, or all at once."""
+    """Kind of load: several rates, one rate for each series, or all requests at once."""
     if (cells["level_rps"] == 0).all():
         return "at once"
     rates = cells.groupby(["facet", "series"])["level_rps"].nunique()
@@ -171,3 +172,69 @@ def knee_rps(level_rows: pd.DataFrame) -> float:
     medians = level_rows.groupby("rate_rps")["attainment"].median()
     under = medians[medians < TARGETS[0]]
     return float(under.index.min() if len(under) else medians.index.max())
+
+
+def origin(cells: pd.DataFrame) -> str:
+    """`simulated`, `measured`, or both: where the numbers come from."""
+    simulated = cells["backend"] == "simulated"
+    if simulated.all():
+        return "simulated"
+    return "simulated and measured" if simulated.any() else "measured"
+
+
+def highest_text(found: HighestRate) -> str:
+    """`6`, `≥ 6` where the highest rate tested still reaches the target, `< 1` where none does; a
+    dash where no rate was offered.
+    """
+    if not found.top_rps:
+        return "–"
+    if found.rate_rps is None:
+        return f"< {rate_text(found.lowest_rps)}"
+    return f"≥ {rate_text(found.rate_rps)}" if found.at_end else rate_text(found.rate_rps)
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A column of the rows of `levels` as a column of a table."""
+
+    head: str
+    column: str
+    text: Callable[[float], str]
+    more_is_better: bool
+
+    def best(self, rows: pd.DataFrame) -> str:
+        """Text of the best value of the rows; empty if all values read the same."""
+        values = rows[self.column].dropna()
+        texts = {self.text(float(value)) for value in values}
+        if len(texts) < 2:
+            return ""
+        return self.text(float(values.max() if self.more_is_better else values.min()))
+
+
+IN_SLO = Measure("in SLO", "attainment", percent_text, True)
+GOODPUT = Measure("goodput", "goodput_rps", rate_text, True)
+FINISHED = Measure("finished req/s", "throughput_rps", rate_text, True)
+MAKESPAN = Measure("makespan", "makespan_s", seconds_text, False)
+LATENCY = Measure("mean latency", "e2e_mean_s", seconds_text, False)
+TURNAROUND = Measure("weighted turnaround", "weighted_turnaround", rate_text, False)
+TTFT = Measure("TTFT p99", "ttft_p99_s", seconds_text, False)
+TPOT = Measure("TPOT p99", "tpot_p99_s", seconds_text, False)
+
+AT_A_RATE = (IN_SLO, GOODPUT, TTFT, TPOT)
+AT_ONCE = (FINISHED, MAKESPAN, LATENCY, TURNAROUND, IN_SLO)
+
+
+def measures(cells: pd.DataFrame) -> tuple[Measure, ...]:
+    """Measures shown for each series, the most important first; attainment only with an SLO."""
+    shown = AT_ONCE if offered(cells) == "at once" else AT_A_RATE
+    asked = has_slo(cells)
+    return tuple(m for m in shown if m.column in cells.columns and (asked or m is not IN_SLO))
+
+
+def load_text(cells: pd.DataFrame) -> str:
+    """The load where every series has one level: `at 4 req/s`, or `all requests at once`."""
+    if offered(cells) == "at once":
+        return "all requests at once"
+    rates = cells["level_rps"]
+    low, high = rate_text(float(rates.min())), rate_text(float(rates.max()))
+    return f"at {low} req/s" if low == high else f"at {low} to {high} req/s"

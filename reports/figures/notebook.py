@@ -10,8 +10,7 @@ from ...harness.results.read import read_runs
 from . import figures
 from .facets import full_names
 from .figure import Figure, View
-from .levels import combine, levels, series_names
-from .numbers import origin
+from .levels import combine, levels, origin, series_names
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

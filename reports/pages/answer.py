@@ -10,15 +10,14 @@ import pandas as pd
 from markupsafe import Markup
 
 from ..figures.facets import by_facet, facet_noun, facets_of
-from ..figures.levels import TARGETS, highest_rate, offered
-from ..figures.measures import IN_SLO, Measure, load_text, measures
-from ..figures.numbers import rate_text
+from ..figures.figure import rate_text
+from ..figures.levels import IN_SLO, TARGETS, Measure, highest_rate, load_text, measures, offered
 
 MOST_NAMES = 3
-"""So many are named in a sentence; more are counted."""
+"""Largest number of series named in a sentence; more are counted."""
 
 Values = Mapping[str, float]
-"""Of a facet's series, what the page compares them by; without those of which nothing is known."""
+"""Values by series in one facet that the page compares; series without a value are left out."""
 
 # Of a column: what one does, what several do, what it is that they do, what they are compared by.
 _CARRIES = (
@@ -37,12 +36,12 @@ _CLAIMS = {
 
 
 def strong(text: object) -> Markup:
-    """Escaped, and in bold."""
+    """The text in bold, with HTML characters escaped."""
     return Markup("<strong>{}</strong>").format(text)
 
 
 def answer(cells: pd.DataFrame, rows: pd.DataFrame, names: Sequence[str]) -> Markup:
-    """The page's one sentence: who carries the most, finishes most, or meets the most SLOs."""
+    """The headline: the system with the highest rate, throughput or SLO attainment."""
     facets, noun = facets_of(cells), facet_noun(cells)
     if offered(cells) == "several rates":
         if len(facets) == 1:
@@ -55,7 +54,7 @@ def answer(cells: pd.DataFrame, rows: pd.DataFrame, names: Sequence[str]) -> Mar
         wins = Counter(n for v in of_facets.values() for n in winners(v, names, rate_text))
         if not wins or list(wins.values()).count(max(wins.values())) < 2:
             return told
-        # So many are the best that the steps between rates were too wide to tell them.
+        # Several systems tie: the steps between rates were too wide to separate them.
         best = {f: best_goodput(of, names) for f, of in by_facet(rows, list(rated)).items()}
         more = _most(best, names, _CLAIMS["goodput_rps"], noun, rate_text, brief=True)
         return Markup("{} {}").format(told, more)
@@ -68,7 +67,7 @@ def answer(cells: pd.DataFrame, rows: pd.DataFrame, names: Sequence[str]) -> Mar
 
 
 def _capacity(cells: pd.DataFrame, names: Sequence[str]) -> Markup:
-    """Of one facet: who carries the most load at 90 %."""
+    """Headline of one facet: the system with the highest rate at 90 % attainment."""
     found = {n: highest_rate(cells[cells["series"] == n], TARGETS[0]) for n in names}
     carried = {n: h.rate_rps for n, h in found.items() if h.rate_rps is not None}
     if not carried:
@@ -93,7 +92,7 @@ def _capacity(cells: pd.DataFrame, names: Sequence[str]) -> Markup:
 
 
 def _ahead(values: Values, by: Measure, names: Sequence[str], at: str) -> Markup:
-    """Of one facet, where every series has one level: who is best, and who comes next."""
+    """Headline of one facet with one level for each series: the best system and the next."""
     if not values:
         return Markup("Nothing was measured.")
     leaders = winners(values, names, by.text)
@@ -119,7 +118,7 @@ def _most(
     *,
     brief: bool = False,
 ) -> Markup:
-    """Who is best, alone or with others, in how many of the facets; unless `brief`, who is next."""
+    """Headline of several facets: the system best in most, and, unless `brief`, the next."""
     one, many, what, metric = claim
     best_in = [winners(values, names, text) for values in of_facets.values()]
     wins = Counter(name for leaders in best_in for name in leaders)
@@ -149,7 +148,7 @@ def _most(
 
 
 def winners(values: Values, names: Sequence[str], text: Callable[[float], str]) -> list[str]:
-    """Whose value reads as the best does."""
+    """Names of the series whose value has the same text as the best."""
     best = text(max(values.values())) if values else ""
     return [n for n in names if n in values and text(values[n]) == best]
 
@@ -166,7 +165,7 @@ def _kind(names: Sequence[str]) -> str:
 
 
 def best_goodput(rows: pd.DataFrame, names: Sequence[str]) -> Values:
-    """Of each series, at whichever rate."""
+    """Best goodput of each series over all rates, in requests per second."""
     found = rows.groupby("series")["goodput_rps"].max().dropna()
     return {n: float(found[n]) for n in names if n in found}
 

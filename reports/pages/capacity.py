@@ -16,8 +16,7 @@ from rich.text import Text
 from ...harness.results.read import RunResults
 from ...tuner.capacity.checkpoint import read_capacity
 from ..figures.facets import SETUP, facet_noun, facets_of
-from ..figures.figure import ONLY, Axis, Figure, View
-from ..figures.numbers import percent_text, rate_text, seconds_text
+from ..figures.figure import ONLY, Axis, Figure, View, percent_text, rate_text, seconds_text
 from .answer import strong
 from .table import Cell, Table, one_group
 
@@ -78,13 +77,13 @@ def best_lines(rows: Sequence[Row]) -> list[str]:
 
 
 def _ahead(row: Row) -> tuple[bool, float]:
-    """For comparing: who missed the target at no rate tried is before all others."""
+    """Sort key; the greatest is that of a system that met the target at every tried rate."""
     endless = row["capacity_rps"] is None
     return endless, row["low_rps"] if endless else row["capacity_rps"]
 
 
 def _most_rps(row: Row) -> float:
-    """What it may carry at most."""
+    """Upper bound of the capacity, in requests per second."""
     return math.inf if row["high_rps"] is None else float(row["high_rps"])
 
 

@@ -1,4 +1,4 @@
-"""What every page is: one HTML file that needs no network, written whole or not at all.
+"""HTML pages: one file each that needs no network, written whole or not at all.
 
 A page forbids itself any request and any script but its own by a content security policy, and its
 templates escape every value, so that no name in a run, however written, can run or load anything.

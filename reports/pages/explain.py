@@ -15,7 +15,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from ...harness.core.records import Outcome
-from ...harness.results.metrics import judge
+from ...harness.results.metrics import judge, late
 from ...harness.validation.latency_breakdown import (
     MEANING,
     LatencySpan,
@@ -26,9 +26,9 @@ from ...harness.validation.latency_breakdown import (
 from ...harness.validation.trace import CellTrace, MeasuredCell
 from ...workloads.errors import SloBenchError
 from ...workloads.parsing import finite
-from ...workloads.request import RequestType
-from ..compare.run_results import read_requests
-from ..figures.numbers import seconds_text
+from ...workloads.request import SLO_COLUMNS, RequestType
+from ..compare.results import read_requests
+from ..figures.figure import seconds_text
 from .table import Cell, one_group
 
 MOST_EPISODES = 40  # shown in text; every single stay is in the JSON
@@ -39,7 +39,7 @@ _PASSING = frozenset({SpanKind.SWAP, SpanKind.PIPELINE})  # belong to whatever t
 
 @dataclass(frozen=True)
 class Explanation:
-    """One request: what was asked, what became of it, and every stretch of its time."""
+    """Lengths, outcome and latency breakdown of one request."""
 
     cell: str
     request: int
@@ -58,7 +58,7 @@ class Explanation:
 
     @property
     def parts_s(self) -> dict[SpanKind, float]:
-        """Seconds by part, largest first."""
+        """Latency of each part in seconds, largest first."""
         return totals_s(list(self.phases))
 
 
@@ -88,7 +88,7 @@ def chosen_request(cell: CellTrace | MeasuredCell, text: str) -> int:
 
 
 def explain(cell: CellTrace, request: int) -> Explanation:
-    """Explain one request of a cell that was watched.
+    """Explain one request of a traced cell.
 
     Raises:
         SloBenchError: it did not finish, and so has no time to explain.
@@ -119,12 +119,6 @@ def explain(cell: CellTrace, request: int) -> Explanation:
             "stay on one is explained"
         )
     judged = judge(workload, records)
-    late = {
-        "ttft": judged.late_ttft,
-        "tpot": judged.late_tpot,
-        "e2e": judged.late_e2e,
-        "deadline": judged.late_deadline,
-    }
     arrival_s = float(records.arrival_s[request])
     return Explanation(
         cell=cell.spec.cell,
@@ -138,7 +132,7 @@ def explain(cell: CellTrace, request: int) -> Explanation:
         tpot_s=float(records.tpot_s[request]),
         e2e_s=float(records.e2e_s[request]),
         met=bool(judged.met[request]),
-        missed=tuple(name for name, missed in late.items() if missed[request]),
+        missed=tuple(name for name, missed in judged.late.items() if missed[request]),
         preemptions=int(records.preemptions_swap[request] + records.preemptions_recompute[request]),
         phases=latency_breakdown(log, request, arrival_s),
     )
@@ -163,9 +157,9 @@ def explain_measured(cell: MeasuredCell, request: int) -> Explanation:
     )
     tokens = int(row["output_tokens"])
     tpot_s = (finish_s - first_s) / (tokens - 1) if tokens > 1 else math.nan
-    took_s = {"ttft": first_s - arrival_s, "tpot": tpot_s, "e2e": finish_s - arrival_s}
-    late = [name for name, seconds in took_s.items() if seconds > float(row[f"{name}_slo_s"])]
-    late += ["deadline"] if finish_s > float(row["deadline_s"]) else []
+    e2e_s = finish_s - arrival_s
+    took_s = {"ttft": first_s - arrival_s, "tpot": tpot_s, "e2e": e2e_s, "deadline": finish_s}
+    missed = [name for name, column in SLO_COLUMNS.items() if late(took_s[name], row[column])]
     return Explanation(
         cell=cell.cell,
         request=request,
@@ -178,14 +172,14 @@ def explain_measured(cell: MeasuredCell, request: int) -> Explanation:
         tpot_s=tpot_s,
         e2e_s=took_s["e2e"],
         met=bool(row["slo_met"]),
-        missed=tuple(late),
+        missed=tuple(missed),
         preemptions=0,
         phases=cell.phases(request),
     )
 
 
 def differs_from_record(folder: Path, cell: CellTrace) -> str | None:
-    """What is wrong where running the cell again gave other times than the run folder holds."""
+    """A sentence if the repeated cell ends at other times than recorded; None if not."""
     kept = folder / "requests"
     name = cell.spec.cell
     if not any((kept / f"{name}{suffix}").is_file() for suffix in (".csv.gz", ".parquet")):
@@ -228,7 +222,7 @@ def _parts_table(e: Explanation) -> RichTable:
         )
         for part, seconds in e.parts_s.items()
     ]
-    title = "Where the time went"
+    title = "Time by part"
     return one_group(title, ("part", "time", "share", ""), rows, texts=(0, 3)).rich(title)
 
 
@@ -246,7 +240,7 @@ def _episodes(of: Sequence[LatencySpan]) -> list[list[LatencySpan]]:
 
 
 def _phases_table(e: Explanation) -> RichTable:
-    title = "One after the other, from its arrival"
+    title = "Phases in order, from its arrival"
     shown = _episodes(e.phases)
     if len(shown) > MOST_EPISODES:
         title += f" (the first {MOST_EPISODES} of {len(shown)})"

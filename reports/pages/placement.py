@@ -32,7 +32,7 @@ _COLOURS = ("blue", "dark_orange3", "green4", "magenta", "gold3", "cyan", "grey4
 
 @dataclass(frozen=True)
 class FoundMap:
-    """What is shown: the question, the answers, and which of them was chosen."""
+    """A placement problem, its solutions, and the chosen one."""
 
     model: ModelSpec
     topology: Topology
@@ -44,7 +44,7 @@ class FoundMap:
 
     @property
     def best(self) -> SolverResult:
-        """The cheapest that fits."""
+        """The solution with the lowest cost."""
         return min(self.answers, key=lambda a: a.cost)
 
 
@@ -58,7 +58,7 @@ def _ranges(chosen: SolverResult) -> list[tuple[int, int, int]]:
 
 
 def headline(found: FoundMap) -> str:
-    """How many layers went to how many devices, and how long a pass takes."""
+    """One sentence: number of layers, number of devices, time of a pass."""
     chosen, devices = found.chosen, len(found.topology.devices)
     return (
         f"{found.problem.layers} layers of {found.model.name} on {len(chosen.placed)} of {devices} "

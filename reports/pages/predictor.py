@@ -30,7 +30,7 @@ _HEADS = ("predictor", "rows", "exact", "± 1", "MAE", "τ", "ECE", "in 90 %", "
 
 
 def headline(found: PredictorEvaluation) -> str:
-    """How often the right bucket is told, against the best of the others."""
+    """One sentence: share of correct buckets, compared with the best baseline."""
     first = found.scores[0].corpus
     here = [score for score in found.scores if score.corpus == first]
     best = max((s for s in here if s.predictor != LORA), key=lambda s: s.exact)
@@ -43,7 +43,7 @@ def headline(found: PredictorEvaluation) -> str:
 
 
 def notes(found: PredictorEvaluation, config: PredictorConfig) -> list[str]:
-    """What a reader must know beside the table."""
+    """Notes below the table."""
     lines = [
         f"Base {config.base.name}, {config.shape.head} over {len(config.shape.edges)} buckets; "
         f"lengths: {config.labels}.",
@@ -82,7 +82,7 @@ def notes(found: PredictorEvaluation, config: PredictorConfig) -> list[str]:
 
 
 def evaluation_text(found: PredictorEvaluation, config: PredictorConfig) -> RenderableType:
-    """Headline, table, notes."""
+    """Terminal output: headline, table and notes."""
     lines = [Text(line, style="dim") for line in notes(found, config)]
     return Group(Text(headline(found), style="bold"), _scores(found).rich(), *lines)
 
@@ -172,7 +172,7 @@ def write_evaluation(found: PredictorEvaluation, config: PredictorConfig, out: P
 
 
 def reliability_figure(found: PredictorEvaluation) -> Figure:
-    """How often the likeliest bucket was right against how likely it was said to be."""
+    """Share of correct predictions against the predicted probability."""
     bins = found.reliability
     curve: View = {
         "s": 0,
@@ -287,5 +287,5 @@ def write_stream(came: StreamEvaluation, config: PredictorConfig, out: Path) -> 
 
 
 def stream_json(came: StreamEvaluation) -> dict[str, Any]:
-    """The same as plain values."""
+    """The stream's results as plain JSON values."""
     return _plain(came)

@@ -70,7 +70,7 @@ class PublishedRow:
 
 @dataclass(frozen=True)
 class PublishedTable:
-    """Figures of one paper."""
+    """Published values of one paper."""
 
     title: str
     rows: tuple[PublishedRow, ...]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +13,27 @@ import pandas as pd
 
 from ...harness.results.read import RunResults, read_runs
 from ...workloads.errors import SloBenchError
-from ..figures import sweeps
-from ..figures.details import SloRange, level_details
-from ..figures.facet_figures import Drawn, drawn, shared_bounds
+from ..figures import figures, mechanism
+from ..figures.details import LevelDetail, SloRange, level_details
 from ..figures.facets import abbreviated, facet_noun, facets_of
-from ..figures.figure import Figure, as_json
+from ..figures.figure import Figure, as_json, rate_key, rate_keys, rate_text, seconds_text
 from ..figures.labels import labels, stand_alone
-from ..figures.levels import combine, has_slo, levels, offered, series_names
-from ..figures.numbers import origin, seconds_text
+from ..figures.levels import (
+    combine,
+    has_slo,
+    knee_rps,
+    levels,
+    measures,
+    offered,
+    origin,
+    series_names,
+)
 from . import capacity, published, summary, validation
 from .answer import answer
 from .document import asset, page, write_page
 
 MANY = 4
-"""Up to so many values are listed in the page's title; more are counted."""
+"""Largest number of values listed in the page's title; more are counted."""
 
 
 def write_report(run_dirs: Sequence[Path], out: Path) -> Path:
@@ -49,7 +57,7 @@ def _document(runs: Sequence[RunResults]) -> str:
     facets = [drawn(facet, cells, rows, details, names, searched) for facet in known]
     validated = validation.found_in(runs, cells)
     scatters = validation.scatters(validated, names)
-    swept = sweeps.figures(cells, rows)
+    swept = figures.sweeps(cells, rows)
     badge = _badge(cells)
     data = {
         "series": list(names),
@@ -184,7 +192,7 @@ def _notices(cells: pd.DataFrame, runs: Sequence[RunResults]) -> list[tuple[str,
 
 
 def _setup(run: RunResults, of: str) -> dict[str, Any]:
-    """Configuration verbatim, environment, step times."""
+    """Configuration, environment and origin of the step times of one run."""
     known = run.environment.get("step_time")
     told = {}
     for pair, about in (known if isinstance(known, Mapping) else {}).items():
@@ -209,3 +217,110 @@ def _footer(cells: pd.DataFrame, runs: Sequence[RunResults]) -> str:
         for run in runs
     ]
     return f"Made from {len(cells):,} cells. {'; '.join(dict.fromkeys(made))}."
+
+
+_ANY_RATE = 0.0  # where every series has one level, all are shown together
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The figures of one facet, and the rates that those of one rate can show."""
+
+    label: str
+    rates: Sequence[tuple[str, str]]  # the name of the views, and what a reader is offered
+    rate: str  # the one shown first
+    series: Sequence[int]  # places of those that it holds, best first
+    capacity: Sequence[Figure]
+    load: Sequence[Figure]
+    detail: Sequence[Figure]
+    worth: Sequence[Figure]
+
+    def __iter__(self) -> Iterator[Figure]:
+        return iter((*self.capacity, *self.load, *self.detail, *self.worth))
+
+
+def drawn(
+    facet: str,
+    cells: pd.DataFrame,
+    rows: pd.DataFrame,
+    details: Sequence[LevelDetail],
+    names: Sequence[str],
+    searched: Sequence[capacity.Row],
+) -> Drawn:
+    """The figures of a facet.
+
+    Args:
+        facet: its name.
+        cells: all cells of the page; what a figure is made of is the same in all facets.
+        rows: the levels of all cells.
+        details: the details of all levels.
+        names: the series; figures speak of them by their place.
+        searched: the capacities that were searched for.
+    """
+    rows = rows[rows["facet"] == facet]
+    details = [d for d in details if d.facet == facet]
+    own = cells[cells["facet"] == facet]
+    bounds = shared_bounds(details)
+    rates = [(rate_key(r), _rate_label(own, r)) for r in sorted(set(rows["rate_rps"]))]
+    rate = rate_key(knee_rps(rows))
+    found = _present(capacity.figure(searched, own, names))
+    several, slo = offered(cells) == "several rates", has_slo(cells)
+    cost = figures.cost(details, names, compared=not several)
+    if several:
+        load = [
+            figures.against_rate(rows, names, "attainment"),
+            figures.against_rate(rows, names, "goodput_rps"),
+            *(figures.latency(rows, names, m, bounds.get(m)) for m in figures.METRICS),
+        ]
+    else:
+        latencies: list[figures.Latency] = [*figures.METRICS]
+        latencies += ["e2e"] if offered(cells) == "at once" else []
+        columns = [m.column for m in measures(cells) if m.column in figures.COMPARED]
+        load = [
+            *(figures.compared(rows, names, column) for column in columns),
+            *(figures.latency_compared(rows, names, m, bounds.get(m)) for m in latencies),
+        ]
+        rows = rows.assign(rate_rps=_ANY_RATE)
+        details = [replace(d, rate_rps=_ANY_RATE) for d in details]
+        rates, rate = [], rate_key(_ANY_RATE)
+    missed = [
+        figures.causes(details, names),
+        figures.phases(details, names, until="first"),
+        figures.phases(details, names, until="last"),
+    ]
+    detail = [
+        *(figures.latency_distribution(details, names, m) for m in figures.METRICS),
+        *(missed if slo else []),
+        *(figures.over_time(details, names, c) for c in figures.STATES),
+        *(_present(figures.classes(rows, names)) if slo else []),
+        *mechanism.figures(details, names),
+    ]
+    worth = [figures.efficiency(rows, names), *_present(cost)]
+    series = [place for place, name in enumerate(names) if (own["series"] == name).any()]
+    return Drawn(facet, rates, rate, series, found, load, detail, worth)
+
+
+def shared_bounds(details: Iterable[LevelDetail]) -> dict[str, SloRange]:
+    """The least and the largest bound of each kind that requests carried."""
+    bounds: dict[str, SloRange] = {}
+    for detail in details:
+        for name, bound in detail.bounds.items():
+            old = bounds.get(name, bound)
+            bounds[name] = SloRange(min(old.low_s, bound.low_s), max(old.high_s, bound.high_s))
+    return bounds
+
+
+def _rate_label(cells: pd.DataFrame, rate: float) -> str:
+    """`4 req/s`, with the load or the speed that made it this rate."""
+    text = f"{rate_text(rate)} req/s"
+    of_rate = cells[rate_keys(cells) == rate_key(rate)]
+    for column, word in (("load_factor", "load {:g}"), ("replay_speed", "{:g}× speed")):
+        if column in cells.columns and cells[column].nunique() > 1:
+            values = of_rate[column].dropna()
+            if values.nunique() == 1:
+                return f"{text} ({word.format(values.iloc[0])})"
+    return text
+
+
+def _present(figure: Figure | None) -> list[Figure]:
+    return [] if figure is None else [figure]

@@ -13,14 +13,22 @@ from rich.text import Text
 from ...tuner.sensitivity.perturbations import Perturbation
 from ...tuner.sensitivity.study import CAPACITY, Flip, Point, Ranked, Sensitivity
 from ...workloads.parsing import finite
-from ..figures.figure import Axis, Figure, Format, View, as_json
-from ..figures.numbers import percent_text, rate_text, seconds_text
+from ..figures.figure import (
+    Axis,
+    Figure,
+    Format,
+    View,
+    as_json,
+    percent_text,
+    rate_text,
+    seconds_text,
+)
 from .document import page, write_page
 from .table import Table
 
 
 def headline(found: Sensitivity) -> str:
-    """Who is ahead at the base, and whether that ever changes."""
+    """One sentence: the best system at the base values, and whether the ranking changes."""
     order = found.base.ranking(found.ranked)
     values = [value_text(found.ranked, found.base.mean(system)) for system in order]
     told = ", ".join(f"{s} {v}" for s, v in zip(order, values, strict=True))
@@ -32,14 +40,14 @@ def headline(found: Sensitivity) -> str:
 
 
 def metric_text(ranked: Ranked) -> str:
-    """What systems are ranked by, in words."""
+    """Name of the metric that ranks the systems."""
     if ranked.metric == CAPACITY:
         return f"capacity (highest req/s with {ranked.target:.0%} in SLO)"
     return ranked.metric
 
 
 def value_text(ranked: Ranked, value: float) -> str:
-    """A figure with its unit."""
+    """The metric's value as text, with its unit."""
     if math.isnan(value):
         return "–"
     if ranked.metric == "attainment":
@@ -95,7 +103,7 @@ def _cells(found: Sensitivity, axis: Perturbation, point: Point) -> list[str]:
 
 
 def _lead(found: Sensitivity, point: Point) -> float:
-    """How far the first is ahead of the second, as a share of the second."""
+    """Lead of the first system over the second, as a share of the second."""
     first, second = (point.mean(system) for system in point.ranking(found.ranked)[:2])
     if not second or math.isnan(second):
         return 0.0 if first == second else math.inf
@@ -135,7 +143,7 @@ def figure(found: Sensitivity) -> Figure:
     return Figure(
         id="sensitivity",
         kind="lines",
-        title="What if the simulation is off?",
+        title="Sensitivity to errors of the simulation",
         note="Line: mean over seeds; band: lowest to highest seed. One thing is changed at a time.",
         x=Axis("changed to", "number"),
         y=Axis(label, form),

@@ -14,23 +14,29 @@ from rich.text import Text
 from ...harness.results.read import REASON_COLUMN
 from ..figures.details import LevelDetail
 from ..figures.facets import abbreviated, by_facet, facets_of
+from ..figures.figure import percent_text, rate_text, seconds_text
 from ..figures.labels import is_letter
 from ..figures.levels import (
+    AT_A_RATE,
+    IN_SLO,
     TARGETS,
+    Measure,
     has_slo,
     highest_rate,
+    highest_text,
     levels,
+    load_text,
+    measures,
     offered,
+    origin,
     series_names,
     with_series,
 )
-from ..figures.measures import AT_A_RATE, IN_SLO, Measure, load_text, measures
-from ..figures.numbers import highest_text, origin, percent_text, rate_text, seconds_text
 from .answer import best_goodput, winners
 from .table import Cell, Row, Table
 
 MOST_LINES = 60
-"""A table of every rate longer than this stays in the report: nobody reads it on a terminal."""
+"""Longest table of all rates (rows) on a terminal; longer ones are only in the report."""
 
 _LEAST_NAME = 12  # characters of a name before it goes on in the next line
 _BETWEEN = 2  # characters between two columns
@@ -184,7 +190,7 @@ def _named(name: str, names: Sequence[str], facet: str = "") -> Cell:
 def _rates(
     cells: pd.DataFrame, rows: pd.DataFrame, details: Sequence[LevelDetail], names: Sequence[str]
 ) -> Iterator[Row]:
-    """Of one facet: the highest rates of each series, its best goodput and its cost."""
+    """Table rows of one facet: highest rates, best goodput and cost of each series."""
     top = float(cells["level_rps"].max())
     goodput = best_goodput(rows, names)
     best = set(winners(goodput, names, rate_text))
@@ -213,7 +219,7 @@ def _rates(
 def _each(
     rows: pd.DataFrame, names: Sequence[str], shown: Sequence[Measure] = AT_A_RATE
 ) -> Iterator[tuple[str, float, list[Cell]]]:
-    """Of one facet: each series at each of its rates, with what it measured there."""
+    """Name, rate and cells of the measures, for each series of one facet at each of its rates."""
     best = {measure: measure.best(rows) for measure in shown}
     top = 1.0 if shown[0] is IN_SLO else float(rows[shown[0].column].max())
     for place, name in enumerate(names):

@@ -53,7 +53,7 @@ class Table:
     def rich(
         self, title: str = "", *, widths: Sequence[int] = (), **options: Any
     ) -> on_terminal.Table:
-        """For a terminal."""
+        """The table for a terminal, as a rich table."""
         table = on_terminal.Table(
             title=Text(title) if title else None,
             title_justify="left",

@@ -12,10 +12,8 @@ from ...tuner.search.objectives import OBJECTIVES, TuningObjective
 from ...tuner.search.outcome import FILE, read_tuning
 from ...workloads.errors import FileFormatError, SloBenchError
 from ..figures import tuning_figures
-from ..figures.figure import as_json
-from ..figures.numbers import percent_text, rate_text, seconds_text
-from ..figures.parallel import parallel_coordinates
-from ..figures.tuning_figures import FINISHED, MARKS, Plain, objectives_of
+from ..figures.figure import as_json, percent_text, rate_text, seconds_text
+from ..figures.tuning_figures import FINISHED, MARKS, Plain, objectives_of, parallel_coordinates
 from .document import page, write_page
 from .table import Table, one_group
 
@@ -42,7 +40,7 @@ def tuning_text(found: Plain) -> RenderableType:
 
 
 def headline(found: Plain) -> str:
-    """How much was tried, for what, and how many of it were cut short."""
+    """One sentence: number of trials, objectives, pruned trials."""
     states = [row["state"] for row in found["trials"]]
     told = [f"{states.count(FINISHED)} searched to the end"]
     for state, words in (("lost", "raced out"), ("failed", "failed"), ("infeasible", "infeasible")):
@@ -56,7 +54,7 @@ def headline(found: Plain) -> str:
 
 
 def origin(found: Plain) -> str:
-    """Where the trials' numbers come from."""
+    """Origin of the trials' numbers: simulated or measured."""
     return "simulated" if found["backend"] == "simulated" else "measured"
 
 
@@ -69,7 +67,7 @@ def _label(found: Plain, objective: TuningObjective) -> str:
 
 
 def value_text(name: str, value: float | None) -> str:
-    """A figure of an objective."""
+    """An objective's value as text."""
     if value is None:
         return "–"
     if name == "attainment":
@@ -87,7 +85,7 @@ def parameter_text(value: object) -> str:
 
 
 def _figures(found: Plain, row: Plain) -> list[str]:
-    """Of a trial, its value of each objective."""
+    """Texts of a trial's objective values."""
     values = row["values"] or [None] * len(found["objectives"])
     return [value_text(o, v) for o, v in zip(found["objectives"], values, strict=True)]
 
@@ -116,7 +114,7 @@ def _importance_table(found: Plain) -> RichTable:
     rows = [[one, *(percent_text(of.get(one, 0.0)) for of in shares.values())] for one in ordered]
     labels = [OBJECTIVES[name].label for name in shares]
     heads = ("parameter or setting", *labels)
-    return one_group("What mattered", heads, rows, names=labels).rich("What mattered")
+    return one_group("Importance", heads, rows, names=labels).rich("Parameter importance")
 
 
 def _confirmed_table(found: Plain) -> Table:
@@ -146,7 +144,7 @@ def _where(row: Plain, backend: str) -> str:
 
 
 def confirmed_sentence(found: Plain) -> str:
-    """Where the winner holds, and where it does not."""
+    """Verdicts of the confirmation runs against the default, by backend, workload and objective."""
     parts = []
     if any(row["default"] for row in found["trials"] if row["number"] in found["best"]):
         parts.append("nothing that was tried is better than the default")
@@ -168,7 +166,7 @@ def confirmed_sentence(found: Plain) -> str:
 
 
 def first_line(text: str | None) -> str:
-    """Of an error, what fits into a table."""
+    """First line of an error message; empty without a message."""
     return (text or "").partition("\n")[0]
 
 

@@ -23,9 +23,7 @@ from ...harness.validation.log_replay import METRICS, STATISTICS, TOLERANCE, Err
 from ...harness.validation.run_replay import FOLDER, TABLE, ValidatedPoint
 from ...workloads.errors import FileFormatError
 from ...workloads.parsing import finite, parse_json
-from ..figures.figure import ONLY, Axis, Figure, View, as_json
-from ..figures.numbers import seconds_text
-from ..figures.scatters import TITLES, scatter_of, scatter_view, short_error, spread_text
+from ..figures.figure import ONLY, Axis, Figure, View, as_json, seconds_text
 from .document import page, write_page
 from .table import Cell, Table, one_group
 
@@ -60,7 +58,7 @@ def _cells(row: ErrorRow, more: Sequence[str] = ()) -> list[str]:
 
 
 def _errors(rows: Sequence[ErrorRow]) -> Table:
-    """Of each metric the statistics, and what is known of them beyond the error."""
+    """Table of all error statistics, by metric."""
     more = [name for name in _MORE if any(math.isfinite(getattr(row, name)) for row in rows)]
     heads = ("metric", "", "real", "simulated", "error", *(_MORE[name] for name in more))
     groups = itertools.groupby(rows, key=lambda row: row.metric)
@@ -73,7 +71,7 @@ _MORE = {"spread": "run to run", "replayed": "own step times"}
 
 
 def assumptions(found: Validation) -> list[str]:
-    """What was simulated, and what was assumed, line by line."""
+    """Lines on the simulated system and the assumptions."""
     settings, host = found.settings, found.host
     added = []
     if host.launch_s:
@@ -129,7 +127,7 @@ def _level_table(level: ValidatedPoint) -> RichTable:
 
 
 def fitted_text(level: ValidatedPoint) -> str:
-    """What a level's step times were fitted to."""
+    """Source of the fit of a level's step times."""
     if not level.fitted_on:
         return "Step times as given; none were fitted to this run."
     steps = len(level.profile.tables["steps"])
@@ -155,13 +153,13 @@ def validation_json(found: Validation) -> list[dict[str, Any]]:
 
 
 def scatter(found: Validation, metric: str) -> Figure:
-    """A point a request: what the engine took against what the simulation says."""
+    """Scatter of real and simulated latency, one point for each request."""
     view = scatter_view(found.real[metric], found.simulated[metric], 0)
     return scatter_of(metric, {ONLY: view}, [])
 
 
 def quantiles(found: Validation) -> Figure:
-    """Both distributions of each latency."""
+    """Quantiles of the real and simulated distribution of each latency."""
     shares = np.linspace(0, 1, 101)
 
     def curve(place: int, seconds: NDArray[np.float64]) -> View:
@@ -223,7 +221,7 @@ class ValidatedLevel:
     requests: pd.DataFrame
 
     def errors(self) -> list[ErrorRow]:
-        """The error table."""
+        """Table of errors, one row for each statistic."""
         return [self.error(metric, name) for metric in METRICS for name in STATISTICS]
 
     def error(self, metric: str, statistic: str) -> ErrorRow:
@@ -285,7 +283,7 @@ def scatters(levels: Sequence[ValidatedLevel], names: Sequence[str]) -> list[Fig
 
 
 def shown(levels: Sequence[ValidatedLevel]) -> dict[str, Any]:
-    """What the section lays out; nothing where no level was validated."""
+    """Values for the section's template; empty if no level was validated."""
     if not levels:
         return {}
     verdicts = [f"{level.cell}: {line}" for level in levels for line in verdict(level.errors())]
@@ -356,3 +354,62 @@ def _named(outside: Sequence[ErrorRow]) -> str:
         for row in outside
     )
     return f"; outside are {', '.join(names)}"
+
+
+TITLES = {
+    "ttft": "Time to first token",
+    "tpot": "Time per output token",
+    "e2e": "End-to-end latency",
+}
+_MOST_POINTS = 2000
+
+
+def short_error(row: ErrorRow) -> str:
+    """`+1.2 %`, for a table of many; `× 12` where it is far off."""
+    if not math.isfinite(row.error):
+        return "–"
+    if abs(row.error) >= 10:
+        return f"× {1 + row.error:,.0f}"
+    return f"{100 * row.error:.1f} %" if row.statistic == "mape" else f"{100 * row.error:+.1f} %"
+
+
+def spread_text(share: float) -> str:
+    """`3.1 %`; nothing where it is not known."""
+    if not math.isfinite(share):
+        return ""
+    return f"{round(100 * share, 1) + 0.0:.1f} %"  # no minus before a zero
+
+
+def scatter_view(real: NDArray[np.float64], simulated: NDArray[np.float64], place: int) -> View:
+    """Points of requests that have both times; `place` is the series whose colour they have."""
+    points = np.flatnonzero(np.isfinite(real) & np.isfinite(simulated))
+    points = points[:: max(1, -(-len(points) // _MOST_POINTS))]
+    top = float(max(real[points].max(), simulated[points].max())) if len(points) else 0.0
+    return {
+        "series": [
+            {
+                "s": place,
+                "x": real[points].tolist(),
+                "y": simulated[points].tolist(),
+                "labels": [f"request {point}" for point in points],
+            }
+        ],
+        "lines": [{"axis": "diagonal", "value": top, "label": "equal"}],
+        "scatter": True,
+    }
+
+
+def scatter_of(metric: str, views: dict[str, View], options: list[list[str]]) -> Figure:
+    """The figure of one or more such views."""
+    return Figure(
+        id=f"scatter-{metric}",
+        kind="lines",
+        title=TITLES[metric],
+        note=f"A point a request, {_MOST_POINTS:,} at most; on the line both agree.",
+        x=Axis("real, s", "seconds"),
+        y=Axis("simulated, s", "seconds"),
+        views=views,
+        picker="local" if options else "none",
+        options=options,
+        hover="point",
+    )

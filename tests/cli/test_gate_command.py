@@ -114,7 +114,7 @@ def test_explain(slo_bench, runs, tmp_path):
         "explain", runs / "base", "slowest", "--cell", cell, "--trace", "t.json"
     )
     assert code == 0
-    assert "Where the time went" in out
+    assert "Time by part" in out
     assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
     code, out, _ = slo_bench("explain", runs / "base", "5", "--cell", cell, "--json")
     told = json.loads(out)

@@ -21,7 +21,7 @@ from slo_bench.harness.results.run_folder import read_rows, write_rows
 from slo_bench.harness.servers.mock import MockConfig, serving
 from slo_bench.reports.pages.published import load_published
 from slo_bench.workloads.csv_text import guarded, unguarded
-from slo_bench.workloads.readers import read
+from slo_bench.workloads.readers.formats import read
 
 ESCAPES = "\x1b]0;owned\x07\x1b[31m\x9b31m\u202e"
 FORMULA = "=HYPERLINK(1)"

@@ -31,8 +31,7 @@ from pathlib import Path
 import optuna
 
 from slo_bench import Experiment, SloBenchError
-from slo_bench.harness.results.capacity_file import FILE
-from slo_bench.harness.results.run_folder import read_rows
+from slo_bench.harness.results.run_folder import CAPACITY_FILE, read_rows
 from slo_bench.tuner.capacity.asked import CapacityOptions
 from slo_bench.tuner.capacity.folder import search_capacity
 from slo_bench.tuner.search import outcome as tuned
@@ -130,7 +129,7 @@ def _timeless(path: Path) -> bytes:
     if path.suffix == ".jsonl":
         lines = [strip(json.loads(line)) for line in text.splitlines()]
         return "\n".join(map(json.dumps, lines)).encode()
-    if path.name not in (FILE, tuned.FILE):
+    if path.name not in (CAPACITY_FILE, tuned.FILE):
         return text
     return json.dumps(strip(json.loads(text.replace(bytes(path.parent), b".")))).encode()
 

@@ -15,7 +15,7 @@ from slo_bench.harness.load_generator.http.connection import MOST_BODY_BYTES, Co
 from slo_bench.harness.load_generator.http.faults import RequestFault
 from slo_bench.workloads.errors import SloBenchError
 from slo_bench.workloads.parsing import parse_event, parse_json, parse_toml
-from slo_bench.workloads.readers import read
+from slo_bench.workloads.readers.formats import read
 
 
 def _beside(name):

@@ -59,7 +59,7 @@ def test_text_names_the_parts(cell, tmp_path):
         console = Console(width=100, record=True, file=file)
         console.print(explanation_text(explain(cell, chosen_request(cell, "slowest"))))
     text = console.export_text()
-    for word in ("prefill", "decode", "Where the time went", "One after the other", "TTFT"):
+    for word in ("prefill", "decode", "Time by part", "Phases in order", "TTFT"):
         assert word in text
 
 

@@ -54,7 +54,7 @@ def tuned(tmp_path_factory):
 def test_a_tuning_run_gets_its_own_page_again(tuned, tmp_path):
     result = invoke(tuned, "--out", tmp_path / "r.html")
     assert result.exit_code == 0, result.output
-    assert "What mattered" in result.output or "Best" in result.output
+    assert "Parameter importance" in result.output or "Best" in result.output
     page = (tmp_path / "r.html").read_text()
     assert "Default against tuned" in page
     assert 'origin":"simulated"' in page

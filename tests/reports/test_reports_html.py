@@ -238,7 +238,7 @@ def test_all_at_once_has_bars_over_systems_and_no_word_of_capacity(page):
     text = page(rates=[4.0], rate_rps="", requests=60, toml='slo = ""\n', attainment=1.0)
     data = Elements(text).data
     assert "carr" not in answer_of(text)
-    assert "≥ " not in text.partition("What the terms mean")[0]
+    assert "≥ " not in text.partition("Definitions")[0]
     assert "Against load" not in text
     assert 'id="rate"' not in text
     assert "no SLO" in text

@@ -8,11 +8,10 @@ import pytest
 
 from slo_bench.harness.results.read import read_runs
 from slo_bench.reports.figures import mechanism as of_mechanism
-from slo_bench.reports.figures import sweeps
-from slo_bench.reports.figures.details import level_details
+from slo_bench.reports.figures.details import Mechanism, level_details, mechanism
+from slo_bench.reports.figures.figures import sweeps
 from slo_bench.reports.figures.levels import combine, levels, series_names
 from slo_bench.reports.figures.mechanism import MOST_CURVES
-from slo_bench.reports.figures.mechanism_series import Mechanism, mechanism
 from slo_bench.reports.pages.run_page import write_report
 
 
@@ -92,7 +91,7 @@ def test_without_roles_nothing_is_drawn(make_run):
     runs = read_runs([make_run()])
     cells = combine(runs)
     assert of_mechanism.figures(list(level_details(runs, cells)), series_names(cells)) == []
-    assert sweeps.figures(cells, levels(cells)) == []
+    assert sweeps(cells, levels(cells)) == []
 
 
 def test_a_sweep_of_gpus(make_run):
@@ -102,7 +101,7 @@ def test_a_sweep_of_gpus(make_run):
     cells["attainment"] = np.where(cells["system"] == "orca", 0.5, 0.9 + scale / 200)
     cells.to_csv(folder / "cells.csv", index=False)
     shown = combine(read_runs([folder]))
-    (figure,) = sweeps.figures(shown, levels(shown))
+    (figure,) = sweeps(shown, levels(shown))
     assert figure.id == "sweep-slo-scale"
     view = figure.views["only"]
     by_name = {view["names"][curve["s"]]: curve for curve in view["series"]}

@@ -7,8 +7,8 @@ import pytest
 from rich.console import Console
 
 from slo_bench.harness.results.read import read_runs
+from slo_bench.reports.figures.figure import percent_text, rate_text, seconds_text
 from slo_bench.reports.figures.levels import combine
-from slo_bench.reports.figures.numbers import percent_text, rate_text, seconds_text
 from slo_bench.reports.pages.summary import MOST_LINES, summary_table
 
 

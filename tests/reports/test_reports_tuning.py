@@ -3,7 +3,7 @@ import io
 import pytest
 from rich.console import Console
 
-from slo_bench.reports.figures.parallel import parallel_coordinates
+from slo_bench.reports.figures.tuning_figures import parallel_coordinates
 from slo_bench.reports.pages.tuning import confirmed_sentence, headline, tuning_text, write_tuning
 from slo_bench.workloads.errors import SloBenchError
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from slo_bench.workloads.errors import FileFormatError, SloBenchError, UnknownNameError
-from slo_bench.workloads.readers import read
+from slo_bench.workloads.readers.formats import read
 
 SHARED = Path(os.environ.get("SLO_BENCH_SHARED", Path(__file__).resolve().parents[3] / "shared"))
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from slo_bench.workloads.errors import SloBenchError
-from slo_bench.workloads.readers import read
+from slo_bench.workloads.readers.formats import read
 from slo_bench.workloads.slo import parse_slo
 from slo_bench.workloads.source import load_source
 from slo_bench.workloads.workload import Workload

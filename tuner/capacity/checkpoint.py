@@ -14,9 +14,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...harness.results.capacity_file import FILE, check_rows, read_searches
 from ...harness.results.checkpoint import check_settings
-from ...harness.results.run_folder import EXPERIMENT, Row, RunFolder, Value, read_rows, write_whole
+from ...harness.results.run_folder import (
+    CAPACITY_FILE,
+    EXPERIMENT,
+    Row,
+    RunFolder,
+    Value,
+    check_rows,
+    read_rows,
+    read_searches,
+    write_whole,
+)
 from ...workloads.checksums import sealed
 from ...workloads.parsing import finite
 from .asked import CapacityOptions
@@ -78,7 +87,7 @@ def read_capacity(folder: Path) -> list[dict[str, Any]] | None:
     Raises:
         FileFormatError: the file is no capacity.json.
     """
-    path = folder / FILE
+    path = folder / CAPACITY_FILE
     if not path.is_file():
         return None
     searches = read_searches(path)["searches"]
@@ -111,7 +120,7 @@ class CapacityCheckpoint:
         Raises:
             SloBenchError: it had other targets or another tolerance, or a file is damaged.
         """
-        path = self.held.path / FILE
+        path = self.held.path / CAPACITY_FILE
         for problem in self.held.damaged.values():
             raise problem
         if not path.is_file():
@@ -177,7 +186,7 @@ class CapacityCheckpoint:
         }
         asked = self.held.path / EXPERIMENT
         text = json.dumps(sealed(kept, asked), allow_nan=False)
-        write_whole(self.held.path / FILE, [text.encode()])
+        write_whole(self.held.path / CAPACITY_FILE, [text.encode()])
         self.written_s = time.monotonic()
 
 

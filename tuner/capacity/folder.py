@@ -22,8 +22,7 @@ from ...harness.experiments.execution.plan import ExperimentPlan, plan
 from ...harness.experiments.execution.workers import WorkerPool
 from ...harness.experiments.experiment import Experiment, environment, new_folder
 from ...harness.load_generator.send_job import Senders
-from ...harness.results.capacity_file import FILE
-from ...harness.results.run_folder import Value, open_run_folder
+from ...harness.results.run_folder import CAPACITY_FILE, Value, open_run_folder
 from ...harness.servers.launch.backend_names import SIMULATED
 from ...workloads.errors import SloBenchError
 from .asked import CapacityOptions
@@ -105,7 +104,7 @@ def search_capacity(
         folder,
         cells=cells,
         experiment_toml=planned.resolved.to_toml(),
-        environment=environment(planned, command, FILE),
+        environment=environment(planned, command, CAPACITY_FILE),
         resume=resume,
     ) as held:
         memory = CapacityCheckpoint(
@@ -335,7 +334,9 @@ def _identity(columns: Mapping[str, Value]) -> dict[str, Value]:
 def _neighbours_in(folder: Path) -> list[dict[str, Any]]:
     rows = read_capacity(folder)
     if not rows:
-        raise SloBenchError(f"{folder} holds no capacity to start from: no finished {FILE}")
+        raise SloBenchError(
+            f"{folder} holds no capacity to start from: no finished {CAPACITY_FILE}"
+        )
     return rows
 
 

@@ -16,8 +16,7 @@ import numpy as np
 from ..errors import FileFormatError
 from ..parsing import parse_json
 from ..workload import Workload
-from .table import FileTable, lines, read_jsonl
-from .trace import WorkloadTrace
+from .table import FileTable, WorkloadTrace, lines, read_jsonl
 
 CHARACTERS_PER_TOKEN = 4
 MOST_TOKENS = 1 << 31  # of one text, by what a row says of it
@@ -30,7 +29,7 @@ def approximate_tokens(text: str) -> int:
 
 
 class _Rows:
-    """Collects prompts and their counts."""
+    """Collects the prompts of a data set and their token counts."""
 
     def __init__(self) -> None:
         self.prompt_tokens: list[int] = []

@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import FileFormatError
-from .table import FileTable, read_jsonl
-from .trace import WorkloadTrace, in_order, served
+from .table import FileTable, WorkloadTrace, in_order, read_jsonl, served
 
 BLOCK_SIZE = (512, 16, 32, 64, 128, 256, 1024, 8, 4, 2, 1)
 

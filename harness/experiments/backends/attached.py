@@ -27,7 +27,7 @@ from ...load_generator.http.endpoint import Endpoint
 from ...load_generator.http.faults import RequestFault
 from ...load_generator.routed_load import HttpResult, measure
 from ...load_generator.send_job import Senders
-from ...results.csv_columns import Choice, Column, gzip_csv
+from ...results.cell_files import Choice, Column, gzip_csv
 from ...results.metrics import Hardware
 from ...results.run_folder import Value, write_whole
 from ...servers.launch.gpus import Gpu, visible_gpus

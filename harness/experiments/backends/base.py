@@ -17,7 +17,7 @@ from typing import Protocol
 
 from ....workloads.workload import Workload
 from ...core.records import Result
-from ...results.csv_columns import Column
+from ...results.cell_files import Column
 from ...results.metrics import Hardware
 from ...results.run_folder import Value
 from ..execution.cells import CellSpec

@@ -12,8 +12,7 @@ import numpy as np
 
 from ....workloads.errors import SloBenchError
 from ....workloads.request import RequestType
-from ....workloads.rows import take
-from ....workloads.workload import Workload
+from ....workloads.workload import Workload, take
 from ...servers.launch.backend_names import SIMULATED
 from ..execution.cells import Placed, PlacementSpec, WorkloadSpec, placed, source
 from .schema import DEFAULT_REPLAY_SPEEDS, DEFAULT_REQUESTS, DEFAULT_SEEDS, ExperimentSchema

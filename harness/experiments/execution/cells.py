@@ -28,8 +28,7 @@ from ....predictors.staged import staged_step_time
 from ....predictors.step_time import DEFAULT_HOST_S, StepTimeModel, step_time
 from ....workloads.base import WorkloadSource
 from ....workloads.errors import SloBenchError
-from ....workloads.fleet import shape_of
-from ....workloads.models import parse_models
+from ....workloads.models import parse_models, shape_of
 from ....workloads.slo import parse_slo
 from ....workloads.source import load_source
 from ....workloads.workload import Workload
@@ -40,7 +39,13 @@ from ...engine.loop.traced import EngineTrace
 from ...engine.simulator.simulate import simulate
 from ...engine.simulator.simulate_models import OneModel, simulate_models
 from ...policies.systems import System, system
-from ...results.csv_columns import Choice, Column
+from ...results.cell_files import (
+    Choice,
+    Column,
+    request_columns,
+    write_details,
+    write_mispredictions,
+)
 from ...results.metrics import (
     DEFAULT_OBJECTIVE,
     Hardware,
@@ -49,7 +54,7 @@ from ...results.metrics import (
     judge,
     parse_objective,
 )
-from ...results.run_folder import Row, Value, request_columns, write_details, write_mispredictions
+from ...results.run_folder import Row, Value
 
 Progress = Callable[[int, float], None]  # requests ended, clock in seconds
 MOST_TP = 8  # of a model that shares its GPUs

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from slo_bench.harness.experiments.config.setting import number_list
 from slo_bench.harness.load_generator.http.endpoint import Endpoint
-from slo_bench.reports.compare.gate import parse_regression
+from slo_bench.reports.compare.comparing import parse_regression
 from slo_bench.workloads.arrivals import parse_arrivals
 from slo_bench.workloads.lengths import parse_lengths
 from slo_bench.workloads.models import parse_models

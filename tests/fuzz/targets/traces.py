@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from slo_bench.workloads.labelled_prompts import read_labelled_prompts
-from slo_bench.workloads.readers import FORMATS, read
+from slo_bench.workloads.readers.formats import FORMATS, read
 
 from .target import Target, from_file
 

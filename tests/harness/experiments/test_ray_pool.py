@@ -20,7 +20,7 @@ from slo_bench.harness.experiments.execution.ray_pool import OnRay, _cell, _done
 from slo_bench.harness.experiments.execution.workers import LocalExecutor
 from slo_bench.harness.experiments.experiment import Experiment
 from slo_bench.harness.load_generator.ray_senders import _check_versions
-from slo_bench.harness.results.capacity_file import FILE
+from slo_bench.harness.results.run_folder import CAPACITY_FILE
 from slo_bench.harness.servers.mock import MockConfig, serving
 from slo_bench.tuner.capacity.asked import CapacityOptions
 from slo_bench.tuner.capacity.folder import search_capacity
@@ -61,9 +61,9 @@ def files(folder: Path) -> dict[str, bytes]:
         for path in folder.rglob("*")
         if path.is_file() and path.name not in ("environment.json", ".lock")
     }
-    if FILE in found:
-        plain = json.loads(found[FILE], object_hook=without_wall_s)
-        found[FILE] = json.dumps(plain).encode()
+    if CAPACITY_FILE in found:
+        plain = json.loads(found[CAPACITY_FILE], object_hook=without_wall_s)
+        found[CAPACITY_FILE] = json.dumps(plain).encode()
     return found
 
 

@@ -81,10 +81,10 @@ def test_each_bound_is_judged_by_its_own_clock():
     e2e_late = dataclasses.replace(w, e2e_slo_s=floats(3.0, 3.0, 3.0, 2.9, 3.0))
     judged = judge(e2e_late, records(arrival, first, finish, tokens))
     assert judged.met.tolist() == [True, False, False, False, False]
-    assert judged.late_ttft.tolist() == [False, True, False, False, False]
-    assert judged.late_tpot.tolist() == [False, False, True, False, False]
-    assert judged.late_e2e.tolist() == [False, False, False, True, False]
-    assert judged.late_deadline.tolist() == [False, False, False, False, True]
+    assert judged.late["ttft"].tolist() == [False, True, False, False, False]
+    assert judged.late["tpot"].tolist() == [False, False, True, False, False]
+    assert judged.late["e2e"].tolist() == [False, False, False, True, False]
+    assert judged.late["deadline"].tolist() == [False, False, False, False, True]
 
 
 def test_one_token_has_no_tpot_and_meets_any():

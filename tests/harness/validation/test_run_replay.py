@@ -19,7 +19,7 @@ from reference.plain import PlainInstance
 from slo_bench.cli.main import app
 from slo_bench.harness.engine.simulator.simulate import simulate
 from slo_bench.harness.policies.systems import system
-from slo_bench.harness.results.csv_columns import gzip_csv
+from slo_bench.harness.results.cell_files import gzip_csv, request_columns
 from slo_bench.harness.results.engine_logs import (
     PROFILING,
     REPEATED,
@@ -28,7 +28,7 @@ from slo_bench.harness.results.engine_logs import (
     repeated_cell,
 )
 from slo_bench.harness.results.metrics import judge
-from slo_bench.harness.results.run_folder import request_columns, write_whole
+from slo_bench.harness.results.run_folder import write_whole
 from slo_bench.harness.servers.mock import MockConfig, serving
 from slo_bench.harness.validation.log_replay import METRICS, STATISTICS
 from slo_bench.harness.validation.run_replay import validate_run

@@ -8,16 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slo_bench.reports.compare.bootstrap import (
-    RunSample,
     block_count,
     block_length,
     draw_counts,
     estimates,
+    holm,
+    interval,
+    p_value,
     replicate_figures,
     resample,
 )
-from slo_bench.reports.compare.metrics import METRICS, metrics_named
-from slo_bench.reports.compare.verdict import holm, interval, p_value
+from slo_bench.reports.compare.results import METRICS, RunSample, metrics_named
 from slo_bench.workloads.errors import UnknownNameError
 
 ALL = tuple(METRICS.values())

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from slo_bench.reports.compare.comparing import compare, read_results
-from slo_bench.reports.compare.metrics import metrics_named
-from slo_bench.reports.compare.results import NotComparableError
+from slo_bench.reports.compare.results import NotComparableError, metrics_named
 from slo_bench.workloads.errors import FileFormatError, SloBenchError
 from slo_bench.workloads.request import Slo
 

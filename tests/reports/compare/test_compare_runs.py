@@ -7,12 +7,15 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from slo_bench.reports.compare.comparing import compare, read_results
-from slo_bench.reports.compare.gate import judge_comparison, parse_regression
+from slo_bench.reports.compare.comparing import (
+    compare,
+    judge_comparison,
+    parse_regression,
+    read_results,
+)
 from slo_bench.reports.compare.html import comparison_page, write_comparison
 from slo_bench.reports.compare.matching import match
-from slo_bench.reports.compare.metrics import metrics_named
-from slo_bench.reports.compare.results import NotComparableError
+from slo_bench.reports.compare.results import NotComparableError, metrics_named
 from slo_bench.reports.compare.text import comparison_json, comparison_text
 from slo_bench.workloads.errors import SloBenchError
 from slo_bench.workloads.request import Slo

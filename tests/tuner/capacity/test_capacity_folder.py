@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from slo_bench import Experiment
-from slo_bench.harness.results.capacity_file import FILE
+from slo_bench.harness.results.run_folder import CAPACITY_FILE
 from slo_bench.harness.servers.mock.config import MockConfig
 from slo_bench.harness.servers.mock.running import serving
 from slo_bench.reports.pages.run_page import write_report
@@ -46,7 +46,7 @@ def test_rows_say_what_was_found(searched):
 
 
 def test_the_second_search_begins_where_the_first_ended(searched):
-    kept = json.loads((searched.folder / FILE).read_text())["searches"]
+    kept = json.loads((searched.folder / CAPACITY_FILE).read_text())["searches"]
     first, second = kept
     assert first["neighbours"] == []
     assert second["neighbours"] == [first["found"][0]["capacity_rps"]]
@@ -57,7 +57,7 @@ def test_the_second_search_begins_where_the_first_ended(searched):
 def test_runs_are_cells_of_a_run_folder_that_the_report_reads(searched, tmp_path):
     runs = {
         (search["search"], run["rate_rps"], run["seed"])
-        for search in json.loads((searched.folder / FILE).read_text())["searches"]
+        for search in json.loads((searched.folder / CAPACITY_FILE).read_text())["searches"]
         for run in search["runs"]
     }
     cells = pd.read_csv(searched.folder / "cells.csv")
@@ -101,7 +101,7 @@ def test_an_interrupted_search_goes_on(tmp_path, searched):
 
     with pytest.raises(KeyboardInterrupt):
         search_capacity(asked, tmp_path / "run", asked=QUICK, progress=interrupt)
-    kept = json.loads((tmp_path / "run" / FILE).read_text())["searches"]
+    kept = json.loads((tmp_path / "run" / CAPACITY_FILE).read_text())["searches"]
     remembered = sum(len(search["runs"]) for search in kept)
     assert remembered >= 6
     ran = []
@@ -140,7 +140,7 @@ def test_other_targets_need_another_folder(searched):
 def test_a_warm_start_from_another_folder(searched, tmp_path):
     asked = QUICK.model_copy(update={"warm_start": searched.folder})
     search_capacity(experiment(systems="sarathi"), tmp_path / "run", asked=asked)
-    (search,) = json.loads((tmp_path / "run" / FILE).read_text())["searches"]
+    (search,) = json.loads((tmp_path / "run" / CAPACITY_FILE).read_text())["searches"]
     assert search["neighbours"] == [searched.rows()[1]["capacity_rps"]]
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from slo_bench import Experiment
 from slo_bench.harness.experiments.execution.local_pool import LocalPool
-from slo_bench.harness.results.capacity_file import FILE
+from slo_bench.harness.results.run_folder import CAPACITY_FILE
 from slo_bench.tuner.capacity.asked import CapacityOptions
 from slo_bench.tuner.capacity.folder import search_capacity
 from slo_bench.workloads.errors import SloBenchError
@@ -22,9 +22,9 @@ def files(folder):
     kept = {
         path.relative_to(folder).as_posix(): path.read_bytes()
         for path in folder.rglob("*")
-        if path.is_file() and path.name not in ("environment.json", ".lock", FILE)
+        if path.is_file() and path.name not in ("environment.json", ".lock", CAPACITY_FILE)
     }
-    return kept, timeless(json.loads((folder / FILE).read_text()))
+    return kept, timeless(json.loads((folder / CAPACITY_FILE).read_text()))
 
 
 def timeless(plain):
@@ -68,7 +68,7 @@ def test_an_interrupted_search_goes_on_in_a_pool(tmp_path, here, pool_of):
 
     with pool_of(4) as pool, pytest.raises(KeyboardInterrupt):
         search_capacity(EXPERIMENT, tmp_path / "run", asked=ASKED, pool=pool, progress=interrupt)
-    before = json.loads((tmp_path / "run" / FILE).read_text())["searches"]
+    before = json.loads((tmp_path / "run" / CAPACITY_FILE).read_text())["searches"]
     known = {
         (s["search"], r["rate_rps"], r["seed"], r["requests"]) for s in before for r in s["runs"]
     }

@@ -26,9 +26,8 @@ from slo_bench.predictors.placement import Placement
 from slo_bench.predictors.specs import gpu, model
 from slo_bench.predictors.step_time import step_time
 from slo_bench.workloads.errors import SloBenchError
-from slo_bench.workloads.rows import take
 from slo_bench.workloads.source import load_source
-from slo_bench.workloads.workload import Workload
+from slo_bench.workloads.workload import Workload, take
 
 POLICIES: list[SharingPolicy] = [
     PrismGlobal(),

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slo_bench.harness.results import csv_columns
-from slo_bench.harness.results.csv_columns import Choice, csv_blocks, gzip_csv
+from slo_bench.harness.results import cell_files
+from slo_bench.harness.results.cell_files import Choice, csv_blocks, gzip_csv
 
 
 def rows_of(columns):
@@ -72,7 +72,7 @@ def test_numbers_survive(pairs):
 def test_blocks_join_without_a_seam(monkeypatch):
     columns = {"a": np.arange(10), "b": np.linspace(0, 1, 10)}
     whole = b"".join(csv_blocks(columns))
-    monkeypatch.setattr(csv_columns, "ROWS_AT_ONCE", 3)
+    monkeypatch.setattr(cell_files, "ROWS_AT_ONCE", 3)
     assert b"".join(csv_blocks(columns)) == whole
 
 

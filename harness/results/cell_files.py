@@ -1,20 +1,29 @@
-"""Columns of a million rows to CSV text, digit by digit in numpy.
+"""The files of one cell: its requests, its timeline, values over time, mispredicted lengths.
 
-Formatting a row with `%` costs some 3 µs; drawing all rows' digits at once costs about a third of
-that, which matters because a cell's records are written for every run. Times are decimals with six
-places (microseconds), NaN is an empty field.
+A table is drawn as CSV text digit by digit in numpy: formatting a row with `%` costs some 3 µs,
+drawing the digits of all rows at once about a third of that. Times are decimals with six places
+(microseconds), NaN is an empty field.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...workloads.csv_text import guarded
+from ...workloads.request import SLO_COLUMNS
+from ...workloads.workload import Workload
+from ..core.records import Misprediction, Outcome, Records, Timeline, TimeseriesRow
+from .metrics import Judged
+from .run_folder import whole_file, write_whole
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -189,3 +198,131 @@ def gzip_csv(columns: Mapping[str, Column]) -> Iterator[bytes]:
     for block in csv_blocks(columns):
         yield packer.compress(block)
     yield packer.flush()
+
+
+def request_columns(workload: Workload, records: Records, judged: Judged) -> dict[str, Column]:
+    """The per-request table. Class, model, session and priority only where the workload has any."""
+    columns: dict[str, Column] = {
+        "id": np.arange(len(workload), dtype=np.int64),
+        "arrival_s": records.arrival_s,
+        "prompt_tokens": workload.prompt_tokens,
+        "expected_output_tokens": workload.output_tokens,
+    }
+    if any(workload.class_names):
+        columns["class"] = Choice(workload.class_index, workload.class_names)
+    if any(workload.model_names):
+        columns["model"] = Choice(workload.model_index, workload.model_names)
+    if (workload.session >= 0).any():
+        columns["session"] = workload.session
+    if workload.priority.any():
+        columns["priority"] = workload.priority
+    if workload.request_type.any():
+        columns["request_type"] = workload.request_type
+        columns["num_inputs"] = workload.num_inputs
+    return columns | {
+        **{name: getattr(workload, name) for name in SLO_COLUMNS.values()},
+        "first_scheduled_s": records.first_scheduled_s,
+        "first_token_s": records.first_token_s,
+        "finish_s": records.finish_s,
+        "outcome": Choice(records.outcome, [outcome.name.lower() for outcome in Outcome]),
+        "output_tokens": records.output_tokens,
+        "cached_tokens": records.cached_tokens,
+        "preemptions_swap": records.preemptions_swap,
+        "preemptions_recompute": records.preemptions_recompute,
+        "instance": records.instance,
+        "slo_met": judged.met,
+    }
+
+
+def write_details(
+    folder: Path,
+    cell: str,
+    requests: Mapping[str, Column],
+    timeline: Timeline,
+    *,
+    records: str,
+) -> None:
+    """Put the per-request table and the timeline of one cell on disk.
+
+    `records` is `csv`, `parquet` (needs pyarrow) or `none` for no per-request table.
+    """
+    if records == "csv":
+        write_whole(folder / "requests" / f"{cell}.csv.gz", gzip_csv(requests))
+    elif records == "parquet":
+        _write_parquet(folder / "requests" / f"{cell}.parquet", requests)
+    moments: dict[str, Column] = {
+        "time_s": timeline.time_s,
+        "waiting": timeline.waiting,
+        "running": timeline.running,
+        "kv_cache_usage": timeline.kv_cache_usage,
+    }
+    write_whole(folder / "timelines" / f"{cell}.csv.gz", gzip_csv(moments))
+    if timeline.timeseries:
+        columns = _timeseries_columns(timeline.timeseries)
+        write_whole(folder / "timeseries" / f"{cell}.csv.gz", gzip_csv(columns))
+
+
+def _timeseries_columns(rows: Sequence[TimeseriesRow]) -> dict[str, Column]:
+    time_s, metric, entity, value = zip(*rows, strict=True)
+    return {
+        "time_s": np.array(time_s, dtype=np.float64),
+        "metric": _choice(metric),
+        "entity": _choice(entity),
+        "value": np.array(value, dtype=np.float64),
+    }
+
+
+def _choice(names: Sequence[str]) -> Choice:
+    place = {name: at for at, name in enumerate(dict.fromkeys(names))}
+    return Choice(np.array([place[name] for name in names]), list(place))
+
+
+def write_mispredictions(folder: Path, cell: str, queued: Sequence[Misprediction]) -> None:
+    """Write the requests of one cell with mispredicted lengths, if there are any."""
+    if queued:
+        lines = (json.dumps(dataclasses.asdict(one)).encode() + b"\n" for one in queued)
+        write_whole(folder / "mispredictions" / f"{cell}.jsonl", lines)
+
+
+def _write_parquet(path: Path, columns: Mapping[str, Column]) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = len(columns["id"])
+
+    # Arrays are made of buffers because pa.array() imports pandas, which takes longer than
+    # writing the file.
+    def array(values: NDArray[Any]) -> object:
+        kind = pa.from_numpy_dtype(values.dtype)
+        if values.dtype == np.bool_:
+            values = np.packbits(values, bitorder="little")
+        return pa.Array.from_buffers(kind, rows, [None, pa.py_buffer(np.ascontiguousarray(values))])
+
+    def names(column: Choice) -> object:
+        encoded = [name.encode() for name in column.names]
+        ends = np.cumsum([0, *map(len, encoded)], dtype=np.int32)
+        texts = pa.StringArray.from_buffers(
+            len(encoded), pa.py_buffer(ends), pa.py_buffer(b"".join(encoded))
+        )
+        return pa.DictionaryArray.from_arrays(array(column.index.astype(np.int32)), texts)
+
+    table = pa.table(
+        {
+            name: names(column) if isinstance(column, Choice) else array(column)
+            for name, column in columns.items()
+        }
+    )
+    times = [name for name, column in columns.items() if _is_time(column)]
+    with whole_file(path) as file:
+        pq.write_table(
+            table,
+            file,
+            compression="zstd",
+            compression_level=1,
+            use_dictionary=[name for name in columns if name not in times],
+            column_encoding=dict.fromkeys(times, "BYTE_STREAM_SPLIT"),
+        )
+
+
+def _is_time(column: Column) -> bool:
+    return not isinstance(column, Choice) and column.dtype.kind == "f"

@@ -1,0 +1,266 @@
+"""Trace formats: each is recognised by its first line; the CSV formats are read here.
+
+- Azure LLM inference traces of 2023 and 2024: `TIMESTAMP,ContextTokens,GeneratedTokens`. Source:
+  https://github.com/Azure/AzurePublicDataset (CC-BY-4.0).
+- BurstGPT: `Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type` and, since
+  release 2.0, `Session ID` and `Elapsed time`. Source: https://github.com/HPMLL/BurstGPT
+  (CC-BY-4.0). Rows without response tokens are requests that failed at the origin and are left out.
+- The plain CSV: `arrival_s,prompt_tokens,output_tokens` and any other column of a workload.
+  `workload make` writes it, and the request records of a run have these columns too, so that both
+  can be replayed. Other columns are ignored.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import FileFormatError, SloBenchError, UnknownNameError
+from ..request import SLO_COLUMNS, RequestType
+from .table import FileTable, WorkloadTrace, in_order, lines, parse_object, read_csv, served
+from .texts import read_custom_jsonl, read_json_array, read_lengths_jsonl, read_longbench
+from .timed_jsonl import read_bailian, read_mooncake, read_plain_jsonl
+
+AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+BURSTGPT = ("Timestamp", "Model", "Request tokens", "Response tokens")
+
+
+def read_azure(path: Path) -> WorkloadTrace:
+    """Read the CSV; timestamps have up to seven decimal digits.
+
+    Raises:
+        FileFormatError: a row cannot be read.
+    """
+    table = read_csv(path)
+    prompt_tokens, output_tokens = table.ints(AZURE[1]), table.ints(AZURE[2])
+    kept = served(prompt_tokens, output_tokens, table)
+    return in_order(
+        path.name,
+        "azure",
+        table.times_s(AZURE[0]),
+        kept.rows,
+        {"prompt_tokens": prompt_tokens, "output_tokens": output_tokens},
+        notes=kept.notes,
+    )
+
+
+def read_burstgpt(path: Path) -> WorkloadTrace:
+    """Read the CSV; the log type becomes the class, the called model the model.
+
+    Raises:
+        FileFormatError: a row cannot be read.
+    """
+    table = read_csv(path)
+    prompt_tokens, output_tokens = table.ints(BURSTGPT[2]), table.ints(BURSTGPT[3])
+    kept = served(prompt_tokens, output_tokens, table)
+    model_index, model_names = table.names("Model")
+    columns = {
+        "prompt_tokens": prompt_tokens,
+        "output_tokens": output_tokens,
+        "model_index": model_index,
+    }
+    settings = {"model_names": model_names}
+    if "Log Type" in table:
+        columns["class_index"], settings["class_names"] = table.names("Log Type")
+    return in_order(
+        path.name,
+        "burstgpt",
+        table.floats(BURSTGPT[0]),
+        kept.rows,
+        columns,
+        notes=kept.notes,
+        settings=settings,
+    )
+
+
+def read_plain_csv(path: Path) -> WorkloadTrace:
+    """Read the CSV; without `arrival_s` it has lengths only. An empty SLO cell asks nothing.
+
+    Raises:
+        FileFormatError: a row cannot be read.
+    """
+    table = read_csv(path)
+    columns = {
+        "prompt_tokens": table.ints("prompt_tokens", low=1),
+        "output_tokens": table.ints(_lengths(table), low=1),
+    }
+    if "request_type" in table:
+        columns["request_type"] = _kinds(table)
+    for name, empty in (("max_output_tokens", 0), ("priority", 0)):
+        if name in table:
+            low = -(2**31) if name == "priority" else 0
+            columns[name] = table.ints(name, low=low, empty=empty)
+    if "num_inputs" in table:
+        columns["num_inputs"] = table.ints("num_inputs", low=1, empty=1)
+    for name in ("session", "follows"):
+        if name in table:
+            columns[name] = table.ints(name, low=-1, empty=-1)
+    floats = {
+        name: table.floats(name, empty=np.inf) for name in SLO_COLUMNS.values() if name in table
+    }
+    if "think_s" in table:
+        floats["think_s"] = table.floats("think_s", empty=0.0)
+    settings: dict[str, Any] = {}
+    for column, index, names in (
+        ("class", "class_index", "class_names"),
+        ("model", "model_index", "model_names"),
+    ):
+        if column in table:
+            columns[index], settings[names] = table.names(column)
+    sequences: dict[str, Any] = {}
+    if "prefix_blocks" in table:
+        sequences["prefix_blocks"] = [
+            _blocks(table, row, cell, most)
+            for row, (cell, most) in enumerate(
+                zip(table.columns["prefix_blocks"], columns["prompt_tokens"].tolist(), strict=True)
+            )
+        ]
+        if "prefix_block_size" in table:
+            settings["prefix_block_size"] = int(table.ints("prefix_block_size", low=1)[0])
+    if "follows" in columns and (columns["follows"] >= np.arange(len(table))).any():
+        row = int(np.flatnonzero(columns["follows"] >= np.arange(len(table)))[0])
+        raise table.fail(row, "follows must name an earlier row, counted from 0")
+    has_arrivals = "arrival_s" in table
+    arrival_s = table.floats("arrival_s") if has_arrivals else np.zeros(len(table))
+    trace = in_order(
+        path.name,
+        "csv",
+        arrival_s,
+        np.arange(len(table)),
+        {**columns, **floats},
+        sequences,
+        settings=settings,
+    )
+    return WorkloadTrace(trace.workload, trace.notes, trace.format, has_arrivals)
+
+
+def _kinds(table: FileTable) -> np.ndarray:
+    """`generate` or `embed`, or their numbers; an empty cell generates."""
+    known = {"": RequestType.GENERATE}
+    for kind in RequestType:
+        known[kind.name.lower()] = known[str(int(kind))] = kind
+    cells = [str(cell).strip().lower() for cell in table.columns["request_type"]]
+    for row, cell in enumerate(cells):
+        if cell not in known:
+            raise table.fail(row, f"request_type must be generate or embed but is {cell!r}")
+    return np.array([known[cell] for cell in cells], dtype=np.int64)
+
+
+def _blocks(table: FileTable, row: int, cell: str, most: int) -> tuple[int, ...]:
+    """Read `0-13 20 22-25`: `most` blocks, for none holds less than a token."""
+    blocks: list[int] = []
+    for piece in cell.split():
+        first, _, last = piece.partition("-")
+        try:
+            span = range(int(first), int(last or first) + 1)
+        except ValueError:
+            raise table.fail(
+                row, f"prefix_blocks must look like '0-13 20' but has {piece!r:.40}"
+            ) from None
+        if not 0 <= span.start < 2**62 or len(blocks) + span.stop - span.start > most:
+            raise table.fail(row, f"prefix_blocks names more blocks than its {most} prompt tokens")
+        blocks.extend(span)
+    return tuple(blocks)
+
+
+def _lengths(table: FileTable) -> str:
+    """The column of true lengths; in a run's records `output_tokens` is what came out."""
+    expected = "expected_output_tokens"
+    return expected if expected in table else "output_tokens"
+
+
+def require_columns(path: Path, header: list[str]) -> None:
+    """Say what a CSV lacks to be a workload.
+
+    Raises:
+        FileFormatError: `prompt_tokens` or `output_tokens` is missing.
+    """
+    missing = [name for name in ("prompt_tokens", "output_tokens") if name not in header]
+    if missing:
+        raise FileFormatError(
+            path,
+            1,
+            f"the header lacks {' and '.join(missing)}; a workload needs "
+            "arrival_s,prompt_tokens,output_tokens (or Azure's or BurstGPT's header), not "
+            f"{','.join(header)[:80]!r}",
+        )
+
+
+FORMATS: dict[str, Callable[[Path], WorkloadTrace]] = {
+    "azure": read_azure,
+    "burstgpt": read_burstgpt,
+    "csv": read_plain_csv,
+    "mooncake": read_mooncake,
+    "bailian": read_bailian,
+    "jsonl": read_plain_jsonl,
+    "lengths-jsonl": read_lengths_jsonl,
+    "custom": read_custom_jsonl,
+    "sharegpt": read_json_array,
+    "alpaca": read_json_array,
+    "longbench": read_longbench,
+}
+
+
+def read(path: str | Path, format: str | None = None) -> WorkloadTrace:  # noqa: A002
+    """Read a trace; without `format` its first line tells which it is.
+
+    Raises:
+        SloBenchError: there is no such file.
+        FileFormatError: the file cannot be read as what it is, with the line.
+        UnknownNameError: no such format.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise SloBenchError(f"{path} is a folder; name a trace file in it")
+    name = format or detect_format(path)
+    if name not in FORMATS:
+        raise UnknownNameError("trace format", name, FORMATS)
+    return FORMATS[name](path)
+
+
+def detect_format(path: Path) -> str:
+    """The name in `FORMATS` that the first line with text on it speaks for.
+
+    Raises:
+        SloBenchError: there is no such file.
+        FileFormatError: it is none of the known ones.
+    """
+    for number, line in enumerate(lines(path), 1):
+        if not line.isspace():
+            return _format_of(path, number, line)
+    raise FileFormatError(path, None, "the trace is empty")
+
+
+def _format_of(path: Path, number: int, line: str) -> str:
+    text = line.lstrip()
+    if text.startswith("["):
+        return "sharegpt"
+    if text.startswith("{"):
+        keys = parse_object(path, number, line).keys()
+        for needed, name in (
+            ({"timestamp", "input_length", "chat_id"}, "bailian"),
+            ({"timestamp", "input_length"}, "mooncake"),
+            ({"arrival_s", "prompt_tokens"}, "jsonl"),
+            ({"prompt"}, "custom"),
+            ({"context", "answers"}, "longbench"),
+            ({"prompt_tokens", "output_tokens"}, "lengths-jsonl"),
+        ):
+            if needed <= keys:
+                return name
+        raise FileFormatError(
+            path,
+            number,
+            "the object has neither timestamp and input_length, nor arrival_s and prompt_tokens, "
+            f"nor prompt, but {', '.join(keys)}",
+        )
+    header = [name.strip() for name in next(csv.reader([line]))]
+    if set(AZURE) <= set(header):
+        return "azure"
+    if set(BURSTGPT) <= set(header):
+        return "burstgpt"
+    require_columns(path, header)
+    return "csv"
