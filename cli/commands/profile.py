@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...workloads.errors import SloBenchError
-from ..options.examples import epilog
+from ..options.parameters import argument, epilog, flag, option
 from .profile_run import RUNS, link_line, links_shown, profile_run
 
 if TYPE_CHECKING:
@@ -47,40 +47,30 @@ app.command("run", epilog=epilog(RUNS))(profile_run)
 def import_(
     source: Annotated[
         str,
-        typer.Argument(
-            metavar="SOURCE",
-            help="Project: llmservingsim, vidur, aiconfigurator, distserve or splitwise.",
+        argument(
+            "SOURCE", "Project: llmservingsim, vidur, aiconfigurator, distserve or splitwise."
         ),
     ],
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="File or folder of that project.")],
+    path: Annotated[Path, argument("PATH", "File or folder of that project.")],
     out: Annotated[
         Path,
-        typer.Option(
+        option(
+            "FILE",
+            "Profile file NAME.toml (its tables in the same folder), or a folder.",
             "--out",
             "-o",
-            metavar="FILE",
-            help="Profile file NAME.toml (its tables in the same folder), or a folder.",
         ),
     ],
-    model: Annotated[
-        str | None, typer.Option("--model", "-m", metavar="M", help="Catalogue name.")
-    ] = None,
-    gpu: Annotated[
-        str | None, typer.Option("--gpu", "-g", metavar="G", help="Catalogue name.")
-    ] = None,
+    model: Annotated[str | None, option("M", "Catalogue name.", "--model", "-m")] = None,
+    gpu: Annotated[str | None, option("G", "Catalogue name.", "--gpu", "-g")] = None,
     tp: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="GPUs that share each layer (tensor parallelism)."),
+        int | None, option("N", "GPUs that share each layer (tensor parallelism).", min=1)
     ] = None,
     add: Annotated[
         bool,
-        typer.Option(
-            "--add", help="Add missing tables to the profile --out; its existing tables are kept."
-        ),
+        flag("Add missing tables to the profile --out; its existing tables are kept.", "--add"),
     ] = False,
-    tables: Annotated[
-        str, typer.Option(metavar="csv|parquet", help="File format of the tables.")
-    ] = "csv",
+    tables: Annotated[str, option("csv|parquet", "File format of the tables.")] = "csv",
 ) -> None:
     """Convert another project's measurements to a profile."""
     from ...predictors.profiles.importers import ImportOptions, import_profile
@@ -96,10 +86,9 @@ def import_(
 
 @app.command(epilog=epilog(_SHOWS))
 def show(
-    profile: Annotated[Path, typer.Argument(metavar="FILE", help="Profile file.")],
+    profile: Annotated[Path, argument("FILE", "Profile file.")],
     as_json: Annotated[
-        bool,
-        typer.Option("--json", help="Print the profile as JSON, without the rows of its tables."),
+        bool, flag("Print the profile as JSON, without the rows of its tables.", "--json")
     ] = False,
 ) -> None:
     """Show the content and origin of a profile, and step times of a few batches."""
@@ -118,46 +107,31 @@ def show(
 
 @app.command(epilog=epilog(_FITS))
 def fit(
-    profile: Annotated[Path, typer.Argument(metavar="FILE", help="Profile file with tables.")],
+    profile: Annotated[Path, argument("FILE", "Profile file with tables.")],
     out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", metavar="FILE", help="Output file. Default: FILE itself."),
+        Path | None, option("FILE", "Output file. Default: FILE itself.", "--out", "-o")
     ] = None,
-    seed: Annotated[
-        int, typer.Option(metavar="N", help="Seed of the selection of held-out rows.")
-    ] = 0,
+    seed: Annotated[int, option("N", "Seed of the selection of held-out rows.")] = 0,
     like: Annotated[
         str | None,
-        typer.Option(
-            metavar="PAPER",
-            help="adaptivellm: fit the paper's regressors of swap and recompute costs; --out is a "
+        option(
+            "PAPER",
+            "adaptivellm: fit the paper's regressors of swap and recompute costs; --out is a "
             "grid that the system adaptivellm loads (cost_grid).",
         ),
     ] = None,
     extra_profile: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="FILE", help="With --like: also fit to this profile. May be repeated."
-        ),
+        list[Path] | None, option("FILE", "With --like: also fit to this profile. May be repeated.")
     ] = None,
     tp: Annotated[
         int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help="With --like: costs on N GPUs, instead of the profile's number.",
-        ),
+        option("N", "With --like: costs on N GPUs, instead of the profile's number.", min=1),
     ] = None,
     degrees: Annotated[
-        str | None,
-        typer.Option(metavar="N,…", help="With --like: degrees of the polynomials (1,2)."),
+        str | None, option("N,…", "With --like: degrees of the polynomials (1,2).")
     ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the errors without writing a file.")
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print only the errors, as JSON.")
-    ] = False,
+    dry_run: Annotated[bool, flag("Print the errors without writing a file.", "--dry-run")] = False,
+    as_json: Annotated[bool, flag("Print only the errors, as JSON.", "--json")] = False,
 ) -> None:
     """Fit the nine-term and Ascendra's five-term formula, evaluate both and the tables on
     held-out rows, and keep the best.
@@ -177,9 +151,9 @@ def fit(
             as_json=as_json,
         )
         return
-    for option, given in (("--extra-profile", extra_profile), ("--tp", tp), ("--degrees", degrees)):
+    for name, given in (("--extra-profile", extra_profile), ("--tp", tp), ("--degrees", degrees)):
         if given is not None:
-            raise SloBenchError(f"{option} goes with --like adaptivellm only")
+            raise SloBenchError(f"{name} goes with --like adaptivellm only")
     from ...predictors.profiles.fit import fit as fit_all
     from ...predictors.profiles.profile import read_profile, write_profile
 

@@ -27,8 +27,8 @@ from ...harness.experiments.config.setting import (
 )
 from ...workloads.errors import SloBenchError
 from ...workloads.parsing import parse_json
-from .completion import among, listed
 from .declared import STORAGE, File, Set, Suite, Sweep
+from .names import among, listed
 
 _OWN = "panels of a command's own"
 _PANELS = (

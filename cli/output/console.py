@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -38,3 +39,22 @@ class _Console(Console):
 def terminal(**options: Any) -> Console:
     """Standard output, or with `stderr=True` standard error."""
     return _Console(**options)
+
+
+def print_lines(*lines: object) -> None:
+    """Print lines as they are: without markup, highlighting or line breaks; None is left out."""
+    console = terminal()
+    for line in lines:
+        if line is not None:
+            console.print(str(line), markup=False, highlight=False, soft_wrap=True)
+
+
+def print_result(shown: RenderableType, *lines: object) -> None:
+    """Print a table or text, and lines as `print_lines` does."""
+    terminal().print(shown)
+    print_lines(*lines)
+
+
+def result_line(folder: Path, page: Path | None) -> str:
+    """The line that names the report, or the folder if there is no report."""
+    return f"results: {folder}" if page is None else f"report: {page}"
