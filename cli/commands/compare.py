@@ -1,4 +1,4 @@
-"""`slo-bench compare`: what differs between two sets of results, and what of it is noise."""
+"""`slo-bench compare`: differences between two sets of results, and which are significant."""
 
 from __future__ import annotations
 

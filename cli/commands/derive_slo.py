@@ -1,4 +1,4 @@
-"""`slo-bench derive-slo`: what each model does alone on GPUs of its own, as SLOs."""
+"""`slo-bench derive-slo`: SLOs from the latencies of each model on GPUs of its own."""
 
 from __future__ import annotations
 

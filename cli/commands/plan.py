@@ -1,4 +1,4 @@
-"""`slo-bench plan`: which GPUs, how many and set how carry a load at the least cost."""
+"""`slo-bench plan`: the cheapest GPUs, their number and settings that carry a load."""
 
 from __future__ import annotations
 

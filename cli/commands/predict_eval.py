@@ -1,4 +1,4 @@
-"""`slo-bench predict-eval`: how good a predictor of answer lengths is, and beside what."""
+"""`slo-bench predict-eval`: errors of a predictor of output lengths, and of baselines."""
 
 from __future__ import annotations
 

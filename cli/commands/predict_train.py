@@ -1,4 +1,4 @@
-"""`slo-bench predict-train`: a predictor of answer lengths, fine-tuned with LoRA."""
+"""`slo-bench predict-train`: a predictor of output lengths, fine-tuned with LoRA."""
 
 from __future__ import annotations
 

@@ -32,10 +32,11 @@ def fit_costs_like(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Train, print, write the grid.
+    """Fit the cost models, print their errors and write the grid.
 
     Raises:
-        SloBenchError: no such paper, nowhere to write, or the profile will not do.
+        SloBenchError: the paper is unknown, --out is missing or wrong, or the profile has too
+            little data.
     """
     from ...predictors.costs.fit import fit_costs
     from ...predictors.costs.regressors import DEGREES, settings

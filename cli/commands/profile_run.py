@@ -32,7 +32,7 @@ def link_line(name: str, link: MeasuredLink) -> str:
 
 
 def links_shown(profile: Profile) -> None:
-    """A line for each link; below them one for each direction of copies, as swaps are priced."""
+    """Print a line for each link, and one for each direction of copies, which swaps cost."""
     from ...predictors.profiles.link_fit import fit_directions
 
     for name, link in profile.links.items():

@@ -1,4 +1,4 @@
-"""`slo-bench selftest`: how truly this machine measures."""
+"""`slo-bench selftest`: measurement errors of the load generator on this machine."""
 
 from __future__ import annotations
 

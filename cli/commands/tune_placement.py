@@ -1,4 +1,4 @@
-"""`slo-bench tune placement`: which layers of a model on which device?"""
+"""`slo-bench tune placement`: maps the layers of a model to devices."""
 
 from __future__ import annotations
 

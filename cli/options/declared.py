@@ -1,4 +1,4 @@
-"""The options of commands that run experiments and are no settings of one, each declared once."""
+"""Options of commands that run experiments, other than the settings of an experiment."""
 
 from __future__ import annotations
 
@@ -160,10 +160,10 @@ def resumed_in(out: Path | None, resume: bool) -> Path | None:
 
 
 def executor_of(name: str, address: str | None) -> OnRay | None:
-    """The cluster, or None: this machine.
+    """Return the Ray cluster of --executor and --address, or None for this machine.
 
     Raises:
-        SloBenchError: there is no such executor, or an address for none.
+        SloBenchError: the executor is unknown, or an address is given without Ray.
     """
     if name == "ray":
         from ...harness.experiments.execution.ray_pool import OnRay
@@ -181,7 +181,7 @@ def pool_of(where: OnRay | None, jobs: int) -> AbstractContextManager[WorkerPool
     process) for a single job.
 
     Raises:
-        SloBenchError: there are less jobs than one.
+        SloBenchError: `jobs` is below 1.
     """
     if where is not None:
         return where.pool()

@@ -48,7 +48,7 @@ Threads = Annotated[int | None, option("N", "Number of CPU threads. Default: tor
 
 @dataclass(frozen=True)
 class ReadData:
-    """All rows, and what to say about them."""
+    """All rows, the origin of their lengths, and notes for the user."""
 
     rows: list[LabelledPrompt]
     labels: str
@@ -95,10 +95,10 @@ def _tokenizer(folder: str) -> TokenCount:
 
 
 def need_torch() -> None:
-    """Make sure that the extra is there.
+    """Check that the packages of the extra `torch` are installed.
 
     Raises:
-        SloBenchError: it is not.
+        SloBenchError: one is missing; names the command that installs it.
     """
     from importlib.util import find_spec
 

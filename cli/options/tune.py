@@ -86,8 +86,7 @@ def asked_of(
     """
     from ...harness.experiments.experiment import Experiment
     from ...tuner.search.outcome import ASKED_FILE
-    from ...tuner.search.settings import TuneSettings
-    from ...tuner.search.tune_file import load
+    from ...tuner.search.settings import TuneSettings, load
     from .experiment import changed_experiment
 
     if resumed is not None:

@@ -1,8 +1,8 @@
 """Terminal output with rich; names are escaped, so that they cannot control the terminal.
 
-Names come from servers, traces and run folders of strangers. A terminal obeys control characters
-(colours, titles, the clipboard), so they are replaced; so are those that turn the direction of
-text. Rich leaves colours out by itself where nobody watches, and where NO_COLOR is set.
+Names come from servers, traces and run folders that are not trusted. Control characters could set
+colours, the title or the clipboard, so they are replaced, as are those that turn the direction of
+text. Rich prints no colours where the output is no terminal, or where NO_COLOR is set.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _CONTROLS = re.compile(
 
 
 def harmless(text: str) -> str:
-    """The text without what a terminal would obey, but for line ends and tabs."""
+    """Replace the control characters of a text, except line ends and tabs."""
     return _CONTROLS.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
