@@ -10,7 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...workloads.errors import SloBenchError
+from ...workloads.parsing import finite
+from ..options.from_schema import with_options
 from ..options.parameters import argument, epilog, flag, option
+from ..output.console import terminal
+from .profile_costs import CostFitOptions, fit_costs_like
 from .profile_run import RUNS, link_line, links_shown, profile_run
 
 if TYPE_CHECKING:
@@ -80,7 +84,7 @@ def import_(
     if add:
         profile = read_profile(out).joined(profile)
     written = write_profile(profile, out, tables)
-    _console().print(_summary(profile))
+    terminal().print(_summary(profile))
     typer.echo(str(written))
 
 
@@ -98,7 +102,7 @@ def show(
     if as_json:
         typer.echo(json.dumps(_plain(read), allow_nan=False))
         return
-    console = _console()
+    console = terminal()
     console.print(_summary(read))
     samples = _samples(read)
     if samples:
@@ -106,54 +110,27 @@ def show(
 
 
 @app.command(epilog=epilog(_FITS))
+@with_options
 def fit(
     profile: Annotated[Path, argument("FILE", "Profile file with tables.")],
     out: Annotated[
         Path | None, option("FILE", "Output file. Default: FILE itself.", "--out", "-o")
     ] = None,
     seed: Annotated[int, option("N", "Seed of the selection of held-out rows.")] = 0,
-    like: Annotated[
-        str | None,
-        option(
-            "PAPER",
-            "adaptivellm: fit the paper's regressors of swap and recompute costs; --out is a "
-            "grid that the system adaptivellm loads (cost_grid).",
-        ),
-    ] = None,
-    extra_profile: Annotated[
-        list[Path] | None, option("FILE", "With --like: also fit to this profile. May be repeated.")
-    ] = None,
-    tp: Annotated[
-        int | None,
-        option("N", "With --like: costs on N GPUs, instead of the profile's number.", min=1),
-    ] = None,
-    degrees: Annotated[
-        str | None, option("N,…", "With --like: degrees of the polynomials (1,2).")
-    ] = None,
+    *,
+    costs: CostFitOptions,
     dry_run: Annotated[bool, flag("Print the errors without writing a file.", "--dry-run")] = False,
     as_json: Annotated[bool, flag("Print only the errors, as JSON.", "--json")] = False,
 ) -> None:
     """Fit the nine-term and Ascendra's five-term formula, evaluate both and the tables on
     held-out rows, and keep the best.
     """
-    if like is not None:
-        from .profile_costs import fit_costs_like
-
-        fit_costs_like(
-            like,
-            profile,
-            extra_profile or [],
-            tp=tp,
-            degrees=degrees,
-            out=out,
-            seed=seed,
-            dry_run=dry_run,
-            as_json=as_json,
-        )
+    if costs.like is not None:
+        fit_costs_like(costs, profile, out=out, seed=seed, dry_run=dry_run, as_json=as_json)
         return
-    for name, given in (("--extra-profile", extra_profile), ("--tp", tp), ("--degrees", degrees)):
+    for name, given in vars(costs).items():
         if given is not None:
-            raise SloBenchError(f"{name} goes with --like adaptivellm only")
+            raise SloBenchError(f"--{name.replace('_', '-')} goes with --like adaptivellm only")
     from ...predictors.profiles.fit import fit as fit_all
     from ...predictors.profiles.profile import read_profile, write_profile
 
@@ -164,16 +141,10 @@ def fit(
     if as_json:
         typer.echo(json.dumps([_quality(q, found.profile) for q in found.qualities]))
         return
-    _console().print(_quality_table(list(found.qualities), found.profile))
+    terminal().print(_quality_table(list(found.qualities), found.profile))
     links_shown(found.profile)
     if written is not None:
         typer.echo(str(written))
-
-
-def _console() -> Any:
-    from ..output.console import terminal
-
-    return terminal()
 
 
 def _summary(profile: Profile) -> Any:
@@ -266,8 +237,8 @@ def _plain(profile: Profile) -> dict[str, Any]:
         "fits": {
             name: {
                 "coefficients": dict(fitted.coefficients),
-                "held_out_percent": _known(fitted.held_out_percent),
-                "extrapolated_percent": _known(fitted.extrapolated_percent),
+                "held_out_percent": finite(fitted.held_out_percent),
+                "extrapolated_percent": finite(fitted.extrapolated_percent),
             }
             for name, fitted in profile.fits.items()
         },
@@ -275,17 +246,13 @@ def _plain(profile: Profile) -> dict[str, Any]:
     }
 
 
-def _known(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
 def _quality(quality: ProfileFitQuality, profile: Profile) -> dict[str, Any]:
     return {
         "formula": quality.formula,
         "rows": quality.rows,
-        "held_out_percent": _known(quality.held_out_percent),
-        "held_out_p95_percent": _known(quality.held_out_p95_percent),
-        "extrapolated_percent": _known(quality.extrapolated_percent),
+        "held_out_percent": finite(quality.held_out_percent),
+        "held_out_p95_percent": finite(quality.held_out_p95_percent),
+        "extrapolated_percent": finite(quality.extrapolated_percent),
         "best": quality.formula == profile.best,
     }
 

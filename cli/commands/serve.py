@@ -129,14 +129,12 @@ def serve(
         check_hears,
         only_one,
         parameters_of,
+        say,
         serve_models,
         serve_torch,
         stop_on_signals,
         wait_while_served,
     )
-
-    def say(line: str) -> None:
-        typer.echo(line, err=True)
 
     stop_on_signals(signal.SIGTERM, signal.SIGHUP)
     models = model or []
@@ -161,12 +159,10 @@ def serve(
             length_predictor=length_predictor,
         )
         return
-    if embedder is not None:
-        raise SloBenchError("--embedder goes with --backend torch only")
-    if kv_store:
-        raise SloBenchError("--kv-store goes with --backend torch only")
-    if device is not None:
-        raise SloBenchError("--device goes with --backend torch only")
+    only_torch = {"--embedder": embedder, "--kv-store": kv_store or None, "--device": device}
+    for name, value in only_torch.items():
+        if value is not None:
+            raise SloBenchError(f"{name} goes with --backend torch only")
     if not models:
         raise SloBenchError(f"--backend {backend} needs --model PATH")
     wanted = Serve(
