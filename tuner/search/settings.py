@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ...harness.experiments.config.schema import SettingError, setting_error
 from ...harness.experiments.config.setting import Count, Positive, Several, setting
 from ...harness.experiments.config.toml_text import line_of, read_toml, to_toml
-from ...harness.experiments.experiment import Experiment
 from ...workloads.errors import FileFormatError, SloBenchError
 from .objectives import CAPACITY, Aim
+
+if TYPE_CHECKING:
+    from ...harness.experiments.experiment import Experiment
 
 SOUGHT = "Objectives"
 SEARCHED = "Search"
@@ -144,6 +146,8 @@ def load(path: Path) -> tuple[Experiment, TuneSettings]:
     Raises:
         FileFormatError: the file cannot be read, or says something wrong (with its line).
     """
+    from ...harness.experiments.experiment import Experiment
+
     read, text = read_toml(path)
     if not read:
         raise FileFormatError(path, None, "says nothing")
