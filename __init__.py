@@ -89,158 +89,67 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .harness.experiments.experiment import Experiment, RunResult, suites
-    from .policy import (
-        UNLIMITED,
-        Action,
-        Admission,
-        Beside,
-        Bounds,
-        ClusterPolicy,
-        ClusterView,
-        Collocated,
-        EmbedView,
-        Instance,
-        Key,
-        Limits,
-        Line,
-        Links,
-        ModelInstance,
-        MultiModelCluster,
-        NextQueue,
-        Phase,
-        Placement,
-        Policy,
-        Predictions,
-        PreemptionMode,
-        Queue,
-        Release,
-        ReleaseReason,
-        RequestState,
-        Role,
-        Routed,
-        RouteOutcome,
-        Router,
-        ServedModel,
-        SharingPolicy,
-        Slo,
-        StaticPolicy,
-        Timeout,
-        View,
-        parameter,
-    )
-    from .reports.compare.comparing import compare, read_results
-    from .reports.figures.notebook import plotly_figures
-    from .reports.pages.run_page import write_report
+    from . import policy as policy
+    from .harness.experiments.experiment import Experiment as Experiment
+    from .harness.experiments.experiment import RunResult as RunResult
+    from .harness.experiments.experiment import suites as suites
+    from .policy import *  # noqa: F403
+    from .reports.compare.comparing import compare as compare
+    from .reports.compare.comparing import read_results as read_results
+    from .reports.figures.notebook import plotly_figures as plotly_figures
+    from .reports.pages.run_page import write_report as write_report
     from .tuner.capacity.asked import CapacityOptions as CapacityOptions
-    from .tuner.capacity.folder import CapacityResult, search_capacity
-    from .tuner.planning import TargetLoad, plan_cheapest
-    from .tuner.search.settings import TuneSettings
-    from .tuner.search.tune import tune
-    from .workloads.errors import SloBenchError
-    from .workloads.request import Request
-    from .workloads.slo import parse_slo
-    from .workloads.source import load_source
-    from .workloads.workload import Workload
-    from .workloads.writer import write_csv
+    from .tuner.capacity.folder import CapacityResult as CapacityResult
+    from .tuner.capacity.folder import search_capacity as search_capacity
+    from .tuner.planning import TargetLoad as TargetLoad
+    from .tuner.planning import plan_cheapest as plan_cheapest
+    from .tuner.search.settings import TuneSettings as TuneSettings
+    from .tuner.search.tune import tune as tune
+    from .workloads.errors import SloBenchError as SloBenchError
+    from .workloads.request import Request as Request
+    from .workloads.slo import parse_slo as parse_slo
+    from .workloads.source import load_source as load_source
+    from .workloads.workload import Workload as Workload
+    from .workloads.writer import write_csv as write_csv
 
 __version__ = "0.2.0"
-__all__ = [
-    "UNLIMITED",
-    "Action",
-    "Admission",
-    "Beside",
-    "Bounds",
-    "CapacityOptions",
-    "CapacityResult",
-    "ClusterPolicy",
-    "ClusterView",
-    "Collocated",
-    "EmbedView",
-    "Experiment",
-    "Instance",
-    "Key",
-    "Limits",
-    "Line",
-    "Links",
-    "ModelInstance",
-    "MultiModelCluster",
-    "NextQueue",
-    "Phase",
-    "Placement",
-    "Policy",
-    "Predictions",
-    "PreemptionMode",
-    "Queue",
-    "Release",
-    "ReleaseReason",
-    "Request",
-    "RequestState",
-    "Role",
-    "RouteOutcome",
-    "Routed",
-    "Router",
-    "RunResult",
-    "ServedModel",
-    "SharingPolicy",
-    "Slo",
-    "SloBenchError",
-    "StaticPolicy",
-    "TargetLoad",
-    "Timeout",
-    "TuneSettings",
-    "View",
-    "Workload",
-    "__version__",
-    "compare",
-    "load_source",
-    "parameter",
-    "parse_slo",
-    "plan_cheapest",
-    "plotly_figures",
-    "policy",
-    "read_results",
-    "search_capacity",
-    "suites",
-    "tune",
-    "write_csv",
-    "write_report",
-]
 
 # These bring numpy, pandas and pydantic; a bare `import slo_bench` (and --help) should not.
-_WHERE = {
-    "CapacityOptions": (".tuner.capacity.asked", "CapacityOptions"),
-    "CapacityResult": (".tuner.capacity.folder", "CapacityResult"),
-    "Experiment": (".harness.experiments.experiment", "Experiment"),
-    "Request": (".workloads.request", "Request"),
-    "RunResult": (".harness.experiments.experiment", "RunResult"),
-    "SloBenchError": (".workloads.errors", "SloBenchError"),
-    "TuneSettings": (".tuner.search.settings", "TuneSettings"),
-    "TargetLoad": (".tuner.planning", "TargetLoad"),
-    "Workload": (".workloads.workload", "Workload"),
-    "compare": (".reports.compare.comparing", "compare"),
-    "load_source": (".workloads.source", "load_source"),
-    "parse_slo": (".workloads.slo", "parse_slo"),
-    "plan_cheapest": (".tuner.planning", "plan_cheapest"),
-    "plotly_figures": (".reports.figures.notebook", "plotly_figures"),
-    "read_results": (".reports.compare.comparing", "read_results"),
-    "search_capacity": (".tuner.capacity.folder", "search_capacity"),
-    "suites": (".harness.experiments.experiment", "suites"),
-    "tune": (".tuner.search.tune", "tune"),
-    "write_csv": (".workloads.writer", "write_csv"),
-    "write_report": (".reports.pages.run_page", "write_report"),
+_NAMES_OF = {
+    ".harness.experiments.experiment": ("Experiment", "RunResult", "suites"),
+    ".reports.compare.comparing": ("compare", "read_results"),
+    ".reports.figures.notebook": ("plotly_figures",),
+    ".reports.pages.run_page": ("write_report",),
+    ".tuner.capacity.asked": ("CapacityOptions",),
+    ".tuner.capacity.folder": ("CapacityResult", "search_capacity"),
+    ".tuner.planning": ("TargetLoad", "plan_cheapest"),
+    ".tuner.search.settings": ("TuneSettings",),
+    ".tuner.search.tune": ("tune",),
+    ".workloads.errors": ("SloBenchError",),
+    ".workloads.request": ("Request",),
+    ".workloads.slo": ("parse_slo",),
+    ".workloads.source": ("load_source",),
+    ".workloads.workload": ("Workload",),
+    ".workloads.writer": ("write_csv",),
 }
+_MODULE_OF = {name: module for module, names in _NAMES_OF.items() for name in names}
 
 
 def __getattr__(name: str) -> object:
-    if name in _WHERE:
-        module, attribute = _WHERE[name]
-        return getattr(import_module(module, __name__), attribute)
-    if name in __all__:
+    if name in _MODULE_OF:
+        return getattr(import_module(_MODULE_OF[name], __name__), name)
+    # All else is in `policy`: classes, types, UNLIMITED and `parameter`.
+    if name in ("policy", "parameter", "__all__") or name[:1].isupper():
         policy = import_module(".policy", __name__)
-        return policy if name == "policy" else getattr(policy, name)
+        if name == "policy":
+            return policy
+        if name == "__all__":
+            return sorted(["__version__", "policy", *_MODULE_OF, *policy.__all__])
+        if name in policy.__all__:
+            return getattr(policy, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    names_of_policy = import_module(".policy", __name__).__all__
+    return sorted({*globals(), *_MODULE_OF, *names_of_policy, "policy"})

@@ -186,25 +186,28 @@ from .harness.core.decisions import (
     ReleaseReason,
     Timeout,
 )
-from .harness.core.policy import Bounds, Key, Policy, StaticPolicy, parameter
-from .harness.core.queue import Queue
-from .harness.core.state import Phase, RequestState
+from .harness.core.policy import Bounds, Key, Policy, Queue, StaticPolicy, parameter
+from .harness.core.state import Phase, Release, RequestState
 from .harness.core.view import Predictions, View
 from .workloads.request import Slo
 
 if TYPE_CHECKING:
-    from .harness.core.cluster_policy import Action, ClusterPolicy, Role, Routed, RouteOutcome
+    from .harness.core.cluster_policy import (
+        Action,
+        ClusterPolicy,
+        Role,
+        Routed,
+        RouteOutcome,
+        Router,
+    )
     from .harness.core.cluster_policy import ClusterView as ClusterView
-    from .harness.core.instance import Instance
-    from .harness.core.links import Links
+    from .harness.core.instance import Instance, Links
     from .harness.core.multi_model_policy import (
         ModelInstance,
         MultiModelCluster,
         ServedModel,
         SharingPolicy,
     )
-    from .harness.core.release import Release
-    from .harness.core.routing import Router
     from .predictors.placement import Placement
 
 __all__ = [
@@ -250,26 +253,21 @@ __all__ = [
 # Imported when they are asked for: a policy of one instance also runs inside vLLM and SGLang, where
 # nothing but the standard library and numpy is promised.
 _ACROSS_INSTANCES = {
-    "Action": (".harness.core.cluster_policy", "Action"),
-    "ClusterPolicy": (".harness.core.cluster_policy", "ClusterPolicy"),
-    "ClusterView": (".harness.core.cluster_policy", "ClusterView"),
-    "Instance": (".harness.core.instance", "Instance"),
-    "Links": (".harness.core.links", "Links"),
-    "ModelInstance": (".harness.core.multi_model_policy", "ModelInstance"),
-    "MultiModelCluster": (".harness.core.multi_model_policy", "MultiModelCluster"),
-    "Placement": (".predictors.placement", "Placement"),
-    "Release": (".harness.core.release", "Release"),
-    "Role": (".harness.core.cluster_policy", "Role"),
-    "RouteOutcome": (".harness.core.cluster_policy", "RouteOutcome"),
-    "Routed": (".harness.core.cluster_policy", "Routed"),
-    "Router": (".harness.core.routing", "Router"),
-    "ServedModel": (".harness.core.multi_model_policy", "ServedModel"),
-    "SharingPolicy": (".harness.core.multi_model_policy", "SharingPolicy"),
+    ".harness.core.cluster_policy": (
+        *("Action", "ClusterPolicy", "ClusterView"),
+        *("Role", "Routed", "RouteOutcome", "Router"),
+    ),
+    ".harness.core.instance": ("Instance", "Links"),
+    ".harness.core.multi_model_policy": (
+        *("ModelInstance", "MultiModelCluster"),
+        *("ServedModel", "SharingPolicy"),
+    ),
+    ".predictors.placement": ("Placement",),
 }
 
 
 def __getattr__(name: str) -> object:
-    if name in _ACROSS_INSTANCES:
-        module, attribute = _ACROSS_INSTANCES[name]
-        return getattr(import_module(module, __package__), attribute)
+    for module, names in _ACROSS_INSTANCES.items():
+        if name in names:
+            return getattr(import_module(module, __package__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -32,8 +32,8 @@ from typing import Any
 
 from ..workloads.errors import FileFormatError, UnknownNameError
 from ..workloads.parsing import number, parse_json
+from .placement import PipelineStage
 from .specs import GIB, GpuSpec, LinkSpec, gpu, link, links
-from .stages import PipelineStage
 
 SHIPPED = "device_maps"
 _ALTERED = "*"  # after the name of a GPU with figures that differ from the catalogue's

@@ -113,16 +113,16 @@ class LearnedLength:
         PredictorConfig.load(Path(self.folder))
 
     def predict(self, workload: Workload, rng: np.random.Generator) -> Ints:
-        return self._told(workload, rng, 0)
+        return self._predicted(workload, rng, 0)
 
     def longest(self, workload: Workload, rng: np.random.Generator) -> Ints:
         """What nine in ten such answers do not exceed; without a text what is drawn."""
-        return self._told(workload, rng, 1)
+        return self._predicted(workload, rng, 1)
 
-    def _told(self, workload: Workload, rng: np.random.Generator, which: int) -> Ints:
-        told = self._drawn(workload.output_tokens, rng)
+    def _predicted(self, workload: Workload, rng: np.random.Generator, which: int) -> Ints:
+        lengths = self._drawn(workload.output_tokens, rng)
         if workload.texts is None:
-            return told
+            return lengths
         prompts = {row: self.prompt(workload, row) for row in range(len(workload))}
         known = {row: prompt for row, prompt in prompts.items() if prompt is not None}
         if known:
@@ -132,8 +132,8 @@ class LearnedLength:
                 of = _followed(self.folder, self.base, self.online, prompts_known, answers)
             else:
                 of = _read(self.folder, self.base, prompts_known)
-            told[list(known)] = of[which]
-        return told
+            lengths[list(known)] = of[which]
+        return lengths
 
     def at_dispatch(
         self, workload: Workload, rng: np.random.Generator, followed: Path | None = None
@@ -241,7 +241,7 @@ class TfIdf:
         PredictorConfig.load(Path(self.folder))
 
     def predict(self, workload: Workload, rng: np.random.Generator) -> Ints:
-        """See `LengthPredictor`.
+        """Predicted output tokens of each request, at least 1.
 
         Raises:
             SloBenchError: a request has no text.
@@ -315,15 +315,15 @@ def _followed(
         LabelledPrompt(prompt.text, prompt.tokens, tokens, prompt.model, "")
         for prompt, tokens in zip(prompts, answers, strict=True)
     ]
-    told: list[tuple[Ints, Ints]] = []
+    parts: list[tuple[Ints, Ints]] = []
     for first in range(0, len(rows), every):
         came = rows[first : first + every]
         lengths = online.lengths(came)
-        told.append((lengths.median_tokens(), lengths.longest_tokens()))
+        parts.append((lengths.median_tokens(), lengths.longest_tokens()))
         online.observe(came)
         if first + every < len(rows) and len(online.fresh()) >= FEWEST:
             online.update()
-    return np.concatenate([a for a, _ in told]), np.concatenate([b for _, b in told])
+    return np.concatenate([a for a, _ in parts]), np.concatenate([b for _, b in parts])
 
 
 _Kind = type[Oracle] | type[NoisyOracle] | type[ConstantLength] | type[LearnedLength] | type[TfIdf]

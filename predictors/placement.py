@@ -1,4 +1,4 @@
-"""A model on GPUs: does it fit, how many KV blocks does it leave, how many bytes go where."""
+"""A model on GPUs and pipeline stages: whether it fits, KV blocks that it leaves, bytes moved."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from functools import cached_property
 from ..workloads.errors import SloBenchError
 from .dtypes import kv_dtype, weight_dtype
 from .specs import GIB, GpuSpec, LinkSpec, ModelSpec, link
-from .stages import PipelineStage, even_layers
 
 DEFAULT_HOST_MEMORY_BYTES = 4 * GIB
 OVERHEAD_BYTES = GIB
@@ -322,3 +321,22 @@ def smallest_tp(
             return tp
     replace(base, tp=degrees[-1]).check()
     raise AssertionError("check() accepts what does not fit")
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineStage:
+    """Contiguous layers on one GPU, and the link to the stage after it (None: none follows).
+
+    Each layer takes `layer_extra_s` longer than the step-time model says, as measured there.
+    """
+
+    gpu: GpuSpec
+    layers: int
+    link: LinkSpec | None = None
+    layer_extra_s: float = 0.0
+
+
+def even_layers(layers: int, stages: int) -> tuple[int, ...]:
+    """Layers of each of `stages` stages, as even as can be; the first hold one more."""
+    each, more = divmod(layers, stages)
+    return tuple(each + (stage < more) for stage in range(stages))

@@ -11,7 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from .placement import Placement
+from .profiles.formulas import AscendraStepTime, ascendra_terms
 from .profiles.least_squares import non_negative
+from .profiles.table import Host
 from .step_time import work
 
 _FIRST_FIT = 64  # batches
@@ -31,8 +33,7 @@ class RefittedModel:
     """
 
     def __init__(self, placement: Placement) -> None:
-        self._peak = work(placement)
-        self._c1, self._c2, self._c3, self._c4, self._c5 = _PRIOR
+        self._model = AscendraStepTime(work(placement), *_PRIOR, Host())
         self._seen = np.empty((_WINDOW, 3))
         self._rows = self._passed = 0
         self._due = _FIRST_FIT
@@ -42,7 +43,8 @@ class RefittedModel:
     @property
     def coefficients(self) -> tuple[float, float, float, float, float]:
         """C1 to C4, and C5 in seconds."""
-        return (self._c1, self._c2, self._c3, self._c4, self._c5)
+        model = self._model
+        return (model.c1, model.c2, model.c3, model.c4, model.c5_s)
 
     @property
     def error(self) -> float:
@@ -55,7 +57,7 @@ class RefittedModel:
         self, decode_seqs: int, decode_kv_tokens: int, chunks: Sequence[tuple[int, int]]
     ) -> float:
         """Predicted time of one iteration; see `harness.core.view.Predictions`."""
-        return self._seconds(*self._sides(decode_seqs, decode_kv_tokens, chunks))
+        return self._model.step_s(decode_seqs, decode_kv_tokens, chunks)
 
     def learn(
         self,
@@ -70,9 +72,9 @@ class RefittedModel:
             self._passed += 1
             if self._passed % _ONE_IN:
                 return
-        memory_s, compute_s = self._sides(decode_seqs, decode_kv_tokens, chunks)
+        memory_s, compute_s = self._model.sides_s(decode_seqs, decode_kv_tokens, chunks)
         if rows >= _FIRST_FIT:
-            self._error += abs(self._seconds(memory_s, compute_s) - duration_s) / duration_s
+            self._error += abs(self._model.seconds(memory_s, compute_s) - duration_s) / duration_s
             self._judged += 1
         self._seen[rows % _WINDOW] = (memory_s, compute_s, duration_s)
         self._rows = rows = rows + 1
@@ -80,38 +82,10 @@ class RefittedModel:
             self._due = rows * 2 if rows < _REFIT else rows + _REFIT
             self._refit()
 
-    def _sides(
-        self, seqs: int, kv_tokens: int, chunks: Sequence[tuple[int, int]]
-    ) -> tuple[float, float]:
-        peak = self._peak
-        memory_s = peak.weight_read_s + peak.kv_read_s_per_token * kv_tokens
-        compute_s = peak.linear_s_per_token * seqs + peak.attention_s_per_pair * kv_tokens
-        for context, tokens in chunks:
-            memory_s += peak.kv_read_s_per_token * (context + tokens)
-            compute_s += peak.linear_s_per_token * tokens
-            compute_s += peak.attention_s_per_pair * tokens * (context + 0.5 * tokens)
-        return memory_s, compute_s
-
-    def _seconds(self, memory_s: float, compute_s: float) -> float:
-        return (
-            self._c1 * (memory_s + compute_s)
-            + self._c2 * max(memory_s, compute_s)
-            + self._c3 * memory_s
-            + self._c4 * compute_s
-            + self._c5
-        )
-
     def _refit(self) -> None:
         seen = self._seen[: min(self._rows, _WINDOW)]
         memory, compute, duration = seen.T
-        terms = np.column_stack(
-            [
-                memory + compute,
-                np.maximum(memory, compute),
-                memory,
-                compute,
-                np.ones(len(seen)),
-            ]
-        )
+        terms = ascendra_terms(memory, compute)
         found = non_negative(terms / duration[:, None], np.ones(len(seen)))
-        self._c1, self._c2, self._c3, self._c4, self._c5 = map(float, found)
+        c1, c2, c3, c4, c5_s = found.tolist()
+        self._model = AscendraStepTime(self._model.peak, c1, c2, c3, c4, c5_s, Host())

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import sqrt
 
 from .dtypes import SIXTEEN_BIT_BYTES, weight_dtype
-from .placement import Placement
+from .placement import PipelineStage, Placement
 from .roofline import Coefficients, OperatorRoofline, Work
-from .stages import PipelineStage
 from .step_time import (
     DEFAULT_HOST_S,
     KnownCoefficients,
@@ -22,13 +20,14 @@ from .step_time import (
     checked_host_s,
     coefficients_of,
 )
+from .stretches import EvenSpans
 
 # The decode step by whose times the share of each stage is computed.
 _SHARED_SEQS, _SHARED_KV_TOKENS = 8, 8 * 256
 
 
 @dataclass(frozen=True, slots=True)
-class StagedStepTime:
+class StagedStepTime(EvenSpans):
     """`StepTime` as the sum over stages; each part's hand-over to the next stage is in it."""
 
     parts: tuple[OperatorRoofline, ...]
@@ -48,29 +47,8 @@ class StagedStepTime:
     ) -> float:
         return sum(part.step_s(decode_seqs, decode_kv_tokens, chunks) for part in self.parts)
 
-    def _line(self, decode_seqs: int, decode_kv_tokens: int) -> tuple[float, float]:
-        """Seconds of the first decode step, and by how much each takes longer than the last."""
-        growth_s = decode_seqs * sum(part.decode_kv_s for part in self.parts)
-        return self.step_s(decode_seqs, decode_kv_tokens, ()), growth_s
-
-    def span_s(self, decode_seqs: int, decode_kv_tokens: int, steps: int) -> float:
-        """Seconds of several decode steps, in closed form."""
-        first_s, growth_s = self._line(decode_seqs, decode_kv_tokens)
-        return steps * first_s + growth_s * (steps * (steps - 1) * 0.5)
-
-    def steps_within(self, decode_seqs: int, decode_kv_tokens: int, duration_s: float) -> int:
-        """See `StepTime`: the root of the closed form, then to where `span_s` itself crosses."""
-        if duration_s <= 0:
-            return 0
-        first_s, growth_s = self._line(decode_seqs, decode_kv_tokens)
-        rest_s = first_s - 0.5 * growth_s
-        root = 2 * duration_s / (rest_s + sqrt(rest_s * rest_s + 2 * growth_s * duration_s))
-        steps = int(root) + 1
-        while self.span_s(decode_seqs, decode_kv_tokens, steps) < duration_s:
-            steps += 1
-        while steps > 1 and self.span_s(decode_seqs, decode_kv_tokens, steps - 1) >= duration_s:
-            steps -= 1
-        return steps
+    def _growth_s(self, seqs: int) -> float:
+        return seqs * sum(part.decode_kv_s for part in self.parts)
 
 
 @dataclass(frozen=True, slots=True)

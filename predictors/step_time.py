@@ -27,6 +27,7 @@ __all__ = [
 ]
 
 DEFAULT_HOST_S = 0.001
+_PAIR_FIELDS = ("model", "gpu", "tp", "rows", "mape_percent", "p95_percent", "origin")
 ALL_REDUCES_PER_LAYER = 2  # after attention and after the MLP
 
 
@@ -70,16 +71,7 @@ def fitted_pairs() -> tuple[FittedPair, ...]:
     """The fits that are shipped in `fitted.toml`."""
     text = (files(__package__) / "fitted.toml").read_text(encoding="utf-8")
     return tuple(
-        FittedPair(
-            model=row["model"],
-            gpu=row["gpu"],
-            tp=row["tp"],
-            coefficients=_coefficients(row),
-            rows=row["rows"],
-            mape_percent=row["mape_percent"],
-            p95_percent=row["p95_percent"],
-            origin=row["origin"],
-        )
+        FittedPair(coefficients=_coefficients(row), **{name: row[name] for name in _PAIR_FIELDS})
         for row in tomllib.loads(text)["pair"]
     )
 

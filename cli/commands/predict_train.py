@@ -109,7 +109,7 @@ def predict_train(
             outcome = update_predictor(
                 continue_from, found.rows, base=base, device=device, seed=seed, progress=progress
             )
-        typer.echo(outcome.told(), err=True)
+        typer.echo(outcome.summary(), err=True)
         typer.echo(str(continue_from))
         return
     assert out is not None
@@ -138,7 +138,7 @@ def predict_train(
             settings=settings,
             resume=resume,
             progress=progress,
-            told=told,
+            on_epoch=told,
         )
     parts = ", ".join(f"{rows:,} {part}" for part, rows in config.training["rows"].items())
     typer.echo(

@@ -10,20 +10,17 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from ...predictors.placement import Placement
 from ...predictors.step_time import StepTime
 from ...workloads.errors import SloBenchError
-from .instance import Instance
+from .instance import Instance, Links, NoDelay
 from .kv_cache_manager import KVCacheManager
-from .links import Links, NoDelay
 from .policy import AnyPolicy, Parameters
 from .predictions import Learner
-from .records import Told
-from .release import Release
-from .routing import Router
-from .state import RequestState
+from .records import TimeseriesRow
+from .state import Release, RequestState
 
 INF = float("inf")
 EMBEDS = "embedder"  # the role of instances that compute embeddings
@@ -259,7 +256,7 @@ class ClusterPolicy(Parameters):
         """
         return None
 
-    def extra_records(self, state: Any, instances: Sequence[Instance]) -> Sequence[Told]:
+    def extra_records(self, state: Any, instances: Sequence[Instance]) -> Sequence[TimeseriesRow]:
         """Called once at the end of a run, with the object that `new_state` returned.
 
         Returns:
@@ -268,8 +265,9 @@ class ClusterPolicy(Parameters):
 
         Example::
 
-            def extra_records(self, state, instances) -> Sequence[Told]:
-                return [Told(s.time_s, "load", instances[s.i].name, s.load) for s in state.samples]
+            def extra_records(self, state, instances) -> Sequence[TimeseriesRow]:
+                name = instances[0].name
+                return [TimeseriesRow(s.time_s, "load", name, s.load) for s in state.samples]
         """
         return ()
 
@@ -382,3 +380,40 @@ def overrides(policy: ClusterPolicy, hook: str) -> bool:
     """Whether this policy overrides `hook`."""
     base: Callable[..., Any] = getattr(ClusterPolicy, hook)
     return getattr(type(policy), hook) is not base
+
+
+class Target(Protocol):
+    """Where a router can send a request: a simulated instance, or a real server."""
+
+    @property
+    def index(self) -> int:
+        """Position among the instances of the router."""
+
+    @property
+    def n_requests(self) -> int:
+        """Requests on their way to it, waiting at it, or running on it."""
+
+
+T = TypeVar("T", bound=Target)
+
+
+class Router(Protocol):
+    """Decides on arrival. `watches`: does it look at the instances' state? `measures`: also at
+    loads that only they know (`load_aware.Loaded`)?
+    """
+
+    watches: bool
+    measures: bool
+
+    def route(self, r: RequestState, instances: Sequence[T]) -> T:
+        """Choose the instance that receives `r`."""
+
+
+def least_loaded(instances: Sequence[T]) -> T:
+    """The one with the fewest requests, of equals the first; there must be one."""
+    best, fewest = instances[0], instances[0].n_requests
+    for other in instances[1:]:
+        n = other.n_requests
+        if n < fewest or (n == fewest and other.index < best.index):
+            best, fewest = other, n
+    return best

@@ -1,4 +1,6 @@
-"""The instance handle: what a cluster policy may read and change of an instance."""
+"""The instance handle: what a cluster policy may read and change of an instance, and the links
+between instances.
+"""
 
 from __future__ import annotations
 
@@ -117,3 +119,18 @@ class Instance(Protocol):
 
     def offload(self, step_time: SplitStepTime, device: StageDevice) -> None:
         """Set its step times while `device` computes a part of its model."""
+
+
+class Links(Protocol):
+    """Says when a transfer ends; books what it occupies."""
+
+    def ends_s(self, source: Instance, target: Instance, kv_tokens: int, now_s: float) -> float:
+        """Time at which the KV of `tokens` tokens is at `target` if it leaves `source` now."""
+
+
+class NoDelay:
+    """Links without delay: KV arrives at once."""
+
+    def ends_s(self, source: Instance, target: Instance, kv_tokens: int, now_s: float) -> float:
+        """Time at which the KV of `tokens` tokens is at `target` if it leaves `source` now."""
+        return now_s

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from ...predictors.specs import LinkSpec
 from ...workloads.errors import SloBenchError
-from .network import MemoryPool
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,21 +19,6 @@ class TierSpec:
     name: str
     capacity_bytes: int
     link: LinkSpec
-
-
-class _Tier:
-    def __init__(self, spec: TierSpec) -> None:
-        self.spec = spec
-        self.memory = MemoryPool(spec.name, spec.capacity_bytes)
-        self.units: dict[int, None] = {}  # least recently used first
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixHit:
-    """Leading units of a prefix that the store holds; of those, how many lie in each tier."""
-
-    units: int
-    by_tier: tuple[int, ...]
 
 
 class KvStore:
@@ -54,19 +38,20 @@ class KvStore:
         if not tiers or unit_bytes <= 0:
             raise SloBenchError("a KV store needs a tier, and units of at least one byte")
         self.unit_bytes = unit_bytes
-        self._tiers = [_Tier(spec) for spec in tiers]
-        self._where: dict[int, _Tier] = {}
+        self._tiers = tiers
+        self._units: list[dict[int, None]] = [{} for _ in tiers]  # least recently used first
+        self._tier_of: dict[int, int] = {}
 
     def __len__(self) -> int:
-        return len(self._where)
+        return len(self._tier_of)
 
     def __contains__(self, unit: int) -> bool:
-        return unit in self._where
+        return unit in self._tier_of
 
     @property
     def used_bytes(self) -> tuple[int, ...]:
         """Bytes stored in each tier."""
-        return tuple(tier.memory.used_bytes for tier in self._tiers)
+        return tuple(len(units) * self.unit_bytes for units in self._units)
 
     def put(self, units: Iterable[int]) -> None:
         """Keep these; what is there already becomes the most recently used."""
@@ -74,54 +59,40 @@ class KvStore:
             self._forget(unit)
             self._place(unit, 0)
 
-    def find(self, units: Sequence[int]) -> PrefixHit:
-        """How many of the leading `units` are here, and where. Changes nothing."""
-        by_tier = [0] * len(self._tiers)
-        n = 0
+    def by_tier(self, units: Sequence[int]) -> list[int]:
+        """Of the leading `units` that the store holds, how many lie in each tier."""
+        found = [0] * len(self._tiers)
         for unit in units:
-            tier = self._where.get(unit)
+            tier = self._tier_of.get(unit)
             if tier is None:
                 break
-            by_tier[self._tiers.index(tier)] += 1
-            n += 1
-        return PrefixHit(n, tuple(by_tier))
+            found[tier] += 1
+        return found
 
     def load_s(self, units: Sequence[int]) -> float:
         """Seconds to read these units, all of which are here, each over the link of its tier."""
-        by_tier = self.find(units).by_tier
         return sum(
-            tier.spec.link.transfer_s(n * self.unit_bytes)
-            for tier, n in zip(self._tiers, by_tier, strict=True)
+            tier.link.transfer_s(n * self.unit_bytes)
+            for tier, n in zip(self._tiers, self.by_tier(units), strict=True)
             if n
         )
 
-    def use(self, units: Sequence[int]) -> float:
-        """Read these units (`load_s`); they are then in the first tier, most recently used."""
-        seconds = self.load_s(units)
-        self.put(reversed(units))  # of a prefix its end goes first
-        return seconds
-
     def _forget(self, unit: int) -> None:
-        tier = self._where.pop(unit, None)
+        tier = self._tier_of.pop(unit, None)
         if tier is not None:
-            del tier.units[unit]
-            tier.memory.give_back(self.unit_bytes)
+            del self._units[tier][unit]
 
     def _place(self, unit: int, level: int) -> None:
         """Store the unit in this tier or the next one that is large enough; the oldest units are
         evicted.
         """
-        while level < len(self._tiers):
-            tier = self._tiers[level]
-            if tier.memory.capacity_bytes >= self.unit_bytes:
-                break
-            level += 1
-        else:
-            return
-        if tier.memory.free_bytes < self.unit_bytes:
-            oldest = next(iter(tier.units))
-            self._forget(oldest)
-            self._place(oldest, level + 1)
-        tier.memory.take(self.unit_bytes)
-        tier.units[unit] = None
-        self._where[unit] = tier
+        for tier in range(level, len(self._tiers)):
+            capacity, units = self._tiers[tier].capacity_bytes // self.unit_bytes, self._units[tier]
+            if capacity:
+                if len(units) >= capacity:
+                    oldest = next(iter(units))
+                    self._forget(oldest)
+                    self._place(oldest, tier + 1)
+                units[unit] = None
+                self._tier_of[unit] = tier
+                return

@@ -1,4 +1,4 @@
-"""What moves bytes between instances and hosts, and the memory that they are moved to."""
+"""What moves bytes between instances and hosts."""
 
 from __future__ import annotations
 
@@ -92,41 +92,3 @@ class SwitchNetwork:
     def received_bytes(self) -> int:
         """What has come into all instances."""
         return sum(link.carried_bytes for link in self._into.values())
-
-
-class MemoryPool:
-    """Bytes of a GPU, a host or a disk: what is booked never exceeds what there is."""
-
-    __slots__ = ("capacity_bytes", "name", "peak_bytes", "used_bytes")
-
-    def __init__(self, name: str, capacity_bytes: int) -> None:
-        if capacity_bytes < 0:
-            raise SloBenchError(f"{name} must hold at least 0 bytes but holds {capacity_bytes}")
-        self.name = name
-        self.capacity_bytes = capacity_bytes
-        self.used_bytes = 0
-        self.peak_bytes = 0
-
-    @property
-    def free_bytes(self) -> int:
-        """Bytes that can still be reserved."""
-        return self.capacity_bytes - self.used_bytes
-
-    def take(self, wanted_bytes: int) -> None:
-        """Book. Raises SloBenchError if there is not so much left."""
-        if not 0 <= wanted_bytes <= self.free_bytes:
-            raise SloBenchError(
-                f"{self.name} has {self.free_bytes:,} of {self.capacity_bytes:,} bytes free; "
-                f"{wanted_bytes:,} cannot be booked"
-            )
-        self.used_bytes += wanted_bytes
-        self.peak_bytes = max(self.peak_bytes, self.used_bytes)
-
-    def give_back(self, returned_bytes: int) -> None:
-        """Undo a booking. Raises SloBenchError if so much is not booked."""
-        if not 0 <= returned_bytes <= self.used_bytes:
-            raise SloBenchError(
-                f"{self.name} has {self.used_bytes:,} bytes booked; "
-                f"{returned_bytes:,} cannot be given back"
-            )
-        self.used_bytes -= returned_bytes

@@ -6,13 +6,12 @@ All engines (simulator, torch, patched vLLM and SGLang) call the same hooks.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
 from ...workloads.errors import SloBenchError, UnknownNameError
 from .decisions import Admission, Limits, Line, NextQueue, PreemptionMode, Timeout
-from .queue import Queue
 from .state import RequestState
 from .view import View
 
@@ -408,3 +407,31 @@ def overrides(policy: Policy, hook: str) -> bool:
     """Whether this policy overrides `hook`."""
     base: Callable[..., Any] = getattr(Policy, hook)
     return getattr(type(policy), hook) is not base
+
+
+class Queue(Protocol):
+    """Requests that wait for prefill. Whoever enters or leaves gets another `version`."""
+
+    @property
+    def live(self) -> int:
+        """Number of waiting requests."""
+
+    def push(self, r: RequestState) -> None:
+        """Add `r` to the queue."""
+
+    def head(self) -> RequestState:
+        """The next request; the queue must not be empty."""
+
+    def take_head(self) -> None:
+        """The request that `head` has just named leaves."""
+
+    def remove(self, r: RequestState) -> None:
+        """`r` leaves from wherever it stands."""
+
+    def __iter__(self) -> Iterator[RequestState]: ...
+
+    def ordered(self) -> Iterator[RequestState]:
+        """All waiting requests in queue order, the next first."""
+
+    def overtaken_s(self) -> float:
+        """When another request becomes the next one if nothing else happens; infinite if never."""

@@ -103,7 +103,7 @@ class Gaps:
         return float((self.gap_s * self.count).sum() / total) if total else float("nan")
 
 
-class Told(NamedTuple):
+class TimeseriesRow(NamedTuple):
     """Sample or event of one instance or model.
 
     Metrics: `requests` (waiting and running), `load` (C/Cmax + M/Mmax, 0 to 2), `kv_gib` (KV memory
@@ -122,14 +122,14 @@ class Told(NamedTuple):
 class Timeline:
     """State of all instances together, sampled about every `1/300` of the arrival span.
 
-    `told`: samples of single instances or models, if there are several.
+    `timeseries`: samples of single instances or models, if there are several.
     """
 
     time_s: Floats
     waiting: Ints
     running: Ints
     kv_cache_usage: Floats  # KV blocks in use / all KV blocks
-    told: tuple[Told, ...] = ()
+    timeseries: tuple[TimeseriesRow, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,12 @@
-"""One request on one instance, as the engine sees it."""
+"""One request on one instance, as the engine sees it, and what an instance reports of it."""
 
 from __future__ import annotations
 
 from enum import Enum
+from typing import NamedTuple
 
 from ...workloads.request import Slo
+from .decisions import ReleaseReason
 
 NOT_YET_S = float("nan")
 
@@ -101,3 +103,16 @@ class RequestState:
 
     def __repr__(self) -> str:
         return f"<request {self.id} {self.phase.value} {self.kv_tokens} KV tokens>"
+
+
+class Release(NamedTuple):
+    """What became of a request at `time_s`, the clock of its instance."""
+
+    request: RequestState
+    reason: ReleaseReason
+    time_s: float
+
+    @classmethod
+    def finish(cls, r: RequestState) -> Release:
+        """The end of `r`, for a process that waits for it."""
+        return cls(r, ReleaseReason.FINISH, r.finish_s)

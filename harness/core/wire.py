@@ -31,7 +31,7 @@ WAITED_FIELD = "waited_s"
 
 _BOUNDS = ("ttft_slo_s", "tpot_slo_s", "e2e_slo_s", "deadline_in_s")
 
-_TOLD = ("predicted_output_tokens", "predicted_output_tokens_p90")
+_LENGTH_FIELDS = ("predicted_output_tokens", "predicted_output_tokens_p90")
 
 Wire = dict[str, str | int | float]
 
@@ -46,7 +46,7 @@ class PredictedLength(NamedTuple):
 
     def to_wire(self) -> Wire:
         """Wire format of the request, added to the values of `to_wire` of the base class."""
-        return dict(zip(_TOLD, self, strict=True))
+        return dict(zip(_LENGTH_FIELDS, self, strict=True))
 
 
 def to_wire(request: Request) -> Wire:
@@ -79,7 +79,7 @@ def waited_s(wire: Mapping[str, Any]) -> float:
 
 def predicted_length_from_wire(wire: Mapping[str, Any]) -> PredictedLength | None:
     """What the client predicts; None: nothing, or no such numbers."""
-    half, most = (_seconds(wire.get(name), 0.0) for name in _TOLD)
+    half, most = (_seconds(wire.get(name), 0.0) for name in _LENGTH_FIELDS)
     if not 1 <= half < math.inf:
         return None
     return PredictedLength(int(half), int(most) if half <= most < math.inf else int(half))

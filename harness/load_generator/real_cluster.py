@@ -11,9 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from ..core.cluster_policy import ClusterPolicy, ClusterView, Routed, RouteOutcome
-from ..core.links import Links, NoDelay
-from ..core.release import Release
-from ..core.state import RequestState
+from ..core.instance import Links, NoDelay
+from ..core.state import Release, RequestState
 from .server_load import Fastest, ServerLoadMeter
 
 

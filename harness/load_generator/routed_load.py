@@ -141,7 +141,7 @@ def _joined(workload: Workload, sent: Sequence[SendResult], options: HttpOptions
         processes=len(sent),
         client_errors=int((columns.fault == FAULTS.index(RequestFault.CLIENT)).sum()),
     )
-    timeline = replace(_timeline(columns), told=tuple(t for part in parts for t in part.told))
+    timeline = replace(_timeline(columns), timeseries=tuple(t for part in parts for t in part.told))
     return HttpResult(
         result=Result(_records(columns), gaps, timeline, _totals(columns, gaps)),
         columns=columns,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ..core.routing import Router
+from ..core.cluster_policy import Router
 from ..core.state import RequestState
 
 

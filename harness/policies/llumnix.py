@@ -9,27 +9,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...predictors.placement import Placement
-from ...predictors.specs import LinkSpec
 from ..core.cluster_policy import (
     HOLD,
     Action,
     ClusterControl,
-    ClusterPolicy,
     ClusterView,
     RouteOutcome,
 )
 from ..core.instance import Instance
-from ..core.links import Links
 from ..core.policy import parameter
-from ..core.release import Release
 from ..core.state import Phase, RequestState
-from .shared.disaggregated import KvNetwork, ReservedBlocks, has_room, link_between, needed_blocks
+from .shared.disaggregated import KvTransferPolicy, ReservedBlocks, has_room, needed_blocks
 from .shared.instance_load import waiting_tokens
 
 
 @dataclass(frozen=True)
-class Llumnix(ClusterPolicy):
+class Llumnix(KvTransferPolicy):
     """Freeness F = (M - sum of V) / B: KV tokens that are free and not needed by waiting requests,
     per request in the batch: the iterations until memory runs out (§4.4.1).
 
@@ -47,23 +42,10 @@ class Llumnix(ClusterPolicy):
     control_every_s: float = parameter(0.5, 0.01, 3600.0)
     network_gb_per_s: float = parameter(0.0, 0.0, 10_000.0)
 
-    def over(self, placement: Placement) -> LinkSpec:
-        """Link specification of KV transfers."""
-        return link_between(placement, self.network_gb_per_s)
-
-    def links(self, instances: Sequence[Instance]) -> Links:
-        return KvNetwork(self.over(instances[0].placement))
-
-    def new_state(self) -> ReservedBlocks:
-        return ReservedBlocks()
-
     def route(self, r: RequestState, cluster: ClusterView) -> Instance | RouteOutcome:
         if not cluster.up:
             return HOLD
         return max(cluster.up, key=lambda s: (freeness(s), -s.index))
-
-    def on_returned(self, release: Release, cluster: ClusterView) -> Instance | RouteOutcome:
-        return self.route(release.request, cluster)
 
     @property
     def control_interval_s(self) -> float:

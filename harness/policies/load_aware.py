@@ -46,7 +46,7 @@ class LoadAware:
         self._threshold = threshold
 
     def route(self, r: RequestState, instances: Sequence[T]) -> T:
-        """See `routers.Router`; the instances are `LoadedInstance`."""
+        """Choose the instance for `r`; each of them is a `LoadedInstance`."""
         known = cast("Sequence[LoadedInstance]", instances)
         loads = [one.use(self._window_s) for one in known]
         queues = [one.queue for one in known]

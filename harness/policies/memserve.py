@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...predictors.placement import Placement
-from ..core.cluster_policy import HOLD, ClusterView, Role, RouteOutcome
+from ..core.cluster_policy import HOLD, ClusterView, Role, RouteOutcome, least_loaded
 from ..core.instance import Instance
 from ..core.kv_cache_manager import KVCacheManager
 from ..core.kv_store_manager import StoreKVCacheManager, Units
 from ..core.policy import AnyPolicy, parameter
-from ..core.routing import least_loaded
 from ..core.state import RequestState
 from .routers import PrefixAware
 from .shared.disaggregated import DECODE, PREFILL, DisaggregatedPolicy

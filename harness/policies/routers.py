@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ...workloads.errors import UnknownNameError
-from ..core.routing import Router, T, Target, least_loaded
+from ..core.cluster_policy import Router, T, Target, least_loaded
 from ..core.state import RequestState
 from .load_aware import LoadAware
 

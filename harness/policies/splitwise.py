@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..core.cluster_policy import HOLD, ClusterView, RouteOutcome
-from ..core.instance import Instance
-from ..core.links import Links
+from ..core.instance import Instance, Links
 from ..core.state import RequestState
 from .shared.disaggregated import PREFILL, DisaggregatedPolicy, KvNetwork
 from .shared.instance_load import queued_tokens

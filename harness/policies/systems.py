@@ -154,9 +154,9 @@ _STOCK = {
     "vllm-v0": _Stock("vllm_v0:VllmV0", "Kwon et al., SOSP 2023; vLLM 0.2"),
     "vllm-swap": _Stock("vllm_swap:VllmSwap", "Kwon et al., SOSP 2023; vLLM 0.2"),
     "sarathi": _Stock("sarathi:Sarathi", "Agrawal et al., OSDI 2024"),
-    "vllm-drop": _Stock("shared.dropping:VllmDrop", "as in Ascendra, §8.6", prefix_cache=True),
-    "vllm-v0-drop": _Stock("shared.dropping:VllmV0Drop", "as in Ascendra, §8.6"),
-    "sarathi-drop": _Stock("shared.dropping:SarathiDrop", "as in Ascendra, §8.6"),
+    "vllm-drop": _Stock("shared.timeouts:VllmDrop", "as in Ascendra, §8.6", prefix_cache=True),
+    "vllm-v0-drop": _Stock("shared.timeouts:VllmV0Drop", "as in Ascendra, §8.6"),
+    "sarathi-drop": _Stock("shared.timeouts:SarathiDrop", "as in Ascendra, §8.6"),
     "edf": _Stock("edf:EarliestDeadlineFirst", "Liu & Layland, J. ACM 1973"),
     "edf-drop": _Stock("edf_drop:EdfDrop", "Gujarati et al., OSDI 2020, §4.4"),
     "orca": _Stock("orca:Orca", "Yu et al., OSDI 2022"),
@@ -169,8 +169,8 @@ _STOCK = {
     "slo-odbs-continuous": _Stock(
         "uellm.slo_odbs_continuous:SloOdbsContinuous", "UELLM, Algorithm 3-1"
     ),
-    "slo-dbs": _Stock("uellm.slo_dbs:SloDbs", "UELLM, §3.4.3"),
-    "odbs": _Stock("uellm.odbs:Odbs", "UELLM, §3.4.3"),
+    "slo-dbs": _Stock("uellm.slo_odbs:SloDbs", "UELLM, §3.4.3"),
+    "odbs": _Stock("uellm.slo_odbs:Odbs", "UELLM, §3.4.3"),
     "sglang": _Stock(
         "sglang:Sglang", "Zheng et al., NeurIPS 2024", router="prefix-aware", prefix_cache=True
     ),
@@ -179,16 +179,18 @@ _STOCK = {
     "collocation": _Stock(
         "collocation.policy:Collocation", "LLM-embedding collocation, Algorithms 1 to 3"
     ),
-    "collocation-lru": _Stock("collocation.lru:CollocationLru", "LLM-embedding collocation, §3.4"),
+    "collocation-lru": _Stock(
+        "collocation.policy:CollocationLru", "LLM-embedding collocation, §3.4"
+    ),
     "collocation-open": _Stock(
-        "collocation.open_admission:CollocationOpen", "LLM-embedding collocation, §5.4"
+        "collocation.policy:CollocationOpen", "LLM-embedding collocation, §5.4"
     ),
-    "static-split": _Stock(
-        "collocation.static_split:StaticSplit", "LLM-embedding collocation, §3.3"
+    "static-split": _Stock("collocation.baselines:StaticSplit", "LLM-embedding collocation, §3.3"),
+    "collocated-fcfs": _Stock(
+        "collocation.baselines:CollocatedFcfs", "LLM-embedding collocation, §3.4"
     ),
-    "collocated-fcfs": _Stock("collocation.fcfs:CollocatedFcfs", "LLM-embedding collocation, §3.4"),
     "merged-batches": _Stock(
-        "collocation.merged_batches:MergedBatches", "LLM-embedding collocation, §5.4"
+        "collocation.baselines:MergedBatches", "LLM-embedding collocation, §5.4"
     ),
     "ascendra": _Stock(
         "ascendra.low_priority:AscendraLp",

@@ -35,7 +35,7 @@ from ...workloads.checksums import CHANGED, crc32_of_fields, crc32_of_file, seal
 from ...workloads.csv_text import guarded, unguarded
 from ...workloads.errors import FileFormatError, SloBenchError
 from ...workloads.workload import Workload
-from ..core.records import Misprediction, Outcome, Records, Timeline, Told
+from ..core.records import Misprediction, Outcome, Records, Timeline, TimeseriesRow
 from .checkpoint import check_settings
 from .csv_columns import Choice, Column, gzip_csv
 from .metrics import Judged
@@ -121,13 +121,13 @@ def write_details(
         "kv_cache_usage": timeline.kv_cache_usage,
     }
     write_whole(folder / "timelines" / f"{cell}.csv.gz", gzip_csv(moments))
-    if timeline.told:
+    if timeline.timeseries:
         write_whole(
-            folder / "timeseries" / f"{cell}.csv.gz", gzip_csv(_told_columns(timeline.told))
+            folder / "timeseries" / f"{cell}.csv.gz", gzip_csv(_told_columns(timeline.timeseries))
         )
 
 
-def _told_columns(told: Sequence[Told]) -> dict[str, Column]:
+def _told_columns(told: Sequence[TimeseriesRow]) -> dict[str, Column]:
     time_s, metric, entity, value = zip(*told, strict=True)
     return {
         "time_s": np.array(time_s, dtype=np.float64),

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from ...predictors.placement import Placement
 from ...predictors.profiles.build import GRAPH_TOKENS, LAUNCH_S
+from ...predictors.profiles.importers import recognise
 from ...predictors.profiles.models import is_whole, profiled_step_time
-from ...predictors.profiles.names import recognise
 from ...predictors.profiles.profile import Profile
 from ...predictors.profiles.table import Host
 from ...predictors.specs import GIB, GpuSpec, ModelSpec, gpu, model

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...predictors.profiles.names import recognise
+from ...predictors.profiles.importers import recognise
 from ...predictors.profiles.profile import Profile, Source, write_profile
 from ...predictors.profiles.whole_steps import LoggedStep, profile_of_steps
 from ...workloads.csv_text import guarded

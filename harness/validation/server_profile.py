@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ...predictors.profiles.profile import MeasuredDevice, Profile, Source, write_profile
+from ...predictors.profiles.profile import Profile, Source, write_profile
 from ...predictors.profiles.whole_steps import LoggedStep, profile_of_steps
 from ...predictors.specs import ModelSpec, model
 from ...workloads.errors import SloBenchError
@@ -110,18 +110,16 @@ def _on_cpu(profile: Profile, shape: ModelSpec, meta: dict[str, Any]) -> Profile
     try:
         import torch
 
-        from ..engine.torch.measure import device_figures
+        from ..engine.torch.measure import measured_device
     except ImportError:
         return profile
     kind = {short: long for long, short in _DTYPES.items()}[profile.kv_dtype]
     dtype: torch.dtype = getattr(torch, kind)
-    figures = device_figures(torch.device("cpu"), dtype)
     cache = meta.get("kv_cache") or {}
     tokens = int(cache.get("num_gpu_blocks") or 0) * int(cache.get("block_size") or 0)
     width = 2 * shape.layers * shape.kv_heads * shape.head_dim * dtype.itemsize
     if not tokens:
         return profile  # the KV capacity is unknown
     kv_bytes = float(tokens * width)
-    return dataclasses.replace(
-        profile, device=MeasuredDevice(kv_bytes=kv_bytes, **dataclasses.asdict(figures))
-    )
+    device = measured_device(torch.device("cpu"), dtype, kv_bytes)
+    return dataclasses.replace(profile, device=device)

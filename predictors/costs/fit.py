@@ -11,12 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ..placement import Placement
+from ..profiles.link_fit import DIRECTIONS, fit_direction
 from ..profiles.observations import Observations, placement_of
 from ..profiles.profile import Profile
-from .grid import CostGrid
+from .grid import CostGrid, Swap
 from .regressors import Setting, TrainedRegressor, learn, need_scikit_learn, settings
 from .samples import Mask, Samples, described, random_rows, samples, whole_sizes
-from .swap import SwapFit, swap_costs
 
 Floats = NDArray[np.float64]
 
@@ -154,7 +155,7 @@ def _grid(
     # A step without decodes and prefill takes the time of the least prefill, so that it is flat.
     nothing = (tokens == 0) & (sequences == 0)
     tokens = np.where(nothing, axes[0][1], tokens)
-    asked = Observations(
+    points = Observations(
         chunks=(tokens > 0).astype(np.float64),
         chunk_tokens=tokens,
         context_tokens=np.zeros(len(tokens)),
@@ -162,7 +163,7 @@ def _grid(
         kv_tokens=sequences * kv_tokens,
         seconds=np.ones(len(tokens)),
     )
-    seconds = np.maximum(0.0, learned.predict(described(profile, asked, tp)))
+    seconds = np.maximum(0.0, learned.predict(described(profile, points, tp)))
     shape = tuple(len(axis) for axis in axes)
     return CostGrid(axes[0], axes[1], axes[2], seconds.reshape(shape), swap.out, swap.into)
 
@@ -187,13 +188,13 @@ def _grid_quality(
 ) -> GridQuality:
     """Error of lookups in grids whose regressors have not seen the looked-up rows."""
     own = seen.features[:, :2] == described(profile, seen.steps).features[:, :2]
-    asked = own.all(axis=1) & (seen.steps.context_tokens == 0)
+    own_rows = own.all(axis=1) & (seen.steps.context_tokens == 0)
     call_s = math.nan
 
     def errors(held: Mask) -> Floats:
         nonlocal call_s
         grid = _grid(profile, profile.tp, seen[~held], learn(setting, seen[~held], seed), swap)
-        steps = seen.steps[held & asked]
+        steps = seen.steps[held & own_rows]
         columns = (steps.chunk_tokens, steps.sequences, steps.kv_tokens)
         rows = list(zip(*(np.rint(column).astype(int).tolist() for column in columns), strict=True))
         began_s = time.perf_counter()
@@ -204,3 +205,36 @@ def _grid_quality(
     of_whole = [errors(held) for held in whole]
     at_whole = _percent(np.concatenate([np.empty(0), *of_whole]))
     return GridQuality(_percent(errors(at_random)), at_whole, call_s)
+
+
+@dataclass(frozen=True)
+class SwapFit:
+    """Both directions, what they rest on, and the error on copies kept out (NaN: none measured)."""
+
+    out: Swap
+    into: Swap
+    measured: bool
+    held_out_percent: float
+    source: str
+
+
+def swap_costs(profile: Profile, placement: Placement, rng: np.random.Generator) -> SwapFit:
+    """From the profile's measured copies (table `transfers`), else the catalogue's host link.
+
+    Under tensor parallelism every GPU moves its own heads at once; pipeline parallelism is priced
+    as a single node (AdaptiveLLM, §6): the bytes of all layers over one link.
+
+    Raises:
+        SloBenchError: a direction has too few copies.
+    """
+    token_bytes = placement.kv_bytes_per_token / placement.tp
+    table = profile.tables.get("transfers")
+    if table is None:
+        link = placement.host_link
+        swap = Swap(link.latency_s, token_bytes / link.bandwidth_bytes_per_s)
+        source = f"not measured: the catalogue's {link.name}, {link.origin}"
+        return SwapFit(swap, swap, False, math.nan, source)
+    lines = [fit_direction(table, direction, rng) for direction in DIRECTIONS]
+    out, into = (Swap(line.latency_s, line.s_per_byte * token_bytes) for line in lines)
+    percent = float(100 * np.concatenate([line.errors for line in lines]).mean())
+    return SwapFit(out, into, True, percent, "copies in the profile's table transfers")

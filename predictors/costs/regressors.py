@@ -55,13 +55,13 @@ class TrainedRegressor:
     _coefficients: Floats  # of the operators
     _scale: tuple[float, float]  # of what it learned
 
-    def predict(self, asked: Samples) -> Floats:
+    def predict(self, samples: Samples) -> Floats:
         """Predicted seconds of each step."""
         mean, deviation = self._scale
-        raw = self._model.predict(np.log1p(asked.features)) * deviation + mean
+        raw = self._model.predict(np.log1p(samples.features)) * deviation + mean
         if self.setting.target == "seconds":
             return np.asarray(raw)
-        return np.asarray(np.exp(raw) * (asked.operators @ self._coefficients))
+        return np.asarray(np.exp(raw) * (samples.operators @ self._coefficients))
 
 
 def need_scikit_learn() -> None:

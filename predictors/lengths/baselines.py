@@ -14,7 +14,7 @@ _PSEUDO = 0.5  # of an answer in each bucket, before any was seen
 _BINS = 20
 _TERMS = 30_000
 
-Told = Callable[[Sequence[LabelledPrompt]], PredictedDistributions]
+PredictLengths = Callable[[Sequence[LabelledPrompt]], PredictedDistributions]
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Baseline:
     """A name, and what it tells of prompts."""
 
     name: str
-    lengths: Told
+    lengths: PredictLengths
 
 
 def baselines(rows: Sequence[LabelledPrompt], edges: tuple[int, ...]) -> list[Baseline]:
@@ -49,21 +49,21 @@ def _shares(buckets: np.ndarray, edges: tuple[int, ...]) -> Floats:
     return found
 
 
-def _per_model(rows: Sequence[LabelledPrompt], edges: tuple[int, ...]) -> Told:
+def _per_model(rows: Sequence[LabelledPrompt], edges: tuple[int, ...]) -> PredictLengths:
     """How long the answers of that model were; of an unknown model those of all."""
     true = _true(rows, edges)
     everybody = _shares(true, edges)
     names = np.array([row.model for row in rows])
     known = {str(name): _shares(true[names == name], edges) for name in np.unique(names)}
 
-    def told(asked: Sequence[LabelledPrompt]) -> PredictedDistributions:
-        shares = np.array([known.get(row.model, everybody) for row in asked])
-        return PredictedDistributions.of_buckets(edges, shares.reshape(len(asked), len(edges)))
+    def predict(prompts: Sequence[LabelledPrompt]) -> PredictedDistributions:
+        shares = np.array([known.get(row.model, everybody) for row in prompts])
+        return PredictedDistributions.of_buckets(edges, shares.reshape(len(prompts), len(edges)))
 
-    return told
+    return predict
 
 
-def _prompt_length(rows: Sequence[LabelledPrompt], edges: tuple[int, ...]) -> Told:
+def _prompt_length(rows: Sequence[LabelledPrompt], edges: tuple[int, ...]) -> PredictLengths:
     """How long the answers to prompts of like length were."""
     tokens = np.array([row.prompt_tokens for row in rows])
     cuts = np.unique(np.quantile(tokens, np.linspace(0, 1, _BINS + 1)[1:-1]))
@@ -71,14 +71,14 @@ def _prompt_length(rows: Sequence[LabelledPrompt], edges: tuple[int, ...]) -> To
     true = _true(rows, edges)
     table = np.array([_shares(true[place == bin_], edges) for bin_ in range(len(cuts) + 1)])
 
-    def told(asked: Sequence[LabelledPrompt]) -> PredictedDistributions:
-        places = np.searchsorted(cuts, [row.prompt_tokens for row in asked], side="right")
+    def predict(prompts: Sequence[LabelledPrompt]) -> PredictedDistributions:
+        places = np.searchsorted(cuts, [row.prompt_tokens for row in prompts], side="right")
         return PredictedDistributions.of_buckets(edges, table[places])
 
-    return told
+    return predict
 
 
-def _tfidf(rows: Sequence[LabelledPrompt], edges: tuple[int, ...]) -> Told:
+def _tfidf(rows: Sequence[LabelledPrompt], edges: tuple[int, ...]) -> PredictLengths:
     """Words and pairs of words, the model's name and the prompt's length."""
     import scipy.sparse as sparse
     from sklearn.feature_extraction.text import TfidfVectorizer
@@ -87,25 +87,25 @@ def _tfidf(rows: Sequence[LabelledPrompt], edges: tuple[int, ...]) -> Told:
     models = {name: at for at, name in enumerate(sorted({row.model for row in rows}))}
     words = TfidfVectorizer(ngram_range=(1, 2), min_df=2, sublinear_tf=True, max_features=_TERMS)
 
-    def numbers(asked: Sequence[LabelledPrompt]) -> np.ndarray:
-        found = np.zeros((len(asked), len(models) + 1))
-        for place, row in enumerate(asked):
+    def numbers(prompts: Sequence[LabelledPrompt]) -> np.ndarray:
+        found = np.zeros((len(prompts), len(models) + 1))
+        for place, row in enumerate(prompts):
             if row.model in models:
                 found[place, models[row.model]] = 1
             found[place, -1] = np.log1p(row.prompt_tokens) - 3
         return found
 
-    def inputs(asked: Sequence[LabelledPrompt], terms: object) -> object:
-        return sparse.hstack([terms, sparse.csr_matrix(numbers(asked))]).tocsr()
+    def inputs(prompts: Sequence[LabelledPrompt], terms: object) -> object:
+        return sparse.hstack([terms, sparse.csr_matrix(numbers(prompts))]).tocsr()
 
     true = _true(rows, edges)
     x = inputs(rows, words.fit_transform([row.prompt for row in rows]))
     fitted = LogisticRegression(C=2, max_iter=200).fit(x, true)
 
-    def told(asked: Sequence[LabelledPrompt]) -> PredictedDistributions:
-        terms = words.transform([row.prompt for row in asked])
-        shares = np.full((len(asked), len(edges)), 1e-6)
-        shares[:, fitted.classes_] = fitted.predict_proba(inputs(asked, terms))
+    def predict(prompts: Sequence[LabelledPrompt]) -> PredictedDistributions:
+        terms = words.transform([row.prompt for row in prompts])
+        shares = np.full((len(prompts), len(edges)), 1e-6)
+        shares[:, fitted.classes_] = fitted.predict_proba(inputs(prompts, terms))
         return PredictedDistributions.of_buckets(edges, shares)
 
-    return told
+    return predict

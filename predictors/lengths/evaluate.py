@@ -107,10 +107,10 @@ def evaluate(
     edges = config.shape.edges
     total = 6
     progress(0, total)
-    told = predictor.lengths(prompts_of(new))
+    predicted = predictor.lengths(prompts_of(new))
     progress(1, total)
     tokens = np.array([row.output_tokens for row in new])
-    scored = [(LORA, told, config.conformal_offset, config.neighbours)]
+    scored = [(LORA, predicted, config.conformal_offset, config.neighbours)]
     held = samples[CALIBRATION]
     held_tokens = np.array([row.output_tokens for row in held])
     for place, baseline in enumerate(baselines(samples[TRAIN], edges)):
@@ -131,7 +131,7 @@ def evaluate(
         for name, lengths, offset, neighbours in scored
     ]
     judged = np.flatnonzero(np.isin(names, home))
-    true, named = buckets_in(edges, tokens[judged]), told[judged].buckets(config.neighbours)
+    true, named = buckets_in(edges, tokens[judged]), predicted[judged].buckets(config.neighbours)
     confusion = np.zeros((len(edges), len(edges)), dtype=np.int64)
     np.add.at(confusion, (true, named), 1)
     latencies = tuple(latency(predictor, new, size) for size in _BATCHES)
@@ -145,7 +145,7 @@ def evaluate(
     known = set(config.shape.models)
     return PredictorEvaluation(
         scores=tuple(scores),
-        reliability=tuple(reliability(told[judged], true)),
+        reliability=tuple(reliability(predicted[judged], true)),
         confusion=confusion,
         latencies=latencies,
         leak=leak,

@@ -229,10 +229,10 @@ def encode(tokenizer: Any, shape: NetworkShape, prompts: Sequence[Prompt]) -> En
     """The prompt's first tokens; its size and the model that will answer as numbers."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     # No token has this many characters; tokenizing a whole book would take long.
-    asked = [prompt.text[: 32 * shape.max_tokens] for prompt in prompts]
-    texts = {text: at for at, text in enumerate(dict.fromkeys(asked))}
+    beginnings = [prompt.text[: 32 * shape.max_tokens] for prompt in prompts]
+    texts = {text: at for at, text in enumerate(dict.fromkeys(beginnings))}
     found = tokenizer(list(texts), truncation=True, max_length=shape.max_tokens)
-    which = np.array([texts[text] for text in asked], dtype=np.int64)
+    which = np.array([texts[text] for text in beginnings], dtype=np.int64)
     about = np.zeros((len(prompts), SIZES + len(shape.models)), dtype=np.float32)
     place = {name: at for at, name in enumerate(shape.models)}
     for row, prompt in enumerate(prompts):

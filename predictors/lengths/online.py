@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +32,7 @@ from .samples import (
     pack,
     read_samples,
     seen_in,
+    without_answer,
 )
 from .train import (
     calibrated,
@@ -87,7 +88,7 @@ class Update:
             return "refused"
         return "taken" if self.step == 1 else f"{self.step:.0%} of it taken"
 
-    def told(self) -> str:
+    def summary(self) -> str:
         """Summary of the update in one line."""
         verdict = self.verdict if self.accepted else "refused, the predictor is as it was"
         return (
@@ -173,20 +174,20 @@ class OnlinePredictor:
 
     def lengths(self, rows: Sequence[LabelledPrompt], workload: str = "") -> PredictedDistributions:
         """Distributions for prompts, corrected by what came of (model, workload) lately."""
-        told = self._told(rows)
+        predicted = self._predicted(rows)
         weights = np.array([self._prior.weights((row.model, workload)) for row in rows])
-        return told.reweighted(weights.reshape(len(rows), len(self.config.shape.edges)))
+        return predicted.reweighted(weights.reshape(len(rows), len(self.config.shape.edges)))
 
     def uncorrected(self, rows: Sequence[LabelledPrompt]) -> PredictedDistributions:
         """Distributions as the network has them."""
-        return self._told(rows)
+        return self._predicted(rows)
 
     def observe(self, rows: Sequence[LabelledPrompt], workload: str = "") -> None:
         """Answers came: their lengths correct at once, and wait in the queue to be learnt from."""
         if self._keep_queue:
             with (self._folder / QUEUE).open("a", encoding="utf-8") as file:
                 for row in rows:
-                    file.write(json.dumps({**asdict(row), "answer": None}) + "\n")
+                    file.write(json.dumps(without_answer(row)) + "\n")
         self.queue += rows
         self._lately.extend((row, workload) for row in rows)
         self._correct(rows, [workload] * len(rows))
@@ -260,7 +261,7 @@ class OnlinePredictor:
             (self._folder / name).unlink(missing_ok=True)
         self.queue.clear()
 
-    def _told(self, rows: Sequence[LabelledPrompt]) -> PredictedDistributions:
+    def _predicted(self, rows: Sequence[LabelledPrompt]) -> PredictedDistributions:
         encoded = encode(self._tokenizer, self.config.shape, prompts_of(rows))
         share = self.config.words_share
         return lengths_of(self._network, encoded, share, autocast=self._bf16)
@@ -279,10 +280,12 @@ class OnlinePredictor:
     def _correct(self, rows: Sequence[LabelledPrompt], workloads: Sequence[str]) -> None:
         if not rows:
             return
-        said = self._told(rows).bucket_probabilities()
+        said = self._predicted(rows).bucket_probabilities()
         buckets = buckets_in(self.config.shape.edges, np.array([r.output_tokens for r in rows]))
-        for row, workload, told, bucket in zip(rows, workloads, said, buckets, strict=True):
-            self._prior.observe((row.model, workload), told, int(bucket))
+        for row, workload, probabilities, bucket in zip(
+            rows, workloads, said, buckets, strict=True
+        ):
+            self._prior.observe((row.model, workload), probabilities, int(bucket))
 
     def _losses(self, rows: Sequence[LabelledPrompt]) -> Floats:
         """Loss of each row, shape (n,)."""
@@ -346,7 +349,7 @@ def _tokens(rows: Sequence[LabelledPrompt]) -> Tensor:
 
 def write_queue(path: Path, rows: Sequence[LabelledPrompt]) -> None:
     """Put a queue in the place of the one that is there, whole or not at all."""
-    lines = (json.dumps({**asdict(row), "answer": None}) + "\n" for row in rows)
+    lines = (json.dumps(without_answer(row)) + "\n" for row in rows)
     write_whole(path, "".join(lines).encode())
 
 

@@ -13,7 +13,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, perf_counter
 from typing import IO
@@ -27,6 +27,7 @@ from .config import PredictorConfig
 from .distribution import Floats, buckets_in
 from .online import FEWEST, QUEUE, RECENT, PriorCorrection, read_queue, write_queue
 from .predictor import Prompt, TrainedPredictor, find_base
+from .samples import without_answer
 from .trainer_process import TrainerProcess, TrainingResult
 
 if sys.platform != "win32":
@@ -147,13 +148,13 @@ class OnlineLengthPredictor:
         plain = predictor.lengths(prompts)
         with self._lock:
             weights = np.array([self._prior.weights((p.model, "")) for p in prompts])
-        told = plain if (weights == 1).all() else plain.reweighted(weights)
+        corrected = plain if (weights == 1).all() else plain.reweighted(weights)
         columns = (
             prompts,
-            told.median_tokens().tolist(),
-            told.longest_tokens().tolist(),
+            corrected.median_tokens().tolist(),
+            corrected.longest_tokens().tolist(),
             plain.bucket_probabilities(),
-            told.buckets(worth).tolist(),
+            corrected.buckets(worth).tolist(),
             plain.buckets(worth).tolist(),
         )
         return [LengthPrediction(*one) for one in zip(*columns, strict=True)]
@@ -169,7 +170,7 @@ class OnlineLengthPredictor:
         with self._lock:
             self._observe(said, row)
             self._count(said, row)
-            self._queue.write(json.dumps({**asdict(row), "answer": None}) + "\n")
+            self._queue.write(json.dumps(without_answer(row)) + "\n")
             self._queue.flush()
             self._fresh.append(row)
             self._since += 1
@@ -256,7 +257,7 @@ class OnlineLengthPredictor:
             write_queue(self._folder / QUEUE, self._fresh)
             self._queue = (self._folder / QUEUE).open("a", encoding="utf-8")
             self.taught.append((perf_counter(), found))
-        self._say(found.told)
+        self._say(found.summary)
 
     @property
     def teaches(self) -> bool:

@@ -148,8 +148,8 @@ def lengths_of(
     network: LengthNetwork, encoded: Encoded, words_share: float, *, autocast: bool = False
 ) -> PredictedDistributions:
     """Distributions, in order; the words have their share in them."""
-    told = network.head.lengths(raw_outputs(network, encoded, autocast=autocast))
-    return told.blended(tfidf_of(network, encoded), words_share) if words_share else told
+    lengths = network.head.lengths(raw_outputs(network, encoded, autocast=autocast))
+    return lengths.blended(tfidf_of(network, encoded), words_share) if words_share else lengths
 
 
 def tfidf_of(network: LengthNetwork, encoded: Encoded) -> Floats:
@@ -158,11 +158,11 @@ def tfidf_of(network: LengthNetwork, encoded: Encoded) -> Floats:
     return network.words.probabilities(encoded)
 
 
-def find_base(asked: str | None, folder: Path, config: PredictorConfig) -> str:
+def find_base(given: str | None, folder: Path, config: PredictorConfig) -> str:
     """Path of the base model: as given, as recorded, or next to the predictor if that was moved."""
     name = config.base.name
-    if asked is not None or Path(name).expanduser().exists():
-        return asked or name
+    if given is not None or Path(name).expanduser().exists():
+        return given or name
     beside = folder / Path(name).name
     return str(beside) if (beside / "config.json").is_file() else name
 

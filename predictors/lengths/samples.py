@@ -9,6 +9,7 @@ import io
 import json
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +27,8 @@ def pack(parts: Mapping[str, Sequence[LabelledPrompt]]) -> bytes:
     with gzip.GzipFile(fileobj=raw, mode="wb", mtime=0) as file:
         for part, rows in parts.items():
             for row in rows:
-                plain = {
-                    "part": part,
-                    "prompt": row.prompt,
-                    "prompt_tokens": row.prompt_tokens,
-                    "output_tokens": row.output_tokens,
-                    "model": row.model,
-                    "corpus": row.corpus,
-                }
+                plain = {"part": part, **asdict(row)}
+                del plain["answer"]
                 file.write(json.dumps(plain, ensure_ascii=False).encode() + b"\n")
     return raw.getvalue()
 
@@ -64,6 +59,11 @@ def read_samples(path: Path) -> Parts:
     ) as error:
         raise FileFormatError(path, None, f"damaged: {error}") from error
     return parts
+
+
+def without_answer(row: LabelledPrompt) -> dict[str, Any]:
+    """A row as it is written, without the text of the answer."""
+    return {**asdict(row), "answer": None}
 
 
 def labelled_prompts_of(plain: Mapping[str, Any]) -> LabelledPrompt:

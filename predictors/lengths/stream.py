@@ -76,8 +76,8 @@ def stream(
         guesses, within = [], []
         for workload in dict.fromkeys(row.corpus for row in came):
             of = [row for row in came if row.corpus == workload]
-            told = online.lengths(of, workload)
-            off = np.abs(told.buckets(worth) - _true(told.edges, of))
+            predicted = online.lengths(of, workload)
+            off = np.abs(predicted.buckets(worth) - _true(predicted.edges, of))
             guesses += (off == 0).tolist()
             within += (off <= 1).tolist()
             online.observe(of, workload)
@@ -132,7 +132,7 @@ def _true(edges: tuple[int, ...], rows: Sequence[LabelledPrompt]) -> np.ndarray:
 
 
 def _exact(
-    told: PredictedDistributions, rows: Sequence[LabelledPrompt], neighbours: float
+    predicted: PredictedDistributions, rows: Sequence[LabelledPrompt], neighbours: float
 ) -> float:
-    named = told.buckets(neighbours)
-    return float((named == _true(told.edges, rows)).mean()) if rows else float("nan")
+    named = predicted.buckets(neighbours)
+    return float((named == _true(predicted.edges, rows)).mean()) if rows else float("nan")

@@ -101,7 +101,7 @@ class Epoch:
 
 
 Watch = Callable[[int, int], None]  # steps done, of how many
-Told = Callable[[Epoch], None]
+OnEpoch = Callable[[Epoch], None]
 
 
 def train(
@@ -113,7 +113,7 @@ def train(
     settings: TrainSettings | None = None,
     resume: bool = False,
     progress: Watch = lambda done, total: None,
-    told: Told = lambda epoch: None,
+    on_epoch: OnEpoch = lambda epoch: None,
 ) -> PredictorConfig:
     """Train a predictor into the folder `out`.
 
@@ -126,7 +126,7 @@ def train(
         settings: settings of the training.
         resume: go on where an interrupted training of the same data and settings was.
         progress: called after every step.
-        told: called with each epoch's figures.
+        on_epoch: called with each epoch's figures.
 
     Raises:
         SloBenchError: the data holds nothing to learn, the folder is in use, or the base cannot be
@@ -143,9 +143,13 @@ def train(
     loaded = load_base(base, device=device, bf16=bf16_runs(device), learns=True)
     packed = pack(parts)
     # How often the state is kept and where it is computed does not change what is computed.
-    asked = {**asdict(settings), "checkpoint_steps": 0, "device": device}
-    told_of = [json.dumps(asked), asdict(loaded.base), hashlib.sha256(packed).hexdigest()]
-    same = hashlib.sha256(json.dumps(told_of).encode()).hexdigest()
+    settings_of_weights = {**asdict(settings), "checkpoint_steps": 0, "device": device}
+    identity = [
+        json.dumps(settings_of_weights),
+        asdict(loaded.base),
+        hashlib.sha256(packed).hexdigest(),
+    ]
+    same = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
     out.mkdir(parents=True, exist_ok=True)
     training = _Training(loaded, shape, settings, parts, device)
     checkpoint = out / CHECKPOINT
@@ -153,7 +157,7 @@ def train(
         training.restore(checkpoint, same)
     else:
         training.keep(checkpoint, same)
-    training.run(checkpoint, same, progress, told)
+    training.run(checkpoint, same, progress, on_epoch)
     weights = training.best
     words = tfidf_from(training.encoded, parts[TRAIN], shape)
     epochs = [asdict(epoch) for epoch in training.epochs]
@@ -310,7 +314,7 @@ class _Training:
         self.best: dict[str, Tensor] = self._copy()
         self._loss_sum = 0.0
 
-    def run(self, checkpoint: Path, same: str, progress: Watch, told: Told) -> None:
+    def run(self, checkpoint: Path, same: str, progress: Watch, on_epoch: OnEpoch) -> None:
         """Train to the end, keeping the state now and then."""
         progress(self.step, self._total)
         order: list[np.ndarray] = []
@@ -337,7 +341,7 @@ class _Training:
             self.step += 1
             ended = self.step % self._per_epoch == 0
             if ended:
-                told(self._end_epoch())
+                on_epoch(self._end_epoch())
             if ended or self.step % self._settings.checkpoint_steps == 0:
                 self.keep(checkpoint, same)
             progress(self.step, self._total)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from ...workloads.child_process import ChildProcess, Parent
 from ...workloads.errors import SloBenchError
 from ...workloads.labelled_prompts import LabelledPrompt
 from .distribution import Floats
+from .samples import without_answer
 
 NICENESS = 15  # whoever answers requests goes first
 
@@ -33,7 +34,7 @@ class TrainingResult:
     """
 
     step: float
-    told: str
+    summary: str
     said: Floats | None
 
 
@@ -72,7 +73,9 @@ class TrainerProcess:
             if self._closed:
                 self.close()
             child.send(self._order)
-        child.send({"new": [_plain(row) for row in new], "lately": [_plain(row) for row in lately]})
+        child.send(
+            {"new": list(map(without_answer, new)), "lately": list(map(without_answer, lately))}
+        )
         answer = child.receive()
         if answer is None:
             raise SloBenchError("its process ended")
@@ -80,7 +83,7 @@ class TrainerProcess:
             raise SloBenchError(answer["error"])
         said = answer["said"]
         return TrainingResult(
-            answer["step"], answer["told"], None if said is None else np.array(said)
+            answer["step"], answer["summary"], None if said is None else np.array(said)
         )
 
     def close(self) -> None:
@@ -88,10 +91,6 @@ class TrainerProcess:
         self._closed = True
         if self._child is not None:
             self._child.stop()
-
-
-def _plain(row: LabelledPrompt) -> dict[str, Any]:
-    return {**asdict(row), "answer": None}
 
 
 def _work(parent: Parent) -> None:
@@ -118,7 +117,7 @@ def _work(parent: Parent) -> None:
                 online.save()
                 lately = [LabelledPrompt(**row) for row in lesson["lately"]]
                 said = online.uncorrected(lately).bucket_probabilities().tolist()
-            answer = {"step": outcome.step, "told": outcome.told(), "said": said}
+            answer = {"step": outcome.step, "summary": outcome.summary(), "said": said}
         except SloBenchError as error:
             answer = {"error": str(error)}
         parent.send(answer)

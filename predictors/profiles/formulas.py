@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from .. import stretches
 from ..roofline import Coefficients, OperatorRoofline, StepTime, Work
 from ..step_time import work
-from . import stretches, whole_steps
+from . import whole_steps
 from .observations import Observations, placement_of
 from .profile import Profile
 from .table import Host
@@ -74,7 +75,7 @@ def _nine(profile: Profile, found: Mapping[str, float], host: Host) -> StepTime:
 
 
 @dataclass(frozen=True)
-class AscendraStepTime:
+class AscendraStepTime(stretches.EvenSpans):
     """t = C1 (tM + tF) + C2 max(tM, tF) + C3 tM + C4 tF + C5, with tM the time of all bytes and tF
     that of all operations at the hardware's peak (Ascendra, §4 and appendix A).
 
@@ -89,7 +90,8 @@ class AscendraStepTime:
     c5_s: float
     host: Host
 
-    def _seconds(self, memory_s: float, compute_s: float) -> float:
+    def seconds(self, memory_s: float, compute_s: float) -> float:
+        """Seconds of a step with this byte time and operation time."""
         return (
             self.c1 * (memory_s + compute_s)
             + self.c2 * max(memory_s, compute_s)
@@ -99,39 +101,32 @@ class AscendraStepTime:
             + self.host.step_s
         )
 
-    def _decode(self, seqs: int, kv_tokens: int) -> tuple[float, float]:
-        """Byte and operation time of a step that only decodes."""
+    def sides_s(
+        self, seqs: int, kv_tokens: int, chunks: Sequence[tuple[int, int]]
+    ) -> tuple[float, float]:
+        """Byte and operation time of a step."""
         peak = self.peak
-        return (
-            peak.weight_read_s + peak.kv_read_s_per_token * kv_tokens,
-            peak.linear_s_per_token * seqs + peak.attention_s_per_pair * kv_tokens,
-        )
+        memory_s = peak.weight_read_s + peak.kv_read_s_per_token * kv_tokens
+        compute_s = peak.linear_s_per_token * seqs + peak.attention_s_per_pair * kv_tokens
+        for context, tokens in chunks:
+            memory_s += peak.kv_read_s_per_token * (context + tokens)
+            compute_s += peak.linear_s_per_token * tokens
+            compute_s += peak.attention_s_per_pair * tokens * (context + 0.5 * tokens)
+        return memory_s, compute_s
 
     def step_s(
         self, decode_seqs: int, decode_kv_tokens: int, chunks: Sequence[tuple[int, int]]
     ) -> float:
-        memory_s, compute_s = self._decode(decode_seqs, decode_kv_tokens)
-        if not chunks:
-            return self._seconds(memory_s, compute_s)
-        for context, tokens in chunks:
-            memory_s += self.peak.kv_read_s_per_token * (context + tokens)
-            compute_s += self.peak.linear_s_per_token * tokens
-            compute_s += self.peak.attention_s_per_pair * tokens * (context + 0.5 * tokens)
-        return self._seconds(memory_s, compute_s) + self.host.launch_s
-
-    def span_s(self, decode_seqs: int, decode_kv_tokens: int, steps: int) -> float:
-        return stretches.span_s(self._stretches(decode_seqs, decode_kv_tokens), steps)
-
-    def steps_within(self, decode_seqs: int, decode_kv_tokens: int, duration_s: float) -> int:
-        return stretches.steps_within(self._stretches(decode_seqs, decode_kv_tokens), duration_s)
+        step_s = self.seconds(*self.sides_s(decode_seqs, decode_kv_tokens, chunks))
+        return step_s + self.host.launch_s if chunks else step_s
 
     def _stretches(self, seqs: int, kv_tokens: int) -> Iterator[stretches.Stretch]:
         """Bytes and operations both grow evenly; the larger may change once."""
         memory_growth_s = self.peak.kv_read_s_per_token * seqs
         compute_growth_s = self.peak.attention_s_per_pair * seqs
         while True:
-            memory_s, compute_s = self._decode(seqs, kv_tokens)
-            first_s = self._seconds(memory_s, compute_s)
+            memory_s, compute_s = self.sides_s(seqs, kv_tokens, ())
+            first_s = self.seconds(memory_s, compute_s)
             by_memory = memory_s > compute_s or (
                 memory_s == compute_s and memory_growth_s >= compute_growth_s
             )
@@ -149,26 +144,19 @@ class AscendraStepTime:
             kv_tokens += here * seqs
 
 
-def _bytes_and_operations(profile: Profile, seen: Observations) -> tuple[Floats, Floats]:
-    peak = work(placement_of(profile))
-    kv_tokens = seen.kv_tokens + seen.prefill_kv_tokens
-    return (
-        peak.weight_read_s + peak.kv_read_s_per_token * kv_tokens,
-        peak.linear_s_per_token * seen.tokens
-        + peak.attention_s_per_pair * (seen.kv_tokens + seen.pairs),
-    )
+def ascendra_terms(memory_s: Floats, compute_s: Floats) -> Floats:
+    """What C1 to C5 multiply, [row, coefficient], from the byte and operation time of each step."""
+    both, larger = memory_s + compute_s, np.maximum(memory_s, compute_s)
+    return np.column_stack([both, larger, memory_s, compute_s, np.ones(len(memory_s))])
 
 
 def _ascendra_terms(profile: Profile, seen: Observations) -> Floats:
-    memory_s, compute_s = _bytes_and_operations(profile, seen)
-    return np.column_stack(
-        [
-            memory_s + compute_s,
-            np.maximum(memory_s, compute_s),
-            memory_s,
-            compute_s,
-            np.ones(len(seen)),
-        ]
+    peak = work(placement_of(profile))
+    kv_tokens = seen.kv_tokens + seen.prefill_kv_tokens
+    return ascendra_terms(
+        peak.weight_read_s + peak.kv_read_s_per_token * kv_tokens,
+        peak.linear_s_per_token * seen.tokens
+        + peak.attention_s_per_pair * (seen.kv_tokens + seen.pairs),
     )
 
 
@@ -180,7 +168,7 @@ def _ascendra(profile: Profile, found: Mapping[str, float], host: Host) -> StepT
 
 
 @dataclass(frozen=True)
-class PhasedStepTime:
+class PhasedStepTime(stretches.EvenSpans):
     """Prefill a + b Σl + c Σl²; decode a + b · KV tokens + c · sequences (DistServe, appendix A).
 
     Decode has two sets of coefficients, for batches up to `large_from` sequences and above. A
@@ -208,15 +196,8 @@ class PhasedStepTime:
         once_s = min(a, pa) if decode_seqs else 0.0
         return decode_s + prefill_s - once_s + self.host.step_s + self.host.launch_s
 
-    def span_s(self, decode_seqs: int, decode_kv_tokens: int, steps: int) -> float:
-        return stretches.span_s([self._stretch(decode_seqs, decode_kv_tokens)], steps)
-
-    def steps_within(self, decode_seqs: int, decode_kv_tokens: int, duration_s: float) -> int:
-        return stretches.steps_within([self._stretch(decode_seqs, decode_kv_tokens)], duration_s)
-
-    def _stretch(self, seqs: int, kv_tokens: int) -> stretches.Stretch:
-        b = (self.small if seqs < self.large_from else self.large)[1]
-        return stretches.ENDLESS, self.step_s(seqs, kv_tokens, ()), b * seqs
+    def _growth_s(self, seqs: int) -> float:
+        return (self.small if seqs < self.large_from else self.large)[1] * seqs
 
 
 _PHASES = tuple(f"{phase}_{name}" for phase in ("prefill", "small", "large") for name in "abc")

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from ...workloads.errors import SloBenchError
 from ..specs import ModelSpec, model
 from .importers import ImportOptions
-from .names import MULTIPROCESSORS
 from .profile import Profile, Source, read_parquet, table_of
 
 Floats = NDArray[np.float64]
@@ -25,14 +24,14 @@ _DTYPE = "bfloat16"
 _REDUCES_A_LAYER = 2
 
 
-def read(path: Path, asked: ImportOptions) -> Profile:
+def read(path: Path, options: ImportOptions) -> Profile:
     """Read all Parquet files in `path` and below (or next to it: `SYSTEM_*` of one system)."""
-    if asked.model is None:
+    if options.model is None:
         raise SloBenchError("aiconfigurator's tables are by shape: name the model with --model")
     files = _files(path)
-    spec, tp = model(asked.model), asked.tp or 1
+    spec, tp = model(options.model), options.tp or 1
     device = str(_column(files, "generation_attention_perf", "device")[0])
-    gpu = asked.gpu_name(device)
+    gpu = options.gpu_name(device)
     tables = {
         "linear": table_of("linear", _linear(files, spec, tp)),
         "per_sequence": table_of("per_sequence", _head(files, spec, tp)),
@@ -40,10 +39,9 @@ def read(path: Path, asked: ImportOptions) -> Profile:
     }
     version = str(_column(files, "generation_attention_perf", "version")[0])
     return Profile(
-        model=asked.model,
+        model=options.model,
         gpu=gpu,
         tp=tp,
-        multiprocessors=MULTIPROCESSORS.get(gpu, 0),
         sources=(
             Source(
                 "aiconfigurator (ai-dynamo/aiconfigurator)",
@@ -103,8 +101,8 @@ def _rows(
     points = np.column_stack([np.array(columns[c], dtype=np.float64)[chosen] for c in counts])
     times = np.array(columns["latency"], dtype=np.float64)[chosen] * 1e3
     if not len(times):
-        asked = ", ".join(f"{k} {v}" for k, v in where.items())
-        raise SloBenchError(f"{files[name]} has no rows with {asked}")
+        conditions = ", ".join(f"{k} {v}" for k, v in where.items())
+        raise SloBenchError(f"{files[name]} has no rows with {conditions}")
     unique, at = np.unique(points, axis=0, return_inverse=True)
     least = np.full(len(unique), np.inf)
     np.minimum.at(least, at, times)

@@ -8,14 +8,13 @@ from typing import Any
 from ...workloads.errors import FileFormatError, SloBenchError
 from ...workloads.parsing import parse_json
 from .importers import ImportOptions
-from .names import MULTIPROCESSORS
 from .profile import Fitted, Profile, Source
 
 _GPU = "a100-80g"  # where all of them were measured
 _PHASES = {"prefill": "prefill", "decoding_smallbs": "small", "decoding_largebs": "large"}
 
 
-def read(path: Path, asked: ImportOptions) -> Profile:
+def read(path: Path, options: ImportOptions) -> Profile:
     """One model and tp of a profiler JSON; milliseconds become seconds."""
     try:
         content = parse_json(path.read_text(encoding="utf-8"))
@@ -23,19 +22,18 @@ def read(path: Path, asked: ImportOptions) -> Profile:
         raise FileFormatError(path, None, f"cannot be read as JSON: {error}") from None
     if not isinstance(content, dict) or not content:
         raise FileFormatError(path, None, "must hold an object of models")
-    found = _chosen(path, content, asked)
-    name = asked.model_name(found)
+    found = _chosen(path, content, options)
+    name = options.model_name(found)
     degrees = content[found]
-    tp = asked.tp or 1
+    tp = options.tp or 1
     if not isinstance(degrees, dict) or str(tp) not in degrees:
         there = ", ".join(degrees) if isinstance(degrees, dict) else "none"
         raise SloBenchError(f"{path} has no tp {tp} of {found}; it has tp {there}")
-    gpu = asked.gpu or _GPU
+    gpu = options.gpu or _GPU
     return Profile(
         model=name,
         gpu=gpu,
         tp=tp,
-        multiprocessors=MULTIPROCESSORS.get(gpu, 0),
         best="distserve",
         sources=(
             Source(
@@ -49,9 +47,9 @@ def read(path: Path, asked: ImportOptions) -> Profile:
     )
 
 
-def _chosen(path: Path, content: dict[str, Any], asked: ImportOptions) -> str:
-    if asked.model:
-        fitting = [key for key in content if asked.model_name(key) == _named(key)]
+def _chosen(path: Path, content: dict[str, Any], options: ImportOptions) -> str:
+    if options.model:
+        fitting = [key for key in content if options.model_name(key) == _named(key)]
     else:
         fitting = list(content)
     if len(fitting) != 1:

@@ -8,7 +8,6 @@ from pathlib import Path
 from ...workloads.errors import FileFormatError
 from ..specs import model
 from .importers import ImportOptions
-from .names import MULTIPROCESSORS
 from .profile import Profile, ProfileTable, Source, read_csv, table_of
 
 _ONCE = ("embedding", "final_layernorm")
@@ -16,19 +15,18 @@ _TWICE_A_LAYER = ("layernorm",)
 _FOLDER = re.compile(r"(?P<gpu>[^-]+)-(?P<model>.+)-(?P<dtype>bf16|fp16|fp8)-tp(?P<tp>\d+)$")
 
 
-def read(path: Path, asked: ImportOptions) -> Profile:
+def read(path: Path, options: ImportOptions) -> Profile:
     """Read the folder of one model on one GPU; missing settings come from meta.yaml or the folder's
     name.
     """
     said = _said(path)
-    name = asked.model_name(said.get("model"))
-    gpu = asked.gpu_name(said.get("hardware"))
+    name = options.model_name(said.get("model"))
+    gpu = options.gpu_name(said.get("hardware"))
     layers = model(name).layers
     return Profile(
         model=name,
         gpu=gpu,
-        tp=asked.tp or int(said.get("tp", 1)),
-        multiprocessors=MULTIPROCESSORS.get(gpu, 0),
+        tp=options.tp or int(said.get("tp", 1)),
         sources=(
             Source(
                 "LLMServingSim (casys-kaist/LLMServingSim)",

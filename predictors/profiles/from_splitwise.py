@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ...workloads.errors import FileFormatError, SloBenchError
-from .importers import ImportOptions
-from .names import MULTIPROCESSORS, recognise
+from .importers import ImportOptions, recognise
 from .profile import Profile, Source, read_csv, table_of
 
 _COLUMNS = (
@@ -21,7 +20,7 @@ _COLUMNS = (
 )
 
 
-def read(path: Path, asked: ImportOptions) -> Profile:
+def read(path: Path, options: ImportOptions) -> Profile:
     """The rows of one model, GPU and tp: a prompt step and a decode step each (milliseconds).
 
     The decode step is the mean over the answer: its KV is the prompt and half of the answer.
@@ -32,7 +31,7 @@ def read(path: Path, asked: ImportOptions) -> Profile:
         kinds = sorted({(row[0], row[1], int(float(row[2]))) for row in rows})
     except (ValueError, OverflowError) as error:
         raise FileFormatError(path, None, f"{_COLUMNS[2]} is no whole number: {error}") from None
-    fitting = [kind for kind in kinds if _fits(kind, asked)]
+    fitting = [kind for kind in kinds if _fits(kind, options)]
     if len(fitting) != 1:
         there = "; ".join(f"{m} on {g} × tp {tp}" for m, g, tp in fitting or kinds)
         raise SloBenchError(
@@ -51,12 +50,11 @@ def read(path: Path, asked: ImportOptions) -> Profile:
                 steps.append((0.0, 0.0, 0.0, n, kv, 1e3 * float(token_ms)))
     except ValueError as error:
         raise FileFormatError(path, None, f"a field is no number: {error}") from None
-    gpu = asked.gpu_name(kind[1])
+    gpu = options.gpu_name(kind[1])
     return Profile(
-        model=asked.model_name(kind[0]),
+        model=options.model_name(kind[0]),
         gpu=gpu,
         tp=kind[2],
-        multiprocessors=MULTIPROCESSORS.get(gpu, 0),
         sources=(
             Source(
                 "Splitwise (Mutinifni/splitwise-sim)",
@@ -69,15 +67,15 @@ def read(path: Path, asked: ImportOptions) -> Profile:
     )
 
 
-def _fits(kind: tuple[str, str, int], asked: ImportOptions) -> bool:
+def _fits(kind: tuple[str, str, int], options: ImportOptions) -> bool:
     model_name, gpu_name, tp = kind
     if "pcap" in gpu_name:  # under a power cap
         return False
-    pairs = ((asked.model, model_name, "models"), (asked.gpu, gpu_name, "gpus"))
+    pairs = ((options.model, model_name, "models"), (options.gpu, gpu_name, "gpus"))
     for wanted, found, section in pairs:
         if wanted is not None and wanted != found and wanted != _known(section, found):
             return False
-    return asked.tp is None or asked.tp == tp
+    return options.tp is None or options.tp == tp
 
 
 def _known(section: str, text: str) -> str:

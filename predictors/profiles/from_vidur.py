@@ -7,7 +7,6 @@ from pathlib import Path
 from ...workloads.errors import FileFormatError, SloBenchError
 from ..specs import model
 from .importers import ImportOptions
-from .names import MULTIPROCESSORS
 from .profile import Profile, Source, read_csv, table_of
 
 # Column: calls of it in a layer; the embedding is once a step. Vidur adds `add` twice.
@@ -25,13 +24,13 @@ _IN_A_LAYER = {
 _ONCE = {"emb": 1}
 
 
-def read(path: Path, asked: ImportOptions) -> Profile:
+def read(path: Path, options: ImportOptions) -> Profile:
     """Read `GPU__ORG__MODEL__linear.csv`, milliseconds a call; rows of one tp (default 1)."""
     parts = path.name.split("__")
     named = len(parts) == 4
-    name = asked.model_name(parts[2] if named else None)
-    gpu = asked.gpu_name(parts[0] if named else None)
-    tp = asked.tp or 1
+    name = options.model_name(parts[2] if named else None)
+    gpu = options.gpu_name(parts[0] if named else None)
+    tp = options.tp or 1
     calls = {k: n * model(name).layers for k, n in _IN_A_LAYER.items()} | _ONCE
     fields = [f"{operator}_ms" for operator in calls]
     columns = read_csv(path, ("num_tokens", "num_tensor_parallel_workers", *fields))
@@ -53,7 +52,6 @@ def read(path: Path, asked: ImportOptions) -> Profile:
         model=name,
         gpu=gpu,
         tp=tp,
-        multiprocessors=MULTIPROCESSORS.get(gpu, 0),
         sources=(
             Source(
                 "Vidur (microsoft/vidur)",

@@ -86,8 +86,8 @@ def fit_directions(tables: Mapping[str, ProfileTable], seed: int = 0) -> dict[st
     table = tables.get("transfers")
     if table is None:
         return {}
-    told = table.words["direction"]
-    known = [name for name in DIRECTIONS if np.count_nonzero(told == name) >= LEAST_COPIES]
+    directions = table.words["direction"]
+    known = [name for name in DIRECTIONS if np.count_nonzero(directions == name) >= LEAST_COPIES]
     return {name: fit_direction(table, name, np.random.default_rng(seed)).link for name in known}
 
 

@@ -12,7 +12,7 @@ from ...workloads.errors import SloBenchError
 from ..placement import Placement
 from .build import summed_curve
 from .hardware import profiled_gpu, profiled_model
-from .profile import Profile
+from .profile import Profile, ProfileTable
 from .table import Curve
 
 Floats = NDArray[np.float64]
@@ -93,17 +93,7 @@ def observations(profile: Profile) -> Observations:
     if {"linear", "attention"} <= set(profile.tables):
         parts.append(from_layers(profile))
     if "steps" in profile.tables:
-        table = profile.tables["steps"]
-        parts.append(
-            Observations(
-                table["chunks"],
-                table["prefill_chunk"],
-                table["kv_prefill"],
-                table["n_decode"],
-                table["n_decode"] * table["kv_decode"],
-                table["time_us"] * 1e-6,
-            )
-        )
+        parts.append(observed(profile.tables["steps"]))
     if not parts:
         raise SloBenchError(
             f"the tables of {profile.label} do not make whole steps: linear layers and attention, "
@@ -115,6 +105,18 @@ def observations(profile: Profile) -> Observations:
         return seen
     held = seen.kv_tokens + seen.prefill_kv_tokens <= room
     return seen[held] if held.any() else seen
+
+
+def observed(table: ProfileTable) -> Observations:
+    """The rows of a `steps` table."""
+    return Observations(
+        table["chunks"],
+        table["prefill_chunk"],
+        table["kv_prefill"],
+        table["n_decode"],
+        table["n_decode"] * table["kv_decode"],
+        table["time_us"] * 1e-6,
+    )
 
 
 def from_layers(profile: Profile) -> Observations:

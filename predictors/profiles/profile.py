@@ -315,8 +315,8 @@ def _header_text(profile: Profile, names: Mapping[str, str]) -> str:
     for f in dataclasses.fields(Profile):
         value = getattr(profile, f.name)
         if f.name not in _NESTED and value not in ("", 0):
-            told = Path(value).name if f.name == "model_file" else value
-            lines.append(f"{f.name} = {_toml(told)}")
+            shown = Path(value).name if f.name == "model_file" else value
+            lines.append(f"{f.name} = {_toml(shown)}")
     for source in profile.sources:
         lines += ["", "[[source]]"]
         lines += [f"{k} = {_toml(v)}" for k, v in dataclasses.asdict(source).items() if v]

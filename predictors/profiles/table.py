@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from . import stretches
+from .. import stretches
 
 Floats = NDArray[np.float64]
 
@@ -201,7 +201,7 @@ class TableStepTime:
         steps: int,
         longest_kv_tokens: int = 0,
     ) -> float:
-        """See `StepTime`; a sum in closed form for every stretch in which one line holds."""
+        """Seconds of several decode steps: a closed form for each stretch with one slope."""
         here, first_s, growth_s = self._stretch(decode_seqs, decode_kv_tokens, longest_kv_tokens)
         if steps <= here:
             return steps * first_s + growth_s * (steps * (steps - 1) * 0.5)
@@ -216,7 +216,7 @@ class TableStepTime:
         duration_s: float,
         longest_kv_tokens: int = 0,
     ) -> int:
-        """See `StepTime`; it agrees with `span_s` to the last bit."""
+        """Fewest decode steps that take `duration_s`; agrees with `span_s` to the last bit."""
         if duration_s <= 0:
             return 0
         here, first_s, growth_s = self._stretch(decode_seqs, decode_kv_tokens, longest_kv_tokens)

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...workloads.errors import SloBenchError
-from . import stretches
+from ..stretches import EvenSpans
 from .least_squares import non_negative
-from .observations import Observations
+from .observations import Observations, observed
 from .profile import Fitted, Profile, ProfileTable, Source, table_of
 
 Floats = NDArray[np.float64]
@@ -69,7 +69,7 @@ class LoggedStep:
 
 
 @dataclass(frozen=True)
-class SumsStepTime:
+class SumsStepTime(EvenSpans):
     """Seconds of a step, by the sums over its batch; implements `StepTime`.
 
     Steps that only decode: constant, another where there is more than one sequence (a product with
@@ -106,15 +106,9 @@ class SumsStepTime:
         seconds = constant_s + _bent(by_sequence_s, sequences)
         return seconds + several_s if sequences > 1 else seconds
 
-    def span_s(self, decode_seqs: int, decode_kv_tokens: int, steps: int) -> float:
-        return stretches.span_s([self._stretch(decode_seqs, decode_kv_tokens)], steps)
-
-    def steps_within(self, decode_seqs: int, decode_kv_tokens: int, duration_s: float) -> int:
-        return stretches.steps_within([self._stretch(decode_seqs, decode_kv_tokens)], duration_s)
-
-    def _stretch(self, seqs: int, kv_tokens: int) -> stretches.Stretch:
+    def _growth_s(self, seqs: int) -> float:
         *_, mean_s, kv_s = self.decode
-        return stretches.ENDLESS, self.step_s(seqs, kv_tokens, ()), kv_s * seqs + mean_s
+        return kv_s * seqs + mean_s
 
 
 def _bent(slopes: Sequence[float], count: float) -> float:
@@ -215,18 +209,6 @@ def _table(steps: Sequence[LoggedStep]) -> ProfileTable:
         kv = step.decode_kv_tokens / step.decode_seqs if step.decode_seqs else 0.0
         rows.append((count, length, before, step.decode_seqs, kv, step.duration_s * 1e6))
     return table_of("steps", rows)
-
-
-def observed(table: ProfileTable) -> Observations:
-    """The rows of a `steps` table."""
-    return Observations(
-        table["chunks"],
-        table["prefill_chunk"],
-        table["kv_prefill"],
-        table["n_decode"],
-        table["n_decode"] * table["kv_decode"],
-        table["time_us"] * 1e-6,
-    )
 
 
 def coefficients(seen: Observations, *, typical: bool = False) -> dict[str, float]:

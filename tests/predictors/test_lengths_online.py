@@ -118,7 +118,7 @@ def test_what_old_answers_would_pay_for_is_refused(folder, monkeypatch):
     monkeypatch.setattr(OnlinePredictor, "_teach", forget)
     outcome = update_predictor(folder, answered(120, seed=7, telling=DRIFTED, model="b"))
     assert not outcome.accepted
-    assert "refused" in outcome.told()
+    assert "refused" in outcome.summary()
     assert outcome.old_after > outcome.old_loaded + 0.05
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == kept
 

@@ -91,7 +91,7 @@ def test_taught_by_another_process_it_takes_the_next_generation(follower, folder
     assert taught.step > 0, taught
     assert one.config.generation == PredictorConfig.load(folder).generation == 1
     assert read_queue(folder / QUEUE) == []
-    assert said == [taught.told]
+    assert said == [taught.summary]
     [(window, *rest)] = [one.all_windows()]
     assert (window.answers, window.generation, window.plain) == (50, 0, 0.0)
     assert [w.answers for w in rest] == [10]

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from slo_bench.predictors.device_map import DeviceMap, read_device_map, shipped_device_maps
+from slo_bench.predictors.placement import PipelineStage
 from slo_bench.predictors.specs import LinkSpec, gpu, link, model
-from slo_bench.predictors.stages import PipelineStage
 from slo_bench.workloads.errors import FileFormatError, UnknownNameError
 
 TWO = {

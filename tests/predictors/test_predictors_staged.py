@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slo_bench.predictors.placement import Placement
+from slo_bench.predictors.placement import PipelineStage, Placement, even_layers
 from slo_bench.predictors.specs import gpu, link, model
 from slo_bench.predictors.staged import staged_step_time
-from slo_bench.predictors.stages import PipelineStage, even_layers
 from slo_bench.predictors.step_time import step_time
 from slo_bench.workloads.errors import SloBenchError
 

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from slo_bench.predictors.profiles.names import recognise
+from slo_bench.predictors.profiles.importers import recognise
 from slo_bench.predictors.profiles.profile import (
     Fitted,
     Profile,

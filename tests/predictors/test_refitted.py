@@ -52,7 +52,7 @@ def test_bytes_and_operations_of_a_batch():
     """One decode of 100 tokens beside a chunk of 10 after 20: by hand, at the peak."""
     peak = work(PLACEMENT)
     learner = RefittedModel(PLACEMENT)
-    memory_s, compute_s = learner._sides(1, 100, [(20, 10)])
+    memory_s, compute_s = learner._model.sides_s(1, 100, [(20, 10)])
     assert memory_s == pytest.approx(peak.weight_read_s + 130 * peak.kv_read_s_per_token)
     pairs = 100 + 10 * 25
     assert compute_s == pytest.approx(

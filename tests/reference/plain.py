@@ -17,18 +17,16 @@ from slo_bench.harness.core.decisions import (
     ReleaseReason,
     Timeout,
 )
-from slo_bench.harness.core.device import SplitStepTime, StageDevice, occupy
+from slo_bench.harness.core.device import Away, SplitStepTime, StageDevice, occupy
 from slo_bench.harness.core.kv_cache_manager import KVCacheManager
 from slo_bench.harness.core.policy import Policy
 from slo_bench.harness.core.queues import REKEY_AT_MOST
-from slo_bench.harness.core.release import Release
-from slo_bench.harness.core.state import Phase, RequestState
+from slo_bench.harness.core.state import Phase, Release, RequestState
 from slo_bench.harness.core.view import Predictions
 from slo_bench.harness.engine.loop.arrival_queue import ArrivalQueue
 from slo_bench.harness.engine.loop.instance import EngineStuckError
 from slo_bench.harness.engine.loop.measures import Measures
 from slo_bench.harness.engine.loop.view import LoopView, queue_key_view
-from slo_bench.harness.engine.simulator.remote_modules import Away
 from slo_bench.predictors.roofline import wants_longest
 from slo_bench.predictors.step_time import StepTime
 

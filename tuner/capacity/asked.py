@@ -11,6 +11,7 @@ from ...harness.experiments.config.setting import Several, setting
 SEARCH = "Search"
 SIMULATED_REQUESTS, REAL_REQUESTS = 2000, 300  # of a run, at least
 SIMULATED_BUDGET = 120_000  # requests of a search
+SIMULATED_BUDGET_HORIZONS = 300.0  # or those that arrive in so many horizons of a long SLO
 REAL_BUDGET_S = 3600.0
 SEEDS = 3
 
@@ -36,8 +37,8 @@ class CapacityOptions(BaseModel):
     )
     max_requests: int | None = setting(
         SEARCH,
-        f"Maximum number of requests spent on one configuration. Default: {SIMULATED_BUDGET:,}, on "
-        "a real server no limit.",
+        f"Maximum number of requests spent on one configuration. Default: {SIMULATED_BUDGET:,}, "
+        "more for SLOs of minutes; on a real server no limit.",
     )
     max_time_s: float | None = setting(
         SEARCH,

@@ -10,9 +10,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-import numpy as np
-
-from ...harness.core.records import Outcome, Records
 from ...harness.experiments.backends.base import CellMeasurement, Deployment
 from ...harness.experiments.backends.measuring import measured_row
 from ...harness.experiments.execution.cells import (
@@ -27,8 +24,9 @@ from ...harness.experiments.execution.cells import (
 from ...harness.experiments.execution.workers import WorkerPool, packed, unpack
 from ...harness.results.metrics import judge
 from ...harness.results.run_folder import Row
+from ...harness.results.stationarity import WARMUP_SHARE, batches_of, horizon_s, left_s
 from ...workloads.workload import Workload
-from .samples import WARMUP_SHARE, Floats, LevelSample, sample_of
+from .samples import LevelSample
 
 Ended = Callable[[int, float], None]  # requests ended, clock in seconds
 Level = tuple[LevelSample, str, Row, Mapping[str, bytes]]
@@ -139,34 +137,22 @@ class CellRunner:
         wall_s = time.monotonic() - started_s
         self.keep(cell, self.server.row(spec, workload, measured))
         records = measured.result.records
-        return sample_of(
-            rate_rps=rate_rps,
-            seed=seed,
+        batches = batches_of(
             arrival_s=records.arrival_s,
-            end_s=_end_s(records),
+            end_s=left_s(records),
             met=judge(workload, records).met,
-            bound_s=_bound_s(workload),
+            horizon_s=horizon_s(workload),
             warmup_s=self.template.warmup_s,
             whole=whole,
+        )
+        return LevelSample(
+            **vars(batches),
+            rate_rps=rate_rps,
+            seed=seed,
+            requests=len(records.arrival_s),
             wall_s=wall_s,
             invalid_because=measured.invalid_because,
         )
-
-
-def _end_s(records: Records) -> Floats:
-    """When each request left; a rejected or dropped request counts from its arrival, not as
-    backlog.
-    """
-    gone = (records.outcome != Outcome.FINISHED) & (records.outcome != Outcome.UNFINISHED)
-    return np.where(gone & np.isnan(records.finish_s), records.arrival_s, records.finish_s)
-
-
-def _bound_s(workload: Workload) -> float:
-    """The tightest latency bound of a typical request in seconds; 0 if there is none."""
-    tightest = np.minimum(workload.ttft_slo_s, workload.e2e_slo_s)
-    tightest = np.minimum(tightest, workload.deadline_s - workload.arrival_s)
-    known = tightest[np.isfinite(tightest)]
-    return max(0.0, float(np.median(known))) if len(known) else 0.0
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,7 @@ class CapacityRecord:
                 "attainment_low": level.attainment_interval[0] if level.counted else None,
                 "attainment_high": level.attainment_interval[1] if level.counted else None,
                 "backlog_grows": level.growing,
+                "settled": level.settled,
                 "invalid_because": level.invalid_because,
             }
             for level in self.search.levels
@@ -61,6 +62,7 @@ class CapacityRecord:
                 "low_rps": one.low_rps,
                 "high_rps": finite(one.high_rps),
                 "precise": one.precise,
+                "outcome": one.outcome.value,
                 "requests_spent": self.search.requests_spent,
                 "wall_s": self.search.wall_s,
                 "stopped": self.search.stopped,

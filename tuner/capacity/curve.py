@@ -26,7 +26,8 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from .samples import LevelSample, design_effect, grows
+from ...harness.results.stationarity import MOST_GROWTH, design_effect, grows, keeps_up
+from .samples import LevelSample
 
 Floats = NDArray[np.float64]
 
@@ -68,14 +69,19 @@ class CapacityLevel:
         return sum(sample.requests for sample in self.samples)
 
     @cached_property
+    def judged(self) -> tuple[LevelSample, ...]:
+        """The valid runs that are long enough for a verdict; all valid ones if none is."""
+        return tuple(sample for sample in self.valid if sample.settled) or self.valid
+
+    @cached_property
     def met(self) -> int:
-        """Counted requests of the valid runs that met their SLO."""
-        return sum(sample.met for sample in self.valid)
+        """Counted requests of the judged runs that met their SLO."""
+        return sum(sample.met for sample in self.judged)
 
     @cached_property
     def counted(self) -> int:
-        """Counted requests of the valid runs."""
-        return sum(sample.counted for sample in self.valid)
+        """Counted requests of the judged runs."""
+        return sum(sample.counted for sample in self.judged)
 
     @property
     def attainment(self) -> float:
@@ -85,7 +91,7 @@ class CapacityLevel:
     @cached_property
     def attainment_interval(self) -> tuple[float, float]:
         """Wilson's 95 % interval for as many independent requests as the runs are worth."""
-        n = self.counted / design_effect(self.valid)
+        n = self.counted / design_effect(self.judged)
         z2 = NormalDist().inv_cdf(0.975) ** 2
         middle = (self.attainment + z2 / (2 * n)) / (1 + z2 / n)
         spread = self.attainment * (1 - self.attainment) / n + z2 / (4 * n * n)
@@ -95,11 +101,23 @@ class CapacityLevel:
     @cached_property
     def growing(self) -> bool:
         """Whether the backlog grows; the rate is then above capacity, whatever the attainment."""
-        return bool(self.valid) and grows(self.valid)
+        return bool(self.valid) and grows(self.judged)
 
-    def passes(self, target: float) -> bool:
-        """First estimate of whether attainment reaches the target, for bracketing."""
-        return not self.growing and self.attainment >= target
+    @property
+    def settled(self) -> bool:
+        """Whether runs are long enough to show that the system keeps up with the load."""
+        return any(sample.settled for sample in self.valid) and keeps_up(self.judged)
+
+    def passes(self, target: float) -> bool | None:
+        """Whether attainment reaches the target, by what was run so far.
+
+        None: undecided, because the runs are too short for a system that is overloaded to miss its
+        SLOs, and none of them shows that it is. A system that starts empty flatters, so a run that
+        misses the target has failed, however short it is.
+        """
+        if self.growing or self.attainment < target:
+            return False
+        return True if self.settled else None
 
 
 @dataclass(frozen=True)
@@ -141,13 +159,14 @@ def crossing(levels: Sequence[CapacityLevel], target: float) -> Crossing | None:
         levels: at distinct rates, in any order.
         target: attainment, between 0 and 1.
     """
-    usable = _usable(sorted((lv for lv in levels if lv.counted), key=lambda lv: lv.rate_rps))
+    decided = (lv for lv in levels if lv.counted and lv.passes(target) is not None)
+    usable = _usable(sorted(decided, key=lambda lv: lv.rate_rps))
     passing = [level.passes(target) for level in usable]
     if not any(passing) or all(passing):
         return None
     wide = _Likelihood(_wide(usable, target), target).fit()
     near = _near(usable, target, wide)
-    runs = [run for level in near if not level.growing for run in level.valid]
+    runs = [run for level in near if not level.growing for run in level.judged]
     dispersion = max(design_effect(runs), _scatter(runs, target, wide))
     likelihood = _Likelihood(near, target, slope=wide.slope, doubt=dispersion)
     fit = likelihood.fit()
@@ -211,14 +230,17 @@ def _near(ordered: Sequence[CapacityLevel], target: float, wide: _Fit) -> list[C
     high = max(reach, min((d for d, ok in zip(away, passing, strict=True) if not ok), default=0.0))
     near = [level for level, d in zip(ordered, away, strict=True) if low <= d <= high]
     failing = [lv for lv, d in zip(ordered, away, strict=True) if 0 < d <= high and not lv.growing]
-    # A level with a growing backlog has no attainment; it counts as 0 where no other level fails.
+    # A level with a growing backlog has no attainment; it bounds the capacity where no other level
+    # fails.
     return [level for level in near if not (level.growing and failing)]
 
 
 class _Likelihood:
     """The quasi-likelihood of capacities and slopes, given some levels.
 
-    A `slope` estimated from a wider range is a prior, log-normal with `_SLOPE_DOUBT`, because the
+    A level with a growing backlog has no attainment in the long run: it only says that the capacity
+    is lower. Where such a level bounds it, the interval is wider at its low end by the growth that
+    `keeps_up` may miss. A `slope` estimated from a wider range is a prior, log-normal with `_SLOPE_DOUBT`, because the
     few runs near the crossing determine its position but hardly its slope. `doubt` is the
     dispersion by which the quasi-likelihood of the runs will be divided.
     """
@@ -231,8 +253,12 @@ class _Likelihood:
         doubt: float = 1.0,
     ) -> None:
         self._log_rate = np.array([math.log(level.rate_rps) for level in levels])
-        self._met = np.array([0 if lv.growing else lv.met for lv in levels], dtype=float)
-        self._missed = np.array([level.counted for level in levels], dtype=float) - self._met
+        weight = np.array([not level.growing for level in levels], dtype=float)
+        self._met = weight * [level.met for level in levels]
+        self._missed = weight * [level.counted for level in levels] - self._met
+        self._most = min(
+            (math.log(level.rate_rps) for level in levels if level.growing), default=math.inf
+        )
         self._logit = math.log(target / (1 - target))
         self._slopes = _SLOPES if slope is None else slope * _NEAR_SLOPES
         self._prior = np.zeros(len(self._slopes))
@@ -242,7 +268,8 @@ class _Likelihood:
     def fit(self, cut: float = 1.0) -> _Fit:
         """Best values and interval on a grid, a coarse one and then around what that left."""
         fit = _Fit(0.0, 1.0, 0.0, 0.0)
-        low, high = self._log_rate[0] - _MARGIN, self._log_rate[-1] + _MARGIN
+        low, high = self._log_rate[0] - _MARGIN, min(self._log_rate[-1] + _MARGIN, self._most)
+        unseen = 0.0 if math.isinf(self._most) else 2 * MOST_GROWTH
         for _ in range(2):
             grid = np.linspace(low, high, _POINTS)
             away = self._log_rate - grid[:, None, None]
@@ -258,10 +285,10 @@ class _Likelihood:
             fit = _Fit(
                 log_rate=float(equal.mean()),
                 slope=float(self._slopes[likelihood[best].argmax()]),
-                low=float(grid[inside[0]] - step / 2),
-                high=float(grid[inside[-1]] + step / 2),
+                low=float(grid[inside[0]] - step / 2) - unseen,
+                high=min(float(grid[inside[-1]] + step / 2), self._most),
             )
-            low, high = grid[inside[0]] - step, grid[inside[-1]] + step
+            low, high = grid[inside[0]] - step, min(grid[inside[-1]] + step, self._most)
         return fit
 
 

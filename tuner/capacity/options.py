@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from enum import Enum
 from typing import Self
 
 from ...harness.experiments.config.schema import ExperimentSchema
@@ -15,6 +16,7 @@ from .asked import (
     REAL_REQUESTS,
     SEEDS,
     SIMULATED_BUDGET,
+    SIMULATED_BUDGET_HORIZONS,
     SIMULATED_REQUESTS,
     CapacityOptions,
 )
@@ -23,10 +25,21 @@ from .curve import CapacityLevel
 
 @dataclass(frozen=True)
 class Budget:
-    """What a search may spend; None is no limit."""
+    """What a search may spend; None is no limit.
+
+    `requests` may be exceeded for SLOs that take many requests to miss: up to
+    `horizons` times the requests that arrive within the SLO's horizon at the capacity.
+    """
 
     requests: int | None = 1_000_000
     time_s: float | None = None
+    horizons: float = 0.0
+
+    def extended(self, horizon_requests: float) -> Budget:
+        """The budget where `horizon_requests` arrive within the SLO's horizon."""
+        if self.requests is None or not self.horizons:
+            return self
+        return replace(self, requests=max(self.requests, int(self.horizons * horizon_requests)))
 
 
 @dataclass(frozen=True)
@@ -54,7 +67,9 @@ class SearchOptions:
     def of(cls, experiment: ExperimentSchema, asked: CapacityOptions) -> Self:
         """Those of an experiment's searches, with what is not asked filled in."""
         simulated = experiment.backend == SIMULATED
-        budget = Budget(SIMULATED_BUDGET) if simulated else Budget(None, REAL_BUDGET_S)
+        budget = Budget(None, REAL_BUDGET_S)
+        if simulated:
+            budget = Budget(SIMULATED_BUDGET, horizons=SIMULATED_BUDGET_HORIZONS)
         if asked.max_requests is not None or asked.max_time_s is not None:
             budget = Budget(asked.max_requests, asked.max_time_s)
         least = SIMULATED_REQUESTS if simulated else REAL_REQUESTS
@@ -90,13 +105,22 @@ class SearchOptions:
             )
 
 
+class SearchOutcome(Enum):
+    """What a search has concluded about one target."""
+
+    FOUND = "found"
+    NEVER_MISSED = "never missed"  # no rate in the range misses the target: capacity_rps is None
+    NEVER_MET = "never met"  # not even the lowest rate in the range meets it: capacity_rps is 0
+    UNDECIDED = "undecided"  # the budget does not suffice to decide: capacity_rps is None
+
+
 @dataclass(frozen=True)
 class Capacity:
     """Result for one target.
 
-    `capacity_rps` is 0 if even the lowest rate tried misses the target (it is then below
-    `high_rps`), and None if no rate tried misses it (it is then above `low_rps`; `high_rps` is
-    infinite). Otherwise the interval has `CONFIDENCE`. `precise`: it is within the tolerance.
+    `low_rps` is 0 or a rate that was run and carried; `high_rps` is infinite where no rate tried
+    misses the target. Where the capacity was `FOUND`, the interval has `CONFIDENCE`. `precise`: it
+    is within the tolerance.
     """
 
     target: float
@@ -104,6 +128,7 @@ class Capacity:
     low_rps: float
     high_rps: float
     precise: bool
+    outcome: SearchOutcome = SearchOutcome.FOUND
     slope: float = math.nan
     dispersion: float = math.nan
     runs: int = 0

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ...harness.results.stationarity import batches_of
 from ...workloads.errors import SloBenchError
-from .samples import LevelSample, sample_of
+from .samples import LevelSample
 
 Floats = NDArray[np.float64]
 
@@ -99,14 +100,13 @@ class MdcQueue:
         rng = np.random.default_rng([seed, requests])
         arrival_s = np.cumsum(rng.standard_exponential(requests)) / rate_rps
         waits_s = self.waits_s(arrival_s)
-        return sample_of(
-            rate_rps=rate_rps,
-            seed=seed,
+        batches = batches_of(
             arrival_s=arrival_s,
             end_s=arrival_s + waits_s + self.service_s,
             met=waits_s <= self.wait_slo_s,
-            bound_s=self.wait_slo_s + self.service_s,
+            horizon_s=self.wait_slo_s + self.service_s,
         )
+        return LevelSample(**vars(batches), rate_rps=rate_rps, seed=seed, requests=requests)
 
     def waits_s(self, arrival_s: Floats) -> Floats:
         """How long each of the requests waits.

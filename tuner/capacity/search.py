@@ -2,8 +2,8 @@
 
 Short runs first bracket the crossing of every target by doubling, halving and bisecting the rate.
 Then long runs are made where they are most informative: a little below and a little above the
-estimate of the target with the widest interval, until every interval is narrow enough or the budget
-is spent. Every run has its own seed, so runs are independent and their scatter is the whole error.
+estimate of the target whose interval is nearest to being narrow enough, until every interval is or
+the budget is spent. Every run has its own seed, so runs are independent and their scatter is the whole error.
 """
 
 from __future__ import annotations
@@ -12,15 +12,24 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ...harness.results.stationarity import SETTLED_HORIZONS, requests_in
 from ...workloads.errors import SloBenchError
 from .curve import CapacityLevel, Crossing, crossing
-from .options import Capacity, CapacitySearch, SearchOptions, within_budget
+from .options import (
+    Budget,
+    Capacity,
+    CapacitySearch,
+    SearchOptions,
+    SearchOutcome,
+    within_budget,
+)
 from .samples import LevelRunner, LevelSample
 
 _WIDEST_BRACKET = 1.25
 _FARTHEST = 2.0**14  # from the first rate
-_BOUNDS_BRACKETING = 20  # latency bounds that a run lasts, so that a growing backlog shows
-_BOUNDS_REFINING = 60
+_LEAST_HORIZONS, _MOST_HORIZONS = 2 * SETTLED_HORIZONS, 60.0  # of the SLO, that a long run lasts
+_LONGER = 4  # times, where a run was too short for a verdict
+_CONFIRMATIONS = 3  # of the interval's low end
 _CORRELATED = 25  # independent requests that a run counts for
 _LEAST_MISSES = 2  # independent misses in a run
 _TRIES = 3
@@ -101,7 +110,9 @@ class _Search:
         self._spent = 0
         self._wall_s = 0.0
         self._runs = 0
-        self._bound_s = 0.0
+        self._horizon_s = self._stay_s = 0.0
+        self._budget_spent = False
+        self._confirmed = dict.fromkeys(options.targets, 0)
         self._highest_rps = options.high_rps  # no rate above is tried
         self._late_rps: float | None = None  # the lowest rate at which the client is always late
         self._crossings: dict[float, Crossing | None] = dict.fromkeys(options.targets)
@@ -111,6 +122,7 @@ class _Search:
             self._begin(start_rps, neighbours)
             stopped = self._refine()
         except _BudgetSpentError as spent:
+            self._budget_spent = True
             stopped = str(spent)
         if not any(level.counted for level in self._levels()):
             raise SloBenchError(
@@ -130,21 +142,31 @@ class _Search:
 
     def _capacity(self, target: float) -> Capacity:
         found = self._crossings[target] = self._cross(target)
+        passing, failing = self._decided(target)
         if found is not None:
             return Capacity(
                 target,
                 found.rate_rps,
-                found.low_rps,
-                found.high_rps,
+                max((rate for rate in passing if rate <= found.low_rps), default=0.0),
+                min(found.high_rps, max(failing)),
                 self._precise(found),
+                SearchOutcome.FOUND,
                 found.slope,
                 found.dispersion,
                 found.runs,
             )
-        rates = [level.rate_rps for level in self._usable()]
-        if self._usable()[0].passes(target):
-            return Capacity(target, None, rates[-1], math.inf, precise=False)
-        return Capacity(target, 0.0, 0.0, rates[0], precise=False)
+        high_rps = min(failing, default=math.inf)
+        low_rps = max((rate for rate in passing if rate < high_rps), default=0.0)
+        outcome = SearchOutcome.NEVER_MET if failing else SearchOutcome.NEVER_MISSED
+        if self._budget_spent or bool(passing) == bool(failing):
+            outcome = SearchOutcome.UNDECIDED
+        capacity_rps = 0.0 if outcome is SearchOutcome.NEVER_MET else None
+        return Capacity(target, capacity_rps, low_rps, high_rps, False, outcome)
+
+    def _decided(self, target: float) -> tuple[list[float], list[float]]:
+        """Rates that pass and rates that fail; rates that are undecided are in neither."""
+        levels = [(level.rate_rps, level.passes(target)) for level in self._usable()]
+        return [r for r, ok in levels if ok], [r for r, ok in levels if ok is False]
 
     def _cross(self, target: float) -> Crossing | None:
         """By the long runs alone, as soon as they suffice."""
@@ -180,26 +202,43 @@ class _Search:
 
     # What is run.
 
-    def _needed(self, rate_rps: float, found: Crossing | None) -> int:
-        """Requests in a run, so that it shows the long run and not its own beginning."""
-        bounds = _BOUNDS_BRACKETING if found is None else _BOUNDS_REFINING
-        least = max(self._options.requests, math.ceil(bounds * self._bound_s * rate_rps))
-        if found is None:
-            return least
+    def _needed(self, rate_rps: float, found: Crossing) -> int:
+        """Requests in a run near a crossing, so that it shows the long run and not its own
+        beginning.
+        """
+
+        def lasting(horizons: float) -> int:
+            window_s = horizons * max(self._horizon_s, self._stay_s)
+            return requests_in(window_s, rate_rps, self._horizon_s)
+
         longest = max(run.requests for level in self._known.values() for run in level.samples)
         apart = max(_CORRELATED, _LEAST_MISSES / (1 - found.target))
-        correlated = min(apart * found.dispersion, _LENGTHEN * longest)
+        wanted = max(lasting(_MOST_HORIZONS), min(apart * found.dispersion, _LENGTHEN * longest))
         whole = self._options.shares_of or self._options.budget
         if whole.requests is not None:
-            correlated = min(correlated, whole.requests / _LEAST_SHARES)
+            wanted = min(wanted, whole.requests / _LEAST_SHARES)
         if whole.time_s is not None:
-            correlated = min(correlated, whole.time_s / _LEAST_SHARES * rate_rps)
-        return max(least, math.ceil(correlated))
+            wanted = min(wanted, whole.time_s / _LEAST_SHARES * rate_rps)
+        return max(self._options.requests, math.ceil(max(wanted, lasting(_LEAST_HORIZONS))))
 
-    def _run(self, rate_rps: float, found: Crossing | None = None) -> LevelSample:
-        requests = self._needed(rate_rps, found)
+    def _long(self) -> float:
+        """Requests of a run that is long for bracketing: a share of the budget."""
+        budget = self._options.shares_of or self._options.budget
+        most = math.inf if budget.requests is None else budget.requests / _LEAST_SHARES
+        return min(most, _LONGER**2 * self._options.requests)
+
+    def _budget(self, rate_rps: float) -> Budget:
+        """The budget, by what is known of the SLO's horizon, for a run at `rate_rps`.
+
+        Rates far above the capacity do not extend it.
+        """
+        _, missed = self._decided(min(self._options.targets))
+        rate_rps = min((rate_rps, *missed))
+        return self._options.budget.extended(self._horizon_s * rate_rps)
+
+    def _run(self, rate_rps: float, requests: int) -> LevelSample:
         refusal = within_budget(
-            self._options.budget, self._spent, self._wall_s, requests, self._levels(), rate_rps
+            self._budget(rate_rps), self._spent, self._wall_s, requests, self._levels(), rate_rps
         )
         if refusal is not None:
             raise _BudgetSpentError(refusal)
@@ -209,7 +248,9 @@ class _Search:
         self._wall_s += sample.wall_s
         before = self._known[rate_rps].samples if rate_rps in self._known else ()
         self._known[rate_rps] = CapacityLevel(rate_rps, (*before, sample))
-        self._bound_s = max(self._bound_s, sample.bound_s)
+        self._horizon_s = max(self._horizon_s, sample.horizon_s)
+        if sample.attainment >= min(self._options.targets):  # overloaded, requests stay ever longer
+            self._stay_s = max(self._stay_s, sample.stay_s)
         self._note_late(self._known[rate_rps])
         if self._watch is not None:
             known = tuple(self._crossings[target] for target in self._options.targets)
@@ -229,14 +270,22 @@ class _Search:
             self._highest_rps, self._late_rps = limit, level.rate_rps
 
     def _try(self, rate_rps: float) -> None:
-        """One short run of a level that is valid, if one is."""
+        """Short runs of a level until one is valid, then longer ones until it passes or fails."""
         rate_rps = three_digits(rate_rps)
+        requests = self._options.requests
         for _ in range(_TRIES):  # the client may have been late by accident
-            sample = self._run(rate_rps)
+            sample = self._run(rate_rps, requests)
             if sample.valid:
                 break
-        if sample.requests < self._needed(rate_rps, None) // 2:
-            self._run(rate_rps)  # with the bound of the first run
+        while self._known[rate_rps].counted and self._undecided(self._known[rate_rps]):
+            settled = requests_in(1.05 * sample.settle_s, rate_rps, sample.horizon_s)
+            if settled <= requests and _LONGER * requests > self._long():
+                return  # too near the limit to tell in a short run
+            requests = min(max(settled, 2 * requests), _LONGER * requests)
+            sample = self._run(rate_rps, requests)
+
+    def _undecided(self, level: CapacityLevel) -> bool:
+        return any(level.passes(target) is None for target in self._options.targets)
 
     # The two stages.
 
@@ -254,11 +303,14 @@ class _Search:
         """Try a rate outside those tried, unless every target is bracketed or none may be."""
         levels = self._usable()
         options = self._options
+        passing, failing = self._decided(max(options.targets))
         if not levels:
             rate = min(self._known) / 2
-        elif not any(level.passes(max(options.targets)) for level in levels):
+        elif not passing:
             rate = min(self._known) / self._step
-        elif all(level.passes(min(options.targets)) for level in levels):
+        elif passing[0] > min(failing, default=math.inf):  # one of them by chance
+            rate = min(self._known) / _WIDEST_BRACKET
+        elif not self._decided(min(options.targets))[1]:
             rate = levels[-1].rate_rps * self._step
         else:
             return False
@@ -274,13 +326,8 @@ class _Search:
     def _narrow(self, target: float) -> None:
         """Bisect until the rates that pass and fail are near each other."""
         while True:
-            levels = self._usable()
-            failing = [level.rate_rps for level in levels if not level.passes(target)]
-            passing = [
-                level.rate_rps
-                for level in levels
-                if level.passes(target) and level.rate_rps < min(failing, default=0)
-            ]
+            passing, failing = self._decided(target)
+            passing = [rate for rate in passing if rate < min(failing, default=0)]
             if not failing or not passing or failing[0] <= passing[-1] * _WIDEST_BRACKET:
                 return
             middle = three_digits(math.sqrt(failing[0] * passing[-1]))
@@ -296,26 +343,44 @@ class _Search:
             if len(known) < len(options.targets) and self._widen():
                 continue
             rough = [found for found in known if not self._precise(found)]
-            if not rough:
+            if rough:
+                nearest = min(rough, key=self._lacking)
+                self._refine_at(self._next_rate(nearest), nearest)
+            elif (unsure := self._unconfirmed(known)) is not None:
+                self._confirmed[unsure.target] += 1
+                self._refine_at(_three_digits_down(unsure.low_rps), unsure)
+            else:
                 break
-            worst = max(rough, key=self._lacking)
-            rate = self._next_rate(worst)
-            if self._foresee is not None:
-                first = options.first_seed + self._runs
-                seeds = range(first, first + options.seeds)
-                self._foresee(rate, seeds, self._needed(rate, worst))
-            for _ in range(options.seeds):
-                self._run(rate, worst)
         if len(known) < len(options.targets):
             return self._unbracketed()
         return f"every interval is within ±{options.tolerance:.1%}"
+
+    def _refine_at(self, rate_rps: float, found: Crossing) -> None:
+        """Long runs at a rate near a crossing."""
+        requests = self._needed(rate_rps, found)
+        if self._foresee is not None:
+            first = self._options.first_seed + self._runs
+            self._foresee(rate_rps, range(first, first + self._options.seeds), requests)
+        for _ in range(self._options.seeds):
+            self._run(rate_rps, requests)
+
+    def _unconfirmed(self, known: Sequence[Crossing]) -> Crossing | None:
+        """A crossing of which no rate close to the interval's low end was run and carried."""
+        for found in known:
+            lowest = found.low_rps * (1 - self._options.tolerance / 2)
+            carried = self._decided(found.target)[0]
+            if self._confirmed[found.target] < _CONFIRMATIONS and not any(
+                lowest <= rate <= found.low_rps for rate in carried
+            ):
+                return found
+        return None
 
     def _unbracketed(self) -> str:
         levels = self._usable()
         low, high = levels[0].rate_rps, levels[-1].rate_rps
         parts = []
         for target in sorted(t for t, found in self._crossings.items() if found is None):
-            if levels[0].passes(target):
+            if self._decided(target)[0]:
                 parts.append(f"no rate up to {high:g} req/s falls below {target:g}")
                 if self._late_rps is not None:
                     parts.append(f"at {self._late_rps:g} req/s the client is late")
@@ -358,3 +423,10 @@ class _Search:
 def three_digits(rate_rps: float) -> float:
     """The rate rounded to three significant digits."""
     return float(f"{rate_rps:.3g}")
+
+
+def _three_digits_down(rate_rps: float) -> float:
+    """The highest rate with three significant digits that is not above `rate_rps`."""
+    rate = three_digits(rate_rps)
+    step = 10.0 ** (math.floor(math.log10(rate_rps)) - 2)
+    return rate if rate <= rate_rps else three_digits(rate - step)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 
 from .curve import CapacityLevel
-from .options import Capacity, CapacitySearch, SearchOptions, within_budget
+from .options import Capacity, CapacitySearch, SearchOptions, SearchOutcome, within_budget
 from .samples import LevelRunner
 from .search import SearchProgress, three_digits
 
@@ -61,12 +61,13 @@ def find_trace_capacity(
         rate = three_digits(min(max(rate, options.low_rps), options.high_rps))
         return None if rate in levels or rate == 0.0 else rate
 
+    spent_all = False
     stopped = f"every interval is within ±{options.tolerance:.1%}"
     for target in sorted(options.targets):
         while (rate := next_rate(target)) is not None:
             refusal = within_budget(options.budget, spent, wall_s, requests, levels.values(), rate)
             if refusal is not None:
-                stopped = refusal
+                stopped, spent_all = refusal, True
                 break
             sample = runner.run(rate, options.first_seed, requests)
             levels[rate] = CapacityLevel(rate, (sample,))
@@ -78,8 +79,15 @@ def find_trace_capacity(
     for target in sorted(options.targets):
         low, high = bounds(target)
         precise = high < math.inf and (high - low) / (high + low) <= options.tolerance
-        estimate = None if high == math.inf else math.sqrt(low * high)
-        found.append(Capacity(target, estimate, low, high, precise))
+        outcome = SearchOutcome.FOUND
+        estimate: float | None = math.sqrt(low * high)
+        if spent_all and not precise and (low == 0.0 or high == math.inf):
+            outcome, estimate = SearchOutcome.UNDECIDED, None
+        elif high == math.inf:
+            outcome, estimate = SearchOutcome.NEVER_MISSED, None
+        elif low == 0.0:
+            outcome = SearchOutcome.NEVER_MET
+        found.append(Capacity(target, estimate, low, high, precise, outcome))
         if not precise and stopped.startswith("every"):
             stopped = (
                 f"rates from {min(levels):g} to {max(levels):g} req/s do not bracket {target:g}"

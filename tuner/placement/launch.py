@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...predictors.device_map import DeviceMap
+from ...predictors.placement import PipelineStage, even_layers
 from ...predictors.specs import ModelSpec
-from ...predictors.stages import PipelineStage, even_layers
 from ...workloads.errors import SloBenchError
 from .problem import LayerRange, Map
 from .topology import Topology

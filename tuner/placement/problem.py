@@ -19,10 +19,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
-from ...predictors.placement import Placement
+from ...predictors.placement import PipelineStage, Placement
 from ...predictors.specs import ModelSpec
 from ...predictors.staged import stage_step_time
-from ...predictors.stages import PipelineStage
 from ...predictors.step_time import DEFAULT_HOST_S
 from ...workloads.errors import SloBenchError, UnknownNameError
 from .topology import Machine, Topology

@@ -260,7 +260,7 @@ class _Search:
         samples: list[LevelSample] = []
         while True:
             sample = runner.run(rate, self.asked.seed + len(samples), requests)
-            long = math.ceil(_BOUNDS * sample.bound_s * rate)
+            long = math.ceil(_BOUNDS * sample.horizon_s * rate)
             if not samples and requests < long // 2:
                 requests = long
                 continue

@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from ...harness.results.stationarity import grows
 from ..capacity.options import CapacitySearch
-from ..capacity.samples import LevelRunner, LevelSample, grows
+from ..capacity.samples import LevelRunner, LevelSample
 
 LADDER = (1 / 8, 1 / 4, 1 / 2, 1.0)  # of a run of the best one's search
 LEAST_REQUESTS = 200  # in a run

@@ -22,14 +22,12 @@ from ...core.cluster_policy import (
     Role,
     Routed,
     RouteOutcome,
+    least_loaded,
     overrides,
 )
 from ...core.decisions import ReleaseReason
-from ...core.instance import Instance
-from ...core.links import Links
-from ...core.release import Release
-from ...core.routing import least_loaded
-from ...core.state import Phase, RequestState
+from ...core.instance import Instance, Links
+from ...core.state import Phase, Release, RequestState
 from ..loop.instance import EngineStuckError
 from .arrivals import INF, Arrivals
 from .instance import LazyInstance, own
@@ -319,7 +317,9 @@ class Cluster:
         if self._is_apart:
             self._gone(release)
         else:
-            self.at(release.time_s, partial(self._told, release, instance, release.request.version))
+            self.at(
+                release.time_s, partial(self._process, release, instance, release.request.version)
+            )
 
     # ---------------------------------------------------------------- requests between instances
 
@@ -329,7 +329,7 @@ class Cluster:
         else:
             self._sent(r, self._policy.route(r, self))
 
-    def _told(self, release: Release, instance: LazyInstance, version: int) -> None:
+    def _process(self, release: Release, instance: LazyInstance, version: int) -> None:
         reason, r = release.reason, release.request
         if reason is ReleaseReason.HAND_OVER:
             if r in instance.movable.in_transfer and r.version == version:  # else it has failed

@@ -17,9 +17,8 @@ from ...core.decisions import ReleaseReason
 from ...core.idle_gaps import IdleGaps
 from ...core.multi_model_policy import Gpus, ModelInstance, ServedModel, SharingPolicy
 from ...core.pages import PagePool, PooledKVCacheManager
-from ...core.records import Told
-from ...core.release import Release
-from ...core.state import RequestState
+from ...core.records import TimeseriesRow
+from ...core.state import Release, RequestState
 from ..simulator.shared_gpu import SharedGpuInstance, SharedGpus
 from .arrivals import INF, Arrivals
 from .recorder import Recorder
@@ -57,7 +56,7 @@ class SharedGpuCluster:
         )  # model instance that gets the requests
         self.rate_rps = [model.rate_rps for model in models]  # of the last minute or so
         self.gaps = [IdleGaps() for _ in models]
-        self.activations: list[Told] = []  # how long each took
+        self.activations: list[TimeseriesRow] = []  # how long each took
         self.migrations = 0
         self.retired: list[SharedGpuInstance] = []
         self.state: Any = policy.new_state()
@@ -149,7 +148,7 @@ class SharedGpuCluster:
             for gpu in links:
                 self._loading_until_s[gpu] = ready_s
             took_s = ready_s - self.now_s
-            self.activations.append(Told(self.now_s, "activation", model.name, took_s))
+            self.activations.append(TimeseriesRow(self.now_s, "activation", model.name, took_s))
         pools = [self.pools[gpu] for gpu in gpus]
         for pool in pools:
             assert pool.free >= model.weight_pages, "weights do not fit"

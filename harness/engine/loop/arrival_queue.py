@@ -1,10 +1,19 @@
-"""Waiting requests in order of arrival, for engines that look at all of them at once."""
+"""Instances that serve whole batches, with all waiting requests in order of arrival."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator
+from typing import Any
 
-from ...core.state import RequestState
+from ...core.decisions import NextQueue
+from ...core.device import StageDevice
+from ...core.kv_cache_manager import KVCacheManager
+from ...core.state import Release, RequestState
+from ...core.view import Predictions
+from .batch_state import INF
+from .measures import Measures
+from .view import LoopView
 
 
 class ArrivalQueue:
@@ -33,3 +42,68 @@ class ArrivalQueue:
 
     def __iter__(self) -> Iterator[RequestState]:
         return iter(self._requests)
+
+
+class BatchInstance:
+    """State of an instance that serves one batch after the other, without preemption.
+
+    `decoding` is the batch in progress, until the clock goes past its end.
+    """
+
+    def __init__(
+        self,
+        policy_state: Any,
+        kv_manager: KVCacheManager,
+        predictions: Predictions,
+        stages: tuple[StageDevice, ...],
+        measures: Measures,
+        index: int,
+    ) -> None:
+        self.policy_state = policy_state
+        self.kv_manager = kv_manager
+        self.predictions = predictions
+        self.stages = stages
+        self.measures = measures
+        self.index = index
+        self.now_s = 0.0
+        self.inbox: deque[RequestState] = deque()
+        self.outbox: list[Release] = []
+        self.finished: list[RequestState] = []
+        self.waiting = ArrivalQueue()
+        self.swapped: list[RequestState] = []
+        self.stalled: list[RequestState] = []
+        self.prefilling: list[RequestState] = []
+        self.decoding: dict[RequestState, None] = {}
+        self.kv_sum = self.tick = self.most_tokens = 0
+        self.chunks: list[tuple[int, int]] = []  # of the iteration loop alone
+        self.prefill_only = self.reports_all_ends = self.reports_empty_queue = False
+        self.view = LoopView(self)
+        self._arrived = 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request waits or runs, not counting arrivals still in the inbox."""
+        return not (self.waiting.live or self.decoding)
+
+    @property
+    def n_requests(self) -> int:
+        """Requests that wait, run or are in transit to this instance."""
+        return len(self.decoding) + self.waiting.live + len(self.inbox)
+
+    def ready_s(self) -> float:
+        """When it would act next; infinite if never."""
+        if not self.idle:
+            return self.now_s
+        return max(self.now_s, self.inbox[0].visible_s) if self.inbox else INF
+
+    def admissible(self, group: NextQueue) -> list[RequestState]:
+        """None: batches are formed, not refilled."""
+        return []
+
+    def _next_arrival(self) -> RequestState:
+        """Take the first request out of the inbox."""
+        r = self.inbox.popleft()
+        self._arrived += 1
+        r.seq = self._arrived
+        r.instance = self.index
+        return r

@@ -10,8 +10,7 @@ from ....workloads.errors import SloBenchError
 from ...core.device import SplitStepTime, StageDevice
 from ...core.kv_cache_manager import KVCacheManager
 from ...core.policy import Policy
-from ...core.release import Release
-from ...core.state import RequestState
+from ...core.state import Release, RequestState
 from ...core.view import Predictions
 from .measures import Measures
 from .view import LoopView, Waiting

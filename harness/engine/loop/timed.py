@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from ...core.learned_predictions import LearnedPredictions
+from ...core.predictions import LearnedPredictions
 from ..simulator.simulated import SimulatedInstance
-from .loop import INF
+from .batch_state import INF
 
 
 class Ran(NamedTuple):
@@ -42,7 +42,7 @@ class RecordedStepTime:
         raise NotImplementedError
 
     def step_s(self, seqs: int, kv_tokens: int, chunks: Sequence[tuple[int, int]]) -> float:
-        """See `StepTime`; what it took is learned at once."""
+        """Seconds of the iteration, which the predictions learn at once."""
         ran = self.next(seqs, kv_tokens, chunks)
         self._predictions.learn(seqs, kv_tokens, chunks, ran.duration_s - ran.swap_s - ran.moving_s)
         self._predictions.learn_swap(ran.swapped_blocks, ran.swap_s)
@@ -51,7 +51,7 @@ class RecordedStepTime:
         return ran.duration_s
 
     def span_s(self, seqs: int, kv_tokens: int, steps: int) -> float:
-        """See `StepTime`: nothing is leapt over."""
+        """Infinite: no step is skipped."""
         return INF
 
     def steps_within(self, seqs: int, kv_tokens: int, duration_s: float) -> int:

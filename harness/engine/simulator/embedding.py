@@ -13,65 +13,35 @@ this code.
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Iterable, Sequence
 
 from ....predictors.embedder import Embedder
 from ....workloads.errors import SloBenchError
 from ...core.collocated_policy import Beside, Collocated
-from ...core.decisions import Admission, NextQueue, ReleaseReason
+from ...core.decisions import Admission, ReleaseReason
 from ...core.device import occupy
-from ...core.release import Release
-from ...core.state import Phase, RequestState
-from ..loop.arrival_queue import ArrivalQueue
+from ...core.state import Phase, Release, RequestState
+from ..loop.arrival_queue import BatchInstance
+from ..loop.batch_state import INF
 from ..loop.instance import EngineStuckError, Iterating
-from ..loop.loop import INF
 from ..loop.measures import Measures
-from ..loop.view import LoopView
 
 
-class EmbeddingInstance:
+class EmbeddingInstance(BatchInstance):
     """Serves the embedding requests on the device of `llm`, pass by pass."""
 
     def __init__(self, llm: Iterating, embedder: Embedder) -> None:
+        super().__init__(
+            llm.policy_state, llm.kv_manager, llm.predictions, llm.stages, Measures(), llm.index
+        )
         self.policy = llm.policy if isinstance(llm.policy, Collocated) else Collocated()
-        self.kv_manager = llm.kv_manager
-        self.predictions = llm.predictions
-        self.stages = llm.stages
-        self.index = llm.index
-        self.measures = Measures()
-        self.now_s = 0.0
-        self.inbox: deque[RequestState] = deque()
-        self.outbox: list[Release] = []
-        self.finished: list[RequestState] = []
-        self.waiting = ArrivalQueue()
-        self.swapped: list[RequestState] = []
-        self.stalled: list[RequestState] = []
-        self.prefilling: list[RequestState] = []
-        # The pass in progress, until the clock goes past its end.
-        self.decoding: dict[RequestState, None] = {}
-        self.kv_sum = self.tick = self.most_tokens = 0
-        self.policy_state = llm.policy_state
-        self.view = LoopView(self)
         self.held_blocks = 0
-        self.chunks: list[tuple[int, int]] = []  # of the iteration loop alone
-        self.prefill_only = self.reports_all_ends = self.reports_empty_queue = False
         self.llm = llm
         self._embedder = embedder
         self._least_pass_s = embedder.pass_s([(1, 1)])
-        self._arrived = 0
         self._view = _View(self, embedder)
         if isinstance(llm.policy_state, Beside):
             llm.policy_state.embedder = self._view
-
-    @property
-    def idle(self) -> bool:
-        return not (self.waiting.live or self.decoding)
-
-    @property
-    def n_requests(self) -> int:
-        there = len(self.decoding) + len(self.prefilling) + self.waiting.live
-        return there + len(self.inbox) + len(self.swapped) + len(self.stalled)
 
     def earliest_release_s(self) -> float:
         """The end of the pass in progress, or of the shortest there can be; an arrival may be
@@ -81,14 +51,6 @@ class EmbeddingInstance:
             return self.now_s
         arrives_s = max(self.now_s, self.inbox[0].visible_s) if self.inbox else INF
         return min(arrives_s, self.now_s + self._least_pass_s if self.waiting.live else INF)
-
-    def ready_s(self) -> float:
-        if not self.idle:
-            return self.now_s
-        return max(self.now_s, self.inbox[0].visible_s) if self.inbox else INF
-
-    def admissible(self, group: NextQueue) -> list[RequestState]:
-        return []
 
     def run(self, horizon_s: float, stop_on_release: bool) -> None:
         inbox = self.inbox
@@ -115,10 +77,7 @@ class EmbeddingInstance:
 
     def _arrive(self) -> None:
         while self.inbox and self.inbox[0].visible_s <= self.now_s:
-            r = self.inbox.popleft()
-            self._arrived += 1
-            r.seq = self._arrived
-            r.instance = self.index
+            r = self._next_arrival()
             if self.policy.embed_admit(r, self._view) is Admission.REJECT:
                 self.outbox.append(Release(r, ReleaseReason.REJECT, self.now_s))
             else:

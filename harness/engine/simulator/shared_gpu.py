@@ -24,7 +24,7 @@ from ...core.pages import PagePool, PooledKVCacheManager
 from ...core.policy import Policy
 from ...core.predictions import ModelledPredictions
 from ...core.state import RequestState
-from ..loop.loop import INF
+from ..loop.batch_state import INF
 from ..loop.measures import Measures
 from .simulated import SimulatedInstance
 

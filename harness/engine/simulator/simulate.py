@@ -19,19 +19,18 @@ from ...core.cluster_policy import EMBEDS, INF, ClusterPolicy, Failure, Role, Ro
 from ...core.collocated_policy import Collocated
 from ...core.policy import StaticPolicy
 from ...core.predictions import true_output_tokens
-from ...core.records import InstanceTotals, Result, Told
+from ...core.records import InstanceTotals, Result, TimeseriesRow
 from ...core.state import RequestState
 from ...policies.routers import router as router_by_name
 from ...policies.systems import System
 from ..cluster.arrivals import Arrivals
 from ..cluster.cluster import Cluster
 from ..cluster.instance import LazyInstance
-from ..cluster.recorder import Recorder
+from ..cluster.recorder import Recorder, timeline_of, totals_of
 from ..loop.gc_control import collections_off
 from ..loop.instance import EngineInstance, Iterating
 from ..loop.measures import gaps_of
 from ..loop.overlong_requests import OVERLONG_REQUESTS, fit, fit_embeds
-from ..loop.totals import timeline_of, totals_of
 from ..loop.traced import EngineTrace
 from .embedding import EmbeddingInstance
 from .simulated import SimulatedInstance
@@ -184,7 +183,9 @@ def simulate(
     return Result(
         recorder.records,
         gaps_of(engine.measures for engine in built),
-        dataclasses.replace(timeline_of(built), told=_told(handles, across, cluster.state)),
+        dataclasses.replace(
+            timeline_of(built), timeseries=_timeseries(handles, across, cluster.state)
+        ),
         dataclasses.replace(
             totals_of(built, recorder.records), gpu_busy_s=sum(map(_gpu_busy_s, handles))
         ),
@@ -214,14 +215,14 @@ def _number(recorder: Recorder, handles: Sequence[LazyInstance]) -> None:
     lanes[:] = numbers[lanes]
 
 
-def _told(
+def _timeseries(
     handles: Sequence[LazyInstance], across: ClusterPolicy, state: object
-) -> tuple[Told, ...]:
+) -> tuple[TimeseriesRow, ...]:
     """Of every instance, and what the cluster policy has to tell; lanes stand for no instance."""
     if len(handles) < 2 or len({instance.number for instance in handles}) < len(handles):
         return ()
     known = [
-        Told(time_s, "requests", instance.name, waiting + running)
+        TimeseriesRow(time_s, "requests", instance.name, waiting + running)
         for instance in handles
         for time_s, waiting, running, _ in (
             *instance.engine.measures.samples,
@@ -272,8 +273,8 @@ def _merges(system: System, embedder: Embedder, placement: Placement) -> bool:
 def _lookup(name: str, tokens: np.ndarray, workload: Workload) -> Callable[[RequestState], int]:
     if len(tokens) != len(workload):
         raise SloBenchError(f"{name} has {len(tokens)} values for {len(workload)} requests")
-    told = [int(one) for one in tokens]
-    return lambda r: told[r.id]
+    values = [int(one) for one in tokens]
+    return lambda r: values[r.id]
 
 
 def _gpu_busy_s(instance: LazyInstance) -> float:

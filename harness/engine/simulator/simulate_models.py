@@ -18,12 +18,11 @@ from ....workloads.request import RequestType
 from ....workloads.workload import Workload
 from ...core.multi_model_policy import ServedModel, SharingPolicy
 from ...core.pages import PAGE_BYTES
-from ...core.records import Records, Result, Timeline, Told, Totals
+from ...core.records import Records, Result, Timeline, TimeseriesRow, Totals
 from ..cluster.arrivals import Arrivals
 from ..cluster.multi_model import SharedGpuCluster
-from ..cluster.recorder import Recorder
+from ..cluster.recorder import Recorder, totals_of
 from ..loop.measures import Sample, gaps_of, summed
-from ..loop.totals import totals_of
 
 _SAMPLES = 300
 
@@ -117,7 +116,7 @@ def _hosted(workload: Workload, models: Mapping[str, OneModel], gpus: int) -> li
         if one.placement.gpus > gpus:
             raise SloBenchError(f"{name} needs {one.placement.gpus} GPUs but there are {gpus}")
         mine = workload.model_index == index
-        asked = max(1, int(mine.sum()))
+        requests = max(1, int(mine.sum()))
         slo_s = workload.ttft_slo_s[mine]
         finite = slo_s[np.isfinite(slo_s)]
         found.append(
@@ -127,8 +126,8 @@ def _hosted(workload: Workload, models: Mapping[str, OneModel], gpus: int) -> li
                 one.placement,
                 one.step_time,
                 rate_rps=float(mine.sum()) / max(workload.span_s, 1e-9),
-                prompt_tokens=float(workload.prompt_tokens[mine].sum()) / asked,
-                output_tokens=float(workload.output_tokens[mine].sum()) / asked,
+                prompt_tokens=float(workload.prompt_tokens[mine].sum()) / requests,
+                output_tokens=float(workload.output_tokens[mine].sum()) / requests,
                 slo_s=float(finite.mean()) if len(finite) else math.inf,
             )
         )
@@ -189,15 +188,15 @@ def _timeline(cluster: SharedGpuCluster, pages: int) -> Timeline:
         nobody = np.zeros(1, dtype=np.int64)
         return Timeline(np.zeros(1), nobody, nobody, np.zeros(1))
     times, sums = summed([samples for _, samples in found])
-    told = list(cluster.activations)
+    rows = list(cluster.activations)
     for model in sorted({model for model, _ in found}):
         own_times, own = summed([samples for of, samples in found if of == model])
         gib = own[2] * (PAGE_BYTES / GIB)
-        told += [
-            Told(time_s, "kv_gib", cluster.models[model].name, value)
+        rows += [
+            TimeseriesRow(time_s, "kv_gib", cluster.models[model].name, value)
             for time_s, value in zip(own_times.tolist(), gib.tolist(), strict=True)
         ]
-    return Timeline(times, sums[0], sums[1], sums[2] / (pages * cluster.gpus), tuple(told))
+    return Timeline(times, sums[0], sums[1], sums[2] / (pages * cluster.gpus), tuple(rows))
 
 
 def _totals(cluster: SharedGpuCluster, pages: int, records: Records, timeline: Timeline) -> Totals:

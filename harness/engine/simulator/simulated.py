@@ -12,15 +12,15 @@ from collections.abc import Sequence
 
 from ....predictors.roofline import LengthAwareStepTime, wants_longest
 from ....predictors.step_time import StepTime
-from ...core.device import SplitStepTime, StageDevice, free_after, occupy
+from ...core.device import Away, SplitStepTime, StageDevice, free_after, occupy
 from ...core.kv_cache_manager import KVCacheManager
 from ...core.policy import Policy
 from ...core.predictions import Learner
 from ...core.view import Predictions
+from ..loop.batch_state import INF
 from ..loop.instance import EngineStuckError
-from ..loop.loop import INF, Loop
+from ..loop.loop import Loop
 from ..loop.measures import Measures
-from .remote_modules import Away
 
 _ROUNDING = 1 - 1e-9  # a sum of many steps, against the same steps in a row
 
@@ -68,9 +68,9 @@ class SimulatedInstance(Loop):
         self._within_of = step_time.steps_within
         if wants_longest(step_time):
             self._lengths = []
-            told = _Told(self, step_time)
-            self._step_of, self._span_of = told.step_s, told.span_s
-            self._within_of = told.steps_within
+            aware = _WithLongest(self, step_time)
+            self._step_of, self._span_of = aware.step_s, aware.span_s
+            self._within_of = aware.steps_within
 
     def offload(self, step_time: SplitStepTime, device: StageDevice) -> None:
         self.compute_by(step_time)
@@ -324,7 +324,7 @@ class SimulatedInstance(Loop):
         return steps
 
 
-class _Told:
+class _WithLongest:
     """A step-time model that receives the longest decoding request of an instance."""
 
     def __init__(self, loop: Loop, step_time: LengthAwareStepTime) -> None:

@@ -11,25 +11,18 @@ more, and of the others the last return to the queue and begin anew (`recomputes
 
 from __future__ import annotations
 
-from collections import deque
-from typing import Any
-
 from ....predictors.step_time import StepTime
 from ....workloads.errors import SloBenchError
-from ...core.decisions import NextQueue
 from ...core.device import StageDevice, occupy
 from ...core.kv_cache_manager import KVCacheManager
 from ...core.policy import StaticPolicy
-from ...core.release import Release
-from ...core.state import Phase, RequestState
+from ...core.state import Phase, Release, RequestState
 from ...core.view import Predictions
-from ..loop.arrival_queue import ArrivalQueue
-from ..loop.loop import INF
+from ..loop.arrival_queue import BatchInstance
 from ..loop.measures import Measures
-from ..loop.view import LoopView
 
 
-class StaticInstance:
+class StaticInstance(BatchInstance):
     """One instance that serves one static batch after the other."""
 
     def __init__(
@@ -42,57 +35,19 @@ class StaticInstance:
         measures: Measures,
         index: int = 0,
     ) -> None:
+        super().__init__(policy.new_state(), kv_manager, predictions, stages, measures, index)
         self.policy = policy
-        self.kv_manager = kv_manager
-        self.predictions = predictions
         self.step_time = step_time
-        self.stages = stages
-        self.measures = measures
-        self.index = index
-        self.now_s = 0.0
-        self.inbox: deque[RequestState] = deque()
-        self.outbox: list[Release] = []
-        self.finished: list[RequestState] = []
-        self.waiting = ArrivalQueue()
-        self._arrived = 0
-        self.swapped: list[RequestState] = []
-        self.stalled: list[RequestState] = []
-        self.prefilling: list[RequestState] = []
-        # The batch, until the clock passes its end; policies look between batches.
-        self.decoding: dict[RequestState, None] = {}
-        self.kv_sum = self.tick = self.most_tokens = 0
-        self.policy_state: Any = policy.new_state()
-        self.chunks: list[tuple[int, int]] = []  # of the iteration loop alone
-        self.prefill_only = self.reports_all_ends = self.reports_empty_queue = False
         self._calls_on_finished = type(policy).on_finished is not StaticPolicy.on_finished
-        self.view = LoopView(self)
-
-    @property
-    def idle(self) -> bool:
-        return not (self.waiting.live or self.decoding)
-
-    @property
-    def n_requests(self) -> int:
-        there = len(self.decoding) + len(self.prefilling) + self.waiting.live
-        return there + len(self.inbox) + len(self.swapped) + len(self.stalled)
 
     def earliest_release_s(self) -> float:
         return self.ready_s()
-
-    def ready_s(self) -> float:
-        if not self.idle:
-            return self.now_s
-        return max(self.now_s, self.inbox[0].visible_s) if self.inbox else INF
 
     def run(self, horizon_s: float, stop_on_release: bool) -> None:
         inbox, waiting, measures = self.inbox, self.waiting, self.measures
         while True:
             while inbox and inbox[0].visible_s <= self.now_s:
-                r = inbox.popleft()
-                self._arrived += 1
-                r.seq = self._arrived
-                r.instance = self.index
-                waiting.push(r)
+                waiting.push(self._next_arrival())
             if self.decoding and self.now_s < horizon_s:
                 self._give_back()
             if stop_on_release and self.outbox:
@@ -127,9 +82,6 @@ class StaticInstance:
                 f"{name}.form_batch chose a request twice or one that does not wait"
             )
         return batch
-
-    def admissible(self, group: NextQueue) -> list[RequestState]:
-        return []  # static batches are formed, not refilled
 
     def _fitting(self, batch: list[RequestState]) -> list[RequestState]:
         """The longest prefix of `batch` whose padded KV fits; the rest waits."""
@@ -234,6 +186,6 @@ class StaticInstance:
             for r in self.decoding:
                 self.policy.on_finished(r, self.view)
         self.finished.extend(self.decoding)
-        told = (r for r in self.decoding if r.notify_on_finish or self.reports_all_ends)
-        self.outbox.extend(map(Release.finish, told))
+        reported = (r for r in self.decoding if r.notify_on_finish or self.reports_all_ends)
+        self.outbox.extend(map(Release.finish, reported))
         self.decoding.clear()

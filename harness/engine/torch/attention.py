@@ -56,10 +56,10 @@ def decode(queries: Tensor, kv: Tensor, to: Decodes, scale: float) -> Partial:
         keys, values = kv[0].index_select(0, to.where), kv[1].index_select(0, to.where)
     pairs, kv_heads, size, _ = keys.shape
     group = heads // kv_heads
-    asked = queries.index_select(0, to.owner).view(pairs * kv_heads, group, dim)
+    queries_of_pairs = queries.index_select(0, to.owner).view(pairs * kv_heads, group, dim)
     keys = keys.view(pairs * kv_heads, size, dim).transpose(1, 2)
     mask = to.mask.expand(-1, group, -1)
-    scores = torch.baddbmm(mask, asked, keys, alpha=scale).float()
+    scores = torch.baddbmm(mask, queries_of_pairs, keys, alpha=scale).float()
     table = scores.new_full((count * to.width + 1, heads), -torch.inf)
     table.index_copy_(0, to.seat, scores.amax(-1).view(pairs, heads))
     peak = table[:-1].view(count, to.width, heads).amax(1)

@@ -136,11 +136,11 @@ class Layout:
         slots = heads * size + (places % size)[:, None]
         return Batch(
             tokens=torch.tensor(tokens, device=self.device),
-            positions=self._told(places),
-            slots=self._told(slots.ravel()),
+            positions=self._tensor(places),
+            slots=self._tensor(slots.ravel()),
             decodes=self._here(decodes, lengths) if decodes else None,
             chunks=chunks,
-            wanted=None if len(wanted) == at else self._told(np.array(wanted, dtype=np.int64)),
+            wanted=None if len(wanted) == at else self._tensor(np.array(wanted, dtype=np.int64)),
             elsewhere=self._elsewhere(decodes, lengths),
         )
 
@@ -162,7 +162,7 @@ class Layout:
             for rank, found in rows.items()
         ]
 
-    def _told(self, values: Ints) -> Tensor:
+    def _tensor(self, values: Ints) -> Tensor:
         return torch.from_numpy(values).to(self.device)
 
     def _decodes(self, tables: Seq[Seq[int]], lengths: Ints) -> Decodes:
@@ -194,7 +194,7 @@ class Layout:
             begin, spread = np.zeros(span, np.int64), begin
             begin[at] = spread
         else:
-            where = self._told(ids)
+            where = self._tensor(ids)
         offset = np.arange(size)
         seen = offset < end[:, None]
         if self.window is not None:
@@ -204,8 +204,8 @@ class Layout:
             count=len(tables),
             width=width,
             where=where,
-            owner=self._told(owner),
-            seat=self._told(seat),
+            owner=self._tensor(owner),
+            seat=self._tensor(seat),
             mask=torch.from_numpy(mask).to(self.device, self.dtype).unsqueeze(1),
         )
 

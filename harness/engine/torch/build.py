@@ -7,18 +7,16 @@ from dataclasses import dataclass
 
 import torch
 
-from ...core.learned_predictions import Guess
 from ...core.policy import AnyPolicy, Policy, StaticPolicy, overrides
+from ...core.predictions import Guess
 from ..loop.measures import Measures
 from .cache import KvCache, Swapper
 from .clock import WallClock
 from .decoder import Decoder, fingerprint, unit_shape
 from .distributed import Spread, SpreadSwapper
 from .errors import DoesNotFitError
-from .execution import Execution, Opens
-from .instance import PagedInstance
-from .kv_cache_manager import TorchKVCacheManager
-from .kv_store_manager import PagedStoreKVCacheManager, SharedUnits
+from .execution import Execution, Opens, PagedInstance
+from .kv_cache_manager import PagedStoreKVCacheManager, SharedUnits, TorchKVCacheManager
 from .load import check_room, free_bytes, kv_bytes
 from .runner import Runner
 from .static import PagedStaticInstance, StaticExecution

@@ -71,9 +71,9 @@ def _files(folder: Path) -> dict[str, Path]:
 
 def _sharded(folder: Path, index: Path) -> dict[str, Path]:
     try:
-        told = parse_json(index.read_text("utf-8"))["weight_map"]
-        found = {str(name): folder / str(file) for name, file in told.items()}
-        for shard in map(str, told.values()):
+        file_names = parse_json(index.read_text("utf-8"))["weight_map"]
+        found = {str(name): folder / str(file) for name, file in file_names.items()}
+        for shard in map(str, file_names.values()):
             if Path(shard).name != shard or len(shard.encode()) > 255:
                 raise ValueError(f"{shard!r} must be the name of a file in the same folder")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

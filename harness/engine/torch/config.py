@@ -201,8 +201,8 @@ def _activation(name: str) -> str:
 
 def _rope(fields: Mapping[str, Any]) -> Rope:
     """`rope_parameters` of today's files, `rope_theta` and `rope_scaling` of older ones."""
-    told = fields.get("rope_parameters") or {}
-    scaling = {**(fields.get("rope_scaling") or {}), **told}
+    parameters = fields.get("rope_parameters") or {}
+    scaling = {**(fields.get("rope_scaling") or {}), **parameters}
     theta = scaling.pop("rope_theta", None) or fields.get("rope_theta", 10_000.0)
     return Rope(float(theta), scaling)
 

@@ -22,10 +22,9 @@ from torch import Tensor
 
 from .attention import Partial, merged
 from .batch import Batch, Decodes
-from .cache import KvCache, Swapper
+from .cache import InUse, KvCache, LayerKv, Swapper, packed, unpacked
 from .decoder import Decoder, store
 from .errors import ModelError
-from .packed import InUse, LayerKv, packed, unpacked
 from .pipeline import Carrier, Pipeline, Traffic
 from .sequence import OffloadedBlocks, Sequence
 from .workers import HERE, Workers
@@ -52,20 +51,20 @@ class _SpreadCarrier:
         self._here = here
         self._workers = workers
         self._busy = busy
-        self._told: Seq[int] = ()
+        self._ranks: Seq[int] = ()
         self.ready = here.ready
         self.computed = here.computed
         self.carried = here.carried
 
     def begin(self, traffic: Traffic) -> None:
-        self._told = self._busy()
-        for rank in self._told:
+        self._ranks = self._busy()
+        for rank in self._ranks:
             self._workers.ask(rank, "prefetch", traffic)
         self._here.begin(traffic)
 
     def drain(self) -> None:
         self._here.drain()
-        for rank in self._told:
+        for rank in self._ranks:
             self._workers.ask(rank, "drain")
 
 
@@ -118,7 +117,7 @@ class Spread(Decoder):
             workers.ask(rank, "begin", decoder.config)
 
     def carrier(self, cache: list[Tensor]) -> Carrier:
-        """See `Decoder`: each worker carries what lives there."""
+        """Makes the transfer of KV between a store and all processes, each for its own layers."""
         here = Pipeline(cache.__getitem__, lambda: [n for n, at in enumerate(self._at) if not at])
         return _SpreadCarrier(here, self._workers, self.busy)
 
@@ -165,8 +164,8 @@ class Spread(Decoder):
     ) -> Tensor:
         """Workers attend to the beginnings of sequences while their ends are attended to here."""
         for part in batch.elsewhere:
-            asked = queries.index_select(0, part.rows)
-            self._workers.tell(part.rank, ("attend_part", (n, asked, part.decodes)))
+            queries_of_rows = queries.index_select(0, part.rows)
+            self._workers.tell(part.rank, ("attend_part", (n, queries_of_rows, part.decodes)))
         store(kv, keys, values, batch)
 
         def joined(here: Partial) -> Partial:
@@ -191,8 +190,8 @@ class Spread(Decoder):
             mask = decodes.mask.view(-1, every, 1, size)[:, :heads].reshape(-1, 1, size)
             fields = {**vars(decodes), "mask": mask}
             decodes = Decodes(**fields)
-        told = {**vars(batch), "slots": (rows * size + place.unsqueeze(1)).ravel()}
-        return Batch(**{**told, "decodes": decodes})
+        changed = {**vars(batch), "slots": (rows * size + place.unsqueeze(1)).ravel()}
+        return Batch(**{**changed, "decodes": decodes})
 
     # ---------------------------------------------------------------- places of layers and heads
 

@@ -92,8 +92,8 @@ def read_encoder(folder: Path) -> EncoderConfig:
 def _pooling(folder: Path) -> str:
     """As a sentence-transformers folder says it; else the mean."""
     file = folder / "1_Pooling" / "config.json"
-    told = parse_json(file.read_text("utf-8")) if file.is_file() else {}
-    cls = isinstance(told, dict) and told.get("pooling_mode_cls_token")
+    pooling = parse_json(file.read_text("utf-8")) if file.is_file() else {}
+    cls = isinstance(pooling, dict) and pooling.get("pooling_mode_cls_token")
     return "cls" if cls else "mean"
 
 

@@ -10,9 +10,8 @@ from ....workloads.workload import Workload
 from ...core.decisions import ReleaseReason
 from ...core.records import Result
 from ..cluster.arrivals import INF, Arrivals
-from ..cluster.recorder import Recorder
+from ..cluster.recorder import Recorder, timeline_of, totals_of
 from ..loop.instance import EngineInstance
-from ..loop.totals import timeline_of, totals_of
 
 Progress = Callable[[int, float], None]
 

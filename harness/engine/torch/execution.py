@@ -1,18 +1,19 @@
-"""An iteration of the loop, carried out on the model: swaps, chunks of prompts, decodes."""
+"""The iteration loop on a real model, in real time: swaps, chunks of prompts, decodes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
-from ...core.learned_predictions import LearnedPredictions
-from ...core.state import RequestState
+from ...core.policy import Policy
+from ...core.predictions import LearnedPredictions
+from ...core.state import Phase, RequestState
+from ..loop.measures import Measures
 from ..loop.timed import Ran, RecordedStepTime, TimedInstance
 from .batch import Piece
-from .cache import Swapper
+from .cache import InUse, Swapper
 from .clock import WallClock
 from .kv_cache_manager import TorchKVCacheManager
-from .packed import InUse
 from .runner import Runner
 from .sequence import Sequence
 
@@ -96,9 +97,9 @@ class Execution(RecordedStepTime):
             self.given = list(zip(deciding, output_tokens, strict=True))
             for r, token in self.given:
                 self.sequences[r].tokens.append(token)
-        return self._told(loop.now_s)
+        return self._ran_since(loop.now_s)
 
-    def _told(self, begin_s: float) -> Ran:
+    def _ran_since(self, begin_s: float) -> Ran:
         took_s = self.clock.now_s() - begin_s
         ran = Ran(took_s, self._swapped_blocks, self._swap_s, self._moving_s)
         self._swapped_blocks, self._swap_s, self._moving_s = 0, 0.0, 0.0
@@ -154,3 +155,69 @@ class Execution(RecordedStepTime):
         if sequence is not None:
             self._forget_host(sequence)
         return sequence
+
+
+class PagedInstance(TimedInstance):
+    """One instance with continuous batching. `ended` is called with every finished request and its
+    tokens, `gave` with every token at the end of its iteration. Where a stop token may end an
+    output, its length is unknown before: until then the scheduler assumes the maximum.
+    """
+
+    __slots__ = ("_execution", "ended", "gave")
+
+    def __init__(
+        self,
+        policy: Policy,
+        kv_manager: TorchKVCacheManager,
+        predictions: LearnedPredictions,
+        execution: Execution,
+        measures: Measures,
+        index: int = 0,
+    ) -> None:
+        super().__init__(policy, kv_manager, predictions, execution, (), measures, index)
+        self._execution = execution
+        self.ended: Callable[[RequestState, Sequence], None] | None = None
+        self.gave: Callable[[RequestState, int], None] | None = None
+        execution.serves(self)
+
+    def complete(self) -> bool:
+        given, self._execution.given = self._execution.given, []
+        if self.gave is not None:
+            for r, token in given:
+                self.gave(r, token)
+        ended = super().complete()
+        sequences = self._execution.sequences
+        for r, token in given:
+            if r.phase is Phase.DECODE and token in sequences[r].ends:
+                self._stop_decode(r)
+                r.output_tokens = r.emitted_tokens
+                self._finish(r)
+                ended = True
+        return ended
+
+    def _preempt(self) -> None:
+        there = len(self.swapped)
+        super()._preempt()
+        if len(self.swapped) > there:
+            assert isinstance(self.kv_manager, TorchKVCacheManager)
+            self._execution.swap_out(self.swapped[-1], self.kv_manager.last_released)
+
+    def _start_decode(self, r: RequestState) -> None:
+        super()._start_decode(r)
+        self._execution.comes_back(r)
+
+    def _finish(self, r: RequestState) -> None:
+        super()._finish(r)
+        sequence = self._execution.closes(r)
+        if self.ended is not None and sequence is not None:
+            self.ended(r, sequence)
+
+    def cancel(self, r: RequestState) -> None:
+        """Cancel `r`, between two iterations."""
+        if r in self.inbox:
+            self.inbox.remove(r)
+        elif r.phase is not Phase.DONE:
+            self.take_out(r)
+            if r in self.in_transfer:
+                self.free_transferred(r)
+        self._execution.closes(r)

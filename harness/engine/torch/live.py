@@ -14,8 +14,8 @@ from ...core.state import RequestState
 from ...core.wire import PredictedLength
 from .build import Engine
 from .clock import RealClock
-from .instance import PagedInstance
-from .kv_store_manager import PagedStoreKVCacheManager
+from .execution import PagedInstance
+from .kv_cache_manager import PagedStoreKVCacheManager
 from .sequence import Sampling, Sequence
 
 _IDLE_S = 0.02  # wait when no request can run now
@@ -64,7 +64,7 @@ class LiveEngine:
         self.engine = engine
         self.counts = ServedCounts()
         self._clock = RealClock()
-        self._asked: dict[RequestState, GenerationRequest] = {}
+        self._requests: dict[RequestState, GenerationRequest] = {}
         made = engine.instance(policy, self._opens, self._clock)
         assert isinstance(made, PagedInstance)
         self.instance = made
@@ -94,19 +94,25 @@ class LiveEngine:
         """Whether it still serves."""
         return self._thread.is_alive() and self._problem is None
 
-    def submit(self, asked: GenerationRequest) -> RequestState:
+    def submit(self, request: GenerationRequest) -> RequestState:
         """Submit a request, which arrives now."""
         now_s = self._clock.now_s()
-        tokens = asked.tokens
-        prompt, most = len(tokens), asked.max_tokens
+        tokens = request.tokens
+        prompt, most = len(tokens), request.max_tokens
         r = RequestState(
-            self.counts.requests, now_s, prompt, most, most, asked.slo(now_s), self._hashes(tokens)
+            self.counts.requests,
+            now_s,
+            prompt,
+            most,
+            most,
+            request.slo(now_s),
+            self._hashes(tokens),
         )
-        r.priority, r.predicted_output_tokens = asked.priority, asked.predicted_output_tokens
+        r.priority, r.predicted_output_tokens = request.priority, request.predicted_output_tokens
         with self._wake:
             self.counts.requests += 1
             self.counts.prompt_tokens += prompt
-            self._asked[r] = asked
+            self._requests[r] = request
             self._new.append(r)
             self._wake.notify()
         return r
@@ -136,8 +142,8 @@ class LiveEngine:
                 self._step()
         except BaseException as error:
             self._problem = error
-            for r in list(self._asked):
-                self._asked.pop(r).lost(ReleaseReason.FAIL)
+            for r in list(self._requests):
+                self._requests.pop(r).lost(ReleaseReason.FAIL)
             raise
 
     def _took(self) -> bool:
@@ -153,7 +159,7 @@ class LiveEngine:
             r.visible_s = r.arrival_s if self._is_idle() else min(r.arrival_s, instance.now_s)
             instance.inbox.append(r)
         for r in unwanted:
-            if self._asked.pop(r, None) is not None:
+            if self._requests.pop(r, None) is not None:
                 self.counts.cancelled += 1
                 instance.cancel(r)
         return not self._stops
@@ -169,10 +175,10 @@ class LiveEngine:
         begin_s = max(instance.now_s, instance.ready_s())
         instance.run(math.nextafter(begin_s, math.inf), True)
         for release in instance.outbox:
-            asked = self._asked.pop(release.request, None)
-            if asked is not None and release.reason is not ReleaseReason.FINISH:
+            request = self._requests.pop(release.request, None)
+            if request is not None and release.reason is not ReleaseReason.FINISH:
                 self.counts.turned_away += 1
-                asked.lost(release.reason)
+                request.lost(release.reason)
         instance.outbox.clear()
         instance.finished.clear()
         if instance.measures.steps == steps and not instance.idle:
@@ -182,16 +188,16 @@ class LiveEngine:
             instance.now_s = max(instance.now_s, self._clock.now_s())
 
     def _opens(self, r: RequestState) -> Sequence:
-        asked = self._asked[r]
-        return Sequence(list(asked.tokens), asked.sampling, asked.ends)
+        request = self._requests[r]
+        return Sequence(list(request.tokens), request.sampling, request.ends)
 
     def _gave(self, r: RequestState, token: int) -> None:
         self.counts.output_tokens += 1
-        asked = self._asked.get(r)
-        if asked is not None:
-            asked.gave(token)
+        request = self._requests.get(r)
+        if request is not None:
+            request.gave(token)
 
     def _ended(self, r: RequestState, sequence: Sequence) -> None:
-        asked = self._asked.pop(r, None)
-        if asked is not None:
-            asked.ended("stop" if sequence.tokens[-1] in asked.ends else "length")
+        request = self._requests.pop(r, None)
+        if request is not None:
+            request.ended("stop" if sequence.tokens[-1] in request.ends else "length")

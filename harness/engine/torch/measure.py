@@ -1,4 +1,4 @@
-"""What steps and swaps take on this machine, over a grid of batches.
+"""What steps, swaps and moves to other processes take on this machine, over a grid of batches.
 
 A machine's speed may wander by a third within a minute. So everything is timed in rounds that lie
 far apart, and steps between two timings of a reference, a batch that never changes: what a step
@@ -18,10 +18,15 @@ from dataclasses import dataclass
 
 import torch
 
+from ....predictors.profiles.profile import MeasuredDevice
 from .batch import Piece
 from .build import Engine
+from .cache import KvCache
+from .decoder import Decoder
+from .distributed import CompletedMove, Spread
 from .sequence import Sequence
 from .timing import Timing
+from .workers import Workers
 
 ROUNDS = 4
 _REPEATS = 3  # in a round
@@ -176,17 +181,10 @@ class _Timed:
         return self._clock() - begin_s
 
 
-@dataclass(frozen=True)
-class DeviceFigures:
-    """Of a device, at a dtype: the best of a few runs."""
-
-    memory_bytes: int
-    bandwidth_bytes_per_s: float
-    flops: float
-
-
-def device_figures(device: torch.device, dtype: torch.dtype) -> DeviceFigures:
-    """A copy of 64 MiB (2 GiB on CUDA), read and written, and a product of square matrices."""
+def measured_device(device: torch.device, dtype: torch.dtype, kv_bytes: float) -> MeasuredDevice:
+    """The best of a few runs of a copy of 64 MiB (2 GiB on CUDA), read and written, and of a
+    product of square matrices. `kv_bytes`: room for KV that the engine takes.
+    """
     cuda = device.type == "cuda"
     size = (1 << 31 if cuda else 1 << 26) // dtype.itemsize
     source = torch.ones(size, dtype=dtype, device=device)
@@ -199,7 +197,8 @@ def device_figures(device: torch.device, dtype: torch.dtype) -> DeviceFigures:
         memory: int = torch.cuda.get_device_properties(device).total_memory
     else:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return DeviceFigures(memory, 2 * size * dtype.itemsize / copy_s, 2 * side**3 / product_s)
+    bandwidth = 2 * size * dtype.itemsize / copy_s
+    return MeasuredDevice(memory, kv_bytes, bandwidth, 2 * side**3 / product_s)
 
 
 def _best_s(run: _Timed) -> float:
@@ -223,3 +222,35 @@ def host_s(engine: Engine, shapes: Seq[BatchShape]) -> float:
             engine.runner.layout.batch(decodes, [])
             times.append(time.perf_counter() - begin_s)
     return statistics.median(times)
+
+
+_MOVED_BLOCKS = (4, 8, 16, 32, 64, 128, 256, 512)
+_MOST_MOVED_BYTES = 1 << 27  # of one layer's KV
+_MOVE_ROUNDS = 4
+
+
+def measured_moves(decoder: Decoder, workers: Workers, block_size: int) -> Iterator[CompletedMove]:
+    """Moves of every kind with more and more KV, to worker 1 and back; the first round of each
+    size is for warming up and left out.
+    """
+    each = decoder.config.kv_bytes_per_token(decoder.dtype.itemsize) * block_size
+    for blocks in _MOVED_BLOCKS:
+        if blocks * each // decoder.config.layers > _MOST_MOVED_BYTES:
+            break
+        made = (decoder.config, blocks, block_size, decoder.dtype, decoder.device)
+        spread = Spread(decoder, KvCache(*made), workers)
+        spread.lend_room(1, blocks)
+        for _ in range(_MOVE_ROUNDS):
+            _move_round(spread, blocks, block_size)
+        yield from spread.moves[len(spread.moves) // _MOVE_ROUNDS :]
+
+
+def _move_round(spread: Spread, blocks: int, block_size: int) -> None:
+    spread.move_layers([0], 1)
+    spread.move_layers([0], 0)
+    if spread.config.kv_heads > 1:
+        spread.move_heads(0, 1, helper=1)
+        spread.return_heads(0)
+    one = Sequence([1] * (blocks * block_size), blocks=list(range(blocks)))
+    spread.split(one, blocks - 1, helper=1)
+    spread.rejoin(one, list(range(blocks - 1)))

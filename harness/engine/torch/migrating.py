@@ -36,8 +36,8 @@ class ExecutedMove:
         planned = {**asdict(self.planned), "module": self.planned.module.value}
         made = [asdict(one) for one in self.made]
         loads = {str(device): load for device, load in self.loads.items()}
-        told = {"time_s": self.time_s, "loads": loads, "planned": planned, "made": made}
-        return json.dumps(told)
+        entry = {"time_s": self.time_s, "loads": loads, "planned": planned, "made": made}
+        return json.dumps(entry)
 
 
 @dataclass

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ....predictors.profiles.link_fit import fit_links
-from ....predictors.profiles.profile import MeasuredDevice, Profile, Source, table_of, write_profile
+from ....predictors.profiles.profile import Profile, Source, table_of, write_profile
 from ....predictors.profiles.whole_steps import LEAST_STEPS, LoggedStep, profile_of_steps
 from ....predictors.specs import models
 from ....workloads.errors import SloBenchError
@@ -71,7 +71,9 @@ class ProfilingResult:
     steadiness: str = ""
 
 
-def measure_profile(asked: ProfilingOptions, tell: Tell = lambda done, of: None) -> ProfilingResult:
+def measure_profile(
+    options: ProfilingOptions, tell: Tell = lambda done, of: None
+) -> ProfilingResult:
     """Measure what the rows' file lacks, fit, and write the profile.
 
     Raises:
@@ -82,52 +84,50 @@ def measure_profile(asked: ProfilingOptions, tell: Tell = lambda done, of: None)
     from .build import Engine, KvCacheConfig, num_gpu_blocks
     from .load import load_decoder
 
-    decoder = load_decoder(asked.model, asked.device)
+    decoder = load_decoder(options.model, options.device)
     blocks = min(_MOST_BLOCKS, num_gpu_blocks(decoder, _BLOCK_SIZE))
     swapped = min(_NUM_CPU_BLOCKS, blocks)
     engine = Engine(decoder, KvCacheConfig(blocks, _BLOCK_SIZE, swapped))
     steps = [
         shape
-        for shape in measure.grid(decoder.config.context, asked.most_sequences)
+        for shape in measure.grid(decoder.config.context, options.most_sequences)
         if shape.num_gpu_blocks(_BLOCK_SIZE) <= blocks
     ]
     # Copies are few and quick; they come first.
     wanted = [*measure.swaps(swapped // 4), *steps]
     about = {
-        "model": str(asked.model.resolve()),
-        "device": asked.device,
+        "model": str(options.model.resolve()),
+        "device": options.device,
         "dtype": str(decoder.dtype).removeprefix("torch."),
     }
     if measure.by_cpu_time(decoder.device):
         about["clock"] = "CPU time of one thread"
-    rows = _Rows(asked.rows_file, about)
+    rows = _Rows(options.rows_file, about)
     begin_s, meter = time.monotonic(), measure.BatchTimer(engine)
     rounds = [(number, shape) for number in range(measure.ROUNDS) for shape in wanted]
     with heap_frozen():
         for done, (number, shape) in enumerate(rounds):
             if rows.rounds(shape) > number:
                 continue
-            if time.monotonic() - begin_s > asked.budget_s:
+            if time.monotonic() - begin_s > options.budget_s:
                 break
             tell(done, len(rounds))
             rows.add(shape, meter.timed(shape))
         host_s = measure.host_s(engine, steps[:40])
-    profile = _profile(asked, rows, wanted, host_s, str(decoder.dtype), engine.cache.block_bytes)
-    moved = asked.moves and decoder.device.type == "cpu"  # where workers compute
+    profile = _profile(options, rows, wanted, host_s, str(decoder.dtype), engine.cache.block_bytes)
+    moved = options.moves and decoder.device.type == "cpu"  # where workers compute
     profile = _with_links(profile, _moves(decoder) if moved else [])
-    if asked.gpu is None:
-        figures = measure.device_figures(decoder.device, decoder.dtype)
+    if options.gpu is None:
         kv_bytes = num_gpu_blocks(decoder, _BLOCK_SIZE) * engine.cache.block_bytes
-        profile = dataclasses.replace(
-            profile, device=MeasuredDevice(kv_bytes=kv_bytes, **dataclasses.asdict(figures))
-        )
+        device = measure.measured_device(decoder.device, decoder.dtype, kv_bytes)
+        profile = dataclasses.replace(profile, device=device)
     left = sum(rows.time_s(shape) is None for shape in wanted)
-    header = write_profile(with_shape(profile, asked), asked.out)
+    header = write_profile(with_shape(profile, options), options.out)
     return ProfilingResult(profile, header, left, host_s, rows.steadiness())
 
 
 def _moves(decoder: Decoder) -> list[CompletedMove]:
-    from .measure_moves import measured_moves
+    from .measure import measured_moves
     from .workers import Workers
 
     with Workers(1) as workers:
@@ -147,17 +147,17 @@ def _with_links(profile: Profile, moves: Sequence[CompletedMove]) -> Profile:
     return dataclasses.replace(profile, tables=tables, links=fit_links(tables))
 
 
-def with_shape(profile: Profile, asked: ProfilingOptions) -> Profile:
+def with_shape(profile: Profile, options: ProfilingOptions) -> Profile:
     """Write the model's configuration next to the profile, unless the catalogue has the model."""
-    if asked.model_name in models():
+    if options.model_name in models():
         return profile
-    file = asked.out.with_name(f"{asked.model_name}.json")
-    file.write_bytes((asked.model / "config.json").read_bytes())
+    file = options.out.with_name(f"{options.model_name}.json")
+    file.write_bytes((options.model / "config.json").read_bytes())
     return dataclasses.replace(profile, model_file=str(file))
 
 
 def _profile(
-    asked: ProfilingOptions,
+    options: ProfilingOptions,
     rows: _Rows,
     wanted: Sequence[BatchShape],
     host_s: float,
@@ -177,18 +177,18 @@ def _profile(
     ]
     if len(steps) < LEAST_STEPS:
         raise SloBenchError(
-            f"{len(steps)} steps were measured in {asked.budget_s:g} s, too few to fit "
+            f"{len(steps)} steps were measured in {options.budget_s:g} s, too few to fit "
             f"({LEAST_STEPS} are needed); go on with the same command, or raise --budget"
         )
     source = Source(
         "slo-bench profile run",
-        str(asked.model.name),
-        note=f"backend torch on {asked.device}, {dtype}; putting a batch together takes "
+        str(options.model.name),
+        note=f"backend torch on {options.device}, {dtype}; putting a batch together takes "
         f"{1e6 * host_s:.0f} µs of each step; times are {rows.clock}, of moves real time; "
         f"{rows.steadiness()}",
     )
-    device = asked.gpu or asked.device
-    profile = profile_of_steps(steps, model=asked.model_name, gpu=device, source=source)
+    device = options.gpu or options.device
+    profile = profile_of_steps(steps, model=options.model_name, gpu=device, source=source)
     copies = [
         (s.direction, s.blocks * block_bytes, 1e6 * seconds)
         for s, seconds in timed

@@ -46,7 +46,7 @@ class StaticExecution:
         return self.sequences.pop(r, None)
 
     def step_s(self, seqs: int, kv_tokens: int, chunks: Seq[tuple[int, int]]) -> float:
-        """See `StepTime`: all prompts, each padded to the length of the longest."""
+        """Compute all prompts, each padded to the longest, and return the seconds."""
         self._clock.wait_until(self.now_s)
         longest = chunks[0][1]
         pieces = []

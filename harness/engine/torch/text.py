@@ -22,8 +22,10 @@ class Text:
                 self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
             except Exception as error:  # the package raises no type of its own
                 raise ModelError(f"{folder}/tokenizer.json cannot be read: {error}") from None
-        told = folder / "tokenizer_config.json"
-        self._fields: dict[str, Any] = json.loads(told.read_text("utf-8")) if told.is_file() else {}
+        config = folder / "tokenizer_config.json"
+        self._fields: dict[str, Any] = (
+            json.loads(config.read_text("utf-8")) if config.is_file() else {}
+        )
         apart = folder / "chat_template.jinja"
         self._template = apart.read_text("utf-8") if apart.is_file() else None
         found = self._fields.get("chat_template")
@@ -81,8 +83,8 @@ class Text:
         return text
 
 
-def _word(told: Any) -> str:
-    return str(told.get("content", "")) if isinstance(told, dict) else str(told or "")
+def _word(token: Any) -> str:
+    return str(token.get("content", "")) if isinstance(token, dict) else str(token or "")
 
 
 class TextStream:

@@ -50,8 +50,8 @@ def make_tiny(folder: Path, seed: int = 0, **changes: Any) -> Path:
     (folder / "config.json").write_text(json.dumps(fields, indent=1), "utf-8")
     save_file(_weights(fields, seed), folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "tokenizer.json").write_text(json.dumps(_tokenizer()), "utf-8")
-    told = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": _TEMPLATE}
-    (folder / "tokenizer_config.json").write_text(json.dumps(told), "utf-8")
+    config = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": _TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config), "utf-8")
     return folder
 
 

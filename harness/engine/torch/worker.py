@@ -16,16 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import wire
 from .attention import Partial
 from .batch import Batch, Decodes
-from .cache import KvCache, copy_blocks
+from .cache import InUse, KvCache, LayerKv, Packed, copy_blocks, packed, unpacked
 from .config import DecoderConfig
 from .decoder import Decoder, store
 from .errors import WorkerError
-from .packed import InUse, LayerKv, Packed, packed, unpacked
 from .pipeline import Pipeline, Traffic
 from .weights import DecoderWeights, Layer
+from .workers import join, leave, receive, send
 
 
 class TorchWorker:
@@ -132,17 +131,17 @@ def main() -> None:
     place, rank, size, timeout_s = sys.argv[1:]
     torch.set_num_threads(1)
     try:
-        wire.join(Path(place), int(rank), int(size), float(timeout_s))
+        join(Path(place), int(rank), int(size), float(timeout_s))
         worker = TorchWorker()
         with torch.inference_mode():
-            while (asked := wire.receive(0)) is not None:
-                what, arguments = asked
+            while (message := receive(0)) is not None:
+                what, arguments = message
                 answer: Any = getattr(worker, what)(*arguments)
-                wire.send(0, answer)
+                send(0, answer)
     except WorkerError:
         pass  # rank 0 is gone
     finally:
-        wire.leave()
+        leave()
 
 
 if __name__ == "__main__":

@@ -1,15 +1,31 @@
-"""Worker processes on this machine, and asking them; rank 0 is whoever started them."""
+"""Worker processes on this machine and their messages; rank 0 is the process that started them.
+
+A message over torch.distributed is a length, then bytes. It holds tensors, plain values and the
+classes in `_MESSAGE_CLASSES`; nothing else is loaded.
+"""
 
 from __future__ import annotations
 
+import io
+import os
 import subprocess
 import tempfile
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import torch
+import torch.distributed as dist
+
 from ....workloads.child_process import start_module
-from . import wire
+from .attention import Partial
+from .batch import Batch, Decodes, PrefillChunk
+from .cache import InUse, Packed
+from .config import DecoderConfig, Rope
 from .errors import WorkerError
+from .pipeline import Traffic, TransferTotals
+from .tiers import UnitShape
+from .weights import Layer, Linear
 
 HERE = 0
 
@@ -34,7 +50,7 @@ class Workers:
             for rank in range(1, size):
                 argv = [str(store_file), str(rank), str(size), str(self._timeout_s)]
                 self.processes.append(start_module(f"{__package__}.worker", *argv))
-            wire.join(store_file, HERE, size, self._timeout_s)
+            join(store_file, HERE, size, self._timeout_s)
         except BaseException:
             self._stop()
             raise
@@ -44,10 +60,10 @@ class Workers:
         for rank, process in enumerate(self.processes, 1):
             if process.poll() is None and problem == (None, None, None):
                 try:
-                    wire.send(rank, None)
+                    send(rank, None)
                 except WorkerError:
                     break
-        wire.leave()
+        leave()
         self._stop()
 
     def _stop(self) -> None:
@@ -80,7 +96,7 @@ class Workers:
             WorkerError: the worker has ended or does not answer.
         """
         try:
-            return wire.receive(rank)
+            return receive(rank)
         except WorkerError:
             self._check(rank)
             raise
@@ -88,9 +104,101 @@ class Workers:
     def tell(self, rank: int, message: Any) -> int:
         """Send without waiting for an answer; the bytes sent."""
         self._check(rank)
-        return wire.send(rank, message)
+        return send(rank, message)
 
     def _check(self, rank: int) -> None:
         code = self.processes[rank - 1].poll()
         if code is not None:
             raise WorkerError(f"worker {rank} has ended with exit code {code}; its KV is lost")
+
+
+_MESSAGE_CLASSES = [
+    Batch,
+    TransferTotals,
+    PrefillChunk,
+    DecoderConfig,
+    Decodes,
+    InUse,
+    Layer,
+    Linear,
+    Packed,
+    Partial,
+    Rope,
+    Traffic,
+    UnitShape,
+    frozenset,
+    slice,
+]
+
+
+def join(store: Path, rank: int, size: int, timeout_s: float) -> None:
+    """Become one of `size` processes of this machine that know each other by the file `store`.
+
+    They listen on loopback alone; by itself gloo takes the address of the machine's name.
+
+    Raises:
+        WorkerError: the others did not come in time.
+    """
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    try:
+        dist.init_process_group(
+            "gloo",
+            init_method=f"file://{store}",
+            rank=rank,
+            world_size=size,
+            timeout=timedelta(seconds=timeout_s),
+        )
+    except (RuntimeError, ValueError) as error:
+        raise WorkerError(f"process {rank} of {size} found no others: {error}") from None
+
+
+def leave() -> None:
+    """Leave the process group that `join` entered."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def send(to: int, message: Any) -> int:
+    """Send a message and return its bytes.
+
+    Raises:
+        WorkerError: the other process has ended.
+    """
+    file = io.BytesIO()
+    torch.save(message, file)
+    content = torch.frombuffer(bytearray(file.getbuffer()), dtype=torch.uint8)
+    try:
+        dist.send(torch.tensor([len(content)]), to)
+        dist.send(content, to)
+    except (RuntimeError, ValueError) as error:
+        raise WorkerError(f"worker {to} cannot be reached: {error}") from None
+    return len(content)
+
+
+def receive(source: int) -> Any:
+    """Receive a message that `send` sent.
+
+    Raises:
+        WorkerError: the other process has ended, or no message came in time.
+    """
+    length = torch.zeros(1, dtype=torch.int64)
+    try:
+        dist.recv(length, source)
+        content = torch.empty(int(length), dtype=torch.uint8)
+        dist.recv(content, source)
+    except (RuntimeError, ValueError) as error:
+        raise WorkerError(f"worker {source} does not answer: {error}") from None
+    return loaded(content.numpy().tobytes())
+
+
+def loaded(content: bytes) -> Any:
+    """The message in these bytes: tensors, plain values and the classes above; no code is run.
+
+    Raises:
+        WorkerError: they are no such message.
+    """
+    try:
+        with torch.serialization.safe_globals(_MESSAGE_CLASSES):
+            return torch.load(io.BytesIO(content), weights_only=True)
+    except Exception as error:  # whatever torch makes of broken bytes
+        raise WorkerError(f"what came is no message of a worker: {error}") from None

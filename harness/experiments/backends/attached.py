@@ -168,7 +168,7 @@ def _gpu_figures(watch: GpuWatch, found: HttpResult) -> Mapping[str, Value]:
 
 def _lengths_figures(found: HttpResult) -> Mapping[str, Value]:
     """The number of updates of an online length predictor, if one is used."""
-    told = found.result.timeline.told
+    told = found.result.timeline.timeseries
     if not any(one.metric == "lengths" for one in told):
         return {}
     return {"length_updates": sum(one.metric == "taught" for one in told)}

@@ -20,9 +20,9 @@ from ....predictors.specs import GIB
 from ....workloads.errors import SloBenchError
 from ....workloads.request import RequestType
 from ....workloads.workload import Workload
-from ...core.learned_predictions import Guess
 from ...core.module_moves import ModulePolicy
 from ...core.policy import AnyPolicy, Policy, StaticPolicy, overrides
+from ...core.predictions import Guess
 from ...core.state import RequestState
 from ...engine.loop.gc_control import collections_off, heap_frozen
 from ...engine.loop.instance import EngineInstance
@@ -378,7 +378,7 @@ def _own_tiers(store: Sequence[str]) -> Iterator[tuple[TierFolder, ...]]:
 
 
 def _store_figures(engine: Engine, instance: EngineInstance) -> Mapping[str, Value]:
-    from ...engine.torch.kv_store_manager import PagedStoreKVCacheManager
+    from ...engine.torch.kv_cache_manager import PagedStoreKVCacheManager
 
     if not isinstance(instance.kv_manager, PagedStoreKVCacheManager):
         return {}

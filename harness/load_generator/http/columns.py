@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ...core.records import Gaps, Outcome, Told
+from ...core.records import Gaps, Outcome, TimeseriesRow
 from .answers import CompletionResult, read_answer
 from .drive import DriveResult
 from .exchange import Exchange
@@ -79,7 +79,9 @@ class SenderResult:
     details: dict[int, str] = field(default_factory=dict)  # what is known of a fault, by row
     texts: dict[int, str] = field(default_factory=dict)
     token_s: Floats = field(default_factory=lambda: np.empty(0))  # row after row, if kept
-    told: tuple[Told, ...] = ()  # how right predicted lengths were, if they followed the run
+    told: tuple[
+        TimeseriesRow, ...
+    ] = ()  # how right predicted lengths were, if they followed the run
 
     def save(self, path: Path) -> None:
         """Write the result to a file for another process."""

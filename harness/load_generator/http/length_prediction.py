@@ -100,7 +100,7 @@ class LengthPrediction(Generic[Request]):
             for of in ("exact", "plain", "within_one", "ratio"):
                 yield f"window_{of}", "", round(getattr(window, of), 6)
 
-    def drift(self, start_s: float) -> tuple[records.Told, ...]:
+    def drift(self, start_s: float) -> tuple[records.TimeseriesRow, ...]:
         """Return the prediction accuracy over time of a learning predictor; `start_s` by
         `time.perf_counter`.
         """
@@ -111,13 +111,13 @@ class LengthPrediction(Generic[Request]):
         for window in follower.all_windows():
             at_s = begin_s - start_s
             found += [
-                records.Told(at_s, "lengths", "as told", window.exact),
-                records.Told(at_s, "lengths", "as told, within one", window.within_one),
-                records.Told(at_s, "lengths", "without correction", window.plain),
+                records.TimeseriesRow(at_s, "lengths", "as told", window.exact),
+                records.TimeseriesRow(at_s, "lengths", "as told, within one", window.within_one),
+                records.TimeseriesRow(at_s, "lengths", "without correction", window.plain),
             ]
             begin_s = window.end_s
         found += [
-            records.Told(at_s - start_s, "taught", "predictor", taught.step)
+            records.TimeseriesRow(at_s - start_s, "taught", "predictor", taught.step)
             for at_s, taught in follower.taught
             if taught.step
         ]

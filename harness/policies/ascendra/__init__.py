@@ -24,7 +24,7 @@ In other folders:
 - Appendix A (FLOPs and bytes of a mixed batch, regression refitted online):
   `predictors/refitted.py`.
 - The controller before real servers: `servers/gateway/controlled.py`.
-- Baselines that drop too (§8.6): `shared/dropping.py`.
+- Baselines that drop too (§8.6): `shared/timeouts.py`.
 
 Errata, measurements and commands: docs/papers/ascendra.md; docs/papers/prefill-order.md compares
 the LP order with Prism's.

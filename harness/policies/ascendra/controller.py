@@ -23,13 +23,12 @@ from ...core.cluster_policy import (
     Role,
     RouteOutcome,
     ServerRole,
+    least_loaded,
 )
 from ...core.decisions import ReleaseReason
 from ...core.instance import Instance
 from ...core.policy import AnyPolicy, parameter
-from ...core.release import Release
-from ...core.routing import least_loaded
-from ...core.state import RequestState
+from ...core.state import Release, RequestState
 from .high_priority import AscendraHp
 from .low_priority import AscendraLp
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from ...core.decisions import Limits, ReleaseReason, Timeout
-from ...core.policy import Key, Policy, parameter
-from ...core.queue import Queue
+from ...core.policy import Key, Policy, Queue, parameter
 from ...core.room_queue import RoomQueue
 from ...core.state import RequestState
 from ...core.view import View

@@ -15,9 +15,8 @@ Which file answers what:
 - Algorithm 4-1, Eq. 4-28 to 4-31 (which modules move from which device to which):
   `module_balancing.py`.
 - §4.3.1, §4.3.2, §4.4.3, §4.4.4 (which moves are possible now; making one): `modules.py`.
-- Eq. 4-1 to 4-9 as costs, Eq. 4-24 (bytes and seconds of a move, extra time of every later step):
-  `module_costs.py`.
-- §4.3.1, §4.3.2 (step time of an instance with modules on other GPUs): `module_step_time.py`.
+- Eq. 4-1 to 4-9 as costs, Eq. 4-24 (bytes and seconds of a move, extra time of every later step),
+  §4.3.1, §4.3.2 (step time of an instance with modules on other GPUs): `module_costs.py`.
 - Eq. 4-15, 4-16 (objective; column `banaserve_objective`): `objective.py`.
 
 In other folders:

@@ -15,7 +15,7 @@ from ...core.cluster_policy import HOLD, INF, Action, ClusterView, Role, RouteOu
 from ...core.instance import Instance
 from ...core.kv_cache_manager import KVCacheManager
 from ...core.policy import AnyPolicy, parameter
-from ...core.records import Told
+from ...core.records import TimeseriesRow
 from ...core.state import RequestState
 from ..load_aware import LoadAware
 from ..routers import PrefixAware
@@ -164,12 +164,16 @@ class BanaServe(DisaggregatedPolicy):
         )
         return [ShiftModules(move, modules) for move in planned]
 
-    def extra_records(self, state: BanaServeState, instances: Sequence[Instance]) -> Sequence[Told]:
+    def extra_records(
+        self, state: BanaServeState, instances: Sequence[Instance]
+    ) -> Sequence[TimeseriesRow]:
         """Loads as the orchestrator saw them, and every move when it ended."""
         names = {instance.index: instance.name for instance in instances}
-        loads = [Told(now_s, "load", names[index], total) for now_s, index, total in state.loads]
+        loads = [
+            TimeseriesRow(now_s, "load", names[index], total) for now_s, index, total in state.loads
+        ]
         moves = [
-            Told(
+            TimeseriesRow(
                 shifted.end_s,
                 shifted.move.module.value,
                 f"{names[shifted.move.source]} to {names[shifted.move.target]}",

@@ -14,8 +14,15 @@ from ...core.cluster_policy import ClusterControl
 from ...core.instance import Instance
 from ...core.module_moves import Module, ModuleMove, Offers
 from ..shared.disaggregated import DECODE, KvNetwork
-from .module_costs import SYNC_S, MoveCost, head_move, head_toll, layer_move, layer_toll
-from .module_step_time import MovedStepTime
+from .module_costs import (
+    SYNC_S,
+    MoveCost,
+    MovedStepTime,
+    head_move,
+    head_toll,
+    layer_move,
+    layer_toll,
+)
 
 _OFFERED = 0.5  # of a helper's free blocks, for what it hosts
 _AGAIN_S = 0.05  # until it is looked again whether blocks are free

@@ -16,10 +16,10 @@ Which file answers what:
 - Algorithm 2 (quota between the two models, moved towards the one about to be late):
   `policy.Collocation`, `policy.smooth_adjust`.
 - Algorithm 3 (eviction by priority, slack and cost of recomputation): `policy.Collocation`.
-- Ablations: `lru.py` (LRU in place of Algorithm 3; `collocation-lru`), `open_admission.py`
-  (without Algorithm 1; `collocation-open`).
-- Baselines: `static_split.py` (§3.3; `static-split`), `fcfs.py` (§3.4; `collocated-fcfs`),
-  `merged_batches.py` (§5.4; `merged-batches`).
+- Ablations: `policy.CollocationLru` (LRU in place of Algorithm 3; `collocation-lru`),
+  `policy.CollocationOpen` (without Algorithm 1; `collocation-open`).
+- Baselines (`static-split` of §3.3, `collocated-fcfs` of §3.4, `merged-batches` of §5.4):
+  `baselines.py`.
 
 In other folders:
 

@@ -55,7 +55,9 @@ class Learnt(Beside):
 
 @dataclass(frozen=True)
 class Collocation(Collocated, Vllm):
-    """vLLM's iterations; one policy decides on the memory of both models.
+    """SLO-aware memory for a language model and an embedder on one GPU.
+
+    Iterations are vLLM's; one policy decides on the memory of both models.
 
     Admission (Alg. 1): a request enters if what all in the batch will need by their predicted ends,
     what it needs itself, the embedder's forecast and a margin fit together. Else a high-priority
@@ -485,3 +487,42 @@ class Collocation(Collocated, Vllm):
 def smooth_adjust(current: float, target: float, most: float) -> float:
     """`current`, moved towards `target` by at most `most` (Alg. 2, line 16)."""
     return current + min(most, max(-most, target - current))
+
+
+@dataclass(frozen=True)
+class CollocationLru(Collocation):
+    """Collocation with least-recently-used eviction in place of its Algorithm 3.
+
+    Source: the LRU baseline of §3.4. Every decode step touches all KV of the batch, so that
+    recency is the moment of entry: the first to enter is evicted first, without exceptions.
+    """
+
+    def victim_key(self, r: RequestState, view: View) -> Key:
+        return r.first_scheduled_s
+
+    def protected(self, r: RequestState, view: View) -> bool:
+        return False
+
+    def eviction_cost_s(self, r: RequestState, view: View) -> float:
+        return r.first_scheduled_s
+
+
+@dataclass(frozen=True)
+class CollocationOpen(Collocation):
+    """Collocation without admission control: quota and eviction alone.
+
+    Neither Algorithm 1 nor the reservation for high priority. A request enters if its prompt and
+    the embedder's quota fit; none is rejected.
+    """
+
+    def fits(self, r: RequestState, view: View) -> bool:
+        return True
+
+    def _lacking(self, r: RequestState, view: View) -> float:
+        return 0.0
+
+    def _victims(self, view: View, lacking: float) -> list[RequestState]:
+        return []  # no request is preempted to admit another
+
+    def timeout(self, r: RequestState, view: View) -> Timeout | None:
+        return None

@@ -12,8 +12,9 @@ Which file answers what:
   `prism`.
 - Algorithm 1, appendix A.1 (place models so that the largest KV pressure ratio is small, migration
   threshold, tensor-parallel parts apart): `kv_pressure.py`.
-- §6.2 (idle models leave under memory pressure, the largest SLO first): `idleness.py`; the
-  threshold from the distribution of idle gaps is in `core/idle_gaps.py`.
+- §6.2 (idle models leave under memory pressure, the largest SLO first):
+  `controller.eviction_order`; the threshold from the distribution of idle gaps is in
+  `core/idle_gaps.py`.
 - Algorithm 2, §6.3 (one queue for all models of a GPU, Moore-Hodgson): `shared_queue.py`,
   admission to the engines in `controller.Queues`.
 - Algorithm 2 on one instance with one model: `queue.py`; system `prism-queue`.

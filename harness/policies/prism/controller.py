@@ -23,7 +23,6 @@ from ...core.multi_model_policy import (
 from ...core.policy import parameter
 from ...core.state import RequestState
 from ..shared.model_sharing import VllmSharing
-from .idleness import eviction_order
 from .kv_pressure import Demand, Loads, best_gpus, place, swapped
 from .shared_queue import SharedQueue
 
@@ -364,3 +363,17 @@ def _loads(model_instances: Iterable[ModelInstance], cluster: MultiModelCluster)
         for gpu in model_instance.gpus:
             loads.add(gpu, demand)
     return loads
+
+
+def eviction_order(idle: Iterable[tuple[int, float, float, float]]) -> list[int]:
+    """Models to evict, the first one first, from (model, SLO, idle time, its threshold).
+
+    Those past their threshold by falling SLO; after them, for want of anything better, the others,
+    the longest idle first: a request that has no memory at all is worse than one that waits for
+    weights again.
+    """
+    ranked = sorted(
+        (spell_s < threshold_s, -slo_s if spell_s >= threshold_s else -spell_s, model)
+        for model, slo_s, spell_s, threshold_s in idle
+    )
+    return [model for _, _, model in ranked]

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 from ...core.decisions import Limits, Timeout
-from ...core.policy import Key, parameter
-from ...core.queue import Queue
+from ...core.policy import Key, Queue, parameter
 from ...core.state import RequestState
 from ...core.view import View
 from ..edf import due_s
@@ -75,13 +74,8 @@ class PrismLocal(DropsHopeless, Vllm):
         return PrismState()
 
     def limits(self, view: View) -> Limits:
-        return Limits(
-            self.max_num_batched_tokens,
-            self.max_num_seqs,
-            allocate_per_chunk=True,
-            watermark_blocks=int(self.buffer * view.total_blocks),
-            async_scheduling=self.async_scheduling,
-        )
+        watermark_blocks = int(self.buffer * view.total_blocks)
+        return replace(super().limits(view), watermark_blocks=watermark_blocks)
 
     @staticmethod
     def _job(r: RequestState, emitted_tokens: int) -> PrefillJob:

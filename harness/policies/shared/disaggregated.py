@@ -8,15 +8,19 @@ from dataclasses import dataclass, field
 from ....predictors.placement import Placement
 from ....predictors.specs import LinkSpec
 from ....workloads.errors import SloBenchError
-from ...core.cluster_policy import HOLD, ClusterPolicy, ClusterView, Role, RouteOutcome
-from ...core.instance import Instance
+from ...core.cluster_policy import (
+    HOLD,
+    ClusterPolicy,
+    ClusterView,
+    Role,
+    RouteOutcome,
+    least_loaded,
+)
+from ...core.instance import Instance, Links
 from ...core.kv_cache_manager import KVCacheManager
-from ...core.links import Links
 from ...core.network import SwitchNetwork
 from ...core.policy import AnyPolicy, parameter
-from ...core.release import Release
-from ...core.routing import least_loaded
-from ...core.state import Phase, RequestState
+from ...core.state import Phase, Release, RequestState
 
 PREFILL, DECODE = "prefill", "decode"
 NETWORK_LATENCY_S = 10e-6  # of an RDMA network
@@ -74,8 +78,30 @@ def _settled(r: RequestState, instance: Instance) -> bool:
     return entered or r.phase in (Phase.WAITING, Phase.DONE)
 
 
+class KvTransferPolicy(ClusterPolicy):
+    """KV moves between instances over a link of `network_gb_per_s` from each GPU and to each (0:
+    the GPUs' own link to their peers), one transfer at a time; the target reserves blocks.
+    """
+
+    network_gb_per_s: float
+
+    def over(self, placement: Placement) -> LinkSpec:
+        """Link specification of KV transfers."""
+        return link_between(placement, self.network_gb_per_s)
+
+    def links(self, instances: Sequence[Instance]) -> Links:
+        return KvNetwork(self.over(instances[0].placement))
+
+    def new_state(self) -> ReservedBlocks:
+        return ReservedBlocks()
+
+    def on_returned(self, release: Release, cluster: ClusterView) -> Instance | RouteOutcome:
+        """Prefill a request again if its instance has failed."""
+        return self.route(release.request, cluster)
+
+
 @dataclass(frozen=True)
-class DisaggregatedPolicy(ClusterPolicy):
+class DisaggregatedPolicy(KvTransferPolicy):
     """Prefill instances hand each request over to a decode instance that has room for its KV.
 
     With several times as many instances as `prefill_instances` and `decode_instances` together,
@@ -137,24 +163,10 @@ class DisaggregatedPolicy(ClusterPolicy):
         """What makes the KV cache managers of one run."""
         return KVCacheManager
 
-    def over(self, placement: Placement) -> LinkSpec:
-        """Link specification of KV transfers."""
-        return link_between(placement, self.network_gb_per_s)
-
-    def links(self, instances: Sequence[Instance]) -> Links:
-        return KvNetwork(self.over(instances[0].placement))
-
-    def new_state(self) -> ReservedBlocks:
-        return ReservedBlocks()
-
     def route(self, r: RequestState, cluster: ClusterView) -> Instance | RouteOutcome:
         """Choose the prefill instance with the fewest requests."""
         instances = cluster.role(PREFILL)
         return least_loaded(instances) if instances else HOLD
-
-    def on_returned(self, release: Release, cluster: ClusterView) -> Instance | RouteOutcome:
-        """Prefill a request again if its instance has failed."""
-        return self.route(release.request, cluster)
 
     def decode_instance(
         self, r: RequestState, source: Instance, cluster: ClusterView

@@ -1,13 +1,21 @@
-"""Requests that are dropped before they begin because they would be late."""
+"""Requests that are dropped before they begin because they would be late, and baselines that do so.
+
+Source of the baselines: Ascendra (see docs/papers.md), §6.3 and §8.6: in its test of overload all
+systems drop.
+"""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from ...core.decisions import ReleaseReason, Timeout
 from ...core.state import RequestState
 from ...core.view import View
 from ..edf import due_s
+from ..sarathi import Sarathi
+from ..vllm import Vllm
+from ..vllm_v0 import VllmV0
 
 
 def when_overdue(r: RequestState) -> Timeout | None:
@@ -37,3 +45,18 @@ class DropsHopeless:
             return None
         prefill_s = view.predict.step_s(0, 0, ((0, r.prompt_tokens),)) if self.caution else 0.0
         return Timeout(due - self.caution * prefill_s, ReleaseReason.DROP)
+
+
+@dataclass(frozen=True)
+class VllmDrop(DropsOverdue, Vllm):
+    """vLLM V1 that drops the overdue."""
+
+
+@dataclass(frozen=True)
+class VllmV0Drop(DropsOverdue, VllmV0):
+    """vLLM 0.2 that drops the overdue."""
+
+
+@dataclass(frozen=True)
+class SarathiDrop(DropsOverdue, Sarathi):
+    """Sarathi-Serve that drops overdue requests."""

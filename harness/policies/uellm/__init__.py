@@ -12,8 +12,8 @@ Which file answers what:
 
 - Algorithm 3-1 (SLO-ODBS, phases 1 to 3): `slo_odbs.py`; systems `slo-odbs`, `slo-dbs`, `odbs`.
 - Algorithm 3-1, lines 5 to 12 and 20, Eq. 3-3 to 3-5 (when a batch closes): `odbs_rule.py`.
-- §3.4.3, the variants with one of the two terms: `slo_dbs.py` (SLO alone), `odbs.py` (length
-  alone).
+- §3.4.3, the variants with one of the two terms: `slo_odbs.SloDbs` (SLO alone), `slo_odbs.Odbs`
+  (length alone).
 - Eq. 3-2 (resource profile of a request): `slo_odbs.Profile`.
 - §3.3.3 (online monitor of predicted lengths): `length_monitor.py`.
 - Eq. 2-2 (padding to minimise), baseline S3: `s3.py`; system `s3`.

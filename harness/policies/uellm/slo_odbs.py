@@ -1,6 +1,7 @@
-"""SLO-ODBS: static batches of requests with like SLOs and like predicted answers.
+"""SLO-ODBS: static batches of requests with like SLOs and like predicted answers; its variants.
 
-Source: UELLM (see docs/papers.md), Algorithm 3-1, Eq. 3-2 to 3-5, §3.3.3.
+Source: UELLM (see docs/papers.md), Algorithm 3-1, Eq. 3-2 to 3-5, §3.3.3. The variants are those of
+§3.4.3, which swaps their names; they are used here as the abbreviations read.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ class Profiled:
 
 @dataclass(frozen=True)
 class SloOdbs(BatchRule, StaticPolicy):
-    """Algorithm 3-1, with the closing rule of `BatchRule`.
+    """SLO-ODBS: static batches of requests with like SLOs and like predicted answers.
+
+    Algorithm 3-1, with the closing rule of `BatchRule`.
 
     Where the text contradicts itself or is silent:
 
@@ -145,3 +148,29 @@ def stated_slo_s(r: RequestState, output_tokens: int) -> float:
     if math.isfinite(slo.tpot_s) and math.isfinite(slo.ttft_s):
         bounds.append(slo.ttft_s + slo.tpot_s * (output_tokens - 1))
     return min(bounds)
+
+
+@dataclass(frozen=True)
+class SloDbs(SloOdbs):
+    """SLO-DBS: the variant of SLO-ODBS that looks at SLOs only (w2 = 0).
+
+    Algorithm 3-1 with the term T_l alone.
+    """
+
+    output_weight: float = parameter(0.0, choices=(0.0,))
+
+
+@dataclass(frozen=True)
+class Odbs(SloOdbs):
+    """ODBS: the variant of SLO-ODBS that looks at predicted answers only (w1 = 0).
+
+    Algorithm 3-1 with T_o alone, on requests sorted by predicted answer.
+
+    Line 1 would sort by SLO here too, which groups no lengths: the authors' code sorts by the
+    weighted sum, which is the length where w1 = 0. The batch built first, of the shortest answers,
+    goes first.
+    """
+
+    slo_weight: float = parameter(0.0, choices=(0.0,))
+    sort_by: str = parameter("weighted", choices=("weighted", "slo"))
+    batch_order: str = parameter("built", choices=("built", "tightest-slo"))

@@ -15,8 +15,7 @@ from collections.abc import Iterator, Sequence
 
 from ...core.cluster_policy import REJECT, ClusterPolicy
 from ...core.decisions import ReleaseReason
-from ...core.release import Release
-from ...core.state import RequestState
+from ...core.state import Release, RequestState
 from ...core.wire import DROPPED, REJECTED, VLLM_FIELD, WAITED_FIELD
 from ...load_generator.http.endpoint import Endpoint
 from ...load_generator.real_cluster import RealCluster, ServerInstance

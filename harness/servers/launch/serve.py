@@ -171,7 +171,10 @@ class Serve:
         port: int | None = None,
         say: Say = lambda line: None,
     ) -> list[ServerProcess]:
-        """Start one server after the other; closing `stack` stops them.
+        """Start the servers and wait until all are ready; closing `stack` stops them.
+
+        They start side by side, but one after the other where they may share GPUs: a server
+        measures the free memory of its GPU while it starts.
 
         With several, `-1`, `-2`, … (with roles `-prefill-1`, …) is added to the name of the log.
         `port` is for the only one.
@@ -184,7 +187,9 @@ class Serve:
         transfers = self._transfers(stack, instances)
         step_logs: Sequence[Path | None] = self.step_logs(instances) or [None] * len(parts)
         own_gpus = self._gpus(len(parts))
-        servers = []
+        found = environment(self.backend)
+        side_by_side = found.device != "cuda" or all(own_gpus)
+        servers: list[ServerProcess] = []
         for part, transfer, step_log, gpus in zip(
             parts, transfers, step_logs, own_gpus, strict=True
         ):
@@ -192,16 +197,13 @@ class Serve:
             launch = self._launch(free_port() if port is None else port, step_log)
             launch = replace(launch, transfer=transfer, role=part.policy, gpus=gpus)
             say(f"starting {self.label} on {self.backend}: {launch.model} at port {launch.port}")
-            found = environment(self.backend)
-            server = serving(
-                recipe(found.backend),
-                found,
-                launch,
-                log=own_log,
-                startup_timeout_s=self.startup_timeout_s,
-                say=say,
-            )
+            server = serving(recipe(found.backend), found, launch, log=own_log)
             servers.append(stack.enter_context(server))
+            if not side_by_side:
+                servers[-1].wait_until_ready(self.startup_timeout_s, say)
+        if side_by_side:
+            for started in servers:
+                started.wait_until_ready(self.startup_timeout_s, say)
         if self._split is not None and self.transfer is KvTransferMode.NIXL:
             model = self.served_name or self.model
             prefills, _ = self._split

@@ -1,6 +1,7 @@
 """A server process: started, waited for, watched, and stopped with everything it started.
 
 with serving(recipe, environment, launch, log=folder / "servers" / "edf.log") as server:
+    server.wait_until_ready(startup_timeout_s=300)
     ...  # server.url answers; leaving the block stops it, whatever happened
 """
 
@@ -51,12 +52,16 @@ class ServerError(SloBenchError):
 
 @dataclass
 class ServerProcess:
-    """A server that is up. `handshake` is what the plugin inside said; empty if unpatched."""
+    """A server process. `handshake` is the plugin's report, known when the server is ready; empty
+    if the server is unpatched.
+    """
 
     name: str
     url: str
     log: Path
     metrics_url: str
+    health_url: str = ""
+    launch: Launch | None = None
     handshake: Mapping[str, object] = field(default_factory=dict)
     tally_file: Path | None = None
     _process: subprocess.Popen[bytes] | None = None
@@ -71,6 +76,17 @@ class ServerProcess:
         if not self.running:
             code = None if self._process is None else self._process.returncode
             raise ServerError(with_log(f"{self.name} ended with exit code {code}", self.log))
+
+    def wait_until_ready(self, startup_timeout_s: float, say: Say = lambda line: None) -> None:
+        """Return when the server answers and its plugin has reported; `say` shows progress.
+
+        Raises:
+            ServerError: it ended, took longer than `startup_timeout_s`, or runs without the hooks.
+        """
+        assert self.launch is not None
+        _wait_until_ready(self, self.health_url, startup_timeout_s, say)
+        self.handshake = _handshake(self, self.launch)
+        self.tally_file = self.launch.handshake and tally_file(self.launch.handshake)
 
     def wait(self) -> int:
         """Until it ends; its exit code."""
@@ -145,27 +161,16 @@ def check_port(port: int, host: str = "127.0.0.1") -> None:
 
 @contextlib.contextmanager
 def serving(
-    recipe: Recipe,
-    environment: Environment,
-    launch: Launch,
-    *,
-    log: Path,
-    startup_timeout_s: float = READY_S,
-    say: Say = lambda line: None,
+    recipe: Recipe, environment: Environment, launch: Launch, *, log: Path
 ) -> Iterator[ServerProcess]:
-    """A server that answers, for as long as the block lasts.
+    """Start a server; leaving the block stops it. `wait_until_ready` says when it answers.
 
     Args:
         recipe: how it is started.
         environment: where it is installed.
         launch: what is served. With a system, its policy runs inside the server, and the server
-            counts as started only when the plugin has said that every hook is in place.
-        log: where its output goes.
-        startup_timeout_s: how long it may take.
-        say: told now and then that it is still starting.
-
-    Raises:
-        ServerError: it ended, took too long, or runs without the hooks.
+            counts as ready only when the plugin has reported that every hook is in place.
+        log: the file of its output.
     """
     name = f"{environment.name} ({launch.system or 'unpatched'})"
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -175,12 +180,11 @@ def serving(
         argv = recipe.argv(environment.programs, environment.device, launch)
         environ = _environ(recipe, environment, launch)
         base = f"http://{launch.host}:{launch.port}"
-        server = ServerProcess(name, base, log, base + recipe.metrics_path)
+        server = ServerProcess(
+            name, base, log, base + recipe.metrics_path, base + recipe.health_path, launch
+        )
         try:
             server._process = _start(argv, environ, log)
-            _wait_until_ready(server, base + recipe.health_path, startup_timeout_s, say)
-            server.handshake = _handshake(server, launch)
-            server.tally_file = launch.handshake and tally_file(launch.handshake)
             yield server
         finally:
             server.stop()

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from ...core.decisions import NextQueue
-from ...core.learned_predictions import LearnedPredictions
 from ...core.policy import Policy
+from ...core.predictions import LearnedPredictions
 from ...core.state import RequestState
 from ...core.view import Predictions
 

@@ -19,7 +19,7 @@ from slo_bench.harness.engine.torch.encoder import read_encoder
 from slo_bench.harness.engine.torch.load import load_decoder
 from slo_bench.harness.engine.torch.tiers import TierFolder, Tiers, UnitShape
 from slo_bench.harness.engine.torch.tiny import make_tiny
-from slo_bench.harness.engine.torch.wire import loaded
+from slo_bench.harness.engine.torch.workers import loaded
 from slo_bench.predictors.lengths.config import CONFIG, Base, NetworkShape, PredictorConfig
 from slo_bench.predictors.lengths.encoded import SIZES, Encoded
 from slo_bench.predictors.lengths.heads import HEADS

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slo_bench.harness.core.learned_predictions import LearnedPredictions
+from slo_bench.harness.core.predictions import LearnedPredictions
 
 
 def test_nothing_is_known_before_the_first_step():

@@ -1,4 +1,4 @@
-"""Links carry one transfer at a time; memory is never booked twice."""
+"""Links carry one transfer at a time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slo_bench.harness.core.network import Link, MemoryPool, SwitchNetwork, send
+from slo_bench.harness.core.network import Link, SwitchNetwork, send
 from slo_bench.predictors.specs import LinkSpec
 from slo_bench.workloads.errors import SloBenchError
 
@@ -66,16 +66,3 @@ def test_bytes_and_bandwidth_are_conserved(asked):
         for link in (network.out(k), network.into(k)):
             assert link.busy_s == pytest.approx(link.carried_bytes / 10)
             assert link.busy_s <= last_s + 1e-9
-
-
-def test_memory_by_hand():
-    memory = MemoryPool("GPU 0", 10)
-    memory.take(7)
-    memory.give_back(4)
-    assert (memory.used_bytes, memory.free_bytes, memory.peak_bytes) == (3, 7, 7)
-    with pytest.raises(SloBenchError, match="GPU 0 has 7 of 10 bytes free; 8 cannot"):
-        memory.take(8)
-    with pytest.raises(SloBenchError, match="3 bytes booked; 4 cannot"):
-        memory.give_back(4)
-    with pytest.raises(SloBenchError, match="at least 0 bytes"):
-        MemoryPool("GPU 1", -1)

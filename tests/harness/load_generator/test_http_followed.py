@@ -63,7 +63,7 @@ def test_answers_are_heard_and_taught_in_a_copy(workload, run, lengths, tmp_path
     assert len(read_queue(tmp_path / "followed" / QUEUE)) == 60
     assert not (lengths / QUEUE).exists()
     assert PredictorConfig.load(lengths).generation == 0
-    told = [one for one in found.result.timeline.told if one.metric == "lengths"]
+    told = [one for one in found.result.timeline.timeseries if one.metric == "lengths"]
     of = {one.entity for one in told}
     assert of == {"as told", "as told, within one", "without correction"}
     as_told = [one.value for one in told if one.entity == "as told"]
@@ -85,7 +85,7 @@ def test_without_online_nothing_is_heard(workload, run, lengths, tmp_path, monke
         lengths_folder=tmp_path / "followed",
     )
     assert not (tmp_path / "followed").exists()
-    assert found.result.timeline.told == ()
+    assert found.result.timeline.timeseries == ()
 
 
 def test_it_needs_a_folder_to_learn_in(workload, run, lengths):

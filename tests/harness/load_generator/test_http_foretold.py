@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slo_bench.harness.core.learned_predictions import LearnedPredictions
+from slo_bench.harness.core.predictions import LearnedPredictions
 from slo_bench.harness.core.records import Outcome
 from slo_bench.harness.core.state import RequestState
 from slo_bench.harness.core.wire import PredictedLength, predicted_length_from_wire

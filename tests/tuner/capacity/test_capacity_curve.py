@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slo_bench.harness.results.stationarity import BATCHES
 from slo_bench.tuner.capacity.curve import CapacityLevel, crossing, falling_shares, student_t
-from slo_bench.tuner.capacity.samples import BATCHES, LevelSample
+from slo_bench.tuner.capacity.samples import LevelSample
 
 
 def run(rate, met, counted, seed=0, *, backlog=None, valid=True):

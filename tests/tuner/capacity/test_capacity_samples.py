@@ -1,8 +1,15 @@
 import numpy as np
 import pytest
 
+from slo_bench.harness.results.stationarity import (
+    BATCHES,
+    batches_of,
+    design_effect,
+    drifts,
+    grows,
+    stationary,
+)
 from slo_bench.tuner.capacity.queues import MdcQueue
-from slo_bench.tuner.capacity.samples import BATCHES, design_effect, grows, sample_of
 from slo_bench.workloads.errors import SloBenchError
 
 
@@ -10,14 +17,14 @@ def sample(arrival_s, end_s, met=None, **options):
     arrival_s = np.asarray(arrival_s, dtype=float)
     met = np.ones(len(arrival_s), dtype=bool) if met is None else np.asarray(met)
     end_s = np.asarray(end_s, dtype=float)
-    return sample_of(rate_rps=1, seed=0, arrival_s=arrival_s, end_s=end_s, met=met, **options)
+    return batches_of(arrival_s=arrival_s, end_s=end_s, met=met, **options)
 
 
 def test_start_and_end_do_not_count():
     met = np.zeros(1000, dtype=bool)
     met[100:970] = True
     found = sample(np.arange(1000), np.arange(1000) + 0.5, met)
-    assert (found.requests, found.counted, found.attainment) == (1000, 870, 1.0)
+    assert (found.counted, found.attainment) == (870, 1.0)
     assert len(found.batch_met) == BATCHES
 
 
@@ -94,3 +101,29 @@ def test_design_effect_of_independent_and_of_correlated_requests():
 
     assert design_effect([run(1) for _ in range(40)]) == pytest.approx(1, abs=0.3)
     assert design_effect([run(50) for _ in range(40)]) == pytest.approx(50, rel=0.3)
+
+
+def test_attainment_that_falls_during_a_run_drifts_and_noise_does_not():
+    rng = np.random.default_rng(7)
+    even = (
+        sample(np.arange(4000.0), np.arange(4000) + 1.0, rng.random(4000) < 0.9) for _ in range(99)
+    )
+    assert sum(map(drifts, even)) <= 1
+    falling = rng.random(4000) < np.linspace(0.98, 0.8, 4000)
+    assert drifts(sample(np.arange(4000.0), np.arange(4000) + 1.0, falling))
+
+
+def test_a_run_is_stationary_only_if_it_is_long_against_slo_and_stays():
+    queue = MdcQueue(4, 1.0, 1.0)
+    assert stationary(queue.run(3.0, 0, 4000)) is True
+    assert stationary(queue.run(4.4, 0, 4000)) is False  # the queue grows
+    patient = MdcQueue(4, 1.0, 1000.0)
+    assert stationary(patient.run(3.0, 0, 4000)) is None  # 1,333 s of arrivals, 1,001 s to miss
+    assert stationary(patient.run(3.0, 0, 40_000)) is True
+
+
+def test_what_arrives_within_the_slo_of_either_end_does_not_count():
+    arrival_s = np.arange(1000.0)
+    found = sample(arrival_s, arrival_s + 1, horizon_s=200.0)
+    assert (found.counted, found.window_s) == (599, 599.0)
+    assert sample(arrival_s, arrival_s + 1, horizon_s=400.0).counted == 870  # too short for it

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from slo_bench.tuner.capacity.options import Budget, SearchOptions
+from slo_bench.tuner.capacity.options import Budget, SearchOptions, SearchOutcome
 from slo_bench.tuner.capacity.queues import MdcQueue
 from slo_bench.tuner.capacity.search import find_capacity
 from slo_bench.workloads.errors import SloBenchError
@@ -172,3 +172,41 @@ def test_options_that_make_no_sense(settings, problem):
 def test_a_start_that_is_no_rate():
     with pytest.raises(SloBenchError, match="start_rps must be positive"):
         find_capacity(QUEUE, start_rps=0.0)
+
+
+def test_a_run_shorter_than_the_slo_decides_nothing():
+    # At 5 req/s the queue grows, but 2,000 requests have arrived before the first can miss.
+    queue = MdcQueue(4, 1.0, 350.0)
+    options = SearchOptions(targets=(0.9,), budget=Budget(requests=2000))
+    found = find_capacity(queue, start_rps=4.05, options=options)
+    (one,) = found.capacities
+    assert found.levels[0].attainment == 1.0
+    assert (one.capacity_rps, one.low_rps, one.outcome) == (None, 0.0, SearchOutcome.UNDECIDED)
+    assert "of 2,000 are left" in found.stopped
+
+
+def test_with_more_budget_the_same_search_decides():
+    queue = MdcQueue(4, 1.0, 350.0)
+    options = SearchOptions(targets=(0.9,), budget=Budget(requests=2000, horizons=300.0))
+    (one,) = find_capacity(queue, start_rps=5.0, options=options).capacities
+    assert one.outcome is SearchOutcome.FOUND
+    assert one.low_rps <= queue.capacity_rps(0.9) <= one.high_rps
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_the_low_end_of_an_interval_was_run_and_carried(number):
+    options = SearchOptions(targets=(0.9, 0.99), first_seed=1000 * number)
+    found = find_capacity(QUEUE, start_rps=0.7 * (number + 1), options=options)
+    levels = {level.rate_rps: level for level in found.levels}
+    for one in found.capacities:
+        assert one.low_rps == 0 or levels[one.low_rps].passes(one.target)
+        assert one.high_rps <= max(levels)
+
+
+def test_a_search_that_ends_before_both_sides_are_known_is_undecided():
+    options = SearchOptions(targets=(0.9,), requests=200, budget=Budget(requests=450))
+    (one,) = find_capacity(QUEUE, start_rps=0.5, options=options).capacities
+    assert one.outcome is SearchOutcome.UNDECIDED
+    assert one.capacity_rps is None
+    assert one.low_rps == 1.0
+    assert one.high_rps == math.inf

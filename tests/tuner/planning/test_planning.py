@@ -38,7 +38,14 @@ class Formula:
         place = self.spec.placement
         enough = self.spec.instances * self.each_rps[place.gpu, place.tp] >= rate_rps
         met = 100 if enough else 10
-        return LevelSample(rate_rps, seed, requests, (met,) * 20, (100,) * 20, (0,) * 21)
+        return LevelSample(
+            rate_rps=rate_rps,
+            seed=seed,
+            requests=requests,
+            batch_met=(met,) * 20,
+            batch_requests=(100,) * 20,
+            backlog=(0,) * 21,
+        )
 
 
 @settings(max_examples=30)

@@ -19,8 +19,8 @@ from sglang.srt.managers.scheduler import _make_abort_req
 from sglang.srt.managers.utils import is_health_check_generate_req
 
 from ....core.decisions import Admission, ReleaseReason
-from ....core.learned_predictions import LearnedPredictions
 from ....core.policy import Key, Policy, clock_read_error, key_is_kept, overrides
+from ....core.predictions import LearnedPredictions
 from ....core.queues import REKEY_AT_MOST
 from ....core.state import Phase
 from ....core.wire import DROPPED, REJECTED

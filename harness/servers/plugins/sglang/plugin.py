@@ -10,8 +10,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from ....core.learned_predictions import LearnedPredictions
 from ....core.policy import Policy
+from ....core.predictions import LearnedPredictions
 from ..contract import PolicySpec, StepLog, announce, asked_for
 from .compatibility import refusal
 from .steps import SglangSteps, engine_settings, requests_left

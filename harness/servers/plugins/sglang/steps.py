@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from ....core.learned_predictions import LearnedPredictions
+from ....core.predictions import LearnedPredictions
 from ..contract import StepLog
 
 

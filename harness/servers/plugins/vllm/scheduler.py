@@ -21,8 +21,8 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.request import Request, RequestStatus
 
 from ....core.decisions import Admission, NextQueue, PreemptionMode, ReleaseReason
-from ....core.learned_predictions import LearnedPredictions
 from ....core.policy import Policy, key_is_kept, overrides
+from ....core.predictions import LearnedPredictions
 from ....core.state import Phase, RequestState
 from ....core.wire import (
     DROPPED,

@@ -15,8 +15,7 @@ from slo_bench.harness.core.policy import Policy  # noqa: E402
 from slo_bench.harness.core.state import RequestState  # noqa: E402
 from slo_bench.harness.engine.torch.build import Engine, KvCacheConfig  # noqa: E402
 from slo_bench.harness.engine.torch.clock import RealClock  # noqa: E402
-from slo_bench.harness.engine.torch.execution import Execution  # noqa: E402
-from slo_bench.harness.engine.torch.instance import PagedInstance  # noqa: E402
+from slo_bench.harness.engine.torch.execution import Execution, PagedInstance  # noqa: E402
 from slo_bench.harness.engine.torch.load import load_decoder  # noqa: E402
 from slo_bench.harness.engine.torch.sequence import Sequence  # noqa: E402
 from slo_bench.harness.engine.torch.workers import Workers  # noqa: E402

@@ -16,16 +16,15 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("safetensors", reason="safetensors is not installed")
 
 from slo_bench.harness.core.kv_cache_manager import KVCacheManager  # noqa: E402
-from slo_bench.harness.core.learned_predictions import LearnedPredictions  # noqa: E402
 from slo_bench.harness.core.policy import Policy, StaticPolicy  # noqa: E402
+from slo_bench.harness.core.predictions import LearnedPredictions  # noqa: E402
 from slo_bench.harness.core.state import RequestState  # noqa: E402
 from slo_bench.harness.engine.loop.measures import Measures  # noqa: E402
 from slo_bench.harness.engine.loop.timed import Ran, Recording, TimedInstance  # noqa: E402
 from slo_bench.harness.engine.simulator.simulated import SimulatedInstance  # noqa: E402
 from slo_bench.harness.engine.torch.cache import KvCache, Swapper  # noqa: E402
 from slo_bench.harness.engine.torch.decoder import Decoder  # noqa: E402
-from slo_bench.harness.engine.torch.execution import Execution  # noqa: E402
-from slo_bench.harness.engine.torch.instance import PagedInstance  # noqa: E402
+from slo_bench.harness.engine.torch.execution import Execution, PagedInstance  # noqa: E402
 from slo_bench.harness.engine.torch.kv_cache_manager import TorchKVCacheManager  # noqa: E402
 from slo_bench.harness.engine.torch.load import load_decoder  # noqa: E402
 from slo_bench.harness.engine.torch.runner import Runner  # noqa: E402

@@ -27,8 +27,7 @@ pytest.importorskip("safetensors", reason="safetensors is not installed")
 from slo_bench.harness.engine.torch.build import Engine, KvCacheConfig  # noqa: E402
 from slo_bench.harness.engine.torch.distributed import CompletedMove, Spread  # noqa: E402
 from slo_bench.harness.engine.torch.errors import WorkerError  # noqa: E402
-from slo_bench.harness.engine.torch.execution import Execution  # noqa: E402
-from slo_bench.harness.engine.torch.instance import PagedInstance  # noqa: E402
+from slo_bench.harness.engine.torch.execution import Execution, PagedInstance  # noqa: E402
 from slo_bench.harness.engine.torch.load import load_decoder  # noqa: E402
 from slo_bench.harness.engine.torch.sequence import Sequence  # noqa: E402
 from slo_bench.harness.engine.torch.workers import Workers  # noqa: E402

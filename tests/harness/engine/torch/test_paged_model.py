@@ -184,7 +184,7 @@ def test_tokens_are_drawn_by_seed_and_place(model_folder: Folder, generated: Gre
 
 
 def test_draws_follow_the_chances() -> None:
-    from slo_bench.harness.engine.torch.sampling import next_tokens
+    from slo_bench.harness.engine.torch.runner import next_tokens
 
     chances = torch.tensor([0.5, 0.25, 0.125, 0.125, 0.0])
     rows = 2000

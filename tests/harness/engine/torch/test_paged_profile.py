@@ -61,7 +61,7 @@ def test_a_profile_is_measured_resumed_and_fitted(
     monkeypatch.setattr(measure, "ROUNDS", 2)
     words = ["profile", "run", "--model", str(model_folder("llama")), "--out", str(out)]
     words += ["--max-seqs", "4", "--name", "a-llama"]
-    monkeypatch.setattr("slo_bench.harness.engine.torch.measure_moves._BLOCKS", (4, 8))
+    monkeypatch.setattr("slo_bench.harness.engine.torch.measure._MOVED_BLOCKS", (4, 8))
     assert CliRunner().invoke(app, words).exit_code != 0
     rows = tmp_path / "cpu.rows.jsonl"
     assert len(rows.read_text().splitlines()) == 60

@@ -26,8 +26,8 @@ from slo_bench.harness.engine.torch.cache import KvCache  # noqa: E402
 from slo_bench.harness.engine.torch.clock import RealClock  # noqa: E402
 from slo_bench.harness.engine.torch.decoder import Decoder, unit_shape  # noqa: E402
 from slo_bench.harness.engine.torch.distributed import Spread  # noqa: E402
-from slo_bench.harness.engine.torch.instance import PagedInstance  # noqa: E402
-from slo_bench.harness.engine.torch.kv_store_manager import PagedStoreKVCacheManager  # noqa: E402
+from slo_bench.harness.engine.torch.execution import PagedInstance  # noqa: E402
+from slo_bench.harness.engine.torch.kv_cache_manager import PagedStoreKVCacheManager  # noqa: E402
 from slo_bench.harness.engine.torch.load import load_decoder  # noqa: E402
 from slo_bench.harness.engine.torch.pipeline import Pipeline, Traffic  # noqa: E402
 from slo_bench.harness.engine.torch.runner import Runner  # noqa: E402

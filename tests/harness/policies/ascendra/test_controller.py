@@ -13,7 +13,7 @@ from slo_bench import Experiment
 from slo_bench.harness.core.records import Outcome
 from slo_bench.harness.engine.simulator.simulate import simulate
 from slo_bench.harness.policies.ascendra.high_priority import AscendraHp, DecodeLengths
-from slo_bench.harness.policies.shared.dropping import SarathiDrop, VllmDrop, VllmV0Drop
+from slo_bench.harness.policies.shared.timeouts import SarathiDrop, VllmDrop, VllmV0Drop
 from slo_bench.harness.policies.systems import SYSTEMS
 from slo_bench.predictors.placement import Placement
 from slo_bench.predictors.specs import gpu, model

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slo_bench.harness.core.device import StageDevice, occupy
-from slo_bench.harness.policies.banaserve.module_costs import Toll
-from slo_bench.harness.policies.banaserve.module_step_time import MovedStepTime
+from slo_bench.harness.policies.banaserve.module_costs import MovedStepTime, Toll
 from slo_bench.predictors.placement import Placement
 from slo_bench.predictors.specs import gpu, model
 from slo_bench.predictors.step_time import step_time

@@ -10,10 +10,8 @@ import pytest
 from slo_bench.harness.core.state import RequestState
 from slo_bench.harness.policies.fifo import Fifo
 from slo_bench.harness.policies.uellm.length_monitor import LengthMonitor
-from slo_bench.harness.policies.uellm.odbs import Odbs
 from slo_bench.harness.policies.uellm.s3 import S3
-from slo_bench.harness.policies.uellm.slo_dbs import SloDbs
-from slo_bench.harness.policies.uellm.slo_odbs import SloOdbs, stated_slo_s
+from slo_bench.harness.policies.uellm.slo_odbs import Odbs, SloDbs, SloOdbs, stated_slo_s
 from slo_bench.workloads.errors import SloBenchError
 from slo_bench.workloads.request import Slo
 

@@ -29,7 +29,12 @@ from slo_bench.harness.policies.systems import system
 from slo_bench.harness.servers.launch.environments import environment, home
 from slo_bench.harness.servers.launch.plugin_folder import plugin_folder
 from slo_bench.harness.servers.launch.recipe import Launch
-from slo_bench.harness.servers.launch.server_process import ServerError, free_port, serving
+from slo_bench.harness.servers.launch.server_process import (
+    READY_S,
+    ServerError,
+    free_port,
+    serving,
+)
 from slo_bench.harness.servers.launch.sglang import SGLANG
 from slo_bench.harness.servers.plugins.contract import POLICY_VARIABLE, PolicySpec
 from slo_bench.harness.servers.plugins.sglang.targets import HOOKS
@@ -76,6 +81,7 @@ def started(sglang, model, folder, *, num_gpu_blocks=80, server_args=(), **launc
         **launch,
     )
     with serving(SGLANG, sglang, launch, log=folder / "server.log") as server:
+        server.wait_until_ready(READY_S)
         yield server
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slo_bench.harness.core.learned_predictions import LearnedPredictions
 from slo_bench.harness.core.policy import StaticPolicy
+from slo_bench.harness.core.predictions import LearnedPredictions
 from slo_bench.harness.experiments.config.schema import ExperimentSchema
 from slo_bench.harness.experiments.execution.plan import plan
 from slo_bench.harness.policies.systems import SYSTEMS, system

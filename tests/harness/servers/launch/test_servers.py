@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -33,6 +34,7 @@ def start(tmp_path, monkeypatch):
     monkeypatch.setenv("SLO_BENCH_HOME", str(tmp_path / "home"))
     environment = Environment(tmp_path / "fake-1-cpu", "fake", "1", "cpu")
 
+    @contextlib.contextmanager
     def started(
         mode: str,
         startup_timeout_s: float = SOON_S,
@@ -41,9 +43,9 @@ def start(tmp_path, monkeypatch):
     ):
         launch = Launch(model="m", port=free_port(), system=system, step_log=step_log)
         log = tmp_path / "servers" / "fake.log"
-        return serving(
-            recipe(mode), environment, launch, log=log, startup_timeout_s=startup_timeout_s
-        )
+        with serving(recipe(mode), environment, launch, log=log) as server:
+            server.wait_until_ready(startup_timeout_s)
+            yield server
 
     return started
 
@@ -122,8 +124,8 @@ def test_nothing_outlives_a_starter_that_is_killed(tmp_path):
         "from pathlib import Path\n"
         "environment = t.Environment(Path('x'), 'fake', '1', 'cpu')\n"
         "launch = t.Launch(model='m', port=t.free_port())\n"
-        "with t.serving(t.recipe('leaves'), environment, launch, log=Path(sys.argv[2])):\n"
-        "    print('up', flush=True); time.sleep(600)\n"
+        "with t.serving(t.recipe('leaves'), environment, launch, log=Path(sys.argv[2])) as up:\n"
+        "    up.wait_until_ready(300); print('up', flush=True); time.sleep(600)\n"
     )
     with subprocess.Popen(
         [sys.executable, "-c", code, str(FAKE.parent), str(log)], stdout=subprocess.PIPE, text=True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slo_bench.harness.core.learned_predictions import LearnedPredictions
+from slo_bench.harness.core.predictions import LearnedPredictions
 from slo_bench.harness.experiments.backends.launched import growth, plugin_figures, swap_problem
 from slo_bench.harness.servers.launch.server_process import ServerProcess
 from slo_bench.harness.servers.plugins.contract import HANDSHAKE_VARIABLE, Tally, tally_file

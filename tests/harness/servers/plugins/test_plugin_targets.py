@@ -17,17 +17,14 @@ def test_what_is_as_we_know_it_is_no_problem():
         )
         == []
     )
-    assert (
-        moved({f"{CORE}.learned_predictions:LearnedPredictions.step_s": ("self", "decode_seqs")})
-        == []
-    )
+    assert moved({f"{CORE}.predictions:LearnedPredictions.step_s": ("self", "decode_seqs")}) == []
     assert (
         moved({"slo_bench.harness.load_generator.http.faults:RequestFault.ABORTED": ()}) == []
     )  # nothing to call
 
 
 def test_what_is_gone_or_takes_something_else_is_named():
-    learn = f"{CORE}.learned_predictions:LearnedPredictions.learn"
+    learn = f"{CORE}.predictions:LearnedPredictions.learn"
     problems = moved(
         {
             f"{HERE}.nowhere:f": (),

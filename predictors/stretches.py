@@ -2,12 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import inf, sqrt
 
 ENDLESS = 1 << 60
 # How many steps, seconds of the first, and by how much each is longer than the one before.
 Stretch = tuple[int, float, float]
+
+
+class EvenSpans:
+    """Spans of a step-time model whose decode steps grow evenly, stretch by stretch."""
+
+    def step_s(
+        self, decode_seqs: int, decode_kv_tokens: int, chunks: Sequence[tuple[int, int]]
+    ) -> float:
+        """Seconds of one iteration."""
+        raise NotImplementedError
+
+    def span_s(self, decode_seqs: int, decode_kv_tokens: int, steps: int) -> float:
+        """Seconds of several decode steps, in closed form."""
+        return span_s(self._stretches(decode_seqs, decode_kv_tokens), steps)
+
+    def steps_within(self, decode_seqs: int, decode_kv_tokens: int, duration_s: float) -> int:
+        """Fewest decode steps that take `duration_s`; agrees with `span_s` to the last bit."""
+        return steps_within(self._stretches(decode_seqs, decode_kv_tokens), duration_s)
+
+    def _stretches(self, seqs: int, kv_tokens: int) -> Iterable[Stretch]:
+        """One stretch without end; each step takes `_growth_s` longer than the one before."""
+        first_s = self.step_s(seqs, kv_tokens, ())
+        return [(ENDLESS, first_s, self._growth_s(seqs))]
+
+    def _growth_s(self, seqs: int) -> float:
+        raise NotImplementedError
 
 
 def total_s(steps: int, first_s: float, growth_s: float) -> float:

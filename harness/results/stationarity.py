@@ -1,0 +1,265 @@
+"""Whether a run shows the long run: its batches, its backlog, and the drift of its attainment.
+
+A run is stationary if throughput keeps up with the offered load and attainment does not depend on
+the length of the run. Both are tested on batches of requests in order of arrival. A run that is
+short against its SLOs or its requests' time in the system cannot tell.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...workloads.errors import SloBenchError
+from ...workloads.workload import Workload
+from ..core.records import Outcome, Records
+
+Floats = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+BATCHES = 20
+WARMUP_SHARE = 0.1
+COOLDOWN_SHARE = 0.03
+SETTLED_HORIZONS = 5.0  # time for which requests arrive, over the SLO's horizon
+_HORIZON_QUANTILE = 0.99
+_FIRST_SHARE = 0.2  # of the requests; their latencies show how the system fills
+_GROWTH_SIGMAS = 3.5
+_LEAST_GROWTH = 8  # requests; fewer is how any queue goes up and down
+MOST_GROWTH = 0.01  # of the arrivals
+_GROUPS = 10  # of batches
+_DRIFT_SIGMAS = 5.0  # with 8 degrees of freedom: by chance in 1 of 1,000 runs
+_LEAST_DRIFT = 0.02  # of attainment, between the halves of a run
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunBatches:
+    """The counted requests of a run, in order of arrival, cut into batches of equal size.
+
+    `backlog` has one more entry than there are batches: at the edges of the batches, the number of
+    requests in the system above that expected if latencies stayed as at the start. `horizon_s` is
+    the time within which a request that waits misses its SLO (0 without latency bounds), `stay_s`
+    the mean time in the system of the counted requests, `window_s` the time in which they arrive.
+    """
+
+    batch_met: tuple[int, ...]
+    batch_requests: tuple[int, ...]
+    backlog: tuple[int, ...]
+    horizon_s: float = 0.0
+    stay_s: float = 0.0
+    window_s: float = math.inf
+
+    @property
+    def met(self) -> int:
+        """Counted requests that met their SLO."""
+        return sum(self.batch_met)
+
+    @property
+    def counted(self) -> int:
+        """Requests that count: not those of the start and the end of the run."""
+        return sum(self.batch_requests)
+
+    @property
+    def attainment(self) -> float:
+        """Share of the counted requests that met their SLO."""
+        return self.met / self.counted
+
+    @property
+    def settle_s(self) -> float:
+        """The least `window_s` with which a run can be taken for the long run."""
+        return SETTLED_HORIZONS * max(self.horizon_s, self.stay_s)
+
+    @property
+    def settled(self) -> bool:
+        """Whether the run is long against the SLO's horizon and the requests' time in the system.
+
+        Before, a system that is overloaded has not missed an SLO yet.
+        """
+        return self.window_s >= self.settle_s
+
+
+def batches_of(
+    *,
+    arrival_s: Floats,
+    end_s: Floats,
+    met: Mask,
+    horizon_s: float = 0.0,
+    warmup_s: float = 0.0,
+    whole: bool = False,
+) -> RunBatches:
+    """Cut a run into batches.
+
+    The first 10 % of the requests, in order of arrival, do not count, since a system that starts
+    empty flatters; nor do the last 3 %, which are served while nothing arrives any more. Where
+    `horizon_s` is longer, and a third of the run remains, what arrives within it of the first and
+    of the last arrival does not count.
+
+    Args:
+        arrival_s: arrival of each request, in any order; NaN if it never arrived (it counts,
+            missed).
+        end_s: when it left the system, however it did; NaN if it is still there.
+        met: whether it met its SLO.
+        horizon_s: see `RunBatches`.
+        warmup_s: requests that arrive before do not count either.
+        whole: count every request from `warmup_s` on (a trace that is its own whole truth).
+
+    Raises:
+        SloBenchError: too few requests are left to count.
+    """
+    order = np.argsort(arrival_s, kind="stable")  # NaN comes last
+    arrival_s, met = arrival_s[order], met[order]
+    n = len(arrival_s)
+    first, last = 0, n
+    if not whole:
+        first, last = math.ceil(n * WARMUP_SHARE), n - int(n * COOLDOWN_SHARE)
+        known_s = arrival_s[np.isfinite(arrival_s)]
+        if len(known_s) and known_s[-1] - known_s[0] > 3 * horizon_s:
+            first = max(first, int(np.searchsorted(known_s, known_s[0] + horizon_s)))
+            last = min(last, int(np.searchsorted(known_s, known_s[-1] - horizon_s)))
+    first = max(first, int(np.searchsorted(arrival_s, warmup_s, side="left")))
+    if last - first < BATCHES:
+        raise SloBenchError(
+            f"{max(0, last - first)} of {n} requests are left to count after the warm-up, "
+            f"at least {BATCHES} are needed; give more requests for a run or a shorter warm-up"
+        )
+    edges = np.linspace(first, last, BATCHES + 1).round().astype(np.int64)
+    arrived = np.nan_to_num(arrival_s, nan=np.inf)
+    ended = np.nan_to_num(end_s[order], nan=np.inf)
+    moments = arrived[np.minimum(edges, n - 1)]
+    known = np.isfinite(moments)
+    moments[~known] = moments[known][-1] if known.any() else 0.0
+    there = np.searchsorted(arrived, moments, side="right") - np.searchsorted(
+        np.sort(ended), moments, side="right"
+    )
+    backlog = np.rint(there - _filling(arrived, ended, moments)).astype(np.int64)
+    stays_s = (end_s[order] - arrival_s)[first:last]
+    stays_s = stays_s[np.isfinite(stays_s)]
+    return RunBatches(
+        batch_met=tuple(np.add.reduceat(met[:last], edges[:-1], dtype=np.int64).tolist()),
+        batch_requests=tuple(np.diff(edges).tolist()),
+        backlog=tuple(backlog.tolist()),
+        horizon_s=horizon_s,
+        stay_s=float(stays_s.mean()) if len(stays_s) else 0.0,
+        window_s=float(moments[-1] - moments[0]),
+    )
+
+
+def requests_in(window_s: float, rate_rps: float, horizon_s: float) -> int:
+    """Number of requests in a run whose counted requests arrive in about `window_s`."""
+    uncounted_s = max(window_s / (1 - WARMUP_SHARE - COOLDOWN_SHARE) - window_s, 2 * horizon_s)
+    return math.ceil((window_s + uncounted_s) * rate_rps)
+
+
+def _filling(arrived: Floats, ended: Floats, moments: Floats) -> Floats:
+    """Number of requests in the system at each moment if all stayed as long as the first ones."""
+    known = np.isfinite(arrived)
+    arrived, ended = arrived[known], ended[known]
+    ends = ended[np.isfinite(ended)]
+    last_s = max(float(ends.max(initial=0.0)), float(moments.max(initial=0.0)))
+    first = math.ceil(len(arrived) * _FIRST_SHARE)
+    stays = np.sort(np.minimum(ended, last_s)[:first] - arrived[:first])
+    ages = (moment - arrived[arrived <= moment] for moment in moments)
+    gone = (np.searchsorted(stays, age, side="right") for age in ages)
+    return np.array([float((1 - g / first).sum()) for g in gone])
+
+
+def left_s(records: Records) -> Floats:
+    """When each request left the system; a rejected or dropped request leaves as it arrives."""
+    gone = (records.outcome != Outcome.FINISHED) & (records.outcome != Outcome.UNFINISHED)
+    return np.where(gone & np.isnan(records.finish_s), records.arrival_s, records.finish_s)
+
+
+def horizon_s(workload: Workload) -> float:
+    """Time within which (nearly) every request that waits misses its SLO; 0 without such a bound.
+
+    The 99th percentile over requests of the tightest of the bounds on TTFT and end-to-end latency
+    and of the deadline.
+    """
+    tightest = np.minimum(workload.ttft_slo_s, workload.e2e_slo_s)
+    tightest = np.minimum(tightest, workload.deadline_s - workload.arrival_s)
+    known = tightest[np.isfinite(tightest)]
+    return max(0.0, float(np.quantile(known, _HORIZON_QUANTILE))) if len(known) else 0.0
+
+
+def grows(runs: Sequence[RunBatches]) -> bool:
+    """Whether runs at one rate show a backlog that grows without end.
+
+    In a system that keeps up, what a batch of arrivals adds to the backlog is taken off by later
+    ones: the changes sum up to no more than the backlog's own spread. In one that does not, they
+    are about independent and have a mean above zero, which a one-sided t test finds.
+    """
+    changes = np.concatenate([np.diff(run.backlog) for run in runs]).astype(float)
+    if changes.sum() < _LEAST_GROWTH * len(runs):
+        return False
+    error = float(changes.std(ddof=1)) / math.sqrt(len(changes))
+    return bool(changes.mean() > _GROWTH_SIGMAS * error)
+
+
+def keeps_up(runs: Sequence[RunBatches]) -> bool:
+    """Whether runs at one rate show that the served throughput keeps up with the offered load.
+
+    The backlog's trend over a run, a straight line by least squares, has an upper confidence bound
+    (2 standard errors, for residuals with their correlation from edge to edge) below 1 % of the
+    arrivals. Where neither this holds nor `grows`, the runs are too short to tell.
+    """
+    trends, errors, lengths = [], [], []
+    for run in runs:
+        backlog = np.array(run.backlog, dtype=float)
+        place = np.arange(len(backlog)) - (len(backlog) - 1) / 2
+        trend = float(place @ backlog / (place @ place))
+        rest = backlog - backlog.mean() - trend * place
+        spread = float(rest @ rest)
+        r = min(max(float(rest[1:] @ rest[:-1]) / spread, 0.0), 0.9) if spread else 0.0
+        variance = spread / (len(backlog) - 2) * (1 + r) / (1 - r)
+        arrivals = run.counted / len(run.batch_requests)
+        trends.append(trend / arrivals)
+        errors.append(math.sqrt(variance / float(place @ place)) / arrivals)
+        lengths.append(float(run.counted))
+    weights = np.array(lengths) ** 3  # a trend's variance falls with the third power of the length
+    weights /= weights.sum()
+    bound = float(weights @ trends) + 2 * float(np.linalg.norm(weights * errors))
+    return bound <= MOST_GROWTH
+
+
+def drifts(run: RunBatches) -> bool:
+    """Whether attainment rises or falls in the course of a run.
+
+    t test of the slope of a straight line through the attainment of groups of neighbouring batches,
+    which are nearly independent.
+    """
+    of = np.array(run.batch_requests, dtype=float).reshape(_GROUPS, -1).sum(axis=1)
+    shares = np.array(run.batch_met, dtype=float).reshape(_GROUPS, -1).sum(axis=1) / of
+    place = np.arange(_GROUPS) - (_GROUPS - 1) / 2
+    slope = float(place @ shares / (place @ place))
+    rest = shares - shares.mean() - slope * place
+    error = math.sqrt(float(rest @ rest) / (_GROUPS - 2) / float(place @ place))
+    between_halves = abs(slope) * _GROUPS / 2
+    return between_halves > _LEAST_DRIFT and abs(slope) > _DRIFT_SIGMAS * error
+
+
+def stationary(run: RunBatches) -> bool | None:
+    """Whether a run shows the long run; None where it is too short to tell."""
+    if grows([run]) or drifts(run):
+        return False
+    return True if run.settled and keeps_up([run]) else None
+
+
+def design_effect(runs: Sequence[RunBatches], groups: int = 5) -> float:
+    """By how much correlation within runs inflates the variance of their attainment; at least 1.
+
+    Batch means: neighbouring batches are merged to `groups`, and the variance of their attainment
+    is held against that of as many independent requests.
+    """
+    excess = expected = 0.0
+    for run in runs:
+        share = run.attainment
+        if not 0 < share < 1:
+            continue
+        met = np.add.reduceat(np.array(run.batch_met), np.arange(0, BATCHES, BATCHES // groups))
+        of = np.add.reduceat(np.array(run.batch_requests), np.arange(0, BATCHES, BATCHES // groups))
+        excess += float(((met - of * share) ** 2 / of).sum())
+        expected += (groups - 1) * share * (1 - share)
+    return max(1.0, excess / expected) if expected else 1.0
