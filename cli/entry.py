@@ -1,4 +1,4 @@
-"""Entry point of the command; Ctrl-C during the imports ends it as it does later."""
+"""Entry point of the command; handles Ctrl-C during the imports, too."""
 
 from __future__ import annotations
 

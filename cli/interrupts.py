@@ -1,4 +1,4 @@
-"""Ctrl-C, remembered: a library that is struck may take it for an error of its own."""
+"""A record of Ctrl-C, because an interrupted library may raise an error of its own instead."""
 
 from __future__ import annotations
 

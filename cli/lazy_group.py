@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from .options.examples import epilog
+from .options.parameters import epilog
 
 
 class LazyCommands(MutableMapping[str, Any]):

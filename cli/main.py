@@ -10,7 +10,7 @@ import typer
 from ..workloads.errors import SloBenchError
 from .interrupts import struck
 from .lazy_group import LazyGroup
-from .options.examples import epilog
+from .options.parameters import epilog
 
 
 class _Commands(LazyGroup):

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ..options.examples import epilog
+from ..options.parameters import argument, epilog, flag, option
 
 app = typer.Typer(
     help="Install, list and remove servers, each in an environment of its own.",
@@ -26,28 +26,22 @@ app = typer.Typer(
     )
 )
 def install(
-    backend: Annotated[str, typer.Argument(metavar="BACKEND", help="Server: vllm or sglang.")],
-    cpu: Annotated[
-        bool, typer.Option("--cpu", help="Install the build for machines without a GPU.")
-    ] = False,
+    backend: Annotated[str, argument("BACKEND", "Server: vllm or sglang.")],
+    cpu: Annotated[bool, flag("Install the build for machines without a GPU.", "--cpu")] = False,
     version: Annotated[
         str | None,
-        typer.Option(
-            metavar="V", help="Server version. Default: the version that slo-bench is tested with."
-        ),
+        option("V", "Server version. Default: the version that slo-bench is tested with."),
     ] = None,
     packages: Annotated[
         list[str] | None,
-        typer.Option(
-            "--with",
-            metavar="PACKAGE",
-            help="Additional package, such as nixl; also added to an existing installation. May be "
+        option(
+            "PACKAGE",
+            "Additional package, such as nixl; also added to an existing installation. May be "
             "repeated.",
+            "--with",
         ),
     ] = None,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Show the installer's output.")
-    ] = False,
+    verbose: Annotated[bool, flag("Show the installer's output.", "--verbose", "-v")] = False,
 ) -> None:
     """Install a server; takes minutes and gigabytes. Uses uv if there is one, else venv and pip."""
     from ...harness.servers.launch import environments
@@ -69,7 +63,7 @@ def install(
 
 @app.command("list", epilog=epilog(["slo-bench backends list --json"]))
 def list_backends(
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False,
+    as_json: Annotated[bool, flag("Print a JSON list.", "--json")] = False,
 ) -> None:
     """List installed and available servers."""
     from ...harness.servers.launch import environments
@@ -116,10 +110,7 @@ def list_backends(
 @app.command(epilog=epilog(["slo-bench backends remove vllm-0.32.0-cpu"]))
 def remove(
     name: Annotated[
-        str,
-        typer.Argument(
-            metavar="NAME", help="Environment name, or a server name for all its environments."
-        ),
+        str, argument("NAME", "Environment name, or a server name for all its environments.")
     ],
 ) -> None:
     """Delete the environments of installed servers."""

@@ -21,6 +21,8 @@ from ...tuner.capacity.asked import (
 from ...workloads.errors import SloBenchError
 from ..options import declared as options
 from ..options.from_schema import Given, Offer, with_options
+from ..options.parameters import flag
+from ..output.progress import changing_line, interruptible
 
 if TYPE_CHECKING:
     from ...tuner.capacity.folder import CapacityProgress
@@ -54,10 +56,6 @@ CHANGED = {
         "help": f"Number of seeds at each rate before the next rate is chosen. Default: {SEEDS}.",
     },
 }
-AsJson = Annotated[
-    bool,
-    typer.Option("--json", help="Print only the capacities, as a JSON list."),
-]
 
 
 @with_options
@@ -66,70 +64,54 @@ def capacity(
         Given, Offer(without=("replay_speeds", "load_factors", "duration_s"), changed=CHANGED)
     ],
     search: Annotated[Given, Offer(CapacityOptions)],
-    out: options.Out = None,
-    resume: options.Resume = False,
-    jobs: options.Jobs = None,
-    executor: options.Executor = "local",
-    address: options.Address = None,
-    no_report: options.NoReport = False,
-    as_json: AsJson = False,
+    execution: options.Execution,
+    as_json: Annotated[bool, flag("Print only the capacities, as a JSON list.", "--json")] = False,
 ) -> None:
     """Find the highest rate at which enough requests meet their SLO, with its 95 % interval."""
     from ...harness.experiments.experiment import new_folder
     from ...harness.load_generator.machine import cores
     from ...harness.servers.launch.backend_names import SIMULATED
+    from ...reports.pages.capacity import capacity_tables
     from ...tuner.capacity.folder import search_capacity
-    from ..options.executor import executor_of, pool_of
     from ..options.experiment import experiment_of
+    from ..output.console import print_result, result_line
+    from ..output.run import write_page
 
-    experiment = experiment_of(given, options.resumed_in(out, resume))
-    folder = new_folder(f"capacity-{experiment.name}") if out is None else out
-    where = executor_of(executor, address)
+    experiment = experiment_of(given, execution.resumed)
+    folder = execution.out or new_folder(f"capacity-{experiment.name}")
+    where, jobs = execution.cluster, execution.jobs
     simulated = experiment.backend == SIMULATED
     if jobs is not None and (where is not None or not simulated):
         raise SloBenchError("--jobs are processes of this machine that simulate; leave it out here")
-    try:
-        with (
-            _display(folder) as (watch, ended),
-            pool_of(where, cores() if jobs is None else jobs)
-            if simulated
-            else contextlib.nullcontext() as pool,
-            where.senders() if where and not simulated else contextlib.nullcontext() as senders,
-        ):
-            result = search_capacity(
-                experiment,
-                folder,
-                asked=CapacityOptions(**search.settings),
-                resume=resume,
-                progress=watch,
-                ended=ended,
-                pool=pool,
-                senders=senders,
-                command=sys.argv[1:],
-            )
-    except KeyboardInterrupt:
-        typer.echo(f"interrupted; go on with: slo-bench capacity --resume --out {folder}", err=True)
-        raise typer.Exit(130) from None
-    page = None if no_report else _write_page(folder)
+    with (
+        interruptible(f"interrupted; go on with: slo-bench capacity --resume --out {folder}"),
+        _display(folder) as (watch, ended),
+        options.pool_of(where, cores() if jobs is None else jobs)
+        if simulated
+        else contextlib.nullcontext() as pool,
+        where.senders() if where and not simulated else contextlib.nullcontext() as senders,
+    ):
+        result = search_capacity(
+            experiment,
+            folder,
+            asked=CapacityOptions(**search.settings),
+            resume=execution.resume,
+            progress=watch,
+            ended=ended,
+            pool=pool,
+            senders=senders,
+            command=sys.argv[1:],
+        )
+    page = None if execution.no_report else write_page(folder)
+    rows = result.rows()
     if as_json:
-        typer.echo(json.dumps(result.rows(), allow_nan=False))
+        typer.echo(json.dumps(rows, allow_nan=False))
         return
-    from ...reports.pages.capacity import capacity_tables
-    from ..output.console import terminal
-
-    console = terminal()
-    console.print(capacity_tables(result.rows()))
-    if not all(row["precise"] or not row["capacity_rps"] for row in result.rows()):
-        more = f"slo-bench capacity --resume --out {folder} --max-requests …"
-        console.print(f"for narrower intervals: {more}", markup=False, soft_wrap=True)
-    at = f"results: {folder}" if page is None else f"report: {page}"
-    console.print(at, markup=False, highlight=False, soft_wrap=True)
-
-
-def _write_page(folder: Path) -> Path:
-    from ...reports.pages.run_page import write_report
-
-    return write_report([folder], folder / "report.html")
+    narrower = (
+        f"for narrower intervals: slo-bench capacity --resume --out {folder} --max-requests …"
+    )
+    precise = all(row["precise"] or not row["capacity_rps"] for row in rows)
+    print_result(capacity_tables(rows), None if precise else narrower, result_line(folder, page))
 
 
 @contextlib.contextmanager
@@ -143,8 +125,6 @@ def _display(
         typer.echo(f"searching into {folder}", err=True)
         yield (lambda progress: None), None
         return
-    from ..output.progress import changing_line
-
     with changing_line("first run") as say:
         said = ""
 

@@ -1,4 +1,4 @@
-"""`slo-bench derive-slo`: what each model does alone on GPUs of its own, as SLOs."""
+"""`slo-bench derive-slo`: SLOs from the latencies of each model on GPUs of its own."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import typer
 
 from ...workloads.errors import SloBenchError
 from ..options.from_schema import Given, Offer, with_options
+from ..options.parameters import flag, option
 
 EXAMPLES = (
     'slo-bench derive-slo --models "fleet(llama-3.1-8b*4, qwen2.5-3b*4)" --rate 4',
@@ -30,24 +31,15 @@ _CHANGED = {
 
 @with_options
 def derive_slo(
-    models: Annotated[
-        str, typer.Option(metavar="fleet(…)|zipf(…)", help="Models of the requests, as in `run`.")
-    ],
-    rate: Annotated[
-        float, typer.Option(metavar="R", help="Total request rate of all models, req/s.")
-    ],
+    models: Annotated[str, option("fleet(…)|zipf(…)", "Models of the requests, as in `run`.")],
+    rate: Annotated[float, option("R", "Total request rate of all models, req/s.")],
     given: Annotated[Given, Offer(only=_DEFAULTS, changed=_CHANGED)],
-    quantile: Annotated[
-        float, typer.Option(metavar="Q", help="Quantile of each model's latencies.")
-    ] = 0.95,
+    quantile: Annotated[float, option("Q", "Quantile of each model's latencies.")] = 0.95,
     bound: Annotated[
-        list[str] | None,
-        typer.Option(metavar="ttft|tpot", help="Derive only this bound. May be repeated."),
+        list[str] | None, option("ttft|tpot", "Derive only this bound. May be repeated.")
     ] = None,
-    each: Annotated[
-        bool, typer.Option("--each", help="Print every copy of a model, not their median.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print only JSON.")] = False,
+    each: Annotated[bool, flag("Print every copy of a model, not their median.", "--each")] = False,
+    as_json: Annotated[bool, flag("Print only JSON.", "--json")] = False,
 ) -> None:
     """Derive SLOs from simulations in which every model has its own GPUs.
 

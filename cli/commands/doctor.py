@@ -15,6 +15,8 @@ from typing import Annotated
 
 import typer
 
+from ..options.parameters import flag
+
 EXAMPLES = ("slo-bench doctor", "slo-bench doctor --json")
 
 OLDEST_PYTHON = (3, 11)
@@ -38,7 +40,7 @@ class Finding:
 
 
 def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False,
+    as_json: Annotated[bool, flag("Print a JSON list.", "--json")] = False,
 ) -> None:
     """Check this installation; exit code 1 if something is broken."""
     findings = list(examine())

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from ...workloads.errors import SloBenchError
+from ..options.parameters import argument, flag, option
 
 EXAMPLES = (
     "slo-bench explain runs/quickstart slowest --cell vllm_rate-6_seed-0",
@@ -18,28 +19,24 @@ EXAMPLES = (
 
 
 def explain(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")],
+    run: Annotated[Path, argument("RUN", "Run folder.")],
     request: Annotated[
-        str,
-        typer.Argument(metavar="REQUEST", help="Request number (`id` in the records), or slowest."),
+        str, argument("REQUEST", "Request number (`id` in the records), or slowest.")
     ],
     cell: Annotated[
         str | None,
-        typer.Option(
-            "--cell",
-            "-c",
-            metavar="C",
-            help="Cell name (`cell` in cells.csv). Required if the run has several.",
+        option(
+            "C", "Cell name (`cell` in cells.csv). Required if the run has several.", "--cell", "-c"
         ),
     ] = None,
     trace: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE.json[.gz]",
-            help="Also write a trace of the whole cell for ui.perfetto.dev or chrome://tracing.",
+        option(
+            "FILE.json[.gz]",
+            "Also write a trace of the whole cell for ui.perfetto.dev or chrome://tracing.",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print only JSON.")] = False,
+    as_json: Annotated[bool, flag("Print only JSON.", "--json")] = False,
 ) -> None:
     """Show where a request's time went: queue, prefill, preempted, swapped, decode and other parts.
 
@@ -54,7 +51,7 @@ def explain(
         write_events,
     )
     from ...reports.pages import explain as explaining
-    from ..output.console import terminal
+    from ..output.console import print_result
     from ..output.progress import counted
 
     names = cell_names(run)
@@ -85,8 +82,5 @@ def explain(
         return
     if doubt is not None:
         typer.echo(f"careful: {doubt}", err=True)
-    console = terminal()
-    console.print(explaining.explanation_text(explanation))
-    if trace is not None:
-        where = f"trace: {trace} (open it in https://ui.perfetto.dev)"
-        console.print(where, markup=False, highlight=False, soft_wrap=True)
+    where = None if trace is None else f"trace: {trace} (open it in https://ui.perfetto.dev)"
+    print_result(explaining.explanation_text(explanation), where)

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...workloads.errors import SloBenchError
-from .compare import AsJson, Confidence, MetricNames, OneSlo, Rates, Seed, Systems, compared_by
+from ..options.from_schema import with_options
+from ..options.parameters import argument, flag, option
+from .compare import Compared, Metrics, Systems
 
 if TYPE_CHECKING:
     from ...reports.compare.comparing import Comparison, Judgement, Regression
@@ -22,26 +24,23 @@ EXAMPLES = (
 )
 
 
+@with_options
 def gate(
-    a: Annotated[Path, typer.Argument(metavar="BASELINE", help="Run folder or result file.")],
-    b: Annotated[
-        Path, typer.Argument(metavar="CANDIDATE", help="Run folder or result file, as BASELINE.")
-    ],
+    a: Annotated[Path, argument("BASELINE", "Run folder or result file.")],
+    b: Annotated[Path, argument("CANDIDATE", "Run folder or result file, as BASELINE.")],
     max_regression: Annotated[
         str,
-        typer.Option(
-            metavar="5%",
-            help="Largest regression allowed: percent of the baseline; percentage points for "
+        option(
+            "5%",
+            "Largest regression allowed: percent of the baseline; percentage points for "
             "attainment.",
         ),
     ] = "5%",
-    metric: MetricNames = None,
+    metric: Metrics = None,
     systems: Systems = None,
-    rates: Rates = None,
-    slo: OneSlo = None,
-    confidence: Confidence = 0.95,
-    seed: Seed = 0,
-    as_json: AsJson = False,
+    *,
+    compared: Compared,
+    as_json: Annotated[bool, flag("Print only JSON.", "--json")] = False,
 ) -> None:
     """Exit with 1 if the candidate is significantly worse by more than the bound, else with 0.
 
@@ -53,18 +52,8 @@ def gate(
 
     bound = parse_regression(max_regression)
     try:
-        compared = compared_by(
-            a,
-            b,
-            systems=systems,
-            metric=metric,
-            rates=rates,
-            slo=slo,
-            confidence=confidence,
-            seed=seed,
-            gated=True,
-        )
-        judgement = judge_comparison(compared, bound)
+        comparison = compared.comparison(a, b, systems, metric, gated=True)
+        judgement = judge_comparison(comparison, bound)
     except NotComparableError as error:
         if as_json:
             typer.echo(
@@ -73,9 +62,9 @@ def gate(
             raise typer.Exit(2) from None
         raise SloBenchError(f"not comparable: {error}") from None
     if as_json:
-        typer.echo(json.dumps(_json(compared, judgement), allow_nan=False, ensure_ascii=False))
+        typer.echo(json.dumps(_json(comparison, judgement), allow_nan=False, ensure_ascii=False))
     else:
-        for line in _lines(compared, judgement):
+        for line in _lines(comparison, judgement):
             typer.echo(line)
     if not judgement.passed:
         raise typer.Exit(1)

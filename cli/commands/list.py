@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from ...workloads.errors import UnknownNameError
-from ..options import completion
-from ..options.names import KINDS, Entry
+from ..options.names import KINDS, Entry, complete_kind, complete_name
+from ..options.parameters import argument, flag
 
 EXAMPLES = (
     "slo-bench list systems",
@@ -26,22 +26,17 @@ _BRIEFLY = {
 def list_names(
     kind: Annotated[
         str,
-        typer.Argument(
-            metavar="KIND",
-            help="Kind of names: systems, compatibility (systems by backend), models, gpus, links, "
+        argument(
+            "KIND",
+            "Kind of names: systems, compatibility (systems by backend), models, gpus, links, "
             "workloads, suites or routers.",
-            autocompletion=completion.kinds,
+            complete=complete_kind,
         ),
     ],
     name: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[NAME]",
-            help="Show the details of this name.",
-            autocompletion=completion.of_that_kind,
-        ),
+        str | None, argument("[NAME]", "Show the details of this name.", complete=complete_name)
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False,
+    as_json: Annotated[bool, flag("Print a JSON list.", "--json")] = False,
 ) -> None:
     """List the names that other commands accept, or show the details of one name."""
     if kind not in KINDS:

@@ -1,4 +1,4 @@
-"""`slo-bench plan`: which GPUs, how many and set how carry a load at the least cost."""
+"""`slo-bench plan`: the cheapest GPUs, their number and settings that carry a load."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import typer
 from ...harness.experiments.config.setting import ARRIVES
 from ...workloads.errors import SloBenchError
 from ..options import declared as options
-from ..options.completion import listed
 from ..options.from_schema import Given, Offer, with_options
+from ..options.names import listed
+from ..options.parameters import flag, option
 
 EXAMPLES = (
     "slo-bench plan --rate 10",
@@ -22,51 +23,38 @@ EXAMPLES = (
 
 _CHOICE = "Deployment"
 
-Rate = Annotated[
-    float,
-    typer.Option(metavar="R", help="Offered rate in requests per second.", rich_help_panel=ARRIVES),
-]
+Rate = Annotated[float, option("R", "Offered rate in requests per second.", panel=ARRIVES)]
 Target = Annotated[
     float,
-    typer.Option(
-        metavar="SHARE",
-        help="Target attainment: minimum share of requests that meet their SLO.",
-        rich_help_panel=ARRIVES,
+    option(
+        "SHARE", "Target attainment: minimum share of requests that meet their SLO.", panel=ARRIVES
     ),
 ]
 Headroom = Annotated[
-    float,
-    typer.Option(
-        metavar="SHARE", help="Spare capacity, as a share of the rate.", rich_help_panel=ARRIVES
-    ),
+    float, option("SHARE", "Spare capacity, as a share of the rate.", panel=ARRIVES)
 ]
 Kinds = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
+        "G,…",
+        "GPU types to choose from. May be repeated. Default: all of `slo-bench list gpus`.",
         "--gpu",
         "-g",
-        metavar="G,…",
-        help="GPU types to choose from. May be repeated. Default: all of `slo-bench list gpus`.",
-        autocompletion=listed("gpus"),
-        rich_help_panel=_CHOICE,
+        complete=listed("gpus"),
+        panel=_CHOICE,
     ),
 ]
 Price = Annotated[
     list[str] | None,
-    typer.Option(
-        metavar="G=USD",
-        help="Price of a GPU per hour, instead of the catalogue's. May be repeated.",
-        rich_help_panel=_CHOICE,
+    option(
+        "G=USD",
+        "Price of a GPU per hour, instead of the catalogue's. May be repeated.",
+        panel=_CHOICE,
     ),
 ]
-MaxGpus = Annotated[
-    int,
-    typer.Option(metavar="N", min=1, help="Maximum total number of GPUs.", rich_help_panel=_CHOICE),
-]
-Plans = Annotated[
-    int, typer.Option(metavar="N", min=1, help="Number of plans to print, the cheapest first.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print only the plans, as a JSON list.")]
+MaxGpus = Annotated[int, option("N", "Maximum total number of GPUs.", min=1, panel=_CHOICE)]
+Plans = Annotated[int, option("N", "Number of plans to print, the cheapest first.", min=1)]
+AsJson = Annotated[bool, flag("Print only the plans, as a JSON list.", "--json")]
 
 
 _ASKED = (
@@ -98,37 +86,30 @@ def plan(
     from ...tuner.planning import TargetLoad, plan_cheapest
     from ...tuner.planning.launch_files import write_launch_files
     from ..options.experiment import experiment_of
-    from ..output.progress import changing_line
+    from ..output.console import print_result
+    from ..output.progress import changing_line, interruptible
 
     options.resumed_in(out, resume)
     given.settings.setdefault("systems", ("vllm",))
     experiment = experiment_of(given)
     wanted = TargetLoad(rate, target, headroom, max_gpus, plans)
     kinds = tuple(name for one in gpu or () for name in one.split(","))
-    try:
-        with changing_line("first simulation") as say:
-            planned = plan_cheapest(
-                experiment,
-                wanted,
-                kinds=kinds,
-                prices=_prices(price or []),
-                folder=out,
-                resume=resume,
-                say=say,
-            )
-    except KeyboardInterrupt:
-        where = "" if out is None else f"; go on with the same command and --resume --out {out}"
-        typer.echo(f"interrupted{where}", err=True)
-        raise typer.Exit(130) from None
+    where = "" if out is None else f"; go on with the same command and --resume --out {out}"
+    with interruptible(f"interrupted{where}"), changing_line("first simulation") as say:
+        planned = plan_cheapest(
+            experiment,
+            wanted,
+            kinds=kinds,
+            prices=_prices(price or []),
+            folder=out,
+            resume=resume,
+            say=say,
+        )
     files = [] if out is None else write_launch_files(out, experiment, wanted, planned.plans[0])
     rows = plan_rows(planned)
     if as_json:
         typer.echo(json.dumps(rows, allow_nan=False))
         return
-    from ..output.console import terminal
-
-    console = terminal()
-    console.print(plan_table(rows))
     lines = [
         f"{planned.tried} of {planned.offers} kinds of instance were simulated; the others could "
         "only cost more"
@@ -140,8 +121,7 @@ def plan(
     lines += [f"written: {path}" for path in files]
     if not files:
         lines.append("with --out DIR: a launch script and the experiment of the first plan")
-    for line in lines:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    print_result(plan_table(rows), *lines)
 
 
 def _prices(given: list[str]) -> dict[str, float]:

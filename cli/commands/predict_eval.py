@@ -1,8 +1,7 @@
-"""`slo-bench predict-eval`: how good a predictor of answer lengths is, and beside what."""
+"""`slo-bench predict-eval`: errors of a predictor of output lengths, and of baselines."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +9,9 @@ import typer
 
 from ...workloads.errors import SloBenchError
 from ..options import predict_data
+from ..options.declared import HtmlOrJson
+from ..options.from_schema import with_options
+from ..options.parameters import argument, option
 
 EXAMPLES = (
     "slo-bench predict-eval lengths held-out.jsonl",
@@ -19,8 +21,9 @@ EXAMPLES = (
 )
 
 
+@with_options
 def predict_eval(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder written by predict-train.")],
+    folder: Annotated[Path, argument("DIR", "Folder written by predict-train.")],
     data: predict_data.Data,
     columns: predict_data.Columns = None,
     label_tokenizer: predict_data.Counted = None,
@@ -29,29 +32,25 @@ def predict_eval(
     threads: predict_data.Threads = None,
     prequential: Annotated[
         int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help="Prequential evaluation: process the answers in order, N at a time; compare the "
+        option(
+            "N",
+            "Prequential evaluation: process the answers in order, N at a time; compare the "
             "predictor as trained with one that is corrected at once and retrained every N "
             "answers.",
+            min=1,
         ),
     ] = None,
     baseline: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="With --prequential: also evaluate this predictor, for example one trained on "
+        option(
+            "DIR",
+            "With --prequential: also evaluate this predictor, for example one trained on "
             "such answers from the start.",
         ),
     ] = None,
-    seed: Annotated[
-        int, typer.Option(metavar="N", help="Seed of the retraining of --prequential.")
-    ] = 0,
-    html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Also write an HTML page.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print only JSON.")] = False,
+    seed: Annotated[int, option("N", "Seed of the retraining of --prequential.")] = 0,
+    *,
+    output: HtmlOrJson,
 ) -> None:
     """Evaluate a predictor and three baselines on held-out answers.
 
@@ -68,7 +67,6 @@ def predict_eval(
     from ...predictors.lengths.predictor import TrainedPredictor
     from ...predictors.lengths.samples import read_samples, seen_in
     from ...reports.pages import predictor as shown
-    from ..output.console import terminal
     from ..output.progress import counted
 
     if threads is not None:
@@ -86,15 +84,12 @@ def predict_eval(
             came = streamed(
                 online, found.rows, every=prequential, baseline=other, progress=progress
             )
-        if html is not None:
-            shown.write_stream(came, config, html)
-        if as_json:
-            typer.echo(json.dumps(shown.stream_json(came), allow_nan=False))
-            return
-        console = terminal()
-        console.print(shown.stream_text(came))
-        if html is not None:
-            console.print(str(html), markup=False, highlight=False, soft_wrap=True)
+        output.show(
+            came,
+            lambda came, html: shown.write_stream(came, config, html),
+            shown.stream_json,
+            shown.stream_text,
+        )
         return
     samples = read_samples(folder / config.samples_file)
     seen = seen_in(samples)
@@ -106,15 +101,12 @@ def predict_eval(
     predictor = TrainedPredictor.load(folder, base=base, device=device)
     with counted("parts") as progress:
         result = evaluate(predictor, samples, found.rows, seen, progress=progress)
-    if html is not None:
-        shown.write_evaluation(result, config, html)
-    if as_json:
-        plain = shown.evaluation_json(result, config)
-        typer.echo(json.dumps(plain, allow_nan=False, ensure_ascii=False))
-        return
-    for note in found.notes:
-        typer.echo(note, err=True)
-    console = terminal()
-    console.print(shown.evaluation_text(result, config))
-    if html is not None:
-        console.print(str(html), markup=False, highlight=False, soft_wrap=True)
+    if not output.as_json:
+        for note in found.notes:
+            typer.echo(note, err=True)
+    output.show(
+        result,
+        lambda result, html: shown.write_evaluation(result, config, html),
+        lambda result: shown.evaluation_json(result, config),
+        lambda result: shown.evaluation_text(result, config),
+    )

@@ -1,4 +1,4 @@
-"""`slo-bench predict-train`: a predictor of answer lengths, fine-tuned with LoRA."""
+"""`slo-bench predict-train`: a predictor of output lengths, fine-tuned with LoRA."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import typer
 from ...workloads.errors import SloBenchError
 from ..options import predict_data
 from ..options.from_schema import with_options
+from ..options.parameters import flag, option
 
 EXAMPLES = (
     "slo-bench predict-train alpaca.json sharegpt.json --out lengths",
@@ -26,28 +27,21 @@ class Training:
     """Training options; `TrainSettings` defines their meaning."""
 
     head: Annotated[
-        str,
-        typer.Option(
-            metavar="H", help="Output head of the predictor: softmax, ordinal or quantile."
-        ),
+        str, option("H", "Output head of the predictor: softmax, ordinal or quantile.")
     ] = "softmax"
-    lora_r: Annotated[int, typer.Option(metavar="R", help="Rank of the LoRA adapters.")] = 16
-    epochs: Annotated[int, typer.Option(metavar="N", help="Passes over the data.")] = 3
-    batch: Annotated[int, typer.Option(metavar="N", help="Batch size in prompts.")] = 24
-    learning_rate: Annotated[float, typer.Option(metavar="X", help="Peak learning rate.")] = 1e-3
+    lora_r: Annotated[int, option("R", "Rank of the LoRA adapters.")] = 16
+    epochs: Annotated[int, option("N", "Passes over the data.")] = 3
+    batch: Annotated[int, option("N", "Batch size in prompts.")] = 24
+    learning_rate: Annotated[float, option("X", "Peak learning rate.")] = 1e-3
     max_tokens: Annotated[
-        int,
-        typer.Option(
-            metavar="N",
-            help="Maximum number of input tokens (prompt and model name); the rest is cut.",
-        ),
+        int, option("N", "Maximum number of input tokens (prompt and model name); the rest is cut.")
     ] = 128
     patience: Annotated[
-        int, typer.Option(metavar="N", help="Stop after N epochs without a better validation loss.")
+        int, option("N", "Stop after N epochs without a better validation loss.")
     ] = 2
-    test_share: Annotated[
-        float, typer.Option(metavar="SHARE", help="Share of prompts held out for predict-eval.")
-    ] = 0.05
+    test_share: Annotated[float, option("SHARE", "Share of prompts held out for predict-eval.")] = (
+        0.05
+    )
 
 
 @with_options
@@ -55,22 +49,21 @@ def predict_train(
     data: predict_data.Data,
     training: Training,
     out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", metavar="DIR", help="New folder for the predictor."),
+        Path | None, option("DIR", "New folder for the predictor.", "--out", "-o")
     ] = None,
     continue_from: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Continue training this predictor on new rows of DATA, with replay of earlier "
+        option(
+            "DIR",
+            "Continue training this predictor on new rows of DATA, with replay of earlier "
             "rows; the result is kept only if it is no worse on earlier rows.",
         ),
     ] = None,
     base: Annotated[
         str | None,
-        typer.Option(
-            metavar="PATH|NAME",
-            help="Base model: an encoder or a decoder, as a folder or a name on the Hugging Face "
+        option(
+            "PATH|NAME",
+            "Base model: an encoder or a decoder, as a folder or a name on the Hugging Face "
             "hub. Default: sentence-transformers/all-MiniLM-L6-v2; with --continue-from as "
             "trained.",
         ),
@@ -79,16 +72,12 @@ def predict_train(
     label_tokenizer: predict_data.Counted = None,
     buckets: Annotated[
         str | None,
-        typer.Option(
-            metavar="0,8,16,…", help="Lower bounds of the length buckets. Default: 0,8,16,…,2048."
-        ),
+        option("0,8,16,…", "Lower bounds of the length buckets. Default: 0,8,16,…,2048."),
     ] = None,
-    seed: Annotated[int, typer.Option(metavar="N", help="Seed of all random numbers.")] = 0,
+    seed: Annotated[int, option("N", "Seed of all random numbers.")] = 0,
     device: predict_data.Device = "auto",
     threads: predict_data.Threads = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue an interrupted training in --out.")
-    ] = False,
+    resume: Annotated[bool, flag("Continue an interrupted training in --out.", "--resume")] = False,
 ) -> None:
     """Fine-tune a predictor of output lengths; its input is the prompt, never the answer."""
     if (out is None) == (continue_from is None):
@@ -102,7 +91,7 @@ def predict_train(
     from ...predictors.lengths.config import DEFAULT_BASE
     from ...predictors.lengths.distribution import DEFAULT_EDGES
     from ...predictors.lengths.train import Epoch, TrainSettings, train
-    from ..output.progress import counted
+    from ..output.progress import counted, interruptible
 
     if threads is not None:
         torch.set_num_threads(threads)
@@ -139,24 +128,18 @@ def predict_train(
         seed=seed,
         device=device,
     )
-    try:
-        with counted("steps") as progress:
-            config = train(
-                found.rows,
-                out,
-                labels=found.labels,
-                base=base or DEFAULT_BASE,
-                settings=settings,
-                resume=resume,
-                progress=progress,
-                on_epoch=told,
-            )
-    except KeyboardInterrupt:
-        typer.echo(
-            f"interrupted; go on with the same command and --resume (what is done lies in {out})",
-            err=True,
+    how = f"go on with the same command and --resume (what is done lies in {out})"
+    with interruptible(f"interrupted; {how}"), counted("steps") as progress:
+        config = train(
+            found.rows,
+            out,
+            labels=found.labels,
+            base=base or DEFAULT_BASE,
+            settings=settings,
+            resume=resume,
+            progress=progress,
+            on_epoch=told,
         )
-        raise typer.Exit(130) from None
     parts = ", ".join(f"{rows:,} {part}" for part, rows in config.training["rows"].items())
     typer.echo(
         f"rows: {parts}; lengths: {config.labels}; "

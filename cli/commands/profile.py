@@ -10,7 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...workloads.errors import SloBenchError
-from ..options.examples import epilog
+from ...workloads.parsing import finite
+from ..options.from_schema import with_options
+from ..options.parameters import argument, epilog, flag, option
+from ..output.console import terminal
+from .profile_costs import CostFitOptions, fit_costs_like
 from .profile_run import RUNS, link_line, links_shown, profile_run
 
 if TYPE_CHECKING:
@@ -47,40 +51,30 @@ app.command("run", epilog=epilog(RUNS))(profile_run)
 def import_(
     source: Annotated[
         str,
-        typer.Argument(
-            metavar="SOURCE",
-            help="Project: llmservingsim, vidur, aiconfigurator, distserve or splitwise.",
+        argument(
+            "SOURCE", "Project: llmservingsim, vidur, aiconfigurator, distserve or splitwise."
         ),
     ],
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="File or folder of that project.")],
+    path: Annotated[Path, argument("PATH", "File or folder of that project.")],
     out: Annotated[
         Path,
-        typer.Option(
+        option(
+            "FILE",
+            "Profile file NAME.toml (its tables in the same folder), or a folder.",
             "--out",
             "-o",
-            metavar="FILE",
-            help="Profile file NAME.toml (its tables in the same folder), or a folder.",
         ),
     ],
-    model: Annotated[
-        str | None, typer.Option("--model", "-m", metavar="M", help="Catalogue name.")
-    ] = None,
-    gpu: Annotated[
-        str | None, typer.Option("--gpu", "-g", metavar="G", help="Catalogue name.")
-    ] = None,
+    model: Annotated[str | None, option("M", "Catalogue name.", "--model", "-m")] = None,
+    gpu: Annotated[str | None, option("G", "Catalogue name.", "--gpu", "-g")] = None,
     tp: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="GPUs that share each layer (tensor parallelism)."),
+        int | None, option("N", "GPUs that share each layer (tensor parallelism).", min=1)
     ] = None,
     add: Annotated[
         bool,
-        typer.Option(
-            "--add", help="Add missing tables to the profile --out; its existing tables are kept."
-        ),
+        flag("Add missing tables to the profile --out; its existing tables are kept.", "--add"),
     ] = False,
-    tables: Annotated[
-        str, typer.Option(metavar="csv|parquet", help="File format of the tables.")
-    ] = "csv",
+    tables: Annotated[str, option("csv|parquet", "File format of the tables.")] = "csv",
 ) -> None:
     """Convert another project's measurements to a profile."""
     from ...predictors.profiles.importers import ImportOptions, import_profile
@@ -90,16 +84,15 @@ def import_(
     if add:
         profile = read_profile(out).joined(profile)
     written = write_profile(profile, out, tables)
-    _console().print(_summary(profile))
+    terminal().print(_summary(profile))
     typer.echo(str(written))
 
 
 @app.command(epilog=epilog(_SHOWS))
 def show(
-    profile: Annotated[Path, typer.Argument(metavar="FILE", help="Profile file.")],
+    profile: Annotated[Path, argument("FILE", "Profile file.")],
     as_json: Annotated[
-        bool,
-        typer.Option("--json", help="Print the profile as JSON, without the rows of its tables."),
+        bool, flag("Print the profile as JSON, without the rows of its tables.", "--json")
     ] = False,
 ) -> None:
     """Show the content and origin of a profile, and step times of a few batches."""
@@ -109,7 +102,7 @@ def show(
     if as_json:
         typer.echo(json.dumps(_plain(read), allow_nan=False))
         return
-    console = _console()
+    console = terminal()
     console.print(_summary(read))
     samples = _samples(read)
     if samples:
@@ -117,69 +110,27 @@ def show(
 
 
 @app.command(epilog=epilog(_FITS))
+@with_options
 def fit(
-    profile: Annotated[Path, typer.Argument(metavar="FILE", help="Profile file with tables.")],
+    profile: Annotated[Path, argument("FILE", "Profile file with tables.")],
     out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", metavar="FILE", help="Output file. Default: FILE itself."),
+        Path | None, option("FILE", "Output file. Default: FILE itself.", "--out", "-o")
     ] = None,
-    seed: Annotated[
-        int, typer.Option(metavar="N", help="Seed of the selection of held-out rows.")
-    ] = 0,
-    like: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PAPER",
-            help="adaptivellm: fit the paper's regressors of swap and recompute costs; --out is a "
-            "grid that the system adaptivellm loads (cost_grid).",
-        ),
-    ] = None,
-    extra_profile: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="FILE", help="With --like: also fit to this profile. May be repeated."
-        ),
-    ] = None,
-    tp: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help="With --like: costs on N GPUs, instead of the profile's number.",
-        ),
-    ] = None,
-    degrees: Annotated[
-        str | None,
-        typer.Option(metavar="N,…", help="With --like: degrees of the polynomials (1,2)."),
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the errors without writing a file.")
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print only the errors, as JSON.")
-    ] = False,
+    seed: Annotated[int, option("N", "Seed of the selection of held-out rows.")] = 0,
+    *,
+    costs: CostFitOptions,
+    dry_run: Annotated[bool, flag("Print the errors without writing a file.", "--dry-run")] = False,
+    as_json: Annotated[bool, flag("Print only the errors, as JSON.", "--json")] = False,
 ) -> None:
     """Fit the nine-term and Ascendra's five-term formula, evaluate both and the tables on
     held-out rows, and keep the best.
     """
-    if like is not None:
-        from .profile_costs import fit_costs_like
-
-        fit_costs_like(
-            like,
-            profile,
-            extra_profile or [],
-            tp=tp,
-            degrees=degrees,
-            out=out,
-            seed=seed,
-            dry_run=dry_run,
-            as_json=as_json,
-        )
+    if costs.like is not None:
+        fit_costs_like(costs, profile, out=out, seed=seed, dry_run=dry_run, as_json=as_json)
         return
-    for option, given in (("--extra-profile", extra_profile), ("--tp", tp), ("--degrees", degrees)):
+    for name, given in vars(costs).items():
         if given is not None:
-            raise SloBenchError(f"{option} goes with --like adaptivellm only")
+            raise SloBenchError(f"--{name.replace('_', '-')} goes with --like adaptivellm only")
     from ...predictors.profiles.fit import fit as fit_all
     from ...predictors.profiles.profile import read_profile, write_profile
 
@@ -190,16 +141,10 @@ def fit(
     if as_json:
         typer.echo(json.dumps([_quality(q, found.profile) for q in found.qualities]))
         return
-    _console().print(_quality_table(list(found.qualities), found.profile))
+    terminal().print(_quality_table(list(found.qualities), found.profile))
     links_shown(found.profile)
     if written is not None:
         typer.echo(str(written))
-
-
-def _console() -> Any:
-    from ..output.console import terminal
-
-    return terminal()
 
 
 def _summary(profile: Profile) -> Any:
@@ -292,8 +237,8 @@ def _plain(profile: Profile) -> dict[str, Any]:
         "fits": {
             name: {
                 "coefficients": dict(fitted.coefficients),
-                "held_out_percent": _known(fitted.held_out_percent),
-                "extrapolated_percent": _known(fitted.extrapolated_percent),
+                "held_out_percent": finite(fitted.held_out_percent),
+                "extrapolated_percent": finite(fitted.extrapolated_percent),
             }
             for name, fitted in profile.fits.items()
         },
@@ -301,17 +246,13 @@ def _plain(profile: Profile) -> dict[str, Any]:
     }
 
 
-def _known(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
 def _quality(quality: ProfileFitQuality, profile: Profile) -> dict[str, Any]:
     return {
         "formula": quality.formula,
         "rows": quality.rows,
-        "held_out_percent": _known(quality.held_out_percent),
-        "held_out_p95_percent": _known(quality.held_out_p95_percent),
-        "extrapolated_percent": _known(quality.extrapolated_percent),
+        "held_out_percent": finite(quality.held_out_percent),
+        "held_out_p95_percent": finite(quality.held_out_p95_percent),
+        "extrapolated_percent": finite(quality.extrapolated_percent),
         "best": quality.formula == profile.best,
     }
 

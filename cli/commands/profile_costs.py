@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ...workloads.errors import SloBenchError, UnknownNameError
+from ..options.parameters import option
 
 if TYPE_CHECKING:
     from ...predictors.costs.fit import CostFit, CostFitQuality
@@ -20,36 +21,60 @@ if TYPE_CHECKING:
 LIKE = ("adaptivellm",)
 
 
+@dataclass(frozen=True)
+class CostFitOptions:
+    """Options of a fit of preemption costs as in a paper."""
+
+    like: Annotated[
+        str | None,
+        option(
+            "PAPER",
+            "adaptivellm: fit the paper's regressors of swap and recompute costs; --out is a "
+            "grid that the system adaptivellm loads (cost_grid).",
+        ),
+    ] = None
+    extra_profile: Annotated[
+        list[Path] | None,
+        option("FILE", "With --like: also fit to this profile. May be repeated."),
+    ] = None
+    tp: Annotated[
+        int | None,
+        option("N", "With --like: costs on N GPUs, instead of the profile's number.", min=1),
+    ] = None
+    degrees: Annotated[
+        str | None, option("N,…", "With --like: degrees of the polynomials (1,2).")
+    ] = None
+
+
 def fit_costs_like(
-    like: str,
+    asked: CostFitOptions,
     profile: Path,
-    beside: Sequence[Path],
     *,
-    tp: int | None,
-    degrees: str | None,
     out: Path | None,
     seed: int,
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Train, print, write the grid.
+    """Fit the cost models, print their errors and write the grid.
 
     Raises:
-        SloBenchError: no such paper, nowhere to write, or the profile will not do.
+        SloBenchError: the paper is unknown, --out is missing or wrong, or the profile has too
+            little data.
     """
     from ...predictors.costs.fit import fit_costs
     from ...predictors.costs.regressors import DEGREES, settings
     from ...predictors.profiles.profile import read_profile
 
-    if like not in LIKE:
-        raise UnknownNameError("paper in --like", like, LIKE)
+    if asked.like not in LIKE:
+        raise UnknownNameError("paper in --like", str(asked.like), LIKE)
     if out is None and not dry_run:
         raise SloBenchError("--like adaptivellm needs --out FILE for the grid (or --dry-run)")
     if out is not None and out.suffix == ".toml":
         raise SloBenchError(f"--out {out}: the grid is no profile; name it FILE.npz")
-    tried = settings(DEGREES if degrees is None else _degrees(degrees))
+    tried = settings(DEGREES if asked.degrees is None else _degrees(asked.degrees))
     read = read_profile(profile)
-    found = fit_costs(read, [read_profile(one) for one in beside], tp=tp, tried=tried, seed=seed)
+    beside = [read_profile(one) for one in asked.extra_profile or []]
+    found = fit_costs(read, beside, tp=asked.tp, tried=tried, seed=seed)
     if out is not None and not dry_run:
         found.grid.write(out)
     if as_json:

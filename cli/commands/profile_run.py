@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...workloads.errors import UnknownNameError
+from ..options.parameters import flag, option
 
 if TYPE_CHECKING:
     from ...predictors.profiles.profile import MeasuredLink, Profile
@@ -31,7 +32,7 @@ def link_line(name: str, link: MeasuredLink) -> str:
 
 
 def links_shown(profile: Profile) -> None:
-    """A line for each link; below them one for each direction of copies, as swaps are priced."""
+    """Print a line for each link, and one for each direction of copies, which swaps cost."""
     from ...predictors.profiles.link_fit import fit_directions
 
     for name, link in profile.links.items():
@@ -42,51 +43,43 @@ def links_shown(profile: Profile) -> None:
 
 def profile_run(
     model: Annotated[
-        Path,
-        typer.Option(
-            "--model", "-m", metavar="PATH", help="Model folder in the Hugging Face format."
-        ),
+        Path, option("PATH", "Model folder in the Hugging Face format.", "--model", "-m")
     ],
     out: Annotated[
         Path,
-        typer.Option(
+        option(
+            "FILE",
+            "Profile file NAME.toml; its tables are written to the same folder.",
             "--out",
             "-o",
-            metavar="FILE",
-            help="Profile file NAME.toml; its tables are written to the same folder.",
         ),
     ],
-    device: Annotated[str, typer.Option(metavar="D", help="Device: cpu, cuda or cuda:N.")] = "cpu",
-    gpu: Annotated[
-        str | None,
-        typer.Option("--gpu", "-g", metavar="G", help="Catalogue name of the device."),
-    ] = None,
+    device: Annotated[str, option("D", "Device: cpu, cuda or cuda:N.")] = "cpu",
+    gpu: Annotated[str | None, option("G", "Catalogue name of the device.", "--gpu", "-g")] = None,
     name: Annotated[
-        str | None,
-        typer.Option(metavar="M", help="Catalogue name of the model. Default: the folder's name."),
+        str | None, option("M", "Catalogue name of the model. Default: the folder's name.")
     ] = None,
     backend: Annotated[
         str,
-        typer.Option(
+        option(
+            "B",
+            "Engine to measure: torch (the built-in engine), or an installed server by its "
+            "step log: vllm, sglang; vllm==0.32.0 selects a version.",
             "--backend",
             "-b",
-            metavar="B",
-            help="Engine to measure: torch (the built-in engine), or an installed server by its "
-            "step log: vllm, sglang; vllm==0.32.0 selects a version.",
         ),
     ] = "torch",
     max_seqs: Annotated[
-        int,
-        typer.Option(metavar="N", min=1, help="Maximum number of decoding sequences in a batch."),
+        int, option("N", "Maximum number of decoding sequences in a batch.", min=1)
     ] = 64,
     budget: Annotated[
-        float, typer.Option(metavar="S", min=1, help="Time limit of the measurement, in seconds.")
+        float, option("S", "Time limit of the measurement, in seconds.", min=1)
     ] = 540.0,
     moves: Annotated[
         bool,
-        typer.Option(
+        flag(
+            "Also measure the migration of layers and KV heads to another process.",
             "--moves/--no-moves",
-            help="Also measure the migration of layers and KV heads to another process.",
         ),
     ] = True,
 ) -> None:

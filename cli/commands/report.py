@@ -6,7 +6,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from ..options.parameters import argument, option
 
 EXAMPLES = (
     "slo-bench report runs/quickstart",
@@ -18,18 +18,16 @@ EXAMPLES = (
 def report(
     run_dirs: Annotated[
         list[Path],
-        typer.Argument(
-            metavar="DIR...", help="Run folders; several are compared. Or one folder of `tune`."
-        ),
+        argument("DIR...", "Run folders; several are compared. Or one folder of `tune`."),
     ],
     out: Annotated[
         Path | None,
-        typer.Option(
+        option(
+            "FILE",
+            "File of the report. Default: report.html in the run folder; for several folders, "
+            "in the current folder.",
             "--out",
             "-o",
-            metavar="FILE",
-            help="File of the report. Default: report.html in the run folder; for several folders, "
-            "in the current folder.",
         ),
     ] = None,
 ) -> None:
@@ -39,7 +37,7 @@ def report(
     from ...reports.figures.levels import combine
     from ...reports.pages.run_page import write_report
     from ...reports.pages.summary import summary_table
-    from ..output.console import terminal
+    from ..output.console import print_lines, terminal
 
     if out is None:
         out = run_dirs[0] / "report.html" if len(run_dirs) == 1 else Path("report.html")
@@ -54,4 +52,4 @@ def report(
         console.print(summary_table(combine(runs)))
         for run in filter(attrgetter("unfinished"), runs):
             console.print(f"careful: {run.unfinished}.", markup=False, soft_wrap=True)
-    console.print(str(out), markup=False, highlight=False, soft_wrap=True)
+    print_lines(out)

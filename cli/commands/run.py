@@ -11,6 +11,7 @@ import typer
 from ...workloads.errors import SloBenchError
 from ..options import declared as options
 from ..options.from_schema import Given, Offer, with_options
+from ..options.parameters import flag
 
 EXAMPLES = (
     "slo-bench run",
@@ -29,32 +30,26 @@ EXAMPLES = (
 def run(
     given: Annotated[Given, Offer()],
     validate: options.Validate = False,
-    out: options.Out = None,
-    resume: options.Resume = False,
-    jobs: options.Jobs = None,
-    executor: options.Executor = "local",
-    address: options.Address = None,
-    no_report: options.NoReport = False,
-    as_json: options.AsJson = False,
+    *,
+    execution: options.Execution,
+    as_json: Annotated[
+        bool, flag("Print only the rows of cells.csv, as a JSON list.", "--json", panel=options.RUN)
+    ] = False,
 ) -> None:
     """Run an experiment: every system at every rate and seed. Writes a run folder with a report."""
     from ...harness.validation.run_replay import validate_run
     from ...predictors.profiles.profile import read_profile
-    from ..options.executor import executor_of
     from ..options.experiment import experiment_of
-    from ..output.run import run_shown, summarise, write_page
-    from ..output.validated_run import levels_shown, validated
+    from ..output.run import levels_shown, run_shown, summarise, validated, write_page
 
     judged = None
     if validate and "profile" in given.settings:  # judged, and no setting of the experiment
         judged = Path(given.settings.pop("profile"))
-    experiment = experiment_of(given, options.resumed_in(out, resume))
+    experiment = experiment_of(given, execution.resumed)
     if validate or experiment.server.validated:
         experiment = validated(experiment, judged)
         validate = True
-    result = run_shown(
-        experiment, out, jobs=jobs, executor=executor_of(executor, address), resume=resume
-    )
+    result = run_shown(experiment, execution)
     nothing_to_show = not any(row["valid"] for row in result.rows())
     levels, problem = [], None
     if validate:
@@ -62,7 +57,7 @@ def run(
             levels = validate_run(result.folder, None if judged is None else read_profile(judged))
         except SloBenchError as error:
             problem = error  # what was measured is shown all the same
-    page = None if no_report or nothing_to_show else write_page(result)
+    page = None if execution.no_report or nothing_to_show else write_page(result.folder)
     if as_json:
         rows = [row for level in levels for row in level.rows()] if validate else result.rows()
         typer.echo(json.dumps(rows, allow_nan=False))

@@ -1,4 +1,4 @@
-"""`slo-bench selftest`: how truly this machine measures."""
+"""`slo-bench selftest`: measurement errors of the load generator on this machine."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...workloads.errors import SloBenchError
+from ..options.parameters import flag, option
 
 if TYPE_CHECKING:
     from ...harness.validation.selftest import SelfTest, SelfTestLevel
@@ -19,22 +20,15 @@ EXAMPLES = ("slo-bench selftest", "slo-bench selftest --rates 10,50 --no-search 
 
 def selftest(
     rates: Annotated[
-        str | None,
-        typer.Option(metavar="50,200", help="Rates to measure, in requests per second."),
+        str | None, option("50,200", "Rates to measure, in requests per second.")
     ] = None,
     seconds: Annotated[
-        float,
-        typer.Option(metavar="S", help="Length of the arrival period at each rate, in seconds."),
+        float, option("S", "Length of the arrival period at each rate, in seconds.")
     ] = 4.0,
     search: Annotated[
-        bool,
-        typer.Option(
-            "--search/--no-search", help="Search for the highest rate with valid measurements."
-        ),
+        bool, flag("Search for the highest rate with valid measurements.", "--search/--no-search")
     ] = True,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print only the levels, as JSON.")
-    ] = False,
+    as_json: Annotated[bool, flag("Print only the levels, as JSON.", "--json")] = False,
 ) -> None:
     """Measure the load generator against a mock server with known latencies: its errors, its
     cost and its maximum rate on this machine.

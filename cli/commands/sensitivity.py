@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from ...workloads.errors import SloBenchError
+from ..options.declared import HtmlOrJson
 from ..options.from_schema import Given, Offer, with_options
+from ..options.parameters import option
 
 if TYPE_CHECKING:
     from ...harness.experiments.execution.cells import CellSpec
@@ -44,32 +42,27 @@ def sensitivity(
     given: Annotated[Given, Offer(only=_ASKED, changed=_CHANGED)],
     perturb: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME[=0.8,1.2|0.8:1.2:0.1]",
-            help="Quantity to perturb and its values: step-time, weights, attention, host "
+        option(
+            "NAME[=0.8,1.2|0.8:1.2:0.1]",
+            "Quantity to perturb and its values: step-time, weights, attention, host "
             "(factors); prediction (σ of lognormal errors); burstiness (coefficient of "
             "variation of gaps). May be repeated. Default: all, each over its default range.",
         ),
     ] = None,
     metric: Annotated[
         str,
-        typer.Option(
-            metavar="M",
-            help="Metric that ranks the systems: capacity, or at --rate attainment, goodput, "
+        option(
+            "M",
+            "Metric that ranks the systems: capacity, or at --rate attainment, goodput, "
             "ttft_p50, ttft_p99, tpot_p50, tpot_p99 or e2e_p99.",
         ),
     ] = "capacity",
-    target: Annotated[
-        float, typer.Option(metavar="SHARE", help="Target attainment of the capacity.")
-    ] = 0.9,
+    target: Annotated[float, option("SHARE", "Target attainment of the capacity.")] = 0.9,
     rate: Annotated[
-        float | None,
-        typer.Option(metavar="R", help="Offered rate in req/s, for metrics other than capacity."),
+        float | None, option("R", "Offered rate in req/s, for metrics other than capacity.")
     ] = None,
-    html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Also write an HTML page.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print only JSON.")] = False,
+    *,
+    output: HtmlOrJson,
 ) -> None:
     """Rank systems in simulation while step times, predictions or burstiness are perturbed.
 
@@ -79,7 +72,6 @@ def sensitivity(
     from ...reports.pages import sensitivity as shown
     from ...tuner.sensitivity.study import CAPACITY, Ranked, study
     from ..options.experiment import experiment_of
-    from ..output.console import terminal
     from ..output.progress import counted
 
     ranked = Ranked(metric, target)
@@ -95,15 +87,7 @@ def sensitivity(
     cells = _one_level(list(experiment.plan().cells))
     with counted("points") as progress:
         found = study(cells, _axes(perturb), ranked, progress=progress)
-    if html is not None:
-        shown.write_sensitivity(found, html)
-    if as_json:
-        typer.echo(json.dumps(shown.sensitivity_json(found), allow_nan=False, ensure_ascii=False))
-        return
-    console = terminal()
-    console.print(shown.sensitivity_text(found))
-    if html is not None:
-        console.print(str(html), markup=False, highlight=False, soft_wrap=True)
+    output.show(found, shown.write_sensitivity, shown.sensitivity_json, shown.sensitivity_text)
 
 
 def _one_level(cells: list[CellSpec]) -> list[CellSpec]:

@@ -8,8 +8,9 @@ from typing import Annotated, Any
 import typer
 
 from ...workloads.errors import SloBenchError
-from ..options.completion import listed
 from ..options.from_schema import Given, Offer, with_options
+from ..options.names import listed
+from ..options.parameters import argument, option
 
 EXAMPLES = (
     "slo-bench serve vllm --backend vllm --model path/to/model --instances 2 --router prefix-aware",
@@ -55,72 +56,59 @@ _CHANGED = {
 def serve(
     system: Annotated[
         str,
-        typer.Argument(
-            metavar="SYSTEM",
-            help="System by name, or FILE.py[:CLASS] with your own. The system with the server's "
+        argument(
+            "SYSTEM",
+            "System by name, or FILE.py[:CLASS] with your own. The system with the server's "
             "own name (vllm, sglang) is the unpatched server.",
-            autocompletion=listed("systems"),
+            complete=listed("systems"),
         ),
     ],
     given: Annotated[Given, Offer(only=_TAKEN, changed=_CHANGED)],
     model: Annotated[
         list[str] | None,
-        typer.Option(
-            "--model",
-            "-m",
-            metavar="PATH",
-            help="Model: a folder, or a name on the Hugging Face hub. With torch: a folder; "
+        option(
+            "PATH",
+            "Model: a folder, or a name on the Hugging Face hub. With torch: a folder; "
             "default: a tiny Llama with random weights. With prism: may be repeated; the "
             "models share one queue.",
+            "--model",
+            "-m",
         ),
     ] = None,
     max_active_models: Annotated[
         int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help="With prism: maximum number of models active on the device; others sleep or are "
+        option(
+            "N",
+            "With prism: maximum number of models active on the device; others sleep or are "
             "stopped. Default: all.",
+            min=1,
         ),
     ] = None,
     backend: Annotated[
         str,
-        typer.Option(
+        option(
+            "B",
+            "Server: vllm, sglang or torch (the built-in PyTorch engine); vllm==0.32.0 "
+            "selects a version.",
             "--backend",
             "-b",
-            metavar="B",
-            help="Server: vllm, sglang or torch (the built-in PyTorch engine); vllm==0.32.0 "
-            "selects a version.",
         ),
     ] = "vllm",
     parameter: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="NAME=VALUE", help="Parameter of the system. May be repeated."
-        ),
+        list[str] | None, option("NAME=VALUE", "Parameter of the system. May be repeated.", "--set")
     ] = None,
-    port: Annotated[
-        int | None, typer.Option(metavar="N", help="Port of the server. Default: a free port.")
-    ] = None,
+    port: Annotated[int | None, option("N", "Port of the server. Default: a free port.")] = None,
     served_name: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Model name for clients. Default: as --model."),
+        str | None, option("NAME", "Model name for clients. Default: as --model.")
     ] = None,
     device: Annotated[
-        str | None,
-        typer.Option(metavar="D", help="With torch: device: cpu (the default), cuda or cuda:N."),
+        str | None, option("D", "With torch: device: cpu (the default), cuda or cuda:N.")
     ] = None,
     step_log: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="File for one JSON line per iteration (batch, duration)."
-        ),
+        Path | None, option("FILE", "File for one JSON line per iteration (batch, duration).")
     ] = None,
     log: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="File for the server's output. Default: servers/SYSTEM.log."
-        ),
+        Path | None, option("FILE", "File for the server's output. Default: servers/SYSTEM.log.")
     ] = None,
 ) -> None:
     """Serve a model with a policy inside the server; print the address when it is ready.
@@ -141,14 +129,12 @@ def serve(
         check_hears,
         only_one,
         parameters_of,
+        say,
         serve_models,
         serve_torch,
         stop_on_signals,
         wait_while_served,
     )
-
-    def say(line: str) -> None:
-        typer.echo(line, err=True)
 
     stop_on_signals(signal.SIGTERM, signal.SIGHUP)
     models = model or []
@@ -173,12 +159,10 @@ def serve(
             length_predictor=length_predictor,
         )
         return
-    if embedder is not None:
-        raise SloBenchError("--embedder goes with --backend torch only")
-    if kv_store:
-        raise SloBenchError("--kv-store goes with --backend torch only")
-    if device is not None:
-        raise SloBenchError("--device goes with --backend torch only")
+    only_torch = {"--embedder": embedder, "--kv-store": kv_store or None, "--device": device}
+    for name, value in only_torch.items():
+        if value is not None:
+            raise SloBenchError(f"{name} goes with --backend torch only")
     if not models:
         raise SloBenchError(f"--backend {backend} needs --model PATH")
     wanted = Serve(

@@ -27,6 +27,11 @@ if TYPE_CHECKING:
 _LOOK_EVERY_S = 0.5
 
 
+def say(line: str) -> None:
+    """Print a line to standard error."""
+    typer.echo(line, err=True)
+
+
 def parameters_of(options: Sequence[str]) -> dict[str, bool | int | float | str]:
     """Parse NAME=VALUE options.
 
@@ -145,9 +150,6 @@ def serve_models(
     from ...harness.servers.gateway.models import SharedPlan
     from ...harness.servers.launch.model_lifecycle import served_names, stage_of
 
-    def say(line: str) -> None:
-        typer.echo(line, err=True)
-
     with contextlib.ExitStack() as stack:
         stage = stage_of(models, common, policy, log, say=say)
         stack.callback(stage.close)
@@ -182,9 +184,6 @@ def serve_torch(
     from ...harness.servers.gateway import serving as gateway
     from ...harness.servers.launch.model_folders import TINY
     from ...harness.servers.torch_server import serving_model
-
-    def say(line: str) -> None:
-        typer.echo(line, err=True)
 
     if model is None:
         say(f"{TINY}: a tiny Llama with random weights, made here")

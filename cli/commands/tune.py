@@ -1,22 +1,52 @@
-"""`slo-bench tune`: which parameters, instances, placement and server settings carry the
-most load?
+"""`slo-bench tune`: search for the parameters, instances, placement and server settings that carry
+the most load.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from ..options.examples import epilog
+from ...tuner.search.settings import TuneSettings
+from ...workloads.errors import SloBenchError
+from ..options import declared as options
+from ..options.from_schema import Given, Offer, with_options
+from ..options.names import listed
+from ..options.parameters import argument, epilog, flag, option
+from ..options.tune import CHANGED, NOT_TUNED, StudyOptions, asked_of
 from .tune_placement import PLACEMENT_EXAMPLES, tune_placement
-from .tune_server import EXAMPLES as SERVER_EXAMPLES
-from .tune_server import tune_server
-from .tune_system import EXAMPLES as SYSTEM_EXAMPLES
-from .tune_system import tune_system
 
+SYSTEM_EXAMPLES = (
+    "slo-bench tune sarathi",
+    "slo-bench tune slo-odbs --slo 'e2e=uniform(1,350)' --search slo_weight=0..10 "
+    "--search output_weight=0..10 --trials 30 --confirm-workload azure-conv",
+    "slo-bench tune ascendra --gpus 4 --search n_lp=1..3 --search n_hp=1..3 --search threshold",
+    "slo-bench tune vllm --objective capacity --objective cost --search instances=1..4 "
+    "--search tp=1,2",
+    "slo-bench tune vllm --objective ttft_p99 --rate 4 --search parameters --sampler random",
+    "slo-bench tune --resume --out runs/tune-sarathi",
+    "slo-bench tune tune.toml --trials 20",
+    "slo-bench tune vllm --executor ray --address 10.0.0.1:6379 --jobs 8 --trials 100",
+)
+SERVER_EXAMPLES = (
+    "slo-bench tune server --backend vllm --model path/to/model --objective goodput --rate 2 "
+    "--search max_num_seqs=16,64,256",
+    "slo-bench tune server --backend sglang --model path/to/model --search "
+    "max_running_requests=8..64 --max-time 3600",
+    "slo-bench tune server --backend vllm --model path/to/model --rate 2 --objective ttft_p99 "
+    "--search server.gpu-memory-utilization=0.8,0.9 --search max_num_batched_tokens=2048,8192",
+)
 _SYSTEM = "system"  # the command for a system or a file
+_NOT_OF_A_SERVER = (
+    *("backend", "model", "models", "gpu", "gpus", "device_map", "failures", "embedder"),
+    *("embed_instances", "profile", "weight_dtype", "kv_dtype", "memory_share", "host_memory_gib"),
+    *("host_s", "overlong_requests", "objective", "client.base_urls", "server.workers"),
+    *("server.moving", "server.clock", "server.kv_store"),
+)
 
 
 class _SystemsByName(TyperGroup):
@@ -55,8 +85,84 @@ def tune() -> None:
     """
 
 
-app.command(_SYSTEM, epilog=epilog(SYSTEM_EXAMPLES))(tune_system)
-app.command("server", epilog=epilog(SERVER_EXAMPLES))(tune_server)
+@app.command(_SYSTEM, epilog=epilog(SYSTEM_EXAMPLES))
+@with_options
+def tune_system(
+    given: Annotated[Given, Offer(without=(*NOT_TUNED, "client.base_urls"), changed=CHANGED)],
+    tuning: Annotated[Given, Offer(TuneSettings)],
+    kept: StudyOptions,
+    what: Annotated[
+        str | None,
+        argument(
+            "[SYSTEM|FILE.toml]",
+            "System by name, FILE.py[:CLASS] with your own, or an experiment file with a table "
+            "\\[tune].",
+            complete=listed("systems"),
+        ),
+    ] = None,
+    resume: Annotated[
+        bool,
+        flag(
+            "Continue the study in --out, or join another process that runs it.",
+            "--resume",
+            panel=options.STORAGE,
+        ),
+    ] = False,
+    executor: options.Executor = "local",
+    address: options.Address = None,
+    jobs: Annotated[
+        int | None,
+        option(
+            "N",
+            "Number of parallel trials, each in its own process. Default: 1; with --executor ray "
+            "the number of cores of the cluster.",
+            "--jobs",
+            "-j",
+            panel=options.RUN,
+        ),
+    ] = None,
+    no_report: options.NoReport = False,
+) -> None:
+    """Tune a system: every parameter, or those given by --search; the word `system` may be left
+    out.
+    """
+    from ..output.tune import tuned
+
+    if what is not None and what.endswith(".toml"):
+        given, what = replace(given, file=Path(what)), None
+    experiment, settings = asked_of(given, tuning, what, options.resumed_in(kept.out, resume))
+    where = options.executor_of(executor, address)
+    tuned(experiment, settings, kept, where, jobs, no_report=no_report, resume=resume)
+
+
+@app.command("server", epilog=epilog(SERVER_EXAMPLES))
+@with_options
+def tune_server(
+    backend: Annotated[str, option("vllm|sglang", "Server to start.", "--backend", "-b")],
+    model: Annotated[
+        str, option("PATH", "Model: a folder, or a name on the Hugging Face hub.", "--model", "-m")
+    ],
+    given: Annotated[Given, Offer(without=(*NOT_TUNED, *_NOT_OF_A_SERVER), changed=CHANGED)],
+    tuning: Annotated[Given, Offer(TuneSettings, without=("confirm_backend",))],
+    kept: StudyOptions,
+    no_report: options.NoReport = False,
+) -> None:
+    """Tune a real server: it is started, measured and stopped for every configuration.
+
+    Parameters are the server's own options (see `slo-bench list systems vllm`); others are searched
+    as server.NAME=A,B, where NAME is the server's option without its dashes. A configuration with
+    which the server does not start or dies is a failed trial; its log is kept. To resume:
+    `slo-bench tune --resume --out DIR`.
+    """
+    from ..output.tune import tuned
+
+    if backend not in ("vllm", "sglang"):
+        raise SloBenchError(f"--backend must be vllm or sglang but is {backend!r}")
+    given.settings.update(backend=backend, model=model)
+    experiment, settings = asked_of(given, tuning, backend)
+    tuned(experiment, settings, kept, no_report=no_report)
+
+
 app.command("placement", epilog=epilog(PLACEMENT_EXAMPLES))(tune_placement)
 app.command(  # UELLM's name for it, by which readers of the paper look for it
     "helr",

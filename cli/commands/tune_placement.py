@@ -1,4 +1,4 @@
-"""`slo-bench tune placement`: which layers of a model on which device?"""
+"""`slo-bench tune placement`: maps the layers of a model to devices."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from ...workloads.errors import SloBenchError
+from ..options.declared import HtmlOrJson
 from ..options.from_schema import Given, Offer, with_options
+from ..options.parameters import flag, option
 
 if TYPE_CHECKING:
     from ...tuner.placement.compare import SolverResult
@@ -40,78 +40,57 @@ class MapSearch:
 
     mode: Annotated[
         str,
-        typer.Option(
-            metavar="he|lr|balanced",
-            help="Objective: he: fewest devices; lr: lowest latency; balanced: both.",
-            rich_help_panel=_ASKED,
+        option(
+            "he|lr|balanced",
+            "Objective: he: fewest devices; lr: lowest latency; balanced: both.",
+            panel=_ASKED,
         ),
     ] = "balanced"
     latency_weight: Annotated[
-        float | None,
-        typer.Option(metavar="A1", help="In place of the mode's.", rich_help_panel=_ASKED),
+        float | None, option("A1", "In place of the mode's.", panel=_ASKED)
     ] = None
     device_weight: Annotated[
-        float | None,
-        typer.Option(metavar="A2", help="In place of the mode's.", rich_help_panel=_ASKED),
+        float | None, option("A2", "In place of the mode's.", panel=_ASKED)
     ] = None
     method: Annotated[
-        str,
-        typer.Option(
-            metavar="exact|helr|even|optuna|morphling",
-            help="Solver whose map is saved.",
-            rich_help_panel=_ASKED,
-        ),
+        str, option("exact|helr|even|optuna|morphling", "Solver whose map is saved.", panel=_ASKED)
     ] = "exact"
-    check: Annotated[
-        bool,
-        typer.Option("--check", help="Also solve with Optuna, as a check.", rich_help_panel=_ASKED),
-    ] = False
-    trials: Annotated[
-        int, typer.Option(metavar="N", help="Number of Optuna trials.", rich_help_panel=_ASKED)
-    ] = 300
+    check: Annotated[bool, flag("Also solve with Optuna, as a check.", "--check", panel=_ASKED)] = (
+        False
+    )
+    trials: Annotated[int, option("N", "Number of Optuna trials.", panel=_ASKED)] = 300
     tests: Annotated[
-        int,
-        typer.Option(
-            metavar="N",
-            help="Number of stress tests of the solver morphling.",
-            rich_help_panel=_ASKED,
-        ),
+        int, option("N", "Number of stress tests of the solver morphling.", panel=_ASKED)
     ] = 4
-    test_requests: Annotated[
-        int,
-        typer.Option(metavar="N", help="Requests in each stress test.", rich_help_panel=_ASKED),
-    ] = 100
+    test_requests: Annotated[int, option("N", "Requests in each stress test.", panel=_ASKED)] = 100
     batch: Annotated[
-        int,
-        typer.Option(
-            metavar="N",
-            help="Batch size (sequences) of the timed iteration.",
-            rich_help_panel=_ASKED,
-        ),
+        int, option("N", "Batch size (sequences) of the timed iteration.", panel=_ASKED)
     ] = 8
     context: Annotated[
-        int,
-        typer.Option(
-            metavar="N",
-            help="Context length of each sequence, in KV tokens.",
-            rich_help_panel=_ASKED,
-        ),
+        int, option("N", "Context length of each sequence, in KV tokens.", panel=_ASKED)
     ] = 512
     host_ms: Annotated[
         float,
-        typer.Option(
-            metavar="MS",
-            help="Host time of an iteration in milliseconds; about 30 for an eager loop.",
-            rich_help_panel=_ASKED,
+        option(
+            "MS",
+            "Host time of an iteration in milliseconds; about 30 for an eager loop.",
+            panel=_ASKED,
         ),
     ] = 1.0
     lanes: Annotated[
         int | None,
-        typer.Option(
-            metavar="N",
-            help="Batches in flight in the simulation of the map. Default: one per stage.",
-            rich_help_panel=_ASKED,
+        option(
+            "N",
+            "Batches in flight in the simulation of the map. Default: one per stage.",
+            panel=_ASKED,
         ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class _Output(HtmlOrJson):
+    html: Annotated[
+        Path | None, option("FILE", "Also write an HTML page with the map.", "--html")
     ] = None
 
 
@@ -121,46 +100,31 @@ def tune_placement(
     asked: MapSearch,
     topology: Annotated[
         str | None,
-        typer.Option(
-            metavar="FILE|NAME",
-            help="TOML file of devices and links, or a shipped topology: uellm, uellm-table-2-1. "
+        option(
+            "FILE|NAME",
+            "TOML file of devices and links, or a shipped topology: uellm, uellm-table-2-1. "
             "Default: this machine, as reported by nvidia-smi.",
-            rich_help_panel=_DEVICES,
+            panel=_DEVICES,
         ),
     ] = None,
-    devices: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Number of GPUs.", rich_help_panel=_DEVICES),
-    ] = None,
+    devices: Annotated[int | None, option("N", "Number of GPUs.", panel=_DEVICES)] = None,
     reserve_gib: Annotated[
-        float,
-        typer.Option(
-            metavar="GIB", help="Memory kept free for KV on every device.", rich_help_panel=_DEVICES
-        ),
+        float, option("GIB", "Memory kept free for KV on every device.", panel=_DEVICES)
     ] = 0.0,
     kv_tokens: Annotated[
-        int,
-        typer.Option(
-            metavar="N",
-            help="Number of tokens whose KV must fit beside the layers.",
-            rich_help_panel=_DEVICES,
-        ),
+        int, option("N", "Number of tokens whose KV must fit beside the layers.", panel=_DEVICES)
     ] = 2048,
     out: Annotated[
         Path | None,
-        typer.Option(
+        option(
+            "FILE.json",
+            "File for the device map, as accelerate, vLLM, SGLang and `run --device-map` read it.",
             "--out",
             "-o",
-            metavar="FILE.json",
-            help="File for the device map, as accelerate, vLLM, SGLang and `run --device-map` read "
-            "it.",
         ),
     ] = None,
-    html: Annotated[
-        Path | None,
-        typer.Option("--html", metavar="FILE", help="Also write an HTML page with the map."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print only JSON.")] = False,
+    *,
+    output: _Output,
 ) -> None:
     """Map the layers of a model to devices by HELR and by an exact solver; compare the costs."""
     from ...predictors.specs import model as model_of
@@ -169,7 +133,6 @@ def tune_placement(
     from ...tuner.placement.launch import document
     from ...tuner.placement.morphling import Bench, morphling
     from ...tuner.placement.problem import problem_of
-    from ..output.console import terminal
 
     if asked.method not in (*METHODS, "morphling"):
         raise SloBenchError(
@@ -221,14 +184,7 @@ def tune_placement(
         _write(
             out, document(spec, where, chosen.placed, lanes=asked.lanes, ready_s=ready_s), chosen
         )
-    if html is not None:
-        shown.write_map(result, html)
-    if as_json:
-        typer.echo(json.dumps(shown.map_json(result), allow_nan=False, ensure_ascii=False))
-        return
-    console = terminal()
-    console.print(shown.map_text(result))
-    _say_written(console, out, html)
+    output.show(result, shown.write_map, shown.map_json, shown.map_text, out)
 
 
 def _topology(named: str | None, gpu: str | None, devices: int | None) -> Topology:
@@ -278,9 +234,3 @@ def _write(out: Path, document: dict[str, Any], chosen: SolverResult) -> None:
         out.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
         raise SloBenchError(f"cannot write {out}: {error.strerror}") from error
-
-
-def _say_written(console: Any, *files: Path | None) -> None:
-    for file in files:
-        if file is not None:
-            console.print(str(file), markup=False, highlight=False, soft_wrap=True)

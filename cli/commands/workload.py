@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..options.completion import listed
-from ..options.examples import epilog
 from ..options.from_schema import Given, Offer, with_options
+from ..options.names import listed
+from ..options.parameters import argument, epilog, flag, option
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,16 +40,14 @@ SHOWN_REQUESTS = 10_000  # of a workload without arrivals of its own
 
 Source = Annotated[
     str,
-    typer.Argument(
-        metavar="SOURCE",
-        help="Catalogue name, trace file, `synthetic`, or `mix(chat=azure-conv:0.7, …)`.",
-        autocompletion=listed("workloads"),
+    argument(
+        "SOURCE",
+        "Catalogue name, trace file, `synthetic`, or `mix(chat=azure-conv:0.7, …)`.",
+        complete=listed("workloads"),
     ),
 ]
-Rate = Annotated[float | None, typer.Option(metavar="R", help="Mean arrival rate, req/s.")]
-ReplaySpeed = Annotated[
-    float | None, typer.Option(metavar="F", help="Factor by which a trace is sped up.")
-]
+Rate = Annotated[float | None, option("R", "Mean arrival rate, req/s.")]
+ReplaySpeed = Annotated[float | None, option("F", "Factor by which a trace is sped up.")]
 _TAKEN = (
     *("requests", "duration_s", "seed", "slo", "arrivals", "prompt_tokens", "output_tokens"),
     *("sessions", "models", "trace_format"),
@@ -69,7 +67,7 @@ def show(
     given: Annotated[Given, Offer(only=_TAKEN, without=("slo",), changed=_CHANGED)],
     rate: Rate = None,
     replay_speed: ReplaySpeed = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the statistics as JSON.")] = False,
+    as_json: Annotated[bool, flag("Print the statistics as JSON.", "--json")] = False,
 ) -> None:
     """Show counts, quantiles, burstiness and histograms of a workload."""
     import dataclasses
@@ -114,10 +112,7 @@ def make(
     source: Source,
     given: Annotated[Given, Offer(only=_TAKEN, changed=_CHANGED)],
     out: Annotated[
-        Path,
-        typer.Option(
-            "--out", "-o", metavar="FILE", help="CSV file; compressed if the name ends in .gz."
-        ),
+        Path, option("FILE", "CSV file; compressed if the name ends in .gz.", "--out", "-o")
     ],
     rate: Rate = None,
     replay_speed: ReplaySpeed = None,
@@ -152,8 +147,7 @@ def _loaded(source: str, given: Given) -> WorkloadSource:
 @app.command(epilog=epilog(_FETCHES))
 def fetch(
     name: Annotated[
-        str | None,
-        typer.Argument(metavar="NAME", help="Dataset name. Without it: list the available ones."),
+        str | None, argument("NAME", "Dataset name. Without it: list the available ones.")
     ] = None,
 ) -> None:
     """Download a public dataset into the cache and print its path."""

@@ -1,114 +1,151 @@
-"""The options of commands that run experiments and are no settings of one, each declared once."""
+"""Options of commands that run experiments, other than the settings of an experiment."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from ...harness.experiments.config.setting import COMPARED, RUN
-from ...workloads.errors import SloBenchError
-from .completion import listed
+from ...workloads.errors import SloBenchError, UnknownNameError
+from .names import listed
+from .parameters import argument, flag, option
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from ...harness.experiments.execution.ray_pool import OnRay
+    from ...harness.experiments.execution.workers import WorkerPool
 
 STORAGE = "Execution"
+Found = TypeVar("Found")
 
-File = Annotated[Path | None, typer.Argument(metavar="[FILE.toml]", help="Experiment file.")]
+File = Annotated[Path | None, argument("[FILE.toml]", "Experiment file.")]
 Suite = Annotated[
     str | None,
-    typer.Option(
-        metavar="NAME",
-        help="Predefined experiment (see `slo-bench list suites`). Default without any option: "
+    option(
+        "NAME",
+        "Predefined experiment (see `slo-bench list suites`). Default without any option: "
         "quickstart.",
-        autocompletion=listed("suites"),
+        complete=listed("suites"),
     ),
 ]
 Set = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="NAME=VALUE",
-        help="Value of a setting (tp=2) or of a system's parameter (sarathi.chunk_tokens=512; with "
+    option(
+        "NAME=VALUE",
+        "Value of a setting (tp=2) or of a system's parameter (sarathi.chunk_tokens=512; with "
         "one system chunk_tokens=512). May be repeated.",
-        rich_help_panel=COMPARED,
+        "--set",
+        panel=COMPARED,
     ),
 ]
 Sweep = Annotated[
     list[str] | None,
-    typer.Option(
-        "--sweep",
-        metavar="NAME=A,B,…",
-        help="Run every combination with these values of a setting (tp=1,2) or of a system's "
+    option(
+        "NAME=A,B,…",
+        "Run every combination with these values of a setting (tp=1,2) or of a system's "
         "parameter (sarathi.chunk_tokens=512,1024). May be repeated.",
-        rich_help_panel=COMPARED,
+        "--sweep",
+        panel=COMPARED,
     ),
 ]
 Validate = Annotated[
     bool,
-    typer.Option(
-        "--validate",
-        help="Validate the simulator against the measured server: simulate every level with step "
+    flag(
+        "Validate the simulator against the measured server: simulate every level with step "
         "times fitted to the steps that the server logged at the other levels, and print the "
         "errors. Every level is measured three times, to separate simulation error from noise "
         "of the machine. With --profile FILE its step times are used instead; servers given "
         "by --base-url need it. --json prints the error rows.",
-        rich_help_panel=RUN,
+        "--validate",
+        panel=RUN,
     ),
 ]
 Out = Annotated[
     Path | None,
-    typer.Option(
-        "--out",
-        "-o",
-        metavar="DIR",
-        help="Run folder, empty or new. Default: a new one under runs.",
-        rich_help_panel=RUN,
+    option(
+        "DIR", "Run folder, empty or new. Default: a new one under runs.", "--out", "-o", panel=RUN
     ),
 ]
 Resume = Annotated[
-    bool,
-    typer.Option(
-        "--resume", help="Skip cells that are already finished in --out.", rich_help_panel=RUN
-    ),
+    bool, flag("Skip cells that are already finished in --out.", "--resume", panel=RUN)
 ]
 Jobs = Annotated[
     int | None,
-    typer.Option(
-        "--jobs",
-        "-j",
-        metavar="N",
-        help="Number of parallel processes. Default: one per core.",
-        rich_help_panel=RUN,
-    ),
+    option("N", "Number of parallel processes. Default: one per core.", "--jobs", "-j", panel=RUN),
 ]
 Executor = Annotated[
     str,
-    typer.Option(
-        metavar="local|ray",
-        help="Where simulations run and from where load is sent to running servers: this machine, "
+    option(
+        "local|ray",
+        "Where simulations run and from where load is sent to running servers: this machine, "
         "or all machines of a Ray cluster (needs slo-bench[ray]).",
-        rich_help_panel=RUN,
+        panel=RUN,
     ),
 ]
 Address = Annotated[
     str | None,
-    typer.Option(
-        metavar="HOST:PORT|auto",
-        help="Address of the Ray cluster. Default: start one on this machine.",
-        rich_help_panel=RUN,
+    option(
+        "HOST:PORT|auto",
+        "Address of the Ray cluster. Default: start one on this machine.",
+        panel=RUN,
     ),
 ]
-NoReport = Annotated[
-    bool, typer.Option("--no-report", help="Do not write report.html.", rich_help_panel=RUN)
-]
-AsJson = Annotated[
-    bool,
-    typer.Option(
-        "--json",
-        help="Print only the rows of cells.csv, as a JSON list.",
-        rich_help_panel=RUN,
-    ),
-]
+NoReport = Annotated[bool, flag("Do not write report.html.", "--no-report", panel=RUN)]
+
+
+@dataclass(frozen=True)
+class Execution:
+    """Options of `run` and `capacity`: the run folder, where runs are made, and the report."""
+
+    out: Out = None
+    resume: Resume = False
+    jobs: Jobs = None
+    executor: Executor = "local"
+    address: Address = None
+    no_report: NoReport = False
+
+    @property
+    def resumed(self) -> Path | None:
+        """The folder to resume, or None without --resume."""
+        return resumed_in(self.out, self.resume)
+
+    @property
+    def cluster(self) -> OnRay | None:
+        """The Ray cluster, or None: this machine."""
+        return executor_of(self.executor, self.address)
+
+
+@dataclass(frozen=True)
+class HtmlOrJson:
+    """The options --html and --json of a command with one result."""
+
+    html: Annotated[Path | None, option("FILE", "Also write an HTML page.", "--html")] = None
+    as_json: Annotated[bool, flag("Print only JSON.", "--json")] = False
+
+    def show(
+        self,
+        found: Found,
+        write: Callable[[Found, Path], object],
+        plain: Callable[[Found], Any],
+        text: Callable[[Found], RenderableType],
+        *files: Path | None,
+    ) -> None:
+        """Write the page of a result; print its JSON, or its text and the names of the files."""
+        from ..output.console import print_result
+
+        if self.html is not None:
+            write(found, self.html)
+        if self.as_json:
+            typer.echo(json.dumps(plain(found), allow_nan=False, ensure_ascii=False))
+        else:
+            print_result(text(found), *files, self.html)
 
 
 def resumed_in(out: Path | None, resume: bool) -> Path | None:
@@ -120,3 +157,36 @@ def resumed_in(out: Path | None, resume: bool) -> Path | None:
     if resume and out is None:
         raise SloBenchError("--resume needs the folder to go on with: --out DIR")
     return out if resume else None
+
+
+def executor_of(name: str, address: str | None) -> OnRay | None:
+    """Return the Ray cluster of --executor and --address, or None for this machine.
+
+    Raises:
+        SloBenchError: the executor is unknown, or an address is given without Ray.
+    """
+    if name == "ray":
+        from ...harness.experiments.execution.ray_pool import OnRay
+
+        return OnRay(address)
+    if name != "local":
+        raise UnknownNameError("--executor", name, ("local", "ray"))
+    if address is not None:
+        raise SloBenchError("--address is that of a Ray cluster: add --executor ray")
+    return None
+
+
+def pool_of(where: OnRay | None, jobs: int) -> AbstractContextManager[WorkerPool | None]:
+    """Return the executor of simulations: the Ray cluster, `jobs` local processes, or None (this
+    process) for a single job.
+
+    Raises:
+        SloBenchError: `jobs` is below 1.
+    """
+    if where is not None:
+        return where.pool()
+    if jobs == 1:
+        return nullcontext()
+    from ...harness.experiments.execution.local_pool import LocalPool
+
+    return LocalPool(jobs)

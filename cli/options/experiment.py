@@ -1,4 +1,4 @@
-"""From the options of `slo-bench run` and its like to an experiment."""
+"""Makes an experiment from the options of `slo-bench run` and similar commands."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def _asked_name(owner: str, systems: Sequence[str], option: str) -> str:
 
 
 def _only(systems: Sequence[str], parameter: str, option: str) -> str:
-    """The system that such a parameter is of: the only one."""
+    """Return the only system; it must have this parameter."""
     bounds = system(systems[0]).bounds() if len(systems) == 1 else {}
     if parameter not in bounds:
         known = {*bounds, *Experiment.model_fields} - {"parameters"}

@@ -27,8 +27,8 @@ from ...harness.experiments.config.setting import (
 )
 from ...workloads.errors import SloBenchError
 from ...workloads.parsing import parse_json
-from .completion import among, listed
 from .declared import STORAGE, File, Set, Suite, Sweep
+from .names import among, listed
 
 _OWN = "panels of a command's own"
 _PANELS = (
@@ -88,7 +88,7 @@ class Offer:
         return [*first, *map(_parameter, self._settings()), *beside.values()]
 
     def given(self, typed: dict[str, Any]) -> Given:
-        """Take what was given out of what was typed.
+        """Remove the values of these options from `typed`, and return those that were given.
 
         Raises:
             SloBenchError: a value cannot be read.
@@ -122,11 +122,8 @@ class Offer:
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
     """Return a command function with options in place of each parameter that groups several.
 
-    Such a parameter is annotated with an `Offer` (settings), or is a dataclass with options as
-    fields. Options are sorted by panel.
-
-    That is one annotated with an `Offer`, for settings, or a dataclass whose fields are options.
-    Options stand in the order of their panels.
+    Such a parameter is annotated with an `Offer` (settings), or is a dataclass whose fields are
+    options. Options are sorted by panel.
     """
     signature = inspect.signature(command, eval_str=True)
     offers: dict[str, Offer | type] = {}
@@ -160,7 +157,7 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _panel(parameter: inspect.Parameter) -> int:
-    """The place of its panel in the help."""
+    """Return the position of an option's panel in the help."""
     panel = getattr(parameter.annotation.__metadata__[0], "rich_help_panel", None)
     return _PANELS.index(panel if panel in _PANELS else _OWN)
 
@@ -199,7 +196,7 @@ def _parameter(one: Declared) -> inspect.Parameter:
 
 
 def _only_switches(one: Declared) -> bool:
-    """Is there nothing to say but that it differs from its default?"""
+    """Return True for a setting that its option can only switch on, or only off."""
     return one.default is False or one.option.startswith("--no-")
 
 

@@ -1,8 +1,12 @@
-"""The names that options take, with the facts that `slo-bench list` prints of each."""
+"""Names that options take: what `slo-bench list` prints of each, and their shell completion."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+
+import typer
+
+from .parameters import Complete
 
 Entry = dict[str, str | int | float | None]
 
@@ -141,3 +145,33 @@ KINDS: dict[str, Callable[[], list[Entry]]] = {
 def names(kind: str) -> list[str]:
     """Return the names that `list KIND` prints."""
     return [str(entry["name"]) for entry in KINDS[kind]()]
+
+
+def among(*names: str) -> Complete:
+    """Return a completion function for a fixed list of values."""
+    return lambda incomplete: _beginning_with(incomplete, names)
+
+
+def listed(kind: str) -> Complete:
+    """Complete a name of `slo-bench list KIND`; after a comma another one."""
+
+    def complete(incomplete: str) -> list[str]:
+        before, comma, last = incomplete.rpartition(",")
+        return [f"{before}{comma}{name}" for name in _beginning_with(last, names(kind))]
+
+    return complete
+
+
+def complete_kind(incomplete: str) -> list[str]:
+    """Complete KIND of `slo-bench list KIND`."""
+    return _beginning_with(incomplete, KINDS)
+
+
+def complete_name(context: typer.Context, incomplete: str) -> list[str]:
+    """Complete NAME of `slo-bench list KIND NAME`."""
+    kind = context.params.get("kind")
+    return _beginning_with(incomplete, names(kind)) if kind in KINDS else []
+
+
+def _beginning_with(incomplete: str, names: Iterable[str]) -> list[str]:
+    return [name for name in names if name.startswith(incomplete)]

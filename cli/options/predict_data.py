@@ -7,18 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from ...workloads.errors import SloBenchError
+from .parameters import argument, option
 
 if TYPE_CHECKING:
     from ...workloads.labelled_prompts import LabelledPrompt, TokenCount
 
 Data = Annotated[
     list[str],
-    typer.Argument(
-        metavar="[MODEL=]DATA…",
-        help="JSON or JSON lines, plain or gzip, with a prompt (prompt; instruction and input; "
+    argument(
+        "[MODEL=]DATA…",
+        "JSON or JSON lines, plain or gzip, with a prompt (prompt; instruction and input; "
         "question; conversations) and output_tokens or the answer; or a run folder of a "
         "workload with texts. MODEL: name of the answering model, for rows without one; "
         "default: the file's name.",
@@ -26,37 +25,30 @@ Data = Annotated[
 ]
 Columns = Annotated[
     str | None,
-    typer.Option(
-        metavar="A,B",
-        help="Columns that form the prompt. A column that holds the answer is refused.",
-    ),
+    option("A,B", "Columns that form the prompt. A column that holds the answer is refused."),
 ]
 Counted = Annotated[
     str | None,
-    typer.Option(
-        "--label-tokenizer",
-        metavar="DIR",
-        help="Folder of the answering model's tokenizer, to count the tokens of answers without "
+    option(
+        "DIR",
+        "Folder of the answering model's tokenizer, to count the tokens of answers without "
         "output_tokens. Default: four characters per token.",
+        "--label-tokenizer",
     ),
 ]
 BaseAt = Annotated[
     str | None,
-    typer.Option(
-        "--base",
-        metavar="PATH|NAME",
-        help="Present path of the base model. Default: the path used in training.",
+    option(
+        "PATH|NAME", "Present path of the base model. Default: the path used in training.", "--base"
     ),
 ]
-Device = Annotated[str, typer.Option(metavar="D", help="auto, cpu, cuda or cuda:N.")]
-Threads = Annotated[
-    int | None, typer.Option(metavar="N", min=1, help="Number of CPU threads. Default: torch's.")
-]
+Device = Annotated[str, option("D", "auto, cpu, cuda or cuda:N.")]
+Threads = Annotated[int | None, option("N", "Number of CPU threads. Default: torch's.", min=1)]
 
 
 @dataclass(frozen=True)
 class ReadData:
-    """All rows, and what to say about them."""
+    """All rows, the origin of their lengths, and notes for the user."""
 
     rows: list[LabelledPrompt]
     labels: str
@@ -103,10 +95,10 @@ def _tokenizer(folder: str) -> TokenCount:
 
 
 def need_torch() -> None:
-    """Make sure that the extra is there.
+    """Check that the packages of the extra `torch` are installed.
 
     Raises:
-        SloBenchError: it is not.
+        SloBenchError: one is missing; names the command that installs it.
     """
     from importlib.util import find_spec
 

@@ -2,81 +2,66 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
-
-import typer
 
 from ...tuner.capacity.asked import REAL_REQUESTS, SEEDS, SIMULATED_REQUESTS
 from ...tuner.search.settings import SEARCHED
 from ...workloads.errors import SloBenchError
 from .declared import STORAGE
 from .from_schema import Given
+from .parameters import flag, option
 
 if TYPE_CHECKING:
     from ...harness.experiments.experiment import Experiment
     from ...tuner.search.settings import TuneSettings
 
-Storage = Annotated[
-    str | None,
-    typer.Option(
-        metavar="URL",
-        help="Optuna storage (sqlite:///tune.db, postgresql://…, redis://…, a journal file). "
-        "Default: a journal file in --out.",
-        rich_help_panel=STORAGE,
-    ),
-]
-Study = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help="Name of the study in the storage; processes that use the same name share it. "
-        "Default: the name of --out.",
-        rich_help_panel=STORAGE,
-    ),
-]
-Out = Annotated[
-    Path | None,
-    typer.Option(
-        "--out",
-        "-o",
-        metavar="DIR",
-        help="Folder, empty or new. Default: a new one under runs.",
-        rich_help_panel=STORAGE,
-    ),
-]
-Resume = Annotated[
-    bool,
-    typer.Option(
-        "--resume",
-        help="Continue the study in --out, or join another process that runs it.",
-        rich_help_panel=STORAGE,
-    ),
-]
-NoReport = Annotated[
-    bool, typer.Option("--no-report", help="Do not write report.html.", rich_help_panel=STORAGE)
-]
-AsJson = Annotated[
-    bool,
-    typer.Option("--json", help="Print only the results, as JSON."),
-]
+
+@dataclass(frozen=True)
+class StudyOptions:
+    """Options of the folder, Optuna storage and name of a study, and of the output."""
+
+    storage: Annotated[
+        str | None,
+        option(
+            "URL",
+            "Optuna storage (sqlite:///tune.db, postgresql://…, redis://…, a journal file). "
+            "Default: a journal file in --out.",
+            panel=STORAGE,
+        ),
+    ] = None
+    study: Annotated[
+        str | None,
+        option(
+            "NAME",
+            "Name of the study in the storage; processes that use the same name share it. "
+            "Default: the name of --out.",
+            panel=STORAGE,
+        ),
+    ] = None
+    out: Annotated[
+        Path | None,
+        option(
+            "DIR",
+            "Folder, empty or new. Default: a new one under runs.",
+            "--out",
+            "-o",
+            panel=STORAGE,
+        ),
+    ] = None
+    as_json: Annotated[bool, flag("Print only the results, as JSON.", "--json")] = False
+
+
 NOT_TUNED = (
-    "file",
-    "suite",
-    "sweep",
-    "systems",
-    "rates",
-    "replay_speeds",
-    "load_factors",
-    "duration_s",
-    "name",
+    *("file", "suite", "sweep", "systems", "rates", "replay_speeds", "load_factors"),
+    *("duration_s", "name"),
 )
 CHANGED = {
     "requests": {
         "panel": SEARCHED,
         "help": "Minimum number of requests in each cell of a search. Default: "
-        f"{SIMULATED_REQUESTS}, on a real server "
-        f"{REAL_REQUESTS}.",
+        f"{SIMULATED_REQUESTS}, on a real server {REAL_REQUESTS}.",
     },
     "seeds": {
         "panel": SEARCHED,
@@ -101,8 +86,7 @@ def asked_of(
     """
     from ...harness.experiments.experiment import Experiment
     from ...tuner.search.outcome import ASKED_FILE
-    from ...tuner.search.settings import TuneSettings
-    from ...tuner.search.tune_file import load
+    from ...tuner.search.settings import TuneSettings, load
     from .experiment import changed_experiment
 
     if resumed is not None:

@@ -1,14 +1,15 @@
 """Terminal output with rich; names are escaped, so that they cannot control the terminal.
 
-Names come from servers, traces and run folders of strangers. A terminal obeys control characters
-(colours, titles, the clipboard), so they are replaced; so are those that turn the direction of
-text. Rich leaves colours out by itself where nobody watches, and where NO_COLOR is set.
+Names come from servers, traces and run folders that are not trusted. Control characters could set
+colours, the title or the clipboard, so they are replaced, as are those that turn the direction of
+text. Rich prints no colours where the output is no terminal, or where NO_COLOR is set.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -20,7 +21,7 @@ _CONTROLS = re.compile(
 
 
 def harmless(text: str) -> str:
-    """The text without what a terminal would obey, but for line ends and tabs."""
+    """Replace the control characters of a text, except line ends and tabs."""
     return _CONTROLS.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
@@ -38,3 +39,22 @@ class _Console(Console):
 def terminal(**options: Any) -> Console:
     """Standard output, or with `stderr=True` standard error."""
     return _Console(**options)
+
+
+def print_lines(*lines: object) -> None:
+    """Print lines as they are: without markup, highlighting or line breaks; None is left out."""
+    console = terminal()
+    for line in lines:
+        if line is not None:
+            console.print(str(line), markup=False, highlight=False, soft_wrap=True)
+
+
+def print_result(shown: RenderableType, *lines: object) -> None:
+    """Print a table or text, and lines as `print_lines` does."""
+    terminal().print(shown)
+    print_lines(*lines)
+
+
+def result_line(folder: Path, page: Path | None) -> str:
+    """The line that names the report, or the folder if there is no report."""
+    return f"results: {folder}" if page is None else f"report: {page}"

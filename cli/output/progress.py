@@ -6,47 +6,58 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 
+import typer
+
+DESCRIPTION = "{task.description}"  # the column of the text that a display changes
+
 
 @contextlib.contextmanager
-def counted(what: str) -> Iterator[Callable[[int, int | None], None]]:
-    """Yields what to call with (done, of how many if known); silent where stderr is no terminal."""
+def display(*columns: str) -> Iterator[Callable[..., None]]:
+    """Yields a function that changes `completed`, `total` and `description` of a display on stderr.
+
+    It does nothing where stderr is no terminal.
+
+    Args:
+        columns: names of rich's column classes without `Column`, such as "Bar"; others are text.
+    """
     if not sys.stderr.isatty():
-        yield lambda done, total: None
+        yield lambda **changes: None
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
+    from rich import progress as shown
 
     from .console import terminal
 
-    with Bar(
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn(what),
-        TimeRemainingColumn(),
-        console=terminal(stderr=True),
-        transient=True,
+    def column(name: str) -> shown.ProgressColumn:
+        made = getattr(shown, f"{name}Column", None)
+        return shown.TextColumn(name, markup=False) if made is None else made()
+
+    with shown.Progress(
+        *map(column, columns), console=terminal(stderr=True), transient=True
     ) as bar:
         task = bar.add_task("", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        yield lambda **changes: bar.update(task, **changes)
+
+
+@contextlib.contextmanager
+def counted(what: str) -> Iterator[Callable[[int, int | None], None]]:
+    """Yields a function that takes the number done and the total, if known."""
+    with display("Bar", "MofNComplete", what, "TimeRemaining") as change:
+        yield lambda done, total: change(completed=done, total=total)
 
 
 @contextlib.contextmanager
 def changing_line(first: str) -> Iterator[Callable[[str], None]]:
-    """Yields what to call with the line to show; silent where stderr is no terminal."""
-    if not sys.stderr.isatty():
-        yield lambda line: None
-        return
-    from rich.progress import Progress as Bar
-    from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
+    """Yields a function that takes the line to show; `first` is shown until it is called."""
+    with display("Spinner", "TimeElapsed", DESCRIPTION) as change:
+        change(description=first)
+        yield lambda line: change(description=line)
 
-    from .console import terminal
 
-    with Bar(
-        SpinnerColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}", markup=False),
-        console=terminal(stderr=True),
-        transient=True,
-    ) as bar:
-        task = bar.add_task(first, total=None)
-        yield lambda line: bar.update(task, description=line)
+@contextlib.contextmanager
+def interruptible(told: str) -> Iterator[None]:
+    """Ctrl-C prints how to continue, and ends the command with exit code 130."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo(told, err=True)
+        raise typer.Exit(130) from None

@@ -1,30 +1,25 @@
-"""Output of `slo-bench run`: progress while it runs, then the summary."""
+"""Output of `slo-bench run`: progress while it runs, then the summary; and of `--validate`."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import typer
 
-from ...harness.experiments.execution.workers import Executor
 from ...harness.experiments.experiment import Experiment, Progress, RunResult, new_folder
+from ...harness.validation.run_replay import ValidatedPoint
+from ...workloads.errors import SloBenchError
+from ..options.declared import Execution
+from .progress import DESCRIPTION, display
 
-Watch = Callable[[Progress], None]
 
-
-def run_shown(
-    experiment: Experiment,
-    out: Path | None,
-    *,
-    jobs: int | None,
-    executor: Executor | None,
-    resume: bool,
-) -> RunResult:
+def run_shown(experiment: Experiment, execution: Execution) -> RunResult:
     """Run with progress on stderr; Ctrl-C says how to go on, and ends with exit code 130."""
+    out, cluster = execution.out, execution.cluster
     folder = new_folder(experiment.name) if out is None else out
     if experiment.backend == "torch" and "tiny-llama" in experiment.model:
         typer.echo("tiny-llama: a tiny Llama with random weights, made here", err=True)
@@ -41,9 +36,9 @@ def run_shown(
             begin_s = time.monotonic()
             result = experiment.run(
                 folder,
-                jobs=jobs,
-                executor=executor,
-                resume=resume,
+                jobs=execution.jobs,
+                executor=cluster,
+                resume=execution.resume,
                 progress=watch,
                 command=sys.argv[1:],
             )
@@ -63,38 +58,19 @@ def run_shown(
 
 
 @contextlib.contextmanager
-def _display(folder: Path) -> Iterator[Watch]:
-    """Show a progress bar on an interactive terminal, otherwise two lines."""
-    if not sys.stderr.isatty():
-        yield _line(folder)
-        return
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-    from rich.progress import Progress as Bar
-
-    from .console import terminal
-
-    with Bar(
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("cells"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}", markup=False),
-        console=terminal(stderr=True),
-        transient=True,
-    ) as bar:
-        task = bar.add_task("", total=None)
+def _display(folder: Path) -> Iterator[Callable[[Progress], None]]:
+    """Show a progress bar on an interactive terminal, otherwise one line."""
+    told = sys.stderr.isatty()
+    columns = ("Bar", "MofNComplete", "cells", "TimeElapsed", "TimeRemaining", DESCRIPTION)
+    with display(*columns) as change:
 
         def show(progress: Progress) -> None:
+            nonlocal told
+            if not told:
+                told = True
+                typer.echo(f"running {progress.cells} cells into {folder}", err=True)
             running = (f"{cell} {ended:,}" for cell, ended in progress.running.items())
-            bar.update(
-                task,
+            change(
                 total=progress.cells,
                 completed=progress.finished,
                 description=" · ".join(running),
@@ -103,33 +79,58 @@ def _display(folder: Path) -> Iterator[Watch]:
         yield show
 
 
-def _line(folder: Path) -> Watch:
-    said = False
-
-    def show(progress: Progress) -> None:
-        nonlocal said
-        if not said:
-            said = True
-            typer.echo(f"running {progress.cells} cells into {folder}", err=True)
-
-    return show
-
-
-def write_page(result: RunResult) -> Path:
-    """Write `report.html` to the run folder."""
+def write_page(folder: Path) -> Path:
+    """Write `report.html` to a run folder."""
     from ...reports.pages.run_page import write_report
 
-    return write_report([result.folder], result.folder / "report.html")
+    return write_report([folder], folder / "report.html")
 
 
 def summarise(result: RunResult, page: Path | None) -> None:
-    """The tables, and where everything is."""
+    """Print the tables of a run, and where its report or folder is."""
     from ...harness.results.read import read_runs
     from ...reports.figures.levels import combine
     from ...reports.pages.summary import summary_table
-    from .console import terminal
+    from .console import print_result, result_line
 
-    console = terminal()
-    console.print(summary_table(combine(read_runs([result.folder]))))
-    where = f"report: {page}" if page is not None else f"results: {result.folder}"
-    console.print(where, markup=False, highlight=False, soft_wrap=True)
+    shown = summary_table(combine(read_runs([result.folder])))
+    print_result(shown, result_line(result.folder, page))
+
+
+_REPETITIONS = 3  # of every level, by default: separates simulation error from noise
+
+
+def validated(experiment: Experiment, profile: Path | None) -> Experiment:
+    """Return the experiment with the measurements that are needed to simulate its levels.
+
+    Raises:
+        SloBenchError: the backend is simulated, or no step times are known.
+    """
+    if experiment.backend == "simulated":
+        raise SloBenchError(
+            "--validate compares a real server with its simulation; choose one with --backend "
+            "vllm or sglang"
+        )
+    if experiment.records == "none":
+        raise SloBenchError("--validate needs per-request records; leave --records none out")
+    if experiment.backend == "openai":
+        if profile is None:
+            raise SloBenchError(
+                "--validate needs step times, and a server given by --base-url has no step "
+                "log. Give step times with --profile FILE, or let slo-bench start the server "
+                "(--backend vllm or sglang)"
+            )
+        more: dict[str, object] = {}
+    else:
+        more = {"validated": True} if profile is None else {"step_log": True}
+    if "repetitions" not in experiment.server.model_fields_set:
+        more["repetitions"] = _REPETITIONS
+    return experiment.model_copy(update={"server": experiment.server.model_copy(update=more)})
+
+
+def levels_shown(levels: Sequence[ValidatedPoint]) -> None:
+    """Print the error tables of the levels."""
+    from ...reports.pages.validation import levels_text
+    from .console import print_result
+
+    print_result(levels_text(levels))

@@ -5,69 +5,58 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
+from .progress import DESCRIPTION, display, interruptible
+
 if TYPE_CHECKING:
     from ...harness.experiments.execution.ray_pool import OnRay
     from ...harness.experiments.experiment import Experiment
-    from ...tuner.search.outcome import TuningOutcome
     from ...tuner.search.settings import TuneSettings
     from ...tuner.search.worker import TuneProgress
-
-
-@dataclass(frozen=True)
-class Kept:
-    """Location of a study: folder, Optuna storage and name; `resume` continues it."""
-
-    out: Path | None
-    storage: str | None
-    study: str | None
-    resume: bool = False
+    from ..options.tune import StudyOptions
 
 
 def tuned(
     experiment: Experiment,
     settings: TuneSettings,
-    kept: Kept,
+    kept: StudyOptions,
     where: OnRay | None = None,
     jobs: int | None = None,
     *,
     no_report: bool,
-    as_json: bool,
+    resume: bool = False,
 ) -> None:
     """Tune with progress on stderr, write the report and print what was found."""
     from ...harness.experiments.experiment import new_folder
     from ...reports.pages.tuning import tuning_text, write_tuning
     from ...tuner.search.tune import tune
-    from ..options.executor import pool_of
+    from ..options.declared import pool_of
+    from .console import print_result, result_line
 
     folder = kept.out or new_folder(f"tune-{Path(experiment.systems[0]).stem}")
     stop_on_terminate()
-    try:
-        with (
-            _display(folder, settings) as (watch, confirming, ended),
-            pool_of(where, 1 if jobs is None else jobs) as pool,
-        ):
-            outcome = tune(
-                experiment,
-                settings,
-                folder,
-                storage=kept.storage,
-                study_name=kept.study,
-                resume=kept.resume,
-                progress=watch,
-                confirming=confirming,
-                ended=ended,
-                pool=pool,
-                jobs=None if pool is None else jobs,
-            )
-    except KeyboardInterrupt:
-        typer.echo(f"interrupted; go on with: slo-bench tune --resume --out {folder}", err=True)
-        raise typer.Exit(130) from None
+    with (
+        interruptible(f"interrupted; go on with: slo-bench tune --resume --out {folder}"),
+        _display(folder, settings) as (watch, confirming, ended),
+        pool_of(where, 1 if jobs is None else jobs) as pool,
+    ):
+        outcome = tune(
+            experiment,
+            settings,
+            folder,
+            storage=kept.storage,
+            study_name=kept.study,
+            resume=resume,
+            progress=watch,
+            confirming=confirming,
+            ended=ended,
+            pool=pool,
+            jobs=None if pool is None else jobs,
+        )
     if outcome.found.running:
         typer.echo(
             f"{outcome.found.running} trials are in the hands of other processes; the last of "
@@ -77,22 +66,12 @@ def tuned(
     page = None
     if not no_report and not outcome.found.running:
         page = write_tuning(outcome.plain(), folder / "report.html")
-    if as_json:
-        typer.echo((folder / "tune.json").read_text("utf-8") if page or _kept(outcome) else "{}")
+    if kept.as_json:
+        found = folder / "tune.json"
+        typer.echo(found.read_text("utf-8") if page or found.is_file() else "{}")
         return
-    from .console import terminal
-
-    console = terminal()
-    console.print(tuning_text(outcome.plain()))
-    for winner in outcome.winners:
-        for command in winner.commands:
-            console.print(command, markup=False, highlight=False, soft_wrap=True)
-    at = f"results: {folder}" if page is None else f"report: {page}"
-    console.print(at, markup=False, highlight=False, soft_wrap=True)
-
-
-def _kept(outcome: TuningOutcome) -> bool:
-    return (outcome.folder / "tune.json").is_file()
+    commands = [command for winner in outcome.winners for command in winner.commands]
+    print_result(tuning_text(outcome.plain()), *commands, result_line(folder, page))
 
 
 def stop_on_terminate() -> None:
@@ -119,21 +98,9 @@ def _display(
         typer.echo(f"tuning into {folder}", err=True)
         yield (lambda progress: None), (lambda done, of: None), None
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bar
-
-    from .console import terminal
-
-    with Bar(
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}", markup=False),
-        console=terminal(stderr=True),
-        transient=True,
-    ) as bar:
-        task = bar.add_task("trials", total=settings.trials)
+    with display("Bar", "MofNComplete", "TimeElapsed", DESCRIPTION) as change:
         said = "trials"
+        change(total=settings.trials, description=said)
 
         def watch(progress: TuneProgress) -> None:
             nonlocal said
@@ -142,14 +109,14 @@ def _display(
                 best = progress.best[0]
                 values = ", ".join(f"{value:.4g}" for value in best.values or ())
                 said += f" · best {values} (trial {best.number})"
-            bar.update(task, completed=progress.trials, total=progress.of_trials, description=said)
+            change(completed=progress.trials, total=progress.of_trials, description=said)
 
         def confirming(done: int, of: int) -> None:
             nonlocal said
             said = "confirming"
-            bar.update(task, completed=done, total=of, description=said)
+            change(completed=done, total=of, description=said)
 
         def ended(requests: int, clock_s: float) -> None:
-            bar.update(task, description=f"{said} · running, {requests:,} ended")
+            change(description=f"{said} · running, {requests:,} ended")
 
         yield watch, confirming, ended

@@ -33,8 +33,8 @@ from slo_bench import Experiment
 from slo_bench.tuner.search.evaluate import ConfigurationEvaluator, InfeasibleError
 from slo_bench.tuner.search.prepare import prepared
 from slo_bench.tuner.search.race import RaceResult
+from slo_bench.tuner.search.runs import Servers
 from slo_bench.tuner.search.samplers import grid_of
-from slo_bench.tuner.search.serving import Servers
 from slo_bench.tuner.search.settings import TuneSettings
 from slo_bench.tuner.search.space import key_of
 from slo_bench.tuner.search.tune import tune

@@ -19,9 +19,8 @@ from slo_bench.tuner.capacity.asked import CapacityOptions
 from slo_bench.tuner.capacity.folder import search_capacity
 from slo_bench.tuner.search.evaluate import cell_of
 from slo_bench.tuner.search.runs import Runs
-from slo_bench.tuner.search.settings import TuneSettings
+from slo_bench.tuner.search.settings import TuneSettings, load
 from slo_bench.tuner.search.tune import tune
-from slo_bench.tuner.search.tune_file import load
 
 QUICK = CapacityOptions(tolerance=0.5, targets=(0.9,), max_requests=300)
 

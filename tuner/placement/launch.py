@@ -99,7 +99,7 @@ def device_map(
     lanes: int | None = None,
     ready_s: float = 0.0,
 ) -> DeviceMap:
-    """The map as the simulator reads it."""
+    """The map in the form of the simulator."""
     stages = []
     for n, held in enumerate(placed):
         machine = topology.devices[held.device]
@@ -114,13 +114,13 @@ def device_map(
 def document(
     model: ModelSpec, topology: Topology, placed: Map, *, lanes: int | None, ready_s: float = 0.0
 ) -> dict[str, Any]:
-    """All of it, as `--out` writes it."""
+    """The file that `--out` writes: the device map, for accelerate, vLLM and SGLang, too."""
     found = device_map(model, topology, placed, lanes=lanes, ready_s=ready_s).plain()
     return {**found, "accelerate": accelerate_map(model, placed), **server_settings(placed)}
 
 
 def even_map(layers: int, devices: int) -> Map:
-    """What accelerate does with `device_map="balanced"`: alike on all devices, in their order."""
+    """The map of accelerate's `device_map="balanced"`: equal layers on all devices, in order."""
     if devices > layers:
         raise SloBenchError(f"{layers} layers cannot be shared out to {devices} devices")
     return tuple(LayerRange(device, n) for device, n in enumerate(even_layers(layers, devices)))

@@ -52,7 +52,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Stress:
-    """What one stress test found, and how long it took with loading."""
+    """Result of one stress test, and its duration with loading of the weights."""
 
     setup: Setup
     tokens_per_s: float
@@ -75,7 +75,7 @@ class Search:
 
 @dataclass(frozen=True)
 class Bench:
-    """Where stress tests are run, and how large one is."""
+    """Topology, size and settings of the stress tests."""
 
     topology: Topology
     requests: int = 100
@@ -101,7 +101,7 @@ class Bench:
         )
 
     def fitting(self, spec: ModelSpec, batches: Sequence[int]) -> list[Setup]:
-        """What fits into memory, which no test is needed for."""
+        """Configurations whose weights fit into memory; no test is needed for this."""
         most = min(len(self.topology.devices), spec.layers)
         able = [n for n in range(1, most + 1) if self.placement(spec, n).fits]
         return [Setup(gpus, batch) for gpus in able for batch in batches]

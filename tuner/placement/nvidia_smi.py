@@ -30,8 +30,8 @@ def parse_topo(
 ) -> tuple[list[str], list[list[str]]]:
     """Names of the devices and how each is connected to each, from a printed matrix.
 
-    Devices are those called so, by default GPU0, GPU1, …; network cards, columns of affinity and
-    the legend are passed over.
+    `devices` are the names of the devices, by default GPU0, GPU1, …; network cards, columns of
+    affinity and the legend are passed over.
 
     Raises:
         SloBenchError: there is no such matrix in it, with `where` it came from.
@@ -61,10 +61,10 @@ def parse_topo(
 
 
 def link_of(kind: str, gpu: GpuSpec) -> LinkSpec:
-    """What moves bytes between two GPUs like this one that `topo -m` calls so connected.
+    """The link between two GPUs of this type for a connection of `topo -m`, such as NV4 or PIX.
 
     Raises:
-        SloBenchError: a kind that is not in nvidia-smi's legend.
+        SloBenchError: the connection is not in nvidia-smi's legend.
     """
     bonded = _NVLINK.fullmatch(kind)
     if bonded:
@@ -135,7 +135,7 @@ def _of_the_catalogue(name: str, memory_bytes: float) -> GpuSpec:
 
 
 def ask(arguments: Sequence[str]) -> str:
-    """What `nvidia-smi` prints.
+    """The output of `nvidia-smi` with these arguments.
 
     Raises:
         SloBenchError: there is no nvidia-smi, or it fails.

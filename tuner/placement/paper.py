@@ -30,7 +30,7 @@ MOST_DEVICES = 10
 
 
 def paper(problem: Problem, weights: CostWeights) -> Map:
-    """The map that the mended procedure finds; it may not fit (see the module).
+    """The map of HELR with the corrections above; it may not fit.
 
     Raises:
         SloBenchError: the layers do not fit by its own count, or there are too many devices.

@@ -1,4 +1,4 @@
-"""The question that HELR answers: which contiguous layers on which device, in which order?
+"""The placement problem of HELR: contiguous layers on devices, and the order of the devices.
 
 A pass goes through the devices one after the other, so its latency is the sum of the devices' own
 times and of the hops between them. What is minimised is
@@ -61,7 +61,7 @@ def weights_of(mode: str) -> CostWeights:
 
 @dataclass(frozen=True)
 class Candidate:
-    """What one device offers.
+    """One device of the problem.
 
     `room` is how many layers fit; fewer if it is first (embeddings) or last (norm and head), for
     which it also takes `head_s` longer. `room_spread` is how many would fit if embeddings and head
@@ -97,7 +97,7 @@ Map = tuple[LayerRange, ...]
 
 @dataclass(frozen=True)
 class Problem:
-    """Layers to place, devices that may hold them, seconds of a hop from each to each."""
+    """Number of layers, candidate devices, and the seconds of a hop between each two of them."""
 
     layers: int
     devices: tuple[Candidate, ...]
@@ -105,7 +105,7 @@ class Problem:
 
     @cached_property
     def ideal_s(self) -> float:
-        """Latency if everything fitted on the device that is fastest at it."""
+        """Latency of all layers on the fastest device, as if they fitted there."""
         return min(d.layer_s * self.layers + d.head_s for d in self.devices)
 
     def fits(self, placed: Map) -> bool:
@@ -225,12 +225,3 @@ def problem_of(
         for row in topology.links
     )
     return Problem(model.layers, tuple(devices), hop_s)
-
-
-def described(problem: Problem, placed: Map) -> str:
-    """A map as text, as in `GPU0 0–15, GPU1 16–27`."""
-    parts, begin = [], 0
-    for held in placed:
-        parts.append(f"{problem.devices[held.device].name} {begin}–{begin + held.layers - 1}")
-        begin += held.layers
-    return ", ".join(parts)

@@ -1,4 +1,4 @@
-"""Which GPUs, how many and set how carry a load at the least cost."""
+"""Planning: the cheapest GPUs, their number, parallelism and settings that carry a load."""
 
 from .offers import Offer
 from .search import DeploymentPlan, SizedOffer, TargetLoad, plan_cheapest

@@ -1,4 +1,4 @@
-"""What starts a plan: a shell script of servers, and the experiment that simulates it."""
+"""Files of a plan: a shell script that starts its servers, and its experiment."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def write_launch_files(
 
 
 def launch_script(asked: ExperimentSchema, wanted: TargetLoad, plan: SizedOffer) -> str | None:
-    """What starts the servers of a plan; None where its system runs on no real server."""
+    """Shell script that starts the servers of a plan; None if no real server runs its system."""
     system = system_by_name(plan.offer.system)
     backend = next((one for one in _STOCK if refusal(system, one) is None), None)
     if system.name in _STOCK:

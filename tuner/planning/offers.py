@@ -1,4 +1,4 @@
-"""What could be rented: a kind of GPU, how an instance spreads over it, a system, its settings."""
+"""Offers: a type of GPU, its tensor and pipeline parallelism, a system and its settings."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _OPTIMISM = 1.25  # over the estimate, which knows no shared prefixes
 
 @dataclass(frozen=True)
 class Offer:
-    """`instances` like this can be had, each on `tp` × `pp` GPUs for `usd_per_hour` of them all."""
+    """A type of instance to rent, on `tp` × `pp` GPUs; any number of instances can be rented."""
 
     system: str
     settings: tuple[Mapping[str, Value], ...]  # parameters to choose from
@@ -116,7 +116,7 @@ def spec_of(
     instances: int,
     rate_rps: float,
 ) -> CellSpec:
-    """One cell of an offer.
+    """The cell of an offer with a number of instances at a rate.
 
     Raises:
         SloBenchError: the system cannot have that number of instances, or the model does not fit.
@@ -131,7 +131,7 @@ def experiment_of(
     instances: int,
     rate_rps: float,
 ) -> ExperimentSchema:
-    """What `slo-bench run` would run of an offer."""
+    """The experiment that `slo-bench run` would run for an offer."""
     return asked.model_copy(
         update={
             "systems": (offer.system,),

@@ -136,29 +136,25 @@ def _simulated(spec: CellSpec) -> LevelRunner:
     return CellRunner(spec, "plan", Simulator(), lambda cell, row: None)
 
 
+@dataclass
 class _Search:
-    def __init__(
-        self,
-        asked: ExperimentSchema,
-        wanted: TargetLoad,
-        prices: Mapping[str, float] | None,
-        folder: Path | None,
-        resume: bool,
-        say: Say,
-        runner_of: RunnerOf,
-    ) -> None:
-        self._asked = asked
-        self._wanted = wanted
-        self._prices = prices
-        self._say = say
-        self._runner_of = runner_of
+    asked: ExperimentSchema
+    wanted: TargetLoad
+    prices: Mapping[str, float] | None
+    folder: Path | None
+    resume: bool
+    say: Say
+    runner_of: RunnerOf
+
+    def __post_init__(self) -> None:
+        asked, wanted, folder = self.asked, self.wanted, self.folder
         open_yet = {"gpu": (), "instances": (), "rates": None}
         text = asked.model_copy(update=open_yet).model_dump_json()
         settings = f"{wanted.whole_rps:g} {wanted.target:g} {text}"
         self._checkpoint = None if folder is None else Checkpoint(folder / LEVELS, settings)
         self._levels: dict[str, Sequence[float]] = {}
         if self._checkpoint is not None and self._checkpoint.path.exists():
-            if not resume:
+            if not self.resume:
                 raise SloBenchError(
                     f"{folder} holds a plan; continue it with --resume, or choose another --out"
                 )
@@ -166,8 +162,8 @@ class _Search:
         self._found: list[SizedOffer] = []
 
     def run(self, kinds: tuple[str, ...]) -> DeploymentPlan:
-        wanted = self._wanted
-        every = offers(self._asked, wanted.whole_rps, kinds, self._prices)
+        wanted = self.wanted
+        every = offers(self.asked, wanted.whole_rps, kinds, self.prices)
         self._check_arrivals(every[0])
         tried = 0
         for offer in every:
@@ -194,12 +190,12 @@ class _Search:
     @property
     def _limit_usd(self) -> float:
         """The price from which on an offer is not among the cheapest."""
-        full = len(self._found) >= self._wanted.plans
+        full = len(self._found) >= self.wanted.plans
         return self._found[-1].usd_per_hour if full else math.inf
 
     def _check_arrivals(self, offer: Offer) -> None:
         least = offer.least_instances
-        spec = spec_of(self._asked, offer, next(offer.shapes(least)), least, 1.0)
+        spec = spec_of(self.asked, offer, next(offer.shapes(least)), least, 1.0)
         if source(spec.workload).has_arrivals:
             raise SloBenchError(
                 f"{spec.workload.workload} has arrivals of its own; choose an arrival process for "
@@ -211,18 +207,18 @@ class _Search:
         do not help.
         """
         least = offer.least_instances
-        rate = min(self._wanted.whole_rps, _LIGHT_SHARE * offer.alone_rps * least)
+        rate = min(self.wanted.whole_rps, _LIGHT_SHARE * offer.alone_rps * least)
         return self._carries(offer, least, rate, _LIGHT_REQUESTS) is not None
 
     def _smallest(self, offer: Offer) -> SizedOffer | None:
         """The fewest instances that carry the load, if they cost less than the results so far."""
         affordable = math.ceil(min(self._limit_usd / offer.usd_per_hour, 1e9)) - 1
-        most = min(self._wanted.most_gpus // offer.gpus, affordable)
+        most = min(self.wanted.most_gpus // offer.gpus, affordable)
         failing = offer.least_instances - 1
         count = max(offer.least_instances, round(offer.least_instances / _LIKELY_SHARE))
         best: SizedOffer | None = None
         while failing + 1 <= most and (best is None or failing + 1 < best.instances):
-            found = self._carries(offer, min(count, most), self._wanted.whole_rps)
+            found = self._carries(offer, min(count, most), self.wanted.whole_rps)
             if found is None:
                 failing = min(count, most)
                 count = max(failing + 1, math.floor(failing * _STEP))
@@ -242,13 +238,13 @@ class _Search:
         found: list[SizedOffer] = []
         for parameters in offer.shapes(instances):
             try:
-                spec = spec_of(self._asked, offer, parameters, instances, rate_rps)
+                spec = spec_of(self.asked, offer, parameters, instances, rate_rps)
             except SloBenchError:  # the system cannot have that number of instances
                 continue
             set_to = "".join(f" {parameter}={value}" for parameter, value in parameters.items())
             name = f"{instances} × {offer.name}{set_to} at {rate_rps:.3g} req/s"
             if name not in self._levels:
-                self._say(name)
+                self.say(name)
                 self._levels[name] = self._level(spec, rate_rps, requests)
                 if self._checkpoint is not None:
                     self._checkpoint.append({"name": name, "level": self._levels[name]})
@@ -259,11 +255,11 @@ class _Search:
 
     def _level(self, spec: CellSpec, rate: float, requests: int) -> Sequence[float]:
         """Whether the rate is carried (1 or 0), and attainment with its interval."""
-        target = self._wanted.target
-        runner = self._runner_of(spec)
+        target = self.wanted.target
+        runner = self.runner_of(spec)
         samples: list[LevelSample] = []
         while True:
-            sample = runner.run(rate, self._asked.seed + len(samples), requests)
+            sample = runner.run(rate, self.asked.seed + len(samples), requests)
             long = math.ceil(_BOUNDS * sample.horizon_s * rate)
             if not samples and requests < long // 2:
                 requests = long
@@ -279,17 +275,17 @@ class _Search:
                 return [0.0, level.attainment, low, high]
 
     def _with_capacity(self, one: SizedOffer) -> SizedOffer:
-        self._say(f"capacity of {one.instances} × {one.offer.name}")
-        rate = self._wanted.whole_rps
-        spec = spec_of(self._asked, one.offer, one.parameters, one.instances, rate)
+        self.say(f"capacity of {one.instances} × {one.offer.name}")
+        rate = self.wanted.whole_rps
+        spec = spec_of(self.asked, one.offer, one.parameters, one.instances, rate)
         options = SearchOptions(
-            targets=(self._wanted.target,),
+            targets=(self.wanted.target,),
             tolerance=_TOLERANCE,
-            first_seed=self._asked.seed,
+            first_seed=self.asked.seed,
             budget=Budget(_CAPACITY_REQUESTS),
         )
         [capacity] = find_capacity(
-            self._runner_of(spec), start_rps=rate, options=options, neighbours=(rate, rate * 1.2)
+            self.runner_of(spec), start_rps=rate, options=options, neighbours=(rate, rate * 1.2)
         ).capacities
         fitted = placed(spec.placement).step_time.fitted
         return replace(one, capacity=capacity, fitted=fitted)

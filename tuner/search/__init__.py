@@ -1,10 +1,10 @@
-"""Tuning: which parameters, instances, placement and server settings serve an objective best?
+"""Tuning: the best parameters, instances, placement and server settings for an objective.
 
 >>> from slo_bench import Experiment
 >>> from slo_bench.tuner.search.settings import TuneSettings
 >>> from slo_bench.tuner.search.tune import tune
 >>> found = tune(Experiment(systems="sarathi"), TuneSettings(trials=20))  # doctest: +SKIP
 
-Optuna proposes configurations, keeps them in its storage and weighs what mattered; what a
-configuration is worth is found by the project's own capacity search and levels.
+Optuna proposes configurations, stores the trials and computes the importance of each dimension. The
+project's own capacity search and runs at a rate evaluate a configuration.
 """

@@ -26,8 +26,7 @@ from ..capacity.curve import student_t
 from .evaluate import ConfigurationEvaluator
 from .objectives import CAPACITY, COST, Aim, TuningObjective
 from .race import RaceResult
-from .runs import Runs
-from .serving import Servers
+from .runs import Runs, Servers
 from .space import Configuration, Space
 from .study_results import TrialRow
 

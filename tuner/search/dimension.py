@@ -1,4 +1,4 @@
-"""A dimension of the search space: its range in text form and as an Optuna distribution."""
+"""A dimension of the search space: its range, as text and as a suggestion of an Optuna trial."""
 
 from __future__ import annotations
 
@@ -7,12 +7,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from optuna.distributions import (
-    BaseDistribution,
-    CategoricalDistribution,
-    FloatDistribution,
-    IntDistribution,
-)
 from optuna.trial import Trial
 
 from ...harness.core.policy import Bounds
@@ -31,7 +25,7 @@ _FORMS = "write NAME=LOW..HIGH, NAME=LOW..HIGH:log, NAME=LOW:HIGH:STEP or NAME=A
 class Dimension:
     """A name with `choices`, or a range of numbers from `low` to `high`.
 
-    `whole`: no fractions. `step`: only every so far from `low` on. `log`: by orders of magnitude.
+    `whole`: no fractions. `step`: only low, low + step, …. `log`: uniform in the logarithm.
     """
 
     name: str
@@ -41,15 +35,6 @@ class Dimension:
     log: bool = False
     step: float | None = None
     choices: tuple[Value, ...] | None = None
-
-    def distribution(self) -> BaseDistribution:
-        """The range as an Optuna distribution."""
-        if self.choices is not None:
-            return CategoricalDistribution(self.choices)
-        if self.whole:
-            low, high = int(self.low), int(self.high)
-            return IntDistribution(low, high, log=self.log, step=int(self.step or 1))
-        return FloatDistribution(self.low, self.high, log=self.log, step=self.step)
 
     def suggest(self, trial: Trial) -> Value:
         """A value for `trial`; fractions are rounded to four digits."""
@@ -64,7 +49,7 @@ class Dimension:
         )
 
     def rounded(self, value: float) -> float:
-        """A fraction as it is tried."""
+        """Round a fraction to the digits that are tried."""
         if self.step is not None:
             return round(value, 9)
         return min(max(float(f"{value:.{_DIGITS}g}"), self.low), self.high)
@@ -129,7 +114,7 @@ def of_bounds(name: str, bounds: Bounds) -> Dimension | None:
 
 
 def parse(name: str, text: str, *, whole: bool = False) -> Dimension:
-    """A dimension as it is written behind `NAME=`.
+    """Parse the range or the values after `NAME=`.
 
     Raises:
         SloBenchError: it cannot be read, or has no values.

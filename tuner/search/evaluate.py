@@ -22,8 +22,7 @@ from ..capacity.options import CapacitySearch, SearchOptions
 from ..capacity.search import SearchProgress
 from .objectives import CAPACITY, COST, Aim
 from .race import PruningThreshold, RaceResult, pace_of, race
-from .runs import Runs
-from .serving import Servers
+from .runs import Runs, Servers
 from .space import Configuration, Space, key_of
 
 _MORE_TRIES = 2
@@ -72,7 +71,7 @@ class ConfigurationEvaluator:
 
     @property
     def options(self) -> SearchOptions:
-        """Of every capacity search."""
+        """Options of every capacity search."""
         asked = CapacityOptions(targets=(self.aim.target,), tolerance=self.tolerance)
         return SearchOptions.of(self.experiment, asked)
 
@@ -165,7 +164,7 @@ class ConfigurationEvaluator:
         return tuple(known.get(name, math.nan) for name in self.aim.names)
 
     def capacity(self, runs: Runs, pace: PruningThreshold | None) -> CapacitySearch | RaceResult:
-        """The capacity, or a race that was lost on the way to it."""
+        """The capacity search of a configuration, or the race that it lost."""
         near: Sequence[float] = ()
         if pace is not None:
             raced = race(runs, pace, first_seed=self.options.first_seed + RACE_SEEDS)
@@ -174,7 +173,7 @@ class ConfigurationEvaluator:
             near = (min(raced.estimate_rps, 2 * pace.rate_rps),)
 
         def watch(progress: SearchProgress) -> None:
-            """A search shows that what a race took for better is worse."""
+            """Stop the search when its interval lies below the best capacity."""
             (known,) = progress.crossings
             if pace is not None and known is not None and known.high_rps < pace.rate_rps:
                 estimate = min(known.rate_rps, pace.rate_rps)
@@ -256,7 +255,7 @@ def cell_of(experiment: Experiment, name: str) -> CellSpec:
 
 
 def gpus_of(spec: CellSpec) -> int:
-    """How many GPUs a configuration takes."""
+    """Number of GPUs of a configuration."""
     gpus = spec.columns["gpus"]
     assert isinstance(gpus, int)
     return gpus

@@ -1,4 +1,4 @@
-"""What is sought: the objectives, which way is better, and what each needs to be measured."""
+"""Objectives of tuning: the better direction, and what each needs to be measured."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ COST = "cost"
 
 @dataclass(frozen=True)
 class TuningObjective:
-    """One figure. `column` is that of `cells.csv`; None where it is none of a single level."""
+    """One objective. `column` is that of `cells.csv`; None if a single run does not give it."""
 
     name: str
     maximise: bool
@@ -83,7 +83,7 @@ class Aim:
 
     @classmethod
     def of(cls, names: Sequence[str], target: float, rate_rps: float | None) -> Aim:
-        """From the names of the objectives.
+        """The aim with the objectives of these names.
 
         Raises:
             SloBenchError: see `Aim`.
@@ -95,7 +95,7 @@ class Aim:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the objectives, in their order."""
+        """Names of the objectives in order."""
         return tuple(objective.name for objective in self.objectives)
 
     @property

@@ -1,4 +1,4 @@
-"""What a tuning run leaves in its folder: `tune.json`, and the winners as files to use."""
+"""Results of a tuning run: `tune.json`, and an experiment file and commands for each winner."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SERVERS = ("vllm", "sglang", "torch")
 
 @dataclass(frozen=True)
 class Winner:
-    """One of the best: the trial, its experiment as a file, and what serves it."""
+    """One of the best trials, its experiment as a file, and the commands that run and serve it."""
 
     row: TrialRow
     file: Path
@@ -41,7 +41,7 @@ class Winner:
 
 @dataclass(frozen=True)
 class TuningOutcome:
-    """All that a run has found."""
+    """Results of a tuning run: all trials, the winners, and their confirmation."""
 
     folder: Path
     experiment: Experiment
@@ -51,7 +51,7 @@ class TuningOutcome:
     confirmed: tuple[Confirmed, ...]
 
     def plain(self) -> dict[str, Any]:
-        """For JSON, without infinities."""
+        """The results as plain values for JSON."""
         found = self.found
         return {
             "system": found.space.system,
@@ -133,7 +133,7 @@ def concluded(
 
 
 def on_backend(experiment: Experiment, backend: str) -> Experiment:
-    """The same, run by a real server."""
+    """The experiment with another backend."""
     return Experiment(**{**experiment.model_dump(exclude_unset=True), "backend": backend})
 
 
@@ -146,7 +146,7 @@ def _written(experiment: Experiment, space: Space, row: TrialRow, path: Path) ->
 def launch_commands(
     applied: Experiment, space: Space, row: TrialRow, path: Path
 ) -> tuple[str, ...]:
-    """What runs the winner again, and what serves it."""
+    """Commands that run the winner again, and that serve it if a real server can."""
     commands = [f"slo-bench run {shlex.quote(str(path))}"]
     found = system(space.system)
     parameters = {

@@ -1,4 +1,4 @@
-"""What is tuned, checked before anything runs."""
+"""Checks of a tuning run before its first trial."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .space import Space, counts_gpus, space_of
 
 @dataclass(frozen=True)
 class Tuning:
-    """What is tuned, checked before anything runs.
+    """A checked tuning run: experiment, settings, objectives and search space.
 
     Raises:
         SloBenchError: the experiment, the space and the settings do not fit each other.
@@ -98,7 +98,7 @@ def _check_backend(experiment: Experiment, backend: str) -> None:
 
 
 def _with_gpus(experiment: Experiment, gpus: int) -> Experiment:
-    """The same on a fixed number of GPUs, so that configurations compare."""
+    """The experiment on a fixed number of GPUs, so that configurations can be compared."""
     table = experiment.model_dump(exclude_unset=True) | {"gpus": (gpus,)}
     if table.get("instances", (None,)) != (None,):
         table["instances"] = (None,)

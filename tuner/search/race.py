@@ -28,7 +28,7 @@ _FARTHEST = 16.0  # times; an estimate is no lower than the best one's rate over
 
 @dataclass(frozen=True)
 class PruningThreshold:
-    """What a configuration must beat: its rate, and what the best one met there, run by run."""
+    """The best configuration's capacity, and how many requests met their SLO in each run there."""
 
     trial: int
     rate_rps: float
@@ -50,7 +50,7 @@ class PruningThreshold:
 
 @dataclass(frozen=True)
 class RaceResult:
-    """What came of a race: whether it was lost, and about what capacity that speaks for."""
+    """Result of a race: whether it was lost, and the estimated capacity."""
 
     lost: bool
     estimate_rps: float
@@ -104,7 +104,7 @@ def _lost(runs: Sequence[LevelSample], met: Sequence[Sequence[int]], *, last: bo
 
 
 def _outcome(runs: Sequence[LevelSample], pace: PruningThreshold, *, lost: bool) -> RaceResult:
-    """Along the line on which the best one's attainment falls with the rate (see `curve`)."""
+    """Estimate the capacity with the best configuration's slope of attainment over the rate."""
     if not runs:
         return RaceResult(lost, pace.rate_rps, 0, math.nan)
     counted = sum(run.counted for run in runs)

@@ -1,16 +1,26 @@
-"""Settings of a tuning run: the table `[tune]` of an experiment file."""
+"""Settings of a tuning run, and its file: an experiment with a table `[tune]`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ...harness.experiments.config.experiment_file import setting_error
+from ...harness.experiments.config.experiment_file import (
+    SettingError,
+    line_of,
+    read_toml,
+    setting_error,
+    to_toml,
+)
 from ...harness.experiments.config.setting import Count, Positive, Several, setting
-from ...workloads.errors import SloBenchError
+from ...workloads.errors import FileFormatError, SloBenchError
 from .objectives import CAPACITY, Aim
+
+if TYPE_CHECKING:
+    from ...harness.experiments.experiment import Experiment
 
 SOUGHT = "Objectives"
 SEARCHED = "Search"
@@ -123,9 +133,52 @@ class TuneSettings(BaseModel):
         return Aim.of(self.objectives, self.target, self.rate_rps)
 
     def changed(self, **changes: Any) -> TuneSettings:
-        """The same with other values.
+        """A copy with some values changed.
 
         Raises:
-            SloBenchError: a value makes no sense.
+            SloBenchError: a value is invalid.
         """
         return TuneSettings(**self.model_dump() | changes)
+
+
+TABLE = "tune"
+_BUDGET = ("trials", "max_requests", "max_time_s")  # may be another when a study goes on
+
+
+def load(path: Path) -> tuple[Experiment, TuneSettings]:
+    """An experiment with a table `[tune]`.
+
+    Raises:
+        FileFormatError: the file cannot be read, or says something wrong (with its line).
+    """
+    from ...harness.experiments.experiment import Experiment
+
+    read, text = read_toml(path)
+    if not read:
+        raise FileFormatError(path, None, "says nothing")
+    table: dict[str, Any] = dict(read)
+    tuned = table.pop(TABLE, {})
+    if not isinstance(tuned, Mapping):
+        raise FileFormatError(path, line_of(text, (TABLE,)), f"{TABLE} must be a table")
+    try:
+        settings = TuneSettings(**tuned)
+    except SettingError as error:
+        raise FileFormatError(path, line_of(text, (TABLE, *error.location)), str(error)) from None
+    except SloBenchError as error:
+        named = next((name for name in tuned if name in str(error)), "")
+        raise FileFormatError(path, line_of(text, (TABLE, named)), str(error)) from None
+    try:
+        experiment = Experiment(**table)
+    except SettingError as error:
+        raise FileFormatError(path, line_of(text, error.location), str(error)) from None
+    return experiment.anchored(path.resolve().parent), settings
+
+
+def text_of(experiment: Experiment, settings: TuneSettings, *, budget: bool = True) -> str:
+    """Both as one TOML text; without the budget, equal texts mean the same tuning run."""
+    table = {
+        name: value
+        for name, value in settings.model_dump(exclude=None if budget else set(_BUDGET)).items()
+        if value not in (None, (), {})
+    }
+    return experiment.to_toml() + to_toml({TABLE: table})

@@ -1,26 +1,150 @@
-"""Where a study is kept: Optuna's journal file in the run folder, or any storage by its URL."""
+"""Storage of a study: Optuna's journal file in the run folder, or any storage by its URL.
+
+`study.json` in the folder records the URL and the name of the study, without the password: give
+`--storage` with it again, or use the driver's configuration.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
+import re
 import sys
 import threading
 import time
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
 
 import optuna
-from optuna.exceptions import ExperimentalWarning
+from optuna.exceptions import ExperimentalWarning, StorageInternalError
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 from optuna.storages.journal._file import BaseJournalFileLock
-from sqlalchemy.exc import IntegrityError, InternalError, OperationalError, ProgrammingError
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import (
+    ArgumentError,
+    IntegrityError,
+    InternalError,
+    OperationalError,
+    ProgrammingError,
+    SQLAlchemyError,
+)
 
 from ...harness.results.checkpoint import cut_half_a_line
-from ...workloads.errors import SloBenchError
-from .study_location import without_password
+from ...harness.results.run_folder import write_whole
+from ...workloads.errors import FileFormatError, SloBenchError
+
+STUDY_FILE = "study.json"
+_SECRET = re.compile("pass|pwd|secret|token|key", re.IGNORECASE)  # in the name of a query's field
+
+
+@dataclass(frozen=True)
+class StudyLocation:
+    """A storage by its URL (None: a journal file in the folder) and the name of a study in it."""
+
+    storage: str | None
+    study: str
+
+    def write(self, folder: Path) -> None:
+        """Write `study.json`, without the password."""
+        kept = None if self.storage is None else without_password(self.storage)
+        text = json.dumps({"storage": kept, "study": self.study}, ensure_ascii=False, indent=1)
+        write_whole(folder / STUDY_FILE, [text.encode(), b"\n"])
+
+
+def study_location(
+    folder: Path, storage: str | None, study: str | None, *, resume: bool
+) -> StudyLocation:
+    """The storage of a folder's study: as given or, with `resume`, as recorded.
+
+    Raises:
+        SloBenchError: the study is kept in another storage, or the file is damaged.
+    """
+    asked = None if storage is None else _anywhere(storage)
+    path = folder / STUDY_FILE
+    if not resume or not path.is_file():
+        return StudyLocation(asked, study or folder.resolve().name)
+    try:
+        kept = json.loads(path.read_text("utf-8"))
+        before = StudyLocation(kept["storage"], kept["study"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise FileFormatError(path, None, f"cannot be read: {error}") from error
+    if study is not None and study != before.study:
+        raise SloBenchError(f"the study of {folder} is {before.study}, not {study}")
+    if asked is not None and without_password(asked) != before.storage:
+        where = before.storage or "a journal file in the folder"
+        raise SloBenchError(
+            f"the study of {folder} is kept in {where}, not in {without_password(asked)}: leave "
+            "--storage out"
+        )
+    return StudyLocation(asked or before.storage, before.study)
+
+
+def without_password(url: str) -> str:
+    """The URL without its password and other secrets."""
+    parsed = _parsed(url)
+    if parsed is None:
+        return url.rpartition("@")[2]
+    secrets = [name for name in parsed.query if _SECRET.search(name)]
+    bare = parsed._replace(password=None).difference_update_query(secrets)
+    return bare.render_as_string(hide_password=False)
+
+
+def _anywhere(url: str) -> str:
+    """The URL with an absolute path, so that it holds in every working directory."""
+    if "://" not in url:
+        return str(Path(url).resolve())
+    parsed = _parsed(url)
+    if parsed is None or not parsed.drivername.startswith("sqlite"):
+        return url
+    if parsed.database in (None, "", ":memory:"):
+        raise SloBenchError(
+            f"the storage {url} is lost when the process ends: write sqlite:///study.db, or leave "
+            "--storage out"
+        )
+    return parsed.set(database=str(Path(parsed.database).resolve())).render_as_string()
+
+
+def _parsed(url: str) -> URL | None:
+    try:
+        return make_url(url) if "://" in url else None
+    except (ArgumentError, ValueError):
+        return None
+
+
+@contextlib.contextmanager
+def within_reach(place: StudyLocation, folder: Path) -> Iterator[None]:
+    """Turn errors of the storage or the disk into a SloBenchError.
+
+    Raises:
+        SloBenchError: the storage was lost, or a file cannot be written.
+    """
+    how = f"continue with slo-bench tune --resume --out {folder}"
+    try:
+        yield
+    except OSError as error:
+        where = error.filename or folder
+        raise SloBenchError(f"cannot write to {where}: {error.strerror or error}; {how}") from error
+    except Exception as error:
+        if place.storage is None or not _of_a_storage(error):
+            raise
+        first = str(error.__cause__ or error).strip().partition("\n")[0]
+        raise SloBenchError(
+            f"the storage {without_password(place.storage)} was lost: {first}; finished "
+            f"trials are kept: {how}"
+        ) from error
+
+
+def _of_a_storage(error: Exception) -> bool:
+    kinds: tuple[type[Exception], ...] = (SQLAlchemyError, StorageInternalError)
+    if "redis" in sys.modules:
+        kinds += (sys.modules["redis"].RedisError,)
+    return isinstance(error, kinds)
+
 
 if sys.platform != "win32":
     import fcntl
@@ -48,7 +172,7 @@ def open_storage(url: str | None, folder: Path) -> BaseStorage:
     if url is None:
         folder.mkdir(parents=True, exist_ok=True)
         return _journal(folder / JOURNAL)
-    return _Opening(url).storage() if "://" in url else _journal(Path(url))
+    return _open_in_time(url) if "://" in url else _journal(Path(url))
 
 
 @contextlib.contextmanager
@@ -63,41 +187,34 @@ def opened(url: str | None, folder: Path) -> Iterator[BaseStorage]:
             storage.engine.dispose()
 
 
-class _Opening:
-    """Opens a storage in a thread, with a time limit: drivers may wait for minutes without one."""
+def _open_in_time(url: str) -> BaseStorage:
+    """Open a storage in a thread, with a time limit: drivers may wait for minutes without one."""
+    opened: Future[BaseStorage] = Future()
 
-    def __init__(self, url: str) -> None:
-        self._url = url
-        self._opened: BaseStorage | None = None
-        self._problem: Exception | None = None
-
-    def storage(self) -> BaseStorage:
-        """The storage, or an error after 20 s."""
-        thread = threading.Thread(target=self._open, daemon=True)
-        thread.start()
-        thread.join(_PATIENCE_S)
-        if self._opened is not None:
-            return self._opened
-        reason = f"it has not answered within {_PATIENCE_S:g} s"
-        if self._problem is not None:
-            lines = str(self._problem).strip().splitlines()
-            reason = lines[0] if lines else type(self._problem).__name__
-        raise SloBenchError(
-            f"the storage {without_password(self._url)} cannot be used: {reason}; write {_FORMS}"
-        ) from self._problem
-
-    def _open(self) -> None:
+    def connect() -> None:
         try:
-            if self._url.startswith("redis://"):
+            if url.startswith("redis://"):
                 from optuna.storages.journal import JournalRedisBackend
 
-                storage: BaseStorage = JournalStorage(JournalRedisBackend(self._url))
+                storage: BaseStorage = JournalStorage(JournalRedisBackend(url))
             else:
-                storage = _database(self._url)
+                storage = _database(url)
             storage.get_all_studies()
-            self._opened = storage
+            opened.set_result(storage)
         except Exception as error:  # every driver has exceptions of its own
-            self._problem = error
+            opened.set_exception(error)
+
+    threading.Thread(target=connect, daemon=True).start()
+    try:
+        return opened.result(_PATIENCE_S)
+    except Exception as error:
+        late = isinstance(error, TimeoutError) and not opened.done()
+        lines = [f"it has not answered within {_PATIENCE_S:g} s"] if late else []
+        lines += str(error).strip().splitlines()
+        reason = lines[0] if lines else type(error).__name__
+        raise SloBenchError(
+            f"the storage {without_password(url)} cannot be used: {reason}; write {_FORMS}"
+        ) from (None if late else error)
 
 
 def _database(url: str) -> BaseStorage:

@@ -1,17 +1,26 @@
-"""What a study has found so far: its trials as rows, the best or the front, and what mattered."""
+"""Results of a study so far: its trials as rows, the best or the front, and the importances.
+
+The importance of each dimension for the objective is Optuna's PED-ANOVA or fANOVA. PED-ANOVA
+(Watanabe, Bansal and Hutter, IJCAI 2023) compares the best tenth of the trials to the others, and
+needs no regression trees. fANOVA (Hutter, Hoos and Leyton-Brown, ICML 2014) splits the variance
+over the whole space; Optuna's needs scikit-learn.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
+import optuna
 from optuna.study import Study
-from optuna.trial import FrozenTrial, Trial, TrialState
+from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
-from .importance import importances
+from ...workloads.errors import SloBenchError
 from .objectives import Aim
 from .race import PruningThreshold
 from .space import Configuration, Space
@@ -70,12 +79,12 @@ class StudyResults:
 
 
 def note(trial: Trial, name: str, value: Any) -> None:
-    """Keep something for ourselves; what people should read is a user attribute."""
+    """Write an internal attribute of a trial; results for users are user attributes."""
     trial.storage.set_trial_system_attr(trial._trial_id, _OWN + name, value)
 
 
 def noted(trial: FrozenTrial, name: str) -> Any:
-    """A value of a trial's attributes; None if there is none."""
+    """An internal attribute of a trial; None if it is not set."""
     return trial.system_attrs.get(_OWN + name)
 
 
@@ -90,14 +99,14 @@ def evaluated(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
 
 
 def known_in_a_row(trials: Sequence[FrozenTrial]) -> int:
-    """How many of the last trials were no news: repeated or infeasible."""
+    """Number of trials at the end of the study that are repeated or infeasible."""
     news = {t.number for t in counted(trials)}
     old = itertools.takewhile(lambda t: t.number not in news, reversed(trials))
     return sum(1 for _ in old)
 
 
 def rivals_pace(trials: Sequence[FrozenTrial], gpus: int) -> PruningThreshold | None:
-    """The best capacity that takes no more GPUs."""
+    """The threshold with the highest rate of those with at most `gpus` GPUs."""
     paces = [
         PruningThreshold.of_plain(plain) for t in trials if (plain := noted(t, PACE)) is not None
     ]
@@ -106,7 +115,7 @@ def rivals_pace(trials: Sequence[FrozenTrial], gpus: int) -> PruningThreshold | 
 
 
 def study_results(study: Study, aim: Aim, space: Space) -> StudyResults:
-    """What a study has found so far."""
+    """Collect the results of a study so far."""
     trials = study.get_trials(deepcopy=False)
     ended = evaluated(trials)
     rows = {trial.number: _row(trial) for trial in trials if trial.state in _DONE}
@@ -156,7 +165,7 @@ def _row(trial: FrozenTrial) -> TrialRow:
 
 
 def _best(finished: Sequence[TrialRow], aim: Aim) -> list[TrialRow]:
-    """The best, or those that none is better than in everything; the first of equals."""
+    """The best trial, or the Pareto front; of equal trials the first."""
     only = aim.single
     if only is None:
         front = [row for row in finished if not any(_dominates(o, row, aim) for o in finished)]
@@ -192,3 +201,56 @@ def _importances(
         ]
         found[objective.name] = importances(ended, values, maximise=objective.maximise)
     return found
+
+
+LEAST_TRIALS = 8
+EVALUATORS = ("ped-anova", "fanova")
+
+
+def importances(
+    trials: Sequence[FrozenTrial],
+    values: Sequence[float],
+    *,
+    maximise: bool,
+    evaluator: str = "ped-anova",
+) -> dict[str, float]:
+    """Share of the importance by name, the largest first; empty if there are too few trials.
+
+    Args:
+        trials: evaluated and pruned trials.
+        values: each trial's value of the objective; NaN where there is none.
+        maximise: whether larger values are better.
+        evaluator: one of `EVALUATORS`.
+
+    Raises:
+        SloBenchError: the evaluator is unknown or not installed.
+    """
+    if evaluator not in EVALUATORS:
+        raise SloBenchError(f"importances are by {' or '.join(EVALUATORS)}, not {evaluator!r}")
+    if evaluator == "fanova" and find_spec("sklearn") is None:
+        raise SloBenchError(
+            "importances by fanova need scikit-learn: pip install 'slo-bench[regressors]'"
+        )
+    known = [
+        create_trial(
+            params=trial.params,
+            distributions=trial.distributions,
+            value=value,
+            state=TrialState.COMPLETE,
+        )
+        for trial, value in zip(trials, values, strict=True)
+        if math.isfinite(value) and trial.params
+    ]
+    if len(known) < LEAST_TRIALS or len({trial.value for trial in known}) < 2:
+        return {}
+    study = optuna.create_study(direction="maximize" if maximise else "minimize")
+    study.add_trials(known)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # both are marked experimental
+        chosen: optuna.importance.BaseImportanceEvaluator = (
+            optuna.importance.FanovaImportanceEvaluator(seed=0)
+            if evaluator == "fanova"
+            else optuna.importance.PedAnovaImportanceEvaluator()
+        )
+        found = optuna.importance.get_param_importances(study, evaluator=chosen)
+    return {name: float(share) for name, share in found.items()}

@@ -38,8 +38,8 @@ _SEEN: dict[
 
 
 def new_name() -> str:
-    """Of a worker in this process: machine, number of the process, when that began (for numbers
-    come again), and a word of its own.
+    """A new name for a worker of this process: host, process number, start time of the process
+    (process numbers are reused) and a random word.
     """
     pid = os.getpid()
     return f"{socket.gethostname()}/{pid}/{_began(pid)}/{secrets.token_hex(3)}"
@@ -55,7 +55,7 @@ def _began(pid: int) -> str:
 
 @contextlib.contextmanager
 def alive(study: Study, name: str) -> Iterator[None]:
-    """Give signs of life for as long as the block lasts."""
+    """Write heartbeats of a worker to the study while the block runs."""
     ended = threading.Event()
 
     def sign() -> None:
@@ -163,7 +163,7 @@ def wait_again(study: Study, trial: FrozenTrial) -> None:
 
 @contextlib.contextmanager
 def one_at_a_time(folder: Path) -> Iterator[None]:
-    """No other process of this folder is in such a block meanwhile."""
+    """Hold the lock of a run folder: one process at a time runs such a block."""
     if sys.platform == "win32":
         yield
         return

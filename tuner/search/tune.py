@@ -29,15 +29,12 @@ from .confirm import Confirming
 from .evaluate import ConfigurationEvaluator
 from .outcome import ASKED_FILE, TuningOutcome, concluded
 from .prepare import Tuning, prepared
+from .runs import Servers
 from .samplers import SAMPLERS, ByNumber
-from .serving import Servers
-from .settings import TuneSettings
-from .storage import JOURNAL, opened, quiet
-from .study_location import FILE as PLACE_FILE
-from .study_location import StudyLocation, study_location, within_reach
+from .settings import TuneSettings, text_of
+from .storage import JOURNAL, STUDY_FILE, StudyLocation, opened, quiet, study_location, within_reach
 from .study_results import study_results
 from .trial_leases import alive, new_name, one_at_a_time
-from .tune_file import text_of
 from .worker import StudyWorker, TuneProgress, Watch
 
 _ASKED = "asked"
@@ -149,7 +146,7 @@ def _one_by_one(watch: Watch) -> Watch:
 
 def _is_new(folder: Path) -> bool:
     """Whether the folder has no settings yet; a process that was killed may have left a journal."""
-    begun = (JOURNAL, PLACE_FILE)
+    begun = (JOURNAL, STUDY_FILE)
     return not folder.is_dir() or all(
         path.name in begun or path.name.startswith(".") for path in folder.iterdir()
     )

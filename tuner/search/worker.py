@@ -43,7 +43,7 @@ _MOST_INFEASIBLE = 20  # and repeated ones, per trial
 
 @dataclass(frozen=True)
 class TuneProgress:
-    """How far a study is, after every trial."""
+    """Progress of a study after a trial."""
 
     trials: int
     of_trials: int
@@ -54,47 +54,41 @@ class TuneProgress:
 Watch = Callable[[TuneProgress], None]
 
 
+@dataclass
 class StudyWorker:
-    """One process's work on a study."""
+    """One process's work on a study. `alone`: all processes of the study share the folder."""
 
-    def __init__(
-        self,
-        study: Study,
-        made: Tuning,
-        evaluation: ConfigurationEvaluator,
-        name: str,
-        alone: bool,
-        progress: Watch | None,
-    ) -> None:
-        self._study = study
-        self._made = made
-        self._evaluation = evaluation
-        self._name = name
-        self._alone = alone  # all processes of the study share the folder
-        self._progress = progress
+    study: Study
+    made: Tuning
+    evaluation: ConfigurationEvaluator
+    name: str
+    alone: bool
+    progress: Watch | None
+
+    def __post_init__(self) -> None:
         self._began_s = time.monotonic()
 
     def work(self) -> None:
-        """Trial after trial until nothing is left to do."""
+        """Run trials until the budget is spent or no untried configuration is left."""
         while (trial := self._next()) is not None:
             self._evaluate(trial)
-            if self._progress is not None:
-                trials = self._study.get_trials(deepcopy=False)
-                self._progress(
+            if self.progress is not None:
+                trials = self.study.get_trials(deepcopy=False)
+                self.progress(
                     TuneProgress(
                         len(counted(trials)),
-                        self._made.settings.trials,
+                        self.made.settings.trials,
                         sum(t.user_attrs.get("requests", 0) for t in trials),
-                        best_of(trials, self._made.aim),
+                        best_of(trials, self.made.aim),
                     )
                 )
 
     def _next(self) -> Trial | None:
-        """A trial that was cut, or a new one; None: enough."""
-        with one_at_a_time(self._evaluation.folder):
-            for cut in cut_trials(self._study, unsigned=self._alone):
-                wait_again(self._study, cut)
-            trials = self._study.get_trials(deepcopy=False)
+        """An interrupted trial or a new one; None when the study is finished."""
+        with one_at_a_time(self.evaluation.folder):
+            for cut in cut_trials(self.study, unsigned=self.alone):
+                wait_again(self.study, cut)
+            trials = self.study.get_trials(deepcopy=False)
             waiting = any(trial.state is TrialState.WAITING for trial in trials)
             begun = [trial for trial in trials if trial.state is not TrialState.WAITING]
             cut_before = any(
@@ -105,12 +99,12 @@ class StudyWorker:
             stuck = not waiting and known_in_a_row(begun) >= _STUCK
             if stuck and not self._queue_untried(trials):
                 return None
-            trial = self._study.ask()
-            note(trial, OWNER, self._name)
+            trial = self.study.ask()
+            note(trial, OWNER, self.name)
             return trial
 
     def _spent(self, begun: Sequence[FrozenTrial]) -> bool:
-        settings = self._made.settings
+        settings = self.made.settings
         tried = counted(begun)
         infeasible = len(begun) - len(tried)
         if len(tried) >= settings.trials or infeasible >= _MOST_INFEASIBLE * settings.trials:
@@ -122,37 +116,37 @@ class StudyWorker:
         return settings.max_time_s is not None and spent_s >= settings.max_time_s
 
     def _exhausted(self) -> bool:
-        sampler = self._study.sampler
+        sampler = self.study.sampler
         assert isinstance(sampler, ByNumber)
-        return sampler.exhausted(self._study)
+        return sampler.exhausted(self.study)
 
     def _queue_untried(self, trials: Sequence[FrozenTrial]) -> bool:
         tried = [key for trial in trials if (key := noted(trial, KEY)) is not None]
-        rng = np.random.default_rng((self._made.settings.sampler_seed, len(trials)))
-        untried = self._made.space.untried(tried, rng)
+        rng = np.random.default_rng((self.made.settings.sampler_seed, len(trials)))
+        untried = self.made.space.untried(tried, rng)
         if untried is None:
             return False
-        self._study.enqueue_trial(dict(untried))
+        self.study.enqueue_trial(dict(untried))
         return True
 
     def _evaluate(self, trial: Trial) -> None:
-        configuration = self._made.space.suggest(trial)
+        configuration = self.made.space.suggest(trial)
         note(trial, CONFIGURATION, dict(configuration))
-        same = claim(self._study, trial, key_of(configuration))
+        same = claim(self.study, trial, key_of(configuration))
         if same is not None:
             trial.set_user_attr(SAME_AS, same.number)
             self._tell_again(trial, same)
             return
         try:
-            runs = self._evaluation.runs_of(configuration)
+            runs = self.evaluation.runs_of(configuration)
         except InfeasibleError as error:
             trial.set_user_attr("infeasible", str(error))
-            self._study.tell(trial, state=TrialState.PRUNED)
+            self.study.tell(trial, state=TrialState.PRUNED)
             return
         # Without itself: it may have been cut between its pace and its end.
-        trials = [t for t in self._study.get_trials(deepcopy=False) if t.number != trial.number]
+        trials = [t for t in self.study.get_trials(deepcopy=False) if t.number != trial.number]
         try:
-            worth = self._evaluation.worth(
+            worth = self.evaluation.worth(
                 runs,
                 trial=trial.number,
                 pace=self._pace(trials, gpus_of(runs.spec)),
@@ -162,10 +156,10 @@ class StudyWorker:
         except NotDoneError:
             raise  # the trial is interrupted without a result
         except SloBenchError as error:
-            self._evaluation.servers.stop()
+            self.evaluation.servers.stop()
             trial.set_user_attr("failed", str(error))
             trial.set_user_attr("requests", runs.requests)
-            self._study.tell(trial, state=TrialState.FAIL)
+            self.study.tell(trial, state=TrialState.FAIL)
             return
         trial.set_user_attr("requests", runs.requests)
         trial.set_user_attr("wall_s", round(runs.wall_s, 3))
@@ -173,7 +167,7 @@ class StudyWorker:
 
     def _reporter(self, trial: Trial) -> Callable[[int, float], bool]:
         """A function that reports intermediate values to Optuna; it returns whether to prune."""
-        if self._made.aim.single is None:
+        if self.made.aim.single is None:
             return lambda step, value: False
 
         known = trial.storage.get_trial(trial._trial_id).intermediate_values
@@ -182,7 +176,7 @@ class StudyWorker:
         def report(step: int, value: float) -> bool:
             if step not in known:
                 trial.report(value, step)
-            return self._made.aim.names != (CAPACITY,) and step >= last and trial.should_prune()
+            return self.made.aim.names != (CAPACITY,) and step >= last and trial.should_prune()
 
         return report
 
@@ -191,21 +185,21 @@ class StudyWorker:
             trial.set_user_attr(name, value)
         if worth.pace is not None:
             note(trial, PACE, worth.pace.plain())
-        if self._made.aim.must_attain and not worth.lost:
+        if self.made.aim.must_attain and not worth.lost:
             trial.set_constraint("attainment", worth.missed)
         if worth.lost:
             trial.set_user_attr("lost", True)
         if any(map(math.isnan, worth.values)):
             trial.set_user_attr("failed", "an objective has no value: nothing was served")
-            self._study.tell(trial, state=TrialState.FAIL)
+            self.study.tell(trial, state=TrialState.FAIL)
             return
         note(trial, VALUES, list(worth.values))
-        kind = SAMPLERS[self._made.settings.sampler]
-        single = self._made.aim.single is not None
+        kind = SAMPLERS[self.made.settings.sampler]
+        single = self.made.aim.single is not None
         if worth.lost and single and kind.learns_from_pruned:
-            self._study.tell(trial, state=TrialState.PRUNED)
+            self.study.tell(trial, state=TrialState.PRUNED)
         else:
-            self._study.tell(trial, list(worth.values))
+            self.study.tell(trial, list(worth.values))
 
     def _tell_again(self, trial: Trial, same: FrozenTrial) -> None:
         for step, value in same.intermediate_values.items():
@@ -214,19 +208,19 @@ class StudyWorker:
             trial.set_constraint(name, value)
         if same.state is TrialState.COMPLETE:
             assert same.values is not None
-            self._study.tell(trial, same.values)
+            self.study.tell(trial, same.values)
         else:  # it is still running
             ended = same.state.is_finished()
-            self._study.tell(trial, state=same.state if ended else TrialState.PRUNED)
+            self.study.tell(trial, state=same.state if ended else TrialState.PRUNED)
 
     def _pace(self, trials: Sequence[FrozenTrial], gpus: int) -> PruningThreshold | None:
         """The result that a configuration with that number of GPUs must beat."""
-        if set(self._made.aim.names) - {CAPACITY, COST}:
+        if set(self.made.aim.names) - {CAPACITY, COST}:
             return None  # a lower capacity may be worth it
         return rivals_pace(trials, gpus)
 
     def _fewest_gpus(self, trials: Sequence[FrozenTrial]) -> int | None:
-        if self._made.aim.names != (COST,):
+        if self.made.aim.names != (COST,):
             return None
         met = [
             trial.user_attrs["gpus"]

@@ -1,4 +1,4 @@
-"""Ways in which a simulation could be wrong, each with a size: what is changed, and by how much."""
+"""Perturbations of a simulation: which input is changed, and by how much."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class ScaledStepTime:
 
 @dataclass(frozen=True)
 class World:
-    """What a cell is simulated with."""
+    """Inputs of a simulation: workload, step-time model and predicted output tokens."""
 
     workload: Workload
     step_time: StepTime
@@ -192,10 +192,10 @@ PERTURBATIONS: dict[str, Perturbation] = {one.name: one for one in _STOCK}
 
 
 def perturbation(name: str) -> Perturbation:
-    """One of them by name.
+    """The perturbation of that name.
 
     Raises:
-        UnknownNameError: there is no such.
+        UnknownNameError: there is none.
     """
     if name not in PERTURBATIONS:
         raise UnknownNameError("perturbation", name, PERTURBATIONS)

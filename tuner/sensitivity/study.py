@@ -31,7 +31,7 @@ METRICS = {
     "tpot_p99": False,
     "e2e_p99": False,
 }
-"""What systems can be ranked by, and whether more is better."""
+"""Metrics that rank systems, and whether the largest value is the best."""
 
 DEFAULT_TARGET = 0.9
 TOLERANCE = 0.02  # of a capacity
@@ -42,8 +42,8 @@ BASE = "base"
 
 @dataclass(frozen=True)
 class Ranked:
-    """By what systems are ranked. Capacity is the highest rate at which attainment is `target`; the
-    others are taken at the rate of the cells.
+    """The metric that ranks systems. Capacity is the highest rate at which attainment is `target`;
+    other metrics are measured at the rate of the cells.
     """
 
     metric: str = CAPACITY
@@ -70,7 +70,7 @@ class Ranked:
 
 @dataclass(frozen=True)
 class Point:
-    """What the systems reach with one thing changed: one figure for each seed."""
+    """Values of the metric at one value of one perturbation: one for each system and seed."""
 
     axis: str
     value: float
@@ -92,7 +92,7 @@ class Point:
         return sorted(self.outcomes, key=merit)
 
     def seeds_that_prefer(self, first: str, second: str, ranked: Ranked) -> int:
-        """In how many seeds `first` is strictly better than `second`."""
+        """Number of seeds in which `first` is strictly better than `second`."""
         pairs = zip(self.outcomes[first], self.outcomes[second], strict=True)
         return sum(a > b if ranked.more_is_better else a < b for a, b in pairs)
 

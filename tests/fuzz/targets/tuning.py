@@ -7,7 +7,7 @@ from pathlib import Path
 from slo_bench.tuner.placement.nvidia_smi import parse_gpus, parse_topo
 from slo_bench.tuner.placement.topology import read_topology
 from slo_bench.tuner.search.outcome import FILE, read_tuning
-from slo_bench.tuner.search.tune_file import load
+from slo_bench.tuner.search.settings import load
 
 from .target import Target, from_file
 

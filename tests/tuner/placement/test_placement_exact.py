@@ -6,6 +6,7 @@ from itertools import combinations, pairwise, permutations
 import numpy as np
 import pytest
 
+from slo_bench.tuner.placement.compare import search
 from slo_bench.tuner.placement.exact import exact
 from slo_bench.tuner.placement.paper import paper
 from slo_bench.tuner.placement.problem import (
@@ -17,7 +18,6 @@ from slo_bench.tuner.placement.problem import (
     Problem,
     weights_of,
 )
-from slo_bench.tuner.placement.search import search
 from slo_bench.workloads.errors import SloBenchError, UnknownNameError
 
 

@@ -6,8 +6,13 @@ import optuna
 import pytest
 
 from slo_bench.harness.results.checkpoint import cut_half_a_line
-from slo_bench.tuner.search.storage import JOURNAL, open_storage
-from slo_bench.tuner.search.study_location import StudyLocation, study_location, without_password
+from slo_bench.tuner.search.storage import (
+    JOURNAL,
+    StudyLocation,
+    open_storage,
+    study_location,
+    without_password,
+)
 from slo_bench.tuner.search.study_results import OWNER, SAME_AS, note
 from slo_bench.tuner.search.trial_leases import alive, claim, new_name
 from slo_bench.workloads.errors import SloBenchError

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from slo_bench.cli.commands.tune_system import EXAMPLES
+from slo_bench.cli.commands.tune import SYSTEM_EXAMPLES
 
 SMALL = ["--search", "chunk_tokens=256,2048", "--search", "max_num_seqs=4,256", "--trials", "3"]
 SMALL += ["--requests", "200", "--tolerance", "0.3"]
@@ -111,4 +111,4 @@ def test_a_help_for_every_command(slo_bench):
         code, out, _ = slo_bench("tune", *words, "--help")
         assert code == 0
         assert "Examples:" in out
-    assert all(example.startswith("slo-bench tune ") for example in EXAMPLES)
+    assert all(example.startswith("slo-bench tune ") for example in SYSTEM_EXAMPLES)

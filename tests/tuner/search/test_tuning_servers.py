@@ -12,7 +12,7 @@ from slo_bench.harness.results.metrics import Hardware
 from slo_bench.harness.servers.launch.server_process import ServerError
 from slo_bench.tuner.capacity.cells import Simulator
 from slo_bench.tuner.search.evaluate import cell_of
-from slo_bench.tuner.search.serving import Servers
+from slo_bench.tuner.search.runs import Servers
 from slo_bench.tuner.search.settings import TuneSettings
 from slo_bench.tuner.search.tune import tune
 from slo_bench.workloads.errors import SloBenchError

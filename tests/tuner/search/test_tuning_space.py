@@ -6,9 +6,8 @@ from slo_bench.tuner.search.evaluate import cell_of
 from slo_bench.tuner.search.objectives import Aim
 from slo_bench.tuner.search.prepare import prepared
 from slo_bench.tuner.search.samplers import checked, grid_of
-from slo_bench.tuner.search.settings import TuneSettings
+from slo_bench.tuner.search.settings import TuneSettings, load, text_of
 from slo_bench.tuner.search.space import counts_gpus, key_of, space_of
-from slo_bench.tuner.search.tune_file import load, text_of
 from slo_bench.workloads.errors import FileFormatError, SloBenchError
 
 MODELS = "fleet(llama-3.1-8b*2)"

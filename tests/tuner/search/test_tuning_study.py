@@ -15,12 +15,11 @@ from optuna.trial import TrialState
 from slo_bench import Experiment
 from slo_bench.tuner.search import trial_leases as claims
 from slo_bench.tuner.search.outcome import read_tuning
-from slo_bench.tuner.search.settings import TuneSettings
+from slo_bench.tuner.search.settings import TuneSettings, load
 from slo_bench.tuner.search.storage import open_storage
 from slo_bench.tuner.search.study_results import KEY, OWNER, SAME_AS, counted, note, noted
 from slo_bench.tuner.search.trial_leases import alive, cut_trials, new_name, working
 from slo_bench.tuner.search.tune import tune
-from slo_bench.tuner.search.tune_file import load
 from slo_bench.workloads.errors import SloBenchError
 
 EXPERIMENT = Experiment(systems="sarathi", requests=200)

@@ -1,0 +1,50 @@
+"""How commands declare their options, flags, arguments and examples.
+
+Each function returns the metadata of an `Annotated` parameter. `names` are the option's names, such
+as "--out" and "-o"; by default "--" and the parameter's name. `panel` is the option's panel in the
+help; `complete` returns the values that begin with what was typed. Further keywords are those of
+`typer.Option`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import typer
+
+Complete = Callable[[str], list[str]]
+
+
+def option(
+    metavar: str | None,
+    text: str,
+    *names: str,
+    panel: str | None = None,
+    complete: Complete | None = None,
+    **more: Any,
+) -> Any:
+    """An option with a value, which the help shows as `metavar`."""
+    return typer.Option(
+        *names,
+        metavar=metavar,
+        help=text,
+        rich_help_panel=panel,
+        autocompletion=complete,
+        **more,
+    )
+
+
+def flag(text: str, *names: str, panel: str | None = None) -> Any:
+    """An option without a value."""
+    return typer.Option(*names, help=text, rich_help_panel=panel)
+
+
+def argument(metavar: str, text: str, *, complete: Callable[..., list[str]] | None = None) -> Any:
+    """A positional argument."""
+    return typer.Argument(metavar=metavar, help=text, autocompletion=complete)
+
+
+def epilog(examples: Sequence[str]) -> str:
+    """The examples below a command's help, each on a line of its own."""
+    return "\n\n".join(["Examples:", *examples])
