@@ -108,9 +108,11 @@ def capacity(
         typer.echo(json.dumps(rows, allow_nan=False))
         return
     narrower = (
-        f"for narrower intervals: slo-bench capacity --resume --out {folder} --max-requests …"
+        "to decide or for narrower intervals: "
+        f"slo-bench capacity --resume --out {folder} --max-requests …"
     )
-    precise = all(row["precise"] or not row["capacity_rps"] for row in rows)
+    undecided = any(row["outcome"] == "undecided" for row in rows)
+    precise = not undecided and all(row["precise"] or not row["capacity_rps"] for row in rows)
     print_result(capacity_tables(rows), None if precise else narrower, result_line(folder, page))
 
 

@@ -74,7 +74,11 @@ def _lines(compared: Comparison, judgement: Judgement) -> list[str]:
     from ...reports.compare.text import headline, note_lines
 
     lines = [f"FAIL  {_told(found)}" for found in judgement.regressions]
-    lines += [f"warn  {_told(found)}: may be noise" for found in judgement.open_rows]
+    lines += [
+        f"warn  {_told(found)}: "
+        + ("not stationary" if found.row.stationary_a is False else "may be noise")
+        for found in judgement.open_rows
+    ]
     limit = f"{100 * judgement.max_regression:g} %"
     lines.append(headline(compared))
     lines += [f"note: {line}" for line in note_lines(compared)]

@@ -66,7 +66,8 @@ class _SystemsByName(TyperGroup):
         within = system.context_class(system, info_name=_SYSTEM, parent=ctx)
         follows = system.shell_complete(within, incomplete)
         if not incomplete.startswith("-"):
-            follows += system.params[0].shell_complete(within, incomplete)
+            what = next(one for one in system.params if one.param_type_name == "argument")
+            follows += what.shell_complete(within, incomplete)
         return [*super().shell_complete(ctx, incomplete), *follows]
 
 

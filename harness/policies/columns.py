@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from .banaserve.objective import of_run
 
-COLUMNS: Mapping[str, Callable[[Mapping[str, float]], float]] = {"banaserve_objective": of_run}
+COLUMNS: Mapping[str, Callable[[Mapping[str, Any]], float]] = {"banaserve_objective": of_run}

@@ -19,6 +19,7 @@ from ...workloads.request import SLO_COLUMNS, RequestType
 from ...workloads.workload import Workload
 from ..core.records import Outcome, Records, Result
 from ..policies.columns import COLUMNS
+from .stationarity import LEAST_REQUESTS, batches_of, horizon_s, left_s, stationary
 
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -159,7 +160,7 @@ def cell_metrics(
     judged: Judged,
     warmup_s: float = 0.0,
     objective: CollocationObjective = CollocationObjective(),
-) -> dict[str, float | int | bool]:
+) -> dict[str, float | int | bool | None]:
     """The figures of one cell, in the order of the columns of `cells.csv`.
 
     The window runs from the first counted arrival to the last finish (or last arrival, where that
@@ -198,7 +199,7 @@ def cell_metrics(
     def outcomes(*kinds: Outcome) -> int:
         return int((counted & np.isin(records.outcome, kinds)).sum())
 
-    row: dict[str, float | int | bool] = {
+    row: dict[str, float | int | bool | None] = {
         "requests": requests,
         "attainment": met / requests,
         "goodput_rps": _per_second(met, makespan_s),
@@ -234,6 +235,7 @@ def cell_metrics(
         "padded_tokens": totals.padded_tokens,
         "padding_waste": totals.padded_tokens / all_tokens if all_tokens else 0.0,
         "valid": True,  # a simulated client is never late
+        "stationary": _stationary(workload, records, judged, warmup_s),
         "cost_usd_per_hour": NOT_A_NUMBER
         if hardware.usd_per_gpu_hour is None
         else hardware.usd_per_gpu_hour * hardware.gpus,
@@ -285,6 +287,23 @@ def _by_kind(
         "priority_spread": max(by_priority) - min(by_priority) if by_priority else 0.0,
         "objective": value,
     }
+
+
+def _stationary(
+    workload: Workload, records: Records, judged: Judged, warmup_s: float
+) -> bool | None:
+    """Whether the figures would be the same in a longer run; None where the run cannot tell."""
+    if int((records.arrival_s >= warmup_s).sum()) < LEAST_REQUESTS:
+        return None
+    return stationary(
+        batches_of(
+            arrival_s=records.arrival_s,
+            end_s=left_s(records),
+            met=judged.met,
+            horizon_s=horizon_s(workload),
+            warmup_s=warmup_s,
+        )
+    )
 
 
 def weighted_turnaround(records: Records, of: Mask) -> float:

@@ -268,6 +268,12 @@ def _read_cells(path: Path) -> tuple[pd.DataFrame, tuple[str, ...]]:
             columns[column] = raw[column].map({"True": True, "False": False})
             _refuse(path, raw, column, columns[column].isna(), "must be True or False")
             columns[column] = columns[column].astype(bool)
+        elif column == "stationary":
+            known = {"True": True, "False": False, "": None}
+            _refuse(
+                path, raw, column, ~raw[column].isin(list(known)), "must be True, False or empty"
+            )
+            columns[column] = raw[column].map(known).astype(object)
         else:
             blank = raw[column].isin(_NO_VALUE)
             numbers = pd.to_numeric(raw[column].mask(blank), errors="coerce").astype("float64")

@@ -22,6 +22,7 @@ Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 BATCHES = 20
+LEAST_REQUESTS = 10 * BATCHES  # of a run, for any statement
 WARMUP_SHARE = 0.1
 COOLDOWN_SHARE = 0.03
 SETTLED_HORIZONS = 5.0  # time for which requests arrive, over the SLO's horizon
@@ -241,7 +242,10 @@ def drifts(run: RunBatches) -> bool:
 
 
 def stationary(run: RunBatches) -> bool | None:
-    """Whether a run shows the long run; None where it is too short to tell."""
+    """Whether a run shows the long run; None where it is too short to tell.
+
+    False: the backlog grows, or attainment drifts, so that figures depend on the run's length.
+    """
     if grows([run]) or drifts(run):
         return False
     return True if run.settled and keeps_up([run]) else None

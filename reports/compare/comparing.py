@@ -70,6 +70,14 @@ class Row:
     seeds_b: int
     requests: int
     paired: bool
+    stationary_a: bool | None = None
+    stationary_b: bool | None = None
+
+    @property
+    def stationary(self) -> bool | None:
+        """Whether the figures of both would be the same in longer runs; None: cannot be told."""
+        both = (self.stationary_a, self.stationary_b)
+        return False if False in both else None if None in both else True
 
     @property
     def significant(self) -> bool:
@@ -330,7 +338,14 @@ def _rows(
             seeds_b=counts[1],
             requests=counts[2],
             paired=paired,
+            stationary_a=_stationary(level.a),
+            stationary_b=_stationary(level.b),
         )
+
+
+def _stationary(cells: Iterable[Cell]) -> bool | None:
+    known = {cell.stationary for cell in cells}
+    return False if False in known else None if None in known else True
 
 
 def _judged(rows: Sequence[Row], level: float) -> list[Row]:
@@ -359,7 +374,10 @@ class Regression:
 
 @dataclass(frozen=True)
 class Judgement:
-    """Result of the gate. `open_rows` are worse by more than the bound, but not significantly."""
+    """Result of the gate. `open_rows` are worse by more than the bound, but undecided: not
+    significantly, or against a baseline that is not stationary, so that the size of the difference
+    depends on the length of the runs.
+    """
 
     max_regression: float
     regressions: Sequence[Regression]
@@ -388,10 +406,11 @@ def judge_comparison(comparison: Comparison, max_regression: float) -> Judgement
         for row in comparison.rows
         if row.verdict != "unknown" and (regression := _regression(row)).size > max_regression
     ]
+    decided = [r.row.verdict == "worse" and r.row.stationary_a is not False for r in beyond]
     return Judgement(
         max_regression=max_regression,
-        regressions=[r for r in beyond if r.row.verdict == "worse"],
-        open_rows=[r for r in beyond if r.row.verdict != "worse"],
+        regressions=[r for r, sure in zip(beyond, decided, strict=True) if sure],
+        open_rows=[r for r, sure in zip(beyond, decided, strict=True) if not sure],
     )
 
 

@@ -195,6 +195,7 @@ class Cell:
     rate_rps: float | None  # None: closed loop, or unknown
     seed: int
     read: Callable[[], RequestResults] = field(repr=False)
+    stationary: bool | None = None  # None: cannot be told
 
 
 @dataclass(frozen=True)
@@ -277,6 +278,7 @@ def run_results(path: Path) -> Results:
             rate_rps=None if closed else float(row["level_rps"]),
             seed=int(row["seed"]),
             read=partial(read_requests, path, str(row["cell"]), _warmup_s(settings, row)),
+            stationary=row.get("stationary"),
         )
         for _, row in valid.iterrows()
     ]

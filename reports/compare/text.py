@@ -107,8 +107,12 @@ def _cells(row: Row, holm: bool) -> list[str | Cell]:
         change_text(row),
         change_bounds_text(row),
         *([p_text(row.p_holm)] if holm else []),
-        Cell(WORDS[row.verdict], _STYLES[row.verdict], _CSS.get(row.verdict, "")),
+        Cell(_verdict_text(row), _STYLES[row.verdict], _CSS.get(row.verdict, "")),
     ]
+
+
+def _verdict_text(row: Row) -> str:
+    return WORDS[row.verdict] + (", not stationary" if row.stationary is False else "")
 
 
 def labels_of(comparison: Comparison) -> list[str]:
@@ -143,6 +147,11 @@ def note_lines(comparison: Comparison) -> Iterable[str]:
         "seeds and then blocks of consecutive requests drawn again (bootstrap); figures are means "
         "over seeds, shares change in points and all else in percent of the first."
     )
+    if any(row.stationary is False for row in comparison.rows):
+        yield (
+            "not stationary: a backlog grows or attainment drifts, so that the size of the "
+            "difference depends on the length of the runs."
+        )
     yield from comparison.notes
 
 
@@ -177,6 +186,14 @@ def row_json(row: Row) -> dict[str, Any]:
         plain[name] = finite(getattr(row, name))
     for name, bounds in (("difference", row.bounds), ("relative", row.relative_bounds)):
         plain |= {f"{name}_low": finite(bounds.low), f"{name}_high": finite(bounds.high)}
-    for name in ("significant", "verdict", "paired", "seeds_a", "seeds_b", "requests"):
+    for name in (
+        "significant",
+        "verdict",
+        "stationary",
+        "paired",
+        "seeds_a",
+        "seeds_b",
+        "requests",
+    ):
         plain[name] = getattr(row, name)
     return plain

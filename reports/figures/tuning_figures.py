@@ -20,6 +20,7 @@ FINISHED, LOST, DEFAULT, TUNED, FRONT = (
     "tuned",
     "front",
 )
+UNDECIDED = "undecided"  # the value is a rate that was carried
 MARKS = (FINISHED, LOST, DEFAULT, TUNED, FRONT)
 
 
@@ -54,17 +55,19 @@ def history(found: Plain, names: Sequence[str]) -> Figure:
         if row["values"] is not None and row["values"][0] is not None
     ]
 
-    def points(state: str, series: str) -> View:
-        of = [(row, value) for row, value in known if row["state"] == state]
+    def points(series: str, state: str, *also: str) -> View:
+        of = [(row, value) for row, value in known if row["state"] in (state, *also)]
         rows, values = [row for row, _ in of], [value for _, value in of]
         return _points(names, series, rows, [float(row["number"]) for row in rows], values)
 
-    finished = [(row["number"], value) for row, value in known if row["state"] == FINISHED]
+    finished = [
+        (row["number"], value) for row, value in known if row["state"] in (FINISHED, UNDECIDED)
+    ]
     best = list(
         itertools.accumulate((value for _, value in finished), max if objective.maximise else min)
     )
     line = {"s": names.index(TUNED), "x": [float(n) for n, _ in finished], "y": best}
-    every = [points(FINISHED, FINISHED), points("lost", LOST)]
+    every = [points(FINISHED, FINISHED, UNDECIDED), points(LOST, "lost")]
     return Figure(
         id="history",
         kind="lines",

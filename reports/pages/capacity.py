@@ -22,7 +22,7 @@ from .table import Cell, Table, one_group
 
 Row = Mapping[str, Any]
 
-
+UNDECIDED = "undecided"
 _HEADS = ("configuration", "in SLO", "req/s", "95 % interval", "±")
 
 
@@ -62,7 +62,7 @@ def best_lines(rows: Sequence[Row]) -> list[str]:
     told = []
     for settled, of in alike.items():
         target, pairs = settled[0], settled[1:]
-        known = [r for r in of if r["capacity_rps"] != 0]
+        known = [r for r in of if r["capacity_rps"] != 0 and r.get("outcome") != UNDECIDED]
         if len(of) < 2 or not known:
             continue
         best = max(known, key=_ahead)
@@ -91,7 +91,9 @@ _IDENTITY = ("search", "cell", "system", "rate_rps", "replay_speed", "load_facto
 
 
 def capacity_text(row: Row) -> str:
-    """`6.42`, `> 12` where no rate tried missed the target, `< 0.5` where all did."""
+    """`6.42`; `> 12` where no rate tried missed the target, `< 0.5` where all did; `undecided`."""
+    if row.get("outcome") == UNDECIDED:
+        return UNDECIDED
     if row["capacity_rps"] is None:
         return f"> {rate_text(row['low_rps'])}"
     if row["capacity_rps"] == 0:
@@ -100,7 +102,11 @@ def capacity_text(row: Row) -> str:
 
 
 def interval_text(row: Row) -> str:
-    """`6.31 to 6.55`; a dash where there is none."""
+    """`6.31 to 6.55`; of an undecided search `over 6.31`; a dash where there is none."""
+    if row.get("outcome") == UNDECIDED and (row["low_rps"] or row["high_rps"]):
+        over = f"over {rate_text(row['low_rps'])}" if row["low_rps"] else ""
+        under = f"under {rate_text(row['high_rps'])}" if row["high_rps"] else ""
+        return ", ".join(filter(None, (over, under)))
     if not row["capacity_rps"]:
         return "–"
     return f"{rate_text(row['low_rps'])} to {rate_text(row['high_rps'])}"
@@ -111,9 +117,12 @@ def _levels(row: Row) -> RichTable:
     for level in row["levels"]:
         known = level["attainment"] is not None
         late = level["runs"] - level["valid_runs"]
-        notes = ["backlog grows"] * level["backlog_grows"] + [
-            f"{late} invalid: {level['invalid_because']}"
-        ] * bool(late)
+        short = known and not level["backlog_grows"] and not level.get("settled", True)
+        notes = (
+            ["backlog grows"] * level["backlog_grows"]
+            + ["too short to pass"] * short
+            + [f"{late} invalid: {level['invalid_because']}"] * bool(late)
+        )
         low, high = level["attainment_low"], level["attainment_high"]
         lines.append(
             (

@@ -40,12 +40,17 @@ def plan_rows(planned: DeploymentPlan) -> list[dict[str, Any]]:
     ]
 
 
-def _capacity(one: SizedOffer) -> dict[str, float | None]:
+def _capacity(one: SizedOffer) -> dict[str, float | str | None]:
     found = one.capacity
     if found is None:
-        return {"capacity_rps": None, "low_rps": None, "high_rps": None}
+        return {"capacity_rps": None, "low_rps": None, "high_rps": None, "outcome": None}
     high = found.high_rps if math.isfinite(found.high_rps) else None
-    return {"capacity_rps": found.capacity_rps, "low_rps": found.low_rps, "high_rps": high}
+    return {
+        "capacity_rps": found.capacity_rps,
+        "low_rps": found.low_rps,
+        "high_rps": high,
+        "outcome": found.outcome.value,
+    }
 
 
 def plan_table(rows: Iterable[dict[str, Any]]) -> RichTable:
@@ -65,7 +70,8 @@ def plan_table(rows: Iterable[dict[str, Any]]) -> RichTable:
 
 def _interval(row: dict[str, Any]) -> str:
     if row["capacity_rps"] is None:
-        return "" if row["low_rps"] is None else f"over {row['low_rps']:.3g}"
+        undecided = "undecided, " * (row["outcome"] == "undecided")
+        return "" if row["low_rps"] is None else f"{undecided}over {row['low_rps']:.3g}"
     high = "" if row["high_rps"] is None else f"{row['high_rps']:.3g}"
     return f"{row['capacity_rps']:.3g} [{row['low_rps']:.3g}, {high}]"
 

@@ -180,6 +180,8 @@ def _notices(cells: pd.DataFrame, runs: Sequence[RunResults]) -> list[tuple[str,
     if len(invalid):
         told = f"{len(invalid)} of {len(cells)} are left out of every figure and mean: "
         lines.append(("Invalid cells.", f"{told}{_listed(invalid['cell'], 'cells')}."))
+    if drifting := summary.not_stationary_text(cells):
+        lines.append(("Not stationary.", f"{drifting}. {summary.NOT_STATIONARY}"))
     if overlong_requests := summary.oversize_text(cells):
         told = f"{overlong_requests} exceed the context or the KV cache; they count as missed."
         lines.append(("Too long.", told))

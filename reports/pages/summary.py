@@ -130,9 +130,27 @@ def _notes(cells: pd.DataFrame, rows: pd.DataFrame) -> list[str]:
         why = invalid[REASON_COLUMN].iloc[0] if REASON_COLUMN in cells.columns else "late client"
         count = f"{len(invalid)} of {len(cells)}"
         notes.append(f"{count} cells are invalid and left out: {why}.")
+    if drifting := not_stationary_text(cells):
+        notes.append(f"not stationary: {drifting}. {NOT_STATIONARY}")
     if overlong_requests := oversize_text(cells):
         notes.append(f"Too long for the context or the KV cache, and missed: {overlong_requests}.")
     return notes
+
+
+NOT_STATIONARY = "The backlog grows or attainment drifts: the figures depend on the run's length."
+
+
+def not_stationary_text(cells: pd.DataFrame) -> str:
+    """`vllm at 8, 12 req/s`: the operating points with a cell that is not stationary."""
+    if "stationary" not in cells:
+        return ""
+    of = cells[cells["valid"] & cells["stationary"].map(lambda known: known is False)]
+    rates = of.groupby(["facet", "series"], sort=False)["rate_rps"]
+    points = {", ".join(filter(None, map(str, key))): sorted(set(values)) for key, values in rates}
+    return "; ".join(
+        f"{name} at {', '.join(rate_text(rate) for rate in at)} req/s"
+        for name, at in points.items()
+    )
 
 
 def unfitted_pairs(cells: pd.DataFrame) -> str:

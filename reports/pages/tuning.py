@@ -43,7 +43,8 @@ def headline(found: Plain) -> str:
     """One sentence: number of trials, objectives, pruned trials."""
     states = [row["state"] for row in found["trials"]]
     told = [f"{states.count(FINISHED)} searched to the end"]
-    for state, words in (("lost", "raced out"), ("failed", "failed"), ("infeasible", "infeasible")):
+    others = ("undecided", "failed", "infeasible")
+    for state, words in (("lost", "raced out"), *zip(others, others, strict=True)):
         if count := states.count(state):
             told.append(f"{count} {words}")
     return (

@@ -208,7 +208,7 @@ def test_a_capacity_search(tmp_path):
         ),
     )
     refused, same = check(folder, [report, searched_on], tmp_path)
-    assert (refused, same) == (94, 6)
+    assert (refused, same) == (74, 6)
     table = folder.path / "cells.csv"
     table.write_bytes(b"".join(table.read_bytes().splitlines(keepends=True)[:-1]))
     for reader in (report, read_results, searched_on):

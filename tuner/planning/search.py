@@ -16,7 +16,9 @@ from pathlib import Path
 from ...harness.experiments.config.schema import ExperimentSchema
 from ...harness.experiments.execution.cells import CellSpec, placed, source
 from ...harness.results.checkpoint import Checkpoint
+from ...harness.results.stationarity import SETTLED_HORIZONS, requests_in
 from ...workloads.errors import SloBenchError
+from ..capacity.asked import SIMULATED_BUDGET_HORIZONS
 from ..capacity.cells import CellRunner, Simulator
 from ..capacity.curve import CapacityLevel
 from ..capacity.options import Budget, Capacity, SearchOptions
@@ -26,7 +28,7 @@ from .offers import Offer, Value, offers, spec_of
 
 LEVELS = "plan.jsonl"  # in the folder of a plan: the levels that were simulated
 _REQUESTS = 2000  # of a run, at least
-_BOUNDS = 20  # latency bounds that a run lasts, so that a growing backlog shows
+_HORIZONS = 2 * SETTLED_HORIZONS  # that a run lasts, so that a growing backlog shows
 _MOST_RUNS = 6
 _LIGHT_SHARE, _LIGHT_REQUESTS = 0.05, 300
 _LIKELY_SHARE = 0.6  # of the estimated capacity, which knows no SLO
@@ -260,8 +262,9 @@ class _Search:
         samples: list[LevelSample] = []
         while True:
             sample = runner.run(rate, self.asked.seed + len(samples), requests)
-            long = math.ceil(_BOUNDS * sample.horizon_s * rate)
-            if not samples and requests < long // 2:
+            long_s = _HORIZONS * max(sample.horizon_s, sample.stay_s)
+            long = requests_in(long_s, rate, sample.horizon_s)
+            if not samples and sample.attainment >= target and requests < long:
                 requests = long
                 continue
             samples.append(sample)
@@ -269,7 +272,7 @@ class _Search:
             low, high = level.attainment_interval
             if level.growing or high < target:
                 return [0.0, level.attainment, low, high]
-            if low >= target:
+            if low >= target and level.settled:
                 return [1.0, level.attainment, low, high]
             if len(samples) == _MOST_RUNS:  # too near to the edge to be sure
                 return [0.0, level.attainment, low, high]
@@ -282,7 +285,7 @@ class _Search:
             targets=(self.wanted.target,),
             tolerance=_TOLERANCE,
             first_seed=self.asked.seed,
-            budget=Budget(_CAPACITY_REQUESTS),
+            budget=Budget(_CAPACITY_REQUESTS, horizons=SIMULATED_BUDGET_HORIZONS),
         )
         [capacity] = find_capacity(
             self.runner_of(spec), start_rps=rate, options=options, neighbours=(rate, rate * 1.2)

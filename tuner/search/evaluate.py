@@ -145,6 +145,7 @@ class ConfigurationEvaluator:
                     "low_rps": one.low_rps,
                     "high_rps": finite(one.high_rps),
                     "precise": one.precise,
+                    "outcome": one.outcome.value,
                     "stopped": found.stopped,
                 }
                 if pace is None or (one.capacity_rps or 0.0) > pace.rate_rps:

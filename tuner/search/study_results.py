@@ -16,12 +16,14 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
+import numpy as np
 import optuna
 from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
 from ...workloads.errors import SloBenchError
-from .objectives import Aim
+from ..capacity.options import SearchOutcome
+from .objectives import CAPACITY, Aim
 from .race import PruningThreshold
 from .space import Configuration, Space
 
@@ -34,6 +36,9 @@ CONFIGURATION = "configuration"
 SAME_AS = "same_as"
 _OWN = "slo_bench:"
 _DONE = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
+
+
+FINISHED, UNDECIDED = "finished", "undecided"
 
 
 @dataclass(frozen=True)
@@ -134,7 +139,7 @@ def best_of(trials: Sequence[FrozenTrial], aim: Aim) -> tuple[TrialRow, ...]:
     finished = [
         row
         for trial in evaluated(trials)
-        if (row := _row(trial)).state == "finished"
+        if (row := _row(trial)).state in (FINISHED, UNDECIDED)
         and all(value <= 0 for value in trial.constraints.values())
     ]
     return tuple(_best(finished, aim))
@@ -149,8 +154,10 @@ def _row(trial: FrozenTrial) -> TrialRow:
         state = "failed"
     elif attrs.get("lost"):
         state = "lost"
+    elif attrs.get("outcome") == SearchOutcome.UNDECIDED.value:
+        state = UNDECIDED
     else:
-        state = "finished"
+        state = FINISHED
     own = ("default", "requests", "failed", "infeasible", "lost")
     return TrialRow(
         trial.number,
@@ -196,9 +203,12 @@ def _importances(
     found = {}
     for place, objective in enumerate(aim.objectives):
         values = [
-            math.nan if (own := rows[trial.number].values) is None else own[place]
+            math.nan if (row := rows[trial.number]).values is None else row.values[place]
             for trial in ended
         ]
+        if objective.name == CAPACITY:  # a lower bound says nothing of what matters
+            undecided = [rows[trial.number].state == UNDECIDED for trial in ended]
+            values = np.where(undecided, math.nan, values).tolist()
         found[objective.name] = importances(ended, values, maximise=objective.maximise)
     return found
 

@@ -282,7 +282,8 @@ def _simulated(spec: CellSpec, changed: World) -> Result:
 
 def _figure(spec: CellSpec, changed: World, column: str) -> float:
     """One figure of a cell, as a column of cells.csv."""
-    return float(simulated_figures(spec, changed.workload, _simulated(spec, changed))[column])
+    value = simulated_figures(spec, changed.workload, _simulated(spec, changed))[column]
+    return math.nan if value is None else float(value)
 
 
 def _crossing_rps(holds: Callable[[float], bool], guess_rps: float) -> float:

@@ -375,7 +375,7 @@ def simulated_row(
 
 def simulated_figures(
     spec: CellSpec, workload: Workload, result: Result
-) -> dict[str, float | int | bool]:
+) -> dict[str, float | int | bool | None]:
     """The figures of a simulated cell, not rounded; nothing is written."""
     hardware, _ = _simulated_hardware(spec, workload)
     return _figures(spec, workload, result, hardware, judge(workload, result.records))
@@ -482,7 +482,7 @@ def kept_cell(
 
 def _figures(
     spec: CellSpec, workload: Workload, result: Result, hardware: Hardware, judged: Judged
-) -> dict[str, float | int | bool]:
+) -> dict[str, float | int | bool | None]:
     return cell_metrics(
         workload,
         result,

@@ -1,7 +1,7 @@
 """Requests that are dropped before they begin because they would be late, and baselines that do so.
 
-Source of the baselines: Ascendra (see docs/papers.md), §6.3 and §8.6: in its test of overload all
-systems drop.
+Source: Ascendra (see docs/papers.md), §6.3 and §8.6, for the baselines: in its test of overload
+all systems drop.
 """
 
 from __future__ import annotations
