@@ -31,11 +31,11 @@ Compare two sets of results, or two systems of one: which differences are more t
 Find the highest rate at which requests meet their SLO, with its 95 % interval.
 
 >>> from slo_bench import CapacityOptions, search_capacity
->>> options = CapacityOptions(targets=(0.9,), tolerance=0.3, max_requests=2000)
+>>> options = CapacityOptions(targets=(0.9,), tolerance=0.3)
 >>> capacity = search_capacity(
 ...     Experiment(systems="vllm", requests=100), folder / "capacity", asked=options
 ... ).rows()[0]
->>> 1 < capacity["low_rps"] < capacity["capacity_rps"] < capacity["high_rps"] < 50
+>>> 1 < capacity["low_rps"] <= capacity["capacity_rps"] <= capacity["high_rps"] < 50
 True
 
 Tune parameters, placement or server settings for an objective.

@@ -226,7 +226,9 @@ class _Search:
         """Requests of a run that is long for bracketing: a share of the budget."""
         budget = self._options.shares_of or self._options.budget
         most = math.inf if budget.requests is None else budget.requests / _LEAST_SHARES
-        return min(most, _LONGER**2 * self._options.requests)
+        return min(
+            max(most, 2 * _LONGER * self._options.requests), _LONGER**2 * self._options.requests
+        )
 
     def _budget(self, rate_rps: float) -> Budget:
         """The budget, by what is known of the SLO's horizon, for a run at `rate_rps`.
@@ -280,7 +282,7 @@ class _Search:
                 break
         while self._known[rate_rps].counted and self._undecided(self._known[rate_rps]):
             settled = requests_in(1.05 * sample.settle_s, rate_rps, sample.horizon_s)
-            if settled <= requests and _LONGER * requests > self._long():
+            if settled <= requests and 2 * requests > self._long():
                 return  # too near the limit to tell in a short run
             requests = min(max(settled, 2 * requests), _LONGER * requests)
             sample = self._run(rate_rps, requests)
@@ -381,7 +383,13 @@ class _Search:
         low, high = levels[0].rate_rps, levels[-1].rate_rps
         parts = []
         for target in sorted(t for t, found in self._crossings.items() if found is None):
-            if self._decided(target)[0]:
+            passing, failing = self._decided(target)
+            if not passing and not failing:
+                parts.append(
+                    f"runs from {low:g} to {high:g} req/s are too short to decide on {target:g}; "
+                    "give more requests for a run"
+                )
+            elif passing:
                 parts.append(f"no rate up to {high:g} req/s falls below {target:g}")
                 if self._late_rps is not None:
                     parts.append(f"at {self._late_rps:g} req/s the client is late")

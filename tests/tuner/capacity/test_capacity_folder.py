@@ -205,9 +205,9 @@ def test_a_server_over_http(tmp_path):
                 rates=[100, 400],
             ),
             tmp_path / "run",
-            asked=QUICK.model_copy(update={"max_requests": 1000}),
+            asked=QUICK.model_copy(update={"max_requests": 5000}),
         )
     (row,) = found.rows()
     assert row["backend"] == "openai"
-    assert row["requests_spent"] <= 1000
+    assert row["requests_spent"] <= 5000
     assert 0 < row["capacity_rps"] < 250  # 4 / 0.02 = 200, and a run of 100 hardly queues
