@@ -92,7 +92,8 @@ def test_both_are_profiled_and_simulated(ran):
         assert 0.8 * len(counted) <= fitted <= len(counted)
 
         replayed = pd.read_csv(folder / "validation" / f"{cell}.csv.gz")
-        assert replayed["prompt_tokens"].tolist() == PROMPT_TOKENS
-        assert replayed["output_tokens"].tolist() == OUTPUT_TOKENS
+        # On a busy machine two requests may enter the server in another order than they were sent.
+        found = zip(replayed["prompt_tokens"], replayed["output_tokens"], strict=True)
+        assert sorted(found) == sorted(zip(PROMPT_TOKENS, OUTPUT_TOKENS, strict=True))
     again = CliRunner().invoke(app, ["validate", str(folder), "--json"])
     assert json.loads(again.stdout) == rows
