@@ -38,7 +38,7 @@ class Learner(Predicts, Protocol):
         chunks: Sequence[tuple[int, int]],
         duration_s: float,
     ) -> None:
-        """Learn from an iteration that took `seconds`. Decode steps that the engine skips over are
+        """Learn from an iteration that took `duration_s`. Decode steps that the engine skips over are
         not reported, and the plain reference engine reports nothing.
         """
 
@@ -115,7 +115,7 @@ class LearnedPredictions:
             self._covariance = np.eye(_FEATURES) * _PRIOR  # the same batch for very long
 
     def learn_swap(self, blocks: int, duration_s: float) -> None:
-        """Learn from a swap of `blocks` blocks that took `seconds`."""
+        """Learn from a swap of `blocks` blocks that took `duration_s` seconds."""
         if blocks:
             each_s, known_s = duration_s / blocks, self._swap_s_per_block
             self._swap_s_per_block = each_s if known_s is None else 0.8 * known_s + 0.2 * each_s

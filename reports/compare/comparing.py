@@ -76,8 +76,7 @@ class Row:
     @property
     def stationary(self) -> bool | None:
         """Whether the figures of both would be the same in longer runs; None: cannot be told."""
-        both = (self.stationary_a, self.stationary_b)
-        return False if False in both else None if None in both else True
+        return _all_stationary((self.stationary_a, self.stationary_b))
 
     @property
     def significant(self) -> bool:
@@ -338,13 +337,13 @@ def _rows(
             seeds_b=counts[1],
             requests=counts[2],
             paired=paired,
-            stationary_a=_stationary(level.a),
-            stationary_b=_stationary(level.b),
+            stationary_a=_all_stationary(cell.stationary for cell in level.a),
+            stationary_b=_all_stationary(cell.stationary for cell in level.b),
         )
 
 
-def _stationary(cells: Iterable[Cell]) -> bool | None:
-    known = {cell.stationary for cell in cells}
+def _all_stationary(each: Iterable[bool | None]) -> bool | None:
+    known = set(each)
     return False if False in known else None if None in known else True
 
 

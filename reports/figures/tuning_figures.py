@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ...tuner.capacity.options import SearchOutcome
 from ...tuner.search.objectives import OBJECTIVES, TuningObjective
 from .figure import ONLY, Axis, Figure, Format, View
 from .figures import bar_figure
@@ -20,7 +21,7 @@ FINISHED, LOST, DEFAULT, TUNED, FRONT = (
     "tuned",
     "front",
 )
-UNDECIDED = "undecided"  # the value is a rate that was carried
+UNDECIDED = SearchOutcome.UNDECIDED.value  # the value is a rate that was carried
 MARKS = (FINISHED, LOST, DEFAULT, TUNED, FRONT)
 
 

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from ...harness.results.read import RunResults
 from ...tuner.capacity.checkpoint import read_capacity
+from ...tuner.capacity.options import SearchOutcome
 from ..figures.facets import SETUP, facet_noun, facets_of
 from ..figures.figure import ONLY, Axis, Figure, View, percent_text, rate_text, seconds_text
 from .answer import strong
@@ -22,7 +23,7 @@ from .table import Cell, Table, one_group
 
 Row = Mapping[str, Any]
 
-UNDECIDED = "undecided"
+UNDECIDED = SearchOutcome.UNDECIDED.value
 _HEADS = ("configuration", "in SLO", "req/s", "95 % interval", "±")
 
 

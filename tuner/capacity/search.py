@@ -222,8 +222,8 @@ class _Search:
             wanted = min(wanted, whole.time_s / _LEAST_SHARES * rate_rps)
         return max(self._options.requests, math.ceil(max(wanted, lasting(_LEAST_HORIZONS))))
 
-    def _long(self) -> float:
-        """Requests of a run that is long for bracketing: a share of the budget."""
+    def _bracketing_limit(self) -> float:
+        """Most requests in a run that only brackets: a share of the budget."""
         budget = self._options.shares_of or self._options.budget
         most = math.inf if budget.requests is None else budget.requests / _LEAST_SHARES
         return min(
@@ -282,7 +282,7 @@ class _Search:
                 break
         while self._known[rate_rps].counted and self._undecided(self._known[rate_rps]):
             settled = requests_in(1.05 * sample.settle_s, rate_rps, sample.horizon_s)
-            if settled <= requests and 2 * requests > self._long():
+            if settled <= requests and 2 * requests > self._bracketing_limit():
                 return  # too near the limit to tell in a short run
             requests = min(max(settled, 2 * requests), _LONGER * requests)
             sample = self._run(rate_rps, requests)

@@ -38,7 +38,7 @@ _OWN = "slo_bench:"
 _DONE = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 
 
-FINISHED, UNDECIDED = "finished", "undecided"
+FINISHED, UNDECIDED = "finished", SearchOutcome.UNDECIDED.value
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ def _row(trial: FrozenTrial) -> TrialRow:
         state = "failed"
     elif attrs.get("lost"):
         state = "lost"
-    elif attrs.get("outcome") == SearchOutcome.UNDECIDED.value:
+    elif attrs.get("outcome") == UNDECIDED:
         state = UNDECIDED
     else:
         state = FINISHED
