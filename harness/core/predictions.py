@@ -38,8 +38,8 @@ class Learner(Predicts, Protocol):
         chunks: Sequence[tuple[int, int]],
         duration_s: float,
     ) -> None:
-        """Learn from an iteration that took `duration_s`. Decode steps that the engine skips over are
-        not reported, and the plain reference engine reports nothing.
+        """Learn from an iteration that took `duration_s`. Decode steps that the engine skips over
+        are not reported, and the plain reference engine reports nothing.
         """
 
 
