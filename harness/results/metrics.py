@@ -299,6 +299,7 @@ def _stationary(
         batches_of(
             arrival_s=records.arrival_s,
             end_s=left_s(records),
+            first_token_s=records.first_token_s,
             met=judged.met,
             horizon_s=horizon_s(workload),
             warmup_s=warmup_s,
