@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -182,6 +182,7 @@ class Result:
     overlong: int = 0  # requests that were rejected because they could never fit
     instances: tuple[InstanceTotals, ...] = ()  # as `Records.instance` counts them
     cluster: Any = None  # what the cluster policy learnt
+    counts: Mapping[str, int] = field(default_factory=dict)  # acts of each mechanism
 
 
 @dataclass(frozen=True, slots=True)

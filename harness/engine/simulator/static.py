@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from ....predictors.step_time import StepTime
 from ....workloads.errors import SloBenchError
+from ...core.counters import CLOSED_BY_MEMORY, Counters
 from ...core.device import StageDevice, occupy
 from ...core.kv_cache_manager import KVCacheManager
 from ...core.policy import StaticPolicy
@@ -37,7 +38,15 @@ class StaticInstance(BatchInstance):
         measures: Measures,
         index: int = 0,
     ) -> None:
-        super().__init__(policy.new_state(), kv_manager, predictions, stages, measures, index)
+        super().__init__(
+            policy.new_state(),
+            Counters(policy.mechanisms()),
+            kv_manager,
+            predictions,
+            stages,
+            measures,
+            index,
+        )
         self.policy = policy
         self.step_time = step_time
         self.prefill_end_s = 0.0  # of the last batch
@@ -94,6 +103,8 @@ class StaticInstance(BatchInstance):
             expected = self.policy.reserve_tokens(r, self.view)
             answer = max(answer, min(expected, r.max_output_tokens))
             if (n + 1) * self.kv_manager.blocks(prompt + answer) > self.kv_manager.total and n:
+                if CLOSED_BY_MEMORY in self.counters:
+                    self.counters.add(CLOSED_BY_MEMORY)
                 return batch[:n]
         return batch
 
