@@ -26,6 +26,9 @@ def available_cores() -> list[int]:
     return sorted(os.sched_getaffinity(0)) if _PINS else list(range(os.cpu_count() or 1))
 
 
+_ALL = available_cores()  # before any thread is pinned
+
+
 def thread_count(threads: int | None, workers: int = 0) -> int:
     """Number of threads that compute in the engine's process: those asked for; else all cores but
     one for the client and one for each worker, at most OMP_NUM_THREADS, at least one.
@@ -108,6 +111,14 @@ def pin(cores: Sequence[int]) -> None:
     """Pin this thread; without cores nothing happens."""
     if cores:
         os.sched_setaffinity(0, cores)
+
+
+def unpin() -> None:
+    """Let this thread use all cores again: one that copies beside the computation, and was started
+    by a pinned one.
+    """
+    if _PINS:
+        pin(_ALL)
 
 
 class CpuWait:

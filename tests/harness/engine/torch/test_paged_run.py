@@ -175,7 +175,7 @@ def test_a_run_whose_prefixes_go_beyond_the_device(tmp_path: Path) -> None:
         'seeds = 1\nnum_gpu_blocks = 80\noverlong_requests = "truncate"\nrecords = "csv"\n'
         'sessions = "sessions(turns=fixed(5), think_s=1, system_prompt_tokens=64)"\n'
     )
-    file.write_text(f"{text}server = {{kv_store = {json.dumps(store)}}}\n")
+    file.write_text(f"{text}server = {{kv_store = {json.dumps(store)}, cpu_wait_limit = 1.0}}\n")
     found = {}
     for name in ("with", "without"):
         out = tmp_path / name
@@ -184,7 +184,7 @@ def test_a_run_whose_prefixes_go_beyond_the_device(tmp_path: Path) -> None:
         (row,) = rows(out)
         assert row["valid"] == "True"
         found[name] = row
-        file.write_text(text)
+        file.write_text(f"{text}server = {{cpu_wait_limit = 1.0}}\n")
     assert int(found["with"]["kv_store_loaded_bytes"]) > 0
     assert "kv_store_loaded_bytes" not in found["without"]
     for tier in store:  # nothing is left

@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,9 +18,12 @@ from slo_bench.harness.engine.torch.threads import (
     available_cores,
     pin,
     thread_count,
+    unpin,
 )
 from slo_bench.harness.experiments.experiment import Experiment
 from slo_bench.workloads.errors import SloBenchError
+
+ALL = available_cores()
 
 pytestmark = [
     pytest.mark.torch,
@@ -66,6 +70,14 @@ def test_threads_are_pinned_and_freed_again() -> None:
         assert available_cores() == list(layout.cores)
         assert torch.get_num_threads() == 1
     assert (available_cores(), torch.get_num_threads()) == (cores, threads)
+
+
+def test_threads_that_copy_beside_the_computation_are_not_pinned() -> None:
+    pytest.importorskip("torch")
+    with ThreadLayout.choose(1).pinned():
+        inherits, copies = ThreadPoolExecutor(1), ThreadPoolExecutor(1, initializer=unpin)
+        assert len(inherits.submit(available_cores).result()) == 1
+        assert copies.submit(available_cores).result() == ALL
 
 
 def spin(seconds: float) -> None:
