@@ -17,8 +17,10 @@ from ...workloads.call_parser import number, parse_values
 from ...workloads.errors import SloBenchError
 from ...workloads.request import SLO_COLUMNS, RequestType
 from ...workloads.workload import Workload
+from ..core.counters import COUNT
 from ..core.records import Outcome, Records, Result
 from ..policies.columns import COLUMNS
+from .mechanisms import counts_of
 from .rate_window import RateWindow, counted_requests, per_second, rate_window
 from .stationarity import LEAST_REQUESTS, batches_of, horizon_s, left_s, stationary
 
@@ -257,6 +259,7 @@ def cell_metrics(
         row["warmup_s"] = warmup_s
     row.update(_by_kind(workload, records, counted, judged.met, window, objective))
     row.update(_by_class(workload, counted, judged.met))
+    row.update({COUNT + name: count for name, count in counts_of(result).items()})
     return row
 
 
@@ -307,6 +310,7 @@ def _stationary(
         batches_of(
             arrival_s=records.arrival_s,
             end_s=left_s(records),
+            first_token_s=records.first_token_s,
             met=judged.met,
             horizon_s=horizon_s(workload),
             warmup_s=warmup_s,

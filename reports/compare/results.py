@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from ...harness.core.records import time_per_output_token_s
 from ...harness.results.metrics import judge_times
 from ...harness.results.rate_window import RateWindow, counted_requests, rate_window
 from ...harness.results.read import RunResults, detail_file, read_run, read_table
@@ -155,13 +156,11 @@ class RequestResults:
         began_s = self.arrival_s
         if clock == "sent" and self.sent_s is not None:
             began_s = self.sent_s
-        with np.errstate(invalid="ignore", divide="ignore"):
-            gaps = np.where(self.output_tokens > 1, self.output_tokens - 1, np.nan)
-            latency_s: dict[Column, Floats] = {
-                "ttft": self.first_token_s - began_s,
-                "tpot": (self.finish_s - self.first_token_s) / gaps,
-                "e2e": self.finish_s - began_s,
-            }
+        latency_s: dict[Column, Floats] = {
+            "ttft": self.first_token_s - began_s,
+            "tpot": time_per_output_token_s(self.first_token_s, self.finish_s, self.output_tokens),
+            "e2e": self.finish_s - began_s,
+        }
         met = self._met(latency_s, slo)
         return RunSample(
             latency_s={name: values[counted] for name, values in latency_s.items()},
