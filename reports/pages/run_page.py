@@ -31,6 +31,7 @@ from ..figures.levels import (
 from . import capacity, mechanisms, published, summary, validation
 from .answer import answer
 from .document import asset, page, write_page
+from .published_verdicts import RULES
 
 MANY = 4
 """Largest number of values listed in the page's title; more are counted."""
@@ -78,6 +79,7 @@ def _document(runs: Sequence[RunResults]) -> str:
         noun=facet_noun(cells),
         several=offered(cells) == "several rates",
         published=published.tables_of(runs, cells, rows),
+        verdict_rules=RULES,
         capacities=capacity.table(searched, cells),
         swept=swept,
         facets=facets,
