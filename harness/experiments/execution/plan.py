@@ -32,7 +32,9 @@ from .cell_names import (
     name_part,
     offered_columns,
 )
-from .cells import CellSpec, PlacementSpec, WorkloadSpec, models_of, placed, source
+from .cells import models_of
+from .lookup import placed, source
+from .specs import CellSpec, PlacementSpec, WorkloadSpec
 
 _SHAPE = ("model", "gpu", "tp", "pp")  # fields of a placement that are settled together
 # Settings of an experiment with one model.
