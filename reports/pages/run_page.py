@@ -28,7 +28,7 @@ from ..figures.levels import (
     origin,
     series_names,
 )
-from . import capacity, published, summary, validation
+from . import capacity, mechanisms, published, summary, validation
 from .answer import answer
 from .document import asset, page, write_page
 from .published_verdicts import RULES
@@ -88,6 +88,7 @@ def _document(runs: Sequence[RunResults]) -> str:
         validation=validation.shown(validated),
         scatters=scatters,
         level_table=summary.level_table(cells, rows, names, badge),
+        mechanisms=mechanisms.table(cells, rows, names, badge),
         setup=[_setup(run, f" of {run.name}" if len(runs) > 1 else "") for run in runs],
         terms=asset("definitions.html"),
         footer=_footer(cells, runs),
@@ -186,6 +187,10 @@ def _notices(
         lines.append(("Invalid cells.", f"{told}{_listed(invalid['cell'], 'cells')}."))
     if drifting := summary.not_stationary_text(rows):
         lines.append(("Not stationary.", f"{drifting}. {summary.NOT_STATIONARY}"))
+    if never := mechanisms.silent(cells):
+        lines.append(("Mechanisms that never acted.", " ".join(never)))
+    if equal := mechanisms.equal_results(cells):
+        lines.append(("Equal results.", " ".join(equal)))
     if overlong_requests := summary.oversize_text(cells):
         told = f"{overlong_requests} exceed the context or the KV cache; they count as missed."
         lines.append(("Too long.", told))
