@@ -71,7 +71,7 @@ def _document(runs: Sequence[RunResults]) -> str:
         data,
         heading=_title(cells),
         facts=_facts(cells, bounds),
-        notices=_notices(cells, runs),
+        notices=_notices(cells, rows, runs),
         answer=capacity.answer(searched, cells) or answer(cells, rows, names),
         summary=summary.best_table(cells, rows, details, names, badge),
         names=abbreviated(cells),
@@ -167,7 +167,9 @@ def slo_text(bounds: Mapping[str, SloRange]) -> str:
     return ", ".join(f"{name.upper()} ≤ {one(bound)}" for name, bound in bounds.items())
 
 
-def _notices(cells: pd.DataFrame, runs: Sequence[RunResults]) -> list[tuple[str, str]]:
+def _notices(
+    cells: pd.DataFrame, rows: pd.DataFrame, runs: Sequence[RunResults]
+) -> list[tuple[str, str]]:
     """Return the notices above the results: simulated, unfitted, invalid."""
     lines = []
     simulated = cells[cells["backend"] == "simulated"]
@@ -183,7 +185,7 @@ def _notices(cells: pd.DataFrame, runs: Sequence[RunResults]) -> list[tuple[str,
     if len(invalid):
         told = f"{len(invalid)} of {len(cells)} are left out of every figure and mean: "
         lines.append(("Invalid cells.", f"{told}{_listed(invalid['cell'], 'cells')}."))
-    if drifting := summary.not_stationary_text(cells):
+    if drifting := summary.not_stationary_text(rows):
         lines.append(("Not stationary.", f"{drifting}. {summary.NOT_STATIONARY}"))
     if never := mechanisms.silent(cells):
         lines.append(("Mechanisms that never acted.", " ".join(never)))
@@ -293,6 +295,7 @@ def drawn(
         details = [replace(d, rate_rps=_ANY_RATE) for d in details]
         rates, rate = [], rate_key(_ANY_RATE)
     missed = [
+        figures.attainment_over_time(details, names),
         figures.causes(details, names),
         figures.phases(details, names, until="first"),
         figures.phases(details, names, until="last"),
