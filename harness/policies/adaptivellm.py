@@ -177,6 +177,10 @@ class AdaptiveLlmDeadlines(AdaptiveLlm):
     def victim_key(self, r: RequestState, view: View) -> Key:
         return (-self.due_s(r), -r.arrival_s) if self.fair else -r.arrival_s
 
+    @property
+    def drop_rule(self) -> str:
+        return "it can no longer end by its deadline, not even alone"
+
     def timeout(self, r: RequestState, view: View) -> Timeout | None:
         due_s = self.due_s(r)
         if due_s == float("inf"):

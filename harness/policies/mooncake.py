@@ -37,6 +37,10 @@ class Mooncake(DisaggregatedPolicy):
     store_ssd_gib: float = parameter(512.0, 0.0, 65536.0)
     early_reject: bool = parameter(False)
 
+    @property
+    def drop_rule(self) -> str:
+        return "its estimated TTFT exceeds its SLO" if self.early_reject else ""
+
     def kv_managers(self, placement: Placement, instances: int) -> Callable[..., KVCacheManager]:
         return SharedStoreLedgers(
             placement, self.store_cpu_gib * instances, self.store_ssd_gib * instances

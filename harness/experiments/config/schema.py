@@ -40,6 +40,7 @@ from .setting import (
     number_list,
     setting,
 )
+from .tuning_record import TuningRecord
 
 DEFAULT_REQUESTS = 1000  # where a workload has no end of its own
 DEFAULT_SEEDS = 3
@@ -102,6 +103,7 @@ class ExperimentSchema(BaseModel):
         file="maybe",
     )
     parameters: dict[str, dict[str, Axis[Parameter]]] = {}  # by system
+    tuning: dict[str, TuningRecord] = {}  # how they were chosen, by system
     published: str | None = setting(
         RUN,
         "Table of published results, shown in the report beside the measured ones.",
@@ -391,11 +393,12 @@ class ExperimentSchema(BaseModel):
             given = [name for name in names if any(getattr(self, name) or ())]
             if len(given) > 1:
                 raise ValueError(f"{' and '.join(given)} contradict: give one of them")
-        strangers = set(self.parameters) - set(self.systems)
-        if strangers:
-            raise ValueError(
-                f"parameters are set for {min(strangers)!r}, which is not among the systems"
-            )
+        for table in ("parameters", "tuning"):
+            strangers = set(getattr(self, table)) - set(self.systems)
+            if strangers:
+                raise ValueError(
+                    f"{table} are set for {min(strangers)!r}, which is not among the systems"
+                )
         return self
 
     def __init__(self, **settings: Any) -> None:
@@ -453,6 +456,9 @@ class ExperimentSchema(BaseModel):
                     system: {parameter: _single(v) for parameter, v in parameters.items()}
                     for system, parameters in value.items()
                 }
+            elif name == "tuning":
+                value = {one: told.model_dump(exclude_defaults=True) for one, told in value.items()}
+                value = value or None
             elif name in TABLES:
                 value = value.model_dump(exclude_defaults=True)
             elif name in axes:

@@ -15,6 +15,7 @@ from ...core.decisions import Admission, Limits, NextQueue
 from ...core.policy import parameter
 from ...core.state import RequestState
 from ...core.view import View
+from ..shared.timeouts import DropsOverdue
 from ..vllm import Vllm
 
 
@@ -88,3 +89,18 @@ class StaticSplit(Collocated, Vllm):
     def embed_batch(self, embedder: EmbedView) -> Sequence[RequestState]:
         share = self._embed_blocks(embedder.total_blocks)
         return self.first_come(embedder, min(share, embedder.free_blocks))
+
+
+@dataclass(frozen=True)
+class CollocatedFcfsDrop(DropsOverdue, CollocatedFcfs):
+    """`collocated-fcfs` that drops overdue requests, as collocation rejects them."""
+
+
+@dataclass(frozen=True)
+class MergedBatchesDrop(DropsOverdue, MergedBatches):
+    """`merged-batches` that drops overdue requests, as collocation rejects them."""
+
+
+@dataclass(frozen=True)
+class StaticSplitDrop(DropsOverdue, StaticSplit):
+    """`static-split` that drops overdue requests, as collocation rejects them."""

@@ -24,8 +24,15 @@ def when_overdue(r: RequestState) -> Timeout | None:
     return None if due == math.inf else Timeout(due, ReleaseReason.DROP)
 
 
+OVERDUE = "its TTFT SLO has passed before it begins"
+
+
 class DropsOverdue:
     """Drops a request when its TTFT SLO has passed."""
+
+    @property
+    def drop_rule(self) -> str:
+        return OVERDUE
 
     def timeout(self, r: RequestState, view: View) -> Timeout | None:
         return when_overdue(r)
@@ -38,6 +45,10 @@ class DropsHopeless:
     """
 
     caution: float
+
+    @property
+    def drop_rule(self) -> str:
+        return "it can no longer be prefilled by its first deadline"
 
     def timeout(self, r: RequestState, view: View) -> Timeout | None:
         due = due_s(r)
