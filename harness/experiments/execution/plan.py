@@ -17,6 +17,7 @@ from ....predictors.specs import gpu, model
 from ....workloads.errors import SloBenchError
 from ....workloads.models import parse_models
 from ....workloads.slo import parse_slo
+from ...core.cluster_policy import overrides
 from ...core.policy import StaticPolicy
 from ...engine.cluster.failures import check_failures, parse_failures
 from ...policies.routers import router as router_by_name
@@ -25,7 +26,13 @@ from ...policies.systems import system as system_by_name
 from ...results.metrics import parse_objective
 from ...results.run_folder import Value
 from ...servers.launch.backend_names import SIMULATED
-from ..config.load import OperatingPoint, estimated_capacity_rps, filled_in, load_of
+from ..config.load import (
+    OperatingPoint,
+    estimated_capacity_rps,
+    estimated_phases,
+    filled_in,
+    load_of,
+)
 from ..config.schema import ExperimentSchema
 from .cells import CellSpec, PlacementSpec, WorkloadSpec, models_of, placed, source
 
@@ -207,6 +214,8 @@ def _cell(
         **{name: _column(values[name]) for name in columns.swept if name not in _ALWAYS_COLUMNS},
         **system.turned,
     }
+    by_load = _by_load(system, combination) if columns.backend == SIMULATED else {}
+    identity |= {f"{system.label}.{name}": value for name, value in by_load.items()}
     parts = [system.label]
     parts += [_part(name, values[name]) for name in columns.swept]
     parts += [_part(parameter, system.parameters[parameter]) for parameter in system.swept]
@@ -223,12 +232,31 @@ def _cell(
         cell=_file_name(parts),
         columns=identity,
         system=system.asked,
-        parameters=system.parameters,
+        parameters={**system.parameters, **by_load},
         placement=combination.place,
         rate_rps=level.rate_rps,
         replay_speed=level.replay_speed,
         seed=seed,
     )
+
+
+def _by_load(choice: SystemChoice, combination: Combination) -> dict[str, Any]:
+    """The parameters that a system chooses by the load, for example how many instances prefill."""
+    system = choice.system
+    if system is None or system.cluster is None or not overrides(system.cluster, "for_load"):
+        return {}
+    slo = _column(combination.values["slo"])
+    capacity = estimated_phases(
+        combination.workload, combination.place, str(slo), combination.values["slo_scale"]
+    )
+    if capacity is None:
+        return {}
+    settled = system.cluster.for_load(capacity, combination.generating(system))
+    return {
+        name: getattr(settled, name)
+        for name in settled.bounds()
+        if getattr(settled, name) != getattr(system.cluster, name)
+    }
 
 
 def _warmup_s(
