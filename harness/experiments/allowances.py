@@ -8,6 +8,8 @@ import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from ..core.cluster_policy import overrides
+from ..core.phase_capacity import PhaseCapacity
 from ..policies.systems import System, system
 from .config.schema import ExperimentSchema, Parameter
 
@@ -75,6 +77,7 @@ def _of(name: str, experiment: ExperimentSchema) -> Allowance:
         chosen = "all values are run"
     else:
         chosen = "set in the experiment" if parameters else "defaults"
+    chosen = "; ".join((chosen, *_by_load(configured[0])))
     return Allowance(
         configured[0].name,
         _router(configured[0], experiment),
@@ -82,6 +85,15 @@ def _of(name: str, experiment: ExperimentSchema) -> Allowance:
         parameters,
         chosen,
     )
+
+
+def _by_load(one: System) -> list[str]:
+    """The parameters that the system chooses by the load."""
+    if one.cluster is None or not overrides(one.cluster, "for_load"):
+        return []
+    settled = one.cluster.for_load(PhaseCapacity(1.0, 1.0), max(2, one.least_instances))
+    changed = [n for n in settled.bounds() if getattr(settled, n) != getattr(one.cluster, n)]
+    return [f"{name} by the load" for name in changed]
 
 
 def _router(one: System, experiment: ExperimentSchema) -> str:
