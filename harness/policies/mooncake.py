@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from ...predictors.placement import Placement
 from ..core.cluster_policy import HOLD, REJECT, ClusterView, RouteOutcome
+from ..core.counters import REJECTIONS, STORE_HITS
 from ..core.instance import Instance
 from ..core.kv_cache_manager import KVCacheManager
 from ..core.policy import parameter
@@ -40,6 +41,12 @@ class Mooncake(DisaggregatedPolicy):
     @property
     def drop_rule(self) -> str:
         return "its estimated TTFT exceeds its SLO" if self.early_reject else ""
+
+    def mechanisms(self) -> dict[str, str]:
+        found = super().mechanisms() | {STORE_HITS: "requests with prefix KV from the pool"}
+        if self.early_reject:
+            found[REJECTIONS] = "requests whose estimated TTFT exceeded their SLO"
+        return found
 
     def kv_managers(self, placement: Placement, instances: int) -> Callable[..., KVCacheManager]:
         return SharedStoreLedgers(

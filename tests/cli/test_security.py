@@ -19,7 +19,7 @@ from slo_bench.cli.output.console import harmless
 from slo_bench.harness.experiments.execution.workers import unpack
 from slo_bench.harness.results.run_folder import read_rows, write_rows
 from slo_bench.harness.servers.mock import MockConfig, serving
-from slo_bench.reports.pages.published import load_published
+from slo_bench.reports.pages.published_table import load_published
 from slo_bench.workloads.csv_text import guarded, unguarded
 from slo_bench.workloads.readers.formats import read
 

@@ -47,7 +47,7 @@ LONG = [
 
 def published(folder):
     """The settings of a run with a long table of published figures."""
-    rows = "".join(f"[[row]]\nwhat = 'row {n}'\npublished = 1\nreason = 'why'\n" for n in range(30))
+    rows = "".join(f"[[row]]\nwhat = 'row {n}'\npublished = 1\nnote = 'why'\n" for n in range(30))
     (folder / "table.toml").write_text(f"title = 'A paper'\n{rows}")
     return f"published = '{folder / 'table.toml'}'\nslo = ''\n"
 

@@ -1,88 +1,254 @@
-"""Published results beside ours: what is averaged, how it is compared, what is refused."""
+"""Published results beside ours: what is compared, how it is judged, what is refused."""
 
 from __future__ import annotations
+
+import math
+import re
+import tomllib
 
 import pandas as pd
 import pytest
 
 from slo_bench.harness.experiments.config.experiment_file import read_toml
 from slo_bench.harness.experiments.experiment import suites
-from slo_bench.reports.pages.published import (
+from slo_bench.reports.pages.published import JudgedTable
+from slo_bench.reports.pages.published_table import (
     SHIPPED,
     PublishedRow,
+    PublishedTable,
     figure_text,
     load_published,
-    ours,
 )
+from slo_bench.reports.pages.published_verdicts import Finding, Interval, finding, verdict
 from slo_bench.workloads.errors import FileFormatError, UnknownNameError
 
-CELLS = pd.DataFrame(
-    {
-        "system": ["a", "a", "b", "b", "a", "b"],
-        "rate_rps": [1.0, 1.0, 1.0, 1.0, 2.0, 2.0],
-        "seed": [0, 1, 0, 1, 0, 0],
-        "cap": ["64", "64", "64", "64", "64", "64"],
-        "own": [7.0, None, None, None, None, None],
-        "attainment": [0.8, 0.9, 0.4, 0.6, 0.3, 0.0],
-        "valid": [True] * 6,
-    }
-)
-
-AT_1 = {"system": "a", "rate_rps": 1}
+SETTINGS = {"host_s": 0.03, "requests": 100, "parameters": {"a": {"cap": 8}}}
 
 
-def row(**fields):
-    return PublishedRow("what", 1.0, **{"column": "attainment", **fields})
+def run(**values):
+    """Cells of `a` (0.8, 0.9, 0.85) and `b` (0.4, 0.5, 0.45), three seeds at 1 req/s."""
+    shares = {"a": [0.8, 0.9, 0.85], "b": [0.4, 0.5, 0.45]}
+    rows = [
+        {"system": system, "workload": "w", "model": "m", "gpu": "g", "gpus": 1.0,
+         "backend": "simulated", "rate_rps": 1.0, "seed": float(seed), "cap": "64", "own": "",
+         "requests": 100.0, "attainment": share, "valid": True, "stationary": True}
+        for system, of_system in shares.items()
+        for seed, share in enumerate(of_system)
+    ]  # fmt: skip
+    return pd.DataFrame(rows).assign(**values)
+
+
+def row(published=85.0, **fields):
+    return PublishedRow(
+        what="what", published=published, **{"column": "attainment", "scale": 100.0, **fields}
+    )
+
+
+A = {"where": {"system": "a"}}
+AGAINST_B = A | {"than": {"system": "b"}}
+
+
+def judge(one, cells=None, knee=2.0):
+    return finding(one, run() if cells is None else cells, SETTINGS, knee)
 
 
 @pytest.mark.parametrize(
-    ("fields", "value"),
+    ("fields", "text"),
     [
-        ({"where": {"system": "a", "rate_rps": 1}}, 0.85),
-        ({"where": {"system": "a", "rate_rps": "knee"}, "scale": 100}, 30),
-        ({"where": {"system": "a", "rate_rps": 1, "cap": 64}}, 0.85),
-        ({"where": {"system": "a", "rate_rps": 1, "cap": "64"}}, 0.85),
-        ({"where": {"system": "a", "rate_rps": 1}, "than": {"system": "b"}}, 1.7),
-        ({"where": AT_1, "than": {"system": "b"}, "by": "reduction"}, 1 - 0.85 / 0.5),
-        ({"where": AT_1, "than": {"system": "b"}, "by": "difference", "scale": 100}, 35),
-        ({"where": AT_1 | {"own": 7}}, 0.8),
-        ({"where": AT_1 | {"own": ""}}, 0.9),
-        ({"where": {"system": "c"}}, None),
-        ({"where": {"system": "a", "cap": 128}}, None),
-        ({"where": {"nothing": 1}}, None),
-        ({"where": {"system": "a"}, "column": "nothing"}, None),
-        ({"where": {"system": "a", "rate_rps": 2}, "than": {"system": "b"}}, None),  # by zero
+        (A, "85.0 ± 12.4"),  # 4.303 · 5 / √3
+        (A | {"where": {"system": "a", "cap": 64, "rate_rps": 1}}, "85.0 ± 12.4"),
+        (A | {"where": {"system": "a", "own": ""}}, "85.0 ± 12.4"),
+        (AGAINST_B | {"by": "difference"}, "+40.0 ± 0.00"),  # seed by seed
+        (AGAINST_B | {"by": "ratio", "scale": 1.0}, "1.90 ± 0.25"),
+        (AGAINST_B | {"by": "reduction", "scale": 1.0}, "-0.90 ± 0.25"),
+        (A | {"unit": "%"}, "85.0 ± 12.4 %"),
     ],
-)  # fmt: skip
-def test_ours(fields, value):
-    found = ours(row(**fields), CELLS, knee=2.0)
-    assert found is value if value is None else found == pytest.approx(value)
+)
+def test_ours(fields, text):
+    assert judge(row(**fields)).text == text
+
+
+def test_a_row_without_a_column_was_not_run():
+    assert judge(row(column=None)) == Finding("not run")
+    found = judge(row(where={"system": "c"}))
+    assert found.verdict == "not run"
+    assert found.remarks == ("no valid cell of c",)
 
 
 def test_invalid_cells_do_not_count():
-    cells = CELLS.assign(valid=[False, True, True, True, True, True])
-    assert ours(row(where={"system": "a", "rate_rps": 1}), cells, 2.0) == pytest.approx(0.9)
+    found = judge(row(**A), run(valid=[False, True, True, True, True, True]))
+    assert (found.verdict, found.text) == ("undecided", "87.5")  # two seeds
 
 
 @pytest.mark.parametrize(
-    ("value", "unit", "text"),
+    ("where", "remark"),
     [
-        (51.84, "%", "51.8 %"),
-        (1.234, "×", "1.23 ×"),
-        ("1.9–5.0", "", "1.9–5.0"),
-        ("<b>", "", "<b>"),  # the template escapes
+        ({"gpu": "h"}, "gpu: h is needed, the run has g"),
+        ({"rate_rps": "knee"}, "rate_rps: 2 is needed, the run has 1"),
+        ({"host_s": 0.1}, "host_s: 0.1 is needed, the run has 0.03"),
+        ({"a.cap": 10}, "a.cap: 10 is needed, the run has 8"),
+        ({"cap": 128}, "cap: 128 is needed, the run has 64"),
+        ({"nothing": 1}, "nothing: 1 is needed, the run has none"),
     ],
+)
+def test_another_set_up_names_the_setting(where, remark):
+    found = judge(row(where={"system": "a", **where}))
+    assert (found.verdict, found.remarks) == ("another set-up", (remark,))
+    assert found.text == "85.0 ± 12.4"  # what was run is still shown
+
+
+def test_settings_that_agree():
+    where = {"system": "a", "host_s": 0.03, "a.cap": 8, "requests": 100, "gpu": "g"}
+    assert judge(row(where=where)).remarks == ()
+
+
+def test_values_of_an_axis_are_not_averaged():
+    cells = pd.concat([run(), run(cap="128")])
+    found = judge(row(**A), cells)
+    assert (found.verdict, found.text) == ("not unique", "–")
+    assert found.remarks == ("the run has several: cap 64, 128",)
+    assert judge(row(where={"system": "a", "cap": 128}), cells).verdict != "not unique"
+
+
+def test_the_best_of_an_axis_is_chosen_on_each_side():
+    better_b = run(cap="128", attainment=[0.5, 0.5, 0.5, 0.7, 0.8, 0.75])
+    found = judge(row(**AGAINST_B, by="difference", best_of=("cap",)), pd.concat([run(), better_b]))
+    assert found.text == "+10.0 ± 0.00"
+    assert found.remarks == ("best of 2: cap 64", "best of 2: cap 128")
+
+
+def test_the_highest_rate_that_reaches_a_share():
+    share = [0.995] * 3 + [0.9] * 3
+    cells = pd.concat([run(attainment=share), run(rate_rps=2.0), run(rate_rps=0.5, attainment=1.0)])
+    highest = row(1.0, where={"system": "a"}, column="rate_rps", reaches=0.99, scale=1.0)
+    assert judge(highest, cells) == Finding("reproduced", "1.00 ± 0.00")
+    ratio = row(2.0, **AGAINST_B, column="rate_rps", reaches=0.99, scale=1.0)
+    assert judge(ratio, cells).text == "2.00 ± 0.00"
+    none = judge(row(where={"system": "b"}, column="rate_rps", reaches=0.99), run())
+    assert none.remarks == ("no rate_rps that was run reaches 99 %",)
+    assert none.verdict == "undecided"
+
+
+def test_cells_that_are_not_stationary_are_marked():
+    drifting = run(stationary=[True, True, False, True, True, True])
+    remark = "not stationary: the figure depends on the run's length"
+    assert judge(row(**AGAINST_B), drifting).remarks == (remark,)
+    assert judge(row(where={"system": "b"}), drifting).remarks == ()
+
+
+def test_a_ratio_to_zero():
+    found = judge(row(**AGAINST_B), run(attainment=[1.0, 1.0, 1.0, 0.0, 0.5, 0.5]))
+    assert found.remarks == ("what it is compared with is 0",)
+
+
+@pytest.mark.parametrize(
+    ("published", "mean", "half", "null", "expected"),
+    [
+        (50.0, 53, 3, None, "reproduced"),  # meets 50 ± 5
+        (50.0, 57, 3, None, "reproduced"),
+        (50.0, 59, 3, None, "not reproduced"),
+        (50.0, 50, 6, None, "undecided"),  # wider than ± 5
+        (50.0, 50, math.inf, None, "undecided"),
+        ([40.0, 60.0], 63, 3, None, "reproduced"),
+        (19.1, 40, 5, 0.0, "same order"),
+        (19.1, 20, 5, 0.0, "same order"),
+        (19.1, 20, 25, 0.0, "undecided"),
+        (19.1, 1, 3, 0.0, "not reproduced"),
+        (19.1, -20, 3, 0.0, "not reproduced"),
+        (0.5, 0.8, 0.1, 1.0, "same order"),
+        ("> 0", 5, 3, 0.0, "same order"),
+        ("> 0", 5, 6, 0.0, "undecided"),
+        ("> 0", -5, 3, 0.0, "not reproduced"),
+        ("≥ 99", 99.5, 0.2, None, "reproduced"),
+        ("< 99", 99.5, 0.2, None, "not reproduced"),
+        ("≈ 1", 1.05, 0.01, 1.0, "reproduced"),
+        ("≈ 1", 1.5, 0.01, 1.0, "not reproduced"),
+        ("not given", 1, 0, None, "no figure published"),
+    ],
+)
+def test_verdicts(published, mean, half, null, expected):
+    assert verdict(Interval(mean, half), row(published).claim, null) == expected
+
+
+@pytest.mark.parametrize(
+    ("attainment", "text", "expected"),
+    [
+        ([0.8, 0.9, 0.85, 0.4, 0.5, 0.45], "85.0 > 45.0 %", "same order"),
+        ([0.4, 0.5, 0.45, 0.8, 0.9, 0.85], "45.0, 85.0 %", "not reproduced"),
+        ([0.8, 0.4, 0.6, 0.5, 0.5, 0.7], "60.0 > 56.7 %", "undecided"),
+    ],
+)
+def test_an_order(attainment, text, expected):
+    one = row("a > b", order=({"system": "a"}, {"system": "b"}), unit="%")
+    assert judge(one, run(attainment=attainment)) == Finding(expected, text)
+
+
+def test_the_headline_counts_verdicts():
+    rows = (row(**A), row(column=None), row(**AGAINST_B, by="difference"))
+    table = JudgedTable(PublishedTable("x", rows), tuple(judge(one) for one in rows), None)
+    assert table.headline == "3 rows: 1 same order, 1 undecided, 1 not run"
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"), [(51.84, "%", "51.8 %"), (1.234, "×", "1.23 ×"), (-3, "", "-3.00")]
 )
 def test_figures(value, unit, text):
     assert figure_text(value, unit) == text
 
 
-@pytest.mark.parametrize("name", [path.stem for path in SHIPPED.glob("*.toml")])
+TABLES = [path.stem for path in SHIPPED.glob("*.toml")]
+OF_OURS = re.compile(
+    r"\b(ours?|here|we|us|holds?|reproduces?d?|ahead|behind|wins?|loses?|beaten|collapses)\b", re.I
+)
+A_RESULT = re.compile(r"\d\s*(%|points?|×|times|req/s)", re.I)
+OF_THE_PAPER = re.compile(r"\b(published|paper|thesis|printed|fig|table)\b|§", re.I)
+SET_UP = re.compile(r"^(chosen|sLO|weights were tuned)\b", re.I)
+
+
+def of_ours(text):
+    """Sentences on our results: by a word, or by a figure that is not the paper's."""
+    sentences = re.split(r"(?<=[a-z0-9)]\.)(?<!Fig\.)\s+", text)
+    return [
+        sentence
+        for sentence in sentences
+        if OF_OURS.search(sentence)
+        or (
+            A_RESULT.search(sentence)
+            and not OF_THE_PAPER.search(sentence)
+            and not SET_UP.match(sentence)
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "Ours: at scale 5 both pass at 4 and fail at 6.",
+        "The order of Table 3-2 holds at 2 req/s.",
+        "At 150 % it turns.",
+        "Two GPUs for embeddings are more than they need and one is too few (29 %).",
+        "Past the knee; up to 2.25 req/s the two LP instances are 3 to 5 points behind.",
+    ],
+)
+def test_sentences_of_ours_are_found(sentence):
+    assert of_ours(f"Published: 51 % at 2 req/s. {sentence}")
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_texts_speak_of_the_paper_and_the_set_up(name):
+    """What they say of our results would stay as it is when results change."""
+    raw = tomllib.loads((SHIPPED / f"{name}.toml").read_text())
+    texts = [raw["title"], raw["note"], *(one.get("note", "") for one in raw["row"])]
+    assert [sentence for text in texts for sentence in of_ours(text)] == []
+
+
+@pytest.mark.parametrize("name", TABLES)
 def test_shipped_tables(name):
     table = load_published(name)
-    assert table.rows
+    assert table.paper
     for one in table.rows:
-        assert one.reason or one.column, one.what
+        assert one.note or one.column, one.what
+        assert one.column is None or one.where, one.what
 
 
 def test_every_suite_names_a_table_there_is():
@@ -92,17 +258,25 @@ def test_every_suite_names_a_table_there_is():
         load_published(str(name))
 
 
+ROW = "title = 'x'\n[[row]]\nwhat = 'y'\n"
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
         ("title = 'x'", r"needs a title and \[\[row\]\]s"),
         ("[[row]]\nwhat = 'x'\npublished = 1", "needs a title"),
-        ("title = 'x'\n[[row]]\nwhat = 'y'", "row 1 needs `what` and `published`"),
-        ("title = 'x'\n[[row]]\nwhat = 'y'\npublished = 1\nunits = 's'", "did you mean unit"),
-        (
-            "title = 'x'\n[[row]]\nwhat = 'y'\npublished = 1\nby = 'half'",
-            "by must be ratio, reduction",
-        ),
+        (ROW, "row 1: needs `what` and `published` .*mine.toml, line 2"),
+        (ROW + "published = 1\nunits = 's'", "row 1: unknown key 'units'; did you mean unit"),
+        (ROW + "published = 1\nby = 'half'", "by must be ratio, reduction, difference but is"),
+        (ROW + "published = [1]", "published must be a number, a range"),
+        (ROW + "published = 1\nwhere = 3", "where must be a table of settings but is 3"),
+        (ROW + "published = 1\nwhere = { gpu = ['a'] }", "where: gpu must be one value"),
+        (ROW + "published = 1\nscale = 'x'", "scale must be a number"),
+        (ROW + "published = 1\norder = [{}]", "order must be a list of at least two"),
+        (ROW + "published = 1\nbest_of = 'gpu'", "best_of must be a list of columns"),
+        ("note = 3\n" + ROW + "published = 1", "note must be text but is 3"),
+        ("notes = 'x'\n" + ROW + "published = 1", "did you mean note"),
         ("title = ", "is not TOML"),
     ],
 )
@@ -124,10 +298,11 @@ def test_the_report_shows_the_table(tmp_path):
 
     table = tmp_path / "mine.toml"
     table.write_text(
-        "title = 'A paper & more'\n[[row]]\nwhat = 'Within SLO'\npublished = 51.8\nunit = '%'\n"
-        "column = 'attainment'\nscale = 100\nwhere = { system = 'fifo' }\n"
-        "reason = 'Load <unknown>'\n"
-        "[[row]]\nwhat = 'Elsewhere'\npublished = '<9>'\nreason = 'Later'\n"
+        "title = 'A paper & more'\npaper = 'prism'\n"
+        "[[row]]\nwhat = 'Within SLO'\npublished = 99\nunit = '%'\n"
+        "column = 'attainment'\nscale = 100\nwhere = { system = 'fifo', model = 'x' }\n"
+        "note = 'Load <unknown>'\n"
+        "[[row]]\nwhat = 'Elsewhere'\npublished = '<9>'\nnote = 'Later'\n"
     )
     asked = Experiment(
         published=str(table), systems=["fifo"], workload="alpaca", slo="e2e=100", requests=20,
@@ -136,7 +311,9 @@ def test_the_report_shows_the_table(tmp_path):
     result = asked.run(tmp_path / "run", jobs=1)
     page = write_report([result.folder], tmp_path / "report.html").read_text()
     assert "A paper &amp; more" in page
-    assert "<td>51.8 %</td><td>100.0 %</td>" in page
+    assert "<td>99.0 %</td><td>100.0 %</td>" in page
+    assert "2 rows: 1 another set-up, 1 not run." in page
+    assert "model: x is needed, the run has llama-3.1-8b" in page
+    assert "Bandwidth of a host link, 11.4 GB/s" in page  # fitted to that paper
     assert "Load &lt;unknown&gt;" in page
     assert "<td>&lt;9&gt;</td>" in page
-    assert "not run" in page

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import cast
 
 import numpy as np
@@ -17,6 +18,8 @@ from ....workloads.request import RequestType
 from ....workloads.workload import Workload
 from ...core.cluster_policy import EMBEDS, INF, ClusterPolicy, Failure, Role, Routed, overrides
 from ...core.collocated_policy import Collocated
+from ...core.counters import STORE_HITS, summed
+from ...core.kv_store_manager import StoreKVCacheManager
 from ...core.phase_capacity import phase_capacity
 from ...core.policy import StaticPolicy
 from ...core.predictions import true_output_tokens
@@ -28,6 +31,7 @@ from ..cluster.arrivals import Arrivals
 from ..cluster.cluster import Cluster
 from ..cluster.instance import LazyInstance
 from ..cluster.recorder import Recorder, timeline_of, totals_of
+from ..cluster.traced import TracedCluster
 from ..loop.gc_control import collections_off
 from ..loop.instance import EngineInstance, Iterating
 from ..loop.measures import gaps_of
@@ -168,7 +172,8 @@ def simulate(
     recorder = Recorder(len(workload), workload.arrival_s)
     arrivals = Arrivals(workload, skip=rejected)
     recorder.rejected(rejected)
-    cluster = Cluster(
+    kind = Cluster if trace is None else partial(TracedCluster, trace=trace)
+    cluster = kind(
         [*handles, *beside], across, arrivals, recorder, failures=failures, progress=progress
     )
     for role in roles:
@@ -182,6 +187,10 @@ def simulate(
             f"{kv_manager.total - kv_manager.free} KV blocks were lost"
         )
         assert kv_manager.host_free == kv_manager.host_total, "host KV blocks were lost"
+    if STORE_HITS in cluster.counters:
+        managers = (each.kv_manager for each in built)
+        stores = [one for one in managers if isinstance(one, StoreKVCacheManager)]
+        cluster.counters[STORE_HITS] = sum(one.store_hits for one in stores)
     return Result(
         recorder.records,
         gaps_of(engine.measures for engine in built),
@@ -195,6 +204,7 @@ def simulate(
         overlong=len(rejected),
         instances=_by_instance(handles),
         cluster=cluster.state,
+        counts=summed((cluster.counters, *(engine.counters for engine in built))),
     )
 
 

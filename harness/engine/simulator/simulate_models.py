@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,13 +17,17 @@ from ....predictors.step_time import StepTime
 from ....workloads.errors import SloBenchError
 from ....workloads.request import RequestType
 from ....workloads.workload import Workload
+from ...core.counters import QUOTA_HITS
+from ...core.counters import summed as summed_counts
 from ...core.multi_model_policy import ServedModel, SharingPolicy
 from ...core.pages import PAGE_BYTES
 from ...core.records import Records, Result, Timeline, TimeseriesRow, Totals
 from ..cluster.arrivals import Arrivals
 from ..cluster.multi_model import SharedGpuCluster
 from ..cluster.recorder import Recorder, totals_of
+from ..cluster.traced_models import TracedSharedGpuCluster
 from ..loop.measures import Sample, gaps_of, summed
+from ..loop.traced import EngineTrace
 
 _SAMPLES = 300
 
@@ -44,6 +49,7 @@ def simulate_models(
     node_gpus: int = 8,
     overlong_requests: str = "error",
     progress: Callable[[int, float], None] | None = None,
+    trace: EngineTrace | None = None,
 ) -> Result:
     """Serve `workload`, whose rows name their models, with `policy` on `gpus` GPUs of one kind.
 
@@ -56,6 +62,7 @@ def simulate_models(
         overlong_requests: `error` or `reject` for requests longer than a model's context, or than
             what a GPU holds beside the model alone.
         progress: called now and then with (requests ended, clock in seconds).
+        trace: is filled with everything that models do.
 
     Raises:
         SloBenchError: a model of the workload is missing, needs more GPUs than there are, or the
@@ -74,7 +81,8 @@ def simulate_models(
     rejected = _too_long(workload, hosted, pages, overlong_requests)
     recorder = Recorder(len(workload), workload.arrival_s)
     recorder.rejected(rejected)
-    cluster = SharedGpuCluster(
+    kind = SharedGpuCluster if trace is None else partial(TracedSharedGpuCluster, trace=trace)
+    cluster = kind(
         hosted,
         gpus,
         pages,
@@ -95,6 +103,8 @@ def simulate_models(
             assert not model_instance.kv_manager.used, (
                 f"{model_instance.kv_manager.used} KV blocks were lost"
             )
+    if QUOTA_HITS in cluster.counters:
+        cluster.counters[QUOTA_HITS] = sum(t.quota_hits for t in everyone)
     records = recorder.records
     timeline = _timeline(cluster, pages)
     return Result(
@@ -103,6 +113,7 @@ def simulate_models(
         timeline,
         _totals(cluster, pages, records, timeline),
         overlong=len(rejected),
+        counts=summed_counts((cluster.counters, *(t.instance.counters for t in everyone))),
     )
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from ....workloads.errors import SloBenchError
+from ....workloads.file_cache import file_cache
 from ....workloads.request import RequestType
 from ....workloads.slo import parse_slo
 from ....workloads.workload import Workload, take
@@ -136,7 +136,7 @@ def _draws(asked: ExperimentSchema) -> bool:
     return any(map(drawn, asked.slo))
 
 
-@lru_cache(maxsize=64)
+@file_cache(maxsize=64)
 def estimated_capacity_rps(workload: WorkloadSpec, place: PlacementSpec, seed: int) -> float:
     """Requests a second at which one instance's GPUs never idle, roughly.
 
@@ -162,7 +162,7 @@ def estimated_capacity_rps(workload: WorkloadSpec, place: PlacementSpec, seed: i
     return len(made) / busy_s
 
 
-@lru_cache(maxsize=64)
+@file_cache(maxsize=64)
 def estimated_phases(
     workload: WorkloadSpec, place: PlacementSpec, slo: str, slo_scale: float
 ) -> PhaseCapacity | None:

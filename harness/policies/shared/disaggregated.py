@@ -130,6 +130,9 @@ class DisaggregatedPolicy(KvTransferPolicy):
             return self
         return replace(self, prefill_instances=capacity.prefill_instances(instances))
 
+    def mechanisms(self) -> dict[str, str]:
+        return {"handovers": "requests whose KV went from a prefill to a decode instance"}
+
     def counts(self, instances: int) -> tuple[int, int]:
         """Numbers of prefill and of decode instances; half and half where both are 0, and
         `for_load` has not been called.
@@ -197,6 +200,7 @@ class DisaggregatedPolicy(KvTransferPolicy):
         """`instance`, with blocks promised to `r` there."""
         promised: ReservedBlocks = cluster.state
         promised.promise(r, instance, needed_blocks(r.kv_tokens, instance))
+        cluster.counters.add("handovers", r)
         return instance
 
 

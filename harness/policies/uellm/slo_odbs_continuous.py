@@ -11,13 +11,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from ...core.counters import OVERTAKES
 from ...core.decisions import Limits
 from ...core.policy import Key, parameter
 from ...core.state import WAITING, RequestState
 from ...core.view import View
 from ..vllm import Vllm
-from .length_monitor import LengthMonitor
-from .odbs_rule import BatchRule, OpenBatch
+from .length_monitor import MISPREDICTIONS, UNDERESTIMATES, LengthMonitor
+from .odbs_rule import CLOSED_BY_CM, CLOSED_BY_SIZE, CLOSED_BY_THRESHOLD, BatchRule, OpenBatch
 from .slo_odbs import stated_slo_s
 
 _Place = tuple[float, int, int, RequestState]  # order, seq, how often it began anew
@@ -54,6 +55,15 @@ class SloOdbsContinuous(BatchRule, Vllm):
     def new_state(self) -> SloOdbsState:
         return SloOdbsState()
 
+    def mechanisms(self) -> dict[str, str]:
+        return {
+            CLOSED_BY_THRESHOLD: "decisions in which Total (Eq. 3-5) kept a request out",
+            CLOSED_BY_CM: "decisions in which CM (line 20) kept a request out",
+            CLOSED_BY_SIZE: "decisions in which max_batch kept a request out",
+            UNDERESTIMATES: MISPREDICTIONS[UNDERESTIMATES],
+            OVERTAKES: "requests that began before older ones",
+        }
+
     def limits(self, view: View) -> Limits:
         limits = super().limits(view)
         most = self._size(view) if view.n_waiting else self.max_batch
@@ -66,7 +76,8 @@ class SloOdbsContinuous(BatchRule, Vllm):
             batch.add(*self._profile(r, view))
         for r in self._in_line(view):
             profile = self._profile(r, view)
-            if not batch.takes(*profile):
+            if closed_by := batch.closed_by(*profile):
+                view.counters.add(closed_by)
                 break
             batch.add(*profile)
         return max(1, batch.size)

@@ -17,7 +17,7 @@ from slo_bench.predictors.model_config import read_model
 from slo_bench.predictors.profiles.importers import ImportOptions as AskedProfile
 from slo_bench.predictors.profiles.importers import import_profile
 from slo_bench.reports.compare.comparing import read_results
-from slo_bench.reports.pages.published import load_published
+from slo_bench.reports.pages.published_table import load_published
 
 from .target import Target, from_file
 

@@ -1,0 +1,215 @@
+"""Tables of published results: TOML files that say what a paper printed and which set-up it needs.
+
+An experiment names its table: `published = "uellm"` is `uellm.toml` in the folder `published`
+here, `published = "mine.toml"` a file. docs/file-formats.md describes the keys. Texts of a table
+speak of the paper and of the set-up; whatever speaks of measured results is computed
+(`published.py`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, cast
+
+from ...harness.experiments.config.experiment_file import read_toml
+from ...workloads.errors import FileFormatError, SloBenchError, UnknownNameError
+
+SHIPPED = Path(__file__).parent / "published"
+COMPARISONS = ("ratio", "reduction", "difference")
+PICKS = ("highest", "lowest")
+TOLERANCE = 0.1
+"""Of the published figure: how far a reproduced one may be from it."""
+
+Pins = Mapping[str, str | float | bool]
+_BOUND = re.compile(r"(<|>|≤|≥|≈)\s*([+−-]?[\d.]+)$")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What was published, as numbers: a figure or a range (`low` to `high`), or a bound.
+
+    An infinite end makes it a bound. `tolerance` is in the unit of the figure.
+    """
+
+    low: float
+    high: float
+    tolerance: float
+
+    @property
+    def bound(self) -> bool:
+        """Whether only a bound was published."""
+        return math.isinf(self.low) or math.isinf(self.high)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedRow:
+    """One published figure or order, and what of a run stands beside it.
+
+    `column` (of cells.csv, times `scale`) is read in the cells that `where` chooses. `than`: pins
+    that differ in what it is compared with, as a `ratio`, a `reduction` (1 − ratio) or a
+    `difference`. `order`: pins of each of several, the highest published value first. `reaches`:
+    an attainment; the figure is then the `pick` value of `column` among the cells that reach it.
+    `best_of`: axes; of their values the best of the run is taken, for either side of a comparison.
+    """
+
+    what: str
+    published: float | str | list[float]
+    unit: str = ""
+    column: str | None = None
+    scale: float = 1.0
+    where: Pins = dataclasses.field(default_factory=dict)
+    than: Pins | None = None
+    by: Literal["ratio", "reduction", "difference"] = "ratio"
+    order: tuple[Pins, ...] = ()
+    reaches: float | None = None
+    pick: Literal["highest", "lowest"] = "highest"
+    best_of: tuple[str, ...] = ()
+    tolerance: float | None = None
+    note: str = ""
+
+    @property
+    def claim(self) -> Claim | None:
+        """The published figure, range or bound; None where none was printed."""
+        if isinstance(self.published, list):
+            low, high = self.published
+        elif isinstance(self.published, str):
+            if (found := _BOUND.match(self.published)) is None:
+                return None
+            value = float(found[2].replace("−", "-"))
+            low = -math.inf if found[1] in "<≤" else value
+            high = math.inf if found[1] in ">≥" else value
+        else:
+            low = high = float(self.published)
+        widest = max((abs(end) for end in (low, high) if math.isfinite(end)), default=0.0)
+        given = self.tolerance
+        return Claim(low, high, TOLERANCE * widest if given is None else given)
+
+    @property
+    def published_text(self) -> str:
+        """The published figure with its unit, as a table shows it."""
+        if isinstance(self.published, str):
+            return f"{self.published} {self.unit if self.claim else ''}".rstrip()
+        if isinstance(self.published, list):
+            return f"{self.published[0]:g}–{self.published[1]:g} {self.unit}".rstrip()
+        signed = self.than is not None and self.by == "difference"
+        return figure_text(self.published, self.unit, signed=signed)
+
+    @property
+    def null(self) -> float | None:
+        """The value of a comparison that says "no difference"; None without a comparison."""
+        if self.than is None:
+            return None
+        return self.scale if self.by == "ratio" else 0.0
+
+
+@dataclass(frozen=True)
+class PublishedTable:
+    """Published values of one paper. `paper` is the key of `predictors.fitted_to_papers`."""
+
+    title: str
+    rows: tuple[PublishedRow, ...]
+    note: str = ""
+    paper: str = ""
+
+
+def load_published(name: str) -> PublishedTable:
+    """The shipped table of that name, or the one in a file.
+
+    Raises:
+        UnknownNameError: no table of that name is shipped.
+        FileFormatError: the file cannot be read or holds no such table; with the line.
+    """
+    path = Path(name) if name.endswith(".toml") else SHIPPED / f"{name}.toml"
+    known = {found.stem for found in SHIPPED.glob("*.toml")}
+    if not name.endswith(".toml") and name not in known:
+        raise UnknownNameError("table of published results", name, known)
+    table, text = read_toml(path)
+    heads = [at for at, line in enumerate(text.splitlines(), 1) if _ROW.match(line)]
+    raw = table.pop("row", None)
+    if not isinstance(table.get("title"), str) or not isinstance(raw, list) or not raw:
+        raise FileFormatError(path, None, "a published table needs a title and [[row]]s")
+    try:
+        shared = _pins(table.pop("where", {}), "where")
+        for key, value in table.items():
+            if key not in ("title", "note", "paper"):
+                known_keys = ("title", "note", "paper", "where", "row")
+                raise UnknownNameError("key of a published table", key, known_keys)
+            if not isinstance(value, str):
+                raise SloBenchError(f"{key} must be text but is {value!r}")
+    except SloBenchError as error:
+        raise FileFormatError(path, None, str(error)) from error
+    rows = []
+    for number, fields in enumerate(raw, start=1):
+        line = heads[number - 1] if len(heads) == len(raw) else None
+        try:
+            rows.append(_row(fields, shared))
+        except SloBenchError as error:
+            raise FileFormatError(path, line, f"row {number}: {error}") from error
+    texts = cast("dict[str, str]", table)
+    return PublishedTable(
+        texts["title"], tuple(rows), texts.get("note", ""), texts.get("paper", "")
+    )
+
+
+_ROW = re.compile(r"\s*\[\[\s*row\s*\]\]")
+_TEXTS = ("what", "unit", "column", "note")
+_NUMBERS = ("scale", "reaches", "tolerance")
+
+
+def _row(fields: object, shared: Pins) -> PublishedRow:
+    """A row of the file; `shared` are the pins of all rows."""
+    if not isinstance(fields, dict) or not {"what", "published"} <= set(fields):
+        raise SloBenchError("needs `what` and `published`")
+    known = {f.name for f in dataclasses.fields(PublishedRow)}
+    if strangers := set(fields) - known:
+        raise UnknownNameError("key", min(strangers), known)
+    for key in _TEXTS:
+        if not isinstance(fields.get(key, ""), str):
+            raise SloBenchError(f"{key} must be text but is {fields[key]!r}")
+    for key in _NUMBERS:
+        if not _number(fields.get(key, 1)):
+            raise SloBenchError(f"{key} must be a number but is {fields[key]!r}")
+    for key, options in (("by", COMPARISONS), ("pick", PICKS)):
+        if fields.get(key, options[0]) not in options:
+            raise SloBenchError(f"{key} must be {', '.join(options)} but is {fields[key]!r}")
+    published = fields["published"]
+    pair = isinstance(published, list) and len(published) == 2 and all(map(_number, published))
+    if not (pair or isinstance(published, str) or _number(published)):
+        problem = "must be a number, a range [low, high] or text but is"
+        raise SloBenchError(f"published {problem} {published!r}")
+    if "order" in fields and (not isinstance(fields["order"], list) or len(fields["order"]) < 2):
+        raise SloBenchError("order must be a list of at least two tables of settings")
+    best_of = fields.get("best_of", [])
+    if not isinstance(best_of, list) or not all(isinstance(axis, str) for axis in best_of):
+        raise SloBenchError(f"best_of must be a list of columns but is {best_of!r}")
+    given = {**fields, "best_of": tuple(best_of)}
+    given["where"] = {**shared, **_pins(fields.get("where", {}), "where")}
+    if "than" in fields:
+        given["than"] = _pins(fields["than"], "than")
+    given["order"] = tuple(_pins(one, "order") for one in fields.get("order", ()))
+    return PublishedRow(**given)
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _pins(value: object, key: str) -> Pins:
+    if not isinstance(value, dict):
+        raise SloBenchError(f"{key} must be a table of settings but is {value!r}")
+    for name, wanted in value.items():
+        if not isinstance(wanted, str | int | float | bool):
+            raise SloBenchError(f"{key}: {name} must be one value but is {wanted!r}")
+    return value
+
+
+def figure_text(value: float, unit: str, *, signed: bool = False) -> str:
+    """A figure with its unit: one digit after the point from 10 on, else two."""
+    digits = 1 if abs(value) >= 10 else 2
+    text = f"{value:{'+' if signed else ''},.{digits}f}" if math.isfinite(value) else "–"
+    return f"{text} {unit}".rstrip()
