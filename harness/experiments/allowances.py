@@ -4,14 +4,13 @@ parameters were chosen. Comparisons are fair where these are alike.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ..core.cluster_policy import overrides
 from ..core.phase_capacity import PhaseCapacity
 from ..policies.systems import System, system
-from .config.schema import ExperimentSchema, Parameter
+from .config.schema import ExperimentSchema, Parameter, parameter_combinations
 
 HEADS = (
     "system",
@@ -62,9 +61,8 @@ def allowances(experiment: ExperimentSchema) -> list[Allowance]:
 
 def configurations(name: str, experiment: ExperimentSchema) -> Iterator[System]:
     """A system with every combination of its parameters."""
-    choices = experiment.parameters.get(name, {})
-    for values in itertools.product(*choices.values()):
-        yield system(name).with_parameters(**dict(zip(choices, values, strict=True)))
+    for parameters in parameter_combinations(experiment, name):
+        yield system(name).with_parameters(**parameters)
 
 
 def _of(name: str, experiment: ExperimentSchema) -> Allowance:
@@ -74,7 +72,8 @@ def _of(name: str, experiment: ExperimentSchema) -> Allowance:
     if record is not None:
         chosen = record.text
     elif any(len(values) > 1 for values in parameters.values()):
-        chosen = "all values are run"
+        alone = experiment.combinations == "one-at-a-time"
+        chosen = "each value is run, one at a time" if alone else "all values are run"
     else:
         chosen = "set in the experiment" if parameters else "defaults"
     chosen = "; ".join((chosen, *_by_load(configured[0])))

@@ -6,7 +6,8 @@ the experiment, every combination is run, and its column says which value a row 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -103,6 +104,12 @@ class ExperimentSchema(BaseModel):
         file="maybe",
     )
     parameters: dict[str, dict[str, Axis[Parameter]]] = {}  # by system
+    combinations: Literal["all", "one-at-a-time"] = setting(
+        COMPARED,
+        "Combinations of a system's parameter values: all, or one-at-a-time, each value alone "
+        "beside the first values of the others.",
+        "all",
+    )
     tuning: dict[str, TuningRecord] = {}  # how they were chosen, by system
     published: str | None = setting(
         RUN,
@@ -465,6 +472,21 @@ class ExperimentSchema(BaseModel):
                 value = _single(value)
             table[name] = value
         return to_toml(table)
+
+
+def parameter_combinations(
+    experiment: ExperimentSchema, system: str
+) -> Iterator[dict[str, Parameter]]:
+    """The values of a system's parameters in each of its configurations, in order."""
+    choices = experiment.parameters.get(system, {})
+    if experiment.combinations == "all":
+        for values in itertools.product(*choices.values()):
+            yield dict(zip(choices, values, strict=True))
+        return
+    first = {name: values[0] for name, values in choices.items()}
+    yield first
+    for name, values in choices.items():
+        yield from ({**first, name: value} for value in values[1:])
 
 
 def _changed(model: Model, values: Mapping[str, Any]) -> Model:

@@ -33,7 +33,7 @@ from ..config.load import (
     filled_in,
     load_of,
 )
-from ..config.schema import ExperimentSchema
+from ..config.schema import ExperimentSchema, parameter_combinations
 from .cells import CellSpec, PlacementSpec, WorkloadSpec, models_of, placed, source
 
 _SHAPE = ("model", "gpu", "tp", "pp")  # fields of a placement that are settled together
@@ -316,9 +316,10 @@ def _systems_of(asked: ExperimentSchema) -> Iterator[SystemChoice]:
     """
     for name in asked.systems:
         choices = asked.parameters.get(name, {})
-        swept = tuple(parameter for parameter, values in choices.items() if len(values) > 1)
-        for values in itertools.product(*choices.values()):
-            parameters = dict(zip(choices, values, strict=True))
+        several = tuple(parameter for parameter, values in choices.items() if len(values) > 1)
+        for parameters in parameter_combinations(asked, name):
+            alone = asked.combinations == "one-at-a-time"
+            swept = tuple(p for p in several if not alone or parameters[p] != choices[p][0])
             found = system_by_name(name).with_parameters(**parameters)
             each = found.least_instances if asked.backend != SIMULATED else 1
             yield SystemChoice(name, found.name, parameters, swept, each, found)

@@ -158,3 +158,30 @@ def test_a_share_of_the_requests_warms_up():
     assert {c.rate_rps: c.warmup_s for c in asked.plan().cells} == {2.0: 10.0, 4.0: 5.0}
     with pytest.raises(SloBenchError, match="warmup_share needs rates or load_factors"):
         Experiment(workload="alpaca", arrivals="concurrency(8)", warmup_share=0.2).plan()
+
+
+def test_parameters_one_at_a_time():
+    """Each value alone beside the first ones of the others; a column only where it differs."""
+    asked = Experiment(
+        systems=["ascendra"],
+        parameters={"ascendra": {"value": ["edf", "sjf", "fcfs"], "tickets": [True, False]}},
+        combinations="one-at-a-time",
+        instances=3,
+        rates=[4],
+        seeds=1,
+    )
+    cells = asked.plan().cells
+    assert [(c.parameters["value"], c.parameters["tickets"]) for c in cells] == [
+        ("edf", True),
+        ("sjf", True),
+        ("fcfs", True),
+        ("edf", False),
+    ]
+    own = [{k: v for k, v in c.columns.items() if k.startswith("ascendra.")} for c in cells]
+    assert own == [
+        {},
+        {"ascendra.value": "sjf"},
+        {"ascendra.value": "fcfs"},
+        {"ascendra.tickets": False},
+    ]
+    assert len(asked.model_copy(update={"combinations": "all"}).plan().cells) == 6
