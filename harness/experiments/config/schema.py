@@ -267,6 +267,19 @@ class ExperimentSchema(BaseModel):
         option="--host-time",
         unit="s",
     )
+    prefill_overhead_s: Axis[NotNegative] = setting(
+        SERVES_MORE,
+        "Time added to every iteration that computes a prompt, an assumption. Simulated backend "
+        "only.",
+        (0.0,),
+        unit="s",
+    )
+    host_link: Axis[str | None] = setting(
+        SERVES_MORE,
+        "Link between GPU and host memory: a name of `slo-bench list links`, or 12gb/s@10us. "
+        "Simulated backend only. Default: the GPU's.",
+        metavar="LINK",
+    )
     profile: Axis[str | None] = setting(
         SERVES,
         "Profile with measured step times (see `slo-bench profile`), used instead of the "

@@ -164,6 +164,11 @@ def plan(asked: ExperimentSchema) -> ExperimentPlan:
         parse_failures(failures)
         if asked.backend != SIMULATED:
             raise SloBenchError("failures are simulated: real servers are stopped by hand")
+    if asked.backend != SIMULATED and (any(axes["prefill_overhead_s"]) or any(axes["host_link"])):
+        raise SloBenchError(
+            f"prefill_overhead_s and host_link are assumptions of the simulator; a server on "
+            f"{asked.backend} has its own: leave them out"
+        )
     systems = list(_attached_of(asked) if asked.backend == "openai" else _systems_of(asked))
     simulated = asked.backend == SIMULATED
     least = max((s.system.least_instances for s in systems if s.system and simulated), default=1)

@@ -185,3 +185,21 @@ def test_parameters_one_at_a_time():
         {"ascendra.tickets": False},
     ]
     assert len(asked.model_copy(update={"combinations": "all"}).plan().cells) == 6
+
+
+def test_assumptions_about_the_machine():
+    """A slower host link makes swaps longer, a fixed time those iterations that prefill."""
+    usual, slow = (
+        placed(Experiment(systems="vllm", rates=1, **more).plan().cells[0].placement)
+        for more in ({}, {"host_link": "5gb/s@0us", "prefill_overhead_s": 0.02})
+    )
+    link = usual.placement.host_link.bandwidth_bytes_per_s / 5e9
+    ratio = slow.placement.swap_s_per_block / usual.placement.swap_s_per_block
+    assert ratio == pytest.approx(link)
+    step_s, slower_s = usual.step_time.model.step_s, slow.step_time.model.step_s
+    assert slower_s(4, 400, ((0, 100),)) - step_s(4, 400, ((0, 100),)) == pytest.approx(0.02)
+    assert slower_s(4, 400, ()) == step_s(4, 400, ())
+    with pytest.raises(SloBenchError, match="assumptions of the simulator"):
+        Experiment(systems="vllm", backend="vllm", rates=1, host_link="pcie3-x16").plan()
+    with pytest.raises(SloBenchError, match="did you mean pcie3"):
+        Experiment(systems="vllm", rates=1, host_link="pcie3").plan()
