@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 
 from ...tuner.capacity.curve import student_t
+from ...workloads.errors import SloBenchError
 from ..figures.facets import IDENTITY, axes_of
 from ..figures.levels import level_rates
 from .published_table import Claim, Pins, PublishedRow, figure_text
@@ -121,6 +122,21 @@ def finding(
         return Finding(error.verdict, remarks=(str(error),))
     remarks = (*differing, *best, *_not_stationary(chosen))
     return Finding("another set-up" if differing else verdict, text, remarks)
+
+
+def chosen_cells(pins: Pins, cells: pd.DataFrame, settings: Mapping[str, Any]) -> pd.DataFrame:
+    """The valid cells that pins choose.
+
+    Raises:
+        SloBenchError: the run has none of them, or other settings.
+    """
+    try:
+        chosen = _choose(pins, cells, settings, math.nan)
+    except _CannotTellError as error:
+        raise SloBenchError(str(error)) from error
+    if chosen.differing:
+        raise SloBenchError("; ".join(chosen.differing))
+    return chosen.cells
 
 
 def _choose(pins: Pins, cells: pd.DataFrame, settings: Mapping[str, Any], knee: float) -> _Chosen:
