@@ -97,7 +97,14 @@ def _published(suite: str) -> str:
     return str(named)
 
 
-def run_suite(name: str, columns: set[str], jobs: int, results: Path = RESULTS) -> None:
+def run_suite(
+    name: str,
+    columns: set[str],
+    jobs: int,
+    *,
+    results: Path = RESULTS,
+    options: Sequence[str] = (),
+) -> None:
     """Run a suite and keep what the pages need of it.
 
     Args:
@@ -105,14 +112,15 @@ def run_suite(name: str, columns: set[str], jobs: int, results: Path = RESULTS) 
         columns: columns of cells.csv that are kept besides those of every run.
         jobs: processes.
         results: where the suite's folder is put.
+        options: of `slo-bench run`, besides the suite.
     """
     from slo_bench.cli.main import app
 
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "run"
-        command = ["run", "--suite", name]
-        app([*command, "--records", "none", "--no-report", "--jobs", str(jobs), "--out", str(folder)],
-            standalone_mode=False)  # fmt: skip
+        command = ["run", "--suite", name, *options]
+        kept_out = ["--records", "none", "--no-report", "--jobs", str(jobs), "--out", str(folder)]
+        app([*command, *kept_out], standalone_mode=False)
         kept = results / name
         kept.mkdir(parents=True, exist_ok=True)
         text = (folder / "experiment.toml").read_text(encoding="utf-8")
@@ -241,17 +249,19 @@ def _table_block(fields: Mapping[str, Any], results: Path) -> str:
 
 
 def _row_name(columns: Sequence[str], key: tuple[object, ...]) -> str:
-    """`sarathi, chunk_tokens 2048`: values, those of parameters with their names."""
+    """`sarathi, chunk_tokens 2048`: values; numbers and those of parameters with their names."""
     parts = []
     for column, value in zip(columns, key, strict=True):
         text = _value(value)
-        if text not in ("", "nan"):
-            parts.append(text if "." not in column else f"{column.rpartition('.')[2]} {text}")
+        if text in ("", "nan"):
+            continue
+        named = "." in column or re.fullmatch(r"[\d.]+", text)
+        parts.append(f"{_label(column.rpartition('.')[2])} {text}" if named else text)
     return ", ".join(parts)
 
 
 def _label(column: str) -> str:
-    return {"rate_rps": "req/s", "load_factor": "load"}.get(column, column.replace("_", " "))
+    return {"rate_rps": "req/s", "load_factor": "load"}.get(column, column)
 
 
 def _value(value: object) -> str:
