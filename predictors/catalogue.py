@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import tomllib
-from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from ..workloads.errors import FileFormatError, SloBenchError
+from ..workloads.file_cache import depends_on, depends_on_variable, file_cache
 
 CATALOGUE_VARIABLE = "SLO_BENCH_CATALOGUE"
 SECTIONS = ("gpus", "links", "models")
@@ -32,22 +32,27 @@ def entries(section: str) -> dict[str, Entry]:
 
 
 def _user_files() -> tuple[Path, ...]:
+    for variable in (CATALOGUE_VARIABLE, "XDG_CONFIG_HOME", "HOME"):
+        depends_on_variable(variable)
     named = os.environ.get(CATALOGUE_VARIABLE)
     if named:
         path = Path(named).expanduser()
         if path.is_file():
             return (path,)
         if path.is_dir():
+            depends_on(path)
             return tuple(sorted(path.glob("*.toml")))
         raise SloBenchError(
             f"{CATALOGUE_VARIABLE} names {named!r}, which does not exist; "
             "it should be a TOML file or a folder of them"
         )
     home = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser()
-    return tuple(sorted((home / "slo-bench").glob("*.toml")))
+    folder = home / "slo-bench"
+    depends_on(folder)
+    return tuple(sorted(folder.glob("*.toml")))
 
 
-@lru_cache(maxsize=8)
+@file_cache(maxsize=8)
 def _merged(user_files: tuple[Path, ...]) -> dict[str, dict[str, Entry]]:
     shipped = files(__package__) / "catalogues"
     merged: dict[str, dict[str, Entry]] = {}
@@ -66,6 +71,7 @@ def _merged(user_files: tuple[Path, ...]) -> dict[str, dict[str, Entry]]:
 
 
 def _read(path: Path) -> dict[str, dict[str, Entry]]:
+    depends_on(path)
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:

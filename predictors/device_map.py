@@ -25,12 +25,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from ..workloads.errors import FileFormatError, UnknownNameError
+from ..workloads.file_cache import depends_on, file_cache
 from ..workloads.parsing import number, parse_json
 from .placement import PipelineStage
 from .specs import GIB, GpuSpec, LinkSpec, gpu, link, links
@@ -78,7 +78,7 @@ class DeviceMap:
         return table
 
 
-@lru_cache(maxsize=64)
+@file_cache(maxsize=64)
 def read_device_map(name_or_path: str) -> DeviceMap:
     """The shipped map of that name, or the one in a file (`.json`).
 
@@ -93,6 +93,7 @@ def read_device_map(name_or_path: str) -> DeviceMap:
         if name_or_path not in known:
             raise UnknownNameError("device map (or file .json)", name_or_path, known)
         path = known[name_or_path]
+    depends_on(path)
     try:
         table = parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..workloads.errors import FileFormatError
+from ..workloads.file_cache import depends_on
 from ..workloads.parsing import parse_json
 from .model_spec import FAMILIES, ModelSpec
 
@@ -84,6 +85,7 @@ def read_model(path: Path) -> ModelSpec:
             model's architecture is not modelled (experts, speculative decoding, other attention).
     """
     file = path / "config.json" if path.is_dir() else path
+    depends_on(file)
     try:
         fields = parse_json(file.read_text(encoding="utf-8"))
     except FileNotFoundError:

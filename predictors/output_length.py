@@ -11,7 +11,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 
 from ..workloads.call_parser import build, parse_call
 from ..workloads.errors import SloBenchError, UnknownNameError
+from ..workloads.file_cache import file_cache
 from ..workloads.length_buckets import BUCKET_EDGES, bucket_middle_tokens
 from ..workloads.workload import Workload
 from .lengths.config import PredictorConfig
@@ -271,7 +271,7 @@ class TfIdf:
         return _tfidf(self.folder).lengths(rows)
 
 
-@lru_cache(maxsize=4)
+@file_cache(maxsize=4)
 def _tfidf(folder: str) -> Baseline:
     from .lengths.baselines import tfidf
     from .lengths.samples import TRAIN, read_samples
@@ -281,19 +281,19 @@ def _tfidf(folder: str) -> Baseline:
     return tfidf(samples[TRAIN], config.shape.edges)
 
 
-@lru_cache(maxsize=4)
+@file_cache(maxsize=4)
 def _reader(folder: str, base: str) -> OnlineLengthPredictor:
     return LearnedLength(folder, base=base).follower(lambda line: None)
 
 
-@lru_cache(maxsize=4)
+@file_cache(maxsize=4)
 def _loaded(folder: str, base: str) -> TrainedPredictor:
     from .lengths.predictor import TrainedPredictor
 
     return TrainedPredictor.load(Path(folder), base=base or None, device="auto")
 
 
-@lru_cache(maxsize=64)
+@file_cache(maxsize=64)
 def _read(folder: str, base: str, prompts: tuple[Prompt, ...]) -> tuple[Ints, Ints]:
     """Medians, and what nine in ten do not exceed; kept, since every system and rate of a seed has
     the same prompts.
@@ -302,7 +302,7 @@ def _read(folder: str, base: str, prompts: tuple[Prompt, ...]) -> tuple[Ints, In
     return lengths.median_tokens(), lengths.longest_tokens()
 
 
-@lru_cache(maxsize=4)
+@file_cache(maxsize=4)
 def _followed(
     folder: str, base: str, every: int, prompts: tuple[Prompt, ...], answers: tuple[int, ...]
 ) -> tuple[Ints, Ints]:

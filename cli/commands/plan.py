@@ -18,6 +18,7 @@ EXAMPLES = (
     "slo-bench plan --rate 10",
     "slo-bench plan --model llama-3.1-70b --rate 20 --slo ttft=2,tpot=0.1 --gpu h100-80g,a100-80g",
     "slo-bench plan --rate 10 --system vllm --system distserve --target 0.99 --headroom 0.2",
+    "slo-bench plan --rate 10 --gpu h100-80g,l40s --sweep weight_dtype=bf16,fp8",
     "slo-bench plan --rate 10 --price a100-80g=1.8 --price h100-80g=2.5 --out plans --json",
 )
 
@@ -118,6 +119,7 @@ def plan(
         lines.append("* step times estimated from the GPU's data sheet, not fitted to measurements")
     if not price:
         lines.append("prices are the catalogue's; set yours with --price GPU=USD")
+    lines += [f"{system} has no plan here: {why}" for system, why in planned.absent.items()]
     lines += [f"written: {path}" for path in files]
     if not files:
         lines.append("with --out DIR: a launch script and the experiment of the first plan")

@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 from ...predictors.placement import Placement
 from ...predictors.step_time import StepTime
 from ...workloads.errors import SloBenchError
+from .counters import Counters
 from .instance import Instance, Links, NoDelay
 from .kv_cache_manager import KVCacheManager
 from .policy import AnyPolicy, Parameters
@@ -115,6 +116,10 @@ class ClusterView(Protocol):
     @property
     def state(self) -> Any:
         """The object that the policy's `new_state()` returned."""
+
+    @property
+    def counters(self) -> Counters:
+        """Counters of the policy's `mechanisms()`."""
 
     @property
     def instances(self) -> Sequence[Instance]:

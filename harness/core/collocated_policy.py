@@ -11,9 +11,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
+from .counters import Counters
 from .decisions import Admission
 from .policy import Policy, parameter
 from .state import RequestState
+
+PASSES_CUT = "passes_cut"
 
 
 class EmbedView(Protocol):
@@ -26,6 +29,10 @@ class EmbedView(Protocol):
     @property
     def policy_state(self) -> Any:
         """What the policy's `new_state()` returned, for both models."""
+
+    @property
+    def counters(self) -> Counters:
+        """Counters of the policy's `mechanisms()`, for both models."""
 
     @property
     def total_blocks(self) -> int:
@@ -120,6 +127,11 @@ class Collocated(Policy):
                 return self.first_come(embedder, embedder.free_blocks // 2)
         """
         return self.first_come(embedder, embedder.free_blocks)
+
+    def count_cut(self, batch: Sequence[RequestState], embedder: EmbedView) -> None:
+        """Count the pass as cut if more requests would have fitted its number of texts."""
+        if len(batch) < len(self._by_texts(embedder.waiting(embedder.now_s))):
+            embedder.counters.add(PASSES_CUT)
 
     def first_come(self, embedder: EmbedView, room_blocks: int) -> list[RequestState]:
         """The earliest arrivals, up to `batch_texts` texts and `room_blocks` blocks."""

@@ -34,7 +34,7 @@ class StoreKVCacheManager(KVCacheManager):
     that lasts (`Limits.overlap_swap`).
     """
 
-    __slots__ = ("store",)
+    __slots__ = ("store", "store_hits")
 
     def __init__(
         self,
@@ -46,6 +46,7 @@ class StoreKVCacheManager(KVCacheManager):
     ) -> None:
         super().__init__(total, block_size, host_total, prefix_block_size)
         self.store = store
+        self.store_hits = 0  # requests that entered with units from the store
 
     def get_computed_blocks(self, r: RequestState) -> int:
         refs, store = self.refs, self.store
@@ -69,6 +70,7 @@ class StoreKVCacheManager(KVCacheManager):
             self.refs[h] = 0
             self.free -= self.unit_blocks
             self.cache_version += 1
+        self.store_hits += bool(absent)
         load_s = self.store.load_s(absent)
         self.store.put(reversed(hashes))
         return load_s + super().allocate(r, units)

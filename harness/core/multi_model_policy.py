@@ -10,6 +10,7 @@ from ...predictors.activation import Loader, NaiveStart
 from ...predictors.placement import OVERHEAD_BYTES, Placement
 from ...predictors.step_time import StepTime
 from .cluster_policy import INF
+from .counters import Counters
 from .idle_gaps import IdleGaps
 from .pages import PagePool, PooledKVCacheManager, pages_of
 from .policy import Parameters, Policy, parameter
@@ -145,6 +146,10 @@ class MultiModelCluster(Protocol):
     @property
     def state(self) -> Any:
         """The object that the policy's `new_state()` returned."""
+
+    @property
+    def counters(self) -> Counters:
+        """Counters of the policy's `mechanisms()`."""
 
     @property
     def models(self) -> Sequence[ServedModel]:

@@ -89,6 +89,12 @@ class PooledKVCacheManager(KVCacheManager):
         self.used += self.free - blocks
         self._hold(self.pages_for(self.used))
 
+    @property
+    def quota_binds(self) -> bool:
+        """Whether the quota, and not the free pages, is what it may still take."""
+        pages = self.held_pages + min(pool.free for pool in self._pools)
+        return self.quota_blocks is not None and self.quota_blocks < self.blocks_in(pages)
+
     def _hold(self, pages: int) -> None:
         """Map or unmap pages until `pages` and, as far as there is memory, the buffer are
         mapped.

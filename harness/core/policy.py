@@ -82,6 +82,21 @@ class Parameters:
         for name, bounds in self.bounds().items():
             bounds.check(f"{type(self).__name__}.{name}", getattr(self, name))
 
+    def mechanisms(self) -> dict[str, str]:
+        """Called once for each instance and each run. It reads the parameters alone.
+
+        Returns:
+            Names of what the policy counts, each with what one act of it is; a mechanism that the
+            parameters switch off is left out. Names of `counters.FROM_RECORDS` are counted by the
+            engine, all others with `counters.add` of the view that hooks are given.
+
+        Example::
+
+            def mechanisms(self) -> dict[str, str]:
+                return {"spared": "requests that were not preempted because they were nearly done"}
+        """
+        return {}
+
     @classmethod
     def bounds(cls) -> dict[str, Bounds]:
         """Name to bounds of every parameter."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -74,11 +74,21 @@ class Records:
 
     @property
     def tpot_s(self) -> Floats:
-        """(last - first token) / (tokens - 1); NaN for one token."""
-        gaps = self.output_tokens - 1
-        with np.errstate(divide="ignore", invalid="ignore"):
-            mean_gap = (self.finish_s - self.first_token_s) / gaps
-        return np.where(gaps > 0, mean_gap, np.nan)
+        """See `time_per_output_token_s`."""
+        return time_per_output_token_s(self.first_token_s, self.finish_s, self.output_tokens)
+
+
+def time_per_output_token_s(
+    first_token_s: Floats, last_token_s: Floats, output_tokens: Ints | Floats
+) -> Floats:
+    """(last - first token) / (tokens - 1), seconds of each request.
+
+    NaN for a single token, and for tokens that came all at once, as those of a static batch: no
+    time lies between them.
+    """
+    gaps = output_tokens - 1
+    several = (gaps > 0) & (last_token_s > first_token_s)
+    return np.where(several, (last_token_s - first_token_s) / np.maximum(gaps, 1), np.nan)
 
 
 @dataclass(frozen=True)
@@ -172,6 +182,7 @@ class Result:
     overlong: int = 0  # requests that were rejected because they could never fit
     instances: tuple[InstanceTotals, ...] = ()  # as `Records.instance` counts them
     cluster: Any = None  # what the cluster policy learnt
+    counts: Mapping[str, int] = field(default_factory=dict)  # acts of each mechanism
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
+from .counters import Counters
 from .decisions import NextQueue
 from .state import RequestState
 
@@ -45,6 +46,10 @@ class View(Protocol):
     @property
     def policy_state(self) -> Any:
         """The object that the policy's `new_state()` returned; the engine keeps it."""
+
+    @property
+    def counters(self) -> Counters:
+        """Counters of the policy's `mechanisms()` on this instance."""
 
     @property
     def block_size(self) -> int:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from ..core.cluster_policy import ClusterPolicy, ClusterView, Routed, RouteOutcome, Router
+from ..core.counters import Counters
 from ..core.instance import Links, NoDelay
 from ..core.state import Release, RequestState
 
@@ -171,6 +172,7 @@ class RealCluster:
         self.instances = [ServerInstance(index, role, fastest) for index, role in enumerate(roles)]
         self.up = list(self.instances)
         self.state: Any = policy.new_state()
+        self.counters = Counters(policy.mechanisms())
         self.held: tuple[RequestState, ...] = ()
         self.links: Links = NoDelay()
         self._policy = policy

@@ -37,10 +37,12 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from ...predictors.costs.grid import read_cost_grid
+from ..core.counters import OVERTAKES
 from ..core.decisions import Limits, Line, NextQueue, PreemptionMode, ReleaseReason, Timeout
 from ..core.policy import Key, parameter
 from ..core.state import RequestState
 from ..core.view import View
+from .shared.timeouts import DROPPING
 from .vllm_v0 import VllmV0
 
 
@@ -79,6 +81,18 @@ class AdaptiveLlm(VllmV0):
         if self.cost_grid:
             read_cost_grid(self.cost_grid)  # refuse it now, not in the middle of a run
 
+    def mechanisms(self) -> dict[str, str]:
+        found = {}
+        if self.adaptive:
+            found["swaps_chosen"] = "preemptions for which a swap was predicted to cost less"
+            found["recomputes_chosen"] = "preemptions for which a recomputation was"
+            found["recomputes_host_full"] = "preemptions for which host memory had no room"
+        if self.groups == "mean-priority":
+            found["waiting_first"] = "decisions that let waiting before swapped requests"
+        if self.fair:
+            found[OVERTAKES] = "requests that began before older ones"
+        return found
+
     def limits(self, view: View) -> Limits:
         limits = dataclasses.replace(super().limits(view), overlap_swap=self.overlap_swap)
         if not self.chunk_tokens:
@@ -104,10 +118,17 @@ class AdaptiveLlm(VllmV0):
 
     def preemption_mode(self, r: RequestState, view: View) -> PreemptionMode:
         blocks = view.held_blocks(r)
-        if not self.adaptive or blocks > view.host_free_blocks:
+        if not self.adaptive:
+            return PreemptionMode.RECOMPUTE
+        if blocks > view.host_free_blocks:
+            view.counters.add("recomputes_host_full", r)
             return PreemptionMode.RECOMPUTE
         swap_s, recompute_s = self._costs_s(r, blocks, view)
-        return PreemptionMode.SWAP if swap_s < recompute_s else PreemptionMode.RECOMPUTE
+        if swap_s < recompute_s:
+            view.counters.add("swaps_chosen", r)
+            return PreemptionMode.SWAP
+        view.counters.add("recomputes_chosen", r)
+        return PreemptionMode.RECOMPUTE
 
     def _costs_s(self, r: RequestState, blocks: int, view: View) -> tuple[float, float]:
         """What swapping `r` out and in again (Eq. 2) and recomputing it add to the run time."""
@@ -140,6 +161,8 @@ class AdaptiveLlm(VllmV0):
             return NextQueue.NONE
         if self._mean_priority(waiting, view) <= self._mean_priority(swapped, view):
             return NextQueue.SWAPPED
+        if swapped:
+            view.counters.add("waiting_first")
         return NextQueue.WAITING
 
     def _mean_priority(self, group: Sequence[RequestState], view: View) -> float:
@@ -162,6 +185,9 @@ class AdaptiveLlmDeadlines(AdaptiveLlm):
 
     queue_order: ClassVar[Literal["static", "prefix-cache", "linear-in-time"]] = "static"
     uses_predicted_lengths: ClassVar[bool] = True
+
+    def mechanisms(self) -> dict[str, str]:
+        return super().mechanisms() | DROPPING
 
     def due_s(self, r: RequestState) -> float:
         """When the last token must be out; infinite without a latency bound or deadline."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..core.counters import OVERTAKES
 from ..core.policy import Key
 from ..core.state import RequestState
 from ..core.view import View
@@ -25,6 +26,9 @@ class EarliestDeadlineFirst(Vllm):
 
     The deadline is the earliest moment that the SLO names: first token, end, or deadline.
     """
+
+    def mechanisms(self) -> dict[str, str]:
+        return {OVERTAKES: "requests that began before older ones"}
 
     def queue_key(self, r: RequestState, view: View) -> Key:
         return due_s(r)

@@ -42,6 +42,12 @@ class Llumnix(KvTransferPolicy):
     control_every_s: float = parameter(0.5, 0.01, 3600.0)
     network_gb_per_s: float = parameter(0.0, 0.0, 10_000.0)
 
+    def mechanisms(self) -> dict[str, str]:
+        return {
+            "migrations": "requests that went on decoding on another instance",
+            "migrations_cancelled": "requests that ended or were preempted while KV was copied",
+        }
+
     def route(self, r: RequestState, cluster: ClusterView) -> Instance | RouteOutcome:
         if not cluster.up:
             return HOLD
@@ -91,8 +97,10 @@ class MigrateLive:
 
     def _last_stage(self, cluster: ClusterControl, copied_tokens: int) -> None:
         if self._decodes() and self.target.up:
+            cluster.counters.add("migrations", self.request)
             cluster.migrate(self.request, self.source, self.target, copied_tokens=copied_tokens)
         else:
+            cluster.counters.add("migrations_cancelled", self.request)
             self.promised.drop(self.request, self.target)
 
     def _decodes(self) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from ...predictors.placement import Placement
 from ..core.cluster_policy import HOLD, ClusterView, Role, RouteOutcome, least_loaded
+from ..core.counters import STORE_HITS
 from ..core.instance import Instance
 from ..core.kv_cache_manager import KVCacheManager
 from ..core.kv_store_manager import StoreKVCacheManager, Units
@@ -77,6 +78,12 @@ class MemServe(DisaggregatedPolicy):
 
     store_cpu_gib: float = parameter(64.0, 0.0, 4096.0)
 
+    def mechanisms(self) -> dict[str, str]:
+        return super().mechanisms() | {
+            STORE_HITS: "requests with prefix KV from a pool",
+            "prefix_routes": "requests sent to the instance with most of their prefix",
+        }
+
     def layout(self, policy: AnyPolicy, placement: Placement, instances: int) -> Sequence[Role]:
         prefill, decode = self.counts(instances)
         homes: dict[int, Units] = {}
@@ -106,6 +113,7 @@ class MemServe(DisaggregatedPolicy):
         cached = [_cached_tokens(r, instance) for instance in instances]
         if apart or max(cached) <= PrefixAware.MATCH_SHARE * r.prompt_tokens:
             return least_loaded(instances)
+        cluster.counters.add("prefix_routes", r)
         return instances[cached.index(max(cached))]
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from ...predictors.placement import Placement
 from ..core.cluster_policy import HOLD, REJECT, ClusterView, RouteOutcome
+from ..core.counters import REJECTIONS, STORE_HITS
 from ..core.instance import Instance
 from ..core.kv_cache_manager import KVCacheManager
 from ..core.policy import parameter
@@ -36,6 +37,12 @@ class Mooncake(DisaggregatedPolicy):
     store_cpu_gib: float = parameter(64.0, 0.0, 4096.0)
     store_ssd_gib: float = parameter(512.0, 0.0, 65536.0)
     early_reject: bool = parameter(False)
+
+    def mechanisms(self) -> dict[str, str]:
+        found = super().mechanisms() | {STORE_HITS: "requests with prefix KV from the pool"}
+        if self.early_reject:
+            found[REJECTIONS] = "requests whose estimated TTFT exceeded their SLO"
+        return found
 
     def kv_managers(self, placement: Placement, instances: int) -> Callable[..., KVCacheManager]:
         return SharedStoreLedgers(

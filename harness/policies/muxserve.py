@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..core.counters import QUOTA_HITS
 from ..core.multi_model_policy import MultiModelCluster
 from ..core.policy import parameter
 from .static_partition import StaticPartition
@@ -24,6 +25,12 @@ class MuxServe(StaticPartition):
 
     shares: str = parameter("demand", choices=("equal", "demand"))
     memory: str = parameter("on-demand", choices=("on-demand", "quota"))
+
+    def mechanisms(self) -> dict[str, str]:
+        found = super().mechanisms()
+        if self.memory == "on-demand":
+            del found[QUOTA_HITS]
+        return found
 
     def begin(self, cluster: MultiModelCluster) -> None:
         super().begin(cluster)

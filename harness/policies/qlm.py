@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass, field
 
 from ...predictors.activation import NaiveStart
+from ..core.counters import OVERTAKES
 from ..core.multi_model_policy import Gpus, MultiModelCluster
 from ..core.policy import parameter
 from ..core.state import RequestState
@@ -56,6 +57,12 @@ class Qlm(VllmSharing):
     @property
     def control_interval_s(self) -> float:
         return self.control_every_s
+
+    def mechanisms(self) -> dict[str, str]:
+        return {
+            "model_swaps": "models loaded in place of those that stood on their GPUs",
+            OVERTAKES: "requests that began before older ones of their GPU",
+        }
 
     def new_state(self) -> dict[int, RequestGroup]:
         return {}  # by model
@@ -111,6 +118,7 @@ class Qlm(VllmSharing):
                 return
             for t in candidates.values():
                 cluster.evict(t)
+            cluster.counters.add("model_swaps")
             model_instance = cluster.activate(cluster.models[first], group.gpus)
         for r in group.waiting:
             cluster.send(r, model_instance)

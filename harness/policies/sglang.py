@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from ..core.counters import OVERTAKES
 from ..core.decisions import Limits
 from ..core.policy import Key, Policy, parameter
 from ..core.state import RequestState
@@ -30,6 +31,9 @@ class Sglang(Policy):
     chunked_prefill_tokens: int = parameter(8192, 16, 131072, log=True)
     max_running_requests: int = parameter(256, 1, 8192, log=True)
     new_token_ratio: float = parameter(0.1, 0.0, 1.0)
+
+    def mechanisms(self) -> dict[str, str]:
+        return {OVERTAKES: "requests that began before older ones"}
 
     def limits(self, view: View) -> Limits:
         return Limits(self.chunked_prefill_tokens, self.max_running_requests, mixed_batches=False)

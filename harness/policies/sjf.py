@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from ..core.counters import OVERTAKES
 from ..core.policy import StaticPolicy, parameter
 from ..core.state import RequestState
 from ..core.view import View
@@ -21,6 +22,9 @@ class ShortestJobFirst(StaticPolicy):
     uses_predicted_lengths: ClassVar[bool] = True
 
     max_batch: int = parameter(32, 1, 4096, log=True)
+
+    def mechanisms(self) -> dict[str, str]:
+        return {OVERTAKES: "requests that began before older ones"}
 
     def form_batch(self, waiting: Sequence[RequestState], view: View) -> list[RequestState]:
         return sorted(waiting, key=view.predict.output_tokens)[: self.max_batch]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..core.counters import QUOTA_HITS, REJECTIONS
 from ..core.multi_model_policy import MultiModelCluster, ServedModel
 from ..core.policy import parameter
 from ..core.state import RequestState
@@ -24,6 +25,12 @@ class StaticPartition(VllmSharing):
     """
 
     shares: str = parameter("equal", choices=("equal", "demand"))
+
+    def mechanisms(self) -> dict[str, str]:
+        return {
+            QUOTA_HITS: "spans in which a model's part kept a request out of free memory",
+            REJECTIONS: "requests that fit no model's part",
+        }
 
     def begin(self, cluster: MultiModelCluster) -> None:
         found = by_load(cluster.models, cluster)

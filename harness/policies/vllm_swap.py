@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from ..core.counters import SWAPS
 from ..core.decisions import Limits, PreemptionMode
 from ..core.policy import parameter
 from ..core.state import RequestState
@@ -30,6 +31,9 @@ class VllmSwap(VllmV0):
 
     overlap_swap: bool = parameter(False)  # copies run in parallel to the layers' computation
     host_full: str = parameter("admit-none", choices=("admit-none", "stall", "recompute"))
+
+    def mechanisms(self) -> dict[str, str]:
+        return {SWAPS: "requests preempted to host memory"}
 
     def limits(self, view: View) -> Limits:
         return dataclasses.replace(super().limits(view), overlap_swap=self.overlap_swap)

@@ -2,7 +2,7 @@
 
 All latencies count from the scheduled arrival. A request meets its SLO if it finished within every
 bound that it has; rejected, dropped, cancelled, failed and unfinished requests miss it. Attainment
-= met / all that arrived in the measured window, goodput = met / the window's length.
+= met / all that arrived after the warm-up, goodput = met / the window of arrivals (`rate_window`).
 """
 
 from __future__ import annotations
@@ -17,8 +17,11 @@ from ...workloads.call_parser import number, parse_values
 from ...workloads.errors import SloBenchError
 from ...workloads.request import SLO_COLUMNS, RequestType
 from ...workloads.workload import Workload
+from ..core.counters import COUNT
 from ..core.records import Outcome, Records, Result
 from ..policies.columns import COLUMNS
+from .mechanisms import counts_of
+from .rate_window import RateWindow, counted_requests, per_second, rate_window
 from .stationarity import LEAST_REQUESTS, batches_of, horizon_s, left_s, stationary
 
 Floats = NDArray[np.float64]
@@ -107,9 +110,7 @@ def measured_window(records: Records, warmup_s: float) -> Mask:
     Raises:
         SloBenchError: the warm-up leaves nothing to measure.
     """
-    if warmup_s <= 0:
-        return np.ones(len(records), dtype=np.bool_)
-    counted: Mask = ~(records.arrival_s < warmup_s)
+    counted = counted_requests(records.arrival_s, warmup_s)
     if not counted.any():
         raise SloBenchError(
             f"warmup_s = {warmup_s:g} leaves no request to measure: "
@@ -123,8 +124,10 @@ DEFAULT_OBJECTIVE = "alpha=1,beta=1,gamma=1"
 
 @dataclass(frozen=True)
 class CollocationObjective:
-    """alpha · attainment of generation + beta · attainment of embedding + gamma · throughput, the
-    throughput as a share of the offered rate.
+    """alpha · attainment of generation + beta · attainment of embedding + gamma · throughput.
+
+    The paper (§2.2) gives throughput no unit. Here it is a share of the offered rate: requests that
+    finish within the window of arrivals / requests that arrive in it.
     """
 
     alpha: float = 1.0
@@ -163,10 +166,9 @@ def cell_metrics(
 ) -> dict[str, float | int | bool | None]:
     """The figures of one cell, in the order of the columns of `cells.csv`.
 
-    The window runs from the first counted arrival to the last finish (or last arrival, where that
-    is later), so that neither an overloaded system that drains its queue for minutes nor one that
-    throws requests away looks faster than it is; `makespan_s` is its length. Utilisation, KV use,
-    gaps and preemptions are those of the whole run:
+    Goodput divides by the window of arrivals, so that it is attainment times offered rate; finished
+    requests and output tokens divide by the makespan, which includes the drain (`rate_window`).
+    Utilisation, KV use, gaps and preemptions are those of the whole run:
     mfu = 2 · parameters · tokens computed / (peak FLOP/s · GPUs · time), model FLOPs utilisation,
     where padding and prompt tokens found in a cache do not count as computed;
     gpu_utilisation = share of the time for which GPUs compute, averaged over them (host time of
@@ -180,7 +182,9 @@ def cell_metrics(
     finished = counted & (records.outcome == Outcome.FINISHED)
     met = int((counted & judged.met).sum())
     requests = int(counted.sum())
-    makespan_s = _window_s(records, counted)
+    window = rate_window(
+        records.arrival_s, records.finish_s, warmup_s, offered=workload.concurrency is None
+    )
     ttft, tpot, e2e = (
         summarise(np.where(counted, seconds, np.nan))
         for seconds in (records.ttft_s, records.tpot_s, records.e2e_s)
@@ -191,7 +195,7 @@ def cell_metrics(
     utilisation = NOT_A_NUMBER
     if able_flops > 0:
         utilisation = 2 * hardware.parameters * computed / able_flops
-    output_tokens_per_s = _per_second(int(records.output_tokens[counted].sum()), makespan_s)
+    output_tokens = int(records.output_tokens[counted].sum())
     began = ~np.isnan(records.first_scheduled_s)
     generates = workload.request_type == RequestType.GENERATE
     prompt_tokens = int(workload.prompt_tokens[began & generates].sum())
@@ -202,7 +206,7 @@ def cell_metrics(
     row: dict[str, float | int | bool | None] = {
         "requests": requests,
         "attainment": met / requests,
-        "goodput_rps": _per_second(met, makespan_s),
+        "goodput_rps": per_second(met, window.goodput_s),
         "ttft_p50_s": ttft.p50_s,
         "ttft_p90_s": ttft.p90_s,
         "ttft_p99_s": ttft.p99_s,
@@ -217,9 +221,11 @@ def cell_metrics(
         "e2e_p99_s": e2e.p99_s,
         "e2e_mean_s": e2e.mean_s,
         "weighted_turnaround": weighted_turnaround(records, finished),
-        "makespan_s": makespan_s,
-        "throughput_rps": _per_second(int(finished.sum()), makespan_s),
-        "output_tokens_per_s": output_tokens_per_s,
+        "arrival_window_s": window.arrivals_s,
+        "drain_s": window.drain_s,
+        "makespan_s": window.makespan_s,
+        "throughput_rps": per_second(int(finished.sum()), window.makespan_s),
+        "output_tokens_per_s": per_second(output_tokens, window.makespan_s),
         "mfu": utilisation,
         "gpu_utilisation": totals.gpu_busy_s / (hardware.gpus * totals.makespan_s)
         if hardware.gpus and totals.makespan_s > 0
@@ -251,13 +257,19 @@ def cell_metrics(
     }
     if warmup_s > 0:
         row["warmup_s"] = warmup_s
-    row.update(_by_kind(workload, records, counted, judged.met, objective))
+    row.update(_by_kind(workload, records, counted, judged.met, window, objective))
     row.update(_by_class(workload, counted, judged.met))
+    row.update({COUNT + name: count for name, count in counts_of(result).items()})
     return row
 
 
 def _by_kind(
-    workload: Workload, records: Records, counted: Mask, met: Mask, objective: CollocationObjective
+    workload: Workload,
+    records: Records,
+    counted: Mask,
+    met: Mask,
+    window: RateWindow,
+    objective: CollocationObjective,
 ) -> dict[str, float]:
     """Generation and embedding apart, and what both are worth together; {} without embeddings."""
     embeds = counted & (workload.request_type == RequestType.EMBED)
@@ -272,11 +284,10 @@ def _by_kind(
     ]
     llm = float(met[generates].mean()) if generates.any() else NOT_A_NUMBER
     embed = float(met[embeds].mean())
-    finished = counted & (records.outcome == Outcome.FINISHED)
-    window_s = _window_s(records, counted)
-    offered_s = float(np.nanmax(records.arrival_s[counted]) - np.nanmin(records.arrival_s[counted]))
-    kept_up = offered_s / window_s if window_s > 0 else NOT_A_NUMBER
-    throughput = float(finished.sum() / counted.sum()) * kept_up
+    last_s = float(np.nanmax(records.arrival_s[counted]))
+    ends_s = records.finish_s[records.outcome == Outcome.FINISHED]
+    inside = (ends_s > last_s - window.arrivals_s) & (ends_s <= last_s)
+    throughput = float(inside.sum() / counted.sum())
     value = objective.alpha * (llm if generates.any() else 0.0)
     value += objective.beta * embed + objective.gamma * throughput
     return {
@@ -299,6 +310,7 @@ def _stationary(
         batches_of(
             arrival_s=records.arrival_s,
             end_s=left_s(records),
+            first_token_s=records.first_token_s,
             met=judged.met,
             horizon_s=horizon_s(workload),
             warmup_s=warmup_s,
@@ -319,21 +331,6 @@ def weighted_turnaround(records: Records, of: Mask) -> float:
     if not served.any():
         return NOT_A_NUMBER
     return float((turnaround_s[served] / processing_s[served]).mean())
-
-
-def _window_s(records: Records, counted: Mask) -> float:
-    arrivals = records.arrival_s[counted]
-    ends = records.finish_s[counted]
-    known_ends = ends[np.isfinite(ends)]
-    known_arrivals = arrivals[np.isfinite(arrivals)]
-    if not len(known_arrivals):
-        return 0.0
-    last = max(float(known_arrivals.max()), float(known_ends.max(initial=0.0)))
-    return last - float(known_arrivals.min())
-
-
-def _per_second(count: int, seconds: float) -> float:
-    return count / seconds if seconds > 0 else NOT_A_NUMBER
 
 
 def _by_class(workload: Workload, counted: Mask, met: Mask) -> dict[str, float]:

@@ -41,14 +41,17 @@ class RunBatches:
     """The counted requests of a run, in order of arrival, cut into batches of equal size.
 
     `backlog` has one more entry than there are batches: at the edges of the batches, the number of
-    requests in the system above that expected if latencies stayed as at the start. `horizon_s` is
-    the time within which a request that waits misses its SLO (0 without latency bounds), `stay_s`
-    the mean time in the system of the counted requests, `window_s` the time in which they arrive.
+    requests in the system above that expected if latencies stayed as at the start; `waiting` is the
+    same for the requests without a first token (empty where first tokens are not known).
+    `horizon_s` is the time within which a request that waits misses its SLO (0 without latency
+    bounds), `stay_s` the mean time in the system of the counted requests, `window_s` the time in
+    which they arrive.
     """
 
     batch_met: tuple[int, ...]
     batch_requests: tuple[int, ...]
     backlog: tuple[int, ...]
+    waiting: tuple[int, ...] = ()
     horizon_s: float = 0.0
     stay_s: float = 0.0
     window_s: float = math.inf
@@ -87,6 +90,7 @@ def batches_of(
     arrival_s: Floats,
     end_s: Floats,
     met: Mask,
+    first_token_s: Floats | None = None,
     horizon_s: float = 0.0,
     warmup_s: float = 0.0,
     whole: bool = False,
@@ -103,6 +107,7 @@ def batches_of(
             missed).
         end_s: when it left the system, however it did; NaN if it is still there.
         met: whether it met its SLO.
+        first_token_s: when it got its first token; NaN if it got none.
         horizon_s: see `RunBatches`.
         warmup_s: requests that arrive before do not count either.
         whole: count every request from `warmup_s` on (a trace that is its own whole truth).
@@ -128,20 +133,19 @@ def batches_of(
         )
     edges = np.linspace(first, last, BATCHES + 1).round().astype(np.int64)
     arrived = np.nan_to_num(arrival_s, nan=np.inf)
-    ended = np.nan_to_num(end_s[order], nan=np.inf)
     moments = arrived[np.minimum(edges, n - 1)]
     known = np.isfinite(moments)
     moments[~known] = moments[known][-1] if known.any() else 0.0
-    there = np.searchsorted(arrived, moments, side="right") - np.searchsorted(
-        np.sort(ended), moments, side="right"
-    )
-    backlog = np.rint(there - _filling(arrived, ended, moments)).astype(np.int64)
+    waiting: tuple[int, ...] = ()
+    if first_token_s is not None:
+        waiting = _excess(arrived, np.fmin(first_token_s, end_s)[order], moments)
     stays_s = (end_s[order] - arrival_s)[first:last]
     stays_s = stays_s[np.isfinite(stays_s)]
     return RunBatches(
         batch_met=tuple(np.add.reduceat(met[:last], edges[:-1], dtype=np.int64).tolist()),
         batch_requests=tuple(np.diff(edges).tolist()),
-        backlog=tuple(backlog.tolist()),
+        backlog=_excess(arrived, end_s[order], moments),
+        waiting=waiting,
         horizon_s=horizon_s,
         stay_s=float(stays_s.mean()) if len(stays_s) else 0.0,
         window_s=float(moments[-1] - moments[0]),
@@ -152,6 +156,15 @@ def requests_in(window_s: float, rate_rps: float, horizon_s: float) -> int:
     """Number of requests in a run whose counted requests arrive in about `window_s`."""
     uncounted_s = max(window_s / (1 - WARMUP_SHARE - COOLDOWN_SHARE) - window_s, 2 * horizon_s)
     return math.ceil((window_s + uncounted_s) * rate_rps)
+
+
+def _excess(arrived: Floats, ended: Floats, moments: Floats) -> tuple[int, ...]:
+    """Number of requests between `arrived` and `ended` at each moment, above `_filling`."""
+    ended = np.nan_to_num(ended, nan=np.inf)
+    there = np.searchsorted(arrived, moments, side="right") - np.searchsorted(
+        np.sort(ended), moments, side="right"
+    )
+    return tuple(np.rint(there - _filling(arrived, ended, moments)).astype(int).tolist())
 
 
 def _filling(arrived: Floats, ended: Floats, moments: Floats) -> Floats:
@@ -186,14 +199,20 @@ def horizon_s(workload: Workload) -> float:
 
 
 def grows(runs: Sequence[RunBatches]) -> bool:
-    """Whether runs at one rate show a backlog that grows without end.
+    """Whether, in runs at one rate, the backlog or the queue of waiting requests grows without end.
 
-    In a system that keeps up, what a batch of arrivals adds to the backlog is taken off by later
-    ones: the changes sum up to no more than the backlog's own spread. In one that does not, they
-    are about independent and have a mean above zero, which a one-sided t test finds.
+    The queue tells first where a system batches more the more there is to do: the requests that it
+    serves stay longer and longer, as if the system were still filling. In a system that keeps up,
+    what a batch of arrivals adds is taken off by later ones: the changes sum up to no more than
+    the queue's own spread. In one that does not, they are about independent and have a mean above
+    zero, which a one-sided t test finds.
     """
-    changes = np.concatenate([np.diff(run.backlog) for run in runs]).astype(float)
-    if changes.sum() < _LEAST_GROWTH * len(runs):
+    return _rises([run.backlog for run in runs]) or _rises([run.waiting for run in runs])
+
+
+def _rises(counts: Sequence[tuple[int, ...]]) -> bool:
+    changes = np.concatenate([np.diff(of_run) for of_run in counts]).astype(float)
+    if changes.sum() < _LEAST_GROWTH * len(counts):
         return False
     error = float(changes.std(ddof=1)) / math.sqrt(len(changes))
     return bool(changes.mean() > _GROWTH_SIGMAS * error)

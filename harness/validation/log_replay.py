@@ -23,7 +23,7 @@ from ...workloads.prefixes import PrefixRows
 from ...workloads.workload import Workload
 from ..core.policy import Policy
 from ..core.policy import overrides as overrides_hook
-from ..core.records import Outcome, Records
+from ..core.records import Outcome, Records, time_per_output_token_s
 from ..engine.simulator.simulate import simulate
 from ..policies.systems import System, system
 from ..results.engine_logs import EngineSettings, RealLog
@@ -348,10 +348,12 @@ def _measured(log: RealLog, records: Records, client_s: float) -> dict[str, Floa
 def latencies(
     begin_s: Floats, first_s: Floats, last_s: Floats, tokens: NDArray[np.int64]
 ) -> dict[str, Floats]:
-    """Seconds of each request by metric; NaN for the TPOT of a single token."""
-    gaps = tokens - 1
-    tpot_s = np.where(gaps > 0, (last_s - first_s) / np.maximum(gaps, 1), np.nan)
-    return {"ttft": first_s - begin_s, "tpot": tpot_s, "e2e": last_s - begin_s}
+    """Seconds of each request by metric."""
+    return {
+        "ttft": first_s - begin_s,
+        "tpot": time_per_output_token_s(first_s, last_s, tokens),
+        "e2e": last_s - begin_s,
+    }
 
 
 def statistics(seconds: Floats) -> dict[str, float]:

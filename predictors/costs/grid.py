@@ -6,7 +6,6 @@ import json
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...workloads.errors import FileFormatError, SloBenchError
+from ...workloads.file_cache import depends_on, file_cache
 from ...workloads.parsing import parse_json
 
 Floats = NDArray[np.float64]
@@ -108,21 +108,21 @@ def read_cost_grid(path: Path | str) -> CostGrid:
     Raises:
         FileFormatError: it is no cost grid.
     """
-    path = Path(path)
+    return _read(Path(path))
+
+
+@file_cache(maxsize=8)
+def _read(path: Path) -> CostGrid:
+    depends_on(path)
     try:
-        changed_ns = path.stat().st_mtime_ns
+        content = path.read_bytes()
     except OSError as error:
         raise FileFormatError(path, None, f"cannot be read: {error.strerror}") from None
-    return _read(path, changed_ns)
-
-
-@lru_cache(maxsize=8)
-def _read(path: Path, _changed_ns: int) -> CostGrid:
     try:
-        with np.load(BytesIO(path.read_bytes()), allow_pickle=False) as file:
+        with np.load(BytesIO(content), allow_pickle=False) as file:
             about = parse_json(str(file["about"]))
             arrays = {name: np.asarray(file[name], dtype=np.float64) for name in _ARRAYS}
-    except (OSError, ValueError, KeyError, EOFError, BadZipFile, NotImplementedError) as error:
+    except (ValueError, KeyError, EOFError, BadZipFile, NotImplementedError) as error:
         raise FileFormatError(
             path,
             None,

@@ -12,6 +12,7 @@ from typing import Any
 
 from ...workloads.checksums import crc32_of_file, sealed, unsealed
 from ...workloads.errors import FileFormatError, SloBenchError
+from ...workloads.file_cache import depends_on
 from ...workloads.parsing import parse_json
 from .distribution import DEFAULT_EDGES
 
@@ -133,6 +134,7 @@ class PredictorConfig:
                 f"there is no predictor in {folder}: it has no {CONFIG}; make one with "
                 f"slo-bench predict-train DATA… --out {folder}"
             )
+        depends_on(path)
         try:
             plain = unsealed(path, parse_json(path.read_text("utf-8")))
             version = plain.pop("format")
@@ -149,6 +151,7 @@ class PredictorConfig:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise FileFormatError(path, None, f"no predictor's configuration: {error}") from error
         for name in found._files:
+            depends_on(folder / name)
             if name in checksums and crc32_of_file(folder / name) != checksums[name]:
                 raise FileFormatError(
                     folder / name, None, f"is not the file that {CONFIG} was written with"

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...workloads.errors import FileFormatError, SloBenchError, UnknownNameError
+from ...workloads.file_cache import depends_on
 from ...workloads.parsing import parse_toml
 
 FORMAT = 1
@@ -212,6 +213,7 @@ def read_profile(path: str | Path) -> Profile:
     """
     path = Path(path)
     header = path / "profile.toml" if path.is_dir() else path
+    depends_on(header)
     try:
         content = parse_toml(header.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -388,6 +390,7 @@ def read_csv(path: Path, wanted: Sequence[str]) -> dict[str, list[str]]:
     Raises:
         FileFormatError: the file cannot be read, a column is missing or a row is cut short.
     """
+    depends_on(path)
     try:
         reader = csv.reader(io.StringIO(path.read_text(encoding="utf-8")))
     except (OSError, UnicodeDecodeError) as error:

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...harness.results.rate_window import per_second
 from .results import Metric, RunSample
 
 Floats = NDArray[np.float64]
@@ -111,7 +112,7 @@ def _share_or_rate(sample: RunSample, metric: Metric) -> float:
         return math.nan
     if metric.unit == "share":
         return float(total.mean())
-    return float(total.sum()) / sample.window_s if sample.window_s > 0 else math.nan
+    return per_second(float(total.sum()), sample.seconds(metric))
 
 
 def replicate_figures(sample: RunSample, metrics: Sequence[Metric], counts: Floats) -> Floats:
@@ -136,7 +137,7 @@ def replicate_figures(sample: RunSample, metrics: Sequence[Metric], counts: Floa
                 continue
             share = counts @ np.bincount(rows, total, blocks) / drawn
             if metrics[at].unit == "per_s":
-                share *= len(sample) / sample.window_s if sample.window_s > 0 else math.nan
+                share *= per_second(len(sample), sample.seconds(metrics[at]))
             figures[at] = share
     return figures
 

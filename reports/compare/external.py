@@ -6,6 +6,7 @@
 | TPOT of ours is its | TPOT | ITL; its TPOT includes the first token | ITL, a mean per request |
 | tokens are counted by | the server | the server | its tokenizer; the server's are taken |
 | its goodput counts | met of those that succeeded | none | met of those that succeeded |
+| its goodput divides by | its duration, drain included | none | its duration, drain included |
 
 Every figure is taken anew from times and token counts of single requests, so that it means what it
 means everywhere in slo-bench; what a file does not hold is refused, never guessed. Formats read:
@@ -18,6 +19,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +145,7 @@ def _seeded(
     for name, rate_rps, model, requests in cells:
         seed = seen.get((rate_rps, model), 0)
         seen[rate_rps, model] = seed + 1
+        requests = replace(requests, offered=rate_rps is not None)
         found.append(Cell(name, _identity(system, model), rate_rps, seed, _held(requests)))
     return found
 
@@ -178,6 +181,11 @@ def _vllm(path: Path, documents: Sequence[Json]) -> Results:
             notes.append(
                 f"{name}: no start_times in the file; rates are per second of its `duration`."
             )
+            if open_loop:
+                refused["goodput"] = (
+                    "the file lacks start_times, and so the window of arrivals that goodput "
+                    "divides by; run a vllm that writes them"
+                )
         requests = _vllm_requests(path, document)
         label = f"{name} #{at + 1}" if len(documents) > 1 else name
         rate = rate_rps if open_loop else None

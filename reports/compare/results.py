@@ -13,7 +13,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from ...harness.core.records import time_per_output_token_s
 from ...harness.results.metrics import judge_times
+from ...harness.results.rate_window import RateWindow, counted_requests, rate_window
 from ...harness.results.read import RunResults, detail_file, read_run, read_table
 from ...workloads.errors import FileFormatError, SloBenchError, UnknownNameError
 from ...workloads.parsing import parse_toml
@@ -97,16 +99,20 @@ class RunSample:
     """The counted requests of one run, in order of arrival.
 
     Latencies are NaN where there is none (no token, or one token and therefore no TPOT). `met` is
-    None where no SLO is known. `window_s` runs from the first arrival to the last finish.
+    None where no SLO is known.
     """
 
     latency_s: dict[Column, Floats]
     tokens: Floats
     met: Mask | None
-    window_s: float
+    window: RateWindow
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    def seconds(self, metric: Metric) -> float:
+        """What a rate divides by: goodput by the window of arrivals, tokens by the makespan."""
+        return self.window.goodput_s if metric.name == "goodput" else self.window.makespan_s
 
 
 @dataclass(frozen=True)
@@ -115,7 +121,8 @@ class RequestResults:
 
     `bounds_s` holds each request's SLO, None where the file has none. `sent_s` is None where only
     the scheduled arrival is known, which of a simulated client is the same. `duration_s` stands in
-    for moments: where it is set, `arrival_s` is all zero and times are durations.
+    for moments: where it is set, `arrival_s` is all zero and times are durations. `offered` is
+    false where no rate is offered, or none is known.
     """
 
     arrival_s: Floats
@@ -129,6 +136,7 @@ class RequestResults:
     sent_s: Floats | None = None
     duration_s: float | None = None
     warmup_s: float = 0.0
+    offered: bool = True
 
     def __len__(self) -> int:
         return len(self.arrival_s)
@@ -136,8 +144,7 @@ class RequestResults:
     @property
     def counted(self) -> Mask:
         """All that did not arrive during the warm-up; what never arrived counts (as missed)."""
-        counted: Mask = ~(self.arrival_s < self.warmup_s)
-        return counted
+        return counted_requests(self.arrival_s, self.warmup_s)
 
     def sample(self, clock: Clock, slo: Slo | None) -> RunSample:
         """The requests that count, with latencies on that clock, held against `slo` or their own
@@ -149,19 +156,17 @@ class RequestResults:
         began_s = self.arrival_s
         if clock == "sent" and self.sent_s is not None:
             began_s = self.sent_s
-        with np.errstate(invalid="ignore", divide="ignore"):
-            gaps = np.where(self.output_tokens > 1, self.output_tokens - 1, np.nan)
-            latency_s: dict[Column, Floats] = {
-                "ttft": self.first_token_s - began_s,
-                "tpot": (self.finish_s - self.first_token_s) / gaps,
-                "e2e": self.finish_s - began_s,
-            }
+        latency_s: dict[Column, Floats] = {
+            "ttft": self.first_token_s - began_s,
+            "tpot": time_per_output_token_s(self.first_token_s, self.finish_s, self.output_tokens),
+            "e2e": self.finish_s - began_s,
+        }
         met = self._met(latency_s, slo)
         return RunSample(
             latency_s={name: values[counted] for name, values in latency_s.items()},
             tokens=np.nan_to_num(self.output_tokens[counted]),
             met=None if met is None else met[counted],
-            window_s=self._window_s(counted),
+            window=self._window(),
         )
 
     def _met(self, latency_s: Mapping[Column, Floats], slo: Slo | None) -> Mask | None:
@@ -172,15 +177,10 @@ class RequestResults:
         measured["deadline"] = self.finish_s
         return judge_times(self.finished, measured, bounds).met
 
-    def _window_s(self, counted: Mask) -> float:
-        """First arrival to last finish, or last arrival where that is later."""
+    def _window(self) -> RateWindow:
         if self.duration_s is not None:
-            return self.duration_s
-        arrivals = self.arrival_s[counted]
-        moments = np.concatenate([arrivals, self.finish_s[counted]])
-        if not np.isfinite(arrivals).any():
-            return 0.0
-        return float(np.nanmax(moments) - np.nanmin(arrivals))
+            return RateWindow(0.0, self.duration_s, self.offered)
+        return rate_window(self.arrival_s, self.finish_s, self.warmup_s, offered=self.offered)
 
 
 @dataclass(frozen=True)
@@ -277,7 +277,9 @@ def run_results(path: Path) -> Results:
             identity={column: _text(row[column]) for column in columns},
             rate_rps=None if closed else float(row["level_rps"]),
             seed=int(row["seed"]),
-            read=partial(read_requests, path, str(row["cell"]), _warmup_s(settings, row)),
+            read=partial(
+                read_requests, path, str(row["cell"]), _warmup_s(settings, row), offered=not closed
+            ),
             stationary=row.get("stationary"),
         )
         for _, row in valid.iterrows()
@@ -323,8 +325,10 @@ def _text(value: object) -> str:
     return rate_key(value) if isinstance(value, float) else str(value)
 
 
-def read_requests(folder: Path, cell: str, warmup_s: float = 0.0) -> RequestResults:
-    """The per-request records of a cell.
+def read_requests(
+    folder: Path, cell: str, warmup_s: float = 0.0, *, offered: bool = True
+) -> RequestResults:
+    """The per-request records of a cell; `offered` is false for a closed loop.
 
     Raises:
         SloBenchError: they are missing or cannot be read.
@@ -346,4 +350,5 @@ def read_requests(folder: Path, cell: str, warmup_s: float = 0.0) -> RequestResu
         bounds_s={short: column(name) for short, name in SLO_COLUMNS.items()},
         sent_s=column("sent_s") if "sent_s" in frame else None,
         warmup_s=warmup_s,
+        offered=offered,
     )

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from ...workloads.parsing import finite
 from ..figures.figure import rate_text, seconds_text
+from ..figures.levels import GOODPUT_DIVISOR
 from ..pages.table import Cell, Table
 from .comparing import Comparison, Row, Verdict
 from .results import Metric
@@ -136,7 +137,9 @@ def differing_lines(comparison: Comparison) -> Iterable[str]:
 
 
 def note_lines(comparison: Comparison) -> Iterable[str]:
-    """Refused figures, how it was done, and what the files say of themselves."""
+    """What rates divide by, refused figures, how it was done, and what the files say."""
+    if any(row.metric.unit == "per_s" for row in comparison.rows):
+        yield f"{GOODPUT_DIVISOR}, output tokens by the makespan, which includes the drain."
     for name, why in comparison.refused.items():
         yield f"{name} is left out: {why}."
     first = comparison.rows[0]

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from ...harness.core.records import time_per_output_token_s
 from ...harness.results.metrics import late
 from ...harness.results.read import (
     REQUEST_TYPE_COLUMN,
@@ -268,13 +269,13 @@ def _counted(requests: pd.DataFrame, count: int) -> pd.DataFrame:
 
 
 def _latencies(requests: pd.DataFrame) -> tuple[Floats, Floats]:
-    """TTFT from the scheduled arrival; TPOT = (last - first token) / (tokens - 1)."""
+    """TTFT from the scheduled arrival, and TPOT of finished requests."""
     first_s = requests["first_token_s"].to_numpy()
-    gaps = requests["output_tokens"].to_numpy() - 1
-    with np.errstate(divide="ignore", invalid="ignore"):
-        tpot_s = (requests["finish_s"].to_numpy() - first_s) / gaps
-    tpot_s = np.where((gaps > 0) & (requests["outcome"] == "finished"), tpot_s, np.nan)
-    return first_s - requests["arrival_s"].to_numpy(), tpot_s
+    each_s = time_per_output_token_s(
+        first_s, requests["finish_s"].to_numpy(), requests["output_tokens"].to_numpy()
+    )
+    each_s = np.where(requests["outcome"] == "finished", each_s, np.nan)
+    return first_s - requests["arrival_s"].to_numpy(), each_s
 
 
 def _causes(requests: pd.DataFrame, ttft_s: Floats, tpot_s: Floats) -> dict[str, int]:

@@ -89,7 +89,7 @@ COMPARED = {
     ),
     "goodput_rps": (
         "Goodput",
-        "Requests completed within their SLO per second.",
+        "Requests that met their SLO ÷ window of arrivals.",
         Axis("requests in SLO, per s", "rate"),
     ),
 }
@@ -225,7 +225,8 @@ def phases(
         id=f"{until}-token",
         title=f"Missed requests: time until the {until} token",
         note="Mean over requests that finished but missed. Waiting: from arrival to the first "
-        "batch; prefill: to the first token; decode: to the last. Preemptions count where they "
+        "batch; prefill: to the first token, in a static batch to its return; decode: to the "
+        "last. Preemptions count where they "
         "fell. A far longer bar is cut.",
         x=Axis("mean time per missed request", "seconds"),
         views=_by_rate(details, names, bar),
@@ -291,8 +292,8 @@ def efficiency(rows: pd.DataFrame, names: Sequence[str]) -> Figure:
         id="efficiency",
         kind="lines",
         title="Throughput per GPU against speed per user",
-        note="Output tokens; speed per user is 1 / median TPOT. A point per rate, hollow where "
-        "under 90 % of requests met their SLO, ringed where no other beats it in both.",
+        note="Output tokens ÷ makespan; speed per user is 1 / median TPOT. A point per rate, "
+        "hollow where under 90 % met their SLO, ringed where no other beats it in both.",
         x=Axis("tokens/s per user", "number"),
         y=Axis("tokens/s per GPU", "number"),
         views={ONLY: {"series": curves, "lines": [], "frontier": True}},

@@ -231,6 +231,24 @@ def measures(cells: pd.DataFrame) -> tuple[Measure, ...]:
     return tuple(m for m in shown if m.column in cells.columns and (asked or m is not IN_SLO))
 
 
+GOODPUT_DIVISOR = (
+    "Goodput divides by the window of arrivals (where no rate is offered: by the makespan)"
+)
+
+
+def divisor_text(cells: pd.DataFrame) -> str:
+    """A sentence on what the rates of a table divide by."""
+    if "arrival_window_s" not in cells or cells["arrival_window_s"].isna().any():
+        return (
+            "Goodput divides by the makespan, which includes the drain, in runs without the column "
+            "arrival_window_s; in later runs by the window of arrivals."
+        )
+    return (
+        f"{GOODPUT_DIVISOR}, finished requests and tokens per second by the makespan, which "
+        "includes the drain."
+    )
+
+
 def load_text(cells: pd.DataFrame) -> str:
     """The load where every series has one level: `at 4 req/s`, or `all requests at once`."""
     if offered(cells) == "at once":

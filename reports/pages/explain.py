@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from ...harness.core.records import Outcome
+from ...harness.core.records import Outcome, time_per_output_token_s
 from ...harness.results.metrics import judge, late
 from ...harness.validation.latency_breakdown import (
     MEANING,
@@ -156,9 +155,9 @@ def explain_measured(cell: MeasuredCell, request: int) -> Explanation:
         float(row[name]) for name in ("arrival_s", "first_token_s", "finish_s")
     )
     tokens = int(row["output_tokens"])
-    tpot_s = (finish_s - first_s) / (tokens - 1) if tokens > 1 else math.nan
+    each_s = float(time_per_output_token_s(np.array(first_s), np.array(finish_s), np.array(tokens)))
     e2e_s = finish_s - arrival_s
-    took_s = {"ttft": first_s - arrival_s, "tpot": tpot_s, "e2e": e2e_s, "deadline": finish_s}
+    took_s = {"ttft": first_s - arrival_s, "tpot": each_s, "e2e": e2e_s, "deadline": finish_s}
     missed = [name for name, column in SLO_COLUMNS.items() if late(took_s[name], row[column])]
     return Explanation(
         cell=cell.cell,
@@ -169,7 +168,7 @@ def explain_measured(cell: MeasuredCell, request: int) -> Explanation:
         outcome=outcome,
         arrival_s=arrival_s,
         ttft_s=took_s["ttft"],
-        tpot_s=tpot_s,
+        tpot_s=each_s,
         e2e_s=took_s["e2e"],
         met=bool(row["slo_met"]),
         missed=tuple(missed),

@@ -24,6 +24,9 @@ def plan_rows(planned: DeploymentPlan) -> list[dict[str, Any]]:
             "instances": one.instances,
             "tp": one.offer.tp,
             "pp": one.offer.pp,
+            "weight_dtype": one.offer.weight_dtype,
+            "kv_dtype": one.offer.kv_dtype,
+            "deployment": dict(one.offer.deployment),
             "parameters": dict(one.parameters),
             "usd_per_hour": round(one.usd_per_hour, 6),
             "rate_rps": planned.wanted.rate_rps,
@@ -58,8 +61,9 @@ def plan_table(rows: Iterable[dict[str, Any]]) -> RichTable:
     lines = []
     for row in rows:
         spread = f"tp{row['tp']}" + (f" pp{row['pp']}" if row["pp"] > 1 else "")
+        set_to = {"weight_dtype": row["weight_dtype"], **row["deployment"], **row["parameters"]}
         star = "" if row["step_time"] == "fitted" else " *"
-        parameters = "".join(f"\n  {name}={value}" for name, value in row["parameters"].items())
+        parameters = "".join(f"\n  {name}={value}" for name, value in set_to.items())
         shape = f"{row['gpus']} × {row['gpu']}{star}, {row['instances']} × {spread}"
         price, share = f"{row['usd_per_hour']:.2f}", f"{row['attainment']:.1%}".rstrip("%")
         name = f"{shape}: {row['system']}{parameters}"

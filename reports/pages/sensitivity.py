@@ -23,6 +23,7 @@ from ..figures.figure import (
     rate_text,
     seconds_text,
 )
+from ..figures.levels import GOODPUT_DIVISOR
 from .document import page, write_page
 from .table import Table
 
@@ -85,7 +86,7 @@ def _note(found: Sensitivity) -> str:
     seeds = len(next(iter(found.base.outcomes.values())))
     return (
         f"Means of {seeds} seeds, the same requests for all systems (simulated); one thing changed "
-        "at a time."
+        "at a time." + (f" {GOODPUT_DIVISOR}." if found.ranked.metric == "goodput" else "")
     )
 
 

@@ -21,6 +21,7 @@ from ..figures.levels import (
     IN_SLO,
     TARGETS,
     Measure,
+    divisor_text,
     has_slo,
     highest_rate,
     highest_text,
@@ -113,7 +114,7 @@ class _Stack:
 
 
 def _notes(cells: pd.DataFrame, rows: pd.DataFrame) -> list[str]:
-    notes = []
+    notes = [divisor_text(cells)]
     if offered(cells) == "several rates":
         series = cells.groupby(["facet", "series"])
         if any(highest_rate(of, TARGETS[0]).at_end for _, of in series):
@@ -198,7 +199,8 @@ def best_table(
             for facet, of_facet in by_facet(rows, facets).items()
         ]
     css = " ".join(["summary", *kind.split(), *["grouped"] * (len(groups) > 1)])
-    return Table("Summary", heads, groups, (0,), (), caption, badge, css, _IN_ROOM)
+    note = divisor_text(cells)
+    return Table("Summary", heads, groups, (0,), (), caption, note, badge, css, _IN_ROOM)
 
 
 def _named(name: str, names: Sequence[str], facet: str = "") -> Cell:
@@ -298,7 +300,8 @@ def level_table(cells: pd.DataFrame, rows: pd.DataFrame, names: Sequence[str], b
                 lines = [_level_row(row) for _, row in of.iterrows()]
                 groups.append((_named(name, names, facet), lines))
     caption = "Means over seeds, with the lowest and highest attainment of a seed"
-    return Table("All systems at all rates", LEVEL_HEADS, groups, caption=caption, badge=badge)
+    note, label = divisor_text(cells), "All systems at all rates"
+    return Table(label, LEVEL_HEADS, groups, caption=caption, note=note, badge=badge)
 
 
 def _level_row(row: pd.Series[Any]) -> Row:

@@ -46,6 +46,7 @@ class Table:
     texts: Collection[int] = (0,)  # places of the columns of words; the others hold numbers
     names: Collection[str] = ()  # heads that are names: broken where long, never capitalised
     caption: str = ""
+    note: str = ""  # line below the table, on a page only
     badge: str = ""
     css: str = ""
     wide: int = 99  # from this column on a narrow screen hides them

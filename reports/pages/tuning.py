@@ -13,6 +13,7 @@ from ...tuner.search.outcome import FILE, read_tuning
 from ...workloads.errors import FileFormatError, SloBenchError
 from ..figures import tuning_figures
 from ..figures.figure import as_json, percent_text, rate_text, seconds_text
+from ..figures.levels import GOODPUT_DIVISOR
 from ..figures.tuning_figures import FINISHED, MARKS, Plain, objectives_of, parallel_coordinates
 from .document import page, write_page
 from .table import Table, one_group
@@ -21,6 +22,8 @@ from .table import Table, one_group
 def tuning_text(found: Plain) -> RenderableType:
     """The best configurations beside the default, what mattered, and the proof on fresh seeds."""
     parts: list[RenderableType] = [Text(headline(found), style="bold"), _best_table(found)]
+    if note := _divisor(found):
+        parts.append(Text(note, style="dim"))
     if any(found["importances"].values()):
         parts.append(_importance_table(found))
     if found["confirmed"]:
@@ -85,6 +88,10 @@ def parameter_text(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
+def _divisor(found: Plain) -> str:
+    return f"{GOODPUT_DIVISOR}." if "goodput" in found["objectives"] else ""
+
+
 def _figures(found: Plain, row: Plain) -> list[str]:
     """Texts of a trial's objective values."""
     values = row["values"] or [None] * len(found["objectives"])
@@ -121,7 +128,8 @@ def _importance_table(found: Plain) -> RichTable:
 def _confirmed_table(found: Plain) -> Table:
     heads = ("workload", "configuration", "objective", "value", "95 % interval", "")
     rows = [_confirmed_cells(found, row) for row in found["confirmed"]]
-    return one_group("Fresh seeds", heads, rows, texts=(0, 1, 2, 5), css="long")
+    note = _divisor(found)
+    return one_group("Fresh seeds", heads, rows, texts=(0, 1, 2, 5), css="long", note=note)
 
 
 def _confirmed_cells(found: Plain, row: Plain) -> list[str]:
@@ -235,4 +243,5 @@ def _trials(found: Plain) -> Table:
         state += f": {first_line(row['reason'])}" if row["reason"] else ""
         number, requests = str(row["number"]), f"{row['requests']:,}"
         rows.append([number, state, *_figures(found, row), requests, *settings])
-    return one_group("All trials", heads, rows, css="long", names=[*found["space"]])
+    names, note = [*found["space"]], _divisor(found)
+    return one_group("All trials", heads, rows, css="long", names=names, note=note)

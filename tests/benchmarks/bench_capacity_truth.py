@@ -70,7 +70,7 @@ CASES: list[tuple[str, float, dict[str, Any]]] = [
     ("adaptivellm", 0.9, {"slo": "ttft=30"}),
     ("adaptivellm-deadlines", 0.9, {"slo": "e2e=90"}),
     ("vllm", 0.9, {"instances": 4, "slo": "ttft=10"}),
-    ("ascendra", 0.9, {"instances": 2, "slo": "ttft=5,tpot=0.15"}),
+    ("ascendra", 0.9, {"instances": 3, "slo": "ttft=5,tpot=0.15"}),
     ("distserve", 0.9, {"instances": 4, "slo": "ttft=2,tpot=0.1"}),
     ("llumnix", 0.9, {"instances": 4, "slo": "ttft=30"}),
     ("collocation", 0.9, EMBEDDER),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from slo_bench.harness.core.counters import Counters
 from slo_bench.harness.core.decisions import (
     Admission,
     Limits,
@@ -57,6 +58,7 @@ class PlainInstance:
         self.now_s = 0.0
         self.began_s = 0.0  # when the last iteration began
         self.policy_state = policy.new_state()
+        self.counters = Counters(policy.mechanisms())
         self.inbox: deque[RequestState] = deque()
         self.outbox: list[Release] = []
         self.finished: list[RequestState] = []

@@ -77,15 +77,18 @@ def _row(requests: pd.DataFrame, lead: Mapping[str, object]) -> dict[str, object
     gaps = (requests["output_tokens"] - 1).where(requests["output_tokens"] > 1)
     tpot = (requests["finish_s"] - requests["first_token_s"]) / gaps
     e2e = requests["finish_s"] - requests["arrival_s"]
-    span = float(requests["finish_s"].max() - requests["arrival_s"].min())
+    first, last = requests["arrival_s"].min(), requests["arrival_s"].max()
+    span = float(requests["finish_s"].max() - first)
     met, done = requests["slo_met"] == 1, requests["outcome"] == "finished"
     row = {**lead, "requests": len(requests), "attainment": met.mean()}
-    row["goodput_rps"] = met.sum() / span
+    row["goodput_rps"] = met.sum() / (last - first)
     for name, values in (("ttft", ttft), ("tpot", tpot), ("e2e", e2e)):
         for p in (50, 90, 99):
             row[f"{name}_p{p}_s"] = values.quantile(p / 100)
         row[f"{name}_mean_s"] = values.mean()
     row |= {
+        "arrival_window_s": last - first,
+        "drain_s": span - (last - first),
         "makespan_s": span,
         "throughput_rps": done.sum() / span,
         "output_tokens_per_s": requests["output_tokens"].sum() / span,

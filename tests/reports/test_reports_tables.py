@@ -25,6 +25,7 @@ def test_summary_fits_eighty_columns_and_has_no_colour_off_a_terminal(make_run):
     assert "\x1b" not in text
     assert "simulated" in text
     assert "TTFT p99" in text
+    assert "Goodput divides by the window of arrivals" in text
 
 
 def test_no_color_is_honoured_on_a_terminal(make_run, monkeypatch):
@@ -36,6 +37,8 @@ def test_no_color_is_honoured_on_a_terminal(make_run, monkeypatch):
 def test_summary_of_a_bare_cells_frame(make_run):
     cells = read_runs([make_run(requests=60)])[0].cells
     assert "orca" in printed(cells)
+    older = cells.drop(columns="arrival_window_s")
+    assert "Goodput divides by the makespan" in printed(older)
 
 
 LONG = [f"mix(chat=synthetic(prompt=uniform({n},500)):1,code=azure-code:9)" for n in (1, 2, 3)]

@@ -140,6 +140,7 @@ class CellRunner:
         batches = batches_of(
             arrival_s=records.arrival_s,
             end_s=left_s(records),
+            first_token_s=records.first_token_s,
             met=judge(workload, records).met,
             horizon_s=horizon_s(workload),
             warmup_s=self.template.warmup_s,

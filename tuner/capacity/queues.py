@@ -104,6 +104,7 @@ class MdcQueue:
             arrival_s=arrival_s,
             end_s=arrival_s + waits_s + self.service_s,
             met=waits_s <= self.wait_slo_s,
+            first_token_s=arrival_s + waits_s,
             horizon_s=self.wait_slo_s + self.service_s,
         )
         return LevelSample(**vars(batches), rate_rps=rate_rps, seed=seed, requests=requests)

@@ -12,7 +12,7 @@ from ...harness.results.run_folder import write_whole
 from ...harness.servers.launch.compatibility import refusal
 from ...harness.servers.launch.serve import OWN_OPTIONS
 from ...predictors.specs import model
-from .offers import Value, experiment_of
+from .offers import Offer, Value, experiment_of
 from .search import SizedOffer, TargetLoad
 
 GPUS_OF_A_HOST = 8
@@ -24,9 +24,24 @@ _STOCK = {
     "sglang": ('python -m sglang.launch_server --model-path "$MODEL"', "--tp-size", "--pp-size"),
 }
 
+# Formats other than that of a 16-bit checkpoint, where an option of the server makes them.
+_WEIGHT_OPTIONS = {
+    ("vllm", "fp32"): ["--dtype", "float32"],
+    ("vllm", "fp8"): ["--quantization", "fp8"],
+    ("vllm", "int8"): ["--quantization", "int8_per_channel_weight_only"],
+    ("sglang", "fp32"): ["--dtype", "float32"],
+    ("sglang", "fp8"): ["--quantization", "fp8"],
+}
+_KV_OPTIONS = {
+    ("vllm", "fp8"): ["--kv-cache-dtype", "fp8"],
+    ("sglang", "fp8"): ["--kv-cache-dtype", "fp8_e4m3"],
+}
+_MEMORY_OPTIONS = {"vllm": "--gpu-memory-utilization", "sglang": "--mem-fraction-static"}
+_AS_THE_CHECKPOINT = ("bf16", "fp16")
+
 _SCRIPT = """\
 #!/usr/bin/env bash
-# {what}
+# {what}{weights}
 # Simulated: {attainment:.1%} of requests in SLO at {rate:g} req/s. Measure before you trust it.
 # On each host: ./launch.sh HOST, where HOST counts from 0 ({hosts} in all, {per_host} a host).
 # MODEL=path-or-name chooses other weights, ADDRESS=0.0.0.0 accepts remote clients.
@@ -45,7 +60,7 @@ wait
 
 _ROLES = """\
 #!/usr/bin/env bash
-# {what}
+# {what}{weights}
 # Simulated: {attainment:.1%} of requests in SLO at {rate:g} req/s. Measure before you trust it.
 # One host with {all_gpus} GPUs; slo-bench starts all instances and a gateway.
 set -euo pipefail
@@ -92,7 +107,8 @@ def launch_script(asked: ExperimentSchema, wanted: TargetLoad, plan: SizedOffer)
     }
     _, tp, pp = _STOCK[backend]
     degrees = ((tp, plan.offer.tp), (pp, plan.offer.pp))
-    spread = [str(word) for pair in degrees if pair[1] > 1 for word in pair]
+    deployment, fields["weights"] = _deployment(plan.offer, backend)
+    spread = [str(word) for pair in degrees if pair[1] > 1 for word in pair] + deployment
     if system.cluster is not None:
         words = ["slo-bench serve", system.name, "--backend", backend, '--model "$MODEL"']
         words += _parameters(plan.parameters)
@@ -115,6 +131,19 @@ def launch_script(asked: ExperimentSchema, wanted: TargetLoad, plan: SizedOffer)
         gpus=plan.offer.gpus,
         command=" ".join(words),
     )
+
+
+def _deployment(offer: Offer, backend: str) -> tuple[list[str], str]:
+    """Options for memory and formats of weights and KV cache, and a comment on what has none."""
+    words = [_MEMORY_OPTIONS[backend], f"{offer.memory_share:g}"]
+    comment = ""
+    if offer.weight_dtype not in _AS_THE_CHECKPOINT:
+        option = _WEIGHT_OPTIONS.get((backend, offer.weight_dtype))
+        if option is None:
+            comment = f"\n# MODEL must be a checkpoint with {offer.weight_dtype} weights."
+        words += option or []
+    words += _KV_OPTIONS.get((backend, offer.kv_dtype), [])
+    return words, comment
 
 
 def _parameters(parameters: Mapping[str, Value]) -> list[str]:

@@ -1,14 +1,15 @@
-"""Offers: a type of GPU, its tensor and pipeline parallelism, a system and its settings."""
+"""Offers: a GPU, its parallelism, a system and its parameters, and a deployment of them."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ...harness.experiments.config.load import estimated_capacity_rps
 from ...harness.experiments.config.schema import ExperimentSchema
+from ...harness.experiments.config.setting import declared
 from ...harness.experiments.execution.cells import CellSpec
 from ...harness.experiments.execution.plan import plan
 from ...harness.policies.systems import system as system_by_name
@@ -26,6 +27,7 @@ _ALL_RATIOS_UP_TO = 6  # instances
 _BUDGETS = ("max_num_batched_tokens", "chunk_tokens")
 _BUDGET_FACTORS = (1.0, 0.25, 4.0)
 _OPTIMISM = 1.25  # over the estimate, which knows no shared prefixes
+_SEARCHED = ("gpu", "tp", "pp", "instances", "rates")  # by loops of their own
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,10 @@ class Offer:
     usd_per_hour: float  # of one instance
     least_instances: int  # fewer cannot carry the load, or make no such system
     alone_rps: float  # what one carries at most, by an estimate that knows no SLO
+    weight_dtype: str
+    kv_dtype: str
+    memory_share: float
+    deployment: Mapping[str, Value] = field(default_factory=dict)  # settings with several values
 
     @property
     def gpus(self) -> int:
@@ -49,8 +55,13 @@ class Offer:
     @property
     def name(self) -> str:
         """A name that no other offer has."""
-        spread = f"tp{self.tp}" + (f" pp{self.pp}" if self.pp > 1 else "")
-        return f"{self.system} on {self.gpu} {spread}"
+        chosen = "".join(f" {name}={value}" for name, value in self.deployment.items())
+        return f"{self.system} on {self.gpu} {self.spread}{chosen}"
+
+    @property
+    def spread(self) -> str:
+        """Its parallelism, as `tp4 pp2`."""
+        return f"tp{self.tp}" + (f" pp{self.pp}" if self.pp > 1 else "")
 
     def shapes(self, instances: int) -> Iterator[Mapping[str, Value]]:
         """Parameters to try with `instances` instances: all settings, and all useful ratios where
@@ -70,12 +81,13 @@ def offers(
     rate_rps: float,
     kinds: Sequence[str] | None = None,
     prices: Mapping[str, float] | None = None,
-) -> list[Offer]:
-    """All offers that may carry `rate_rps`, in the order of a lower bound of their cost.
+) -> tuple[list[Offer], dict[str, SloBenchError]]:
+    """All offers that may carry `rate_rps`, in the order of a lower bound of their cost, and why
+    systems without an offer have none.
 
     Args:
         asked: the model, the workload, systems and their parameters; `tp` and `pp` if they are
-            fixed.
+            fixed; settings of the deployment, such as `weight_dtype`, with one value or several.
         rate_rps: requests per second.
         kinds: GPUs to choose from; by default all of the catalogue with a price.
         prices: USD per hour by GPU, where they differ from the catalogue's.
@@ -91,22 +103,49 @@ def offers(
         if not usd[name] > 0:
             raise SloBenchError(f"{name} has no price; give one: --price {name}=USD")
     found = []
-    refused: SloBenchError | None = None
-    for kind, pp in itertools.product(chosen, asked.pp):
+    refused: dict[str, SloBenchError] = {}
+    axes = choices(asked)
+    for kind, pp, values in itertools.product(chosen, asked.pp, itertools.product(*axes.values())):
+        deployment = dict(zip(axes, values, strict=True))
+        single = _with(asked, deployment)
         try:
-            degrees = _degrees(asked, kind, pp)
+            degrees = _degrees(single, kind, pp)
         except SloBenchError as error:
-            refused = error
+            refused |= dict.fromkeys(asked.systems, error)
             continue
         for tp, system in itertools.product(degrees, asked.systems):
             try:
-                found.append(_offer(asked, rate_rps, kind, tp, pp, system, usd[kind]))
+                offer = _offer(single, rate_rps, kind, tp, pp, system, usd[kind])
+                found.append(replace(offer, deployment=deployment))
             except SloBenchError as error:  # heads cannot be split over that number of GPUs
-                refused = error
+                refused[system] = error
     if not found:
-        assert refused is not None
-        raise refused
-    return sorted(found, key=lambda one: (one.least_instances * one.usd_per_hour, one.name))
+        raise next(reversed(refused.values()))
+    found.sort(key=lambda one: (one.least_instances * one.usd_per_hour, one.name))
+    having = {one.system for one in found}
+    return found, {name: error for name, error in refused.items() if name not in having}
+
+
+def choices(asked: ExperimentSchema) -> dict[str, tuple[Value, ...]]:
+    """The settings of a deployment that have several values: each makes other offers.
+
+    Raises:
+        SloBenchError: a setting of the workload has several values.
+    """
+    found = {}
+    for name in asked.axes():
+        values = getattr(asked, name)
+        if name in _SEARCHED or len(values) < 2:
+            continue
+        if declared(type(asked))[name].role != "deployment":
+            shown = ", ".join(map(str, values))
+            raise SloBenchError(f"plan takes one {name}, not {len(values)}: {shown}")
+        found[name] = values
+    return found
+
+
+def _with(asked: ExperimentSchema, deployment: Mapping[str, Value]) -> ExperimentSchema:
+    return asked.model_copy(update={name: (value,) for name, value in deployment.items()})
 
 
 def spec_of(
@@ -132,7 +171,7 @@ def experiment_of(
     rate_rps: float,
 ) -> ExperimentSchema:
     """The experiment that `slo-bench run` would run for an offer."""
-    return asked.model_copy(
+    return _with(asked, offer.deployment).model_copy(
         update={
             "systems": (offer.system,),
             "parameters": {offer.system: {name: (value,) for name, value in parameters.items()}},
@@ -155,7 +194,8 @@ def _offer(
     least = 1 if wanted.cluster is None else wanted.cluster.least_instances
     if _open_pair(system, settings[0]) is not None:
         least = 2
-    draft = Offer(system, settings, kind, tp, pp, usd * tp * pp, least, math.inf)
+    numbers = (asked.weight_dtype[0], asked.kv_dtype[0], asked.memory_share[0])
+    draft = Offer(system, settings, kind, tp, pp, usd * tp * pp, least, math.inf, *numbers)
     spec = spec_of(asked, draft, next(draft.shapes(least)), least, rate_rps)
     alone = estimated_capacity_rps(spec.workload, spec.placement, spec.seed)
     enough = math.ceil(rate_rps / (alone * _OPTIMISM))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ...harness.experiments.config.schema import ExperimentSchema
@@ -93,12 +93,16 @@ class SizedOffer:
 
 @dataclass(frozen=True)
 class DeploymentPlan:
-    """The cheapest first; `tried` of `offers` were simulated, the others could only cost more."""
+    """The cheapest first; `tried` of `offers` were simulated, the others could only cost more.
+
+    `absent` says of each system without a plan why it has none.
+    """
 
     wanted: TargetLoad
     plans: tuple[SizedOffer, ...]
     tried: int
     offers: int
+    absent: Mapping[str, str] = field(default_factory=dict)
 
 
 def plan_cheapest(
@@ -128,9 +132,6 @@ def plan_cheapest(
     Raises:
         SloBenchError: no offer carries the load, or something cannot be read.
     """
-    for name in ("model", "workload", "slo"):
-        if len(getattr(asked, name)) > 1:
-            raise SloBenchError(f"plan takes one {name}, not {len(getattr(asked, name))}")
     return _Search(asked, wanted, prices, folder, resume, say, runner_of or _simulated).run(kinds)
 
 
@@ -165,17 +166,21 @@ class _Search:
 
     def run(self, kinds: tuple[str, ...]) -> DeploymentPlan:
         wanted = self.wanted
-        every = offers(self.asked, wanted.whole_rps, kinds, self.prices)
+        every, refused = offers(self.asked, wanted.whole_rps, kinds, self.prices)
         self._check_arrivals(every[0])
         tried = 0
+        absent = {name: str(error) for name, error in refused.items()}
         for offer in every:
-            if offer.least_instances * offer.usd_per_hour >= self._limit_usd:
-                break
+            least_usd = offer.least_instances * offer.usd_per_hour
+            if least_usd >= self._limit_usd:
+                absent.setdefault(offer.system, f"it costs at least {least_usd:.2f} USD per hour")
+                continue
             if offer.least_instances * offer.gpus > wanted.most_gpus:
                 continue
             tried += 1
             found = self._smallest(offer) if self._quick_enough(offer) else None
             if found is not None:
+                absent[offer.system] = f"its plans cost {found.usd_per_hour:.2f} USD per hour"
                 self._found.append(found)
                 self._found.sort(key=lambda one: (one.usd_per_hour, one.gpus, -one.attainment))
                 del self._found[wanted.plans :]
@@ -187,7 +192,13 @@ class _Search:
             )
         plans = tuple(self._with_capacity(one) for one in self._found)
         ranked = sorted(plans, key=lambda one: (one.usd_per_hour, one.gpus, -_capacity(one)))
-        return DeploymentPlan(wanted, tuple(ranked), tried, len(every))
+        for name in self.asked.systems:
+            absent.setdefault(
+                name, "no offer that could be as cheap carries the load within its SLO"
+            )
+        for one in ranked:
+            absent.pop(one.offer.system, None)
+        return DeploymentPlan(wanted, tuple(ranked), tried, len(every), absent)
 
     @property
     def _limit_usd(self) -> float:

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import FileFormatError, SloBenchError, UnknownNameError
+from ..file_cache import depends_on
 from ..request import SLO_COLUMNS, RequestType
 from .table import FileTable, WorkloadTrace, in_order, lines, parse_object, read_csv, served
 from .texts import read_custom_jsonl, read_json_array, read_lengths_jsonl, read_longbench
@@ -216,6 +217,7 @@ def read(path: str | Path, format: str | None = None) -> WorkloadTrace:  # noqa:
     path = Path(path)
     if path.is_dir():
         raise SloBenchError(f"{path} is a folder; name a trace file in it")
+    depends_on(path)
     name = format or detect_format(path)
     if name not in FORMATS:
         raise UnknownNameError("trace format", name, FORMATS)

@@ -25,6 +25,7 @@ from ...core.cluster_policy import (
     least_loaded,
     overrides,
 )
+from ...core.counters import Counters
 from ...core.decisions import ReleaseReason
 from ...core.instance import Instance, Links
 from ...core.state import Phase, Release, RequestState
@@ -62,6 +63,7 @@ class Cluster:
         self._embedders = [instance for instance in instances if instance.role == EMBEDS]
         self.now_s = 0.0
         self.state: Any = policy.new_state()
+        self.counters = Counters(policy.mechanisms())
         self.links: Links = policy.links(instances)
         self._policy = policy
         self._arrivals = arrivals

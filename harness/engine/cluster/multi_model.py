@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...core.counters import Counters
 from ...core.decisions import ReleaseReason
 from ...core.idle_gaps import IdleGaps
 from ...core.multi_model_policy import Gpus, ModelInstance, ServedModel, SharingPolicy
@@ -60,6 +61,7 @@ class SharedGpuCluster:
         self.migrations = 0
         self.retired: list[SharedGpuInstance] = []
         self.state: Any = policy.new_state()
+        self.counters = Counters(policy.mechanisms())
         self._policy = policy
         self._arrivals = arrivals
         self._recorder = recorder

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from ...core.counters import Counters
 from ...core.decisions import NextQueue
 from ...core.device import StageDevice
 from ...core.kv_cache_manager import KVCacheManager
@@ -53,6 +54,7 @@ class BatchInstance:
     def __init__(
         self,
         policy_state: Any,
+        counters: Counters,
         kv_manager: KVCacheManager,
         predictions: Predictions,
         stages: tuple[StageDevice, ...],
@@ -60,6 +62,7 @@ class BatchInstance:
         index: int,
     ) -> None:
         self.policy_state = policy_state
+        self.counters = counters
         self.kv_manager = kv_manager
         self.predictions = predictions
         self.stages = stages

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from heapq import heappop, heappush
 
+from ...core.counters import Counters
 from ...core.decisions import Admission, NextQueue, ReleaseReason
 from ...core.kv_cache_manager import KVCacheManager
 from ...core.line_queue import LineQueue
@@ -56,6 +57,7 @@ class BatchState(DecodeCounters):
         "_lim",
         "blocked_till_s",
         "chunks",
+        "counters",
         "decode_kv_tokens",
         "decode_seqs",
         "finished",
@@ -98,6 +100,7 @@ class BatchState(DecodeCounters):
         self.index = index
         self.now_s = 0.0
         self.policy_state = policy.new_state()
+        self.counters = Counters(policy.mechanisms())
         self.view = LoopView(self)
         self._key_view = queue_key_view(self, policy, self.view)
 

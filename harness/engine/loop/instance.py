@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from ....predictors.roofline import StepTime
 from ....workloads.errors import SloBenchError
+from ...core.counters import Counters
 from ...core.device import SplitStepTime, StageDevice
 from ...core.kv_cache_manager import KVCacheManager
 from ...core.policy import Policy
@@ -33,6 +34,7 @@ class EngineInstance(Protocol):
     finished: list[RequestState]
     stalled: list[RequestState]
     view: LoopView
+    counters: Counters
     chunks: list[tuple[int, int]]  # of prompts, in the last iteration
     prefill_only: bool  # prefilled requests decode on another instance
     reports_all_ends: (

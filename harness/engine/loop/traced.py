@@ -208,7 +208,7 @@ class TracedStaticInstance(StaticInstance):
             self._note_moves(r, batch, begin_s, was_there)
 
     def _note(self, batch: Sequence[RequestState], begin_s: float) -> None:
-        first_s = self._first_s(batch)
+        first_s = self.prefill_end_s
         prompt = max(r.prompt_tokens for r in batch)
         moments = ((begin_s, first_s, True), (first_s, self.now_s, False))
         for start_s, end_s, prefill in moments:
@@ -228,14 +228,10 @@ class TracedStaticInstance(StaticInstance):
                 )
             )
 
-    def _first_s(self, batch: Sequence[RequestState]) -> float:
-        """When prefill ended: every member has its first token then, unless it had one before."""
-        return max((r.first_token_s for r in batch), default=self.now_s)
-
     def _note_moves(
         self, r: RequestState, batch: Sequence[RequestState], begin_s: float, again: bool
     ) -> None:
-        move, first_s = self.log.move, self._first_s(batch)
+        move, first_s = self.log.move, self.prefill_end_s
         move(r.id, begin_s, State.RECOMPUTE if again else State.PREFILL)
         move(r.id, first_s, State.DECODE)
         if r.phase is Phase.WAITING:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
+from ...core.counters import Counters
 from ...core.decisions import NextQueue
 from ...core.kv_cache_manager import KVCacheManager
 from ...core.policy import Policy, clock_read_error, key_is_kept
@@ -27,6 +28,7 @@ class Viewed(Protocol):
     now_s: float
     predictions: Predictions
     policy_state: Any
+    counters: Counters
     kv_manager: KVCacheManager
     swapped: list[RequestState]
     prefilling: list[RequestState]
@@ -61,6 +63,10 @@ class LoopView:
     @property
     def policy_state(self) -> Any:
         return self._loop.policy_state
+
+    @property
+    def counters(self) -> Counters:
+        return self._loop.counters
 
     @property
     def block_size(self) -> int:

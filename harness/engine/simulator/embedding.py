@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from ....predictors.embedder import Embedder
 from ....workloads.errors import SloBenchError
 from ...core.collocated_policy import Beside, Collocated
+from ...core.counters import Counters
 from ...core.decisions import Admission, ReleaseReason
 from ...core.device import occupy
 from ...core.state import Phase, Release, RequestState
@@ -32,7 +33,13 @@ class EmbeddingInstance(BatchInstance):
 
     def __init__(self, llm: Iterating, embedder: Embedder) -> None:
         super().__init__(
-            llm.policy_state, llm.kv_manager, llm.predictions, llm.stages, Measures(), llm.index
+            llm.policy_state,
+            llm.counters,
+            llm.kv_manager,
+            llm.predictions,
+            llm.stages,
+            Measures(),
+            llm.index,
         )
         self.policy = llm.policy if isinstance(llm.policy, Collocated) else Collocated()
         self.held_blocks = 0
@@ -155,6 +162,10 @@ class _View:
     @property
     def policy_state(self) -> object:
         return self._instance.policy_state
+
+    @property
+    def counters(self) -> Counters:
+        return self._instance.counters
 
     @property
     def total_blocks(self) -> int:

@@ -87,6 +87,8 @@ class SharedGpuInstance:
         )
         self.instance.now_s = ready_s
         self._least_step_s = step_time.step_s(1, 1, ())
+        self.quota_hits = 0  # spans in which the quota kept a request out of free memory
+        self._was_blocked = False
 
     @property
     def busy(self) -> bool:
@@ -97,6 +99,13 @@ class SharedGpuInstance:
     def blocked(self) -> bool:
         """Whether its last attempt to admit a request failed for lack of memory."""
         return self.instance.blocked_till_s > self.instance.now_s
+
+    def run(self, end_s: float) -> None:
+        """Serve until `end_s`."""
+        self.instance.run(end_s, False)
+        if self.blocked and not self._was_blocked and self.kv_manager.quota_binds:
+            self.quota_hits += 1
+        self._was_blocked = self.blocked
 
     @property
     def idle(self) -> bool:
@@ -201,7 +210,7 @@ class SharedGpus:
             if busy:
                 end_s = self._slice_end_s(busy, end_s, waits)
                 for model_instance in busy:
-                    model_instance.instance.run(end_s, False)
+                    model_instance.run(end_s)
                     self._collect(model_instance)
             self.now_s = end_s
 

@@ -17,6 +17,8 @@ from ....workloads.request import RequestType
 from ....workloads.workload import Workload
 from ...core.cluster_policy import EMBEDS, INF, ClusterPolicy, Failure, Role, Routed
 from ...core.collocated_policy import Collocated
+from ...core.counters import STORE_HITS, summed
+from ...core.kv_store_manager import StoreKVCacheManager
 from ...core.policy import StaticPolicy
 from ...core.predictions import true_output_tokens
 from ...core.records import InstanceTotals, Result, TimeseriesRow
@@ -180,6 +182,10 @@ def simulate(
             f"{kv_manager.total - kv_manager.free} KV blocks were lost"
         )
         assert kv_manager.host_free == kv_manager.host_total, "host KV blocks were lost"
+    if STORE_HITS in cluster.counters:
+        managers = (each.kv_manager for each in built)
+        stores = [one for one in managers if isinstance(one, StoreKVCacheManager)]
+        cluster.counters[STORE_HITS] = sum(one.store_hits for one in stores)
     return Result(
         recorder.records,
         gaps_of(engine.measures for engine in built),
@@ -193,6 +199,7 @@ def simulate(
         overlong=len(rejected),
         instances=_by_instance(handles),
         cluster=cluster.state,
+        counts=summed((cluster.counters, *(engine.counters for engine in built))),
     )
 
 

@@ -16,6 +16,8 @@ from ....predictors.step_time import StepTime
 from ....workloads.errors import SloBenchError
 from ....workloads.request import RequestType
 from ....workloads.workload import Workload
+from ...core.counters import QUOTA_HITS
+from ...core.counters import summed as summed_counts
 from ...core.multi_model_policy import ServedModel, SharingPolicy
 from ...core.pages import PAGE_BYTES
 from ...core.records import Records, Result, Timeline, TimeseriesRow, Totals
@@ -95,6 +97,8 @@ def simulate_models(
             assert not model_instance.kv_manager.used, (
                 f"{model_instance.kv_manager.used} KV blocks were lost"
             )
+    if QUOTA_HITS in cluster.counters:
+        cluster.counters[QUOTA_HITS] = sum(t.quota_hits for t in everyone)
     records = recorder.records
     timeline = _timeline(cluster, pages)
     return Result(
@@ -103,6 +107,7 @@ def simulate_models(
         timeline,
         _totals(cluster, pages, records, timeline),
         overlong=len(rejected),
+        counts=summed_counts((cluster.counters, *(t.instance.counters for t in everyone))),
     )
 
 

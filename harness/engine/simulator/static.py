@@ -1,8 +1,10 @@
 """Static batching on a virtual clock: padded batches that run until their longest member ends.
 
 Prompts are padded to the longest of the batch and prefilled in one pass; every member then decodes
-until the longest answer is out, and all answers are given back together. Padded tokens are computed
-like any other and counted in `Measures.padded_tokens`.
+until the longest answer is out, and all answers are given back together: no token reaches a client
+before, so the first and the last token of each answer come with the return of its batch (UELLM,
+§2.2.1: a batch is returned once its longest answer is generated). Padded tokens are computed like
+any other and counted in `Measures.padded_tokens`.
 
 KV is reserved for the output lengths that the policy predicts. Longer outputs extend the
 reservation while blocks are free. Without free blocks, members with a complete answer are padded no
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 from ....predictors.step_time import StepTime
 from ....workloads.errors import SloBenchError
+from ...core.counters import CLOSED_BY_MEMORY, Counters
 from ...core.device import StageDevice, occupy
 from ...core.kv_cache_manager import KVCacheManager
 from ...core.policy import StaticPolicy
@@ -35,9 +38,18 @@ class StaticInstance(BatchInstance):
         measures: Measures,
         index: int = 0,
     ) -> None:
-        super().__init__(policy.new_state(), kv_manager, predictions, stages, measures, index)
+        super().__init__(
+            policy.new_state(),
+            Counters(policy.mechanisms()),
+            kv_manager,
+            predictions,
+            stages,
+            measures,
+            index,
+        )
         self.policy = policy
         self.step_time = step_time
+        self.prefill_end_s = 0.0  # of the last batch
         self._calls_on_finished = type(policy).on_finished is not StaticPolicy.on_finished
 
     def earliest_release_s(self) -> float:
@@ -91,13 +103,15 @@ class StaticInstance(BatchInstance):
             expected = self.policy.reserve_tokens(r, self.view)
             answer = max(answer, min(expected, r.max_output_tokens))
             if (n + 1) * self.kv_manager.blocks(prompt + answer) > self.kv_manager.total and n:
+                if CLOSED_BY_MEMORY in self.counters:
+                    self.counters.add(CLOSED_BY_MEMORY)
                 return batch[:n]
         return batch
 
     def _run_batch(self, batch: list[RequestState]) -> None:
         measures, begin_s = self.measures, self.now_s
         prompt = max(r.prompt_tokens for r in batch)
-        first_s = self._compute(
+        self.prefill_end_s = self._compute(
             self.step_time.step_s(0, 0, [(0, prompt)] * len(batch)), len(batch), prompt
         )
         measures.steps += 1
@@ -123,13 +137,12 @@ class StaticInstance(BatchInstance):
                 r.first_scheduled_s = begin_s
             r.cached_tokens = 0
         for r in self.decoding:
-            r.first_token_s = first_s
-            r.finish_s = self.now_s
+            r.first_token_s = r.finish_s = self.now_s
             r.emitted_tokens = r.output_tokens
             r.phase = Phase.DONE
         if began_anew:
             self.waiting.push_back(began_anew)
-        if first_s >= measures.next_sample_s:
+        if self.prefill_end_s >= measures.next_sample_s:
             blocks = len(batch) * self.kv_manager.blocks(prompt)
             measures.samples.append((begin_s, self.waiting.live, len(batch), blocks))
             measures.samples.append((self.now_s, self.waiting.live, 0, 0))
@@ -147,12 +160,10 @@ class StaticInstance(BatchInstance):
 
     def _decode(self, running: list[RequestState], prompt: int, emitted: int, upto: int) -> None:
         """All decode, padded, until they have `upto` tokens."""
-        measures, n, steps, begin_s = self.measures, len(running), upto - emitted, self.now_s
+        measures, n, steps = self.measures, len(running), upto - emitted
         decode_s = self.step_time.span_s(n, n * (prompt + emitted - 1), steps)
-        end_s = self._compute(decode_s, n, prompt + upto - 1)
+        self._compute(decode_s, n, prompt + upto - 1)
         useful = sum(max(0, min(r.output_tokens, upto) - emitted) for r in running)
-        if useful:
-            measures.gap((end_s - begin_s) / steps, useful)
         measures.steps += steps
         measures.decode_tokens += n * steps
         measures.padded_tokens += n * steps - useful

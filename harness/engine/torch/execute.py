@@ -60,6 +60,7 @@ def execute(
         totals_of([instance], recorder.records),
         (instance.view.policy_state,),
         overlong=len(rejected),
+        counts=dict(instance.counters),
     )
 
 

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from ....workloads.errors import SloBenchError
 from ....workloads.workload import Workload
+from ...core.counters import COUNT
 from ...load_generator.http.endpoint import Endpoint
 from ...policies.routers import router as router_by_name
 from ...results.engine_logs import meta_path, profiling_cell
@@ -346,6 +347,7 @@ def plugin_figures(grown: Mapping[str, int]) -> Mapping[str, Value]:
     return {
         "preemptions_swap": grown.get("preempted_swap"),
         "preemptions_recompute": grown.get("preempted_recompute"),
+        **{name: n for name, n in grown.items() if name.startswith(COUNT)},
     }
 
 

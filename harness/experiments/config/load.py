@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from ....workloads.errors import SloBenchError
+from ....workloads.file_cache import file_cache
 from ....workloads.request import RequestType
 from ....workloads.workload import Workload, take
 from ...servers.launch.backend_names import SIMULATED
@@ -134,7 +134,7 @@ def _draws(asked: ExperimentSchema) -> bool:
     return any(map(drawn, asked.slo))
 
 
-@lru_cache(maxsize=64)
+@file_cache(maxsize=64)
 def estimated_capacity_rps(workload: WorkloadSpec, place: PlacementSpec, seed: int) -> float:
     """Requests a second at which one instance's GPUs never idle, roughly.
 

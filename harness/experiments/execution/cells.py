@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -28,6 +27,7 @@ from ....predictors.staged import staged_step_time
 from ....predictors.step_time import DEFAULT_HOST_S, StepTimeModel, step_time
 from ....workloads.base import WorkloadSource
 from ....workloads.errors import SloBenchError
+from ....workloads.file_cache import file_cache
 from ....workloads.models import parse_models, shape_of
 from ....workloads.slo import parse_slo
 from ....workloads.source import load_source
@@ -145,7 +145,7 @@ class Placed:
     ready_s: float = 0.0  # it begins to serve
 
 
-@lru_cache(maxsize=64)
+@file_cache(maxsize=64)
 def placed(spec: PlacementSpec) -> Placed:
     """Look the names up and check that the model fits.
 
@@ -228,7 +228,7 @@ def _profiled(
     return profiled_step_time(profile, default_host(host_s))
 
 
-@lru_cache(maxsize=8)
+@file_cache(maxsize=8)
 def source(spec: WorkloadSpec) -> WorkloadSource:
     """The source, read once for all cells that use it.
 

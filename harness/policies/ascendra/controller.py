@@ -127,6 +127,14 @@ class Ascendra(ClusterPolicy):
             refusals=refusals,
         )
 
+    def mechanisms(self) -> dict[str, str]:
+        found = {}
+        if self.tickets:
+            found["tickets"] = "requests that took the ticket of an HP instance without prompts"
+        if self.offload:
+            found["offloads"] = "requests that an LP instance gave to an HP instance"
+        return found
+
     def new_state(self) -> ControllerGroups:
         return ControllerGroups()
 
@@ -137,6 +145,7 @@ class Ascendra(ClusterPolicy):
         if self.tickets:
             for instance in group.hp:
                 if not instance.prefills(cluster.now_s):
+                    cluster.counters.add("tickets", r)
                     return instance
         if not group.lp:
             return self._anywhere(cluster)
@@ -151,6 +160,7 @@ class Ascendra(ClusterPolicy):
         hps = groups.all[lp.number // self.n_lp].hp or cluster.role(HP)
         if not hps:
             return DROP
+        cluster.counters.add("offloads", release.request)
         return min(hps, key=lambda instance: (instance.queue, instance.index))
 
     def _anywhere(self, cluster: ClusterView) -> Instance | RouteOutcome:

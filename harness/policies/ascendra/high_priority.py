@@ -12,7 +12,7 @@ from ...core.decisions import UNLIMITED, Limits, Timeout
 from ...core.policy import Policy, parameter
 from ...core.state import RequestState
 from ...core.view import View
-from ..shared.timeouts import when_overdue
+from ..shared.timeouts import DROPPING, when_overdue
 
 _LITTLE = 16  # answers before which nothing is known of their length
 _MEMORY = 256  # answers that the history is about
@@ -25,6 +25,7 @@ class DecodeLengths:
     seen: int = 0
     mean: float = 0.0
     mean_square: float = 0.0
+    last_beyond: int = -1  # request that was counted as `elastic` last
 
     def add(self, tokens: int) -> None:
         """Record an output of `tokens` tokens."""
@@ -61,6 +62,12 @@ class AscendraHp(Policy):
     def new_state(self) -> DecodeLengths:
         return DecodeLengths()
 
+    def mechanisms(self) -> dict[str, str]:
+        found = {"rescued": "offloaded requests with their first token in time"}
+        if self.elastic:
+            found["elastic"] = "requests considered for a batch of max_num_seqs or more"
+        return found | (DROPPING if self.overdue == "drop" else {})
+
     def limits(self, view: View) -> Limits:
         return Limits(
             self.max_num_batched_tokens,
@@ -75,6 +82,9 @@ class AscendraHp(Policy):
         if not (self.elastic and view.n_running):
             return 0
         lengths: DecodeLengths = view.policy_state
+        if view.n_running >= self.max_num_seqs and lengths.last_beyond != r.id:
+            lengths.last_beyond = r.id
+            view.counters.add("elastic", r)
         tokens = lengths.to_come(view.n_decoding, view.n_prefilling + 1)
         spare = int((self.spare - self.watermark) * view.total_blocks)
         return max(spare, int(tokens / view.block_size), 0)
@@ -85,3 +95,6 @@ class AscendraHp(Policy):
     def on_finished(self, r: RequestState, view: View) -> None:
         lengths: DecodeLengths = view.policy_state
         lengths.add(r.output_tokens)
+        offloaded = r.queued_s > r.arrival_s
+        if offloaded and r.first_token_s - r.arrival_s <= r.slo.ttft_s:
+            view.counters.add("rescued", r)

@@ -9,13 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from ...core.counters import OVERTAKES
 from ...core.decisions import Limits, ReleaseReason, Timeout
 from ...core.policy import Key, Policy, Queue, parameter
 from ...core.room_queue import RoomQueue
 from ...core.state import RequestState
 from ...core.view import View
 from ..edf import due_s
-from ..shared.timeouts import when_overdue
+from ..shared.timeouts import DROPPING, when_overdue
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,10 @@ class AscendraLp(Policy):
 
     def new_state(self) -> dict[int, Limits]:
         return {}  # by tokens: made once, read often
+
+    def mechanisms(self) -> dict[str, str]:
+        found = {OVERTAKES: "requests that began before older ones of their instance"}
+        return found | (DROPPING if self.overdue == "drop" else {})
 
     def limits(self, view: View) -> Limits:
         tokens = self.token_budget

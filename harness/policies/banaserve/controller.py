@@ -12,6 +12,7 @@ from typing import ClassVar
 from ....predictors.placement import Placement
 from ....workloads.errors import SloBenchError
 from ...core.cluster_policy import HOLD, INF, Action, ClusterView, Role, RouteOutcome
+from ...core.counters import STORE_HITS
 from ...core.instance import Instance
 from ...core.kv_cache_manager import KVCacheManager
 from ...core.policy import AnyPolicy, parameter
@@ -110,6 +111,17 @@ class BanaServe(DisaggregatedPolicy):
 
     def new_state(self) -> BanaServeState:
         return BanaServeState(balancer=self.planner())
+
+    def mechanisms(self) -> dict[str, str]:
+        found = super().mechanisms()
+        if self.store:
+            found[STORE_HITS] = "requests with prefix KV from the store"
+        for module, moves in (("layer", self.layer_moves), ("head", self.head_moves)):
+            if moves:
+                found[f"{module}_moves"] = f"transfers of {module}s to another instance"
+        if self._moves:
+            found["returns"] = "transfers of all offloaded modules back to their instance"
+        return found
 
     def planner(self) -> Balancer:
         """Algorithm 4-1 with these thresholds, one move a cycle."""

@@ -269,6 +269,8 @@ class Modules:
         on_a_link = cost.moved_bytes // owner.placement.gpus
         now_s = cluster.now_s
         transfer = _network(cluster).network.send(source.number, target.number, on_a_link, now_s)
+        kind = "layer_moves" if move.module is Module.LAYERS else "head_moves"
+        cluster.counters.add("returns" if back else kind)
         self.in_motion |= {owner.index, helper.index}
         self.history.append(
             ModuleMoveRecord(now_s, transfer.end_s + SYNC_S, move, cost.moved_bytes)

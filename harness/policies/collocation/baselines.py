@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from ...core.collocated_policy import Beside, Collocated, EmbedView
+from ...core.collocated_policy import PASSES_CUT, Beside, Collocated, EmbedView
+from ...core.counters import REJECTIONS
 from ...core.decisions import Admission, Limits, NextQueue
 from ...core.policy import parameter
 from ...core.state import RequestState
@@ -25,6 +26,9 @@ class CollocatedFcfs(Collocated, Vllm):
     Source: the FIFO baseline of §3.4. Memory is allocated as requests begin.
     """
 
+    def mechanisms(self) -> dict[str, str]:
+        return {PASSES_CUT: "passes of the embedder cut because an older generation request waits"}
+
     def next_queue(self, view: View) -> NextQueue:
         state: Beside = view.policy_state
         if state.embedder is not None:
@@ -37,7 +41,10 @@ class CollocatedFcfs(Collocated, Vllm):
     def embed_batch(self, embedder: EmbedView) -> Sequence[RequestState]:
         before_s = embedder.oldest_llm_arrival_s()
         batch = self.first_come(embedder, embedder.free_blocks)
-        return [r for r in batch if r.arrival_s <= before_s]
+        found = [r for r in batch if r.arrival_s <= before_s]
+        if 0 < len(found) < len(batch):
+            embedder.counters.add(PASSES_CUT)
+        return found
 
 
 @dataclass(frozen=True)
@@ -56,6 +63,13 @@ class MergedBatches(Collocated, Vllm):
 
     merges: ClassVar[bool] = True
 
+    def mechanisms(self) -> dict[str, str]:
+        return {"merged": "embedding requests computed in batches of the language model"}
+
+    def on_finished(self, r: RequestState, view: View) -> None:
+        if r.num_inputs:
+            view.counters.add("merged", r)
+
 
 @dataclass(frozen=True)
 class StaticSplit(Collocated, Vllm):
@@ -70,6 +84,12 @@ class StaticSplit(Collocated, Vllm):
     dynamic_limits: ClassVar[bool] = True
 
     llm_share: float = parameter(0.9, 0.01, 0.99)
+
+    def mechanisms(self) -> dict[str, str]:
+        return {
+            PASSES_CUT: "passes of the embedder made smaller by its share",
+            REJECTIONS: "embedding requests larger than the embedder's share",
+        }
 
     def _embed_blocks(self, total: int) -> int:
         return total - int(self.llm_share * total)
@@ -87,4 +107,7 @@ class StaticSplit(Collocated, Vllm):
 
     def embed_batch(self, embedder: EmbedView) -> Sequence[RequestState]:
         share = self._embed_blocks(embedder.total_blocks)
-        return self.first_come(embedder, min(share, embedder.free_blocks))
+        batch = self.first_come(embedder, min(share, embedder.free_blocks))
+        if batch and share < embedder.free_blocks:
+            self.count_cut(batch, embedder)
+        return batch

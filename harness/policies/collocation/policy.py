@@ -16,7 +16,8 @@ from typing import ClassVar
 
 from ....predictors.load_forecaster import LoadForecaster
 from ....workloads.errors import SloBenchError
-from ...core.collocated_policy import Beside, Collocated, EmbedView
+from ...core.collocated_policy import PASSES_CUT, Beside, Collocated, EmbedView
+from ...core.counters import RECOMPUTES, REJECTIONS
 from ...core.decisions import Admission, Limits, ReleaseReason, Timeout
 from ...core.policy import Key, parameter
 from ...core.state import RequestState
@@ -51,6 +52,8 @@ class Learnt(Beside):
     llm_quota_blocks: float = -1.0  # not set yet
     adjusted_s: float = 0.0
     preempting: bool = False  # for urgent requests, so that they are spared
+    deferred: set[int] = field(default_factory=set)  # ids of requests that were deferred
+    preempted_for: set[int] = field(default_factory=set)  # ids of urgent requests
 
 
 @dataclass(frozen=True)
@@ -126,6 +129,19 @@ class Collocation(Collocated, Vllm):
     def new_state(self) -> Learnt:
         window_s = self.window_s
         return Learnt(embeds=LoadForecaster(window_s), urgent=LoadForecaster(window_s))
+
+    def mechanisms(self) -> dict[str, str]:
+        found = {
+            "deferrals": "requests that Algorithm 1 did not admit at once",
+            "preemptions_for_priority": "urgent requests for which low-priority ones were evicted",
+            REJECTIONS: "requests that were rejected, their deadline near",
+        }
+        if self.quota == "dynamic":
+            found["quota_changes"] = "control periods in which Algorithm 2 changed the quota"
+        return found | {
+            PASSES_CUT: "passes of the embedder made smaller by its quota",
+            RECOMPUTES: "requests that Algorithm 3 evicted",
+        }
 
     # ---------------------------------------------------------------- what is predicted
 
@@ -283,6 +299,10 @@ class Collocation(Collocated, Vllm):
     def headroom_blocks(self, r: RequestState, view: View) -> int:
         if not view.n_running or self.fits(r, view):
             return 0
+        deferred = view.policy_state.deferred
+        if r.id not in deferred:
+            deferred.add(r.id)
+            view.counters.add("deferrals", r)
         return view.total_blocks + 1  # not now
 
     def timeout(self, r: RequestState, view: View) -> Timeout | None:
@@ -350,11 +370,14 @@ class Collocation(Collocated, Vllm):
         embed = self.urgency_score(
             due_s(r) - now_s - self._own(r, embedder, state)[1] for r in embeds
         )
-        state.llm_quota_blocks = smooth_adjust(
+        quota_blocks = smooth_adjust(
             state.llm_quota_blocks,
             self.target_llm_share(llm, embed) * total,
             self.change_per_s * elapsed_s * total,
         )
+        if quota_blocks != state.llm_quota_blocks:
+            view.counters.add("quota_changes")
+        state.llm_quota_blocks = quota_blocks
         state.adjusted_s = now_s
 
     def _embed_quota(self, total: int, state: Learnt, embedder: EmbedView, now_s: float) -> int:
@@ -412,6 +435,9 @@ class Collocation(Collocated, Vllm):
                 victims = self._victims(view, lacking) if lacking > 0 else []
                 if victims:
                     state.preempting = True
+                    if first.id not in state.preempted_for:
+                        state.preempted_for.add(first.id)
+                        view.counters.add("preemptions_for_priority", first)
                     want = max(want, free + sum(map(view.held_blocks, victims[:-1])) + 1)
         if not want:
             return 0
@@ -479,6 +505,8 @@ class Collocation(Collocated, Vllm):
             total = embedder.total_blocks
             room = min(room, self._embed_quota(total, state, embedder, embedder.now_s))
         batch = self.first_come(embedder, room)
+        if batch and room < embedder.free_blocks:
+            self.count_cut(batch, embedder)
         for r in batch:
             state.own.pop(r, None)
         return batch
@@ -514,6 +542,10 @@ class CollocationOpen(Collocation):
     Neither Algorithm 1 nor the reservation for high priority. A request enters if its prompt and
     the embedder's quota fit; none is rejected.
     """
+
+    def mechanisms(self) -> dict[str, str]:
+        admission = {"deferrals", "preemptions_for_priority", REJECTIONS}
+        return {k: v for k, v in super().mechanisms().items() if k not in admission}
 
     def fits(self, r: RequestState, view: View) -> bool:
         return True

@@ -12,6 +12,7 @@ from typing import ClassVar
 
 from ....predictors.activation import Loader, NaiveStart
 from ...core.cluster_policy import INF
+from ...core.counters import OVERTAKES, REJECTIONS
 from ...core.multi_model_policy import (
     Backlog,
     Gpus,
@@ -79,6 +80,19 @@ class PrismGlobal(VllmSharing):
     def control_interval_s(self) -> float:
         return self.control_every_s
 
+    def mechanisms(self) -> dict[str, str]:
+        found = {}
+        if self.evicts:
+            found["activations"] = "models loaded on demand"
+            found["evictions"] = "idle models that left their GPUs"
+        else:
+            found[REJECTIONS] = "requests for a model that stands on no GPU"
+        if self.global_placement:
+            found["moves"] = "models loaded on other GPUs by Algorithm 1"
+        if self.local_queue:
+            found[OVERTAKES] = "requests that began before older ones of their GPU (Algorithm 2)"
+        return found
+
     def backlog(self, cluster: MultiModelCluster) -> Backlog:
         return Queues(cluster, self)
 
@@ -124,6 +138,7 @@ class PrismGlobal(VllmSharing):
             return None
         for gpu in gpus:
             self._make_room(gpu, needed, idle, cluster)
+        cluster.counters.add("activations")
         return cluster.activate(model, gpus)
 
     def _room(self, idle: Iterable[ModelInstance], cluster: MultiModelCluster) -> list[int]:
@@ -147,6 +162,7 @@ class PrismGlobal(VllmSharing):
         here = {t.model: t for t in idle if gpu in t.gpus and t in cluster.model_instances}
         order = eviction_order(self._idle(here.values(), cluster))
         while cluster.pools[gpu].free < pages and order:
+            cluster.counters.add("evictions")
             cluster.evict(here[order.pop(0)])
 
     def _idle(
@@ -249,6 +265,7 @@ class PrismGlobal(VllmSharing):
             if all(room[gpu] >= model.weight_pages + low for gpu in gpus):
                 for gpu in gpus:
                     self._make_room(gpu, model.weight_pages + low, due, cluster)
+                cluster.counters.add("moves")
                 cluster.activate(model, gpus)
 
     def _pressed(self, cluster: MultiModelCluster) -> Callable[[int], bool]:

@@ -10,6 +10,7 @@ from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
+from ...core.counters import OVERTAKES
 from ...core.decisions import Limits, Timeout
 from ...core.policy import Key, Queue, parameter
 from ...core.state import RequestState
@@ -72,6 +73,10 @@ class PrismLocal(DropsHopeless, Vllm):
 
     def new_state(self) -> PrismState:
         return PrismState()
+
+    def mechanisms(self) -> dict[str, str]:
+        found = super().mechanisms() if self.late == "drop" else {}
+        return found | {OVERTAKES: "requests that began before older ones (Algorithm 2)"}
 
     def limits(self, view: View) -> Limits:
         watermark_blocks = int(self.buffer * view.total_blocks)

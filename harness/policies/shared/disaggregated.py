@@ -120,6 +120,9 @@ class DisaggregatedPolicy(KvTransferPolicy):
     def least_instances(self) -> int:
         return self.prefill_instances + max(1, self.decode_instances)
 
+    def mechanisms(self) -> dict[str, str]:
+        return {"handovers": "requests whose KV went from a prefill to a decode instance"}
+
     def counts(self, instances: int) -> tuple[int, int]:
         """Numbers of prefill and of decode instances.
 
@@ -184,6 +187,7 @@ class DisaggregatedPolicy(KvTransferPolicy):
         """`instance`, with blocks promised to `r` there."""
         promised: ReservedBlocks = cluster.state
         promised.promise(r, instance, needed_blocks(r.kv_tokens, instance))
+        cluster.counters.add("handovers", r)
         return instance
 
 

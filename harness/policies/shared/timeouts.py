@@ -9,13 +9,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from ...core.counters import DROPS
 from ...core.decisions import ReleaseReason, Timeout
+from ...core.policy import Parameters
 from ...core.state import RequestState
 from ...core.view import View
 from ..edf import due_s
 from ..sarathi import Sarathi
 from ..vllm import Vllm
 from ..vllm_v0 import VllmV0
+
+DROPPING = {DROPS: "requests that were dropped before they began"}
 
 
 def when_overdue(r: RequestState) -> Timeout | None:
@@ -24,20 +28,26 @@ def when_overdue(r: RequestState) -> Timeout | None:
     return None if due == math.inf else Timeout(due, ReleaseReason.DROP)
 
 
-class DropsOverdue:
+class DropsOverdue(Parameters):
     """Drops a request when its TTFT SLO has passed."""
+
+    def mechanisms(self) -> dict[str, str]:
+        return super().mechanisms() | DROPPING
 
     def timeout(self, r: RequestState, view: View) -> Timeout | None:
         return when_overdue(r)
 
 
-class DropsHopeless:
+class DropsHopeless(Parameters):
     """Drops a request when even an empty server could not prefill it in time.
 
     `caution` scales the predicted prefill time: above 1 drops earlier, 0 drops at the deadline.
     """
 
     caution: float
+
+    def mechanisms(self) -> dict[str, str]:
+        return super().mechanisms() | DROPPING
 
     def timeout(self, r: RequestState, view: View) -> Timeout | None:
         due = due_s(r)

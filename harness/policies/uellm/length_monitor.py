@@ -16,9 +16,16 @@ from ....workloads.length_buckets import (
     bucket_middle_tokens,
     bucket_of,
 )
+from ...core.counters import RECOMPUTES
 from ...core.records import Misprediction
 from ...core.state import RequestState
 from ...core.view import View
+
+UNDERESTIMATES = "underestimates"
+MISPREDICTIONS = {
+    UNDERESTIMATES: "answers longer than their predicted bucket",
+    RECOMPUTES: "requests put back because their answers outgrew the KV memory",
+}
 
 _REMEMBERED = 128  # answers of each predicted bucket that the correction looks back on
 _QUEUED = 10_000  # mispredictions kept for retraining; the oldest go first
@@ -78,4 +85,6 @@ class LengthMonitor:
         if bucket == bucket_of(true):
             self.in_bucket += 1
         else:
+            if bucket_of(true) > bucket:
+                view.counters.add(UNDERESTIMATES, r)
             self.mispredicted.append(Misprediction(r.id, r.prompt_tokens, predicted, true))

@@ -10,6 +10,14 @@ from dataclasses import dataclass
 
 from ...core.policy import parameter
 
+CLOSED_BY_SIZE, CLOSED_BY_CM = "closed_by_size", "closed_by_cm"
+CLOSED_BY_THRESHOLD = "closed_by_threshold"
+CLOSINGS = {
+    CLOSED_BY_THRESHOLD: "batches that Total (Eq. 3-5) closed while requests waited",
+    CLOSED_BY_CM: "batches that CM (line 20) closed below max_batch while requests waited",
+    CLOSED_BY_SIZE: "batches of max_batch requests while others waited",
+}
+
 
 @dataclass(frozen=True)
 class BatchRule:
@@ -78,14 +86,21 @@ class OpenBatch:
 
     def takes(self, output_tokens: int, slo_s: float) -> bool:
         """Whether the batch stays open with this request; an empty batch accepts any request."""
-        if not self.size:
-            return True
+        return not self.closed_by(output_tokens, slo_s)
+
+    def closed_by(self, output_tokens: int, slo_s: float) -> str:
+        """The counter of what closes the batch before this request; empty if it stays open."""
         rule = self._rule
+        if not self.size:
+            return ""
+        if self.size >= rule.max_batch:
+            return CLOSED_BY_SIZE
         if self.size >= rule.most(self._cm):
-            return False
+            return CLOSED_BY_CM
         slo_s = slo_s if math.isfinite(slo_s) else 0.0
         longest = self._longest_slo_s, self._longest_output
-        return rule.total(output_tokens, slo_s, self.size, *longest) <= rule.threshold
+        total = rule.total(output_tokens, slo_s, self.size, *longest)
+        return CLOSED_BY_THRESHOLD if total > rule.threshold else ""
 
     def add(self, output_tokens: int, slo_s: float) -> None:
         """Add a request to the batch."""

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import ClassVar
 
+from ...core.counters import CLOSED_BY_MEMORY
 from ...core.policy import StaticPolicy, parameter
 from ...core.state import RequestState
 from ...core.view import View
-from .length_monitor import LengthMonitor
+from .length_monitor import MISPREDICTIONS, LengthMonitor
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,14 @@ class S3(StaticPolicy):
     def new_state(self) -> LengthMonitor:
         return LengthMonitor()
 
+    def mechanisms(self) -> dict[str, str]:
+        return {
+            "closed_by_size": "batches of max_batch requests while others waited",
+            CLOSED_BY_MEMORY: "batches in which no other like their longest would have fitted",
+            "closed_by_padding": "smaller batches, so that all together are padded least",
+            **MISPREDICTIONS,
+        }
+
     def on_finished(self, r: RequestState, view: View) -> None:
         view.policy_state.observe(r, view)
 
@@ -88,7 +97,19 @@ class S3(StaticPolicy):
             chosen = next(batch for batch in batches if oldest in batch)
         else:
             chosen = min(batches, key=lambda batch: max(item.output_tokens for item in batch))
+        if len(batches) > 1:
+            view.counters.add(closed_by(chosen, room))
         return [item.request for item in chosen]
+
+
+def closed_by(batch: Batch, room: BatchCapacity) -> str:
+    """The counter of what keeps another request out of a batch."""
+    if len(batch) >= room.max_batch:
+        return "closed_by_size"
+    prompt = max(item.prompt_tokens for item in batch)
+    reserved = max(item.reserved_tokens for item in batch)
+    fits = room.holds(len(batch) + 1, prompt, reserved)
+    return "closed_by_padding" if fits else CLOSED_BY_MEMORY
 
 
 def padding_tokens(batches: Sequence[Batch]) -> int:

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, ClassVar
 
+from ...core.counters import CLOSED_BY_MEMORY
 from ...core.policy import StaticPolicy, parameter
 from ...core.state import RequestState
 from ...core.view import View
-from .length_monitor import LengthMonitor
-from .odbs_rule import BatchRule, OpenBatch
+from .length_monitor import MISPREDICTIONS, LengthMonitor
+from .odbs_rule import CLOSINGS, BatchRule, OpenBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,9 @@ class SloOdbs(BatchRule, StaticPolicy):
     def new_state(self) -> Profiled:
         return Profiled()
 
+    def mechanisms(self) -> dict[str, str]:
+        return {**CLOSINGS, CLOSED_BY_MEMORY: "batches cut to what fits", **MISPREDICTIONS}
+
     def on_finished(self, r: RequestState, view: View) -> None:
         view.policy_state.lengths.observe(r, view)
         view.policy_state.profiles.pop(r.id, None)
@@ -96,11 +100,16 @@ class SloOdbs(BatchRule, StaticPolicy):
             key = lambda p: (p.due_s < now_s, p.order)  # noqa: E731
         if self.sort_by == "slo" or self.batch_order == "built":
             # Sorted by SLO the first batch built is the tightest, and no others can be in it.
-            first = heapq.nsmallest(self.max_batch, profiles, key=key)
-            return [p.request for p in next(self._batches(first, now_s))]
-        batches = self._batches(sorted(profiles, key=key), now_s)
-        tightest = min(batches, key=lambda b: min(self._tightness(p, now_s) for p in b))
-        return [p.request for p in tightest]
+            first = heapq.nsmallest(self.max_batch + 1, profiles, key=key)
+            chosen, closed_by = next(self._batches(first, now_s))
+        else:
+            batches = self._batches(sorted(profiles, key=key), now_s)
+            chosen, closed_by = min(
+                batches, key=lambda b: min(self._tightness(p, now_s) for p in b[0])
+            )
+        if closed_by:
+            view.counters.add(closed_by)
+        return [p.request for p in chosen]
 
     def _profile(self, r: RequestState, view: View) -> RequestProfile:
         known: LengthMonitor = view.policy_state.lengths
@@ -126,19 +135,19 @@ class SloOdbs(BatchRule, StaticPolicy):
 
     def _batches(
         self, profiles: Sequence[RequestProfile], now_s: float
-    ) -> Iterator[list[RequestProfile]]:
-        """Build the batches (lines 4 to 24)."""
+    ) -> Iterator[tuple[list[RequestProfile], str]]:
+        """Build the batches (lines 4 to 24), each with the counter of what closed it."""
         batch: list[RequestProfile] = []
         opened = OpenBatch(self)
         for p in profiles:
             slo_s = self._slo_s(p, now_s)
-            if batch and not opened.takes(p.output_tokens, slo_s):
-                yield batch
+            if closed_by := opened.closed_by(p.output_tokens, slo_s):
+                yield batch, closed_by
                 batch, opened = [], OpenBatch(self)
             batch.append(p)
             opened.add(p.output_tokens, slo_s)
         if batch:
-            yield batch
+            yield batch, ""
 
 
 def stated_slo_s(r: RequestState, output_tokens: int) -> float:

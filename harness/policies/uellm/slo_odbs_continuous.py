@@ -11,13 +11,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from ...core.counters import OVERTAKES
 from ...core.decisions import Limits
 from ...core.policy import Key, parameter
 from ...core.state import WAITING, RequestState
 from ...core.view import View
 from ..vllm import Vllm
-from .length_monitor import LengthMonitor
-from .odbs_rule import BatchRule, OpenBatch
+from .length_monitor import MISPREDICTIONS, LengthMonitor
+from .odbs_rule import CLOSINGS, BatchRule, OpenBatch
 from .slo_odbs import stated_slo_s
 
 _Place = tuple[float, int, int, RequestState]  # order, seq, how often it began anew
@@ -54,6 +55,9 @@ class SloOdbsContinuous(BatchRule, Vllm):
     def new_state(self) -> SloOdbsState:
         return SloOdbsState()
 
+    def mechanisms(self) -> dict[str, str]:
+        return {**CLOSINGS, **MISPREDICTIONS, OVERTAKES: "requests that began before older ones"}
+
     def limits(self, view: View) -> Limits:
         limits = super().limits(view)
         most = self._size(view) if view.n_waiting else self.max_batch
@@ -66,7 +70,8 @@ class SloOdbsContinuous(BatchRule, Vllm):
             batch.add(*self._profile(r, view))
         for r in self._in_line(view):
             profile = self._profile(r, view)
-            if not batch.takes(*profile):
+            if closed_by := batch.closed_by(*profile):
+                view.counters.add(closed_by)
                 break
             batch.add(*profile)
         return max(1, batch.size)

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from ....workloads.errors import SloBenchError
+from ...core.counters import Counters
 from ...core.decisions import NextQueue
 from ...core.policy import AnyPolicy, Parameters, Policy, StaticPolicy
 from ...core.predictions import LearnedPredictions
@@ -221,6 +222,7 @@ class IdleView:
     def __init__(self, policy: Policy, num_gpu_blocks: int = 10_000, block_size: int = 16) -> None:
         self.predict: Predictions = LearnedPredictions()
         self.policy_state: Any = policy.new_state()
+        self.counters = Counters(policy.mechanisms())
         self.total_blocks = self.free_blocks = num_gpu_blocks
         self.block_size = block_size
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 
 from slo_bench.harness.core.policy import StaticPolicy
@@ -11,7 +12,9 @@ from slo_bench.harness.policies.fifo import Fifo
 from slo_bench.harness.policies.ljf import LongestJobFirst
 from slo_bench.harness.policies.sjf import ShortestJobFirst
 from slo_bench.harness.policies.systems import System
+from slo_bench.harness.results.metrics import judge
 from slo_bench.workloads.errors import SloBenchError
+from slo_bench.workloads.slo import parse_slo
 
 
 def generated(served, sizes) -> int:
@@ -97,10 +100,22 @@ def test_idle_time_is_not_busy(serve, requests):
     assert served.result.totals.makespan_s == 23
 
 
-def test_gaps_of_a_padded_batch(serve, requests):
-    gaps = serve(requests((0, 10, 3), (0, 10, 5)), Fifo()).result.gaps
-    assert gaps.count.sum() == 2 + 4
-    assert gaps.mean_s() == 1
+def test_no_token_is_out_before_its_batch_is_returned(serve, requests):
+    served = serve(requests((0, 10, 3), (0, 10, 5), (1, 10, 1), (1, 10, 4)), Fifo(max_batch=2))
+    records = served.records
+    assert records.first_token_s.tolist() == records.finish_s.tolist() == [5, 5, 9, 9]
+    assert records.ttft_s.tolist() == [5, 5, 8, 8]
+    assert np.isnan(records.tpot_s).all()  # no time lies between tokens that come at once
+    assert not len(served.result.gaps.gap_s)
+
+
+def test_a_bound_on_ttft_holds_for_the_return_of_the_batch(serve, requests):
+    workload = parse_slo("ttft=4,tpot=0.001").apply(
+        requests((0, 10, 3), (0, 10, 5)), np.random.default_rng(0)
+    )
+    assert judge(workload, serve(workload, Fifo()).records).met.tolist() == [False, False]
+    alone = judge(workload, serve(workload, Fifo(max_batch=1)).records)
+    assert alone.met.tolist() == [True, False]
 
 
 def test_an_answer_is_out_when_its_batch_ends(serve, requests):

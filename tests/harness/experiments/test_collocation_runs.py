@@ -16,6 +16,7 @@ from slo_bench.harness.experiments.execution.cells import placed, workload_of
 from slo_bench.harness.policies.systems import system
 from slo_bench.harness.results.metrics import CollocationObjective, judge, parse_objective
 from slo_bench.harness.results.metrics import _by_kind as by_kind
+from slo_bench.harness.results.rate_window import rate_window
 from slo_bench.harness.validation.trace import cell_names, replay
 from slo_bench.predictors.embedder import embedder
 from slo_bench.predictors.placement import Placement
@@ -79,15 +80,17 @@ def test_figures_by_kind():
     records.outcome[:] = [Outcome.FINISHED, Outcome.FINISHED, Outcome.REJECTED, Outcome.FINISHED]
     judged = judge(workload, records)
     everybody = np.ones(4, dtype=bool)
-    found = by_kind(workload, records, everybody, judged.met, CollocationObjective(1.0, 2.0, 4.0))
+    window = rate_window(records.arrival_s, records.finish_s)
+    weights = CollocationObjective(1.0, 2.0, 4.0)
+    found = by_kind(workload, records, everybody, judged.met, window, weights)
     assert found["llm_attainment"] == pytest.approx(1 / 3)
     assert found["embed_attainment"] == 1.0
     assert found["embed_p50_s"] == 0.5
     assert found["priority_spread"] == 1.0
-    kept_up = 4 / 9  # offered over 4 s, served in 9
-    assert found["objective"] == pytest.approx(1 / 3 + 2 * 1 + 4 * 0.75 * kept_up)
+    # One of four finishes by the last arrival, at 4 s.
+    assert found["objective"] == pytest.approx(1 / 3 + 2 * 1 + 4 * 0.25)
     alone = dataclasses.replace(workload, request_type=np.zeros(4, dtype=np.int64))
-    assert by_kind(alone, records, everybody, judged.met, CollocationObjective()) == {}
+    assert by_kind(alone, records, everybody, judged.met, window, weights) == {}
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slo_bench import Experiment
+from slo_bench.harness.core.counters import Counters
 from slo_bench.harness.core.decisions import NextQueue, PreemptionMode
 from slo_bench.harness.core.records import Outcome
 from slo_bench.harness.core.state import RequestState
@@ -36,6 +37,7 @@ class Seen:
     swapped: tuple[RequestState, ...] = ()
     waiting: tuple[RequestState, ...] = ()
     prefills: list[tuple[int, int]] = field(default_factory=list)
+    counters: Counters = field(default_factory=lambda: Counters(LETTER.mechanisms()))
 
     @property
     def predict(self):

@@ -101,7 +101,8 @@ def test_a_bound_reached_but_for_rounding_is_met():
 
 
 def test_attainment_goodput_and_throughput_by_hand():
-    # Four requests over eight seconds: one in time, one late, one rejected, one never finished.
+    # Four requests arrive within three seconds, the last answer ends five seconds later: one in
+    # time, one late, one rejected, one never finished.
     w = workload([1.0, 2.0, 3.0, 4.0], ttft_slo_s=floats(1.0))
     r = records(
         [1.0, 2.0, 3.0, 4.0],
@@ -113,8 +114,8 @@ def test_attainment_goodput_and_throughput_by_hand():
     row = metrics(w, result(r))
     assert row["requests"] == 4
     assert row["attainment"] == 0.25
-    assert row["makespan_s"] == 8.0
-    assert row["goodput_rps"] == 1 / 8
+    assert (row["arrival_window_s"], row["drain_s"], row["makespan_s"]) == (3.0, 5.0, 8.0)
+    assert row["goodput_rps"] == 1 / 3
     assert row["throughput_rps"] == 2 / 8
     assert row["output_tokens_per_s"] == 25 / 8
     assert (row["finished"], row["rejected"], row["dropped"], row["unfinished"]) == (2, 1, 0, 1)
@@ -122,6 +123,25 @@ def test_attainment_goodput_and_throughput_by_hand():
     assert row["ttft_p50_s"] == 2.0  # of 0.5, 2 and 4.5: the unfinished one did begin
     assert row["e2e_mean_s"] == 6.0
     assert row["tpot_mean_s"] == pytest.approx((4.5 / 10 + 5.0 / 10) / 2)
+
+
+def test_goodput_does_not_depend_on_the_drain():
+    w = workload([0.0, 1.0, 2.0])
+    rows = [
+        metrics(w, result(records([0.0, 1.0, 2.0], [0.5, 1.5, end], [1.0, 2.0, end], [11] * 3)))
+        for end in (3.0, 300.0)
+    ]
+    assert [row["goodput_rps"] for row in rows] == [1.5, 1.5]
+    assert [row["throughput_rps"] for row in rows] == [1.0, 0.01]
+
+
+@pytest.mark.parametrize("concurrency", [None, 2])
+def test_goodput_where_no_rate_is_offered_divides_by_the_makespan(concurrency):
+    arrival = [0.0, 0.0, 0.0] if concurrency is None else [0.0, 0.0, 4.0]
+    w = workload(arrival, concurrency=concurrency)
+    row = metrics(w, result(records(arrival, [1.0, 2.0, 5.0], [4.0, 5.0, 6.0], [11] * 3)))
+    assert row["makespan_s"] == 6.0
+    assert row["goodput_rps"] == row["throughput_rps"] == 0.5
 
 
 def test_weighted_turnaround_by_hand():
@@ -160,7 +180,9 @@ def test_warm_up_leaves_the_early_ones_out():
     r = records(arrival, [3.0, 4.0, 5.5, 9.0], [5.0, 6.0, 7.0, 11.0], [11] * 4)
     row = metrics(w, result(r), warmup_s=5.0)
     assert (row["requests"], row["attainment"]) == (2, 0.5)
-    assert row["makespan_s"] == 6.0  # from the arrival at 5 to the finish at 11
+    assert (row["arrival_window_s"], row["drain_s"]) == (1.0, 5.0)
+    between = metrics(w, result(r), warmup_s=4.0)  # the window begins where the warm-up ends
+    assert (between["requests"], between["arrival_window_s"]) == (2, 2.0)
     with pytest.raises(SloBenchError, match="leaves no request to measure"):
         metrics(w, result(r), warmup_s=7.0)
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slo_bench.harness.results.rate_window import RateWindow
 from slo_bench.reports.compare.bootstrap import (
     block_count,
     block_length,
@@ -33,15 +34,16 @@ def sample(n=400, seed=0, slow=1.0, correlated=False):
     tpot_s = rng.gamma(20.0, 0.002, n) * slow
     tpot_s[::7] = np.nan
     latency_s = {"ttft": ttft_s, "tpot": tpot_s, "e2e": ttft_s + 1.0}
-    return RunSample(latency_s, rng.integers(1, 50, n).astype(float), ttft_s < 1.0, arrival_s[-1])
+    window = RateWindow(arrival_s[-1], 10.0)
+    return RunSample(latency_s, rng.integers(1, 50, n).astype(float), ttft_s < 1.0, window)
 
 
 def test_estimates_are_what_cells_csv_has():
     of = sample()
     found = dict(zip(METRICS, estimates(of, ALL), strict=True))
     assert found["attainment"] == of.met.mean()
-    assert found["goodput"] == of.met.sum() / of.window_s
-    assert found["output_tokens"] == of.tokens.sum() / of.window_s
+    assert found["goodput"] == of.met.sum() / of.window.arrivals_s
+    assert found["output_tokens"] == of.tokens.sum() / (of.window.arrivals_s + 10.0)
     assert found["ttft_p99"] == np.quantile(of.latency_s["ttft"], 0.99)
     assert found["tpot_mean"] == pytest.approx(np.nanmean(of.latency_s["tpot"]))
 
@@ -64,7 +66,7 @@ def test_a_draw_gives_the_figures_of_the_blocks_drawn(n):
             {name: values[rows] for name, values in of.latency_s.items()},
             of.tokens[rows],
             of.met[rows],
-            of.window_s * len(rows) / n,
+            RateWindow(of.window.arrivals_s * len(rows) / n, of.window.drain_s * len(rows) / n),
         )
         assert figures[:, place] == pytest.approx(estimates(drawn, ALL), rel=1e-6)
 
@@ -78,7 +80,7 @@ def test_many_values_are_binned_without_harm():
 
 def test_no_met_no_attainment():
     of = sample()
-    blind = RunSample(of.latency_s, of.tokens, None, of.window_s)
+    blind = RunSample(of.latency_s, of.tokens, None, of.window)
     assert math.isnan(estimates(blind, metrics_named("attainment"))[0])
     assert np.isnan(replicate_figures(blind, metrics_named("goodput"), np.ones((2, 4)))).all()
 
@@ -104,7 +106,7 @@ def test_the_same_results_never_differ():
 def test_pairing_takes_out_what_both_share():
     a = [sample(seed=s, correlated=True) for s in range(3)]
     b = [
-        RunSample({k: v * 1.05 for k, v in r.latency_s.items()}, r.tokens, r.met, r.window_s)
+        RunSample({k: v * 1.05 for k, v in r.latency_s.items()}, r.tokens, r.met, r.window)
         for r in a
     ]
     metrics = metrics_named("ttft_p99,ttft_mean")

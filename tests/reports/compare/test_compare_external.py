@@ -102,7 +102,9 @@ def test_vllm_figures_are_its_own(tmp_path):
     assert of.latency_s["ttft"] == pytest.approx(document["ttfts"])
     assert of.latency_s["tpot"] == pytest.approx(np.full(60, 0.02))
     ends = np.add(document["start_times"], document["ttfts"]) + 0.18
-    assert of.window_s == pytest.approx(ends.max() - document["start_times"][0])
+    starts = document["start_times"]
+    assert of.window.arrivals_s == of.window.goodput_s == pytest.approx(starts[-1] - starts[0])
+    assert of.window.makespan_s == pytest.approx(ends.max() - starts[0])
     assert of.met.mean() == pytest.approx(np.mean(np.array(document["ttfts"]) <= 0.105))
 
 
@@ -137,7 +139,12 @@ def test_vllm_old_file_without_start_times(tmp_path):
     document = vllm()
     del document["start_times"]
     results = read_results(write(tmp_path / "a.json", document))
-    assert only(results).window_s == 20.0
+    assert only(results).window.makespan_s == 20.0
+    assert "start_times" in results.refused["goodput"]  # nothing says when the last one arrived
+    document["request_rate"] = "inf"
+    at_once = read_results(write(tmp_path / "b.json", document))
+    assert "goodput" not in at_once.refused
+    assert only(at_once).window.goodput_s == 20.0
     assert any("start_times" in note for note in results.notes)
 
 

@@ -189,6 +189,7 @@ def test_text_and_json(make):
     text = console.export_text()
     assert "b against a: worse in" in text
     assert "+10.0 %" in text
+    assert "Goodput divides by the window of arrivals" in text
     plain = json.loads(json.dumps(comparison_json(found), allow_nan=False))
     assert len(plain["rows"]) == len(found.rows)
     assert plain["worse"] == sum(row["verdict"] == "worse" for row in plain["rows"])

@@ -66,6 +66,19 @@ def test_a_system_that_fills_does_not_grow():
     assert sum(found) <= 1
 
 
+def test_a_queue_that_grows_before_longer_and_longer_stays_is_found():
+    """A batch that grows with the backlog: stays grow with it, and look as if the system filled."""
+    rng = np.random.default_rng(5)
+    arrival_s = np.cumsum(rng.exponential(1 / 5, 500))
+    end_s = arrival_s + 60.0
+    queued_s = np.maximum(0, arrival_s - 30) * 0.4
+    without = sample(arrival_s, end_s)
+    assert not grows([without])
+    assert grows([sample(arrival_s, end_s, first_token_s=arrival_s + queued_s)])
+    dropped = sample(arrival_s, arrival_s, first_token_s=np.full(500, np.nan))
+    assert set(dropped.waiting) == {0}  # a request that left does not wait
+
+
 def test_what_never_ends_stays_and_what_never_arrives_is_missed():
     arrival_s = np.arange(1000.0)
     arrival_s[-10:] = np.nan

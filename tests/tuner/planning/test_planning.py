@@ -7,6 +7,7 @@ import json
 import math
 import os
 import subprocess
+from collections import defaultdict
 from dataclasses import dataclass
 
 import pytest
@@ -48,6 +49,10 @@ class Formula:
         )
 
 
+def each_carries_two(spec):
+    return Formula(spec, defaultdict(lambda: 2.0))
+
+
 @settings(max_examples=30)
 @given(
     each=st.lists(st.floats(0.5, 20), min_size=12, max_size=12),
@@ -56,7 +61,7 @@ class Formula:
 )
 def test_the_cheapest_is_what_brute_force_finds(each, rate, plans):
     carries = dict(zip(itertools.product(KINDS, (1, 2, 4, 8)), each, strict=True))
-    every = offers(ASKED, rate, KINDS)
+    every, _ = offers(ASKED, rate, KINDS)
     # What an offer needs at least, by the estimate, holds for the truth as well.
     carries = {k: min(v, *_most(every, k, rate)) for k, v in carries.items()}
     costs = []
@@ -128,12 +133,47 @@ def test_prices_decide():
 
 def test_the_ratio_of_prefill_to_decode_is_chosen():
     asked = ASKED.model_copy(update={"systems": ("distserve",)})
-    [offer, *_] = offers(asked, 4, ("a100-80g",))
+    [offer, *_], _ = offers(asked, 4, ("a100-80g",))
     ratios = {(k["prefill_instances"], k["decode_instances"]) for k in offer.shapes(4)}
     assert ratios == {(1, 3), (2, 2), (3, 1)}
     fixed = asked.model_copy(update={"parameters": {"distserve": {"prefill_instances": (1,)}}})
-    [offer, *_] = offers(fixed, 4, ("a100-80g",))
+    [offer, *_], _ = offers(fixed, 4, ("a100-80g",))
     assert all(parameters["prefill_instances"] == 1 for parameters in offer.shapes(4))
+
+
+def test_settings_with_several_values_are_choices_and_reach_the_files():
+    sweep = {"weight_dtype": ("bf16", "fp8"), "kv_dtype": ("bf16", "fp8"), "memory_share": (0.8,)}
+    asked = ASKED.model_copy(update={**sweep, "parameters": ONE_BUDGET})
+    found, _ = offers(asked, 4, ("h100-80g",))
+    assert {(one.weight_dtype, one.kv_dtype) for one in found} == set(
+        itertools.product(("bf16", "fp8"), repeat=2)
+    )
+    wanted = TargetLoad(4, plans=8)
+    plans = plan_cheapest(asked, wanted, kinds=("h100-80g",), runner_of=each_carries_two).plans
+    assert len({one.offer.name for one in plans}) == len(plans)
+    for one in plans:
+        script = launch_script(asked, wanted, one)
+        assert ("--quantization fp8" in script) is (one.offer.weight_dtype == "fp8")
+        assert ("--kv-cache-dtype fp8" in script) is (one.offer.kv_dtype == "fp8")
+        assert "--gpu-memory-utilization 0.8" in script
+
+
+def test_a_format_without_an_option_asks_for_a_checkpoint():
+    asked = ASKED.model_copy(update={"weight_dtype": ("int4",), "parameters": ONE_BUDGET})
+    [plan] = plan_cheapest(
+        asked, TargetLoad(1, plans=1), kinds=("a100-80g",), runner_of=each_carries_two
+    ).plans
+    assert "a checkpoint with int4 weights" in launch_script(asked, TargetLoad(1), plan)
+
+
+def test_a_system_without_a_plan_is_named_with_the_reason():
+    asked = ASKED.model_copy(update={"systems": ("vllm", "distserve")})
+    how = {"kinds": ("a100-80g",), "runner_of": each_carries_two}
+    planned = plan_cheapest(asked, TargetLoad(1, plans=1), **how)
+    assert planned.plans[0].offer.system == "vllm"
+    assert "USD per hour" in planned.absent["distserve"]
+    many = plan_cheapest(asked, TargetLoad(1, plans=50), **how)
+    assert {one.offer.system for one in many.plans} | set(many.absent) == {"vllm", "distserve"}
 
 
 @pytest.fixture
@@ -216,6 +256,7 @@ def test_the_command_prints_a_table_and_json(tmp_path, monkeypatch):
         (["--rate", "2", "--gpu", "t4", "--model", "llama-3.1-70b"], "use a larger GPU"),
         (["--rate", "2", "--slo", "ttft=0.0001", "--gpu", "a100-80g"], "no offer"),
         (["--rate", "2", "--resume"], "--out"),
+        (["--rate", "2", "--slo", "ttft=1", "--slo", "ttft=2"], "plan takes one slo"),
     ],
 )
 def test_what_cannot_be_planned_is_said(words, message):

@@ -18,6 +18,7 @@ from typing import Any
 from sglang.srt.managers.scheduler import _make_abort_req
 from sglang.srt.managers.utils import is_health_check_generate_req
 
+from ....core.counters import Counters
 from ....core.decisions import Admission, ReleaseReason
 from ....core.policy import Key, Policy, clock_read_error, key_is_kept, overrides
 from ....core.predictions import LearnedPredictions
@@ -40,7 +41,9 @@ class Decider:
         self._policy = policy
         predictions = LearnedPredictions()
         self.steps = SglangSteps(predictions, StepLog())
-        self.view = SglangView(scheduler, predictions, policy.new_state())
+        self.view = SglangView(
+            scheduler, predictions, policy.new_state(), Counters(policy.mechanisms())
+        )
         self._arrived = 0
         self._timeouts: list[tuple[float, int, SglangRequest, ReleaseReason]] = []
         self._calls_admit = overrides(policy, "admit")

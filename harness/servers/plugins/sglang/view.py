@@ -9,6 +9,7 @@ from typing import Any
 from sglang.srt.mem_cache.common import match_kv_cache
 
 from .....workloads.errors import SloBenchError
+from ....core.counters import Counters
 from ....core.decisions import Line, NextQueue
 from ....core.policy import Key
 from ....core.state import RequestState
@@ -66,10 +67,13 @@ class SglangView:
     `running_batch` is out of date.
     """
 
-    def __init__(self, scheduler: Any, predictions: Predictions, state: Any) -> None:
+    def __init__(
+        self, scheduler: Any, predictions: Predictions, state: Any, counters: Counters
+    ) -> None:
         self._scheduler = scheduler
         self.predict = predictions
         self.policy_state = state
+        self.counters = counters
         self._now_s = 0.0
         self.clock_error: SloBenchError | None = None  # raised where the clock must not be read
         self._running: Sequence[Sequence[Any]] = ()

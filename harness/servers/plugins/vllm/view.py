@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
+from ....core.counters import Counters
 from ....core.decisions import NextQueue
 from ....core.policy import Policy, clock_read_error
 from ....core.state import RequestState
@@ -17,6 +18,7 @@ class Scheduled(Protocol):
     now_s: float
     predictions: Predictions
     policy_state: Any
+    counters: Counters
     num_cpu_blocks: int
     states: dict[str, RequestState]
     block_size: Any
@@ -53,6 +55,10 @@ class VllmView:
     @property
     def policy_state(self) -> Any:
         return self._scheduler.policy_state
+
+    @property
+    def counters(self) -> Counters:
+        return self._scheduler.counters
 
     @property
     def block_size(self) -> int:

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reference.plain import PlainInstance
+from slo_bench.harness.core.counters import Counters
 from slo_bench.harness.core.decisions import PreemptionMode
 from slo_bench.harness.core.records import Outcome, Records, Result
 from slo_bench.harness.core.state import RequestState
@@ -212,6 +213,7 @@ class Fake:
     predict: Predict = field(default_factory=Predict)
     policy_state: Any = None
     decode_kv_tokens: int = 0
+    counters: Counters = field(default_factory=Counters)
 
     @property
     def n_running(self):
@@ -248,6 +250,7 @@ def request(
 
 def view_of(policy: Collocation, *batch: RequestState, **fields: Any) -> Fake:
     view = Fake(list(batch), policy_state=policy.new_state(), **fields)
+    view.counters = Counters(policy.mechanisms())
     for r in (*batch, *view.queue):
         policy.admit(r, view)
     return view

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from slo_bench.harness.core.counters import Counters
 from slo_bench.harness.core.state import RequestState
 from slo_bench.harness.policies.fifo import Fifo
 from slo_bench.harness.policies.uellm.length_monitor import LengthMonitor
@@ -25,6 +26,7 @@ class View:
         self.now_s = now_s
         self.total_blocks = total_blocks
         self.policy_state = policy.new_state()
+        self.counters = Counters(policy.mechanisms())
         self.predict = self
 
     def output_tokens(self, r):
@@ -206,7 +208,7 @@ class Told(View):
     """A view that predicts the same for everybody."""
 
     def __init__(self, tokens):
-        super().__init__(Fifo())
+        super().__init__(SloOdbs())
         self.tokens = tokens
 
     def output_tokens(self, r):

@@ -34,7 +34,7 @@ def test_without_blocks_the_last_begins_anew(serve, requests):
     assert records.preemptions_recompute.tolist() == [0, 1]
     assert records.finish_s.tolist() == [40, 80]
     assert records.first_scheduled_s.tolist() == [0, 0]
-    assert records.first_token_s.tolist() == [1, 41]
+    assert records.first_token_s.tolist() == [40, 80]  # the returns of both batches
     assert records.output_tokens.tolist() == [40, 40]
     # Two prefills, 28 steps for both, 11 for the one; then the other from the start.
     assert totals.decode_tokens == 2 * 28 + 11 + 39

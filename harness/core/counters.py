@@ -1,0 +1,57 @@
+"""Counters of what a policy's mechanisms did: offloads, batches closed by a threshold, moves.
+
+A policy declares them in `mechanisms()` and counts in one line: `view.counters.add("offloads", r)`.
+The engine keeps the counters; their sums over all instances are the columns `count_*` of
+`cells.csv`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from ...workloads.errors import UnknownNameError
+from .state import RequestState
+
+COUNT = "count_"  # `count_offloads` is the column of `offloads`
+
+# Counted after the run from the records of all requests, where a policy declares them.
+OVERTAKES = "overtakes"
+DROPS = "drops"
+REJECTIONS = "rejections"
+SWAPS = "swaps"
+RECOMPUTES = "recomputes"
+FROM_RECORDS = (OVERTAKES, DROPS, REJECTIONS, SWAPS, RECOMPUTES)
+"""`overtakes`: requests that began before one that had come to the same instance earlier.
+`drops`, `rejections`: requests with that outcome. `swaps`, `recomputes`: preemptions of that mode.
+"""
+
+# Counted by the engine, where a policy declares them.
+CLOSED_BY_MEMORY = "closed_by_memory"  # static batches cut to what fits
+STORE_HITS = "store_hits"  # requests with a part of their prefix from a KV store
+QUOTA_HITS = "quota_hits"  # spans in which a model's quota kept a request out of free memory
+
+
+class Counters(dict[str, int]):
+    """How often each mechanism has acted, by its name; 0 from the start."""
+
+    def __init__(self, mechanisms: Iterable[str] = ()) -> None:
+        super().__init__(dict.fromkeys(mechanisms, 0))
+
+    def add(self, name: str, r: RequestState | None = None) -> None:
+        """Count one act of the mechanism `name`, on the request `r` if it was on one.
+
+        Raises:
+            UnknownNameError: the policy does not declare it.
+        """
+        if name not in self:
+            raise UnknownNameError("mechanism", name, self)
+        self[name] += 1
+
+
+def summed(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Counts of several instances together."""
+    total: dict[str, int] = {}
+    for part in parts:
+        for name, count in part.items():
+            total[name] = total.get(name, 0) + count
+    return total

@@ -1,0 +1,40 @@
+"""How often each mechanism of a system acted in a cell, those included that the records show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..core.counters import DROPS, OVERTAKES, RECOMPUTES, REJECTIONS, SWAPS
+from ..core.records import Outcome, Records, Result
+
+
+def overtook(records: Records) -> NDArray[np.bool_]:
+    """Which requests began before one that had come to the same instance earlier."""
+    found = np.zeros(len(records), dtype=np.bool_)
+    began = np.flatnonzero(np.isfinite(records.first_scheduled_s))
+    for instance in np.unique(records.instance[began]):
+        here = began[records.instance[began] == instance]
+        here = here[np.argsort(records.queued_s[here], kind="stable")]
+        latest_s = np.maximum.accumulate(records.first_scheduled_s[here])
+        found[here] = latest_s > records.first_scheduled_s[here]
+    return found
+
+
+_FROM_RECORDS: Mapping[str, Callable[[Records], int]] = {
+    OVERTAKES: lambda records: int(overtook(records).sum()),
+    DROPS: lambda records: int((records.outcome == Outcome.DROPPED).sum()),
+    REJECTIONS: lambda records: int((records.outcome == Outcome.REJECTED).sum()),
+    SWAPS: lambda records: int(records.preemptions_swap.sum()),
+    RECOMPUTES: lambda records: int(records.preemptions_recompute.sum()),
+}
+
+
+def counts_of(result: Result) -> dict[str, int]:
+    """Name to number of acts of every mechanism that the policies of the cell declare."""
+    return {
+        name: _FROM_RECORDS[name](result.records) if name in _FROM_RECORDS else count
+        for name, count in result.counts.items()
+    }

@@ -1,0 +1,62 @@
+"""Counters of mechanisms: declared by policies, counted by hooks and by engines."""
+
+import numpy as np
+import pytest
+
+from slo_bench import Experiment
+from slo_bench.harness.core.counters import Counters
+from slo_bench.harness.core.records import Outcome, Records
+from slo_bench.harness.policies.systems import SYSTEMS
+from slo_bench.harness.results.mechanisms import overtook
+from slo_bench.workloads.errors import UnknownNameError
+
+
+def test_a_counter_must_be_declared():
+    counters = Counters({"offloads": "…"})
+    counters.add("offloads")
+    counters.add("offloads")
+    assert counters == {"offloads": 2}
+    with pytest.raises(UnknownNameError, match="unknown mechanism 'offload'"):
+        counters.add("offload")
+
+
+def test_overtakes_are_requests_that_began_before_older_ones_of_their_instance():
+    records = Records.empty(5)
+    records.queued_s[:] = [0.0, 1.0, 2.0, 3.0, 4.0]
+    records.first_scheduled_s[:] = [5.0, 4.0, 5.0, 1.0, np.nan]
+    records.instance[:] = [0, 0, 0, 1, 0]
+    records.outcome[:] = Outcome.FINISHED
+    assert overtook(records).tolist() == [False, True, False, False, False]
+
+
+def test_counts_of_an_own_policy_are_columns(tmp_path):
+    (tmp_path / "counts.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from slo_bench.policy import Policy\n\n"
+        "@dataclass(frozen=True)\n"
+        "class Counts(Policy):\n"
+        "    def mechanisms(self):\n"
+        "        return {'even': 'answers with an even number of tokens'}\n\n"
+        "    def on_finished(self, r, view):\n"
+        "        if r.output_tokens % 2 == 0:\n"
+        "            view.counters.add('even', r)\n"
+    )
+    experiment = Experiment(
+        systems=[str(tmp_path / "counts.py"), "vllm"], rates=[4.0], requests=60, seeds=1
+    )
+    result = experiment.run(tmp_path / "run")
+    own, vllm = result.rows()
+    even = (result.requests(own["cell"])["output_tokens"] % 2 == 0).sum()
+    assert own["count_even"] == even > 0
+    assert vllm.get("count_even") is None
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_names_of_counters_can_be_columns(name):
+    chosen = SYSTEMS[name]
+    parts = (chosen.policy, chosen.cluster, chosen.sharing)
+    for part in (one for one in parts if one is not None):
+        for counter, what in part.mechanisms().items():
+            assert counter.isidentifier()
+            assert counter == counter.lower()
+            assert what

@@ -1,0 +1,118 @@
+"""Keeps results made of files for as long as those files stay as they are.
+
+A reader of a file calls `depends_on` before it reads. A function under `file_cache` collects these
+calls, also those of cached functions that it calls itself, and its result is made again once one
+of the files changes, appears or disappears.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import wraps
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+_FRESH_S = 2.0  # a file system's clock may be this coarse: FAT's is
+
+
+@dataclass(frozen=True, slots=True)
+class _FileState:
+    """What tells one content of a file from another.
+
+    Two contents written within one tick of the file system's clock have the same times, so what
+    changed only lately is told by its content as well.
+    """
+
+    inode: int
+    size: int
+    modified_ns: int
+    changed_ns: int
+    digest: bytes | None
+
+    @classmethod
+    def of(cls, path: Path) -> _FileState | None:
+        """The state of a file or folder (its own entries); None: there is none."""
+        try:
+            at = path.stat()
+            fresh = abs(time.time() - max(at.st_mtime, at.st_ctime)) < _FRESH_S
+            digest = _digest(path) if fresh else None
+        except (OSError, ValueError):
+            return None
+        return cls(at.st_ino, at.st_size, at.st_mtime_ns, at.st_ctime_ns, digest)
+
+
+# By the function that tells a state, and what it is asked of.
+_States = dict[tuple[Callable[[Any], object], Hashable], object]
+_collecting: ContextVar[_States | None] = ContextVar("states_read", default=None)
+
+
+def depends_on(path: Path) -> None:
+    """Say that what is being made depends on this file, or on the entries of this folder."""
+    _note(_FileState.of, path)
+
+
+def depends_on_variable(name: str) -> None:
+    """Say that what is being made depends on an environment variable."""
+    _note(os.getenv, name)
+
+
+def _note(state_of: Callable[[Any], object], what: Hashable) -> None:
+    states = _collecting.get()
+    if states is not None and (state_of, what) not in states:
+        states[state_of, what] = state_of(what)
+
+
+def file_cache(maxsize: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Keep the last `maxsize` results of a function by its arguments, which must be hashable, until
+    a file changes that was read for them. Errors are not kept.
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        kept: OrderedDict[Hashable, tuple[R, _States]] = OrderedDict()
+
+        @wraps(function)
+        def cached(*args: P.args, **kwargs: P.kwargs) -> R:
+            key = (args, tuple(sorted(kwargs.items())))
+            found = kept.pop(key, None)
+            if found is None or _changed(found[1]):
+                states: _States = {}
+                token = _collecting.set(states)
+                try:
+                    found = function(*args, **kwargs), states
+                finally:
+                    _collecting.reset(token)
+            kept[key] = found
+            if len(kept) > maxsize:
+                kept.popitem(last=False)
+            outer = _collecting.get()
+            if outer is not None:
+                outer.update(found[1])
+            return found[0]
+
+        return cached
+
+    return decorate
+
+
+def _changed(states: _States) -> bool:
+    return any(state_of(what) != state for (state_of, what), state in states.items())
+
+
+def _digest(path: Path) -> bytes:
+    hashed = blake2b(digest_size=16)
+    if path.is_dir():
+        for name in sorted(entry.name for entry in path.iterdir()):
+            hashed.update(name.encode("utf-8", "surrogateescape") + b"\0")
+        return hashed.digest()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            hashed.update(block)
+    return hashed.digest()
