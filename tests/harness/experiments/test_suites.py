@@ -1,0 +1,70 @@
+"""Suites state how long requests arrive, long enough against their SLOs and answers."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from slo_bench import Experiment
+from slo_bench.harness.experiments.execution.cells import (
+    CellSpec,
+    models_of,
+    placed,
+    source,
+    workload_of,
+)
+from slo_bench.harness.experiments.experiment import suites
+
+LEAST = 10  # times the longest SLO or answer, after the warm-up
+
+
+def longest_slo_s(spec: CellSpec) -> float:
+    """The longest bound of a request on TTFT, E2E latency or its deadline."""
+    workload = workload_of(spec)
+    until_s = workload.deadline_s - workload.arrival_s
+    bounds = np.concatenate([workload.ttft_slo_s, workload.e2e_slo_s, until_s])
+    return float(bounds[np.isfinite(bounds)].max(initial=0.0))
+
+
+def longest_answer_s(spec: CellSpec) -> float:
+    """The decoding time of the longest answer, alone on the slowest model."""
+    workload = workload_of(spec)
+    if spec.workload.models is None:
+        steps = [placed(spec.placement).step_time.model]
+    else:
+        models = models_of(spec.placement, spec.workload, spec.instances)
+        steps = [one.step_time for one in models.values()]
+    longest = int(workload.output_tokens.argmax())
+    tokens = int(workload.output_tokens[longest])
+    kv_tokens = int(workload.prompt_tokens[longest]) + tokens // 2
+    return tokens * max(step.step_s(1, kv_tokens, ()) for step in steps)
+
+
+def lightest(cells: list[CellSpec]) -> list[CellSpec]:
+    """One cell of each workload, SLO and placement: that of the lowest rate and the most GPUs."""
+    found: dict[tuple[object, ...], CellSpec] = {}
+    for spec in sorted(cells, key=lambda spec: (spec.rate_rps or 0.0, -spec.instances)):
+        slo = (str(spec.slo), spec.slo_scale)
+        found.setdefault((spec.workload, spec.placement, slo, spec.duration_s), spec)
+    return list(found.values())
+
+
+@pytest.mark.parametrize("name", suites())
+def test_suites_last_ten_times_their_longest_slo_and_answer(name):
+    for spec in lightest(list(Experiment.suite(name).plan().cells)):
+        if source(spec.workload).closed_loop:
+            continue  # all requests are there from the start: their number is the experiment
+        assert spec.requests is None
+        assert spec.duration_s is not None
+        assert spec.warmup_s > 0
+        counted_s = spec.duration_s - spec.warmup_s
+        assert counted_s >= LEAST * longest_slo_s(spec), spec.cell
+        assert counted_s >= LEAST * longest_answer_s(spec), spec.cell
+
+
+def test_a_suite_that_is_too_short_would_be_found():
+    (spec,) = lightest(list(Experiment.suite("uellm").plan().cells))
+    assert 345 < longest_slo_s(spec) < 350
+    short = dataclasses.replace(spec, duration_s=1000.0)
+    assert short.duration_s < LEAST * longest_slo_s(short)
+    assert 5 < longest_answer_s(spec) < 60
