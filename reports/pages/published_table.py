@@ -17,6 +17,9 @@ from pathlib import Path
 from typing import Literal, cast
 
 from ...harness.experiments.config.experiment_file import read_toml
+from ...harness.experiments.config.schema import ExperimentSchema
+from ...harness.experiments.config.setting import declared
+from ...harness.results.read import LEAD_COLUMNS
 from ...workloads.errors import FileFormatError, SloBenchError, UnknownNameError
 
 SHIPPED = Path(__file__).parent / "published"
@@ -26,6 +29,7 @@ TOLERANCE = 0.1
 """Of the published figure: how far a reproduced one may be from it."""
 
 Pins = Mapping[str, str | float | bool]
+_PINNED = {*LEAD_COLUMNS, *declared(ExperimentSchema)}  # besides parameters, `system.parameter`
 _BOUND = re.compile(r"(<|>|≤|≥|≈)\s*([+−-]?[\d.]+)$")
 
 
@@ -203,6 +207,8 @@ def _pins(value: object, key: str) -> Pins:
     if not isinstance(value, dict):
         raise SloBenchError(f"{key} must be a table of settings but is {value!r}")
     for name, wanted in value.items():
+        if "." not in name and name not in _PINNED:
+            raise UnknownNameError(f"setting in {key}", name, _PINNED)
         if not isinstance(wanted, str | int | float | bool):
             raise SloBenchError(f"{key}: {name} must be one value but is {wanted!r}")
     return value

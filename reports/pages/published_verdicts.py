@@ -164,11 +164,13 @@ def _choose(pins: Pins, cells: pd.DataFrame, settings: Mapping[str, Any], knee: 
 
 
 def _setting(settings: Mapping[str, Any], key: str) -> object:
-    """A setting (`host_s`) or parameter (`vllm.max_num_seqs`); "" where it is not set."""
-    value: object = settings if "." not in key else settings.get("parameters", {})
-    for part in key.split("."):
-        value = value.get(part, "") if isinstance(value, Mapping) else ""
-    return value
+    """A setting (`host_s`, `client.api`) or parameter (`vllm.max_num_seqs`); "" if not set."""
+    for value in (settings, settings.get("parameters", {})):
+        for part in key.split("."):
+            value = value.get(part, "") if isinstance(value, Mapping) else ""
+        if value != "":
+            return value
+    return ""
 
 
 def _listed(value: object) -> Sequence[object]:

@@ -272,6 +272,7 @@ ROW = "title = 'x'\n[[row]]\nwhat = 'y'\n"
         (ROW + "published = [1]", "published must be a number, a range"),
         (ROW + "published = 1\nwhere = 3", "where must be a table of settings but is 3"),
         (ROW + "published = 1\nwhere = { gpu = ['a'] }", "where: gpu must be one value"),
+        (ROW + "published = 1\nwhere = { gpuu = 'a' }", "unknown setting in where 'gpuu'; did you"),
         (ROW + "published = 1\nscale = 'x'", "scale must be a number"),
         (ROW + "published = 1\norder = [{}]", "order must be a list of at least two"),
         (ROW + "published = 1\nbest_of = 'gpu'", "best_of must be a list of columns"),
