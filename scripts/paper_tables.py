@@ -159,18 +159,25 @@ def _six_digits(text: str) -> str:
 
 
 def _commit() -> str:
-    """The commit of the working tree, with `-dirty` where files differ from it."""
-    asked = ["git", "describe", "--always", "--dirty", "--exclude=*"]
-    return subprocess.run(
-        asked, cwd=ROOT, check=True, capture_output=True, text=True
-    ).stdout.strip()
+    """The commit of the working tree, with `-dirty` where files other than pages differ from it."""
+
+    def git(*asked: str) -> str:
+        found = subprocess.run(
+            ("git", *asked), cwd=ROOT, check=True, capture_output=True, text=True
+        )
+        return found.stdout.strip()
+
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs")
+    return git("rev-parse", "--short=7", "HEAD") + "-dirty" * bool(changed)
 
 
 def written(text: str, results: Path = RESULTS, suites: Sequence[str] | None = None) -> str:
     """A page with its blocks, or those of some suites, written from the results.
 
+    A block whose suite has no results stays as it is.
+
     Raises:
-        SloBenchError: a block is malformed, or its suite has no results.
+        SloBenchError: a block is malformed, or does not fit the results.
     """
     makers: Mapping[str, Callable[[Mapping[str, Any], Path], str]] = {
         "published": _published_block,
@@ -181,7 +188,10 @@ def written(text: str, results: Path = RESULTS, suites: Sequence[str] | None = N
     def again(found: re.Match[str]) -> str:
         head, kind, given, _, end = found.groups()
         fields = block_fields(given)
-        if suites is not None and fields.get("suite") not in suites:
+        suite = fields.get("suite")
+        if suites is not None and suite not in suites:
+            return found[0]
+        if suite is not None and not (results / suite).is_dir():
             return found[0]
         return f"{head}\n{makers[kind](fields, results)}\n\n{end}"
 
@@ -190,9 +200,6 @@ def written(text: str, results: Path = RESULTS, suites: Sequence[str] | None = N
 
 @functools.cache
 def _results(folder: Path) -> tuple[Any, pd.DataFrame]:
-    if not folder.is_dir():
-        missing = f"no results of suite {folder.name} in {folder.parent}"
-        raise SloBenchError(f"{missing}; run scripts/paper_tables.py --suite {folder.name}")
     run = read_run(folder)
     return run, combine([run])
 

@@ -120,7 +120,7 @@ def finding(
             return Finding(error.verdict, remarks=(str(error),))
     except _CannotTellError as error:
         return Finding(error.verdict, remarks=(str(error),))
-    remarks = (*differing, *best, *_not_stationary(chosen))
+    remarks = (*differing, *best, *_not_stationary(row, chosen))
     return Finding("another set-up" if differing else verdict, text, remarks)
 
 
@@ -324,9 +324,11 @@ def _order_verdict(steps: Sequence[Interval]) -> Verdict:
     return "same order" if all(step.low > 0 for step in steps) else "undecided"
 
 
-def _not_stationary(chosen: Sequence[_Chosen]) -> tuple[str, ...]:
-    """A remark where cells of a row are not stationary."""
+def _not_stationary(row: PublishedRow, chosen: Sequence[_Chosen]) -> tuple[str, ...]:
+    """A remark where cells of a row are not stationary; with `reaches`, those that reach it."""
     cells = pd.concat([one.cells for one in chosen])
+    if row.reaches is not None:
+        cells = cells[cells["attainment"] >= row.reaches - 1e-12]
     if "stationary" not in cells or not cells["stationary"].map(lambda known: known is False).any():
         return ()
     return ("not stationary: the figure depends on the run's length",)

@@ -46,7 +46,18 @@ def test_a_changed_result_changes_the_page(tables, tmp_path):
 
 def tiny(tables, folder):
     """A suite with few requests, and a page of it."""
-    options = ("--requests", "40", "--rates", "2,3", "--seeds", "1", "--model", "mistral-7b")
+    options = (
+        "--requests",
+        "40",
+        "--warmup",
+        "0",
+        "--rates",
+        "2,3",
+        "--seeds",
+        "1",
+        "--model",
+        "mistral-7b",
+    )
     tables.run_suite("ascendra", {"attainment"}, 1, results=folder, options=options)
     tables._results.cache_clear()
     table = 'suite = "ascendra", rows = ["system", "sarathi.chunk_tokens"], columns = "rate_rps"'
@@ -67,7 +78,7 @@ def test_a_run_keeps_what_the_page_needs(tables, tmp_path):
     assert "| sarathi, chunk_tokens 2048 | " in page
     assert "3 another set-up" in page  # 14 and 10.5 req/s are needed
     assert "- Bandwidth of a host link, 11.4 GB/s" in page
-    assert "`slo-bench run --suite ascendra --requests 40 --rates 2,3" in page
+    assert "`slo-bench run --suite ascendra --requests 40 --warmup 0 --rates 2,3" in page
     assert re.search(r"commit [0-9a-f]{7,}", page)
 
 
@@ -80,8 +91,8 @@ def test_blocks_that_cannot_be_written(tables, tmp_path):
     asked = 'suite = "ascendra", columns = "rate_rps", value = "attainment"'
     with pytest.raises(SloBenchError, match="is not TOML"):
         block("suite =")
-    with pytest.raises(SloBenchError, match=r"no results of suite uellm in .*; run scripts/"):
-        block(asked.replace("ascendra", "uellm") + ', rows = ["system"]')
+    other = asked.replace("ascendra", "uellm") + ', rows = ["system"]'
+    assert block(other) == f"<!-- table: {other} -->\n<!-- end -->"  # no results: as it is
     with pytest.raises(SloBenchError, match="has no column nothing"):
         block(asked + ', rows = ["nothing"]')
     with pytest.raises(SloBenchError, match="needs more in rows or where"):
@@ -98,9 +109,29 @@ def test_figures_that_are_not_generated_say_so(tables):
                 assert MARK.search(section), f"{page.name}: {section.splitlines()[0]}"
 
 
+NOT_YET = "*Not generated yet; older figures stand below.*"
+
+
+def test_blocks_without_results_say_so(tables):
+    for page in pages(tables):
+        for _, kind, given, content, _ in tables._BLOCK.findall(page.read_text()):
+            suite = tables.block_fields(given).get("suite")
+            missing = suite is not None and not (tables.RESULTS / suite).is_dir()
+            assert (content.strip() == NOT_YET) == missing, f"{page.name}: {kind} {suite}"
+
+
+def test_kept_runs_are_those_that_their_tables_need(tables):
+    """No row of a suite's table asks for another set-up than the suite has."""
+    for page in pages(tables):
+        for _, kind, _, content, _ in tables._BLOCK.findall(page.read_text()):
+            if kind == "published":
+                assert "another set-up" not in content
+                assert "not unique" not in content
+
+
 def test_kept_results_are_small_and_shown(tables):
     shown = {suite for page in pages(tables) for suite, _ in tables.shown_suites(page.read_text())}
     kept = {folder.name for folder in tables.RESULTS.iterdir()}
-    assert kept == shown
+    assert kept <= shown
     for path in tables.RESULTS.rglob("*.csv"):
         assert path.stat().st_size < 300_000, path
