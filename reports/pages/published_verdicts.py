@@ -37,12 +37,13 @@ LEAST_SEEDS = 3  # for an interval
 _T = {2: 4.303, 3: 3.182}  # quantile 0.975 with fewer degrees of freedom than `student_t` has
 
 RULES = (
-    "Verdicts are decided by the 95 % interval over seeds. Reproduced: it meets the published "
-    "figure ± a tenth and is itself no wider than ± a tenth of that figure, or lies wholly within "
-    "a published bound. Same order: it excludes the published figure or is wider, but the "
-    "comparison or order has the published direction in the whole interval. Not reproduced: it "
-    "excludes the published figure or bound, and the direction does not hold. Undecided: fewer "
-    f"than {LEAST_SEEDS} seeds, or the interval allows several of these."
+    "Verdicts are decided by the 95 % interval over seeds. The tolerance is a tenth of the "
+    "published figure; of a comparison, a tenth of the published distance from no difference. "
+    "Reproduced: the interval meets the figure ± tolerance and is itself no wider, or lies wholly "
+    "within a published bound. Same order: not so, but the comparison or order has the published "
+    "direction in the whole interval. Not reproduced: the interval excludes the figure or bound "
+    f"and does not show the direction, or shows the other. Undecided: fewer than {LEAST_SEEDS} seeds, or the interval "
+    "allows several of these."
 )
 
 
@@ -308,11 +309,14 @@ def verdict(found: Interval, claim: Claim | None, null: float | None) -> Verdict
         outside = found.high < claim.low or claim.high < found.low
         return "not reproduced" if outside else "undecided"
     meets = found.high >= claim.low - claim.tolerance and found.low <= claim.high + claim.tolerance
+    direction = 0.0  # of the published comparison: up, down, or none
+    if null is not None and not claim.low < null < claim.high:
+        direction = np.sign(claim.low + claim.high - 2 * null)
+        if direction * (found.mean - null) < -found.half:
+            return "not reproduced"
     if meets and found.half <= claim.tolerance:
         return "reproduced"
-    if null is not None and (
-        (claim.low > null and found.low > null) or (claim.high < null and found.high < null)
-    ):
+    if null is not None and direction and direction * (found.mean - null) > found.half:
         return "same order"
     return "undecided" if meets else "not reproduced"
 
