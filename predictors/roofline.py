@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
 from typing import Protocol, TypeGuard
 
@@ -85,6 +85,16 @@ class Coefficients:
     c6_s: float  # per sequence or chunk
     c7_s: float  # where there is any prefill
     c8_s: float  # per iteration
+
+    def for_layers(self, ratio: float) -> Coefficients:
+        """Those of `ratio` times as many layers: each layer pays its share of the overheads."""
+        return replace(
+            self,
+            c5_s=self.c5_s * ratio,
+            c6_s=self.c6_s * ratio,
+            c7_s=self.c7_s * ratio,
+            c8_s=self.c8_s * ratio,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from .dtypes import SIXTEEN_BIT_BYTES, weight_dtype
 from .placement import PipelineStage, Placement
-from .roofline import Coefficients, OperatorRoofline, Work
+from .roofline import OperatorRoofline, Work
 from .step_time import (
     DEFAULT_HOST_S,
     KnownCoefficients,
@@ -84,11 +84,13 @@ def stage_step_time(
 
     The last has the final norm and the output head, and hands nothing over.
     """
+    known = _known(placement, stage)
+    placement = replace(placement, model=known.model)
     share = stage.layers / placement.model.layers
     link = None if last else stage.link
     token_bytes = placement.model.hidden * SIXTEEN_BIT_BYTES
     return OperatorRoofline.of(
-        _shared(_known(placement, stage).coefficients, share),
+        known.coefficients.for_layers(share),
         _work(placement, stage, head=last),
         host_s * share,
         extra_s=(link.latency_s if link else 0.0) + stage.layers * stage.layer_extra_s,
@@ -98,12 +100,6 @@ def stage_step_time(
 
 def _known(placement: Placement, stage: PipelineStage) -> KnownCoefficients:
     return coefficients_of(replace(placement, gpu=stage.gpu, pp=1, split=(), fixed_lanes=None))
-
-
-def _shared(c: Coefficients, share: float) -> Coefficients:
-    return replace(
-        c, c5_s=c.c5_s * share, c6_s=c.c6_s * share, c7_s=c.c7_s * share, c8_s=c.c8_s * share
-    )
 
 
 def _work(placement: Placement, stage: PipelineStage, head: bool) -> Work:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
 from statistics import median
@@ -23,6 +23,7 @@ __all__ = [
     "StepTime",
     "StepTimeModel",
     "fitted_pairs",
+    "layer_shape",
     "step_time",
 ]
 
@@ -98,8 +99,9 @@ def _coefficients(row: dict[str, Any]) -> Coefficients:
 def step_time(placement: Placement, host_s: float = DEFAULT_HOST_S) -> RooflineModel:
     """The step-time model of a placement; `host_s` seconds of scheduling are added to every step.
 
-    A fit is used for the shape, GPU and tp that it was made for (16-bit weights and KV, any pp);
-    everything else is an analytic estimate, and says so.
+    A fit is used for models whose layers have the shape that it was made for, on that GPU and tp
+    (16-bit weights and KV, any pp). Their number and the vocabulary may differ (see
+    `coefficients_of`). Everything else is an analytic estimate, and says so.
 
     Raises:
         SloBenchError: `host_s` is not a time from 0 on, or the model is not a decoder.
@@ -110,7 +112,9 @@ def step_time(placement: Placement, host_s: float = DEFAULT_HOST_S) -> RooflineM
     known = coefficients_of(placement)
     all_reduce = placement.tp > 1 and not known.fitted  # a fit contains it
     return RooflineModel(
-        _roofline(placement, known.coefficients, host_s, all_reduce=all_reduce),
+        _roofline(
+            replace(placement, model=known.model), known.coefficients, host_s, all_reduce=all_reduce
+        ),
         fitted=known.fitted,
         provenance=known.provenance,
     )
@@ -118,21 +122,45 @@ def step_time(placement: Placement, host_s: float = DEFAULT_HOST_S) -> RooflineM
 
 @dataclass(frozen=True, slots=True)
 class KnownCoefficients:
-    """Coefficients for a placement, and where they come from."""
+    """Coefficients for a placement, and where they come from.
 
+    `model` is what they charge for: the placement's, with the vocabulary of the fit.
+    """
+
+    model: ModelSpec
     coefficients: Coefficients
     fitted: bool
     provenance: str
 
 
 def coefficients_of(placement: Placement) -> KnownCoefficients:
-    """Those fitted for the model's shape on this GPU and tp, else the estimate."""
+    """Those fitted for the shape of the model's layers on this GPU and tp, else the estimate.
+
+    Each layer pays its share of the overheads of a fit. The part by which the output head
+    differs is read in every step and multiplied once a sequence: a prefill computes the
+    logits of its last token alone.
+    """
+    here = placement.model
     pair = _fitted_for(placement)
     if pair is not None:
+        there = model(pair.model)
         said = f"fitted: {pair.label}, MAPE {pair.mape_percent} %"
-        return KnownCoefficients(pair.coefficients, True, said)
-    estimate = estimated_coefficients(placement.model)
-    return KnownCoefficients(estimate, False, _describe(estimate))
+        for what, ours, theirs in (
+            ("layers", here.layers, there.layers),
+            ("tokens of vocabulary", here.vocab, there.vocab),
+        ):
+            if ours != theirs:
+                said += f", for {ours} instead of {theirs} {what}"
+        c = pair.coefficients.for_layers(here.layers / there.layers)
+        head, gpu = (here.vocab - there.vocab) * here.hidden / placement.tp, placement.gpu
+        fitted = replace(
+            c,
+            c6_s=c.c6_s + c.c1 * 2 * head / gpu.flops(16),
+            c8_s=c.c8_s + c.c0 * SIXTEEN_BIT_BYTES * head / gpu.bandwidth_bytes_per_s,
+        )
+        return KnownCoefficients(replace(here, vocab=there.vocab), fitted, True, said)
+    estimate = estimated_coefficients(here)
+    return KnownCoefficients(here, estimate, False, _describe(estimate))
 
 
 def checked_host_s(host_s: float) -> None:
@@ -188,24 +216,27 @@ def _fitted_for(placement: Placement) -> FittedPair | None:
     sixteen_bit = ("bf16", "fp16")
     if placement.weight_dtype not in sixteen_bit or placement.kv_dtype not in sixteen_bit:
         return None
-    shape = _shape(placement.model)
-    for pair in fitted_pairs():
-        same_hardware = pair.gpu == placement.gpu.name and pair.tp == placement.tp
-        if same_hardware and _shape(model(pair.model)) == shape:
-            return pair
-    return None
+    here = placement.model
+    serving = [
+        pair
+        for pair in fitted_pairs()
+        if pair.gpu == placement.gpu.name
+        and pair.tp == placement.tp
+        and layer_shape(model(pair.model)) == layer_shape(here)
+    ]
+    return min(serving, key=lambda p: abs(model(p.model).layers - here.layers), default=None)
 
 
-def _shape(spec: ModelSpec) -> tuple[object, ...]:
-    """What step time depends on; models that share it (Llama 3 and 3.1) share a fit."""
+def layer_shape(spec: ModelSpec) -> tuple[object, ...]:
+    """What the time of one layer depends on; models that share it (Llama 3.1 8B, Mistral 7B) share
+    a fit.
+    """
     return (
-        spec.layers,
         spec.hidden,
         spec.heads,
         spec.kv_heads,
         spec.head_dim,
         spec.intermediate,
-        spec.vocab,
         spec.traits,
     )
 

@@ -38,7 +38,7 @@ def explain(
     ] = None,
     as_json: Annotated[bool, flag("Print only JSON.", "--json")] = False,
 ) -> None:
-    """Show where a request's time went: queue, prefill, preempted, swapped, decode and other parts.
+    """Show where a request's time went: instances, queue, prefill, preempted, decode and others.
 
     A simulated cell is simulated again, with a log of events. For a cell of a real server only
     the client's times are known: queue and prefill cannot be separated.

@@ -22,7 +22,8 @@ SWAPS = "swaps"
 RECOMPUTES = "recomputes"
 FROM_RECORDS = (OVERTAKES, DROPS, REJECTIONS, SWAPS, RECOMPUTES)
 """`overtakes`: requests that began before one that had come to the same instance earlier.
-`drops`, `rejections`: requests with that outcome. `swaps`, `recomputes`: preemptions of that mode.
+`drops`, `rejections`: requests with that outcome; overlong ones are left out. `swaps`,
+`recomputes`: preemptions of that mode.
 """
 
 # Counted by the engine, where a policy declares them.

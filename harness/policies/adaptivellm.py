@@ -84,8 +84,8 @@ class AdaptiveLlm(VllmV0):
     def mechanisms(self) -> dict[str, str]:
         found = {}
         if self.adaptive:
-            found["swaps_chosen"] = "preemptions for which a swap was predicted to cost less"
-            found["recomputes_chosen"] = "preemptions for which a recomputation was"
+            found["swaps_chosen"] = "preemptions for which a swap was to cost less"
+            found["recomputes_chosen"] = "preemptions for which recomputing was to cost less"
             found["recomputes_host_full"] = "preemptions for which host memory had no room"
         if self.groups == "mean-priority":
             found["waiting_first"] = "decisions that let waiting before swapped requests"

@@ -23,18 +23,20 @@ def overtook(records: Records) -> NDArray[np.bool_]:
     return found
 
 
-_FROM_RECORDS: Mapping[str, Callable[[Records], int]] = {
-    OVERTAKES: lambda records: int(overtook(records).sum()),
-    DROPS: lambda records: int((records.outcome == Outcome.DROPPED).sum()),
-    REJECTIONS: lambda records: int((records.outcome == Outcome.REJECTED).sum()),
-    SWAPS: lambda records: int(records.preemptions_swap.sum()),
-    RECOMPUTES: lambda records: int(records.preemptions_recompute.sum()),
+_FROM_RECORDS: Mapping[str, Callable[[Result], int]] = {
+    OVERTAKES: lambda result: int(overtook(result.records).sum()),
+    DROPS: lambda result: int((result.records.outcome == Outcome.DROPPED).sum()),
+    REJECTIONS: lambda result: (
+        int((result.records.outcome == Outcome.REJECTED).sum()) - result.overlong
+    ),
+    SWAPS: lambda result: int(result.records.preemptions_swap.sum()),
+    RECOMPUTES: lambda result: int(result.records.preemptions_recompute.sum()),
 }
 
 
 def counts_of(result: Result) -> dict[str, int]:
     """Name to number of acts of every mechanism that the policies of the cell declare."""
     return {
-        name: _FROM_RECORDS[name](result.records) if name in _FROM_RECORDS else count
+        name: _FROM_RECORDS[name](result) if name in _FROM_RECORDS else count
         for name, count in result.counts.items()
     }

@@ -27,6 +27,13 @@ class SpanKind(Enum):
     STALLED = "stalled"
     PIPELINE = "pipeline"
     PADDING = "padding"
+    SHARED = "others on the GPU"
+    # Phases outside instances, and of several instances.
+    HELD = "held before instances"
+    LOADING = "model loading"
+    PREFILLED = "decode instance full"
+    TRANSFER = "KV to another instance"
+    EMBED = "embedding pass"
     # Phases of requests to real servers, as the client sees them.
     CLIENT = "client"
     UNTIL_ANSWER = "until first token"
@@ -34,7 +41,7 @@ class SpanKind(Enum):
 
 
 MEANING = {
-    SpanKind.QUEUE: "waited to enter a batch for the first time",
+    SpanKind.QUEUE: "at an instance, waited to enter a batch",
     SpanKind.PREFILL: "in steps that computed its prompt",
     SpanKind.PREFILL_WAIT: "in the batch, while the token budget went to others",
     SpanKind.DECODE: "in steps that gave it a token",
@@ -46,6 +53,12 @@ MEANING = {
     SpanKind.STALLED: "kept its KV and sat out until a block was free",
     SpanKind.PIPELINE: "waited for a device busy with other batches: pipeline stages, embeddings",
     SpanKind.PADDING: "answered, while the longest of its batch went on",
+    SpanKind.SHARED: "in the batch, while other models of the GPU computed",
+    SpanKind.HELD: "in a queue before the instances: none was chosen, or had room",
+    SpanKind.LOADING: "at a model whose weights were on their way to the GPU",
+    SpanKind.PREFILLED: "prefilled, waited until a decode instance had room for its KV",
+    SpanKind.TRANSFER: "its KV went to the instance where it decodes on",
+    SpanKind.EMBED: "in a pass of the embedder",
     SpanKind.CLIENT: "due, and not yet sent by the client",
     SpanKind.UNTIL_ANSWER: "sent, without an answer: network, queue and prefill of the server",
     SpanKind.ANSWER: "between its first token and its last",
@@ -73,13 +86,16 @@ class LatencySpan:
         return self.end_s - self.begin_s
 
 
-def latency_breakdown(log: InstanceLog, request: int, arrival_s: float) -> list[LatencySpan]:
-    """All of a finished request's time from arrival to finish, without gaps or overlaps.
+def latency_breakdown(
+    log: InstanceLog, request: int, begin_s: float, end_s: float
+) -> list[LatencySpan]:
+    """All of a request's time at one instance, without gaps or overlaps.
 
     Each span begins exactly at the time at which the previous one ends.
     """
-    moves = log.moves[request]
-    pieces = [LatencySpan(arrival_s, moves[0].time_s, SpanKind.QUEUE)]
+    here = [move for move in log.moves.get(request, ()) if begin_s <= move.time_s < end_s]
+    moves = [*here, StateChange(end_s, State.DONE)]
+    pieces = [LatencySpan(begin_s, moves[0].time_s, SpanKind.QUEUE)]
     for move, following in pairwise(moves):
         pieces += _within(log.steps, request, move, following.time_s)
     return _joined(pieces)
@@ -123,13 +139,17 @@ def _parts(step: TracedStep, request: int, state: State) -> Iterator[LatencySpan
         yield LatencySpan(step.begin_s, swaps_s, SpanKind.PIPELINE)
     if step.swap_s:
         yield LatencySpan(swaps_s, computes_s, SpanKind.SWAP)
+    if step.shared_s:
+        yield LatencySpan(computes_s, computes_s + step.shared_s, SpanKind.SHARED)
+        computes_s += step.shared_s
     if state is not State.DECODE:
         served = any(chunk.request == request for chunk in step.chunks)
         part = SpanKind.PREFILL if state is State.PREFILL else SpanKind.RECOMPUTE
         yield LatencySpan(computes_s, step.end_s, part if served else SpanKind.PREFILL_WAIT)
         return
     if step.decode_seqs and step.decode_s < step.compute_s:
-        decoded_s = computes_s + step.decode_s
+        alone = 1 - step.shared_s / step.compute_s
+        decoded_s = computes_s + step.decode_s * alone
         yield LatencySpan(computes_s, decoded_s, SpanKind.DECODE)
         yield LatencySpan(decoded_s, step.end_s, SpanKind.BEHIND_PREFILL)
         return

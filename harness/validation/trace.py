@@ -13,7 +13,6 @@ import heapq
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -23,10 +22,9 @@ import pandas as pd
 from ...workloads.errors import SloBenchError, UnknownNameError
 from ...workloads.workload import Workload
 from ..core.records import Outcome, Result
-from ..engine.loop.traced import EngineTrace, InstanceLog, State
+from ..engine.loop.traced import EngineTrace, InstanceLog, Place, Stop
 from ..experiments.execution.cells import (
     CellSpec,
-    placed,
     predicted_output_tokens,
     simulated,
     workload_of,
@@ -34,6 +32,7 @@ from ..experiments.execution.cells import (
 from ..experiments.experiment import Experiment, RunResult
 from ..servers.launch.backend_names import SIMULATED
 from .latency_breakdown import LatencySpan, SpanKind
+from .stages import visits
 
 Event = dict[str, Any]
 
@@ -49,42 +48,40 @@ class CellTrace:
     result: Result
     trace: EngineTrace
 
-    @property
-    def lanes_per_instance(self) -> int:
-        """Logs that belong to one instance: with pipeline parallelism one for each lane."""
-        return placed(self.spec.placement).placement.lanes
-
     def events(self) -> Iterator[Event]:
         """Trace events of the cell: names of tracks, steps, counters, requests."""
+        drawn = self._drawn()
         for index, log in sorted(self.trace.instances.items()):
-            name = f"instance {index // self.lanes_per_instance}"
-            if self.lanes_per_instance > 1:
-                name += f" lane {index % self.lanes_per_instance}"
-            yield _named_event("process_name", index, 0, name)
+            yield _named_event("process_name", index, 0, self.trace.names[index])
             yield _named_event("thread_name", index, _STEPS, "steps")
             yield from _steps(index, log)
-            yield from _request_events(index, self._drawn(log))
+            yield from _request_events(index, drawn.get(index, []))
 
-    def _drawn(self, log: InstanceLog) -> Iterator[_DrawnRequest]:
-        """Finished requests of an instance in the order of their arrival."""
-        records = self.result.records
-        here = np.array(sorted(log.moves), dtype=np.int64)
-        here = here[records.outcome[here] == Outcome.FINISHED]
-        for request in here[np.argsort(records.arrival_s[here], kind="stable")].tolist():
-            arrival_s, moves = float(records.arrival_s[request]), log.moves[request]
-            states = [
-                (move.state.value, move.time_s, following.time_s)
-                for move, following in pairwise(moves)
-                if move.state is not State.DONE
-            ]
-            yield _DrawnRequest(
-                request,
-                arrival_s,
-                float(records.finish_s[request]),
-                int(self.workload.prompt_tokens[request]),
-                int(self.workload.output_tokens[request]),
-                [("queue", arrival_s, moves[0].time_s), *states],
-            )
+    def _drawn(self) -> dict[int, list[_DrawnRequest]]:
+        """Finished requests by instance, in the order in which they came to it."""
+        records, drawn = self.result.records, dict[int, list[_DrawnRequest]]()
+        for request in np.flatnonzero(records.outcome == Outcome.FINISHED).tolist():
+            if self.trace.log_of(request) is None:
+                continue  # an embedder's
+            span_s = float(records.arrival_s[request]), float(records.finish_s[request])
+            for stop, end_s in visits(self.trace, request, *span_s):
+                if stop.place is Place.INSTANCE:
+                    drawn.setdefault(stop.log, []).append(self._visit(request, stop, end_s))
+        return {index: sorted(of, key=lambda one: one.begin_s) for index, of in drawn.items()}
+
+    def _visit(self, request: int, stop: Stop, end_s: float) -> _DrawnRequest:
+        here = self.trace.log(stop.log).moves.get(request, ())
+        moves = [move for move in here if stop.time_s <= move.time_s < end_s]
+        at_s = [*(move.time_s for move in moves), end_s]
+        names = ["queue", *(move.state.value for move in moves)]
+        return _DrawnRequest(
+            request,
+            stop.time_s,
+            end_s,
+            int(self.workload.prompt_tokens[request]),
+            int(self.workload.output_tokens[request]),
+            list(zip(names, [stop.time_s, *at_s[:-1]], at_s, strict=True)),
+        )
 
 
 def cell_names(folder: Path) -> list[str]:

@@ -52,6 +52,20 @@ class Distribution:
     share: Floats
 
 
+SPANS = 24
+"""Most spans of time in which attainment is shown."""
+
+_SPAN_REQUESTS = 20  # least, on average, for a share of a span
+
+
+@dataclass(frozen=True)
+class AttainmentOverTime:
+    """Share of the requests that met their SLO, in equal spans of the time of their arrival."""
+
+    time_s: Floats  # middle of each span, from the start of arrivals
+    share: Floats
+
+
 @dataclass(frozen=True)
 class SloRange:
     """The finite SLO bounds that requests carried, in seconds; equal where all have the same."""
@@ -141,6 +155,7 @@ class LevelDetail:
     cost_low: float
     cost_high: float
     timeline: TimelineMeans
+    attainment: AttainmentOverTime
     waits: dict[str, Distribution] = field(default_factory=dict)  # until the first batch, by role
     mechanism: Mechanism = field(default_factory=Mechanism)
 
@@ -158,12 +173,16 @@ class _PointTotals:
     dollars: list[float] = field(default_factory=list)
     tokens_in_slo: list[float] = field(default_factory=list)
     wait_s: dict[str, list[Floats]] = field(default_factory=dict)
+    arrival_s: list[Floats] = field(default_factory=list)
+    met: list[NDArray[np.bool_]] = field(default_factory=list)
 
     def add(self, requests: pd.DataFrame, hours: float, dollars_per_hour: float) -> None:
         met = requests["slo_met"].to_numpy() == 1
         finished = (requests["outcome"] == "finished").to_numpy()
         ttft_s, tpot_s = _latencies(requests)
         self.requests += len(requests)
+        self.arrival_s.append(requests["arrival_s"].to_numpy())
+        self.met.append(met)
         generates = requests[REQUEST_TYPE_COLUMN].to_numpy() != 1
         self.ttft_s.append(ttft_s[generates])
         self.tpot_s.append(tpot_s[generates & ~(finished & np.isnan(tpot_s))])
@@ -220,6 +239,10 @@ def level_details(runs: Sequence[RunResults], cells: pd.DataFrame) -> Iterator[L
             cost=dollars_per_million(sum(level.dollars), sum(level.tokens_in_slo)),
             cost_low=min(per_cell, default=float("inf")),
             cost_high=max(per_cell, default=float("inf")),
+            attainment=attainment_over_time(
+                np.concatenate([*level.arrival_s, np.empty(0)]),
+                np.concatenate([*level.met, np.empty(0, dtype=np.bool_)]),
+            ),
             timeline=timeline_means(read_timeline(folder, cell)),
             waits={role: distribution(np.concatenate(of)) for role, of in level.wait_s.items()},
             mechanism=mechanism(read_timeseries(folder, cell)),
@@ -242,6 +265,20 @@ def distribution(values_s: Floats) -> Distribution:
     shares = np.append(SHARES[below_end], end)
     places = np.clip(np.ceil(shares * total - 1e-9).astype(int) - 1, 0, len(came) - 1)
     return Distribution(came[places], shares)
+
+
+def attainment_over_time(arrival_s: Floats, met: NDArray[np.bool_]) -> AttainmentOverTime:
+    """Attainment by time of arrival; requests that never arrived (NaN) have no place in it."""
+    known = np.isfinite(arrival_s)
+    arrival_s, met = arrival_s[known], met[known]
+    spans = min(SPANS, len(arrival_s) // _SPAN_REQUESTS)
+    if spans < 2 or arrival_s.min() == arrival_s.max():
+        return AttainmentOverTime(np.empty(0), np.empty(0))
+    count, edges = np.histogram(arrival_s, spans)
+    in_slo, _ = np.histogram(arrival_s[met], edges)
+    there = count > 0
+    middle_s = (edges[:-1] + edges[1:]) / 2
+    return AttainmentOverTime(middle_s[there], in_slo[there] / count[there])
 
 
 def timeline_means(timeline: pd.DataFrame) -> TimelineMeans:

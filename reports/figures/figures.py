@@ -236,6 +236,28 @@ def phases(
     )
 
 
+def attainment_over_time(details: Iterable[LevelDetail], names: Sequence[str]) -> Figure:
+    """Attainment by the time at which requests arrived, at one rate."""
+
+    def curve(detail: LevelDetail, place: int) -> View | None:
+        of = detail.attainment
+        return (
+            {"s": place, "x": of.time_s.tolist(), "y": of.share.tolist()}
+            if len(of.time_s)
+            else None
+        )
+
+    return curves_at_a_rate(
+        id="time-attainment",
+        title="Requests that met their SLO, over time",
+        note="Share of the requests that arrived in each span of time, all seeds together. Where a "
+        "system is not stationary it changes with the time for which load lasts.",
+        x=Axis("time since the start of arrivals", "duration"),
+        y=Axis("requests in SLO", "percent", top=1.0),
+        views=_by_rate(details, names, curve),
+    )
+
+
 def over_time(
     details: Iterable[LevelDetail],
     names: Sequence[str],

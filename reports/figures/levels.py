@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import pandas as pd
 
@@ -150,8 +151,9 @@ def offered(cells: pd.DataFrame) -> Load:
 def levels(cells: pd.DataFrame) -> pd.DataFrame:
     """One row per facet, series and rate, over the valid seeds.
 
-    Columns `facet`, `series`, `rate_rps`, `seeds`, and of each number column its mean under its own
-    name, its lowest and its highest value as `<name>_lo` and `<name>_hi`.
+    Columns `facet`, `series`, `rate_rps`, `seeds`, `drifting` (whether a seed is not stationary),
+    and of each number column its mean under its own name, its lowest and its highest value as
+    `<name>_lo` and `<name>_hi`.
     """
     valid = cells[cells["valid"]]
     keys = [valid["facet"], valid["series"], valid["level_rps"].rename("rate_rps")]
@@ -160,11 +162,27 @@ def levels(cells: pd.DataFrame) -> pd.DataFrame:
     grouped = valid[numbers].groupby(keys, sort=True)
     parts = [
         grouped.size().rename("seeds").to_frame(),
+        drifting(valid).groupby(keys).any().rename("drifting").to_frame(),
         grouped.mean(),
         grouped.min().add_suffix("_lo"),
         grouped.max().add_suffix("_hi"),
     ]
     return pd.concat(parts, axis=1).reset_index()
+
+
+def drifting(cells: pd.DataFrame) -> pd.Series[bool]:
+    """Which cells are known not to be stationary."""
+    if "stationary" not in cells:
+        return pd.Series(False, cells.index)
+    return cells["stationary"].map(lambda known: known is False).astype(bool)
+
+
+def after_text(level: pd.Series[Any]) -> str:
+    """`after 540 s`: the arrivals after which a level that drifts was measured; else empty."""
+    if not level["drifting"]:
+        return ""
+    window_s = float(level.get("arrival_window_s", math.nan))
+    return f"after {rate_text(window_s)} s" if window_s > 0 else "yes"
 
 
 def knee_rps(level_rows: pd.DataFrame) -> float:

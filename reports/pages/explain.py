@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,26 +13,32 @@ from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from ...harness.core.counters import OVERTAKES
 from ...harness.core.records import Outcome, time_per_output_token_s
+from ...harness.engine.loop.traced import Act
+from ...harness.results.mechanisms import counts_of, overtook
 from ...harness.results.metrics import judge, late
 from ...harness.validation.latency_breakdown import (
     MEANING,
     LatencySpan,
     SpanKind,
-    latency_breakdown,
     totals_s,
 )
+from ...harness.validation.stages import Stage, stages
 from ...harness.validation.trace import CellTrace, MeasuredCell
 from ...workloads.errors import SloBenchError
 from ...workloads.parsing import finite
 from ...workloads.request import SLO_COLUMNS, RequestType
 from ..compare.results import read_requests
 from ..figures.figure import seconds_text
+from .mechanisms import counts_text, mechanism_text
 from .table import Cell, one_group
 
 MOST_EPISODES = 40  # shown in text; every single stay is in the JSON
 SLOWEST = "slowest"
-_IN_TURNS = frozenset({SpanKind.DECODE, SpanKind.BEHIND_PREFILL, SpanKind.SWAP, SpanKind.PIPELINE})
+_IN_TURNS = frozenset(
+    {SpanKind.DECODE, SpanKind.BEHIND_PREFILL, SpanKind.SWAP, SpanKind.PIPELINE, SpanKind.SHARED}
+)
 _PASSING = frozenset({SpanKind.SWAP, SpanKind.PIPELINE})  # belong to whatever they interrupt
 
 
@@ -54,6 +60,9 @@ class Explanation:
     missed: tuple[str, ...]
     preemptions: int
     phases: Sequence[LatencySpan]
+    stages: Sequence[Stage] = ()  # of simulated requests
+    counts: Mapping[str, int] = dataclasses.field(default_factory=dict)  # of the whole cell
+    acts: Sequence[Act] = ()  # of mechanisms on this request
 
     @property
     def parts_s(self) -> dict[SpanKind, float]:
@@ -94,31 +103,19 @@ def explain(cell: CellTrace, request: int) -> Explanation:
     """
     records, workload = cell.result.records, cell.workload
     outcome = Outcome(int(records.outcome[request]))
-    log = cell.trace.log_of(request)
-    if (
-        outcome is Outcome.FINISHED
-        and log is None
-        and workload.request_type[request] == RequestType.EMBED
-    ):
-        waited_s = records.first_scheduled_s[request] - records.arrival_s[request]
-        pass_s = records.finish_s[request] - records.first_scheduled_s[request]
-        raise SloBenchError(
-            f"request {request} of {cell.spec.cell} embeds: it waited {waited_s:.3f} s and took "
-            f"one pass of {pass_s:.3f} s; only generation is explained step by step"
-        )
-    if outcome is not Outcome.FINISHED or log is None:
+    if outcome is not Outcome.FINISHED:
         raise SloBenchError(
             f"request {request} of {cell.spec.cell} was {outcome.name.lower()}, not served; "
             "there is no time to explain"
         )
-    if len(cell.trace.where(request)) > 1:
-        raise SloBenchError(
-            f"request {request} of {cell.spec.cell} went from one instance to another "
-            f"({', '.join(map(str, cell.trace.where(request)))}); only the time of requests that "
-            "stay on one is explained"
-        )
     judged = judge(workload, records)
     arrival_s = float(records.arrival_s[request])
+    where = _embedding_stages if workload.request_type[request] == RequestType.EMBED else _stages
+    found = where(cell, request)
+    counts = counts_of(cell.result)
+    acts = [Act(float(one.time_s), one.mechanism) for one in cell.trace.acts.get(request, ())]
+    if OVERTAKES in counts and overtook(records)[request]:
+        acts.append(Act(float(records.first_scheduled_s[request]), OVERTAKES))
     return Explanation(
         cell=cell.spec.cell,
         request=request,
@@ -133,8 +130,33 @@ def explain(cell: CellTrace, request: int) -> Explanation:
         met=bool(judged.met[request]),
         missed=tuple(name for name, missed in judged.late.items() if missed[request]),
         preemptions=int(records.preemptions_swap[request] + records.preemptions_recompute[request]),
-        phases=latency_breakdown(log, request, arrival_s),
+        phases=[span for stage in found for span in stage.spans],
+        stages=found,
+        counts=counts,
+        acts=sorted(acts),
     )
+
+
+def _stages(cell: CellTrace, request: int) -> list[Stage]:
+    records = cell.result.records
+    times_s = float(records.arrival_s[request]), float(records.finish_s[request])
+    return stages(cell.trace, request, *times_s)
+
+
+def _embedding_stages(cell: CellTrace, request: int) -> list[Stage]:
+    """The wait and the one pass of an embedding request; of merged batches, its prefill."""
+    if cell.trace.log_of(request) is not None:
+        return _stages(cell, request)
+    records = cell.result.records
+    at_s = [
+        float(of[request])
+        for of in (records.arrival_s, records.first_scheduled_s, records.finish_s)
+    ]
+    spans = [
+        LatencySpan(at_s[0], at_s[1], SpanKind.QUEUE),
+        LatencySpan(at_s[1], at_s[2], SpanKind.EMBED),
+    ]
+    return [Stage(at_s[0], at_s[2], "embedder", "on arrival", spans)]
 
 
 def explain_measured(cell: MeasuredCell, request: int) -> Explanation:
@@ -208,7 +230,34 @@ def explanation_text(explanation: Explanation) -> RenderableType:
         f"{'met its SLO' if e.met else missed}"
         f"{f'; preempted {e.preemptions} times' if e.preemptions else ''}."
     )
-    return Group(Text(first, style="bold"), Text(second), _parts_table(e), _phases_table(e))
+    lines = [Text(first, style="bold"), Text(second), *map(Text, _mechanisms(e))]
+    tables = [_stages_table(e)] if len(e.stages) > 1 else []
+    return Group(*lines, *tables, _parts_table(e), _phases_table(e))
+
+
+def _mechanisms(e: Explanation) -> list[str]:
+    """What mechanisms did to the request, and in the whole cell."""
+    acts = [
+        f"{mechanism_text(one.mechanism)} at {one.time_s - e.arrival_s:.3f} s" for one in e.acts
+    ]
+    lines = [f"Mechanisms on it, from its arrival: {', '.join(acts)}."] if acts else []
+    return [*lines, f"In the whole cell: {counts_text(e.counts)}."] if e.counts else lines
+
+
+def _stages_table(e: Explanation) -> RichTable:
+    rows = [
+        (
+            stage.place,
+            f"{stage.begin_s - e.arrival_s:.3f} s",
+            f"{stage.end_s - e.arrival_s:.3f} s",
+            seconds_text(stage.duration_s),
+            Cell(stage.why, style="dim"),
+        )
+        for stage in e.stages
+    ]
+    title = "Stages, from its arrival"
+    heads = ("where", "from", "to", "time", "why there")
+    return one_group(title, heads, rows, texts=(0, 4)).rich(title)
 
 
 def _parts_table(e: Explanation) -> RichTable:
@@ -259,9 +308,23 @@ def explanation_json(explanation: Explanation) -> dict[str, Any]:
     e = explanation
     return dataclasses.asdict(e) | {
         "cached_tokens": max(0, e.cached_tokens),
+        "ttft_s": finite(e.ttft_s),
         "tpot_s": finite(e.tpot_s),
         "breakdown_s": {part.value: seconds for part, seconds in e.parts_s.items()},
-        "phases": [
-            {"begin_s": s.begin_s, "end_s": s.end_s, "part": s.part.value} for s in e.phases
+        "phases": _spans(e.phases),
+        "stages": [
+            {
+                "begin_s": stage.begin_s,
+                "end_s": stage.end_s,
+                "place": stage.place,
+                "why": stage.why,
+                "phases": _spans(stage.spans),
+            }
+            for stage in e.stages
         ],
+        "acts": [one._asdict() for one in e.acts],
     }
+
+
+def _spans(of: Sequence[LatencySpan]) -> list[dict[str, Any]]:
+    return [{"begin_s": s.begin_s, "end_s": s.end_s, "part": s.part.value} for s in of]

@@ -42,8 +42,8 @@ RULES = (
     "Reproduced: the interval meets the figure ± tolerance and is itself no wider, or lies wholly "
     "within a published bound. Same order: not so, but the comparison or order has the published "
     "direction in the whole interval. Not reproduced: the interval excludes the figure or bound "
-    f"and does not show the direction, or shows the other. Undecided: fewer than {LEAST_SEEDS} seeds, or the interval "
-    "allows several of these."
+    "and does not show the direction, or shows the other. Undecided: fewer than "
+    f"{LEAST_SEEDS} seeds, or the interval allows several of these."
 )
 
 

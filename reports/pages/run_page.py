@@ -28,7 +28,7 @@ from ..figures.levels import (
     origin,
     series_names,
 )
-from . import capacity, published, summary, validation
+from . import capacity, mechanisms, published, summary, validation
 from .answer import answer
 from .document import asset, page, write_page
 from .published_verdicts import RULES
@@ -71,7 +71,7 @@ def _document(runs: Sequence[RunResults]) -> str:
         data,
         heading=_title(cells),
         facts=_facts(cells, bounds),
-        notices=_notices(cells, runs),
+        notices=_notices(cells, rows, runs),
         answer=capacity.answer(searched, cells) or answer(cells, rows, names),
         summary=summary.best_table(cells, rows, details, names, badge),
         names=abbreviated(cells),
@@ -88,6 +88,7 @@ def _document(runs: Sequence[RunResults]) -> str:
         validation=validation.shown(validated),
         scatters=scatters,
         level_table=summary.level_table(cells, rows, names, badge),
+        mechanisms=mechanisms.table(cells, rows, names, badge),
         setup=[_setup(run, f" of {run.name}" if len(runs) > 1 else "") for run in runs],
         terms=asset("definitions.html"),
         footer=_footer(cells, runs),
@@ -166,7 +167,9 @@ def slo_text(bounds: Mapping[str, SloRange]) -> str:
     return ", ".join(f"{name.upper()} ≤ {one(bound)}" for name, bound in bounds.items())
 
 
-def _notices(cells: pd.DataFrame, runs: Sequence[RunResults]) -> list[tuple[str, str]]:
+def _notices(
+    cells: pd.DataFrame, rows: pd.DataFrame, runs: Sequence[RunResults]
+) -> list[tuple[str, str]]:
     """Return the notices above the results: simulated, unfitted, invalid."""
     lines = []
     simulated = cells[cells["backend"] == "simulated"]
@@ -182,8 +185,12 @@ def _notices(cells: pd.DataFrame, runs: Sequence[RunResults]) -> list[tuple[str,
     if len(invalid):
         told = f"{len(invalid)} of {len(cells)} are left out of every figure and mean: "
         lines.append(("Invalid cells.", f"{told}{_listed(invalid['cell'], 'cells')}."))
-    if drifting := summary.not_stationary_text(cells):
+    if drifting := summary.not_stationary_text(rows):
         lines.append(("Not stationary.", f"{drifting}. {summary.NOT_STATIONARY}"))
+    if never := mechanisms.silent(cells):
+        lines.append(("Mechanisms that never acted.", " ".join(never)))
+    if equal := mechanisms.equal_results(cells):
+        lines.append(("Equal results.", " ".join(equal)))
     if overlong_requests := summary.oversize_text(cells):
         told = f"{overlong_requests} exceed the context or the KV cache; they count as missed."
         lines.append(("Too long.", told))
@@ -288,6 +295,7 @@ def drawn(
         details = [replace(d, rate_rps=_ANY_RATE) for d in details]
         rates, rate = [], rate_key(_ANY_RATE)
     missed = [
+        figures.attainment_over_time(details, names),
         figures.causes(details, names),
         figures.phases(details, names, until="first"),
         figures.phases(details, names, until="last"),

@@ -21,6 +21,7 @@ from ..figures.levels import (
     IN_SLO,
     TARGETS,
     Measure,
+    after_text,
     divisor_text,
     has_slo,
     highest_rate,
@@ -33,6 +34,7 @@ from ..figures.levels import (
     series_names,
     with_series,
 )
+from . import mechanisms
 from .answer import best_goodput, winners
 from .table import Cell, Row, Table
 
@@ -53,6 +55,7 @@ def summary_table(cells: pd.DataFrame) -> RenderableType:
     """
     cells = cells if "series" in cells.columns else with_series(cells)
     names, rows, how = series_names(cells), levels(cells), origin(cells)
+    drifting = _drifting(rows)
     facets = facets_of(cells)
     parts: list[RenderableType] = []
     if offered(cells) == "several rates":
@@ -62,24 +65,32 @@ def summary_table(cells: pd.DataFrame) -> RenderableType:
         }
         parts.append(_Stack(f"Highest tested rate, req/s ({how})", _HIGHEST, found))
         if len(rows) <= MOST_LINES:
-            heads = ("system", "req/s", *(measure.head for measure in AT_A_RATE))
+            heads = ("system", "req/s", *(measure.head for measure in AT_A_RATE), *drifting)
             lines = {
                 facet: _by_series(
-                    [(name, rate_text(rate), *of) for name, rate, of in _each(of_facet, names)]
+                    [
+                        (name, rate_text(rate), *of)
+                        for name, rate, of in _each(of_facet, names, drifting=drifting)
+                    ]
                 )
                 for facet, of_facet in by_facet(rows, facets).items()
             }
             parts += [Text(), _Stack(f"Mean over seeds ({how})", heads, lines)]
     else:
         shown = measures(cells)
-        heads = ("system", *(measure.head for measure in shown))
+        heads = ("system", *(measure.head for measure in shown), *drifting)
         lines = {
-            facet: [[(name, *of) for name, _, of in _each(of_facet, names, shown)]]
+            facet: [[(name, *of) for name, _, of in _each(of_facet, names, shown, drifting)]]
             for facet, of_facet in by_facet(rows, facets).items()
         }
         parts.append(_Stack(f"Mean over seeds, {load_text(cells)} ({how})", heads, lines))
     parts += [Text(note, style="dim") for note in _notes(cells, rows)]
     return Group(*parts)
+
+
+def _drifting(rows: pd.DataFrame) -> tuple[str, ...]:
+    """The head of the column that says when levels were measured; none where all are stationary."""
+    return ("not stationary",) if rows["drifting"].any() else ()
 
 
 def _by_series(rows: Sequence[Row]) -> list[list[Row]]:
@@ -131,26 +142,29 @@ def _notes(cells: pd.DataFrame, rows: pd.DataFrame) -> list[str]:
         why = invalid[REASON_COLUMN].iloc[0] if REASON_COLUMN in cells.columns else "late client"
         count = f"{len(invalid)} of {len(cells)}"
         notes.append(f"{count} cells are invalid and left out: {why}.")
-    if drifting := not_stationary_text(cells):
+    if drifting := not_stationary_text(rows):
         notes.append(f"not stationary: {drifting}. {NOT_STATIONARY}")
     if overlong_requests := oversize_text(cells):
         notes.append(f"Too long for the context or the KV cache, and missed: {overlong_requests}.")
-    return notes
+    return [*notes, *mechanisms.notes(cells)]
 
 
-NOT_STATIONARY = "The backlog grows or attainment drifts: the figures depend on the run's length."
+NOT_STATIONARY = (
+    "The backlog grows or attainment drifts: the figures hold after that time of arrivals and "
+    "change with a longer run."
+)
 
 
-def not_stationary_text(cells: pd.DataFrame) -> str:
-    """`vllm at 8, 12 req/s`: the operating points with a cell that is not stationary."""
-    if "stationary" not in cells:
-        return ""
-    of = cells[cells["valid"] & cells["stationary"].map(lambda known: known is False)]
-    rates = of.groupby(["facet", "series"], sort=False)["rate_rps"]
-    points = {", ".join(filter(None, map(str, key))): sorted(set(values)) for key, values in rates}
+def not_stationary_text(rows: pd.DataFrame) -> str:
+    """`vllm at 8, 12 req/s after 540 s`: the levels with a cell that is not stationary."""
+    of = rows[rows["drifting"]]
+    points: dict[tuple[str, ...], list[str]] = {}
+    for _, row in of.iterrows():
+        name = ", ".join(filter(None, (str(row["facet"]), str(row["series"]))))
+        points.setdefault((name, after_text(row)), []).append(rate_text(float(row["rate_rps"])))
     return "; ".join(
-        f"{name} at {', '.join(rate_text(rate) for rate in at)} req/s"
-        for name, at in points.items()
+        f"{name} at {', '.join(rates)} req/s {after}".removesuffix(" yes")
+        for (name, after), rates in points.items()
     )
 
 
@@ -186,14 +200,14 @@ def best_table(
         ]
     else:
         kind, caption = "", f"Means over seeds, {load_text(cells)}"
-        shown = measures(cells)
-        heads = ["system", *(m.head for m in shown), price]
+        shown, drifting = measures(cells), _drifting(rows)
+        heads = ["system", *(m.head for m in shown), *drifting, price]
         groups = [
             (
                 facet,
                 [
                     (_named(name, names), *of, _cost(details, facet, name, rate))
-                    for name, rate, of in _each(of_facet, names, shown)
+                    for name, rate, of in _each(of_facet, names, shown, drifting)
                 ],
             )
             for facet, of_facet in by_facet(rows, facets).items()
@@ -237,9 +251,14 @@ def _rates(
 
 
 def _each(
-    rows: pd.DataFrame, names: Sequence[str], shown: Sequence[Measure] = AT_A_RATE
+    rows: pd.DataFrame,
+    names: Sequence[str],
+    shown: Sequence[Measure] = AT_A_RATE,
+    drifting: Sequence[str] = (),
 ) -> Iterator[tuple[str, float, list[Cell]]]:
-    """Name, rate and cells of the measures, for each series of one facet at each of its rates."""
+    """Name, rate and cells of the measures, for each series of one facet at each of its rates, and
+    a cell for the column `drifting`.
+    """
     best = {measure: measure.best(rows) for measure in shown}
     top = 1.0 if shown[0] is IN_SLO else float(rows[shown[0].column].max())
     for place, name in enumerate(names):
@@ -258,7 +277,8 @@ def _each(
                         bar_of=place,
                     )
                     for measure, value, text in zip(shown, values, texts, strict=True)
-                ],
+                ]
+                + [Cell(after_text(row)) for _ in drifting],
             )
 
 
@@ -287,6 +307,7 @@ LEVEL_HEADS = (
     "Tokens/s",
     "KV peak",
     "Preemptions",
+    "Not stationary",
 )
 
 
@@ -316,4 +337,5 @@ def _level_row(row: pd.Series[Any]) -> Row:
         f"{float(row['output_tokens_per_s']):,.0f}",
         percent_text(float(row.get("kv_cache_usage_peak", math.nan))),
         rate_text(preempted),
+        after_text(row),
     ]

@@ -6,7 +6,8 @@ processes, each half of the cases, about an hour.
 Thirty simulated systems and SLOs: static batches, continuous batches, long deadlines, drops,
 clusters, embedders. The truth of a case is found without the search: long runs (seeds of their own,
 at least 40,000 requests and 40 horizons of the SLO each, the first and last horizon not counted)
-bracket the crossing of the target and bisect it to 1 %; the truth is where the line through the
+bracket the highest rate with the target's attainment at which the backlog grows by less than 1 % of
+the arrivals, and bisect it to 1 %; the truth is where the line through the
 last rates, by long runs of three seeds, crosses the target. A line a case, and a JSON line to
 `--out`, whose cases are not run again; `--truths FILE` takes the truths of an earlier file, and
 searches again.
@@ -28,7 +29,7 @@ import numpy as np
 
 from slo_bench import Experiment
 from slo_bench.harness.experiments.execution.plan import plan
-from slo_bench.harness.results.stationarity import grows, requests_in
+from slo_bench.harness.results.stationarity import keeps_up, requests_in
 from slo_bench.tuner.capacity.asked import CapacityOptions
 from slo_bench.tuner.capacity.cells import CellRunner, Simulator
 from slo_bench.tuner.capacity.folder import search_capacity
@@ -111,7 +112,7 @@ def truth_of(asked: Experiment, target: float, start_rps: float) -> Truth:
 
     def share(rate_rps: float, seeds: int = 1) -> float:
         runs = [run(rate_rps, seed) for seed in range(seeds)]
-        return 0.0 if grows(runs) else float(np.mean([one.attainment for one in runs]))
+        return float(np.mean([one.attainment for one in runs])) if keeps_up(runs) else 0.0
 
     rate_rps = float(f"{start_rps:.4g}")
     low, high = 0.0, math.inf

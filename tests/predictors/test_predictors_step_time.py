@@ -12,8 +12,14 @@ from hypothesis import strategies as st
 
 from slo_bench.predictors.placement import Placement
 from slo_bench.predictors.roofline import Coefficients, OperatorRoofline, Work
-from slo_bench.predictors.specs import gpu, link, model
-from slo_bench.predictors.step_time import estimated_coefficients, fitted_pairs, step_time, work
+from slo_bench.predictors.specs import gpu, gpus, link, model, models
+from slo_bench.predictors.step_time import (
+    estimated_coefficients,
+    fitted_pairs,
+    layer_shape,
+    step_time,
+    work,
+)
 from slo_bench.workloads.errors import SloBenchError
 
 ROUND = Coefficients(
@@ -161,6 +167,64 @@ def test_a_fit_serves_the_shape_it_was_made_for():
     assert fitted.provenance == "fitted: llama-3-8b on a100-80g, MAPE 4.86 %"
     same_shape = step_time(replace(LLAMA_8B, model=model("llama-3.1-8b")))
     assert same_shape.model == fitted.model
+
+
+DECODERS = [spec for spec in models().values() if spec.kind == "decoder"]
+SAME_LAYERS = [
+    (a, b)
+    for a, b in itertools.combinations(DECODERS, 2)
+    if layer_shape(a) == layer_shape(b) and a.layers == b.layers
+]
+BATCHES = [
+    (1, 500, ()),
+    (64, 64_000, ()),
+    (300, 90_000, ()),
+    (0, 0, ((0, 2000),)),
+    (0, 0, ((512, 512), (0, 300))),
+    (32, 32_000, ((0, 512),)),
+]
+
+
+@pytest.mark.parametrize(("a", "b"), SAME_LAYERS, ids=lambda spec: spec.name)
+@pytest.mark.parametrize("tp", [1, 2, 4])
+def test_models_of_one_shape_take_the_same_time(a, b, tp):
+    """On every GPU; what differs is the output head."""
+    head_bytes = 2 * abs(a.vocab - b.vocab) * a.hidden / tp
+    for name, on in gpus().items():
+        one, other = (step_time(Placement(spec, on, tp=tp)) for spec in (a, b))
+        assert one.fitted == other.fitted, name
+        for seqs, kv_tokens, chunks in BATCHES:
+            times_s = [x.model.step_s(seqs, kv_tokens, chunks) for x in (one, other)]
+            if a.vocab == b.vocab:
+                assert times_s[0] == times_s[1], name
+                continue
+            computed = seqs + (len(chunks) if one.fitted else sum(n for _, n in chunks))
+            read_s, multiply_s = head_bytes / on.bandwidth_bytes_per_s, head_bytes / on.flops(16)
+            apart_s = abs(times_s[0] - times_s[1])
+            assert 0.5 * read_s < apart_s < 2 * (read_s + computed * multiply_s), name
+
+
+def test_a_fit_tells_what_it_stands_in_for():
+    mistral = step_time(replace(LLAMA_8B, model=model("mistral-7b")))
+    assert mistral.fitted
+    assert mistral.provenance == (
+        "fitted: llama-3-8b on a100-80g, MAPE 4.86 %, "
+        "for 32000 instead of 128256 tokens of vocabulary"
+    )
+    llama = step_time(LLAMA_8B)
+    prefill = (0, 0, [(0, 2000)])
+    assert mistral.model.step_s(*prefill) == pytest.approx(llama.model.step_s(*prefill), rel=0.01)
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+def test_every_layer_of_a_fit_takes_the_same_time(batch):
+    times_s = [
+        step_time(replace(LLAMA_8B, model=replace(LLAMA_8B.model, layers=layers))).model.step_s(
+            *batch
+        )
+        for layers in (16, 32, 48)
+    ]
+    assert times_s[1] - times_s[0] == pytest.approx(times_s[2] - times_s[1])
 
 
 @pytest.mark.parametrize(

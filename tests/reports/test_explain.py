@@ -1,12 +1,15 @@
 """What `slo-bench explain` says of a request."""
 
 import json
+from itertools import pairwise
 
+import numpy as np
 import pandas as pd
 import pytest
 from rich.console import Console
 
-from slo_bench.harness.experiments.experiment import Experiment
+from slo_bench.harness.core.records import Outcome
+from slo_bench.harness.experiments.experiment import Experiment, RunResult
 from slo_bench.harness.validation.trace import replay
 from slo_bench.reports.pages.explain import (
     chosen_request,
@@ -90,11 +93,76 @@ def test_another_outcome_than_on_disk_is_said(run, cell):
     path.write_bytes(kept)
 
 
-def test_who_went_from_one_instance_to_another_is_not_explained(tmp_path):
-    folder = tmp_path / "run"
-    Experiment(systems=["distserve"], rates=[2], seeds=1, requests=(20,), records="csv").run(
-        folder, jobs=1
+ONE_MODEL = {"workload": "azure-conv", "slo": "ttft=1,tpot=0.15"}
+SEVERAL = {
+    "workload": "azure-conv",
+    "models": "fleet(llama-3.1-8b*2, qwen2.5-7b*2)",
+    "gpu": "h100-80g",
+    "overlong_requests": "reject",
+}
+COLLOCATED = {"workload": "collocated(1:1)", "slo": "ttft=1", "num_gpu_blocks": 1500}
+MOVING = {
+    "distserve": (ONE_MODEL | {"instances": 2}, 10.0, {"prefill", "KV to another instance"}),
+    "splitwise": (ONE_MODEL | {"instances": 2}, 10.0, {"prefill", "KV to another instance"}),
+    "mooncake": (ONE_MODEL | {"instances": 2}, 10.0, {"prefill", "KV to another instance"}),
+    "banaserve": (ONE_MODEL | {"instances": 2}, 10.0, {"prefill", "KV to another instance"}),
+    "ascendra": (ONE_MODEL | {"instances": 3}, 36.0, {"queue", "decode"}),
+    "llumnix": (ONE_MODEL | {"instances": 2, "num_gpu_blocks": 1500}, 14.0, {"queue", "decode"}),
+    "prism": (SEVERAL | {"gpus": 1}, 4.0, {"held before instances", "others on the GPU"}),
+    "muxserve": (SEVERAL | {"gpus": 2}, 8.0, {"others on the GPU"}),
+    "qlm": (SEVERAL | {"gpus": 1}, 4.0, {"held before instances", "model loading"}),
+    "collocation": (COLLOCATED | {"embedder": "bge-m3"}, 10.0, {"embedding pass", "pipeline"}),
+    "merged-batches": (COLLOCATED | {"embedder": "llama-3.1-8b"}, 10.0, {"prefill"}),
+}
+MORE_THAN_ONE_PLACE = {
+    "distserve": "decode 1",
+    "ascendra": "hp 2",
+    "llumnix": "instance 1",
+    "prism": "queue before the engines",
+}
+
+
+@pytest.mark.parametrize("system", MOVING)
+def test_stages_add_up_wherever_a_request_goes(tmp_path, system):
+    settings, rate, expected = MOVING[system]
+    Experiment(systems=[system], rates=[rate], seeds=1, requests=(200,), **settings).run(
+        tmp_path / "run", jobs=1
     )
-    moved = replay(folder, "distserve_rate-2_seed-0")
-    with pytest.raises(SloBenchError, match=r"from one instance to another \(0, 1\)"):
-        explain(moved, 3)
+    cell = replay(tmp_path / "run", f"{system}_rate-{rate:g}_seed-0")
+    assert differs_from_record(tmp_path / "run", cell) is None
+    records, parts, places = cell.result.records, set(), set()
+    for request in np.flatnonzero(records.outcome == Outcome.FINISHED).tolist():
+        explained = explain(cell, request)
+        assert explained.stages[0].begin_s == records.arrival_s[request]
+        assert explained.stages[-1].end_s == records.finish_s[request]
+        for earlier, later in pairwise(explained.phases):
+            assert earlier.end_s == later.begin_s
+        assert sum(s.duration_s for s in explained.stages) == pytest.approx(explained.e2e_s)
+        assert sum(explained.parts_s.values()) == pytest.approx(explained.e2e_s)
+        parts |= {part.value for part in explained.parts_s}
+        places |= {stage.place for stage in explained.stages}
+    assert expected <= parts
+    assert system not in MORE_THAN_ONE_PLACE or MORE_THAN_ONE_PLACE[system] in places
+    json.dumps(explanation_json(explained), allow_nan=False)
+    assert list(cell.events())
+
+
+def test_acts_on_a_request_are_shown(tmp_path):
+    Experiment(
+        systems=["ascendra"], rates=[36], seeds=1, requests=(200,), **MOVING["ascendra"][0]
+    ).run(tmp_path / "run", jobs=1)
+    cell = replay(tmp_path / "run", "ascendra_rate-36_seed-0")
+    [row] = RunResult(tmp_path / "run").rows()
+    offloaded = [
+        r for r, acts in cell.trace.acts.items() if "offloads" in {a.mechanism for a in acts}
+    ]
+    assert len(offloaded) == row["count_offloads"] > 0
+    explained = explain(cell, next(r for r in offloaded if records_finished(cell, r)))
+    assert explained.counts["offloads"] == row["count_offloads"]
+    [act] = [act for act in explained.acts if act.mechanism == "offloads"]
+    [left] = [s for s in explained.stages if s.why == "offloaded before its prefill began"]
+    assert act.time_s == pytest.approx(left.begin_s)
+
+
+def records_finished(cell, request):
+    return cell.result.records.outcome[request] == Outcome.FINISHED

@@ -8,6 +8,7 @@ from slo_bench.harness.results.read import read_runs
 from slo_bench.reports.figures.details import (
     TIMELINE_POINTS,
     SloRange,
+    attainment_over_time,
     distribution,
     dollars_per_million,
     level_details,
@@ -37,6 +38,13 @@ REQUESTS = [
     (0.0, 1.0, 2.0, NAN, "unfinished", 3, 0),
     (0.0, NAN, NAN, NAN, "cancelled", 0, 0),
 ]
+
+
+def test_attainment_over_time_leaves_out_what_never_arrived():
+    arrival_s = np.append(np.arange(40.0), [NAN] * 10)
+    found = attainment_over_time(arrival_s, np.ones(50, dtype=bool))
+    assert found.share.tolist() == [1.0, 1.0]
+    assert not len(attainment_over_time(np.zeros(50), np.ones(50, dtype=bool)).time_s)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from slo_bench.reports.figures.details import (
     LevelDetail,
     SloRange,
     TimelineMeans,
+    attainment_over_time,
     distribution,
 )
 from slo_bench.reports.figures.figure import as_json
@@ -32,9 +33,18 @@ def detail(series="a", rate_rps=2.0, end_s=10.0, **changes):
         "cost": 2.0,
         "cost_low": 1.0,
         "cost_high": 3.0,
+        "attainment": attainment_over_time(np.arange(100.0), np.arange(100) < 50),
         "timeline": TimelineMeans(time_s, time_s * 2, time_s * 3, time_s / 100),
     }
     return LevelDetail(facet="", series=series, rate_rps=rate_rps, **(plain | changes))
+
+
+def test_attainment_over_time_falls_where_requests_miss():
+    (curve,) = figures.attainment_over_time([detail()], NAMES).views["2"]["series"]
+    assert curve["y"] == [1.0, 1.0, 0.5, 0.0, 0.0]  # of 20 requests each; those from 50 s on miss
+    assert curve["x"] == pytest.approx([9.9, 29.7, 49.5, 69.3, 89.1])
+    few = detail(attainment=attainment_over_time(np.arange(30.0), np.ones(30, dtype=bool)))
+    assert figures.attainment_over_time([few], NAMES).views["2"]["series"] == []
 
 
 def test_causes_are_shares_of_all_requests():

@@ -3,13 +3,14 @@
 import io
 import math
 
+import pandas as pd
 import pytest
 from rich.console import Console
 
 from slo_bench.harness.results.read import read_runs
 from slo_bench.reports.figures.figure import percent_text, rate_text, seconds_text
-from slo_bench.reports.figures.levels import combine
-from slo_bench.reports.pages.summary import MOST_LINES, summary_table
+from slo_bench.reports.figures.levels import combine, levels, series_names
+from slo_bench.reports.pages.summary import MOST_LINES, level_table, summary_table
 
 
 def printed(cells, *, width=80, **options):
@@ -39,6 +40,24 @@ def test_summary_of_a_bare_cells_frame(make_run):
     assert "orca" in printed(cells)
     older = cells.drop(columns="arrival_window_s")
     assert "Goodput divides by the makespan" in printed(older)
+
+
+def test_levels_that_are_not_stationary_say_after_how_long_they_were_measured(make_run):
+    cells = read_runs([make_run(systems=["vllm", "orca"], rates=[2.0, 6.0], requests=60)])[0].cells
+    assert "not stationary" not in printed(cells)
+    drifts = (cells["system"] == "vllm") & (cells["rate_rps"] == 6)
+    told = [False if of else None for of in drifts]
+    cells = cells.assign(stationary=pd.Series(told, cells.index, dtype=object))
+    cells = cells.assign(arrival_window_s=540.0)
+    lines = printed(cells).splitlines()
+    assert max(map(len, lines)) <= 80
+    (row,) = [line for line in lines if line.rstrip().endswith("  after 540 s")]
+    assert row.split()[0] == "6"
+    assert "not stationary: vllm at 6 req/s after 540 s." in " ".join(" ".join(lines).split())
+    full = combine(read_runs([make_run(name="full", rates=[2.0, 6.0], requests=60)]))
+    full = full.assign(stationary=pd.Series([False] * len(full), full.index, dtype=object))
+    shown = level_table(full, levels(full), series_names(full), "simulated")
+    assert all(str(row[-1]).startswith("after ") for _, rows in shown.groups for row in rows)
 
 
 LONG = [f"mix(chat=synthetic(prompt=uniform({n},500)):1,code=azure-code:9)" for n in (1, 2, 3)]

@@ -159,7 +159,7 @@ class SharedGpuCluster:
         kv_manager = PooledKVCacheManager(pools, place.block_bytes_per_gpu, place.block_size)
         if quota_pages is not None:
             kv_manager.quota_blocks = kv_manager.blocks_in(quota_pages)
-        model_instance = SharedGpuInstance(
+        model_instance = self._made_instance(
             model.index,
             gpus,
             model.weight_pages,
@@ -177,6 +177,9 @@ class SharedGpuCluster:
             self.migrations += 1
         self._rebuild()
         return model_instance
+
+    def _made_instance(self, *args: Any, **kwargs: Any) -> SharedGpuInstance:
+        return SharedGpuInstance(*args, **kwargs)
 
     def _links(self, gpus: Gpus) -> list[int]:
         """GPUs over whose host links a load is copied: its own, then others of the node."""

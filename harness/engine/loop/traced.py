@@ -6,11 +6,12 @@ method calls the base method and records its effect. Untraced runs pay nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple
 
+from ...core.counters import Counters
 from ...core.state import Phase, RequestState
 from ..simulator.simulated import SimulatedInstance
 from ..simulator.static import StaticInstance
@@ -62,6 +63,49 @@ class TracedStep(NamedTuple):
     waiting: int
     num_gpu_blocks: int
     repeats: int = 1
+    shared_s: float = 0.0  # of `compute_s`, for other models on the same GPU
+
+
+class Place(Enum):
+    """Where a request is between its arrival and its end."""
+
+    HELD = "held"  # in a queue before the instances
+    INSTANCE = "instance"
+    LOADING = "loading"  # at a model whose weights are on their way to the GPU
+    PREFILLED = "prefilled"  # at a prefill instance, without a decode instance yet
+    TRANSFER = "transfer"  # its KV goes from one instance to another
+
+
+class Stop(NamedTuple):
+    """From `time_s` on a request is at `place`; `log` is the index of that instance's log."""
+
+    time_s: float
+    place: Place
+    name: str
+    why: str
+    log: int = -1
+
+
+class Act(NamedTuple):
+    """A mechanism acted on a request."""
+
+    time_s: float
+    mechanism: str
+
+
+class TracedCounters(Counters):
+    """Counters that note the time of each act on a request."""
+
+    def __init__(
+        self, mechanisms: Iterable[str], clock: Callable[[], float], acts: dict[int, list[Act]]
+    ) -> None:
+        super().__init__(mechanisms)
+        self._clock, self._acts = clock, acts
+
+    def add(self, name: str, r: RequestState | None = None) -> None:
+        super().add(name, r)
+        if r is not None:
+            self._acts.setdefault(r.id, []).append(Act(self._clock(), name))
 
 
 @dataclass
@@ -70,6 +114,7 @@ class InstanceLog:
 
     steps: list[TracedStep] = field(default_factory=list)
     moves: dict[int, list[StateChange]] = field(default_factory=dict)
+    acts: dict[int, list[Act]] = field(default_factory=dict)  # shared by all instances
 
     def move(self, request: int, time_s: float, state: State) -> None:
         """Record a change of state of `request`."""
@@ -78,13 +123,27 @@ class InstanceLog:
 
 @dataclass
 class EngineTrace:
-    """The logs of all instances (with pipeline parallelism of all lanes), by index."""
+    """The logs of all instances (with pipeline parallelism of all lanes), by index, and the stops
+    and acts of each request. A request without stops was on one instance all the time.
+    """
 
     instances: dict[int, InstanceLog] = field(default_factory=dict)
+    names: dict[int, str] = field(default_factory=dict)  # of instances
+    stops: dict[int, list[Stop]] = field(default_factory=dict)
+    acts: dict[int, list[Act]] = field(default_factory=dict)
 
     def log(self, index: int) -> InstanceLog:
         """The log of one instance."""
-        return self.instances.setdefault(index, InstanceLog())
+        return self.instances.setdefault(index, InstanceLog(acts=self.acts))
+
+    def stop(self, request: int, stop: Stop) -> None:
+        """Record where `request` is from now on."""
+        self.stops.setdefault(request, []).append(stop)
+
+    def last_place(self, request: int) -> Place | None:
+        """Where `request` is now; None before its first stop."""
+        stops = self.stops.get(request)
+        return stops[-1].place if stops else None
 
     def where(self, request: int) -> list[int]:
         """The instances (lanes) in whose batches a request was."""
@@ -110,6 +169,7 @@ class TracedInstance(SimulatedInstance):
     def __init__(self, log: InstanceLog, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.log = log
+        self.counters = TracedCounters(self.counters, lambda: self.now_s, log.acts)
         self._before: tuple[float, float] = (0.0, 0.0)  # clock and swap time as a step begins
 
     def schedule(self) -> bool:
@@ -153,8 +213,13 @@ class TracedInstance(SimulatedInstance):
                 waiting=self.waiting.live + len(self.swapped) + len(self.stalled),
                 num_gpu_blocks=kv_manager.total - kv_manager.free,
                 repeats=repeats,
+                shared_s=compute_s * self._shared_share(),
             )
         )
+
+    def _shared_share(self) -> float:
+        """Share of the time of a step that other models on the same GPU take."""
+        return 0.0
 
     def _leap(self, horizon_s: float, step_s: float) -> None:
         begin_s, tick = self.now_s, self.tick
@@ -198,6 +263,7 @@ class TracedStaticInstance(StaticInstance):
     def __init__(self, log: InstanceLog, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.log = log
+        self.counters = TracedCounters(self.counters, lambda: self.now_s, log.acts)
 
     def _run_batch(self, batch: list[RequestState]) -> None:
         begin_s = self.now_s

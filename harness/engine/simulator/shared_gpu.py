@@ -67,6 +67,7 @@ class SharedGpuInstance:
         *,
         ready_s: float,
         sample_s: float = INF,
+        kind: Callable[..., SimulatedInstance] = SimulatedInstance,
     ) -> None:
         self.model = model
         self.gpus = gpus
@@ -76,7 +77,7 @@ class SharedGpuInstance:
         self.idle_since_s = ready_s
         self.leaving = False  # its successor serves: it goes when its last request has ended
         self.times = SharedStepTime(step_time)
-        self.instance = SimulatedInstance(
+        self.instance = kind(
             policy,
             kv_manager,
             ModelledPredictions(step_time, 0.0),

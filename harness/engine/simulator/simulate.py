@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import cast
 
 import numpy as np
@@ -29,6 +30,7 @@ from ..cluster.arrivals import Arrivals
 from ..cluster.cluster import Cluster
 from ..cluster.instance import LazyInstance
 from ..cluster.recorder import Recorder, timeline_of, totals_of
+from ..cluster.traced import TracedCluster
 from ..loop.gc_control import collections_off
 from ..loop.instance import EngineInstance, Iterating
 from ..loop.measures import gaps_of
@@ -168,7 +170,8 @@ def simulate(
     recorder = Recorder(len(workload), workload.arrival_s)
     arrivals = Arrivals(workload, skip=rejected)
     recorder.rejected(rejected)
-    cluster = Cluster(
+    kind = Cluster if trace is None else partial(TracedCluster, trace=trace)
+    cluster = kind(
         [*handles, *beside], across, arrivals, recorder, failures=failures, progress=progress
     )
     for role in roles:

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +25,9 @@ from ...core.records import Records, Result, Timeline, TimeseriesRow, Totals
 from ..cluster.arrivals import Arrivals
 from ..cluster.multi_model import SharedGpuCluster
 from ..cluster.recorder import Recorder, totals_of
+from ..cluster.traced_models import TracedSharedGpuCluster
 from ..loop.measures import Sample, gaps_of, summed
+from ..loop.traced import EngineTrace
 
 _SAMPLES = 300
 
@@ -46,6 +49,7 @@ def simulate_models(
     node_gpus: int = 8,
     overlong_requests: str = "error",
     progress: Callable[[int, float], None] | None = None,
+    trace: EngineTrace | None = None,
 ) -> Result:
     """Serve `workload`, whose rows name their models, with `policy` on `gpus` GPUs of one kind.
 
@@ -58,6 +62,7 @@ def simulate_models(
         overlong_requests: `error` or `reject` for requests longer than a model's context, or than
             what a GPU holds beside the model alone.
         progress: called now and then with (requests ended, clock in seconds).
+        trace: is filled with everything that models do.
 
     Raises:
         SloBenchError: a model of the workload is missing, needs more GPUs than there are, or the
@@ -76,7 +81,8 @@ def simulate_models(
     rejected = _too_long(workload, hosted, pages, overlong_requests)
     recorder = Recorder(len(workload), workload.arrival_s)
     recorder.rejected(rejected)
-    cluster = SharedGpuCluster(
+    kind = SharedGpuCluster if trace is None else partial(TracedSharedGpuCluster, trace=trace)
+    cluster = kind(
         hosted,
         gpus,
         pages,

@@ -321,7 +321,7 @@ def simulated(
         predicted: from `predicted_output_tokens`; unused where several models share GPUs.
         step_time: in place of the placement's own, for one model.
         progress: called now and then with (requests ended, clock in seconds).
-        trace: is filled with everything that instances of one model do.
+        trace: is filled with everything that instances do.
 
     Raises:
         SloBenchError: the cell cannot be run as asked.
@@ -335,6 +335,7 @@ def simulated(
             gpus=spec.instances,
             overlong_requests=spec.overlong_requests,
             progress=progress,
+            trace=trace,
         )
     place = placed(spec.placement)
     return simulate(

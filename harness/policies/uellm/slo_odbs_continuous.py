@@ -17,8 +17,8 @@ from ...core.policy import Key, parameter
 from ...core.state import WAITING, RequestState
 from ...core.view import View
 from ..vllm import Vllm
-from .length_monitor import MISPREDICTIONS, LengthMonitor
-from .odbs_rule import CLOSINGS, BatchRule, OpenBatch
+from .length_monitor import MISPREDICTIONS, UNDERESTIMATES, LengthMonitor
+from .odbs_rule import CLOSED_BY_CM, CLOSED_BY_SIZE, CLOSED_BY_THRESHOLD, BatchRule, OpenBatch
 from .slo_odbs import stated_slo_s
 
 _Place = tuple[float, int, int, RequestState]  # order, seq, how often it began anew
@@ -56,7 +56,13 @@ class SloOdbsContinuous(BatchRule, Vllm):
         return SloOdbsState()
 
     def mechanisms(self) -> dict[str, str]:
-        return {**CLOSINGS, **MISPREDICTIONS, OVERTAKES: "requests that began before older ones"}
+        return {
+            CLOSED_BY_THRESHOLD: "decisions in which Total (Eq. 3-5) kept a request out",
+            CLOSED_BY_CM: "decisions in which CM (line 20) kept a request out",
+            CLOSED_BY_SIZE: "decisions in which max_batch kept a request out",
+            UNDERESTIMATES: MISPREDICTIONS[UNDERESTIMATES],
+            OVERTAKES: "requests that began before older ones",
+        }
 
     def limits(self, view: View) -> Limits:
         limits = super().limits(view)

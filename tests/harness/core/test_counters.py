@@ -1,5 +1,7 @@
 """Counters of mechanisms: declared by policies, counted by hooks and by engines."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -60,3 +62,16 @@ def test_names_of_counters_can_be_columns(name):
             assert counter.isidentifier()
             assert counter == counter.lower()
             assert what
+
+
+PAGES = Path(__file__).parents[3] / "docs" / "papers"
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_a_page_of_a_paper_lists_the_counters(name):
+    rows = [row for page in PAGES.glob("*.md") for row in page.read_text("utf-8").splitlines()]
+    chosen = SYSTEMS[name]
+    for part in (one for one in (chosen.policy, chosen.cluster, chosen.sharing) if one is not None):
+        for counter, what in part.mechanisms().items():
+            listed = [row for row in rows if row.startswith(f"| `count_{counter}` | {what} |")]
+            assert any(f"`{name}`" in row for row in listed), counter

@@ -17,6 +17,7 @@ from slo_bench.harness.policies.systems import system
 from slo_bench.harness.results.metrics import CollocationObjective, judge, parse_objective
 from slo_bench.harness.results.metrics import _by_kind as by_kind
 from slo_bench.harness.results.rate_window import rate_window
+from slo_bench.harness.validation.latency_breakdown import SpanKind
 from slo_bench.harness.validation.trace import cell_names, replay
 from slo_bench.predictors.embedder import embedder
 from slo_bench.predictors.placement import Placement
@@ -148,8 +149,12 @@ def test_what_explaining_an_embedding_says(tmp_path):
     experiment(load_factors=[0.5]).run(tmp_path, jobs=1)
     cell = replay(tmp_path, cell_names(tmp_path)[0])
     request = int(np.flatnonzero(cell.workload.request_type)[0])
-    with pytest.raises(SloBenchError, match=r"embeds: it waited \d+\.\d+ s and took one pass of"):
-        explain(cell, request)
+    [stage] = explain(cell, request).stages
+    records = cell.result.records
+    assert stage.spans[-1].part is SpanKind.EMBED
+    assert stage.spans[-1].begin_s == records.first_scheduled_s[request]
+    assert stage.begin_s == records.arrival_s[request]
+    assert stage.end_s == records.finish_s[request]
 
 
 SPLIT = ("distserve", "splitwise", "mooncake", "memserve", "banaserve")

@@ -62,8 +62,13 @@ def watched(name, place=PLACE, requests=120, rate_rps=9.0, **options):
 def told(result, trace):
     """The stays of every finished request, by its number."""
     finished = np.flatnonzero(result.records.outcome == Outcome.FINISHED).tolist()
-    arrival_s = result.records.arrival_s
-    return {r: latency_breakdown(trace.log_of(r), r, float(arrival_s[r])) for r in finished}
+    records = result.records
+    return {
+        r: latency_breakdown(
+            trace.log_of(r), r, float(records.arrival_s[r]), float(records.finish_s[r])
+        )
+        for r in finished
+    }
 
 
 def check(result, trace):

@@ -177,12 +177,20 @@ def test_what_shares_a_prefix_goes_to_one_instance(gateway, mocks):
     assert all(count % 4 == 0 for count in counts)
 
 
-def test_least_loaded_counts_what_is_under_way(gateway, mocks):
-    servers = mocks(2, MockConfig(ttft_s=0.5))
-    url = gateway(*(m.url for m in servers), router="least-loaded")
-    with ThreadPoolExecutor(6) as pool:
-        assert set(pool.map(lambda _: Client(url).complete(), range(6))) == {200}
-    assert [served(m) for m in servers] == [3, 3]
+def test_least_loaded_counts_what_is_under_way(gateway):
+    counts = [0, 0]
+    all_under_way = threading.Barrier(6)
+
+    def answer(server: int, wire: socket.socket) -> None:
+        counts[server] += 1
+        all_under_way.wait(PATIENCE_S)
+        wire.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+
+    with raw_server(partial(answer, 0)) as one, raw_server(partial(answer, 1)) as other:
+        url = gateway(one, other, router="least-loaded")
+        with ThreadPoolExecutor(6) as pool:
+            assert set(pool.map(lambda _: Client(url).complete(), range(6))) == {200}
+    assert counts == [3, 3]
 
 
 def test_a_stream_passes_as_it_comes(gateway):

@@ -1,0 +1,114 @@
+"""What the mechanisms of each system did, which never acted, and systems with equal results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from ...harness.core.counters import COUNT
+from ..figures.facets import by_facet, facets_of
+from ..figures.figure import rate_text
+from .table import Cell, Table
+
+MOST_SYSTEMS = 12
+"""Systems whose counts a terminal shows; the report shows all."""
+
+_NAMES = {"cell", "system", "facet", "series", "run"}
+
+
+def mechanism_text(name: str) -> str:
+    """`closed by threshold` for the counter or column `closed_by_threshold`."""
+    return name.removeprefix(COUNT).replace("_", " ")
+
+
+def counts_text(counts: Mapping[str, float]) -> str:
+    """`tickets 133, offloads 27.5`, the largest first."""
+    largest = sorted(counts.items(), key=lambda item: -item[1])
+    return ", ".join(f"{mechanism_text(name)} {rate_text(count)}" for name, count in largest)
+
+
+def _is_own(column: str) -> bool:
+    """Whether a column names a cell, or belongs to one system: its counters and parameters."""
+    return column in _NAMES or column.startswith(COUNT) or "." in column
+
+
+def _counts(row: pd.Series[Any]) -> dict[str, float]:
+    """Counters of a row that its system has."""
+    return {
+        str(name): float(count)
+        for name, count in row.items()
+        if str(name).startswith(COUNT) and not str(name).endswith(("_lo", "_hi")) and count == count
+    }
+
+
+def _by_system(cells: pd.DataFrame) -> dict[str, dict[str, float]]:
+    """Mean count per cell of each counter, by system."""
+    columns = [c for c in cells.columns if c.startswith(COUNT)]
+    means = cells.groupby("system", sort=False)[columns].mean()
+    return {str(name): found for name, row in means.iterrows() if (found := _counts(row))}
+
+
+def notes(cells: pd.DataFrame) -> list[str]:
+    """Lines for a terminal: counts of each system, then what the headline says."""
+    acted = {
+        name: {counter: mean for counter, mean in counts.items() if mean}
+        for name, counts in _by_system(cells).items()
+    }
+    found = [(name, counts) for name, counts in acted.items() if counts]
+    lines = [f"{name}, per cell: {counts_text(counts)}." for name, counts in found[:MOST_SYSTEMS]]
+    if len(found) > MOST_SYSTEMS:
+        lines.append(f"Counts of {len(found) - MOST_SYSTEMS} more systems: cells.csv and report.")
+    return [*lines, *silent(cells), *equal_results(cells)]
+
+
+def silent(cells: pd.DataFrame) -> list[str]:
+    """A sentence for each system with a mechanism that acted in none of its cells."""
+    lines = []
+    for name, counts in _by_system(cells).items():
+        never = [mechanism_text(counter) for counter, mean in counts.items() if not mean]
+        if len(never) == len(counts):
+            lines.append(f"{name}: no mechanism acted in any cell ({', '.join(never)}).")
+        elif never:
+            lines.append(f"{name}: never in any cell: {', '.join(never)}.")
+    return lines
+
+
+def equal_results(cells: pd.DataFrame) -> list[str]:
+    """A sentence for each group of series with the same results in every cell, value by value."""
+    columns = ["facet", *(c for c in cells.columns if not _is_own(c))]
+    alike: dict[tuple[tuple[str, ...], ...], list[str]] = {}
+    for name, own in cells.groupby("series", sort=False):
+        values = tuple(sorted(map(tuple, own[columns].astype(str).to_numpy().tolist())))
+        alike.setdefault(values, []).append(str(name))
+    return [
+        f"{', '.join(names[:-1])} and {names[-1]} gave equal results in every cell "
+        f"({len(values)} each): the same experiment under {len(names)} names."
+        for values, names in alike.items()
+        if len(names) > 1
+    ]
+
+
+def table(cells: pd.DataFrame, rows: pd.DataFrame, names: Sequence[str], badge: str) -> Table:
+    """Counts of every system at every rate, by facet; without rows where no system has any."""
+    groups = []
+    for facet, of_facet in by_facet(rows, facets_of(cells)).items():
+        for name in names:
+            of = of_facet[of_facet["series"] == name]
+            lines = [
+                [rate_text(float(row["rate_rps"])), counts_text(counts)]
+                for _, row in of.iterrows()
+                if (counts := _counts(row))
+            ]
+            if lines:
+                head = Cell(name, series=list(names).index(name), before=facet)
+                groups.append((head, lines))
+    return Table(
+        "What the mechanisms did",
+        ("Offered req/s", "Counts"),
+        groups,
+        (1,),
+        caption="How often each mechanism acted, mean over seeds; whole run, warm-up included",
+        badge=badge,
+    )
