@@ -283,7 +283,7 @@ class _Search:
             low, high = level.attainment_interval
             if level.growing or high < target:
                 return [0.0, level.attainment, low, high]
-            if low >= target and level.settled:
+            if low >= target and level.sustained:
                 return [1.0, level.attainment, low, high]
             if len(samples) == _MOST_RUNS:  # too near to the edge to be sure
                 return [0.0, level.attainment, low, high]
