@@ -6,6 +6,7 @@ Student's t. Rows never average over anything but seeds.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -18,6 +19,7 @@ import pandas as pd
 
 from ...tuner.capacity.curve import student_t
 from ...workloads.errors import SloBenchError
+from ...workloads.slo import parse_slo
 from ..figures.facets import IDENTITY, axes_of
 from ..figures.levels import level_rates
 from .published_table import Claim, Pins, PublishedRow, figure_text
@@ -151,7 +153,8 @@ def _choose(pins: Pins, cells: pd.DataFrame, settings: Mapping[str, Any], knee: 
         value = knee if (key, wanted) == ("rate_rps", "knee") else wanted
         if key in found.columns:
             column = level_rates(found) if key == "rate_rps" else found[key]
-            matching = found[_equal(column, value)]
+            same = _same_slo(column, str(value)) if key == "slo" else _equal(column, value)
+            matching = found[same]
             if not matching.empty:
                 found = matching
                 continue
@@ -197,6 +200,15 @@ def _equal(column: pd.Series, value: str | float | bool) -> pd.Series:
     if isinstance(value, bool | str):
         return column.astype(str).str.lower() == str(value).lower()
     return (pd.to_numeric(column, errors="coerce") - value).abs() <= 1e-3 * abs(value)
+
+
+def _same_slo(column: pd.Series, wanted: str) -> pd.Series:
+    """SLOs are compared by what they say: `tpot=0.15,ttft=1` is `ttft=1, tpot=0.15`."""
+    same = {text: text == wanted for text in set(column.astype(str))}
+    for text in same:
+        with contextlib.suppress(SloBenchError):  # as `unknown`, of a damaged experiment.toml
+            same[text] = parse_slo(text) == parse_slo(wanted)
+    return column.astype(str).map(same)
 
 
 def _best(row: PublishedRow, chosen: list[_Chosen]) -> tuple[list[_Chosen], tuple[str, ...]]:

@@ -102,6 +102,14 @@ def test_settings_that_agree():
     assert judge(row(where=where)).remarks == ()
 
 
+@pytest.mark.parametrize(
+    ("slo", "same"), [("tpot=0.15, ttft=1.0", True), ("ttft=2,tpot=0.15", False), ("?", False)]
+)
+def test_an_slo_is_compared_by_what_it_says(slo, same):
+    found = judge(row(where={"system": "a", "slo": "ttft=1,tpot=0.15"}), run(slo=slo))
+    assert (found.verdict != "another set-up") == same
+
+
 def test_values_of_an_axis_are_not_averaged():
     cells = pd.concat([run(), run(cap="128")])
     found = judge(row(**A), cells)
