@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import tomllib
@@ -340,3 +341,29 @@ def test_the_report_shows_the_table(tmp_path):
     assert "Bandwidth of a host link, 11.4 GB/s" in page  # fitted to that paper
     assert "Load &lt;unknown&gt;" in page
     assert "<td>&lt;9&gt;</td>" in page
+
+
+AXES = {"rate_rps": "rates", "load_factor": "load_factors", "system": "systems"}
+
+
+@pytest.mark.parametrize("path", suites().values(), ids=lambda path: path.stem)
+def test_a_suite_has_what_its_table_needs(path):
+    """Each pin is a value that the suite runs; else the suite's own report says another set-up."""
+    settings = read_toml(path)[0]
+    if "published" not in settings:
+        pytest.skip("no table")
+    for one in filter(lambda row: row.column, load_published(str(settings["published"])).rows):
+        for key, wanted in itertools.chain(*(p.items() for p in (one.where, one.than or {}))):
+            if wanted not in ("knee", ""):
+                value = settings["parameters"] if "." in key else settings
+                for part in AXES.get(key, key).split("."):
+                    value = value[part]
+                values = value if isinstance(value, list) else [value]
+                assert any(same(v, wanted) for v in values), f"{one.what}: {key}"
+
+
+def same(value, wanted):
+    try:
+        return float(value) == float(wanted)
+    except ValueError:
+        return value == wanted
