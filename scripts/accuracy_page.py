@@ -9,7 +9,6 @@ Everything between the marks `<!-- NAME -->` and `<!-- end -->` of the page is c
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -57,7 +56,9 @@ def main(file: Path) -> None:
     judged = [row for row in judged if not row.reason]
     known = {m.key: m for m in read_folder(SHIPPED) if isinstance(m, Measurement)}
     seen_groups = {
-        (row.engine, row.gpu, row.model) for row in judged if row.key in known and seen(known[row.key])
+        (row.engine, row.gpu, row.model)
+        for row in judged
+        if row.key in known and seen(known[row.key])
     }
     everything = summaries(judged)
     closed = [row for row in everything if row.mode == "closed-loop"]
@@ -71,17 +72,21 @@ def main(file: Path) -> None:
         "closed": _wide(closed, CLOSED, seen_groups),
         "open": _wide(opened, OPEN, set()),
         "regimes": _table(
-            ("engine", "GPU", "models", "load, regime", "metric", "n", "median / p90 (bias)"), regime
+            ("engine", "GPU", "models", "load, regime", "metric", "n", "median / p90 (bias)"),
+            regime,
         ),
-        "skipped": "\n".join(f"- {n:,} rows: {reason}" for (_, reason), n in sorted(skipped.items()))
+        "skipped": "\n".join(
+            f"- {n:,} rows: {reason}" for (_, reason), n in sorted(skipped.items())
+        )
         or "All measurements of dense models were predicted.",
     }
     text = PAGE.read_text(encoding="utf-8")
     for name, part in parts.items():
-        marked = re.compile(rf"(<!-- {name} -->\n).*?(\n<!-- end -->)", re.DOTALL)
-        if not marked.search(text):
+        mark, end = f"<!-- {name} -->\n", "\n<!-- end -->"
+        before, found, after = text.partition(mark)
+        if not found:
             raise SystemExit(f"{PAGE} has no mark {name}")
-        text = marked.sub(lambda match, part=part: match[1] + "\n" + part + "\n" + match[2], text)
+        text = f"{before}{mark}\n{part}\n{end}{after.partition(end)[2]}"
     PAGE.write_text(text, encoding="utf-8")
 
 

@@ -30,7 +30,12 @@ def accuracy(
     ] = None,
     out: Annotated[
         Path | None,
-        option("FILE", "Write the prediction of every measurement to FILE, one JSON line each."),
+        option(
+            "FILE",
+            "Write the prediction of every measurement to FILE, one JSON line each.",
+            "--out",
+            "-o",
+        ),
     ] = None,
     resume: Annotated[
         bool, flag("Continue an interrupted run: predict only what FILE lacks.", "--resume")

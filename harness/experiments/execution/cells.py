@@ -15,6 +15,7 @@ from ....predictors.device_map import read_device_map
 from ....predictors.dtypes import kv_dtype, weight_dtype
 from ....predictors.embedder import Embedder, embedder, own_weight_bytes
 from ....predictors.model_spec import ModelSpec
+from ....predictors.operators.assembly import chosen_engine, operator_step_time
 from ....predictors.output_length import Ints, bucket_accuracy, length_predictor, longest_tokens
 from ....predictors.placement import Placement, smallest_tp
 from ....predictors.profiles.build import default_host
@@ -77,7 +78,7 @@ class PlacementSpec:
     num_gpu_blocks: int | None = None
     num_cpu_blocks: int | None = None
     host_s: float | None = None
-    profile: str | None = None  # a file of measured step times
+    profile: str | None = None  # a file of measured step times, or `operators`
     embedder: str | None = None  # the model beside it
     device_map: str | None = None  # by name or file: layers on devices, in place of gpu, tp and pp
 
@@ -152,7 +153,8 @@ def placed(spec: PlacementSpec) -> Placed:
     Raises:
         SloBenchError: a name is unknown, or the model does not fit.
     """
-    profile = None if spec.profile is None else read_profile(spec.profile)
+    engine = chosen_engine(spec.profile)
+    profile = None if spec.profile is None or engine else read_profile(spec.profile)
     language, embeds, card = model(spec.model), None, None
     if profile is not None and profile.gpu == spec.gpu:
         card = profiled_gpu(profile)
@@ -179,6 +181,9 @@ def placed(spec: PlacementSpec) -> Placed:
     placement.check()
     host_s = DEFAULT_HOST_S if spec.host_s is None else spec.host_s
     beside = embedder(embeds, placement, host_s=host_s) if embeds else None
+    if engine is not None:
+        made = operator_step_time(placement, engine, host_s=spec.host_s)
+        return Placed(placement, made, beside)
     if profile is not None:
         made = _profiled(spec.profile, profile, placement, spec.host_s)
         return Placed(placement, made, beside)

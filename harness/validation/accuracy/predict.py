@@ -90,18 +90,17 @@ def predict(case: Case, without: tuple[str, ...] = ()) -> Prediction:
 
 def schedules_ahead(case: Case) -> bool:
     """Whether vLLM schedules the next step during the present one, as told or by its version."""
-    if case.async_scheduling is not None:
-        return case.async_scheduling
-    return case.engine == "vllm" and version_of(case.version) >= ASYNCHRONOUS_FROM
+    if case.engine != "vllm" or case.async_scheduling is not None:
+        return case.engine == "vllm" and bool(case.async_scheduling)
+    return version_of(case.version) >= ASYNCHRONOUS_FROM
 
 
 def step_times(case: Case, placement: Placement, without: tuple[str, ...] = ()) -> StepTimeModel:
     """A fit of the model on the GPU where the GPU has no kernel tables, else operators."""
     if not has_tables(placement.gpu.name) and coefficients_of(placement).fitted:
         return step_time(placement)
-    return operator_step_time(
-        placement, case.engine, async_scheduling=schedules_ahead(case), without=without
-    )
+    engine = "vllm-async" if schedules_ahead(case) else case.engine
+    return operator_step_time(placement, engine, without=without)
 
 
 def _system(case: Case) -> System:

@@ -156,3 +156,29 @@ def test_command(own, slo_bench):
     code, _, err = slo_bench("accuracy", str(own), "--resume")
     assert code == 2
     assert "--out" in err
+
+
+def test_a_run_takes_step_times_from_operators(slo_bench):
+    options = (
+        "--system",
+        "vllm",
+        "--model",
+        "llama-3.1-8b",
+        "--gpu",
+        "h200-141g",
+        "--rates",
+        "2",
+        "--seeds",
+        "1",
+    )
+    few = ("--requests", "20", "--json")
+    e2e_s = {}
+    for profile in ("operators", "operators:sglang"):
+        code, out, err = slo_bench("run", *options, *few, "--profile", profile)
+        assert code == 0, err
+        (row,) = json.loads(out)
+        e2e_s[profile] = row["e2e_p50_s"]
+    assert len(set(e2e_s.values())) == 2
+    code, _, err = slo_bench("run", *options, *few, "--profile", "operators:sgl")
+    assert code == 2
+    assert "unknown engine 'sgl'" in err
