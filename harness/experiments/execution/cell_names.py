@@ -13,7 +13,8 @@ from ...results.run_folder import Value
 from ...servers.launch.backend_names import SIMULATED
 from ..config.load import OperatingPoint
 from ..config.schema import ExperimentSchema
-from .cells import CellSpec, WorkloadSpec, source
+from .lookup import source
+from .specs import CellSpec, WorkloadSpec
 
 _ALWAYS_COLUMNS = ("workload", "model", "gpu", "gpus")
 _LONGEST_NAME = 150  # characters of a cell's name, which is a file name
@@ -49,7 +50,7 @@ class AxisColumns:
     def settings(self, values: Mapping[str, Any]) -> dict[str, Value]:
         """The columns of the settings that have several values."""
         named = (name for name in self.swept if name not in _ALWAYS_COLUMNS)
-        return {name: _column(values[name]) for name in named}
+        return {name: column_value(values[name]) for name in named}
 
 
 def _model_name(text: str, backend: str) -> str:
@@ -72,7 +73,7 @@ def offered_columns(level: OperatingPoint, natural_rate_rps: float | None) -> di
     return columns
 
 
-def _column(value: object) -> Value:
+def column_value(value: object) -> Value:
     """Return a setting's value as written in its column."""
     if isinstance(value, Mapping):
         return _slo_text(value)
@@ -97,7 +98,7 @@ def _slo_text(table: Mapping[str, Any]) -> str:
 
 def name_part(name: str, value: object) -> str:
     """Return a setting's value as written in a cell's name."""
-    text = f"{value:g}" if isinstance(value, float) else str(_column(value))
+    text = f"{value:g}" if isinstance(value, float) else str(column_value(value))
     return text if name in ("workload", "model", "gpu") else f"{name}-{text}"
 
 
