@@ -25,6 +25,7 @@ class _Commands(LazyGroup):
         "explain": "explain:explain",
         "sensitivity": "sensitivity:sensitivity",
         "validate": "validate:validate",
+        "accuracy": "accuracy:accuracy",
         "derive-slo": "derive_slo:derive_slo",
         "plan": "plan:plan",
         "tune": "tune:app",

@@ -38,7 +38,7 @@ _DEFAULTS = EngineSettings(
     max_num_seqs=256, max_num_batched_tokens=2048, block_size=16, prefix_caching=True, eager=False
 )
 TOLERANCE = 0.05  # of an error, where the machine itself is steadier than that
-_ASYNCHRONOUS_FROM = (0, 14)  # the vLLM version from which it schedules ahead by default
+ASYNCHRONOUS_FROM = (0, 14)  # the vLLM version from which it schedules ahead by default
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def validate(
     settings = _merged(_merged(_DEFAULTS, log.engine), overrides or EngineSettings())
     ahead = settings.async_scheduling
     if ahead is None:
-        ahead = _version(settings.version) >= _ASYNCHRONOUS_FROM
+        ahead = version_of(settings.version) >= ASYNCHRONOUS_FROM
     settings = dataclasses.replace(settings, async_scheduling=ahead)
     placement, settings = _placed(profile, settings, notes)
     served = _configured(served, settings)
@@ -175,11 +175,11 @@ def _merged(base: EngineSettings, winner: EngineSettings) -> EngineSettings:
     return dataclasses.replace(base, **said)
 
 
-def _version(text: str | None) -> tuple[int, ...]:
+def version_of(text: str | None) -> tuple[int, ...]:
     """Major and minor version; an unknown version counts as the newest."""
     parts = (text or "").split(".")
     if len(parts) < 2 or not (parts[0].isdigit() and parts[1].isdigit()):
-        return _ASYNCHRONOUS_FROM
+        return ASYNCHRONOUS_FROM
     return int(parts[0]), int(parts[1])
 
 

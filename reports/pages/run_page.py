@@ -183,8 +183,9 @@ def _notices(
     lines += [("Unfinished.", f"{run.unfinished}.") for run in runs if run.unfinished]
     invalid = cells[~cells["valid"]]
     if len(invalid):
+        why = f"Reason of the first: {summary.invalid_reason(invalid)}"
         told = f"{len(invalid)} of {len(cells)} are left out of every figure and mean: "
-        lines.append(("Invalid cells.", f"{told}{_listed(invalid['cell'], 'cells')}."))
+        lines.append(("Invalid cells.", f"{told}{_listed(invalid['cell'], 'cells')}. {why}."))
     if drifting := summary.not_stationary_text(rows):
         lines.append(("Not stationary.", f"{drifting}. {summary.NOT_STATIONARY}"))
     if never := mechanisms.silent(cells):

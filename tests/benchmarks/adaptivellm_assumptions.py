@@ -22,7 +22,9 @@ from slo_bench.harness.core.records import Result
 from slo_bench.harness.core.state import RequestState
 from slo_bench.harness.core.view import View
 from slo_bench.harness.engine.simulator.simulate import simulate
-from slo_bench.harness.experiments.execution.cells import CellSpec, placed, workload_of
+from slo_bench.harness.experiments.execution.cells import workload_of
+from slo_bench.harness.experiments.execution.lookup import placed
+from slo_bench.harness.experiments.execution.specs import CellSpec
 from slo_bench.harness.policies.adaptivellm import AdaptiveLlm
 from slo_bench.harness.policies.systems import System, system
 from slo_bench.harness.results.metrics import weighted_turnaround

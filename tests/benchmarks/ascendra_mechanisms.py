@@ -10,7 +10,8 @@ from statistics import mean
 
 from slo_bench.harness.core.records import Result
 from slo_bench.harness.engine.simulator.simulate import simulate
-from slo_bench.harness.experiments.execution.cells import PlacementSpec, placed
+from slo_bench.harness.experiments.execution.lookup import placed
+from slo_bench.harness.experiments.execution.specs import PlacementSpec
 from slo_bench.harness.policies.systems import SYSTEMS
 from slo_bench.harness.results.metrics import judge
 from slo_bench.workloads.slo import parse_slo

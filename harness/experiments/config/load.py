@@ -14,7 +14,8 @@ from ....workloads.file_cache import file_cache
 from ....workloads.request import RequestType
 from ....workloads.workload import Workload, take
 from ...servers.launch.backend_names import SIMULATED
-from ..execution.cells import Placed, PlacementSpec, WorkloadSpec, placed, source
+from ..execution.lookup import Placed, placed, source
+from ..execution.specs import PlacementSpec, WorkloadSpec
 from .schema import DEFAULT_REPLAY_SPEEDS, DEFAULT_REQUESTS, DEFAULT_SEEDS, ExperimentSchema
 
 LADDER = (0.2, 0.4, 0.6, 0.8, 1.0, 1.2)  # of the estimated capacity

@@ -1,0 +1,55 @@
+"""`slo-bench accuracy`: public measurements of real GPUs beside their predictions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..options.from_schema import with_options
+from ..options.parameters import argument, flag, option
+
+EXAMPLES = (
+    "slo-bench accuracy",
+    "slo-bench accuracy measurements --out errors.jsonl",
+    "slo-bench accuracy measurements --out errors.jsonl --resume --json",
+)
+
+
+@with_options
+def accuracy(
+    folder: Annotated[
+        Path | None,
+        argument(
+            "FOLDER",
+            "Folder or file with measurements: closed-loop tables, open-loop levels, request logs, "
+            "or a CSV of your own (docs/accuracy.md). Default: the measurements in the package.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        option("FILE", "Write the prediction of every measurement to FILE, one JSON line each."),
+    ] = None,
+    resume: Annotated[
+        bool, flag("Continue an interrupted run: predict only what FILE lacks.", "--resume")
+    ] = False,
+    as_json: Annotated[bool, flag("Print only the summary, as JSON.", "--json")] = False,
+) -> None:
+    """Predict measurements of real GPUs and print the errors."""
+    from ...harness.validation.accuracy.errors import judge, rows, summaries
+    from ...harness.validation.accuracy.shipped import SHIPPED
+    from ...reports.pages.accuracy import accuracy_text
+    from ..options.declared import resumed_in
+    from ..output.console import print_result
+    from ..output.progress import counted, interruptible
+
+    resumed_in(out, resume)
+    told = "" if out is None else f"continue with --out {out} --resume"
+    with interruptible(told), counted("measurements") as shown:
+        judged, skipped = judge(folder or SHIPPED, out, resume=resume, progress=shown)
+    if as_json:
+        typer.echo(json.dumps(rows(summaries(judged)), allow_nan=False))
+    else:
+        print_result(accuracy_text(judged, skipped), out)

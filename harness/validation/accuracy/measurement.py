@@ -1,0 +1,94 @@
+"""One measurement of a real server: what was run, and what was measured."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+CLOSED_LOOP = "closed-loop"
+OPEN_LOOP = "open-loop"
+LOG = "log"
+BATCH = "batch"
+
+
+@dataclass(frozen=True)
+class ClosedLoop:
+    """A fixed number of clients, each with one request in flight; all requests of one length."""
+
+    concurrency: int
+    prompt_tokens: int
+    output_tokens: int
+
+
+@dataclass(frozen=True)
+class OpenLoop:
+    """Requests with their own arrival times (s) and lengths (tokens), in order of arrival.
+
+    `answered` says of which requests latencies were measured.
+    """
+
+    arrival_s: NDArray[np.float64]
+    prompt_tokens: NDArray[np.int64]
+    output_tokens: NDArray[np.int64]
+    answered: NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Case:
+    """What was run: all that a prediction may use.
+
+    `gpu` and `model` are names of the catalogues. `token_budget` and `max_num_seqs` limit an
+    iteration of the server; None: the source does not tell. `harness` names who measured, where a
+    table has several origins.
+    """
+
+    engine: str
+    version: str
+    gpu: str
+    model: str
+    load: ClosedLoop | OpenLoop
+    tp: int = 1
+    pp: int = 1
+    instances: int = 1
+    weight_dtype: str = "bf16"
+    kv_dtype: str = "bf16"
+    memory_share: float = 0.9
+    token_budget: int | None = None
+    max_num_seqs: int | None = None
+    async_scheduling: bool | None = None
+    harness: str = ""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A case and what was measured; the figures are seconds, or tokens/s for throughput.
+
+    `set` is the stem of the file, `row` what tells the measurement from the others of the file.
+    """
+
+    set: str
+    row: str
+    mode: str
+    case: Case
+    measured: Mapping[str, float] = field(hash=False)
+
+    @property
+    def key(self) -> str:
+        """Identifies the measurement in the results of an interrupted run."""
+        load = self.case.load
+        text = [self.set, self.row, self.mode, repr(self.case)]
+        if isinstance(load, OpenLoop):
+            text += [load.arrival_s.tobytes().hex(), load.output_tokens.tobytes().hex()]
+        return hashlib.sha256("\0".join(text).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A row that is not predicted, and why."""
+
+    set: str
+    reason: str

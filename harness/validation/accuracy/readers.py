@@ -1,0 +1,291 @@
+"""Readers of public measurements; one function a layout, chosen by what the file looks like."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ....predictors.profiles.importers import recognise
+from ....workloads.errors import FileFormatError, SloBenchError
+from ...results.engine_logs import read_log
+from ..log_replay import latencies
+from .clients import INFERENCEX, client_of
+from .measurement import (
+    CLOSED_LOOP,
+    LOG,
+    OPEN_LOOP,
+    Case,
+    ClosedLoop,
+    Measurement,
+    OpenLoop,
+    Skipped,
+)
+
+Found = Iterator[Measurement | Skipped]
+
+# The model is not in the catalogue because of these.
+_MIXTURE = re.compile(r"deepseek|minimax|gpt-oss|a\d+b|glm-5|kimi|llama-4|mixtral|coder-480b", re.I)
+_QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+_WEIGHTS = {"fp8": "fp8", "fp8_block": "fp8", "bf16": "bf16", "bfloat16": "bf16"}
+_SILICON = {"backend", "system", "model_path", "silicon_ttft_ms", "silicon_tpot_ms"}
+_LEVELS = {"level", "rate_rps", "arrival_s", "ttft_s", "generation_s"}
+_OWN = {"engine", "gpu", "model", "concurrency", "prompt_tokens", "output_tokens"}
+# Cold starts are in the TTFT of these rows.
+_COLD_TTFT = ("trtllm", "1.0.0rc3")
+
+
+def read_folder(folder: Path) -> Found:
+    """Every measurement in a folder and below; a file alone is read, too.
+
+    Raises:
+        SloBenchError: there is nothing that can be read.
+        FileFormatError: a file is damaged.
+    """
+    if not folder.exists():
+        raise SloBenchError(f"{folder} does not exist; name a folder with measurements")
+    files = [folder] if folder.is_file() else sorted(folder.rglob("*"))
+    known = 0
+    for file in files:
+        reader = _reader(file)
+        if reader is not None:
+            known += 1
+            yield from reader(file)
+    if not known:
+        raise SloBenchError(
+            f"{folder} holds no measurements: neither CSV files with the columns of "
+            "docs/accuracy.md nor requests.jsonl logs"
+        )
+
+
+def stem(file: Path) -> str:
+    """The file's name without its suffixes; a log in a folder of its own has the folder's name."""
+    if file.name == "requests.jsonl":
+        return file.parent.name
+    return re.sub(r"\.(csv|csv\.gz|jsonl)$", "", file.name)
+
+
+def _reader(file: Path) -> Callable[[Path], Found] | None:
+    if file.name == "requests.jsonl":
+        return _log
+    if not file.name.endswith((".csv", ".csv.gz")):
+        return None
+    columns = set(_frame(file, nrows=0).columns)
+    for needed, reader in ((_SILICON, _silicon), (_LEVELS, _levels), (_OWN, _own)):
+        if needed <= columns:
+            return reader
+    return None
+
+
+def _frame(file: Path, nrows: int | None = None) -> pd.DataFrame:
+    try:
+        return pd.read_csv(file, nrows=nrows)
+    except (OSError, ValueError, EOFError) as error:
+        raise FileFormatError(file, None, f"cannot be read as CSV: {error}") from None
+
+
+def _catalogue(section: str, name: str) -> str | None:
+    """The catalogue's name, None where it has none."""
+    try:
+        return recognise(section, name)
+    except SloBenchError:
+        return None
+
+
+def _text(value: Any) -> str:
+    return "" if pd.isna(value) else str(value)
+
+
+# ---------------------------------------------------------------- closed loop
+
+
+def _silicon(file: Path) -> Found:
+    """AIConfigurator's table of configurations at a closed concurrency (`silicon.csv.gz`)."""
+    for row in _frame(file).to_dict("records"):
+        yield _silicon_row(stem(file), {str(name): value for name, value in row.items()})
+
+
+def _silicon_row(name: str, row: dict[str, Any]) -> Measurement | Skipped:
+    if row["mode"] != "agg":
+        return Skipped(name, "disaggregated serving")
+    served = str(row["model_path"])
+    if _MIXTURE.search(served):
+        return Skipped(name, "mixture of experts")
+    weights = _WEIGHTS.get(_text(row["gemm_quant_mode"]) or "bf16")
+    if weights is None:
+        return Skipped(name, f"weights of {row['gemm_quant_mode']}")
+    model = _catalogue("models", served.replace("-FP8", ""))
+    gpu = _catalogue("gpus", str(row["system"]).removesuffix("_sxm"))
+    if model is None or gpu is None:
+        return Skipped(name, f"{row['system'] if gpu is None else served} is not in the catalogue")
+    if max(row["attention_dp_size"], 1) > 1:
+        return Skipped(name, "data-parallel attention")
+    ttft_s, tpot_s = row["silicon_ttft_ms"] / 1e3, row["silicon_tpot_ms"] / 1e3
+    engine, version = str(row["backend"]), _text(row["backend_version"])
+    cold = (engine, version) == _COLD_TTFT
+    load = ClosedLoop(int(row["batch_size"]), int(row["isl"]), int(row["osl"]))
+    harness = _origin(str(row["silicon_data_source"]))
+    client = client_of(harness, engine, version)
+    case = Case(
+        engine,
+        version,
+        gpu,
+        model,
+        load,
+        tp=int(row["tp_size"]),
+        pp=int(row["pp_size"]),
+        weight_dtype=weights,
+        kv_dtype=client.kv_dtypes.get(gpu, "bf16"),
+        async_scheduling=client.async_scheduling,
+        harness=harness,
+    )
+    return Measurement(
+        name, str(row["id"]), CLOSED_LOOP, case, closed_figures(load, ttft_s, tpot_s, cold)
+    )
+
+
+def _origin(source: str) -> str:
+    """Who measured: InferenceX's nightly runs, or another harness."""
+    nightly = re.search(r"source_file=\d{4}-\d\d-\d\d\.csv|db-dump", source)
+    return INFERENCEX if nightly else "other"
+
+
+def closed_figures(
+    load: ClosedLoop, ttft_s: float, tpot_s: float, cold: bool = False
+) -> dict[str, float]:
+    """Mean TTFT and TPOT, and what follows from them (E2E; throughput by Little's law)."""
+    e2e_s = ttft_s + tpot_s * (load.output_tokens - 1)
+    found = {"tpot_mean": tpot_s}
+    if not cold:
+        found |= {
+            "ttft_mean": ttft_s,
+            "e2e_mean": e2e_s,
+            "throughput": load.concurrency * load.output_tokens / e2e_s,
+        }
+    return {name: value for name, value in found.items() if np.isfinite(value) and value > 0}
+
+
+def _own(file: Path) -> Found:
+    """A table of one's own: a row a closed-loop measurement (docs/accuracy.md)."""
+    for number, row in enumerate(_frame(file).to_dict("records"), start=2):
+        try:
+            load = ClosedLoop(
+                int(row["concurrency"]), int(row["prompt_tokens"]), int(row["output_tokens"])
+            )
+            case = Case(
+                str(row["engine"]),
+                _text(row.get("version")),
+                recognise("gpus", str(row["gpu"])),
+                recognise("models", str(row["model"])),
+                load,
+                tp=int(row.get("tp", 1)),
+                pp=int(row.get("pp", 1)),
+                weight_dtype=_text(row.get("weight_dtype")) or "bf16",
+                kv_dtype=_text(row.get("kv_dtype")) or "bf16",
+            )
+        except (ValueError, SloBenchError) as error:
+            raise FileFormatError(file, number, str(error)) from None
+        ttft_s, tpot_s = (float(row.get(c, np.nan)) for c in ("ttft_mean_s", "tpot_mean_s"))
+        figures = closed_figures(load, ttft_s, tpot_s)
+        if not figures:
+            raise FileFormatError(file, number, "has neither ttft_mean_s nor tpot_mean_s")
+        yield Measurement(stem(file), str(number), CLOSED_LOOP, case, figures)
+
+
+# ---------------------------------------------------------------- open loop
+
+
+def _levels(file: Path) -> Found:
+    """llm-d's open-loop levels; the file is called GPU_MODEL_tpN_xINSTANCES_WORKLOAD."""
+    name = stem(file)
+    parts = re.fullmatch(r"(?P<gpu>[^_]+)_(?P<model>[^_]+)_(?:tp(?P<tp>\d+)_)?x(?P<n>\d+)_.*", name)
+    frame = _frame(file)
+    levels = list(frame.groupby("level", sort=True))
+    gpu = model = None
+    reason = "the file's name does not say GPU, model, tp and servers"
+    if parts is not None:
+        gpu, model = _catalogue("gpus", parts["gpu"]), _catalogue("models", parts["model"])
+        if _MIXTURE.search(parts["model"]):
+            model, reason = None, "mixture of experts"
+        elif gpu is None or parts["tp"] is None:
+            reason = "the GPU or its number is not recorded"
+    for level, rows in levels:
+        if parts is None or gpu is None or model is None or parts["tp"] is None:
+            yield Skipped(name, reason)
+            continue
+        rows = rows.sort_values("arrival_s", kind="stable")
+        answered = (rows["output_tokens"] > 0).to_numpy()
+        load = OpenLoop(
+            rows["arrival_s"].to_numpy(dtype=np.float64),
+            np.maximum(1, rows["prompt_tokens"].to_numpy(dtype=np.int64)),
+            np.maximum(1, rows["output_tokens"].to_numpy(dtype=np.int64)),
+            answered,
+        )
+        case = Case(
+            "vllm",
+            "0.8",  # May 2025
+            gpu,
+            model,
+            load,
+            tp=int(parts["tp"]),
+            instances=int(parts["n"]),
+            memory_share=0.95,
+        )
+        ttft_s = rows["ttft_s"].to_numpy()[answered]
+        span_s = rows["generation_s"].to_numpy()[answered]
+        tokens = rows["output_tokens"].to_numpy()[answered]
+        yield Measurement(
+            name,
+            str(level),
+            OPEN_LOOP,
+            case,
+            figures(
+                {
+                    "ttft": ttft_s,
+                    "tpot": np.where(tokens > 1, span_s / np.maximum(1, tokens - 1), np.nan),
+                    "e2e": ttft_s + span_s,
+                }
+            ),
+        )
+
+
+def _log(file: Path) -> Found:
+    """A log with a request a line and its `meta.json`; the folder's name begins with the GPU."""
+    name = stem(file)
+    log = read_log(file)
+    gpu = _catalogue("gpus", name.split("-")[0])
+    model = _catalogue("models", log.engine.model or "")
+    if gpu is None or model is None:
+        yield Skipped(name, "GPU or model is not told, or not in the catalogue")
+        return
+    load = OpenLoop(
+        log.arrival_s, log.prompt_tokens, log.output_tokens, np.ones(len(log), dtype=np.bool_)
+    )
+    case = Case(
+        log.engine.server or "vllm",
+        log.engine.version or "",
+        gpu,
+        model,
+        load,
+        tp=log.engine.tp or 1,
+        token_budget=log.engine.max_num_batched_tokens,
+        max_num_seqs=log.engine.max_num_seqs,
+    )
+    seconds = latencies(log.begin_s, log.first_s, log.last_s, log.output_tokens)
+    yield Measurement(name, "log", LOG, case, figures(seconds))
+
+
+def figures(seconds: dict[str, Any]) -> dict[str, float]:
+    """Mean and quantiles (s) by metric, such as `ttft_p50`, of what is known of each request."""
+    found = {}
+    for metric, values in seconds.items():
+        known = values[np.isfinite(values)]
+        if len(known):
+            found[f"{metric}_mean"] = float(known.mean())
+            for quantile, share in _QUANTILES.items():
+                found[f"{metric}_{quantile}"] = float(np.quantile(known, share))
+    return found

@@ -1,0 +1,28 @@
+"""Measurements that come with the package, and which of them the predictor has seen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from .measurement import CLOSED_LOOP, ClosedLoop, Measurement
+
+SHIPPED = Path(__file__).parent / "data"
+
+
+def seen(measurement: Measurement) -> bool:
+    """Whether constants of the predictor were chosen with this measurement in view.
+
+    Host times of vLLM and SGLang and the client's delay: Qwen3-32B on H100. Host time of vLLM with
+    asynchronous scheduling, KV formats of InferenceX and the choice of matrix sizes: Llama-3.1-70B
+    on H100 and H200; KV format alone: B200.
+    """
+    case = measurement.case
+    if measurement.mode != CLOSED_LOOP or not isinstance(case.load, ClosedLoop):
+        return False
+    return (case.engine, case.gpu, case.model) in {
+        ("vllm", "h100-80g", "qwen3-32b"),
+        ("sglang", "h100-80g", "qwen3-32b"),
+        ("vllm", "h100-80g", "llama-3.1-70b"),
+        ("vllm", "h200-141g", "llama-3.1-70b"),
+        ("vllm", "b200", "llama-3.1-70b"),
+    }

@@ -1,0 +1,143 @@
+"""A step-time model from operators: their times summed into the tables that the simulator leaps in.
+
+Linear layers, small kernels and all-reduces by tokens; output head, sampler and host by sequences;
+attention by a grid of sequences, lengths and chunks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...workloads.errors import SloBenchError, UnknownNameError
+from ..placement import Placement
+from ..profiles.build import grid_of
+from ..profiles.table import Curve, DecodeGrid, Host, MixedGrid, TableStepTime
+from ..step_time import StepTimeModel
+from .kernels import Kernels, kernels
+from .layers import Operators, operators
+
+Floats = NDArray[np.float64]
+
+_SEQUENCES = np.array([1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024], dtype=np.float64)
+_CONTEXTS = np.array([0, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536], dtype=np.float64)
+_CHUNKS = np.array([1, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384], dtype=np.float64)
+
+
+@dataclass(frozen=True)
+class HostTimes:
+    """Seconds that the host adds to a step, and to a step for each of its sequences."""
+
+    step_s: float
+    sequence_s: float
+
+
+GRAPH_TOKENS = 512  # the largest CUDA graph that is captured
+# Fitted to closed-loop rows, by engine, as `SEEN` says; not fitted for TensorRT-LLM.
+HOSTS = {
+    "vllm": HostTimes(1.3e-3, 30e-6),
+    "vllm-async": HostTimes(0.0, 10e-6),
+    "sglang": HostTimes(0.8e-3, 10e-6),
+    "trtllm": HostTimes(0.0, 10e-6),
+}
+
+
+def operator_step_time(
+    placement: Placement,
+    engine: str = "vllm",
+    *,
+    async_scheduling: bool = False,
+    without: tuple[str, ...] = (),
+) -> StepTimeModel:
+    """The step-time model of a placement on `engine` (vllm, sglang, trtllm), from kernel times.
+
+    With `async_scheduling` vLLM's host works during the step before. Tables of GPUs `without` are
+    not used (to see what a GPU without tables would get).
+
+    Raises:
+        UnknownNameError: there are no host times of the engine.
+        SloBenchError: the model is not a decoder.
+    """
+    if engine not in HOSTS:
+        raise UnknownNameError("engine", engine, HOSTS)
+    if placement.model.kind != "decoder":
+        raise SloBenchError(f"{placement.model.name} is an encoder; step times are for decoders")
+    host = HOSTS["vllm-async" if engine == "vllm" and async_scheduling else engine]
+    known = kernels(placement.gpu, engine, without)
+    listed = operators(placement.model, placement.tp, placement.weight_dtype)
+    made = TableStepTime(
+        _linear(known, listed, placement),
+        _per_sequence(known, listed, host),
+        decode := _decode(known, listed, placement),
+        _mixed(known, listed, placement, decode),
+        Host(step_s=host.step_s, graph_tokens=GRAPH_TOKENS),
+    )
+    origin = f"operators: kernel times of {known.version} on {known.source.partition('_')[0]}"
+    if not known.exact:
+        origin += f", scaled to {placement.gpu.name}"
+    return StepTimeModel(made, fitted=known.exact, provenance=f"{origin} (AIConfigurator)")
+
+
+def _linear(known: Kernels, listed: Operators, placement: Placement) -> Curve:
+    tokens = known.gemm_tokens(listed.gemms[0].dtype)
+    seconds = np.zeros(len(tokens))
+    for gemm in listed.gemms:
+        seconds += gemm.calls * known.gemm_s(tokens, gemm.n, gemm.k, gemm.dtype)
+    for small in listed.small:
+        seconds += small.calls * known.small_s(small.bytes_per_token * tokens)
+    if listed.all_reduce is not None:
+        reduce = listed.all_reduce
+        seconds += reduce.calls * known.all_reduce_s(
+            placement.tp, reduce.bytes_per_token * tokens, placement.peer_link
+        )
+    if placement.pp > 1:
+        hop, link = placement.model.hidden * 2 / placement.tp, placement.peer_link
+        per_token = hop / link.bandwidth_bytes_per_s
+        seconds += (placement.pp - 1) * (link.latency_s + tokens * per_token)
+    return Curve(tokens, seconds)
+
+
+def _per_sequence(known: Kernels, listed: Operators, host: HostTimes) -> Curve:
+    head = listed.head
+    seconds = known.gemm_s(_SEQUENCES, head.n, head.k, head.dtype)
+    sampled = known.small_s(4 * listed.logits_bytes * _SEQUENCES)
+    return Curve(_SEQUENCES, seconds + sampled + host.sequence_s * _SEQUENCES)
+
+
+def _decode(known: Kernels, listed: Operators, placement: Placement) -> DecodeGrid:
+    a = listed.attention
+    batch, length, seconds = known.generation_s(a.heads, a.kv_heads, a.head_dim, placement.kv_dtype)
+    there = np.isfinite(seconds)
+    rows, columns = np.nonzero(there)
+    (sequences, kv), filled = grid_of(
+        [batch[rows], length[columns]], seconds[there] * a.calls, fill_along=(1, 0)
+    )
+    return DecodeGrid(sequences, kv, filled)
+
+
+def _mixed(
+    known: Kernels, listed: Operators, placement: Placement, decode: DecodeGrid
+) -> MixedGrid:
+    """Prompts and decoding sequences one after the other.
+
+    A chunk behind a context takes what the causal attention to both takes longer than that to the
+    context alone; so no measurement of such chunks is needed.
+    """
+    a = listed.attention
+    length, seconds = known.context_s(a.heads, a.kv_heads, a.head_dim, placement.kv_dtype)
+    pairs_s = np.polyfit(length[-3:] ** 2, seconds[-3:], 1)[0]
+
+    def alone(tokens: Floats) -> Floats:
+        inside = np.interp(tokens, length, seconds)
+        beyond = seconds[-1] + pairs_s * (tokens**2 - length[-1] ** 2)
+        return np.where(tokens > length[-1], beyond, inside)
+
+    contexts, chunks = _CONTEXTS[None, :], _CHUNKS[:, None]
+    later = alone(contexts + chunks) - np.where(contexts > 0, alone(contexts), 0.0)
+    later = np.maximum(later, alone(np.broadcast_to(chunks, later.shape))) * a.calls
+    sequences = np.concatenate([[0.0], decode.sequences])
+    decodes = np.concatenate([np.zeros((1, len(decode.kv_tokens))), decode.seconds])
+    total = later[:, :, None, None] + decodes[None, None, :, :]
+    return MixedGrid(_CHUNKS, _CONTEXTS, sequences, decode.kv_tokens, total)

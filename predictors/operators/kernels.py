@@ -1,0 +1,267 @@
+"""Kernel times of one GPU and engine: from its own tables, else from those of the nearest GPU.
+
+Tables are by shape. A shape between the measured ones takes their ratio to the roofline (the
+larger of operations and bytes, and a launch), interpolated along the logarithms of its sides; so
+does a GPU without tables, with the ratios of the GPU that is nearest to it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..dtypes import kv_dtype, weight_dtype
+from ..specs import GpuSpec, LinkSpec, gpus
+
+Floats = NDArray[np.float64]
+
+LAUNCH_S = 2e-6  # of one kernel in a CUDA graph: the least time in the tables of all GPUs
+DISTURBED = 1.25  # times the time of a larger size
+_FOLDER = "tables"
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """What a GPU can do at most: bytes/s, and operations/s by width in bits."""
+
+    bandwidth: float
+    flops: dict[int, float]
+
+    @classmethod
+    def of(cls, gpu: GpuSpec) -> Peaks:
+        """Those of the catalogue's entry."""
+        return cls(
+            gpu.bandwidth_bytes_per_s,
+            {16: gpu.flops_16bit, 8: gpu.flops_8bit, 4: gpu.flops_4bit},
+        )
+
+    def roofline_s(self, moved_bytes: Floats, operations: Floats, bits: int) -> Floats:
+        """Seconds of a kernel that moves these bytes and performs these operations."""
+        peak = self.flops.get(bits) or self.flops[16]
+        found: Floats = np.maximum(moved_bytes / self.bandwidth, operations / peak) + LAUNCH_S
+        return found
+
+
+class Kernels:
+    """Times of kernels on `gpu`, whose tables or the nearest GPU's are `tables`."""
+
+    def __init__(self, gpu: GpuSpec, source: str, tables: dict[str, Any]) -> None:
+        self.gpu = gpu
+        self.source = source
+        self.exact = source.partition("_")[0] == gpu.name
+        self.version = str(tables["version"])
+        bandwidth, *flops = tables["peaks"].tolist()
+        self._measured = Peaks(bandwidth, dict(zip((16, 8, 4), flops, strict=True)))
+        # A catalogue entry may round its data sheet otherwise than the tables' origin does.
+        self._own = self._measured if self.exact else Peaks.of(gpu)
+        self._tables = tables
+
+    def small_s(self, moved_bytes: Floats) -> Floats:
+        """A kernel that only moves bytes (norm, activation, rotary embedding), at 80 % of peak."""
+        return LAUNCH_S + moved_bytes / (0.8 * self._own.bandwidth)
+
+    # ---------------------------------------------------------------- matrix multiplications
+
+    def gemm_s(self, tokens: Floats, n: int, k: int, dtype: str) -> Floats:
+        """Seconds of (tokens x k) by (k x n) for each number of tokens."""
+        known = f"gemm/{dtype}/m" in self._tables
+        at, ratios = self._gemm_ratios(n, k, dtype if known else "bf16")
+        ratio = np.exp(np.interp(np.log(tokens), np.log(at), np.log(ratios)))
+        found: Floats = ratio * _gemm_roofline(self._own, tokens, n, k, dtype)
+        return found
+
+    def gemm_tokens(self, dtype: str) -> Floats:
+        """Numbers of tokens at which matrix multiplications were measured.
+
+        Beyond 64 the multiples of 16: FP8 kernels with other sizes were measured up to 1.6 times
+        slower than padded ones, which steps of servers are not.
+        """
+        name = f"gemm/{dtype}/m" if f"gemm/{dtype}/m" in self._tables else "gemm/bf16/m"
+        return np.asarray(self._tables[name][self._sizes(name)], dtype=np.float64)
+
+    def _sizes(self, name: str) -> NDArray[np.bool_]:
+        at = self._tables[name]
+        kept: NDArray[np.bool_] = (at <= 64) | (at % 16 == 0)
+        return kept
+
+    def _gemm_ratios(self, n: int, k: int, dtype: str) -> tuple[Floats, Floats]:
+        at = self.gemm_tokens(dtype)
+        sides_n = np.asarray(self._tables[f"gemm/{dtype}/n"], dtype=np.float64)
+        sides_k = np.asarray(self._tables[f"gemm/{dtype}/k"], dtype=np.float64)
+        seconds = _seconds(self._tables[f"gemm/{dtype}/time"][self._sizes(f"gemm/{dtype}/m")])
+        total, weight = np.zeros(len(at)), np.zeros(len(at))
+        for i, share_n in _neighbours(sides_n, n):
+            for j, share_k in _neighbours(sides_k, k):
+                share = share_n * share_k
+                roofline = _gemm_roofline(self._measured, at, sides_n[i], sides_k[j], dtype)
+                ratio = np.log(seconds[:, i, j] / roofline)
+                there = np.isfinite(ratio)
+                total[there] += share * ratio[there]
+                weight[there] += share
+        there = weight > 0
+        at, ratio = at[there], np.exp(total[there] / weight[there])
+        times = ratio * _gemm_roofline(self._measured, at, n, k, dtype)
+        # Padding to a larger size is always possible: what takes much longer was disturbed.
+        least = np.minimum.accumulate(times[::-1])[::-1]
+        return at, ratio * np.minimum(1.0, DISTURBED * least / times)
+
+    # ---------------------------------------------------------------- attention
+
+    def generation_s(
+        self, heads: int, kv_heads: int, head_dim: int, dtype: str
+    ) -> tuple[Floats, Floats, Floats]:
+        """Sequences, their KV tokens, and seconds [sequences, KV tokens]; NaN: not measured."""
+        shape, times, batch, length = self._attention(
+            "generation", heads, kv_heads, head_dim, dtype
+        )
+        theirs = _attention_roofline(
+            self._measured, batch[:, None], 1.0, length[None, :], *shape, head_dim, dtype
+        )
+        ours = _attention_roofline(
+            self._own, batch[:, None], 1.0, length[None, :], heads, kv_heads, head_dim, dtype
+        )
+        return batch, length, times * ours / theirs
+
+    def context_s(
+        self, heads: int, kv_heads: int, head_dim: int, dtype: str
+    ) -> tuple[Floats, Floats]:
+        """Lengths of a prompt and the seconds of its causal attention."""
+        shape, times, _, length = self._attention("context", heads, kv_heads, head_dim, dtype)
+        theirs = _attention_roofline(
+            self._measured, 1.0, length, 0.5 * length, *shape, head_dim, dtype
+        )
+        ours = _attention_roofline(
+            self._own, 1.0, length, 0.5 * length, heads, kv_heads, head_dim, dtype
+        )
+        known = np.isfinite(times[0])
+        return length[known], (times[0] * ours / theirs)[known]
+
+    def _attention(
+        self, kind: str, heads: int, kv_heads: int, head_dim: int, dtype: str
+    ) -> tuple[tuple[int, int], Floats, Floats, Floats]:
+        """The measured shape nearest to the wanted one, its times, and the axes."""
+        dim = min((64, 128), key=lambda known: abs(known - head_dim))
+        name = f"{kind}/{dim}/{dtype}"
+        if f"{name}/shape" not in self._tables:
+            name = f"{kind}/{dim}/bf16"
+        shapes = self._tables[f"{name}/shape"]
+        group = heads / kv_heads
+        far = 2 * np.abs(np.log(shapes[:, 0] / shapes[:, 1] / group)) + np.abs(
+            np.log(shapes[:, 1] / kv_heads)
+        )
+        nearest = int(np.argmin(far))
+        times = _seconds(self._tables[f"{name}/time"][nearest])
+        batch = np.asarray(self._tables[f"{name}/batch"], dtype=np.float64)
+        length = np.asarray(self._tables[f"{name}/length"], dtype=np.float64)
+        return (int(shapes[nearest, 0]), int(shapes[nearest, 1])), times, batch, length
+
+    # ---------------------------------------------------------------- all-reduce
+
+    def all_reduce_s(self, gpus: int, sizes_bytes: Floats, link: LinkSpec) -> Floats:
+        """Seconds of one all-reduce of each size, by the tables of this GPU, else by the link."""
+        if self.exact and "all_reduce/gpus" in self._tables:
+            row = np.flatnonzero(self._tables["all_reduce/gpus"] == gpus)
+            if len(row):
+                times = _seconds(self._tables["all_reduce/time"][row[0]])
+                at = np.asarray(self._tables["all_reduce/bytes"], dtype=np.float64)
+                known = np.isfinite(times)
+                # A larger message never takes less; what says so was disturbed.
+                least = np.minimum.accumulate(times[known][::-1])[::-1]
+                found = np.interp(np.log(sizes_bytes), np.log(at[known]), np.log(least))
+                return np.asarray(np.exp(found))
+        moved = 2 * (gpus - 1) / gpus * sizes_bytes
+        return np.asarray(2 * link.latency_s + moved / link.bandwidth_bytes_per_s)
+
+
+def _seconds(packed: NDArray[Any]) -> Floats:
+    return np.asarray(np.exp2(packed.astype(np.float64)) * 1e-6)
+
+
+def _neighbours(sides: Floats, wanted: float) -> list[tuple[int, float]]:
+    """Rows on both sides of `wanted` with their shares, by logarithms; the end row beyond."""
+    if wanted <= sides[0]:
+        return [(0, 1.0)]
+    if wanted >= sides[-1]:
+        return [(len(sides) - 1, 1.0)]
+    after = int(np.searchsorted(sides, wanted))
+    if sides[after] == wanted:
+        return [(after, 1.0)]
+    share = math.log(wanted / sides[after - 1]) / math.log(sides[after] / sides[after - 1])
+    return [(after - 1, 1 - share), (after, share)]
+
+
+def _gemm_roofline(peaks: Peaks, tokens: Floats, n: float, k: float, dtype: str) -> Floats:
+    width = weight_dtype(dtype).bytes
+    moved = n * k * width + tokens * (k * min(2.0, width) + 2 * n)
+    return peaks.roofline_s(moved, 2 * tokens * n * k, weight_dtype(dtype).compute_bits)
+
+
+def _attention_roofline(
+    peaks: Peaks,
+    batch: Any,
+    queries: Any,
+    keys: Any,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    dtype: str,
+) -> Floats:
+    """`queries` tokens a sequence attend to `keys` tokens each."""
+    kv_bytes = 2 * kv_heads * head_dim * kv_dtype(dtype).bytes
+    held = np.maximum(queries, keys)
+    moved = batch * (held * kv_bytes + 4 * queries * heads * head_dim)
+    return peaks.roofline_s(moved, 4.0 * batch * queries * keys * heads * head_dim, 16)
+
+
+# ---------------------------------------------------------------- which tables
+
+
+@lru_cache(maxsize=1)
+def _packed() -> tuple[str, ...]:
+    folder = files(__package__) / _FOLDER
+    return tuple(
+        sorted(f.name.removesuffix(".npz") for f in folder.iterdir() if f.name.endswith(".npz"))
+    )
+
+
+@lru_cache(maxsize=8)
+def _read(name: str) -> dict[str, Any]:
+    with (files(__package__) / _FOLDER / f"{name}.npz").open("rb") as file:
+        return dict(np.load(file))
+
+
+def has_tables(gpu_name: str) -> bool:
+    """Whether kernels were measured on this GPU."""
+    return f"{gpu_name}_vllm" in _packed()
+
+
+def kernels(gpu: GpuSpec, engine: str = "vllm", without: tuple[str, ...] = ()) -> Kernels:
+    """The kernel times of `gpu` under `engine`; tables of the GPUs `without` are not used.
+
+    Where there are none, those of the GPU whose bandwidth and operations/s are nearest.
+    """
+    engine = "sglang" if engine == "sglang" else "vllm"
+    known = gpus()
+    names = [name.removesuffix(f"_{engine}") for name in _packed() if name.endswith(f"_{engine}")]
+    names = [name for name in names if name in known and name not in without]
+
+    def far(name: str) -> float:
+        other = known[name]
+        return (
+            2.0 * (bool(other.flops_8bit) != bool(gpu.flops_8bit))
+            + abs(math.log(other.bandwidth_bytes_per_s / gpu.bandwidth_bytes_per_s))
+            + abs(math.log(other.flops_16bit / gpu.flops_16bit))
+        )
+
+    base = gpu.name.partition("@")[0]
+    nearest = gpu.name if gpu.name in names else min(names, key=far)
+    if base != gpu.name and base in names:
+        nearest = base  # a power cap
+    source = f"{nearest}_{engine}"
+    return Kernels(gpu, source, _read(source))

@@ -1,0 +1,89 @@
+"""Write the tables of `docs/accuracy.md` from results of `slo-bench accuracy --out FILE`.
+
+    slo-bench accuracy --out errors.jsonl
+    python scripts/accuracy_page.py errors.jsonl
+
+Everything between the marks `<!-- NAME -->` and `<!-- end -->` of the page is computed from FILE.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from slo_bench.harness.validation.accuracy.errors import ErrorSummary, Judged, summaries
+from slo_bench.harness.validation.accuracy.measurement import Measurement
+from slo_bench.harness.validation.accuracy.readers import read_folder
+from slo_bench.harness.validation.accuracy.shipped import SHIPPED, seen
+from slo_bench.reports.pages.accuracy import regimes
+
+PAGE = Path(__file__).parents[1] / "docs" / "accuracy.md"
+CLOSED, OPEN = ("tpot_mean", "ttft_mean"), ("e2e_p50", "e2e_p99", "ttft_p50", "tpot_p50")
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _errors(row: ErrorSummary) -> str:
+    return f"{row.median_error:.1%} / {row.p90_error:.1%} ({row.bias:+.1%})"
+
+
+def _wide(
+    found: list[ErrorSummary], metrics: Sequence[str], seen_groups: set[tuple[str, str, str]]
+) -> str:
+    groups: dict[tuple[str, str, str, str], dict[str, ErrorSummary]] = {}
+    for row in found:
+        if row.metric in metrics:
+            groups.setdefault((row.engine, row.gpu, row.model, row.mode), {})[row.metric] = row
+    rows = []
+    for group, by_metric in groups.items():
+        n = max(row.n for row in by_metric.values())
+        blind = "no" if group[:3] in seen_groups else "yes"
+        errors = [_errors(by_metric[m]) if m in by_metric else "–" for m in metrics]
+        rows.append((*group[:3], str(n), *errors, blind))
+    return _table(("engine", "GPU", "model", "n", *metrics, "blind"), rows)
+
+
+def main(file: Path) -> None:
+    """Replace the page's tables."""
+    judged = [Judged(**json.loads(line)) for line in file.read_text().splitlines()]
+    skipped = Counter((row.set, row.reason) for row in judged if row.reason)
+    judged = [row for row in judged if not row.reason]
+    known = {m.key: m for m in read_folder(SHIPPED) if isinstance(m, Measurement)}
+    seen_groups = {
+        (row.engine, row.gpu, row.model) for row in judged if row.key in known and seen(known[row.key])
+    }
+    everything = summaries(judged)
+    closed = [row for row in everything if row.mode == "closed-loop"]
+    opened = [row for row in everything if row.mode == "open-loop"]
+    regime = [
+        (row.engine, row.gpu, row.model, row.mode, row.metric, str(row.n), _errors(row))
+        for row in regimes(judged)
+        if row.metric in (*CLOSED, "e2e_p50")
+    ]
+    parts = {
+        "closed": _wide(closed, CLOSED, seen_groups),
+        "open": _wide(opened, OPEN, set()),
+        "regimes": _table(
+            ("engine", "GPU", "models", "load, regime", "metric", "n", "median / p90 (bias)"), regime
+        ),
+        "skipped": "\n".join(f"- {n:,} rows: {reason}" for (_, reason), n in sorted(skipped.items()))
+        or "All measurements of dense models were predicted.",
+    }
+    text = PAGE.read_text(encoding="utf-8")
+    for name, part in parts.items():
+        marked = re.compile(rf"(<!-- {name} -->\n).*?(\n<!-- end -->)", re.DOTALL)
+        if not marked.search(text):
+            raise SystemExit(f"{PAGE} has no mark {name}")
+        text = marked.sub(lambda match, part=part: match[1] + "\n" + part + "\n" + match[2], text)
+    PAGE.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,123 @@
+"""Pack AIConfigurator's kernel tables into the small files that are shipped with the package.
+
+    python scripts/pack_kernels.py FOLDER
+
+FOLDER is a copy of its database (`SYSTEM/OP/BACKEND/VERSION/*.parquet`, `SYSTEM.yaml`). Writes
+`predictors/operators/tables/GPU_ENGINE.npz`: matrix multiplications, attention of prompts and of
+decoding sequences, all-reduces. Times are log2 of microseconds in 16 bits (0.3 % off at most).
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+OUT = Path(__file__).parents[1] / "predictors" / "operators" / "tables"
+GPUS = {
+    "a100_sxm": "a100-80g",
+    "h100_sxm": "h100-80g",
+    "h200_sxm": "h200-141g",
+    "b200_sxm": "b200",
+    "l40s": "l40s",
+    "rtx_pro_6000_server": "rtx-pro-6000",
+}
+LEAST_SIDE, MOST_TOKENS = 128, 16384  # of a matrix; of a step
+HEAD_DIMS = (64, 128)
+DTYPES = {"bfloat16": "bf16", "fp8": "fp8", "nvfp4": "nvfp4"}
+GRAPH = ("vllm_graph", "sglang_graph")
+
+
+def _grid(frame: pd.DataFrame, axes: list[str]) -> tuple[list[NDArray[Any]], NDArray[Any]]:
+    """Axes and log2 of the least time (µs) of each point; NaN: not measured."""
+    least = frame.groupby(axes)["latency"].min()
+    at = [np.sort(frame[axis].unique()) for axis in axes]
+    full = least.reindex(pd.MultiIndex.from_product(at, names=axes)).to_numpy()
+    return at, np.log2(full.reshape([len(a) for a in at]) * 1e3).astype(np.float16)
+
+
+def _gemm(frame: pd.DataFrame, packed: dict[str, NDArray[Any]]) -> None:
+    kept = (frame.n >= LEAST_SIDE) & (frame.k >= LEAST_SIDE) & (frame.m <= MOST_TOKENS)
+    for dtype, rows in frame[kept & frame.gemm_dtype.isin(DTYPES)].groupby("gemm_dtype"):
+        (m, n, k), times = _grid(rows, ["m", "n", "k"])
+        name = f"gemm/{DTYPES[str(dtype)]}"
+        packed |= {f"{name}/m": m, f"{name}/n": n, f"{name}/k": k, f"{name}/time": times}
+
+
+def _attention(
+    frame: pd.DataFrame, kind: str, length: str, packed: dict[str, NDArray[Any]]
+) -> None:
+    kept = (frame.window_size == 0) if "window_size" in frame else np.ones(len(frame), bool)
+    kept &= frame.head_dim.isin(HEAD_DIMS) & frame.kv_cache_dtype.isin(DTYPES)
+    kept &= (frame.attn_dtype == "bfloat16") & (frame.num_key_value_heads <= 8)
+    for (dim, dtype), rows in frame[kept].groupby(["head_dim", "kv_cache_dtype"]):
+        if kind == "context":
+            rows = rows[rows.batch_size == 1]
+        axes = ["num_heads", "num_key_value_heads", "batch_size", length]
+        (heads, kv_heads, batch, at), times = _grid(rows, axes)
+        shapes = [
+            (i, j)
+            for i in range(len(heads))
+            for j in range(len(kv_heads))
+            if np.isfinite(times[i, j]).any()
+        ]
+        name = f"{kind}/{dim}/{DTYPES[str(dtype)]}"
+        packed |= {
+            f"{name}/shape": np.array([(heads[i], kv_heads[j]) for i, j in shapes]),
+            f"{name}/batch": batch,
+            f"{name}/length": at + (1 if length == "step" else 0),
+            f"{name}/time": np.stack([times[i, j] for i, j in shapes]),
+        }
+
+
+def pack(folder: Path, system: str, engine: str) -> None:
+    """Write the file of one GPU and engine, from the newest version of each table."""
+
+    def newest(op: str, name: str) -> pd.DataFrame | None:
+        found = sorted(
+            (folder / system / op / engine).glob(f"*/{name}.parquet"),
+            key=lambda p: [int(part) for part in p.parent.name.split(".")],
+        )
+        if not found:
+            return None
+        versions.append(found[-1].parent.name)
+        return pd.read_parquet(found[-1])
+
+    versions: list[str] = []
+    packed: dict[str, NDArray[Any]] = {}
+    gemm = newest("gemm", "gemm_perf")
+    context = newest("attention", "context_attention_perf")
+    generation = newest("attention", "generation_attention_perf")
+    reduce = newest("comm", "custom_allreduce_perf")
+    if gemm is None or context is None or generation is None:
+        raise SystemExit(f"{folder / system} lacks tables of {engine}")
+    _gemm(gemm, packed)
+    _attention(context, "context", "isl", packed)
+    _attention(generation, "generation", "step", packed)
+    if reduce is not None:
+        kept = reduce[reduce.backend.isin(GRAPH)]
+        (gpus, elements), times = _grid(kept, ["num_gpus", "message_size"])
+        packed |= {
+            "all_reduce/gpus": gpus,
+            "all_reduce/bytes": elements * 2,  # 16-bit elements
+            "all_reduce/time": times,
+        }
+    sheet = (folder / f"{system}.yaml").read_text()
+    names = ("mem_bw", "bfloat16_tc_flops", "fp8_tc_flops", "fp4_tc_flops")
+    peaks = [re.search(rf"^  {name}: *(\d+)", sheet, re.M) for name in names]
+    packed["peaks"] = np.array([float(peak[1]) if peak else 0.0 for peak in peaks])
+    packed["version"] = np.array(f"{engine} {max(versions)}")
+    OUT.mkdir(parents=True, exist_ok=True)
+    with (OUT / f"{GPUS[system]}_{engine}.npz").open("wb") as file:
+        np.savez_compressed(file, allow_pickle=False, **packed)
+
+
+if __name__ == "__main__":
+    for system in GPUS:
+        for engine in ("vllm", "sglang"):
+            pack(Path(sys.argv[1]), system, engine)

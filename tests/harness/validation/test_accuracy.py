@@ -1,0 +1,158 @@
+"""Accuracy: readers, blind predictions, summaries, resumption, and what a fit has seen."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from slo_bench.harness.validation.accuracy import errors
+from slo_bench.harness.validation.accuracy.errors import judge, judge_one, summaries
+from slo_bench.harness.validation.accuracy.measurement import (
+    Case,
+    ClosedLoop,
+    Measurement,
+    OpenLoop,
+    Skipped,
+)
+from slo_bench.harness.validation.accuracy.predict import predict
+from slo_bench.harness.validation.accuracy.readers import read_folder
+from slo_bench.harness.validation.accuracy.shipped import SHIPPED, seen
+from slo_bench.workloads.errors import FileFormatError, SloBenchError
+
+OWN = """engine,gpu,model,tp,concurrency,prompt_tokens,output_tokens,ttft_mean_s,tpot_mean_s
+vllm,h100-80g,llama-3.1-8b,1,2,256,16,0.03,0.008
+sglang,h100-80g,llama-3.1-8b,1,2,256,16,,0.009
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    (tmp_path / "mine.csv").write_text(OWN)
+    return tmp_path
+
+
+def test_a_table_of_ones_own(own):
+    first, second = read_folder(own)
+    assert (first.set, first.row, first.mode) == ("mine", "2", "closed-loop")
+    assert first.case.load == ClosedLoop(2, 256, 16)
+    assert first.measured["e2e_mean"] == pytest.approx(0.03 + 15 * 0.008)
+    assert first.measured["throughput"] == pytest.approx(32 / (0.03 + 15 * 0.008))
+    assert set(second.measured) == {"tpot_mean"}
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "problem"),
+    [
+        ("h100-80g,llama-3.1-8b,1,2,256", "h100-80g,llama-3.1-8b,1,two,256", "two"),
+        ("vllm,h100-80g", "vllm,h1000", "h1000"),
+        ("0.03,0.008", ",", "neither ttft_mean_s nor tpot_mean_s"),
+    ],
+)
+def test_a_damaged_row_is_named(own, was, now, problem):
+    (own / "mine.csv").write_text(OWN.replace(was, now, 1))
+    with pytest.raises(FileFormatError, match=problem):
+        list(read_folder(own))
+
+
+def test_nothing_to_read(tmp_path):
+    with pytest.raises(SloBenchError, match="holds no measurements"):
+        list(read_folder(tmp_path))
+    with pytest.raises(SloBenchError, match="does not exist"):
+        list(read_folder(tmp_path / "none"))
+
+
+def test_what_is_shipped_can_be_read():
+    found = list(read_folder(SHIPPED))
+    known = [row for row in found if isinstance(row, Measurement)]
+    dense = [m for m in known if m.set == "silicon" and m.case.engine in ("vllm", "sglang")]
+    assert len(dense) == 333
+    reasons = {row.reason for row in found if isinstance(row, Skipped)}
+    assert {"mixture of experts", "disaggregated serving"} <= reasons
+    levels = [m for m in known if isinstance(m.case.load, OpenLoop)]
+    assert {m.set.partition("_")[0] for m in levels} == {"a100-80g", "h100-80g"}
+    assert all(m.case.instances == 2 and m.case.tp == 2 for m in levels)
+    # Cold starts are in these TTFTs.
+    cold = [m for m in known if (m.case.engine, m.case.version) == ("trtllm", "1.0.0rc3")]
+    assert cold
+    assert all(set(m.measured) == {"tpot_mean"} for m in cold)
+    assert len({m.key for m in known}) == len(known)
+
+
+def test_a_prediction_does_not_see_what_was_measured(own):
+    first, _ = read_folder(own)
+    other = Measurement(first.set, first.row, first.mode, first.case, {"tpot_mean": 123.0})
+    assert judge_one(first).predicted == judge_one(other).predicted
+    assert first.key == other.key
+
+
+def test_a_case_that_cannot_run_says_why():
+    case = Case("vllm", "", "rtx-4090", "llama-3.1-70b", ClosedLoop(1, 10, 10))
+    judged = judge_one(Measurement("s", "1", "closed-loop", case, {"tpot_mean": 1.0}))
+    assert "llama-3.1-70b needs" in judged.reason
+    assert not judged.predicted
+
+
+def test_open_loop_counts_answered_requests_alone():
+    arrival = np.linspace(0.0, 2.0, 20)
+    tokens = np.full(20, 50)
+    answered = np.arange(20) < 10
+    load = OpenLoop(arrival, tokens, np.where(answered, 50, 1), answered)
+    found = predict(Case("vllm", "0.8", "h100-80g", "llama-3.1-8b", load)).figures
+    assert found["e2e_p50"] > 49 * 0.004  # not the answers of one token
+
+
+def test_summary_is_of_the_errors(own):
+    judged, skipped = judge(own)
+    assert not skipped
+    rows = {(row.engine, row.metric): row for row in summaries(judged)}
+    row = rows["vllm", "tpot_mean"]
+    error = judged[0].predicted["tpot_mean"] / 0.008 - 1
+    assert (row.n, row.bias) == (1, pytest.approx(error))
+    assert row.median_error == pytest.approx(abs(error))
+    assert row.in_band is None
+    assert ("sglang", "ttft_mean") not in rows
+
+
+def test_an_interrupted_run_resumes(own, tmp_path, monkeypatch):
+    out = tmp_path / "errors.jsonl"
+    judge(own, out)
+    lines = out.read_text().splitlines()
+    assert len(lines) == 2
+    out.write_text(lines[0] + "\n" + lines[1][:20])  # killed while it wrote
+    with pytest.raises(SloBenchError, match="--resume"):
+        judge(own, out)
+    asked = []
+    monkeypatch.setattr(errors, "predict", lambda case: asked.append(case) or predict(case))
+    judged, _ = judge(own, out, resume=True)
+    assert [case.engine for case in asked] == ["sglang"]
+    assert [row.engine for row in judged] == ["vllm", "sglang"]
+    assert out.read_text().splitlines() == lines
+
+
+def test_which_rows_a_fit_has_seen():
+    """Constants were chosen with these rows in view, and with no others."""
+    rows = [m for m in read_folder(SHIPPED) if isinstance(m, Measurement)]
+    known = {(m.case.engine, m.case.gpu, m.case.model) for m in rows if seen(m)}
+    unseen = {(m.case.engine, m.case.gpu, m.case.model) for m in rows if not seen(m)}
+    assert ("sglang", "h200-141g", "llama-3.1-8b") in unseen - known
+    assert ("vllm", "h200-141g", "llama-3.1-8b") in unseen - known
+    assert all(not seen(m) for m in rows if m.mode == "open-loop")
+    assert all(m.case.engine != "trtllm" for m in rows if seen(m))
+
+
+def test_command(own, slo_bench):
+    code, out, _ = slo_bench("accuracy", str(own), "--json")
+    assert code == 0
+    rows = json.loads(out)
+    assert {"set", "engine", "gpu", "model", "mode", "metric", "n"} <= set(rows[0])
+    assert {"median_error", "p90_error", "bias", "in_band"} <= set(rows[0])
+    assert {row["set"] for row in rows} == {"mine"}
+    code, out, _ = slo_bench("accuracy", str(own))
+    assert code == 0
+    assert "Errors of 2 predictions" in out
+    code, _, err = slo_bench("accuracy", str(own), "--resume")
+    assert code == 2
+    assert "--out" in err

@@ -1,0 +1,139 @@
+"""Step times from operators: kernel tables, their interpolation, the assembled model."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from slo_bench.predictors.operators.assembly import operator_step_time
+from slo_bench.predictors.operators.kernels import has_tables, kernels
+from slo_bench.predictors.operators.layers import operators
+from slo_bench.predictors.placement import Placement
+from slo_bench.predictors.specs import gpu, link, model
+from slo_bench.workloads.errors import SloBenchError, UnknownNameError
+
+SHARED = Path(os.environ.get("SLO_BENCH_SHARED", Path(__file__).parents[3] / "shared" / "data"))
+DATABASE = SHARED / "profiles" / "aiconfigurator-db"
+LLAMA = model("llama-3.1-8b")
+
+
+def placed(tp: int = 1, gpu_name: str = "h100-80g", **settings: str) -> Placement:
+    return Placement(LLAMA, gpu(gpu_name), tp=tp, **settings)
+
+
+def test_shapes_are_those_of_the_model():
+    listed = operators(LLAMA, 2, "bf16")
+    shapes = {gemm.name: (gemm.n, gemm.k, gemm.calls) for gemm in listed.gemms}
+    assert shapes == {
+        "qkv_proj": (2048 + 2 * 512, 4096, 32),
+        "o_proj": (4096, 2048, 32),
+        "up_proj": (14336, 4096, 32),
+        "down_proj": (4096, 7168, 32),
+    }
+    assert (listed.head.n, listed.attention.heads, listed.attention.kv_heads) == (64128, 16, 4)
+    assert listed.all_reduce is not None
+    assert listed.all_reduce.calls == 64
+    assert operators(LLAMA, 1, "bf16").all_reduce is None
+    parameters = sum(gemm.n * gemm.k * gemm.calls for gemm in operators(LLAMA, 1, "bf16").gemms)
+    assert parameters == LLAMA.layers * LLAMA.layer_matrix_parameters
+
+
+def test_only_fp8_is_quantised():
+    names = {small.name for small in operators(LLAMA, 1, "fp8").small}
+    assert names - {small.name for small in operators(LLAMA, 1, "bf16").small} == {"quantise"}
+
+
+@pytest.mark.skipif(not DATABASE.is_dir(), reason=f"no {DATABASE}; SLO_BENCH_SHARED names it")
+def test_packed_times_are_those_of_the_database():
+    import pandas as pd
+
+    frame = pd.read_parquet(DATABASE / "h100_sxm/gemm/vllm/0.24.0/gemm_perf.parquet")
+    known = kernels(gpu("h100-80g"))
+    for m, n, k, dtype in ((1, 8192, 8192, "bfloat16"), (2048, 4096, 4096, "bfloat16")):
+        rows = frame[(frame.m == m) & (frame.n == n) & (frame.k == k) & (frame.gemm_dtype == dtype)]
+        found = float(known.gemm_s(np.array([float(m)]), n, k, "bf16")[0])
+        assert found == pytest.approx(rows.latency.min() * 1e-3, rel=0.01)
+    attention = pd.read_parquet(
+        DATABASE / "h100_sxm/attention/vllm/0.24.0/generation_attention_perf.parquet"
+    )
+    rows = attention[
+        (attention.num_heads == 32)
+        & (attention.num_key_value_heads == 8)
+        & (attention.head_dim == 128)
+        & (attention.kv_cache_dtype == "bfloat16")
+        & (attention.window_size == 0)
+        & (attention.batch_size == 16)
+        & (attention.step == 4095)
+    ]
+    batch, length, seconds = known.generation_s(32, 8, 128, "bf16")
+    at = (int(np.flatnonzero(batch == 16)[0]), int(np.flatnonzero(length == 4096)[0]))
+    assert seconds[at] == pytest.approx(rows.latency.min() * 1e-3, rel=0.01)
+
+
+def test_between_shapes_time_is_between():
+    known = kernels(gpu("h100-80g"))
+    tokens = np.array([16.0, 4096.0])
+    small, middle, large = (known.gemm_s(tokens, n, 8192, "bf16") for n in (8192, 9000, 10240))
+    assert (small < middle).all()
+    assert (middle < large).all()
+
+
+def test_no_size_takes_much_longer_than_a_larger_one():
+    for name in ("h100-80g", "b200", "l40s"):
+        known = kernels(gpu(name))
+        at = known.gemm_tokens("fp8")
+        seconds = known.gemm_s(at, 8192, 8192, "fp8")
+        later = np.minimum.accumulate(seconds[::-1])[::-1]
+        assert (seconds <= 1.26 * later).all(), name
+
+
+def test_a_larger_message_takes_no_less():
+    known = kernels(gpu("b200"))
+    sizes = np.geomspace(1024, 1e9, 60)
+    seconds = known.all_reduce_s(8, sizes, link("nvlink5"))
+    assert (np.diff(seconds) >= 0).all()
+
+
+def test_a_gpu_without_tables_scales_the_nearest_ones():
+    assert not has_tables("rtx-4090")
+    known = kernels(gpu("h200-141g"), without=("h200-141g",))
+    assert known.source == "h100-80g_vllm"
+    one = np.array([1.0])
+    scaled = known.gemm_s(one, 16384, 16384, "bf16") / kernels(gpu("h100-80g")).gemm_s(
+        one, 16384, 16384, "bf16"
+    )
+    assert scaled[0] == pytest.approx(3350 / 4800, rel=0.02)  # reading the weights
+
+
+def test_decode_steps_grow_with_sequences_and_kv_and_spans_add_up():
+    made = operator_step_time(placed()).model
+    assert made.step_s(32, 32 * 2000, ()) > made.step_s(32, 32 * 500, ())
+    assert made.step_s(64, 64 * 500, ()) > made.step_s(8, 8 * 500, ())
+    steps = sum(made.step_s(8, 8 * (100 + i), ()) for i in range(50))
+    assert made.span_s(8, 800, 50) == pytest.approx(steps)
+    assert made.step_s(8, 800, [(0, 1024)]) > made.step_s(8, 800, ())
+    assert made.step_s(0, 0, [(8192, 512)]) > made.step_s(0, 0, [(0, 512)])
+
+
+def test_tensor_parallelism_pays_its_all_reduce():
+    alone, two = (operator_step_time(placed(tp)).model for tp in (1, 2))
+    whole, half = alone.step_s(0, 0, [(0, 8192)]), two.step_s(0, 0, [(0, 8192)])
+    assert whole / 2 < half < whole
+
+
+def test_asynchronous_scheduling_hides_the_host():
+    plain = operator_step_time(placed()).model.step_s(1, 100, ())
+    ahead = operator_step_time(placed(), async_scheduling=True).model.step_s(1, 100, ())
+    assert plain - ahead == pytest.approx(1.3e-3 + 20e-6, rel=0.01)
+
+
+def test_what_cannot_be_assembled_says_so():
+    with pytest.raises(UnknownNameError, match="engine"):
+        operator_step_time(placed(), "vlm")
+    encoder = dataclasses.replace(placed(), model=model("bge-m3"))
+    with pytest.raises(SloBenchError, match="encoder"):
+        operator_step_time(encoder)
