@@ -11,12 +11,14 @@ from ....predictors.device_map import read_device_map
 from ....predictors.dtypes import kv_dtype
 from ....predictors.embedder import Embedder, embedder, own_weight_bytes
 from ....predictors.model_spec import ModelSpec
+from ....predictors.operators.assembly import chosen_engine, operator_step_time
 from ....predictors.placement import Placement
 from ....predictors.profiles.build import default_host
 from ....predictors.profiles.hardware import profiled_gpu
 from ....predictors.profiles.models import profiled_step_time
 from ....predictors.profiles.profile import Profile, read_profile
-from ....predictors.specs import GIB, gpu, model
+from ....predictors.roofline import OperatorRoofline
+from ....predictors.specs import GIB, gpu, link, model
 from ....predictors.staged import staged_step_time
 from ....predictors.step_time import DEFAULT_HOST_S, StepTimeModel, step_time
 from ....workloads.base import WorkloadSource
@@ -44,7 +46,8 @@ def placed(spec: PlacementSpec) -> Placed:
     Raises:
         SloBenchError: a name is unknown, or the model does not fit.
     """
-    profile = None if spec.profile is None else read_profile(spec.profile)
+    engine = chosen_engine(spec.profile)
+    profile = None if spec.profile is None or engine else read_profile(spec.profile)
     language, embeds, card = model(spec.model), None, None
     if profile is not None and profile.gpu == spec.gpu:
         card = profiled_gpu(profile)
@@ -52,9 +55,12 @@ def placed(spec: PlacementSpec) -> Placed:
         card = read_device_map(spec.device_map).stages[0].gpu
     if spec.embedder is not None:
         embeds = model(spec.embedder)
+    card = card or gpu(spec.gpu)
+    if spec.host_link is not None:
+        card = dataclasses.replace(card, host_link=link(spec.host_link).name)
     placement = Placement(
         language,
-        card or gpu(spec.gpu),
+        card,
         tp=spec.tp,
         pp=spec.pp,
         weight_dtype=spec.weight_dtype,
@@ -71,10 +77,25 @@ def placed(spec: PlacementSpec) -> Placed:
     placement.check()
     host_s = DEFAULT_HOST_S if spec.host_s is None else spec.host_s
     beside = embedder(embeds, placement, host_s=host_s) if embeds else None
-    if profile is not None:
+    if engine is not None:
+        made = operator_step_time(placement, engine, host_s=spec.host_s)
+    elif profile is not None:
         made = _profiled(spec.profile, profile, placement, spec.host_s)
-        return Placed(placement, made, beside)
-    return Placed(placement, step_time(placement, host_s=host_s), beside)
+    else:
+        made = step_time(placement, host_s=host_s)
+    return Placed(placement, _with_overhead(made, spec.prefill_overhead_s), beside)
+
+
+def _with_overhead(made: StepTimeModel, prefill_s: float) -> StepTimeModel:
+    """The same with a fixed time in each iteration that computes a prompt."""
+    if not prefill_s:
+        return made
+    if not isinstance(made.model, OperatorRoofline):
+        raise SloBenchError(
+            "prefill_overhead_s is for analytic step times; leave it or profile out"
+        )
+    slower = dataclasses.replace(made.model, prefill_s=made.model.prefill_s + prefill_s)
+    return dataclasses.replace(made, model=slower)
 
 
 def _own_blocks(profile: Profile | None, language: ModelSpec, spec: PlacementSpec) -> int | None:
