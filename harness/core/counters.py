@@ -29,7 +29,7 @@ FROM_RECORDS = (OVERTAKES, DROPS, REJECTIONS, SWAPS, RECOMPUTES)
 # Counted by the engine, where a policy declares them.
 CLOSED_BY_MEMORY = "closed_by_memory"  # static batches cut to what fits
 STORE_HITS = "store_hits"  # requests with a part of their prefix from a KV store
-QUOTA_HITS = "quota_hits"  # spans in which a model's quota kept a request out of free memory
+QUOTA_HITS = "quota_hits"  # preemptions and waits by a model's quota while memory was free
 
 _OF_ENGINES = {*FROM_RECORDS, CLOSED_BY_MEMORY, STORE_HITS, QUOTA_HITS}
 

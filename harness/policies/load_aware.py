@@ -44,12 +44,14 @@ class LoadAware:
     def __init__(self, window_s: float = 1.0, threshold: float = 1.2) -> None:
         self._window_s = window_s
         self._threshold = threshold
+        self.past_threshold = False  # whether the last request went by the queues
 
     def route(self, r: RequestState, instances: Sequence[T]) -> T:
         """Choose the instance for `r`; each of them is a `LoadedInstance`."""
         known = cast("Sequence[LoadedInstance]", instances)
         loads = [one.use(self._window_s) for one in known]
         queues = [one.queue for one in known]
+        self.past_threshold = min(loads) >= self._threshold
         estimate = known[0].adds(r, self._window_s)
         return instances[assign([estimate], loads, queues, self._threshold)[0]]
 

@@ -28,7 +28,7 @@ class StaticPartition(VllmSharing):
 
     def mechanisms(self) -> dict[str, str]:
         return {
-            QUOTA_HITS: "spans in which a model's part kept a request out of free memory",
+            QUOTA_HITS: "preemptions and waits by a model's part while memory was free",
             REJECTIONS: "requests that fit no model's part",
         }
 

@@ -88,8 +88,8 @@ class SharedGpuInstance:
         )
         self.instance.now_s = ready_s
         self._least_step_s = step_time.step_s(1, 1, ())
-        self.quota_hits = 0  # spans in which the quota kept a request out of free memory
-        self._was_blocked = False
+        self.quota_hits = 0  # preemptions and waits by the quota while memory was free
+        self._was_short = False  # of memory for the next request
 
     @property
     def busy(self) -> bool:
@@ -103,10 +103,18 @@ class SharedGpuInstance:
 
     def run(self, end_s: float) -> None:
         """Serve until `end_s`."""
-        self.instance.run(end_s, False)
-        if self.blocked and not self._was_blocked and self.kv_manager.quota_binds:
-            self.quota_hits += 1
-        self._was_blocked = self.blocked
+        engine, kv_manager = self.instance, self.kv_manager
+        before = engine.measures.preemptions
+        engine.run(end_s, False)
+        if kv_manager.quota_blocks is None:
+            return
+        short = bool(engine.waiting.live) and (
+            kv_manager.free < kv_manager.blocks(engine.waiting.head().target_tokens)
+        )
+        if kv_manager.quota_binds:
+            self.quota_hits += engine.measures.preemptions - before
+            self.quota_hits += short and not self._was_short
+        self._was_short = short
 
     @property
     def idle(self) -> bool:

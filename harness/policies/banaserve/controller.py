@@ -114,6 +114,8 @@ class BanaServe(DisaggregatedPolicy):
 
     def mechanisms(self) -> dict[str, str]:
         found = super().mechanisms()
+        if self.load_aware:
+            found["queue_routes"] = "requests sent to the shortest queue (Algorithm 4-2)"
         if self.store:
             found[STORE_HITS] = "requests with prefix KV from the store"
         for module, moves in (("layer", self.layer_moves), ("head", self.head_moves)):
@@ -135,7 +137,11 @@ class BanaServe(DisaggregatedPolicy):
         if not self.load_aware:
             known: BanaServeState = cluster.state
             return known.router.route(r, instances)
-        return LoadAware(self.window_s, self.load_threshold).route(r, instances)
+        router = LoadAware(self.window_s, self.load_threshold)
+        chosen = router.route(r, instances)
+        if router.past_threshold:
+            cluster.counters.add("queue_routes", r)
+        return chosen
 
     def decode_instance(
         self, r: RequestState, source: Instance, cluster: ClusterView

@@ -75,3 +75,44 @@ def test_a_page_of_a_paper_lists_the_counters(name):
         for counter, what in part.mechanisms().items():
             listed = [row for row in rows if row.startswith(f"| `count_{counter}` | {what} |")]
             assert any(f"`{name}`" in row for row in listed), counter
+
+
+SEVERAL = {
+    "models": "fleet(llama-3.1-8b*2, qwen2.5-7b*2, mistral-7b*2, qwen3-8b*2)",
+    "gpu": "h100-80g",
+    "gpus": 2,
+    "slo": "ttft=0.5",
+    "overlong_requests": "reject",
+}
+ONE = {"slo": "ttft=1,tpot=0.15,e2e=30"}
+TALKS = {"workload": "sharegpt", "sessions": "sessions(4,3)", "num_gpu_blocks": 1500}
+BESIDE = {"workload": "collocated(1:1)", "embedder": "bge-m3", "num_gpu_blocks": 1500}
+UNDER_PRESSURE = [
+    ("static-partition", 30.0, SEVERAL, {"quota_hits"}),
+    ("qlm", 4.0, SEVERAL, {"model_swaps", "overtakes"}),
+    ("ascendra", 36.0, ONE | {"instances": 3}, {"tickets", "offloads", "rescued", "overtakes"}),
+    ("llumnix", 14.0, ONE | {"instances": 2, "num_gpu_blocks": 1500}, {"migrations"}),
+    ("mooncake", 6.0, TALKS | {"instances": 2}, {"handovers", "store_hits"}),
+    ("banaserve", 40.0, ONE | {"instances": 4}, {"handovers", "queue_routes"}),
+    ("adaptivellm", 12.0, ONE | {"num_gpu_blocks": 1200}, {"swaps_chosen", "overtakes"}),
+    ("collocation", 14.0, BESIDE | {"slo": "ttft=1; embed:e2e=3"}, {"deferrals", "rejections"}),
+    ("edf-drop", 12.0, ONE | {"num_gpu_blocks": 1200}, {"drops"}),
+]
+
+
+@pytest.mark.parametrize(("name", "rate", "settings", "acting"), UNDER_PRESSURE)
+def test_mechanisms_act_under_pressure_and_records_agree(tmp_path, name, rate, settings, acting):
+    settings = {"workload": "azure-conv"} | settings
+    result = Experiment(systems=[name], rates=[rate], requests=300, seeds=1, **settings).run(
+        tmp_path / "run"
+    )
+    [row] = result.rows()
+    assert not {counter for counter in acting if not row[f"count_{counter}"]}
+    requests = result.requests(row["cell"])
+    if "drops" in acting:
+        assert row["count_drops"] == (requests["outcome"] == "dropped").sum()
+    if "offloads" in acting:
+        moved = requests[requests["queued_s"] > requests["arrival_s"]]
+        assert row["count_offloads"] == len(moved)
+        in_time = moved["first_token_s"] - moved["arrival_s"] <= moved["ttft_slo_s"]
+        assert row["count_rescued"] == in_time.sum()
