@@ -135,3 +135,15 @@ def test_systems_without_a_drop_rule_drop_nothing():
         records = simulate(workload, one, place.placement, place.step_time.model).records
         lost = int((records.outcome != 1).sum())
         assert bool(lost) == bool(one.drop_rule), (name, lost)
+
+
+def test_list_suites_shows_them():
+    from typer.testing import CliRunner
+
+    from slo_bench.cli.main import app
+
+    shown = CliRunner().invoke(app, ["list", "suites", "uellm-tuned"])
+    assert shown.exit_code == 0
+    words = " ".join(shown.output.split())
+    assert "30 trials" in words
+    assert all(head in words for head in ("router", "parameters"))
