@@ -85,8 +85,8 @@ def judge(
 ) -> tuple[list[Judged], Counter[tuple[str, str]]]:
     """Predict every measurement in `folder`; also how many rows were skipped, by set and reason.
 
-    Kernel tables of the GPUs `without` are not used. With `out` each row is appended to that file (JSON lines) when it is known, and `resume` takes
-    the rows that it holds from it.
+    Kernel tables of the GPUs `without` are not used. With `out` each row is appended to that file
+    (JSON lines) when it is known, and `resume` takes the rows that it holds from it.
 
     Raises:
         SloBenchError: nothing to read, or `out` exists and is not resumed.
