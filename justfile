@@ -55,6 +55,10 @@ coverage:
 count:
     scripts/count_code.py
 
+# run the papers' suites again and write the tables of their pages: just papers --suite ascendra
+papers *arguments:
+    scripts/paper_tables.py {{ arguments }}
+
 # tests of real vLLM and SGLang servers on the CPU (installs 9 GB, outside this clone)
 backends:
     slo-bench backends install vllm --cpu --with nixl

@@ -30,7 +30,9 @@ class FittedConstant:
 
 
 _FIG_9 = "fitted to Fig. 9"
+_RATIOS = f"{_FIG_9}, ratios of naive to pooled starts (three numbers, three constants)"
 _ACTIVATION = "predictors/activation.py"
+_NAIVE = '`activation = "naive"` of `prism`, `swap = "start"` of `qlm`'
 
 FITTED_TO_PAPERS = (
     FittedConstant(
@@ -45,16 +47,15 @@ FITTED_TO_PAPERS = (
     ),
     FittedConstant(
         "prism", "Naive start, engine", activation.NAIVE_ENGINE_S, "s",
-        f"{_FIG_9}, ratios of naive to pooled starts (three numbers, three constants)",
-        _ACTIVATION, '`activation = "naive"` of `prism`, `swap = "start"` of `qlm`',
+        _RATIOS, _ACTIVATION, _NAIVE,
     ),
     FittedConstant(
         "prism", "Naive start, process group", activation.NAIVE_GROUP_S, "s",
-        f"{_FIG_9}, as above", _ACTIVATION, "as above",
+        _RATIOS, _ACTIVATION, _NAIVE,
     ),
     FittedConstant(
         "prism", "Naive start, host link", activation.NAIVE_BYTES_PER_S / 1e9, "GB/s",
-        f"{_FIG_9}, as above", _ACTIVATION, "as above, and every swap of `qlm`",
+        _RATIOS, _ACTIVATION, f"{_NAIVE}; every swap of `qlm`",
     ),
     FittedConstant(
         "uellm", "Extra time of a layer that is not on the first GPU", 2.7, "ms",

@@ -31,6 +31,7 @@ EXAMPLES = (
 _TAKEN = (
     *("instances", "router", "length_predictor", "num_gpu_blocks", "block_size", "num_cpu_blocks"),
     *("embedder", "server.kv_transfer", "server.kv_store", "server.kvcached", "server.args"),
+    "server.threads",
     "server.startup_timeout_s",
 )
 _CHANGED = {
@@ -141,7 +142,7 @@ def serve(
     asked = given.settings
     instances, router = asked.get("instances", 1), asked.get("router")
     length_predictor, embedder = asked.get("length_predictor"), asked.get("embedder")
-    kv_store = given.value("server.kv_store")
+    kv_store, threads = given.value("server.kv_store"), given.value("server.threads")
     blocks: dict[str, Any] = {
         name: asked.get(name) for name in ("num_gpu_blocks", "block_size", "num_cpu_blocks")
     }
@@ -154,12 +155,14 @@ def serve(
             **{**blocks, "block_size": blocks["block_size"] or 16},
             embedder=embedder,
             kv_store=kv_store,
+            threads=threads,
             device=device or "cpu",
             port=port or 0,
             length_predictor=length_predictor,
         )
         return
     only_torch = {"--embedder": embedder, "--kv-store": kv_store or None, "--device": device}
+    only_torch["--threads"] = threads
     for name, value in only_torch.items():
         if value is not None:
             raise SloBenchError(f"{name} goes with --backend torch only")

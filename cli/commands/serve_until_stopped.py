@@ -189,7 +189,7 @@ def serve_torch(
         say(f"{TINY}: a tiny Llama with random weights, made here")
     with contextlib.ExitStack() as stack:
         own_port = port if length_predictor is None else 0
-        served = serving_model(system, parameters, model or TINY, port=own_port, **options)
+        served = serving_model(system, parameters, model or TINY, port=own_port, say=say, **options)
         if length_predictor is None:
             url = stack.enter_context(served)
         else:

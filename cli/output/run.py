@@ -11,6 +11,7 @@ from pathlib import Path
 import typer
 
 from ...harness.experiments.experiment import Experiment, Progress, RunResult, new_folder
+from ...harness.load_generator.machine import cores
 from ...harness.validation.run_replay import ValidatedPoint
 from ...workloads.errors import SloBenchError
 from ..options.declared import Execution
@@ -23,6 +24,11 @@ def run_shown(experiment: Experiment, execution: Execution) -> RunResult:
     folder = new_folder(experiment.name) if out is None else out
     if experiment.backend == "torch" and "tiny-llama" in experiment.model:
         typer.echo("tiny-llama: a tiny Llama with random weights, made here", err=True)
+    if experiment.backend == "torch":
+        from ...harness.experiments.backends.torch_engine import TorchBackend
+
+        threads = TorchBackend(server=experiment.server).threads
+        typer.echo(f"CPU threads of torch: {threads}, pinned, of {cores()} cores", err=True)
     last = Progress(0, 0, {})
 
     try:

@@ -31,6 +31,8 @@ CLOSED_BY_MEMORY = "closed_by_memory"  # static batches cut to what fits
 STORE_HITS = "store_hits"  # requests with a part of their prefix from a KV store
 QUOTA_HITS = "quota_hits"  # spans in which a model's quota kept a request out of free memory
 
+_OF_ENGINES = {*FROM_RECORDS, CLOSED_BY_MEMORY, STORE_HITS, QUOTA_HITS}
+
 
 class Counters(dict[str, int]):
     """How often each mechanism has acted, by its name; 0 from the start."""
@@ -47,6 +49,10 @@ class Counters(dict[str, int]):
         if name not in self:
             raise UnknownNameError("mechanism", name, self)
         self[name] += 1
+
+    def of_policy(self) -> dict[str, int]:
+        """Those that the policy counts itself, which are known wherever it runs."""
+        return {name: n for name, n in self.items() if name not in _OF_ENGINES}
 
 
 def summed(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:

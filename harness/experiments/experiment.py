@@ -22,7 +22,7 @@ from ..results.run_folder import (
     open_run_folder,
     read_rows,
 )
-from ..servers.launch.backend_names import SIMULATED
+from ..servers.launch.backend_names import SIMULATED, TORCH
 from .config.schema import ExperimentSchema
 from .execution.plan import ExperimentPlan, plan
 from .execution.workers import CellDone, CellProgress, Event, Executor, LocalExecutor
@@ -237,7 +237,17 @@ def environment(
         "command": list(command),
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "step_time": planned.step_times(),
+        **_cpu(planned),
     }
+
+
+def _cpu(planned: ExperimentPlan) -> dict[str, object]:
+    asked = planned.resolved
+    if asked.backend != TORCH:
+        return {}
+    from .backends.torch_engine import TorchBackend
+
+    return {"cpu_threads": TorchBackend(server=asked.server).threads, "cpu_cores": cores()}
 
 
 def _version(package: str) -> str | None:

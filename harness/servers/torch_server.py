@@ -146,6 +146,7 @@ class _Routes:
         live, counts = self._live, self._live.counts
         view, kv_manager = live.instance.view, live.instance.kv_manager
         carried = live.engine.runner.carrier.carried
+        ran_s, waited_s = live.cpu_wait.seconds()
         lines = []
         for name, kind, value in (
             ("requests_total", "counter", counts.requests),
@@ -161,6 +162,9 @@ class _Routes:
             ("num_requests_running", "gauge", view.n_running),
             ("num_gpu_blocks_used", "gauge", kv_manager.total - kv_manager.free),
             ("num_gpu_blocks", "gauge", kv_manager.total),
+            ("cpu_threads", "gauge", live.threads.threads),
+            ("cpu_seconds_total", "counter", round(ran_s, 3)),
+            ("cpu_wait_seconds_total", "counter", round(waited_s, 3)),
         ):
             lines += [f"# TYPE slo_bench_torch_{name} {kind}", f"slo_bench_torch_{name} {value}"]
         return "\n".join(lines) + "\n"
@@ -387,10 +391,13 @@ def serving_model(
     num_cpu_blocks: int | None = None,
     embedder: str | None = None,
     kv_store: Sequence[str] = (),
+    threads: int | None = None,
     port: int = 0,
+    say: Callable[[str], None] = lambda line: None,
 ) -> Iterator[str]:
     """Load a model, run a server with a policy and yield its address. Servers with the same folders
-    in `kv_store` (`FOLDER=GIB`, fastest first) for the same model share prefix KV.
+    in `kv_store` (`FOLDER=GIB`, fastest first) for the same model share prefix KV. `threads`
+    compute (see `thread_count`); `say` is told how many.
 
     Raises:
         SloBenchError: the model cannot be loaded, does not fit, or the system cannot run so.
@@ -399,6 +406,7 @@ def serving_model(
     from ..engine.torch.build import Engine, KvCacheConfig, swaps
     from ..engine.torch.build import num_gpu_blocks as blocks_that_fit
     from ..engine.torch.load import load_decoder
+    from ..engine.torch.threads import ThreadLayout
     from ..engine.torch.tiers import TierFolder
     from ..policies.systems import system as system_by_name
     from .launch.backend_names import TORCH
@@ -431,7 +439,9 @@ def serving_model(
         tiers,
     )
     engine = Engine(decoder, room)
-    with LiveEngine(engine, found.policy) as live:
+    layout = ThreadLayout.choose(threads)
+    say(layout.text)
+    with LiveEngine(engine, found.policy, layout) as live:
         limits = found.policy.limits(live.instance.view)
         spare = limits.watermark_blocks + limits.decode_headroom_blocks
         most = min(decoder.config.context, (room.blocks - spare) * block_size)

@@ -118,7 +118,7 @@ def _levels(row: Row) -> RichTable:
     for level in row["levels"]:
         known = level["attainment"] is not None
         late = level["runs"] - level["valid_runs"]
-        short = known and not level["backlog_grows"] and not level.get("settled", True)
+        short = known and not level["backlog_grows"] and not level.get("sustained", True)
         notes = (
             ["backlog grows"] * level["backlog_grows"]
             + ["too short to pass"] * short

@@ -17,15 +17,21 @@ from pathlib import Path
 from typing import Literal, cast
 
 from ...harness.experiments.config.experiment_file import read_toml
+from ...harness.experiments.config.schema import ExperimentSchema
+from ...harness.experiments.config.setting import declared
+from ...harness.results.read import LEAD_COLUMNS
 from ...workloads.errors import FileFormatError, SloBenchError, UnknownNameError
 
 SHIPPED = Path(__file__).parent / "published"
 COMPARISONS = ("ratio", "reduction", "difference")
 PICKS = ("highest", "lowest")
 TOLERANCE = 0.1
-"""Of the published figure: how far a reproduced one may be from it."""
+"""How far a reproduced figure may be from the published one: a share of it, or of its distance from
+"no difference" where it is a comparison."""
 
 Pins = Mapping[str, str | float | bool]
+_PINNED = {*LEAD_COLUMNS, *declared(ExperimentSchema)}  # besides parameters, `system.parameter`
+_NUMBER = re.compile(r"[+−-]?[\d.]+([–-][\d.]+)?")
 _BOUND = re.compile(r"(<|>|≤|≥|≈)\s*([+−-]?[\d.]+)$")
 
 
@@ -85,7 +91,8 @@ class PublishedRow:
             high = math.inf if found[1] in ">≥" else value
         else:
             low = high = float(self.published)
-        widest = max((abs(end) for end in (low, high) if math.isfinite(end)), default=0.0)
+        none = self.null or 0.0
+        widest = max(abs(end - none) for end in (low, high) if math.isfinite(end))
         given = self.tolerance
         return Claim(low, high, TOLERANCE * widest if given is None else given)
 
@@ -182,6 +189,8 @@ def _row(fields: object, shared: Pins) -> PublishedRow:
     if not (pair or isinstance(published, str) or _number(published)):
         problem = "must be a number, a range [low, high] or text but is"
         raise SloBenchError(f"published {problem} {published!r}")
+    if isinstance(published, str) and _NUMBER.fullmatch(published):
+        raise SloBenchError(f"published must be a number without quotes but is {published!r}")
     if "order" in fields and (not isinstance(fields["order"], list) or len(fields["order"]) < 2):
         raise SloBenchError("order must be a list of at least two tables of settings")
     best_of = fields.get("best_of", [])
@@ -203,13 +212,15 @@ def _pins(value: object, key: str) -> Pins:
     if not isinstance(value, dict):
         raise SloBenchError(f"{key} must be a table of settings but is {value!r}")
     for name, wanted in value.items():
+        if "." not in name and name not in _PINNED:
+            raise UnknownNameError(f"setting in {key}", name, _PINNED)
         if not isinstance(wanted, str | int | float | bool):
             raise SloBenchError(f"{key}: {name} must be one value but is {wanted!r}")
     return value
 
 
 def figure_text(value: float, unit: str, *, signed: bool = False) -> str:
-    """A figure with its unit: one digit after the point from 10 on, else two."""
-    digits = 1 if abs(value) >= 10 else 2
+    """A figure with its unit: three significant digits at least, two after the point at most."""
+    digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
     text = f"{value:{'+' if signed else ''},.{digits}f}" if math.isfinite(value) else "–"
     return f"{text} {unit}".rstrip()

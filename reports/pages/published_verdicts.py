@@ -6,6 +6,7 @@ Student's t. Rows never average over anything but seeds.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -17,6 +18,8 @@ import numpy as np
 import pandas as pd
 
 from ...tuner.capacity.curve import student_t
+from ...workloads.errors import SloBenchError
+from ...workloads.slo import parse_slo
 from ..figures.facets import IDENTITY, axes_of
 from ..figures.levels import level_rates
 from .published_table import Claim, Pins, PublishedRow, figure_text
@@ -36,12 +39,13 @@ LEAST_SEEDS = 3  # for an interval
 _T = {2: 4.303, 3: 3.182}  # quantile 0.975 with fewer degrees of freedom than `student_t` has
 
 RULES = (
-    "Verdicts are decided by the 95 % interval over seeds. Reproduced: it meets the published "
-    "figure ± a tenth and is itself no wider than ± a tenth of that figure, or lies wholly within "
-    "a published bound. Same order: it excludes the published figure or is wider, but the "
-    "comparison or order has the published direction in the whole interval. Not reproduced: it "
-    "excludes the published figure or bound, and the direction does not hold. Undecided: fewer "
-    f"than {LEAST_SEEDS} seeds, or the interval allows several of these."
+    "Verdicts are decided by the 95 % interval over seeds. The tolerance is a tenth of the "
+    "published figure; of a comparison, a tenth of the published distance from no difference. "
+    "Reproduced: the interval meets the figure ± tolerance and is itself no wider, or lies wholly "
+    "within a published bound. Same order: not so, but the comparison or order has the published "
+    "direction in the whole interval. Not reproduced: the interval excludes the figure or bound "
+    "and does not show the direction, or shows the other. Undecided: fewer than "
+    f"{LEAST_SEEDS} seeds, or the interval allows several of these."
 )
 
 
@@ -119,8 +123,23 @@ def finding(
             return Finding(error.verdict, remarks=(str(error),))
     except _CannotTellError as error:
         return Finding(error.verdict, remarks=(str(error),))
-    remarks = (*differing, *best, *_not_stationary(chosen))
+    remarks = (*differing, *best, *_not_stationary(row, chosen))
     return Finding("another set-up" if differing else verdict, text, remarks)
+
+
+def chosen_cells(pins: Pins, cells: pd.DataFrame, settings: Mapping[str, Any]) -> pd.DataFrame:
+    """The valid cells that pins choose.
+
+    Raises:
+        SloBenchError: the run has none of them, or other settings.
+    """
+    try:
+        chosen = _choose(pins, cells, settings, math.nan)
+    except _CannotTellError as error:
+        raise SloBenchError(str(error)) from error
+    if chosen.differing:
+        raise SloBenchError("; ".join(chosen.differing))
+    return chosen.cells
 
 
 def _choose(pins: Pins, cells: pd.DataFrame, settings: Mapping[str, Any], knee: float) -> _Chosen:
@@ -134,7 +153,8 @@ def _choose(pins: Pins, cells: pd.DataFrame, settings: Mapping[str, Any], knee: 
         value = knee if (key, wanted) == ("rate_rps", "knee") else wanted
         if key in found.columns:
             column = level_rates(found) if key == "rate_rps" else found[key]
-            matching = found[_equal(column, value)]
+            same = _same_slo(column, str(value)) if key == "slo" else _equal(column, value)
+            matching = found[same]
             if not matching.empty:
                 found = matching
                 continue
@@ -148,11 +168,13 @@ def _choose(pins: Pins, cells: pd.DataFrame, settings: Mapping[str, Any], knee: 
 
 
 def _setting(settings: Mapping[str, Any], key: str) -> object:
-    """A setting (`host_s`) or parameter (`vllm.max_num_seqs`); "" where it is not set."""
-    value: object = settings if "." not in key else settings.get("parameters", {})
-    for part in key.split("."):
-        value = value.get(part, "") if isinstance(value, Mapping) else ""
-    return value
+    """A setting (`host_s`, `client.api`) or parameter (`vllm.max_num_seqs`); "" if not set."""
+    for value in (settings, settings.get("parameters", {})):
+        for part in key.split("."):
+            value = value.get(part, "") if isinstance(value, Mapping) else ""
+        if value != "":
+            return value
+    return ""
 
 
 def _listed(value: object) -> Sequence[object]:
@@ -178,6 +200,15 @@ def _equal(column: pd.Series, value: str | float | bool) -> pd.Series:
     if isinstance(value, bool | str):
         return column.astype(str).str.lower() == str(value).lower()
     return (pd.to_numeric(column, errors="coerce") - value).abs() <= 1e-3 * abs(value)
+
+
+def _same_slo(column: pd.Series, wanted: str) -> pd.Series:
+    """SLOs are compared by what they say: `tpot=0.15,ttft=1` is `ttft=1, tpot=0.15`."""
+    same = {text: text == wanted for text in set(column.astype(str))}
+    for text in same:
+        with contextlib.suppress(SloBenchError):  # as `unknown`, of a damaged experiment.toml
+            same[text] = parse_slo(text) == parse_slo(wanted)
+    return column.astype(str).map(same)
 
 
 def _best(row: PublishedRow, chosen: list[_Chosen]) -> tuple[list[_Chosen], tuple[str, ...]]:
@@ -290,11 +321,14 @@ def verdict(found: Interval, claim: Claim | None, null: float | None) -> Verdict
         outside = found.high < claim.low or claim.high < found.low
         return "not reproduced" if outside else "undecided"
     meets = found.high >= claim.low - claim.tolerance and found.low <= claim.high + claim.tolerance
+    direction = 0.0  # of the published comparison: up, down, or none
+    if null is not None and not claim.low < null < claim.high:
+        direction = np.sign(claim.low + claim.high - 2 * null)
+        if direction * (found.mean - null) < -found.half:
+            return "not reproduced"
     if meets and found.half <= claim.tolerance:
         return "reproduced"
-    if null is not None and (
-        (claim.low > null and found.low > null) or (claim.high < null and found.high < null)
-    ):
+    if null is not None and direction and direction * (found.mean - null) > found.half:
         return "same order"
     return "undecided" if meets else "not reproduced"
 
@@ -306,9 +340,11 @@ def _order_verdict(steps: Sequence[Interval]) -> Verdict:
     return "same order" if all(step.low > 0 for step in steps) else "undecided"
 
 
-def _not_stationary(chosen: Sequence[_Chosen]) -> tuple[str, ...]:
-    """A remark where cells of a row are not stationary."""
+def _not_stationary(row: PublishedRow, chosen: Sequence[_Chosen]) -> tuple[str, ...]:
+    """A remark where cells of a row are not stationary; with `reaches`, those that reach it."""
     cells = pd.concat([one.cells for one in chosen])
+    if row.reaches is not None:
+        cells = cells[cells["attainment"] >= row.reaches - 1e-12]
     if "stationary" not in cells or not cells["stationary"].map(lambda known: known is False).any():
         return ()
     return ("not stationary: the figure depends on the run's length",)

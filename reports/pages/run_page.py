@@ -28,7 +28,7 @@ from ..figures.levels import (
     origin,
     series_names,
 )
-from . import capacity, mechanisms, published, summary, validation
+from . import allowed, capacity, mechanisms, published, summary, validation
 from .answer import answer
 from .document import asset, page, write_page
 from .published_verdicts import RULES
@@ -87,6 +87,7 @@ def _document(runs: Sequence[RunResults]) -> str:
         **{part: _once(facets, part) for part in ("capacity", "load", "detail", "worth")},
         validation=validation.shown(validated),
         scatters=scatters,
+        allowed=allowed.table_of(runs),
         level_table=summary.level_table(cells, rows, names, badge),
         mechanisms=mechanisms.table(cells, rows, names, badge),
         setup=[_setup(run, f" of {run.name}" if len(runs) > 1 else "") for run in runs],
@@ -183,8 +184,9 @@ def _notices(
     lines += [("Unfinished.", f"{run.unfinished}.") for run in runs if run.unfinished]
     invalid = cells[~cells["valid"]]
     if len(invalid):
+        why = f"Reason of the first: {summary.invalid_reason(invalid)}"
         told = f"{len(invalid)} of {len(cells)} are left out of every figure and mean: "
-        lines.append(("Invalid cells.", f"{told}{_listed(invalid['cell'], 'cells')}."))
+        lines.append(("Invalid cells.", f"{told}{_listed(invalid['cell'], 'cells')}. {why}."))
     if drifting := summary.not_stationary_text(rows):
         lines.append(("Not stationary.", f"{drifting}. {summary.NOT_STATIONARY}"))
     if never := mechanisms.silent(cells):

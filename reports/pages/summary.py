@@ -139,14 +139,18 @@ def _notes(cells: pd.DataFrame, rows: pd.DataFrame) -> list[str]:
         notes.append(f"unfitted: step times of {pairs} are an analytic estimate.")
     invalid = cells[~cells["valid"]]
     if len(invalid):
-        why = invalid[REASON_COLUMN].iloc[0] if REASON_COLUMN in cells.columns else "late client"
         count = f"{len(invalid)} of {len(cells)}"
-        notes.append(f"{count} cells are invalid and left out: {why}.")
+        notes.append(f"{count} cells are invalid and left out: {invalid_reason(invalid)}.")
     if drifting := not_stationary_text(rows):
         notes.append(f"not stationary: {drifting}. {NOT_STATIONARY}")
     if overlong_requests := oversize_text(cells):
         notes.append(f"Too long for the context or the KV cache, and missed: {overlong_requests}.")
     return [*notes, *mechanisms.notes(cells)]
+
+
+def invalid_reason(invalid: pd.DataFrame) -> str:
+    """Why the first of these cells is invalid."""
+    return str(invalid[REASON_COLUMN].iloc[0]) if REASON_COLUMN in invalid else "late client"
 
 
 NOT_STATIONARY = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import tomllib
@@ -102,6 +103,14 @@ def test_settings_that_agree():
     assert judge(row(where=where)).remarks == ()
 
 
+@pytest.mark.parametrize(
+    ("slo", "same"), [("tpot=0.15, ttft=1.0", True), ("ttft=2,tpot=0.15", False), ("?", False)]
+)
+def test_an_slo_is_compared_by_what_it_says(slo, same):
+    found = judge(row(where={"system": "a", "slo": "ttft=1,tpot=0.15"}), run(slo=slo))
+    assert (found.verdict != "another set-up") == same
+
+
 def test_values_of_an_axis_are_not_averaged():
     cells = pd.concat([run(), run(cap="128")])
     found = judge(row(**A), cells)
@@ -161,13 +170,25 @@ def test_a_ratio_to_zero():
         ("> 0", -5, 3, 0.0, "not reproduced"),
         ("≥ 99", 99.5, 0.2, None, "reproduced"),
         ("< 99", 99.5, 0.2, None, "not reproduced"),
-        ("≈ 1", 1.05, 0.01, 1.0, "reproduced"),
-        ("≈ 1", 1.5, 0.01, 1.0, "not reproduced"),
+        (1.27, 1.12, 0.02, 1.0, "same order"),  # a comparison: 1.27 ± 0.027
+        (1.27, 1.25, 0.02, 1.0, "reproduced"),
+        (1.09, 0.98, 0.01, 1.0, "not reproduced"),
+        ([1.0, 3.9], 0.95, 0.03, 1.0, "not reproduced"),  # the other direction
+        ([1.0, 3.9], 1.05, 0.03, 1.0, "reproduced"),
+        ([1.1, 1.2], 1.9, 0.3, 1.0, "same order"),
         ("not given", 1, 0, None, "no figure published"),
     ],
 )
 def test_verdicts(published, mean, half, null, expected):
-    assert verdict(Interval(mean, half), row(published).claim, null) == expected
+    by = {None: {}, 0.0: AGAINST_B | {"by": "difference"}, 1.0: AGAINST_B | {"scale": 1.0}}[null]
+    one = row(published, **by)
+    assert verdict(Interval(mean, half), one.claim, one.null) == expected
+
+
+def test_about_equal_needs_a_tolerance():
+    one = row("≈ 1", **AGAINST_B, scale=1.0, tolerance=0.1)
+    assert verdict(Interval(1.05, 0.01), one.claim, one.null) == "reproduced"
+    assert verdict(Interval(1.5, 0.01), one.claim, one.null) == "not reproduced"
 
 
 @pytest.mark.parametrize(
@@ -190,7 +211,8 @@ def test_the_headline_counts_verdicts():
 
 
 @pytest.mark.parametrize(
-    ("value", "unit", "text"), [(51.84, "%", "51.8 %"), (1.234, "×", "1.23 ×"), (-3, "", "-3.00")]
+    ("value", "unit", "text"),
+    [(51.84, "%", "51.8 %"), (1130, "", "1,130"), (1.234, "×", "1.23 ×"), (-3, "", "-3.00")],
 )
 def test_figures(value, unit, text):
     assert figure_text(value, unit) == text
@@ -269,9 +291,11 @@ ROW = "title = 'x'\n[[row]]\nwhat = 'y'\n"
         (ROW, "row 1: needs `what` and `published` .*mine.toml, line 2"),
         (ROW + "published = 1\nunits = 's'", "row 1: unknown key 'units'; did you mean unit"),
         (ROW + "published = 1\nby = 'half'", "by must be ratio, reduction, difference but is"),
+        (ROW + "published = '1.74'", "published must be a number without quotes but is '1.74'"),
         (ROW + "published = [1]", "published must be a number, a range"),
         (ROW + "published = 1\nwhere = 3", "where must be a table of settings but is 3"),
         (ROW + "published = 1\nwhere = { gpu = ['a'] }", "where: gpu must be one value"),
+        (ROW + "published = 1\nwhere = { gpuu = 'a' }", "unknown setting in where 'gpuu'; did you"),
         (ROW + "published = 1\nscale = 'x'", "scale must be a number"),
         (ROW + "published = 1\norder = [{}]", "order must be a list of at least two"),
         (ROW + "published = 1\nbest_of = 'gpu'", "best_of must be a list of columns"),
@@ -311,9 +335,35 @@ def test_the_report_shows_the_table(tmp_path):
     result = asked.run(tmp_path / "run", jobs=1)
     page = write_report([result.folder], tmp_path / "report.html").read_text()
     assert "A paper &amp; more" in page
-    assert "<td>99.0 %</td><td>100.0 %</td>" in page
+    assert "<td>99.0 %</td><td>100 %</td>" in page
     assert "2 rows: 1 another set-up, 1 not run." in page
     assert "model: x is needed, the run has llama-3.1-8b" in page
     assert "Bandwidth of a host link, 11.4 GB/s" in page  # fitted to that paper
     assert "Load &lt;unknown&gt;" in page
     assert "<td>&lt;9&gt;</td>" in page
+
+
+AXES = {"rate_rps": "rates", "load_factor": "load_factors", "system": "systems"}
+
+
+@pytest.mark.parametrize("path", suites().values(), ids=lambda path: path.stem)
+def test_a_suite_has_what_its_table_needs(path):
+    """Each pin is a value that the suite runs; else the suite's own report says another set-up."""
+    settings = read_toml(path)[0]
+    if "published" not in settings:
+        pytest.skip("no table")
+    for one in filter(lambda row: row.column, load_published(str(settings["published"])).rows):
+        for key, wanted in itertools.chain(*(p.items() for p in (one.where, one.than or {}))):
+            if wanted not in ("knee", ""):
+                value = settings["parameters"] if "." in key else settings
+                for part in AXES.get(key, key).split("."):
+                    value = value[part]
+                values = value if isinstance(value, list) else [value]
+                assert any(same(v, wanted) for v in values), f"{one.what}: {key}"
+
+
+def same(value, wanted):
+    try:
+        return float(value) == float(wanted)
+    except ValueError:
+        return value == wanted

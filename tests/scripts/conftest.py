@@ -28,3 +28,8 @@ def import_cycles() -> ModuleType:
 @pytest.fixture(scope="session")
 def count_code() -> ModuleType:
     return _load("count_code")
+
+
+@pytest.fixture(scope="session")
+def paper_tables() -> ModuleType:
+    return _load("paper_tables")

@@ -57,7 +57,7 @@ class CapacityRecord:
                 "attainment_low": level.attainment_interval[0] if level.counted else None,
                 "attainment_high": level.attainment_interval[1] if level.counted else None,
                 "backlog_grows": level.growing,
-                "settled": level.settled,
+                "sustained": level.sustained,
                 "invalid_because": level.invalid_because,
             }
             for level in self.search.levels

@@ -104,8 +104,8 @@ class CapacityLevel:
         return bool(self.valid) and grows(self.judged)
 
     @property
-    def settled(self) -> bool:
-        """Whether runs are long enough to show that the system keeps up with the load."""
+    def sustained(self) -> bool:
+        """Whether settled runs show that the system keeps up with the load."""
         return any(sample.settled for sample in self.valid) and keeps_up(self.judged)
 
     def passes(self, target: float) -> bool | None:
@@ -117,7 +117,7 @@ class CapacityLevel:
         """
         if self.growing or self.attainment < target:
             return False
-        return True if self.settled else None
+        return True if self.sustained else None
 
 
 @dataclass(frozen=True)

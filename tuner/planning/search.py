@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ...harness.experiments.config.schema import ExperimentSchema
-from ...harness.experiments.execution.cells import CellSpec, placed, source
+from ...harness.experiments.execution.lookup import placed, source
+from ...harness.experiments.execution.specs import CellSpec
 from ...harness.results.checkpoint import Checkpoint
 from ...harness.results.stationarity import SETTLED_HORIZONS, requests_in
 from ...workloads.errors import SloBenchError
@@ -283,7 +284,7 @@ class _Search:
             low, high = level.attainment_interval
             if level.growing or high < target:
                 return [0.0, level.attainment, low, high]
-            if low >= target and level.settled:
+            if low >= target and level.sustained:
                 return [1.0, level.attainment, low, high]
             if len(samples) == _MOST_RUNS:  # too near to the edge to be sure
                 return [0.0, level.attainment, low, high]

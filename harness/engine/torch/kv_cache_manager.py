@@ -18,6 +18,7 @@ from ...core.kv_cache_manager import KVCacheManager
 from ...core.kv_store_manager import StoreKVCacheManager
 from ...core.state import RequestState
 from .pipeline import Traffic
+from .threads import unpin
 from .tiers import Tiers, path_of
 
 
@@ -140,7 +141,7 @@ class SharedUnits:
         self.new: dict[int, None] = {}  # to be stored
         self._open: dict[int, int] = {}
         self._used: dict[int, None] = {}  # least recently used first
-        self._keeper = ThreadPoolExecutor(1, "keeps KV")
+        self._keeper = ThreadPoolExecutor(1, "keeps KV", unpin)
         self._kept: dict[int, Future[None]] = {}  # on their way into the store
 
     def __contains__(self, unit: int) -> bool:

@@ -17,6 +17,7 @@ from .clock import RealClock
 from .execution import PagedInstance
 from .kv_cache_manager import PagedStoreKVCacheManager
 from .sequence import Sampling, Sequence
+from .threads import CpuWait, ThreadLayout
 
 _IDLE_S = 0.02  # wait when no request can run now
 _DIGEST = (1 << 62) - 1
@@ -54,14 +55,17 @@ class ServedCounts:
 
 
 class LiveEngine:
-    """Runs an instance in a thread of its own, for as long as the block lasts.
+    """Runs an instance in a thread of its own, for as long as the block lasts; it computes by the
+    layout `threads`.
 
     Raises:
         Exception: on leaving the block: what ended the thread before.
     """
 
-    def __init__(self, engine: Engine, policy: Policy) -> None:
+    def __init__(self, engine: Engine, policy: Policy, threads: ThreadLayout) -> None:
         self.engine = engine
+        self.threads = threads
+        self.cpu_wait = CpuWait(threads)
         self.counts = ServedCounts()
         self._clock = RealClock()
         self._requests: dict[RequestState, GenerationRequest] = {}
@@ -138,8 +142,9 @@ class LiveEngine:
 
     def _work(self) -> None:
         try:
-            while self._took():
-                self._step()
+            with self.threads.pinned():
+                while self._took():
+                    self._step()
         except BaseException as error:
             self._problem = error
             for r in list(self._requests):

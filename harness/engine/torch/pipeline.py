@@ -16,6 +16,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from .threads import unpin
 from .tiers import UnitShape
 
 
@@ -80,8 +81,8 @@ class Pipeline:
     carried: TransferTotals = field(default_factory=TransferTotals)
 
     def __post_init__(self) -> None:
-        self._loader = ThreadPoolExecutor(1, "loads KV")
-        self._storer = ThreadPoolExecutor(1, "stores KV")
+        self._loader = ThreadPoolExecutor(1, "loads KV", unpin)
+        self._storer = ThreadPoolExecutor(1, "stores KV", unpin)
         self._read: list[tuple[Tensor, Tensor]] = []
         self._written: list[tuple[Tensor, Tensor]] = []
         self._loaded: dict[int, Future[None]] = {}

@@ -17,6 +17,7 @@ from ....predictors.profiles.whole_steps import LEAST_STEPS, LoggedStep, profile
 from ....predictors.specs import models
 from ....workloads.errors import SloBenchError
 from ..loop.gc_control import heap_frozen
+from .threads import ThreadLayout
 from .timing import Timing
 
 if TYPE_CHECKING:
@@ -84,36 +85,37 @@ def measure_profile(
     from .build import Engine, KvCacheConfig, num_gpu_blocks
     from .load import load_decoder
 
-    decoder = load_decoder(options.model, options.device)
-    blocks = min(_MOST_BLOCKS, num_gpu_blocks(decoder, _BLOCK_SIZE))
-    swapped = min(_NUM_CPU_BLOCKS, blocks)
-    engine = Engine(decoder, KvCacheConfig(blocks, _BLOCK_SIZE, swapped))
-    steps = [
-        shape
-        for shape in measure.grid(decoder.config.context, options.most_sequences)
-        if shape.num_gpu_blocks(_BLOCK_SIZE) <= blocks
-    ]
-    # Copies are few and quick; they come first.
-    wanted = [*measure.swaps(swapped // 4), *steps]
-    about = {
-        "model": str(options.model.resolve()),
-        "device": options.device,
-        "dtype": str(decoder.dtype).removeprefix("torch."),
-    }
-    if measure.by_cpu_time(decoder.device):
-        about["clock"] = "CPU time of one thread"
-    rows = _Rows(options.rows_file, about)
-    begin_s, meter = time.monotonic(), measure.BatchTimer(engine)
-    rounds = [(number, shape) for number in range(measure.ROUNDS) for shape in wanted]
-    with heap_frozen():
-        for done, (number, shape) in enumerate(rounds):
-            if rows.rounds(shape) > number:
-                continue
-            if time.monotonic() - begin_s > options.budget_s:
-                break
-            tell(done, len(rounds))
-            rows.add(shape, meter.timed(shape))
-        host_s = measure.host_s(engine, steps[:40])
+    with ThreadLayout.choose().pinned():
+        decoder = load_decoder(options.model, options.device)
+        blocks = min(_MOST_BLOCKS, num_gpu_blocks(decoder, _BLOCK_SIZE))
+        swapped = min(_NUM_CPU_BLOCKS, blocks)
+        engine = Engine(decoder, KvCacheConfig(blocks, _BLOCK_SIZE, swapped))
+        steps = [
+            shape
+            for shape in measure.grid(decoder.config.context, options.most_sequences)
+            if shape.num_gpu_blocks(_BLOCK_SIZE) <= blocks
+        ]
+        # Copies are few and quick; they come first.
+        wanted = [*measure.swaps(swapped // 4), *steps]
+        about = {
+            "model": str(options.model.resolve()),
+            "device": options.device,
+            "dtype": str(decoder.dtype).removeprefix("torch."),
+        }
+        if measure.by_cpu_time(decoder.device):
+            about["clock"] = "CPU time of one thread"
+        rows = _Rows(options.rows_file, about)
+        begin_s, meter = time.monotonic(), measure.BatchTimer(engine)
+        rounds = [(number, shape) for number in range(measure.ROUNDS) for shape in wanted]
+        with heap_frozen():
+            for done, (number, shape) in enumerate(rounds):
+                if rows.rounds(shape) > number:
+                    continue
+                if time.monotonic() - begin_s > options.budget_s:
+                    break
+                tell(done, len(rounds))
+                rows.add(shape, meter.timed(shape))
+            host_s = measure.host_s(engine, steps[:40])
     profile = _profile(options, rows, wanted, host_s, str(decoder.dtype), engine.cache.block_bytes)
     moved = options.moves and decoder.device.type == "cpu"  # where workers compute
     profile = _with_links(profile, _moves(decoder) if moved else [])
@@ -130,7 +132,7 @@ def _moves(decoder: Decoder) -> list[CompletedMove]:
     from .measure import measured_moves
     from .workers import Workers
 
-    with Workers(1) as workers:
+    with Workers(1, cores=ThreadLayout.choose(workers=1).worker_cores) as workers:
         return list(measured_moves(decoder, workers, _BLOCK_SIZE))
 
 

@@ -23,6 +23,7 @@ from .config import DecoderConfig
 from .decoder import Decoder, store
 from .errors import WorkerError
 from .pipeline import Pipeline, Traffic
+from .threads import pin
 from .weights import DecoderWeights, Layer
 from .workers import join, leave, receive, send
 
@@ -128,8 +129,9 @@ class TorchWorker:
 
 def main() -> None:
     """Run a worker process until its connection closes."""
-    place, rank, size, timeout_s = sys.argv[1:]
+    place, rank, size, timeout_s, *core = sys.argv[1:]
     torch.set_num_threads(1)
+    pin([int(one) for one in core])
     try:
         join(Path(place), int(rank), int(size), float(timeout_s))
         worker = TorchWorker()

@@ -10,6 +10,7 @@ import io
 import os
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -33,12 +34,18 @@ HERE = 0
 class Workers:
     """Context manager that runs worker processes on this machine.
 
+    Args:
+        count: number of processes.
+        timeout_s: longest time for their start and for an answer.
+        cores: the core of each; empty: any.
+
     Raises:
         WorkerError: a worker did not start in time.
     """
 
-    def __init__(self, count: int, timeout_s: float = 120.0) -> None:
+    def __init__(self, count: int, timeout_s: float = 120.0, cores: Sequence[int] = ()) -> None:
         self.count = count
+        self._cores = cores
         self._timeout_s = timeout_s
         self.processes: list[subprocess.Popen[bytes]] = []
 
@@ -49,6 +56,7 @@ class Workers:
         try:
             for rank in range(1, size):
                 argv = [str(store_file), str(rank), str(size), str(self._timeout_s)]
+                argv += [str(core) for core in self._cores[rank - 1 : rank]]
                 self.processes.append(start_module(f"{__package__}.worker", *argv))
             join(store_file, HERE, size, self._timeout_s)
         except BaseException:

@@ -29,14 +29,15 @@ from ...policies.routers import router as router_by_name
 from ...results.engine_logs import meta_path, profiling_cell
 from ...results.metrics import Hardware
 from ...results.run_folder import Value, write_whole
-from ...servers.gateway import serving_apart
+from ...servers.gateway import mechanism_counts, serving_apart
 from ...servers.gateway.split import transfer_of
 from ...servers.launch.environments import environment, home
 from ...servers.launch.serve import Serve
 from ...servers.launch.server_process import ServerError, ServerProcess
 from ..config.client_schema import ClientSchema
 from ..config.server_schema import ServerSchema
-from ..execution.cells import CellSpec, PlacementSpec, workload_of
+from ..execution.cells import workload_of
+from ..execution.specs import CellSpec, PlacementSpec
 from .attached import Attached
 from .base import CellMeasurement, Progress
 
@@ -108,9 +109,11 @@ class LaunchedBackend:
             with _kept_logs(log.parent):
                 servers = wanted.start(stack, log, instances=spec.instances)
             device = environment(wanted.backend).device
-            urls = [server.url for server in servers]
+            urls, gateway = [server.url for server in servers], None
             if self._through_gateway(spec):
-                urls = [stack.enter_context(serving_apart(wanted.behind(servers, spec.router)))]
+                plan = wanted.behind(servers, spec.router)
+                gateway = stack.enter_context(serving_apart(plan))
+                urls = [gateway]
             attached = Attached(
                 [Endpoint.parse(url) for url in urls],
                 self._client_for(spec.placement.model),
@@ -123,7 +126,7 @@ class LaunchedBackend:
                     peak_flops=math.nan,
                 ),
             )
-            yield Launched(attached, servers, wanted.step_logs(spec.instances), wanted)
+            yield Launched(attached, servers, wanted.step_logs(spec.instances), wanted, gateway)
 
     def _wanted(self, spec: CellSpec) -> Serve:
         place = spec.placement
@@ -165,6 +168,7 @@ class Launched:
     servers: Sequence[ServerProcess]
     step_logs: Sequence[Path]
     wanted: Serve
+    gateway: str | None = None  # its address
     model: str = field(init=False)
     gpu: str = field(init=False)
     hardware: Hardware = field(init=False)
@@ -185,7 +189,7 @@ class Launched:
             ServerError: a server had died before.
         """
         before = [server.metrics() for server in self.servers]
-        tallies = [server.tally() for server in self.servers]
+        tallies = self._tallies()
         begins = [_size(log) for log in self.step_logs]
         alone = len(self.attached.endpoints) == 1  # or a gateway, which has the router
         seen = replace(spec, router=None) if alone else spec
@@ -199,7 +203,7 @@ class Launched:
             suffix = f"-{number}" if len(self.servers) > 1 else ""
             text = f"# before the cell\n{old}\n# after the cell\n{new}\n"
             write_whole(folder / "servers" / f"{spec.cell}{suffix}.metrics", [text.encode()])
-        counted = growth(tallies, [server.tally() for server in self.servers])
+        counted = growth(tallies, self._tallies())
         grown = {**_grown(before, after), **plugin_figures(counted)}
         problems = (
             measured.invalid_because,
@@ -209,6 +213,14 @@ class Launched:
         reasons = "; ".join(filter(None, problems))
         measured = replace(measured, invalid_because=reasons or None)
         return replace(measured, figures={**measured.figures, **grown})
+
+    def _tallies(self) -> list[Mapping[str, int]]:
+        """Counters of each server's plugin, and of the gateway's controller."""
+        found = [server.tally() for server in self.servers]
+        if self.gateway is None:
+            return found
+        counts = mechanism_counts(self.gateway)
+        return [*found, {COUNT + name: n for name, n in counts.items()}]
 
     def _write_meta(
         self, spec: CellSpec, folder: Path, begins: Sequence[int], metrics: str

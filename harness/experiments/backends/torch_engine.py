@@ -11,7 +11,7 @@ import contextlib
 import json
 import math
 import tempfile
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,16 +31,20 @@ from ...engine.loop.timed import Ran, RecordedStepTime, TimedInstance
 from ...engine.torch.errors import need_torch
 from ...engine.torch.execute import execute
 from ...engine.torch.migrating import Migrator
+from ...engine.torch.threads import CpuWait, ThreadLayout, thread_count
 from ...load_generator.http.prompts import PromptMaker, Vocabulary
 from ...policies.systems import module_policy
 from ...results.engine_logs import meta_path, profiling_cell
 from ...results.metrics import Hardware
+from ...results.read import REASON_COLUMN
 from ...results.run_folder import Value, write_whole
 from ...servers.launch.backend_names import TORCH
 from ...servers.launch.compatibility import check as check_system
 from ...servers.launch.model_folders import model_folder
 from ..config.server_schema import ServerSchema
-from ..execution.cells import CellSpec, configured, output_tokens_p90, predicted_output_tokens
+from ..execution.cells import output_tokens_p90, predicted_output_tokens
+from ..execution.lookup import configured
+from ..execution.specs import CellSpec
 from .base import CellMeasurement, Progress
 
 if TYPE_CHECKING:
@@ -82,10 +86,25 @@ class TorchBackend:
             raise SloBenchError(
                 "server.clock cpu is the time of one thread: gpu must be cpu, server.workers 0"
             )
+        if self.threads > 1 and self.server.clock == "cpu":
+            raise SloBenchError(
+                f"server.clock cpu is the time of one thread, but server.threads is "
+                f"{self.server.threads}; leave it out or set it to 1"
+            )
         if self.server.workers and place.gpu != "cpu":
             raise SloBenchError("server.workers compute on the CPU; leave gpu at cpu")
         if self.server.kv_store:
             self._check_store(spec)
+
+    @property
+    def threads(self) -> int:
+        """Number of CPU threads that compute, without the workers.
+
+        Raises:
+            SloBenchError: more are asked for than there are cores.
+        """
+        asked = self.server.threads or (1 if self.server.clock == "cpu" else None)
+        return thread_count(asked, self.server.workers)
 
     def _check_store(self, spec: CellSpec) -> None:
         from ...engine.torch.tiers import TierFolder
@@ -123,32 +142,46 @@ class TorchBackend:
         from ...engine.torch.load import load_decoder
         from ...engine.torch.workers import Workers
 
-        place = spec.placement
+        place, server = spec.placement, self.server
         model = model_folder(place.model)
-        logged = self.server.step_log or self.server.validated
-        decoder = load_decoder(model, place.gpu)
-        store = self.server.kv_store
-        if not self.server.workers:
-            yield LoadedModel(decoder, model, logged, clock=self.server.clock, store=store)
-            return
-        with Workers(self.server.workers) as workers:
-            rule = module_policy(self.server.moving)
-            yield LoadedModel(decoder, model, logged, workers, rule, store=store)
+        logged = server.step_log or server.validated
+        threads = ThreadLayout.choose(self.threads, server.workers)
+        with contextlib.ExitStack() as stack:
+            workers = rule = None
+            if server.workers:
+                cores = threads.worker_cores
+                workers = stack.enter_context(Workers(server.workers, cores=cores))
+                rule = module_policy(server.moving)
+            stack.enter_context(threads.pinned())
+            yield LoadedModel(
+                load_decoder(model, place.gpu),
+                model,
+                threads,
+                logged,
+                workers,
+                rule,
+                server.clock,
+                server.kv_store,
+                server.cpu_wait_limit,
+            )
 
 
 @dataclass(frozen=True)
 class LoadedModel:
     """A model in memory. With `workers`, layers and heads move to them by `rule`. `store`: tiers
-    beyond the device, of which each cell has some of its own while it is measured.
+    beyond the device, of which each cell has some of its own while it is measured. A cell whose
+    threads waited for a core for a larger share than `cpu_wait_limit` is invalid.
     """
 
     decoder: Decoder
     folder: Path
+    threads: ThreadLayout
     logged: bool = False  # keep a log of every step
     workers: Workers | None = None
     rule: ModulePolicy | None = None
     clock: str = "real"
     store: tuple[str, ...] = ()
+    cpu_wait_limit: float = 1.0
     model: str = field(init=False)
     gpu: str = field(init=False)
     hardware: Hardware = field(init=False)
@@ -192,8 +225,6 @@ class LoadedModel:
         policy: AnyPolicy,
         room: KvCacheConfig,
     ) -> CellMeasurement:
-        import torch
-
         from ...engine.torch.build import Engine
         from ...engine.torch.clock import CpuClock, RealClock
         from ...engine.torch.sequence import Sequence as Tokens
@@ -212,11 +243,6 @@ class LoadedModel:
         longest = lengths if longest is None else longest
         prompts = PromptMaker(Vocabulary.read(self.folder), workload.prefix_block_size, spec.cell)
         self._warm_up(engine)
-        if self.clock == "cpu" and torch.get_num_threads() != 1:
-            raise SloBenchError(
-                f"server.clock cpu is the time of one thread, but torch computes with "
-                f"{torch.get_num_threads()}: set OMP_NUM_THREADS=1"
-            )
         clock = RealClock() if self.clock == "real" else CpuClock()
         instance = engine.instance(
             policy,
@@ -230,14 +256,33 @@ class LoadedModel:
         if self.logged and isinstance(instance, TimedInstance):
             _log_steps(instance, lines)
         with heap_frozen(), collections_off():
+            processes = self.workers.processes if self.workers else ()
+            cpu_wait = CpuWait(self.threads, [process.pid for process in processes])
             clock.begin()
             result = execute(workload, instance, rejected=rejected, progress=progress)
+            wait_share = cpu_wait.share()
         if migrator is not None:
             log = "".join(f"{moved.line()}\n" for moved in migrator.history)
             write_whole(folder / "servers" / f"{spec.cell}.moves.jsonl", [log.encode()])
         if self.logged:
             _keep_log(folder, spec, self, engine, lines, most_tokens)
-        return CellMeasurement(result, figures=_store_figures(engine, instance))
+        invalid = self._invalid_because(wait_share)
+        figures: dict[str, Value] = {
+            "cpu_threads": self.threads.threads,
+            "cpu_wait_share": wait_share,
+            REASON_COLUMN: invalid,
+        }
+        return CellMeasurement(result, invalid, figures=figures | _store_figures(engine, instance))
+
+    def _invalid_because(self, wait_share: float | None) -> str | None:
+        """Other programs took the engine's cores. By the CPU clock waiting takes no time."""
+        if wait_share is None or wait_share <= self.cpu_wait_limit or self.clock == "cpu":
+            return None
+        return (
+            f"other programs had the engine's cores: its threads waited for one for "
+            f"{wait_share:.0%} of their busy time, {self.cpu_wait_limit:.0%} is the limit "
+            "(server.cpu_wait_limit)"
+        )
 
     def _migrator(self, engine: Engine, instance: EngineInstance) -> Migrator | None:
         from ...engine.torch.execution import Execution
@@ -376,7 +421,7 @@ def _own_tiers(store: Sequence[str]) -> Iterator[tuple[TierFolder, ...]]:
         yield tuple(tiers)
 
 
-def _store_figures(engine: Engine, instance: EngineInstance) -> Mapping[str, Value]:
+def _store_figures(engine: Engine, instance: EngineInstance) -> dict[str, Value]:
     from ...engine.torch.kv_cache_manager import PagedStoreKVCacheManager
 
     if not isinstance(instance.kv_manager, PagedStoreKVCacheManager):

@@ -70,6 +70,17 @@ class ServerSchema(BaseModel):
         "which reduces noise on a busy machine.",
         "real",
     )
+    threads: Count | None = setting(
+        SERVERS,
+        "With torch: CPU threads that compute, pinned to a core each. Default: all cores but one "
+        "for the client and one for each worker, at most OMP_NUM_THREADS.",
+    )
+    cpu_wait_limit: Annotated[float, Field(gt=0, le=1)] = setting(
+        SERVERS,
+        "With torch: a cell is invalid if its threads waited for a core for more than this share "
+        "of the time in which they were ready to compute.",
+        0.1,
+    )
     kv_store: Several[str] = setting(
         SERVERS,
         "With torch: also store prefix KV in this folder, with this capacity (/dev/shm/kv=2: "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from importlib.util import find_spec
@@ -15,8 +14,8 @@ from ....predictors.output_length import length_predictor
 from ....predictors.placement import smallest_tp
 from ....predictors.specs import gpu, model
 from ....workloads.errors import SloBenchError
-from ....workloads.models import parse_models
 from ....workloads.slo import parse_slo
+from ...core.cluster_policy import overrides
 from ...core.policy import StaticPolicy
 from ...engine.cluster.failures import check_failures, parse_failures
 from ...policies.routers import router as router_by_name
@@ -25,18 +24,32 @@ from ...policies.systems import system as system_by_name
 from ...results.metrics import parse_objective
 from ...results.run_folder import Value
 from ...servers.launch.backend_names import SIMULATED
-from ..config.load import OperatingPoint, estimated_capacity_rps, filled_in, load_of
-from ..config.schema import ExperimentSchema
-from .cells import CellSpec, PlacementSpec, WorkloadSpec, models_of, placed, source
+from ..config.load import (
+    OperatingPoint,
+    estimated_capacity_rps,
+    estimated_phases,
+    filled_in,
+    load_of,
+)
+from ..config.schema import ExperimentSchema, parameter_combinations
+from .cell_names import (
+    AxisColumns,
+    column_value,
+    distinct,
+    file_name,
+    name_part,
+    offered_columns,
+)
+from .cells import models_of
+from .lookup import placed, source
+from .specs import CellSpec, PlacementSpec, WorkloadSpec
 
 _SHAPE = ("model", "gpu", "tp", "pp")  # fields of a placement that are settled together
-_ALWAYS_COLUMNS = ("workload", "model", "gpu", "gpus")
 # Settings of an experiment with one model.
 _OF_ONE_MODEL = (
     *("tp", "pp", "instances", "router"),
     *("device_map", "embedder", "profile", "num_gpu_blocks"),
 )
-_LONGEST_NAME = 150  # characters of a cell's name, which is a file name
 
 
 @dataclass(frozen=True)
@@ -89,34 +102,6 @@ class Combination:
 
 
 @dataclass(frozen=True)
-class _AxisColumns:
-    """Which settings have a column, and what they call workloads and models there."""
-
-    swept: tuple[str, ...]
-    workload: Mapping[str, str]
-    model: Mapping[str, str]
-    backend: str
-
-    @classmethod
-    def of(cls, asked: ExperimentSchema, workloads: Iterable[WorkloadSpec]) -> _AxisColumns:
-        """Name the settings that have several values; short names are used if they are distinct."""
-        names = {spec.workload: source(spec).name for spec in workloads}
-        return cls(
-            tuple(name for name in asked.axes() if len(getattr(asked, name)) > 1),
-            _if_distinct(names),
-            _if_distinct({text: _model_name(text, asked.backend) for text in asked.model}),
-            asked.backend,
-        )
-
-    def model_of(self, values: Mapping[str, Any]) -> str:
-        """Return the served model as written in the column `model`."""
-        models = values["models"]
-        if models is None:
-            return self.model[values["model"]]
-        return f"{len(parse_models(models).names)} models"
-
-
-@dataclass(frozen=True)
 class ExperimentPlan:
     """All cells of an experiment in order, and the experiment with nothing left open."""
 
@@ -157,6 +142,11 @@ def plan(asked: ExperimentSchema) -> ExperimentPlan:
         parse_failures(failures)
         if asked.backend != SIMULATED:
             raise SloBenchError("failures are simulated: real servers are stopped by hand")
+    if asked.backend != SIMULATED and (any(axes["prefill_overhead_s"]) or any(axes["host_link"])):
+        raise SloBenchError(
+            f"prefill_overhead_s and host_link are assumptions of the simulator; a server on "
+            f"{asked.backend} has its own: leave them out"
+        )
     systems = list(_attached_of(asked) if asked.backend == "openai" else _systems_of(asked))
     simulated = asked.backend == SIMULATED
     least = max((s.system.least_instances for s in systems if s.system and simulated), default=1)
@@ -169,7 +159,7 @@ def plan(asked: ExperimentSchema) -> ExperimentPlan:
         _check_layouts(systems, combinations)
     workloads = list(dict.fromkeys(c.workload for c in combinations))
     load = load_of(asked, workloads, combinations[0].place, combinations[0].instances)
-    columns = _AxisColumns.of(asked, workloads)
+    columns = AxisColumns.of(asked, workloads)
     seeds = range(asked.seed, asked.seed + load.seeds)
     cells = (
         _cell(system, combination, level, seed, load.requests, columns)
@@ -178,7 +168,7 @@ def plan(asked: ExperimentSchema) -> ExperimentPlan:
         )
     )
     filled = _hardware(asked, systems, combinations) | filled_in(asked, load) | _records(asked)
-    return ExperimentPlan(tuple(_distinct(cells)), asked.model_copy(update=filled))
+    return ExperimentPlan(tuple(distinct(cells)), asked.model_copy(update=filled))
 
 
 def _cell(
@@ -187,7 +177,7 @@ def _cell(
     level: OperatingPoint,
     seed: int,
     default_requests: int | None,
-    columns: _AxisColumns,
+    columns: AxisColumns,
 ) -> CellSpec:
     values = combination.values
     if level.load_factor is not None:
@@ -202,14 +192,16 @@ def _cell(
         "model": columns.model_of(values),
         "gpu": values["gpu"],
         "gpus": combination.gpus_of(system.system) * system.each,
-        **_offered(level, source(combination.workload).natural_rate_rps),
+        **offered_columns(level, source(combination.workload).natural_rate_rps),
         "seed": seed,
-        **{name: _column(values[name]) for name in columns.swept if name not in _ALWAYS_COLUMNS},
+        **columns.settings(values),
         **system.turned,
     }
+    by_load = _by_load(system, combination) if columns.backend == SIMULATED else {}
+    identity |= {f"{system.label}.{name}": value for name, value in by_load.items()}
     parts = [system.label]
-    parts += [_part(name, values[name]) for name in columns.swept]
-    parts += [_part(parameter, system.parameters[parameter]) for parameter in system.swept]
+    parts += [name_part(name, values[name]) for name in columns.swept]
+    parts += [name_part(parameter, system.parameters[parameter]) for parameter in system.swept]
     parts += [level.label, f"seed-{seed}"]
     own = {
         "router": None if system.decides_itself else values["router"],
@@ -220,15 +212,34 @@ def _cell(
     named = {one.name: values[one.name] for one in fields(CellSpec) if one.name in values}
     return CellSpec(
         **{**named, **own, "workload": combination.workload},
-        cell=_file_name(parts),
+        cell=file_name(parts),
         columns=identity,
         system=system.asked,
-        parameters=system.parameters,
+        parameters={**system.parameters, **by_load},
         placement=combination.place,
         rate_rps=level.rate_rps,
         replay_speed=level.replay_speed,
         seed=seed,
     )
+
+
+def _by_load(choice: SystemChoice, combination: Combination) -> dict[str, Any]:
+    """The parameters that a system chooses by the load, for example how many instances prefill."""
+    system = choice.system
+    if system is None or system.cluster is None or not overrides(system.cluster, "for_load"):
+        return {}
+    slo = column_value(combination.values["slo"])
+    capacity = estimated_phases(
+        combination.workload, combination.place, str(slo), combination.values["slo_scale"]
+    )
+    if capacity is None:
+        return {}
+    settled = system.cluster.for_load(capacity, combination.generating(system))
+    return {
+        name: getattr(settled, name)
+        for name in settled.bounds()
+        if getattr(settled, name) != getattr(system.cluster, name)
+    }
 
 
 def _warmup_s(
@@ -288,9 +299,10 @@ def _systems_of(asked: ExperimentSchema) -> Iterator[SystemChoice]:
     """
     for name in asked.systems:
         choices = asked.parameters.get(name, {})
-        swept = tuple(parameter for parameter, values in choices.items() if len(values) > 1)
-        for values in itertools.product(*choices.values()):
-            parameters = dict(zip(choices, values, strict=True))
+        several = tuple(parameter for parameter, values in choices.items() if len(values) > 1)
+        for parameters in parameter_combinations(asked, name):
+            alone = asked.combinations == "one-at-a-time"
+            swept = tuple(p for p in several if not alone or parameters[p] != choices[p][0])
             found = system_by_name(name).with_parameters(**parameters)
             each = found.least_instances if asked.backend != SIMULATED else 1
             yield SystemChoice(name, found.name, parameters, swept, each, found)
@@ -443,69 +455,3 @@ def _check_failures(choice: SystemChoice, combination: Combination, instances: i
     if combination.values["embedder"] is not None:
         raise SloBenchError("an instance with an embedder does not fail; leave failures out")
     check_failures(parse_failures(failures), instances)
-
-
-def _model_name(text: str, backend: str) -> str:
-    """A served model may be none that we know: then it is called as its folder is."""
-    return model(text).name if backend == SIMULATED else text.rstrip("/").rpartition("/")[2]
-
-
-def _if_distinct(names: Mapping[str, str]) -> Mapping[str, str]:
-    """Return short names if they are distinct, otherwise the full texts."""
-    return names if len(set(names.values())) == len(names) else {text: text for text in names}
-
-
-def _offered(level: OperatingPoint, natural_rate_rps: float | None) -> dict[str, Value]:
-    """Return the columns of the load; a rate that only the run can measure is None."""
-    columns: dict[str, Value] = {"rate_rps": level.rate_rps, "replay_speed": level.replay_speed}
-    if level.load_factor is not None:
-        columns["load_factor"] = level.load_factor
-    elif level.replay_speed is not None and natural_rate_rps is not None:
-        columns["rate_rps"] = round(natural_rate_rps * level.replay_speed, 9)
-    return columns
-
-
-def _column(value: object) -> Value:
-    """Return a setting's value as written in its column."""
-    if isinstance(value, Mapping):
-        return _slo_text(value)
-    assert value is None or isinstance(value, str | int | float)
-    return value
-
-
-def _slo_text(table: Mapping[str, Any]) -> str:
-    """A table of SLOs in the short form: `ttft=1,tpot=0.15; chat:ttft=0.5`."""
-
-    def bounds(of: Mapping[str, Any]) -> str:
-        return ",".join(
-            f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
-            for name, value in of.items()
-        )
-
-    for_all = {name: value for name, value in table.items() if not isinstance(value, Mapping)}
-    pieces = [bounds(for_all)] if for_all else []
-    pieces += [f"{name}:{bounds(of)}" for name, of in table.items() if isinstance(of, Mapping)]
-    return "; ".join(pieces)
-
-
-def _part(name: str, value: object) -> str:
-    """Return a setting's value as written in a cell's name."""
-    text = f"{value:g}" if isinstance(value, float) else str(_column(value))
-    return text if name in ("workload", "model", "gpu") else f"{name}-{text}"
-
-
-def _file_name(parts: Iterable[str]) -> str:
-    """The parts as one name that every file system takes."""
-    plain = (re.sub(r"[^A-Za-z0-9.+-]+", "-", part.rpartition("/")[2]) for part in parts)
-    return "_".join(part.strip("-.") for part in plain)[:_LONGEST_NAME]
-
-
-def _distinct(cells: Iterable[CellSpec]) -> Iterator[CellSpec]:
-    """Append numbers to equal cell names."""
-    taken: set[str] = set()
-    for spec in cells:
-        name, number = spec.cell, 2
-        while name.lower() in taken:  # some file systems know no case
-            name, number = f"{spec.cell}_{number}", number + 1
-        taken.add(name.lower())
-        yield replace(spec, cell=name, columns={"cell": name, **spec.columns})

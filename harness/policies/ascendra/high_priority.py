@@ -6,14 +6,16 @@ Source: Ascendra (see docs/papers.md), §6 (prefill before decode), §6.2 (elast
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from ...core.decisions import UNLIMITED, Limits, Timeout
 from ...core.policy import Policy, parameter
 from ...core.state import RequestState
 from ...core.view import View
-from ..shared.timeouts import DROPPING, when_overdue
+from ..shared.timeouts import DROPPING, OVERDUE, when_overdue
 
+RESCUED = "rescued"
 _LITTLE = 16  # answers before which nothing is known of their length
 _MEMORY = 256  # answers that the history is about
 
@@ -63,7 +65,7 @@ class AscendraHp(Policy):
         return DecodeLengths()
 
     def mechanisms(self) -> dict[str, str]:
-        found = {"rescued": "offloaded requests with their first token in time"}
+        found = {RESCUED: "offloaded requests with their first token in time"}
         if self.elastic:
             found["elastic"] = "requests considered for a batch of max_num_seqs or more"
         return found | (DROPPING if self.overdue == "drop" else {})
@@ -89,12 +91,17 @@ class AscendraHp(Policy):
         spare = int((self.spare - self.watermark) * view.total_blocks)
         return max(spare, int(tokens / view.block_size), 0)
 
+    @property
+    def drop_rule(self) -> str:
+        return "" if self.overdue == "keep" else OVERDUE
+
     def timeout(self, r: RequestState, view: View) -> Timeout | None:
         return None if self.overdue == "keep" else when_overdue(r)
 
     def on_finished(self, r: RequestState, view: View) -> None:
         lengths: DecodeLengths = view.policy_state
         lengths.add(r.output_tokens)
-        offloaded = r.queued_s > r.arrival_s
-        if offloaded and r.first_token_s - r.arrival_s <= r.slo.ttft_s:
-            view.counters.add("rescued", r)
+        if math.isnan(r.first_token_s):  # a real server does not tell
+            view.counters.pop(RESCUED, None)
+        elif r.queued_s > r.arrival_s and r.first_token_s - r.arrival_s <= r.slo.ttft_s:
+            view.counters.add(RESCUED, r)

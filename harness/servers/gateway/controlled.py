@@ -20,7 +20,7 @@ from ...core.wire import DROPPED, REJECTED, VLLM_FIELD, WAITED_FIELD
 from ...load_generator.http.endpoint import Endpoint
 from ...load_generator.real_cluster import RealCluster, ServerInstance
 from ..http_server import HttpRequest, Reply, refuse
-from .health_checks import HealthChecks, Sample, Say
+from .health_checks import MECHANISMS, HealthChecks, Sample, Say
 from .replies import BufferedReply, CollectedReply
 from .states import state_of, wire_of
 from .upstream import ConnectionLostError, UnreachableError
@@ -155,6 +155,8 @@ class ControlledServing:
             yield "slo_bench_gateway_taken_over_total", labels, self._taken[index]
             if self._cluster.measures:
                 yield "slo_bench_gateway_load", labels, round(instance.use(_SHOWN_WINDOW_S), 6)
+        for name, count in self._cluster.counters.of_policy().items():
+            yield MECHANISMS, f'{{mechanism="{name}"}}', count
 
     def close(self) -> None:
         """Close the connections to all servers."""

@@ -17,6 +17,7 @@ _LOOK_LIMIT_S = 10.0
 
 Say = Callable[[str], None]
 Sample = tuple[str, str, float]
+MECHANISMS = "slo_bench_gateway_mechanism_total"
 
 
 class HealthChecks:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from ..http_server import HttpRequest, Reply, refuse, respond
-from .health_checks import Sample
+from .health_checks import MECHANISMS, Sample
 from .instances import RoutedServerGroup
 from .states import prefix_blocks
 
@@ -25,6 +25,7 @@ _KINDS = {
     "slo_bench_gateway_activations_total": "counter",
     "slo_bench_gateway_evictions_total": "counter",
     "slo_bench_gateway_taken_over_total": "counter",  # sent there after that, or after a loss
+    MECHANISMS: "counter",  # acts of the controller's mechanisms
     "slo_bench_gateway_lengths_requests_total": "counter",
     "slo_bench_gateway_lengths_batches_total": "counter",  # prompts that were read together
     "slo_bench_gateway_lengths_seconds_total": "counter",  # that requests waited for it

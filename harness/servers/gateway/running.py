@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
+
+import httpx
 
 from ....workloads.child_process import ChildProcess
 from ....workloads.errors import SloBenchError
@@ -18,7 +21,7 @@ from ...policies.routers import router as router_by_name
 from ..http_server import Ready, in_thread, serve
 from ..plugins.contract import PolicySpec
 from .controlled import ControlledServing
-from .health_checks import Say
+from .health_checks import MECHANISMS, Say
 from .instances import RoutedServerGroup
 from .routes import AggregatedServing, Serving, answer
 from .split import DisaggregatedServing, KvTransferMode
@@ -137,6 +140,13 @@ def serving(
 
     with in_thread(f"gateway at {host}:{port}", start) as server:
         yield server.url
+
+
+def mechanism_counts(url: str) -> dict[str, int]:
+    """Counts of the controller's mechanisms at the gateway `url` so far; empty without any."""
+    text = httpx.get(f"{url}/metrics", timeout=10, trust_env=False).raise_for_status().text
+    pattern = rf'^{MECHANISMS}\{{mechanism="(\w+)"\}} (\d+)$'
+    return {name: int(n) for name, n in re.findall(pattern, text, re.MULTILINE)}
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.request import Request, RequestStatus
 
-from ....core.counters import COUNT, FROM_RECORDS, Counters
+from ....core.counters import COUNT, Counters
 from ....core.decisions import Admission, NextQueue, PreemptionMode, ReleaseReason
 from ....core.policy import Policy, key_is_kept, overrides
 from ....core.predictions import LearnedPredictions
@@ -600,7 +600,7 @@ class PolicyScheduler(Scheduler):
             decided_in=getattr(self.connector, "swaps_in", 0),
             executed_out=self.executed_out,
             executed_in=self.executed_in,
-            **{COUNT + name: n for name, n in self.counters.items() if name not in FROM_RECORDS},
+            **{COUNT + name: n for name, n in self.counters.of_policy().items()},
         )
 
 

@@ -19,7 +19,7 @@ import pytest
 from slo_bench.harness.core.wire import DROPPED, OFFLOADED
 from slo_bench.harness.load_generator.http.endpoint import Endpoint
 from slo_bench.harness.policies.ascendra.controller import Ascendra
-from slo_bench.harness.servers.gateway import GatewayPlan, serving, serving_apart
+from slo_bench.harness.servers.gateway import GatewayPlan, mechanism_counts, serving, serving_apart
 from slo_bench.harness.servers.mock import InjectedFault, MockConfig
 from slo_bench.harness.servers.mock import serving as mock
 from slo_bench.workloads.errors import SloBenchError
@@ -175,6 +175,7 @@ def test_who_is_given_back_is_answered_elsewhere(gateway, server, stream):
         assert OFFLOADED.encode() not in body
     assert counts(url, "dispatched_total") == [2, 2, 0]
     assert counts(url, "offloaded_total") == [2, 0, 0]
+    assert mechanism_counts(url) == {"offloads": 2}
     assert counts(url, "taken_over_total") == [0, 0, 2]
     assert counts(url, "answers_total") == [0, 2, 2]
 

@@ -1,0 +1,317 @@
+#!/usr/bin/env python3
+"""Tables of results on docs/papers/*.md, from runs of the suites.
+
+Usage: scripts/paper_tables.py [--pages-only] [--suite NAME]... [--jobs N]
+
+Without options every suite that a page shows is run again, its results are kept in
+docs/papers/results/SUITE (a run folder with the columns that the pages need, and the commit that
+made it), and the marked blocks of all pages are written again. `--suite` runs one suite and writes
+its blocks, `--pages-only` runs none. A block of a page stands between two comments:
+
+    <!-- published: suite = "ascendra" -->
+    <!-- table: suite = "ascendra", rows = ["system"], columns = "rate_rps", value = "attainment",
+         scale = 100, where = { model = "mistral-7b" } -->
+    <!-- fitted: paper = "prism" -->
+    …
+    <!-- end -->
+
+`published` is the suite's table of published results with its verdicts. `table` shows the mean over
+seeds of a column for each value of the axes `rows` (parameters of a system as `system.parameter`)
+and `columns`. `fitted` lists what was fitted to a paper.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import functools
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from slo_bench.harness.results.read import NUMBER_COLUMNS, TEXT_COLUMNS, read_run
+from slo_bench.predictors.fitted_to_papers import fitted_to
+from slo_bench.reports.figures.levels import combine, levels
+from slo_bench.reports.pages.published import JudgedTable, tables_of
+from slo_bench.reports.pages.published_table import Pins, load_published
+from slo_bench.reports.pages.published_verdicts import chosen_cells
+from slo_bench.workloads.errors import SloBenchError
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = ROOT / "docs" / "papers"
+RESULTS = PAGES / "results"
+_BLOCK = re.compile(r"(<!-- (published|table|fitted): (.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+_ALWAYS = {*TEXT_COLUMNS, *NUMBER_COLUMNS, "requests", "valid", "stationary", "load_factor"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """What a `table` block asks for."""
+
+    suite: str
+    rows: Sequence[str]
+    columns: str
+    value: str
+    scale: float = 1.0
+    digits: int = 1
+    where: Pins = field(default_factory=dict)
+
+
+def block_fields(text: str) -> dict[str, Any]:
+    """The fields of a block's comment: an inline table of TOML without its braces.
+
+    Raises:
+        SloBenchError: it is no such table.
+    """
+    try:
+        return dict(tomllib.loads(f"block = {{ {' '.join(text.split())} }}")["block"])
+    except tomllib.TOMLDecodeError as error:
+        raise SloBenchError(f"block {text!r} is not TOML: {error}") from error
+
+
+def shown_suites(text: str) -> Iterator[tuple[str, set[str]]]:
+    """The suites of a page's blocks, each with the columns that the block needs."""
+    for _, kind, given, _, _ in _BLOCK.findall(text):
+        fields = block_fields(given)
+        if kind == "table":
+            yield fields["suite"], {fields["value"]}
+        elif kind == "published":
+            rows = load_published(_published(fields["suite"])).rows
+            yield fields["suite"], {row.column for row in rows if row.column is not None}
+
+
+def _published(suite: str) -> str:
+    """The name of the table of published results of a suite with results in the repository."""
+    if not (RESULTS / suite).is_dir():
+        return suite  # as all suites have it; what was run says it itself
+    named = tomllib.loads((RESULTS / suite / "experiment.toml").read_text())["published"]
+    return str(named)
+
+
+def run_suite(
+    name: str,
+    columns: set[str],
+    jobs: int,
+    *,
+    results: Path = RESULTS,
+    options: Sequence[str] = (),
+) -> None:
+    """Run a suite and keep what the pages need of it.
+
+    Args:
+        name: the suite.
+        columns: columns of cells.csv that are kept besides those of every run.
+        jobs: processes.
+        results: where the suite's folder is put.
+        options: of `slo-bench run`, besides the suite.
+    """
+    from slo_bench.cli.main import app
+
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) / "run"
+        command = ["run", "--suite", name, *options]
+        kept_out = ["--records", "none", "--no-report", "--jobs", str(jobs), "--out", str(folder)]
+        app([*command, *kept_out], standalone_mode=False)
+        kept = results / name
+        kept.mkdir(parents=True, exist_ok=True)
+        text = (folder / "experiment.toml").read_text(encoding="utf-8")
+        (kept / "experiment.toml").write_text(text, encoding="utf-8")
+        environment = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
+        made = {
+            "slo_bench": environment["slo_bench"],
+            "commit": _commit(),
+            "command": command,
+            "created": environment["created"],
+            "step_time": environment["step_time"],
+        }
+        (kept / "environment.json").write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")
+        _keep_columns(folder / "cells.csv", kept / "cells.csv", columns)
+
+
+def _keep_columns(source: Path, kept: Path, columns: set[str]) -> None:
+    """Copy the columns that are needed, numbers to six digits."""
+    with source.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    names = list(rows[0])
+    lead = names[: names.index("requests")]
+    wanted = [name for name in names if name in lead or name in _ALWAYS | columns]
+    with kept.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(wanted)
+        for row in rows:
+            writer.writerow([row[n] if n in lead else _six_digits(row[n]) for n in wanted])
+
+
+def _six_digits(text: str) -> str:
+    try:
+        return f"{float(text):.6g}"
+    except ValueError:
+        return text
+
+
+def _commit() -> str:
+    """The commit of the working tree, with `-dirty` where files other than pages differ from it."""
+
+    def git(*asked: str) -> str:
+        found = subprocess.run(
+            ("git", *asked), cwd=ROOT, check=True, capture_output=True, text=True
+        )
+        return found.stdout.strip()
+
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs")
+    return git("rev-parse", "--short=7", "HEAD") + "-dirty" * bool(changed)
+
+
+def written(text: str, results: Path = RESULTS, suites: Sequence[str] | None = None) -> str:
+    """A page with its blocks, or those of some suites, written from the results.
+
+    A block whose suite has no results stays as it is.
+
+    Raises:
+        SloBenchError: a block is malformed, or does not fit the results.
+    """
+    makers: Mapping[str, Callable[[Mapping[str, Any], Path], str]] = {
+        "published": _published_block,
+        "table": _table_block,
+        "fitted": _fitted_block,
+    }
+
+    def again(found: re.Match[str]) -> str:
+        head, kind, given, _, end = found.groups()
+        fields = block_fields(given)
+        suite = fields.get("suite")
+        if suites is not None and suite not in suites:
+            return found[0]
+        if suite is not None and not (results / suite).is_dir():
+            return found[0]
+        return f"{head}\n{makers[kind](fields, results)}\n\n{end}"
+
+    return _BLOCK.sub(again, text)
+
+
+@functools.cache
+def _results(folder: Path) -> tuple[Any, pd.DataFrame]:
+    run = read_run(folder)
+    return run, combine([run])
+
+
+def _source(folder: Path) -> str:
+    """Where a block comes from: command, version, commit, seeds."""
+    run, cells = _results(folder)
+    made = run.environment
+    command = f"`slo-bench {' '.join(made['command'])}`"
+    seeds = cells["seed"].nunique()
+    said = f"{command}, version {made['slo_bench']}, commit {made['commit']}; {seeds} seeds"
+    return f"{said}, simulated."
+
+
+def _published_block(fields: Mapping[str, Any], results: Path) -> str:
+    run, cells = _results(results / fields["suite"])
+    (table,) = tables_of([run], cells, levels(cells))
+    if not isinstance(table, JudgedTable):
+        raise SloBenchError(table)
+    lines = [f"{table.title}. {table.headline}.", "", "| what | published | ours | verdict |"]
+    lines += ["|---|---|---|---|"]
+    for row, found in table.rows:
+        verdict = "; ".join((found.verdict, *found.remarks))
+        lines.append(f"| {row.what} | {row.published_text} | {found.text} | {verdict} |")
+    return "\n".join([*lines, "", f"{table.table.note} {_source(results / fields['suite'])}"])
+
+
+def _table_block(fields: Mapping[str, Any], results: Path) -> str:
+    asked = Table(**fields)
+    run, cells = _results(results / asked.suite)
+    cells = chosen_cells(asked.where, cells, tomllib.loads(run.experiment_toml))
+    for column in (*asked.rows, asked.columns, asked.value):
+        if column not in cells:
+            raise SloBenchError(f"suite {asked.suite} has no column {column}")
+    keys = [*asked.rows, asked.columns]
+    if cells.duplicated([*keys, "seed"]).any():
+        raise SloBenchError(f"a table of suite {asked.suite} needs more in rows or where: {keys}")
+    heads = list(dict.fromkeys(cells[asked.columns]))
+    lines = ["| " + " | ".join([_label(asked.columns), *map(_value, heads)]) + " |"]
+    lines.append("|---" * (len(heads) + 1) + "|")
+    drifts = False
+    for key, of_row in cells.groupby(list(asked.rows), sort=False, dropna=False):
+        texts = []
+        for head in heads:
+            of_cell = of_row[of_row[asked.columns] == head]
+            values = of_cell.loc[of_cell["valid"], asked.value].dropna() * asked.scale
+            drifting = (of_cell["stationary"] == False).any()  # noqa: E712, with None among them
+            drifts |= bool(drifting)
+            text = f"{values.mean():,.{asked.digits}f}" if len(values) else "–"
+            texts.append(text + "*" * bool(drifting))
+        lines.append("| " + " | ".join([_row_name(asked.rows, key), *texts]) + " |")
+    note = " *: not stationary, so that the figure depends on the run's length." * drifts
+    return "\n".join([*lines, "", f"Mean over seeds.{note} {_source(results / asked.suite)}"])
+
+
+def _row_name(columns: Sequence[str], key: tuple[object, ...]) -> str:
+    """`sarathi, chunk_tokens 2048`: values; numbers and those of parameters with their names."""
+    parts = []
+    for column, value in zip(columns, key, strict=True):
+        text = _value(value)
+        if text in ("", "nan"):
+            continue
+        named = "." in column or re.fullmatch(r"[\d.]+", text)
+        parts.append(f"{_label(column.rpartition('.')[2])} {text}" if named else text)
+    return ", ".join(parts)
+
+
+def _label(column: str) -> str:
+    return {"rate_rps": "req/s", "load_factor": "load"}.get(column, column)
+
+
+def _value(value: object) -> str:
+    try:
+        return f"{float(str(value)):g}"
+    except ValueError:
+        return str(value)
+
+
+def _fitted_block(fields: Mapping[str, Any], results: Path) -> str:
+    found = fitted_to(fields["paper"])
+    if not found:
+        return "No constant of the code is fitted to a result of this paper."
+    return "\n".join(
+        ["Fitted to results of this paper:", "", *(f"- {f.sentence()}" for f in found)]
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the suites and write the pages; 2 where a block or a suite is wrong."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--pages-only", action="store_true", help="run no suite")
+    parser.add_argument("--suite", action="append", help="run this suite only; repeatable")
+    parser.add_argument("--jobs", type=int, default=1, help="processes (default 1)")
+    asked = parser.parse_args(arguments)
+    pages = sorted(PAGES.glob("*.md"))
+    try:
+        columns: dict[str, set[str]] = {}
+        for page in pages:
+            for suite, needed in shown_suites(page.read_text(encoding="utf-8")):
+                columns.setdefault(suite, set()).update(needed)
+        for suite in [] if asked.pages_only else asked.suite or columns:
+            if suite not in columns:
+                raise SloBenchError(f"no page shows suite {suite}; shown: {', '.join(columns)}")
+            run_suite(suite, columns[suite], asked.jobs)
+        for page in pages:
+            text = written(page.read_text(encoding="utf-8"), suites=asked.suite)
+            page.write_text(text, encoding="utf-8")
+    except SloBenchError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

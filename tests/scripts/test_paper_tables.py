@@ -1,0 +1,137 @@
+"""Tables on docs/papers/*.md are those of the kept results, and no other table passes for one."""
+
+import re
+
+import pytest
+
+from slo_bench.workloads.errors import SloBenchError
+
+MARK = re.compile(r"^\*Measured by hand up to commit [0-9a-f]{7}, not generated:\*$", re.M)
+NUMBERS = re.compile(r"^\|(.*\|)?( *[<+−-]?\d[\d.,]*\*? *\|){2,}", re.M)
+
+
+@pytest.fixture(scope="session")
+def tables(paper_tables):
+    return paper_tables
+
+
+def pages(tables):
+    return sorted(tables.PAGES.glob("*.md"))
+
+
+def test_pages_are_those_of_the_results(tables):
+    """After a change: scripts/paper_tables.py --pages-only."""
+    for page in pages(tables):
+        text = page.read_text()
+        assert tables.written(text) == text, page.name
+
+
+def test_a_changed_result_changes_the_page(tables, tmp_path):
+    suite, text = tiny(tables, tmp_path)
+    page = tables.written(text, tmp_path)
+    assert "| 12.3" not in page
+    cells = tmp_path / suite / "cells.csv"
+    header, *rows = cells.read_text().splitlines()
+    at = header.split(",").index("attainment")
+    changed = [
+        ",".join([*row.split(",")[:at], "0.1234", *row.split(",")[at + 1 :]]) for row in rows
+    ]
+    cells.write_text("\n".join([header, *changed]) + "\n")
+    tables._results.cache_clear()
+    again = tables.written(text, tmp_path)
+    assert "| 12.3" in again
+    assert again != page
+    assert tables.written(again, tmp_path) == again
+
+
+def tiny(tables, folder):
+    """A suite with few requests, and a page of it."""
+    options = (
+        "--requests",
+        "40",
+        "--warmup",
+        "0",
+        "--rates",
+        "2,3",
+        "--seeds",
+        "1",
+        "--model",
+        "mistral-7b",
+    )
+    tables.run_suite("ascendra", {"attainment"}, 1, results=folder, options=options)
+    tables._results.cache_clear()
+    table = 'suite = "ascendra", rows = ["system", "sarathi.chunk_tokens"], columns = "rate_rps"'
+    return "ascendra", (
+        '<!-- published: suite = "ascendra" -->\n<!-- end -->\n'
+        f'<!-- table: {table}, value = "attainment", scale = 100 -->\n<!-- end -->\n'
+        '<!-- fitted: paper = "prism" -->\n<!-- end -->\n'
+    )
+
+
+def test_a_run_keeps_what_the_page_needs(tables, tmp_path):
+    suite, text = tiny(tables, tmp_path)
+    assert {path.name for path in (tmp_path / suite).iterdir()} == {
+        "cells.csv", "environment.json", "experiment.toml",
+    }  # fmt: skip
+    page = tables.written(text, tmp_path)
+    assert "| req/s | 2 | 3 |" in page
+    assert "| sarathi, chunk_tokens 2048 | " in page
+    assert "3 another set-up" in page  # 14 and 10.5 req/s are needed
+    assert "- Bandwidth of a host link, 11.4 GB/s" in page
+    assert "`slo-bench run --suite ascendra --requests 40 --warmup 0 --rates 2,3" in page
+    assert re.search(r"commit [0-9a-f]{7,}", page)
+
+
+def test_blocks_that_cannot_be_written(tables, tmp_path):
+    tiny(tables, tmp_path)
+
+    def block(text):
+        return tables.written(f"<!-- table: {text} -->\n<!-- end -->", tmp_path)
+
+    asked = 'suite = "ascendra", columns = "rate_rps", value = "attainment"'
+    with pytest.raises(SloBenchError, match="is not TOML"):
+        block("suite =")
+    other = asked.replace("ascendra", "uellm") + ', rows = ["system"]'
+    assert block(other) == f"<!-- table: {other} -->\n<!-- end -->"  # no results: as it is
+    with pytest.raises(SloBenchError, match="has no column nothing"):
+        block(asked + ', rows = ["nothing"]')
+    with pytest.raises(SloBenchError, match="needs more in rows or where"):
+        block(asked + ', rows = ["system"]')
+    with pytest.raises(SloBenchError, match="model: x is needed, the run has mistral-7b"):
+        block(asked + ', rows = ["system"], where = { model = "x" }')
+
+
+def test_figures_that_are_not_generated_say_so(tables):
+    for page in [*pages(tables), tables.PAGES.parent / "papers.md"]:
+        text = tables._BLOCK.sub("", page.read_text())
+        for section in re.split(r"^(?=## )", text, flags=re.M):
+            if NUMBERS.search(section):
+                assert MARK.search(section), f"{page.name}: {section.splitlines()[0]}"
+
+
+NOT_YET = "*Not generated yet; older figures stand below.*"
+
+
+def test_blocks_without_results_say_so(tables):
+    for page in pages(tables):
+        for _, kind, given, content, _ in tables._BLOCK.findall(page.read_text()):
+            suite = tables.block_fields(given).get("suite")
+            missing = suite is not None and not (tables.RESULTS / suite).is_dir()
+            assert (content.strip() == NOT_YET) == missing, f"{page.name}: {kind} {suite}"
+
+
+def test_kept_runs_are_those_that_their_tables_need(tables):
+    """No row of a suite's table asks for another set-up than the suite has."""
+    for page in pages(tables):
+        for _, kind, _, content, _ in tables._BLOCK.findall(page.read_text()):
+            if kind == "published":
+                assert "another set-up" not in content
+                assert "not unique" not in content
+
+
+def test_kept_results_are_small_and_shown(tables):
+    shown = {suite for page in pages(tables) for suite, _ in tables.shown_suites(page.read_text())}
+    kept = {folder.name for folder in tables.RESULTS.iterdir()}
+    assert kept <= shown
+    for path in tables.RESULTS.rglob("*.csv"):
+        assert path.stat().st_size < 300_000, path
