@@ -10,6 +10,7 @@ from slo_bench.harness.experiments.execution.cells import models_of, workload_of
 from slo_bench.harness.experiments.execution.lookup import placed, source
 from slo_bench.harness.experiments.execution.specs import CellSpec
 from slo_bench.harness.experiments.experiment import suites
+from slo_bench.workloads.arrivals import Concurrency
 
 LEAST = 10  # times the longest SLO or answer, after the warm-up
 
@@ -48,8 +49,11 @@ def lightest(cells: list[CellSpec]) -> list[CellSpec]:
 @pytest.mark.parametrize("name", suites())
 def test_suites_last_ten_times_their_longest_slo_and_answer(name):
     for spec in lightest(list(Experiment.suite(name).plan().cells)):
-        if source(spec.workload).closed_loop:
-            continue  # all requests are there from the start: their number is the experiment
+        arrivals = getattr(source(spec.workload), "arrivals", None)
+        if isinstance(arrivals, Concurrency):
+            # All requests are there from the start: their number is the experiment.
+            assert spec.requests == arrivals.users
+            continue
         assert spec.requests is None
         assert spec.duration_s is not None
         assert spec.warmup_s > 0
