@@ -201,3 +201,21 @@ def test_a_run_takes_step_times_from_operators(slo_bench):
     code, _, err = slo_bench("run", *options, *few, "--profile", "operators:sgl")
     assert code == 2
     assert "unknown engine 'sgl'" in err
+
+
+@pytest.mark.slow
+def test_shipped_measurements_are_met():
+    """Medians over all closed loops of vLLM and SGLang, and over open loops on H100."""
+    judged, _ = judge(SHIPPED)
+    closed = [row for row in judged if row.mode == "closed-loop" and row.engine != "trtllm"]
+    opened = [row for row in judged if row.mode == "open-loop" and row.gpu == "h100-80g"]
+    bounds = (
+        (closed, "tpot_mean", 0.07),
+        (closed, "ttft_mean", 0.20),
+        (opened, "e2e_p50", 0.08),
+        (opened, "e2e_p99", 0.10),
+        (opened, "ttft_p50", 0.15),
+    )
+    for rows, metric, most in bounds:
+        errors_of = [abs(row.errors()[metric]) for row in rows if metric in row.errors()]
+        assert np.median(errors_of) <= most, metric
