@@ -141,6 +141,12 @@ controller does at its own times is an `Action`.
 >>> [role.instances for role in LongPromptsApart().layout(Policy(), placement=None, instances=3)]
 [1, 2]
 
+`for_load` is told what one instance is estimated to carry in each phase (`PhaseCapacity`).
+
+>>> from slo_bench.policy import PhaseCapacity
+>>> PhaseCapacity(prefill_rps=2.0, decode_rps=6.0).prefill_instances(4)
+3
+
 A `Router` answers only on arrival; `Routed` makes a `ClusterPolicy` of it.
 
 >>> from slo_bench.policy import Routed, Router
@@ -208,6 +214,7 @@ if TYPE_CHECKING:
         ServedModel,
         SharingPolicy,
     )
+    from .harness.core.phase_capacity import PhaseCapacity
     from .predictors.placement import Placement
 
 __all__ = [
@@ -229,6 +236,7 @@ __all__ = [
     "MultiModelCluster",
     "NextQueue",
     "Phase",
+    "PhaseCapacity",
     "Placement",
     "Policy",
     "Predictions",
@@ -262,6 +270,7 @@ _ACROSS_INSTANCES = {
         *("ModelInstance", "MultiModelCluster"),
         *("ServedModel", "SharingPolicy"),
     ),
+    ".harness.core.phase_capacity": ("PhaseCapacity",),
     ".predictors.placement": ("Placement",),
 }
 

@@ -57,7 +57,9 @@ def main(file: Path) -> None:
     judged = [row for row in judged if not row.reason]
     known = {m.key: m for m in read_folder(SHIPPED) if isinstance(m, Measurement)}
     seen_groups = {
-        (row.engine, row.gpu, row.model) for row in judged if row.key in known and seen(known[row.key])
+        (row.engine, row.gpu, row.model)
+        for row in judged
+        if row.key in known and seen(known[row.key])
     }
     everything = summaries(judged)
     closed = [row for row in everything if row.mode == "closed-loop"]
@@ -71,9 +73,12 @@ def main(file: Path) -> None:
         "closed": _wide(closed, CLOSED, seen_groups),
         "open": _wide(opened, OPEN, set()),
         "regimes": _table(
-            ("engine", "GPU", "models", "load, regime", "metric", "n", "median / p90 (bias)"), regime
+            ("engine", "GPU", "models", "load, regime", "metric", "n", "median / p90 (bias)"),
+            regime,
         ),
-        "skipped": "\n".join(f"- {n:,} rows: {reason}" for (_, reason), n in sorted(skipped.items()))
+        "skipped": "\n".join(
+            f"- {n:,} rows: {reason}" for (_, reason), n in sorted(skipped.items())
+        )
         or "All measurements of dense models were predicted.",
     }
     text = PAGE.read_text(encoding="utf-8")

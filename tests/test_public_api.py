@@ -58,6 +58,7 @@ POLICIES = {
     "Line",
     "Links",
     "Phase",
+    "PhaseCapacity",
     "Placement",
     "Policy",
     "PreemptionMode",

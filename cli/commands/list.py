@@ -14,6 +14,7 @@ from ..options.parameters import argument, flag
 EXAMPLES = (
     "slo-bench list systems",
     "slo-bench list systems ascendra",
+    "slo-bench list suites ascendra-drop",
     "slo-bench list gpus --json",
 )
 
@@ -53,6 +54,8 @@ def list_names(
         _show_whole(entries[0])
         if kind == "systems":
             _show_parameters(name)
+        elif kind == "suites":
+            _show_allowances(name)
     else:
         _show_all(kind, entries)
 
@@ -115,6 +118,22 @@ def _show_parameters(name: str) -> None:
         value = values[parameter]
         shown = str(value).lower() if isinstance(value, bool) else _shown(value)
         table.add_row(parameter, Text(shown or "–"), Text(str(bounds)))
+    terminal().print()
+    terminal().print(table)
+
+
+def _show_allowances(name: str) -> None:
+    from rich.table import Table
+
+    from ...harness.experiments.allowances import HEADS, allowances
+    from ...harness.experiments.experiment import Experiment
+    from ..output.console import terminal
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for head in HEADS:
+        table.add_column(head, overflow="fold", no_wrap=head == "system")
+    for one in allowances(Experiment.suite(name)):
+        table.add_row(*one.row)
     terminal().print()
     terminal().print(table)
 

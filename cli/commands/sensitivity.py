@@ -11,7 +11,7 @@ from ..options.from_schema import Given, Offer, with_options
 from ..options.parameters import option
 
 if TYPE_CHECKING:
-    from ...harness.experiments.execution.cells import CellSpec
+    from ...harness.experiments.execution.specs import CellSpec
     from ...tuner.sensitivity.perturbations import Perturbation
 
 EXAMPLES = (

@@ -44,7 +44,15 @@ _SYSTEM = "system"  # the command for a system or a file
 _NOT_OF_A_SERVER = (
     *("backend", "model", "models", "gpu", "gpus", "device_map", "failures", "embedder"),
     *("embed_instances", "profile", "weight_dtype", "kv_dtype", "memory_share", "host_memory_gib"),
-    *("host_s", "overlong_requests", "objective", "client.base_urls", "server.workers"),
+    *(
+        "host_s",
+        "prefill_overhead_s",
+        "host_link",
+        "overlong_requests",
+        "objective",
+        "client.base_urls",
+        "server.workers",
+    ),
     *("server.moving", "server.clock", "server.kv_store"),
 )
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+
 from ...workloads.errors import SloBenchError
 from ..options.declared import HtmlOrJson
 from ..options.from_schema import Given, Offer, with_options
@@ -23,6 +25,7 @@ PLACEMENT_EXAMPLES = (
     "slo-bench tune placement --model qwen2.5-32b --topology cluster.toml --reserve-gib 8 --check",
     "slo-bench tune placement --model chatglm2-6b --topology uellm --method morphling --out "
     "map.json",
+    "slo-bench tune placement --random-cases 200",
 )
 _MODEL, _DEVICES, _ASKED = "Deployment", "Deployment", "Search"
 
@@ -123,10 +126,26 @@ def tune_placement(
             "-o",
         ),
     ] = None,
+    random_cases: Annotated[
+        int | None,
+        option(
+            "N",
+            "Compare HELR with the exact solver on N random devices and models instead.",
+            min=1,
+            panel=_ASKED,
+        ),
+    ] = None,
     *,
     output: _Output,
 ) -> None:
     """Map the layers of a model to devices by HELR and by an exact solver; compare the costs."""
+    if random_cases is not None:
+        if topology or devices or out or output.html or set(given.settings) - {"seed"}:
+            raise SloBenchError(
+                "--random-cases draws devices and models; it takes --seed and --json"
+            )
+        _show_gaps(random_cases, given.value("seed"), as_json=output.as_json)
+        return
     from ...predictors.specs import model as model_of
     from ...reports.pages import placement as shown
     from ...tuner.placement.compare import METHODS, SolverResult, answer, answers
@@ -185,6 +204,24 @@ def tune_placement(
             out, document(spec, where, chosen.placed, lanes=asked.lanes, ready_s=ready_s), chosen
         )
     output.show(result, shown.write_map, shown.map_json, shown.map_text, out)
+
+
+def _show_gaps(cases: int, seed: int, *, as_json: bool) -> None:
+    """The paper's procedure against the exact solver, in every mode."""
+    from ...tuner.placement.random_cases import random_gaps
+    from ..output.console import print_result
+
+    rows = [one.row() for one in random_gaps(cases, seed)]
+    if as_json:
+        typer.echo(json.dumps(rows, allow_nan=False))
+        return
+    from ...reports.pages.table import one_group
+
+    lines = [
+        [name.replace("_", " "), *("–" if row[name] is None else f"{row[name]}" for row in rows)]
+        for name in rows[0]
+    ]
+    print_result(one_group("HELR against the exact solver", lines[0], lines[1:]).rich())
 
 
 def _topology(named: str | None, gpu: str | None, devices: int | None) -> Topology:

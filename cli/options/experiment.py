@@ -79,6 +79,12 @@ def changed_experiment(base: Experiment, given: Given) -> Experiment:
         else:
             owner = _asked_name(owner, systems, option) if dot else _only(systems, name, option)
             settings["parameters"].setdefault(owner, {})[parameter] = tuple(map(value_of, values))
+    kept = settings["parameters"]
+    settings["tuning"] = {
+        name: record
+        for name, record in base.tuning.items()
+        if name in systems and kept.get(name) == base.parameters.get(name)
+    }
     return Experiment(**settings)
 
 

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from ...predictors.placement import Placement
 from ...predictors.step_time import StepTime
@@ -18,6 +18,7 @@ from ...workloads.errors import SloBenchError
 from .counters import Counters
 from .instance import Instance, Links, NoDelay
 from .kv_cache_manager import KVCacheManager
+from .phase_capacity import PhaseCapacity
 from .policy import AnyPolicy, Parameters
 from .predictions import Learner
 from .records import TimeseriesRow
@@ -203,6 +204,20 @@ class ClusterPolicy(Parameters):
                 return (prefill, Role("decode", policy, instances - self.n_prefill))
         """
         return (Role("", policy, instances),)
+
+    def for_load(self, capacity: PhaseCapacity, instances: int) -> Self:
+        """Called once before `layout`, with what one instance is estimated to carry of the workload
+        in each phase.
+
+        Returns:
+            The policy with the parameters that it chooses by the load; itself if it chooses none.
+
+        Example::
+
+            def for_load(self, capacity, instances) -> Self:
+                return replace(self, n_prefill=capacity.prefill_instances(instances))
+        """
+        return self
 
     @property
     def least_instances(self) -> int:

@@ -103,6 +103,13 @@ class Parameters:
         fields = dataclasses.fields(cls)
         return {f.name: f.metadata["bounds"] for f in fields if "bounds" in f.metadata}
 
+    @property
+    def drop_rule(self) -> str:
+        """Requests that the policy drops or rejects although they could be served, in words for
+        tables; empty: none.
+        """
+        return ""
+
     def with_parameters(self, **values: Any) -> Any:
         """The same policy with other parameters.
 

@@ -53,7 +53,8 @@ class AdaptiveLlm(VllmV0):
     vLLM 0.2 with cost-aware preemption (Algorithm 1) and fair order (Algorithm 2).
 
     Priority = time since first queued / sequence length; the request with the lowest is preempted
-    (the text; the printed pseudo-code pops the highest), the request with the highest enters first.
+    (the text; `victim = "highest"` is the printed pseudo-code), the request with the highest enters
+    first.
 
     `groups`: `swapped-first` lets swapped requests back before any prefill. `mean-priority` is
     Algorithm 2 to the letter: the group with the higher mean priority enters, which lets fresh
@@ -75,6 +76,7 @@ class AdaptiveLlm(VllmV0):
     cost_grid: str = parameter("", file=True)
     overlap_swap: bool = parameter(False)
     chunk_tokens: int = parameter(0, 0, 131072)
+    victim: str = parameter("lowest", choices=("lowest", "highest"))
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -114,7 +116,9 @@ class AdaptiveLlm(VllmV0):
         return Line(r.arrival_s, 0.0, -1 / (r.prompt_tokens + view.emitted_tokens(r)))
 
     def victim_key(self, r: RequestState, view: View) -> Key:
-        return self.priority(r, view) if self.fair else -r.arrival_s
+        if not self.fair:
+            return -r.arrival_s
+        return self.priority(r, view) if self.victim == "lowest" else -self.priority(r, view)
 
     def preemption_mode(self, r: RequestState, view: View) -> PreemptionMode:
         blocks = view.held_blocks(r)
@@ -202,6 +206,10 @@ class AdaptiveLlmDeadlines(AdaptiveLlm):
 
     def victim_key(self, r: RequestState, view: View) -> Key:
         return (-self.due_s(r), -r.arrival_s) if self.fair else -r.arrival_s
+
+    @property
+    def drop_rule(self) -> str:
+        return "it can no longer end by its deadline, not even alone"
 
     def timeout(self, r: RequestState, view: View) -> Timeout | None:
         due_s = self.due_s(r)

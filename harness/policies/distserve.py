@@ -18,14 +18,15 @@ class DistServe(DisaggregatedPolicy):
     """First come, first served everywhere; each request goes where the fewest are (§4.3).
 
     Deviates: every instance schedules as vLLM does, where the paper batches prompts up to a length
-    that saturates the GPU. All instances are placed alike.
+    that saturates the GPU. All instances are placed alike. There is one real server of each
+    kind unless more are set.
     """
 
     def on_servers(self, policy: AnyPolicy) -> OnServers:
         return OnServers(
             (
-                ServerRole(PREFILL, self.prefill_instances),
-                ServerRole(DECODE, self.decode_instances),
+                ServerRole(PREFILL, max(1, self.prefill_instances)),
+                ServerRole(DECODE, max(1, self.decode_instances)),
             ),
             ("prefill_instances", "decode_instances"),
             splits=True,

@@ -38,6 +38,10 @@ class Mooncake(DisaggregatedPolicy):
     store_ssd_gib: float = parameter(512.0, 0.0, 65536.0)
     early_reject: bool = parameter(False)
 
+    @property
+    def drop_rule(self) -> str:
+        return "its estimated TTFT exceeds its SLO" if self.early_reject else ""
+
     def mechanisms(self) -> dict[str, str]:
         found = super().mechanisms() | {STORE_HITS: "requests with prefix KV from the pool"}
         if self.early_reject:

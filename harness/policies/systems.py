@@ -75,6 +75,12 @@ class System:
         return self.policy.bounds() | (self.cluster.bounds() if self.cluster is not None else {})
 
     @property
+    def drop_rule(self) -> str:
+        """Requests that it drops or rejects although they could be served; empty: none."""
+        across = self.sharing or self.cluster
+        return (across.drop_rule if across is not None else "") or self.policy.drop_rule
+
+    @property
     def least_instances(self) -> int:
         """Smallest number of instances that the system accepts."""
         return 1 if self.cluster is None else self.cluster.least_instances
@@ -191,6 +197,15 @@ _STOCK = {
     ),
     "merged-batches": _Stock(
         "collocation.baselines:MergedBatches", "LLM-embedding collocation, §5.4"
+    ),
+    "static-split-drop": _Stock(
+        "collocation.baselines:StaticSplitDrop", "LLM-embedding collocation, §3.3"
+    ),
+    "collocated-fcfs-drop": _Stock(
+        "collocation.baselines:CollocatedFcfsDrop", "LLM-embedding collocation, §3.4"
+    ),
+    "merged-batches-drop": _Stock(
+        "collocation.baselines:MergedBatchesDrop", "LLM-embedding collocation, §5.4"
     ),
     "ascendra": _Stock(
         "ascendra.low_priority:AscendraLp",

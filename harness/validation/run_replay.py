@@ -34,7 +34,7 @@ from ...predictors.profiles.whole_steps import LoggedStep, profile_of_steps
 from ...workloads.csv_text import guarded
 from ...workloads.errors import SloBenchError
 from ...workloads.parsing import finite
-from ..experiments.execution.cells import CellSpec
+from ..experiments.execution.specs import CellSpec
 from ..experiments.experiment import Experiment
 from ..policies.systems import system
 from ..results.cell_files import Column, gzip_csv

@@ -23,12 +23,8 @@ from ...workloads.errors import SloBenchError, UnknownNameError
 from ...workloads.workload import Workload
 from ..core.records import Outcome, Result
 from ..engine.loop.traced import EngineTrace, InstanceLog, Place, Stop
-from ..experiments.execution.cells import (
-    CellSpec,
-    predicted_output_tokens,
-    simulated,
-    workload_of,
-)
+from ..experiments.execution.cells import predicted_output_tokens, simulated, workload_of
+from ..experiments.execution.specs import CellSpec
 from ..experiments.experiment import Experiment, RunResult
 from ..servers.launch.backend_names import SIMULATED
 from .latency_breakdown import LatencySpan, SpanKind

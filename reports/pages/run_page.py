@@ -28,7 +28,7 @@ from ..figures.levels import (
     origin,
     series_names,
 )
-from . import capacity, mechanisms, published, summary, validation
+from . import allowed, capacity, mechanisms, published, summary, validation
 from .answer import answer
 from .document import asset, page, write_page
 from .published_verdicts import RULES
@@ -87,6 +87,7 @@ def _document(runs: Sequence[RunResults]) -> str:
         **{part: _once(facets, part) for part in ("capacity", "load", "detail", "worth")},
         validation=validation.shown(validated),
         scatters=scatters,
+        allowed=allowed.table_of(runs),
         level_table=summary.level_table(cells, rows, names, badge),
         mechanisms=mechanisms.table(cells, rows, names, badge),
         setup=[_setup(run, f" of {run.name}" if len(runs) > 1 else "") for run in runs],

@@ -13,14 +13,14 @@ from typing import Any, Generic, Protocol, TypeVar
 from ...harness.experiments.backends.base import CellMeasurement, Deployment
 from ...harness.experiments.backends.measuring import measured_row
 from ...harness.experiments.execution.cells import (
-    CellSpec,
     predicted_output_tokens,
     simulated,
     simulated_figures,
     simulated_row,
-    source,
     workload_of,
 )
+from ...harness.experiments.execution.lookup import source
+from ...harness.experiments.execution.specs import CellSpec
 from ...harness.experiments.execution.workers import WorkerPool, packed, unpack
 from ...harness.results.metrics import judge
 from ...harness.results.run_folder import Row

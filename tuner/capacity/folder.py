@@ -17,8 +17,9 @@ from typing import Any
 
 from ...harness.experiments.backends.base import Backend
 from ...harness.experiments.config.load import estimated_capacity_rps
-from ...harness.experiments.execution.cells import CellSpec, source
+from ...harness.experiments.execution.lookup import source
 from ...harness.experiments.execution.plan import ExperimentPlan, plan
+from ...harness.experiments.execution.specs import CellSpec
 from ...harness.experiments.execution.workers import WorkerPool
 from ...harness.experiments.experiment import Experiment, environment, new_folder
 from ...harness.load_generator.send_job import Senders

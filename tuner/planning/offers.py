@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from ...harness.experiments.config.load import estimated_capacity_rps
 from ...harness.experiments.config.schema import ExperimentSchema
 from ...harness.experiments.config.setting import declared
-from ...harness.experiments.execution.cells import CellSpec
 from ...harness.experiments.execution.plan import plan
+from ...harness.experiments.execution.specs import CellSpec
 from ...harness.policies.systems import system as system_by_name
 from ...predictors.placement import TP_DEGREES, smallest_tp
 from ...predictors.specs import gpu, gpus, model

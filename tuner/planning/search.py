@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ...harness.experiments.config.schema import ExperimentSchema
-from ...harness.experiments.execution.cells import CellSpec, placed, source
+from ...harness.experiments.execution.lookup import placed, source
+from ...harness.experiments.execution.specs import CellSpec
 from ...harness.results.checkpoint import Checkpoint
 from ...harness.results.stationarity import SETTLED_HORIZONS, requests_in
 from ...workloads.errors import SloBenchError

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ...harness.experiments.execution.cells import CellSpec
 from ...harness.experiments.execution.plan import plan
+from ...harness.experiments.execution.specs import CellSpec
 from ...harness.experiments.execution.workers import WorkerPool
 from ...harness.experiments.experiment import Experiment
 from ...harness.servers.launch.backend_names import SIMULATED

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...harness.experiments.execution.cells import WorkloadSpec, source
+from ...harness.experiments.execution.lookup import source
+from ...harness.experiments.execution.specs import WorkloadSpec
 from ...harness.experiments.experiment import Experiment
 from ...harness.policies.systems import system
 from ...harness.servers.launch.backend_names import SIMULATED

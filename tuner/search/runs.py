@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import TypeGuard
 
 from ...harness.experiments.backends.base import Backend
-from ...harness.experiments.execution.cells import CellSpec
+from ...harness.experiments.execution.specs import CellSpec
 from ...harness.experiments.execution.workers import WorkerPool
 from ...harness.experiments.experiment import Experiment
 from ...harness.results.checkpoint import Checkpoint

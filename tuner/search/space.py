@@ -254,6 +254,7 @@ def _counts(found: System, name: str) -> bool:
     bounds = found.bounds()[name]
     if isinstance(now, bool) or not isinstance(now, int):
         return False
+    now = max(1, now)  # 0: as many as the load needs, or all others
     other = now + 1 if bounds.high is None or now + 1 <= bounds.high else now - 1
     return found.with_parameters(**{name: other}).least_instances != found.least_instances
 

@@ -9,12 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ...harness.experiments.execution.cells import (
-    CellSpec,
-    placed,
-    predicted_output_tokens,
-    workload_of,
-)
+from ...harness.experiments.execution.cells import predicted_output_tokens, workload_of
+from ...harness.experiments.execution.lookup import placed
+from ...harness.experiments.execution.specs import CellSpec
 from ...predictors.roofline import OperatorRoofline, StepTime
 from ...predictors.step_time import DEFAULT_HOST_S, step_time
 from ...workloads.errors import SloBenchError, UnknownNameError

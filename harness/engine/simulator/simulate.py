@@ -16,10 +16,11 @@ from ....predictors.step_time import StepTime
 from ....workloads.errors import SloBenchError
 from ....workloads.request import RequestType
 from ....workloads.workload import Workload
-from ...core.cluster_policy import EMBEDS, INF, ClusterPolicy, Failure, Role, Routed
+from ...core.cluster_policy import EMBEDS, INF, ClusterPolicy, Failure, Role, Routed, overrides
 from ...core.collocated_policy import Collocated
 from ...core.counters import STORE_HITS, summed
 from ...core.kv_store_manager import StoreKVCacheManager
+from ...core.phase_capacity import phase_capacity
 from ...core.policy import StaticPolicy
 from ...core.predictions import true_output_tokens
 from ...core.records import InstanceTotals, Result, TimeseriesRow
@@ -119,6 +120,7 @@ def simulate(
     if embedder is not None and _merges(system, embedder, placement):
         embedder = None  # texts are prompts of the language model
         embed_instances = 0
+    system = system_for_load(system, workload, placement, step_time, instances - embed_instances)
     across, roles = _across(system, placement, instances - embed_instances, router)
     roles = [replace(role, start_s=max(role.start_s, ready_s)) for role in roles]
     apart = [Role(_EMBEDS_ONLY, Collocated(), embed_instances, start_s=INF)]
@@ -204,6 +206,23 @@ def simulate(
         cluster=cluster.state,
         counts=summed((cluster.counters, *(engine.counters for engine in built))),
     )
+
+
+def system_for_load(
+    system: System,
+    workload: Workload,
+    placement: Placement,
+    step_time: StepTime,
+    instances: int,
+) -> System:
+    """The system with the parameters that its cluster policy chooses by the load."""
+    cluster = system.cluster
+    if cluster is None or not overrides(cluster, "for_load"):
+        return system
+    capacity = phase_capacity(workload, placement, step_time)
+    if capacity is None:
+        return system
+    return replace(system, cluster=cluster.for_load(capacity, instances))
 
 
 def _across(

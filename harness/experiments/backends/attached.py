@@ -32,7 +32,7 @@ from ...results.metrics import Hardware
 from ...results.run_folder import Value, write_whole
 from ...servers.launch.gpus import Gpu, visible_gpus
 from ..config.client_schema import ClientSchema
-from ..execution.cells import CellSpec
+from ..execution.specs import CellSpec
 from .base import CellMeasurement, Progress
 from .gpu_watch import GpuWatch, watching
 from .vllm_json import write_vllm_json

@@ -20,7 +20,7 @@ from ...core.records import Result
 from ...results.cell_files import Column
 from ...results.metrics import Hardware
 from ...results.run_folder import Value
-from ..execution.cells import CellSpec
+from ..execution.specs import CellSpec
 
 Progress = Callable[[int, float], None]  # requests ended, clock in seconds
 

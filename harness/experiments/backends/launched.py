@@ -36,7 +36,8 @@ from ...servers.launch.serve import Serve
 from ...servers.launch.server_process import ServerError, ServerProcess
 from ..config.client_schema import ClientSchema
 from ..config.server_schema import ServerSchema
-from ..execution.cells import CellSpec, PlacementSpec, workload_of
+from ..execution.cells import workload_of
+from ..execution.specs import CellSpec, PlacementSpec
 from .attached import Attached
 from .base import CellMeasurement, Progress
 

@@ -14,7 +14,8 @@ from ...results.engine_logs import PROFILING, REPEATED, repeated_cell
 from ...results.run_folder import Row
 from ...servers.launch.backend_names import TORCH
 from ..config.schema import ExperimentSchema
-from ..execution.cells import CellSpec, kept_cell, workload_of
+from ..execution.cells import kept_cell, workload_of
+from ..execution.specs import CellSpec
 from ..execution.workers import now_and_then
 from .base import Backend, CellMeasurement, Deployment, Progress
 

@@ -42,7 +42,9 @@ from ...servers.launch.backend_names import TORCH
 from ...servers.launch.compatibility import check as check_system
 from ...servers.launch.model_folders import model_folder
 from ..config.server_schema import ServerSchema
-from ..execution.cells import CellSpec, configured, output_tokens_p90, predicted_output_tokens
+from ..execution.cells import output_tokens_p90, predicted_output_tokens
+from ..execution.lookup import configured
+from ..execution.specs import CellSpec
 from .base import CellMeasurement, Progress
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ from ....workloads.parsing import parse_toml
 from .client_schema import ClientSchema
 from .server_schema import ServerSchema
 from .setting import declared
+from .tuning_record import TuningRecord
 
 TABLES: Mapping[str, type[BaseModel]] = {"client": ClientSchema, "server": ServerSchema}
 _HEADER = re.compile(r"\s*\[\[?([^\]]+)\]\]?")
@@ -139,11 +140,12 @@ def setting_error(
 def _problem(error: ErrorDetails, fields: Mapping[str, object], what: str) -> str:
     location = [str(part) for part in error["loc"] if isinstance(part, str)]
     first = location[0] if location else ""
-    depth = 3 if first == "parameters" else 2 if first in TABLES else 1
+    depth = 3 if first in ("parameters", "tuning") else 2 if first in TABLES else 1
     setting = ".".join(location[:depth])
     kind, message = error["type"], str(error["msg"])
     if kind == "extra_forbidden":
-        known = TABLES[first].model_fields if first in TABLES else fields
+        tables: Mapping[str, type[BaseModel]] = {**TABLES, "tuning": TuningRecord}
+        known = tables[first].model_fields if first in tables else fields
         return str(UnknownNameError(what, location[depth - 1], known))
     if kind == "value_error":
         message = message.removeprefix("Value error, ")

@@ -12,9 +12,12 @@ import numpy as np
 from ....workloads.errors import SloBenchError
 from ....workloads.file_cache import file_cache
 from ....workloads.request import RequestType
+from ....workloads.slo import parse_slo
 from ....workloads.workload import Workload, take
+from ...core.phase_capacity import PhaseCapacity, phase_capacity
 from ...servers.launch.backend_names import SIMULATED
-from ..execution.cells import Placed, PlacementSpec, WorkloadSpec, placed, source
+from ..execution.lookup import Placed, placed, source
+from ..execution.specs import PlacementSpec, WorkloadSpec
 from .schema import DEFAULT_REPLAY_SPEEDS, DEFAULT_REQUESTS, DEFAULT_SEEDS, ExperimentSchema
 
 LADDER = (0.2, 0.4, 0.6, 0.8, 1.0, 1.2)  # of the estimated capacity
@@ -158,6 +161,22 @@ def estimated_capacity_rps(workload: WorkloadSpec, place: PlacementSpec, seed: i
             if r.request_type is RequestType.EMBED
         )
     return len(made) / busy_s
+
+
+@file_cache(maxsize=64)
+def estimated_phases(
+    workload: WorkloadSpec, place: PlacementSpec, slo: str, slo_scale: float
+) -> PhaseCapacity | None:
+    """What one instance carries of a workload in each phase, from a sample of its requests."""
+    of = source(workload)
+    made = of.make(
+        rate_rps=None if of.closed_loop else 1.0,
+        requests=_SAMPLE_REQUESTS,
+        seed=0,
+        slo=parse_slo(slo, slo_scale),
+    )
+    where = placed(place)
+    return phase_capacity(made, where.placement, where.step_time.model)
 
 
 def _generating_s(made: Workload, where: Placed) -> float:

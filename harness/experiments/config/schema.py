@@ -6,7 +6,8 @@ the experiment, every combination is run, and its column says which value a row 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -40,6 +41,7 @@ from .setting import (
     number_list,
     setting,
 )
+from .tuning_record import TuningRecord
 
 DEFAULT_REQUESTS = 1000  # where a workload has no end of its own
 DEFAULT_SEEDS = 3
@@ -102,6 +104,13 @@ class ExperimentSchema(BaseModel):
         file="maybe",
     )
     parameters: dict[str, dict[str, Axis[Parameter]]] = {}  # by system
+    combinations: Literal["all", "one-at-a-time"] = setting(
+        COMPARED,
+        "Combinations of a system's parameter values: all, or one-at-a-time, each value alone "
+        "beside the first values of the others.",
+        "all",
+    )
+    tuning: dict[str, TuningRecord] = {}  # how they were chosen, by system
     published: str | None = setting(
         RUN,
         "Table of published results, shown in the report beside the measured ones.",
@@ -258,6 +267,19 @@ class ExperimentSchema(BaseModel):
         option="--host-time",
         unit="s",
     )
+    prefill_overhead_s: Axis[NotNegative] = setting(
+        SERVES_MORE,
+        "Time added to every iteration that computes a prompt, an assumption. Simulated backend "
+        "only.",
+        (0.0,),
+        unit="s",
+    )
+    host_link: Axis[str | None] = setting(
+        SERVES_MORE,
+        "Link between GPU and host memory: a name of `slo-bench list links`, or 12gb/s@10us. "
+        "Simulated backend only. Default: the GPU's.",
+        metavar="LINK",
+    )
     profile: Axis[str | None] = setting(
         SERVES,
         "Profile with measured step times (see `slo-bench profile`), used instead of the "
@@ -391,11 +413,12 @@ class ExperimentSchema(BaseModel):
             given = [name for name in names if any(getattr(self, name) or ())]
             if len(given) > 1:
                 raise ValueError(f"{' and '.join(given)} contradict: give one of them")
-        strangers = set(self.parameters) - set(self.systems)
-        if strangers:
-            raise ValueError(
-                f"parameters are set for {min(strangers)!r}, which is not among the systems"
-            )
+        for table in ("parameters", "tuning"):
+            strangers = set(getattr(self, table)) - set(self.systems)
+            if strangers:
+                raise ValueError(
+                    f"{table} are set for {min(strangers)!r}, which is not among the systems"
+                )
         return self
 
     def __init__(self, **settings: Any) -> None:
@@ -453,12 +476,30 @@ class ExperimentSchema(BaseModel):
                     system: {parameter: _single(v) for parameter, v in parameters.items()}
                     for system, parameters in value.items()
                 }
+            elif name == "tuning":
+                value = {one: told.model_dump(exclude_defaults=True) for one, told in value.items()}
+                value = value or None
             elif name in TABLES:
                 value = value.model_dump(exclude_defaults=True)
             elif name in axes:
                 value = _single(value)
             table[name] = value
         return to_toml(table)
+
+
+def parameter_combinations(
+    experiment: ExperimentSchema, system: str
+) -> Iterator[dict[str, Parameter]]:
+    """The values of a system's parameters in each of its configurations, in order."""
+    choices = experiment.parameters.get(system, {})
+    if experiment.combinations == "all":
+        for values in itertools.product(*choices.values()):
+            yield dict(zip(choices, values, strict=True))
+        return
+    first = {name: values[0] for name, values in choices.items()}
+    yield first
+    for name, values in choices.items():
+        yield from ({**first, name: value} for value in values[1:])
 
 
 def _changed(model: Model, values: Mapping[str, Any]) -> Model:

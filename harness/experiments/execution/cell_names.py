@@ -13,7 +13,8 @@ from ...results.run_folder import Value
 from ...servers.launch.backend_names import SIMULATED
 from ..config.load import OperatingPoint
 from ..config.schema import ExperimentSchema
-from .cells import CellSpec, WorkloadSpec, source
+from .lookup import source
+from .specs import CellSpec, WorkloadSpec
 
 _ALWAYS_COLUMNS = ("workload", "model", "gpu", "gpus")
 _LONGEST_NAME = 150  # characters of a cell's name, which is a file name

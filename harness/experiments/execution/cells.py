@@ -1,36 +1,23 @@
-"""A cell: one system under one load, with everything it needs written down in plain values."""
+"""Simulate a cell, and write its row and details."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 
-from ....predictors.device_map import read_device_map
-from ....predictors.dtypes import kv_dtype, weight_dtype
-from ....predictors.embedder import Embedder, embedder, own_weight_bytes
-from ....predictors.model_spec import ModelSpec
+from ....predictors.dtypes import weight_dtype
 from ....predictors.output_length import Ints, bucket_accuracy, length_predictor, longest_tokens
 from ....predictors.placement import Placement, smallest_tp
-from ....predictors.profiles.build import default_host
-from ....predictors.profiles.hardware import profiled_gpu
-from ....predictors.profiles.models import profiled_step_time
-from ....predictors.profiles.profile import Profile, read_profile
 from ....predictors.roofline import StepTime
-from ....predictors.specs import GIB, gpu, model
-from ....predictors.staged import staged_step_time
-from ....predictors.step_time import DEFAULT_HOST_S, StepTimeModel, step_time
-from ....workloads.base import WorkloadSource
+from ....predictors.specs import gpu, model
 from ....workloads.errors import SloBenchError
-from ....workloads.file_cache import file_cache
 from ....workloads.models import parse_models, shape_of
 from ....workloads.slo import parse_slo
-from ....workloads.source import load_source
 from ....workloads.workload import Workload
 from ...core.multi_model_policy import SharingPolicy
 from ...core.records import Result, mispredictions
@@ -38,7 +25,6 @@ from ...engine.cluster.failures import parse_failures
 from ...engine.loop.traced import EngineTrace
 from ...engine.simulator.simulate import simulate
 from ...engine.simulator.simulate_models import OneModel, simulate_models
-from ...policies.systems import System, system
 from ...results.cell_files import (
     Choice,
     Column,
@@ -47,209 +33,19 @@ from ...results.cell_files import (
     write_mispredictions,
 )
 from ...results.metrics import (
-    DEFAULT_OBJECTIVE,
     Hardware,
     Judged,
     cell_metrics,
     judge,
     parse_objective,
 )
-from ...results.run_folder import Row, Value
+from ...results.run_folder import Row
+from .lookup import configured, placed, source
+from .specs import CellSpec, PlacementSpec, WorkloadSpec
 
 Progress = Callable[[int, float], None]  # requests ended, clock in seconds
 MOST_TP = 8  # of a model that shares its GPUs
 _LENGTHS_STREAM = 0x1E46  # apart from the streams that draw the workload
-
-
-@dataclass(frozen=True)
-class PlacementSpec:
-    """Placement of one instance: model, GPU, parallelism, dtypes and memory, by name."""
-
-    model: str
-    gpu: str
-    tp: int
-    pp: int = 1
-    weight_dtype: str = "bf16"
-    kv_dtype: str = "bf16"
-    memory_share: float = 0.9
-    block_size: int = 16
-    host_memory_gib: float = 4.0
-    num_gpu_blocks: int | None = None
-    num_cpu_blocks: int | None = None
-    host_s: float | None = None
-    profile: str | None = None  # a file of measured step times
-    embedder: str | None = None  # the model beside it
-    device_map: str | None = None  # by name or file: layers on devices, in place of gpu, tp and pp
-
-
-@dataclass(frozen=True)
-class WorkloadSpec:
-    """Where requests come from; see `workloads.source.load_source`."""
-
-    workload: str
-    arrivals: str = "poisson"
-    prompt_tokens: str | None = None
-    output_tokens: str | None = None
-    sessions: str | None = None
-    models: str | None = None
-    redraw_arrivals: bool = False
-    trace_format: str | None = None
-
-
-@dataclass(frozen=True)
-class CellSpec:
-    """What one cell runs. Plain values only, so that it can be sent to another process."""
-
-    cell: str  # unique in the experiment, and a file name
-    columns: Mapping[str, Value]  # what identifies the row, as in cells.csv
-    system: str
-    parameters: Mapping[str, bool | int | float | str]
-    placement: PlacementSpec
-    instances: int
-    embed_instances: int  # of these
-    router: str | None
-    workload: WorkloadSpec
-    rate_rps: float | None
-    replay_speed: float | None
-    requests: int | None
-    duration_s: float | None
-    warmup_s: float
-    max_output_tokens: int | None
-    slo: str | Mapping[str, Any]
-    slo_scale: float
-    seed: int
-    overlong_requests: str
-    length_predictor: str = "oracle"
-    objective: str = DEFAULT_OBJECTIVE
-    failures: str | None = None  # see `engine.cluster.failures`
-
-    @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> CellSpec:
-        """The inverse of `dataclasses.asdict`, for specs received from another process."""
-        return cls(
-            **{
-                **plain,
-                "placement": PlacementSpec(**plain["placement"]),
-                "workload": WorkloadSpec(**plain["workload"]),
-            }
-        )
-
-
-@dataclass(frozen=True)
-class Placed:
-    """A placement that fits, how long its steps take, and the embedder beside it."""
-
-    placement: Placement
-    step_time: StepTimeModel = field(repr=False)
-    embedder: Embedder | None = None
-    ready_s: float = 0.0  # it begins to serve
-
-
-@file_cache(maxsize=64)
-def placed(spec: PlacementSpec) -> Placed:
-    """Look the names up and check that the model fits.
-
-    Raises:
-        SloBenchError: a name is unknown, or the model does not fit.
-    """
-    profile = None if spec.profile is None else read_profile(spec.profile)
-    language, embeds, card = model(spec.model), None, None
-    if profile is not None and profile.gpu == spec.gpu:
-        card = profiled_gpu(profile)
-    if spec.device_map is not None:
-        card = read_device_map(spec.device_map).stages[0].gpu
-    if spec.embedder is not None:
-        embeds = model(spec.embedder)
-    placement = Placement(
-        language,
-        card or gpu(spec.gpu),
-        tp=spec.tp,
-        pp=spec.pp,
-        weight_dtype=spec.weight_dtype,
-        kv_dtype=spec.kv_dtype,
-        memory_share=spec.memory_share,
-        block_size=spec.block_size,
-        host_memory_bytes=round(spec.host_memory_gib * GIB),
-        fixed_num_gpu_blocks=spec.num_gpu_blocks or _own_blocks(profile, language, spec),
-        fixed_num_cpu_blocks=spec.num_cpu_blocks,
-        beside_bytes=own_weight_bytes(embeds, language, spec.weight_dtype) if embeds else 0,
-    )
-    if spec.device_map is not None:
-        return _mapped(spec, placement)
-    placement.check()
-    host_s = DEFAULT_HOST_S if spec.host_s is None else spec.host_s
-    beside = embedder(embeds, placement, host_s=host_s) if embeds else None
-    if profile is not None:
-        made = _profiled(spec.profile, profile, placement, spec.host_s)
-        return Placed(placement, made, beside)
-    return Placed(placement, step_time(placement, host_s=host_s), beside)
-
-
-def _own_blocks(profile: Profile | None, language: ModelSpec, spec: PlacementSpec) -> int | None:
-    """KV blocks of the engine that was measured, where the catalogue does not know its device."""
-    if profile is None or profile.device is None:
-        return None
-    width = 2 * language.layers * language.kv_heads * language.head_dim
-    block_bytes = width * kv_dtype(spec.kv_dtype).bytes * spec.block_size
-    return max(1, int(profile.device.kv_bytes / block_bytes))
-
-
-def _mapped(spec: PlacementSpec, even: Placement) -> Placed:
-    """The same model where a device map puts it."""
-    assert spec.device_map is not None
-    mapped = read_device_map(spec.device_map)
-    if model(mapped.model) != even.model:
-        raise SloBenchError(
-            f"the device map {spec.device_map} is for {mapped.model}, but model is {spec.model}"
-        )
-    if spec.profile is not None or spec.embedder is not None:
-        raise SloBenchError("device_map goes with neither profile nor embedder; leave them out")
-    placement = dataclasses.replace(even, split=mapped.stages, fixed_lanes=mapped.lanes)
-    placement.check()
-    host_s = DEFAULT_HOST_S if spec.host_s is None else spec.host_s
-    return Placed(placement, staged_step_time(placement, host_s), ready_s=mapped.ready_s)
-
-
-def _profiled(
-    file: str | None, profile: Profile, placement: Placement, host_s: float | None
-) -> StepTimeModel:
-    for name, here, there in (
-        ("model", placement.model.name, profile.model),
-        ("gpu", placement.gpu.name, profile.gpu),
-        ("tp", placement.tp, profile.tp),
-        ("weight_dtype", placement.weight_dtype, profile.weight_dtype),
-        ("kv_dtype", placement.kv_dtype, profile.kv_dtype),
-    ):
-        if here != there:
-            raise SloBenchError(
-                f"the profile {file} is for {name} {there}, but {name} is {here}; use another "
-                f"profile, or set {name} to {there}"
-            )
-    return profiled_step_time(profile, default_host(host_s))
-
-
-@file_cache(maxsize=8)
-def source(spec: WorkloadSpec) -> WorkloadSource:
-    """The source, read once for all cells that use it.
-
-    Raises:
-        SloBenchError: a name is unknown or a file cannot be read.
-    """
-    return load_source(
-        spec.workload,
-        arrivals=spec.arrivals,
-        prompt_tokens=spec.prompt_tokens,
-        output_tokens=spec.output_tokens,
-        sessions=spec.sessions,
-        models=spec.models,
-        format=spec.trace_format,
-        redraw_arrivals=spec.redraw_arrivals,
-    )
-
-
-def configured(name: str, parameters: Mapping[str, Any]) -> System:
-    """A system with its parameters set."""
-    return system(name).with_parameters(**parameters) if parameters else system(name)
 
 
 def workload_of(spec: CellSpec) -> Workload:

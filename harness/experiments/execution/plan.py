@@ -15,6 +15,7 @@ from ....predictors.placement import smallest_tp
 from ....predictors.specs import gpu, model
 from ....workloads.errors import SloBenchError
 from ....workloads.slo import parse_slo
+from ...core.cluster_policy import overrides
 from ...core.policy import StaticPolicy
 from ...engine.cluster.failures import check_failures, parse_failures
 from ...policies.routers import router as router_by_name
@@ -23,8 +24,14 @@ from ...policies.systems import system as system_by_name
 from ...results.metrics import parse_objective
 from ...results.run_folder import Value
 from ...servers.launch.backend_names import SIMULATED
-from ..config.load import OperatingPoint, estimated_capacity_rps, filled_in, load_of
-from ..config.schema import ExperimentSchema
+from ..config.load import (
+    OperatingPoint,
+    estimated_capacity_rps,
+    estimated_phases,
+    filled_in,
+    load_of,
+)
+from ..config.schema import ExperimentSchema, parameter_combinations
 from .cell_names import (
     AxisColumns,
     distinct,
@@ -32,7 +39,9 @@ from .cell_names import (
     name_part,
     offered_columns,
 )
-from .cells import CellSpec, PlacementSpec, WorkloadSpec, models_of, placed, source
+from .cells import models_of
+from .lookup import placed, source
+from .specs import CellSpec, PlacementSpec, WorkloadSpec
 
 _SHAPE = ("model", "gpu", "tp", "pp")  # fields of a placement that are settled together
 # Settings of an experiment with one model.
@@ -132,6 +141,11 @@ def plan(asked: ExperimentSchema) -> ExperimentPlan:
         parse_failures(failures)
         if asked.backend != SIMULATED:
             raise SloBenchError("failures are simulated: real servers are stopped by hand")
+    if asked.backend != SIMULATED and (any(axes["prefill_overhead_s"]) or any(axes["host_link"])):
+        raise SloBenchError(
+            f"prefill_overhead_s and host_link are assumptions of the simulator; a server on "
+            f"{asked.backend} has its own: leave them out"
+        )
     systems = list(_attached_of(asked) if asked.backend == "openai" else _systems_of(asked))
     simulated = asked.backend == SIMULATED
     least = max((s.system.least_instances for s in systems if s.system and simulated), default=1)
@@ -182,6 +196,8 @@ def _cell(
         **columns.settings(values),
         **system.turned,
     }
+    by_load = _by_load(system, combination) if columns.backend == SIMULATED else {}
+    identity |= {f"{system.label}.{name}": value for name, value in by_load.items()}
     parts = [system.label]
     parts += [name_part(name, values[name]) for name in columns.swept]
     parts += [name_part(parameter, system.parameters[parameter]) for parameter in system.swept]
@@ -198,12 +214,31 @@ def _cell(
         cell=file_name(parts),
         columns=identity,
         system=system.asked,
-        parameters=system.parameters,
+        parameters={**system.parameters, **by_load},
         placement=combination.place,
         rate_rps=level.rate_rps,
         replay_speed=level.replay_speed,
         seed=seed,
     )
+
+
+def _by_load(choice: SystemChoice, combination: Combination) -> dict[str, Any]:
+    """The parameters that a system chooses by the load, for example how many instances prefill."""
+    system = choice.system
+    if system is None or system.cluster is None or not overrides(system.cluster, "for_load"):
+        return {}
+    slo = _column(combination.values["slo"])
+    capacity = estimated_phases(
+        combination.workload, combination.place, str(slo), combination.values["slo_scale"]
+    )
+    if capacity is None:
+        return {}
+    settled = system.cluster.for_load(capacity, combination.generating(system))
+    return {
+        name: getattr(settled, name)
+        for name in settled.bounds()
+        if getattr(settled, name) != getattr(system.cluster, name)
+    }
 
 
 def _warmup_s(
@@ -263,9 +298,10 @@ def _systems_of(asked: ExperimentSchema) -> Iterator[SystemChoice]:
     """
     for name in asked.systems:
         choices = asked.parameters.get(name, {})
-        swept = tuple(parameter for parameter, values in choices.items() if len(values) > 1)
-        for values in itertools.product(*choices.values()):
-            parameters = dict(zip(choices, values, strict=True))
+        several = tuple(parameter for parameter, values in choices.items() if len(values) > 1)
+        for parameters in parameter_combinations(asked, name):
+            alone = asked.combinations == "one-at-a-time"
+            swept = tuple(p for p in several if not alone or parameters[p] != choices[p][0])
             found = system_by_name(name).with_parameters(**parameters)
             each = found.least_instances if asked.backend != SIMULATED else 1
             yield SystemChoice(name, found.name, parameters, swept, each, found)

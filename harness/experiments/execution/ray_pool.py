@@ -24,7 +24,8 @@ from .... import __version__
 from ....workloads.errors import SloBenchError
 from ...load_generator.ray_senders import RaySenders
 from ...results.run_folder import Row
-from .cells import CellSpec, run_cell
+from .cells import run_cell
+from .specs import CellSpec
 from .workers import Answer, CellDone, Event, NotDoneError, packed, unpack
 
 _PATIENCE_S = 10

@@ -19,7 +19,8 @@ from ....workloads.child_process import ChildProcess, Parent, exit_reason
 from ....workloads.errors import SloBenchError
 from ...load_generator.send_job import Senders, ThisMachine
 from ...results.run_folder import Row, write_whole
-from .cells import CellSpec, run_cell
+from .cells import run_cell
+from .specs import CellSpec
 
 Answer = TypeVar("Answer")
 

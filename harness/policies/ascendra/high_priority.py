@@ -13,7 +13,7 @@ from ...core.decisions import UNLIMITED, Limits, Timeout
 from ...core.policy import Policy, parameter
 from ...core.state import RequestState
 from ...core.view import View
-from ..shared.timeouts import DROPPING, when_overdue
+from ..shared.timeouts import DROPPING, OVERDUE, when_overdue
 
 RESCUED = "rescued"
 _LITTLE = 16  # answers before which nothing is known of their length
@@ -90,6 +90,10 @@ class AscendraHp(Policy):
         tokens = lengths.to_come(view.n_decoding, view.n_prefilling + 1)
         spare = int((self.spare - self.watermark) * view.total_blocks)
         return max(spare, int(tokens / view.block_size), 0)
+
+    @property
+    def drop_rule(self) -> str:
+        return "" if self.overdue == "keep" else OVERDUE
 
     def timeout(self, r: RequestState, view: View) -> Timeout | None:
         return None if self.overdue == "keep" else when_overdue(r)

@@ -16,7 +16,7 @@ from ...core.room_queue import RoomQueue
 from ...core.state import RequestState
 from ...core.view import View
 from ..edf import due_s
-from ..shared.timeouts import DROPPING, when_overdue
+from ..shared.timeouts import DROPPING, OVERDUE, when_overdue
 
 
 @dataclass(frozen=True)
@@ -125,6 +125,10 @@ class AscendraLp(Policy):
         if self.value == "fcfs":
             return r.arrival_s
         return r.target_tokens if self.value == "sjf" else -r.target_tokens
+
+    @property
+    def drop_rule(self) -> str:
+        return "" if self.overdue == "keep" else OVERDUE
 
     def timeout(self, r: RequestState, view: View) -> Timeout | None:
         late = when_overdue(r)

@@ -16,6 +16,7 @@ from ...core.decisions import Admission, Limits, NextQueue
 from ...core.policy import parameter
 from ...core.state import RequestState
 from ...core.view import View
+from ..shared.timeouts import DropsOverdue
 from ..vllm import Vllm
 
 
@@ -111,3 +112,18 @@ class StaticSplit(Collocated, Vllm):
         if batch and share < embedder.free_blocks:
             self.count_cut(batch, embedder)
         return batch
+
+
+@dataclass(frozen=True)
+class CollocatedFcfsDrop(DropsOverdue, CollocatedFcfs):
+    """`collocated-fcfs` that drops overdue requests, as collocation rejects them."""
+
+
+@dataclass(frozen=True)
+class MergedBatchesDrop(DropsOverdue, MergedBatches):
+    """`merged-batches` that drops overdue requests, as collocation rejects them."""
+
+
+@dataclass(frozen=True)
+class StaticSplitDrop(DropsOverdue, StaticSplit):
+    """`static-split` that drops overdue requests, as collocation rejects them."""

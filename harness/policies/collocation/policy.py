@@ -23,6 +23,7 @@ from ...core.policy import Key, parameter
 from ...core.state import RequestState
 from ...core.view import View
 from ..edf import due_s
+from ..shared.timeouts import OVERDUE
 from ..vllm import Vllm
 
 INF = math.inf
@@ -305,6 +306,10 @@ class Collocation(Collocated, Vllm):
             view.counters.add("deferrals", r)
         return view.total_blocks + 1  # not now
 
+    @property
+    def drop_rule(self) -> str:
+        return OVERDUE
+
     def timeout(self, r: RequestState, view: View) -> Timeout | None:
         due = due_s(r)
         if due == INF:
@@ -555,6 +560,10 @@ class CollocationOpen(Collocation):
 
     def _victims(self, view: View, lacking: float) -> list[RequestState]:
         return []  # no request is preempted to admit another
+
+    @property
+    def drop_rule(self) -> str:
+        return ""
 
     def timeout(self, r: RequestState, view: View) -> Timeout | None:
         return None

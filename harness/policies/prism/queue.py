@@ -131,5 +131,9 @@ class PrismLocal(DropsHopeless, Vllm):
         pace.look(view, self.max_num_batched_tokens)
         return keep_key(r, view, pace, self.nearly_done_tokens)
 
+    @property
+    def drop_rule(self) -> str:
+        return "" if self.late == "wait" else super().drop_rule
+
     def timeout(self, r: RequestState, view: View) -> Timeout | None:
         return None if self.late == "wait" else super().timeout(r, view)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 from ....predictors.placement import Placement
 from ....predictors.specs import LinkSpec
@@ -19,6 +20,7 @@ from ...core.cluster_policy import (
 from ...core.instance import Instance, Links
 from ...core.kv_cache_manager import KVCacheManager
 from ...core.network import SwitchNetwork
+from ...core.phase_capacity import PhaseCapacity
 from ...core.policy import AnyPolicy, parameter
 from ...core.state import Phase, Release, RequestState
 
@@ -104,45 +106,56 @@ class KvTransferPolicy(ClusterPolicy):
 class DisaggregatedPolicy(KvTransferPolicy):
     """Prefill instances hand each request over to a decode instance that has room for its KV.
 
-    With several times as many instances as `prefill_instances` and `decode_instances` together,
-    both kinds are multiplied; with `decode_instances` 0 all instances that do not prefill decode.
+    `prefill_instances` and `decode_instances` 0 (the default): the ratio at which the slower phase
+    carries the most, by the estimated load of the workload (`PhaseCapacity`). This is how DistServe
+    (§4.1), Splitwise (§4.4) and their successors size their pools; their search of parallelism for
+    each phase is left out. One of them 0: all the other instances. Neither 0: with several times as
+    many instances as both together, both are multiplied.
     KV goes over a link of `network_gb_per_s` from each GPU and to each (0: the GPUs' own link to
     their peers), one transfer at a time. A request keeps its blocks on the prefill instance until
     the transfer ends, and the transfer begins when a decode instance has room: full decode
     instances hold up prefill.
     """
 
-    prefill_instances: int = parameter(1, 1, 64)
-    decode_instances: int = parameter(1, 0, 64)
+    prefill_instances: int = parameter(0, 0, 64)
+    decode_instances: int = parameter(0, 0, 64)
     network_gb_per_s: float = parameter(0.0, 0.0, 10_000.0)
 
     @property
     def least_instances(self) -> int:
-        return self.prefill_instances + max(1, self.decode_instances)
+        return max(1, self.prefill_instances) + max(1, self.decode_instances)
+
+    def for_load(self, capacity: PhaseCapacity, instances: int) -> Self:
+        if self.prefill_instances or self.decode_instances or instances < 2:
+            return self
+        return replace(self, prefill_instances=capacity.prefill_instances(instances))
 
     def mechanisms(self) -> dict[str, str]:
         return {"handovers": "requests whose KV went from a prefill to a decode instance"}
 
     def counts(self, instances: int) -> tuple[int, int]:
-        """Numbers of prefill and of decode instances.
+        """Numbers of prefill and of decode instances; half and half where both are 0, and
+        `for_load` has not been called.
 
         Raises:
             SloBenchError: the parameters do not add up to `instances`.
         """
         prefill, decode = self.prefill_instances, self.decode_instances
-        if not decode:
-            if instances <= prefill:
+        if prefill and decode:
+            times, rest = divmod(instances, prefill + decode)
+            if rest or not times:
                 raise SloBenchError(
-                    f"{instances} instances with prefill_instances {prefill} leave none to decode"
+                    f"{instances} instances are no multiple of prefill_instances {prefill} + "
+                    f"decode_instances {decode}; set those, or one of them to 0 for all the others"
                 )
-            return prefill, instances - prefill
-        times, rest = divmod(instances, prefill + decode)
-        if rest or not times:
+            return times * prefill, times * decode
+        if instances <= max(1, prefill or decode):
+            given = f"prefill_instances {prefill}" if prefill else f"decode_instances {decode}"
             raise SloBenchError(
-                f"{instances} instances are no multiple of prefill_instances {prefill} + "
-                f"decode_instances {decode}; set those, or decode_instances 0 for all the others"
+                f"{instances} instances with {given} leave none to {DECODE if prefill else PREFILL}"
             )
-        return times * prefill, times * decode
+        prefill = prefill or (instances - decode if decode else instances // 2)
+        return prefill, instances - prefill
 
     def layout(self, policy: AnyPolicy, placement: Placement, instances: int) -> Sequence[Role]:
         prefill, decode = self.counts(instances)

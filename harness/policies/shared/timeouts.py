@@ -28,8 +28,15 @@ def when_overdue(r: RequestState) -> Timeout | None:
     return None if due == math.inf else Timeout(due, ReleaseReason.DROP)
 
 
+OVERDUE = "its TTFT SLO has passed before it begins"
+
+
 class DropsOverdue(Parameters):
     """Drops a request when its TTFT SLO has passed."""
+
+    @property
+    def drop_rule(self) -> str:
+        return OVERDUE
 
     def mechanisms(self) -> dict[str, str]:
         return super().mechanisms() | DROPPING
@@ -45,6 +52,10 @@ class DropsHopeless(Parameters):
     """
 
     caution: float
+
+    @property
+    def drop_rule(self) -> str:
+        return "it can no longer be prefilled by its first deadline"
 
     def mechanisms(self) -> dict[str, str]:
         return super().mechanisms() | DROPPING

@@ -235,11 +235,6 @@ class Serve:
                 f"{self.system} says itself how many instances there are: leave instances out, "
                 f"and set its parameters {found.counts[0]} and {found.counts[1]}"
             )
-        if not found.roles[-1].servers:
-            raise SloBenchError(
-                f"{self.system} on servers must be told how many {found.roles[-1].name}: set its "
-                f"parameter {found.counts[-1]} to 1 or more"
-            )
         return [
             _Part(f"-{role.name}-{k + 1}", role.name, role.policy)
             for role in found.roles

@@ -3,7 +3,8 @@ import pytest
 from slo_bench import Experiment
 from slo_bench.harness.experiments.config.load import DEFAULT_REQUESTS, two_digits
 from slo_bench.harness.experiments.config.setting import number_list
-from slo_bench.harness.experiments.execution.cells import CellSpec, placed
+from slo_bench.harness.experiments.execution.lookup import placed
+from slo_bench.harness.experiments.execution.specs import CellSpec
 from slo_bench.workloads.errors import SloBenchError
 
 
@@ -158,3 +159,48 @@ def test_a_share_of_the_requests_warms_up():
     assert {c.rate_rps: c.warmup_s for c in asked.plan().cells} == {2.0: 10.0, 4.0: 5.0}
     with pytest.raises(SloBenchError, match="warmup_share needs rates or load_factors"):
         Experiment(workload="alpaca", arrivals="concurrency(8)", warmup_share=0.2).plan()
+
+
+def test_parameters_one_at_a_time():
+    """Each value alone beside the first ones of the others; a column only where it differs."""
+    asked = Experiment(
+        systems=["ascendra"],
+        parameters={"ascendra": {"value": ["edf", "sjf", "fcfs"], "tickets": [True, False]}},
+        combinations="one-at-a-time",
+        instances=3,
+        rates=[4],
+        seeds=1,
+    )
+    cells = asked.plan().cells
+    assert [(c.parameters["value"], c.parameters["tickets"]) for c in cells] == [
+        ("edf", True),
+        ("sjf", True),
+        ("fcfs", True),
+        ("edf", False),
+    ]
+    own = [{k: v for k, v in c.columns.items() if k.startswith("ascendra.")} for c in cells]
+    assert own == [
+        {},
+        {"ascendra.value": "sjf"},
+        {"ascendra.value": "fcfs"},
+        {"ascendra.tickets": False},
+    ]
+    assert len(asked.model_copy(update={"combinations": "all"}).plan().cells) == 6
+
+
+def test_assumptions_about_the_machine():
+    """A slower host link makes swaps longer, a fixed time those iterations that prefill."""
+    usual, slow = (
+        placed(Experiment(systems="vllm", rates=1, **more).plan().cells[0].placement)
+        for more in ({}, {"host_link": "5gb/s@0us", "prefill_overhead_s": 0.02})
+    )
+    link = usual.placement.host_link.bandwidth_bytes_per_s / 5e9
+    ratio = slow.placement.swap_s_per_block / usual.placement.swap_s_per_block
+    assert ratio == pytest.approx(link)
+    step_s, slower_s = usual.step_time.model.step_s, slow.step_time.model.step_s
+    assert slower_s(4, 400, ((0, 100),)) - step_s(4, 400, ((0, 100),)) == pytest.approx(0.02)
+    assert slower_s(4, 400, ()) == step_s(4, 400, ())
+    with pytest.raises(SloBenchError, match="assumptions of the simulator"):
+        Experiment(systems="vllm", backend="vllm", rates=1, host_link="pcie3-x16").plan()
+    with pytest.raises(SloBenchError, match="did you mean pcie3"):
+        Experiment(systems="vllm", rates=1, host_link="pcie3").plan()

@@ -6,13 +6,9 @@ import numpy as np
 import pytest
 
 from slo_bench import Experiment
-from slo_bench.harness.experiments.execution.cells import (
-    CellSpec,
-    models_of,
-    placed,
-    source,
-    workload_of,
-)
+from slo_bench.harness.experiments.execution.cells import models_of, workload_of
+from slo_bench.harness.experiments.execution.lookup import placed, source
+from slo_bench.harness.experiments.execution.specs import CellSpec
 from slo_bench.harness.experiments.experiment import suites
 
 LEAST = 10  # times the longest SLO or answer, after the warm-up

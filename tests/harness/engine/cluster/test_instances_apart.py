@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
@@ -10,9 +11,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from reference.plain import PlainInstance
+from slo_bench import Experiment
 from slo_bench.harness.core.cluster_policy import Failure
+from slo_bench.harness.core.phase_capacity import PhaseCapacity, phase_capacity
 from slo_bench.harness.core.records import Outcome
 from slo_bench.harness.engine.simulator.simulate import simulate
+from slo_bench.harness.experiments.execution.cells import simulated, workload_of
 from slo_bench.harness.policies.banaserve.controller import BanaServe
 from slo_bench.harness.policies.distserve import DistServe
 from slo_bench.harness.policies.llumnix import Llumnix
@@ -22,6 +26,7 @@ from slo_bench.harness.policies.shared.disaggregated import KvNetwork
 from slo_bench.harness.policies.splitwise import Splitwise
 from slo_bench.harness.policies.systems import System
 from slo_bench.harness.policies.vllm import Vllm
+from slo_bench.harness.results.metrics import judge
 from slo_bench.predictors.placement import Placement
 from slo_bench.predictors.specs import gpu, model
 from slo_bench.predictors.step_time import step_time
@@ -177,6 +182,62 @@ def test_a_failed_instance_loses_nobody(name):
         )
         ended = np.isin(result.records.outcome, [Outcome.FINISHED, Outcome.FAILED])
         assert ended.all()
+
+
+def test_the_ratio_is_that_at_which_the_slower_phase_carries_the_most():
+    even = PhaseCapacity(prefill_rps=2.0, decode_rps=2.0)
+    assert even.prefill_instances(4) == 2
+    assert DistServe().for_load(even, 6).counts(6) == (3, 3)
+    assert PhaseCapacity(1.0, 30.0).prefill_instances(4) == 3
+    assert PhaseCapacity(30.0, 1.0).prefill_instances(4) == 1
+    assert DistServe(1, 3).for_load(even, 4) == DistServe(1, 3)
+    assert DistServe(0, 3).for_load(even, 4).counts(4) == (1, 3)
+
+
+def test_the_capacity_of_a_phase_by_hand():
+    """Prompts of 4,096 tokens in 0.1 s; a step takes 1 ms a sequence, TPOT 10 ms: batches of 10."""
+    workload = Workload(
+        np.zeros(4),
+        np.full(4, 4096),
+        np.full(4, 100),
+        ttft_slo_s=np.full(4, 0.1 + 0.3 * math.log(10)),
+        tpot_slo_s=np.full(4, 0.0101),
+    )
+
+    class Steps:
+        def step_s(self, decode_seqs, decode_kv_tokens, chunks):
+            return 0.001 * decode_seqs + sum(0.1 * tokens / 4096 for _, tokens in chunks)
+
+    found = phase_capacity(workload, PLACEMENT, Steps())
+    # A mean wait of 0.3 s: R x 0.01 / (2 (1 - 0.1 R)) = 0.3.
+    assert found.prefill_rps == pytest.approx(0.6 / (0.01 + 0.06))
+    assert found.decode_rps == pytest.approx(10 / 0.010 / 100)
+
+
+@pytest.mark.parametrize(("workload", "rate_rps"), [("sharegpt", 8.0), ("alpaca", 600.0)])
+def test_no_other_ratio_serves_more_in_time(workload, rate_rps):
+    """The ratio picked against every other one, in a simulation near capacity."""
+    asked = {
+        "systems": "distserve",
+        "workload": workload,
+        "rates": rate_rps,
+        "gpus": 4,
+        "requests": 1500,
+        "seeds": 1,
+    }
+    [picked] = Experiment(**asked).plan().cells
+    every = Experiment(
+        **asked, parameters={"distserve": {"prefill_instances": [1, 2, 3], "decode_instances": 0}}
+    ).plan()
+    served = {
+        spec.parameters["prefill_instances"]: float(
+            judge(made := workload_of(spec), simulated(spec, made, None).records).met.mean()
+        )
+        for spec in every.cells
+    }
+    chosen = picked.columns["distserve.prefill_instances"]
+    assert served[chosen] >= max(served.values()) - 0.01, served
+    assert min(served.values()) < 0.9, "at a load at which the ratio matters"
 
 
 def test_how_many_of_each():

@@ -42,10 +42,10 @@ def test_of_servers_a_split_runs_on_vllm_alone():
     assert "vLLM alone" in (found["sglang"] or "")
 
 
-def test_servers_must_be_told_how_many_decode():
-    wanted = Serve("vllm", "m", "distserve", {"decode_instances": 0})
-    with pytest.raises(SloBenchError, match="set its parameter decode_instances to 1 or more"):
-        wanted.check()
+def test_of_each_kind_there_is_one_server_unless_more_are_asked_for():
+    wanted = Serve("vllm", "m", "distserve", {"decode_instances": 2}, step_log=Path("s"))
+    logs = [log.name for log in wanted.step_logs()]
+    assert logs == ["s-prefill-1", "s-decode-1", "s-decode-2"]
 
 
 @pytest.mark.parametrize("backend", ["simulated", "vllm"])

@@ -1,0 +1,161 @@
+"""Look up what specs name: placements with their step times, workload sources and systems."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ....predictors.device_map import read_device_map
+from ....predictors.dtypes import kv_dtype
+from ....predictors.embedder import Embedder, embedder, own_weight_bytes
+from ....predictors.model_spec import ModelSpec
+from ....predictors.placement import Placement
+from ....predictors.profiles.build import default_host
+from ....predictors.profiles.hardware import profiled_gpu
+from ....predictors.profiles.models import profiled_step_time
+from ....predictors.profiles.profile import Profile, read_profile
+from ....predictors.roofline import OperatorRoofline
+from ....predictors.specs import GIB, gpu, link, model
+from ....predictors.staged import staged_step_time
+from ....predictors.step_time import DEFAULT_HOST_S, StepTimeModel, step_time
+from ....workloads.base import WorkloadSource
+from ....workloads.errors import SloBenchError
+from ....workloads.file_cache import file_cache
+from ....workloads.source import load_source
+from ...policies.systems import System, system
+from .specs import PlacementSpec, WorkloadSpec
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A placement that fits, how long its steps take, and the embedder beside it."""
+
+    placement: Placement
+    step_time: StepTimeModel = field(repr=False)
+    embedder: Embedder | None = None
+    ready_s: float = 0.0  # it begins to serve
+
+
+@file_cache(maxsize=64)
+def placed(spec: PlacementSpec) -> Placed:
+    """Look the names up and check that the model fits.
+
+    Raises:
+        SloBenchError: a name is unknown, or the model does not fit.
+    """
+    profile = None if spec.profile is None else read_profile(spec.profile)
+    language, embeds, card = model(spec.model), None, None
+    if profile is not None and profile.gpu == spec.gpu:
+        card = profiled_gpu(profile)
+    if spec.device_map is not None:
+        card = read_device_map(spec.device_map).stages[0].gpu
+    if spec.embedder is not None:
+        embeds = model(spec.embedder)
+    card = card or gpu(spec.gpu)
+    if spec.host_link is not None:
+        card = dataclasses.replace(card, host_link=link(spec.host_link).name)
+    placement = Placement(
+        language,
+        card,
+        tp=spec.tp,
+        pp=spec.pp,
+        weight_dtype=spec.weight_dtype,
+        kv_dtype=spec.kv_dtype,
+        memory_share=spec.memory_share,
+        block_size=spec.block_size,
+        host_memory_bytes=round(spec.host_memory_gib * GIB),
+        fixed_num_gpu_blocks=spec.num_gpu_blocks or _own_blocks(profile, language, spec),
+        fixed_num_cpu_blocks=spec.num_cpu_blocks,
+        beside_bytes=own_weight_bytes(embeds, language, spec.weight_dtype) if embeds else 0,
+    )
+    if spec.device_map is not None:
+        return _mapped(spec, placement)
+    placement.check()
+    host_s = DEFAULT_HOST_S if spec.host_s is None else spec.host_s
+    beside = embedder(embeds, placement, host_s=host_s) if embeds else None
+    if profile is not None:
+        made = _profiled(spec.profile, profile, placement, spec.host_s)
+    else:
+        made = step_time(placement, host_s=host_s)
+    return Placed(placement, _with_overhead(made, spec.prefill_overhead_s), beside)
+
+
+def _with_overhead(made: StepTimeModel, prefill_s: float) -> StepTimeModel:
+    """The same with a fixed time in each iteration that computes a prompt."""
+    if not prefill_s:
+        return made
+    if not isinstance(made.model, OperatorRoofline):
+        raise SloBenchError(
+            "prefill_overhead_s is for analytic step times; leave it or profile out"
+        )
+    slower = dataclasses.replace(made.model, prefill_s=made.model.prefill_s + prefill_s)
+    return dataclasses.replace(made, model=slower)
+
+
+def _own_blocks(profile: Profile | None, language: ModelSpec, spec: PlacementSpec) -> int | None:
+    """KV blocks of the engine that was measured, where the catalogue does not know its device."""
+    if profile is None or profile.device is None:
+        return None
+    width = 2 * language.layers * language.kv_heads * language.head_dim
+    block_bytes = width * kv_dtype(spec.kv_dtype).bytes * spec.block_size
+    return max(1, int(profile.device.kv_bytes / block_bytes))
+
+
+def _mapped(spec: PlacementSpec, even: Placement) -> Placed:
+    """The same model where a device map puts it."""
+    assert spec.device_map is not None
+    mapped = read_device_map(spec.device_map)
+    if model(mapped.model) != even.model:
+        raise SloBenchError(
+            f"the device map {spec.device_map} is for {mapped.model}, but model is {spec.model}"
+        )
+    if spec.profile is not None or spec.embedder is not None:
+        raise SloBenchError("device_map goes with neither profile nor embedder; leave them out")
+    placement = dataclasses.replace(even, split=mapped.stages, fixed_lanes=mapped.lanes)
+    placement.check()
+    host_s = DEFAULT_HOST_S if spec.host_s is None else spec.host_s
+    return Placed(placement, staged_step_time(placement, host_s), ready_s=mapped.ready_s)
+
+
+def _profiled(
+    file: str | None, profile: Profile, placement: Placement, host_s: float | None
+) -> StepTimeModel:
+    for name, here, there in (
+        ("model", placement.model.name, profile.model),
+        ("gpu", placement.gpu.name, profile.gpu),
+        ("tp", placement.tp, profile.tp),
+        ("weight_dtype", placement.weight_dtype, profile.weight_dtype),
+        ("kv_dtype", placement.kv_dtype, profile.kv_dtype),
+    ):
+        if here != there:
+            raise SloBenchError(
+                f"the profile {file} is for {name} {there}, but {name} is {here}; use another "
+                f"profile, or set {name} to {there}"
+            )
+    return profiled_step_time(profile, default_host(host_s))
+
+
+@file_cache(maxsize=8)
+def source(spec: WorkloadSpec) -> WorkloadSource:
+    """The source, read once for all cells that use it.
+
+    Raises:
+        SloBenchError: a name is unknown or a file cannot be read.
+    """
+    return load_source(
+        spec.workload,
+        arrivals=spec.arrivals,
+        prompt_tokens=spec.prompt_tokens,
+        output_tokens=spec.output_tokens,
+        sessions=spec.sessions,
+        models=spec.models,
+        format=spec.trace_format,
+        redraw_arrivals=spec.redraw_arrivals,
+    )
+
+
+def configured(name: str, parameters: Mapping[str, Any]) -> System:
+    """A system with its parameters set."""
+    return system(name).with_parameters(**parameters) if parameters else system(name)

@@ -1,0 +1,137 @@
+"""What suites allow their systems: alike rules, alike effort, and a table that says so."""
+
+import pytest
+
+from slo_bench import Experiment, SloBenchError
+from slo_bench.harness.experiments.allowances import HEADS, allowances, configurations
+from slo_bench.harness.experiments.experiment import suites
+from slo_bench.harness.policies.systems import SYSTEMS
+from slo_bench.harness.results.read import read_runs
+from slo_bench.reports.pages.allowed import table_of
+
+
+def policies_of(one):
+    return [type(part) for part in (one.sharing or one.policy, one.cluster) if part is not None]
+
+
+def related(first, second):
+    """Whether one is a variant of the other."""
+    return any(
+        issubclass(a, b) or issubclass(b, a)
+        for a, b in zip(policies_of(first), policies_of(second), strict=False)
+    )
+
+
+@pytest.mark.parametrize("name", suites())
+def test_a_suite_says_what_each_system_was_allowed(name):
+    suite = Experiment.suite(name)
+    told = allowances(suite)
+    assert [one.system for one in told] == list(suite.systems)
+    assert all(all(one.row) for one in told)
+    for one in told:
+        fixed = [p for p, values in one.parameters.items() if len(values) == 1]
+        if fixed and len(fixed) == len(one.parameters):
+            assert one.system in suite.tuning, f"why {one.system} has {fixed} is not said"
+
+
+@pytest.mark.parametrize("name", suites())
+def test_a_system_that_may_drop_has_a_rival_that_may(name):
+    suite = Experiment.suite(name)
+    droppers = [s for s in suite.systems if any(o.drop_rule for o in configurations(s, suite))]
+    for one in droppers:
+        rivals = [s for s in droppers if not related(SYSTEMS[s], SYSTEMS[one])]
+        assert rivals or len(suite.systems) == 1, f"{one} alone may drop requests"
+
+
+@pytest.mark.parametrize("name", suites())
+def test_what_is_tuned_in_a_suite_is_tuned_alike(name):
+    suite = Experiment.suite(name)
+    tuned = {s: record for s, record in suite.tuning.items() if record.trials}
+    assert len({(record.trials, record.seeds, record.objective) for record in tuned.values()}) <= 1
+    for record in tuned.values():
+        assert not set(record.seeds) & {cell.seed for cell in suite.plan().cells}
+
+
+@pytest.mark.parametrize("name", suites())
+def test_instances_stand_behind_one_router(name):
+    suite = Experiment.suite(name)
+    if len(suite.router) > 1:
+        return  # what the suite compares
+    routers = {one.router for one in allowances(suite)} - {"its own", "none: one instance"}
+    assert len(routers) <= 1
+
+
+def test_values_and_rules_of_all_configurations_are_told():
+    asked = Experiment(
+        systems=["ascendra", "vllm"],
+        parameters={"ascendra": {"overdue": ["keep", "drop"], "tickets": True}},
+        tuning={"vllm": {"note": "as published"}},
+        instances=3,
+        router="least-loaded",
+    )
+    ours, vllm = (dict(zip(HEADS, one.row, strict=True)) for one in allowances(asked))
+    assert ours["router"] == "its own"
+    assert ours["drops or rejects a request when"] == (
+        "its TTFT SLO has passed before it begins (in some configurations)"
+    )
+    assert ours["parameters"] == "overdue=keep | drop, tickets=true"
+    assert ours["how they were chosen"] == "all values are run"
+    assert list(vllm.values()) == ["vllm", "least-loaded", "never", "defaults", "as published"]
+
+
+def test_a_tuning_is_told_with_its_figures_and_kept_in_the_run(tmp_path):
+    record = {
+        "command": "slo-bench tune sarathi --trials 40",
+        "trials": 40,
+        "seeds": [10, 11],
+        "objective": "attainment at 4 req/s",
+        "default_value": 0.5,
+        "best_value": 0.75,
+    }
+    asked = Experiment(
+        systems=["sarathi"],
+        parameters={"sarathi": {"chunk_tokens": 2048}},
+        tuning={"sarathi": record},
+        rates=[1],
+        requests=20,
+        seeds=1,
+    )
+    result = asked.run(tmp_path / "run", jobs=1)
+    table = table_of(read_runs([result.folder]))
+    [(_, [row])] = table.groups
+    assert row[-1] == "40 trials on seeds 10, 11: attainment at 4 req/s 0.5 → 0.75"
+    assert "slo-bench tune sarathi --trials 40" in (result.folder / "experiment.toml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("tuning", "told"),
+    [
+        ({"s4": {"note": "x"}}, "tuning are set for 's4'"),
+        ({"vllm": {"nte": "x"}}, "did you mean note"),
+        ({"vllm": {}}, "needs a note, or trials"),
+        ({"vllm": {"trials": 3}}, "needs command, trials, seeds, objective and best_value"),
+    ],
+)
+def test_a_tuning_that_cannot_be_is_refused(tuning, told):
+    with pytest.raises(SloBenchError, match=told):
+        Experiment(systems=["vllm"], tuning=tuning)
+
+
+def test_systems_without_a_drop_rule_drop_nothing():
+    """Far beyond capacity, each system of one instance that says it never drops serves all."""
+    from slo_bench.harness.core.policy import Policy
+    from slo_bench.harness.engine.simulator.simulate import simulate
+    from slo_bench.harness.experiments.execution.cells import PlacementSpec, placed
+    from slo_bench.workloads.slo import parse_slo
+    from slo_bench.workloads.source import load_source
+
+    place = placed(PlacementSpec(model="mistral-7b", gpu="a100-80g", tp=1))
+    workload = load_source("alpaca").make(
+        rate_rps=400.0, requests=1500, seed=0, slo=parse_slo("ttft=0.5,e2e=3")
+    )
+    for name, one in SYSTEMS.items():
+        if one.sharing or one.cluster or not isinstance(one.policy, Policy):
+            continue
+        records = simulate(workload, one, place.placement, place.step_time.model).records
+        lost = int((records.outcome != 1).sum())
+        assert bool(lost) == bool(one.drop_rule), (name, lost)
