@@ -1,15 +1,16 @@
 """Write the tables of `docs/accuracy.md` from results of `slo-bench accuracy --out FILE`.
 
     slo-bench accuracy --out errors.jsonl
-    python scripts/accuracy_page.py errors.jsonl
+    slo-bench accuracy --without h200-141g --out without-h200-141g.jsonl
+    python scripts/accuracy_page.py errors.jsonl without-h200-141g.jsonl
 
-Everything between the marks `<!-- NAME -->` and `<!-- end -->` of the page is computed from FILE.
+Everything between the marks `<!-- NAME -->` and `<!-- end -->` of the page is computed from the
+files. Of a file `without-GPU.jsonl` the rows of that GPU count.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -50,9 +51,23 @@ def _wide(
     return _table(("engine", "GPU", "model", "n", *metrics, "blind"), rows)
 
 
-def main(file: Path) -> None:
+def _read(file: Path) -> list[Judged]:
+    return [Judged(**json.loads(line)) for line in file.read_text().splitlines()]
+
+
+def _left_out(files: Sequence[Path]) -> list[ErrorSummary]:
+    """Closed loops of vLLM and SGLang on each GPU whose tables were not used."""
+    rows = []
+    for file in files:
+        gpu = file.stem.removeprefix("without-")
+        rows += [row for row in _read(file) if row.gpu == gpu and not row.reason]
+    kept = [row for row in rows if row.mode == "closed-loop" and row.engine != "trtllm"]
+    return summaries(kept)
+
+
+def main(file: Path, left_out: Sequence[Path]) -> None:
     """Replace the page's tables."""
-    judged = [Judged(**json.loads(line)) for line in file.read_text().splitlines()]
+    judged = _read(file)
     skipped = Counter((row.set, row.reason) for row in judged if row.reason)
     judged = [row for row in judged if not row.reason]
     known = {m.key: m for m in read_folder(SHIPPED) if isinstance(m, Measurement)}
@@ -69,8 +84,12 @@ def main(file: Path) -> None:
         for row in regimes(judged)
         if row.metric in (*CLOSED, "e2e_p50")
     ]
+    dense = [row for row in judged if row.mode == "closed-loop" and row.engine != "trtllm"]
+    whole = summaries(dense, lambda row: ("", "vLLM and SGLang", "all", "all", ""))
     parts = {
+        "whole": _wide(whole, CLOSED, {("vLLM and SGLang", "all", "all")}),
         "closed": _wide(closed, CLOSED, seen_groups),
+        "left_out": _wide(_left_out(left_out), CLOSED, seen_groups),
         "open": _wide(opened, OPEN, set()),
         "regimes": _table(
             ("engine", "GPU", "models", "load, regime", "metric", "n", "median / p90 (bias)"),
@@ -83,12 +102,13 @@ def main(file: Path) -> None:
     }
     text = PAGE.read_text(encoding="utf-8")
     for name, part in parts.items():
-        marked = re.compile(rf"(<!-- {name} -->\n).*?(\n<!-- end -->)", re.DOTALL)
-        if not marked.search(text):
+        mark, end = f"<!-- {name} -->\n", "<!-- end -->"
+        before, found, after = text.partition(mark)
+        if not found:
             raise SystemExit(f"{PAGE} has no mark {name}")
-        text = marked.sub(lambda match, part=part: match[1] + "\n" + part + "\n" + match[2], text)
+        text = f"{before}{mark}\n{part}\n\n{end}{after.partition(end)[2]}"
     PAGE.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), [Path(name) for name in sys.argv[2:]])

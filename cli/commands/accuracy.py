@@ -30,16 +30,29 @@ def accuracy(
     ] = None,
     out: Annotated[
         Path | None,
-        option("FILE", "Write the prediction of every measurement to FILE, one JSON line each."),
+        option(
+            "FILE",
+            "Write the prediction of every measurement to FILE, one JSON line each.",
+            "--out",
+            "-o",
+        ),
     ] = None,
     resume: Annotated[
         bool, flag("Continue an interrupted run: predict only what FILE lacks.", "--resume")
     ] = False,
+    without: Annotated[
+        str | None,
+        option(
+            "GPU",
+            "Do not use the kernel tables of this GPU, to see what a GPU without tables gets.",
+        ),
+    ] = None,
     as_json: Annotated[bool, flag("Print only the summary, as JSON.", "--json")] = False,
 ) -> None:
     """Predict measurements of real GPUs and print the errors."""
     from ...harness.validation.accuracy.errors import judge, rows, summaries
     from ...harness.validation.accuracy.shipped import SHIPPED
+    from ...predictors.specs import gpu
     from ...reports.pages.accuracy import accuracy_text
     from ..options.declared import resumed_in
     from ..output.console import print_result
@@ -48,7 +61,13 @@ def accuracy(
     resumed_in(out, resume)
     told = "" if out is None else f"continue with --out {out} --resume"
     with interruptible(told), counted("measurements") as shown:
-        judged, skipped = judge(folder or SHIPPED, out, resume=resume, progress=shown)
+        judged, skipped = judge(
+            folder or SHIPPED,
+            out,
+            resume=resume,
+            without=() if without is None else (gpu(without).name,),
+            progress=shown,
+        )
     if as_json:
         typer.echo(json.dumps(rows(summaries(judged)), allow_nan=False))
     else:

@@ -10,6 +10,7 @@ from ...harness.experiments.config.schema import ALTERNATIVES
 from ...harness.experiments.config.setting import number_list
 from ...harness.experiments.experiment import Experiment
 from ...harness.policies.systems import system
+from ...predictors.operators.assembly import chosen_engine
 from ...predictors.profiles.profile import read_profile
 from ...workloads.call_parser import split_outside, value_of
 from ...workloads.errors import SloBenchError, UnknownNameError
@@ -95,7 +96,7 @@ def _implied(given: dict[str, Any]) -> dict[str, Any]:
         found["redraw_arrivals"] = True
     if "client.base_urls" in given:
         found["backend"] = "openai"
-    if "profile" in given:
+    if "profile" in given and chosen_engine(given["profile"]) is None:
         measured = read_profile(given["profile"])
         for name in ("model", "gpu", "tp", "weight_dtype", "kv_dtype"):
             found[name] = getattr(measured, name)

@@ -34,8 +34,10 @@ class HostTimes:
     sequence_s: float
 
 
+NAME = "operators"  # in place of a profile's file
 GRAPH_TOKENS = 512  # the largest CUDA graph that is captured
-# Fitted to closed-loop rows, by engine, as `SEEN` says; not fitted for TensorRT-LLM.
+# Chosen with closed-loop rows in view (docs/accuracy.md); not for TensorRT-LLM. `vllm-async`:
+# asynchronous scheduling, the default from vLLM 0.14 on.
 HOSTS = {
     "vllm": HostTimes(1.3e-3, 30e-6),
     "vllm-async": HostTimes(0.0, 10e-6),
@@ -44,17 +46,25 @@ HOSTS = {
 }
 
 
+def chosen_engine(profile: str | None) -> str | None:
+    """The engine of a profile called `operators` or `operators:ENGINE`; None: it is a file."""
+    name, colon, engine = (profile or "").partition(":")
+    if name != NAME:
+        return None
+    return engine if colon else "vllm"
+
+
 def operator_step_time(
     placement: Placement,
     engine: str = "vllm",
     *,
-    async_scheduling: bool = False,
+    host_s: float | None = None,
     without: tuple[str, ...] = (),
 ) -> StepTimeModel:
-    """The step-time model of a placement on `engine` (vllm, sglang, trtllm), from kernel times.
+    """The step-time model of a placement on `engine` (a name of `HOSTS`), from kernel times.
 
-    With `async_scheduling` vLLM's host works during the step before. Tables of GPUs `without` are
-    not used (to see what a GPU without tables would get).
+    `host_s` replaces the host's seconds of a step. Tables of GPUs `without` are not used (to see
+    what a GPU without tables would get).
 
     Raises:
         UnknownNameError: there are no host times of the engine.
@@ -64,7 +74,8 @@ def operator_step_time(
         raise UnknownNameError("engine", engine, HOSTS)
     if placement.model.kind != "decoder":
         raise SloBenchError(f"{placement.model.name} is an encoder; step times are for decoders")
-    host = HOSTS["vllm-async" if engine == "vllm" and async_scheduling else engine]
+    host = HOSTS[engine]
+    step_s = host.step_s if host_s is None else host_s
     known = kernels(placement.gpu, engine, without)
     listed = operators(placement.model, placement.tp, placement.weight_dtype)
     made = TableStepTime(
@@ -72,7 +83,7 @@ def operator_step_time(
         _per_sequence(known, listed, host),
         decode := _decode(known, listed, placement),
         _mixed(known, listed, placement, decode),
-        Host(step_s=host.step_s, graph_tokens=GRAPH_TOKENS),
+        Host(step_s=step_s, graph_tokens=GRAPH_TOKENS),
     )
     origin = f"operators: kernel times of {known.version} on {known.source.partition('_')[0]}"
     if not known.exact:

@@ -156,7 +156,8 @@ def _embedding_stages(cell: CellTrace, request: int) -> list[Stage]:
         LatencySpan(at_s[0], at_s[1], SpanKind.QUEUE),
         LatencySpan(at_s[1], at_s[2], SpanKind.EMBED),
     ]
-    return [Stage(at_s[0], at_s[2], "embedder", "on arrival", spans)]
+    waited = [span for span in spans if span.duration_s]
+    return [Stage(at_s[0], at_s[2], "embedder", "on arrival", waited)]
 
 
 def explain_measured(cell: MeasuredCell, request: int) -> Explanation:
@@ -231,7 +232,8 @@ def explanation_text(explanation: Explanation) -> RenderableType:
         f"{f'; preempted {e.preemptions} times' if e.preemptions else ''}."
     )
     lines = [Text(first, style="bold"), Text(second), *map(Text, _mechanisms(e))]
-    tables = [_stages_table(e)] if len(e.stages) > 1 else []
+    moved = any(stage.place != "instance 0" for stage in e.stages)
+    tables = [_stages_table(e)] if moved else []
     return Group(*lines, *tables, _parts_table(e), _phases_table(e))
 
 

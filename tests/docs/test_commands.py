@@ -50,6 +50,9 @@ NOT_RUN = {
     "pip install 'slo-bench[regressors]'": "part of the extra test, which .ci/run installs",
     "pip install optuna-dashboard": ".ci/run installs it",
     "slo-bench backends install vllm --cpu": ".ci/run types it with --with nixl",
+    # Too long; the command is tested on a small folder.
+    "slo-bench accuracy --out errors.jsonl": "predicts 800 measurements",
+    "slo-bench accuracy --out errors.jsonl --resume": "the same",
     # Not on these machines.
     "slo-bench backends install vllm": "installs the build for CUDA",
     "slo-bench backends remove vllm": "other tests need it; test_environments.py removes another",

@@ -127,7 +127,7 @@ def test_tensor_parallelism_pays_its_all_reduce():
 
 def test_asynchronous_scheduling_hides_the_host():
     plain = operator_step_time(placed()).model.step_s(1, 100, ())
-    ahead = operator_step_time(placed(), async_scheduling=True).model.step_s(1, 100, ())
+    ahead = operator_step_time(placed(), "vllm-async").model.step_s(1, 100, ())
     assert plain - ahead == pytest.approx(1.3e-3 + 20e-6, rel=0.01)
 
 

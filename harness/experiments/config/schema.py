@@ -283,7 +283,8 @@ class ExperimentSchema(BaseModel):
     profile: Axis[str | None] = setting(
         SERVES,
         "Profile with measured step times (see `slo-bench profile`), used instead of the "
-        "estimate; sets model, GPU and tp unless they are given.",
+        "estimate; sets model, GPU and tp unless they are given. `operators` or "
+        "`operators:ENGINE` (vllm, vllm-async, sglang, trtllm): kernel times of AIConfigurator.",
         metavar="FILE",
         file="maybe",
     )

@@ -50,7 +50,7 @@ class AxisColumns:
     def settings(self, values: Mapping[str, Any]) -> dict[str, Value]:
         """The columns of the settings that have several values."""
         named = (name for name in self.swept if name not in _ALWAYS_COLUMNS)
-        return {name: _column(values[name]) for name in named}
+        return {name: column_value(values[name]) for name in named}
 
 
 def _model_name(text: str, backend: str) -> str:
@@ -73,7 +73,7 @@ def offered_columns(level: OperatingPoint, natural_rate_rps: float | None) -> di
     return columns
 
 
-def _column(value: object) -> Value:
+def column_value(value: object) -> Value:
     """Return a setting's value as written in its column."""
     if isinstance(value, Mapping):
         return _slo_text(value)
@@ -98,7 +98,7 @@ def _slo_text(table: Mapping[str, Any]) -> str:
 
 def name_part(name: str, value: object) -> str:
     """Return a setting's value as written in a cell's name."""
-    text = f"{value:g}" if isinstance(value, float) else str(_column(value))
+    text = f"{value:g}" if isinstance(value, float) else str(column_value(value))
     return text if name in ("workload", "model", "gpu") else f"{name}-{text}"
 
 

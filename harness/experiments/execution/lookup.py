@@ -11,6 +11,7 @@ from ....predictors.device_map import read_device_map
 from ....predictors.dtypes import kv_dtype
 from ....predictors.embedder import Embedder, embedder, own_weight_bytes
 from ....predictors.model_spec import ModelSpec
+from ....predictors.operators.assembly import chosen_engine, operator_step_time
 from ....predictors.placement import Placement
 from ....predictors.profiles.build import default_host
 from ....predictors.profiles.hardware import profiled_gpu
@@ -45,7 +46,8 @@ def placed(spec: PlacementSpec) -> Placed:
     Raises:
         SloBenchError: a name is unknown, or the model does not fit.
     """
-    profile = None if spec.profile is None else read_profile(spec.profile)
+    engine = chosen_engine(spec.profile)
+    profile = None if spec.profile is None or engine else read_profile(spec.profile)
     language, embeds, card = model(spec.model), None, None
     if profile is not None and profile.gpu == spec.gpu:
         card = profiled_gpu(profile)
@@ -75,7 +77,9 @@ def placed(spec: PlacementSpec) -> Placed:
     placement.check()
     host_s = DEFAULT_HOST_S if spec.host_s is None else spec.host_s
     beside = embedder(embeds, placement, host_s=host_s) if embeds else None
-    if profile is not None:
+    if engine is not None:
+        made = operator_step_time(placement, engine, host_s=spec.host_s)
+    elif profile is not None:
         made = _profiled(spec.profile, profile, placement, spec.host_s)
     else:
         made = step_time(placement, host_s=host_s)

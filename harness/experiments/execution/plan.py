@@ -34,6 +34,7 @@ from ..config.load import (
 from ..config.schema import ExperimentSchema, parameter_combinations
 from .cell_names import (
     AxisColumns,
+    column_value,
     distinct,
     file_name,
     name_part,
@@ -227,7 +228,7 @@ def _by_load(choice: SystemChoice, combination: Combination) -> dict[str, Any]:
     system = choice.system
     if system is None or system.cluster is None or not overrides(system.cluster, "for_load"):
         return {}
-    slo = _column(combination.values["slo"])
+    slo = column_value(combination.values["slo"])
     capacity = estimated_phases(
         combination.workload, combination.place, str(slo), combination.values["slo_scale"]
     )

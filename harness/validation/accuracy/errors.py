@@ -80,11 +80,12 @@ def judge(
     out: Path | None = None,
     *,
     resume: bool = False,
+    without: tuple[str, ...] = (),
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[list[Judged], Counter[tuple[str, str]]]:
     """Predict every measurement in `folder`; also how many rows were skipped, by set and reason.
 
-    With `out` each row is appended to that file (JSON lines) when it is known, and `resume` takes
+    Kernel tables of the GPUs `without` are not used. With `out` each row is appended to that file (JSON lines) when it is known, and `resume` takes
     the rows that it holds from it.
 
     Raises:
@@ -101,9 +102,9 @@ def judge(
             found.append(each)
     judged = []
     for number, measurement in enumerate(found, start=1):
-        row = known.get(measurement.key)
+        row = known.get(_key(measurement, without))
         if row is None:
-            row = judge_one(measurement)
+            row = judge_one(measurement, without)
             if out is not None:
                 with out.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(asdict(row), allow_nan=False) + "\n")
@@ -115,18 +116,22 @@ def judge(
     return judged, skipped
 
 
-def judge_one(measurement: Measurement) -> Judged:
+def _key(measurement: Measurement, without: tuple[str, ...]) -> str:
+    return "-".join((measurement.key, *without))
+
+
+def judge_one(measurement: Measurement, without: tuple[str, ...] = ()) -> Judged:
     """Predict one measurement. The prediction is given the case alone, not what was measured."""
     case = measurement.case
     predicted: Mapping[str, float] = {}
     regime = reason = ""
     try:
-        made = predict(case)
+        made = predict(case, without)
         predicted, regime = made.figures, made.regime
     except SloBenchError as error:
         reason = str(error)
     return Judged(
-        measurement.key,
+        _key(measurement, without),
         measurement.set,
         measurement.row,
         measurement.mode,

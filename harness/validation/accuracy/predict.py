@@ -11,7 +11,7 @@ from ....predictors.operators.assembly import operator_step_time
 from ....predictors.operators.kernels import has_tables
 from ....predictors.placement import Placement
 from ....predictors.roofline import StepTime
-from ....predictors.specs import gpu, model
+from ....predictors.specs import GIB, gpu, model
 from ....predictors.step_time import StepTimeModel, coefficients_of, step_time
 from ....workloads.errors import SloBenchError
 from ....workloads.workload import Workload
@@ -26,7 +26,6 @@ from .readers import closed_figures, figures
 ENGINES = ("vllm", "sglang", "trtllm")
 # TensorRT-LLM schedules as vLLM does: running requests first, chunked prefill in one budget.
 _SYSTEMS = {"trtllm": "vllm"}
-TOKEN_BUDGET = 8192  # of servers on data centre GPUs, by default
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ def predict(case: Case, without: tuple[str, ...] = ()) -> Prediction:
         weight_dtype=case.weight_dtype,
         kv_dtype=case.kv_dtype,
         memory_share=case.memory_share,
-        batched_tokens=case.token_budget or TOKEN_BUDGET,
+        batched_tokens=token_budget(case),
     )
     placement.check()
     known = step_times(case, placement, without)
@@ -88,25 +87,36 @@ def predict(case: Case, without: tuple[str, ...] = ()) -> Prediction:
     return Prediction(found, _regime(case, found, placement, known.model), known.provenance)
 
 
+def token_budget(case: Case) -> int:
+    """Tokens of an iteration: as told, else the default of vLLM's server.
+
+    8,192 on GPUs with 70 GiB or more, 2,048 on smaller ones and on A100; SGLang and TensorRT-LLM:
+    8,192.
+    """
+    if case.token_budget is not None:
+        return case.token_budget
+    small = gpu(case.gpu).memory_bytes < 70 * GIB or case.gpu.startswith("a100")
+    return 2048 if small and case.engine == "vllm" else 8192
+
+
 def schedules_ahead(case: Case) -> bool:
     """Whether vLLM schedules the next step during the present one, as told or by its version."""
-    if case.async_scheduling is not None:
-        return case.async_scheduling
-    return case.engine == "vllm" and version_of(case.version) >= ASYNCHRONOUS_FROM
+    if case.engine != "vllm" or case.async_scheduling is not None:
+        return case.engine == "vllm" and bool(case.async_scheduling)
+    return version_of(case.version) >= ASYNCHRONOUS_FROM
 
 
 def step_times(case: Case, placement: Placement, without: tuple[str, ...] = ()) -> StepTimeModel:
     """A fit of the model on the GPU where the GPU has no kernel tables, else operators."""
     if not has_tables(placement.gpu.name) and coefficients_of(placement).fitted:
         return step_time(placement)
-    return operator_step_time(
-        placement, case.engine, async_scheduling=schedules_ahead(case), without=without
-    )
+    engine = "vllm-async" if schedules_ahead(case) else case.engine
+    return operator_step_time(placement, engine, without=without)
 
 
 def _system(case: Case) -> System:
     served = system(_SYSTEMS.get(case.engine, case.engine))
-    budget, seqs = case.token_budget or TOKEN_BUDGET, case.max_num_seqs or 1024
+    budget, seqs = token_budget(case), case.max_num_seqs or 1024
     names = {
         "max_num_batched_tokens": budget,
         "chunked_prefill_tokens": budget,

@@ -35,6 +35,13 @@ _WEIGHTS = {"fp8": "fp8", "fp8_block": "fp8", "bf16": "bf16", "bfloat16": "bf16"
 _SILICON = {"backend", "system", "model_path", "silicon_ttft_ms", "silicon_tpot_ms"}
 _LEVELS = {"level", "rate_rps", "arrival_s", "ttft_s", "generation_s"}
 _OWN = {"engine", "gpu", "model", "concurrency", "prompt_tokens", "output_tokens"}
+_SYSTEMS = {
+    "a100_sxm": "a100-80g",
+    "h100_sxm": "h100-80g",
+    "h200_sxm": "h200-141g",
+    "b200_sxm": "b200",
+    "l40s": "l40s",
+}
 # Cold starts are in the TTFT of these rows.
 _COLD_TTFT = ("trtllm", "1.0.0rc3")
 
@@ -119,7 +126,7 @@ def _silicon_row(name: str, row: dict[str, Any]) -> Measurement | Skipped:
     if weights is None:
         return Skipped(name, f"weights of {row['gemm_quant_mode']}")
     model = _catalogue("models", served.replace("-FP8", ""))
-    gpu = _catalogue("gpus", str(row["system"]).removesuffix("_sxm"))
+    gpu = _SYSTEMS.get(str(row["system"]))
     if model is None or gpu is None:
         return Skipped(name, f"{row['system'] if gpu is None else served} is not in the catalogue")
     if max(row["attention_dp_size"], 1) > 1:

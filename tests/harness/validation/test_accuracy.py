@@ -17,7 +17,7 @@ from slo_bench.harness.validation.accuracy.measurement import (
     OpenLoop,
     Skipped,
 )
-from slo_bench.harness.validation.accuracy.predict import predict
+from slo_bench.harness.validation.accuracy.predict import predict, token_budget
 from slo_bench.harness.validation.accuracy.readers import read_folder
 from slo_bench.harness.validation.accuracy.shipped import SHIPPED, seen
 from slo_bench.workloads.errors import FileFormatError, SloBenchError
@@ -95,6 +95,14 @@ def test_a_case_that_cannot_run_says_why():
     assert not judged.predicted
 
 
+def test_token_budgets_are_vllms_defaults():
+    load = ClosedLoop(1, 10, 10)
+    assert token_budget(Case("vllm", "", "a100-80g", "llama-3.1-8b", load)) == 2048
+    assert token_budget(Case("vllm", "", "rtx-4090", "llama-3.1-8b", load)) == 2048
+    assert token_budget(Case("vllm", "", "h100-80g", "llama-3.1-8b", load)) == 8192
+    assert token_budget(Case("vllm", "", "h100-80g", "llama-3.1-8b", load, token_budget=9)) == 9
+
+
 def test_open_loop_counts_answered_requests_alone():
     arrival = np.linspace(0.0, 2.0, 20)
     tokens = np.full(20, 50)
@@ -125,7 +133,9 @@ def test_an_interrupted_run_resumes(own, tmp_path, monkeypatch):
     with pytest.raises(SloBenchError, match="--resume"):
         judge(own, out)
     asked = []
-    monkeypatch.setattr(errors, "predict", lambda case: asked.append(case) or predict(case))
+    monkeypatch.setattr(
+        errors, "predict", lambda case, without: asked.append(case) or predict(case)
+    )
     judged, _ = judge(own, out, resume=True)
     assert [case.engine for case in asked] == ["sglang"]
     assert [row.engine for row in judged] == ["vllm", "sglang"]
@@ -153,6 +163,41 @@ def test_command(own, slo_bench):
     code, out, _ = slo_bench("accuracy", str(own))
     assert code == 0
     assert "Errors of 2 predictions" in out
+    code, _, err = slo_bench("accuracy", str(own), "--without", "h1000")
+    assert code == 2
+    assert "h1000" in err
     code, _, err = slo_bench("accuracy", str(own), "--resume")
     assert code == 2
     assert "--out" in err
+
+
+def test_a_gpu_can_be_left_out(own):
+    whole, without = (judge(own, without=names)[0] for names in ((), ("h100-80g",)))
+    assert whole[0].predicted != without[0].predicted
+    assert whole[0].key != without[0].key
+
+
+def test_a_run_takes_step_times_from_operators(slo_bench):
+    options = (
+        "--system",
+        "vllm",
+        "--model",
+        "llama-3.1-8b",
+        "--gpu",
+        "h200-141g",
+        "--rates",
+        "2",
+        "--seeds",
+        "1",
+    )
+    few = ("--requests", "20", "--json")
+    e2e_s = {}
+    for profile in ("operators", "operators:sglang"):
+        code, out, err = slo_bench("run", *options, *few, "--profile", profile)
+        assert code == 0, err
+        (row,) = json.loads(out)
+        e2e_s[profile] = row["e2e_p50_s"]
+    assert len(set(e2e_s.values())) == 2
+    code, _, err = slo_bench("run", *options, *few, "--profile", "operators:sgl")
+    assert code == 2
+    assert "unknown engine 'sgl'" in err
