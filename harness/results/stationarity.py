@@ -205,14 +205,18 @@ def grows(runs: Sequence[RunBatches]) -> bool:
     serves stay longer and longer, as if the system were still filling. In a system that keeps up,
     what a batch of arrivals adds is taken off by later ones: the changes sum up to no more than
     the queue's own spread. In one that does not, they are about independent and have a mean above
-    zero, which a one-sided t test finds.
+    zero, which a one-sided t test finds. Growth by less than 1 % of the arrivals counts as none: a
+    system that serves short requests first can leave so many long ones for ever.
     """
-    return _rises([run.backlog for run in runs]) or _rises([run.waiting for run in runs])
+    least = max(_LEAST_GROWTH * len(runs), MOST_GROWTH * sum(run.counted for run in runs))
+    return _rises([run.backlog for run in runs], least) or _rises(
+        [run.waiting for run in runs], least
+    )
 
 
-def _rises(counts: Sequence[tuple[int, ...]]) -> bool:
+def _rises(counts: Sequence[tuple[int, ...]], least: float) -> bool:
     changes = np.concatenate([np.diff(of_run) for of_run in counts]).astype(float)
-    if changes.sum() < _LEAST_GROWTH * len(counts):
+    if changes.sum() < least:
         return False
     error = float(changes.std(ddof=1)) / math.sqrt(len(changes))
     return bool(changes.mean() > _GROWTH_SIGMAS * error)

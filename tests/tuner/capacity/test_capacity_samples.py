@@ -79,6 +79,13 @@ def test_a_queue_that_grows_before_longer_and_longer_stays_is_found():
     assert set(dropped.waiting) == {0}  # a request that left does not wait
 
 
+def test_growth_by_less_than_a_hundredth_of_the_arrivals_is_none():
+    arrival_s = np.arange(20_000.0)
+    for left, expected in ((0.005, False), (0.02, True)):  # share of requests that never end
+        never = (np.random.default_rng(3).random(20_000) < left) & (arrival_s > 5000)
+        assert grows([sample(arrival_s, np.where(never, np.nan, arrival_s + 5))]) is expected
+
+
 def test_what_never_ends_stays_and_what_never_arrives_is_missed():
     arrival_s = np.arange(1000.0)
     arrival_s[-10:] = np.nan
