@@ -114,8 +114,8 @@ def measured_window(records: Records, warmup_s: float) -> Mask:
     if not counted.any():
         raise SloBenchError(
             f"warmup_s = {warmup_s:g} leaves no request to measure: "
-            f"the last one arrives after {np.nanmax(records.arrival_s):g} s; give more requests or a "
-            "longer duration, or warmup_s = 0"
+            f"the last one arrives after {np.nanmax(records.arrival_s):g} s; give more requests, "
+            "a longer duration or a shorter warm-up"
         )
     return counted
 
