@@ -233,7 +233,7 @@ def _packed() -> tuple[str, ...]:
 @lru_cache(maxsize=8)
 def _read(name: str) -> dict[str, Any]:
     with (files(__package__) / _FOLDER / f"{name}.npz").open("rb") as file:
-        return dict(np.load(file))
+        return dict(np.load(file, allow_pickle=False))
 
 
 def has_tables(gpu_name: str) -> bool:
