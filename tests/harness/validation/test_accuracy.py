@@ -64,6 +64,15 @@ def test_nothing_to_read(tmp_path):
         list(read_folder(tmp_path / "none"))
 
 
+def test_a_table_of_no_known_layout_is_counted(own):
+    (own / "energy.csv").write_text("gpu,watts\nh100,700\n")
+    [skipped] = [row for row in read_folder(own) if isinstance(row, Skipped)]
+    assert (skipped.set, skipped.reason) == (
+        "energy",
+        "a table whose columns are of no known layout",
+    )
+
+
 def test_what_is_shipped_can_be_read():
     found = list(read_folder(SHIPPED))
     known = [row for row in found if isinstance(row, Measurement)]
