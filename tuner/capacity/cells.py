@@ -12,6 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from ...harness.experiments.backends.base import CellMeasurement, Deployment
 from ...harness.experiments.backends.measuring import measured_row
+from ...harness.experiments.config.schema import ExperimentSchema
 from ...harness.experiments.execution.cells import (
     predicted_output_tokens,
     simulated,
@@ -154,6 +155,22 @@ class CellRunner:
             wall_s=wall_s,
             invalid_because=measured.invalid_because,
         )
+
+
+def without_length(experiment: ExperimentSchema) -> dict[str, tuple[Any, ...]]:
+    """Settings of an experiment whose runs are as long as a search wants them.
+
+    The duration of a suite's runs is left out, with the warm-up that goes with it: a search does
+    not count the start of a run.
+    """
+    if not any(experiment.duration_s):
+        return {"requests": (None,)}
+    return {
+        "requests": (None,),
+        "duration_s": (None,),
+        "warmup_s": (0.0,),
+        "warmup_share": (0.0,),
+    }
 
 
 @dataclass(frozen=True)

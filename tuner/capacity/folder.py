@@ -27,7 +27,7 @@ from ...harness.results.run_folder import CAPACITY_FILE, Value, open_run_folder
 from ...harness.servers.launch.backend_names import SIMULATED
 from ...workloads.errors import SloBenchError
 from .asked import CapacityOptions
-from .cells import CellRunner, CellServer, PoolRunner, RealServer, Simulator
+from .cells import CellRunner, CellServer, PoolRunner, RealServer, Simulator, without_length
 from .checkpoint import CapacityCheckpoint, CapacityRecord, cells_in, read_capacity
 from .options import CapacitySearch, SearchOptions
 from .samples import LevelRunner
@@ -138,11 +138,9 @@ def _planned(experiment: Experiment) -> ExperimentPlan:
             "capacity finds the rate itself: leave replay_speeds out; rates give the range to "
             "search"
         )
-    if any(experiment.duration_s):
-        raise SloBenchError("capacity chooses how long each run is: give requests, no duration_s")
     if len(experiment.requests) > 1:
         raise SloBenchError("capacity takes one value of requests, the least in a run")
-    single = {"rates": (1.0,), "seeds": 1, "requests": (None,)}
+    single = {"rates": (1.0,), "seeds": 1, **without_length(experiment)}
     if any("concurrency" in arrivals for arrivals in experiment.arrivals):
         raise SloBenchError(
             "concurrency(…) sets the load itself and has no rate; choose another arrival process"

@@ -16,7 +16,7 @@ from ...harness.servers.launch.backend_names import SIMULATED
 from ...workloads.errors import SloBenchError
 from ...workloads.parsing import finite
 from ..capacity.asked import CapacityOptions
-from ..capacity.cells import Ended
+from ..capacity.cells import Ended, without_length
 from ..capacity.folder import search_cell, start_rps
 from ..capacity.options import CapacitySearch, SearchOptions
 from ..capacity.search import SearchProgress
@@ -244,7 +244,7 @@ def cell_of(experiment: Experiment, name: str) -> CellSpec:
         "replay_speeds": None,
         "load_factors": None,
         "seeds": 1,
-        "requests": (None,),
+        **without_length(experiment),
     }
     cells = plan(experiment.model_copy(update=single)).cells
     if len(cells) > 1:

@@ -177,7 +177,6 @@ def _vocabulary(path: Path) -> object:
 
 def _fresh(read_name: Any) -> Callable[[Path], object]:
     def read_path(path: Path) -> object:
-        read_name.cache_clear()
         return read_name(str(path))
 
     return read_path

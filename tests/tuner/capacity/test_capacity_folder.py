@@ -171,7 +171,6 @@ def test_a_trace_is_replayed_whole(tmp_path):
     ("settings", "problem"),
     [
         ({"replay_speeds": [1, 2]}, "leave replay_speeds out"),
-        ({"duration_s": 60, "requests": None}, "no duration_s"),
         ({"requests": [100, 200]}, "one value of requests"),
         ({"arrivals": "concurrency(4)"}, "choose another arrival process"),
     ],
@@ -180,6 +179,17 @@ def test_what_a_search_cannot_use(settings, problem, tmp_path):
     with pytest.raises(SloBenchError, match=problem):
         search_capacity(experiment(**settings), tmp_path / "run", asked=QUICK)
     assert not (tmp_path / "run").exists()
+
+
+def test_the_duration_and_warm_up_of_a_suite_are_not_the_searches(tmp_path):
+    given = {"requests": None, "duration_s": 60, "warmup_s": 50}
+    levels = []
+    for name, settings in (("with", given), ("without", {"requests": None})):
+        [row] = search_capacity(experiment(**settings), tmp_path / name, asked=QUICK).rows()
+        levels.append([(one["rate_rps"], one["attainment"]) for one in row["levels"]])
+    assert levels[0] == levels[1]
+    kept = Experiment.load(tmp_path / "with" / "experiment.toml")
+    assert (kept.duration_s, kept.warmup_s) == ((60.0,), (50.0,))
 
 
 def test_a_folder_without_capacities_starts_nothing(tmp_path):
