@@ -81,7 +81,7 @@ def _row(requests: pd.DataFrame, lead: Mapping[str, object]) -> dict[str, object
     span = float(requests["finish_s"].max() - first)
     met, done = requests["slo_met"] == 1, requests["outcome"] == "finished"
     row = {**lead, "requests": len(requests), "attainment": met.mean()}
-    row["goodput_rps"] = met.sum() / (last - first)
+    row["goodput_rps"] = met.sum() / (last - first if last > first else span)
     for name, values in (("ttft", ttft), ("tpot", tpot), ("e2e", e2e)):
         for p in (50, 90, 99):
             row[f"{name}_p{p}_s"] = values.quantile(p / 100)
