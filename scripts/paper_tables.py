@@ -211,8 +211,8 @@ def _source(folder: Path) -> str:
     command = f"`slo-bench {' '.join(made['command'])}`"
     seeds = cells["seed"].nunique()
     said = f"{command}, version {made['slo_bench']}, commit {made['commit']}; {seeds} seeds"
-    kinds = " and ".join(sorted({"unfitted": "estimated"}.get(k, k) for k in set(cells["step_time"])))
-    return f"{said}, simulated with {kinds} step times."
+    kinds = sorted(set(cells["step_time"].replace("unfitted", "estimated")))
+    return f"{said}, simulated with {' and '.join(kinds)} step times."
 
 
 def _published_block(fields: Mapping[str, Any], results: Path) -> str:
