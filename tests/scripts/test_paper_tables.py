@@ -109,7 +109,7 @@ def test_figures_that_are_not_generated_say_so(tables):
                 assert MARK.search(section), f"{page.name}: {section.splitlines()[0]}"
 
 
-NOT_YET = "*Not generated yet; older figures stand below.*"
+NOT_YET = "*Not generated yet.*"
 
 
 def test_blocks_without_results_say_so(tables):
