@@ -205,13 +205,14 @@ def _results(folder: Path) -> tuple[Any, pd.DataFrame]:
 
 
 def _source(folder: Path) -> str:
-    """Where a block comes from: command, version, commit, seeds."""
+    """Where a block comes from: command, version, commit, seeds, step times."""
     run, cells = _results(folder)
     made = run.environment
     command = f"`slo-bench {' '.join(made['command'])}`"
     seeds = cells["seed"].nunique()
     said = f"{command}, version {made['slo_bench']}, commit {made['commit']}; {seeds} seeds"
-    return f"{said}, simulated."
+    kinds = sorted(set(cells["step_time"].replace("unfitted", "estimated")))
+    return f"{said}, simulated with {' and '.join(kinds)} step times."
 
 
 def _published_block(fields: Mapping[str, Any], results: Path) -> str:
