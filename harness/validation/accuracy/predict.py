@@ -14,6 +14,7 @@ from ....predictors.roofline import StepTime
 from ....predictors.specs import GIB, gpu, model
 from ....predictors.step_time import StepTimeModel, coefficients_of, step_time
 from ....workloads.errors import SloBenchError
+from ....workloads.prefixes import BLOCK_SIZE
 from ....workloads.workload import Workload
 from ...core.records import Outcome
 from ...engine.simulator.simulate import simulate
@@ -131,7 +132,14 @@ def _system(case: Case) -> System:
 def _workload(case: Case) -> Workload:
     load = case.load
     if not isinstance(load, ClosedLoop):
-        return Workload(load.arrival_s, load.prompt_tokens, load.output_tokens, name="measured")
+        return Workload(
+            load.arrival_s,
+            load.prompt_tokens,
+            load.output_tokens,
+            prefix_blocks=load.prefix_blocks,
+            prefix_block_size=BLOCK_SIZE,
+            name="measured",
+        )
     client = client_of(case.harness, case.engine, case.version)
     n = client.requests_each * load.concurrency
     draw = np.random.default_rng(0)
