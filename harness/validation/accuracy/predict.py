@@ -38,8 +38,10 @@ class Prediction:
     provenance: str
 
 
-def predict(case: Case, without: tuple[str, ...] = ()) -> Prediction:
-    """Simulate a case, without the kernel tables of the GPUs `without`.
+def predict(
+    case: Case, without: tuple[str, ...] = (), known: StepTimeModel | None = None
+) -> Prediction:
+    """Simulate a case, without the kernel tables of the GPUs `without`, or with step times `known`.
 
     Raises:
         SloBenchError: the engine is unknown, the model does not fit, or a request is too long.
@@ -58,7 +60,7 @@ def predict(case: Case, without: tuple[str, ...] = ()) -> Prediction:
         batched_tokens=token_budget(case),
     )
     placement.check()
-    known = step_times(case, placement, without)
+    known = known or step_times(case, placement, without)
     workload = _workload(case)
     result = simulate(
         workload,
