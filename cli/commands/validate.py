@@ -90,7 +90,7 @@ def validate(
         float | None,
         option(
             "MS",
-            "Host time in milliseconds added to an iteration without a CUDA graph. Default: 6.5.",
+            "Host time in milliseconds added to an iteration without a CUDA graph. Default: 0.",
             min=0,
         ),
     ] = None,
@@ -115,7 +115,7 @@ def validate(
         read_profile(profile),
         engine or found_log.engine.system or "vllm",
         overrides=EngineSettings(**vars(overrides)),
-        host_s=None if host_ms is None else host_ms / 1e3,
+        host_s=(host_ms or 0.0) / 1e3,
     )
     output.show(found, shown.write_validation, shown.validation_json, shown.validation_text)
 

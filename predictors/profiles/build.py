@@ -16,20 +16,14 @@ Floats = NDArray[np.float64]
 
 # Two thread blocks (a decoding sequence and one KV head each) share a multiprocessor.
 BLOCKS_PER_MULTIPROCESSOR = 2
-# A step that is launched kernel by kernel instead of replayed from a CUDA graph. Measured once: on
-# the host of LLMServingSim's RTX PRO 6000 (vLLM 0.19, Llama-3.1-8B); held for all others.
-LAUNCH_S = 0.0065
 GRAPH_TOKENS = 512  # the largest CUDA graph that vLLM captures
 
 
 def default_host(host_s: float | None = None) -> Host:
-    """What the host adds where steps are scheduled ahead and decode from CUDA graphs.
-
-    With `host_s`, that many seconds go before every step instead.
+    """What the host adds where steps are scheduled ahead and decode from CUDA graphs: nothing, or
+    `host_s` seconds before every step.
     """
-    if host_s is None:
-        return Host(launch_s=LAUNCH_S, graph_tokens=GRAPH_TOKENS)
-    return Host(step_s=host_s, graph_tokens=GRAPH_TOKENS)
+    return Host(step_s=host_s or 0.0, graph_tokens=GRAPH_TOKENS)
 
 
 def table_step_time(profile: Profile, host: Host | None = None) -> TableStepTime:

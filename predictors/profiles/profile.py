@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import gzip
 import io
 import json
 import math
 import tomllib
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -385,15 +387,20 @@ def _numbers(path: Path, name: str, values: Sequence[Any]) -> Floats:
 
 
 def read_csv(path: Path, wanted: Sequence[str]) -> dict[str, list[str]]:
-    """The `wanted` columns of a CSV file, as text.
+    """The `wanted` columns of a CSV file, as text; FILE.gz is read where there is no FILE.
 
     Raises:
         FileFormatError: the file cannot be read, a column is missing or a row is cut short.
     """
+    packed = path.with_name(f"{path.name}.gz")
+    if not path.exists() and packed.exists():
+        path = packed
     depends_on(path)
     try:
-        reader = csv.reader(io.StringIO(path.read_text(encoding="utf-8")))
-    except (OSError, UnicodeDecodeError) as error:
+        content = path.read_bytes()
+        text = (gzip.decompress(content) if path == packed else content).decode("utf-8")
+        reader = csv.reader(io.StringIO(text))
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         problem = f"cannot be read: {getattr(error, 'strerror', None) or error}"
         raise FileFormatError(path, None, problem) from None
     names = next(reader, [])

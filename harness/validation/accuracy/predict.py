@@ -154,7 +154,14 @@ def _system(case: Case) -> System:
 def _workload(case: Case) -> Workload:
     load = case.load
     if not isinstance(load, ClosedLoop):
-        return Workload(load.arrival_s, load.prompt_tokens, load.output_tokens, name="measured")
+        return Workload(
+            load.arrival_s,
+            load.prompt_tokens,
+            load.output_tokens,
+            prefix_blocks=load.prefix_blocks,
+            prefix_block_size=BLOCK_SIZE,
+            name="measured",
+        )
     client = client_of(case.harness, case.engine, case.version)
     n = (client.warm_up_each + client.requests_each) * load.concurrency
     draw = np.random.default_rng(0)

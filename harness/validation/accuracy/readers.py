@@ -12,6 +12,7 @@ import pandas as pd
 
 from ....predictors.profiles.importers import recognise
 from ....workloads.errors import FileFormatError, SloBenchError
+from ....workloads.prefixes import BLOCK_SIZE
 from ...results.engine_logs import read_log
 from ..log_replay import latencies
 from .clients import AICONFIGURATOR, INFERENCEX, client_of
@@ -274,7 +275,11 @@ def _log(file: Path) -> Found:
         yield Skipped(name, "GPU or model is not told, or not in the catalogue")
         return
     load = OpenLoop(
-        log.arrival_s, log.prompt_tokens, log.output_tokens, np.ones(len(log), dtype=np.bool_)
+        log.arrival_s,
+        log.prompt_tokens,
+        log.output_tokens,
+        np.ones(len(log), dtype=np.bool_),
+        None if log.shared_blocks is None else log.blocks(BLOCK_SIZE),
     )
     case = Case(
         log.engine.server or "vllm",
