@@ -86,7 +86,7 @@ def optimum(problem: Problem, weights: CostWeights, *, limit_s: float = LIMIT_S)
     most = problem.layers if weights.latency else fewest
     program = _Program(problem, groups, weighed, counts=(fewest, most))
     quick = _Program(problem, groups, weighed, walks=False, counts=(fewest, most))
-    at_once = quick.solved(LIMIT_S / 4)
+    at_once = quick.solved(LIMIT_S)
     best = program.map_of(quick.loose(least.x if at_once.x is None else at_once.x))
     cost, bound = problem.cost(best, weighed), program.relaxed()
     if alone is not None and problem.cost(alone, weights) <= cost:
