@@ -62,14 +62,20 @@ def exact(problem: Problem, weights: CostWeights) -> Map:
     return optimum(problem, weights).placed
 
 
-def optimum(problem: Problem, weights: CostWeights, *, limit_s: float = LIMIT_S) -> Optimum:
+def optimum(
+    problem: Problem, weights: CostWeights, *, limit_s: float | None = None, enough: float = EQUAL
+) -> Optimum:
     """The map with the least cost (see `problem`), or the best one found in `limit_s` seconds.
+
+    `limit_s` is LIMIT_S by default; a map whose cost is within the share `enough` of the bound
+    ends the search.
 
     Where latency has no weight, the map has the least latency of those with the fewest devices.
 
     Raises:
         SloBenchError: the layers do not fit.
     """
+    limit_s = LIMIT_S if limit_s is None else limit_s
     end_s = time.monotonic() + limit_s
     alone = _alone(problem)
     if alone is not None and not weights.latency:
@@ -86,13 +92,13 @@ def optimum(problem: Problem, weights: CostWeights, *, limit_s: float = LIMIT_S)
     most = problem.layers if weights.latency else fewest
     program = _Program(problem, groups, weighed, counts=(fewest, most))
     quick = _Program(problem, groups, weighed, walks=False, counts=(fewest, most))
-    at_once = quick.solved(LIMIT_S)
+    at_once = quick.solved(limit_s, enough)
     best = program.map_of(quick.loose(least.x if at_once.x is None else at_once.x))
     cost, bound = problem.cost(best, weighed), program.relaxed()
     if alone is not None and problem.cost(alone, weights) <= cost:
         best, cost = alone, problem.cost(alone, weights)
-    while cost > bound * (1 + EQUAL) and (left_s := end_s - time.monotonic()) > 0:
-        found = program.solved(left_s)
+    while cost > bound * (1 + enough) and (left_s := end_s - time.monotonic()) > 0:
+        found = program.solved(left_s, enough)
         if found.mip_dual_bound is not None:
             bound = max(bound, found.mip_dual_bound / _SCALE)
         if found.x is None:
@@ -271,11 +277,13 @@ class _Program:
             for group in set(loop):
                 self._enter(set(loop), group)
 
-    def solved(self, limit_s: float) -> OptimizeResult:
-        """Solve; `x` is None where there is no solution, or none was found in time."""
+    def solved(self, limit_s: float, enough: float = 0.0) -> OptimizeResult:
+        """Solve to within the share `enough`; `x` is None where there is no solution, or none was
+        found in time.
+        """
         whole = np.ones(self._size)
         whole[self._at["layers"]] = 0
-        return self._solved(whole, time_limit=limit_s, mip_rel_gap=1e-9)
+        return self._solved(whole, time_limit=limit_s, mip_rel_gap=max(enough / 2, 1e-9))
 
     def _solved(self, whole: Floats, **options: float) -> OptimizeResult:
         rows, least, most = zip(*self._rows, strict=True)

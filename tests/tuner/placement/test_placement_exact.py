@@ -6,6 +6,7 @@ from itertools import combinations, pairwise, permutations
 import numpy as np
 import pytest
 
+from slo_bench.tuner.placement import exact as exact_module
 from slo_bench.tuner.placement.compare import search
 from slo_bench.tuner.placement.exact import exact, optimum
 from slo_bench.tuner.placement.paper import paper
@@ -20,6 +21,12 @@ from slo_bench.tuner.placement.problem import (
 )
 from slo_bench.tuner.placement.unused import unused_reasons
 from slo_bench.workloads.errors import SloBenchError, UnknownNameError
+
+
+@pytest.fixture(autouse=True)
+def _time_enough(monkeypatch):
+    """Results do not depend on how busy the machine is."""
+    monkeypatch.setattr(exact_module, "LIMIT_S", 600.0)
 
 
 @lru_cache
@@ -147,9 +154,9 @@ def test_64_devices_that_all_differ_have_a_map_and_a_bound():
     )
     hop_s = tuple(map(tuple, rng.uniform(0.05, 0.3, (64, 64)).tolist()))
     problem = Problem(128, devices, hop_s)
-    found = optimum(problem, weights_of("balanced"))
+    found = optimum(problem, weights_of("balanced"), enough=0.01)
     assert problem.fits(found.placed)
-    assert 0 <= found.gap < 0.01
+    assert 0 <= found.gap <= 0.01
 
 
 def test_16_hosts_of_4_that_are_equal():
