@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from ....workloads.prefixes import PrefixRows
+
 CLOSED_LOOP = "closed-loop"
 OPEN_LOOP = "open-loop"
 LOG = "log"
@@ -28,13 +30,15 @@ class ClosedLoop:
 class OpenLoop:
     """Requests with their own arrival times (s) and lengths (tokens), in order of arrival.
 
-    `answered` says of which requests latencies were measured.
+    `answered` says of which requests latencies were measured. `prefix_blocks`: the 16-token blocks
+    of each request, where it is recorded which prompts share a prefix.
     """
 
     arrival_s: NDArray[np.float64]
     prompt_tokens: NDArray[np.int64]
     output_tokens: NDArray[np.int64]
     answered: NDArray[np.bool_]
+    prefix_blocks: PrefixRows | None = None
 
 
 @dataclass(frozen=True)
