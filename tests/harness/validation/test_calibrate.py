@@ -136,8 +136,8 @@ def test_what_cannot_be_calibrated_is_said():
     )
     with pytest.raises(SloBenchError, match="needs 20"):
         calibrate([few], PROFILE)
-    with pytest.raises(SloBenchError, match="only step times from tables"):
-        calibrate([log], dataclasses.replace(PROFILE, best="nine"))
+    with pytest.raises(SloBenchError, match="has no tables of linear layers and attention"):
+        calibrate([log], dataclasses.replace(PROFILE, tables={}))
     other = dataclasses.replace(log, first_s=slow_log(400, 2).first_s + log.first_s)
     other = dataclasses.replace(other, last_s=other.first_s + log.last_s[::-1])
     with pytest.raises(SloBenchError, match=r"another order|needs 20"):
