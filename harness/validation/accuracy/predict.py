@@ -14,7 +14,7 @@ from ....predictors.roofline import StepTime
 from ....predictors.specs import GIB, gpu, model
 from ....predictors.step_time import StepTimeModel, coefficients_of, step_time
 from ....workloads.errors import SloBenchError
-from ....workloads.prefixes import BLOCK_SIZE
+from ....workloads.prefixes import BLOCK_SIZE, SessionBlocks
 from ....workloads.workload import Workload
 from ...core.records import Outcome
 from ...engine.simulator.simulate import simulate
@@ -27,6 +27,9 @@ from .readers import closed_figures, figures
 ENGINES = ("vllm", "sglang", "trtllm")
 # TensorRT-LLM schedules as vLLM does: running requests first, chunked prefill in one budget.
 _SYSTEMS = {"trtllm": "vllm"}
+# Of one logit at the sampler's peak: itself in 16 and 32 bits (6), sorted with its index (12), and
+# as much again while sorting.
+SAMPLER_BYTES = 30
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,7 @@ def predict(
         kv_dtype=case.kv_dtype,
         memory_share=case.memory_share,
         batched_tokens=token_budget(case),
+        beside_bytes=_sampler_bytes(case),
     )
     placement.check()
     known = known or step_times(case, placement, without)
@@ -78,11 +82,10 @@ def predict(
     )
     if isinstance(case.load, ClosedLoop):
         load = case.load
-        ttft_s = (
-            float(seconds["ttft"].mean())
-            + client_of(case.harness, case.engine, case.version).delay_s
-        )
-        means = closed_figures(load, ttft_s, float(np.nanmean(seconds["tpot"])))
+        client = client_of(case.harness, case.engine, case.version)
+        warm = client.warm_up_each * load.concurrency
+        ttft_s = float(seconds["ttft"][warm:].mean()) + client.delay_s
+        means = closed_figures(load, ttft_s, float(np.nanmean(seconds["tpot"][warm:])))
         regime = _regime(case, means, placement, known.model)
         return Prediction(means, regime, known.provenance)
     kept = {name: found[case.load.answered] for name, found in seconds.items()}
@@ -98,8 +101,27 @@ def token_budget(case: Case) -> int:
     """
     if case.token_budget is not None:
         return case.token_budget
-    small = gpu(case.gpu).memory_bytes < 70 * GIB or case.gpu.startswith("a100")
-    return 2048 if small and case.engine == "vllm" else 8192
+    return 2048 if _small(case) and case.engine == "vllm" else 8192
+
+
+def max_num_seqs(case: Case) -> int:
+    """Sequences of an iteration: as told, else vLLM's defaults, 1,024 on large GPUs, else 256."""
+    return case.max_num_seqs or (256 if _small(case) else 1024)
+
+
+def _small(case: Case) -> bool:
+    """Whether vLLM's server has the defaults of small GPUs, as it has on A100."""
+    return gpu(case.gpu).memory_bytes < 70 * GIB or case.gpu.startswith("a100")
+
+
+def _sampler_bytes(case: Case) -> int:
+    """What vLLM's sampler takes when the server measures at start what is left for KV.
+
+    It samples for all `max_num_seqs` by top-k and top-p, on each GPU over the whole vocabulary.
+    """
+    if case.engine != "vllm":
+        return 0
+    return max_num_seqs(case) * model(case.model).vocab * SAMPLER_BYTES
 
 
 def schedules_ahead(case: Case) -> bool:
@@ -143,19 +165,24 @@ def _workload(case: Case) -> Workload:
             name="measured",
         )
     client = client_of(case.harness, case.engine, case.version)
-    n = client.requests_each * load.concurrency
+    n = (client.warm_up_each + client.requests_each) * load.concurrency
     draw = np.random.default_rng(0)
     order = np.arange(n)
 
     def lengths(most: int) -> NDArray[np.int64]:
         return draw.integers(max(1, round(client.shortest * most)), most + 1, n)
 
+    prompt_tokens = lengths(load.prompt_tokens)
+    prompt = order % (client.prompts or n)
     return Workload(
         np.minimum(order, load.concurrency - 1) * client.stagger_s,
-        lengths(load.prompt_tokens),
+        prompt_tokens,
         lengths(load.output_tokens),
         follows=np.where(order < load.concurrency, -1, order - load.concurrency),
         think_s=draw.exponential(client.delay_s, n),
+        prefix_blocks=SessionBlocks.of(prompt, prompt_tokens, 0, BLOCK_SIZE)
+        if client.prompts
+        else None,
         name="measured",
     )
 

@@ -20,7 +20,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.request import Request, RequestStatus
 
-from ....core.counters import COUNT, Counters
+from ....core.counters import Counters
 from ....core.decisions import Admission, NextQueue, PreemptionMode, ReleaseReason
 from ....core.policy import Policy, key_is_kept, overrides
 from ....core.predictions import LearnedPredictions
@@ -594,13 +594,13 @@ class PolicyScheduler(Scheduler):
             self.executed_in += moved.swaps_in
             self.predictions.learn_swap(moved.blocks, moved.duration_s)
         self.tally.write(
+            self.counters,
             preempted_swap=self._victims[PreemptionMode.SWAP],
             preempted_recompute=self._victims[PreemptionMode.RECOMPUTE],
             decided_out=getattr(self.connector, "swaps_out", 0),
             decided_in=getattr(self.connector, "swaps_in", 0),
             executed_out=self.executed_out,
             executed_in=self.executed_in,
-            **{COUNT + name: n for name, n in self.counters.of_policy().items()},
         )
 
 
