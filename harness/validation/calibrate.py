@@ -60,14 +60,14 @@ def calibrate(
     host_s: float = 0.0,
     progress: Progress = lambda line: None,
 ) -> Calibrated:
-    """Learn the factors of `profile` from `logs` of the machine; earlier factors are replaced.
+    """Learn the factors of `profile` from `logs` of the machine; earlier factors are replaced, and
+    the profile uses its tables from then on.
 
     Arguments are those of `validate`. Where a log does not tell its number of KV blocks, it is the
     one whose replay agrees best with the log.
 
     Raises:
-        SloBenchError: the profile has no tables or uses a formula, or a replay does not come
-            near its log.
+        SloBenchError: the profile has no tables, or a replay does not come near its log.
     """
     bare = tables_only(profile)
     settings = overrides or EngineSettings()
@@ -129,19 +129,17 @@ def calibrate(
 
 
 def tables_only(profile: Profile) -> Profile:
-    """The profile without a calibration.
+    """The profile without a calibration, and with step times from its tables.
 
     Raises:
-        SloBenchError: its step times are not those of tables, to which alone factors apply.
+        SloBenchError: it has no tables of linear layers and attention.
     """
-    known = available(profile)
-    chosen = profile.best or (known[0] if known else "")
-    if chosen != TABLE:
+    if TABLE not in available(profile):
         raise SloBenchError(
-            f"the profile of {profile.label} uses {chosen or 'no formula'}; only step times from "
-            f'tables of linear layers and attention are calibrated (best = "{TABLE}")'
+            f"the profile of {profile.label} has no tables of linear layers and attention; only "
+            f"those are calibrated (it has: {', '.join(available(profile)) or 'nothing'})"
         )
-    return dataclasses.replace(profile, calibration=None)
+    return dataclasses.replace(profile, calibration=None, best="")
 
 
 def _with(profile: Profile, factors: Floats) -> Profile:
