@@ -59,7 +59,7 @@ def predict(case: Case, without: tuple[str, ...] = ()) -> Prediction:
         kv_dtype=case.kv_dtype,
         memory_share=case.memory_share,
         batched_tokens=token_budget(case),
-        beside_bytes=_sampler_bytes(case),
+        beside_bytes=sampler_bytes(case),
     )
     placement.check()
     known = step_times(case, placement, without)
@@ -112,8 +112,8 @@ def _small(case: Case) -> bool:
     return gpu(case.gpu).memory_bytes < 70 * GIB or case.gpu.startswith("a100")
 
 
-def _sampler_bytes(case: Case) -> int:
-    """What vLLM's sampler takes when the server measures at start what is left for KV.
+def sampler_bytes(case: Case) -> int:
+    """Bytes on each GPU of vLLM's sampler when the server measures at start what KV may take.
 
     It samples for all `max_num_seqs` by top-k and top-p, on each GPU over the whole vocabulary.
     """
@@ -139,7 +139,7 @@ def step_times(case: Case, placement: Placement, without: tuple[str, ...] = ()) 
 
 def _system(case: Case) -> System:
     served = system(_SYSTEMS.get(case.engine, case.engine))
-    budget, seqs = token_budget(case), case.max_num_seqs or 1024
+    budget, seqs = token_budget(case), max_num_seqs(case)
     names = {
         "max_num_batched_tokens": budget,
         "chunked_prefill_tokens": budget,
