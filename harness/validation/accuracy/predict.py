@@ -78,15 +78,17 @@ def predict(case: Case, without: tuple[str, ...] = ()) -> Prediction:
     seconds = latencies(
         records.arrival_s, records.first_token_s, records.finish_s, workload.output_tokens
     )
+    client = client_of(case.harness, case.engine, case.version)
     if isinstance(case.load, ClosedLoop):
         load = case.load
-        client = client_of(case.harness, case.engine, case.version)
         warm = client.warm_up_each * load.concurrency
         ttft_s = float(seconds["ttft"][warm:].mean()) + client.delay_s
         means = closed_figures(load, ttft_s, float(np.nanmean(seconds["tpot"][warm:])))
         regime = _regime(case, means, placement, known.model)
         return Prediction(means, regime, known.provenance)
     kept = {name: found[case.load.answered] for name, found in seconds.items()}
+    if case.harness:  # else the times are the engine's own
+        kept |= {name: kept[name] + client.delay_s for name in ("ttft", "e2e")}
     found = figures(kept)
     return Prediction(found, _regime(case, found, placement, known.model), known.provenance)
 
