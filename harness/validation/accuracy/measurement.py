@@ -46,8 +46,8 @@ class Case:
     """What was run: all that a prediction may use.
 
     `gpu` and `model` are names of the catalogues. `token_budget` and `max_num_seqs` limit an
-    iteration of the server; None: the source does not tell. `harness` names who measured, where a
-    table has several origins.
+    iteration of the server; None: the source does not tell. `harness` names who measured from
+    outside, over HTTP; empty: a log of the engine, or not told.
     """
 
     engine: str

@@ -69,7 +69,7 @@ def predict(
         kv_dtype=case.kv_dtype,
         memory_share=case.memory_share,
         batched_tokens=token_budget(case),
-        beside_bytes=_sampler_bytes(case),
+        beside_bytes=sampler_bytes(case),
     )
     placement.check()
     if known is None:
@@ -89,15 +89,17 @@ def predict(
     seconds = latencies(
         records.arrival_s, records.first_token_s, records.finish_s, workload.output_tokens
     )
+    client = client_of(case.harness, case.engine, case.version)
     if isinstance(case.load, ClosedLoop):
         load = case.load
-        client = client_of(case.harness, case.engine, case.version)
         warm = client.warm_up_each * load.concurrency
         ttft_s = float(seconds["ttft"][warm:].mean()) + client.delay_s
         means = closed_figures(load, ttft_s, float(np.nanmean(seconds["tpot"][warm:])))
         regime = _regime(case, means, placement, known.model)
         return Prediction(means, regime, kind_of(known))
     kept = {name: found[case.load.answered] for name, found in seconds.items()}
+    if case.harness:  # else the times are the engine's own
+        kept |= {name: kept[name] + client.delay_s for name in ("ttft", "e2e")}
     found = figures(kept)
     return Prediction(found, _regime(case, found, placement, known.model), kind_of(known))
 
@@ -123,8 +125,8 @@ def _small(case: Case) -> bool:
     return gpu(case.gpu).memory_bytes < 70 * GIB or case.gpu.startswith("a100")
 
 
-def _sampler_bytes(case: Case) -> int:
-    """What vLLM's sampler takes when the server measures at start what is left for KV.
+def sampler_bytes(case: Case) -> int:
+    """Bytes on each GPU of vLLM's sampler when the server measures at start what KV may take.
 
     It samples for all `max_num_seqs` by top-k and top-p, on each GPU over the whole vocabulary.
     """
@@ -150,7 +152,7 @@ def step_times(case: Case, placement: Placement, without: tuple[str, ...] = ()) 
 
 def _system(case: Case) -> System:
     served = system(_SYSTEMS.get(case.engine, case.engine))
-    budget, seqs = token_budget(case), case.max_num_seqs or 1024
+    budget, seqs = token_budget(case), max_num_seqs(case)
     names = {
         "max_num_batched_tokens": budget,
         "chunked_prefill_tokens": budget,
