@@ -79,7 +79,7 @@ def _coverage() -> str:
             there = known.having("step_time", step_time)
             n = int(np.isfinite(known.logs[there, METRICS.index(metric)]).sum())
             rows.append((step_time, metric, str(n), *(f"{share:.0%}" for share in shares)))
-    return _table(("step times", "metric", "n", "row", "model", "GPU"), rows)
+    return table(("step times", "metric", "n", "row", "model", "GPU"), rows)
 
 
 def main(file: Path, left_out: Sequence[Path]) -> None:
