@@ -95,7 +95,7 @@ def _linear(known: Kernels, listed: Operators, placement: Placement) -> Curve:
     tokens = known.gemm_tokens(listed.gemms[0].dtype)
     seconds = np.zeros(len(tokens))
     for gemm in listed.gemms:
-        seconds += gemm.calls * known.gemm_s(tokens, gemm.n, gemm.k, gemm.dtype)
+        seconds += gemm.calls * known.sustained_gemm_s(tokens, gemm.n, gemm.k, gemm.dtype)
     for small in listed.small:
         seconds += small.calls * known.small_s(small.bytes_per_token * tokens)
     if listed.all_reduce is not None:
@@ -138,6 +138,7 @@ def _mixed(
     """
     a = listed.attention
     length, seconds = known.context_s(a.heads, a.kv_heads, a.head_dim, placement.kv_dtype)
+    seconds = seconds * known.sustained
     pairs_s = np.polyfit(length[-3:] ** 2, seconds[-3:], 1)[0]
 
     def alone(tokens: Floats) -> Floats:

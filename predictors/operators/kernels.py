@@ -23,6 +23,10 @@ Floats = NDArray[np.float64]
 
 LAUNCH_S = 2e-6  # of one kernel in a CUDA graph: the least time in the tables of all GPUs
 DISTURBED = 1.25  # times the time of a larger size
+# Times what a kernel takes that is measured alone, where arithmetic bounds it: under a server's
+# load GPUs with 8-bit units reach their power limit (ML.ENERGY: H100 and B200 at 97 %), and the
+# clock falls. Chosen with Qwen3-32B on H100 in view.
+SUSTAINED = 1.07
 _FOLDER = "tables"
 
 
@@ -75,6 +79,18 @@ class Kernels:
         ratio = np.exp(np.interp(np.log(tokens), np.log(at), np.log(ratios)))
         found: Floats = ratio * _gemm_roofline(self._own, tokens, n, k, dtype)
         return found
+
+    @property
+    def sustained(self) -> float:
+        """How much longer arithmetic takes under a server's load than in the tables."""
+        return SUSTAINED if self.gpu.flops_8bit else 1.0
+
+    def sustained_gemm_s(self, tokens: Floats, n: int, k: int, dtype: str) -> Floats:
+        """`gemm_s` under a server's load: longer where arithmetic bounds it."""
+        bits = weight_dtype(dtype).compute_bits
+        arithmetic_s = 2 * tokens * n * k / (self._own.flops.get(bits) or self._own.flops[16])
+        bound = arithmetic_s + LAUNCH_S >= _gemm_roofline(self._own, tokens, n, k, dtype)
+        return self.gemm_s(tokens, n, k, dtype) * np.where(bound, self.sustained, 1.0)
 
     def gemm_tokens(self, dtype: str) -> Floats:
         """Numbers of tokens at which matrix multiplications were measured.

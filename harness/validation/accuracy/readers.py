@@ -246,6 +246,7 @@ def _levels(file: Path) -> Found:
             tp=int(parts["tp"]),
             instances=int(parts["n"]),
             memory_share=0.95,
+            harness="llm-d",
         )
         ttft_s = rows["ttft_s"].to_numpy()[answered]
         span_s = rows["generation_s"].to_numpy()[answered]
