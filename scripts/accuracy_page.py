@@ -16,10 +16,13 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from slo_bench.harness.validation.accuracy.errors import ErrorSummary, Judged, summaries
 from slo_bench.harness.validation.accuracy.measurement import Measurement
 from slo_bench.harness.validation.accuracy.readers import read_folder
 from slo_bench.harness.validation.accuracy.shipped import SHIPPED, seen
+from slo_bench.predictors.bands import METRICS, STEP_TIMES, coverage, residuals
 from slo_bench.reports.pages.accuracy import regimes
 
 PAGE = Path(__file__).parents[1] / "docs" / "accuracy.md"
@@ -66,6 +69,19 @@ def _left_out(files: Sequence[Path]) -> list[ErrorSummary]:
     return summaries(kept)
 
 
+def _coverage() -> str:
+    """Share of measurements in bands that were made without them, their model or their GPU."""
+    known = residuals()
+    rows = []
+    for step_time in STEP_TIMES:
+        for metric in ("ttft_mean", "tpot_mean", "e2e_mean", "throughput"):
+            shares = [coverage(known, step_time, metric, of) for of in ("id", "model", "gpu")]
+            there = known.having("step_time", step_time)
+            n = int(np.isfinite(known.logs[there, METRICS.index(metric)]).sum())
+            rows.append((step_time, metric, str(n), *(f"{share:.0%}" for share in shares)))
+    return table(("step times", "metric", "n", "row", "model", "GPU"), rows)
+
+
 def main(file: Path, left_out: Sequence[Path]) -> None:
     """Replace the page's tables."""
     judged = _read(file)
@@ -100,6 +116,7 @@ def main(file: Path, left_out: Sequence[Path]) -> None:
             f"- {n:,} rows: {reason}" for (_, reason), n in sorted(skipped.items())
         )
         or "All measurements of dense models were predicted.",
+        "coverage": _coverage(),
     }
     for name, part in parts.items():
         replace_part(name, part)

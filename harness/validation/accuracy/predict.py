@@ -7,9 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ....predictors.bands import kind_of
 from ....predictors.operators.assembly import operator_step_time
 from ....predictors.operators.kernels import has_tables
 from ....predictors.placement import Placement
+from ....predictors.regime import regime_of
 from ....predictors.roofline import StepTime
 from ....predictors.specs import GIB, gpu, model
 from ....predictors.step_time import StepTimeModel, coefficients_of, step_time
@@ -34,15 +36,23 @@ SAMPLER_BYTES = 30
 
 @dataclass(frozen=True)
 class Prediction:
-    """Predicted figures, and the regime that the simulation was in."""
+    """Predicted figures, the regime that the simulation was in, and the kind of step times."""
 
     figures: dict[str, float]
     regime: str
-    provenance: str
+    step_time: str | None  # of `predictors.bands.STEP_TIMES`
 
 
-def predict(case: Case, without: tuple[str, ...] = ()) -> Prediction:
-    """Simulate a case, without the kernel tables of the GPUs `without`.
+def predict(
+    case: Case,
+    without: tuple[str, ...] = (),
+    known: StepTimeModel | None = None,
+    *,
+    analytic: bool = False,
+) -> Prediction:
+    """Simulate a case, without the kernel tables of the GPUs `without`, or with step times `known`.
+
+    `analytic`: with the step times that `run` takes by default, a fit or an estimate.
 
     Raises:
         SloBenchError: the engine is unknown, the model does not fit, or a request is too long.
@@ -62,7 +72,8 @@ def predict(case: Case, without: tuple[str, ...] = ()) -> Prediction:
         beside_bytes=sampler_bytes(case),
     )
     placement.check()
-    known = step_times(case, placement, without)
+    if known is None:
+        known = step_time(placement) if analytic else step_times(case, placement, without)
     workload = _workload(case)
     result = simulate(
         workload,
@@ -85,12 +96,12 @@ def predict(case: Case, without: tuple[str, ...] = ()) -> Prediction:
         ttft_s = float(seconds["ttft"][warm:].mean()) + client.delay_s
         means = closed_figures(load, ttft_s, float(np.nanmean(seconds["tpot"][warm:])))
         regime = _regime(case, means, placement, known.model)
-        return Prediction(means, regime, known.provenance)
+        return Prediction(means, regime, kind_of(known))
     kept = {name: found[case.load.answered] for name, found in seconds.items()}
     if case.harness:  # else the times are the engine's own
         kept |= {name: kept[name] + client.delay_s for name in ("ttft", "e2e")}
     found = figures(kept)
-    return Prediction(found, _regime(case, found, placement, known.model), known.provenance)
+    return Prediction(found, _regime(case, found, placement, known.model), kind_of(known))
 
 
 def token_budget(case: Case) -> int:
@@ -188,23 +199,21 @@ def _workload(case: Case) -> Workload:
 
 
 def _regime(case: Case, found: dict[str, float], placement: Placement, step_time: StepTime) -> str:
-    """What bounds the server, by the prediction and the inputs.
-
-    KV-bound: not all requests that are in the system fit. Overloaded: an open loop whose requests
-    wait longer than they are served. Prefill-bound: steps take 1.5 times what decoding alone would.
-    """
     load = case.load
-    tpot_s = found.get("tpot_mean", 0.0)
-    prompt, output = float(np.mean(load.prompt_tokens)), float(np.mean(load.output_tokens))
     if isinstance(load, ClosedLoop):
-        running = load.concurrency
-        if running * (prompt + output) > placement.kv_tokens:
-            return "kv-bound"
+        running: float = load.concurrency
     else:
-        if found["ttft_mean"] > 0.5 * found["e2e_mean"]:
-            return "overloaded"
         served_s = len(load.arrival_s) * (found["e2e_mean"] - found["ttft_mean"])
         running = max(1, round(served_s / max(load.arrival_s[-1], found["e2e_mean"])))
         running = -(-running // case.instances)
-    alone_s = step_time.step_s(running, round(running * (prompt + output / 2)), ())
-    return "prefill-bound" if tpot_s > 1.5 * alone_s else "decode-bound"
+    return regime_of(
+        placement,
+        step_time,
+        clients=load.concurrency if isinstance(load, ClosedLoop) else None,
+        running=running,
+        prompt_tokens=float(np.mean(load.prompt_tokens)),
+        output_tokens=float(np.mean(load.output_tokens)),
+        ttft_s=found.get("ttft_mean", 0.0),
+        tpot_s=found.get("tpot_mean", 0.0),
+        e2e_s=found.get("e2e_mean", 0.0),
+    )
