@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ....predictors.model_spec import ModelSpec
+
 
 @dataclass(frozen=True)
 class Client:
@@ -33,6 +35,13 @@ class Client:
     stagger_s: float = 0.0005
     kv_dtypes: Mapping[str, str] = field(default_factory=dict, hash=False)
     async_scheduling: bool | None = None
+
+    def kv_dtype(self, gpu: str, model: ModelSpec) -> str:
+        """KV cache format; latent attention keeps 16 bits on Hopper GPUs, which lack FP8 kernels
+        for it.
+        """
+        hopper = gpu.startswith("h")
+        return "bf16" if model.latent and hopper else self.kv_dtypes.get(gpu, "bf16")
 
 
 INFERENCEX = "inferencex"

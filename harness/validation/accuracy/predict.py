@@ -52,6 +52,7 @@ def predict(case: Case, without: tuple[str, ...] = ()) -> Prediction:
         gpu(case.gpu),
         tp=case.tp,
         pp=case.pp,
+        ep=case.ep,
         weight_dtype=case.weight_dtype,
         kv_dtype=case.kv_dtype,
         memory_share=case.memory_share,
@@ -109,7 +110,8 @@ def schedules_ahead(case: Case) -> bool:
 
 def step_times(case: Case, placement: Placement, without: tuple[str, ...] = ()) -> StepTimeModel:
     """A fit of the model on the GPU where the GPU has no kernel tables, else operators."""
-    if not has_tables(placement.gpu.name) and coefficients_of(placement).fitted:
+    tables = has_tables(placement.gpu.name) or not placement.model.is_plain
+    if not tables and coefficients_of(placement).fitted:
         return step_time(placement)
     engine = "vllm-async" if schedules_ahead(case) else case.engine
     return operator_step_time(placement, engine, without=without)

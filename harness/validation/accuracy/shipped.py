@@ -14,7 +14,7 @@ def seen(measurement: Measurement) -> bool:
 
     Host times of vLLM and SGLang and the client's delay: Qwen3-32B on H100. Host time of vLLM with
     asynchronous scheduling, KV formats of InferenceX and the choice of matrix sizes: Llama-3.1-70B
-    on H100 and H200; KV format alone: B200.
+    on H100 and H200; KV format alone: B200, and of latent attention on H200.
     """
     case = measurement.case
     if measurement.mode != CLOSED_LOOP or not isinstance(case.load, ClosedLoop):
@@ -25,4 +25,6 @@ def seen(measurement: Measurement) -> bool:
         ("vllm", "h100-80g", "llama-3.1-70b"),
         ("vllm", "h200-141g", "llama-3.1-70b"),
         ("vllm", "b200", "llama-3.1-70b"),
+        ("sglang", "h200-141g", "deepseek-r1"),
+        ("vllm", "h200-141g", "kimi-k2.5"),
     }
