@@ -16,17 +16,21 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from slo_bench.harness.validation.accuracy.errors import ErrorSummary, Judged, summaries
 from slo_bench.harness.validation.accuracy.measurement import Measurement
 from slo_bench.harness.validation.accuracy.readers import read_folder
 from slo_bench.harness.validation.accuracy.shipped import SHIPPED, seen
+from slo_bench.predictors.bands import METRICS, STEP_TIMES, coverage, residuals
 from slo_bench.reports.pages.accuracy import regimes
 
 PAGE = Path(__file__).parents[1] / "docs" / "accuracy.md"
 CLOSED, OPEN = ("tpot_mean", "ttft_mean"), ("e2e_p50", "e2e_p99", "ttft_p50", "tpot_p50")
 
 
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table."""
     lines = [heads, ["---"] * len(heads), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -48,7 +52,7 @@ def _wide(
         blind = "no" if group[:3] in seen_groups else "yes"
         errors = [_errors(by_metric[m]) if m in by_metric else "–" for m in metrics]
         rows.append((*group[:3], str(n), *errors, blind))
-    return _table(("engine", "GPU", "model", "n", *metrics, "blind"), rows)
+    return table(("engine", "GPU", "model", "n", *metrics, "blind"), rows)
 
 
 def _read(file: Path) -> list[Judged]:
@@ -63,6 +67,19 @@ def _left_out(files: Sequence[Path]) -> list[ErrorSummary]:
         rows += [row for row in _read(file) if row.gpu == gpu and not row.reason]
     kept = [row for row in rows if row.mode == "closed-loop" and row.engine != "trtllm"]
     return summaries(kept)
+
+
+def _coverage() -> str:
+    """Share of measurements in bands that were made without them, their model or their GPU."""
+    known = residuals()
+    rows = []
+    for step_time in STEP_TIMES:
+        for metric in ("ttft_mean", "tpot_mean", "e2e_mean", "throughput"):
+            shares = [coverage(known, step_time, metric, of) for of in ("id", "model", "gpu")]
+            there = known.having("step_time", step_time)
+            n = int(np.isfinite(known.logs[there, METRICS.index(metric)]).sum())
+            rows.append((step_time, metric, str(n), *(f"{share:.0%}" for share in shares)))
+    return table(("step times", "metric", "n", "row", "model", "GPU"), rows)
 
 
 def main(file: Path, left_out: Sequence[Path]) -> None:
@@ -91,7 +108,7 @@ def main(file: Path, left_out: Sequence[Path]) -> None:
         "closed": _wide(closed, CLOSED, seen_groups),
         "left_out": _wide(_left_out(left_out), CLOSED, seen_groups),
         "open": _wide(opened, OPEN, set()),
-        "regimes": _table(
+        "regimes": table(
             ("engine", "GPU", "models", "load, regime", "metric", "n", "median / p90 (bias)"),
             regime,
         ),
@@ -99,14 +116,19 @@ def main(file: Path, left_out: Sequence[Path]) -> None:
             f"- {n:,} rows: {reason}" for (_, reason), n in sorted(skipped.items())
         )
         or "All measurements of dense models were predicted.",
+        "coverage": _coverage(),
     }
-    text = PAGE.read_text(encoding="utf-8")
     for name, part in parts.items():
-        mark, end = f"<!-- {name} -->\n", "<!-- end -->"
-        before, found, after = text.partition(mark)
-        if not found:
-            raise SystemExit(f"{PAGE} has no mark {name}")
-        text = f"{before}{mark}\n{part}\n\n{end}{after.partition(end)[2]}"
+        replace_part(name, part)
+
+
+def replace_part(name: str, part: str) -> None:
+    """Replace what the page has between the marks of `name`."""
+    mark, end = f"<!-- {name} -->\n", "<!-- end -->"
+    before, found, after = PAGE.read_text(encoding="utf-8").partition(mark)
+    if not found:
+        raise SystemExit(f"{PAGE} has no mark {name}")
+    text = f"{before}{mark}\n{part}\n\n{end}{after.partition(end)[2]}"
     PAGE.write_text(text, encoding="utf-8")
 
 

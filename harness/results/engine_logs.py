@@ -8,6 +8,7 @@ run folders of slo-bench, or one of their request files.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -87,6 +88,12 @@ class RealLog:
     def __len__(self) -> int:
         return len(self.arrival_s)
 
+    @property
+    def digest(self) -> str:
+        """Tells the log from others, wherever it lies."""
+        columns = (self.arrival_s, self.prompt_tokens, self.output_tokens, self.last_s)
+        return hashlib.sha256(b"".join(column.tobytes() for column in columns)).hexdigest()[:16]
+
     def blocks(self, block_size: int) -> RequestBlocks:
         """Prefix hashes of its requests, of `block_size` tokens, or 16 where they are recorded."""
         size = block_size if self.shared_blocks is None else BLOCK_SIZE
@@ -109,6 +116,15 @@ def read_log(path: str | Path, cell: str | None = None) -> RealLog:
     if path.name.endswith(_SUFFIXES):
         return _from_columns(path, _read_requests(path), EngineSettings())
     return _from_columns(path, _read_lines(path), read_settings(path.parent / "meta.json"))
+
+
+def read_logs(path: str | Path, cell: str | None = None) -> list[RealLog]:
+    """As `read_log`, but all cells of a run folder where none is named."""
+    path = Path(path)
+    table = path / "cells.csv"
+    if cell is not None or not table.is_file():
+        return [read_log(path, cell)]
+    return [_from_run_folder(path, str(row["cell"])) for row in read_rows(table)]
 
 
 # -------------------------------------------------------------------- JSONL

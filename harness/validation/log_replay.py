@@ -17,7 +17,7 @@ from ...predictors.profiles.models import is_whole, profiled_step_time
 from ...predictors.profiles.profile import Profile
 from ...predictors.profiles.table import Host
 from ...predictors.specs import GIB, GpuSpec, ModelSpec, gpu, model
-from ...predictors.step_time import DEFAULT_HOST_S
+from ...predictors.step_time import DEFAULT_HOST_S, StepTimeModel
 from ...workloads.errors import SloBenchError, UnknownNameError
 from ...workloads.prefixes import BLOCK_SIZE
 from ...workloads.workload import Workload
@@ -124,6 +124,57 @@ def validate(
     Raises:
         SloBenchError: a system, model or GPU is unknown, or the system cannot serve the log.
     """
+    replayed = replay_of(
+        log, profile, engine, parameters=parameters, overrides=overrides, host_s=host_s
+    )
+    records = simulate(
+        replayed.workload,
+        replayed.system,
+        replayed.placement,
+        replayed.step_time.model,
+        instances=replayed.settings.instances or 1,
+        router=replayed.settings.router,
+        overlong_requests="error",
+    ).records
+    simulated = _measured(log, records, client_s)
+    real = latencies(log.begin_s, log.first_s, log.last_s, log.output_tokens)
+    return Validation(
+        log=log,
+        engine=replayed.system.name,
+        settings=replayed.settings,
+        host=replayed.host,
+        step_time=replayed.step_time.provenance,
+        real=real,
+        simulated=simulated,
+        preemptions=int((records.preemptions_recompute + records.preemptions_swap).sum()),
+        notes=replayed.notes,
+        client_s=client_s,
+    )
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What a log is simulated with."""
+
+    workload: Workload
+    system: System
+    placement: Placement
+    settings: EngineSettings  # nothing left open
+    host: Host
+    step_time: StepTimeModel
+    notes: tuple[str, ...]
+
+
+def replay_of(
+    log: RealLog,
+    profile: Profile,
+    engine: str,
+    *,
+    parameters: Mapping[str, bool | int | float | str] | None = None,
+    overrides: EngineSettings | None = None,
+    host_s: float = 0.0,
+) -> Replay:
+    """What `validate` simulates `log` with; arguments and errors are its own."""
     notes: list[str] = []
     if log.unfinished:
         notes.append(f"{log.unfinished} requests of the log did not finish and are left out")
@@ -137,34 +188,14 @@ def validate(
     served = _configured(served, settings)
     host = Host() if is_whole(profile) else _host(settings, host_s)
     step_time = profiled_step_time(profile, host)
+    if profile.calibration is not None and log.digest in profile.calibration.digests:
+        notes.append("the profile was calibrated on this log, so its errors say nothing of others")
     if settings.prefix_caching and log.shared_blocks is None:
         notes.append(_prefixes_unknown(log))
     if isinstance(served.policy, Policy) and overrides_hook(served.policy, "preemption_mode"):
         notes.append("the time of swapping is the catalogue's, not measured")
     workload = _workload(log, settings)
-    records = simulate(
-        workload,
-        served,
-        placement,
-        step_time.model,
-        instances=settings.instances or 1,
-        router=settings.router,
-        overlong_requests="error",
-    ).records
-    simulated = _measured(log, records, client_s)
-    real = latencies(log.begin_s, log.first_s, log.last_s, log.output_tokens)
-    return Validation(
-        log=log,
-        engine=served.name,
-        settings=settings,
-        host=host,
-        step_time=step_time.provenance,
-        real=real,
-        simulated=simulated,
-        preemptions=int((records.preemptions_recompute + records.preemptions_swap).sum()),
-        notes=tuple(notes),
-        client_s=client_s,
-    )
+    return Replay(workload, served, placement, settings, host, step_time, tuple(notes))
 
 
 def _prefixes_unknown(log: RealLog) -> str:
@@ -214,6 +245,14 @@ def _placed(
         batched_tokens=settings.max_num_batched_tokens or 2048,
         sampled_sequences=settings.max_num_seqs or 256,
     )
+    calibration = profile.calibration
+    if settings.num_gpu_blocks is None and calibration is not None and calibration.num_gpu_blocks:
+        blocks = calibration.num_gpu_blocks
+        settings = dataclasses.replace(settings, num_gpu_blocks=blocks)
+        notes.append(
+            f"the log has no number of KV blocks; {blocks:,} is that of the run which the profile "
+            "was calibrated on"
+        )
     if settings.num_gpu_blocks is None:
         if _ANY in (placement.gpu.origin, placement.model.origin):
             raise SloBenchError(

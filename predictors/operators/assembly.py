@@ -106,7 +106,7 @@ def _linear(known: Kernels, listed: Operators, placement: Placement) -> Curve:
     tokens = known.gemm_tokens(listed.gemms[0].dtype)
     seconds = np.zeros(len(tokens))
     for gemm in listed.gemms:
-        seconds += gemm.calls * known.gemm_s(tokens, gemm.n, gemm.k, gemm.dtype)
+        seconds += gemm.calls * known.sustained_gemm_s(tokens, gemm.n, gemm.k, gemm.dtype)
     if listed.experts is not None:
         seconds += listed.experts.calls * known.experts_s(tokens, listed.experts)
     for small in listed.small:
@@ -154,6 +154,7 @@ def _mixed(
     """
     a = listed.attention
     length, seconds = known.context_s(a, placement.kv_dtype)
+    seconds = seconds * known.sustained
     pairs_s = np.polyfit(length[-3:] ** 2, seconds[-3:], 1)[0]
 
     def alone(tokens: Floats) -> Floats:

@@ -25,6 +25,10 @@ Floats = NDArray[np.float64]
 
 LAUNCH_S = 2e-6  # of one kernel in a CUDA graph: the least time in the tables of all GPUs
 DISTURBED = 1.25  # times the time of a larger size
+# Times what a kernel takes that is measured alone, where arithmetic bounds it: under a server's
+# load GPUs with 8-bit units reach their power limit (ML.ENERGY: H100 and B200 at 97 %), and the
+# clock falls. Chosen with Qwen3-32B on H100 in view.
+SUSTAINED = 1.07
 _FOLDER = "tables"
 
 
@@ -77,6 +81,22 @@ class Kernels:
         ratio = np.exp(np.interp(np.log(tokens), np.log(at), np.log(ratios)))
         found: Floats = ratio * _gemm_roofline(self._own, tokens, n, k, dtype)
         return found
+
+    @property
+    def sustained(self) -> float:
+        """How much longer arithmetic takes under a server's load than in the tables."""
+        return SUSTAINED if self.gpu.flops_8bit else 1.0
+
+    def sustained_gemm_s(self, tokens: Floats, n: int, k: int, dtype: str) -> Floats:
+        """`gemm_s` under a server's load: longer where arithmetic bounds it."""
+        roofline = _gemm_roofline(self._own, tokens, n, k, dtype)
+        return self.gemm_s(tokens, n, k, dtype) * self._slowed(2 * tokens * n * k, dtype, roofline)
+
+    def _slowed(self, operations: Floats, dtype: str, roofline_s: Floats) -> Floats:
+        """Factors on the times of kernels: `sustained` where arithmetic bounds them."""
+        bits = weight_dtype(dtype).compute_bits
+        arithmetic_s = operations / (self._own.flops.get(bits) or self._own.flops[16])
+        return np.where(arithmetic_s + LAUNCH_S >= roofline_s, self.sustained, 1.0)
 
     def gemm_tokens(self, dtype: str) -> Floats:
         """Numbers of tokens at which matrix multiplications were measured.
@@ -162,7 +182,10 @@ class Kernels:
     # ---------------------------------------------------------------- experts
 
     def experts_s(self, tokens: Floats, wanted: ExpertLayer) -> Floats:
-        """Seconds of one layer's experts on the GPU with most load, for each number of tokens."""
+        """Seconds of one layer's experts on the GPU with most load, for each number of tokens.
+
+        Under a server's load, as `sustained_gemm_s`.
+        """
         known = f"moe/{wanted.dtype}/shape" in self._tables
         dtype = wanted.dtype if known else "bf16"
         roofline = _experts_roofline(self._own, tokens, wanted)
@@ -184,8 +207,9 @@ class Kernels:
         there = np.isfinite(times)
         at = np.asarray(self._tables[f"moe/{dtype}/tokens"], dtype=np.float64)[there]
         ratio = np.log(times[there] / _experts_roofline(self._measured, at, measured))
-        found: Floats = np.exp(np.interp(np.log(tokens), np.log(at), ratio)) * roofline
-        return found
+        measured_s = np.exp(np.interp(np.log(tokens), np.log(at), ratio)) * roofline
+        slowed = self._slowed(_experts_operations(tokens, wanted), wanted.dtype, roofline)
+        return np.asarray(measured_s * slowed)
 
     # ---------------------------------------------------------------- all-reduce
 
@@ -241,11 +265,22 @@ def _attention_roofline(
 def _experts_roofline(peaks: Peaks, tokens: Floats, layer: ExpertLayer) -> Floats:
     """The chosen experts' weights are read once; each choice of a token is computed."""
     experts, dtype = layer.experts, weight_dtype(layer.dtype)
-    one = (3 if layer.gated else 2) * layer.hidden * experts.intermediate / layer.tp
+    one = _expert_parameters(layer)
     read = np.array([experts.distinct(n, layer.skew, layer.ep) for n in tokens])
     choices = tokens * experts.per_token * experts.most_loaded_share(layer.skew, layer.ep)
     moved = read * one * dtype.bytes + 4 * choices * layer.hidden
-    return peaks.roofline_s(moved, 2 * choices * one, dtype.compute_bits)
+    return peaks.roofline_s(moved, _experts_operations(tokens, layer), dtype.compute_bits)
+
+
+def _experts_operations(tokens: Floats, layer: ExpertLayer) -> Floats:
+    choices = tokens * layer.experts.per_token
+    share = layer.experts.most_loaded_share(layer.skew, layer.ep)
+    return np.asarray(2 * choices * share * _expert_parameters(layer))
+
+
+def _expert_parameters(layer: ExpertLayer) -> float:
+    """Parameters of one expert on one of the GPUs that share it."""
+    return (3 if layer.gated else 2) * layer.hidden * layer.experts.intermediate / layer.tp
 
 
 # ---------------------------------------------------------------- which tables

@@ -26,6 +26,9 @@ def tuning_text(found: Plain) -> RenderableType:
         parts.append(Text(note, style="dim"))
     if any(found["importances"].values()):
         parts.append(_importance_table(found))
+    if found["ablations"]:
+        parts.append(_ablation_table(found).rich("The winner with one parameter at its default"))
+        parts.append(Text(_ablation_table(found).note, style="dim"))
     if found["confirmed"]:
         both = len({row["backend"] == "simulated" for row in found["confirmed"]}) > 1
         where = "simulated and measured" if both else origin(found)
@@ -115,14 +118,50 @@ def _best_table(found: Plain) -> RichTable:
 
 
 def _importance_table(found: Plain) -> RichTable:
-    shares = {name: of for name, of in found["importances"].items() if of}
-    ordered = sorted(
-        found["space"], key=lambda one: -max(of.get(one, 0.0) for of in shares.values())
-    )
-    rows = [[one, *(percent_text(of.get(one, 0.0)) for of in shares.values())] for one in ordered]
-    labels = [OBJECTIVES[name].label for name in shares]
-    heads = ("parameter or setting", *labels)
-    return one_group("Importance", heads, rows, names=labels).rich("Parameter importance")
+    rows = [
+        [
+            one,
+            *([OBJECTIVES[name].label] if len(found["objectives"]) > 1 else []),
+            percent_text(share),
+            f"{percent_text(low)} to {percent_text(high)}",
+        ]
+        for name, shares in found["importances"].items()
+        for one, (share, low, high) in shares.items()
+    ]
+    labels = ["objective"] if len(found["objectives"]) > 1 else []
+    heads = ("parameter or setting", *labels, "share", "90 % range")
+    return one_group("Importance", heads, rows).rich("Parameter importance, where it is stable")
+
+
+def _ablation_table(found: Plain) -> Table:
+    """The winner with one parameter at its default, on fresh seeds."""
+    heads = ("parameter", "winner", "default", "with the default", "95 % interval", "")
+    rows = []
+    for row in found["ablations"]:
+        told = "matters" if row["matters"] else "no difference shown"
+        change, interval = "–", first_line(row["problem"])
+        if row["change"] is not None:
+            change = _change_text(row["objective"], row["change"])
+            interval = " to ".join(
+                _change_text(row["objective"], row[end]) for end in ("low", "high")
+            )
+        values = (parameter_text(row[name]) for name in ("value", "default"))
+        rows.append([row["parameter"], *values, change, interval, told])
+    note = ""
+    if found["ablations"]:
+        first = found["ablations"][0]
+        note = (
+            f"Change of {OBJECTIVES[first['objective']].label} at {rate_text(first['rate_rps'])} "
+            "req/s on the same requests. Parameters without a difference have their default in the "
+            "winner's file and commands, unless the winner needs them together."
+        )
+    return one_group("Ablation", heads, rows, texts=(0, 5), note=note)
+
+
+def _change_text(objective: str, change: float) -> str:
+    if objective == "attainment":
+        return f"{100 * change:+.2f} points"
+    return f"{change:+.3g}"
 
 
 def _confirmed_table(found: Plain) -> Table:
@@ -225,6 +264,7 @@ def write_tuning(found: Plain, out: Path) -> Path:
         proof=confirmed_sentence(found),
         compared=compared,
         confirmed=_confirmed_table(found),
+        ablations=_ablation_table(found) if found["ablations"] else None,
         figures=figures,
         parallel=parallel_coordinates(found),
         winners=[(of["trial"], of["file"], "\n".join(of["commands"])) for of in found["winners"]],

@@ -136,3 +136,13 @@ def test_what_cannot_be_assembled_says_so():
     encoder = dataclasses.replace(placed(), model=model("bge-m3"))
     with pytest.raises(SloBenchError, match="encoder"):
         operator_step_time(encoder)
+
+
+def test_arithmetic_takes_longer_under_load():
+    tokens = np.array([8.0, 8192.0])
+    for name, slower in (("h100-80g", [1.0, 1.07]), ("a100-80g", [1.0, 1.0])):
+        known = kernels(gpu(name))
+        sustained, alone = (
+            of(tokens, 8192, 8192, "bf16") for of in (known.sustained_gemm_s, known.gemm_s)
+        )
+        assert sustained / alone == pytest.approx(slower)

@@ -58,7 +58,22 @@ def found():
             trial(3, "failed", None, {"chunk_tokens": 9, "order": "a"}, reason="<OOM>\nmore"),
         ],
         "best": [2],
-        "importances": {"capacity": {"chunk_tokens": 0.9, "order": 0.1}},
+        "importances": {"capacity": {"chunk_tokens": (0.9, 0.7, 0.95)}},
+        "ablations": [
+            {
+                "trial": 2,
+                "parameter": "chunk_tokens",
+                "value": 2048,
+                "default": 512,
+                "objective": "attainment",
+                "rate_rps": 3.0,
+                "change": -0.21,
+                "low": -0.25,
+                "high": -0.17,
+                "matters": True,
+                "problem": None,
+            }
+        ],
         "winners": [
             {
                 "trial": 2,
@@ -101,6 +116,9 @@ def test_the_text_names_failures(found):
     assert "trial 3 failed: <OOM>" in text
     assert "chunk_tokens 2048" in text
     assert "90.0 %" in text
+    assert "70.0 % to 95.0 %" in text
+    assert "-21.00 points" in text
+    assert "matters" in text
 
 
 def test_the_page_escapes_and_shows_everything(found, tmp_path):

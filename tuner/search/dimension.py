@@ -57,7 +57,9 @@ class Dimension:
     def holds(self, value: object) -> bool:
         """Whether the value is in the range."""
         if self.choices is not None:
-            return any(value == one and type(value) is type(one) for one in self.choices)
+            # 1 is 1.0, but not True.
+            boolean = isinstance(value, bool)
+            return any(value == one and boolean is isinstance(one, bool) for one in self.choices)
         if isinstance(value, bool) or not isinstance(value, int | float):
             return False
         if not self.low <= value <= self.high or (self.whole and value != int(value)):

@@ -33,6 +33,10 @@ class InfeasibleError(SloBenchError):
     """The configuration cannot be deployed."""
 
 
+_ALONE = 50  # part of the estimated capacity at which requests hardly ever meet
+_ALONE_REQUESTS = 200
+
+
 @dataclass(frozen=True)
 class ConfigurationResult:
     """Result of an evaluation. `values` are those of the objectives, in order.
@@ -218,6 +222,31 @@ class ConfigurationEvaluator:
         columns = {o.name: o.column for o in self.aim.objectives if o.column is not None}
         found = {name: _mean(kept, column) for name, column in columns.items()}
         return {**found, "attainment": _mean(kept, "attainment")}, stopped
+
+
+def unmet_alone(evaluation: ConfigurationEvaluator) -> str | None:
+    """A sentence if the default misses the target even where requests hardly ever meet.
+
+    Simulated at a fiftieth of the estimated capacity; None on a real server, and for objectives
+    without a target.
+    """
+    aim = evaluation.aim
+    if not evaluation.simulated or not (aim.searches_capacity or aim.must_attain):
+        return None
+    try:
+        runs = evaluation.runs_of({})
+        rate_rps = start_rps(evaluation.experiment, runs.spec) / _ALONE
+        found = runs.run(rate_rps, evaluation.options.first_seed, _ALONE_REQUESTS)
+    except SloBenchError:
+        return None  # the default cannot be deployed: its trial says why
+    if found.attainment >= aim.target:
+        return None
+    return (
+        f"the default configuration cannot meet this SLO: at {rate_rps:.2g} req/s, almost without "
+        f"load, {found.attainment:.0%} of the requests do, and the target is {aim.target:.0%}; "
+        "unless another configuration makes single requests faster, allow a longer SLO (--slo) or "
+        "take faster hardware"
+    )
 
 
 class _OvertakenError(Exception):

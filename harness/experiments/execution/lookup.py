@@ -23,7 +23,7 @@ from ....predictors.profiles.profile import Profile, read_profile
 from ....predictors.roofline import OperatorRoofline
 from ....predictors.specs import GIB, gpu, link, model
 from ....predictors.staged import staged_step_time
-from ....predictors.step_time import DEFAULT_HOST_S, StepTimeModel
+from ....predictors.step_time import StepTimeModel
 from ....workloads.base import WorkloadSource
 from ....workloads.errors import SloBenchError
 from ....workloads.file_cache import file_cache
@@ -80,14 +80,14 @@ def placed(spec: PlacementSpec) -> Placed:
     if spec.device_map is not None:
         return _mapped(spec, placement)
     placement.check()
-    host_s = DEFAULT_HOST_S if spec.host_s is None else spec.host_s
+    host_s = spec.analytic_host_s
     beside = embedder(embeds, placement, host_s=host_s) if embeds else None
     if engine is not None:
         made = operator_step_time(placement, engine, host_s=spec.host_s)
     elif profile is not None:
         made = _profiled(spec.profile, profile, placement, spec.host_s)
     else:
-        made = default_step_time(placement, spec.host_s)
+        made = default_step_time(placement, host_s=spec.host_s)
     return Placed(placement, _with_overhead(made, spec.prefill_overhead_s), beside)
 
 
@@ -123,8 +123,8 @@ def _mapped(spec: PlacementSpec, even: Placement) -> Placed:
         raise SloBenchError("device_map goes with neither profile nor embedder; leave them out")
     placement = dataclasses.replace(even, split=mapped.stages, fixed_lanes=mapped.lanes)
     placement.check()
-    host_s = DEFAULT_HOST_S if spec.host_s is None else spec.host_s
-    return Placed(placement, staged_step_time(placement, host_s), ready_s=mapped.ready_s)
+    made = staged_step_time(placement, spec.analytic_host_s)
+    return Placed(placement, made, ready_s=mapped.ready_s)
 
 
 def _profiled(

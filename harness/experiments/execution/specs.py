@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ....predictors.step_time import DEFAULT_HOST_S
 from ...results.metrics import DEFAULT_OBJECTIVE
 from ...results.run_folder import Value
 
@@ -33,6 +34,11 @@ class PlacementSpec:
     profile: str | None = None  # a file of measured step times, or `operators`
     embedder: str | None = None  # the model beside it
     device_map: str | None = None  # by name or file: layers on devices, in place of gpu, tp and pp
+
+    @property
+    def analytic_host_s(self) -> float:
+        """Host time of an iteration where step times are estimated."""
+        return DEFAULT_HOST_S if self.host_s is None else self.host_s
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ....predictors.bands import METRICS, Setting, residual_id, residuals
 from ....predictors.specs import model
 from ....workloads.errors import FileFormatError, SloBenchError
 from ....workloads.parsing import parse_json
@@ -38,6 +39,8 @@ class Judged:
     measured: Mapping[str, float]
     predicted: Mapping[str, float]
     reason: str = ""
+    step_time: str = ""  # of `predictors.bands.STEP_TIMES`
+    case: str = ""  # what was run, for people
 
     @property
     def model_class(self) -> str:
@@ -53,13 +56,28 @@ class Judged:
             if name in self.predicted and value > 0
         }
 
+    def band(self, metric: str) -> tuple[float, float] | None:
+        """The predicted 90 % band, from residuals of other measurements; None: there is none."""
+        setting = Setting(self.engine, self.gpu, self.model, self.step_time, self.regime)
+        own = residual_id(self.set, self.row)
+        spread = residuals().spread(setting, (metric,), own) if metric in METRICS else None
+        if spread is None or metric not in self.predicted:
+            return None
+        low, high = spread.factors()
+        return low * self.predicted[metric], high * self.predicted[metric]
+
+    def in_band(self, metric: str) -> bool | None:
+        """Whether the measurement lies in the predicted band; None: there is none."""
+        band = self.band(metric)
+        return None if band is None else band[0] <= self.measured[metric] <= band[1]
+
 
 @dataclass(frozen=True)
 class ErrorSummary:
     """Errors of one metric over `n` measurements; all are shares.
 
     `bias` is the median of signed errors. `in_band`: how often the measurement lay in the predicted
-    band; None: predictions have no band.
+    90 % band; None: predictions have no band.
     """
 
     set: str
@@ -81,11 +99,14 @@ def judge(
     *,
     resume: bool = False,
     without: tuple[str, ...] = (),
+    analytic: bool = False,
+    only: str | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[list[Judged], Counter[tuple[str, str]]]:
     """Predict every measurement in `folder`; also how many rows were skipped, by set and reason.
 
-    Kernel tables of the GPUs `without` are not used. With `out` each row is appended to that file
+    Kernel tables of the GPUs `without` are not used, `analytic` uses none (`predict`);
+    `only`: measurements of this GPU alone. With `out` each row is appended to that file
     (JSON lines) when it is known, and `resume` takes the rows that it holds from it.
 
     Raises:
@@ -98,13 +119,13 @@ def judge(
     for each in read_folder(folder):
         if isinstance(each, Skipped):
             skipped[each.set, each.reason] += 1
-        else:
+        elif only in (None, each.case.gpu):
             found.append(each)
     judged = []
     for number, measurement in enumerate(found, start=1):
-        row = known.get(_key(measurement, without))
+        row = known.get(_key(measurement, without, analytic))
         if row is None:
-            row = judge_one(measurement, without)
+            row = judge_one(measurement, without, analytic)
             if out is not None:
                 with out.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(asdict(row), allow_nan=False) + "\n")
@@ -116,22 +137,24 @@ def judge(
     return judged, skipped
 
 
-def _key(measurement: Measurement, without: tuple[str, ...]) -> str:
-    return "-".join((measurement.key, *without))
+def _key(measurement: Measurement, without: tuple[str, ...], analytic: bool) -> str:
+    return "-".join((measurement.key, *without, *(["analytic"] if analytic else [])))
 
 
-def judge_one(measurement: Measurement, without: tuple[str, ...] = ()) -> Judged:
+def judge_one(
+    measurement: Measurement, without: tuple[str, ...] = (), analytic: bool = False
+) -> Judged:
     """Predict one measurement. The prediction is given the case alone, not what was measured."""
     case = measurement.case
     predicted: Mapping[str, float] = {}
-    regime = reason = ""
+    regime = reason = kind = ""
     try:
-        made = predict(case, without)
-        predicted, regime = made.figures, made.regime
+        made = predict(case, without, analytic=analytic)
+        predicted, regime, kind = made.figures, made.regime, made.step_time or ""
     except SloBenchError as error:
         reason = str(error)
     return Judged(
-        _key(measurement, without),
+        _key(measurement, without, analytic),
         measurement.set,
         measurement.row,
         measurement.mode,
@@ -142,6 +165,8 @@ def judge_one(measurement: Measurement, without: tuple[str, ...] = ()) -> Judged
         {name: float(value) for name, value in measurement.measured.items()},
         {name: value for name, value in predicted.items() if math.isfinite(value)},
         reason,
+        kind,
+        str(case),
     )
 
 
@@ -169,20 +194,26 @@ def summaries(
 ) -> list[ErrorSummary]:
     """Summaries by (set, engine, gpu, model, mode) and metric, or by another such key."""
     key = key or (lambda row: (row.set, row.engine, row.gpu, row.model, row.mode))
-    groups: dict[tuple[tuple[str, str, str, str, str], str], list[float]] = {}
+    groups: dict[tuple[tuple[str, str, str, str, str], str], list[Judged]] = {}
     for row in judged:
-        for metric, error in row.errors().items():
-            groups.setdefault((key(row), metric), []).append(error)
+        for metric in row.errors():
+            groups.setdefault((key(row), metric), []).append(row)
     return [
-        ErrorSummary(*group, metric, len(errors), *_figures(errors))
-        for (group, metric), errors in sorted(groups.items())
+        ErrorSummary(*group, metric, len(rows), *_figures(rows, metric))
+        for (group, metric), rows in sorted(groups.items())
     ]
 
 
-def _figures(errors: Sequence[float]) -> tuple[float, float, float]:
-    signed = np.array(errors)
+def _figures(rows: Sequence[Judged], metric: str) -> tuple[float, float, float, float | None]:
+    signed = np.array([row.errors()[metric] for row in rows])
     size = np.abs(signed)
-    return float(np.median(size)), float(np.quantile(size, 0.9)), float(np.median(signed))
+    inside = [one for row in rows if (one := row.in_band(metric)) is not None]
+    return (
+        float(np.median(size)),
+        float(np.quantile(size, 0.9)),
+        float(np.median(signed)),
+        float(np.mean(inside)) if inside else None,
+    )
 
 
 def rows(found: Iterable[ErrorSummary]) -> list[dict[str, Any]]:

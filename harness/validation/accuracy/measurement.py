@@ -46,8 +46,8 @@ class Case:
     """What was run: all that a prediction may use.
 
     `gpu` and `model` are names of the catalogues. `token_budget` and `max_num_seqs` limit an
-    iteration of the server; None: the source does not tell. `harness` names who measured, where a
-    table has several origins.
+    iteration of the server; None: the source does not tell. `harness` names who measured from
+    outside, over HTTP; empty: a log of the engine, or not told.
     """
 
     engine: str
@@ -66,6 +66,20 @@ class Case:
     max_num_seqs: int | None = None
     async_scheduling: bool | None = None
     harness: str = ""
+
+    def __str__(self) -> str:
+        """Version, formats, parallelism and load on one line."""
+        load = self.load
+        parts = [f"{self.engine} {self.version}".strip(), self.weight_dtype, f"tp {self.tp}"]
+        parts += [f"pp {self.pp}"] if self.pp > 1 else []
+        parts += [f"{self.instances} servers"] if self.instances > 1 else []
+        if isinstance(load, ClosedLoop):
+            parts += [f"{load.prompt_tokens} + {load.output_tokens} tokens"]
+            parts += [f"{load.concurrency} clients"]
+        else:
+            rate_rps = len(load.arrival_s) / max(float(load.arrival_s[-1]), 1e-9)
+            parts += [f"{len(load.arrival_s)} requests at {rate_rps:.3g} req/s"]
+        return ", ".join(parts)
 
 
 @dataclass(frozen=True)

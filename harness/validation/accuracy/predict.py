@@ -7,14 +7,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ....predictors.operators.assembly import operator_step_time
+from ....predictors.bands import kind_of
+from ....predictors.operators.assembly import default_step_time, operator_step_time
 from ....predictors.operators.kernels import has_tables
 from ....predictors.placement import Placement
+from ....predictors.regime import regime_of
 from ....predictors.roofline import StepTime
 from ....predictors.specs import GIB, gpu, model
 from ....predictors.step_time import StepTimeModel, coefficients_of, step_time
 from ....workloads.errors import SloBenchError
-from ....workloads.prefixes import BLOCK_SIZE
+from ....workloads.prefixes import BLOCK_SIZE, SessionBlocks
 from ....workloads.workload import Workload
 from ...core.records import Outcome
 from ...engine.simulator.simulate import simulate
@@ -27,19 +29,30 @@ from .readers import closed_figures, figures
 ENGINES = ("vllm", "sglang", "trtllm")
 # TensorRT-LLM schedules as vLLM does: running requests first, chunked prefill in one budget.
 _SYSTEMS = {"trtllm": "vllm"}
+# Of one logit at the sampler's peak: itself in 16 and 32 bits (6), sorted with its index (12), and
+# as much again while sorting.
+SAMPLER_BYTES = 30
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """Predicted figures, and the regime that the simulation was in."""
+    """Predicted figures, the regime that the simulation was in, and the kind of step times."""
 
     figures: dict[str, float]
     regime: str
-    provenance: str
+    step_time: str | None  # of `predictors.bands.STEP_TIMES`
 
 
-def predict(case: Case, without: tuple[str, ...] = ()) -> Prediction:
-    """Simulate a case, without the kernel tables of the GPUs `without`.
+def predict(
+    case: Case,
+    without: tuple[str, ...] = (),
+    known: StepTimeModel | None = None,
+    *,
+    analytic: bool = False,
+) -> Prediction:
+    """Simulate a case, without the kernel tables of the GPUs `without`, or with step times `known`.
+
+    `analytic`: with the step times that `run` takes by default, a fit or an estimate.
 
     Raises:
         SloBenchError: the engine is unknown, the model does not fit, or a request is too long.
@@ -57,9 +70,11 @@ def predict(case: Case, without: tuple[str, ...] = ()) -> Prediction:
         kv_dtype=case.kv_dtype,
         memory_share=case.memory_share,
         batched_tokens=token_budget(case),
+        beside_bytes=sampler_bytes(case),
     )
     placement.check()
-    known = step_times(case, placement, without)
+    if known is None:
+        known = default_step_time(placement) if analytic else step_times(case, placement, without)
     workload = _workload(case)
     result = simulate(
         workload,
@@ -75,18 +90,19 @@ def predict(case: Case, without: tuple[str, ...] = ()) -> Prediction:
     seconds = latencies(
         records.arrival_s, records.first_token_s, records.finish_s, workload.output_tokens
     )
+    client = client_of(case.harness, case.engine, case.version)
     if isinstance(case.load, ClosedLoop):
         load = case.load
-        ttft_s = (
-            float(seconds["ttft"].mean())
-            + client_of(case.harness, case.engine, case.version).delay_s
-        )
-        means = closed_figures(load, ttft_s, float(np.nanmean(seconds["tpot"])))
+        warm = client.warm_up_each * load.concurrency
+        ttft_s = float(seconds["ttft"][warm:].mean()) + client.delay_s
+        means = closed_figures(load, ttft_s, float(np.nanmean(seconds["tpot"][warm:])))
         regime = _regime(case, means, placement, known.model)
-        return Prediction(means, regime, known.provenance)
+        return Prediction(means, regime, kind_of(known))
     kept = {name: found[case.load.answered] for name, found in seconds.items()}
+    if case.harness:  # else the times are the engine's own
+        kept |= {name: kept[name] + client.delay_s for name in ("ttft", "e2e")}
     found = figures(kept)
-    return Prediction(found, _regime(case, found, placement, known.model), known.provenance)
+    return Prediction(found, _regime(case, found, placement, known.model), kind_of(known))
 
 
 def token_budget(case: Case) -> int:
@@ -97,8 +113,27 @@ def token_budget(case: Case) -> int:
     """
     if case.token_budget is not None:
         return case.token_budget
-    small = gpu(case.gpu).memory_bytes < 70 * GIB or case.gpu.startswith("a100")
-    return 2048 if small and case.engine == "vllm" else 8192
+    return 2048 if _small(case) and case.engine == "vllm" else 8192
+
+
+def max_num_seqs(case: Case) -> int:
+    """Sequences of an iteration: as told, else vLLM's defaults, 1,024 on large GPUs, else 256."""
+    return case.max_num_seqs or (256 if _small(case) else 1024)
+
+
+def _small(case: Case) -> bool:
+    """Whether vLLM's server has the defaults of small GPUs, as it has on A100."""
+    return gpu(case.gpu).memory_bytes < 70 * GIB or case.gpu.startswith("a100")
+
+
+def sampler_bytes(case: Case) -> int:
+    """Bytes on each GPU of vLLM's sampler when the server measures at start what KV may take.
+
+    It samples for all `max_num_seqs` by top-k and top-p, on each GPU over the whole vocabulary.
+    """
+    if case.engine != "vllm":
+        return 0
+    return max_num_seqs(case) * model(case.model).vocab * SAMPLER_BYTES
 
 
 def schedules_ahead(case: Case) -> bool:
@@ -119,7 +154,7 @@ def step_times(case: Case, placement: Placement, without: tuple[str, ...] = ()) 
 
 def _system(case: Case) -> System:
     served = system(_SYSTEMS.get(case.engine, case.engine))
-    budget, seqs = token_budget(case), case.max_num_seqs or 1024
+    budget, seqs = token_budget(case), max_num_seqs(case)
     names = {
         "max_num_batched_tokens": budget,
         "chunked_prefill_tokens": budget,
@@ -143,41 +178,44 @@ def _workload(case: Case) -> Workload:
             name="measured",
         )
     client = client_of(case.harness, case.engine, case.version)
-    n = client.requests_each * load.concurrency
+    n = (client.warm_up_each + client.requests_each) * load.concurrency
     draw = np.random.default_rng(0)
     order = np.arange(n)
 
     def lengths(most: int) -> NDArray[np.int64]:
         return draw.integers(max(1, round(client.shortest * most)), most + 1, n)
 
+    prompt_tokens = lengths(load.prompt_tokens)
+    prompt = order % (client.prompts or n)
     return Workload(
         np.minimum(order, load.concurrency - 1) * client.stagger_s,
-        lengths(load.prompt_tokens),
+        prompt_tokens,
         lengths(load.output_tokens),
         follows=np.where(order < load.concurrency, -1, order - load.concurrency),
         think_s=draw.exponential(client.delay_s, n),
+        prefix_blocks=SessionBlocks.of(prompt, prompt_tokens, 0, BLOCK_SIZE)
+        if client.prompts
+        else None,
         name="measured",
     )
 
 
 def _regime(case: Case, found: dict[str, float], placement: Placement, step_time: StepTime) -> str:
-    """What bounds the server, by the prediction and the inputs.
-
-    KV-bound: not all requests that are in the system fit. Overloaded: an open loop whose requests
-    wait longer than they are served. Prefill-bound: steps take 1.5 times what decoding alone would.
-    """
     load = case.load
-    tpot_s = found.get("tpot_mean", 0.0)
-    prompt, output = float(np.mean(load.prompt_tokens)), float(np.mean(load.output_tokens))
     if isinstance(load, ClosedLoop):
-        running = load.concurrency
-        if running * (prompt + output) > placement.kv_tokens:
-            return "kv-bound"
+        running: float = load.concurrency
     else:
-        if found["ttft_mean"] > 0.5 * found["e2e_mean"]:
-            return "overloaded"
         served_s = len(load.arrival_s) * (found["e2e_mean"] - found["ttft_mean"])
         running = max(1, round(served_s / max(load.arrival_s[-1], found["e2e_mean"])))
         running = -(-running // case.instances)
-    alone_s = step_time.step_s(running, round(running * (prompt + output / 2)), ())
-    return "prefill-bound" if tpot_s > 1.5 * alone_s else "decode-bound"
+    return regime_of(
+        placement,
+        step_time,
+        clients=load.concurrency if isinstance(load, ClosedLoop) else None,
+        running=running,
+        prompt_tokens=float(np.mean(load.prompt_tokens)),
+        output_tokens=float(np.mean(load.output_tokens)),
+        ttft_s=found.get("ttft_mean", 0.0),
+        tpot_s=found.get("tpot_mean", 0.0),
+        e2e_s=found.get("e2e_mean", 0.0),
+    )

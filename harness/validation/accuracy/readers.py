@@ -16,7 +16,7 @@ from ....workloads.errors import FileFormatError, SloBenchError
 from ....workloads.prefixes import BLOCK_SIZE
 from ...results.engine_logs import read_log
 from ..log_replay import latencies
-from .clients import INFERENCEX, client_of
+from .clients import AICONFIGURATOR, INFERENCEX, client_of
 from .measurement import (
     CLOSED_LOOP,
     LOG,
@@ -156,7 +156,7 @@ def _silicon_row(name: str, row: dict[str, Any]) -> Measurement | Skipped:
     engine, version = str(row["backend"]), _text(row["backend_version"])
     cold = (engine, version) == _COLD_TTFT
     load = ClosedLoop(int(row["batch_size"]), int(row["isl"]), int(row["osl"]))
-    harness = _origin(str(row["silicon_data_source"]))
+    harness = _origin(str(row["silicon_data_source"]), load)
     client = client_of(harness, engine, version)
     case = Case(
         engine,
@@ -169,6 +169,7 @@ def _silicon_row(name: str, row: dict[str, Any]) -> Measurement | Skipped:
         ep=ep,
         weight_dtype=weights,
         kv_dtype=client.kv_dtype(gpu, spec),
+        token_budget=client.token_budget(load.prompt_tokens, load.concurrency),
         async_scheduling=client.async_scheduling,
         harness=harness,
     )
@@ -177,10 +178,11 @@ def _silicon_row(name: str, row: dict[str, Any]) -> Measurement | Skipped:
     )
 
 
-def _origin(source: str) -> str:
-    """Who measured: InferenceX's nightly runs, or another harness."""
-    nightly = re.search(r"source_file=\d{4}-\d\d-\d\d\.csv|db-dump", source)
-    return INFERENCEX if nightly else "other"
+def _origin(source: str, load: ClosedLoop) -> str:
+    """Who measured: InferenceX's nightly runs, AIConfigurator's sweeps (thousands), or others."""
+    if re.search(r"source_file=\d{4}-\d\d-\d\d\.csv|db-dump", source):
+        return INFERENCEX
+    return "other" if load.prompt_tokens % 1000 else AICONFIGURATOR
 
 
 def closed_figures(
@@ -264,6 +266,7 @@ def _levels(file: Path) -> Found:
             tp=int(parts["tp"]),
             instances=int(parts["n"]),
             memory_share=0.95,
+            harness="llm-d",
         )
         ttft_s = rows["ttft_s"].to_numpy()[answered]
         span_s = rows["generation_s"].to_numpy()[answered]

@@ -1,0 +1,253 @@
+"""Bands of predictions, from how far earlier predictions were off: split conformal prediction.
+
+`residuals.csv.gz` holds log(measured / predicted) of every metric of public measurements of GPUs
+(written by `scripts/residuals.py`). A prediction is like earlier ones of its kind of step times:
+
+- of the same engine, GPU and model, where at least `LEAST_ROWS` are known (in the same regime, if
+  as many are): the quantiles of their residuals, as in split conformal prediction (Vovk et al.
+  2005; Lei et al. 2018);
+- else a new group of engine, GPU and model. Residuals of one group resemble each other, so groups
+  and not rows are exchangeable: every group weighs the same ("pooling CDFs" of Dunn, Wasserman and
+  Ramdas 2022, Distribution-Free Prediction Sets for Two-Layer Hierarchical Models), and quantiles
+  lie as far out as makes the band hold `LEVEL` of the rows of groups that are left out in turn.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from importlib.resources import files
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .step_time import StepTimeModel
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+LEVEL = 0.9
+LEAST_ROWS = 19  # the fewest whose extremes hold 90 % of new ones
+LEAST_GROUPS = 4
+FILE = "residuals.csv.gz"
+KERNELS, SCALED, FITTED, UNFITTED = "kernel tables", "scaled tables", "fitted", "unfitted"
+STEP_TIMES = (KERNELS, SCALED, FITTED, UNFITTED)
+METRICS = (
+    *(f"{latency}_{of}" for latency in ("ttft", "tpot", "e2e") for of in ("mean", "p50", "p90")),
+    *("ttft_p99", "tpot_p99", "e2e_p99", "throughput"),
+)
+NAMES = ("id", "engine", "gpu", "model", "mode", "regime", "step_time")
+_LEVELS = np.linspace(LEVEL, 1.0, 51)
+
+
+def kind_of(known: StepTimeModel) -> str | None:
+    """The kind of step times, of `STEP_TIMES`; None: a profile, of which no residuals are known."""
+    if known.provenance.startswith("operators"):
+        return KERNELS if known.fitted else SCALED
+    if known.provenance.startswith("fitted"):
+        return FITTED
+    return None if known.fitted else UNFITTED
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a prediction's residual may depend on; `regime` as `regime.regime_of` has it."""
+
+    engine: str
+    gpu: str
+    model: str
+    step_time: str
+    regime: str
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Residuals (log of measured / predicted) that a prediction may have.
+
+    `logs` [rows, metrics] weigh `weights` [rows]; `level` is the share between the two quantiles
+    that make a band. `seen`: they are of the same engine, GPU and model.
+    """
+
+    logs: Floats
+    weights: Floats
+    level: float
+    seen: bool
+
+    def band(self, values: Floats) -> tuple[float, float]:
+        """Quantiles of a figure that has `values` [rows], one for each row of residuals."""
+        outside = (1 - self.level) / 2
+        low, high = _quantiles(values, self.weights, np.array([outside, 1 - outside]))
+        return float(low), float(high)
+
+    def share(self, true: Mask) -> float:
+        """The share of the residuals for which something is true."""
+        return float(self.weights[true].sum() / self.weights.sum())
+
+    def factors(self, index: int = 0) -> tuple[float, float]:
+        """The band of a metric as factors of its prediction."""
+        low, high = self.band(np.exp(self.logs[:, index]))
+        return low, high
+
+
+def residual_id(set_name: str, row: str) -> str:
+    """What tells a measurement from others in the file of residuals."""
+    return f"{zlib.crc32(f'{set_name}/{row}'.encode()):08x}"
+
+
+class Residuals:
+    """Residuals: `names` by column of `NAMES`, `logs` [rows, METRICS] (NaN: not measured)."""
+
+    def __init__(self, names: Mapping[str, NDArray[np.str_]], logs: Floats) -> None:
+        self.names = names
+        self.logs = logs
+        self._levels: dict[tuple[str, tuple[str, ...]], float] = {}
+        self._masks: dict[tuple[str, str], Mask] = {}
+
+    def __len__(self) -> int:
+        return len(self.logs)
+
+    def kept(self, which: Mask) -> Residuals:
+        """Some of the rows."""
+        return Residuals({name: of[which] for name, of in self.names.items()}, self.logs[which])
+
+    def having(self, name: str, value: str) -> Mask:
+        """The rows with this value in a column of `NAMES`."""
+        if (name, value) not in self._masks:
+            self._masks[name, value] = self.names[name] == value
+        return self._masks[name, value]
+
+    @cached_property
+    def groups(self) -> Ints:
+        """The number of each row's group: engine, GPU, model and kind of load."""
+        columns = [self.names[name] for name in ("engine", "gpu", "model", "mode")]
+        joined = np.array(["|".join(row) for row in zip(*columns, strict=True)], dtype=np.str_)
+        return np.unique(joined, return_inverse=True)[1]
+
+    def spread(self, setting: Setting, metrics: Sequence[str], without: str = "") -> Spread | None:
+        """Residuals that a prediction may have in `metrics` together; None: too few are known.
+
+        A quantile that was not measured takes the residual of its mean. The measurement `without`
+        (`residual_id`) is left out, since a band must not know what it is judged by.
+        """
+        exact = self.logs[:, [METRICS.index(metric) for metric in metrics]]
+        means = self.logs[:, [METRICS.index(_mean_of(metric)) for metric in metrics]]
+        logs = np.where(np.isfinite(exact), exact, means)
+        known = np.isfinite(logs).all(axis=1) & self._alike(setting.step_time)
+        others = known & (self.names["id"] != without) if without else known
+        same = others.copy()
+        for name in ("engine", "gpu", "model"):
+            same &= self.having(name, getattr(setting, name))
+        regime, measured = self.having("regime", setting.regime), np.isfinite(exact).all(axis=1)
+        for own in (same & regime & measured, same & regime, same & measured, same):
+            if own.sum() >= LEAST_ROWS:
+                return Spread(logs[own], np.ones(int(own.sum())), LEVEL, seen=True)
+        if _n_groups(self.groups[known]) < LEAST_GROUPS:
+            return None
+        level = self._level(setting.step_time, tuple(metrics), logs, known)
+        pooled = _regime_rows(self.groups, others, regime)
+        return Spread(logs[pooled], _group_weights(self.groups[pooled]), level, seen=False)
+
+    def _alike(self, step_time: str) -> Mask:
+        """Rows with these step times; where they are of few groups, with kernel tables as well."""
+        alike = self.having("step_time", step_time)
+        few = _n_groups(self.groups[alike]) < LEAST_GROUPS
+        return alike | self.having("step_time", KERNELS) if few else alike
+
+    def _level(self, step_time: str, metrics: tuple[str, ...], logs: Floats, known: Mask) -> float:
+        """The least level whose bands hold `LEVEL` of the rows of groups left out in turn."""
+        key = step_time, metrics
+        if key not in self._levels:
+            inside = np.zeros(len(_LEVELS))
+            for group in np.unique(self.groups[known]):
+                inside += self._inside(logs, known, self.groups == group)
+            enough = inside >= LEVEL * known.sum() * logs.shape[1]
+            self._levels[key] = float(_LEVELS[np.argmax(enough)]) if enough.any() else 1.0
+        return self._levels[key]
+
+    def _inside(self, logs: Floats, known: Mask, left_out: Mask) -> Floats:
+        """How many residuals of the rows `left_out` the other groups' bands hold, by `_LEVELS`."""
+        inside = np.zeros(len(_LEVELS))
+        for name in np.unique(self.names["regime"][known & left_out]):
+            regime = self.having("regime", str(name))
+            rows = _regime_rows(self.groups, known & ~left_out, regime)
+            weights = _group_weights(self.groups[rows])
+            for column in logs.T:
+                mine = column[known & left_out & regime, None]
+                low = _quantiles(column[rows], weights, (1 - _LEVELS) / 2)
+                high = _quantiles(column[rows], weights, (1 + _LEVELS) / 2)
+                inside += ((low <= mine) & (mine <= high)).sum(axis=0)
+        return inside
+
+
+def _n_groups(groups: Ints) -> int:
+    return len(np.unique(groups))
+
+
+def _regime_rows(groups: Ints, known: Mask, regime: Mask) -> Mask:
+    """The rows of one regime, where enough groups were in it; else all."""
+    inside = known & regime
+    return inside if _n_groups(groups[inside]) >= LEAST_GROUPS else known
+
+
+def _group_weights(groups: Ints) -> Floats:
+    """Weights that give every group the same, 1 a row in the mean."""
+    _, index, n = np.unique(groups, return_inverse=True, return_counts=True)
+    weights: Floats = len(groups) / len(n) / n[index]
+    return weights
+
+
+def _quantiles(values: Floats, weights: Floats, at: Floats) -> Floats:
+    """Weighted quantiles; with equal weights the i-th of n values is the quantile i / (n + 1)."""
+    order = np.argsort(values)
+    below = np.cumsum(weights[order]) / (weights.sum() + 1.0)
+    found: Floats = np.interp(at, below, values[order])
+    return found
+
+
+def _mean_of(metric: str) -> str:
+    return metric if metric == "throughput" else f"{metric.partition('_')[0]}_mean"
+
+
+def read_residuals(text: str) -> Residuals:
+    """Read the file of residuals, whose first lines (`#`) say where it comes from."""
+    rows = list(csv.DictReader(line for line in io.StringIO(text) if not line.startswith("#")))
+    names = {name: np.array([row[name] for row in rows], dtype=np.str_) for name in NAMES}
+    logs = np.array([[float(row[metric] or "nan") for metric in METRICS] for row in rows])
+    return Residuals(names, logs.reshape(-1, len(METRICS)))
+
+
+@lru_cache(maxsize=1)
+def residuals() -> Residuals:
+    """Those in the package."""
+    packed = (files(__package__) / FILE).read_bytes()
+    return read_residuals(gzip.decompress(packed).decode())
+
+
+def coverage(known: Residuals, step_time: str, metric: str, left_out: str) -> float:
+    """The share of measurements in bands that were made without their `left_out`.
+
+    `left_out` is a column of `NAMES`: the measurement itself (`id`), all of its model, of its GPU.
+    """
+    column = METRICS.index(metric)
+    judged = known.having("step_time", step_time) & np.isfinite(known.logs[:, column])
+    inside = []
+    for value in np.unique(known.names[left_out][judged]):
+        mine = known.names[left_out] == value
+        others = known if left_out == "id" else known.kept(~mine)
+        spreads: dict[Setting, Spread | None] = {}
+        for row in np.flatnonzero(judged & mine):
+            names = {name: str(of[row]) for name, of in known.names.items()}
+            setting = Setting(*(names[name] for name in Setting.__dataclass_fields__))
+            if setting not in spreads:
+                spreads[setting] = others.spread(setting, (metric,), names["id"])
+            spread = spreads[setting]
+            if spread is not None:
+                low, high = spread.factors()
+                inside.append(low <= np.exp(known.logs[row, column]) <= high)
+    return float(np.mean(inside)) if inside else float("nan")

@@ -1,0 +1,108 @@
+"""Bands: quantiles worked out by hand, and coverage of rows, models and GPUs not used."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from slo_bench.predictors.bands import (
+    FITTED,
+    KERNELS,
+    LEVEL,
+    METRICS,
+    NAMES,
+    SCALED,
+    UNFITTED,
+    Residuals,
+    Setting,
+    coverage,
+    residual_id,
+    residuals,
+)
+
+TTFT, TTFT_P99 = METRICS.index("ttft_mean"), METRICS.index("ttft_p99")
+
+
+def rows(*groups: tuple[str, str, list[float]]) -> Residuals:
+    """Residuals of TTFT means by (GPU, regime)."""
+    names: dict[str, list[str]] = {name: [] for name in NAMES}
+    logs = []
+    for gpu, regime, values in groups:
+        for number, value in enumerate(values):
+            row = (residual_id(gpu, str(number)), "vllm", gpu, "m", "closed-loop", regime, KERNELS)
+            for name, one in zip(NAMES, row, strict=True):
+                names[name].append(one)
+            logs.append(np.full(len(METRICS), np.nan))
+            logs[-1][TTFT] = value
+    return Residuals({name: np.array(of) for name, of in names.items()}, np.array(logs))
+
+
+def at(gpu: str, regime: str = "decode-bound") -> Setting:
+    return Setting("vllm", gpu, "m", KERNELS, regime)
+
+
+def test_with_19_rows_of_its_own_the_band_is_from_the_least_to_the_greatest():
+    known = rows(("h100", "decode-bound", list(np.linspace(-1, 0.8, 19))))
+    spread = known.spread(at("h100"), ["ttft_mean"])
+    assert spread.seen
+    assert spread.factors() == pytest.approx((np.exp(-1), np.exp(0.8)))
+    # One row is judged: 18 are too few, and there are no other groups.
+    assert known.spread(at("h100"), ["ttft_mean"], residual_id("h100", "3")) is None
+
+
+def test_rows_of_the_regime_come_first():
+    calm, full = list(np.linspace(-0.1, 0.1, 19)), list(np.linspace(1, 2, 19))
+    known = rows(("h100", "decode-bound", calm), ("h100", "kv-bound", full))
+    assert known.spread(at("h100", "kv-bound"), ["ttft_mean"]).logs.min() == 1
+    assert known.spread(at("h100"), ["ttft_mean"]).logs.max() == pytest.approx(0.1)
+
+
+def test_a_quantile_that_nobody_measured_takes_the_mean():
+    known = rows(("h100", "decode-bound", [0.5] * 19))
+    assert known.spread(at("h100"), ["ttft_p99"]).factors() == pytest.approx((np.exp(0.5),) * 2)
+    known.logs[:, TTFT_P99] = 0.7
+    assert known.spread(at("h100"), ["ttft_p99"]).factors() == pytest.approx((np.exp(0.7),) * 2)
+
+
+def test_groups_weigh_the_same_where_the_gpu_is_new():
+    known = rows(
+        *((f"gpu-{n}", "decode-bound", [0.0] * 40) for n in range(3)),
+        ("gpu-3", "decode-bound", [1.0]),
+    )
+    spread = known.spread(at("new"), ["ttft_mean"])
+    assert not spread.seen
+    assert spread.share(spread.logs[:, 0] == 1.0) == pytest.approx(0.25)
+    assert spread.level >= LEVEL
+    assert rows(("a", "decode-bound", [0.0] * 40)).spread(at("new"), ["ttft_mean"]) is None
+
+
+def test_the_level_rises_with_the_scatter_between_groups():
+    draw = np.random.default_rng(0)
+    alike = [(f"g{n}", "decode-bound", list(draw.normal(0, 0.1, 30))) for n in range(10)]
+    apart = [(gpu, of, [v + 0.4 * n for v in values]) for n, (gpu, of, values) in enumerate(alike)]
+    levels = [rows(*of).spread(at("new"), ["ttft_mean"]).level for of in (alike, apart)]
+    assert levels[0] < 0.95 < levels[1]
+
+
+@pytest.mark.parametrize("step_time", [KERNELS, SCALED, UNFITTED])
+@pytest.mark.parametrize("metric", ["ttft_mean", "tpot_mean", "e2e_mean", "throughput"])
+@pytest.mark.parametrize("left_out", ["id", "model", "gpu"])
+def test_coverage_of_rows_that_were_not_used(step_time, metric, left_out):
+    assert 0.85 <= coverage(residuals(), step_time, metric, left_out) <= 0.95
+
+
+def test_joint_residuals_are_of_the_same_rows():
+    known = residuals()
+    setting = Setting("vllm", "h100-80g", "qwen3-32b", KERNELS, "decode-bound")
+    spread = known.spread(setting, ["ttft_mean", "tpot_mean"])
+    mine = known.having("gpu", "h100-80g") & known.having("model", "qwen3-32b")
+    mine &= known.having("engine", "vllm") & known.having("step_time", KERNELS)
+    pairs = {tuple(row) for row in known.logs[mine][:, [TTFT, METRICS.index("tpot_mean")]]}
+    assert {tuple(row) for row in spread.logs} <= pairs
+
+
+def test_fits_are_measured_in_too_few_rows_and_take_those_of_kernel_tables():
+    setting = Setting("vllm", "a100-80g", "llama-3.1-8b", FITTED, "decode-bound")
+    spread = residuals().spread(setting, ["ttft_mean"])
+    fitted = residuals().having("step_time", FITTED).sum()
+    assert len(spread.weights) > fitted
