@@ -191,8 +191,8 @@ def test_all_cells_of_a_measured_run_and_none_of_a_simulated_one(tmp_path, monke
     run = tmp_path / "run"
     CliRunner().invoke(
         app,
-        [*["run", "--system", "vllm", "--requests", "20", "--rates", "1,2", "--seeds", "1", "--jobs", "1", "--no-report"],
-         "--out", str(run)],
+        ["run", "--system", "vllm", "--requests", "20", "--rates", "1,2", "--seeds", "1",
+         "--jobs", "1", "--no-report", "--out", str(run)],
     )  # fmt: skip
     with pytest.raises(SloBenchError, match="was simulated"):
         measured_logs(run)
