@@ -21,6 +21,7 @@ from slo_bench.harness.validation.accuracy.measurement import (
 from slo_bench.harness.validation.accuracy.predict import predict, sampler_bytes, token_budget
 from slo_bench.harness.validation.accuracy.readers import read_folder
 from slo_bench.harness.validation.accuracy.shipped import SHIPPED, seen
+from slo_bench.predictors.specs import model as catalogue_model
 from slo_bench.workloads.errors import FileFormatError, SloBenchError
 
 OWN = """engine,gpu,model,tp,concurrency,prompt_tokens,output_tokens,ttft_mean_s,tpot_mean_s
@@ -77,10 +78,15 @@ def test_a_table_of_no_known_layout_is_counted(own):
 def test_what_is_shipped_can_be_read():
     found = list(read_folder(SHIPPED))
     known = [row for row in found if isinstance(row, Measurement)]
-    dense = [m for m in known if m.set == "silicon" and m.case.engine in ("vllm", "sglang")]
-    assert len(dense) == 333
+    closed = [m for m in known if m.set == "silicon" and m.case.engine in ("vllm", "sglang")]
+    dense = [m for m in closed if catalogue_model(m.case.model).is_plain]
+    assert len([m for m in dense if m.case.weight_dtype != "nvfp4"]) == 333
+    experts = [m for m in closed if catalogue_model(m.case.model).experts]
+    assert len(experts) == 855
+    # `tp 8, ep 8` is recorded as tp 64: the same figures stand there twice, under both.
+    assert {m.case.tp for m in experts} == {1, 2, 4, 8}
     reasons = {row.reason for row in found if isinstance(row, Skipped)}
-    assert {"mixture of experts", "disaggregated serving"} <= reasons
+    assert {"linear attention", "sparse attention", "disaggregated serving"} <= reasons
     levels = [m for m in known if isinstance(m.case.load, OpenLoop)]
     assert {m.set.partition("_")[0] for m in levels} == {"a100-80g", "h100-80g"}
     assert all(m.case.instances == 2 and m.case.tp == 2 for m in levels)
