@@ -34,7 +34,7 @@ from ..figures.levels import (
     series_names,
     with_series,
 )
-from . import mechanisms
+from . import bands, mechanisms
 from .answer import best_goodput, winners
 from .table import Cell, Row, Table
 
@@ -145,7 +145,7 @@ def _notes(cells: pd.DataFrame, rows: pd.DataFrame) -> list[str]:
         notes.append(f"not stationary: {drifting}. {NOT_STATIONARY}")
     if overlong_requests := oversize_text(cells):
         notes.append(f"Too long for the context or the KV cache, and missed: {overlong_requests}.")
-    return [*notes, *mechanisms.notes(cells)]
+    return [*notes, *bands.notes(cells), *mechanisms.notes(cells)]
 
 
 def invalid_reason(invalid: pd.DataFrame) -> str:
