@@ -22,6 +22,7 @@ from slo_bench.harness.validation.accuracy.predict import predict, sampler_bytes
 from slo_bench.harness.validation.accuracy.readers import read_folder
 from slo_bench.harness.validation.accuracy.shipped import SHIPPED, seen
 from slo_bench.predictors.specs import model as catalogue_model
+from slo_bench.reports.pages.accuracy import figures, write_accuracy
 from slo_bench.workloads.errors import FileFormatError, SloBenchError
 
 OWN = """engine,gpu,model,tp,concurrency,prompt_tokens,output_tokens,ttft_mean_s,tpot_mean_s
@@ -270,3 +271,19 @@ def test_shipped_measurements_are_met():
     for rows, metric, most in bounds:
         errors_of = [abs(row.errors()[metric]) for row in rows if metric in row.errors()]
         assert np.median(errors_of) <= most, metric
+
+
+def test_the_page_shows_every_point(own, tmp_path):
+    judged, skipped = judge(own)
+    page = write_accuracy(judged, skipped, tmp_path / "accuracy.html").read_text("utf-8")
+    figure = next(of for of in figures(judged) if of.id == "tpot_mean")
+    for view in figure.views.values():
+        points = [point for of in view["series"] for point in zip(of["x"], of["y"], strict=True)]
+        assert sorted(points) == sorted(
+            (row.measured["tpot_mean"], row.predicted["tpot_mean"]) for row in judged
+        )
+    label = figure.views["engine"]["series"][1]["labels"][0]
+    assert label.startswith("mine, 2: llama-3.1-8b on h100-80g, vllm, bf16, tp 1, 256 + 16 tokens")
+    assert label in page
+    with pytest.raises(SloBenchError, match="nothing to show"):
+        write_accuracy([], skipped, tmp_path / "none.html")
