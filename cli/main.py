@@ -75,9 +75,18 @@ def options(
     """Global options of `slo-bench`, such as --version."""
 
 
+_OLD = {
+    "--knob": "a parameter is fixed by --set [SYSTEM.]NAME=VALUE, compared by --sweep "
+    "[SYSTEM.]NAME=A,B and searched by --search NAME=LOW..HIGH"
+}
+
+
 def main() -> None:
     """Run the command line; a usage or input error prints one line and exits with code 2."""
     try:
+        for word in sys.argv[1:]:
+            if word.partition("=")[0] in _OLD:
+                raise SloBenchError(f"there is no {word}: {_OLD[word.partition('=')[0]]}")
         app()
     except SloBenchError as error:
         if struck():

@@ -28,47 +28,44 @@ class StepTime(Protocol):
 
 
 class LengthAwareStepTime(StepTime, Protocol):
-    """A step-time model that also depends on the longest decoding sequence.
+    """A step-time model that also depends on how unequal the decoding sequences are.
 
-    `longest_kv_tokens` is the KV length of that sequence (at the first step of a span; 0: not
-    known). Engines pass it if `wants_longest` is true.
+    Engines that find `wants_lengths` true call `tail_s` and pass what it returns to the others. It
+    holds for as long as no sequence joins or leaves, because each then grows by a token a step.
     """
 
-    wants_longest: bool
+    wants_lengths: bool
+
+    def tail_s(self, begins: Sequence[int], total: int) -> float:
+        """Seconds that unequal sequences take longer than equal ones with as many KV tokens.
+
+        `begins`: for each decoding sequence, ascending, any number minus its KV tokens (the longest
+        sequence comes first); `total` is their sum.
+        """
 
     def step_s(
         self,
         decode_seqs: int,
         decode_kv_tokens: int,
         chunks: Sequence[tuple[int, int]],
-        longest_kv_tokens: int = 0,
+        tail_s: float = 0.0,
     ) -> float:
         """Seconds of one iteration, as `StepTime.step_s`."""
 
     def span_s(
-        self,
-        decode_seqs: int,
-        decode_kv_tokens: int,
-        steps: int,
-        longest_kv_tokens: int = 0,
+        self, decode_seqs: int, decode_kv_tokens: int, steps: int, tail_s: float = 0.0
     ) -> float:
-        """Seconds of several decode steps, as `StepTime.span_s`; no sequence joins or leaves within
-        a span.
-        """
+        """Seconds of several decode steps, as `StepTime.span_s`."""
 
     def steps_within(
-        self,
-        decode_seqs: int,
-        decode_kv_tokens: int,
-        duration_s: float,
-        longest_kv_tokens: int = 0,
+        self, decode_seqs: int, decode_kv_tokens: int, duration_s: float, tail_s: float = 0.0
     ) -> int:
         """Steps within a duration, as `StepTime.steps_within`."""
 
 
-def wants_longest(step_time: StepTime) -> TypeGuard[LengthAwareStepTime]:
-    """Does this model ask for the longest sequence?"""
-    return getattr(step_time, "wants_longest", False) is True
+def wants_lengths(step_time: StepTime) -> TypeGuard[LengthAwareStepTime]:
+    """Does this model depend on the lengths of the decoding sequences?"""
+    return getattr(step_time, "wants_lengths", False) is True
 
 
 @dataclass(frozen=True, slots=True)

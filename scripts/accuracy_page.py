@@ -30,7 +30,8 @@ PAGE = Path(__file__).parents[1] / "docs" / "accuracy.md"
 CLOSED, OPEN = ("tpot_mean", "ttft_mean"), ("e2e_p50", "e2e_p99", "ttft_p50", "tpot_p50")
 
 
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table."""
     lines = [heads, ["---"] * len(heads), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -52,7 +53,7 @@ def _wide(
         blind = "no" if group[:3] in seen_groups else "yes"
         errors = [_errors(by_metric[m]) if m in by_metric else "–" for m in metrics]
         rows.append((*group[:3], str(n), *errors, blind))
-    return _table(("engine", "GPU", "model", "n", *metrics, "blind"), rows)
+    return table(("engine", "GPU", "model", "n", *metrics, "blind"), rows)
 
 
 def _read(file: Path) -> list[Judged]:
@@ -84,7 +85,7 @@ def _beside(judged: list[Judged]) -> str:
                 theirs = f"{found.theirs:.1%} / {found.theirs_p90:.1%}"
                 ours = f"{found.ours:.1%} / {found.ours_p90:.1%}"
                 lines.append((*group, metric, str(found.n), theirs, ours))
-    return _table(("engine", "GPU", "model", "metric", "n", "AIConfigurator", "slo-bench"), lines)
+    return table(("engine", "GPU", "model", "metric", "n", "AIConfigurator", "slo-bench"), lines)
 
 
 def _coverage() -> str:
@@ -97,7 +98,7 @@ def _coverage() -> str:
             there = known.having("step_time", step_time)
             n = int(np.isfinite(known.logs[there, METRICS.index(metric)]).sum())
             rows.append((step_time, metric, str(n), *(f"{share:.0%}" for share in shares)))
-    return _table(("step times", "metric", "n", "row", "model", "GPU"), rows)
+    return table(("step times", "metric", "n", "row", "model", "GPU"), rows)
 
 
 def main(file: Path, left_out: Sequence[Path]) -> None:
@@ -126,7 +127,7 @@ def main(file: Path, left_out: Sequence[Path]) -> None:
         "closed": _wide(closed, CLOSED, seen_groups),
         "left_out": _wide(_left_out(left_out), CLOSED, seen_groups),
         "open": _wide(opened, OPEN, set()),
-        "regimes": _table(
+        "regimes": table(
             ("engine", "GPU", "models", "load, regime", "metric", "n", "median / p90 (bias)"),
             regime,
         ),
@@ -137,13 +138,17 @@ def main(file: Path, left_out: Sequence[Path]) -> None:
         "beside": _beside(judged),
         "coverage": _coverage(),
     }
-    text = PAGE.read_text(encoding="utf-8")
     for name, part in parts.items():
-        mark, end = f"<!-- {name} -->\n", "<!-- end -->"
-        before, found, after = text.partition(mark)
-        if not found:
-            raise SystemExit(f"{PAGE} has no mark {name}")
-        text = f"{before}{mark}\n{part}\n\n{end}{after.partition(end)[2]}"
+        replace_part(name, part)
+
+
+def replace_part(name: str, part: str) -> None:
+    """Replace what the page has between the marks of `name`."""
+    mark, end = f"<!-- {name} -->\n", "<!-- end -->"
+    before, found, after = PAGE.read_text(encoding="utf-8").partition(mark)
+    if not found:
+        raise SystemExit(f"{PAGE} has no mark {name}")
+    text = f"{before}{mark}\n{part}\n\n{end}{after.partition(end)[2]}"
     PAGE.write_text(text, encoding="utf-8")
 
 

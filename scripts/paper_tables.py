@@ -12,12 +12,14 @@ its blocks, `--pages-only` runs none. A block of a page stands between two comme
     <!-- table: suite = "ascendra", rows = ["system"], columns = "rate_rps", value = "attainment",
          scale = 100, where = { model = "mistral-7b" } -->
     <!-- fitted: paper = "prism" -->
+    <!-- output: name = "step-times-ascendra", command = ["sensitivity", "--rate", "10", …] -->
     …
     <!-- end -->
 
 `published` is the suite's table of published results with its verdicts. `table` shows the mean over
 seeds of a column for each value of the axes `rows` (parameters of a system as `system.parameter`)
-and `columns`. `fitted` lists what was fitted to a paper.
+and `columns`. `fitted` lists what was fitted to a paper. `output` is what a command prints, kept in
+docs/papers/results/NAME; `--suite NAME` runs it again.
 """
 
 from __future__ import annotations
@@ -26,13 +28,16 @@ import argparse
 import csv
 import functools
 import json
+import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +54,9 @@ from slo_bench.workloads.errors import SloBenchError
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "docs" / "papers"
 RESULTS = PAGES / "results"
-_BLOCK = re.compile(r"(<!-- (published|table|fitted): (.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+_BLOCK = re.compile(
+    r"(<!-- (published|table|fitted|output): (.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL
+)
 _ALWAYS = {*TEXT_COLUMNS, *NUMBER_COLUMNS, "requests", "valid", "stationary", "load_factor"}
 
 
@@ -76,6 +83,20 @@ def block_fields(text: str) -> dict[str, Any]:
         return dict(tomllib.loads(f"block = {{ {' '.join(text.split())} }}")["block"])
     except tomllib.TOMLDecodeError as error:
         raise SloBenchError(f"block {text!r} is not TOML: {error}") from error
+
+
+def source_of(fields: Mapping[str, Any]) -> str | None:
+    """The folder of the results that a block shows, or None if it shows none."""
+    found = fields.get("suite", fields.get("name"))
+    return None if found is None else str(found)
+
+
+def shown_outputs(text: str) -> Iterator[tuple[str, list[str]]]:
+    """The names and commands of a page's `output` blocks."""
+    for _, kind, given, _, _ in _BLOCK.findall(text):
+        if kind == "output":
+            fields = block_fields(given)
+            yield fields["name"], fields["command"]
 
 
 def shown_suites(text: str) -> Iterator[tuple[str, set[str]]]:
@@ -137,6 +158,24 @@ def run_suite(
         _keep_columns(folder / "cells.csv", kept / "cells.csv", columns)
 
 
+def run_output(name: str, command: Sequence[str], *, results: Path = RESULTS) -> None:
+    """Run a command and keep what it prints."""
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    shown = subprocess.run(
+        (sys.executable, "-c", "from slo_bench.cli.main import app; app()", *command),
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "COLUMNS": "100"},
+    ).stdout
+    kept = results / name
+    kept.mkdir(parents=True, exist_ok=True)
+    made = {"commit": _commit(), "command": list(command), "created": started}
+    (kept / "environment.json").write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")
+    lines = [line.rstrip() for line in shown.splitlines()]
+    (kept / "output.txt").write_text("\n".join(lines).strip() + "\n", encoding="utf-8")
+
+
 def _keep_columns(source: Path, kept: Path, columns: set[str]) -> None:
     """Copy the columns that are needed, numbers to six digits."""
     with source.open(newline="", encoding="utf-8") as file:
@@ -183,12 +222,13 @@ def written(text: str, results: Path = RESULTS, suites: Sequence[str] | None = N
         "published": _published_block,
         "table": _table_block,
         "fitted": _fitted_block,
+        "output": _output_block,
     }
 
     def again(found: re.Match[str]) -> str:
         head, kind, given, _, end = found.groups()
         fields = block_fields(given)
-        suite = fields.get("suite")
+        suite = source_of(fields)
         if suites is not None and suite not in suites:
             return found[0]
         if suite is not None and not (results / suite).is_dir():
@@ -205,13 +245,14 @@ def _results(folder: Path) -> tuple[Any, pd.DataFrame]:
 
 
 def _source(folder: Path) -> str:
-    """Where a block comes from: command, version, commit, seeds."""
+    """Where a block comes from: command, version, commit, seeds, step times."""
     run, cells = _results(folder)
     made = run.environment
     command = f"`slo-bench {' '.join(made['command'])}`"
     seeds = cells["seed"].nunique()
     said = f"{command}, version {made['slo_bench']}, commit {made['commit']}; {seeds} seeds"
-    return f"{said}, simulated."
+    kinds = sorted(set(cells["step_time"].replace("unfitted", "estimated")))
+    return f"{said}, simulated with {' and '.join(kinds)} step times."
 
 
 def _published_block(fields: Mapping[str, Any], results: Path) -> str:
@@ -287,23 +328,37 @@ def _fitted_block(fields: Mapping[str, Any], results: Path) -> str:
     )
 
 
+def _output_block(fields: Mapping[str, Any], results: Path) -> str:
+    kept = results / fields["name"]
+    made = json.loads((kept / "environment.json").read_text(encoding="utf-8"))
+    text = (kept / "output.txt").read_text(encoding="utf-8")
+    command = f"slo-bench {shlex.join(made['command'])}"
+    return f"    {command}\n\n```text\n{text}```\n\nCommit {made['commit']}, simulated."
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the suites and write the pages; 2 where a block or a suite is wrong."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--pages-only", action="store_true", help="run no suite")
-    parser.add_argument("--suite", action="append", help="run this suite only; repeatable")
+    parser.add_argument("--suite", action="append", help="run this suite or command only")
     parser.add_argument("--jobs", type=int, default=1, help="processes (default 1)")
     asked = parser.parse_args(arguments)
     pages = sorted(PAGES.glob("*.md"))
     try:
         columns: dict[str, set[str]] = {}
+        commands: dict[str, list[str]] = {}
         for page in pages:
+            commands.update(shown_outputs(page.read_text(encoding="utf-8")))
             for suite, needed in shown_suites(page.read_text(encoding="utf-8")):
                 columns.setdefault(suite, set()).update(needed)
-        for suite in [] if asked.pages_only else asked.suite or columns:
-            if suite not in columns:
-                raise SloBenchError(f"no page shows suite {suite}; shown: {', '.join(columns)}")
-            run_suite(suite, columns[suite], asked.jobs)
+        known = [*columns, *commands]
+        for name in [] if asked.pages_only else asked.suite or known:
+            if name not in known:
+                raise SloBenchError(f"no page shows {name}; shown: {', '.join(known)}")
+            if name in columns:
+                run_suite(name, columns[name], asked.jobs)
+            else:
+                run_output(name, commands[name])
         for page in pages:
             text = written(page.read_text(encoding="utf-8"), suites=asked.suite)
             page.write_text(text, encoding="utf-8")

@@ -71,12 +71,12 @@ def gate(
 
 
 def _lines(compared: Comparison, judgement: Judgement) -> list[str]:
-    from ...reports.compare.text import headline, note_lines
+    from ...reports.compare.text import headline, not_stationary_text, note_lines
 
     lines = [f"FAIL  {_told(found)}" for found in judgement.regressions]
     lines += [
         f"warn  {_told(found)}: "
-        + ("not stationary" if found.row.stationary_a is False else "may be noise")
+        + (not_stationary_text(found.row) if found.row.stationary_a is False else "may be noise")
         for found in judgement.open_rows
     ]
     limit = f"{100 * judgement.max_regression:g} %"

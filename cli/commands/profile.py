@@ -11,9 +11,11 @@ import typer
 
 from ...workloads.errors import SloBenchError
 from ...workloads.parsing import finite
+from ..options.declared import PeerLink
 from ..options.from_schema import with_options
 from ..options.parameters import argument, epilog, flag, option
 from ..output.console import terminal
+from .profile_calibrate import CALIBRATES, profile_calibrate
 from .profile_costs import CostFitOptions, fit_costs_like
 from .profile_run import RUNS, link_line, links_shown, profile_run
 
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
 _IMPORTS = (
     "slo-bench profile import llmservingsim profiles/RTX4090-Llama-3.1-8B-bf16-tp1 --out 4090.toml",
+    "slo-bench profile import llmservingsim RTXPRO6000-Qwen3-32B-bf16-tp2 "
+    "--peer-link 16gb/s@20us --out qwen.toml",
     "slo-bench profile import vidur a100__meta-llama__Meta-Llama-3-8B__linear.csv --out a100.toml",
     "slo-bench profile import aiconfigurator aiconfigurator/a100_sxm --model llama-3-8b "
     "--out a100-aic.toml",
@@ -38,13 +42,15 @@ _FITS = (
 )
 
 app = typer.Typer(
-    help="Step times: measure, import, show and fit them. `run --profile` and `validate` use them.",
+    help="Step times: measure, import, show, fit and calibrate them. `run --profile` and "
+    "`validate` use them.",
     no_args_is_help=True,
     epilog=epilog([_IMPORTS[0], _SHOWS[0], _FITS[0]]),
 )
 
 
 app.command("run", epilog=epilog(RUNS))(profile_run)
+app.command("calibrate", epilog=epilog(CALIBRATES))(profile_calibrate)
 
 
 @app.command("import", epilog=epilog(_IMPORTS))
@@ -70,6 +76,7 @@ def import_(
     tp: Annotated[
         int | None, option("N", "GPUs that share each layer (tensor parallelism).", min=1)
     ] = None,
+    peer_link: PeerLink = None,
     add: Annotated[
         bool,
         flag("Add missing tables to the profile --out; its existing tables are kept.", "--add"),
@@ -77,10 +84,11 @@ def import_(
     tables: Annotated[str, option("csv|parquet", "File format of the tables.")] = "csv",
 ) -> None:
     """Convert another project's measurements to a profile."""
+    from ...predictors.profiles.hardware import with_peer_link
     from ...predictors.profiles.importers import ImportOptions, import_profile
     from ...predictors.profiles.profile import read_profile, write_profile
 
-    profile = import_profile(source, path, ImportOptions(model, gpu, tp))
+    profile = with_peer_link(import_profile(source, path, ImportOptions(model, gpu, tp)), peer_link)
     if add:
         profile = read_profile(out).joined(profile)
     written = write_profile(profile, out, tables)
@@ -168,6 +176,11 @@ def _summary(profile: Profile) -> Any:
         table.add_row("fit", Text(", ".join([name, *errors])))
     for name, link in profile.links.items():
         table.add_row("link", Text(link_line(f"{name} link", link)))
+    if profile.calibration is not None:
+        made = profile.calibration
+        least, most = min(made.factors), max(made.factors)
+        origin = ", ".join(made.origin)
+        table.add_row("calibrated", Text(f"factors {least:.2f} to {most:.2f}, from {origin}"))
     from ...predictors.profiles.models import available
 
     known = available(profile)
@@ -242,6 +255,7 @@ def _plain(profile: Profile) -> dict[str, Any]:
             }
             for name, fitted in profile.fits.items()
         },
+        "calibration": None if profile.calibration is None else profile.calibration.plain(),
         "steps": [{"step": label, "seconds": times} for label, times in _samples(profile)],
     }
 

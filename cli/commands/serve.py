@@ -150,7 +150,7 @@ def serve(
         serve_torch(
             system,
             only_one(models, system),
-            parameters_of(parameter or []),
+            parameters_of(parameter or [], system),
             served_name=served_name,
             **{**blocks, "block_size": blocks["block_size"] or 16},
             embedder=embedder,
@@ -172,7 +172,7 @@ def serve(
         backend=backend,
         model=models[0],
         system=system,
-        parameters=parameters_of(parameter or []),
+        parameters=parameters_of(parameter or [], system),
         served_name=served_name,
         **blocks,
         server_args=given.value("server.args"),

@@ -32,8 +32,8 @@ def say(line: str) -> None:
     typer.echo(line, err=True)
 
 
-def parameters_of(options: Sequence[str]) -> dict[str, bool | int | float | str]:
-    """Parse NAME=VALUE options.
+def parameters_of(options: Sequence[str], system: str = "") -> dict[str, bool | int | float | str]:
+    """Parse [SYSTEM.]NAME=VALUE options of one system.
 
     Raises:
         SloBenchError: one is no such pair.
@@ -43,7 +43,7 @@ def parameters_of(options: Sequence[str]) -> dict[str, bool | int | float | str]
         name, equals, text = option.partition("=")
         if not equals or not name or not text:
             raise SloBenchError(f"cannot read --set {option!r}; write NAME=VALUE")
-        found[name] = value_of(text)
+        found[name.removeprefix(f"{system}.")] = value_of(text)
     return found
 
 

@@ -114,9 +114,24 @@ def tune_placement(
     reserve_gib: Annotated[
         float, option("GIB", "Memory kept free for KV on every device.", panel=_DEVICES)
     ] = 0.0,
+    workload: Annotated[
+        str,
+        option(
+            "SOURCE",
+            "Workload whose longest request must fit beside the layers, as must --batch mean ones.",
+            "--workload",
+            "-w",
+            panel=_DEVICES,
+        ),
+    ] = "sharegpt",
     kv_tokens: Annotated[
-        int, option("N", "Number of tokens whose KV must fit beside the layers.", panel=_DEVICES)
-    ] = 2048,
+        int | None,
+        option(
+            "N",
+            "Number of tokens whose KV must fit beside the layers, in place of --workload.",
+            panel=_DEVICES,
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
         option(
@@ -148,7 +163,8 @@ def tune_placement(
         return
     from ...predictors.specs import model as model_of
     from ...reports.pages import placement as shown
-    from ...tuner.placement.compare import METHODS, SolverResult, answer, answers
+    from ...tuner.placement.compare import CHECK, METHODS, SolverResult, answer, answers
+    from ...tuner.placement.contexts import kv_tokens_of
     from ...tuner.placement.launch import document
     from ...tuner.placement.morphling import Bench, morphling
     from ...tuner.placement.problem import problem_of
@@ -161,6 +177,10 @@ def tune_placement(
     spec, seed = model_of(given.value("model")), given.value("seed")
     where = _topology(topology, given.settings.get("gpu"), devices)
     weights = _weights(asked.mode, asked.latency_weight, asked.device_weight)
+    notes, ready_s = list[str](), 0.0
+    if kv_tokens is None:
+        kv_tokens = kv_tokens_of(workload, spec, asked.batch, seed)
+        notes.append(f"KV for {kv_tokens:,} tokens fits beside the layers: {workload}")
     problem = problem_of(
         spec,
         where,
@@ -171,11 +191,9 @@ def tune_placement(
         context_tokens=asked.context,
         host_s=asked.host_ms / 1e3,
     )
-    beside = [
-        name for name in METHODS if name != "optuna" or asked.check or asked.method == "optuna"
-    ]
+    beside = [name for name in METHODS if name != "optuna" or asked.method == "optuna"]
+    beside += [CHECK] if asked.check else []
     found = answers(problem, weights, beside, trials=asked.trials, seed=seed)
-    notes, ready_s = list[str](), 0.0
     if asked.method == "morphling":
         bench = Bench(
             where,
@@ -197,7 +215,7 @@ def tune_placement(
     if chosen.refused:
         answer(problem, weights, asked.method, trials=asked.trials, seed=seed)
     result = shown.FoundMap(
-        spec, where, problem, _mode_text(asked.mode, weights), found, chosen, notes
+        spec, where, problem, weights, _mode_text(asked.mode, weights), found, chosen, notes
     )
     if out is not None:
         _write(

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from ...workloads.errors import SloBenchError, UnknownNameError
-from ..options.declared import HtmlOrJson
+from ..options.declared import HtmlOrJson, PeerLink
 from ..options.from_schema import with_options
 from ..options.parameters import argument, flag, option
 
@@ -90,32 +90,34 @@ def validate(
         float | None,
         option(
             "MS",
-            "Host time in milliseconds added to an iteration without a CUDA graph. Default: 6.5.",
+            "Host time in milliseconds added to an iteration without a CUDA graph. Default: 0.",
             min=0,
         ),
     ] = None,
+    peer_link: PeerLink = None,
     *,
     output: _Output,
 ) -> None:
     """Replay a real engine's log in the simulator and print the simulation errors."""
     if profile is None:
-        asked = (engine, host_ms, output.html, *vars(overrides).values())
+        asked = (engine, host_ms, peer_link, output.html, *vars(overrides).values())
         if any(value is not None for value in asked):
             raise SloBenchError("with no --profile FILE only --cell and --json can be given")
         _of_run(log, cell, output.as_json)
         return
     from ...harness.results.engine_logs import EngineSettings, read_log
     from ...harness.validation.log_replay import validate as replay
+    from ...predictors.profiles.hardware import with_peer_link
     from ...predictors.profiles.profile import read_profile
     from ...reports.pages import validation as shown
 
     found_log = read_log(log, cell)
     found = replay(
         found_log,
-        read_profile(profile),
+        with_peer_link(read_profile(profile), peer_link),
         engine or found_log.engine.system or "vllm",
         overrides=EngineSettings(**vars(overrides)),
-        host_s=None if host_ms is None else host_ms / 1e3,
+        host_s=(host_ms or 0.0) / 1e3,
     )
     output.show(found, shown.write_validation, shown.validation_json, shown.validation_text)
 

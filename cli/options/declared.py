@@ -55,6 +55,15 @@ Sweep = Annotated[
         panel=COMPARED,
     ),
 ]
+PeerLink = Annotated[
+    str | None,
+    option(
+        "LINK",
+        "Measured link between the GPUs, such as 16gb/s@20us (bandwidth and latency): all-reduces "
+        "of a profile with tp above 1 whose tables have none.",
+        "--peer-link",
+    ),
+]
 Validate = Annotated[
     bool,
     flag(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 import typer
 
+_BAR = 16  # characters
 DESCRIPTION = "{task.description}"  # the column of the text that a display changes
 
 
@@ -24,15 +25,22 @@ def display(*columns: str) -> Iterator[Callable[..., None]]:
         yield lambda **changes: None
         return
     from rich import progress as shown
+    from rich.table import Column
 
     from .console import terminal
 
     def column(name: str) -> shown.ProgressColumn:
+        if name == "Bar":
+            return shown.BarColumn(bar_width=_BAR)
         made = getattr(shown, f"{name}Column", None)
-        return shown.TextColumn(name, markup=False) if made is None else made()
+        if made is None:  # text is cut where the line ends
+            ends = Column(ratio=1, no_wrap=True, overflow="ellipsis")
+            return shown.TextColumn(name, markup=False, table_column=ends)
+        fixed: shown.ProgressColumn = made(table_column=Column(no_wrap=True))
+        return fixed
 
     with shown.Progress(
-        *map(column, columns), console=terminal(stderr=True), transient=True
+        *map(column, columns), console=terminal(stderr=True), transient=True, expand=True
     ) as bar:
         task = bar.add_task("", total=None)
         yield lambda **changes: bar.update(task, **changes)

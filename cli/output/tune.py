@@ -54,6 +54,7 @@ def tuned(
             progress=watch,
             confirming=confirming,
             ended=ended,
+            warn=lambda line: typer.echo(f"warning: {line}", err=True),
             pool=pool,
             jobs=None if pool is None else jobs,
         )

@@ -186,10 +186,10 @@ _STOCK = {
         "collocation.policy:Collocation", "LLM-embedding collocation, Algorithms 1 to 3"
     ),
     "collocation-lru": _Stock(
-        "collocation.policy:CollocationLru", "LLM-embedding collocation, §3.4"
+        "collocation.ablations:CollocationLru", "LLM-embedding collocation, §3.4"
     ),
     "collocation-open": _Stock(
-        "collocation.policy:CollocationOpen", "LLM-embedding collocation, §5.4"
+        "collocation.ablations:CollocationOpen", "LLM-embedding collocation, §5.4"
     ),
     "static-split": _Stock("collocation.baselines:StaticSplit", "LLM-embedding collocation, §3.3"),
     "collocated-fcfs": _Stock(

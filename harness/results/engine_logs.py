@@ -1,13 +1,14 @@
 """Request logs of real engines: arrival, first token and last token of every request.
 
 Two formats are read: JSONL with one request a line, as LLMServingSim's benchmark writes it, with
-the engine's settings in a `meta.json` beside it; and run folders of slo-bench, or one of their
-request files.
+the engine's settings in a `meta.json` beside it and the prompts' blocks in a `hash_ids.jsonl`; and
+run folders of slo-bench, or one of their request files.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from numpy.typing import NDArray
 
 from ...workloads.errors import FileFormatError, SloBenchError
 from ...workloads.parsing import parse_json
+from ...workloads.prefixes import BLOCK_SIZE
+from .request_blocks import RequestBlocks, read_hash_ids
 from .run_folder import CHECKSUMS, check_files, read_rows
 
 Floats = NDArray[np.float64]
@@ -80,9 +83,21 @@ class RealLog:
     engine: EngineSettings
     unfinished: int = 0
     cached_tokens: int = 0  # prompt tokens found in the prefix cache, if logged
+    shared_blocks: Sequence[tuple[int, ...]] | None = None  # of prompts, 16 tokens each
 
     def __len__(self) -> int:
         return len(self.arrival_s)
+
+    @property
+    def digest(self) -> str:
+        """Tells the log from others, wherever it lies."""
+        columns = (self.arrival_s, self.prompt_tokens, self.output_tokens, self.last_s)
+        return hashlib.sha256(b"".join(column.tobytes() for column in columns)).hexdigest()[:16]
+
+    def blocks(self, block_size: int) -> RequestBlocks:
+        """Prefix hashes of its requests, of `block_size` tokens, or 16 where they are recorded."""
+        size = block_size if self.shared_blocks is None else BLOCK_SIZE
+        return RequestBlocks((self.prompt_tokens + self.output_tokens) // size, self.shared_blocks)
 
 
 def read_log(path: str | Path, cell: str | None = None) -> RealLog:
@@ -101,6 +116,26 @@ def read_log(path: str | Path, cell: str | None = None) -> RealLog:
     if path.name.endswith(_SUFFIXES):
         return _from_columns(path, _read_requests(path), EngineSettings())
     return _from_columns(path, _read_lines(path), read_settings(path.parent / "meta.json"))
+
+
+def measured_logs(path: str | Path, cell: str | None = None) -> list[RealLog]:
+    """As `read_log`, but all cells of a run folder where none is named.
+
+    Raises:
+        SloBenchError: also where a cell was simulated.
+    """
+    path = Path(path)
+    table = path / "cells.csv"
+    if not table.is_file():
+        return [read_log(path, cell)]
+    rows = read_rows(table)
+    for row in rows:
+        if row.get("backend") == "simulated" and cell in (None, str(row["cell"])):
+            raise SloBenchError(f"{path} was simulated; a run of a real server is needed")
+    return [
+        read_log(path, name)
+        for name in ([str(r["cell"]) for r in rows] if cell is None else [cell])
+    ]
 
 
 # -------------------------------------------------------------------- JSONL
@@ -340,17 +375,22 @@ def _from_columns(
         )
     order = np.argsort(arrival, kind="stable")
     zero = arrival[order[0]]
+    ids = columns.get("request_id")
+    if ids is not None:
+        ids = [ids[row] for row in np.flatnonzero(known)[order]]
+    prompt_tokens = prompt[order].astype(np.int64)
     return RealLog(
         name=str(path),
         arrival_s=(arrival - zero)[order],
         begin_s=(begin - zero)[order],
-        prompt_tokens=prompt[order].astype(np.int64),
+        prompt_tokens=prompt_tokens,
         output_tokens=output[order].astype(np.int64),
         first_s=(first - zero)[order],
         last_s=(last - zero)[order],
         engine=settings,
         unfinished=unfinished,
         cached_tokens=int(np.clip(cached[np.isfinite(cached)], 0.0, 2**40).sum()),
+        shared_blocks=read_hash_ids(path, ids, prompt_tokens),
     )
 
 

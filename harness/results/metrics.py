@@ -20,6 +20,7 @@ from ...workloads.workload import Workload
 from ..core.counters import COUNT
 from ..core.records import Outcome, Records, Result
 from ..policies.columns import COLUMNS
+from .energy import Energy, unit_costs
 from .mechanisms import counts_of
 from .rate_window import RateWindow, counted_requests, per_second, rate_window
 from .stationarity import LEAST_REQUESTS, batches_of, horizon_s, left_s, stationary
@@ -100,6 +101,7 @@ class Hardware:
     parameters: float  # of the model, whole
     peak_flops: float  # of one GPU, per second, dense at the precision computed in
     usd_per_gpu_hour: float | None = None
+    energy: Energy | None = None  # None: the power of the GPUs is not known
 
 
 def measured_window(records: Records, warmup_s: float) -> Mask:
@@ -175,7 +177,8 @@ def cell_metrics(
     gpu_utilisation = share of the time for which GPUs compute, averaged over them (host time of
     their iterations counted), as a GPU's own counter of utilisation has it;
     kv_cache_usage_mean = share of the KV blocks in use, averaged over time;
-    padding_waste = padded tokens / all tokens computed (only static batches are padded).
+    padding_waste = padded tokens / all tokens computed (only static batches are padded);
+    gpu_power_mean_w is predicted, where `hardware` knows the GPUs' power.
     Columns that papers define are in `policies.columns`.
     """
     records, totals = result.records, result.totals
@@ -247,6 +250,12 @@ def cell_metrics(
         if hardware.usd_per_gpu_hour is None
         else hardware.usd_per_gpu_hour * hardware.gpus,
     }
+    power_w = NOT_A_NUMBER
+    if hardware.energy is not None:
+        operations = 2 * hardware.parameters * computed
+        power_w = hardware.energy.mean_w(totals, operations, hardware.peak_flops)
+    row |= {"gpu_power_mean_w": power_w, "gpu_energy_j": power_w * totals.makespan_s}
+    row |= unit_costs(row)
     row |= {name: of(row) for name, of in COLUMNS.items()}
     row |= {
         "finished": int(finished.sum()),

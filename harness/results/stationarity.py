@@ -43,6 +43,8 @@ class RunBatches:
     `backlog` has one more entry than there are batches: at the edges of the batches, the number of
     requests in the system above that expected if latencies stayed as at the start; `waiting` is the
     same for the requests without a first token (empty where first tokens are not known).
+    `starved` counts the requests of the first fifth that still wait for it at the last edge (that
+    are still in the system, where it is not known).
     `horizon_s` is the time within which a request that waits misses its SLO (0 without latency
     bounds), `stay_s` the mean time in the system of the counted requests, `window_s` the time in
     which they arrive.
@@ -52,6 +54,7 @@ class RunBatches:
     batch_requests: tuple[int, ...]
     backlog: tuple[int, ...]
     waiting: tuple[int, ...] = ()
+    starved: int = 0
     horizon_s: float = 0.0
     stay_s: float = 0.0
     window_s: float = math.inf
@@ -137,8 +140,11 @@ def batches_of(
     known = np.isfinite(moments)
     moments[~known] = moments[known][-1] if known.any() else 0.0
     waiting: tuple[int, ...] = ()
+    served_s = end_s[order]
     if first_token_s is not None:
-        waiting = _excess(arrived, np.fmin(first_token_s, end_s)[order], moments)
+        served_s = np.fmin(first_token_s, end_s)[order]
+        waiting = _excess(arrived, served_s, moments)
+    early = math.ceil(np.isfinite(arrival_s).sum() * _FIRST_SHARE)
     stays_s = (end_s[order] - arrival_s)[first:last]
     stays_s = stays_s[np.isfinite(stays_s)]
     return RunBatches(
@@ -146,6 +152,7 @@ def batches_of(
         batch_requests=tuple(np.diff(edges).tolist()),
         backlog=_excess(arrived, end_s[order], moments),
         waiting=waiting,
+        starved=int((~(served_s[:early] <= moments[-1])).sum()),
         horizon_s=horizon_s,
         stay_s=float(stays_s.mean()) if len(stays_s) else 0.0,
         window_s=float(moments[-1] - moments[0]),
@@ -206,12 +213,21 @@ def grows(runs: Sequence[RunBatches]) -> bool:
     what a batch of arrivals adds is taken off by later ones: the changes sum up to no more than
     the queue's own spread. In one that does not, they are about independent and have a mean above
     zero, which a one-sided t test finds. Growth by less than 1 % of the arrivals counts as none: a
-    system that serves short requests first can leave so many long ones for ever.
+    system that serves short requests first can leave so many long ones for ever. Where it leaves
+    more of the first ones until the end, and they missed their SLO long before, it is overloaded.
     """
     least = max(_LEAST_GROWTH * len(runs), MOST_GROWTH * sum(run.counted for run in runs))
-    return _rises([run.backlog for run in runs], least) or _rises(
-        [run.waiting for run in runs], least
+    return (
+        _rises([run.backlog for run in runs], least)
+        or _rises([run.waiting for run in runs], least)
+        or sum(_starved(run) for run in runs) >= least
     )
+
+
+def _starved(run: RunBatches) -> int:
+    """`starved` of a run that is long against the SLO's horizon, of all its arrivals."""
+    long = 0 < SETTLED_HORIZONS * run.horizon_s <= run.window_s
+    return round(run.starved / _FIRST_SHARE) if long else 0
 
 
 def _rises(counts: Sequence[tuple[int, ...]], least: float) -> bool:

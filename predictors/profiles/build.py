@@ -8,6 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...workloads.errors import SloBenchError
+from ..dtypes import SIXTEEN_BIT_BYTES
+from ..step_time import ALL_REDUCES_PER_LAYER
 from .hardware import profiled_model
 from .profile import Profile, ProfileTable
 from .table import Curve, DecodeGrid, Host, MixedGrid, TableStepTime
@@ -16,30 +18,26 @@ Floats = NDArray[np.float64]
 
 # Two thread blocks (a decoding sequence and one KV head each) share a multiprocessor.
 BLOCKS_PER_MULTIPROCESSOR = 2
-# A step that is launched kernel by kernel instead of replayed from a CUDA graph. Measured once: on
-# the host of LLMServingSim's RTX PRO 6000 (vLLM 0.19, Llama-3.1-8B); held for all others.
-LAUNCH_S = 0.0065
+ALL_REDUCE = "all_reduce"  # the operator in a table of linear layers
 GRAPH_TOKENS = 512  # the largest CUDA graph that vLLM captures
 
 
 def default_host(host_s: float | None = None) -> Host:
-    """What the host adds where steps are scheduled ahead and decode from CUDA graphs.
-
-    With `host_s`, that many seconds go before every step instead.
+    """What the host adds where steps are scheduled ahead and decode from CUDA graphs: nothing, or
+    `host_s` seconds before every step.
     """
-    if host_s is None:
-        return Host(launch_s=LAUNCH_S, graph_tokens=GRAPH_TOKENS)
-    return Host(step_s=host_s, graph_tokens=GRAPH_TOKENS)
+    return Host(step_s=host_s or 0.0, graph_tokens=GRAPH_TOKENS)
 
 
 def table_step_time(profile: Profile, host: Host | None = None) -> TableStepTime:
     """The profile's tables as a step-time model.
 
     Raises:
-        SloBenchError: a table is missing, or attention lacks decode or prefill.
+        SloBenchError: a table is missing, attention lacks decode or prefill, or several GPUs have
+            no all-reduce.
     """
     attention = _table(profile, "attention")
-    linear = summed_curve(_table(profile, "linear"), "tokens")
+    linear = linear_curve(profile)
     if "per_sequence" in profile.tables:
         per_sequence = summed_curve(profile.tables["per_sequence"], "sequences")
     else:
@@ -63,6 +61,39 @@ def _table(profile: Profile, kind: str) -> ProfileTable:
             "with `slo-bench profile import … --add`, or fit a formula that does without"
         )
     return profile.tables[kind]
+
+
+def linear_curve(profile: Profile) -> Curve:
+    """Linear layers and all-reduces of a step by its tokens, calibrated where the profile is.
+
+    Tables without all-reduces get those of the measured link between the GPUs: a latency each for
+    scatter and gather, and 2 (tp - 1) / tp of the bytes over every GPU's link, as in
+    `predictors.step_time`.
+
+    Raises:
+        SloBenchError: the table is missing; or tp > 1, and neither all-reduces nor the link were
+            measured.
+    """
+    table = _table(profile, "linear")
+    curve = summed_curve(table, "tokens")
+    at, seconds = curve.at, curve.seconds
+    tp = profile.tp
+    if tp > 1 and ALL_REDUCE not in table.words["operator"]:
+        link = profile.links.get("peer")
+        if link is None:
+            raise SloBenchError(
+                f"the profile of {profile.label} has no all-reduce: its tables hold the work of "
+                "one GPU alone. Measure the link between the GPUs and give its bandwidth and "
+                "latency, for example --peer-link 16gb/s@20us with `slo-bench profile import` (or "
+                "validate, profile calibrate), or [link.peer] in the file"
+            )
+        shape = profiled_model(profile)
+        token_bytes = 2 * (tp - 1) / tp * shape.hidden * SIXTEEN_BIT_BYTES
+        each_s = 2 * link.latency_s + at * token_bytes / link.bandwidth_bytes_per_s
+        seconds = seconds + ALL_REDUCES_PER_LAYER * shape.layers * each_s
+    if profile.calibration is not None:
+        seconds = seconds * profile.calibration.at(np.maximum(1.0, at))
+    return Curve(at, seconds)
 
 
 def summed_curve(table: ProfileTable, count: str) -> Curve:

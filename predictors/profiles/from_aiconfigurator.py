@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ...workloads.errors import SloBenchError
 from ..specs import ModelSpec, model
+from .build import ALL_REDUCE
 from .importers import ImportOptions
 from .profile import Profile, Source, read_parquet, table_of
 
@@ -150,7 +151,7 @@ def _linear(files: Mapping[str, Path], spec: ModelSpec, tp: int) -> list[tuple[A
         calls = _REDUCES_A_LAYER * spec.layers
         for elements, time_us in zip(points[:, 0] / spec.hidden, times, strict=True):
             if elements >= 1:
-                rows.append(("all_reduce", elements, calls, time_us))
+                rows.append((ALL_REDUCE, elements, calls, time_us))
     return rows
 
 

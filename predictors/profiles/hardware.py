@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 from ...workloads.errors import SloBenchError, UnknownNameError
+from ..catalogue import entries
 from ..dtypes import weight_dtype
 from ..model_spec import ModelSpec
-from ..specs import GpuSpec, gpu, model
+from ..specs import GpuSpec, gpu, link, model
 from .profile import MeasuredLink, Profile
 
 _BITS_OF_FLOPS = 16
@@ -37,12 +38,31 @@ def profiled_gpu(profile: Profile) -> GpuSpec:
         if profile.device is None:
             raise
         spec = _measured(profile)
-    named = {name: _named(link) for name, link in profile.links.items()}
+    named = {name: _named(one) for name, one in profile.links.items()}
     unknown = set(named) - {"host", "peer"}
     if unknown:
         raise SloBenchError(f"a profile's links are host and peer, not {min(unknown)}")
     host, peer = named.get("host", spec.host_link), named.get("peer", spec.peer_link)
     return dataclasses.replace(spec, host_link=host, peer_link=peer)
+
+
+def with_peer_link(profile: Profile, text: str | None) -> Profile:
+    """With a measured link between GPUs, such as `16gb/s@20us` (bandwidth and latency); as it is
+    where `text` is None.
+
+    Raises:
+        SloBenchError: `text` is not of that form; a name of the catalogue is a data sheet's link.
+    """
+    if text is None:
+        return profile
+    if text in entries("links") or "@" not in text:
+        raise SloBenchError(
+            f"--peer-link must be a measured bandwidth and latency such as 16gb/s@20us but is "
+            f"{text!r}"
+        )
+    found = link(text)
+    measured = MeasuredLink(found.bandwidth_bytes_per_s, found.latency_s)
+    return dataclasses.replace(profile, links={**profile.links, "peer": measured})
 
 
 def _measured(profile: Profile) -> GpuSpec:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ...workloads.errors import SloBenchError
 from ..placement import Placement
-from .build import summed_curve
+from .build import linear_curve, summed_curve
 from .hardware import profiled_gpu, profiled_model
 from .profile import Profile, ProfileTable
 from .table import Curve
@@ -124,7 +124,7 @@ def from_layers(profile: Profile) -> Observations:
     attention = profile.tables["attention"]
     chunk, sequences = attention["prefill_chunk"], attention["n_decode"]
     chunks = (chunk > 0).astype(np.float64)
-    linear = summed_curve(profile.tables["linear"], "tokens")
+    linear = linear_curve(profile)
     seconds = attention["time_us"] * attention["calls"] * 1e-6
     seconds = seconds + _at(linear, chunk + sequences)
     if "per_sequence" in profile.tables:

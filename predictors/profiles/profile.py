@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import gzip
 import io
 import json
 import math
 import tomllib
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,9 +26,10 @@ from numpy.typing import NDArray
 from ...workloads.errors import FileFormatError, SloBenchError, UnknownNameError
 from ...workloads.file_cache import depends_on
 from ...workloads.parsing import parse_toml
+from .calibration import Calibration
 
 FORMAT = 1
-_NESTED = ("sources", "tables", "fits", "links", "device")
+_NESTED = ("sources", "tables", "fits", "links", "device", "calibration")
 Floats = NDArray[np.float64]
 Words = NDArray[np.str_]
 
@@ -153,7 +156,7 @@ class Profile:
     Times are per GPU of a tensor-parallel group, whose members compute in parallel. `best` names
     the formula that `run --profile` takes; `multiprocessors` of the GPU are 0 if unknown.
     `model_file` has the shape of a model that no catalogue knows. `links` by name: `host` between
-    the GPU and its host, `peer` between instances.
+    the GPU and its host, `peer` between GPUs. `calibration`: what a run of the machine showed.
     """
 
     model: str
@@ -169,6 +172,7 @@ class Profile:
     sources: tuple[Source, ...] = ()
     tables: Mapping[str, ProfileTable] = field(default_factory=dict)
     fits: Mapping[str, Fitted] = field(default_factory=dict)
+    calibration: Calibration | None = None
 
     @property
     def label(self) -> str:
@@ -237,6 +241,7 @@ def _from_header(header: Path, content: dict[str, Any]) -> Profile:
     links = _section(header, content, "link")
     sources = content.pop("source", [])
     device = content.pop("device", None)
+    calibration = content.pop("calibration", None)
     if content.get("model_file"):
         content["model_file"] = str(header.parent / str(content["model_file"]))
     plain = {f.name for f in dataclasses.fields(Profile)} - set(_NESTED)
@@ -262,6 +267,7 @@ def _from_header(header: Path, content: dict[str, Any]) -> Profile:
             fits={name: _fitted(entry) for name, entry in fits.items()},
             links={name: MeasuredLink(**entry) for name, entry in links.items()},
             device=None if device is None else MeasuredDevice(**device),
+            calibration=None if calibration is None else Calibration.read(calibration),
         )
     except (TypeError, ValueError, OverflowError) as error:
         raise FileFormatError(header, None, f"not in the format: {error}") from None
@@ -339,10 +345,22 @@ def _header_text(profile: Profile, names: Mapping[str, str]) -> str:
     for name, one in sections.items():
         lines += ["", f"[{name}]"]
         lines += [f"{k} = {v!r}" for k, v in dataclasses.asdict(one).items() if math.isfinite(v)]
+    if profile.calibration is not None:
+        plain = profile.calibration.plain()
+        lines += [
+            "",
+            "[calibration]",
+            "# factors on the time of linear layers, by tokens of a step",
+        ]
+        lines += [f"{k} = {_toml(v)}" for k, v in plain.items()]
     return "\n".join(lines) + "\n"
 
 
-def _toml(value: str | int) -> str:
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{k} = {_toml(v)}' for k, v in value.items())} }}"
+    if isinstance(value, list):
+        return f"[{', '.join(_toml(v) for v in value)}]"
     return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else str(value)
 
 
@@ -385,15 +403,20 @@ def _numbers(path: Path, name: str, values: Sequence[Any]) -> Floats:
 
 
 def read_csv(path: Path, wanted: Sequence[str]) -> dict[str, list[str]]:
-    """The `wanted` columns of a CSV file, as text.
+    """The `wanted` columns of a CSV file, as text; FILE.gz is read where there is no FILE.
 
     Raises:
         FileFormatError: the file cannot be read, a column is missing or a row is cut short.
     """
+    packed = path.with_name(f"{path.name}.gz")
+    if not path.exists() and packed.exists():
+        path = packed
     depends_on(path)
     try:
-        reader = csv.reader(io.StringIO(path.read_text(encoding="utf-8")))
-    except (OSError, UnicodeDecodeError) as error:
+        content = path.read_bytes()
+        text = (gzip.decompress(content) if path == packed else content).decode("utf-8")
+        reader = csv.reader(io.StringIO(text))
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         problem = f"cannot be read: {getattr(error, 'strerror', None) or error}"
         raise FileFormatError(path, None, problem) from None
     names = next(reader, [])

@@ -23,6 +23,9 @@ Floats = NDArray[np.float64]
 # A tile of a matrix multiplication holds 16 rows or more: between two sizes no further apart than
 # that, time does not grow evenly but is already that of the larger size.
 TILE_TOKENS = 16
+# FlashAttention splits the sequences of a decode step unless its thread blocks fill this share of
+# the places on the GPU (`num_splits_heuristic`; with a CUDA graph, at the padded size).
+SPLIT_SHARE = 0.8
 
 
 @dataclass(frozen=True)
@@ -95,16 +98,14 @@ class Host:
 class _Line(NamedTuple):
     """Time of a decode-only step of one number of sequences, by the KV tokens of the batch.
 
-    Equal sequences: `base_s[k]` + `slope_s[k]` * tokens up to `ends[k]`. Unequal ones take at least
-    `unequal_s` + `unequal_s_per_token` * tokens + `longest_s_per_token` * longest.
+    Equal sequences: `base_s[k]` + `slope_s[k]` * tokens up to `ends[k]`. `unsplit`: each sequence
+    is read by one thread block a KV head, so that unequal ones take their tail longer.
     """
 
     ends: list[float]  # the last is infinite
     base_s: list[float]
     slope_s: list[float]
-    unequal_s: float
-    unequal_s_per_token: float
-    longest_s_per_token: float
+    unsplit: bool
 
 
 class TableStepTime:
@@ -118,7 +119,7 @@ class TableStepTime:
         host: what the host adds.
         resident: how many sequences the GPU attends to at once: two thread blocks on a
             multiprocessor, one a KV head. Tables are measured with equal sequences; where this is
-            known, unequal ones cost what the longest adds. 0: not known, lengths do not matter.
+            known, unequal ones take longer (`tail_s`). 0: not known, lengths do not matter.
 
     Several chunks in a step count as the one chunk that has as many (query, KV) pairs and, where
     that is possible, as many tokens.
@@ -156,22 +157,24 @@ class TableStepTime:
         self._lines: dict[int, _Line] = {}
         self._cubes: dict[int, list[float]] = {}
         self._lone_s_per_token = self._lone()
-        self.wants_longest = bool(resident and self._lone_s_per_token)
+        self._full_s_per_token = self._full()
+        self.wants_lengths = bool(resident) and (
+            0 < self._full_s_per_token < self._lone_s_per_token
+        )
 
     def step_s(
         self,
         decode_seqs: int,
         decode_kv_tokens: int,
         chunks: Sequence[tuple[int, int]],
-        longest_kv_tokens: int = 0,
+        tail_s: float = 0.0,
     ) -> float:
         if not chunks:
             line = self._lines.get(decode_seqs) or self._line(decode_seqs)
-            ends, base_s, slope_s, unequal_s, token_s, longest_s = line
+            ends, base_s, slope_s, unsplit = line
             k = bisect_right(ends, decode_kv_tokens)
             equal_s = base_s[k] + slope_s[k] * decode_kv_tokens
-            unequal_s += token_s * decode_kv_tokens + longest_s * longest_kv_tokens
-            return equal_s if equal_s > unequal_s else unequal_s
+            return equal_s + tail_s if unsplit else equal_s
         if len(chunks) == 1:
             context, tokens = chunks[0]
             length = tokens
@@ -192,77 +195,73 @@ class TableStepTime:
         fixed_s = self._fixed_s.get(tokens) or self._fixed(tokens)
         per_sequence_s = self._sequence_s.get(sequences) or self._sequences(sequences)
         mixed_s = self._attention(decode_seqs, decode_kv_tokens, length, before)
-        return fixed_s + per_sequence_s + mixed_s
+        return fixed_s + per_sequence_s + mixed_s + tail_s
 
-    def span_s(
-        self,
-        decode_seqs: int,
-        decode_kv_tokens: int,
-        steps: int,
-        longest_kv_tokens: int = 0,
-    ) -> float:
-        """Seconds of several decode steps: a closed form for each stretch with one slope."""
-        here, first_s, growth_s = self._stretch(decode_seqs, decode_kv_tokens, longest_kv_tokens)
-        if steps <= here:
-            return steps * first_s + growth_s * (steps * (steps - 1) * 0.5)
-        return stretches.span_s(
-            self._stretches(decode_seqs, decode_kv_tokens, longest_kv_tokens), steps
+    def tail_s(self, begins: Sequence[int], total: int) -> float:
+        """Seconds that unequal sequences take longer than equal ones (`LengthAwareStepTime`).
+
+        A sequence that is not split is read at r seconds a token at best, all bytes at c: with k
+        sequences left, a token of each takes max(r, k c). So lengths l_1 >= l_2 >= ... take
+        sum_k (l_k - l_(k+1)) max(r, k c); of it the same sum for equal lengths is taken away.
+        """
+        lone_s, full_s = self._lone_s_per_token, self._full_s_per_token
+        n = len(begins)
+        alone = int(lone_s / full_s)  # so many sequences do not use the whole bandwidth
+        if n > alone:
+            last: float = begins[alone]
+        else:
+            alone = n
+            last = total / n
+        # Summed by parts; lengths are a number minus `begins`.
+        return (
+            full_s * sum(begins[1:alone])
+            + (lone_s - alone * full_s) * last
+            - (lone_s - full_s) * begins[0]
         )
 
+    def span_s(
+        self, decode_seqs: int, decode_kv_tokens: int, steps: int, tail_s: float = 0.0
+    ) -> float:
+        """Seconds of several decode steps: a closed form for each stretch with one slope."""
+        here, first_s, growth_s = self._stretch(decode_seqs, decode_kv_tokens, tail_s)
+        if steps <= here:
+            return steps * first_s + growth_s * (steps * (steps - 1) * 0.5)
+        return stretches.span_s(self._stretches(decode_seqs, decode_kv_tokens, tail_s), steps)
+
     def steps_within(
-        self,
-        decode_seqs: int,
-        decode_kv_tokens: int,
-        duration_s: float,
-        longest_kv_tokens: int = 0,
+        self, decode_seqs: int, decode_kv_tokens: int, duration_s: float, tail_s: float = 0.0
     ) -> int:
         """Fewest decode steps that take `duration_s`; agrees with `span_s` to the last bit."""
         if duration_s <= 0:
             return 0
-        here, first_s, growth_s = self._stretch(decode_seqs, decode_kv_tokens, longest_kv_tokens)
+        here, first_s, growth_s = self._stretch(decode_seqs, decode_kv_tokens, tail_s)
         if growth_s >= 0 and here * first_s > duration_s:  # all but always here
             steps = stretches.crossing(first_s, growth_s, 0.0, duration_s)
             if steps <= here:
                 return steps
         return stretches.steps_within(
-            self._stretches(decode_seqs, decode_kv_tokens, longest_kv_tokens), duration_s
+            self._stretches(decode_seqs, decode_kv_tokens, tail_s), duration_s
         )
 
     def _stretches(
-        self, sequences: int, kv_tokens: int, longest: int
+        self, sequences: int, kv_tokens: int, tail_s: float
     ) -> Iterator[stretches.Stretch]:
         """Steps that only decode, as stretches in which they grow evenly."""
         while True:
-            stretch = self._stretch(sequences, kv_tokens, longest)
+            stretch = self._stretch(sequences, kv_tokens, tail_s)
             yield stretch
             kv_tokens += stretch[0] * sequences
-            longest += stretch[0]
 
-    def _stretch(self, sequences: int, kv_tokens: int, longest: int) -> stretches.Stretch:
+    def _stretch(self, sequences: int, kv_tokens: int, tail_s: float) -> stretches.Stretch:
         """The linear stretch that begins at this point."""
-        ends, base_s, slope_s, unequal_s, token_s, longest_s = self._lines.get(
-            sequences
-        ) or self._line(sequences)
+        ends, base_s, slope_s, unsplit = self._lines.get(sequences) or self._line(sequences)
         k = bisect_right(ends, kv_tokens)
-        growth_s = slope_s[k] * sequences
         first_s = base_s[k] + slope_s[k] * kv_tokens
+        if unsplit:
+            first_s += tail_s
         end = ends[k]
         here = stretches.ENDLESS if end == inf else -int((kv_tokens - end) // sequences)
-        if not longest_s:
-            return here, first_s, growth_s
-        # The longer of the two holds, until the other overtakes it.
-        unequal_s += token_s * kv_tokens + longest_s * longest
-        unequal_growth_s = token_s * sequences + longest_s
-        if first_s >= unequal_s:
-            lead_s, gain_s = first_s - unequal_s, unequal_growth_s - growth_s
-        else:
-            lead_s, gain_s = unequal_s - first_s, growth_s - unequal_growth_s
-            first_s, growth_s = unequal_s, unequal_growth_s
-        if lead_s < gain_s * here:
-            overtaken = int(lead_s / gain_s) + 1
-            if overtaken < here:
-                here = overtaken
-        return here, first_s, growth_s
+        return here, first_s, slope_s[k] * sequences
 
     # ---------------------------------------------------------------- parts of a step
 
@@ -285,26 +284,33 @@ class TableStepTime:
         attention_s = _between(grid.sequences, grid.seconds, sequences)
         knots = grid.kv_tokens * sequences
         fixed_s = self._fixed(sequences) + self._sequences(sequences)
-        unequal = (0.0, 0.0, 0.0)
-        if self.wants_longest and sequences > 1:
-            # All bytes at full bandwidth, then the longest sequence by itself, from where the
-            # others have left it: as many as are resident are read at the same pace.
+        padded = self.host.graph_size(sequences)
+        unsplit = self.wants_lengths and padded >= SPLIT_SHARE * self.resident
+        if unsplit:
+            # From the number on at which sequences are split no more, they are read alone.
+            token_s = max(self._full_s_per_token, self._lone_s_per_token / sequences)
             full = grid.seconds[-1]
-            token_s = float((full[-1] - full[0]) / np.ptp(grid.kv_tokens) / grid.sequences[-1])
-            start_s = float(attention_s[0] - token_s * knots[0])
+            start_s = float(
+                full[0] - self._full_s_per_token * grid.sequences[-1] * grid.kv_tokens[0]
+            )
             attention_s = np.maximum(attention_s, start_s + token_s * knots)
-            alone_s = self._lone_s_per_token
-            read = max(1 / sequences, 1 / self.resident)
-            unequal = (fixed_s + start_s, token_s - alone_s * read, alone_s)
         slopes = np.diff(attention_s) / np.diff(knots)
         line = _Line(
             [*knots[1:-1].tolist(), inf],
             (fixed_s + attention_s[:-1] - slopes * knots[:-1]).tolist(),
             slopes.tolist(),
-            *unequal,
+            unsplit,
         )
         self._lines[sequences] = line
         return line
+
+    def _full(self) -> float:
+        """Seconds per KV token of the largest batch that only decodes: at full bandwidth."""
+        grid = self._decode
+        if len(grid.kv_tokens) < 2:
+            return 0.0
+        full = grid.seconds[-1]
+        return float((full[-1] - full[0]) / np.ptp(grid.kv_tokens) / grid.sequences[-1])
 
     def _lone(self) -> float:
         """Seconds per KV token of one sequence that the GPU reads serially.

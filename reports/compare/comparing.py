@@ -72,6 +72,7 @@ class Row:
     paired: bool
     stationary_a: bool | None = None
     stationary_b: bool | None = None
+    drifting_after_s: float = math.nan  # arrivals of the cells that are not stationary, mean
 
     @property
     def stationary(self) -> bool | None:
@@ -339,7 +340,13 @@ def _rows(
             paired=paired,
             stationary_a=_all_stationary(cell.stationary for cell in level.a),
             stationary_b=_all_stationary(cell.stationary for cell in level.b),
+            drifting_after_s=_drifting_after_s((*level.a, *level.b)),
         )
+
+
+def _drifting_after_s(cells: Iterable[Cell]) -> float:
+    windows_s = [cell.window_s for cell in cells if cell.stationary is False]
+    return float(np.mean(windows_s)) if windows_s else math.nan
 
 
 def _all_stationary(each: Iterable[bool | None]) -> bool | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -196,6 +197,7 @@ class Cell:
     seed: int
     read: Callable[[], RequestResults] = field(repr=False)
     stationary: bool | None = None  # None: cannot be told
+    window_s: float = math.nan  # window of arrivals
 
 
 @dataclass(frozen=True)
@@ -281,6 +283,7 @@ def run_results(path: Path) -> Results:
                 read_requests, path, str(row["cell"]), _warmup_s(settings, row), offered=not closed
             ),
             stationary=row.get("stationary"),
+            window_s=float(row.get("arrival_window_s", math.nan)),
         )
         for _, row in valid.iterrows()
     ]

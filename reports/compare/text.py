@@ -11,7 +11,7 @@ from rich.text import Text
 
 from ...workloads.parsing import finite
 from ..figures.figure import rate_text, seconds_text
-from ..figures.levels import GOODPUT_DIVISOR
+from ..figures.levels import GOODPUT_DIVISOR, window_text
 from ..pages.table import Cell, Table
 from .comparing import Comparison, Row, Verdict
 from .results import Metric
@@ -113,7 +113,13 @@ def _cells(row: Row, holm: bool) -> list[str | Cell]:
 
 
 def _verdict_text(row: Row) -> str:
-    return WORDS[row.verdict] + (", not stationary" if row.stationary is False else "")
+    drifts = row.stationary is False
+    return WORDS[row.verdict] + (f", {not_stationary_text(row)}" if drifts else "")
+
+
+def not_stationary_text(row: Row) -> str:
+    """`not stationary after 540 s`, for a row that is not."""
+    return f"not stationary {window_text(row.drifting_after_s)}".rstrip()
 
 
 def labels_of(comparison: Comparison) -> list[str]:
@@ -153,7 +159,7 @@ def note_lines(comparison: Comparison) -> Iterable[str]:
     if any(row.stationary is False for row in comparison.rows):
         yield (
             "not stationary: a backlog grows or attainment drifts, so that the size of the "
-            "difference depends on the length of the runs."
+            "difference depends on the time of arrivals that the row names."
         )
     yield from comparison.notes
 
@@ -185,7 +191,7 @@ def row_json(row: Row) -> dict[str, Any]:
         "unit": row.metric.unit,
         "higher_is_better": row.metric.higher_is_better,
     }
-    for name in ("a", "b", "difference", "relative", "p", "p_holm"):
+    for name in ("a", "b", "difference", "relative", "p", "p_holm", "drifting_after_s"):
         plain[name] = finite(getattr(row, name))
     for name, bounds in (("difference", row.bounds), ("relative", row.relative_bounds)):
         plain |= {f"{name}_low": finite(bounds.low), f"{name}_high": finite(bounds.high)}

@@ -181,8 +181,12 @@ def after_text(level: pd.Series[Any]) -> str:
     """`after 540 s`: the arrivals after which a level that drifts was measured; else empty."""
     if not level["drifting"]:
         return ""
-    window_s = float(level.get("arrival_window_s", math.nan))
-    return f"after {rate_text(window_s)} s" if window_s > 0 else "yes"
+    return window_text(float(level.get("arrival_window_s", math.nan))) or "yes"
+
+
+def window_text(window_s: float) -> str:
+    """`after 540 s`, of a window of arrivals; empty where it is not known."""
+    return f"after {rate_text(window_s)} s" if window_s > 0 else ""
 
 
 def knee_rps(level_rows: pd.DataFrame) -> float:

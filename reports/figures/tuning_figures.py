@@ -119,10 +119,9 @@ def importances(found: Plain, names: Sequence[str]) -> list[Figure]:
     """A bar for each parameter or setting; none where nothing could be told."""
     views = {}
     for name, shares in found["importances"].items():
-        ordered = sorted(shares.items(), key=lambda item: -item[1])
         bars = [
-            {"s": names.index(one), "parts": [share], "lo": share, "hi": share}
-            for one, share in ordered
+            {"s": names.index(one), "parts": [share], "lo": low, "hi": high}
+            for one, (share, low, high) in shares.items()
         ]
         if bars:
             views[name] = {"series": bars, "lines": []}
@@ -132,7 +131,8 @@ def importances(found: Plain, names: Sequence[str]) -> list[Figure]:
         bar_figure(
             id="importances",
             title="Parameter importance",
-            note="Share of what tells the best trials from the others (PED-ANOVA).",
+            note="Share of what tells the best trials from the others (PED-ANOVA), with the 90 % "
+            "range over resampled trials; only parameters that stay above an even split.",
             x=Axis("importance", "percent"),
             views=views,
             picker="local",

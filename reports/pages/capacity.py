@@ -128,14 +128,15 @@ def _levels(row: Row) -> RichTable:
     lines = []
     for level in row["levels"]:
         known = level["attainment"] is not None
+        low, high = level["attainment_low"], level["attainment_high"]
         late = level["runs"] - level["valid_runs"]
-        short = known and not level["backlog_grows"] and not level.get("sustained", True)
+        may_pass = known and not level["backlog_grows"] and high >= row["target"]
+        short = may_pass and not level.get("sustained", True)
         notes = (
             ["backlog grows"] * level["backlog_grows"]
             + ["too short to pass"] * short
             + [f"{late} invalid: {level['invalid_because']}"] * bool(late)
         )
-        low, high = level["attainment_low"], level["attainment_high"]
         lines.append(
             (
                 rate_text(level["rate_rps"]),

@@ -13,16 +13,18 @@ from rich.text import Text
 
 from ...predictors.specs import ModelSpec
 from ...tuner.placement.compare import SolverResult
-from ...tuner.placement.problem import Problem
+from ...tuner.placement.problem import CostWeights, Problem
 from ...tuner.placement.topology import Topology
+from ...tuner.placement.unused import unused_reasons
 from .document import page, write_page
 from .table import Table, one_group
 
 _METHODS = {
     "exact": "exact optimum",
+    "optuna-alone": "Optuna, as a check",
     "helr": "the paper's procedure, mended",
     "even": "even, over all devices",
-    "optuna": "Optuna",
+    "optuna": "Optuna, from the exact map",
     "morphling": "Morphling",
 }
 _IDLE = 8  # unused devices that are shown
@@ -37,6 +39,7 @@ class FoundMap:
     model: ModelSpec
     topology: Topology
     problem: Problem
+    weights: CostWeights
     mode: str
     answers: Sequence[SolverResult]
     chosen: SolverResult
@@ -62,9 +65,16 @@ def headline(found: FoundMap) -> str:
     chosen, devices = found.chosen, len(found.topology.devices)
     return (
         f"{found.problem.layers} layers of {found.model.name} on {len(chosen.placed)} of {devices} "
-        f"{'device' if devices == 1 else 'devices'} ({found.mode}, {_METHODS[chosen.method]}): "
+        f"{'device' if devices == 1 else 'devices'} ({found.mode}, {_method(chosen)}): "
         f"{1e3 * chosen.latency_s:.2f} ms a pass (estimated)."
     )
+
+
+def _method(answer: SolverResult) -> str:
+    """Name of the solver; of the exact one with its bound, if it was not reached in time."""
+    if answer.bound_gap:
+        return f"at most {100 * answer.bound_gap:.2g} % above the optimum"
+    return _METHODS[answer.method]
 
 
 def map_text(found: FoundMap) -> RenderableType:
@@ -86,11 +96,24 @@ def _notes(found: FoundMap) -> list[str]:
         for a in found.answers
         if a.placed and not a.fits
     ]
-    return [*refused, *overfull, *found.notes]
+    return [*refused, *overfull, *found.notes, *_unused(found)]
+
+
+def _unused(found: FoundMap) -> list[str]:
+    """Why devices hold nothing, equal reasons together."""
+    if not found.chosen.fits:
+        return []
+    names = [device.name for device in found.topology.devices]
+    reasons = unused_reasons(found.problem, found.weights, found.chosen.placed)
+    told = []
+    for reason, devices in reasons.items():
+        more = f" and {len(devices) - _IDLE} more" if len(devices) > _IDLE else ""
+        told.append(f"{', '.join(names[i] for i in devices[:_IDLE])}{more} not used: {reason}")
+    return told
 
 
 def _cells(found: FoundMap, answer: SolverResult) -> list[str]:
-    name = _METHODS[answer.method]
+    name = _method(answer)
     if not answer.placed:
         return [name, "–", "–", "–", "–"]
     gap = answer.gap(found.best)
@@ -119,11 +142,6 @@ def _drawn(found: FoundMap) -> list[Text]:
         if row["link"]:
             hop = f"  {'':{width}}  ↓ {row['link']}, {row['hop_us']:.0f} µs a hop"
             lines.append(Text(hop, style="dim"))
-    idle = [row["name"] for row in rows[len(used) :]]
-    if idle:
-        more = len(found.topology.devices) - len(rows)
-        said = ", ".join(idle) + (f" and {more} more" if more else "")
-        lines.append(Text(f"  not used: {said}", style="dim"))
     lines.append(Text("  in brackets: layers held, of those that fit there", style="dim"))
     return lines
 
@@ -151,11 +169,12 @@ def map_json(found: FoundMap) -> dict[str, Any]:
                 "latency_s": answer.latency_s if answer.placed else None,
                 "cost": answer.cost if answer.fits else None,
                 "gap": answer.gap(found.best) if answer.fits else None,
+                "bound_gap": answer.bound_gap,
                 "refused": answer.refused or None,
             }
             for answer in found.answers
         ],
-        "notes": list(found.notes),
+        "notes": _notes(found),
     }
 
 

@@ -143,9 +143,20 @@ def _notes(cells: pd.DataFrame, rows: pd.DataFrame) -> list[str]:
         notes.append(f"{count} cells are invalid and left out: {invalid_reason(invalid)}.")
     if drifting := not_stationary_text(rows):
         notes.append(f"not stationary: {drifting}. {NOT_STATIONARY}")
+    if energy := _energy_text(rows):
+        notes.append(f"J per output token, lowest and highest rate: {energy}.")
     if overlong_requests := oversize_text(cells):
         notes.append(f"Too long for the context or the KV cache, and missed: {overlong_requests}.")
     return [*notes, *bands.notes(cells), *mechanisms.notes(cells)]
+
+
+def _energy_text(rows: pd.DataFrame) -> str:
+    """Each system's joules per output token at its lowest and its highest rate; "" if unknown."""
+    found = {}
+    for name, of in _powered(rows).groupby("series", sort=False):
+        ends = dict.fromkeys(f"{float(of[_JOULES].iloc[end]):.3g}" for end in (0, -1))
+        found[str(name)] = " and ".join(ends)
+    return ", ".join(f"{name} {text}" for name, text in found.items())
 
 
 def invalid_reason(invalid: pd.DataFrame) -> str:
@@ -299,6 +310,8 @@ def _cost(details: Sequence[LevelDetail], facet: str, name: str, rate: float | N
     return f"${rate_text(costs[0])}" if costs and math.isfinite(costs[0]) else "–"
 
 
+_JOULES = "joules_per_output_token"
+
 LEVEL_HEADS = (
     "Offered req/s",
     "In SLO",
@@ -318,18 +331,20 @@ LEVEL_HEADS = (
 def level_table(cells: pd.DataFrame, rows: pd.DataFrame, names: Sequence[str], badge: str) -> Table:
     """Every system at every rate, by facet."""
     groups = []
+    powered = bool(len(_powered(rows)))
     for facet, of_facet in by_facet(rows, facets_of(cells)).items():
         for name in names:
             of = of_facet[of_facet["series"] == name]
             if len(of):
-                lines = [_level_row(row) for _, row in of.iterrows()]
+                lines = [_level_row(row, powered=powered) for _, row in of.iterrows()]
                 groups.append((_named(name, names, facet), lines))
     caption = "Means over seeds, with the lowest and highest attainment of a seed"
     note, label = divisor_text(cells), "All systems at all rates"
-    return Table(label, LEVEL_HEADS, groups, caption=caption, note=note, badge=badge)
+    heads = (*LEVEL_HEADS[:-1], "J/token", LEVEL_HEADS[-1]) if powered else LEVEL_HEADS
+    return Table(label, heads, groups, caption=caption, note=note, badge=badge)
 
 
-def _level_row(row: pd.Series[Any]) -> Row:
+def _level_row(row: pd.Series[Any], *, powered: bool) -> Row:
     share, low, high = (float(row[f"attainment{end}"]) for end in ("", "_lo", "_hi"))
     preempted = sum(float(row.get(f"preemptions_{way}", 0.0)) for way in ("swap", "recompute"))
     return [
@@ -341,5 +356,16 @@ def _level_row(row: pd.Series[Any]) -> Row:
         f"{float(row['output_tokens_per_s']):,.0f}",
         percent_text(float(row.get("kv_cache_usage_peak", math.nan))),
         rate_text(preempted),
+        *([_joules(row)] if powered else []),
         after_text(row),
     ]
+
+
+def _powered(rows: pd.DataFrame) -> pd.DataFrame:
+    """The levels of which energy is known."""
+    return rows[rows[_JOULES].notna()] if _JOULES in rows else rows[:0]
+
+
+def _joules(row: pd.Series[Any]) -> str:
+    joules = float(row[_JOULES])
+    return f"{joules:.3g}" if math.isfinite(joules) else "–"

@@ -8,24 +8,29 @@ from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from ...tuner.search.evaluate import DRIFTING
 from ...tuner.search.objectives import OBJECTIVES, TuningObjective
 from ...tuner.search.outcome import FILE, read_tuning
 from ...workloads.errors import FileFormatError, SloBenchError
 from ..figures import tuning_figures
 from ..figures.figure import as_json, percent_text, rate_text, seconds_text
-from ..figures.levels import GOODPUT_DIVISOR
+from ..figures.levels import GOODPUT_DIVISOR, window_text
 from ..figures.tuning_figures import FINISHED, MARKS, Plain, objectives_of, parallel_coordinates
 from .document import page, write_page
+from .summary import NOT_STATIONARY
 from .table import Table, one_group
 
 
 def tuning_text(found: Plain) -> RenderableType:
     """The best configurations beside the default, what mattered, and the proof on fresh seeds."""
     parts: list[RenderableType] = [Text(headline(found), style="bold"), _best_table(found)]
-    if note := _divisor(found):
+    if note := _trials_note(found):
         parts.append(Text(note, style="dim"))
     if any(found["importances"].values()):
         parts.append(_importance_table(found))
+    if found["ablations"]:
+        parts.append(_ablation_table(found).rich("The winner with one parameter at its default"))
+        parts.append(Text(_ablation_table(found).note, style="dim"))
     if found["confirmed"]:
         both = len({row["backend"] == "simulated" for row in found["confirmed"]}) > 1
         where = "simulated and measured" if both else origin(found)
@@ -92,6 +97,18 @@ def _divisor(found: Plain) -> str:
     return f"{GOODPUT_DIVISOR}." if "goodput" in found["objectives"] else ""
 
 
+def _trials_note(found: Plain) -> str:
+    """What goodput divides by, and which of the best and the default are not stationary."""
+    shown = [row for row in found["trials"] if row["default"] or row["number"] in found["best"]]
+    drifting = ", ".join(
+        f"trial {row['number']} {window_text(row['figures'][DRIFTING])}"
+        for row in shown
+        if DRIFTING in row["figures"]
+    )
+    notes = (_divisor(found), drifting and f"Not stationary: {drifting}. {NOT_STATIONARY}")
+    return " ".join(filter(None, notes))
+
+
 def _figures(found: Plain, row: Plain) -> list[str]:
     """Texts of a trial's objective values."""
     values = row["values"] or [None] * len(found["objectives"])
@@ -115,14 +132,50 @@ def _best_table(found: Plain) -> RichTable:
 
 
 def _importance_table(found: Plain) -> RichTable:
-    shares = {name: of for name, of in found["importances"].items() if of}
-    ordered = sorted(
-        found["space"], key=lambda one: -max(of.get(one, 0.0) for of in shares.values())
-    )
-    rows = [[one, *(percent_text(of.get(one, 0.0)) for of in shares.values())] for one in ordered]
-    labels = [OBJECTIVES[name].label for name in shares]
-    heads = ("parameter or setting", *labels)
-    return one_group("Importance", heads, rows, names=labels).rich("Parameter importance")
+    rows = [
+        [
+            one,
+            *([OBJECTIVES[name].label] if len(found["objectives"]) > 1 else []),
+            percent_text(share),
+            f"{percent_text(low)} to {percent_text(high)}",
+        ]
+        for name, shares in found["importances"].items()
+        for one, (share, low, high) in shares.items()
+    ]
+    labels = ["objective"] if len(found["objectives"]) > 1 else []
+    heads = ("parameter or setting", *labels, "share", "90 % range")
+    return one_group("Importance", heads, rows).rich("Parameter importance, where it is stable")
+
+
+def _ablation_table(found: Plain) -> Table:
+    """The winner with one parameter at its default, on fresh seeds."""
+    heads = ("parameter", "winner", "default", "with the default", "95 % interval", "")
+    rows = []
+    for row in found["ablations"]:
+        told = "matters" if row["matters"] else "no difference shown"
+        change, interval = "–", first_line(row["problem"])
+        if row["change"] is not None:
+            change = _change_text(row["objective"], row["change"])
+            interval = " to ".join(
+                _change_text(row["objective"], row[end]) for end in ("low", "high")
+            )
+        values = (parameter_text(row[name]) for name in ("value", "default"))
+        rows.append([row["parameter"], *values, change, interval, told])
+    note = ""
+    if found["ablations"]:
+        first = found["ablations"][0]
+        note = (
+            f"Change of {OBJECTIVES[first['objective']].label} at {rate_text(first['rate_rps'])} "
+            "req/s on the same requests. Parameters without a difference have their default in the "
+            "winner's file and commands, unless the winner needs them together."
+        )
+    return one_group("Ablation", heads, rows, texts=(0, 5), note=note)
+
+
+def _change_text(objective: str, change: float) -> str:
+    if objective == "attainment":
+        return f"{100 * change:+.2f} points"
+    return f"{change:+.3g}"
 
 
 def _confirmed_table(found: Plain) -> Table:
@@ -225,6 +278,7 @@ def write_tuning(found: Plain, out: Path) -> Path:
         proof=confirmed_sentence(found),
         compared=compared,
         confirmed=_confirmed_table(found),
+        ablations=_ablation_table(found) if found["ablations"] else None,
         figures=figures,
         parallel=parallel_coordinates(found),
         winners=[(of["trial"], of["file"], "\n".join(of["commands"])) for of in found["winners"]],
@@ -243,5 +297,5 @@ def _trials(found: Plain) -> Table:
         state += f": {first_line(row['reason'])}" if row["reason"] else ""
         number, requests = str(row["number"]), f"{row['requests']:,}"
         rows.append([number, state, *_figures(found, row), requests, *settings])
-    names, note = [*found["space"]], _divisor(found)
+    names, note = [*found["space"]], _trials_note(found)
     return one_group("All trials", heads, rows, css="long", names=names, note=note)

@@ -1,4 +1,4 @@
-"""How long the exact search for device maps takes on 64 devices.
+"""Time and gap of the exact search for device maps, on topologies of 64 devices.
 
 python tests/benchmarks/bench_device_maps.py
 """
@@ -6,121 +6,102 @@ python tests/benchmarks/bench_device_maps.py
 from __future__ import annotations
 
 import time
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from collections.abc import Iterator
 
 import numpy as np
 
-from slo_bench.predictors.specs import model
-from slo_bench.tuner.placement.exact import exact
+from slo_bench.predictors.specs import gpu, link, model
+from slo_bench.tuner.placement.exact import optimum
 from slo_bench.tuner.placement.problem import MODES, Candidate, CostWeights, Problem, problem_of
-from slo_bench.tuner.placement.topology import Topology, read_topology
-from slo_bench.workloads.errors import SloBenchError
+from slo_bench.tuner.placement.topology import Machine, Topology
 
-NODES = """
-[[device]]
-name = "n0"
-gpu = "a100-40g"
-count = 8
-[[device]]
-name = "n1"
-gpu = "a100-40g"
-count = 8
-[[device]]
-name = "n2"
-gpu = "v100-32g"
-count = 8
-[[device]]
-name = "n3"
-gpu = "v100-32g"
-count = 8
-[[device]]
-name = "n4"
-gpu = "rtx-3090"
-count = 8
-[[device]]
-name = "n5"
-gpu = "rtx-3090"
-count = 8
-[[device]]
-name = "n6"
-gpu = "l4"
-count = 8
-[[device]]
-name = "n7"
-gpu = "l4"
-count = 8
-[links]
-default = "ethernet-25g"
-"""
-for node in range(8):
-    NODES += f'[[link]]\nbetween = ["n{node}", "n{node}"]\nlink = "node"\n'
-
-FOUR_KINDS = """
-[[device]]
-name = "a"
-gpu = "a100-40g"
-count = 16
-[[device]]
-name = "b"
-gpu = "v100-32g"
-count = 16
-[[device]]
-name = "c"
-gpu = "rtx-3090"
-count = 16
-[[device]]
-name = "d"
-gpu = "l4"
-count = 16
-[links]
-default = "ethernet-25g"
-"""
+GPUS = ("a100-40g", "v100-32g", "rtx-3090", "l4")
+WEIGHTS = {**MODES, "latency alone": CostWeights(1.0, 0.0)}
 
 
 def main() -> None:
-    """Print the CPU seconds of each case."""
-    for what, text in (("4 kinds", FOUR_KINDS), ("4 kinds in 8 nodes", NODES)):
-        topology = _topology(text)
-        for reserve_gib in (0, 12, 16):
-            problem = problem_of(model("llama-2-70b"), topology, reserve_bytes=reserve_gib * 2**30)
-            for mode, weights in {**MODES, "latency alone": CostWeights(1.0, 0.0)}.items():
-                _timed(
-                    f"64 devices of {what}, 80 layers, {reserve_gib} GiB reserved",
-                    mode,
-                    problem,
-                    weights,
+    """Print devices used, gap and CPU seconds of each case, and the largest of them."""
+    gaps, times_s = [], []
+    for what, problem in cases():
+        for mode, weights in WEIGHTS.items():
+            began_s = time.process_time()
+            found = optimum(problem, weights)
+            took_s = time.process_time() - began_s
+            print(
+                f"{what}, {mode}: {len(found.placed)} devices, "
+                f"gap {100 * found.gap:.3f} %, {took_s:.2f} CPU s"
+            )
+            gaps.append(found.gap)
+            times_s.append(took_s)
+    exact = sum(gap == 0 for gap in gaps)
+    print(f"{len(gaps)} cases: {exact} exact, largest gap {100 * max(gaps):.3f} %, "
+          f"longest {max(times_s):.2f} CPU s")  # fmt: skip
+
+
+def cases() -> Iterator[tuple[str, Problem]]:
+    """Hosts of equal GPUs with little and much memory reserved, and random problems."""
+    for hosts, each, racks in ((8, 8, 1), (16, 4, 1), (16, 4, 4), (32, 2, 4)):
+        for name, kinds in (("1 kind", 1), ("4 kinds", 4)):
+            for needed_gib in (8, 11):
+                topology = hosted(hosts, each, racks, GPUS[-kinds:])
+                problem = problem_of(
+                    model("llama-2-70b"), topology, reserve_bytes=needed_gib * 2**30
                 )
-    few = tuple(
-        Candidate(f"{kind}-{i}", (1.0, 1.3, 1.7, 2.9)[kind], *[1 + kind % 2] * 5, head_s=0.5)
-        for kind in range(4)
-        for i in range(16)
+                yield (
+                    f"{hosts} hosts of {each} in {racks} racks, {name}, {needed_gib} GiB reserved",
+                    problem,
+                )
+    for layers, rooms in ((80, (2, 4)), (128, (2, 4)), (128, (4, 12))):
+        for seed in range(2):
+            yield (
+                f"hosts of 4, random, {layers} layers, seed {seed}",
+                random(layers, rooms, seed, 4),
+            )
+            yield (
+                f"all differ, random, {layers} layers, seed {seed}",
+                random(layers, rooms, seed, 1),
+            )
+
+
+def hosted(hosts: int, each: int, racks: int, gpus: tuple[str, ...]) -> Topology:
+    """Hosts with one kind of GPU each: PCIe within, 100 Gbit/s in a rack, 25 Gbit/s between."""
+    machines = tuple(
+        Machine(f"h{host}-{n}", gpu(gpus[host % len(gpus)]))
+        for host in range(hosts)
+        for n in range(each)
     )
-    rack = np.arange(64) // 16
-    hop_s = np.where(rack[:, None] == rack[None, :], 0.1, 0.4 + 0.1 * abs(rack[:, None] - rack))
-    hard = Problem(80, few, tuple(map(tuple, hop_s.tolist())))
-    _timed(
-        "64 devices of 4 kinds, 80 layers, one or two a device",
-        "latency alone",
-        hard,
-        CostWeights(1.0, 0.0),
+    count = len(machines)
+    links = tuple(
+        tuple(
+            None if i == j else link(_between(i // each, j // each, hosts // racks))
+            for j in range(count)
+        )
+        for i in range(count)
     )
+    return Topology(machines, links)
 
 
-def _topology(text: str) -> Topology:
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "topology.toml"
-        path.write_text(text, encoding="utf-8")
-        return read_topology(path)
+def _between(a: int, b: int, of_rack: int) -> str:
+    if a == b:
+        return "node"
+    return "ethernet-100g" if a // of_rack == b // of_rack else "ethernet-25g"
 
 
-def _timed(what: str, mode: str, problem: Problem, weights: CostWeights) -> None:
-    began_s = time.process_time()
-    try:
-        found = f"{len(exact(problem, weights))} devices"
-    except SloBenchError as error:
-        found = str(error)
-    print(f"{what}, {mode}: {found}, {time.process_time() - began_s:.2f} CPU s")
+def random(layers: int, rooms: tuple[int, int], seed: int, each: int) -> Problem:
+    """64 devices in hosts of `each`; times, rooms and hops are random, also in one host if 1."""
+    rng = np.random.default_rng(seed)
+    hosts = 64 // each
+    speeds, room = rng.uniform(1, 3, hosts), rng.integers(rooms[0], rooms[1] + 1, hosts)
+    devices = tuple(
+        Candidate(f"d{i}", speeds[i // each], r, r - 1, r - 1, max(0, r - 2), r, 0.5)
+        for i in range(64)
+        for r in [int(room[i // each])]
+    )
+    host = np.arange(64) // each
+    between = rng.uniform(0.2, 1.0, (hosts, hosts))
+    hop_s = np.where(host[:, None] == host, 0.05, ((between + between.T) / 2)[host[:, None], host])
+    np.fill_diagonal(hop_s, 0.0)
+    return Problem(layers, devices, tuple(map(tuple, hop_s.tolist())))
 
 
 if __name__ == "__main__":

@@ -317,3 +317,32 @@ def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(tmp_path):
     assert len(table.read_text().splitlines()) - 1 - int(said[1]) in (0, 1)
     assert "Traceback" not in err
     assert not list(tmp_path.rglob("*.part"))
+
+
+def test_old_options_name_the_new_one(monkeypatch, capsys):
+    from slo_bench.cli import main as command_line
+
+    monkeypatch.setattr("sys.argv", ["slo-bench", "run", "--knob", "a=1"])
+    with pytest.raises(SystemExit) as ended:
+        command_line.main()
+    assert ended.value.code == 2
+    assert "--set [SYSTEM.]NAME=VALUE" in capsys.readouterr().err
+
+
+def test_progress_fits_80_columns(monkeypatch):
+    import io
+
+    from rich.console import Console
+    from rich.text import Text
+
+    from slo_bench.cli.output import console, progress
+
+    written = io.StringIO()
+    terminal = Console(file=written, width=80, force_terminal=True)
+    monkeypatch.setattr(console, "terminal", lambda **options: terminal)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    with progress.display("Bar", "MofNComplete", "TimeElapsed", progress.DESCRIPTION) as change:
+        change(completed=17, total=50, description="trials · 1,234,567 requests · best " + 40 * "9")
+    lines = [Text.from_ansi(line).plain for line in written.getvalue().splitlines()]
+    assert any("17/50" in line for line in lines)
+    assert all(len(line) <= 80 for line in lines)

@@ -84,3 +84,12 @@ def test_it_is_said_where_a_policy_does_not_look_at_lengths():
     serve_until_stopped.check_hears(
         Wanted("slo-odbs-continuous", patched=True), inside=True, say=pytest.fail
     )
+
+
+def test_parameters_may_name_their_system():
+    found = serve_until_stopped.parameters_of(
+        ["distserve.decode_instances=2", "x=0.5"], "distserve"
+    )
+    assert found == {"decode_instances": 2, "x": 0.5}
+    with pytest.raises(SloBenchError, match="write NAME=VALUE"):
+        serve_until_stopped.parameters_of(["x"], "distserve")

@@ -160,9 +160,11 @@ def test_what_is_missing_is_said():
 def test_lengths_matter_where_the_gpu_is_known():
     unknown = table_step_time(profile(), Host())
     known = table_step_time(dataclasses.replace(profile(), multiprocessors=108), Host())
-    assert not unknown.wants_longest
-    assert known.wants_longest
+    assert not unknown.wants_lengths
+    assert known.wants_lengths
     assert known.resident == 2 * 108 / 8
-    equal_s = known.step_s(8, 8000, (), 1000)
-    assert equal_s == pytest.approx(unknown.step_s(8, 8000, ()))
-    assert known.step_s(8, 8000, (), 6000) > 1.05 * equal_s
+    begins = [-6000, *[-(26_000 // 31)] * 31]
+    tail_s = known.tail_s(begins, sum(begins))
+    equal_s = known.step_s(32, 32_000, ())
+    assert equal_s == pytest.approx(unknown.step_s(32, 32_000, ()))
+    assert known.step_s(32, 32_000, (), tail_s) > 1.05 * equal_s

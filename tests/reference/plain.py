@@ -28,7 +28,7 @@ from slo_bench.harness.engine.loop.arrival_queue import ArrivalQueue
 from slo_bench.harness.engine.loop.instance import EngineStuckError
 from slo_bench.harness.engine.loop.measures import Measures
 from slo_bench.harness.engine.loop.view import LoopView, queue_key_view
-from slo_bench.predictors.roofline import wants_longest
+from slo_bench.predictors.roofline import wants_lengths
 from slo_bench.predictors.step_time import StepTime
 
 INF = float("inf")
@@ -271,7 +271,7 @@ class PlainInstance:
         plan = self._chunks(limits)
         decoders = list(self.decoding) if limits.mixed_batches or not plan else []
         kv_tokens = sum(r.kv_tokens for r in decoders)
-        longest = max((r.kv_tokens for r in decoders), default=0)
+        begins = sorted(-r.kv_tokens for r in decoders)
         for r in decoders:
             self._hold(r, r.kv_tokens + 1)
         chunks = []
@@ -287,8 +287,8 @@ class PlainInstance:
         batch = (len(decoders), kv_tokens, chunks)
         self.chunks = chunks
         step_time = self.step_time
-        if wants_longest(step_time):
-            duration_s = step_time.step_s(*batch, longest)
+        if wants_lengths(step_time) and begins:
+            duration_s = step_time.step_s(*batch, step_time.tail_s(begins, sum(begins)))
         else:
             duration_s = step_time.step_s(*batch)
         duration_s += limits.exposed_swap_s(duration_s, self.swap_s)

@@ -58,7 +58,22 @@ def found():
             trial(3, "failed", None, {"chunk_tokens": 9, "order": "a"}, reason="<OOM>\nmore"),
         ],
         "best": [2],
-        "importances": {"capacity": {"chunk_tokens": 0.9, "order": 0.1}},
+        "importances": {"capacity": {"chunk_tokens": (0.9, 0.7, 0.95)}},
+        "ablations": [
+            {
+                "trial": 2,
+                "parameter": "chunk_tokens",
+                "value": 2048,
+                "default": 512,
+                "objective": "attainment",
+                "rate_rps": 3.0,
+                "change": -0.21,
+                "low": -0.25,
+                "high": -0.17,
+                "matters": True,
+                "problem": None,
+            }
+        ],
         "winners": [
             {
                 "trial": 2,
@@ -77,11 +92,24 @@ def found():
     }
 
 
+def printed(found):
+    written = io.StringIO()
+    Console(file=written, width=120).print(tuning_text(found))
+    return written.getvalue()
+
+
 def test_the_headline_counts_what_was_cut_short(found):
     assert headline(found) == (
         "sarathi, capacity, req/s with 0.9 in SLO: 4 configurations (2 searched to the end, "
         "1 raced out, 1 failed), 4,000 requests (simulated)"
     )
+
+
+def test_trials_that_are_not_stationary_say_after_how_long(found):
+    assert "tationary" not in printed(found)
+    for number in (1, 2):  # 1 is neither the best nor the default
+        found["trials"][number]["figures"] = {"drifting_after_s": 540.0}
+    assert "Not stationary: trial 2 after 540 s. The backlog grows" in printed(found)
 
 
 def test_the_proof_says_where_it_does_not_hold(found):
@@ -95,12 +123,13 @@ def test_the_proof_says_where_it_does_not_hold(found):
 
 
 def test_the_text_names_failures(found):
-    written = io.StringIO()
-    Console(file=written, width=120).print(tuning_text(found))
-    text = written.getvalue()
+    text = printed(found)
     assert "trial 3 failed: <OOM>" in text
     assert "chunk_tokens 2048" in text
     assert "90.0 %" in text
+    assert "70.0 % to 95.0 %" in text
+    assert "-21.00 points" in text
+    assert "matters" in text
 
 
 def test_the_page_escapes_and_shows_everything(found, tmp_path):

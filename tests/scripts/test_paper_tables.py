@@ -76,7 +76,7 @@ def test_a_run_keeps_what_the_page_needs(tables, tmp_path):
     page = tables.written(text, tmp_path)
     assert "| req/s | 2 | 3 |" in page
     assert "| sarathi, chunk_tokens 2048 | " in page
-    assert "3 another set-up" in page  # 14 and 10.5 req/s are needed
+    assert "3 another set-up" in page  # 10 req/s is needed
     assert "- Bandwidth of a host link, 11.4 GB/s" in page
     assert "`slo-bench run --suite ascendra --requests 40 --warmup 0 --rates 2,3" in page
     assert re.search(r"commit [0-9a-f]{7,}", page)
@@ -109,13 +109,13 @@ def test_figures_that_are_not_generated_say_so(tables):
                 assert MARK.search(section), f"{page.name}: {section.splitlines()[0]}"
 
 
-NOT_YET = "*Not generated yet; older figures stand below.*"
+NOT_YET = "*Not generated yet.*"
 
 
 def test_blocks_without_results_say_so(tables):
     for page in pages(tables):
         for _, kind, given, content, _ in tables._BLOCK.findall(page.read_text()):
-            suite = tables.block_fields(given).get("suite")
+            suite = tables.source_of(tables.block_fields(given))
             missing = suite is not None and not (tables.RESULTS / suite).is_dir()
             assert (content.strip() == NOT_YET) == missing, f"{page.name}: {kind} {suite}"
 
@@ -130,8 +130,19 @@ def test_kept_runs_are_those_that_their_tables_need(tables):
 
 
 def test_kept_results_are_small_and_shown(tables):
-    shown = {suite for page in pages(tables) for suite, _ in tables.shown_suites(page.read_text())}
+    texts = [page.read_text() for page in pages(tables)]
+    shown = {suite for text in texts for suite, _ in tables.shown_suites(text)}
+    shown |= {name for text in texts for name, _ in tables.shown_outputs(text)}
     kept = {folder.name for folder in tables.RESULTS.iterdir()}
     assert kept <= shown
     for path in tables.RESULTS.rglob("*.csv"):
         assert path.stat().st_size < 300_000, path
+
+
+def test_a_block_shows_what_its_command_prints(tables, tmp_path):
+    head = '<!-- output: name = "version", command = ["--version"] -->'
+    [(name, command)] = tables.shown_outputs(f"{head}\n<!-- end -->")
+    tables.run_output(name, command, results=tmp_path)
+    page = tables.written(f"{head}\n<!-- end -->", tmp_path)
+    assert "    slo-bench --version\n\n```text\nslo-bench 0." in page
+    assert tables.written(page, tmp_path) == page

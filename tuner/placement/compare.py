@@ -8,23 +8,29 @@ from dataclasses import dataclass
 import optuna
 
 from ...workloads.errors import SloBenchError
-from .exact import exact
+from .exact import EQUAL, Optimum, filled, grouped, optimum
 from .launch import even_map
 from .paper import paper
-from .problem import INF, CostWeights, LayerRange, Map, Problem, no_room
+from .problem import INF, CostWeights, Map, Problem, no_room
 
 METHODS = ("exact", "helr", "even", "optuna")
+CHECK = "optuna-alone"  # without the exact solver's map, as a check of it
 
 
 @dataclass(frozen=True)
 class SolverResult:
-    """One solver's map and its cost; `refused` is the reason why there is no map."""
+    """One solver's map and its cost.
+
+    `bound_gap`: by what share the cost is above a lower bound on all maps, at most; None if the
+    solver knows none. `refused` is the reason why there is no map.
+    """
 
     method: str
     placed: Map = ()
     latency_s: float = INF
     cost: float = INF
     refused: str = ""
+    bound_gap: float | None = None
 
     @property
     def fits(self) -> bool:
@@ -44,17 +50,23 @@ def answer(
     Raises:
         SloBenchError: the method finds no map.
     """
+    gap = None
     if method == "exact":
-        placed = exact(problem, weights)
+        best = optimum(problem, weights)
+        placed, gap = best.placed, best.gap
     elif method == "helr":
         placed = paper(problem, weights)
     elif method == "even":
         placed = even_map(problem.layers, len(problem.devices))
     elif method == "optuna":
+        start = optimum(problem, weights)
+        placed = search(problem, weights, trials=trials, seed=seed, start=start)
+    elif method == CHECK:
         placed = search(problem, weights, trials=trials, seed=seed)
     else:
         raise SloBenchError(f"unknown method {method!r}; choose from {', '.join(METHODS)}")
-    return SolverResult(method, placed, problem.latency_s(placed), problem.cost(placed, weights))
+    cost = problem.cost(placed, weights)
+    return SolverResult(method, placed, problem.latency_s(placed), cost, bound_gap=gap)
 
 
 def answers(
@@ -75,8 +87,19 @@ def answers(
     return found
 
 
-def search(problem: Problem, weights: CostWeights, *, trials: int = 300, seed: int = 0) -> Map:
+def search(
+    problem: Problem,
+    weights: CostWeights,
+    *,
+    trials: int = 300,
+    seed: int = 0,
+    start: Optimum | None = None,
+) -> Map:
     """The best map of `trials` trials of Optuna's TPE sampler.
+
+    A trial draws how many devices of each group of equal ones it uses and the order of the groups;
+    layers go to the fastest of them. With a `start`, its map is the first trial, and the search
+    ends when a map reaches its lower bound.
 
     Raises:
         SloBenchError: no trial's map fits.
@@ -86,38 +109,55 @@ def search(problem: Problem, weights: CostWeights, *, trials: int = 300, seed: i
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     sampler = optuna.samplers.TPESampler(seed=seed, multivariate=False)
     study = optuna.create_study(sampler=sampler)
+    groups = grouped(problem)
     best: list[tuple[float, Map]] = []
+    bound = -INF
+    if start is not None:
+        cost = problem.cost(start.placed, weights)
+        best, bound = [(cost, start.placed)], cost / (1 + start.gap)
+        study.enqueue_trial(_as_trial(groups.members, start.placed))
 
     def objective(trial: optuna.Trial) -> float:
-        placed = _map_of(problem, trial)
-        cost = problem.cost(placed, weights)
+        placed, missing = _map_of(problem, groups.members, trial)
+        cost = problem.cost(placed, weights) if placed else INF
         if cost < INF and (not best or cost < best[0][0]):
             best[:] = [(cost, placed)]
-        missing = problem.layers - sum(held.layers for held in placed)
         return cost if cost < INF else 1e6 + missing
 
-    study.optimize(objective, n_trials=trials)
+    def reached(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
+        if best and best[0][0] <= bound * (1 + EQUAL):
+            study.stop()
+
+    study.optimize(objective, n_trials=trials, callbacks=[reached])
     if not best:
         raise SloBenchError(f"none of {trials} trials fits; allow more. {no_room(problem)}")
     return best[0][1]
 
 
-def _map_of(problem: Problem, trial: optuna.Trial) -> Map:
-    wanted = []
-    for i, device in enumerate(problem.devices):
-        rank = trial.suggest_float(f"rank {i}", 0.0, 1.0)
-        layers = trial.suggest_int(f"layers {i}", 0, max(0, device.room))
-        if layers:
-            wanted.append((rank, i, layers))
-    order, rest = list[list[int]](), problem.layers
-    for _, i, layers in sorted(wanted):
-        if rest:
-            order.append([i, min(rest, layers)])
-            rest -= order[-1][1]
-    last = len(order) - 1
-    for n, held in enumerate(order):
-        room = problem.devices[held[0]].holds(first=n == 0, last=n == last)
-        more = min(rest, max(0, room - held[1]))
-        held[1] += more
-        rest -= more
-    return tuple(LayerRange(i, layers) for i, layers in order)
+def _as_trial(members: Sequence[Sequence[int]], placed: Map) -> dict[str, float]:
+    """Parameters of a trial whose map uses the same devices, groups in order of first use."""
+    order = [held.device for held in placed]
+    found: dict[str, float] = {}
+    for n, group in enumerate(members):
+        used = [order.index(device) for device in group if device in order]
+        found[f"count {n}"] = len(used)
+        found[f"rank {n}"] = min(used, default=len(order)) / len(order)
+    return found
+
+
+def _map_of(
+    problem: Problem, members: Sequence[Sequence[int]], trial: optuna.Trial
+) -> tuple[Map, int]:
+    """The trial's map, and how many layers do not fit on it."""
+    drawn = [
+        (
+            trial.suggest_float(f"rank {n}", 0.0, 1.0),
+            n,
+            trial.suggest_int(f"count {n}", 0, len(group)),
+        )
+        for n, group in enumerate(members)
+    ]
+    order = [device for _, n, count in sorted(drawn) for device in members[n][:count]]
+    order = order[: problem.layers]
+    placed = filled(problem, order) if order else ()
+    return placed, problem.layers - sum(held.layers for held in placed)

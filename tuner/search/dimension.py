@@ -57,7 +57,9 @@ class Dimension:
     def holds(self, value: object) -> bool:
         """Whether the value is in the range."""
         if self.choices is not None:
-            return any(value == one and type(value) is type(one) for one in self.choices)
+            # 1 is 1.0, but not True.
+            boolean = isinstance(value, bool)
+            return any(value == one and boolean is isinstance(one, bool) for one in self.choices)
         if isinstance(value, bool) or not isinstance(value, int | float):
             return False
         if not self.low <= value <= self.high or (self.whole and value != int(value)):
@@ -65,6 +67,10 @@ class Dimension:
         return self.step is None or math.isclose(
             (value - self.low) / self.step, round((value - self.low) / self.step), abs_tol=1e-6
         )
+
+    def own(self, value: Value) -> Value:
+        """A value that it holds, as the trials have it: 1.0 is 1 where 1 is among the choices."""
+        return next((one for one in self.choices or () if one == value), value)
 
     def points(self, most: int) -> tuple[Value, ...]:
         """All values, or `most` that are spread over the range."""

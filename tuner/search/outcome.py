@@ -19,6 +19,7 @@ from ...workloads.checksums import sealed, unsealed
 from ...workloads.errors import FileFormatError, SloBenchError
 from ...workloads.parsing import finite, parse_json
 from ..capacity.cells import Ended
+from .ablation import Ablation, ablated
 from .confirm import MOST_WINNERS, Confirmed, Confirming, confirm
 from .settings import TuneSettings
 from .space import SETTINGS, Space
@@ -49,6 +50,7 @@ class TuningOutcome:
     found: StudyResults
     winners: tuple[Winner, ...]
     confirmed: tuple[Confirmed, ...]
+    ablations: tuple[Ablation, ...] = ()
 
     def plain(self) -> dict[str, Any]:
         """The results as plain values for JSON."""
@@ -78,6 +80,7 @@ class TuningOutcome:
                 }
                 for winner in self.winners
             ],
+            "ablations": [row.plain() for row in self.ablations],
             "confirmed": [row.plain() for row in self.confirmed],
         }
 
@@ -102,8 +105,21 @@ def concluded(
         last = reasons[-1] if reasons else "no trial has ended"
         raise SloBenchError(f"none of {len(found.trials)} configurations can be used: {last}")
     with one_at_a_time(folder):
-        winners = []
-        for place, row in enumerate(found.best[:MOST_WINNERS]):
+        winners, ablations = list[Winner](), list[Ablation]()
+        for place, best in enumerate(found.best[:MOST_WINNERS]):
+            row = best
+            if settings.confirm and experiment.backend == SIMULATED:
+                row, rows = ablated(
+                    experiment,
+                    found.space,
+                    found.aim,
+                    best,
+                    folder / "ablation",
+                    tolerance=settings.tolerance,
+                    ended=ended,
+                    pool=pool,
+                )
+                ablations += rows
             name = "winner.toml" if len(found.best) == 1 else f"winner-{place + 1}.toml"
             winners.append(_written(experiment, found.space, row, folder / name))
         confirmed: list[Confirmed] = []
@@ -115,7 +131,7 @@ def concluded(
                 where,
                 found.space,
                 found.aim,
-                found.best,
+                [winner.row for winner in winners],
                 settings.confirm_workloads,
                 folder / "confirm" / where.backend,
                 tolerance=settings.tolerance,
@@ -124,7 +140,7 @@ def concluded(
                 pool=pool if where.backend == SIMULATED else None,
             )
         outcome = TuningOutcome(
-            folder, experiment, settings, found, tuple(winners), tuple(confirmed)
+            folder, experiment, settings, found, tuple(winners), tuple(confirmed), tuple(ablations)
         )
         plain = sealed(_finite(outcome.plain()), folder / ASKED_FILE)
         text = json.dumps(plain, allow_nan=False, ensure_ascii=False, indent=1)

@@ -4,6 +4,9 @@ The importance of each dimension for the objective is Optuna's PED-ANOVA or fANO
 (Watanabe, Bansal and Hutter, IJCAI 2023) compares the best tenth of the trials to the others, and
 needs no regression trees. fANOVA (Hutter, Hoos and Leyton-Brown, ICML 2014) splits the variance
 over the whole space; Optuna's needs scikit-learn.
+
+Few trials give importances that are mostly chance, so they are computed again for resampled trials,
+and only those that stay above an even split are kept.
 """
 
 from __future__ import annotations
@@ -69,7 +72,7 @@ class StudyResults:
     space: Space
     trials: tuple[TrialRow, ...]
     best: tuple[TrialRow, ...]
-    importances: Mapping[str, Mapping[str, float]]
+    importances: Mapping[str, Mapping[str, tuple[float, float, float]]]
     running: int = 0  # trials that other processes are at work on
 
     @property
@@ -199,7 +202,7 @@ def _dominates(one: TrialRow, other: TrialRow, aim: Aim) -> bool:
 
 def _importances(
     ended: Sequence[FrozenTrial], rows: Mapping[int, TrialRow], aim: Aim
-) -> dict[str, dict[str, float]]:
+) -> dict[str, dict[str, tuple[float, float, float]]]:
     found = {}
     for place, objective in enumerate(aim.objectives):
         values = [
@@ -209,8 +212,39 @@ def _importances(
         if objective.name == CAPACITY:  # a lower bound says nothing of what matters
             undecided = [rows[trial.number].state == UNDECIDED for trial in ended]
             values = np.where(undecided, math.nan, values).tolist()
-        found[objective.name] = importances(ended, values, maximise=objective.maximise)
+        found[objective.name] = stable_importances(ended, values, maximise=objective.maximise)
     return found
+
+
+RESAMPLES = 60
+_RANGE = (5, 95)  # percentiles of the resampled shares
+
+
+def stable_importances(
+    trials: Sequence[FrozenTrial], values: Sequence[float], *, maximise: bool
+) -> dict[str, tuple[float, float, float]]:
+    """Importances that resampling confirms: share, and its 90 % range over resampled trials.
+
+    Kept are parameters whose range lies above the share that each would have by an even split. The
+    share is the median.
+    """
+    rng = np.random.default_rng(0)
+    drawn: dict[str, list[float]] = {name: [] for trial in trials for name in trial.params}
+    if len(drawn) < 2 or not importances(trials, values, maximise=maximise):
+        return {}
+    for _ in range(RESAMPLES):
+        chosen = rng.integers(len(trials), size=len(trials))
+        shares = importances(
+            [trials[k] for k in chosen], [values[k] for k in chosen], maximise=maximise
+        )
+        for name, of in drawn.items():
+            of.append(shares.get(name, 0.0))
+    kept = {}
+    for name, of in drawn.items():
+        low, high = np.percentile(of, _RANGE)
+        if low > 1 / len(drawn):
+            kept[name] = (float(np.median(of)), float(low), float(high))
+    return dict(sorted(kept.items(), key=lambda item: -item[1][0]))
 
 
 LEAST_TRIALS = 8

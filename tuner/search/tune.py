@@ -6,12 +6,16 @@ study.json     the study's storage
 runs/          all runs of all configurations
 tune.json      results; winner*.toml: configurations to use
 confirm/       runs with new seeds and on other workloads
+ablation/      runs of the winners with one parameter at its default
+alone/         a run of the default almost without load
 """
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import optuna
@@ -26,7 +30,7 @@ from ...harness.servers.launch.backend_names import SIMULATED
 from ...workloads.errors import SloBenchError
 from ..capacity.cells import Ended
 from .confirm import Confirming
-from .evaluate import ConfigurationEvaluator
+from .evaluate import ConfigurationEvaluator, unmet_alone
 from .outcome import ASKED_FILE, TuningOutcome, concluded
 from .prepare import Tuning, prepared
 from .runs import Servers
@@ -53,6 +57,7 @@ def tune(
     progress: Watch | None = None,
     confirming: Confirming = lambda done, of: None,
     ended: Ended | None = None,
+    warn: Callable[[str], None] = lambda line: None,
     pool: WorkerPool | None = None,
     jobs: int | None = None,
 ) -> TuningOutcome:
@@ -72,6 +77,8 @@ def tune(
         progress: called after every trial.
         confirming: called with (configurations done, total) as winners are confirmed.
         ended: called within a run with (requests ended, clock in seconds).
+        warn: called before the first trial with what is wrong with the question: an SLO that the
+            default misses almost without load.
         pool: processes that simulate: a `LocalPool`, or `OnRay().pool()`.
         jobs: trials at once with a pool; by default the pool's size.
 
@@ -101,6 +108,9 @@ def tune(
                 made.experiment, made.space, made.aim, asked.tolerance, folder, servers, ended, pool
             )
             watch = None if progress is None else _one_by_one(progress)
+            alone = dataclasses.replace(evaluation, folder=folder / "alone", ended=None, pool=None)
+            if (unmet := unmet_alone(alone)) is not None:
+                warn(unmet)
 
             def work() -> None:
                 name = new_name()

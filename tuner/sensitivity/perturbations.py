@@ -13,7 +13,7 @@ from ...harness.experiments.execution.cells import predicted_output_tokens, work
 from ...harness.experiments.execution.lookup import placed
 from ...harness.experiments.execution.specs import CellSpec
 from ...predictors.roofline import OperatorRoofline, StepTime
-from ...predictors.step_time import DEFAULT_HOST_S, step_time
+from ...predictors.step_time import step_time
 from ...workloads.errors import SloBenchError, UnknownNameError
 from ...workloads.workload import Workload
 
@@ -110,7 +110,9 @@ def _weights(spec: CellSpec, factor: float) -> World:
     placement = placed(spec.placement).placement
     bandwidth = placement.gpu.bandwidth_bytes_per_s / factor
     gpu = dataclasses.replace(placement.gpu, bandwidth_bytes_per_s=bandwidth)
-    slower = step_time(dataclasses.replace(placement, gpu=gpu), host_s=_host_s(spec)).model
+    slower = step_time(
+        dataclasses.replace(placement, gpu=gpu), host_s=spec.placement.analytic_host_s
+    ).model
     changed = dataclasses.replace(
         model,
         crossover_tokens=slower.crossover_tokens,
@@ -136,7 +138,7 @@ def _attention(spec: CellSpec, factor: float) -> World:
 
 def _host(spec: CellSpec, factor: float) -> World:
     usual, model = _roofline(spec, "host")
-    more_s = (factor - 1) * _host_s(spec)
+    more_s = (factor - 1) * spec.placement.analytic_host_s
     changed = dataclasses.replace(
         model, memory_s=model.memory_s + more_s, compute_s=model.compute_s + more_s
     )
@@ -170,10 +172,6 @@ def _roofline(spec: CellSpec, name: str) -> tuple[World, OperatorRoofline]:
             "are timed by another; vary step-time instead"
         )
     return usual, usual.step_time
-
-
-def _host_s(spec: CellSpec) -> float:
-    return DEFAULT_HOST_S if spec.placement.host_s is None else spec.placement.host_s
 
 
 _SCALES = (0.7, 0.85, 1.15, 1.3)

@@ -146,6 +146,7 @@ class _Study:
     total: int
     done: int = 0
     guesses_rps: dict[tuple[str, int], float] = field(default_factory=dict)
+    drifting_after_s: dict[str, float] = field(default_factory=dict)  # at the base, by system
 
     def point(self, axis: Perturbation | None, value: float, systems: Sequence[str]) -> Point:
         """The figures of these systems; the others' are as at the base."""
@@ -162,22 +163,29 @@ class _Study:
     def _outcome(
         self, system: str, spec: CellSpec, axis: Perturbation | None, value: float
     ) -> float:
-        def figure(rate_rps: float | None) -> float:
+        def figures(rate_rps: float | None) -> Mapping[str, float | int | bool | None]:
             at_rate = dataclasses.replace(spec, rate_rps=rate_rps)
             changed = world(at_rate) if axis is None else axis.change(at_rate, value)
-            return _figure(at_rate, changed, self.ranked.column)
+            return simulated_figures(at_rate, changed.workload, _simulated(at_rate, changed))
+
+        def figure(of: Mapping[str, float | int | bool | None]) -> float:
+            found = of[self.ranked.column]
+            return math.nan if found is None else float(found)
 
         if self.ranked.metric != CAPACITY:
-            return figure(spec.rate_rps)
+            found = figures(spec.rate_rps)
+            if axis is None and found["stationary"] is False:
+                self.drifting_after_s[system] = float(found["arrival_window_s"] or 0.0)
+            return figure(found)
         assert spec.rate_rps is not None
         key = (system, spec.seed)
-        found = _crossing_rps(
-            lambda rate_rps: figure(rate_rps) >= self.ranked.target,
+        crossing_rps = _crossing_rps(
+            lambda rate_rps: figure(figures(rate_rps)) >= self.ranked.target,
             self.guesses_rps.get(key, spec.rate_rps),
         )
-        if axis is None and found > 0:
-            self.guesses_rps[key] = found
-        return found
+        if axis is None and crossing_rps > 0:
+            self.guesses_rps[key] = crossing_rps
+        return crossing_rps
 
 
 def study(
@@ -220,6 +228,12 @@ def study(
         unmoved_names = [s for s in systems if s not in believers]
         if unmoved_names:
             notes.append(f"Predicted lengths make no difference to {', '.join(unmoved_names)}.")
+    if running.drifting_after_s:
+        drifting = (f"{s} after {time_s:.3g} s" for s, time_s in running.drifting_after_s.items())
+        notes.append(
+            f"Not stationary at the base: {', '.join(drifting)}. The figures hold after that time "
+            "of arrivals and change with a longer run."
+        )
     return Sensitivity(
         ranked=ranked,
         systems=systems,
@@ -279,12 +293,6 @@ def _simulated(spec: CellSpec, changed: World) -> Result:
     return simulated(
         spec, changed.workload, changed.predicted_output_tokens, step_time=changed.step_time
     )
-
-
-def _figure(spec: CellSpec, changed: World, column: str) -> float:
-    """One figure of a cell, as a column of cells.csv."""
-    value = simulated_figures(spec, changed.workload, _simulated(spec, changed))[column]
-    return math.nan if value is None else float(value)
 
 
 def _crossing_rps(holds: Callable[[float], bool], guess_rps: float) -> float:

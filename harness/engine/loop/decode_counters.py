@@ -6,6 +6,7 @@ KV lengths; `residues[k]` counts those that need a new block whenever tick = k (
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Iterator
 from heapq import heappop, heappush
 
@@ -22,8 +23,8 @@ class DecodeCounters:
 
     __slots__ = (
         "_entered",
-        "_lengths",
         "_mask",
+        "begins",
         "decoding",
         "ends",
         "kv_manager",
@@ -44,8 +45,8 @@ class DecodeCounters:
         self.kv_sum = 0
         self.residues = [0] * bs
         self.ends: list[tuple[int, int, int, RequestState]] = []
-        # The longest first: (tick - KV tokens, entered, version, request); None: not kept track of.
-        self._lengths: list[tuple[int, int, int, RequestState]] | None = None
+        # tick - KV tokens of each request, ascending (the longest first); None: not kept track of.
+        self.begins: list[int] | None = None
         self._mask = bs - 1
         self._entered = 0
 
@@ -55,16 +56,6 @@ class DecodeCounters:
         while ends[0][3].version != ends[0][2]:
             heappop(ends)
         return ends[0][0]
-
-    def longest_kv_tokens(self) -> int:
-        """KV length of the longest decoding request, where that is kept track of; else 0."""
-        lengths = self._lengths
-        while lengths:
-            begin, _, version, r = lengths[0]
-            if version == r.version and r.phase is _DECODE:
-                return self.tick - begin
-            heappop(lengths)
-        return 0
 
     def _start_decode(self, r: RequestState) -> None:
         tick = self.tick
@@ -79,8 +70,8 @@ class DecodeCounters:
         self._entered = entered = self._entered + 1
         end_tick = tick + r.output_tokens - r.emitted_tokens
         heappush(self.ends, (end_tick, entered, r.version, r))
-        if self._lengths is not None:
-            heappush(self._lengths, (tick - r.kv_tokens, entered, r.version, r))
+        if self.begins is not None:
+            insort(self.begins, tick - r.kv_tokens)
 
     def _stop_decode(self, r: RequestState) -> None:
         """Bring the lengths of `r` up to the present tick and take it out of the counters."""
@@ -95,6 +86,8 @@ class DecodeCounters:
         r.blocks = -(-r.kv_tokens // self.kv_manager.block_size)
         self.residues[r.residue] -= 1
         self.kv_sum -= r.kv_tokens
+        if self.begins is not None:
+            del self.begins[bisect_left(self.begins, self.tick - r.kv_tokens)]
         del self.decoding[r]
         r.version += 1
 
@@ -110,6 +103,8 @@ class DecodeCounters:
                 r.blocks = -(-kv_tokens // bs)
                 self.residues[r.residue] -= 1
                 self.kv_sum -= kv_tokens
+                if self.begins is not None:
+                    del self.begins[bisect_left(self.begins, tick - kv_tokens)]
                 del self.decoding[r]
                 self.measures.decode_tokens += steps
                 yield r

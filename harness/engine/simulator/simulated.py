@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ....predictors.roofline import LengthAwareStepTime, wants_longest
+from ....predictors.roofline import LengthAwareStepTime, wants_lengths
 from ....predictors.step_time import StepTime
 from ...core.device import Away, SplitStepTime, StageDevice, free_after, occupy
 from ...core.kv_cache_manager import KVCacheManager
@@ -66,9 +66,9 @@ class SimulatedInstance(Loop):
         self._step_of = step_time.step_s
         self._span_of = step_time.span_s
         self._within_of = step_time.steps_within
-        if wants_longest(step_time):
-            self._lengths = []
-            aware = _WithLongest(self, step_time)
+        if wants_lengths(step_time):
+            self.begins = sorted(r.tick0 - r.kv_tokens for r in self.decoding)
+            aware = _WithLengths(self, step_time)
             self._step_of, self._span_of = aware.step_s, aware.span_s
             self._within_of = aware.steps_within
 
@@ -324,22 +324,30 @@ class SimulatedInstance(Loop):
         return steps
 
 
-class _WithLongest:
-    """A step-time model that receives the longest decoding request of an instance."""
+class _WithLengths:
+    """A step-time model that is told how unequal the decoding requests of an instance are."""
 
     def __init__(self, loop: Loop, step_time: LengthAwareStepTime) -> None:
-        self._longest = loop.longest_kv_tokens
+        self._loop = loop
         self._step_time = step_time
+
+    def _tail_s(self) -> float:
+        loop = self._loop
+        begins = loop.begins
+        if not begins:
+            return 0.0
+        return self._step_time.tail_s(begins, loop.tick * len(begins) - loop.kv_sum)
 
     def step_s(
         self, decode_seqs: int, decode_kv_tokens: int, chunks: Sequence[tuple[int, int]]
     ) -> float:
-        return self._step_time.step_s(decode_seqs, decode_kv_tokens, chunks, self._longest())
+        tail_s = self._tail_s() if decode_seqs else 0.0
+        return self._step_time.step_s(decode_seqs, decode_kv_tokens, chunks, tail_s)
 
     def span_s(self, decode_seqs: int, decode_kv_tokens: int, steps: int) -> float:
-        return self._step_time.span_s(decode_seqs, decode_kv_tokens, steps, self._longest())
+        return self._step_time.span_s(decode_seqs, decode_kv_tokens, steps, self._tail_s())
 
     def steps_within(self, decode_seqs: int, decode_kv_tokens: int, duration_s: float) -> int:
         return self._step_time.steps_within(
-            decode_seqs, decode_kv_tokens, duration_s, self._longest()
+            decode_seqs, decode_kv_tokens, duration_s, self._tail_s()
         )

@@ -10,6 +10,7 @@ from pathlib import Path
 from ....workloads.errors import SloBenchError
 from ....workloads.workload import Workload
 from ...load_generator.send_job import Senders
+from ...results.energy import unit_costs
 from ...results.engine_logs import PROFILING, REPEATED, repeated_cell
 from ...results.run_folder import Row
 from ...servers.launch.backend_names import TORCH
@@ -130,4 +131,5 @@ def measured_row(
     )
     row |= {"model": deployment.model or row["model"], "gpu": deployment.gpu}
     row["valid"] = measured.invalid_because is None
-    return row | dict(measured.figures)
+    row |= dict(measured.figures)
+    return row | {name: round(value, 9) for name, value in unit_costs(row).items()}

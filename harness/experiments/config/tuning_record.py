@@ -17,6 +17,7 @@ class TuningRecord(BaseModel):
         note: the reason for values that were not tuned, or more about the tuning.
         command: the command that tuned them.
         trials: configurations that were tried.
+        whole_space: there were no others in the search space.
         seeds: seeds of the requests that they were tried on.
         objective: what was maximised or minimised, with the rate and the target.
         default_value: the objective with default parameters.
@@ -28,6 +29,7 @@ class TuningRecord(BaseModel):
     note: str = ""
     command: str = ""
     trials: Count | None = None
+    whole_space: bool = False
     seeds: tuple[Annotated[int, Field(ge=0)], ...] = ()
     objective: str = ""
     default_value: float | None = None
@@ -50,7 +52,6 @@ class TuningRecord(BaseModel):
             return self.note
         seeds = ", ".join(map(str, self.seeds))
         before = "" if self.default_value is None else f"{self.default_value:g} → "
-        told = (
-            f"{self.trials} trials on seeds {seeds}: {self.objective} {before}{self.best_value:g}"
-        )
+        tried = f"all {self.trials} configurations" if self.whole_space else f"{self.trials} trials"
+        told = f"{tried} on seeds {seeds}: {self.objective} {before}{self.best_value:g}"
         return f"{told}. {self.note}".rstrip(". ")

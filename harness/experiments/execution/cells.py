@@ -13,6 +13,7 @@ import numpy as np
 from ....predictors.dtypes import weight_dtype
 from ....predictors.output_length import Ints, bucket_accuracy, length_predictor, longest_tokens
 from ....predictors.placement import Placement, smallest_tp
+from ....predictors.power import power_model
 from ....predictors.roofline import StepTime
 from ....predictors.specs import gpu, model
 from ....workloads.errors import SloBenchError
@@ -32,6 +33,7 @@ from ...results.cell_files import (
     write_details,
     write_mispredictions,
 )
+from ...results.energy import Energy
 from ...results.metrics import (
     Hardware,
     Judged,
@@ -231,7 +233,10 @@ def _shared_hardware(spec: CellSpec, workload: Workload, sharing: SharingPolicy)
     sizes = [models[name].placement.model.parameters for name in workload.model_names]
     one = _hardware_of(next(iter(models.values())).placement, 1)
     return dataclasses.replace(
-        one, gpus=spec.instances, parameters=float(np.average(sizes, weights=asked))
+        one,
+        gpus=spec.instances,
+        parameters=float(np.average(sizes, weights=asked)),
+        energy=None,
     )
 
 
@@ -296,11 +301,20 @@ def _hardware_of(placement: Placement, instances: int) -> Hardware:
     """Hardware of all instances; values of one GPU are means over the pipeline stages."""
     bits = weight_dtype(placement.weight_dtype).compute_bits
     gpus = [stage.gpu for stage in placement.stages]
+    power = power_model(placement.gpu) if len({gpu.name for gpu in gpus}) == 1 else None
     return Hardware(
         gpus=placement.gpus * instances,
         parameters=placement.model.parameters,
         peak_flops=fmean(gpu.flops(bits) for gpu in gpus),
         usd_per_gpu_hour=fmean(gpu.price_per_hour_usd for gpu in gpus) or None,
+        energy=None
+        if power is None
+        else Energy(
+            power,
+            placement.weight_bytes_per_gpu * placement.gpus,
+            placement.kv_tokens * placement.kv_bytes_per_token,
+            placement.gpu.bandwidth_bytes_per_s,
+        ),
     )
 
 

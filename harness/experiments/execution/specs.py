@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ....predictors.step_time import DEFAULT_HOST_S
 from ...results.metrics import DEFAULT_OBJECTIVE
 from ...results.run_folder import Value
 
@@ -18,6 +19,8 @@ class PlacementSpec:
     gpu: str
     tp: int
     pp: int = 1
+    ep: int = 1
+    expert_skew: float = 0.0
     weight_dtype: str = "bf16"
     kv_dtype: str = "bf16"
     memory_share: float = 0.9
@@ -31,6 +34,11 @@ class PlacementSpec:
     profile: str | None = None  # a file of measured step times, or `operators`
     embedder: str | None = None  # the model beside it
     device_map: str | None = None  # by name or file: layers on devices, in place of gpu, tp and pp
+
+    @property
+    def analytic_host_s(self) -> float:
+        """Host time of an iteration where step times are estimated."""
+        return DEFAULT_HOST_S if self.host_s is None else self.host_s
 
 
 @dataclass(frozen=True)

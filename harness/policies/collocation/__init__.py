@@ -16,8 +16,8 @@ Which file answers what:
 - Algorithm 2 (quota between the two models, moved towards the one about to be late):
   `policy.Collocation`, `policy.smooth_adjust`.
 - Algorithm 3 (eviction by priority, slack and cost of recomputation): `policy.Collocation`.
-- Ablations: `policy.CollocationLru` (LRU in place of Algorithm 3; `collocation-lru`),
-  `policy.CollocationOpen` (without Algorithm 1; `collocation-open`).
+- Ablations: `ablations.CollocationLru` (LRU in place of Algorithm 3; `collocation-lru`),
+  `ablations.CollocationOpen` (without Algorithm 1; `collocation-open`).
 - Baselines (`static-split` of §3.3, `collocated-fcfs` of §3.4, `merged-batches` of §5.4):
   `baselines.py`.
 

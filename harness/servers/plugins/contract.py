@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from ....workloads.errors import SloBenchError
-from ...core.counters import Counters
+from ...core.counters import COUNT, Counters
 from ...core.decisions import NextQueue
 from ...core.policy import AnyPolicy, Parameters, Policy, StaticPolicy
 from ...core.predictions import LearnedPredictions
@@ -145,16 +145,21 @@ def tally_file(handshake: Path) -> Path:
 
 
 class Tally:
-    """Counters of preemptions and swaps, in a file that the starter of the server reads."""
+    """Counters of preemptions, swaps and mechanisms, in a file that the starter of the server
+    reads.
+    """
 
     def __init__(self) -> None:
         handshake = os.environ.get(HANDSHAKE_VARIABLE)
         self._path = tally_file(Path(handshake)) if handshake else None
         self._written: dict[str, int] = {}
 
-    def write(self, **totals: int) -> None:
-        """Write all counters at once, if any changed."""
-        if self._path is not None and totals != self._written:
+    def write(self, counters: Counters, **totals: int) -> None:
+        """Write all counters at once, if any changed; of `counters` those of the policy."""
+        if self._path is None:
+            return
+        totals |= {COUNT + name: n for name, n in counters.of_policy().items()}
+        if totals != self._written:
             part = self._path.with_suffix(f".{os.getpid()}")
             part.write_text(json.dumps(totals), "utf-8")
             part.replace(self._path)

@@ -1,16 +1,21 @@
 """How those who measured closed loops sent their load, as far as their tables do not say.
 
 InferenceX draws lengths evenly from 80 % to 100 % of the nominal ones and sends ten requests per
-client (its published recipes). Of other tables only nominal lengths are known. Requests of exactly
-equal lengths stay in step with each other for ever. The rows of SGLang 0.5.1 show that they did;
-those of vLLM that they did not, for which lengths from 97 % on stand (both seen on the Qwen3-32B
-rows of H100).
+client (its published recipes). AIConfigurator's generator starts vLLM with steps of the prompt's
+length, 1,500 and a token per client, and sends requests of equal lengths with AIPerf, which has 100
+different prompts unless it is told otherwise (`--num-dataset-entries`) and warms up with two
+requests per client: with vLLM's prefix cache most prompts of a sweep are computed once. vLLM keeps
+KV in FP8 where the checkpoint says so. Rows with prompts of powers of two (Qwen3-32B) had neither.
+Those of SGLang 0.5.1 stayed in step; those of later versions did not, for which lengths from 97 %
+on stand (seen on the Qwen3-32B rows of H100).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+from ....predictors.model_spec import ModelSpec
 
 
 @dataclass(frozen=True)
@@ -25,6 +30,11 @@ class Client:
         kv_dtypes: KV cache format by GPU, where it is not 16-bit.
         async_scheduling: whether the next step is scheduled during the present one; None: by
             version.
+        prompts: number of different prompts, which are sent in turn; None: all differ, or the
+            server has no prefix cache.
+        warm_up_each: requests of a client that are sent before those that are measured.
+        step_tokens: tokens of a step of the server beyond a prompt's and one per client; None: the
+            server's default.
     """
 
     shortest: float = 0.97
@@ -33,20 +43,43 @@ class Client:
     stagger_s: float = 0.0005
     kv_dtypes: Mapping[str, str] = field(default_factory=dict, hash=False)
     async_scheduling: bool | None = None
+    prompts: int | None = None
+    warm_up_each: int = 0
+    step_tokens: int | None = None
+
+    def token_budget(self, prompt_tokens: int, concurrency: int) -> int | None:
+        """Tokens of a step of the server that this client's harness starts; None: the default."""
+        if self.step_tokens is None:
+            return None
+        return prompt_tokens + self.step_tokens + concurrency
+
+    def kv_dtype(self, gpu: str, model: ModelSpec) -> str:
+        """KV cache format; latent attention keeps 16 bits on Hopper GPUs, which lack FP8 kernels
+        for it.
+        """
+        hopper = gpu.startswith("h")
+        return "bf16" if model.latent and hopper else self.kv_dtypes.get(gpu, "bf16")
 
 
 INFERENCEX = "inferencex"
+AICONFIGURATOR = "aiconfigurator"
 # KV formats are told by the rows whose TTFT shows how many requests found room.
 _INFERENCEX = Client(
     shortest=0.8, kv_dtypes={"h200-141g": "fp8", "b200": "fp8"}, async_scheduling=True
 )
 _OTHER = Client()
 _IN_STEP = Client(shortest=1.0)
+_VLLM = Client(shortest=1.0, step_tokens=1500)
+_VLLM_AIPERF = replace(
+    _VLLM, kv_dtypes={"h100-80g": "fp8", "h200-141g": "fp8"}, prompts=100, warm_up_each=2
+)
 
 
 def client_of(harness: str, engine: str, version: str) -> Client:
     """The client of a harness before an engine; what is usual for an unknown harness."""
     if harness == INFERENCEX:
         return _INFERENCEX
+    if engine == "vllm" and harness:
+        return _VLLM_AIPERF if harness == AICONFIGURATOR else _VLLM
     in_step = harness and engine == "sglang" and version.startswith("0.5.1.")
     return _IN_STEP if in_step else _OTHER

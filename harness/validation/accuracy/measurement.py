@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from ....workloads.prefixes import PrefixRows
+
 CLOSED_LOOP = "closed-loop"
 OPEN_LOOP = "open-loop"
 LOG = "log"
@@ -28,13 +30,15 @@ class ClosedLoop:
 class OpenLoop:
     """Requests with their own arrival times (s) and lengths (tokens), in order of arrival.
 
-    `answered` says of which requests latencies were measured.
+    `answered` says of which requests latencies were measured. `prefix_blocks`: the 16-token blocks
+    of each request, where it is recorded which prompts share a prefix.
     """
 
     arrival_s: NDArray[np.float64]
     prompt_tokens: NDArray[np.int64]
     output_tokens: NDArray[np.int64]
     answered: NDArray[np.bool_]
+    prefix_blocks: PrefixRows | None = None
 
 
 @dataclass(frozen=True)
@@ -42,8 +46,8 @@ class Case:
     """What was run: all that a prediction may use.
 
     `gpu` and `model` are names of the catalogues. `token_budget` and `max_num_seqs` limit an
-    iteration of the server; None: the source does not tell. `harness` names who measured, where a
-    table has several origins.
+    iteration of the server; None: the source does not tell. `harness` names who measured from
+    outside, over HTTP; empty: a log of the engine, or not told.
     """
 
     engine: str
@@ -53,6 +57,7 @@ class Case:
     load: ClosedLoop | OpenLoop
     tp: int = 1
     pp: int = 1
+    ep: int = 1
     instances: int = 1
     weight_dtype: str = "bf16"
     kv_dtype: str = "bf16"

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....predictors.bands import kind_of
-from ....predictors.operators.assembly import operator_step_time
+from ....predictors.operators.assembly import default_step_time, operator_step_time
 from ....predictors.operators.kernels import has_tables
 from ....predictors.placement import Placement
 from ....predictors.regime import regime_of
@@ -16,6 +16,7 @@ from ....predictors.roofline import StepTime
 from ....predictors.specs import GIB, gpu, model
 from ....predictors.step_time import StepTimeModel, coefficients_of, step_time
 from ....workloads.errors import SloBenchError
+from ....workloads.prefixes import BLOCK_SIZE, SessionBlocks
 from ....workloads.workload import Workload
 from ...core.records import Outcome
 from ...engine.simulator.simulate import simulate
@@ -28,6 +29,9 @@ from .readers import closed_figures, figures
 ENGINES = ("vllm", "sglang", "trtllm")
 # TensorRT-LLM schedules as vLLM does: running requests first, chunked prefill in one budget.
 _SYSTEMS = {"trtllm": "vllm"}
+# Of one logit at the sampler's peak: itself in 16 and 32 bits (6), sorted with its index (12), and
+# as much again while sorting.
+SAMPLER_BYTES = 30
 
 
 @dataclass(frozen=True)
@@ -39,8 +43,14 @@ class Prediction:
     step_time: str | None  # of `predictors.bands.STEP_TIMES`
 
 
-def predict(case: Case, without: tuple[str, ...] = (), *, analytic: bool = False) -> Prediction:
-    """Simulate a case, without the kernel tables of the GPUs `without`.
+def predict(
+    case: Case,
+    without: tuple[str, ...] = (),
+    known: StepTimeModel | None = None,
+    *,
+    analytic: bool = False,
+) -> Prediction:
+    """Simulate a case, without the kernel tables of the GPUs `without`, or with step times `known`.
 
     `analytic`: with the step times that `run` takes by default, a fit or an estimate.
 
@@ -55,13 +65,16 @@ def predict(case: Case, without: tuple[str, ...] = (), *, analytic: bool = False
         gpu(case.gpu),
         tp=case.tp,
         pp=case.pp,
+        ep=case.ep,
         weight_dtype=case.weight_dtype,
         kv_dtype=case.kv_dtype,
         memory_share=case.memory_share,
         batched_tokens=token_budget(case),
+        beside_bytes=sampler_bytes(case),
     )
     placement.check()
-    known = step_time(placement) if analytic else step_times(case, placement, without)
+    if known is None:
+        known = default_step_time(placement) if analytic else step_times(case, placement, without)
     workload = _workload(case)
     result = simulate(
         workload,
@@ -77,16 +90,17 @@ def predict(case: Case, without: tuple[str, ...] = (), *, analytic: bool = False
     seconds = latencies(
         records.arrival_s, records.first_token_s, records.finish_s, workload.output_tokens
     )
+    client = client_of(case.harness, case.engine, case.version)
     if isinstance(case.load, ClosedLoop):
         load = case.load
-        ttft_s = (
-            float(seconds["ttft"].mean())
-            + client_of(case.harness, case.engine, case.version).delay_s
-        )
-        means = closed_figures(load, ttft_s, float(np.nanmean(seconds["tpot"])))
+        warm = client.warm_up_each * load.concurrency
+        ttft_s = float(seconds["ttft"][warm:].mean()) + client.delay_s
+        means = closed_figures(load, ttft_s, float(np.nanmean(seconds["tpot"][warm:])))
         regime = _regime(case, means, placement, known.model)
         return Prediction(means, regime, kind_of(known))
     kept = {name: found[case.load.answered] for name, found in seconds.items()}
+    if case.harness:  # else the times are the engine's own
+        kept |= {name: kept[name] + client.delay_s for name in ("ttft", "e2e")}
     found = figures(kept)
     return Prediction(found, _regime(case, found, placement, known.model), kind_of(known))
 
@@ -99,8 +113,27 @@ def token_budget(case: Case) -> int:
     """
     if case.token_budget is not None:
         return case.token_budget
-    small = gpu(case.gpu).memory_bytes < 70 * GIB or case.gpu.startswith("a100")
-    return 2048 if small and case.engine == "vllm" else 8192
+    return 2048 if _small(case) and case.engine == "vllm" else 8192
+
+
+def max_num_seqs(case: Case) -> int:
+    """Sequences of an iteration: as told, else vLLM's defaults, 1,024 on large GPUs, else 256."""
+    return case.max_num_seqs or (256 if _small(case) else 1024)
+
+
+def _small(case: Case) -> bool:
+    """Whether vLLM's server has the defaults of small GPUs, as it has on A100."""
+    return gpu(case.gpu).memory_bytes < 70 * GIB or case.gpu.startswith("a100")
+
+
+def sampler_bytes(case: Case) -> int:
+    """Bytes on each GPU of vLLM's sampler when the server measures at start what KV may take.
+
+    It samples for all `max_num_seqs` by top-k and top-p, on each GPU over the whole vocabulary.
+    """
+    if case.engine != "vllm":
+        return 0
+    return max_num_seqs(case) * model(case.model).vocab * SAMPLER_BYTES
 
 
 def schedules_ahead(case: Case) -> bool:
@@ -112,7 +145,8 @@ def schedules_ahead(case: Case) -> bool:
 
 def step_times(case: Case, placement: Placement, without: tuple[str, ...] = ()) -> StepTimeModel:
     """A fit of the model on the GPU where the GPU has no kernel tables, else operators."""
-    if not has_tables(placement.gpu.name) and coefficients_of(placement).fitted:
+    tables = has_tables(placement.gpu.name) or not placement.model.is_plain
+    if not tables and coefficients_of(placement).fitted:
         return step_time(placement)
     engine = "vllm-async" if schedules_ahead(case) else case.engine
     return operator_step_time(placement, engine, without=without)
@@ -120,7 +154,7 @@ def step_times(case: Case, placement: Placement, without: tuple[str, ...] = ()) 
 
 def _system(case: Case) -> System:
     served = system(_SYSTEMS.get(case.engine, case.engine))
-    budget, seqs = token_budget(case), case.max_num_seqs or 1024
+    budget, seqs = token_budget(case), max_num_seqs(case)
     names = {
         "max_num_batched_tokens": budget,
         "chunked_prefill_tokens": budget,
@@ -135,21 +169,33 @@ def _system(case: Case) -> System:
 def _workload(case: Case) -> Workload:
     load = case.load
     if not isinstance(load, ClosedLoop):
-        return Workload(load.arrival_s, load.prompt_tokens, load.output_tokens, name="measured")
+        return Workload(
+            load.arrival_s,
+            load.prompt_tokens,
+            load.output_tokens,
+            prefix_blocks=load.prefix_blocks,
+            prefix_block_size=BLOCK_SIZE,
+            name="measured",
+        )
     client = client_of(case.harness, case.engine, case.version)
-    n = client.requests_each * load.concurrency
+    n = (client.warm_up_each + client.requests_each) * load.concurrency
     draw = np.random.default_rng(0)
     order = np.arange(n)
 
     def lengths(most: int) -> NDArray[np.int64]:
         return draw.integers(max(1, round(client.shortest * most)), most + 1, n)
 
+    prompt_tokens = lengths(load.prompt_tokens)
+    prompt = order % (client.prompts or n)
     return Workload(
         np.minimum(order, load.concurrency - 1) * client.stagger_s,
-        lengths(load.prompt_tokens),
+        prompt_tokens,
         lengths(load.output_tokens),
         follows=np.where(order < load.concurrency, -1, order - load.concurrency),
         think_s=draw.exponential(client.delay_s, n),
+        prefix_blocks=SessionBlocks.of(prompt, prompt_tokens, 0, BLOCK_SIZE)
+        if client.prompts
+        else None,
         name="measured",
     )
 

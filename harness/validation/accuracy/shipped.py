@@ -12,9 +12,11 @@ SHIPPED = Path(__file__).parent / "data"
 def seen(measurement: Measurement) -> bool:
     """Whether constants of the predictor were chosen with this measurement in view.
 
-    Host times of vLLM and SGLang and the client's delay: Qwen3-32B on H100. Host time of vLLM with
-    asynchronous scheduling, KV formats of InferenceX and the choice of matrix sizes: Llama-3.1-70B
-    on H100 and H200; KV format alone: B200.
+    Host times of vLLM and SGLang, the client's delay, what arithmetic takes under load, steps and
+    lengths of AIConfigurator's harness: Qwen3-32B on H100. Its prompts and KV format: Llama-3.1-8B
+    on H200. Host time of vLLM with asynchronous scheduling, KV formats of InferenceX and the choice
+    of matrix sizes: Llama-3.1-70B on H100 and H200; KV format alone: B200, and of latent attention
+    on H200.
     """
     case = measurement.case
     if measurement.mode != CLOSED_LOOP or not isinstance(case.load, ClosedLoop):
@@ -25,4 +27,7 @@ def seen(measurement: Measurement) -> bool:
         ("vllm", "h100-80g", "llama-3.1-70b"),
         ("vllm", "h200-141g", "llama-3.1-70b"),
         ("vllm", "b200", "llama-3.1-70b"),
+        ("vllm", "h200-141g", "llama-3.1-8b"),
+        ("sglang", "h200-141g", "deepseek-r1"),
+        ("vllm", "h200-141g", "kimi-k2.5"),
     }

@@ -150,7 +150,7 @@ def targets(folder: Path) -> list[Target]:
         ("experiment.toml", "experiment.toml", load, [EXPERIMENT]),
         ("published table", "p.toml", lambda p: load_published(str(p)), [_PUBLISHED]),
         ("model config.json", "m/config.json", read_model, [doc(_CONFIG)]),
-        ("device map", "map.json", _fresh(read_device_map), [doc(_MAP)]),
+        ("device map", "map.json", _by_name(read_device_map), [doc(_MAP)]),
         ("request log", "log.jsonl", read_log, [lines(_LOG)]),
         ("step log", "steps.jsonl", read_steps, [_STEPS]),
         ("vllm result", "v.json", read_results, [doc(_VLLM), lines(_VLLM)]),
@@ -175,7 +175,7 @@ def _vocabulary(path: Path) -> object:
     return Vocabulary.read(path.parent)
 
 
-def _fresh(read_name: Any) -> Callable[[Path], object]:
+def _by_name(read_name: Any) -> Callable[[Path], object]:
     def read_path(path: Path) -> object:
         return read_name(str(path))
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from slo_bench.harness.validation.accuracy import aiconfigurator, errors
+from slo_bench.harness.validation.accuracy.clients import client_of
 from slo_bench.harness.validation.accuracy.errors import judge, judge_one, summaries
 from slo_bench.harness.validation.accuracy.measurement import (
     Case,
@@ -17,9 +18,10 @@ from slo_bench.harness.validation.accuracy.measurement import (
     OpenLoop,
     Skipped,
 )
-from slo_bench.harness.validation.accuracy.predict import predict, token_budget
+from slo_bench.harness.validation.accuracy.predict import predict, sampler_bytes, token_budget
 from slo_bench.harness.validation.accuracy.readers import read_folder
 from slo_bench.harness.validation.accuracy.shipped import SHIPPED, seen
+from slo_bench.predictors.specs import model as catalogue_model
 from slo_bench.reports.pages.accuracy import figures, write_accuracy
 from slo_bench.workloads.errors import FileFormatError, SloBenchError
 
@@ -77,10 +79,15 @@ def test_a_table_of_no_known_layout_is_counted(own):
 def test_what_is_shipped_can_be_read():
     found = list(read_folder(SHIPPED))
     known = [row for row in found if isinstance(row, Measurement)]
-    dense = [m for m in known if m.set == "silicon" and m.case.engine in ("vllm", "sglang")]
-    assert len(dense) == 333
+    closed = [m for m in known if m.set == "silicon" and m.case.engine in ("vllm", "sglang")]
+    dense = [m for m in closed if catalogue_model(m.case.model).is_plain]
+    assert len([m for m in dense if m.case.weight_dtype != "nvfp4"]) == 333
+    experts = [m for m in closed if catalogue_model(m.case.model).experts]
+    assert len(experts) == 855
+    # `tp 8, ep 8` is recorded as tp 64: the same figures stand there twice, under both.
+    assert {m.case.tp for m in experts} == {1, 2, 4, 8}
     reasons = {row.reason for row in found if isinstance(row, Skipped)}
-    assert {"mixture of experts", "disaggregated serving"} <= reasons
+    assert {"linear attention", "sparse attention", "disaggregated serving"} <= reasons
     levels = [m for m in known if isinstance(m.case.load, OpenLoop)]
     assert {m.set.partition("_")[0] for m in levels} == {"a100-80g", "h100-80g"}
     assert all(m.case.instances == 2 and m.case.tp == 2 for m in levels)
@@ -111,6 +118,41 @@ def test_token_budgets_are_vllms_defaults():
     assert token_budget(Case("vllm", "", "rtx-4090", "llama-3.1-8b", load)) == 2048
     assert token_budget(Case("vllm", "", "h100-80g", "llama-3.1-8b", load)) == 8192
     assert token_budget(Case("vllm", "", "h100-80g", "llama-3.1-8b", load, token_budget=9)) == 9
+
+
+def test_what_is_known_of_the_harness_of_a_table():
+    """AIConfigurator's sweeps: repeated prompts, the checkpoint's KV format, steps by prompt."""
+    rows = {m.row: m for m in read_folder(SHIPPED) if isinstance(m, Measurement)}
+    cases = [m.case for m in rows.values() if isinstance(m.case.load, ClosedLoop)]
+    [sweep] = [
+        case
+        for case in cases
+        if (case.engine, case.model, case.tp) == ("vllm", "llama-3.1-8b", 1)
+        and case.load == ClosedLoop(64, 8000, 1000)
+    ]
+    assert (sweep.harness, sweep.kv_dtype, sweep.token_budget) == ("aiconfigurator", "fp8", 9564)
+    assert client_of(sweep.harness, sweep.engine, sweep.version).prompts == 100
+    grid = [c for c in cases if (c.engine, c.gpu, c.model) == ("vllm", "h100-80g", "qwen3-32b")]
+    kinds = {c.harness: client_of(c.harness, c.engine, c.version).prompts for c in grid}
+    assert kinds == {"aiconfigurator": 100, "other": None}
+    assert {c.token_budget for c in cases if c.harness == "inferencex"} == {None}
+
+
+def test_prompts_that_repeat_are_computed_once():
+    load = ClosedLoop(16, 4000, 20)
+    repeated, different = (
+        predict(Case("vllm", "0.12.0", "h200-141g", "llama-3.1-8b", load, harness=harness)).figures
+        for harness in ("aiconfigurator", "other")
+    )
+    assert repeated["e2e_mean"] < 0.5 * different["e2e_mean"]
+
+
+def test_memory_of_vllms_sampler():
+    load = ClosedLoop(1, 10, 10)
+    large, small = (Case("vllm", "", g, "qwen3-32b", load) for g in ("h100-80g", "a100-80g"))
+    assert sampler_bytes(large) == 1024 * 151936 * 30
+    assert sampler_bytes(small) == 256 * 151936 * 30
+    assert sampler_bytes(Case("sglang", "", "h100-80g", "qwen3-32b", load)) == 0
 
 
 def test_open_loop_counts_answered_requests_alone():
@@ -158,7 +200,7 @@ def test_which_rows_a_fit_has_seen():
     known = {(m.case.engine, m.case.gpu, m.case.model) for m in rows if seen(m)}
     unseen = {(m.case.engine, m.case.gpu, m.case.model) for m in rows if not seen(m)}
     assert ("sglang", "h200-141g", "llama-3.1-8b") in unseen - known
-    assert ("vllm", "h200-141g", "llama-3.1-8b") in unseen - known
+    assert ("vllm", "h200-141g", "llama-3.1-8b") in known - unseen
     assert all(not seen(m) for m in rows if m.mode == "open-loop")
     assert all(m.case.engine != "trtllm" for m in rows if seen(m))
 

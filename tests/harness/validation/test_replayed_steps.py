@@ -102,21 +102,20 @@ def test_leaping_equals_stepping(name, lengths, workload, blocks, batch):
 @given(
     seqs=st.integers(1, 80),
     mean=st.floats(1, 1500),
-    excess=st.floats(0, 3),
+    tail_s=st.floats(0, 0.01),
     steps=st.integers(1, 900),
     lengths=st.sampled_from(sorted(TABLES)),
 )
-def test_spans_are_sums_of_steps_and_steps_within_inverts_them(seqs, mean, excess, steps, lengths):
+def test_spans_are_sums_of_steps_and_steps_within_inverts_them(seqs, mean, tail_s, steps, lengths):
     step_time = TABLES[lengths]
     kv = round(seqs * mean)
-    longest = round(kv / seqs * (1 + excess))
-    each = [step_time.step_s(seqs, kv + k * seqs, (), longest + k) for k in range(steps)]
-    span_s = step_time.span_s(seqs, kv, steps, longest)
+    each = [step_time.step_s(seqs, kv + k * seqs, (), tail_s) for k in range(steps)]
+    span_s = step_time.span_s(seqs, kv, steps, tail_s)
     assert span_s == pytest.approx(sum(each), rel=1e-9)
-    within = step_time.steps_within(seqs, kv, span_s, longest)
+    within = step_time.steps_within(seqs, kv, span_s, tail_s)
     assert within == steps
-    assert step_time.steps_within(seqs, kv, np.nextafter(span_s, 1e9), longest) == steps + 1
-    assert step_time.steps_within(seqs, kv, 0.0, longest) == 0
+    assert step_time.steps_within(seqs, kv, np.nextafter(span_s, 1e9), tail_s) == steps + 1
+    assert step_time.steps_within(seqs, kv, 0.0, tail_s) == 0
 
 
 def test_the_next_batch_is_decided_while_one_runs():
@@ -141,12 +140,41 @@ def test_the_next_batch_is_decided_while_one_runs():
     assert ahead.first_token_s[1] == pytest.approx(first_s + decode_s + late_s)
 
 
+def tail_s(step_time: TableStepTime, lengths: list[int]) -> float:
+    begins = sorted(5 - length for length in lengths)
+    return step_time.tail_s(begins, sum(begins))
+
+
+@given(lengths=st.lists(st.integers(1, 5000), min_size=1, max_size=40))
+def test_the_tail_is_what_the_longest_take_after_the_others(lengths):
+    """Read together until the shortest ends, then the rest, and so on; less the same for equal
+    lengths.
+    """
+    step_time = TABLES["unequal"]
+    lone_s, full_s = step_time._lone_s_per_token, step_time._full_s_per_token
+    assert lone_s > 2 * full_s > 0
+    left, begin, read_s = len(lengths), 0, 0.0
+    for length in sorted(lengths):
+        read_s += (length - begin) * max(lone_s, left * full_s)
+        left, begin = left - 1, length
+    mean, n = sum(lengths) / len(lengths), len(lengths)
+    expected = read_s - mean * max(lone_s, n * full_s)
+    assert tail_s(step_time, lengths) == pytest.approx(expected, rel=1e-6, abs=1e-12)
+
+
 def test_one_long_sequence_among_short_ones_costs_more_than_equal_ones():
     step_time = TABLES["unequal"]
-    assert step_time.wants_longest
-    equal_s = step_time.step_s(8, 8 * 300, (), 300)
-    assert step_time.step_s(8, 8 * 300, (), 2000) > equal_s
-    assert not TABLES["equal"].wants_longest
+    assert step_time.wants_lengths
+    assert not TABLES["equal"].wants_lengths
+    assert tail_s(step_time, [300] * 8) == pytest.approx(0, abs=1e-12)
+    long_s = tail_s(step_time, [2000] + [57] * 7)
+    assert long_s > tail_s(step_time, [1000] + [200] * 7) > 0
+    equal_s = step_time.step_s(8, 8 * 300, ())
+    assert step_time.step_s(8, 8 * 300, (), long_s) == equal_s + long_s
+    chunk = [(0, 16)]
+    assert step_time.step_s(8, 2400, chunk, long_s) == step_time.step_s(8, 2400, chunk) + long_s
+    # Two sequences are split over the GPU, so that their lengths do not matter.
+    assert step_time.step_s(2, 600, (), long_s) == step_time.step_s(2, 600, ())
     # A workload with one long request among short ones, in both engines.
     n = 8
     prompts = np.full(n, 20)

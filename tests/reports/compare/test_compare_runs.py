@@ -1,5 +1,6 @@
 """Run folders against each other: what is matched, what stands in the way, what is said."""
 
+import io
 import json
 
 import numpy as np
@@ -193,6 +194,19 @@ def test_text_and_json(make):
     plain = json.loads(json.dumps(comparison_json(found), allow_nan=False))
     assert len(plain["rows"]) == len(found.rows)
     assert plain["worse"] == sum(row["verdict"] == "worse" for row in plain["rows"])
+
+
+def test_rows_that_are_not_stationary_say_after_how_long(make):
+    steady = make("a", rates=(3.0,))
+    drifting = make("b", rates=(3.0,), stationary=False, arrival_window_s=540.0)
+    found = compare(read_results(steady), read_results(drifting), metrics=METRICS)
+    assert {row.drifting_after_s for row in found.rows} == {540.0}
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(comparison_text(found))
+    assert "not shown, not stationary after 540 s" in console.export_text()
+    assert {row["drifting_after_s"] for row in comparison_json(found)["rows"]} == {540.0}
+    same = compare(*[read_results(steady)] * 2, metrics=METRICS)
+    assert {row["drifting_after_s"] for row in comparison_json(same)["rows"]} == {None}
 
 
 def test_one_seed_says_so(make):

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from slo_bench.reports.pages.capacity import best_lines
+from slo_bench.reports.pages.capacity import _levels, best_lines
 
 QUICK = ["capacity", "-s", "vllm", "--requests", "200", "--target", "0.9", "--tolerance", "0.3"]
 QUICK += ["--max-requests", "3000"]
@@ -14,6 +14,15 @@ def test_tables_say_levels_interval_and_why_it_stopped(slo_bench, tmp_path):
     for text in ("Capacity, req/s (simulated)", "≥ 0.9", "Levels tried: vllm", "stopped after"):
         assert text in out
     assert (tmp_path / "o" / "report.html").is_file()
+
+
+@pytest.mark.parametrize(("high", "note"), [(0.93, "too short to pass"), (0.6, "")])
+def test_levels_that_miss_the_target_are_not_too_short(high, note):
+    level = {"rate_rps": 4.0, "runs": 1, "valid_runs": 1, "requests": 200, "sustained": False}
+    level |= {"backlog_grows": False, "attainment": 0.5, "invalid_because": None}
+    level |= {"attainment_low": 0.4, "attainment_high": high}
+    row = {"search": "vllm", "target": 0.9, "levels": [level]}
+    assert [str(cell) for cell in _levels(row).columns[5].cells] == [note]
 
 
 def test_json_is_the_list_and_nothing_else(slo_bench):

@@ -6,8 +6,9 @@ from itertools import combinations, pairwise, permutations
 import numpy as np
 import pytest
 
+from slo_bench.tuner.placement import exact as exact_module
 from slo_bench.tuner.placement.compare import search
-from slo_bench.tuner.placement.exact import exact
+from slo_bench.tuner.placement.exact import exact, optimum
 from slo_bench.tuner.placement.paper import paper
 from slo_bench.tuner.placement.problem import (
     INF,
@@ -18,7 +19,14 @@ from slo_bench.tuner.placement.problem import (
     Problem,
     weights_of,
 )
+from slo_bench.tuner.placement.unused import unused_reasons
 from slo_bench.workloads.errors import SloBenchError, UnknownNameError
+
+
+@pytest.fixture(autouse=True)
+def _time_enough(monkeypatch):
+    """Results do not depend on how busy the machine is."""
+    monkeypatch.setattr(exact_module, "LIMIT_S", 600.0)
 
 
 @lru_cache
@@ -139,14 +147,59 @@ def test_ties_go_to_the_lower_latency():
     assert exact(Problem(4, devices, hop_s), weights_of("he")) == (LayerRange(1, 4),)
 
 
-def test_devices_that_all_differ_are_too_many():
+def test_64_devices_that_all_differ_have_a_map_and_a_bound():
     rng = np.random.default_rng(0)
     devices = tuple(
-        Candidate(f"d{i}", float(s), 1, 1, 1, 1, 1) for i, s in enumerate(rng.uniform(1, 2, 70))
+        Candidate(f"d{i}", float(s), 3, 2, 2, 1, 2) for i, s in enumerate(rng.uniform(1, 2, 64))
     )
-    hop_s = tuple(map(tuple, rng.uniform(1, 2, (70, 70)).tolist()))
-    with pytest.raises(SloBenchError, match="--method optuna"):
-        exact(Problem(60, devices, hop_s), weights_of("balanced"))
+    hop_s = tuple(map(tuple, rng.uniform(0.05, 0.3, (64, 64)).tolist()))
+    problem = Problem(128, devices, hop_s)
+    found = optimum(problem, weights_of("balanced"), enough=0.01)
+    assert problem.fits(found.placed)
+    assert 0 <= found.gap <= 0.01
+
+
+def test_16_hosts_of_4_that_are_equal():
+    host = np.arange(64) // 4
+    hop_s = np.where(host[:, None] == host, 0.1, 0.5)
+    np.fill_diagonal(hop_s, 0.0)
+    devices = tuple(Candidate(f"d{i}", 1.0, 7, 6, 6, 5, 6) for i in range(64))
+    problem = Problem(80, devices, tuple(map(tuple, hop_s.tolist())))
+    found = optimum(problem, weights_of("balanced"))
+    assert found.gap == 0
+    assert len(found.placed) == 12  # 12 × 7 − 2 layers
+    assert problem.latency_s(found.placed) == pytest.approx(80 + 9 * 0.1 + 2 * 0.5)  # three hosts
+
+
+def test_the_bound_is_below_the_optimum_when_the_search_is_cut():
+    rng = np.random.default_rng(5)
+    checked = 0
+    for _ in range(20):
+        problem, weights = random_problem(rng, 5, 10), CostWeights(1.0, 0.1)
+        least = brute_force(problem, weights)
+        if least == INF:
+            continue
+        found = optimum(problem, weights, limit_s=1e-9)
+        cost = problem.cost(found.placed, weights)
+        assert cost / (1 + found.gap) <= least * (1 + 1e-6)
+        checked += 1
+    assert checked > 5
+
+
+def test_unused_devices_have_a_reason():
+    devices = (
+        Candidate("full", 1.0, 4, 4, 4, 4, 4),
+        Candidate("slow", 2.0, 4, 4, 4, 4, 4),
+        Candidate("small", 1.0, 0, 0, 0, 0, 0),
+    )
+    hop_s = ((0.0, 0.5, 0.5), (0.5, 0.0, 0.5), (0.5, 0.5, 0.0))
+    problem, weights = Problem(4, devices, hop_s), CostWeights(1.0, 0.0)
+    reasons = unused_reasons(problem, weights, exact(problem, weights))
+    # One layer of four takes 2 s instead of 1 s, and a hop takes 0.5 s: 5.5 s instead of 4 s.
+    assert reasons == {
+        "with one more, a pass takes +1.5e+03 ms and the cost is +38 %": [1],
+        "no layer fits there": [2],
+    }
 
 
 def test_the_papers_procedure_finds_the_optimum_where_all_layers_are_alike():
@@ -196,6 +249,8 @@ def test_optuna_finds_no_better_map_and_often_the_same():
         found = search(problem, weights, trials=100)
         assert problem.fits(found)
         costs.append(problem.cost(found, weights) / least)
+        started = search(problem, weights, trials=3, start=optimum(problem, weights))
+        assert problem.cost(started, weights) == pytest.approx(least)
     assert min(costs) >= 1 - 1e-12
     assert np.median(costs) == pytest.approx(1.0, abs=0.02)
 

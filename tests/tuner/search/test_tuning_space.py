@@ -2,6 +2,7 @@ import pytest
 
 from slo_bench import Experiment
 from slo_bench.harness.policies.systems import SYSTEMS
+from slo_bench.tuner.search.dimension import Dimension
 from slo_bench.tuner.search.evaluate import cell_of
 from slo_bench.tuner.search.objectives import Aim
 from slo_bench.tuner.search.prepare import prepared
@@ -20,6 +21,14 @@ def test_every_system_has_a_space_that_holds_its_default(name):
     space = space_of(Experiment(systems=name), {}, None)
     assert space.default is not None
     assert {one.name for one in space.dimensions} <= set(SYSTEMS[name].bounds())
+
+
+def test_a_whole_number_among_the_values_is_the_default_of_a_real_parameter():
+    asked = {"threshold": "0.25,0.5,1,2,4", "tickets": "true,false"}
+    space = space_of(Experiment(systems="ascendra"), asked, None)
+    assert space.default == {"threshold": 1.0, "tickets": True}
+    assert key_of(space.default) == key_of({"threshold": 1, "tickets": True})  # tried once
+    assert not Dimension("x", choices=(0, 1)).holds(True)
 
 
 def test_what_is_named_is_searched_and_nothing_else():

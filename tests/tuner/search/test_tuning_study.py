@@ -8,6 +8,7 @@ import sys
 import time
 from types import SimpleNamespace
 
+import numpy as np
 import optuna
 import pytest
 from optuna.trial import TrialState
@@ -17,7 +18,15 @@ from slo_bench.tuner.search import trial_leases as claims
 from slo_bench.tuner.search.outcome import read_tuning
 from slo_bench.tuner.search.settings import TuneSettings, load
 from slo_bench.tuner.search.storage import open_storage
-from slo_bench.tuner.search.study_results import KEY, OWNER, SAME_AS, counted, note, noted
+from slo_bench.tuner.search.study_results import (
+    KEY,
+    OWNER,
+    SAME_AS,
+    counted,
+    note,
+    noted,
+    stable_importances,
+)
 from slo_bench.tuner.search.trial_leases import alive, cut_trials, new_name, working
 from slo_bench.tuner.search.tune import tune
 from slo_bench.workloads.errors import SloBenchError
@@ -60,6 +69,16 @@ def test_a_grid_is_searched_once_and_the_best_is_found(tmp_path):
     assert outcome.found.requests == sum(requests for *_, requests in runs_of(tmp_path / "o"))
 
 
+@pytest.mark.parametrize(("rate", "drifts"), [(40.0, True), (1.0, False)])
+def test_trials_that_are_not_stationary_say_after_how_long(tmp_path, rate, drifts):
+    at_rate = quick(objectives="attainment", rate_rps=rate, trials=1)
+    overload = Experiment(systems="sarathi", requests=1500, seeds=1, slo="ttft=1")
+    (row,) = tune(overload, at_rate, tmp_path / "o").found.trials
+    assert ("drifting_after_s" in row.figures) is drifts
+    if drifts:
+        assert 30 < row.figures["drifting_after_s"] < 1500 / 40 + 1  # less the warm-up
+
+
 def test_the_winner_is_a_file_to_run(tmp_path):
     outcome = tune(EXPERIMENT, quick(trials=3, confirm=True), tmp_path / "o")
     (winner,) = outcome.winners
@@ -76,6 +95,37 @@ def test_the_winner_is_a_file_to_run(tmp_path):
     assert not fresh & tuned
     if len(names) > 1:
         assert kept["confirmed"][1]["low"] <= kept["confirmed"][1]["value"]
+
+
+def test_parameters_that_make_no_difference_have_their_default(tmp_path):
+    # Batches never reach 256 requests at such rates, so 300 or 8,000 is the same.
+    search = {"chunk_tokens": "2048", "max_num_seqs": "300,8000"}
+    outcome = tune(EXPERIMENT, quick(search=search, sampler="grid", confirm=True), tmp_path / "o")
+    by_name = {row.parameter: row for row in outcome.ablations}
+    assert by_name["chunk_tokens"].matters
+    assert by_name["chunk_tokens"].high < 0
+    assert not by_name["max_num_seqs"].matters
+    assert by_name["max_num_seqs"].change == 0
+    (winner,) = outcome.winners
+    assert winner.row.configuration == {"chunk_tokens": 2048, "max_num_seqs": 256}
+    assert not any("max_num_seqs" in command for command in winner.commands)
+    assert read_tuning(tmp_path / "o")["ablations"][0]["parameter"] == "chunk_tokens"
+
+
+def test_importances_that_are_chance_are_not_shown():
+    space = {"a": optuna.distributions.FloatDistribution(0, 1)}
+    space |= {"b": optuna.distributions.FloatDistribution(0, 1)}
+    rng = np.random.default_rng(0)
+    trials = [
+        optuna.create_trial(params={"a": a, "b": b}, distributions=space, value=0.0)
+        for a, b in rng.uniform(size=(40, 2))
+    ]
+    by_chance = stable_importances(trials, rng.uniform(size=40).tolist(), maximise=True)
+    assert by_chance == {}
+    known = stable_importances(trials, [trial.params["a"] for trial in trials], maximise=True)
+    assert list(known) == ["a"]
+    share, low, high = known["a"]
+    assert 0.5 < low <= share <= high
 
 
 def test_all_configurations_have_the_same_seeds(tmp_path):
@@ -302,3 +352,14 @@ def test_every_sampler_finds_its_way(tmp_path, sampler):
     outcome = tune(EXPERIMENT, settings, tmp_path / "o")
     assert len(outcome.found.trials) == 3
     assert outcome.found.best
+
+
+def test_an_slo_that_cannot_be_met_is_said_before_the_first_trial(tmp_path):
+    said = []
+    hopeless = Experiment(systems="sarathi", requests=200, slo="ttft=0.001")
+    asked = quick(trials=1, search={"chunk_tokens": "512"})
+    tune(hopeless, asked, tmp_path / "o", warn=said.append)
+    assert len(said) == 1
+    assert "cannot meet this SLO" in said[0]
+    tune(EXPERIMENT, asked, tmp_path / "p", warn=said.append)
+    assert len(said) == 1

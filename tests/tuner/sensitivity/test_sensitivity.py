@@ -1,6 +1,7 @@
 """Perturbed worlds, crossings and flips."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -166,6 +167,15 @@ def test_only_those_who_predict_are_moved_by_predictions():
     nobody = study(cells("vllm", "orca"), [(axis, (1.0,))], Ranked("attainment"))
     assert nobody.points == []
     assert nobody.axes == ()
+
+
+def test_a_base_that_is_not_stationary_says_after_how_long():
+    """vLLM takes about 8 req/s: at 40 its queue grows for as long as requests arrive."""
+    over = cells("vllm", "sarathi", rate=40.0, requests=1500, seeds=1, slo="ttft=1")
+    (note,) = study(over, [], Ranked("attainment")).notes
+    assert re.match(r"Not stationary at the base: vllm after 3\d\.?\d* s, sarathi after", note)
+    calm = cells("vllm", "sarathi", rate=2.0, requests=300, seeds=1)
+    assert study(calm, [], Ranked("attainment")).notes == ()
 
 
 def test_what_is_no_ranking():

@@ -25,7 +25,7 @@ from ....core.predictions import LearnedPredictions
 from ....core.queues import REKEY_AT_MOST
 from ....core.state import Phase
 from ....core.wire import DROPPED, REJECTED
-from ..contract import StepLog
+from ..contract import StepLog, Tally
 from .compatibility import refusal_of
 from .steps import SglangSteps, requests_left
 from .view import SglangRequest, SglangView, all_ours, ours
@@ -44,7 +44,8 @@ class Decider:
         self.view = SglangView(
             scheduler, predictions, policy.new_state(), Counters(policy.mechanisms())
         )
-        self._arrived = 0
+        self._tally = Tally()
+        self._arrived = self._retracted = 0
         self._timeouts: list[tuple[float, int, SglangRequest, ReleaseReason]] = []
         self._calls_admit = overrides(policy, "admit")
         self._calls_timeout = overrides(policy, "timeout")
@@ -75,6 +76,7 @@ class Decider:
         if r is not None:  # retracted
             r.phase = Phase.WAITING
             r.recomputes += 1
+            self._retracted += 1
             self._place(r)
             self.steps.log.write("preempted", time_s=self.view.now_s, id=str(req.rid))
             return True
@@ -105,6 +107,10 @@ class Decider:
             return self._policy.queue_key(r, self.view)
         finally:
             self.view.clock_error = None
+
+    def write_tally(self) -> None:
+        """Write what was counted so far, for the process that started the server."""
+        self._tally.write(self.view.counters, preempted_recompute=self._retracted)
 
     def expire_timeouts(self, batches: Iterable[Any]) -> None:
         """Drop or offload waiting requests whose timeout has passed; `batches` run now."""

@@ -158,6 +158,7 @@ class _Hooks:
         self, original: Any, scheduler: Any, running_batch: Any, last_batch: Any, **kw: Any
     ) -> Any:
         self._decider.expire_timeouts([running_batch, last_batch])
+        self._decider.write_tally()
         return original(scheduler, running_batch=running_batch, last_batch=last_batch, **kw)
 
     def allocatable(

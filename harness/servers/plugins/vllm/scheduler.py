@@ -20,10 +20,9 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.request import Request, RequestStatus
 
-from ....core.counters import COUNT, Counters
+from ....core.counters import Counters
 from ....core.decisions import Admission, NextQueue, PreemptionMode, ReleaseReason
 from ....core.policy import Policy, key_is_kept, overrides
-from ....core.predictions import LearnedPredictions
 from ....core.state import Phase, RequestState
 from ....core.wire import (
     DROPPED,
@@ -33,10 +32,10 @@ from ....core.wire import (
     slo_from_wire,
     waited_s,
 )
-from ..contract import StepLog, Tally, announce, asked_for, num_cpu_blocks
+from ..contract import announce, asked_for, num_cpu_blocks
 from .hooks import HOOKS, vllm_version
 from .queue import PolicyQueue
-from .steps import Composition
+from .recorder import StepRecorder
 from .view import KeptKeyView, VllmView, engine_settings
 
 _GOODBYES = {
@@ -68,12 +67,8 @@ class PolicyScheduler(Scheduler):
         self.slo_policy = policy
         self.policy_state = policy.new_state()
         self.counters = Counters(policy.mechanisms())
-        self.predictions = LearnedPredictions()
-        self.step_log = StepLog()
-        self.tally = Tally()
-        self.executed_out = self.executed_in = 0  # swaps, by the workers' own count
-        self._ended: list[str] = []  # since the last step
-        self._victims = {PreemptionMode.SWAP: 0, PreemptionMode.RECOMPUTE: 0}
+        self.recorder = StepRecorder(self)
+        self.predictions = self.recorder.predictions
         self.now_s = type(self).clock()
         self.states: dict[str, RequestState] = {}
         self._apart: list[Request] = []  # in the batch, but not in `running` at this moment
@@ -88,8 +83,6 @@ class PolicyScheduler(Scheduler):
         self._changed = True  # since the policy last chose the next queue
         self._heads: list[str] = []  # of the queue's groups when the policy was last asked
         self._seen_free: int | None = None
-        self._preempted: list[dict[str, Any]] = []
-        self._began: tuple[float, Composition] | None = None
         self._asks_room = any(overrides(policy, h) for h in ("headroom_blocks", "reserved_blocks"))
         self._calls_next_queue = overrides(policy, "next_queue")
         self._calls_timeout = overrides(policy, "timeout")
@@ -235,15 +228,15 @@ class PolicyScheduler(Scheduler):
             if request.status in stopped:
                 self.slo_policy.on_finished(r, self.view)
             del self.states[request.request_id], self._requests[r.id]
-            if self.step_log.wanted:
-                self._ended.append(request.request_id)
+            if self.recorder.log.wanted:
+                self.recorder.ended.append(request.request_id)
         return super()._free_request(request, *args, **kwargs)
 
     # ---------------------------------------------------------------- one step
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         self.now_s = type(self).clock()
-        self._preempted.clear()
+        self.recorder.preempted.clear()
         if not self.slo_policy.may_start_at_timeout:
             self._dismiss()
         if self.slo_policy.queue_order != "static":
@@ -521,8 +514,7 @@ class PolicyScheduler(Scheduler):
             r.recomputes += 1
             r.phase = Phase.WAITING
             r.target_tokens = request.num_tokens
-        self._victims[how] += 1
-        self._preempted.append({"id": request.request_id, "by": how.value, "kv_tokens": tokens})
+        self.recorder.preempts(request.request_id, how, tokens)
         super()._preempt_request(request, *args, **kwargs)
 
     def _key(self, request: Request) -> tuple[Any, int]:
@@ -530,9 +522,7 @@ class PolicyScheduler(Scheduler):
         return self.slo_policy.queue_key(r, self._key_view), r.seq
 
     def _note(self, output: Any) -> None:
-        """Record the requests that entered and the composition of this step, for the log and the
-        predictions.
-        """
+        """Record the requests that entered, and the step."""
         resumed = _resumed(output.scheduled_cached_reqs)
         entered = [*(new.req_id for new in output.scheduled_new_reqs), *resumed]
         for request_id in entered:
@@ -543,65 +533,23 @@ class PolicyScheduler(Scheduler):
             if self._asks_room and not r.reserved_blocks:
                 r.reserved_blocks = self.slo_policy.reserved_blocks(r, self.view)
                 self._reserved_blocks += r.reserved_blocks
-        found = Composition.of(output.num_scheduled_tokens, self.requests)
-        self._began = (type(self).clock(), found)
-        if self.step_log.wanted and (output.num_scheduled_tokens or self._preempted):
-            self.step_log.write(
-                "step",
-                time_s=self.now_s,
-                **vars(found),
-                waiting=len(self.waiting.waiting),
-                swapped=len(self.waiting.swapped),
-                free_blocks=self.view.free_blocks,
-                entered=entered,
-                preempted=list(self._preempted),
-                ended=list(self._ended),
-            )
-            self._ended.clear()
+        self.recorder.begins(output, entered)
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         now_s = type(self).clock()
-        duration_s: float | None = None
-        if self._began is not None:
-            begin_s, found = self._began
-            self._began = None
-            if found.decode_seqs or found.chunks:
-                duration_s = now_s - begin_s
-                decodes = found.decode_seqs, found.decode_kv_tokens
-                self.predictions.learn(*decodes, found.chunks, duration_s)
-        self._note_moved(model_runner_output)
+        duration_s = self.recorder.ran(model_runner_output, now_s)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
-        if duration_s is not None and self.step_log.wanted:
+        log = self.recorder.log
+        if duration_s is not None and log.wanted:
             left = int(self.get_num_unfinished_requests())
-            self.step_log.write("done", time_s=now_s, duration_s=duration_s, left=left)
+            log.write("done", time_s=now_s, duration_s=duration_s, left=left)
         for client, goodbye in self._goodbyes:
             if client not in outputs:
                 outputs[client] = EngineCoreOutputs()
             outputs[client].outputs.append(goodbye)
-            self.step_log.write("away", id=goodbye.request_id, reason=goodbye.stop_reason)
+            log.write("away", id=goodbye.request_id, reason=goodbye.stop_reason)
         self._goodbyes.clear()
         return outputs
-
-    def _note_moved(self, model_runner_output: Any) -> None:
-        """Take the workers' swap report out of the output, which vLLM need not log, and update the
-        counters.
-        """
-        report: Any = getattr(model_runner_output, "kv_connector_output", None)
-        moved = getattr(report, "kv_connector_stats", None)
-        if moved is not None and self.num_cpu_blocks:
-            report.kv_connector_stats = None
-            self.executed_out += moved.swaps_out
-            self.executed_in += moved.swaps_in
-            self.predictions.learn_swap(moved.blocks, moved.duration_s)
-        self.tally.write(
-            preempted_swap=self._victims[PreemptionMode.SWAP],
-            preempted_recompute=self._victims[PreemptionMode.RECOMPUTE],
-            decided_out=getattr(self.connector, "swaps_out", 0),
-            decided_in=getattr(self.connector, "swaps_in", 0),
-            executed_out=self.executed_out,
-            executed_in=self.executed_in,
-            **{COUNT + name: n for name, n in self.counters.of_policy().items()},
-        )
 
 
 def _resumed(cached: Any) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -12,33 +13,37 @@ from slo_bench.cli.main import app
 
 pytestmark = pytest.mark.backends
 
+HERE = Path(__file__).parent
+
 
 @pytest.fixture
-def ran(installed, tiny_model, tmp_path):
-    installed("vllm")
-    trace = tmp_path / "trace.csv"
-    rows = [f"{k * 0.05},{40 + k},{20 + k}" for k in range(12)]
-    trace.write_text("\n".join(["arrival_s,prompt_tokens,output_tokens", *rows]) + "\n")
-    words = ["run", "--backend", "vllm", "--model", str(tiny_model("vllm")), "--system", "vllm"]
-    words += ["--system", "edf", "--workload", str(trace), "--replay-speed", "1", "--seeds", "1"]
-    words += ["--slo", "e2e=1000", "--server-arg=--no-enable-prefix-caching", "--records", "csv"]
-    words += [
-        "--sweep",
-        "num_gpu_blocks=64",
-        "--sweep",
-        "block_size=32",
-        "--out",
-        str(tmp_path / "out"),
-        "--no-report",
-    ]
-    done = CliRunner().invoke(app, words)
-    assert done.exit_code == 0, done.output
-    return tmp_path / "out"
+def run(installed, tiny_model, tmp_path):
+    """Runs 12 requests with 40 to 51 prompt tokens on a backend; the folder of the run."""
+
+    def one(backend, *words):
+        installed(backend)
+        trace = tmp_path / "trace.csv"
+        rows = [f"{k * 0.05},{40 + k},{20 + k}" for k in range(12)]
+        trace.write_text("\n".join(["arrival_s,prompt_tokens,output_tokens", *rows]) + "\n")
+        load = ["--workload", trace, "--replay-speed", "1", "--seeds", "1", "--slo", "e2e=1000"]
+        kept = ["--records", "csv", "--out", tmp_path / "out", "--no-report"]
+        asked = ["run", "--backend", backend, "--model", tiny_model(backend), *load, *kept, *words]
+        done = CliRunner().invoke(app, [*map(str, asked), "--sweep", "num_gpu_blocks=64"])
+        assert done.exit_code == 0, done.output
+        return tmp_path / "out"
+
+    return one
 
 
-def test_stock_and_patched_are_measured(ran):
-    with (ran / "cells.csv").open() as file:
-        cells = list(csv.DictReader(file))
+def cells_of(folder):
+    with (folder / "cells.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_stock_and_patched_are_measured(run):
+    options = ["--server-arg=--no-enable-prefix-caching", "--sweep", "block_size=32"]
+    ran = run("vllm", "--system", "vllm", "--system", "edf", *options)
+    cells = cells_of(ran)
     assert [cell["system"] for cell in cells] == ["vllm", "edf"]
     for cell in cells:
         assert cell["backend"] == "vllm"
@@ -52,3 +57,13 @@ def test_stock_and_patched_are_measured(ran):
     assert "PolicyScheduler" in (ran / "servers" / "edf.log").read_text()
     assert "PolicyScheduler" not in (ran / "servers" / "vllm.log").read_text()
     assert json.loads((ran / "environment.json").read_text())["command"] is not None
+
+
+@pytest.mark.parametrize(("backend", "block_size"), [("vllm", 32), ("sglang", 16)])
+def test_what_a_mechanism_did_in_the_server_is_in_the_row(run, backend, block_size):
+    policy = f"{HERE / 'counts_long.py'}:CountsLong"
+    ran = run(backend, "--system", policy, "--sweep", f"block_size={block_size}")
+    (cell,) = cells_of(ran)
+    assert int(cell["count_long"]) == 6  # 46 to 51 of 40 to 51 prompt tokens
+    assert int(cell["preemptions_recompute"]) == 0
+    assert float(cell["attainment"]) == 1.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from slo_bench.harness.core.counters import REJECTIONS, Counters
 from slo_bench.harness.core.predictions import LearnedPredictions
 from slo_bench.harness.experiments.backends.launched import growth, plugin_figures, swap_problem
 from slo_bench.harness.servers.launch.server_process import ServerProcess
@@ -39,17 +40,19 @@ def test_totals_are_read_while_they_are_written(tmp_path, monkeypatch):
     server = ServerProcess("one", "", tmp_path / "log", "", tally_file=tally_file(handshake))
     assert server.tally() == {}
     tally = Tally()
-    tally.write(decided_out=1)
-    assert server.tally() == {"decided_out": 1}
-    tally.write(decided_out=2)
-    assert server.tally() == {"decided_out": 2}
+    counters = Counters(["waiting_first", REJECTIONS])
+    tally.write(counters, decided_out=1)
+    assert server.tally() == {"decided_out": 1, "count_waiting_first": 0}
+    counters.add("waiting_first")
+    tally.write(counters, decided_out=2)
+    assert server.tally() == {"decided_out": 2, "count_waiting_first": 1}
     assert [path.name for path in tmp_path.iterdir()] == ["handshake.tally.json"]
 
 
 def test_nobody_who_listens_nothing_written(tmp_path, monkeypatch):
     monkeypatch.delenv(HANDSHAKE_VARIABLE, raising=False)
     monkeypatch.chdir(tmp_path)
-    Tally().write(decided_out=1)
+    Tally().write(Counters(), decided_out=1)
     assert not list(tmp_path.iterdir())
 
 

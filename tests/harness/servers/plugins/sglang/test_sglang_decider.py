@@ -11,12 +11,17 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from slo_bench.harness.core.counters import REJECTIONS
 from slo_bench.harness.core.decisions import Admission, Line
 from slo_bench.harness.core.policy import Policy
 from slo_bench.harness.policies.edf import EarliestDeadlineFirst
 from slo_bench.harness.policies.edf_drop import EdfDrop
 from slo_bench.harness.policies.vllm import Vllm
-from slo_bench.harness.servers.plugins.contract import STEP_LOG_VARIABLE
+from slo_bench.harness.servers.plugins.contract import (
+    HANDSHAKE_VARIABLE,
+    STEP_LOG_VARIABLE,
+    tally_file,
+)
 from slo_bench.workloads.errors import SloBenchError
 
 OURS = "slo_bench.harness.servers.plugins.sglang"
@@ -253,6 +258,33 @@ def test_the_rejected_never_wait_and_are_told(decide):
     assert rids(scheduler.waiting_queue) == ["short"]
     assert scheduler.told == {"long": (503, "slo_bench: rejected by the policy")}
     assert scheduler.released == ["long"]
+
+
+@dataclass(frozen=True)
+class CountsLong(ShortOnly):
+    def mechanisms(self):
+        return {"turned_away": "requests that are too long", REJECTIONS: "the same, by the records"}
+
+    def admit(self, r, view):
+        found = super().admit(r, view)
+        if found is Admission.REJECT:
+            view.counters.add("turned_away", r)
+        return found
+
+
+def test_counts_are_written_for_the_starter_of_the_server(decide, tmp_path, monkeypatch):
+    handshake = tmp_path / "handshake.json"
+    monkeypatch.setenv(HANDSHAKE_VARIABLE, str(handshake))
+    scheduler, decider = decide(CountsLong())
+    short = Req("short")
+    come(scheduler, decider, short, Req("long", prompt_tokens=11), Req("longer", prompt_tokens=12))
+    decider.write_tally()
+    told = json.loads(tally_file(handshake).read_text("utf-8"))
+    assert told == {"preempted_recompute": 0, "count_turned_away": 2}
+    come(scheduler, decider, short)  # retracted
+    decider.write_tally()
+    told = json.loads(tally_file(handshake).read_text("utf-8"))
+    assert told == {"preempted_recompute": 1, "count_turned_away": 2}
 
 
 def test_who_is_late_before_it_has_begun_is_dropped(decide, at):

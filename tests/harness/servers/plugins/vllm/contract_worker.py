@@ -151,7 +151,7 @@ def run(case: dict) -> dict:
                 Request(str(row), [7] * r["prompt_tokens"], params, None, arrival_time=arrival_s)
             )
         output = scheduler.schedule()
-        preempted += [[int(p["id"]), p["by"], p["kv_tokens"]] for p in scheduler._preempted]
+        preempted += [[int(p["id"]), p["by"], p["kv_tokens"]] for p in scheduler.recorder.preempted]
         decodes, chunks = composition(scheduler, output, unfinished)
         unfinished = {i for i, r in scheduler.requests.items() if r.is_prefill_chunk}
         mixed_steps += bool(decodes and chunks)

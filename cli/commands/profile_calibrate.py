@@ -1,0 +1,116 @@
+"""`slo-bench profile calibrate`: a profile's linear layers held to a real run of the machine."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..options.declared import PeerLink
+from ..options.from_schema import with_options
+from ..options.parameters import argument, flag, option
+from ..output.console import terminal
+from .validate import Engine
+
+if TYPE_CHECKING:
+    from ...harness.validation.calibrate import Calibrated
+    from ...predictors.profiles.calibration import Calibration
+
+CALIBRATES = (
+    "slo-bench profile calibrate requests.jsonl --profile 4090.toml --out 4090-here.toml",
+    "slo-bench profile calibrate runs/measured --profile 4090.toml --out 4090-here.toml --json",
+    "slo-bench profile calibrate closed-loops.csv --profile h100.toml --out h100-here.toml",
+)
+
+
+@with_options
+def profile_calibrate(
+    log: Annotated[
+        Path,
+        argument(
+            "LOG",
+            "A run of this machine: a request log (JSONL, with meta.json and hash_ids.jsonl in "
+            "the same folder, if any), a run folder, or a closed-loop table (CSV).",
+        ),
+    ],
+    overrides: Engine,
+    profile: Annotated[Path, option("FILE", "Profile with tables.", "--profile")],
+    out: Annotated[Path, option("FILE", "Calibrated profile.", "--out", "-o")],
+    engine: Annotated[str | None, option("S", "System that simulates the engine.")] = None,
+    cell: Annotated[
+        str | None, option("C", "Cell of the run folder. Default: all.", "--cell", "-c")
+    ] = None,
+    peer_link: PeerLink = None,
+    *,
+    as_json: Annotated[bool, flag("Print only the calibration, as JSON.", "--json")] = False,
+) -> None:
+    """Learn factors on the profile's linear layers from a real run of the machine.
+
+    Judge the result by another run: `slo-bench validate OTHER --profile OUT`.
+    """
+    from ...harness.results.engine_logs import EngineSettings, measured_logs
+    from ...harness.validation.calibrate import calibrate
+    from ...predictors.profiles.hardware import with_peer_link
+    from ...predictors.profiles.profile import read_profile, write_profile
+    from ..output.progress import changing_line
+
+    known = with_peer_link(read_profile(profile), peer_link)
+    with changing_line("reading") as shown:
+        if _is_table(log):
+            from ...harness.validation.calibrate_table import calibrate_table
+
+            found = calibrate_table(log, known, progress=shown)
+        else:
+            logs = measured_logs(log, cell)
+            found = calibrate(
+                logs,
+                known,
+                engine or logs[0].engine.system or "vllm",
+                overrides=EngineSettings(**asdict(overrides)),
+                progress=shown,
+            )
+    written = write_profile(found.profile, out)
+    if as_json:
+        typer.echo(json.dumps(found.calibration.plain(), allow_nan=False))
+        return
+    terminal().print(_table(found))
+    for line in (*_lines(found.calibration), *(f"note: {note}" for note in found.notes)):
+        typer.echo(line)
+    typer.echo(str(written))
+
+
+def _is_table(path: Path) -> bool:
+    """A closed-loop table, and no request file of a run folder?"""
+    return path.is_file() and path.suffix != ".jsonl" and path.parent.name != "requests"
+
+
+def _table(found: Calibrated) -> Any:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    made = found.calibration
+    table = Table(
+        box=box.SIMPLE_HEAD, title=Text(f"{found.profile.label}: {', '.join(made.origin)}")
+    )
+    table.add_column("tokens of a step", justify="right")
+    table.add_column("factor on linear layers", justify="right")
+    for tokens, factor in zip(made.tokens, made.factors, strict=True):
+        table.add_row(f"{tokens:,.0f}", f"{factor:.3f}")
+    return table
+
+
+def _lines(made: Calibration) -> Iterator[str]:
+    """What it was learned from, and the errors on that before and after."""
+    learned = f"{made.requests:,} requests" + (f", {made.steps:,} steps" if made.steps else "")
+    if math.isfinite(made.held_out_percent):
+        learned += f"; half of it is {made.held_out_percent:.1f} % off with factors of the other"
+    yield learned
+    for metric, after in made.after_percent.items():
+        before = made.before_percent[metric]
+        yield f"{metric.upper()}, mean: {before:+.1f} % before, {after:+.1f} % after (in-sample)"

@@ -1,0 +1,139 @@
+"""Calibrates a profile on a closed-loop table: two factors, of small and of large steps."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...predictors.profiles.build import GRAPH_TOKENS
+from ...predictors.profiles.calibration import Calibration
+from ...predictors.profiles.models import profiled_step_time
+from ...predictors.profiles.profile import Profile
+from ...predictors.profiles.table import Host
+from ...predictors.step_time import DEFAULT_HOST_S
+from ...workloads.errors import SloBenchError
+from .accuracy.measurement import CLOSED_LOOP, ClosedLoop, Measurement
+from .accuracy.predict import predict, schedules_ahead
+from .accuracy.readers import read_folder
+from .calibrate import Calibrated, Progress, tables_only
+
+Floats = NDArray[np.float64]
+
+# Steps that are replayed from a CUDA graph, and larger ones.
+KNOTS = (float(GRAPH_TOKENS), GRAPH_TOKENS + 1.0)
+_METRICS = {"ttft": "ttft_mean", "tpot": "tpot_mean"}
+_PRIOR = 0.3  # standard deviation of a factor that no row shows
+_ERROR = 0.05  # of a row's figures
+_ROUNDS = 6
+
+
+def calibrate_table(
+    file: Path, profile: Profile, *, progress: Progress = lambda line: None
+) -> Calibrated:
+    """Learn two factors of `profile` from the rows of `file` that are of its model and GPU.
+
+    `file` is a closed-loop table as `slo-bench accuracy` reads it.
+
+    Raises:
+        SloBenchError: no row is of the profile, or the profile has no tables.
+        FileFormatError: the file is damaged.
+    """
+    bare = tables_only(profile)
+    all_rows = [one for one in read_folder(file) if isinstance(one, Measurement)]
+    rows = [one for one in all_rows if _of(one, bare)]
+    if not rows:
+        others = sorted({f"{r.case.model} on {r.case.gpu} × tp {r.case.tp}" for r in all_rows})
+        raise SloBenchError(
+            f"{file} has no closed loop of {bare.label} with {bare.weight_dtype} weights; it has "
+            f"{', '.join(others[:5]) or 'none'}"
+        )
+    progress(f"{len(rows)} rows")
+    factors = _solved(rows, bare, progress)
+    calibration = Calibration(
+        origin=(file.name,),
+        tokens=KNOTS,
+        factors=factors,
+        requests=sum(_requests(row) for row in rows),
+        digests=tuple(row.key for row in rows),
+        before_percent=_errors(rows, bare),
+        held_out_percent=_held_out(rows, bare, progress),
+    )
+    result = dataclasses.replace(bare, calibration=calibration)
+    calibration = dataclasses.replace(calibration, after_percent=_errors(rows, result))
+    left_out = len(all_rows) - len(rows)
+    notes = (f"{left_out} rows of other models, GPUs or formats are left out",) if left_out else ()
+    return Calibrated(dataclasses.replace(result, calibration=calibration), calibration, notes)
+
+
+def _of(row: Measurement, profile: Profile) -> bool:
+    case = row.case
+    ours = profile.model, profile.gpu, profile.tp, 1, profile.weight_dtype, profile.kv_dtype
+    theirs = case.model, case.gpu, case.tp, case.pp, case.weight_dtype, case.kv_dtype
+    return row.mode == CLOSED_LOOP and ours == theirs
+
+
+def _requests(row: Measurement) -> int:
+    return row.case.load.concurrency if isinstance(row.case.load, ClosedLoop) else 0
+
+
+def _solved(rows: Sequence[Measurement], bare: Profile, progress: Progress) -> tuple[float, ...]:
+    from scipy.optimize import least_squares
+
+    def residuals(factors: Floats) -> Floats:
+        progress(f"factors {', '.join(f'{f:.3f}' for f in factors)}")
+        made = Calibration(origin=(), tokens=KNOTS, factors=tuple(factors.tolist()))
+        off = _ratios(rows, dataclasses.replace(bare, calibration=made))
+        known = np.concatenate(list(off.values()))
+        return np.concatenate([np.log(known) / _ERROR, (factors - 1) / _PRIOR])
+
+    solution = least_squares(
+        residuals,
+        np.ones(len(KNOTS)),
+        bounds=(0.2, 5.0),
+        loss="soft_l1",
+        diff_step=0.02,
+        max_nfev=_ROUNDS,
+    )
+    return tuple(round(float(f), 4) for f in solution.x)
+
+
+def _ratios(rows: Sequence[Measurement], profile: Profile) -> dict[str, Floats]:
+    """Predicted / measured by metric, of all rows that have it."""
+    found: dict[str, list[float]] = {metric: [] for metric in _METRICS}
+    for row in rows:
+        host_s = 0.0 if schedules_ahead(row.case) else DEFAULT_HOST_S
+        step_time = profiled_step_time(profile, Host(step_s=host_s, graph_tokens=GRAPH_TOKENS))
+        predicted = predict(row.case, known=step_time).figures
+        for metric, name in _METRICS.items():
+            ratio = predicted.get(name, math.nan) / row.measured.get(name, math.nan)
+            if math.isfinite(ratio) and ratio > 0:
+                found[metric].append(ratio)
+    return {metric: np.array(ratios) for metric, ratios in found.items()}
+
+
+def _errors(rows: Sequence[Measurement], profile: Profile) -> dict[str, float]:
+    """Mean of the signed errors of the rows by metric, in percent."""
+    return {
+        metric: round(100 * float(ratios.mean() - 1), 2)
+        for metric, ratios in _ratios(rows, profile).items()
+        if len(ratios)
+    }
+
+
+def _held_out(rows: Sequence[Measurement], bare: Profile, progress: Progress) -> float:
+    """Mean absolute error of TPOT of every second row with the factors of the others; the larger
+    of both halves; NaN with fewer than four rows.
+    """
+    if len(rows) < 4:
+        return math.nan
+    off = []
+    for seen, unseen in ((rows[::2], rows[1::2]), (rows[1::2], rows[::2])):
+        made = Calibration(origin=(), tokens=KNOTS, factors=_solved(seen, bare, progress))
+        ratios = _ratios(unseen, dataclasses.replace(bare, calibration=made))["tpot"]
+        off.append(float(np.abs(ratios - 1).mean()) if len(ratios) else math.nan)
+    return round(100 * max(off), 2)

@@ -1,0 +1,87 @@
+"""Factors that make the linear layers of a profile's tables those of a real run."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What a run of the machine showed: factors on the linear layers (and all-reduces) of a step.
+
+    Attributes:
+        origin: the runs that it was learned from.
+        tokens: tokens of a step at which the factors hold, ascending; straight in between, by the
+            logarithm of the tokens, and constant beyond.
+        factors: real / table, one for each of `tokens`.
+        requests: of those runs.
+        steps: between events of the logs, or simulated (closed loops).
+        digests: of the logs that the factors have seen, as `RealLog.digest`.
+        num_gpu_blocks: KV blocks, as the engine counts them; 0: not known.
+        before_percent: errors of the mean of each metric on those runs before, in percent.
+        after_percent: the same with the factors.
+        held_out_percent: how far the total time of each half of the steps is off with the factors
+            of the other half; the larger of the two. NaN: not known.
+    """
+
+    origin: tuple[str, ...]
+    tokens: tuple[float, ...]
+    factors: tuple[float, ...]
+    requests: int = 0
+    steps: int = 0
+    digests: tuple[str, ...] = ()
+    num_gpu_blocks: int = 0
+    before_percent: Mapping[str, float] = field(default_factory=dict)
+    after_percent: Mapping[str, float] = field(default_factory=dict)
+    held_out_percent: float = math.nan
+
+    def at(self, tokens: Floats) -> Floats:
+        """The factor of steps with `tokens` tokens (at least 1)."""
+        return np.asarray(hats(self.tokens, tokens) @ np.array(self.factors), dtype=np.float64)
+
+    def plain(self) -> dict[str, Any]:
+        """Fields with a value, as TOML and JSON have them."""
+        found: dict[str, Any] = {}
+        for name, value in vars(self).items():
+            if isinstance(value, tuple):
+                found[name] = list(value)
+            elif isinstance(value, Mapping):
+                found[name] = dict(value)
+            elif value and not (isinstance(value, float) and math.isnan(value)):
+                found[name] = value
+        return found
+
+    @classmethod
+    def read(cls, entry: Mapping[str, Any]) -> Calibration:
+        """From a header's section.
+
+        Raises:
+            TypeError: a field is unknown or missing.
+            ValueError: a value is not what it must be.
+        """
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in entry.items()
+        }
+        made = cls(**values)
+        tokens, factors = (np.array(v, dtype=np.float64) for v in (made.tokens, made.factors))
+        if not len(tokens) or tokens.shape != factors.shape or (np.diff(tokens) <= 0).any():
+            raise ValueError("calibration needs ascending tokens, and a factor for each")
+        if not (tokens[0] >= 1 and np.isfinite(factors).all() and (factors > 0).all()):
+            raise ValueError("factors of a calibration must be above 0, tokens 1 or more")
+        return dataclasses.replace(made, tokens=tuple(tokens), factors=tuple(factors))
+
+
+def hats(knots: tuple[float, ...], tokens: Floats) -> Floats:
+    """Weights of the factors at `knots` in the factor at `tokens`; shape (tokens, knots)."""
+    at, corner = np.log(np.array(knots)), np.eye(len(knots))
+    return np.stack([np.interp(np.log(tokens), at, one) for one in corner], axis=-1)

@@ -1,0 +1,279 @@
+"""Calibration: factors that a log was made with are found again, and are kept with their origin."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from reference.logs import LOGS as REAL
+from reference.logs import PROFILE, SHARED, log_file, needs_data, simulated_log
+from slo_bench.cli.main import app
+from slo_bench.harness.results import engine_logs
+from slo_bench.harness.results.engine_logs import EngineSettings, RealLog, measured_logs, read_log
+from slo_bench.harness.validation.calibrate import KNOTS, calibrate
+from slo_bench.harness.validation.calibrate_table import calibrate_table
+from slo_bench.harness.validation.log_replay import Validation, validate
+from slo_bench.predictors.profiles.build import linear_curve, table_step_time
+from slo_bench.predictors.profiles.calibration import Calibration
+from slo_bench.predictors.profiles.hardware import with_peer_link
+from slo_bench.predictors.profiles.importers import ImportOptions, import_profile
+from slo_bench.predictors.profiles.profile import Profile, read_profile, write_profile
+from slo_bench.workloads.errors import FileFormatError, SloBenchError
+
+FACTORS = Calibration(("made up",), (1.0, 64.0, 512.0, 2048.0), (0.8, 0.9, 1.2, 1.3))
+
+
+def means(found: Validation) -> dict[str, float]:
+    return {row.metric: row.error for row in found.rows() if row.statistic == "mean"}
+
+
+def slow_log(num_gpu_blocks: int, seed: int) -> RealLog:
+    """A log of a machine whose linear layers take `FACTORS` times what the profile says."""
+    slow = dataclasses.replace(PROFILE, calibration=FACTORS)
+    log, _ = simulated_log(num_gpu_blocks, caching=False, seed=seed, profile=slow)
+    return log
+
+
+def test_factors_are_found_again_and_hold_for_another_run():
+    seen, unseen = slow_log(400, 1), slow_log(400, 2)
+    before = means(validate(unseen, PROFILE, host_s=0.004))
+    assert min(before.values()) > 0.1
+    found = calibrate([seen], PROFILE, host_s=0.004)
+    after = means(validate(unseen, found.profile, host_s=0.004))
+    assert max(abs(error) for error in after.values()) < 0.02
+    made = found.calibration
+    assert made.requests == len(seen)
+    assert made.steps > 500
+    assert made.held_out_percent < 2
+    assert all(abs(error) < 1 for error in made.after_percent.values())
+    assert made.before_percent["e2e"] > 10
+    # Sizes that many steps have: decode batches of up to 32, chunks up to the budget of 1,024.
+    true, learned = (
+        linear_curve(dataclasses.replace(PROFILE, calibration=one)) for one in (FACTORS, made)
+    )
+    for tokens in (8, 24, 1024):
+        assert learned(tokens) == pytest.approx(true(tokens), rel=0.04)
+
+
+def test_a_profile_says_which_logs_its_factors_have_seen():
+    seen, unseen = slow_log(400, 1), slow_log(400, 2)
+    found = calibrate([seen], PROFILE, host_s=0.004)
+    assert found.calibration.digests == (seen.digest,)
+    assert "calibrated on this log" in " ".join(validate(seen, found.profile).notes)
+    assert "calibrated on this log" not in " ".join(validate(unseen, found.profile).notes)
+    renamed = dataclasses.replace(seen, name="copy")
+    assert "calibrated on this log" in " ".join(validate(renamed, found.profile).notes)
+
+
+def test_the_number_of_kv_blocks_is_found_where_they_ran_out():
+    log = slow_log(400, 1)
+    unknown = dataclasses.replace(log, engine=dataclasses.replace(log.engine, num_gpu_blocks=None))
+    assert unknown.engine.num_gpu_blocks is None
+    # A GPU with about as much memory: the search begins at the catalogue's estimate.
+    guess = calibrate([log], PROFILE, host_s=0.004, overrides=EngineSettings(num_gpu_blocks=430))
+    assert "another order" in " ".join(guess.notes)
+    roomy = slow_log(100_000, 1)
+    roomy = dataclasses.replace(
+        roomy, engine=dataclasses.replace(roomy.engine, num_gpu_blocks=None)
+    )
+    found = calibrate([roomy], PROFILE, host_s=0.004)
+    assert found.calibration.num_gpu_blocks == 0
+    assert found.notes == ()
+
+
+def test_it_is_kept_in_the_file_and_folded_into_the_tables(tmp_path):
+    kept = dataclasses.replace(
+        FACTORS,
+        requests=7,
+        digests=("ab",),
+        before_percent={"ttft": -1.5},
+        after_percent={"ttft": 0.25},
+        held_out_percent=0.5,
+        num_gpu_blocks=12,
+    )
+    profile = dataclasses.replace(PROFILE, calibration=kept)
+    read = read_profile(write_profile(profile, tmp_path / "p.toml"))
+    assert read.calibration == kept
+    bare, made = linear_curve(PROFILE), linear_curve(read)
+    np.testing.assert_allclose(made.seconds / bare.seconds, kept.at(np.maximum(1, bare.at)))
+    assert kept.at(np.array([1.0, 64.0, 9999.0])).tolist() == pytest.approx([0.8, 0.9, 1.3])
+    assert table_step_time(read).step_s(1, 16, ()) < table_step_time(PROFILE).step_s(1, 16, ())
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("tokens = [2, 1]\nfactors = [1, 1]", "ascending tokens"),
+        ("tokens = [1, 2]\nfactors = [1]", "a factor for each"),
+        ("tokens = [1]\nfactors = [0]", "must be above 0"),
+        ("tokens = [1]\nfactors = [1]\nsteps = [1]\nfoo = 1", "unexpected keyword"),
+    ],
+)
+def test_a_damaged_calibration_is_said(tmp_path, line, said):
+    file = write_profile(PROFILE, tmp_path / "p.toml")
+    file.write_text(f'{file.read_text()}\n[calibration]\norigin = ["x"]\n{line}\n')
+    with pytest.raises(FileFormatError, match=said):
+        read_profile(file)
+
+
+def test_what_cannot_be_calibrated_is_said():
+    log = slow_log(400, 1)
+    few = dataclasses.replace(
+        log,
+        **{
+            name: getattr(log, name)[:5]
+            for name in (
+                "arrival_s",
+                "begin_s",
+                "prompt_tokens",
+                "output_tokens",
+                "first_s",
+                "last_s",
+            )
+        },
+    )
+    with pytest.raises(SloBenchError, match="needs 20"):
+        calibrate([few], PROFILE)
+    with pytest.raises(SloBenchError, match="has no tables of linear layers and attention"):
+        calibrate([log], dataclasses.replace(PROFILE, tables={}))
+    other = dataclasses.replace(log, first_s=slow_log(400, 2).first_s + log.first_s)
+    other = dataclasses.replace(other, last_s=other.first_s + log.last_s[::-1])
+    with pytest.raises(SloBenchError, match=r"another order|needs 20"):
+        calibrate([other], PROFILE)
+
+
+def test_several_gpus_need_a_measured_link():
+    two = dataclasses.replace(PROFILE, tp=2)
+    with pytest.raises(SloBenchError, match=r"has no all-reduce.*--peer-link 16gb/s@20us"):
+        table_step_time(two)
+    for text in ("pcie4-x16", "16", "fast@20us"):
+        with pytest.raises(SloBenchError):
+            with_peer_link(two, text)
+    linked = linear_curve(with_peer_link(two, "16gb/s@20us"))
+    bare = linear_curve(PROFILE)
+    # Llama-3.1-8B: 32 layers with two all-reduces of 4,096 bf16 values a token; tp 2 sends all.
+    expected_s = 64 * (2 * 20e-6 + bare.at * 4096 * 2 / 16e9)
+    np.testing.assert_allclose(linked.seconds - bare.seconds, expected_s)
+
+
+# -------------------------------------------------------------------- command
+
+
+def test_the_command(tmp_path):
+    log, profile = log_file(tmp_path), write_profile(PROFILE, tmp_path / "p.toml")
+    out = tmp_path / "c.toml"
+    given = ["profile", "calibrate", str(log), "--profile", str(profile), "--out", str(out),
+             "--num-gpu-blocks", "400", "--block-size", "16", "--no-prefix-caching"]  # fmt: skip
+    runner = CliRunner()
+    told = runner.invoke(app, [*given, "--json"])
+    assert told.exit_code == 0, told.output
+    made = json.loads(told.stdout)
+    assert made["tokens"] == list(KNOTS)
+    assert made["requests"] == 80
+    assert made["origin"] == ["/".join(log.parts[-3:])]
+    assert set(made["before_percent"]) == set(made["after_percent"]) == {"ttft", "tpot", "e2e"}
+    assert read_profile(out).calibration is not None
+    told = runner.invoke(app, given)
+    assert "factor on linear layers" in told.stdout
+    assert "in-sample" in told.stdout
+    told = runner.invoke(app, ["profile", "show", str(out)])
+    assert "calibrated" in told.stdout
+    told = runner.invoke(app, ["profile", "calibrate", str(tmp_path / "no.jsonl"), *given[3:]])
+    assert isinstance(told.exception, FileFormatError)
+    assert "cannot be read" in str(told.exception)
+
+
+def test_all_cells_of_a_measured_run_and_none_of_a_simulated_one(tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    CliRunner().invoke(
+        app,
+        ["run", "--system", "vllm", "--requests", "20", "--rates", "1,2", "--seeds", "1",
+         "--jobs", "1", "--no-report", "--out", str(run)],
+    )  # fmt: skip
+    with pytest.raises(SloBenchError, match="was simulated"):
+        measured_logs(run)
+    rows = engine_logs.read_rows(run / "cells.csv")
+    measured = [{**row, "backend": "vllm"} for row in rows]
+    monkeypatch.setattr(engine_logs, "read_rows", lambda path: measured)
+    with pytest.raises(SloBenchError, match="no cell 'x'"):
+        measured_logs(run, "x")
+    assert [len(log) for log in measured_logs(run)] == [20, 20]
+
+
+TABLE = """engine,version,gpu,model,concurrency,prompt_tokens,output_tokens,ttft_mean_s,tpot_mean_s
+vllm,0.19,rtx-4090,llama-3.1-8b,2,512,64,{a},{b}
+vllm,0.19,rtx-4090,llama-3.1-8b,8,512,64,{c},{d}
+vllm,0.19,h100-80g,llama-3.1-8b,8,512,64,1,1
+"""
+
+
+def test_a_closed_loop_table_gives_two_factors(tmp_path):
+    from slo_bench.harness.validation.accuracy.predict import predict
+    from slo_bench.harness.validation.accuracy.readers import read_folder
+    from slo_bench.predictors.profiles.models import profiled_step_time
+    from slo_bench.predictors.profiles.table import Host
+
+    file = tmp_path / "loops.csv"
+    file.write_text(TABLE.format(a=1, b=1, c=1, d=1))
+    slow = dataclasses.replace(PROFILE, calibration=Calibration((), (512.0, 513.0), (1.25, 0.9)))
+    step_time = profiled_step_time(slow, Host(graph_tokens=512))
+    made = [predict(row.case, known=step_time).figures for row in read_folder(file)][:2]
+    values = {"a": made[0]["ttft_mean"], "b": made[0]["tpot_mean"]}
+    values |= {"c": made[1]["ttft_mean"], "d": made[1]["tpot_mean"]}
+    file.write_text(TABLE.format(**values))
+    found = calibrate_table(file, PROFILE)
+    assert found.calibration.factors[0] == pytest.approx(1.25, rel=0.03)
+    assert found.calibration.factors[1] == pytest.approx(0.9, rel=0.08)
+    assert (
+        abs(found.calibration.after_percent["tpot"]) < 1 < -found.calibration.before_percent["tpot"]
+    )
+    assert found.notes == ("1 rows of other models, GPUs or formats are left out",)
+    with pytest.raises(SloBenchError, match=r"has no closed loop of llama-3\.1-70b"):
+        calibrate_table(file, dataclasses.replace(PROFILE, model="llama-3.1-70b"))
+
+
+# -------------------------------------------------------------------- real logs
+
+
+def beside_blocks(tmp_path, folder, blocks: str) -> RealLog:
+    """A log with `hash_ids.jsonl` beside it."""
+    import gzip
+
+    for name in ("requests.jsonl", "meta.json"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    packed = SHARED / "measured" / "llmservingsim" / f"prefix_blocks.{blocks}.jsonl.gz"
+    (tmp_path / "hash_ids.jsonl").write_bytes(gzip.decompress(packed.read_bytes()))
+    return read_log(tmp_path / "requests.jsonl")
+
+
+def imported(folder) -> Profile:
+    return import_profile("llmservingsim", folder, ImportOptions())
+
+
+@needs_data
+@pytest.mark.slow
+def test_rtx_4090_whose_kv_blocks_are_not_told(tmp_path):
+    """Halves of the log predict each other, and the number of blocks is found."""
+    folder = SHARED / "measured" / "llmservingsim" / "RTX4090-Llama-3.1-8B-2026-08-17"
+    log = beside_blocks(tmp_path, folder, "sharegpt-llama-3.1-8b-300-sps10")
+    found = calibrate([log], imported(REAL / "RTX4090-Llama-3.1-8B-bf16-tp1"))
+    assert found.calibration.num_gpu_blocks == 2951  # one holds nothing
+    assert found.calibration.held_out_percent < 1
+    assert max(abs(e) for e in found.calibration.after_percent.values()) < 0.5
+
+
+@needs_data
+def test_qwen_on_two_gpus_with_the_measured_link(tmp_path):
+    """Nothing is fitted to this log."""
+    folder = REAL / "RTXPRO6000-Qwen3-32B-bf16-tp1" / "real_vllm"
+    log = beside_blocks(tmp_path, folder, "sharegpt-qwen3-300-sps10")
+    tables = SHARED / "measured" / "llmservingsim" / "profiles" / "RTXPRO6000-Qwen3-32B-bf16-tp2"
+    profile = imported(tables)
+    with pytest.raises(SloBenchError, match="has no all-reduce"):
+        validate(log, profile)
+    found = validate(log, with_peer_link(profile, "16gb/s@20us"))
+    assert max(abs(error) for error in means(found).values()) < 0.02
