@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from slo_bench.harness.validation.accuracy.aiconfigurator import beside
 from slo_bench.harness.validation.accuracy.errors import ErrorSummary, Judged, summaries
 from slo_bench.harness.validation.accuracy.measurement import Measurement
 from slo_bench.harness.validation.accuracy.readers import read_folder
@@ -69,6 +70,24 @@ def _left_out(files: Sequence[Path]) -> list[ErrorSummary]:
     return summaries(kept)
 
 
+def _beside(judged: list[Judged]) -> str:
+    """AIConfigurator's errors and ours on the rows that it predicted."""
+    groups: dict[tuple[str, str, str], list[Judged]] = {}
+    for row in judged:
+        groups.setdefault((row.engine, row.gpu, row.model), []).append(row)
+        if row.engine != "trtllm":
+            groups.setdefault(("vLLM and SGLang", "all", "all"), []).append(row)
+    lines = []
+    for group, rows in sorted(groups.items()):
+        for metric in CLOSED:
+            found = beside(rows, metric)
+            if found is not None:
+                theirs = f"{found.theirs:.1%} / {found.theirs_p90:.1%}"
+                ours = f"{found.ours:.1%} / {found.ours_p90:.1%}"
+                lines.append((*group, metric, str(found.n), theirs, ours))
+    return table(("engine", "GPU", "model", "metric", "n", "AIConfigurator", "slo-bench"), lines)
+
+
 def _coverage() -> str:
     """Share of measurements in bands that were made without them, their model or their GPU."""
     known = residuals()
@@ -116,6 +135,7 @@ def main(file: Path, left_out: Sequence[Path]) -> None:
             f"- {n:,} rows: {reason}" for (_, reason), n in sorted(skipped.items())
         )
         or "All measurements of dense models were predicted.",
+        "beside": _beside(judged),
         "coverage": _coverage(),
     }
     for name, part in parts.items():

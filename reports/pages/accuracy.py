@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from ...harness.validation.accuracy.aiconfigurator import beside
 from ...harness.validation.accuracy.errors import ErrorSummary, Judged, summaries
 from ...workloads.errors import SloBenchError
 from ..figures.figure import Axis, Figure, Format, View, as_json
@@ -26,6 +27,7 @@ HEADS = (
     "p90",
     "bias",
     "in band",
+    "AIConfigurator (ours, n)",
 )
 GROUPINGS: tuple[tuple[str, str, Callable[[Judged], str]], ...] = (
     ("engine", "by engine", lambda row: row.engine),
@@ -38,11 +40,18 @@ METRICS = ("ttft", "tpot", "e2e", "throughput")
 
 def regimes(judged: Sequence[Judged]) -> list[ErrorSummary]:
     """Summaries by engine, GPU, model class, and load with regime (in place of `mode`)."""
-    found = summaries(
-        judged,
-        lambda row: ("", row.engine, row.gpu, row.model_class, f"{row.mode}, {row.regime}"),
-    )
-    return [row for row in found if shown(row.metric)]
+    return [row for row in summaries(judged, _regime) if shown(row.metric)]
+
+
+def _regime(row: Judged) -> tuple[str, str, str, str, str]:
+    return ("", row.engine, row.gpu, row.model_class, f"{row.mode}, {row.regime}")
+
+
+def _beside(row: ErrorSummary, judged: Sequence[Judged]) -> str:
+    """AIConfigurator's median error, and ours on the rows that it predicted."""
+    group = (row.set, row.engine, row.gpu, row.model, row.mode)
+    found = beside([one for one in judged if _regime(one) == group], row.metric)
+    return "–" if found is None else f"{found.theirs:.1%} ({found.ours:.1%}, {found.n})"
 
 
 def shown(metric: str) -> bool:
@@ -50,7 +59,7 @@ def shown(metric: str) -> bool:
     return metric.rpartition("_")[2] in ("mean", "p50", "throughput")
 
 
-def cells(row: ErrorSummary) -> tuple[str, ...]:
+def cells(row: ErrorSummary, judged: Sequence[Judged]) -> tuple[str, ...]:
     """A row of the table, under `HEADS`."""
     return (
         row.engine,
@@ -63,6 +72,7 @@ def cells(row: ErrorSummary) -> tuple[str, ...]:
         f"{row.p90_error:.1%}",
         f"{row.bias:+.1%}",
         "–" if row.in_band is None else f"{row.in_band:.0%}",
+        _beside(row, judged),
     )
 
 
@@ -74,7 +84,7 @@ def accuracy_text(judged: Sequence[Judged], skipped: Counter[tuple[str, str]]) -
 
 def _table(judged: Sequence[Judged]) -> Table:
     title = f"Errors of {len(judged):,} predictions"
-    return one_group(title, HEADS, [cells(row) for row in regimes(judged)], texts=range(5))
+    return one_group(title, HEADS, [cells(row, judged) for row in regimes(judged)], texts=range(5))
 
 
 def _not(skipped: Counter[tuple[str, str]]) -> list[str]:

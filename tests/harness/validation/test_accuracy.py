@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slo_bench.harness.validation.accuracy import errors
+from slo_bench.harness.validation.accuracy import aiconfigurator, errors
 from slo_bench.harness.validation.accuracy.clients import client_of
 from slo_bench.harness.validation.accuracy.errors import judge, judge_one, summaries
 from slo_bench.harness.validation.accuracy.measurement import (
@@ -287,3 +287,21 @@ def test_the_page_shows_every_point(own, tmp_path):
     assert label in page
     with pytest.raises(SloBenchError, match="nothing to show"):
         write_accuracy([], skipped, tmp_path / "none.html")
+
+
+def test_aiconfigurator_is_compared_on_the_rows_that_it_predicted():
+    known = aiconfigurator.predictions()
+    rows = [m for m in read_folder(SHIPPED) if isinstance(m, Measurement)]
+    by_id = {(m.set, m.row): m for m in rows}
+    assert set(known) <= set(by_id)
+    (where, theirs), (_, others) = list(known.items())[:2]
+    assert theirs != others
+    measurement = by_id[where]
+    case, measured = measurement.case, {"tpot_mean": 1.0}
+    names = ("", *where, "closed-loop", case.engine, case.gpu, case.model, "")
+    mine = errors.Judged(*names, measured, {"tpot_mean": 1.5})
+    strange = errors.Judged("", "mine", "2", *names[3:], measured, {"tpot_mean": 9.0})
+    found = aiconfigurator.beside([mine, strange], "tpot_mean")
+    assert (found.n, found.ours) == (1, pytest.approx(0.5))
+    assert found.theirs == pytest.approx(abs(theirs["tpot_mean"] - 1))
+    assert aiconfigurator.beside([strange], "tpot_mean") is None
