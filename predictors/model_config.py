@@ -10,12 +10,21 @@ from typing import Any
 from ..workloads.errors import FileFormatError
 from ..workloads.file_cache import depends_on
 from ..workloads.parsing import parse_json
-from .model_spec import FAMILIES, ModelSpec
+from .model_spec import FAMILIES, Experts, LatentAttention, ModelSpec, SlidingWindow
 
-# Fields by which a configuration says that it is not a plain dense transformer.
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+# Families whose layers have experts; Qwen shares a family with its dense models.
+_EXPERT_TYPES = (
+    "mixtral",
+    "qwen2_moe",
+    "qwen3_moe",
+    "deepseek_v2",
+    "deepseek_v3",
+    "kimi_k2",
+    "gpt_oss",
+    "minimax_m2",
+)
 _SPECULATIVE = (
-    "num_nextn_predict_layers",
     "num_lookahead_tokens",
     "num_lookahead_slots",
     "num_speculative_tokens",
@@ -26,7 +35,12 @@ _SPECULATIVE = (
     "speculators_model_type",
 )
 _OTHER = {
-    "kv_lora_rank": "multi-head latent attention",
+    "index_topk": "sparse attention",
+    "linear_num_value_heads": "linear attention",
+    "full_attention_interval": "linear attention",
+    "interleave_moe_layer_step": "experts in some layers only",
+    "attention_chunk_size": "chunked attention",
+    "vision_config": "an image encoder",
     "layer_group_size": "linear attention",
     "ssm_cfg": "state-space layers",
     "mamba_d_state": "state-space layers",
@@ -44,6 +58,14 @@ _FAMILY_OF_TYPE = {
     "bert": "bert",
     "xlm-roberta": "xlm-roberta",
     "roberta": "xlm-roberta",
+    "mixtral": "mistral",
+    "qwen2_moe": "qwen2",
+    "qwen3_moe": "qwen3",
+    "deepseek_v2": "deepseek",
+    "deepseek_v3": "deepseek",
+    "kimi_k2": "deepseek",
+    "gpt_oss": "gpt-oss",
+    "minimax_m2": "minimax",
 }
 
 
@@ -70,6 +92,11 @@ class _Config:
             raise self.fail(f"field {' or '.join(map(repr, names))} is missing")
         return default
 
+    def size(self, *names: str) -> int:
+        """As `count`, but 0 where no field says a number above 0."""
+        held = [name for name in names if self.fields.get(name) not in (None, 0)]
+        return self.count(*held) if held else 0
+
     def flag(self, name: str, default: bool) -> bool:
         value = self.fields.get(name, default)
         if not isinstance(value, bool):
@@ -82,7 +109,7 @@ def read_model(path: Path) -> ModelSpec:
 
     Raises:
         FileFormatError: the file is missing or not JSON, a field is missing or wrong, or the
-            model's architecture is not modelled (experts, speculative decoding, other attention).
+            model's architecture is not modelled (speculative decoding, other attention).
     """
     file = path / "config.json" if path.is_dir() else path
     depends_on(file)
@@ -112,19 +139,26 @@ def model_from_config(fields: Mapping[str, Any], name: str, path: Path) -> Model
     heads = config.count("num_attention_heads")
     hidden = config.count("hidden_size")
     head_dim = config.count("head_dim", "kv_channels", default=max(1, hidden // heads))
+    layers = config.count("num_hidden_layers", "num_layers")
+    context_tokens = _context_tokens(config, family)
+    latent = _latent(config)
+    kv_heads = 1 if latent else _kv_heads(config, family, heads)
     spec = ModelSpec(
         name=name,
         family=family,
-        layers=config.count("num_hidden_layers", "num_layers"),
+        layers=layers,
         hidden=hidden,
         heads=heads,
-        kv_heads=_kv_heads(config, family, heads),
-        head_dim=head_dim,
+        kv_heads=kv_heads,
+        head_dim=latent.kv_rank + latent.rope_dim if latent else head_dim,
         intermediate=_intermediate(config, family),
         vocab=config.count("padded_vocab_size", "vocab_size"),
-        context_tokens=_context_tokens(config, family),
+        context_tokens=context_tokens,
         tied_embeddings=_tied(config, family),
         origin=str(path),
+        experts=_experts(config, layers),
+        latent=latent,
+        window=_window(config, layers, context_tokens),
     )
     if heads % spec.kv_heads:
         raise config.fail(
@@ -137,15 +171,11 @@ def _refuse_unmodelled(config: _Config) -> None:
     kind = str(config.fields.get("model_type", ""))
     for name in _EXPERTS:
         value = config.fields.get(name)
-        if isinstance(value, int) and value > 1:
+        if isinstance(value, int) and value > 1 and kind not in _EXPERT_TYPES:
             raise config.fail(
-                f"mixture of experts (field {name!r} is {value}) is not modelled yet; "
-                "use a dense model"
+                f"mixture of experts (field {name!r} is {value}) of model_type {kind!r} is not "
+                f"modelled yet; known: {', '.join(_EXPERT_TYPES)}"
             )
-    if "moe" in kind or kind in ("mixtral", "deepseek_v2", "deepseek_v3"):
-        raise config.fail(
-            f"mixture of experts (model_type {kind!r}) is not modelled yet; use a dense model"
-        )
     for name in _SPECULATIVE:
         if config.fields.get(name):
             raise config.fail(
@@ -169,6 +199,78 @@ def _family(config: _Config) -> str:
         known = ", ".join(sorted({*_FAMILY_OF_TYPE, "chatglm"}))
         raise config.fail(f"field 'model_type' is {kind!r}, not modelled yet; known: {known}")
     return _FAMILY_OF_TYPE[kind]
+
+
+def _experts(config: _Config, layers: int) -> Experts | None:
+    """The experts of a configuration whose model_type has some.
+
+    Multi-token prediction layers (`num_nextn_predict_layers`, `num_mtp_modules`) serve speculative
+    decoding alone; servers do not load them without it.
+    """
+    if config.fields.get("model_type") not in _EXPERT_TYPES:
+        return None
+    if (
+        config.fields.get("decoder_sparse_step", 1) != 1
+        or config.fields.get("moe_layer_freq", 1) != 1
+    ):
+        raise config.fail(
+            "experts in every n-th layer (field 'decoder_sparse_step' or 'moe_layer_freq') are not "
+            "modelled yet"
+        )
+    dense = config.size("first_k_dense_replace")
+    plain = config.fields.get("mlp_only_layers") or []
+    if plain != list(range(len(plain))):
+        raise config.fail(
+            f"layers without experts other than the first (field 'mlp_only_layers' is {plain!r}) "
+            "are not modelled yet"
+        )
+    one = config.count("moe_intermediate_size", "intermediate_size")
+    found = Experts(
+        routed=config.count(*_EXPERTS),
+        per_token=config.count("num_experts_per_tok", "experts_per_token"),
+        intermediate=one,
+        shared_intermediate=config.size(
+            "shared_expert_intermediate_size", "shared_intermediate_size"
+        )
+        or config.size("n_shared_experts") * one,
+        dense_layers=dense or len(plain),
+    )
+    if found.per_token > found.routed or found.dense_layers >= layers:
+        raise config.fail(
+            f"{found.per_token} experts a token of {found.routed}, and {found.dense_layers} of "
+            f"{layers} layers without: there must be as many experts and a layer that has them"
+        )
+    return found
+
+
+def _latent(config: _Config) -> LatentAttention | None:
+    if not config.size("kv_lora_rank"):
+        return None
+    return LatentAttention(
+        kv_rank=config.count("kv_lora_rank"),
+        rope_dim=config.count("qk_rope_head_dim"),
+        key_dim=config.count("qk_nope_head_dim"),
+        value_dim=config.count("v_head_dim"),
+        query_rank=config.size("q_lora_rank") or None,
+    )
+
+
+def _window(config: _Config, layers: int, context_tokens: int) -> SlidingWindow | None:
+    """The layers that slide: those of `layer_types`, else all where `sliding_window` is set."""
+    kinds = config.fields.get("layer_types")
+    tokens = config.size("sliding_window")
+    on = config.fields.get("use_sliding_window", True) and 0 < tokens < context_tokens
+    if kinds is None:
+        return SlidingWindow(tokens, layers) if on else None
+    if not isinstance(kinds, list) or len(kinds) < layers:
+        raise config.fail(f"field 'layer_types' must name a kind for each of the {layers} layers")
+    unknown = {str(kind) for kind in kinds} - {"full_attention", "sliding_attention"}
+    if unknown:
+        raise config.fail(f"layers of {min(unknown)} (field 'layer_types') are not modelled yet")
+    sliding = kinds[:layers].count("sliding_attention")
+    if sliding and not tokens:
+        raise config.fail("field 'sliding_window' is missing, but layers slide ('layer_types')")
+    return SlidingWindow(tokens, sliding) if sliding and on else None
 
 
 def _refuse_other_opt(config: _Config) -> None:

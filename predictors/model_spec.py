@@ -1,9 +1,12 @@
-"""A dense transformer by its shape: parameters, weight bytes and KV bytes follow from it."""
+"""A transformer by its shape: parameters, weight bytes and KV bytes follow from it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from .dtypes import SIXTEEN_BIT_BYTES, kv_dtype, weight_dtype
 
@@ -17,6 +20,7 @@ class Family:
     norm_bias: bool = False  # LayerNorm (scale and shift) instead of RMSNorm
     norms_per_layer: int = 2
     qk_norm: bool = False
+    qk_norm_over_heads: bool = False  # one norm over all heads instead of one a head
     final_norm: bool = True
     position_offset: int | None = None  # learned positions: rows beyond the context; None: rotary
     token_types: int = 0
@@ -29,6 +33,9 @@ FAMILIES: dict[str, Family] = {
     "qwen": Family(biases="qkv"),
     "qwen2": Family(biases="qkv"),
     "qwen3": Family(qk_norm=True),
+    "gpt-oss": Family(biases="all"),
+    "deepseek": Family(),
+    "minimax": Family(qk_norm=True, qk_norm_over_heads=True),
     "opt": Family(gated_mlp=False, biases="all", norm_bias=True, position_offset=2),
     "chatglm": Family(gated_mlp=False, biases="all", norm_bias=True),
     "chatglm2": Family(biases="qkv"),  # ChatGLM2, ChatGLM3, GLM-4-9B in their own code's config
@@ -56,8 +63,77 @@ FAMILIES: dict[str, Family] = {
 
 
 @dataclass(frozen=True, slots=True)
+class Experts:
+    """Mixture of experts in place of the MLP: a router chooses `per_token` of `routed` experts.
+
+    `intermediate` is the width of one of them. Every token also goes through a shared MLP of width
+    `shared_intermediate` (0: none). The first `dense_layers` layers have a plain MLP.
+    """
+
+    routed: int
+    per_token: int
+    intermediate: int
+    shared_intermediate: int = 0
+    dense_layers: int = 0
+
+    def distinct(self, tokens: float, skew: float = 0.0, ep: int = 1) -> float:
+        """Expected number of experts that a batch of `tokens` touches, on the GPU with most load.
+
+        Every token chooses its experts on its own, expert i with probability proportional to
+        i ** -skew (0: balanced). Experts are dealt out to `ep` GPUs in turn, the popular first.
+        """
+        chosen = np.minimum(1.0, self.per_token * self._shares(skew)[::ep])
+        return float((1 - (1 - chosen) ** tokens).sum())
+
+    def most_loaded_share(self, skew: float = 0.0, ep: int = 1) -> float:
+        """Share of all tokens' choices that falls on the GPU with most load of `ep`."""
+        return float(self._shares(skew)[::ep].sum())
+
+    def _shares(self, skew: float) -> NDArray[np.float64]:
+        weight = np.arange(1, self.routed + 1, dtype=np.float64) ** -skew
+        return np.asarray(weight / weight.sum())
+
+
+@dataclass(frozen=True, slots=True)
+class LatentAttention:
+    """Multi-head latent attention (DeepSeek-V2, section 2.1).
+
+    A token leaves one vector of `kv_rank + rope_dim` elements a layer, which all heads share.
+    `query_rank` is None where queries are not compressed. `key_dim` is without `rope_dim`.
+    """
+
+    kv_rank: int
+    rope_dim: int
+    key_dim: int
+    value_dim: int
+    query_rank: int | None = None
+
+    def parameters(self, hidden: int, heads: int) -> int:
+        """Parameters of the projections of one layer."""
+        widened = heads * (self.key_dim + self.rope_dim)
+        query = (
+            hidden * widened if self.query_rank is None else self.query_rank * (hidden + widened)
+        )
+        kv = hidden * (self.kv_rank + self.rope_dim)
+        kv += self.kv_rank * heads * (self.key_dim + self.value_dim)
+        return query + kv + heads * self.value_dim * hidden
+
+
+@dataclass(frozen=True, slots=True)
+class SlidingWindow:
+    """`layers` of the model attend to the last `tokens` tokens alone."""
+
+    tokens: int
+    layers: int
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """The shape of a dense transformer. All counts are for the whole model, not for one GPU."""
+    """The shape of a transformer. All counts are for the whole model, not for one GPU.
+
+    With `latent` attention `kv_heads` is 1 and `head_dim` the width of the latent vector.
+    `intermediate` is the width of a plain MLP, and that of the first layers before `experts`.
+    """
 
     name: str
     family: str
@@ -71,6 +147,14 @@ class ModelSpec:
     context_tokens: int
     tied_embeddings: bool = False
     origin: str = ""
+    experts: Experts | None = None
+    latent: LatentAttention | None = None
+    window: SlidingWindow | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """A dense model all of whose layers attend to all tokens."""
+        return self.experts is None and self.latent is None and self.window is None
 
     @property
     def traits(self) -> Family:
@@ -93,25 +177,79 @@ class ModelSpec:
         return self.kv_heads * self.head_dim
 
     @property
+    def expert_layers(self) -> int:
+        """Layers with experts."""
+        return self.layers - self.experts.dense_layers if self.experts else 0
+
+    @property
+    def full_kv_layers(self) -> int:
+        """Layers that keep the KV of every token; where all slide, every token is counted."""
+        sliding = self.window.layers if self.window else 0
+        return self.layers - sliding or self.layers
+
+    @property
+    def routed_parameters(self) -> int:
+        """Parameters in the matrices of the routed experts, all layers together."""
+        if self.experts is None:
+            return 0
+        return self.expert_layers * self.experts.routed * self._mlp(self.experts.intermediate)
+
+    @property
+    def matrix_parameters(self) -> int:
+        """Parameters in the matrices of all layers: projections, MLPs, routers and experts."""
+        if self.experts is None:
+            return self.layers * (self._attention_parameters + self._mlp(self.intermediate))
+        experts = self.experts
+        always = self.hidden * experts.routed + self._mlp(experts.shared_intermediate)
+        return (
+            self.layers * self._attention_parameters
+            + experts.dense_layers * self._mlp(self.intermediate)
+            + self.expert_layers * always
+            + self.routed_parameters
+        )
+
+    @property
+    def active_parameters(self) -> int:
+        """Parameters that one token is multiplied with, token embeddings left out."""
+        if self.experts is None:
+            return self.streamed_parameters
+        idle = self.experts.routed - self.experts.per_token
+        return self.streamed_parameters - self.routed_parameters // self.experts.routed * idle
+
+    def _mlp(self, intermediate: int) -> int:
+        return (3 if self.traits.gated_mlp else 2) * self.hidden * intermediate
+
+    @property
+    def _attention_parameters(self) -> int:
+        if self.latent is not None:
+            return self.latent.parameters(self.hidden, self.heads)
+        return 2 * self.hidden * (self.query_width + self.kv_width)
+
+    @property
     def layer_matrix_parameters(self) -> int:
-        """Parameters in the matrices of one layer: attention projections and MLP."""
-        attention = 2 * self.hidden * (self.query_width + self.kv_width)
-        mlp = (3 if self.traits.gated_mlp else 2) * self.hidden * self.intermediate
-        return attention + mlp
+        """Parameters in the matrices of one layer (rounded up where layers differ)."""
+        return -(-self.matrix_parameters // self.layers)
 
     @property
     def layer_parameters(self) -> int:
         """Parameters of one layer, biases and norms included."""
+        return self.layer_matrix_parameters + self._layer_vector_parameters
+
+    @property
+    def _layer_vector_parameters(self) -> int:
         traits = self.traits
         biases = 0
         if traits.biases != "none":
             biases += self.query_width + 2 * self.kv_width
         if traits.biases == "all":
             biases += 2 * self.hidden + self.intermediate
+        if traits.biases == "all" and self.experts:
+            biases += self.experts.routed * (2 * self.experts.intermediate + self.hidden)
         norms = traits.norms_per_layer * self._norm_parameters
         if traits.qk_norm:
-            norms += 2 * self.head_dim
-        return self.layer_matrix_parameters + biases + norms
+            over_heads = traits.qk_norm_over_heads
+            norms += self.query_width + self.kv_width if over_heads else 2 * self.head_dim
+        return biases + norms
 
     @property
     def _norm_parameters(self) -> int:
@@ -143,7 +281,8 @@ class ModelSpec:
     @property
     def parameters(self) -> int:
         """All parameters, shared ones counted once."""
-        total = self.layers * self.layer_parameters + self.embedding_parameters
+        total = self.matrix_parameters + self.layers * self._layer_vector_parameters
+        total += self.embedding_parameters
         total += self._table_rows * self.hidden
         if self.kind == "encoder":  # norm over the embeddings, and the pooler
             return total + self._norm_parameters + self.hidden * (self.hidden + 1)
@@ -151,30 +290,55 @@ class ModelSpec:
         return total + (0 if self.tied_embeddings else self.embedding_parameters)
 
     def kv_bytes_per_token(self, dtype: str = "bf16") -> int:
-        """Bytes of keys and values that one token leaves in all layers; 0 for an encoder."""
+        """Bytes that one more token leaves in the KV cache of all layers; 0 for an encoder.
+
+        Keys and values, or the latent vector. Layers with a sliding window are left out: they hold
+        `window_bytes` a sequence.
+        """
         if self.kind == "encoder":
             return 0
-        return round(2 * self.layers * self.kv_width * kv_dtype(dtype).bytes)
+        return round(self.full_kv_layers * self.layer_kv_elements * kv_dtype(dtype).bytes)
+
+    @property
+    def layer_kv_elements(self) -> int:
+        """Elements that one token leaves in the KV cache of one layer."""
+        return (1 if self.latent else 2) * self.kv_width
+
+    def window_bytes(self, dtype: str = "bf16") -> int:
+        """KV bytes that layers with a sliding window hold of one sequence, at most."""
+        if self.window is None or self.window.layers == self.layers:
+            return 0
+        held = self.window.layers * self.window.tokens
+        return round(held * self.layer_kv_elements * kv_dtype(dtype).bytes)
+
+    def dense_dtype(self, dtype: str) -> str:
+        """The format of all but the routed experts where those have `dtype`.
+
+        Formats below 8 bits hold for the experts alone, as in the checkpoints that are served
+        (gpt-oss in MXFP4, Kimi in INT4, DeepSeek in NVFP4): attention stays at 16 bits.
+        """
+        return "bf16" if self.experts and weight_dtype(dtype).bytes < 1 else dtype
 
     def weight_bytes(self, dtype: str = "bf16") -> int:
         """Bytes of all weights.
 
         Below 16 bits only the layers' matrices shrink, as in the checkpoints that are served:
-        embeddings, output head, norms and biases stay at 16 bits.
+        embeddings, output head, norms and biases stay at 16 bits (see also `dense_dtype`).
         """
-        return self._bytes(self.parameters, self.layers, dtype)
+        return self._bytes(self.parameters, self.matrix_parameters, dtype)
 
     def streamed_weight_bytes(self, dtype: str = "bf16") -> int:
         """Bytes of the weights that every pass reads (see `streamed_parameters`)."""
-        return self._bytes(self.streamed_parameters, self.layers, dtype)
+        return self._bytes(self.streamed_parameters, self.matrix_parameters, dtype)
 
     def layer_weight_bytes(self, dtype: str = "bf16") -> int:
-        """Bytes of one layer's weights."""
-        return self._bytes(self.layer_parameters, 1, dtype)
+        """Bytes of one layer's weights (their mean where layers differ)."""
+        return self._bytes(self.layer_parameters, self.layer_matrix_parameters, dtype)
 
-    def _bytes(self, parameters: int, layers: int, dtype: str) -> int:
+    def _bytes(self, parameters: int, matrices: int, dtype: str) -> int:
         width = weight_dtype(dtype).bytes
         if width >= SIXTEEN_BIT_BYTES:
             return round(parameters * width)
-        matrices = layers * self.layer_matrix_parameters
+        if self.dense_dtype(dtype) != dtype:
+            matrices = round(matrices * (self.routed_parameters / self.matrix_parameters))
         return round((parameters - matrices) * SIXTEEN_BIT_BYTES + matrices * width)

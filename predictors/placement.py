@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -32,6 +33,9 @@ class Placement:
     of them are used, as vLLM's `--num-gpu-blocks-override` does; so does `fixed_num_cpu_blocks` for
     swapped KV in place of what `host_memory_bytes` would hold. Both count for the whole instance.
     `beside_bytes` of each GPU hold the weights of another model.
+
+    Experts are held whole by `ep` groups of GPUs, each sharing them out to its `tp / ep` GPUs.
+    `expert_skew` is the exponent of the power law by which tokens choose them (0: balanced).
     """
 
     model: ModelSpec
@@ -50,11 +54,13 @@ class Placement:
     beside_bytes: int = 0
     split: tuple[PipelineStage, ...] = ()
     fixed_lanes: int | None = None
+    ep: int = 1
+    expert_skew: float = 0.0
 
     def __post_init__(self) -> None:
         weight_dtype(self.weight_dtype)
         kv_dtype(self.kv_dtype)
-        for name in ("tp", "pp", "block_size", "batched_tokens", "sampled_sequences"):
+        for name in ("tp", "pp", "ep", "block_size", "batched_tokens", "sampled_sequences"):
             if getattr(self, name) < 1:
                 raise SloBenchError(f"{name} must be at least 1 but is {getattr(self, name)}")
         if not 0 < self.memory_share <= 1:
@@ -77,8 +83,21 @@ class Placement:
             )
         if not 1 <= self.lanes <= self.pp:
             raise SloBenchError(f"lanes must be 1 to {self.pp} (the stages) but is {self.lanes}")
+        if not 0 <= self.expert_skew < math.inf:
+            raise SloBenchError(f"expert_skew must be at least 0 but is {self.expert_skew}")
+        self._check_experts()
         if self.split:
             self._check_split()
+
+    def _check_experts(self) -> None:
+        name, experts = self.model.name, self.model.experts
+        if experts is None:
+            if self.ep > 1 or self.expert_skew:
+                raise SloBenchError(f"{name} has no experts; leave ep and expert_skew out")
+        elif self.tp % self.ep or experts.routed % self.ep:
+            raise SloBenchError(
+                f"ep {self.ep} must divide tp {self.tp} and the {experts.routed} experts of {name}"
+            )
 
     def _check_split(self) -> None:
         mapped = sum(stage.layers for stage in self.split)
@@ -138,8 +157,11 @@ class Placement:
         """KV bytes of one token on all GPUs of the instance together, copies included."""
         if self.model.kind == "encoder":
             return 0
-        width = self.kv_heads_per_gpu * self.tp * self.model.head_dim
-        return round(2 * self.model.layers * width * kv_dtype(self.kv_dtype).bytes)
+        return self._kv_copies(self.model.kv_bytes_per_token(self.kv_dtype))
+
+    def _kv_copies(self, kv_bytes: int) -> int:
+        """KV bytes on all GPUs of the instance, of the model's own `kv_bytes`."""
+        return kv_bytes * self.kv_heads_per_gpu * self.tp // self.model.kv_heads
 
     @cached_property
     def weight_bytes_per_gpu(self) -> int:
@@ -165,10 +187,14 @@ class Placement:
         # At the peak the residual stream, its normed copy, attention output and queries live
         # together with the MLP's widened activations (gate, up and their product) of one layer.
         model = self.model
-        widened = (3 if model.traits.gated_mlp else 2) * model.intermediate / self.tp
+        # A token's chosen experts are computed side by side.
+        at_once = model.experts.per_token * model.experts.intermediate if model.experts else 0
+        inner = max(model.intermediate, at_once) / self.tp
+        widened = (3 if model.traits.gated_mlp else 2) * inner
         activations = self.batched_tokens * (4 * model.hidden + widened) * ACTIVATION_BYTES
         logits = self.sampled_sequences * model.vocab / self.tp * LOGITS_BYTES * 2
-        return round(OVERHEAD_BYTES + activations + logits)
+        windows = self._kv_copies(model.window_bytes(self.kv_dtype)) / self.tp
+        return round(OVERHEAD_BYTES + activations + logits + self.sampled_sequences * windows)
 
     @cached_property
     def usable_bytes_per_gpu(self) -> int:
@@ -223,8 +249,8 @@ class Placement:
         return self._block_bytes(self.stage_layers)
 
     def _block_bytes(self, layers: int) -> int:
-        per_layer = self.kv_bytes_per_token // self.tp // self.model.layers
-        return max(1, per_layer * layers * self.block_size)
+        of_model = self.kv_bytes_per_token // self.tp * self.block_size
+        return max(1, of_model * layers // self.model.layers)
 
     def check(self) -> None:
         """Raise `SloBenchError` unless the split is possible and everything fits.

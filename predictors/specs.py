@@ -11,7 +11,7 @@ from ..workloads.errors import FileFormatError, SloBenchError, UnknownNameError
 from ..workloads.parsing import number
 from .catalogue import Entry, entries
 from .model_config import read_model
-from .model_spec import FAMILIES, ModelSpec
+from .model_spec import FAMILIES, Experts, LatentAttention, ModelSpec, SlidingWindow
 
 __all__ = [
     "GpuSpec",
@@ -64,8 +64,9 @@ class GpuSpec:
 
     def flops(self, compute_bits: int) -> float:
         """Operations a second at this width; at 16 bits where the GPU has no narrower unit."""
-        if compute_bits == 8 and self.flops_8bit:
-            return self.flops_8bit
+        narrow = {8: self.flops_8bit, 4: self.flops_4bit}.get(compute_bits)
+        if narrow:
+            return narrow
         return self.flops_16bit * (0.5 if compute_bits == 32 else 1.0)
 
 
@@ -221,6 +222,14 @@ class _Fields:
             raise self._fail(f"field {field!r} names no link: {value!r}; known: {known}")
         return value
 
+    def part(self, field: str) -> _Fields | None:
+        """The table `field` of this entry; None: it has none."""
+        value = self._get(field, {})
+        if not isinstance(value, dict):
+            raise self._fail(f"field {field!r} must be a table but is {value!r}")
+        held = {**value, "_file": self.entry["_file"]}
+        return _Fields(self.section, f"{self.name}.{field}", held) if value else None
+
     def done(self) -> None:
         if self.unread:
             raise self._fail(f"unknown field {min(self.unread)!r}")
@@ -263,19 +272,65 @@ def _model(name: str, entry: Entry) -> ModelSpec:
     if family not in FAMILIES:
         raise UnknownNameError(f"family of model {name} in {entry['_file']}:", family, FAMILIES)
     heads, hidden = fields.count("heads"), fields.count("hidden")
+    layers = fields.count("layers")
+    latent = _latent(fields)
     spec = ModelSpec(
         name=name,
         family=family,
-        layers=fields.count("layers"),
+        layers=layers,
         hidden=hidden,
         heads=heads,
-        kv_heads=fields.count("kv_heads", heads),
-        head_dim=fields.count("head_dim", max(1, hidden // heads)),
+        kv_heads=fields.count("kv_heads", 1 if latent else heads),
+        head_dim=fields.count(
+            "head_dim", latent.kv_rank + latent.rope_dim if latent else max(1, hidden // heads)
+        ),
         intermediate=fields.count("intermediate"),
         vocab=fields.count("vocab"),
         context_tokens=fields.count("context_tokens"),
         tied_embeddings=fields.flag("tied_embeddings", default=False),
         origin=fields.text("origin", f"user catalogue {entry['_file']}"),
+        experts=_experts(fields),
+        latent=latent,
+        window=_window(fields, layers),
     )
     fields.done()
     return spec
+
+
+def _experts(fields: _Fields) -> Experts | None:
+    part = fields.part("experts")
+    if part is None:
+        return None
+    found = Experts(
+        routed=part.count("routed"),
+        per_token=part.count("per_token"),
+        intermediate=part.count("intermediate"),
+        shared_intermediate=int(part.number("shared_intermediate", 0)),
+        dense_layers=int(part.number("dense_layers", 0)),
+    )
+    part.done()
+    return found
+
+
+def _latent(fields: _Fields) -> LatentAttention | None:
+    part = fields.part("latent")
+    if part is None:
+        return None
+    found = LatentAttention(
+        kv_rank=part.count("kv_rank"),
+        rope_dim=part.count("rope_dim"),
+        key_dim=part.count("key_dim"),
+        value_dim=part.count("value_dim"),
+        query_rank=int(part.number("query_rank", 0)) or None,
+    )
+    part.done()
+    return found
+
+
+def _window(fields: _Fields, layers: int) -> SlidingWindow | None:
+    part = fields.part("window")
+    if part is None:
+        return None
+    found = SlidingWindow(part.count("tokens"), part.count("layers", layers))
+    part.done()
+    return found

@@ -120,6 +120,15 @@ def step_time(placement: Placement, host_s: float = DEFAULT_HOST_S) -> RooflineM
     )
 
 
+def _check_plain(spec: ModelSpec) -> None:
+    """Raise SloBenchError where the analytic estimate does not know a part of the model."""
+    if not spec.is_plain:
+        raise SloBenchError(
+            f"analytic step times know neither experts nor latent attention nor sliding windows, "
+            f"which {spec.name} has; use its step times from operators (profile operators)"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class KnownCoefficients:
     """Coefficients for a placement, and where they come from.
@@ -141,6 +150,7 @@ def coefficients_of(placement: Placement) -> KnownCoefficients:
     logits of its last token alone.
     """
     here = placement.model
+    _check_plain(here)
     pair = _fitted_for(placement)
     if pair is not None:
         there = model(pair.model)

@@ -29,7 +29,28 @@ GPUS = {
 }
 LEAST_SIDE, MOST_TOKENS = 128, 16384  # of a matrix; of a step
 HEAD_DIMS = (64, 128)
+LATENT = "latent"  # in place of a head size
+ENGINES = ("vllm", "sglang")
 DTYPES = {"bfloat16": "bf16", "fp8": "fp8", "nvfp4": "nvfp4"}
+# Of experts: hidden size, width, experts a token, experts.
+EXPERTS = [
+    (2048, 768, 8, 128),
+    (2880, 2880, 4, 32),
+    (2880, 2880, 4, 128),
+    (3072, 1536, 8, 256),
+    (4096, 1536, 8, 128),
+    (4096, 14336, 2, 8),
+    (7168, 2048, 8, 256),
+    (7168, 2048, 8, 384),
+]
+MOE_DTYPES = {
+    "bfloat16": "bf16",
+    "fp8_block": "fp8",
+    "int4_wo": "int4",
+    "w4a16_mxfp4": "mxfp4",
+    "nvfp4": "nvfp4",
+}
+DISTRIBUTION = "power_law_1.01"  # touches as many experts as independent choices do
 GRAPH = ("vllm_graph", "sglang_graph")
 
 
@@ -53,7 +74,7 @@ def _attention(
     frame: pd.DataFrame, kind: str, length: str, packed: dict[str, NDArray[Any]]
 ) -> None:
     kept = (frame.window_size == 0) if "window_size" in frame else np.ones(len(frame), bool)
-    kept &= frame.head_dim.isin(HEAD_DIMS) & frame.kv_cache_dtype.isin(DTYPES)
+    kept &= frame.head_dim.isin((*HEAD_DIMS, LATENT)) & frame.kv_cache_dtype.isin(DTYPES)
     kept &= (frame.attn_dtype == "bfloat16") & (frame.num_key_value_heads <= 8)
     for (dim, dtype), rows in frame[kept].groupby(["head_dim", "kv_cache_dtype"]):
         if kind == "context":
@@ -75,30 +96,55 @@ def _attention(
         }
 
 
+def _experts(frame: pd.DataFrame, packed: dict[str, NDArray[Any]]) -> None:
+    axes = ["hidden_size", "inter_size", "topk", "num_experts"]
+    kept = (frame.distribution == DISTRIBUTION) & (frame.num_tokens <= MOST_TOKENS)
+    kept &= frame.moe_dtype.isin(MOE_DTYPES) & (frame.moe_tp_size <= 8) & (frame.moe_ep_size <= 8)
+    kept &= pd.MultiIndex.from_frame(frame[axes]).isin(EXPERTS)
+    for dtype, rows in frame[kept].groupby("moe_dtype"):
+        least = rows.groupby([*axes, "moe_tp_size", "moe_ep_size", "num_tokens"])["latency"].min()
+        times = least.unstack("num_tokens")
+        name = f"moe/{MOE_DTYPES[str(dtype)]}"
+        packed |= {
+            f"{name}/shape": np.array(times.index.tolist(), dtype=np.int32),
+            f"{name}/tokens": times.columns.to_numpy(),
+            f"{name}/time": np.log2(times.to_numpy() * 1e3).astype(np.float16),
+        }
+
+
 def pack(folder: Path, system: str, engine: str) -> None:
     """Write the file of one GPU and engine, from the newest version of each table."""
 
     def newest(op: str, name: str) -> pd.DataFrame | None:
-        found = sorted(
-            (folder / system / op / engine).glob(f"*/{name}.parquet"),
-            key=lambda p: [int(part) for part in p.parent.name.split(".")],
-        )
-        if not found:
-            return None
-        versions.append(found[-1].parent.name)
-        return pd.read_parquet(found[-1])
+        for measured in (engine, *ENGINES):  # kernels of latent attention are measured on one
+            found = sorted(
+                (folder / system / op / measured).glob(f"*/{name}.parquet"),
+                key=lambda p: [int(part) for part in p.parent.name.split(".")],
+            )
+            if found:
+                versions.extend([found[-1].parent.name] if measured == engine else [])
+                return pd.read_parquet(found[-1])
+        return None
 
     versions: list[str] = []
     packed: dict[str, NDArray[Any]] = {}
     gemm = newest("gemm", "gemm_perf")
     context = newest("attention", "context_attention_perf")
     generation = newest("attention", "generation_attention_perf")
+    experts = newest("moe", "moe_perf")
     reduce = newest("comm", "custom_allreduce_perf")
     if gemm is None or context is None or generation is None:
         raise SystemExit(f"{folder / system} lacks tables of {engine}")
     _gemm(gemm, packed)
     _attention(context, "context", "isl", packed)
     _attention(generation, "generation", "step", packed)
+    for kind, length in (("context", "isl"), ("generation", "step")):
+        latent = newest("mla", f"{kind}_mla_perf")
+        if latent is not None:
+            shared = latent.assign(num_key_value_heads=1, head_dim=LATENT, attn_dtype="bfloat16")
+            _attention(shared, kind, length, packed)
+    if experts is not None:
+        _experts(experts, packed)
     if reduce is not None:
         kept = reduce[reduce.backend.isin(GRAPH)]
         (gpus, elements), times = _grid(kept, ["num_gpus", "message_size"])
@@ -119,5 +165,5 @@ def pack(folder: Path, system: str, engine: str) -> None:
 
 if __name__ == "__main__":
     for system in GPUS:
-        for engine in ("vllm", "sglang"):
+        for engine in ENGINES:
             pack(Path(sys.argv[1]), system, engine)

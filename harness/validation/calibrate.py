@@ -110,7 +110,7 @@ def calibrate(
     progress("computing the errors")
     blocks = {own.num_gpu_blocks for _, own in found}
     made = Calibration(
-        origin=tuple("/".join(Path(log.name).parts[-2:]) for log in logs),
+        origin=tuple("/".join(Path(log.name).parts[-3:]) for log in logs),
         tokens=KNOTS,
         factors=tuple(round(float(f), 4) for f in factors),
         requests=sum(len(log) for log in logs),
@@ -125,6 +125,11 @@ def calibrate(
         for p in (bare, result)
     )
     made = dataclasses.replace(made, before_percent=before, after_percent=after)
+    if abs(after["e2e"]) > max(1.0, abs(before["e2e"])):
+        notes.append(
+            "the factors bring the simulation no nearer to the run: its engine's settings are "
+            "probably others than those simulated (meta.json, or options)"
+        )
     return Calibrated(dataclasses.replace(result, calibration=made), made, tuple(notes))
 
 

@@ -6,6 +6,7 @@ attention by a grid of sequences, lengths and chunks.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +16,7 @@ from ...workloads.errors import SloBenchError, UnknownNameError
 from ..placement import Placement
 from ..profiles.build import grid_of
 from ..profiles.table import Curve, DecodeGrid, Host, MixedGrid, TableStepTime
-from ..step_time import StepTimeModel
+from ..step_time import DEFAULT_HOST_S, StepTimeModel, step_time
 from .kernels import Kernels, kernels
 from .layers import Operators, operators
 
@@ -34,6 +35,7 @@ class HostTimes:
     sequence_s: float
 
 
+DEFAULT_ENGINE = "vllm"
 NAME = "operators"  # in place of a profile's file
 GRAPH_TOKENS = 512  # the largest CUDA graph that is captured
 # Chosen with closed-loop rows in view (docs/accuracy.md); not for TensorRT-LLM. `vllm-async`:
@@ -51,12 +53,12 @@ def chosen_engine(profile: str | None) -> str | None:
     name, colon, engine = (profile or "").partition(":")
     if name != NAME:
         return None
-    return engine if colon else "vllm"
+    return engine if colon else DEFAULT_ENGINE
 
 
 def operator_step_time(
     placement: Placement,
-    engine: str = "vllm",
+    engine: str = DEFAULT_ENGINE,
     *,
     host_s: float | None = None,
     without: tuple[str, ...] = (),
@@ -77,7 +79,7 @@ def operator_step_time(
     host = HOSTS[engine]
     step_s = host.step_s if host_s is None else host_s
     known = kernels(placement.gpu, engine, without)
-    listed = operators(placement.model, placement.tp, placement.weight_dtype)
+    listed = operators(placement)
     made = TableStepTime(
         _linear(known, listed, placement),
         _per_sequence(known, listed, host),
@@ -91,15 +93,25 @@ def operator_step_time(
     return StepTimeModel(made, fitted=known.exact, provenance=f"{origin} (AIConfigurator)")
 
 
+def default_step_time(placement: Placement, host_s: float | None = None) -> StepTimeModel:
+    """Step times where no profile is named: the fit or analytic estimate of a plain model, and
+    those from operators where the estimate does not know a part of the model.
+    """
+    if placement.model.is_plain:
+        return step_time(placement, DEFAULT_HOST_S if host_s is None else host_s)
+    return operator_step_time(placement, host_s=host_s)
+
+
 def _linear(known: Kernels, listed: Operators, placement: Placement) -> Curve:
     tokens = known.gemm_tokens(listed.gemms[0].dtype)
     seconds = np.zeros(len(tokens))
     for gemm in listed.gemms:
         seconds += gemm.calls * known.sustained_gemm_s(tokens, gemm.n, gemm.k, gemm.dtype)
+    if listed.experts is not None:
+        seconds += listed.experts.calls * known.experts_s(tokens, listed.experts)
     for small in listed.small:
         seconds += small.calls * known.small_s(small.bytes_per_token * tokens)
-    if listed.all_reduce is not None:
-        reduce = listed.all_reduce
+    for reduce in listed.all_reduces:
         seconds += reduce.calls * known.all_reduce_s(
             placement.tp, reduce.bytes_per_token * tokens, placement.peer_link
         )
@@ -119,13 +131,17 @@ def _per_sequence(known: Kernels, listed: Operators, host: HostTimes) -> Curve:
 
 def _decode(known: Kernels, listed: Operators, placement: Placement) -> DecodeGrid:
     a = listed.attention
-    batch, length, seconds = known.generation_s(a.heads, a.kv_heads, a.head_dim, placement.kv_dtype)
+    batch, length, seconds = known.generation_s(a, placement.kv_dtype)
     there = np.isfinite(seconds)
     rows, columns = np.nonzero(there)
     (sequences, kv), filled = grid_of(
-        [batch[rows], length[columns]], seconds[there] * a.calls, fill_along=(1, 0)
+        [batch[rows], length[columns]], seconds[there], fill_along=(1, 0)
     )
-    return DecodeGrid(sequences, kv, filled)
+    total = a.calls * filled
+    if a.window_calls:
+        seen = np.minimum(kv, a.window)
+        total += a.window_calls * np.array([np.interp(seen, kv, row) for row in filled])
+    return DecodeGrid(sequences, kv, total)
 
 
 def _mixed(
@@ -137,7 +153,7 @@ def _mixed(
     context alone; so no measurement of such chunks is needed.
     """
     a = listed.attention
-    length, seconds = known.context_s(a.heads, a.kv_heads, a.head_dim, placement.kv_dtype)
+    length, seconds = known.context_s(a, placement.kv_dtype)
     seconds = seconds * known.sustained
     pairs_s = np.polyfit(length[-3:] ** 2, seconds[-3:], 1)[0]
 
@@ -146,9 +162,19 @@ def _mixed(
         beyond = seconds[-1] + pairs_s * (tokens**2 - length[-1] ** 2)
         return np.where(tokens > length[-1], beyond, inside)
 
-    contexts, chunks = _CONTEXTS[None, :], _CHUNKS[:, None]
-    later = alone(contexts + chunks) - np.where(contexts > 0, alone(contexts), 0.0)
-    later = np.maximum(later, alone(np.broadcast_to(chunks, later.shape))) * a.calls
+    def windowed(tokens: Floats) -> Floats:
+        pairs = a.window * np.maximum(0.0, tokens - a.window)
+        return np.asarray(alone(np.minimum(tokens, a.window)) + 2 * pairs_s * pairs)
+
+    def behind(contexts: Floats, alone: Callable[[Floats], Floats]) -> Floats:
+        chunks = _CHUNKS[:, None]
+        later = alone(contexts + chunks) - np.where(contexts > 0, alone(contexts), 0.0)
+        return np.asarray(np.maximum(later, alone(np.broadcast_to(chunks, later.shape))))
+
+    contexts = _CONTEXTS[None, :]
+    later = a.calls * behind(contexts, alone)
+    if a.window_calls:
+        later += a.window_calls * behind(np.minimum(contexts, a.window), windowed)
     sequences = np.concatenate([[0.0], decode.sequences])
     decodes = np.concatenate([np.zeros((1, len(decode.kv_tokens))), decode.seconds])
     total = later[:, :, None, None] + decodes[None, None, :, :]

@@ -8,7 +8,7 @@ does a GPU without tables, with the ratios of the GPU that is nearest to it.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
 from typing import Any
@@ -17,7 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..dtypes import kv_dtype, weight_dtype
+from ..model_spec import Experts
 from ..specs import GpuSpec, LinkSpec, gpus
+from .layers import Attention, ExpertLayer
 
 Floats = NDArray[np.float64]
 
@@ -87,10 +89,14 @@ class Kernels:
 
     def sustained_gemm_s(self, tokens: Floats, n: int, k: int, dtype: str) -> Floats:
         """`gemm_s` under a server's load: longer where arithmetic bounds it."""
+        roofline = _gemm_roofline(self._own, tokens, n, k, dtype)
+        return self.gemm_s(tokens, n, k, dtype) * self._slowed(2 * tokens * n * k, dtype, roofline)
+
+    def _slowed(self, operations: Floats, dtype: str, roofline_s: Floats) -> Floats:
+        """Factors on the times of kernels: `sustained` where arithmetic bounds them."""
         bits = weight_dtype(dtype).compute_bits
-        arithmetic_s = 2 * tokens * n * k / (self._own.flops.get(bits) or self._own.flops[16])
-        bound = arithmetic_s + LAUNCH_S >= _gemm_roofline(self._own, tokens, n, k, dtype)
-        return self.gemm_s(tokens, n, k, dtype) * np.where(bound, self.sustained, 1.0)
+        arithmetic_s = operations / (self._own.flops.get(bits) or self._own.flops[16])
+        return np.where(arithmetic_s + LAUNCH_S >= roofline_s, self.sustained, 1.0)
 
     def gemm_tokens(self, dtype: str) -> Floats:
         """Numbers of tokens at which matrix multiplications were measured.
@@ -129,53 +135,81 @@ class Kernels:
 
     # ---------------------------------------------------------------- attention
 
-    def generation_s(
-        self, heads: int, kv_heads: int, head_dim: int, dtype: str
-    ) -> tuple[Floats, Floats, Floats]:
+    def generation_s(self, wanted: Attention, dtype: str) -> tuple[Floats, Floats, Floats]:
         """Sequences, their KV tokens, and seconds [sequences, KV tokens]; NaN: not measured."""
-        shape, times, batch, length = self._attention(
-            "generation", heads, kv_heads, head_dim, dtype
-        )
-        theirs = _attention_roofline(
-            self._measured, batch[:, None], 1.0, length[None, :], *shape, head_dim, dtype
-        )
-        ours = _attention_roofline(
-            self._own, batch[:, None], 1.0, length[None, :], heads, kv_heads, head_dim, dtype
-        )
-        return batch, length, times * ours / theirs
+        nearest, times, batch, length = self._attention("generation", wanted, dtype)
+        at = (batch[:, None], 1.0, length[None, :])
+        theirs = _attention_roofline(self._measured, *at, nearest, dtype)
+        return batch, length, times * _attention_roofline(self._own, *at, wanted, dtype) / theirs
 
-    def context_s(
-        self, heads: int, kv_heads: int, head_dim: int, dtype: str
-    ) -> tuple[Floats, Floats]:
+    def context_s(self, wanted: Attention, dtype: str) -> tuple[Floats, Floats]:
         """Lengths of a prompt and the seconds of its causal attention."""
-        shape, times, _, length = self._attention("context", heads, kv_heads, head_dim, dtype)
-        theirs = _attention_roofline(
-            self._measured, 1.0, length, 0.5 * length, *shape, head_dim, dtype
-        )
-        ours = _attention_roofline(
-            self._own, 1.0, length, 0.5 * length, heads, kv_heads, head_dim, dtype
-        )
+        nearest, times, _, length = self._attention("context", wanted, dtype)
+        at = (1.0, length, 0.5 * length)
+        theirs = _attention_roofline(self._measured, *at, nearest, dtype)
         known = np.isfinite(times[0])
+        ours = _attention_roofline(self._own, *at, wanted, dtype)
         return length[known], (times[0] * ours / theirs)[known]
 
     def _attention(
-        self, kind: str, heads: int, kv_heads: int, head_dim: int, dtype: str
-    ) -> tuple[tuple[int, int], Floats, Floats, Floats]:
+        self, kind: str, wanted: Attention, dtype: str
+    ) -> tuple[Attention, Floats, Floats, Floats]:
         """The measured shape nearest to the wanted one, its times, and the axes."""
-        dim = min((64, 128), key=lambda known: abs(known - head_dim))
+        dim: int | str = min((64, 128), key=lambda known: abs(known - wanted.head_dim))
+        if wanted.latent and f"{kind}/latent/bf16/shape" in self._tables:
+            dim = "latent"
         name = f"{kind}/{dim}/{dtype}"
         if f"{name}/shape" not in self._tables:
             name = f"{kind}/{dim}/bf16"
         shapes = self._tables[f"{name}/shape"]
-        group = heads / kv_heads
+        group = wanted.heads / wanted.kv_heads
         far = 2 * np.abs(np.log(shapes[:, 0] / shapes[:, 1] / group)) + np.abs(
-            np.log(shapes[:, 1] / kv_heads)
+            np.log(shapes[:, 1] / wanted.kv_heads)
         )
         nearest = int(np.argmin(far))
         times = _seconds(self._tables[f"{name}/time"][nearest])
         batch = np.asarray(self._tables[f"{name}/batch"], dtype=np.float64)
         length = np.asarray(self._tables[f"{name}/length"], dtype=np.float64)
-        return (int(shapes[nearest, 0]), int(shapes[nearest, 1])), times, batch, length
+        measured = Attention(
+            int(shapes[nearest, 0]),
+            int(shapes[nearest, 1]),
+            wanted.head_dim if isinstance(dim, str) else dim,
+            wanted.calls,
+            latent=isinstance(dim, str),
+        )
+        return measured, times, batch, length
+
+    # ---------------------------------------------------------------- experts
+
+    def experts_s(self, tokens: Floats, wanted: ExpertLayer) -> Floats:
+        """Seconds of one layer's experts on the GPU with most load, for each number of tokens.
+
+        Under a server's load, as `sustained_gemm_s`.
+        """
+        known = f"moe/{wanted.dtype}/shape" in self._tables
+        dtype = wanted.dtype if known else "bf16"
+        roofline = _experts_roofline(self._own, tokens, wanted)
+        shapes = self._tables[f"moe/{dtype}/shape"]
+        e = wanted.experts
+        sides = (wanted.hidden, e.intermediate, e.per_token, e.routed, wanted.tp, wanted.ep)
+        nearest = int(np.argmin(np.abs(np.log(shapes / np.array(sides))).sum(axis=1)))
+        hidden, inner, per_token, routed, tp, ep = map(int, shapes[nearest])
+        measured = replace(
+            wanted,
+            hidden=hidden,
+            experts=Experts(routed, per_token, inner),
+            tp=tp,
+            ep=ep,
+            skew=0.0,
+            dtype=dtype,
+        )
+        times = _seconds(self._tables[f"moe/{dtype}/time"][nearest])
+        there = np.isfinite(times)
+        at = np.asarray(self._tables[f"moe/{dtype}/tokens"], dtype=np.float64)[there]
+        ratio = np.log(times[there] / _experts_roofline(self._measured, at, measured))
+        measured_s = np.exp(np.interp(np.log(tokens), np.log(at), ratio)) * roofline
+        slowed = self._slowed(_experts_operations(tokens, wanted), wanted.dtype, roofline)
+        return np.asarray(measured_s * slowed)
 
     # ---------------------------------------------------------------- all-reduce
 
@@ -219,20 +253,34 @@ def _gemm_roofline(peaks: Peaks, tokens: Floats, n: float, k: float, dtype: str)
 
 
 def _attention_roofline(
-    peaks: Peaks,
-    batch: Any,
-    queries: Any,
-    keys: Any,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    dtype: str,
+    peaks: Peaks, batch: Any, queries: Any, keys: Any, shape: Attention, dtype: str
 ) -> Floats:
     """`queries` tokens a sequence attend to `keys` tokens each."""
-    kv_bytes = 2 * kv_heads * head_dim * kv_dtype(dtype).bytes
-    held = np.maximum(queries, keys)
-    moved = batch * (held * kv_bytes + 4 * queries * heads * head_dim)
-    return peaks.roofline_s(moved, 4.0 * batch * queries * keys * heads * head_dim, 16)
+    kv = (1 if shape.latent else 2) * shape.kv_heads * shape.head_dim
+    held, query = np.maximum(queries, keys), shape.heads * shape.head_dim
+    moved = batch * (held * kv * kv_dtype(dtype).bytes + 4 * queries * query)
+    return peaks.roofline_s(moved, 4.0 * batch * queries * keys * query, 16)
+
+
+def _experts_roofline(peaks: Peaks, tokens: Floats, layer: ExpertLayer) -> Floats:
+    """The chosen experts' weights are read once; each choice of a token is computed."""
+    experts, dtype = layer.experts, weight_dtype(layer.dtype)
+    one = _expert_parameters(layer)
+    read = np.array([experts.distinct(n, layer.skew, layer.ep) for n in tokens])
+    choices = tokens * experts.per_token * experts.most_loaded_share(layer.skew, layer.ep)
+    moved = read * one * dtype.bytes + 4 * choices * layer.hidden
+    return peaks.roofline_s(moved, _experts_operations(tokens, layer), dtype.compute_bits)
+
+
+def _experts_operations(tokens: Floats, layer: ExpertLayer) -> Floats:
+    choices = tokens * layer.experts.per_token
+    share = layer.experts.most_loaded_share(layer.skew, layer.ep)
+    return np.asarray(2 * choices * share * _expert_parameters(layer))
+
+
+def _expert_parameters(layer: ExpertLayer) -> float:
+    """Parameters of one expert on one of the GPUs that share it."""
+    return (3 if layer.gated else 2) * layer.hidden * layer.experts.intermediate / layer.tp
 
 
 # ---------------------------------------------------------------- which tables

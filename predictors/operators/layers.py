@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..dtypes import SIXTEEN_BIT_BYTES, weight_dtype
-from ..specs import ModelSpec
+from ..model_spec import Experts, LatentAttention
+from ..placement import Placement
 
 
 @dataclass(frozen=True)
@@ -30,11 +31,35 @@ class Small:
 
 @dataclass(frozen=True)
 class Attention:
-    """Attention of one layer on one GPU, `calls` times in a pass."""
+    """Attention of one layer on one GPU, `calls` times in a pass.
+
+    `window_calls` times more with the last `window` tokens alone. `latent`: multi-head latent
+    attention, whose one vector of `head_dim` elements all heads share.
+    """
 
     heads: int
     kv_heads: int
     head_dim: int
+    calls: int
+    window: int = 0
+    window_calls: int = 0
+    latent: bool = False
+
+
+@dataclass(frozen=True)
+class ExpertLayer:
+    """The experts of one layer on one GPU, `calls` times in a pass.
+
+    Each of `ep` groups holds its share of the experts whole, over `tp` GPUs.
+    """
+
+    hidden: int
+    experts: Experts
+    gated: bool
+    tp: int
+    ep: int
+    skew: float
+    dtype: str
     calls: int
 
 
@@ -53,42 +78,104 @@ class Operators:
     gemms: tuple[Gemm, ...]
     small: tuple[Small, ...]
     attention: Attention
-    all_reduce: AllReduce | None
+    experts: ExpertLayer | None
+    all_reduces: tuple[AllReduce, ...]
     head: Gemm
     logits_bytes: float  # of one sequence
 
 
-def operators(spec: ModelSpec, tp: int, dtype: str) -> Operators:
-    """The operators of a pass through `spec` on each of `tp` GPUs, with weights of `dtype`."""
+def operators(placement: Placement) -> Operators:
+    """The operators of a pass through the model on each GPU of a tensor-parallel group."""
+    spec, tp = placement.model, placement.tp
     layers, hidden, width = spec.layers, spec.hidden, SIXTEEN_BIT_BYTES
-    traits = spec.traits
-    heads, kv_heads = spec.heads // tp, -(-spec.kv_heads // tp)
+    traits, experts = spec.traits, spec.experts
+    dtype = spec.dense_dtype(placement.weight_dtype)
+    heads, kv_heads = spec.heads // tp, placement.kv_heads_per_gpu
     query, kv = heads * spec.head_dim, kv_heads * spec.head_dim
-    inner = spec.intermediate // tp
-    widened = (2 if traits.gated_mlp else 1) * inner
-    gemms = (
-        Gemm("qkv_proj", query + 2 * kv, hidden, dtype, layers),
-        Gemm("o_proj", hidden, query, dtype, layers),
-        Gemm("up_proj", widened, hidden, dtype, layers),
-        Gemm("down_proj", hidden, inner, dtype, layers),
-    )
     small = [
         Small("norm", 4 * hidden * width, traits.norms_per_layer * layers),
-        Small("rotary_and_cache", (2 * query + 4 * kv) * width, 2 * layers),
-        Small("activation", (widened + inner) * width, layers),
         Small("embedding", 2 * hidden * width, 1),
     ]
+    if spec.latent is None:
+        gemms = [
+            Gemm("qkv_proj", query + 2 * kv, hidden, dtype, layers),
+            Gemm("o_proj", hidden, query, dtype, layers),
+        ]
+        attended = query
+    else:
+        gemms, attended = _latent_gemms(spec.latent, hidden, heads, dtype, layers)
+        query = heads * (spec.latent.key_dim + spec.latent.rope_dim)
+        small.append(Small("latent_norm", 4 * gemms[0].n * width, 2 * layers))
+    small.append(Small("rotary_and_cache", (2 * query + 4 * kv) * width, 2 * layers))
     if traits.qk_norm:
         small.append(Small("qk_norm", 2 * (query + kv) * width, 2 * layers))
+    reduces = [AllReduce(hidden * width, 2 * layers)]
+    if traits.qk_norm_over_heads:  # sums of squares of queries and keys, 32 bits each
+        reduces.append(AllReduce(8.0, layers))
+    dense_layers = experts.dense_layers if experts else layers
+    mlps = [("", spec.intermediate, dense_layers)]
+    routed = None
+    if experts:
+        mlps.append(("shared_", experts.shared_intermediate, layers - dense_layers))
+        gemms.append(Gemm("router", experts.routed, hidden, "bf16", layers - dense_layers))
+        small.append(Small("top_k", 2 * experts.routed * width, layers - dense_layers))
+        routed = ExpertLayer(
+            hidden,
+            experts,
+            traits.gated_mlp,
+            tp // placement.ep,
+            placement.ep,
+            placement.expert_skew,
+            placement.weight_dtype,
+            layers - dense_layers,
+        )
+    for name, intermediate, calls in mlps:
+        if not intermediate or not calls:
+            continue
+        inner = max(1, intermediate // tp)
+        widened = (2 if traits.gated_mlp else 1) * inner
+        gemms.append(Gemm(f"{name}up_proj", widened, hidden, dtype, calls))
+        gemms.append(Gemm(f"{name}down_proj", hidden, inner, dtype, calls))
+        small.append(Small(f"{name}activation", (widened + inner) * width, calls))
     if weight_dtype(dtype).compute_bits < 16:
         # Compilation fuses the other three quantisations into norms and activation.
         quantised = width + weight_dtype(dtype).bytes
-        small.append(Small("quantise", query * quantised, layers))
+        small.append(Small("quantise", attended * quantised, layers))
+    window = spec.window
+    sliding = window.layers if window else 0
     return Operators(
-        gemms,
+        tuple(gemms),
         tuple(small),
-        Attention(heads, kv_heads, spec.head_dim, layers),
-        AllReduce(hidden * width, 2 * layers) if tp > 1 else None,
+        Attention(
+            heads,
+            kv_heads,
+            spec.head_dim,
+            layers - sliding,
+            window.tokens if window else 0,
+            sliding,
+            spec.latent is not None,
+        ),
+        routed,
+        tuple(reduces) if tp > 1 else (),
         Gemm("lm_head", -(-spec.vocab // tp), hidden, "bf16", 1),
         -(-spec.vocab // tp) * 4.0,
     )
+
+
+def _latent_gemms(
+    latent: LatentAttention, hidden: int, heads: int, dtype: str, layers: int
+) -> tuple[list[Gemm], int]:
+    """Projections of latent attention, and the width of its output.
+
+    `kv_b_proj` widens the latent vector in a prefill; absorbed into queries and outputs of a
+    decode it has as many operations. What makes the latent vectors is not split over GPUs.
+    """
+    narrow = latent.kv_rank + latent.rope_dim
+    query = heads * (latent.key_dim + latent.rope_dim)
+    gemms = [Gemm("qkv_a_proj", (latent.query_rank or 0) + narrow, hidden, dtype, layers)]
+    gemms.append(Gemm("q_b_proj", query, latent.query_rank or hidden, dtype, layers))
+    widened = heads * (latent.key_dim + latent.value_dim)
+    gemms.append(Gemm("kv_b_proj", widened, latent.kv_rank, dtype, layers))
+    attended = heads * latent.value_dim
+    gemms.append(Gemm("o_proj", hidden, attended, dtype, layers))
+    return gemms, attended

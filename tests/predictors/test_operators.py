@@ -11,7 +11,7 @@ import pytest
 
 from slo_bench.predictors.operators.assembly import operator_step_time
 from slo_bench.predictors.operators.kernels import has_tables, kernels
-from slo_bench.predictors.operators.layers import operators
+from slo_bench.predictors.operators.layers import Attention, operators
 from slo_bench.predictors.placement import Placement
 from slo_bench.predictors.specs import gpu, link, model
 from slo_bench.workloads.errors import SloBenchError, UnknownNameError
@@ -26,7 +26,7 @@ def placed(tp: int = 1, gpu_name: str = "h100-80g", **settings: str) -> Placemen
 
 
 def test_shapes_are_those_of_the_model():
-    listed = operators(LLAMA, 2, "bf16")
+    listed = operators(placed(2))
     shapes = {gemm.name: (gemm.n, gemm.k, gemm.calls) for gemm in listed.gemms}
     assert shapes == {
         "qkv_proj": (2048 + 2 * 512, 4096, 32),
@@ -35,16 +35,15 @@ def test_shapes_are_those_of_the_model():
         "down_proj": (4096, 7168, 32),
     }
     assert (listed.head.n, listed.attention.heads, listed.attention.kv_heads) == (64128, 16, 4)
-    assert listed.all_reduce is not None
-    assert listed.all_reduce.calls == 64
-    assert operators(LLAMA, 1, "bf16").all_reduce is None
-    parameters = sum(gemm.n * gemm.k * gemm.calls for gemm in operators(LLAMA, 1, "bf16").gemms)
+    assert [reduce.calls for reduce in listed.all_reduces] == [64]
+    assert operators(placed()).all_reduces == ()
+    parameters = sum(gemm.n * gemm.k * gemm.calls for gemm in operators(placed()).gemms)
     assert parameters == LLAMA.layers * LLAMA.layer_matrix_parameters
 
 
 def test_only_fp8_is_quantised():
-    names = {small.name for small in operators(LLAMA, 1, "fp8").small}
-    assert names - {small.name for small in operators(LLAMA, 1, "bf16").small} == {"quantise"}
+    names = {small.name for small in operators(placed(weight_dtype="fp8")).small}
+    assert names - {small.name for small in operators(placed()).small} == {"quantise"}
 
 
 @pytest.mark.skipif(not DATABASE.is_dir(), reason=f"no {DATABASE}; SLO_BENCH_SHARED names it")
@@ -69,7 +68,7 @@ def test_packed_times_are_those_of_the_database():
         & (attention.batch_size == 16)
         & (attention.step == 4095)
     ]
-    batch, length, seconds = known.generation_s(32, 8, 128, "bf16")
+    batch, length, seconds = known.generation_s(Attention(32, 8, 128, 1), "bf16")
     at = (int(np.flatnonzero(batch == 16)[0]), int(np.flatnonzero(length == 4096)[0]))
     assert seconds[at] == pytest.approx(rows.latency.min() * 1e-3, rel=0.01)
 

@@ -224,12 +224,12 @@ def test_opt_fields(folder):
 @pytest.mark.parametrize(
     ("fields", "complaint"),
     [
-        ({"model_type": "mixtral", "num_local_experts": 8}, "num_local_experts.*not modelled yet"),
-        ({"model_type": "qwen3_moe"}, "mixture of experts.*not modelled yet"),
+        ({"model_type": "mixtral", "num_local_experts": 8}, "num_experts_per_tok.*is missing"),
+        ({"model_type": "llama4_text"}, "'llama4_text', not modelled yet; known: .*qwen3_moe"),
         ({"n_routed_experts": 256}, "n_routed_experts.*not modelled yet"),
-        ({"num_nextn_predict_layers": 1}, "speculative decoding.*not modelled yet"),
+        ({"num_lookahead_slots": 1}, "speculative decoding.*not modelled yet"),
         ({"model_type": "medusa"}, "speculative decoding.*not modelled yet"),
-        ({"kv_lora_rank": 512}, "latent attention.*not modelled yet"),
+        ({"kv_lora_rank": 512}, "qk_rope_head_dim.*is missing"),
         ({"model_type": "mamba"}, "'mamba', not modelled yet; known: .*llama"),
         ({"hidden_size": "4096"}, "'hidden_size' must be a whole number.*config.json"),
         ({"num_hidden_layers": 0}, "'num_hidden_layers' must be a whole number"),

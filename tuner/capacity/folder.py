@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ...harness.experiments.backends.base import Backend
 from ...harness.experiments.config.load import estimated_capacity_rps
 from ...harness.experiments.execution.lookup import source
@@ -27,7 +29,15 @@ from ...harness.results.run_folder import CAPACITY_FILE, Value, open_run_folder
 from ...harness.servers.launch.backend_names import SIMULATED
 from ...workloads.errors import SloBenchError
 from .asked import CapacityOptions
-from .cells import CellRunner, CellServer, PoolRunner, RealServer, Simulator, without_length
+from .cells import (
+    CellRunner,
+    CellServer,
+    PoolRunner,
+    RealServer,
+    Simulator,
+    search_of,
+    without_length,
+)
 from .checkpoint import CapacityCheckpoint, CapacityRecord, cells_in, read_capacity
 from .options import CapacitySearch, SearchOptions
 from .samples import LevelRunner
@@ -266,9 +276,40 @@ class _Searches:
             watch,
             known_runs.expect,
         )
-        found = CapacityRecord(name, columns, search)
+        rows = [row for cell, row in self.memory.held.finished.items() if search_of(cell) == name]
+        bands = {target: prediction_band(rows, target) for target in self.options.targets}
+        found = CapacityRecord(name, columns, search, bands)
         self.memory.keep_found(found)
         self.found[spec.cell] = found
+
+
+def prediction_band(
+    rows: Sequence[Mapping[str, Any]], target: float
+) -> tuple[float | None, float | None]:
+    """Between which rates the capacity of the real server lies, by the bands of the runs (90 %).
+
+    Where attainment at the ends of its band crosses the target, between rates that were tried; None
+    where it crosses at none of them, or runs have no bands.
+    """
+    return (
+        _crossing_rps(rows, "band_low_attainment", target),
+        _crossing_rps(rows, "band_high_attainment", target),
+    )
+
+
+def _crossing_rps(rows: Sequence[Mapping[str, Any]], column: str, target: float) -> float | None:
+    by_rate: dict[float, list[float]] = {}
+    for row in rows:
+        if row.get(column) is not None:
+            by_rate.setdefault(row["rate_rps"], []).append(row[column])
+    rates = sorted(by_rate)
+    # Of runs of different lengths and seeds the means may rise and fall: attainment does not rise.
+    shares = np.minimum.accumulate([np.mean(by_rate[rate]) for rate in rates])
+    for at in range(1, len(rates)):
+        if shares[at - 1] >= target > shares[at]:
+            place = np.interp(-target, -shares[at - 1 : at + 1], rates[at - 1 : at + 1])
+            return round(float(place), 9)
+    return None
 
 
 def search_cell(

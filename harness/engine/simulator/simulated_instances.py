@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
+from ....predictors.operators.assembly import default_step_time
 from ....predictors.placement import Placement
 from ....predictors.staged import StagedStepTime
-from ....predictors.step_time import StepTime, step_time
+from ....predictors.step_time import StepTime
 from ....workloads.errors import SloBenchError
 from ....workloads.workload import Workload
 from ...core.cluster_policy import Role
@@ -71,7 +72,7 @@ class Builder:
         if role.step_time is not None:
             steps = role.step_time
         elif role.placement is not None:
-            steps = step_time(placement).model
+            steps = default_step_time(placement).model
         self._steps = steps
         self._guess = guess
         self._longest = longest or guess

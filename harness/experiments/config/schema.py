@@ -210,6 +210,20 @@ class ExperimentSchema(BaseModel):
     pp: Axis[Count] = setting(
         SERVES, "Pipeline stages of an instance (pipeline parallelism).", (1,), tunable=True
     )
+    ep: Axis[Count] = setting(
+        SERVES,
+        "Groups of an instance's GPUs among which whole experts are shared out (expert "
+        "parallelism); divides tp. 1: every expert is on all tp GPUs.",
+        (1,),
+        tunable=True,
+    )
+    expert_skew: Axis[NotNegative] = setting(
+        SERVES_MORE,
+        "Imbalance of experts: tokens choose expert i with probability proportional to i^-SKEW "
+        "(0: balanced). Simulated backend only.",
+        (0.0,),
+        metavar="SKEW",
+    )
     instances: Axis[Count | None] = setting(
         SERVES, "Number of instances, each a copy of the model. Default: 1.", tunable=True
     )

@@ -8,10 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ....predictors.device_map import read_device_map
-from ....predictors.dtypes import kv_dtype
 from ....predictors.embedder import Embedder, embedder, own_weight_bytes
 from ....predictors.model_spec import ModelSpec
-from ....predictors.operators.assembly import chosen_engine, operator_step_time
+from ....predictors.operators.assembly import (
+    chosen_engine,
+    default_step_time,
+    operator_step_time,
+)
 from ....predictors.placement import Placement
 from ....predictors.profiles.build import default_host
 from ....predictors.profiles.hardware import profiled_gpu
@@ -20,7 +23,7 @@ from ....predictors.profiles.profile import Profile, read_profile
 from ....predictors.roofline import OperatorRoofline
 from ....predictors.specs import GIB, gpu, link, model
 from ....predictors.staged import staged_step_time
-from ....predictors.step_time import StepTimeModel, step_time
+from ....predictors.step_time import StepTimeModel
 from ....workloads.base import WorkloadSource
 from ....workloads.errors import SloBenchError
 from ....workloads.file_cache import file_cache
@@ -70,6 +73,8 @@ def placed(spec: PlacementSpec) -> Placed:
         host_memory_bytes=round(spec.host_memory_gib * GIB),
         fixed_num_gpu_blocks=spec.num_gpu_blocks or _own_blocks(profile, language, spec),
         fixed_num_cpu_blocks=spec.num_cpu_blocks,
+        ep=spec.ep,
+        expert_skew=spec.expert_skew,
         beside_bytes=own_weight_bytes(embeds, language, spec.weight_dtype) if embeds else 0,
     )
     if spec.device_map is not None:
@@ -82,7 +87,7 @@ def placed(spec: PlacementSpec) -> Placed:
     elif profile is not None:
         made = _profiled(spec.profile, profile, placement, spec.host_s)
     else:
-        made = step_time(placement, host_s=host_s)
+        made = default_step_time(placement, host_s=spec.host_s)
     return Placed(placement, _with_overhead(made, spec.prefill_overhead_s), beside)
 
 
@@ -102,8 +107,7 @@ def _own_blocks(profile: Profile | None, language: ModelSpec, spec: PlacementSpe
     """KV blocks of the engine that was measured, where the catalogue does not know its device."""
     if profile is None or profile.device is None:
         return None
-    width = 2 * language.layers * language.kv_heads * language.head_dim
-    block_bytes = width * kv_dtype(spec.kv_dtype).bytes * spec.block_size
+    block_bytes = language.kv_bytes_per_token(spec.kv_dtype) * spec.block_size
     return max(1, int(profile.device.kv_bytes / block_bytes))
 
 

@@ -19,6 +19,8 @@ class PlacementSpec:
     gpu: str
     tp: int
     pp: int = 1
+    ep: int = 1
+    expert_skew: float = 0.0
     weight_dtype: str = "bf16"
     kv_dtype: str = "bf16"
     memory_share: float = 0.9

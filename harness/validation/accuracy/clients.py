@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from ....predictors.model_spec import ModelSpec
+
 
 @dataclass(frozen=True)
 class Client:
@@ -50,6 +52,13 @@ class Client:
         if self.step_tokens is None:
             return None
         return prompt_tokens + self.step_tokens + concurrency
+
+    def kv_dtype(self, gpu: str, model: ModelSpec) -> str:
+        """KV cache format; latent attention keeps 16 bits on Hopper GPUs, which lack FP8 kernels
+        for it.
+        """
+        hopper = gpu.startswith("h")
+        return "bf16" if model.latent and hopper else self.kv_dtypes.get(gpu, "bf16")
 
 
 INFERENCEX = "inferencex"

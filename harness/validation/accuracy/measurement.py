@@ -57,6 +57,7 @@ class Case:
     load: ClosedLoop | OpenLoop
     tp: int = 1
     pp: int = 1
+    ep: int = 1
     instances: int = 1
     weight_dtype: str = "bf16"
     kv_dtype: str = "bf16"

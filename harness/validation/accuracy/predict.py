@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....predictors.bands import kind_of
-from ....predictors.operators.assembly import operator_step_time
+from ....predictors.operators.assembly import default_step_time, operator_step_time
 from ....predictors.operators.kernels import has_tables
 from ....predictors.placement import Placement
 from ....predictors.regime import regime_of
@@ -65,6 +65,7 @@ def predict(
         gpu(case.gpu),
         tp=case.tp,
         pp=case.pp,
+        ep=case.ep,
         weight_dtype=case.weight_dtype,
         kv_dtype=case.kv_dtype,
         memory_share=case.memory_share,
@@ -73,7 +74,7 @@ def predict(
     )
     placement.check()
     if known is None:
-        known = step_time(placement) if analytic else step_times(case, placement, without)
+        known = default_step_time(placement) if analytic else step_times(case, placement, without)
     workload = _workload(case)
     result = simulate(
         workload,
@@ -144,7 +145,8 @@ def schedules_ahead(case: Case) -> bool:
 
 def step_times(case: Case, placement: Placement, without: tuple[str, ...] = ()) -> StepTimeModel:
     """A fit of the model on the GPU where the GPU has no kernel tables, else operators."""
-    if not has_tables(placement.gpu.name) and coefficients_of(placement).fitted:
+    tables = has_tables(placement.gpu.name) or not placement.model.is_plain
+    if not tables and coefficients_of(placement).fitted:
         return step_time(placement)
     engine = "vllm-async" if schedules_ahead(case) else case.engine
     return operator_step_time(placement, engine, without=without)

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from ....predictors.profiles.importers import recognise
+from ....predictors.specs import model as catalogue_model
 from ....workloads.errors import FileFormatError, SloBenchError
 from ....workloads.prefixes import BLOCK_SIZE
 from ...results.engine_logs import read_log
@@ -29,10 +30,17 @@ from .measurement import (
 
 Found = Iterator[Measurement | Skipped]
 
-# The model is not in the catalogue because of these.
-_MIXTURE = re.compile(r"deepseek|minimax|gpt-oss|a\d+b|glm-5|kimi|llama-4|mixtral|coder-480b", re.I)
+# What is not modelled of models that are not in the catalogue.
+_NOT_MODELLED = {"qwen3.5": "linear attention", "glm-5": "sparse attention"}
 _QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
-_WEIGHTS = {"fp8": "fp8", "fp8_block": "fp8", "bf16": "bf16", "bfloat16": "bf16"}
+_WEIGHTS = {
+    "fp8": "fp8",
+    "fp8_block": "fp8",
+    "bf16": "bf16",
+    "bfloat16": "bf16",
+    "int4_wo": "int4",
+    "nvfp4": "nvfp4",
+}
 _SILICON = {"backend", "system", "model_path", "silicon_ttft_ms", "silicon_tpot_ms"}
 _LEVELS = {"level", "rate_rps", "arrival_s", "ttft_s", "generation_s"}
 _OWN = {"engine", "gpu", "model", "concurrency", "prompt_tokens", "output_tokens"}
@@ -123,17 +131,27 @@ def _silicon_row(name: str, row: dict[str, Any]) -> Measurement | Skipped:
     if row["mode"] != "agg":
         return Skipped(name, "disaggregated serving")
     served = str(row["model_path"])
-    if _MIXTURE.search(served):
-        return Skipped(name, "mixture of experts")
-    weights = _WEIGHTS.get(_text(row["gemm_quant_mode"]) or "bf16")
+    for part, what in _NOT_MODELLED.items():
+        if part in served.lower():
+            return Skipped(name, what)
+    quantised = _text(row["moe_quant_mode"]) or _text(row["gemm_quant_mode"])
+    weights = "mxfp4" if "gpt-oss" in served else _WEIGHTS.get(quantised or "bf16")
     if weights is None:
-        return Skipped(name, f"weights of {row['gemm_quant_mode']}")
+        return Skipped(name, f"weights of {quantised}")
     model = _catalogue("models", served.replace("-FP8", ""))
     gpu = _SYSTEMS.get(str(row["system"]))
     if model is None or gpu is None:
         return Skipped(name, f"{row['system'] if gpu is None else served} is not in the catalogue")
     if max(row["attention_dp_size"], 1) > 1:
         return Skipped(name, "data-parallel attention")
+    tp, ep = int(row["tp_size"]), 1
+    spec = catalogue_model(model)
+    if spec.experts is not None:
+        ep, inside = int(row["moe_ep_size"]), int(row["moe_tp_size"])
+        if ep == inside:  # `tp 8, ep 8` came in as 64 GPUs; the figures are those of its 8
+            tp = ep
+        elif tp != ep * inside:
+            return Skipped(name, "shares of experts that do not multiply to tp")
     ttft_s, tpot_s = row["silicon_ttft_ms"] / 1e3, row["silicon_tpot_ms"] / 1e3
     engine, version = str(row["backend"]), _text(row["backend_version"])
     cold = (engine, version) == _COLD_TTFT
@@ -146,10 +164,11 @@ def _silicon_row(name: str, row: dict[str, Any]) -> Measurement | Skipped:
         gpu,
         model,
         load,
-        tp=int(row["tp_size"]),
+        tp=tp,
         pp=int(row["pp_size"]),
+        ep=ep,
         weight_dtype=weights,
-        kv_dtype=client.kv_dtypes.get(gpu, "bf16"),
+        kv_dtype=client.kv_dtype(gpu, spec),
         token_budget=client.token_budget(load.prompt_tokens, load.concurrency),
         async_scheduling=client.async_scheduling,
         harness=harness,
@@ -196,6 +215,7 @@ def _own(file: Path) -> Found:
                 load,
                 tp=int(row.get("tp", 1)),
                 pp=int(row.get("pp", 1)),
+                ep=int(row.get("ep", 1)),
                 weight_dtype=_text(row.get("weight_dtype")) or "bf16",
                 kv_dtype=_text(row.get("kv_dtype")) or "bf16",
             )
@@ -221,8 +241,8 @@ def _levels(file: Path) -> Found:
     reason = "the file's name does not say GPU, model, tp and servers"
     if parts is not None:
         gpu, model = _catalogue("gpus", parts["gpu"]), _catalogue("models", parts["model"])
-        if _MIXTURE.search(parts["model"]):
-            model, reason = None, "mixture of experts"
+        if model is None:
+            reason = f"{parts['model']} is not in the catalogue"
         elif gpu is None or parts["tp"] is None:
             reason = "the GPU or its number is not recorded"
     for level, rows in levels:

@@ -15,7 +15,8 @@ def seen(measurement: Measurement) -> bool:
     Host times of vLLM and SGLang, the client's delay, what arithmetic takes under load, steps and
     lengths of AIConfigurator's harness: Qwen3-32B on H100. Its prompts and KV format: Llama-3.1-8B
     on H200. Host time of vLLM with asynchronous scheduling, KV formats of InferenceX and the choice
-    of matrix sizes: Llama-3.1-70B on H100 and H200; KV format alone: B200.
+    of matrix sizes: Llama-3.1-70B on H100 and H200; KV format alone: B200, and of latent attention
+    on H200.
     """
     case = measurement.case
     if measurement.mode != CLOSED_LOOP or not isinstance(case.load, ClosedLoop):
@@ -27,4 +28,6 @@ def seen(measurement: Measurement) -> bool:
         ("vllm", "h200-141g", "llama-3.1-70b"),
         ("vllm", "b200", "llama-3.1-70b"),
         ("vllm", "h200-141g", "llama-3.1-8b"),
+        ("sglang", "h200-141g", "deepseek-r1"),
+        ("vllm", "h200-141g", "kimi-k2.5"),
     }

@@ -21,6 +21,8 @@ from slo_bench.harness.validation.accuracy.measurement import (
 from slo_bench.harness.validation.accuracy.predict import predict, sampler_bytes, token_budget
 from slo_bench.harness.validation.accuracy.readers import read_folder
 from slo_bench.harness.validation.accuracy.shipped import SHIPPED, seen
+from slo_bench.predictors.specs import model as catalogue_model
+from slo_bench.reports.pages.accuracy import figures, write_accuracy
 from slo_bench.workloads.errors import FileFormatError, SloBenchError
 
 OWN = """engine,gpu,model,tp,concurrency,prompt_tokens,output_tokens,ttft_mean_s,tpot_mean_s
@@ -77,10 +79,15 @@ def test_a_table_of_no_known_layout_is_counted(own):
 def test_what_is_shipped_can_be_read():
     found = list(read_folder(SHIPPED))
     known = [row for row in found if isinstance(row, Measurement)]
-    dense = [m for m in known if m.set == "silicon" and m.case.engine in ("vllm", "sglang")]
-    assert len(dense) == 333
+    closed = [m for m in known if m.set == "silicon" and m.case.engine in ("vllm", "sglang")]
+    dense = [m for m in closed if catalogue_model(m.case.model).is_plain]
+    assert len([m for m in dense if m.case.weight_dtype != "nvfp4"]) == 333
+    experts = [m for m in closed if catalogue_model(m.case.model).experts]
+    assert len(experts) == 855
+    # `tp 8, ep 8` is recorded as tp 64: the same figures stand there twice, under both.
+    assert {m.case.tp for m in experts} == {1, 2, 4, 8}
     reasons = {row.reason for row in found if isinstance(row, Skipped)}
-    assert {"mixture of experts", "disaggregated serving"} <= reasons
+    assert {"linear attention", "sparse attention", "disaggregated serving"} <= reasons
     levels = [m for m in known if isinstance(m.case.load, OpenLoop)]
     assert {m.set.partition("_")[0] for m in levels} == {"a100-80g", "h100-80g"}
     assert all(m.case.instances == 2 and m.case.tp == 2 for m in levels)
@@ -264,3 +271,19 @@ def test_shipped_measurements_are_met():
     for rows, metric, most in bounds:
         errors_of = [abs(row.errors()[metric]) for row in rows if metric in row.errors()]
         assert np.median(errors_of) <= most, metric
+
+
+def test_the_page_shows_every_point(own, tmp_path):
+    judged, skipped = judge(own)
+    page = write_accuracy(judged, skipped, tmp_path / "accuracy.html").read_text("utf-8")
+    figure = next(of for of in figures(judged) if of.id == "tpot_mean")
+    for view in figure.views.values():
+        points = [point for of in view["series"] for point in zip(of["x"], of["y"], strict=True)]
+        assert sorted(points) == sorted(
+            (row.measured["tpot_mean"], row.predicted["tpot_mean"]) for row in judged
+        )
+    label = figure.views["engine"]["series"][1]["labels"][0]
+    assert label.startswith("mine, 2: llama-3.1-8b on h100-80g, vllm, bf16, tp 1, 256 + 16 tokens")
+    assert label in page
+    with pytest.raises(SloBenchError, match="nothing to show"):
+        write_accuracy([], skipped, tmp_path / "none.html")

@@ -1,0 +1,288 @@
+"""Mixtures of experts, latent attention and sliding windows: sizes, configurations, step times."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from slo_bench.harness.experiments.execution.lookup import placed
+from slo_bench.harness.experiments.execution.specs import PlacementSpec
+from slo_bench.predictors.model_spec import Experts
+from slo_bench.predictors.operators.assembly import operator_step_time
+from slo_bench.predictors.operators.kernels import kernels
+from slo_bench.predictors.operators.layers import operators
+from slo_bench.predictors.placement import Placement
+from slo_bench.predictors.specs import gpu, model
+from slo_bench.predictors.step_time import step_time
+from slo_bench.workloads.errors import FileFormatError, SloBenchError
+
+# Billions of parameters, all and active, by the models' cards (Kimi: without its image encoder).
+PUBLISHED = {
+    "mixtral-8x7b": (46.7, 12.9),
+    "qwen3-30b-a3b": (30.5, 3.3),
+    "qwen3-235b-a22b": (235, 22),
+    "deepseek-v3": (671, 37),
+    "deepseek-r1": (671, 37),
+    "kimi-k2.5": (1026, 32),
+    "minimax-m2.5": (229, 10),
+    "gpt-oss-20b": (20.9, 3.6),
+    "gpt-oss-120b": (116.8, 5.1),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameters_are_those_published(name):
+    total, active = PUBLISHED[name]
+    spec = model(name)
+    assert spec.parameters / 1e9 == pytest.approx(total, rel=0.01)
+    # Cards round, and some count the token embeddings that a token looks up.
+    assert spec.active_parameters / 1e9 == pytest.approx(active, rel=0.09)
+
+
+def test_kv_of_latent_attention_is_one_vector_a_layer():
+    spec = model("deepseek-v3")
+    assert spec.kv_bytes_per_token() == 61 * (512 + 64) * 2
+    assert spec.kv_bytes_per_token("fp8") == 61 * (512 + 64)
+    on_eight = Placement(spec, gpu("h200-141g"), tp=8, weight_dtype="fp8")
+    assert on_eight.kv_bytes_per_token == 8 * spec.kv_bytes_per_token()  # a copy on each
+    assert on_eight.block_bytes_per_gpu == 16 * 61 * 576 * 2
+
+
+def test_sliding_layers_hold_their_window_alone():
+    spec = model("gpt-oss-120b")
+    layer = 2 * 8 * 64 * 2  # bytes a token: keys and values, heads, head size, bf16
+    assert spec.kv_bytes_per_token() == 18 * layer
+    assert spec.window_bytes() == 18 * 128 * layer
+    one = Placement(spec, gpu("h200-141g"), weight_dtype="mxfp4", sampled_sequences=100)
+    two = Placement(spec, gpu("h200-141g"), weight_dtype="mxfp4", sampled_sequences=200)
+    logits = 100 * spec.vocab * 4 * 2
+    added = two.reserve_bytes_per_gpu - one.reserve_bytes_per_gpu
+    assert added == pytest.approx(logits + 100 * 18 * 128 * layer, abs=1)
+
+
+def test_four_bit_formats_are_for_experts_alone():
+    spec = model("gpt-oss-120b")
+    routed = 36 * 128 * 3 * 2880 * 2880
+    assert spec.routed_parameters == routed
+    expected = routed * (0.5 + 1 / 32) + (spec.parameters - routed) * 2
+    assert spec.weight_bytes("mxfp4") == pytest.approx(expected, rel=1e-6)
+    assert spec.weight_bytes("mxfp4") == pytest.approx(65.2e9, rel=0.01)  # of the checkpoint
+    assert spec.dense_dtype("mxfp4") == "bf16"
+    assert spec.dense_dtype("fp8") == "fp8"
+    assert model("llama-3.1-8b").dense_dtype("int4") == "int4"
+
+
+@pytest.mark.parametrize(("tokens", "skew", "ep"), [(1, 0, 1), (7, 0, 1), (40, 0, 4), (40, 1.2, 4)])
+def test_distinct_experts_by_brute_force(tokens, skew, ep):
+    experts = Experts(routed=32, per_token=4, intermediate=1)
+    weight = np.arange(1, 33, dtype=float) ** -skew
+    chosen = 4 * weight / weight.sum()  # probability that a token chooses each
+    draw = np.random.default_rng(5)
+    mine = np.arange(32) % ep == 0
+    touched, load = [], []
+    for _ in range(4000):
+        hit = draw.random((tokens, 32)) < chosen
+        touched.append((hit.any(axis=0) & mine).sum())
+        load.append((hit & mine).sum() / (tokens * 4))
+    assert experts.distinct(tokens, skew, ep) == pytest.approx(np.mean(touched), rel=0.02)
+    if chosen.max() <= 1:
+        assert experts.most_loaded_share(skew, ep) == pytest.approx(np.mean(load), rel=0.03)
+    if not skew:
+        assert experts.distinct(tokens, 0, ep) == pytest.approx(
+            32 / ep * (1 - (1 - 4 / 32) ** tokens)
+        )
+
+
+CONFIGS = {
+    "mixtral-8x7b": {
+        "model_type": "mixtral",
+        "num_hidden_layers": 32,
+        "hidden_size": 4096,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "intermediate_size": 14336,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "sliding_window": None,
+        "vocab_size": 32000,
+        "max_position_embeddings": 32768,
+    },
+    "qwen3-30b-a3b": {
+        "model_type": "qwen3_moe",
+        "num_hidden_layers": 48,
+        "hidden_size": 2048,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "use_sliding_window": False,
+        "sliding_window": None,
+        "vocab_size": 151936,
+        "max_position_embeddings": 40960,
+    },
+    "deepseek-v3": {
+        "model_type": "deepseek_v3",
+        "num_hidden_layers": 61,
+        "hidden_size": 7168,
+        "num_attention_heads": 128,
+        "num_key_value_heads": 128,
+        "intermediate_size": 18432,
+        "moe_intermediate_size": 2048,
+        "n_routed_experts": 256,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 8,
+        "first_k_dense_replace": 3,
+        "moe_layer_freq": 1,
+        "num_nextn_predict_layers": 1,
+        "kv_lora_rank": 512,
+        "q_lora_rank": 1536,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "vocab_size": 129280,
+        "max_position_embeddings": 163840,
+    },
+    "gpt-oss-20b": {
+        "model_type": "gpt_oss",
+        "num_hidden_layers": 24,
+        "hidden_size": 2880,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "intermediate_size": 2880,
+        "num_local_experts": 32,
+        "num_experts_per_tok": 4,
+        "sliding_window": 128,
+        "layer_types": ["sliding_attention", "full_attention"] * 12,
+        "vocab_size": 201088,
+        "max_position_embeddings": 131072,
+    },
+    "minimax-m2.5": {
+        "model_type": "minimax_m2",
+        "num_hidden_layers": 62,
+        "hidden_size": 3072,
+        "num_attention_heads": 48,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 1536,
+        "num_local_experts": 256,
+        "num_experts_per_tok": 8,
+        "num_mtp_modules": 3,
+        "shared_intermediate_size": 0,
+        "vocab_size": 200064,
+        "max_position_embeddings": 196608,
+    },
+}
+
+
+def config(tmp_path, name, **changed):
+    folder = tmp_path / name
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({**CONFIGS[name], **changed}))
+    return folder
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_config_is_the_model_of_the_catalogue(tmp_path, name):
+    found, known = model(config(tmp_path, name)), model(name)
+    for field in ("parameters", "active_parameters", "experts", "latent", "window", "kv_heads"):
+        assert getattr(found, field) == getattr(known, field), field
+    assert found.kv_bytes_per_token() == known.kv_bytes_per_token()
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "complaint"),
+    [
+        ("qwen3-30b-a3b", {"decoder_sparse_step": 2}, "decoder_sparse_step"),
+        ("qwen3-30b-a3b", {"mlp_only_layers": [5]}, "mlp_only_layers"),
+        ("qwen3-30b-a3b", {"num_experts_per_tok": 200}, "200 experts a token of 128"),
+        ("gpt-oss-20b", {"layer_types": ["linear_attention"] * 24}, "linear_attention"),
+        ("gpt-oss-20b", {"layer_types": ["full_attention"]}, "layer_types"),
+        ("gpt-oss-20b", {"sliding_window": None}, "sliding_window"),
+        ("deepseek-v3", {"index_topk": 2048}, "sparse attention"),
+        ("deepseek-v3", {"first_k_dense_replace": 61}, "61 of 61 layers"),
+        ("deepseek-v3", {"v_head_dim": None}, "v_head_dim"),
+    ],
+)
+def test_what_is_not_modelled_is_refused_by_name(tmp_path, name, changed, complaint):
+    with pytest.raises(FileFormatError, match=complaint):
+        model(config(tmp_path, name, **changed))
+
+
+def test_operators_multiply_every_active_parameter():
+    spec = model("deepseek-v3")
+    listed = operators(Placement(spec, gpu("b200"), weight_dtype="fp8"))
+    assert listed.experts is not None
+    routed = 3 * 7168 * 2048 * 8 * listed.experts.calls
+    gemms = sum(g.n * g.k * g.calls for g in (*listed.gemms, listed.head))
+    assert gemms + routed == pytest.approx(spec.active_parameters, rel=1e-3)
+    assert {g.name for g in listed.gemms} >= {"router", "shared_up_proj", "kv_b_proj", "up_proj"}
+
+
+def test_a_norm_over_all_heads_is_reduced_over_the_gpus():
+    spec = model("minimax-m2.5")
+    bytes_of = [
+        r.bytes_per_token for r in operators(Placement(spec, gpu("b200"), tp=2)).all_reduces
+    ]
+    assert bytes_of == [3072 * 2, 8]
+
+
+def test_experts_take_the_time_of_the_table():
+    known = kernels(gpu("h200-141g"))
+    spec = model("gpt-oss-120b")
+    layer = operators(Placement(spec, gpu("h200-141g"), tp=2, weight_dtype="mxfp4")).experts
+    # AIConfigurator h200_sxm/moe/vllm/0.24.0: w4a16_mxfp4, tp 2, power law 1.01 (µs).
+    times = known.experts_s(np.array([1.0, 64.0, 4096.0]), layer)
+    assert times * 1e6 == pytest.approx([47, 293, 1363], rel=0.02)
+
+
+def test_imbalance_costs_on_several_gpus_and_spares_reads_on_one():
+    spec, card = model("qwen3-30b-a3b"), gpu("h200-141g")
+
+    def seconds(tokens: int, **settings: float) -> float:
+        layer = operators(Placement(spec, card, tp=4, **settings)).experts
+        return float(kernels(card).experts_s(np.array([float(tokens)]), layer)[0])
+
+    assert seconds(16384, ep=4, expert_skew=1.0) > 1.2 * seconds(16384, ep=4)
+    assert seconds(32, expert_skew=1.0) < seconds(32)
+
+
+def test_windows_and_latent_vectors_cost_less_at_long_context():
+    card = gpu("h200-141g")
+    gpt = operator_step_time(
+        Placement(model("gpt-oss-120b"), card, tp=2, weight_dtype="mxfp4")
+    ).model
+    full = dataclasses.replace(model("gpt-oss-120b"), window=None)
+    whole = operator_step_time(Placement(full, card, tp=2, weight_dtype="mxfp4")).model
+    assert gpt.step_s(64, 64 * 32768, ()) < whole.step_s(64, 64 * 32768, ())
+    assert gpt.step_s(0, 0, ((16384, 2048),)) < whole.step_s(0, 0, ((16384, 2048),))
+    assert gpt.step_s(4, 4 * 100, ()) == pytest.approx(whole.step_s(4, 4 * 100, ()), rel=0.02)
+
+
+def test_step_times_come_from_operators_by_default():
+    spec = PlacementSpec("qwen3-30b-a3b", "h200-141g", tp=2, ep=2)
+    assert placed(spec).step_time.provenance.startswith("operators")
+    with pytest.raises(SloBenchError, match="profile operators"):
+        step_time(placed(spec).placement)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "complaint"),
+    [
+        ("qwen3-30b-a3b", {"tp": 2, "ep": 4}, "ep 4 must divide tp 2"),
+        ("llama-3.1-8b", {"tp": 2, "ep": 2}, "has no experts"),
+        ("llama-3.1-8b", {"expert_skew": 1.0}, "has no experts"),
+        ("qwen3-30b-a3b", {"expert_skew": -1.0}, "expert_skew must be at least 0"),
+    ],
+)
+def test_shares_of_experts_that_cannot_be(name, settings, complaint):
+    with pytest.raises(SloBenchError, match=complaint):
+        Placement(model(name), gpu("h200-141g"), **settings)
