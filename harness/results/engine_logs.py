@@ -62,6 +62,7 @@ class EngineSettings:
     context_tokens: int | None = None  # prompt and answer together
     instances: int | None = None
     router: str | None = None
+    peer_link: str | None = None  # between GPUs, as measured: `16gb/s@20us`
 
 
 @dataclass(frozen=True)
@@ -229,6 +230,7 @@ def read_settings(path: Path) -> EngineSettings:
         context_tokens=count(engine, "max_model_len"),
         instances=count(meta, "instances"),
         router=_text(meta.get("router")),
+        peer_link=_text(meta.get("peer_link")),
     )
 
 

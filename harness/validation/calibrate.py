@@ -23,7 +23,7 @@ from ...predictors.profiles.table import Curve
 from ...workloads.errors import SloBenchError
 from ..results.engine_logs import EngineSettings, RealLog
 from ..results.request_blocks import HASH_IDS
-from .log_replay import METRICS, Replay, Validation, replay_of, validate
+from .log_replay import METRICS, Replay, Validation, replay_of, validate, with_log_link
 from .snapped_replay import Snapped, Span, snapped_replay
 
 Floats = NDArray[np.float64]
@@ -70,6 +70,8 @@ def calibrate(
         SloBenchError: the profile has no tables, or a replay does not come near its log.
     """
     bare = tables_only(profile)
+    for log in logs:
+        bare = with_log_link(bare, log)
     settings = overrides or EngineSettings()
     found: list[tuple[RealLog, EngineSettings]] = []
     notes: list[str] = []

@@ -10,6 +10,7 @@ import pytest
 
 from slo_bench.harness.experiments.execution.lookup import placed
 from slo_bench.harness.experiments.execution.specs import PlacementSpec
+from slo_bench.harness.servers.launch.parallel_args import parallel_args
 from slo_bench.predictors.model_spec import Experts
 from slo_bench.predictors.operators.assembly import operator_step_time
 from slo_bench.predictors.operators.kernels import kernels
@@ -286,3 +287,14 @@ def test_step_times_come_from_operators_by_default():
 def test_shares_of_experts_that_cannot_be(name, settings, complaint):
     with pytest.raises(SloBenchError, match=complaint):
         Placement(model(name), gpu("h200-141g"), **settings)
+
+
+def test_servers_are_told_how_experts_are_shared():
+    assert parallel_args("vllm", tp=4, ep=4) == [
+        "--tensor-parallel-size",
+        "4",
+        "--enable-expert-parallel",
+    ]
+    assert parallel_args("sglang", tp=4, pp=2, ep=2)[-4:] == ["--pp-size", "2", "--ep-size", "2"]
+    with pytest.raises(SloBenchError, match="ep must be 1 or 4, not 2"):
+        parallel_args("vllm", tp=4, ep=2)

@@ -28,7 +28,7 @@ from ...harness.load_generator.send_job import Senders
 from ...harness.results.run_folder import CAPACITY_FILE, Value, open_run_folder
 from ...harness.servers.launch.backend_names import SIMULATED
 from ...workloads.errors import SloBenchError
-from .asked import CapacityOptions
+from .asked import REAL_LEAST, CapacityOptions
 from .cells import (
     CellRunner,
     CellServer,
@@ -41,10 +41,12 @@ from .cells import (
 from .checkpoint import CapacityCheckpoint, CapacityRecord, cells_in, read_capacity
 from .options import CapacitySearch, SearchOptions
 from .samples import LevelRunner
-from .search import Foresee, SearchProgress, find_capacity
+from .search import Foresee, SearchProgress, find_capacity, throughput_of_bursts
 from .traces import find_trace_capacity
 
 _START_SHARE = 0.6  # of the estimated capacity, which knows no SLO
+_BURST_SHARE = 0.75  # of the throughput of bursts, which know none either
+_BURST_SEEDS = 900_000  # of bursts, away from those of levels
 
 
 @dataclass(frozen=True)
@@ -163,18 +165,23 @@ def _planned(experiment: Experiment) -> ExperimentPlan:
 
 def _options(experiment: Experiment, asked: CapacityOptions) -> SearchOptions:
     options, rates = SearchOptions.of(experiment, asked), experiment.rates or ()
+    if experiment.backend != SIMULATED and experiment.requests[0] is None:
+        options = dataclasses.replace(options, requests=REAL_LEAST)
     if len(rates) < 2:
         return options
     return dataclasses.replace(options, low_rps=min(rates), high_rps=max(rates))
 
 
-def start_rps(experiment: Experiment, spec: CellSpec) -> float:
-    """Where a search begins that knows nothing of its like."""
+def start_rps(experiment: Experiment, spec: CellSpec, runner: LevelRunner) -> float:
+    """Where a search begins that knows nothing of its like; a real server gets a few bursts."""
     rates = experiment.rates or ()
     if rates:
         return math.sqrt(min(rates) * max(rates))
     if experiment.backend != SIMULATED:
-        return 1.0
+        if source(spec.workload).has_arrivals:
+            return 1.0
+        seed = experiment.seed + _BURST_SEEDS
+        return _BURST_SHARE * throughput_of_bursts(runner, first_seed=seed)
     if spec.workload.models is not None:
         return float(spec.instances)
     alone = estimated_capacity_rps(spec.workload, spec.placement, spec.seed)
@@ -270,7 +277,7 @@ class _Searches:
             known_runs,
             spec,
             self.options,
-            start_rps(self.experiment, spec),
+            near[0] if near else start_rps(self.experiment, spec, known_runs),
             near,
             self.experiment.requests[0],
             watch,

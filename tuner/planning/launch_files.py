@@ -10,8 +10,10 @@ from ...harness.experiments.config.schema import ExperimentSchema
 from ...harness.policies.systems import system as system_by_name
 from ...harness.results.run_folder import write_whole
 from ...harness.servers.launch.compatibility import refusal
+from ...harness.servers.launch.parallel_args import parallel_args
 from ...harness.servers.launch.serve import OWN_OPTIONS
 from ...predictors.specs import model
+from ...workloads.errors import SloBenchError
 from .offers import Offer, Value, experiment_of
 from .search import SizedOffer, TargetLoad
 
@@ -20,8 +22,8 @@ _PORT = 8000
 
 # Words of a stock server: program, model, tensor and pipeline parallel degree.
 _STOCK = {
-    "vllm": ('vllm serve "$MODEL"', "--tensor-parallel-size", "--pipeline-parallel-size"),
-    "sglang": ('python -m sglang.launch_server --model-path "$MODEL"', "--tp-size", "--pp-size"),
+    "vllm": 'vllm serve "$MODEL"',
+    "sglang": 'python -m sglang.launch_server --model-path "$MODEL"',
 }
 
 # Formats other than that of a 16-bit checkpoint, where an option of the server makes them.
@@ -105,17 +107,19 @@ def launch_script(asked: ExperimentSchema, wanted: TargetLoad, plan: SizedOffer)
         "rate": wanted.whole_rps,
         "model": shlex.quote(origin if "/" in origin else asked.model[0]),
     }
-    _, tp, pp = _STOCK[backend]
-    degrees = ((tp, plan.offer.tp), (pp, plan.offer.pp))
     deployment, fields["weights"] = _deployment(plan.offer, backend)
-    spread = [str(word) for pair in degrees if pair[1] > 1 for word in pair] + deployment
+    ep = plan.offer.deployment.get("ep", asked.ep[0])
+    try:
+        spread = parallel_args(backend, plan.offer.tp, plan.offer.pp, int(ep)) + deployment
+    except SloBenchError:  # it does not share experts out like that
+        return None
     if system.cluster is not None:
         words = ["slo-bench serve", system.name, "--backend", backend, '--model "$MODEL"']
         words += _parameters(plan.parameters)
         words += [f"--server-arg={word}" for word in spread]
         return _ROLES.format(**fields, all_gpus=plan.gpus, command=" ".join(words))
     if system.name == backend:
-        words = [_STOCK[backend][0], '--host "$ADDRESS"', f"--port $(({_PORT} + k))", *spread]
+        words = [_STOCK[backend], '--host "$ADDRESS"', f"--port $(({_PORT} + k))", *spread]
         options = OWN_OPTIONS[backend]
         words += [f"{options[k]} {v}" for k, v in plan.parameters.items() if k in options]
     else:

@@ -187,7 +187,7 @@ class ConfigurationEvaluator:
                 raise _OvertakenError(RaceResult(True, estimate, progress.requests_spent, math.nan))
 
         asked = self.experiment
-        begin_rps = near[0] if near else start_rps(asked, runs.spec)
+        begin_rps = near[0] if near else start_rps(asked, runs.spec, runs)
         most_rows = asked.requests[0]
         try:
             return search_cell(
@@ -242,7 +242,7 @@ def unmet_alone(evaluation: ConfigurationEvaluator) -> str | None:
         return None
     try:
         runs = evaluation.runs_of({})
-        rate_rps = start_rps(evaluation.experiment, runs.spec) / _ALONE
+        rate_rps = start_rps(evaluation.experiment, runs.spec, runs) / _ALONE
         found = runs.run(rate_rps, evaluation.options.first_seed, _ALONE_REQUESTS)
     except SloBenchError:
         return None  # the default cannot be deployed: its trial says why

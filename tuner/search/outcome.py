@@ -14,6 +14,7 @@ from ...harness.experiments.experiment import Experiment
 from ...harness.policies.systems import system
 from ...harness.results.run_folder import write_whole
 from ...harness.servers.launch.backend_names import SIMULATED
+from ...harness.servers.launch.parallel_args import PARALLEL_SERVERS, parallel_args
 from ...harness.servers.launch.serve import OWN_OPTIONS
 from ...workloads.checksums import sealed, unsealed
 from ...workloads.errors import FileFormatError, SloBenchError
@@ -187,13 +188,11 @@ def launch_commands(
         if value not in (SETTINGS[name].default, (None,)):
             words += [SETTINGS[name].option, str(value[0])]
     args = list(applied.server.args)
-    for name, flags in (
-        ("tp", {"vllm": "--tensor-parallel-size", "sglang": "--tp-size"}),
-        ("pp", {"vllm": "--pipeline-parallel-size", "sglang": "--pp-size"}),
-    ):
-        size = getattr(applied, name)[0]
-        if size is not None and size > 1 and backend in flags:
-            args.append(f"{flags[backend]}={size}")
+    if backend in PARALLEL_SERVERS:
+        try:
+            args += parallel_args(backend, applied.tp[0] or 1, applied.pp[0], applied.ep[0])
+        except SloBenchError:  # no server shares experts out like that
+            return tuple(commands)
     words += [f"--server-arg={arg}" for arg in args]
     return (*commands, shlex.join(words))
 

@@ -32,6 +32,7 @@ from ...results.run_folder import Value, write_whole
 from ...servers.gateway import mechanism_counts, serving_apart
 from ...servers.gateway.split import transfer_of
 from ...servers.launch.environments import environment, home
+from ...servers.launch.parallel_args import parallel_args
 from ...servers.launch.serve import Serve
 from ...servers.launch.server_process import ServerError, ServerProcess
 from ..config.client_schema import ClientSchema
@@ -42,8 +43,6 @@ from .attached import Attached
 from .base import CellMeasurement, Progress
 
 _BLOCK_SIZE = 16  # an experiment's default: the server then chooses itself
-_TP = {"vllm": "--tensor-parallel-size", "sglang": "--tp-size"}
-_PP = {"vllm": "--pipeline-parallel-size", "sglang": "--pp-size"}
 # The servers' own counters, summed over labels: their growth over a cell goes into its row.
 _COUNTERS = {
     "server_preemptions": ("vllm:num_preemptions_total", "sglang:num_retracted_requests_total"),
@@ -130,10 +129,10 @@ class LaunchedBackend:
 
     def _wanted(self, spec: CellSpec) -> Serve:
         place = spec.placement
-        args = list(self.server.args)
-        for flags, size in ((_TP, place.tp), (_PP, place.pp)):
-            if size > 1:
-                args += [flags[self.name], str(size)]
+        args = [
+            *self.server.args,
+            *parallel_args(self.name, tp=place.tp, pp=place.pp, ep=place.ep),
+        ]
         own_blocks = place.num_gpu_blocks is not None or place.block_size != _BLOCK_SIZE
         version = self.server.version
         return Serve(

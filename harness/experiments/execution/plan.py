@@ -116,6 +116,7 @@ class ExperimentPlan:
         for spec in dict.fromkeys(cell.placement for cell in self.cells):
             name = f"{spec.model} on {spec.gpu} tp{spec.tp}"
             name += f" pp{spec.pp}" if spec.pp > 1 else ""
+            name += f" ep{spec.ep}" if spec.ep > 1 else ""
             timed = placed(spec).step_time
             found[name] = {"fitted": timed.fitted, "provenance": timed.provenance}
         return found
@@ -142,9 +143,10 @@ def plan(asked: ExperimentSchema) -> ExperimentPlan:
         parse_failures(failures)
         if asked.backend != SIMULATED:
             raise SloBenchError("failures are simulated: real servers are stopped by hand")
-    if asked.backend != SIMULATED and (any(axes["prefill_overhead_s"]) or any(axes["host_link"])):
+    assumed = ("prefill_overhead_s", "host_link", "expert_skew")
+    if asked.backend != SIMULATED and any(any(axes[name]) for name in assumed):
         raise SloBenchError(
-            f"prefill_overhead_s and host_link are assumptions of the simulator; a server on "
+            f"{', '.join(assumed)} are assumptions of the simulator; a server on "
             f"{asked.backend} has its own: leave them out"
         )
     systems = list(_attached_of(asked) if asked.backend == "openai" else _systems_of(asked))

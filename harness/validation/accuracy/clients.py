@@ -27,7 +27,8 @@ class Client:
         requests_each: requests of a client, one after the other; the first ones come together.
         delay_s: mean seconds between the end of an answer and the engine's having the next request.
         stagger_s: seconds between the first requests of two clients.
-        kv_dtypes: KV cache format by GPU, where it is not 16-bit.
+        kv_dtypes: KV cache format of plain models by GPU, where it is not 16-bit.
+        latent_kv_dtypes: the same of models with latent attention.
         async_scheduling: whether the next step is scheduled during the present one; None: by
             version.
         prompts: number of different prompts, which are sent in turn; None: all differ, or the
@@ -42,6 +43,7 @@ class Client:
     delay_s: float = 0.01
     stagger_s: float = 0.0005
     kv_dtypes: Mapping[str, str] = field(default_factory=dict, hash=False)
+    latent_kv_dtypes: Mapping[str, str] = field(default_factory=dict, hash=False)
     async_scheduling: bool | None = None
     prompts: int | None = None
     warm_up_each: int = 0
@@ -54,19 +56,20 @@ class Client:
         return prompt_tokens + self.step_tokens + concurrency
 
     def kv_dtype(self, gpu: str, model: ModelSpec) -> str:
-        """KV cache format; latent attention keeps 16 bits on Hopper GPUs, which lack FP8 kernels
-        for it.
-        """
-        hopper = gpu.startswith("h")
-        return "bf16" if model.latent and hopper else self.kv_dtypes.get(gpu, "bf16")
+        """KV cache format of a model on a GPU; 16 bits where no recipe says otherwise."""
+        if model.latent:
+            return self.latent_kv_dtypes.get(gpu, "bf16")
+        return self.kv_dtypes.get(gpu, "bf16") if model.is_plain else "bf16"
 
 
 INFERENCEX = "inferencex"
 AICONFIGURATOR = "aiconfigurator"
-# KV formats are told by the rows whose TTFT shows how many requests found room.
+# KV formats of plain models are told by the rows whose TTFT shows how many requests found room;
+# those of others by the published recipes (DeepSeek-R1: FP8 on B200 alone; gpt-oss: 16 bits).
 _INFERENCEX = Client(
     shortest=0.8, kv_dtypes={"h200-141g": "fp8", "b200": "fp8"}, async_scheduling=True
 )
+_INFERENCEX_SGLANG = replace(_INFERENCEX, latent_kv_dtypes={"b200": "fp8"})
 _OTHER = Client()
 _IN_STEP = Client(shortest=1.0)
 _VLLM = Client(shortest=1.0, step_tokens=1500)
@@ -78,7 +81,7 @@ _VLLM_AIPERF = replace(
 def client_of(harness: str, engine: str, version: str) -> Client:
     """The client of a harness before an engine; what is usual for an unknown harness."""
     if harness == INFERENCEX:
-        return _INFERENCEX
+        return _INFERENCEX_SGLANG if engine == "sglang" else _INFERENCEX
     if engine == "vllm" and harness:
         return _VLLM_AIPERF if harness == AICONFIGURATOR else _VLLM
     in_step = harness and engine == "sglang" and version.startswith("0.5.1.")

@@ -160,6 +160,20 @@ def test_several_gpus_need_a_measured_link():
     np.testing.assert_allclose(linked.seconds - bare.seconds, expected_s)
 
 
+def test_a_link_beside_the_log_is_taken_where_the_profile_has_none():
+    two = dataclasses.replace(PROFILE, tp=2)
+    log = slow_log(400, 1)
+    told = dataclasses.replace(
+        log, engine=dataclasses.replace(log.engine, tp=2, peer_link="16gb/s@20us")
+    )
+    with pytest.raises(SloBenchError, match="has no all-reduce"):
+        validate(dataclasses.replace(told, engine=log.engine), two)
+    by_log = means(validate(told, two))
+    assert by_log == means(validate(told, with_peer_link(two, "16gb/s@20us")))
+    assert by_log["tpot"] < means(validate(told, with_peer_link(two, "1gb/s@20us")))["tpot"]
+    assert "peer" in calibrate([told], two).profile.links
+
+
 # -------------------------------------------------------------------- command
 
 
@@ -190,9 +204,8 @@ def test_the_command(tmp_path):
 def test_all_cells_of_a_measured_run_and_none_of_a_simulated_one(tmp_path, monkeypatch):
     run = tmp_path / "run"
     CliRunner().invoke(
-        app,
-        ["run", "--system", "vllm", "--requests", "20", "--rates", "1,2", "--seeds", "1",
-         "--jobs", "1", "--no-report", "--out", str(run)],
+        app, ["run", "--system", "vllm", "--requests", "20", "--rates", "1,2", "--seeds", "1",
+              "--jobs", "1", "--no-report", "--out", str(run)]
     )  # fmt: skip
     with pytest.raises(SloBenchError, match="was simulated"):
         measured_logs(run)
