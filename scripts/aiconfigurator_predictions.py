@@ -35,7 +35,7 @@ SYSTEMS = {"h100-80g": "h100_sxm", "h200-141g": "h200_sxm", "b200": "b200_sxm"}
 
 
 def main(file: Path, resume: bool) -> None:
-    """Ask for every row that our reader predicts, and append the answers to `OUT`."""
+    """Ask for every row of a model of `MODELS`, and append the answers to `OUT`."""
     from slo_bench.harness.validation.accuracy.measurement import ClosedLoop, Measurement
     from slo_bench.harness.validation.accuracy.readers import read_folder
 
@@ -48,13 +48,15 @@ def main(file: Path, resume: bool) -> None:
         if not isinstance(one, Measurement) or (one.set, one.row) in known:
             continue
         case, load = one.case, one.case.load
+        if case.model not in MODELS:
+            continue
         assert isinstance(load, ClosedLoop)
         gemm = {"bf16": "bfloat16", "fp8": "fp8_block" if case.engine == "sglang" else "fp8"}
         asked.append(
             {
                 "set": one.set,
                 "row": one.row,
-                "model_path": MODELS.get(case.model, case.model),
+                "model_path": MODELS[case.model],
                 "system_name": SYSTEMS.get(case.gpu, case.gpu),
                 "backend_name": case.engine,
                 "isl": load.prompt_tokens,
@@ -62,7 +64,7 @@ def main(file: Path, resume: bool) -> None:
                 "batch_size": load.concurrency,
                 "tp_size": case.tp,
                 "pp_size": case.pp,
-                "gemm_quant_mode": gemm[case.weight_dtype],
+                "gemm_quant_mode": gemm.get(case.weight_dtype, case.weight_dtype),
                 "kvcache_quant_mode": {"bf16": "bfloat16"}.get(case.kv_dtype, case.kv_dtype),
             }
         )

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from slo_bench.harness.validation.accuracy.errors import Judged, judge
 from slo_bench.harness.validation.accuracy.shipped import SHIPPED
-from slo_bench.predictors.bands import FILE, METRICS, NAMES, SCALED, residual_id
+from slo_bench.predictors.bands import FILE, FITTED, METRICS, NAMES, SCALED, UNFITTED, residual_id
 
 OUT = Path(__file__).parents[1] / "predictors" / FILE
 ORIGIN = (
@@ -34,7 +34,8 @@ def predictions(folder: Path) -> Iterable[Judged]:
     folder.mkdir(parents=True, exist_ok=True)
     own, _ = judge(SHIPPED, folder / "errors.jsonl", resume=True)
     yield from own
-    yield from judge(SHIPPED, folder / "analytic.jsonl", resume=True, analytic=True)[0]
+    analytic, _ = judge(SHIPPED, folder / "analytic.jsonl", resume=True, analytic=True)
+    yield from (row for row in analytic if row.step_time in (FITTED, UNFITTED))
     for gpu in sorted({row.gpu for row in own}):
         file = folder / f"without-{gpu}.jsonl"
         rows, _ = judge(SHIPPED, file, resume=True, without=(gpu,), only=gpu)
