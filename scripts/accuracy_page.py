@@ -24,6 +24,7 @@ from slo_bench.harness.validation.accuracy.measurement import Measurement
 from slo_bench.harness.validation.accuracy.readers import read_folder
 from slo_bench.harness.validation.accuracy.shipped import SHIPPED, seen
 from slo_bench.predictors.bands import METRICS, STEP_TIMES, coverage, residuals
+from slo_bench.predictors.specs import model
 from slo_bench.reports.pages.accuracy import regimes
 
 PAGE = Path(__file__).parents[1] / "docs" / "accuracy.md"
@@ -88,6 +89,10 @@ def _beside(judged: list[Judged]) -> str:
     return table(("engine", "GPU", "model", "metric", "n", "AIConfigurator", "slo-bench"), lines)
 
 
+def _by_engine(judged: list[Judged]) -> list[ErrorSummary]:
+    return summaries(judged, lambda row: ("", row.engine, "all", "all", ""))
+
+
 def _coverage() -> str:
     """Share of measurements in bands that were made without them, their model or their GPU."""
     known = residuals()
@@ -120,11 +125,14 @@ def main(file: Path, left_out: Sequence[Path]) -> None:
         for row in regimes(judged)
         if row.metric in (*CLOSED, "e2e_p50")
     ]
-    dense = [row for row in judged if row.mode == "closed-loop" and row.engine != "trtllm"]
+    wanted = [row for row in judged if row.mode == "closed-loop" and row.engine != "trtllm"]
+    dense = [row for row in wanted if model(row.model).is_plain]
+    experts = [row for row in wanted if not model(row.model).is_plain]
     whole = summaries(dense, lambda row: ("", "vLLM and SGLang", "all", "all", ""))
     parts = {
         "whole": _wide(whole, CLOSED, {("vLLM and SGLang", "all", "all")}),
-        "closed": _wide(closed, CLOSED, seen_groups),
+        "closed": _wide([row for row in closed if model(row.model).is_plain], CLOSED, seen_groups),
+        "experts": _wide(_by_engine(experts) + summaries(experts), CLOSED, seen_groups),
         "left_out": _wide(_left_out(left_out), CLOSED, seen_groups),
         "open": _wide(opened, OPEN, set()),
         "regimes": table(

@@ -31,6 +31,11 @@ def read(path: Path, options: ImportOptions) -> Profile:
         raise SloBenchError("aiconfigurator's tables are by shape: name the model with --model")
     files = _files(path)
     spec, tp = model(options.model), options.tp or 1
+    if not spec.is_plain:
+        raise SloBenchError(
+            f"{spec.name} is no plain dense model; use its step times from the same tables "
+            "(--profile operators)"
+        )
     device = str(_column(files, "generation_attention_perf", "device")[0])
     gpu = options.gpu_name(device)
     tables = {

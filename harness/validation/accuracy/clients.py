@@ -28,6 +28,8 @@ class Client:
         delay_s: mean seconds between the end of an answer and the engine's having the next request.
         stagger_s: seconds between the first requests of two clients.
         kv_dtypes: KV cache format of plain models by GPU, where it is not 16-bit.
+        polls: steps after which the server looks for new requests, by GPU: with up to 15 clients,
+            and with more (`--scheduler-recv-interval` of SGLang); 1 elsewhere.
         latent_kv_dtypes: the same of models with latent attention.
         async_scheduling: whether the next step is scheduled during the present one; None: by
             version.
@@ -43,6 +45,7 @@ class Client:
     delay_s: float = 0.01
     stagger_s: float = 0.0005
     kv_dtypes: Mapping[str, str] = field(default_factory=dict, hash=False)
+    polls: Mapping[str, tuple[int, int]] = field(default_factory=dict, hash=False)
     latent_kv_dtypes: Mapping[str, str] = field(default_factory=dict, hash=False)
     async_scheduling: bool | None = None
     prompts: int | None = None
@@ -54,6 +57,11 @@ class Client:
         if self.step_tokens is None:
             return None
         return prompt_tokens + self.step_tokens + concurrency
+
+    def unseen_s(self, gpu: str, concurrency: int, step_s: float) -> float:
+        """Mean seconds until the server looks for a request that has arrived, beyond one step."""
+        few, many = self.polls.get(gpu, (1, 1))
+        return ((few if concurrency < 16 else many) - 1) / 2 * step_s
 
     def kv_dtype(self, gpu: str, model: ModelSpec) -> str:
         """KV cache format of a model on a GPU; 16 bits where no recipe says otherwise."""
@@ -69,7 +77,9 @@ AICONFIGURATOR = "aiconfigurator"
 _INFERENCEX = Client(
     shortest=0.8, kv_dtypes={"h200-141g": "fp8", "b200": "fp8"}, async_scheduling=True
 )
-_INFERENCEX_SGLANG = replace(_INFERENCEX, latent_kv_dtypes={"b200": "fp8"})
+_INFERENCEX_SGLANG = replace(
+    _INFERENCEX, latent_kv_dtypes={"b200": "fp8"}, polls={"b200": (10, 30)}
+)
 _OTHER = Client()
 _IN_STEP = Client(shortest=1.0)
 _VLLM = Client(shortest=1.0, step_tokens=1500)

@@ -100,8 +100,10 @@ def predict(
     if isinstance(case.load, ClosedLoop):
         load = case.load
         warm = client.warm_up_each * load.concurrency
+        tpot_s = float(np.nanmean(seconds["tpot"][warm:]))
         ttft_s = float(seconds["ttft"][warm:].mean()) + client.delay_s
-        means = closed_figures(load, ttft_s, float(np.nanmean(seconds["tpot"][warm:])))
+        ttft_s += client.unseen_s(case.gpu, load.concurrency, tpot_s)
+        means = closed_figures(load, ttft_s, tpot_s)
         regime = _regime(case, means, placement, known.model)
         return Prediction(means, regime, kind_of(known))
     kept = {name: found[case.load.answered] for name, found in seconds.items()}
