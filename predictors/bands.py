@@ -79,6 +79,15 @@ class Spread:
     level: float
     seen: bool
 
+    def thinned(self, most: int) -> Spread:
+        """At most so many rows of one weight, evenly spaced in the order of the summed logs."""
+        if len(self.weights) <= most:
+            return self
+        order = np.argsort(self.logs.sum(axis=1))
+        below = np.cumsum(self.weights[order]) / self.weights.sum()
+        chosen = order[np.searchsorted(below, (np.arange(most) + 0.5) / most)]
+        return Spread(self.logs[chosen], np.ones(most), self.level, self.seen)
+
     def band(self, values: Floats) -> tuple[float, float]:
         """Quantiles of a figure that has `values` [rows], one for each row of residuals."""
         outside = (1 - self.level) / 2

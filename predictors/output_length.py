@@ -9,8 +9,10 @@ none. `learned(DIR)`, or the folder alone, is a predictor that `slo-bench predic
 from __future__ import annotations
 
 import shutil
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -110,7 +112,9 @@ class LearnedLength:
     def __post_init__(self) -> None:
         if self.online < 0:
             raise SloBenchError(f"learned online must be at least 0 but is {self.online}")
-        PredictorConfig.load(Path(self.folder))
+        known = PredictorConfig.load(Path(self.folder)).shape.models
+        if self.model and known and self.model not in known:
+            raise UnknownNameError(f"model in {self.folder}", self.model, known)
 
     def predict(self, workload: Workload, rng: np.random.Generator) -> Ints:
         return self._predicted(workload, rng, 0)
@@ -168,6 +172,7 @@ class LearnedLength:
         from .lengths.predictor import Prompt
 
         model = self.model or workload.model_names[workload.model_index[row]]
+        _warn_of_unknown(self.folder, model)
         return Prompt(text, int(workload.prompt_tokens[row]), model)
 
     def _drawn(self, tokens: Ints, rng: np.random.Generator) -> Ints:
@@ -182,6 +187,18 @@ class LearnedLength:
         said = np.minimum((draws[:, None] >= cumulative[true]).sum(axis=1), len(counts) - 1)
         middles: Ints = np.maximum(1, (edges[said] + edges[said + 1]) // 2).astype(np.int64)
         return middles
+
+
+@lru_cache
+def _warn_of_unknown(folder: str, model: str) -> None:
+    """Once for each model: predictions for one that was not trained on have larger errors."""
+    known = PredictorConfig.load(Path(folder)).shape.models
+    if known and model not in known:
+        warnings.warn(
+            f"the length predictor {folder} knows no model {model!r}, so its errors are larger; it "
+            f"knows {', '.join(known)}: name one, as learned({folder}, model={known[0]})",
+            stacklevel=2,
+        )
 
 
 class AtDispatch:
@@ -273,12 +290,12 @@ class TfIdf:
 
 @file_cache(maxsize=4)
 def _tfidf(folder: str) -> Baseline:
-    from .lengths.baselines import tfidf
-    from .lengths.samples import TRAIN, read_samples
+    from .lengths.baselines import calibrated_on, tfidf
+    from .lengths.samples import CALIBRATION, TRAIN, read_samples
 
     config = PredictorConfig.load(Path(folder))
     samples = read_samples(Path(folder) / config.samples_file)
-    return tfidf(samples[TRAIN], config.shape.edges)
+    return calibrated_on(tfidf(samples[TRAIN], config.shape.edges), samples[CALIBRATION])
 
 
 @file_cache(maxsize=4)

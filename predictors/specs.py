@@ -32,6 +32,9 @@ POWER_EXPONENT = 1 / 3
 _NUMBER = r"\d+(?:\.\d+)?(?:e-?\d+)?"
 
 
+_BY_FIGURES = "as its name says"  # origin of a link that is named by its figures
+
+
 @dataclass(frozen=True, slots=True)
 class LinkSpec:
     """What moves bytes between two memories, in one direction."""
@@ -40,6 +43,11 @@ class LinkSpec:
     bandwidth_bytes_per_s: float
     latency_s: float
     origin: str = ""
+
+    @property
+    def measured(self) -> bool:
+        """Is it named by figures of its own, such as `16gb/s@20us`, and not by a data sheet?"""
+        return self.origin == _BY_FIGURES
 
     def transfer_s(self, moved_bytes: float) -> float:
         """Seconds for one message of that many bytes."""
@@ -139,7 +147,7 @@ def link(name: str) -> LinkSpec:
     known = entries("links")
     figures = re.fullmatch(rf"({_NUMBER})gb/s@({_NUMBER})us", name)
     if figures is not None and float(figures[1]) > 0:
-        return LinkSpec(name, float(figures[1]) * 1e9, float(figures[2]) * 1e-6, "as its name says")
+        return LinkSpec(name, float(figures[1]) * 1e9, float(figures[2]) * 1e-6, _BY_FIGURES)
     if name not in known:
         raise UnknownNameError("link", name, known)
     return _link(name, known[name])

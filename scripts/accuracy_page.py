@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from slo_bench.harness.validation.accuracy.aiconfigurator import beside
 from slo_bench.harness.validation.accuracy.errors import ErrorSummary, Judged, summaries
 from slo_bench.harness.validation.accuracy.measurement import Measurement
 from slo_bench.harness.validation.accuracy.readers import read_folder
@@ -74,6 +75,24 @@ def _by_engine(judged: list[Judged]) -> list[ErrorSummary]:
     return summaries(judged, lambda row: ("", row.engine, "all", "all", ""))
 
 
+def _beside(judged: list[Judged]) -> str:
+    """AIConfigurator's errors and ours on the rows that it predicted."""
+    groups: dict[tuple[str, str, str], list[Judged]] = {}
+    for row in judged:
+        groups.setdefault((row.engine, row.gpu, row.model), []).append(row)
+        if row.engine != "trtllm":
+            groups.setdefault(("vLLM and SGLang", "all", "all"), []).append(row)
+    lines = []
+    for group, rows in sorted(groups.items()):
+        for metric in CLOSED:
+            found = beside(rows, metric)
+            if found is not None:
+                theirs = f"{found.theirs:.1%} / {found.theirs_p90:.1%}"
+                ours = f"{found.ours:.1%} / {found.ours_p90:.1%}"
+                lines.append((*group, metric, str(found.n), theirs, ours))
+    return table(("engine", "GPU", "model", "metric", "n", "AIConfigurator", "slo-bench"), lines)
+
+
 def _coverage() -> str:
     """Share of measurements in bands that were made without them, their model or their GPU."""
     known = residuals()
@@ -113,7 +132,11 @@ def main(file: Path, left_out: Sequence[Path]) -> None:
     parts = {
         "whole": _wide(whole, CLOSED, {("vLLM and SGLang", "all", "all")}),
         "closed": _wide([row for row in closed if model(row.model).is_plain], CLOSED, seen_groups),
-        "experts": _wide(_by_engine(experts) + summaries(experts), CLOSED, seen_groups),
+        "experts": _wide(
+            _by_engine(experts) + summaries(experts),
+            CLOSED,
+            seen_groups | {(engine, "all", "all") for engine in ("vllm", "sglang")},
+        ),
         "left_out": _wide(_left_out(left_out), CLOSED, seen_groups),
         "open": _wide(opened, OPEN, set()),
         "regimes": table(
@@ -124,6 +147,7 @@ def main(file: Path, left_out: Sequence[Path]) -> None:
             f"- {n:,} rows: {reason}" for (_, reason), n in sorted(skipped.items())
         )
         or "All measurements of dense models were predicted.",
+        "beside": _beside(judged),
         "coverage": _coverage(),
     }
     for name, part in parts.items():

@@ -5,10 +5,15 @@ Files are JSON lines or one JSON array, plain or gzip. A row has a prompt (`prom
 its answer are taken), and `output_tokens` or the answer's text (`output`, `answer`, `response` or
 `completion`). `model` names the model that answered. `outputs` and `output_tokens` may also be
 objects with an answer or a length for each of several models.
+
+Logs of OpenAI's chat API have `messages` (or `request.messages`), of which the contents make the
+prompt, and `usage.completion_tokens` or `choices.0.message.content` (or these under `response`).
+CSV has a column for each field. A name with dots is a path into objects and lists.
 """
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -54,6 +59,8 @@ ANSWER_COLUMNS = frozenset(
 
 PROMPT_COLUMNS = (("prompt",), ("instruction", "input"), ("question",))
 TEXT_COLUMNS = ("output", "answer", "response", "completion")
+_OPENAI = ("", "response.", "response.body.", "body.")  # where logs keep the API's answer
+_OPENAI_REQUEST = ("", "request.", "request.body.")
 _MOST_TOKENS = 1 << 40
 TELLING_CHARACTERS = 40  # an answer this long does not stand in a prompt by chance
 
@@ -89,6 +96,7 @@ class LabelledPrompts:
     rows: tuple[LabelledPrompt, ...]
     labels: str
     notes: tuple[str, ...] = ()
+    named_by_file: bool = False  # the file's name stands for the model of some rows
 
 
 def read_labelled_prompts(
@@ -97,6 +105,7 @@ def read_labelled_prompts(
     model: str | None = None,
     columns: Sequence[str] | None = None,
     tokens: TokenCount = APPROXIMATE,
+    length: str | None = None,
 ) -> LabelledPrompts:
     """Read a file of prompts and answers.
 
@@ -107,6 +116,7 @@ def read_labelled_prompts(
         columns: columns of the prompt, joined by newlines; by default as in the module's
             description.
         tokens: counts the tokens of texts without a count.
+        length: column or path of the answer's length in tokens; by default `output_tokens`.
 
     Raises:
         SloBenchError: there is no such file, or a column of `columns` holds the answer.
@@ -115,7 +125,7 @@ def read_labelled_prompts(
     if columns is not None:
         refuse_answers(columns)
     corpus = path.name.split(".")[0]
-    reader = _Reader(path, corpus, corpus if model is None else model, columns, tokens)
+    reader = _Reader(path, corpus, corpus if model is None else model, columns, tokens, length)
     rows = [one for at, row in _objects(path) for one in reader.answered(at, row)]
     if not rows:
         raise FileFormatError(path, None, "the data is empty: no prompt with an answer in it")
@@ -130,7 +140,8 @@ def read_labelled_prompts(
         labels = f"answers counted by {tokens.name}"
     else:
         labels = f"{given}, else answers counted by {tokens.name}"
-    return LabelledPrompts(corpus, tuple(rows), labels, tuple(notes))
+    by_file = model is None and any(row.model == corpus for row in rows)
+    return LabelledPrompts(corpus, tuple(rows), labels, tuple(notes), by_file)
 
 
 def refuse_answers(columns: Sequence[str]) -> None:
@@ -142,7 +153,7 @@ def refuse_answers(columns: Sequence[str]) -> None:
     if not columns:
         raise SloBenchError("no column is named to make the prompt")
     for column in columns:
-        if column.lower() in ANSWER_COLUMNS:
+        if set(column.lower().split(".")) & ANSWER_COLUMNS:
             raise SloBenchError(
                 f"column {column!r} holds the answer, which is unknown when a request "
                 "arrives; name other columns"
@@ -176,6 +187,11 @@ def split_by_prompt(
 
 def _objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Objects of a file with the line, or the place in the array, where each stands."""
+    if ".csv" in path.suffixes:
+        rows = csv.DictReader(lines(path))
+        for place, cells in enumerate(rows, 2):
+            yield place, {name: _number(text) for name, text in cells.items() if name and text}
+        return
     found = lines(path)
     numbered = [(number, text) for number, text in enumerate(found, 1) if not text.isspace()]
     if not numbered:
@@ -194,6 +210,58 @@ def _objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         yield place, item
 
 
+def _number(text: str) -> str | int:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else text
+
+
+def at_path(row: object, path: str) -> Any:
+    """What stands at a path such as `choices.0.message.content`; None if nothing does."""
+    if isinstance(row, dict) and path in row:
+        return row[path]
+    for name in path.split("."):
+        if isinstance(row, dict):
+            row = row.get(name)
+        elif isinstance(row, list) and name.isdigit() and int(name) < len(row):
+            row = row[int(name)]
+        else:
+            return None
+    return row
+
+
+def _from_openai(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of a log of the chat API as this module's own; others as they are."""
+    request = next((at for at in _OPENAI_REQUEST if at_path(row, f"{at}messages")), None)
+    if request is None:
+        return row
+    messages = at_path(row, f"{request}messages")
+    if not isinstance(messages, list):
+        return row
+    messages = [m for m in messages if isinstance(m, dict)]
+    answer = None
+    if messages and messages[-1].get("role") == "assistant":  # a conversation with its answer
+        answer = _content(messages.pop())
+    found: dict[str, Any] = {"prompt": "\n".join(filter(None, map(_content, messages)))}
+    for at in _OPENAI:
+        answer = answer or at_path(row, f"{at}choices.0.message.content")
+        for name, field in (("completion_tokens", "output_tokens"), ("prompt_tokens",) * 2):
+            count = at_path(row, f"{at}usage.{name}")
+            if count is not None:
+                found.setdefault(field, count)
+    model = at_path(row, f"{request}model") or at_path(row, "response.model")
+    found |= {"model": model} if model else {}
+    found |= {"output": answer} if isinstance(answer, str) and answer else {}
+    return {**row, **found} if "output_tokens" not in row else {**found, **row}
+
+
+def _content(message: dict[str, Any]) -> str | None:
+    """Text of a message; of parts those that are text."""
+    content = message.get("content")
+    if isinstance(content, list):
+        texts = [part.get("text") for part in content if isinstance(part, dict)]
+        content = "\n".join(text for text in texts if isinstance(text, str))
+    return content if isinstance(content, str) else None
+
+
 class _Reader:
     """Rows of one file, as they are written there, to `LabelledPrompt`."""
 
@@ -204,7 +272,9 @@ class _Reader:
         model: str,
         columns: Sequence[str] | None,
         tokens: TokenCount,
+        length: str | None,
     ) -> None:
+        self._length = length
         self._path = path
         self._corpus = corpus
         self._model = model
@@ -215,6 +285,9 @@ class _Reader:
 
     def answered(self, at: int, row: dict[str, Any]) -> Iterator[LabelledPrompt]:
         """None for an empty answer, several where several models answered."""
+        row = _from_openai(row)
+        if self._length is not None:
+            row = {**row, "output_tokens": at_path(row, self._length)}
         prompt = self._prompt(at, row)
         counts, texts = row.get("output_tokens"), row.get("outputs")
         if isinstance(counts, dict) or isinstance(texts, dict):
@@ -248,10 +321,10 @@ class _Reader:
 
     def _prompt(self, at: int, row: dict[str, Any]) -> str:
         if self._columns is not None:
-            missing = [name for name in self._columns if name not in row]
+            parts = [at_path(row, name) for name in self._columns]
+            missing = [n for n, part in zip(self._columns, parts, strict=True) if part is None]
             if missing:
                 raise self._fail(at, f"the row lacks {missing[0]!r}; it has {', '.join(row)}")
-            parts = [row[name] for name in self._columns]
         elif "conversations" in row:
             parts = [message.get("value") for message in _messages(row)[:1]]
         else:

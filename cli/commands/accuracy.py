@@ -15,6 +15,7 @@ EXAMPLES = (
     "slo-bench accuracy",
     "slo-bench accuracy measurements --out errors.jsonl",
     "slo-bench accuracy measurements --out errors.jsonl --resume --json",
+    "slo-bench accuracy --out errors.jsonl --resume --html accuracy.html",
 )
 
 
@@ -47,13 +48,17 @@ def accuracy(
             "Do not use the kernel tables of this GPU, to see what a GPU without tables gets.",
         ),
     ] = None,
+    html: Annotated[
+        Path | None,
+        option("FILE", "Write a page that shows every measurement against its prediction."),
+    ] = None,
     as_json: Annotated[bool, flag("Print only the summary, as JSON.", "--json")] = False,
 ) -> None:
     """Predict measurements of real GPUs and print the errors."""
     from ...harness.validation.accuracy.errors import judge, rows, summaries
     from ...harness.validation.accuracy.shipped import SHIPPED
     from ...predictors.specs import gpu
-    from ...reports.pages.accuracy import accuracy_text
+    from ...reports.pages.accuracy import accuracy_text, write_accuracy
     from ..options.declared import resumed_in
     from ..output.console import print_result
     from ..output.progress import counted, interruptible
@@ -68,7 +73,8 @@ def accuracy(
             without=() if without is None else (gpu(without).name,),
             progress=shown,
         )
+    page = None if html is None else write_accuracy(judged, skipped, html)
     if as_json:
         typer.echo(json.dumps(rows(summaries(judged)), allow_nan=False))
     else:
-        print_result(accuracy_text(judged, skipped), out)
+        print_result(accuracy_text(judged, skipped), out, page)

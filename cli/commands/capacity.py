@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...tuner.capacity.asked import (
-    REAL_REQUESTS,
+    REAL_LEAST,
     SEARCH,
     SEEDS,
     SIMULATED_REQUESTS,
@@ -43,12 +43,13 @@ CHANGED = {
         "panel": SEARCH,
         "metavar": "LOW,HIGH|START",
         "help": "Search between these rates, in requests per second; a single rate is the starting "
-        "point. Default: start near the estimated capacity, or at 1 on a real server.",
+        "point. Default: start near the estimated capacity; on a real server below the throughput "
+        "of bursts of 20 to 30 s.",
     },
     "requests": {
         "panel": SEARCH,
         "help": "Minimum number of requests in each cell; more where queueing correlates requests. "
-        f"Default: {SIMULATED_REQUESTS}, on a real server {REAL_REQUESTS}; all "
+        f"Default: {SIMULATED_REQUESTS}, on a real server {REAL_LEAST}; all "
         "requests of a trace.",
     },
     "seeds": {
@@ -85,7 +86,7 @@ def capacity(
         raise SloBenchError("--jobs are processes of this machine that simulate; leave it out here")
     with (
         interruptible(f"interrupted; go on with: slo-bench capacity --resume --out {folder}"),
-        _display(folder) as (watch, ended),
+        _display(folder, lines=not simulated) as (watch, ended),
         options.pool_of(where, cores() if jobs is None else jobs)
         if simulated
         else contextlib.nullcontext() as pool,
@@ -118,35 +119,49 @@ def capacity(
 
 @contextlib.contextmanager
 def _display(
-    folder: Path,
+    folder: Path, *, lines: bool
 ) -> Iterator[tuple[Callable[[CapacityProgress], None], Callable[[int, float], None] | None]]:
-    """Return the callbacks for a finished run and for progress within a run: a status line, or
-    plain lines.
+    """Return the callbacks for a finished run and for progress within a run: a status line.
+
+    Where stderr is no terminal, `lines` prints a line for each run.
     """
     if not sys.stderr.isatty():
         typer.echo(f"searching into {folder}", err=True)
-        yield (lambda progress: None), None
+        yield (
+            (
+                (lambda progress: typer.echo(_told(progress), err=True))
+                if lines
+                else (lambda progress: None)
+            ),
+            None,
+        )
         return
     with changing_line("first run") as say:
-        said = ""
+        said = "first run"
 
         def watch(progress: CapacityProgress) -> None:
             nonlocal said
-            search = progress.search
-            said = (
-                f"{progress.number} of {progress.searches}: {progress.name} · "
-                f"{search.requests_spent:,} requests · {search.sample.rate_rps:g} req/s: "
-                f"{search.sample.attainment:.1%}"
-            )
-            for found in search.crossings:
-                if found is not None:
-                    said += (
-                        f" · {found.target:g} at {found.rate_rps:.3g} "
-                        f"[{found.low_rps:.3g}, {found.high_rps:.3g}]"
-                    )
+            said = _told(progress)
             say(said)
 
         def ended(requests: int, clock_s: float) -> None:
             say(f"{said} · running, {requests:,} ended")
 
         yield watch, ended
+
+
+def _told(progress: CapacityProgress) -> str:
+    """The last run and what is known of each target."""
+    search = progress.search
+    said = (
+        f"{progress.number} of {progress.searches}: {progress.name} · "
+        f"{search.requests_spent:,} requests · {search.sample.rate_rps:g} req/s: "
+        f"{search.sample.attainment:.1%}"
+    )
+    for found in search.crossings:
+        if found is not None:
+            said += (
+                f" · {found.target:g} at {found.rate_rps:.3g} "
+                f"[{found.low_rps:.3g}, {found.high_rps:.3g}]"
+            )
+    return said

@@ -73,6 +73,7 @@ def examine() -> Iterator[Finding]:
     yield _version()
     yield from _packages()
     yield from _extras()
+    yield _encoder()
     yield _processor()
     yield _memory()
     yield _gpu()
@@ -135,6 +136,22 @@ def _extras() -> Iterator[Finding]:
         except PackageNotFoundError:
             mend = f"pip install 'slo-bench[{extra}]'"
             yield Finding(f"extra {extra}", "missing", f"no {package}: no {use}", mend)
+
+
+def _encoder() -> Finding:
+    """Whether the default base model of length predictors is there."""
+    from importlib.util import find_spec
+
+    from ...predictors.lengths.config import DEFAULT_BASE
+    from ..options.predict_data import in_hub_cache
+
+    if find_spec("huggingface_hub") is None:
+        mend = "pip install 'slo-bench[torch]'"
+        return Finding("base model", "missing", "no learnt length predictors without torch", mend)
+    if in_hub_cache(DEFAULT_BASE):
+        return Finding("base model", "ok", f"{DEFAULT_BASE}: learnt length predictors")
+    told = f"{DEFAULT_BASE} is not here: predict-train and predict-eval need --base DIR"
+    return Finding("base model", "missing", told, f"hf download {DEFAULT_BASE}")
 
 
 def _processor() -> Finding:

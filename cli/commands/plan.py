@@ -117,6 +117,11 @@ def plan(
     ]
     if any(row["step_time"] != "fitted" for row in rows):
         lines.append("* step times estimated from the GPU's data sheet, not fitted to measurements")
+    if any(row["keeps_probability"] is not None for row in rows):
+        lines.append(
+            "P(SLO): probability that the real server keeps the target at this rate, by how far "
+            "earlier predictions were from measurements (docs/accuracy.md#bands)"
+        )
     if not price:
         lines.append("prices are the catalogue's; set yours with --price GPU=USD")
     lines += [f"{system} has no plan here: {why}" for system, why in planned.absent.items()]

@@ -14,7 +14,7 @@ from ..options.from_schema import with_options
 from ..options.parameters import argument, option
 
 EXAMPLES = (
-    "slo-bench predict-eval lengths held-out.jsonl",
+    "slo-bench predict-eval lengths gpt4=held-out.jsonl",
     "slo-bench predict-eval lengths gpt4=held-out.jsonl other.jsonl --html lengths.html",
     "slo-bench predict-eval lengths alpaca.json --json",
     "slo-bench predict-eval lengths today.jsonl --prequential 100 --html drift.html",
@@ -27,6 +27,7 @@ def predict_eval(
     data: predict_data.Data,
     columns: predict_data.Columns = None,
     label_tokenizer: predict_data.Counted = None,
+    length_column: predict_data.Length = None,
     base: predict_data.BaseAt = None,
     device: predict_data.Device = "cpu",
     threads: predict_data.Threads = None,
@@ -49,6 +50,10 @@ def predict_eval(
         ),
     ] = None,
     seed: Annotated[int, option("N", "Seed of the retraining of --prequential.")] = 0,
+    predictions: Annotated[
+        Path | None,
+        option("FILE.csv", "Also write the prediction for each prompt, a row each."),
+    ] = None,
     *,
     output: HtmlOrJson,
 ) -> None:
@@ -59,8 +64,13 @@ def predict_eval(
     from ...predictors.lengths.config import PredictorConfig
 
     config = PredictorConfig.load(folder)
-    found = predict_data.read_data(data, columns, label_tokenizer)
+    found = predict_data.read_data(data, columns, label_tokenizer, length_column)
+    predict_data.check_units(config.labels, found)
+    found = predict_data.with_known_models(found, config.shape.models)
     predict_data.need_torch()
+    predict_data.need_base(base, folder)
+    for note in found.notes:
+        typer.echo(note, err=True)
     import torch
 
     from ...predictors.lengths.evaluate import evaluate
@@ -71,6 +81,8 @@ def predict_eval(
 
     if threads is not None:
         torch.set_num_threads(threads)
+    if predictions is not None and prequential is not None:
+        raise SloBenchError("--predictions is of one predictor; leave --prequential out")
     if baseline is not None and prequential is None:
         raise SloBenchError("--baseline goes with --prequential N")
     if prequential is not None:
@@ -101,9 +113,10 @@ def predict_eval(
     predictor = TrainedPredictor.load(folder, base=base, device=device)
     with counted("parts") as progress:
         result = evaluate(predictor, samples, found.rows, seen, progress=progress)
-    if not output.as_json:
-        for note in found.notes:
-            typer.echo(note, err=True)
+    if predictions is not None:
+        from ...predictors.lengths.evaluate import write_predictions
+
+        write_predictions(predictor, [row for row in found.rows if not seen(row)], predictions)
     output.show(
         result,
         lambda result, html: shown.write_evaluation(result, config, html),

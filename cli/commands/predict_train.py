@@ -70,6 +70,7 @@ def predict_train(
     ] = None,
     columns: predict_data.Columns = None,
     label_tokenizer: predict_data.Counted = None,
+    length_column: predict_data.Length = None,
     buckets: Annotated[
         str | None,
         option("0,8,16,…", "Lower bounds of the length buckets. Default: 0,8,16,…,2048."),
@@ -84,7 +85,7 @@ def predict_train(
         raise SloBenchError(
             "give --out DIR for a new predictor, or --continue-from DIR for one to teach"
         )
-    found = predict_data.read_data(data, columns, label_tokenizer)
+    found = predict_data.read_data(data, columns, label_tokenizer, length_column)
     predict_data.need_torch()
     import torch
 

@@ -53,7 +53,7 @@ def profile_calibrate(
 
     Judge the result by another run: `slo-bench validate OTHER --profile OUT`.
     """
-    from ...harness.results.engine_logs import EngineSettings, read_logs
+    from ...harness.results.engine_logs import EngineSettings, measured_logs
     from ...harness.validation.calibrate import calibrate
     from ...predictors.profiles.hardware import with_peer_link
     from ...predictors.profiles.profile import read_profile, write_profile
@@ -66,7 +66,7 @@ def profile_calibrate(
 
             found = calibrate_table(log, known, progress=shown)
         else:
-            logs = read_logs(log, cell)
+            logs = measured_logs(log, cell)
             found = calibrate(
                 logs,
                 known,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,7 +17,8 @@ Data = Annotated[
     list[str],
     argument(
         "[MODEL=]DATA…",
-        "JSON or JSON lines, plain or gzip, with a prompt (prompt; instruction and input; "
+        "JSON, JSON lines, CSV or a log of the chat API (messages, usage), plain or gzip, with a "
+        "prompt (prompt; instruction and input; "
         "question; conversations) and output_tokens or the answer; or a run folder of a "
         "workload with texts. MODEL: name of the answering model, for rows without one; "
         "default: the file's name.",
@@ -25,7 +26,19 @@ Data = Annotated[
 ]
 Columns = Annotated[
     str | None,
-    option("A,B", "Columns that form the prompt. A column that holds the answer is refused."),
+    option(
+        "A,B",
+        "Columns or paths (request.prompt) that form the prompt. One that holds the answer is "
+        "refused.",
+    ),
+]
+Length = Annotated[
+    str | None,
+    option(
+        "COLUMN",
+        "Column or path of the answer's length in tokens, as usage.completion_tokens.",
+        "--length-column",
+    ),
 ]
 Counted = Annotated[
     str | None,
@@ -53,9 +66,12 @@ class ReadData:
     rows: list[LabelledPrompt]
     labels: str
     notes: list[str]
+    named_by_file: frozenset[str] = frozenset()  # models that are names of files
 
 
-def read_data(texts: Sequence[str], columns: str | None, tokenizer: str | None) -> ReadData:
+def read_data(
+    texts: Sequence[str], columns: str | None, tokenizer: str | None, length: str | None = None
+) -> ReadData:
     """Read all rows of the given files and run folders.
 
     Raises:
@@ -79,13 +95,62 @@ def read_data(texts: Sequence[str], columns: str | None, tokenizer: str | None) 
             found.append(read_run(Path(path), model=model or None))
         else:
             found.append(
-                read_labelled_prompts(Path(path), model=model or None, columns=named, tokens=tokens)
+                read_labelled_prompts(
+                    Path(path), model=model or None, columns=named, tokens=tokens, length=length
+                )
             )
     labels = list(dict.fromkeys(f"{data.labels} ({data.name})" for data in found))
     if len({data.labels for data in found}) == 1:
         labels = [found[0].labels]
     notes = [f"{data.name}: {note}" for data in found for note in data.notes]
-    return ReadData([row for data in found for row in data.rows], "; ".join(labels), notes)
+    by_file = frozenset(data.name for data in found if getattr(data, "named_by_file", False))
+    rows = [row for data in found for row in data.rows]
+    return ReadData(rows, "; ".join(labels), notes, by_file)
+
+
+def with_known_models(found: ReadData, known: Sequence[str]) -> ReadData:
+    """Rows without a model answered by the predictor's only one; a warning where it is unknown.
+
+    Args:
+        found: the data.
+        known: models that the predictor was trained on.
+    """
+    if len(known) == 1:
+        rows = [
+            replace(row, model=known[0]) if row.model in found.named_by_file else row
+            for row in found.rows
+        ]
+        found = replace(found, rows=rows)
+    unknown = sorted({row.model for row in found.rows} - set(known))
+    if not unknown or not known:
+        return found
+    which = f"{', '.join(unknown[:3])}{' …' if len(unknown) > 3 else ''}"
+    why = " (the file's name, as rows say no model)" if set(unknown) & found.named_by_file else ""
+    text = (
+        f"WARNING: the predictor knows no model {which}{why}, so it predicts answers of an unknown "
+        f"one, with larger errors. It knows {', '.join(known)}: say which answered, as "
+        f"{known[0]}=FILE"
+    )
+    return replace(found, notes=[text, *found.notes])
+
+
+def check_units(labels: str, found: ReadData) -> None:
+    """Make sure that lengths are counted alike.
+
+    Raises:
+        SloBenchError: some are real tokens, others four characters each.
+    """
+    from ...workloads.labelled_prompts import APPROXIMATE
+
+    rough = [APPROXIMATE.name in text for text in (labels, found.labels)]
+    if rough[0] != rough[1]:
+        remedy = "give --label-tokenizer DIR, or data with output_tokens"
+        if rough[0]:
+            remedy = "give data without output_tokens, or train the predictor on real counts"
+        raise SloBenchError(
+            f"the predictor's lengths are {labels}, those of the data are {found.labels}; they "
+            f"cannot be compared: {remedy}"
+        )
 
 
 def _tokenizer(folder: str) -> TokenCount:
@@ -109,3 +174,31 @@ def need_torch() -> None:
         raise SloBenchError(
             f"learnt predictors need {', '.join(missing)}: pip install 'slo-bench[torch]'"
         )
+
+
+def need_base(base: str | None, folder: Path) -> None:
+    """Check that the base model of a predictor is there, before anything is loaded.
+
+    Raises:
+        SloBenchError: it is not.
+    """
+    from ...predictors.lengths.config import PredictorConfig, find_base
+
+    name = find_base(base, folder, PredictorConfig.load(folder))
+    if (Path(name).expanduser() / "config.json").is_file() or in_hub_cache(name):
+        return
+    raise SloBenchError(
+        f"the base model {name} is not on this machine; give its folder with --base, put it into "
+        f"{folder}, or download it: hf download {Path(name).name}"
+    )
+
+
+def in_hub_cache(name: str) -> bool:
+    """Whether the Hugging Face cache of this machine has the model."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        return isinstance(try_to_load_from_cache(name, "config.json"), str)
+    except HFValidationError:
+        return False

@@ -62,6 +62,7 @@ class EngineSettings:
     context_tokens: int | None = None  # prompt and answer together
     instances: int | None = None
     router: str | None = None
+    peer_link: str | None = None  # between GPUs, as measured: `16gb/s@20us`
 
 
 @dataclass(frozen=True)
@@ -118,13 +119,24 @@ def read_log(path: str | Path, cell: str | None = None) -> RealLog:
     return _from_columns(path, _read_lines(path), read_settings(path.parent / "meta.json"))
 
 
-def read_logs(path: str | Path, cell: str | None = None) -> list[RealLog]:
-    """As `read_log`, but all cells of a run folder where none is named."""
+def measured_logs(path: str | Path, cell: str | None = None) -> list[RealLog]:
+    """As `read_log`, but all cells of a run folder where none is named.
+
+    Raises:
+        SloBenchError: also where a cell was simulated.
+    """
     path = Path(path)
     table = path / "cells.csv"
-    if cell is not None or not table.is_file():
+    if not table.is_file():
         return [read_log(path, cell)]
-    return [_from_run_folder(path, str(row["cell"])) for row in read_rows(table)]
+    rows = read_rows(table)
+    for row in rows:
+        if row.get("backend") == "simulated" and cell in (None, str(row["cell"])):
+            raise SloBenchError(f"{path} was simulated; a run of a real server is needed")
+    return [
+        read_log(path, name)
+        for name in ([str(r["cell"]) for r in rows] if cell is None else [cell])
+    ]
 
 
 # -------------------------------------------------------------------- JSONL
@@ -218,6 +230,7 @@ def read_settings(path: Path) -> EngineSettings:
         context_tokens=count(engine, "max_model_len"),
         instances=count(meta, "instances"),
         router=_text(meta.get("router")),
+        peer_link=_text(meta.get("peer_link")),
     )
 
 

@@ -18,6 +18,7 @@ from ...workloads.errors import FileFormatError, SloBenchError
 from ...workloads.parsing import parse_json
 from ...workloads.request import SLO_COLUMNS
 from .run_folder import (
+    BAND_BASIS,
     CHECKSUMS,
     EXPERIMENT,
     PLANNED,
@@ -262,7 +263,7 @@ def _read_cells(path: Path) -> tuple[pd.DataFrame, tuple[str, ...]]:
     for column in names:
         if column == CHECKSUMS:
             continue
-        if column in TEXT_COLUMNS or column in axes or column == REASON_COLUMN:
+        if column in TEXT_COLUMNS or column in axes or column in (REASON_COLUMN, BAND_BASIS):
             columns[column] = raw[column]
         elif column == "valid":
             columns[column] = raw[column].map({"True": True, "False": False})

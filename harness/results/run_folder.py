@@ -45,6 +45,7 @@ CHECKSUMS = "checksums"
 CELLS = "cells.csv"
 CAPACITY_FILE = "capacity.json"  # what a capacity search writes beside `cells.csv`
 TUNED, TUNING, PLAN = "tune.json", "tune.toml", "plan.jsonl"  # importing the tuner is slow
+BAND_BASIS = "band_basis"  # what the prediction bands of a simulated cell are based on
 PLANNED = "planned_cells"  # in environment.json; unknown in a search
 _LAST_COLUMNS = ("attainment_spread", CHECKSUMS)
 _DETAILS = (

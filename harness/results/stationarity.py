@@ -213,21 +213,22 @@ def grows(runs: Sequence[RunBatches]) -> bool:
     what a batch of arrivals adds is taken off by later ones: the changes sum up to no more than
     the queue's own spread. In one that does not, they are about independent and have a mean above
     zero, which a one-sided t test finds. Growth by less than 1 % of the arrivals counts as none: a
-    system that serves short requests first can leave so many long ones for ever. Where it leaves
-    more of the first ones until the end, and they missed their SLO long before, it is overloaded.
+    system that serves short requests first can leave so many long ones for ever.
     """
     least = max(_LEAST_GROWTH * len(runs), MOST_GROWTH * sum(run.counted for run in runs))
-    return (
-        _rises([run.backlog for run in runs], least)
-        or _rises([run.waiting for run in runs], least)
-        or sum(_starved(run) for run in runs) >= least
+    return _rises([run.backlog for run in runs], least) or _rises(
+        [run.waiting for run in runs], least
     )
 
 
-def _starved(run: RunBatches) -> int:
-    """`starved` of a run that is long against the SLO's horizon, of all its arrivals."""
+def starves(run: RunBatches) -> bool:
+    """Whether more than 1 % of the first requests wait from the first fifth of a run to its end.
+
+    They missed their SLO long before, for the run is long against its horizon. Whether they are
+    ever served the run cannot tell; their latencies depend on its length.
+    """
     long = 0 < SETTLED_HORIZONS * run.horizon_s <= run.window_s
-    return round(run.starved / _FIRST_SHARE) if long else 0
+    return long and run.starved / _FIRST_SHARE >= max(_LEAST_GROWTH, MOST_GROWTH * run.counted)
 
 
 def _rises(counts: Sequence[tuple[int, ...]], least: float) -> bool:
@@ -283,9 +284,10 @@ def drifts(run: RunBatches) -> bool:
 def stationary(run: RunBatches) -> bool | None:
     """Whether a run shows the long run; None where it is too short to tell.
 
-    False: the backlog grows, or attainment drifts, so that figures depend on the run's length.
+    False: the backlog grows, attainment drifts, or requests starve, so that figures depend on the
+    run's length.
     """
-    if grows([run]) or drifts(run):
+    if grows([run]) or drifts(run) or starves(run):
         return False
     return True if run.settled and keeps_up([run]) else None
 

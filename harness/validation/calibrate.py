@@ -23,7 +23,7 @@ from ...predictors.profiles.table import Curve
 from ...workloads.errors import SloBenchError
 from ..results.engine_logs import EngineSettings, RealLog
 from ..results.request_blocks import HASH_IDS
-from .log_replay import METRICS, Replay, Validation, replay_of, validate
+from .log_replay import METRICS, Replay, Validation, replay_of, validate, with_log_link
 from .snapped_replay import Snapped, Span, snapped_replay
 
 Floats = NDArray[np.float64]
@@ -70,6 +70,8 @@ def calibrate(
         SloBenchError: the profile has no tables, or a replay does not come near its log.
     """
     bare = tables_only(profile)
+    for log in logs:
+        bare = with_log_link(bare, log)
     settings = overrides or EngineSettings()
     found: list[tuple[RealLog, EngineSettings]] = []
     notes: list[str] = []
@@ -110,7 +112,7 @@ def calibrate(
     progress("computing the errors")
     blocks = {own.num_gpu_blocks for _, own in found}
     made = Calibration(
-        origin=tuple("/".join(Path(log.name).parts[-2:]) for log in logs),
+        origin=tuple("/".join(Path(log.name).parts[-3:]) for log in logs),
         tokens=KNOTS,
         factors=tuple(round(float(f), 4) for f in factors),
         requests=sum(len(log) for log in logs),
@@ -125,6 +127,11 @@ def calibrate(
         for p in (bare, result)
     )
     made = dataclasses.replace(made, before_percent=before, after_percent=after)
+    if abs(after["e2e"]) > max(1.0, abs(before["e2e"])):
+        notes.append(
+            "the factors bring the simulation no nearer to the run: its engine's settings are "
+            "probably others than those simulated (meta.json, or options)"
+        )
     return Calibrated(dataclasses.replace(result, calibration=made), made, tuple(notes))
 
 

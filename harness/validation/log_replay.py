@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ...predictors.placement import Placement
 from ...predictors.profiles.build import GRAPH_TOKENS
+from ...predictors.profiles.hardware import with_peer_link
 from ...predictors.profiles.importers import recognise
 from ...predictors.profiles.models import is_whole, profiled_step_time
 from ...predictors.profiles.profile import Profile
@@ -184,6 +185,7 @@ def replay_of(
     if ahead is None:
         ahead = version_of(settings.version) >= ASYNCHRONOUS_FROM
     settings = dataclasses.replace(settings, async_scheduling=ahead)
+    profile = with_log_link(profile, log)
     placement, settings = _placed(profile, settings, notes)
     served = _configured(served, settings)
     host = Host() if is_whole(profile) else _host(settings, host_s)
@@ -196,6 +198,13 @@ def replay_of(
         notes.append("the time of swapping is the catalogue's, not measured")
     workload = _workload(log, settings)
     return Replay(workload, served, placement, settings, host, step_time, tuple(notes))
+
+
+def with_log_link(profile: Profile, log: RealLog) -> Profile:
+    """With the link between the log's GPUs, where only the log tells it."""
+    if "peer" in profile.links:
+        return profile
+    return with_peer_link(profile, log.engine.peer_link)
 
 
 def _prefixes_unknown(log: RealLog) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...workloads.labelled_prompts import LabelledPrompt
-from .distribution import Floats, PredictedDistributions, buckets_in
+from .distribution import Floats, PredictedDistributions, buckets_in, recalibration
 
 _PSEUDO = 0.5  # of an answer in each bucket, before any was seen
 _BINS = 20
@@ -23,6 +23,13 @@ class Baseline:
 
     name: str
     lengths: PredictLengths
+
+
+def calibrated_on(baseline: Baseline, rows: Sequence[LabelledPrompt]) -> Baseline:
+    """The same with quantiles that hold on these rows, which took no part in its fit."""
+    tokens = np.array([row.output_tokens for row in rows], dtype=np.int64)
+    shares = recalibration(baseline.lengths(rows), tokens) if rows else ()
+    return Baseline(baseline.name, lambda prompts: baseline.lengths(prompts).recalibrated(shares))
 
 
 def baselines(rows: Sequence[LabelledPrompt], edges: tuple[int, ...]) -> list[Baseline]:

@@ -63,6 +63,7 @@ class PredictorConfig:
     confusion: tuple[tuple[int, ...], ...]
     training: dict[str, Any]  # settings, epochs, rows: for the reader
     generation: int = 0  # how many updates it has had
+    recalibration: tuple[float, ...] = ()  # of `distribution.recalibration`; empty: none
 
     @property
     def weights_file(self) -> str:
@@ -100,6 +101,9 @@ class PredictorConfig:
             and all(_is_count(number) for row in self.confusion for number in row),
             "training": isinstance(self.training, dict),
             "generation": _is_count(self.generation),
+            "recalibration": len(self.recalibration) <= _MOST
+            and all(map(_is_number, self.recalibration))
+            and all(a < b for a, b in itertools.pairwise(self.recalibration)),
         }
         for name, kept in rules.items():
             if not kept:
@@ -146,6 +150,7 @@ class PredictorConfig:
             confusion = tuple(tuple(row) for row in plain.pop("confusion"))
             base = Base(**plain.pop("base"))
             checksums = dict(plain.pop("files", {}))
+            plain["recalibration"] = tuple(plain.get("recalibration", ()))
             found = cls(shape=NetworkShape(**shape), base=base, confusion=confusion, **plain)
             found._check()
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -157,6 +162,15 @@ class PredictorConfig:
                     folder / name, None, f"is not the file that {CONFIG} was written with"
                 )
         return found
+
+
+def find_base(given: str | None, folder: Path, config: PredictorConfig) -> str:
+    """Path of the base model: as given, as recorded, or next to the predictor if that was moved."""
+    name = config.base.name
+    if given is not None or Path(name).expanduser().exists():
+        return given or name
+    beside = folder / Path(name).name
+    return str(beside) if (beside / "config.json").is_file() else name
 
 
 def _is_count(value: object) -> bool:

@@ -22,6 +22,7 @@ Ints = NDArray[np.int64]
 DEFAULT_EDGES = BUCKET_EDGES
 COVERAGE = 0.9  # of the interval that is kept and judged
 _LEAST = 1e-9
+_CALIBRATED, _FEWEST = 20, 40  # shares that are calibrated; rows that this takes
 _SHARES = tuple(tenths / 10 for tenths in range(11))  # that are tried
 
 
@@ -131,6 +132,27 @@ class PredictedDistributions:
         mean = self.bucket_probabilities() ** (1 - share) * np.maximum(others, _LEAST) ** share
         return PredictedDistributions.of_buckets(self.edges, mean)
 
+    def recalibrated(self, shares: Sequence[float]) -> PredictedDistributions:
+        """The same with quantiles that hold: `shares` as `recalibration` returns them."""
+        if not shares:
+            return self
+        said, true = np.array(shares), np.linspace(0, 1, len(shares))
+        hair = np.arange(self.below.shape[1]) * 1e-12
+        between = np.array(
+            [
+                np.interp(said[1:-1], c + hair, x)
+                for x, c in zip(self.log_tokens, self.below, strict=True)
+            ]
+        ).reshape(len(self), len(said) - 2)
+        log_tokens = np.sort(np.concatenate([self.log_tokens, between], axis=1), axis=1)
+        below = np.array(
+            [
+                np.interp(np.interp(at, x, c), said, true)
+                for at, x, c in zip(log_tokens, self.log_tokens, self.below, strict=True)
+            ]
+        ).reshape(log_tokens.shape)
+        return PredictedDistributions(self.edges, log_tokens, below)
+
     def reweighted(self, weights: Floats) -> PredictedDistributions:
         """The same with the odds of each bucket multiplied; shape of `weights` (n, buckets)."""
         return PredictedDistributions.of_buckets(self.edges, self.bucket_probabilities() * weights)
@@ -167,6 +189,29 @@ def neighbours_worth(lengths: PredictedDistributions, true_tokens: NDArray[np.in
         return int((off == 0).sum() + (off <= 1).sum())
 
     return max(_SHARES, key=good)
+
+
+def recalibration(
+    lengths: PredictedDistributions, true_tokens: NDArray[np.integer]
+) -> tuple[float, ...]:
+    """Shares that are said where 0, 5, 10 … 100 % of answers are no longer.
+
+    Source: quantile recalibration (Kuleshov, Fenner, Ermon 2018), on rows that took no part in
+    training: the quantiles of what was said of the true lengths, with the finite-sample correction
+    of conformal prediction. Empty where there are too few rows for a share of 5 %.
+    """
+    if len(lengths) < _FEWEST:
+        return ()
+    y = np.log1p(true_tokens.astype(np.float64))
+    said = [
+        np.interp(at, x, c) for at, x, c in zip(y, lengths.log_tokens, lengths.below, strict=True)
+    ]
+    shares = np.linspace(0, 1, _CALIBRATED + 1)[1:-1]
+    ranks = np.clip(shares * (len(y) + 1) / len(y), 0, 1)
+    inner = np.clip(np.quantile(said, ranks), _LEAST, 1 - _LEAST)
+    # Strictly rising, so that the inverse is unique.
+    inner = np.maximum.accumulate(inner) + 1e-12 * np.arange(len(inner))
+    return (0.0, *inner.tolist(), 1.0)
 
 
 def conformal_offset(lengths: PredictedDistributions, true_tokens: NDArray[np.integer]) -> float:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import csv
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
+from ...workloads.errors import SloBenchError
 from ...workloads.labelled_prompts import LabelledPrompt
-from .baselines import baselines
+from .baselines import baselines, calibrated_on
 from .distribution import (
     Floats,
     Ints,
@@ -24,6 +27,7 @@ from .train import prompts_of
 
 BINS = 10  # of the reliability figure and the calibration error
 ALL = "all"  # corpora that it was trained on; where there are none, all the others
+MODEL = "answers of "  # begins the name of a group of one model's answers
 LORA = "LoRA"
 _FOLDS = 5
 _FEWEST_FOR_LEAK = 50
@@ -44,6 +48,7 @@ class Score:
     calibration_error: float  # ECE of the likeliest bucket's probability, ten bins
     coverage: float  # share within the 90 % interval, after conformal correction
     interval_ratio: float  # median of upper end / lower end, each + 1
+    longest_coverage: float  # share not above what nine in ten are said not to exceed
 
 
 @dataclass(frozen=True)
@@ -113,7 +118,8 @@ def evaluate(
     scored = [(LORA, predicted, config.conformal_offset, config.neighbours)]
     held = samples[CALIBRATION]
     held_tokens = np.array([row.output_tokens for row in held])
-    for place, baseline in enumerate(baselines(samples[TRAIN], edges)):
+    for place, fitted in enumerate(baselines(samples[TRAIN], edges)):
+        baseline = calibrated_on(fitted, held)
         of_held = baseline.lengths(held)
         offset = conformal_offset(of_held, held_tokens)
         neighbours = neighbours_worth(of_held, held_tokens)
@@ -125,6 +131,10 @@ def evaluate(
     home = [corpus for corpus in corpora if corpus in trained_on] or corpora
     groups = {ALL: np.flatnonzero(np.isin(names, home))} if len(home) > 1 else {}
     groups |= {corpus: np.flatnonzero(names == corpus) for corpus in corpora}
+    answered = np.array([row.model for row in new])
+    models = np.unique(answered)
+    if len(models) > 1:  # the order of lengths within a model, not who answers
+        groups |= {f"{MODEL}{name}": np.flatnonzero(answered == name) for name in models}
     scores = [
         score(corpus, name, lengths[of], tokens[of], offset, neighbours)
         for corpus, of in groups.items()
@@ -155,6 +165,34 @@ def evaluate(
     )
 
 
+def write_predictions(
+    predictor: TrainedPredictor, rows: Sequence[LabelledPrompt], path: Path
+) -> None:
+    """Write a CSV with a row for each prompt: its length, and what was predicted, in tokens.
+
+    Raises:
+        SloBenchError: the file cannot be written.
+    """
+    lengths = predictor.lengths(prompts_of(rows))
+    config = predictor.config
+    low, high = lengths.interval_tokens(config.conformal_offset)
+    named = lengths.buckets(config.neighbours)
+    true = buckets_in(lengths.edges, np.array([row.output_tokens for row in rows]))
+    columns = (true, named, lengths.median_tokens(), lengths.longest_tokens(), low, high)
+    heads = ["corpus", "model", "prompt_tokens", "output_tokens", "bucket", "predicted_bucket"]
+    heads += ["predicted_median", "predicted_q90", "interval_low", "interval_high", "prompt"]
+    try:
+        with path.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(heads)
+            for row, *numbers in zip(rows, *columns, strict=True):
+                said = [int(number) for number in numbers]
+                first = (row.corpus, row.model, row.prompt_tokens, row.output_tokens)
+                writer.writerow([*first, *said, row.prompt])
+    except OSError as error:
+        raise SloBenchError(f"cannot write {path}: {error.strerror}") from error
+
+
 def score(
     corpus: str,
     name: str,
@@ -181,6 +219,7 @@ def score(
         kendall_tau=float(kendalltau(median, tokens).statistic) if varied else float("nan"),
         calibration_error=sum(abs(b.said - b.true) * b.rows for b in bins) / len(tokens),
         coverage=float(((tokens >= low) & (tokens <= high)).mean()),
+        longest_coverage=float((tokens <= lengths.longest_tokens()).mean()),
         interval_ratio=float(np.median((1 + high) / (1 + low))),
     )
 

@@ -264,7 +264,8 @@ class OnlinePredictor:
     def _predicted(self, rows: Sequence[LabelledPrompt]) -> PredictedDistributions:
         encoded = encode(self._tokenizer, self.config.shape, prompts_of(rows))
         share = self.config.words_share
-        return lengths_of(self._network, encoded, share, autocast=self._bf16)
+        raw = lengths_of(self._network, encoded, share, autocast=self._bf16)
+        return raw.recalibrated(self.config.recalibration)
 
     def _weights(self) -> dict[str, Tensor]:
         return self._network.trained()

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ...workloads.errors import FileFormatError, SloBenchError
-from .config import PredictorConfig
+from .config import PredictorConfig, find_base
 from .distribution import Floats, PredictedDistributions
 from .encoded import SIZES, Encoded
 from .network import (
@@ -70,7 +70,8 @@ class TrainedPredictor:
 
     def lengths(self, prompts: Sequence[Prompt]) -> PredictedDistributions:
         """Distributions of the lengths of their answers, in order."""
-        return lengths_of(self._network, self.encode(prompts), self.config.words_share)
+        raw = lengths_of(self._network, self.encode(prompts), self.config.words_share)
+        return raw.recalibrated(self.config.recalibration)
 
     def parts(self, prompts: Sequence[Prompt]) -> tuple[PredictedDistributions, Floats]:
         """What the network says alone, and the bucket probabilities of the words alone."""
@@ -158,13 +159,4 @@ def tfidf_of(network: LengthNetwork, encoded: Encoded) -> Floats:
     return network.words.probabilities(encoded)
 
 
-def find_base(given: str | None, folder: Path, config: PredictorConfig) -> str:
-    """Path of the base model: as given, as recorded, or next to the predictor if that was moved."""
-    name = config.base.name
-    if given is not None or Path(name).expanduser().exists():
-        return given or name
-    beside = folder / Path(name).name
-    return str(beside) if (beside / "config.json").is_file() else name
-
-
-__all__ = ["Prompt", "TrainedPredictor"]
+__all__ = ["Prompt", "TrainedPredictor", "find_base"]

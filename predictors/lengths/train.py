@@ -28,6 +28,7 @@ from .distribution import (
     checked_edges,
     conformal_offset,
     neighbours_worth,
+    recalibration,
     share_of,
 )
 from .encoded import Encoded
@@ -196,6 +197,8 @@ def calibrated(
     tokens = np.array([row.output_tokens for row in rows])
     words_share = share_of(words, network, tokens)
     lengths = network.blended(words, words_share)
+    shares = recalibration(lengths, tokens)
+    lengths = lengths.recalibrated(shares)
     edges = config.shape.edges
     confusion = np.zeros((len(edges), len(edges)), dtype=int)
     neighbours = neighbours_worth(lengths, tokens)
@@ -205,6 +208,7 @@ def calibrated(
         conformal_offset=conformal_offset(lengths, tokens),
         words_share=words_share,
         neighbours=neighbours,
+        recalibration=shares,
         confusion=tuple(tuple(row) for row in confusion.tolist()),
     )
 

@@ -214,8 +214,10 @@ class Kernels:
     # ---------------------------------------------------------------- all-reduce
 
     def all_reduce_s(self, gpus: int, sizes_bytes: Floats, link: LinkSpec) -> Floats:
-        """Seconds of one all-reduce of each size, by the tables of this GPU, else by the link."""
-        if self.exact and "all_reduce/gpus" in self._tables:
+        """Seconds of one all-reduce of each size: by a measured link, else by the tables of this
+        GPU, else by the link's data sheet.
+        """
+        if self.exact and "all_reduce/gpus" in self._tables and not link.measured:
             row = np.flatnonzero(self._tables["all_reduce/gpus"] == gpus)
             if len(row):
                 times = _seconds(self._tables["all_reduce/time"][row[0]])

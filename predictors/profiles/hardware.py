@@ -55,12 +55,12 @@ def with_peer_link(profile: Profile, text: str | None) -> Profile:
     """
     if text is None:
         return profile
-    if text in entries("links") or "@" not in text:
+    found = None if text in entries("links") or "@" not in text else link(text)
+    if found is None:
         raise SloBenchError(
             f"--peer-link must be a measured bandwidth and latency such as 16gb/s@20us but is "
             f"{text!r}"
         )
-    found = link(text)
     measured = MeasuredLink(found.bandwidth_bytes_per_s, found.latency_s)
     return dataclasses.replace(profile, links={**profile.links, "peer": measured})
 

@@ -1,15 +1,20 @@
-"""Errors of predictions of real GPUs, as a table for the terminal."""
+"""Errors of predictions of real GPUs: a table for the terminal, and a page with every point."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from ...harness.validation.accuracy.aiconfigurator import beside
 from ...harness.validation.accuracy.errors import ErrorSummary, Judged, summaries
-from .table import one_group
+from ...workloads.errors import SloBenchError
+from ..figures.figure import Axis, Figure, Format, View, as_json
+from .document import page, write_page
+from .table import Table, one_group
 
 HEADS = (
     "engine",
@@ -22,17 +27,31 @@ HEADS = (
     "p90",
     "bias",
     "in band",
+    "AIConfigurator (ours, n)",
+)
+GROUPINGS: tuple[tuple[str, str, Callable[[Judged], str]], ...] = (
+    ("engine", "by engine", lambda row: row.engine),
+    ("gpu", "by GPU", lambda row: row.gpu),
+    ("models", "by model class", lambda row: row.model_class),
+    ("regime", "by regime", lambda row: f"{row.mode}, {row.regime}"),
 )
 METRICS = ("ttft", "tpot", "e2e", "throughput")
 
 
 def regimes(judged: Sequence[Judged]) -> list[ErrorSummary]:
     """Summaries by engine, GPU, model class, and load with regime (in place of `mode`)."""
-    found = summaries(
-        judged,
-        lambda row: ("", row.engine, row.gpu, row.model_class, f"{row.mode}, {row.regime}"),
-    )
-    return [row for row in found if shown(row.metric)]
+    return [row for row in summaries(judged, _regime) if shown(row.metric)]
+
+
+def _regime(row: Judged) -> tuple[str, str, str, str, str]:
+    return ("", row.engine, row.gpu, row.model_class, f"{row.mode}, {row.regime}")
+
+
+def _beside(row: ErrorSummary, judged: Sequence[Judged]) -> str:
+    """AIConfigurator's median error, and ours on the rows that it predicted."""
+    group = (row.set, row.engine, row.gpu, row.model, row.mode)
+    found = beside([one for one in judged if _regime(one) == group], row.metric)
+    return "–" if found is None else f"{found.theirs:.1%} ({found.ours:.1%}, {found.n})"
 
 
 def shown(metric: str) -> bool:
@@ -40,7 +59,7 @@ def shown(metric: str) -> bool:
     return metric.rpartition("_")[2] in ("mean", "p50", "throughput")
 
 
-def cells(row: ErrorSummary) -> tuple[str, ...]:
+def cells(row: ErrorSummary, judged: Sequence[Judged]) -> tuple[str, ...]:
     """A row of the table, under `HEADS`."""
     return (
         row.engine,
@@ -53,15 +72,105 @@ def cells(row: ErrorSummary) -> tuple[str, ...]:
         f"{row.p90_error:.1%}",
         f"{row.bias:+.1%}",
         "–" if row.in_band is None else f"{row.in_band:.0%}",
+        _beside(row, judged),
     )
 
 
 def accuracy_text(judged: Sequence[Judged], skipped: Counter[tuple[str, str]]) -> RenderableType:
     """The table of errors, and what was not predicted."""
+    table = _table(judged)
+    return Group(table.rich(table.label), *(Text(line, style="dim") for line in _not(skipped)))
+
+
+def _table(judged: Sequence[Judged]) -> Table:
     title = f"Errors of {len(judged):,} predictions"
-    table = one_group(title, HEADS, [cells(row) for row in regimes(judged)], texts=range(5))
-    lines = [
-        Text(f"{n:,} not predicted in {name}: {reason}", style="dim")
-        for (name, reason), n in sorted(skipped.items())
+    return one_group(title, HEADS, [cells(row, judged) for row in regimes(judged)], texts=range(5))
+
+
+def _not(skipped: Counter[tuple[str, str]]) -> list[str]:
+    return [
+        f"{n:,} not predicted in {name}: {reason}" for (name, reason), n in sorted(skipped.items())
     ]
-    return Group(table.rich(title), *lines)
+
+
+def figures(judged: Sequence[Judged]) -> list[Figure]:
+    """Predicted against measured, a figure a metric; each view has its own groups."""
+    found = {name for row in judged for name in row.errors() if shown(name)}
+    order = [name for statistic in ("_mean", "", "_p50") for name in _with(statistic)]
+    return [_figure(judged, metric) for metric in order if metric in found]
+
+
+def _with(statistic: str) -> list[str]:
+    return [f"{name}{statistic}" for name in METRICS]
+
+
+def _figure(judged: Sequence[Judged], metric: str) -> Figure:
+    known = [row for row in judged if metric in row.errors()]
+    form: Format = "number" if metric == "throughput" else "seconds"
+    unit = "tokens/s" if metric == "throughput" else "s"
+    latency, _, statistic = metric.partition("_")
+    title = f"{latency.upper()} {statistic}" if statistic else "Throughput"
+    return Figure(
+        id=metric,
+        kind="lines",
+        title=title,
+        note=f"{len(known):,} measurements, logarithmic axes.",
+        x=Axis(f"measured, {unit}", form, "log"),
+        y=Axis(f"predicted, {unit}", form, "log"),
+        views={key: _view(known, metric, of) for key, _, of in GROUPINGS},
+        picker="local",
+        options=[[key, label] for key, label, _ in GROUPINGS],
+        hover="point",
+    )
+
+
+def _view(known: Sequence[Judged], metric: str, of: Callable[[Judged], str]) -> View:
+    groups: dict[str, list[Judged]] = {}
+    for row in known:
+        groups.setdefault(of(row), []).append(row)
+    series = [
+        {
+            "s": place,
+            "x": [row.measured[metric] for row in rows],
+            "y": [row.predicted[metric] for row in rows],
+            "labels": [_label(row, metric) for row in rows],
+        }
+        for place, (_, rows) in enumerate(sorted(groups.items()))
+    ]
+    top = max(max(row.measured[metric], row.predicted[metric]) for row in known)
+    return {
+        "series": series,
+        "names": sorted(groups),
+        "lines": [{"axis": "diagonal", "value": top, "label": "equal"}],
+        "scatter": True,
+    }
+
+
+def _label(row: Judged, metric: str) -> str:
+    """What a pointer finds: the row, what was run, the error and the band."""
+    band = row.band(metric)
+    told = "" if band is None else f", 90 % band {band[0]:.3g} to {band[1]:.3g}"
+    what = f"{row.model} on {row.gpu}, {row.case or row.engine}"
+    return f"{row.set}, {row.row}: {what}; {row.errors()[metric]:+.1%}{told}"
+
+
+def write_accuracy(judged: Sequence[Judged], skipped: Counter[tuple[str, str]], out: Path) -> Path:
+    """Write the page, whole or not at all, and return where it is.
+
+    Raises:
+        SloBenchError: it cannot be written, or nothing was predicted.
+    """
+    if not judged:
+        raise SloBenchError("no measurement was predicted; there is nothing to show")
+    drawn = figures(judged)
+    text = page(
+        "accuracy.html",
+        {"series": [], "origin": "simulated", **as_json(always=drawn)},
+        heading="How far predictions are from measurements",
+        answer=f"{len(judged):,} measurements of real GPUs beside their blind predictions.",
+        figures=drawn,
+        errors=_table(judged),
+        skipped=_not(skipped),
+        footer="Median and 90th percentile of |predicted / measured - 1|; bias: median with sign.",
+    )
+    return write_page(text, out)

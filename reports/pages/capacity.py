@@ -24,7 +24,7 @@ from .table import Cell, Table, one_group
 Row = Mapping[str, Any]
 
 UNDECIDED = SearchOutcome.UNDECIDED.value
-_HEADS = ("configuration", "in SLO", "req/s", "95 % interval", "±")
+_HEADS = ("configuration", "in SLO", "req/s", "95 % interval", "±", "90 % band")
 
 
 def capacity_tables(rows: Sequence[Row]) -> RenderableType:
@@ -49,6 +49,7 @@ def _cells(row: Row, name: str) -> list[str | Cell]:
         Cell(capacity_text(row), style="bold"),
         interval_text(row),
         f"{(row['high_rps'] - row['low_rps']) / 2 / row['capacity_rps']:.1%}" if known else "–",
+        band_text(row),
     ]
 
 
@@ -111,6 +112,16 @@ def interval_text(row: Row) -> str:
     if not row["capacity_rps"]:
         return "–"
     return f"{rate_text(row['low_rps'])} to {rate_text(row['high_rps'])}"
+
+
+def band_text(row: Row) -> str:
+    """`5.1 to 7.9`: the prediction band; an end that no rate tried reached is left out."""
+    low, high = row.get("band_low_rps"), row.get("band_high_rps")
+    if low is not None and high is not None:
+        return f"{rate_text(low)} to {rate_text(high)}"
+    if low is not None:
+        return f"from {rate_text(low)}"
+    return "–" if high is None else f"up to {rate_text(high)}"
 
 
 def _levels(row: Row) -> RichTable:

@@ -36,6 +36,7 @@ def plan_rows(planned: DeploymentPlan) -> list[dict[str, Any]]:
             "attainment_low": one.low,
             "attainment_high": one.high,
             **_capacity(one),
+            "keeps_probability": None if one.keeps is None else round(one.keeps, 4),
             "step_time": "fitted" if one.fitted else "unfitted",
             "simulated": True,
         }
@@ -67,8 +68,8 @@ def plan_table(rows: Iterable[dict[str, Any]]) -> RichTable:
         shape = f"{row['gpus']} × {row['gpu']}{star}, {row['instances']} × {spread}"
         price, share = f"{row['usd_per_hour']:.2f}", f"{row['attainment']:.1%}".rstrip("%")
         name = f"{shape}: {row['system']}{parameters}"
-        lines.append((name, price, share, _interval(row), _spare(row)))
-    heads = ("plan", "USD per h", "in SLO %", "carries", "spare")
+        lines.append((name, price, share, _interval(row), _spare(row), _keeps(row)))
+    heads = ("plan", "USD per h", "in SLO %", "carries", "spare", "P(SLO) %")
     return one_group("Plans", heads, lines).rich("cheapest plans (simulated; rates in req/s)")
 
 
@@ -78,6 +79,11 @@ def _interval(row: dict[str, Any]) -> str:
         return "" if row["low_rps"] is None else f"{undecided}over {row['low_rps']:.3g}"
     high = "" if row["high_rps"] is None else f"{row['high_rps']:.3g}"
     return f"{row['capacity_rps']:.3g} [{row['low_rps']:.3g}, {high}]"
+
+
+def _keeps(row: dict[str, Any]) -> str:
+    keeps = row["keeps_probability"]
+    return "–" if keeps is None else f"{100 * keeps:.0f}"
 
 
 def _spare(row: dict[str, Any]) -> str:

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from ...predictors.lengths.config import PredictorConfig
 from ...predictors.lengths.distribution import COVERAGE
-from ...predictors.lengths.evaluate import ALL, LORA, PredictorEvaluation, Score
+from ...predictors.lengths.evaluate import ALL, LORA, MODEL, PredictorEvaluation, Score
 from ...predictors.lengths.stream import StreamEvaluation, StreamWindow
 from ...workloads.parsing import finite
 from ..figures.figure import ONLY, Axis, Figure, View, as_json
@@ -29,6 +29,12 @@ _CURVES = ("as trained", "online", "baseline")
 _HEADS = ("predictor", "rows", "exact", "± 1", "MAE", "τ", "ECE", "in 90 %", "width")
 
 
+def _share(share: float, rows: int) -> str:
+    """A share with half of its 95 % interval."""
+    half = 1.96 * math.sqrt(share * (1 - share) / rows)
+    return f"{100 * share:.1f} ± {100 * half:.1f} %"
+
+
 def headline(found: PredictorEvaluation) -> str:
     """One sentence: share of correct buckets, compared with the best baseline."""
     first = found.scores[0].corpus
@@ -36,8 +42,8 @@ def headline(found: PredictorEvaluation) -> str:
     best = max((s for s in here if s.predictor != LORA), key=lambda s: s.exact)
     ours = next(s for s in here if s.predictor == LORA)
     return (
-        f"{ours.exact:.1%} of {ours.rows:,} answers in the predicted bucket, "
-        f"{ours.within_one:.1%} within one; {best.predictor} {best.exact:.1%} and "
+        f"{_share(ours.exact, ours.rows)} of {ours.rows:,} answers in the predicted bucket, "
+        f"{_share(ours.within_one, ours.rows)} within one; {best.predictor} {best.exact:.1%} and "
         f"{best.within_one:.1%}."
     )
 
@@ -61,6 +67,11 @@ def notes(found: PredictorEvaluation, config: PredictorConfig) -> list[str]:
             f"{1e3 * taken.median_s:.1f} ms, p99 {1e3 * taken.p99_s:.1f} ms; of CPU "
             f"{1e3 * taken.cpu_median_s:.1f} ms."
         )
+    ours = next(score for score in found.scores if score.predictor == LORA)
+    lines.append(
+        f"{ours.longest_coverage:.1%} of the answers are not above the 90 % quantile that policies "
+        "are told."
+    )
     for corpus, accuracy in found.leak.items():
         lines.append(
             f"Leak check, {corpus}: counts taken from the answer's text would give "
@@ -71,7 +82,11 @@ def notes(found: PredictorEvaluation, config: PredictorConfig) -> list[str]:
             lines.append(
                 f"{corpus}: {count:,} rows left out whose prompt was learnt or calibrated from."
             )
-    moved = sorted({s.corpus for s in found.scores} - found.trained_on - {ALL})
+    moved = sorted(
+        s
+        for s in {score.corpus for score in found.scores} - found.trained_on - {ALL}
+        if not s.startswith(MODEL)
+    )
     if moved:
         lines.append(f"Not trained on: {', '.join(moved)} (transfer). {CLAIMED}")
     else:
@@ -98,7 +113,7 @@ def _scores(found: PredictorEvaluation) -> Table:
 
 
 def _corpus(found: PredictorEvaluation, score: Score) -> str:
-    new = score.corpus != ALL and score.corpus not in found.trained_on
+    new = not score.corpus.startswith((ALL, MODEL)) and score.corpus not in found.trained_on
     return f"{score.corpus} (transfer)" if new else score.corpus
 
 
@@ -131,7 +146,8 @@ def evaluation_json(found: PredictorEvaluation, config: PredictorConfig) -> dict
         "scores": [
             {
                 **_plain(score),
-                "transfer": score.corpus not in found.trained_on | {ALL},
+                "transfer": score.corpus not in found.trained_on | {ALL}
+                and not score.corpus.startswith(MODEL),
             }
             for score in found.scores
         ],

@@ -34,7 +34,7 @@ from ..figures.levels import (
     series_names,
     with_series,
 )
-from . import mechanisms
+from . import bands, mechanisms
 from .answer import best_goodput, winners
 from .table import Cell, Row, Table
 
@@ -147,7 +147,7 @@ def _notes(cells: pd.DataFrame, rows: pd.DataFrame) -> list[str]:
         notes.append(f"J per output token, lowest and highest rate: {energy}.")
     if overlong_requests := oversize_text(cells):
         notes.append(f"Too long for the context or the KV cache, and missed: {overlong_requests}.")
-    return [*notes, *mechanisms.notes(cells)]
+    return [*notes, *bands.notes(cells), *mechanisms.notes(cells)]
 
 
 def _energy_text(rows: pd.DataFrame) -> str:

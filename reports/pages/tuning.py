@@ -8,21 +8,23 @@ from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from ...tuner.search.evaluate import DRIFTING
 from ...tuner.search.objectives import OBJECTIVES, TuningObjective
 from ...tuner.search.outcome import FILE, read_tuning
 from ...workloads.errors import FileFormatError, SloBenchError
 from ..figures import tuning_figures
 from ..figures.figure import as_json, percent_text, rate_text, seconds_text
-from ..figures.levels import GOODPUT_DIVISOR
+from ..figures.levels import GOODPUT_DIVISOR, window_text
 from ..figures.tuning_figures import FINISHED, MARKS, Plain, objectives_of, parallel_coordinates
 from .document import page, write_page
+from .summary import NOT_STATIONARY
 from .table import Table, one_group
 
 
 def tuning_text(found: Plain) -> RenderableType:
     """The best configurations beside the default, what mattered, and the proof on fresh seeds."""
     parts: list[RenderableType] = [Text(headline(found), style="bold"), _best_table(found)]
-    if note := _divisor(found):
+    if note := _trials_note(found):
         parts.append(Text(note, style="dim"))
     if any(found["importances"].values()):
         parts.append(_importance_table(found))
@@ -93,6 +95,18 @@ def parameter_text(value: object) -> str:
 
 def _divisor(found: Plain) -> str:
     return f"{GOODPUT_DIVISOR}." if "goodput" in found["objectives"] else ""
+
+
+def _trials_note(found: Plain) -> str:
+    """What goodput divides by, and which of the best and the default are not stationary."""
+    shown = [row for row in found["trials"] if row["default"] or row["number"] in found["best"]]
+    drifting = ", ".join(
+        f"trial {row['number']} {window_text(row['figures'][DRIFTING])}"
+        for row in shown
+        if DRIFTING in row["figures"]
+    )
+    notes = (_divisor(found), drifting and f"Not stationary: {drifting}. {NOT_STATIONARY}")
+    return " ".join(filter(None, notes))
 
 
 def _figures(found: Plain, row: Plain) -> list[str]:
@@ -283,5 +297,5 @@ def _trials(found: Plain) -> Table:
         state += f": {first_line(row['reason'])}" if row["reason"] else ""
         number, requests = str(row["number"]), f"{row['requests']:,}"
         rows.append([number, state, *_figures(found, row), requests, *settings])
-    names, note = [*found["space"]], _divisor(found)
+    names, note = [*found["space"]], _trials_note(found)
     return one_group("All trials", heads, rows, css="long", names=names, note=note)

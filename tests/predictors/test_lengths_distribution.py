@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from scipy import stats
 
 from slo_bench.predictors.lengths.distribution import (
     DEFAULT_EDGES,
@@ -14,7 +15,9 @@ from slo_bench.predictors.lengths.distribution import (
     buckets_in,
     checked_edges,
     conformal_offset,
+    log_edges,
     neighbours_worth,
+    recalibration,
 )
 from slo_bench.workloads.errors import SloBenchError
 
@@ -108,3 +111,24 @@ def test_intervals_hold_nine_tenths_after_correction(sure):
 def test_edges_that_cannot_be(edges):
     with pytest.raises(SloBenchError, match="bucket edges must rise from 0 on"):
         checked_edges(edges)
+
+
+def test_recalibrated_quantiles_hold_in_both_tails():
+    rng = np.random.default_rng(0)
+    centre = rng.uniform(3, 6, 4000)
+    tokens = np.maximum(1, np.rint(np.expm1(centre + rng.normal(0.1, 0.3, 4000)))).astype(int)
+    edges = log_edges(DEFAULT_EDGES)
+    # Said twice as wide as it is, and a little too short.
+    below = stats.norm.cdf((edges[None, :] - centre[:, None]) / 0.6)
+    said = PredictedDistributions.of_buckets(DEFAULT_EDGES, np.diff(below, axis=1))
+    held, new = np.arange(2000), np.arange(2000, 4000)
+    shares = recalibration(said[held], tokens[held])
+    told = said[new].recalibrated(shares)
+    assert (tokens[new] <= said[new].longest_tokens()).mean() > 0.93
+    assert (tokens[new] <= told.longest_tokens()).mean() == pytest.approx(0.9, abs=0.02)
+    short = np.ceil(np.expm1(told.quantile_log(0.1)))
+    assert (tokens[new] <= short).mean() == pytest.approx(0.1, abs=0.02)
+    low, high = told.interval_tokens()
+    assert ((tokens[new] >= low) & (tokens[new] <= high)).mean() == pytest.approx(0.9, abs=0.02)
+    assert said.recalibrated(()) is said
+    assert recalibration(said[held[:10]], tokens[held[:10]]) == ()

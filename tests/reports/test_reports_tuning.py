@@ -92,11 +92,24 @@ def found():
     }
 
 
+def printed(found):
+    written = io.StringIO()
+    Console(file=written, width=120).print(tuning_text(found))
+    return written.getvalue()
+
+
 def test_the_headline_counts_what_was_cut_short(found):
     assert headline(found) == (
         "sarathi, capacity, req/s with 0.9 in SLO: 4 configurations (2 searched to the end, "
         "1 raced out, 1 failed), 4,000 requests (simulated)"
     )
+
+
+def test_trials_that_are_not_stationary_say_after_how_long(found):
+    assert "tationary" not in printed(found)
+    for number in (1, 2):  # 1 is neither the best nor the default
+        found["trials"][number]["figures"] = {"drifting_after_s": 540.0}
+    assert "Not stationary: trial 2 after 540 s. The backlog grows" in printed(found)
 
 
 def test_the_proof_says_where_it_does_not_hold(found):
@@ -110,9 +123,7 @@ def test_the_proof_says_where_it_does_not_hold(found):
 
 
 def test_the_text_names_failures(found):
-    written = io.StringIO()
-    Console(file=written, width=120).print(tuning_text(found))
-    text = written.getvalue()
+    text = printed(found)
     assert "trial 3 failed: <OOM>" in text
     assert "chunk_tokens 2048" in text
     assert "90.0 %" in text

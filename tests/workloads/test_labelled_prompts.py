@@ -154,3 +154,50 @@ def test_shares_are_kept():
     rows = [LabelledPrompt(f"prompt {at}", 1, 1, "", "") for at in range(4000)]
     parts = split_by_prompt(rows, SHARES, 0)
     assert len(parts["train"]) == pytest.approx(2800, abs=120)
+
+
+def test_a_log_of_the_chat_api(tmp_path):
+    path = tmp_path / "log.jsonl"
+    asked = {
+        "model": "gpt-4o",
+        "messages": [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": [{"type": "text", "text": "Why?"}]},
+        ],
+    }
+    answered = {
+        "choices": [{"message": {"role": "assistant", "content": "Because."}}],
+        "usage": {"prompt_tokens": 12, "completion_tokens": 3},
+    }
+    lines = [{**asked, **answered}, {"request": asked, "response": answered}]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    found = read_labelled_prompts(path)
+    assert len(found.rows) == 2
+    for row in found.rows:
+        assert (row.prompt, row.prompt_tokens, row.output_tokens) == ("Be brief.\nWhy?", 12, 3)
+        assert (row.model, row.answer) == ("gpt-4o", "Because.")
+    assert not found.named_by_file
+
+
+def test_a_conversation_that_ends_with_its_answer(tmp_path):
+    path = tmp_path / "chat.jsonl"
+    messages = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "B" * 40}]
+    path.write_text(json.dumps({"messages": messages}) + "\n", encoding="utf-8")
+    (row,) = read_labelled_prompts(path).rows
+    assert (row.prompt, row.output_tokens) == ("Why?", 10)
+
+
+def test_csv_and_fields_by_path(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("prompt,output_tokens,model\nWhy?,7,m\n", encoding="utf-8")
+    (row,) = read_labelled_prompts(path).rows
+    assert (row.prompt, row.output_tokens, row.model) == ("Why?", 7, "m")
+    nested = tmp_path / "b.jsonl"
+    nested.write_text('{"in": {"text": "Why?"}, "stats": [{"n": 9}]}\n', encoding="utf-8")
+    found = read_labelled_prompts(nested, columns=["in.text"], length="stats.0.n")
+    assert found.rows[0].output_tokens == 9
+    assert found.named_by_file
+    with pytest.raises(FileFormatError, match=r"lacks 'in\.txt'"):
+        read_labelled_prompts(nested, columns=["in.txt"], length="stats.0.n")
+    with pytest.raises(SloBenchError, match="holds the answer"):
+        read_labelled_prompts(nested, columns=["response.text"])

@@ -12,7 +12,13 @@ SEARCH = "Search"
 SIMULATED_REQUESTS, REAL_REQUESTS = 2000, 300  # of a run, at least
 SIMULATED_BUDGET = 120_000  # requests of a search
 SIMULATED_BUDGET_HORIZONS = 300.0  # or those that arrive in so many horizons of a long SLO
-REAL_BUDGET_S = 3600.0
+# Seconds for a target on a real server; for long answers so many of their mean times in
+# the system, up to an hour.
+REAL_BUDGET_S, REAL_BUDGET_HORIZONS, REAL_MOST_S = 210.0, 300.0, 3600.0
+REAL_TARGETS, REAL_TOLERANCE = (0.9,), 0.05
+REAL_LEAST = 100  # requests of a run that brackets, on a real server
+# Horizons of the SLO, or mean times in the system, that a run near the capacity lasts.
+SIMULATED_HORIZONS, REAL_HORIZONS = 60.0, 20.0
 SEEDS = 3
 
 
@@ -23,7 +29,8 @@ class CapacityOptions(BaseModel):
 
     targets: Several[float] = setting(
         SEARCH,
-        "Target attainment: share of requests that must meet their SLO. May be repeated.",
+        "Target attainment: share of requests that must meet their SLO. May be repeated. Default: "
+        "0.9 and 0.99; on a real server 0.9.",
         (0.9, 0.99),
         option="--target",
         metavar="SHARE",
@@ -31,18 +38,20 @@ class CapacityOptions(BaseModel):
     )
     tolerance: float = setting(
         SEARCH,
-        "Relative precision: stop when the interval is within ± this share of the estimate.",
+        "Relative precision: stop when the interval is within ± this share of the estimate. "
+        f"Default: 0.03; on a real server {REAL_TOLERANCE:g}.",
         0.03,
         metavar="SHARE",
     )
     max_requests: int | None = setting(
         SEARCH,
-        f"Maximum number of requests spent on one configuration. Default: {SIMULATED_BUDGET:,}, "
-        "more for SLOs of minutes; on a real server no limit.",
+        "Maximum number of requests spent on one target of a configuration. Default: "
+        f"{SIMULATED_BUDGET:,}, more for SLOs of minutes; on a real server no limit.",
     )
     max_time_s: float | None = setting(
         SEARCH,
-        f"Maximum time spent on one configuration. Default: {REAL_BUDGET_S:g} on a real server.",
+        "Maximum time spent on one target of a configuration. Default: "
+        f"{REAL_BUDGET_S:g} on a real server, more where answers take longer than 0.7 s.",
         unit="s",
     )
     warm_start: Path | None = setting(

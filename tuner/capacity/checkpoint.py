@@ -44,6 +44,7 @@ class CapacityRecord:
     name: str
     columns: Mapping[str, Value]
     search: CapacitySearch
+    bands: Mapping[float, tuple[float | None, float | None]] = field(default_factory=dict)
 
     def rows(self) -> list[dict[str, Any]]:
         """One row for each target, as `slo-bench capacity --json` prints them."""
@@ -70,6 +71,8 @@ class CapacityRecord:
                 "capacity_rps": one.capacity_rps,
                 "low_rps": one.low_rps,
                 "high_rps": finite(one.high_rps),
+                "band_low_rps": self.bands.get(one.target, (None, None))[0],
+                "band_high_rps": self.bands.get(one.target, (None, None))[1],
                 "precise": one.precise,
                 "outcome": one.outcome.value,
                 "requests_spent": self.search.requests_spent,

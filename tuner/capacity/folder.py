@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ...harness.experiments.backends.base import Backend
 from ...harness.experiments.config.load import estimated_capacity_rps
 from ...harness.experiments.execution.lookup import source
@@ -26,15 +28,25 @@ from ...harness.load_generator.send_job import Senders
 from ...harness.results.run_folder import CAPACITY_FILE, Value, open_run_folder
 from ...harness.servers.launch.backend_names import SIMULATED
 from ...workloads.errors import SloBenchError
-from .asked import CapacityOptions
-from .cells import CellRunner, CellServer, PoolRunner, RealServer, Simulator, without_length
+from .asked import REAL_LEAST, CapacityOptions
+from .cells import (
+    CellRunner,
+    CellServer,
+    PoolRunner,
+    RealServer,
+    Simulator,
+    search_of,
+    without_length,
+)
 from .checkpoint import CapacityCheckpoint, CapacityRecord, cells_in, read_capacity
 from .options import CapacitySearch, SearchOptions
 from .samples import LevelRunner
-from .search import Foresee, SearchProgress, find_capacity
+from .search import Foresee, SearchProgress, find_capacity, throughput_of_bursts
 from .traces import find_trace_capacity
 
 _START_SHARE = 0.6  # of the estimated capacity, which knows no SLO
+_BURST_SHARE = 0.75  # of the throughput of bursts, which know none either
+_BURST_SEEDS = 900_000  # of bursts, away from those of levels
 
 
 @dataclass(frozen=True)
@@ -153,18 +165,23 @@ def _planned(experiment: Experiment) -> ExperimentPlan:
 
 def _options(experiment: Experiment, asked: CapacityOptions) -> SearchOptions:
     options, rates = SearchOptions.of(experiment, asked), experiment.rates or ()
+    if experiment.backend != SIMULATED and experiment.requests[0] is None:
+        options = dataclasses.replace(options, requests=REAL_LEAST)
     if len(rates) < 2:
         return options
     return dataclasses.replace(options, low_rps=min(rates), high_rps=max(rates))
 
 
-def start_rps(experiment: Experiment, spec: CellSpec) -> float:
-    """Where a search begins that knows nothing of its like."""
+def start_rps(experiment: Experiment, spec: CellSpec, runner: LevelRunner) -> float:
+    """Where a search begins that knows nothing of its like; a real server gets a few bursts."""
     rates = experiment.rates or ()
     if rates:
         return math.sqrt(min(rates) * max(rates))
     if experiment.backend != SIMULATED:
-        return 1.0
+        if source(spec.workload).has_arrivals:
+            return 1.0
+        seed = experiment.seed + _BURST_SEEDS
+        return _BURST_SHARE * throughput_of_bursts(runner, first_seed=seed)
     if spec.workload.models is not None:
         return float(spec.instances)
     alone = estimated_capacity_rps(spec.workload, spec.placement, spec.seed)
@@ -260,15 +277,46 @@ class _Searches:
             known_runs,
             spec,
             self.options,
-            start_rps(self.experiment, spec),
+            near[0] if near else start_rps(self.experiment, spec, known_runs),
             near,
             self.experiment.requests[0],
             watch,
             known_runs.expect,
         )
-        found = CapacityRecord(name, columns, search)
+        rows = [row for cell, row in self.memory.held.finished.items() if search_of(cell) == name]
+        bands = {target: prediction_band(rows, target) for target in self.options.targets}
+        found = CapacityRecord(name, columns, search, bands)
         self.memory.keep_found(found)
         self.found[spec.cell] = found
+
+
+def prediction_band(
+    rows: Sequence[Mapping[str, Any]], target: float
+) -> tuple[float | None, float | None]:
+    """Between which rates the capacity of the real server lies, by the bands of the runs (90 %).
+
+    Where attainment at the ends of its band crosses the target, between rates that were tried; None
+    where it crosses at none of them, or runs have no bands.
+    """
+    return (
+        _crossing_rps(rows, "band_low_attainment", target),
+        _crossing_rps(rows, "band_high_attainment", target),
+    )
+
+
+def _crossing_rps(rows: Sequence[Mapping[str, Any]], column: str, target: float) -> float | None:
+    by_rate: dict[float, list[float]] = {}
+    for row in rows:
+        if row.get(column) is not None:
+            by_rate.setdefault(row["rate_rps"], []).append(row[column])
+    rates = sorted(by_rate)
+    # Of runs of different lengths and seeds the means may rise and fall: attainment does not rise.
+    shares = np.minimum.accumulate([np.mean(by_rate[rate]) for rate in rates])
+    for at in range(1, len(rates)):
+        if shares[at - 1] >= target > shares[at]:
+            place = np.interp(-target, -shares[at - 1 : at + 1], rates[at - 1 : at + 1])
+            return round(float(place), 9)
+    return None
 
 
 def search_cell(

@@ -12,11 +12,17 @@ from ...harness.experiments.config.schema import ExperimentSchema
 from ...harness.servers.launch.backend_names import SIMULATED
 from ...workloads.errors import SloBenchError
 from .asked import (
+    REAL_BUDGET_HORIZONS,
     REAL_BUDGET_S,
+    REAL_HORIZONS,
+    REAL_MOST_S,
     REAL_REQUESTS,
+    REAL_TARGETS,
+    REAL_TOLERANCE,
     SEEDS,
     SIMULATED_BUDGET,
     SIMULATED_BUDGET_HORIZONS,
+    SIMULATED_HORIZONS,
     SIMULATED_REQUESTS,
     CapacityOptions,
 )
@@ -27,19 +33,25 @@ from .curve import CapacityLevel
 class Budget:
     """What a search may spend; None is no limit.
 
-    `requests` may be exceeded for SLOs that take many requests to miss: up to
-    `horizons` times the requests that arrive within the SLO's horizon at the capacity.
+    Both may be exceeded where an SLO takes long to miss, or an answer long: up to `horizons` times
+    the horizon in seconds (an hour at most), or the requests that arrive in it at the capacity.
     """
 
     requests: int | None = 1_000_000
     time_s: float | None = None
     horizons: float = 0.0
 
-    def extended(self, horizon_requests: float) -> Budget:
-        """The budget where `horizon_requests` arrive within the SLO's horizon."""
-        if self.requests is None or not self.horizons:
+    def extended(self, horizon_s: float, rate_rps: float) -> Budget:
+        """The budget for an SLO with this horizon at `rate_rps`."""
+        if not self.horizons:
             return self
-        return replace(self, requests=max(self.requests, int(self.horizons * horizon_requests)))
+        if self.requests is not None:
+            most = int(self.horizons * horizon_s * rate_rps)
+            return replace(self, requests=max(self.requests, most))
+        if self.time_s is None:
+            return self
+        longer_s = min(self.horizons * horizon_s, REAL_MOST_S)
+        return replace(self, time_s=max(self.time_s, longer_s))
 
 
 @dataclass(frozen=True)
@@ -62,24 +74,31 @@ class SearchOptions:
     shares_of: Budget | None = None
     low_rps: float = 0.0
     high_rps: float = math.inf
+    most_horizons: float = SIMULATED_HORIZONS
 
     @classmethod
     def of(cls, experiment: ExperimentSchema, asked: CapacityOptions) -> Self:
         """Those of an experiment's searches, with what is not asked filled in."""
         simulated = experiment.backend == SIMULATED
-        budget = Budget(None, REAL_BUDGET_S)
+        budget = Budget(None, REAL_BUDGET_S, REAL_BUDGET_HORIZONS)
         if simulated:
             budget = Budget(SIMULATED_BUDGET, horizons=SIMULATED_BUDGET_HORIZONS)
         if asked.max_requests is not None or asked.max_time_s is not None:
             budget = Budget(asked.max_requests, asked.max_time_s)
         least = SIMULATED_REQUESTS if simulated else REAL_REQUESTS
+        targets, tolerance = asked.targets, asked.tolerance
+        if not simulated:
+            given = asked.model_fields_set
+            targets = targets if "targets" in given else REAL_TARGETS
+            tolerance = tolerance if "tolerance" in given else REAL_TOLERANCE
         return cls(
-            targets=asked.targets,
-            tolerance=asked.tolerance,
+            targets=targets,
+            tolerance=tolerance,
             requests=experiment.requests[0] or least,
             seeds=experiment.seeds or SEEDS,
             first_seed=experiment.seed,
             budget=budget,
+            most_horizons=SIMULATED_HORIZONS if simulated else REAL_HORIZONS,
         )
 
     def __post_init__(self) -> None:

@@ -3,8 +3,8 @@
 Short runs first bracket the crossing of every target by doubling, halving and bisecting the rate.
 Then long runs are made where they are most informative: a little below and a little above the
 estimate of the target whose interval is nearest to being narrow enough, until every interval is or
-the budget is spent. Every run has its own seed, so runs are independent and their scatter is the
-whole error.
+the budget is spent; each target has one of its own for them. Every run has its own seed, so runs
+are independent and their scatter is the whole error.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .samples import LevelRunner, LevelSample
 
 _WIDEST_BRACKET = 1.25
 _FARTHEST = 2.0**14  # from the first rate
-_LEAST_HORIZONS, _MOST_HORIZONS = 2 * SETTLED_HORIZONS, 60.0  # of the SLO, that a long run lasts
+_LEAST_HORIZONS = 2 * SETTLED_HORIZONS  # of the SLO, that a long run lasts
 _LONGER = 4  # times, where a run was too short for a verdict
 _CONFIRMATIONS = 3  # of the interval's low end
 _CORRELATED = 25  # independent requests that a run counts for
@@ -39,6 +39,9 @@ _LENGTHEN = 4  # times what the longest run was, at most
 _LEAST_SHARES = 15  # no run takes more than this fraction of the budget
 _LEAST_RUNS = 8
 _LEAST_WORTH = 12.0
+_FIRST_BURST, _MOST_BURSTS = 40, 6  # requests
+_BURST_S = 8.0  # that a burst lasts, at most about
+_GROWN = 1.2  # times, a throughput that still grows
 _ROUGH = 2.0  # times the tolerance: a wider interval is no estimate yet
 _BELOW_LOGITS, _ABOVE_LOGITS = 0.5, 1.0
 _NARROWEST_SIDE, _WIDEST_SIDE = 0.01, 0.06
@@ -113,6 +116,8 @@ class _Search:
         self._runs = 0
         self._horizon_s = self._stay_s = 0.0
         self._budget_spent = False
+        self._own = dict.fromkeys(options.targets, (0, 0.0))  # spent on a target alone
+        self._exhausted: dict[float, str] = {}  # targets whose budget is spent, with the reason
         self._confirmed = dict.fromkeys(options.targets, 0)
         self._highest_rps = options.high_rps  # no rate above is tried
         self._late_rps: float | None = None  # the lowest rate at which the client is always late
@@ -149,7 +154,10 @@ class _Search:
                 target,
                 found.rate_rps,
                 max((rate for rate in passing if rate <= found.low_rps), default=0.0),
-                min(found.high_rps, max(failing)),
+                min(
+                    found.high_rps,
+                    max((rate for rate in failing if rate > found.rate_rps), default=math.inf),
+                ),
                 self._precise(found),
                 SearchOutcome.FOUND,
                 found.slope,
@@ -214,18 +222,22 @@ class _Search:
 
         longest = max(run.requests for level in self._known.values() for run in level.samples)
         apart = max(_CORRELATED, _LEAST_MISSES / (1 - found.target))
-        wanted = max(lasting(_MOST_HORIZONS), min(apart * found.dispersion, _LENGTHEN * longest))
-        whole = self._options.shares_of or self._options.budget
+        wanted = max(
+            lasting(self._options.most_horizons), min(apart * found.dispersion, _LENGTHEN * longest)
+        )
+        whole = self._options.shares_of or self._budget(rate_rps)
         if whole.requests is not None:
             wanted = min(wanted, whole.requests / _LEAST_SHARES)
         if whole.time_s is not None:
             wanted = min(wanted, whole.time_s / _LEAST_SHARES * rate_rps)
         return max(self._options.requests, math.ceil(max(wanted, lasting(_LEAST_HORIZONS))))
 
-    def _bracketing_limit(self) -> float:
+    def _bracketing_limit(self, rate_rps: float) -> float:
         """Most requests in a run that only brackets: a share of the budget."""
-        budget = self._options.shares_of or self._options.budget
+        budget = self._options.shares_of or self._budget(rate_rps)
         most = math.inf if budget.requests is None else budget.requests / _LEAST_SHARES
+        if budget.time_s is not None:
+            most = min(most, budget.time_s / _LEAST_SHARES * rate_rps)
         return min(
             max(most, 2 * _LONGER * self._options.requests), _LONGER**2 * self._options.requests
         )
@@ -237,11 +249,18 @@ class _Search:
         """
         _, missed = self._decided(min(self._options.targets))
         rate_rps = min((rate_rps, *missed))
-        return self._options.budget.extended(self._horizon_s * rate_rps)
+        horizon_s = self._horizon_s
+        if self._options.budget.time_s is not None:
+            horizon_s = max(horizon_s, self._stay_s)
+        return self._options.budget.extended(horizon_s, rate_rps)
 
-    def _run(self, rate_rps: float, requests: int) -> LevelSample:
+    def _run(self, rate_rps: float, requests: int, target: float | None = None) -> LevelSample:
+        """A run; `target` is the one that it refines, None where it serves all."""
+        others = [own for other, own in self._own.items() if other != target]
+        spent = self._spent - sum(own for own, _ in others)
+        wall_s = self._wall_s - sum(own_s for _, own_s in others)
         refusal = within_budget(
-            self._budget(rate_rps), self._spent, self._wall_s, requests, self._levels(), rate_rps
+            self._budget(rate_rps), spent, wall_s, requests, self._levels(), rate_rps
         )
         if refusal is not None:
             raise _BudgetSpentError(refusal)
@@ -249,6 +268,9 @@ class _Search:
         self._runs += 1
         self._spent += sample.requests
         self._wall_s += sample.wall_s
+        if target is not None:
+            own, own_s = self._own[target]
+            self._own[target] = own + sample.requests, own_s + sample.wall_s
         before = self._known[rate_rps].samples if rate_rps in self._known else ()
         self._known[rate_rps] = CapacityLevel(rate_rps, (*before, sample))
         self._horizon_s = max(self._horizon_s, sample.horizon_s)
@@ -282,7 +304,7 @@ class _Search:
                 break
         while self._known[rate_rps].counted and self._undecided(self._known[rate_rps]):
             settled = requests_in(1.05 * sample.settle_s, rate_rps, sample.horizon_s)
-            if settled <= requests and 2 * requests > self._bracketing_limit():
+            if settled <= requests and 2 * requests > self._bracketing_limit(rate_rps):
                 return  # too near the limit to tell in a short run
             requests = min(max(settled, 2 * requests), _LONGER * requests)
             sample = self._run(rate_rps, requests)
@@ -345,6 +367,7 @@ class _Search:
             known = [found for found in self._crossings.values() if found is not None]
             if len(known) < len(options.targets) and self._widen():
                 continue
+            known = [found for found in known if found.target not in self._exhausted]
             rough = [found for found in known if not self._precise(found)]
             if rough:
                 nearest = min(rough, key=self._lacking)
@@ -354,8 +377,10 @@ class _Search:
                 self._refine_at(_three_digits_down(unsure.low_rps), unsure)
             else:
                 break
-        if len(known) < len(options.targets):
+        if None in self._crossings.values():
             return self._unbracketed()
+        if self._exhausted:
+            return "; ".join(f"{target:g}: {why}" for target, why in self._exhausted.items())
         return f"every interval is within ±{options.tolerance:.1%}"
 
     def _refine_at(self, rate_rps: float, found: Crossing) -> None:
@@ -364,8 +389,11 @@ class _Search:
         if self._foresee is not None:
             first = self._options.first_seed + self._runs
             self._foresee(rate_rps, range(first, first + self._options.seeds), requests)
-        for _ in range(self._options.seeds):
-            self._run(rate_rps, requests)
+        try:
+            for _ in range(self._options.seeds):
+                self._run(rate_rps, requests, found.target)
+        except _BudgetSpentError as spent:
+            self._exhausted[found.target] = str(spent)
 
     def _unconfirmed(self, known: Sequence[Crossing]) -> Crossing | None:
         """A crossing of which no rate close to the interval's low end was run and carried."""
@@ -427,6 +455,25 @@ class _Search:
         rates = [level.rate_rps for level in levels]
         close = [known for known in rates if abs(math.log(known / rate)) < abs(side) / 3]
         return min(close, key=lambda known: abs(known - rate), default=three_digits(rate))
+
+
+def throughput_of_bursts(runner: LevelRunner, *, first_seed: int) -> float:
+    """Requests per second that a server completes when more wait than it can serve.
+
+    Bursts grow, each offered within about a second, until one lasts `_BURST_S` or the throughput
+    grows no more. A server takes 20 to 30 s for it; one that completes less than a request a
+    second is known after the first burst.
+    """
+    requests, best = _FIRST_BURST, 0.0
+    for place in range(_MOST_BURSTS):
+        sample = runner.run(float(requests), first_seed + place, requests)
+        throughput = sample.requests / max(sample.wall_s, 1e-9)
+        grown = throughput / best if best else math.inf
+        best = max(best, throughput)
+        if sample.wall_s >= _BURST_S or grown < _GROWN:
+            break
+        requests = math.ceil(min(4 * requests, max(requests, _BURST_S * throughput) * _GROWN))
+    return best
 
 
 def three_digits(rate_rps: float) -> float:

@@ -14,9 +14,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ...harness.experiments.config.schema import ExperimentSchema
+from ...harness.experiments.execution.bands import share_that_keeps
+from ...harness.experiments.execution.cells import (
+    predicted_output_tokens,
+    simulated,
+    simulated_figures,
+    workload_of,
+)
 from ...harness.experiments.execution.lookup import placed, source
 from ...harness.experiments.execution.specs import CellSpec
 from ...harness.results.checkpoint import Checkpoint
+from ...harness.results.run_folder import Row
 from ...harness.results.stationarity import SETTLED_HORIZONS, requests_in
 from ...workloads.errors import SloBenchError
 from ..capacity.asked import SIMULATED_BUDGET_HORIZONS
@@ -80,6 +88,7 @@ class SizedOffer:
     high: float
     capacity: Capacity | None = None
     fitted: bool = True  # step times, to measurements
+    keeps: float | None = None  # the probability that the real server keeps the target
 
     @property
     def gpus(self) -> int:
@@ -303,7 +312,16 @@ class _Search:
             self.runner_of(spec), start_rps=rate, options=options, neighbours=(rate, rate * 1.2)
         ).capacities
         fitted = placed(spec.placement).step_time.fitted
-        return replace(one, capacity=capacity, fitted=fitted)
+        keeps = self._keeps(spec) if self.runner_of is _simulated else None
+        return replace(one, capacity=capacity, fitted=fitted, keeps=keeps)
+
+    def _keeps(self, spec: CellSpec) -> float | None:
+        """The probability of reaching the target, from how far earlier predictions were off."""
+        spec = replace(spec, requests=_REQUESTS)
+        workload = workload_of(spec)
+        result = simulated(spec, workload, predicted_output_tokens(spec, workload))
+        row: Row = dict(simulated_figures(spec, workload, result))
+        return share_that_keeps(spec, workload, result, row, self.wanted.target)
 
 
 def _capacity(one: SizedOffer) -> float:

@@ -68,6 +68,10 @@ class Dimension:
             (value - self.low) / self.step, round((value - self.low) / self.step), abs_tol=1e-6
         )
 
+    def own(self, value: Value) -> Value:
+        """A value that it holds, as the trials have it: 1.0 is 1 where 1 is among the choices."""
+        return next((one for one in self.choices or () if one == value), value)
+
     def points(self, most: int) -> tuple[Value, ...]:
         """All values, or `most` that are spread over the range."""
         if self.choices is not None:

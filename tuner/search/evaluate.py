@@ -12,6 +12,7 @@ from ...harness.experiments.execution.plan import plan
 from ...harness.experiments.execution.specs import CellSpec
 from ...harness.experiments.execution.workers import WorkerPool
 from ...harness.experiments.experiment import Experiment
+from ...harness.results.stationarity import stationary
 from ...harness.servers.launch.backend_names import SIMULATED
 from ...workloads.errors import SloBenchError
 from ...workloads.parsing import finite
@@ -26,6 +27,7 @@ from .runs import Runs, Servers
 from .space import Configuration, Space, key_of
 
 _MORE_TRIES = 2
+DRIFTING = "drifting_after_s"  # figure of a trial: arrivals of its runs that are not stationary
 RACE_SEEDS = 500_000  # away from those of searches
 
 
@@ -185,7 +187,7 @@ class ConfigurationEvaluator:
                 raise _OvertakenError(RaceResult(True, estimate, progress.requests_spent, math.nan))
 
         asked = self.experiment
-        begin_rps = near[0] if near else start_rps(asked, runs.spec)
+        begin_rps = near[0] if near else start_rps(asked, runs.spec, runs)
         most_rows = asked.requests[0]
         try:
             return search_cell(
@@ -201,6 +203,7 @@ class ConfigurationEvaluator:
         assert self.aim.rate_rps is not None
         options = self.options
         kept: list[Mapping[str, float]] = []
+        drifting_s: list[float] = []  # windows of arrivals of runs that are not stationary
         stopped = False
         for place in range(options.seeds + _MORE_TRIES):
             if len(kept) == options.seeds:
@@ -209,6 +212,8 @@ class ConfigurationEvaluator:
             if not run.sample.valid:
                 continue  # the client may have been late by accident
             kept.append(run.figures)
+            if stationary(run.sample) is False and "arrival_window_s" in run.figures:
+                drifting_s.append(run.figures["arrival_window_s"])
             only = self.aim.single
             if only is not None and only.column is not None and len(kept) < options.seeds:
                 mean = _mean(kept, only.column)
@@ -221,6 +226,8 @@ class ConfigurationEvaluator:
             )
         columns = {o.name: o.column for o in self.aim.objectives if o.column is not None}
         found = {name: _mean(kept, column) for name, column in columns.items()}
+        if drifting_s:
+            found[DRIFTING] = sum(drifting_s) / len(drifting_s)
         return {**found, "attainment": _mean(kept, "attainment")}, stopped
 
 
@@ -235,7 +242,7 @@ def unmet_alone(evaluation: ConfigurationEvaluator) -> str | None:
         return None
     try:
         runs = evaluation.runs_of({})
-        rate_rps = start_rps(evaluation.experiment, runs.spec) / _ALONE
+        rate_rps = start_rps(evaluation.experiment, runs.spec, runs) / _ALONE
         found = runs.run(rate_rps, evaluation.options.first_seed, _ALONE_REQUESTS)
     except SloBenchError:
         return None  # the default cannot be deployed: its trial says why

@@ -52,7 +52,7 @@ class Space:
         for one in self.dimensions:
             if one.name not in self.defaults or not one.holds(self.defaults[one.name]):
                 return None
-        return {one.name: self.defaults[one.name] for one in self.dimensions}
+        return {one.name: one.own(self.defaults[one.name]) for one in self.dimensions}
 
     @property
     def size(self) -> float:

@@ -42,6 +42,7 @@ from ...results.metrics import (
     parse_objective,
 )
 from ...results.run_folder import Row
+from .bands import band_columns
 from .lookup import configured, placed, source
 from .specs import CellSpec, PlacementSpec, WorkloadSpec
 
@@ -160,7 +161,7 @@ def simulated_row(
 ) -> Row:
     """Write the details of a simulated cell into `folder` and return its row of `cells.csv`."""
     hardware, fitted = _simulated_hardware(spec, workload)
-    return kept_cell(
+    row = kept_cell(
         spec,
         workload,
         result,
@@ -170,6 +171,7 @@ def simulated_row(
         step_time="fitted" if fitted else "unfitted",
         columns=_roles(result),
     )
+    return row | band_columns(spec, workload, result, row)
 
 
 def simulated_figures(

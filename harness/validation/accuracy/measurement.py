@@ -65,6 +65,8 @@ class Case:
     token_budget: int | None = None
     max_num_seqs: int | None = None
     async_scheduling: bool | None = None
+    num_gpu_blocks: int | None = field(default=None, repr=False)
+    peer_link: str | None = field(default=None, repr=False)
     harness: str = ""
 
     def __str__(self) -> str:
@@ -100,6 +102,7 @@ class Measurement:
         """Identifies the measurement in the results of an interrupted run."""
         load = self.case.load
         text = [self.set, self.row, self.mode, repr(self.case)]
+        text += [str(x) for x in (self.case.num_gpu_blocks, self.case.peer_link) if x is not None]
         if isinstance(load, OpenLoop):
             text += [load.arrival_s.tobytes().hex(), load.output_tokens.tobytes().hex()]
         return hashlib.sha256("\0".join(text).encode()).hexdigest()[:16]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,9 +60,13 @@ def predict(
     if case.engine not in ENGINES:
         raise SloBenchError(f"engine {case.engine!r} is not simulated")
     served = _system(case)
+    blocks = case.num_gpu_blocks
+    device = gpu(case.gpu)
+    if case.peer_link is not None:
+        device = replace(device, peer_link=case.peer_link)
     placement = Placement(
         model(case.model),
-        gpu(case.gpu),
+        device,
         tp=case.tp,
         pp=case.pp,
         ep=case.ep,
@@ -71,8 +75,10 @@ def predict(
         memory_share=case.memory_share,
         batched_tokens=token_budget(case),
         beside_bytes=sampler_bytes(case),
+        fixed_num_gpu_blocks=None if blocks is None else max(1, blocks - 1),  # one holds nothing
     )
-    placement.check()
+    if blocks is None:
+        placement.check()
     if known is None:
         known = default_step_time(placement) if analytic else step_times(case, placement, without)
     workload = _workload(case)

@@ -311,6 +311,8 @@ def _log(file: Path) -> Found:
         tp=log.engine.tp or 1,
         token_budget=log.engine.max_num_batched_tokens,
         max_num_seqs=log.engine.max_num_seqs,
+        num_gpu_blocks=log.engine.num_gpu_blocks,
+        peer_link=log.engine.peer_link,
     )
     seconds = latencies(log.begin_s, log.first_s, log.last_s, log.output_tokens)
     yield Measurement(name, "log", LOG, case, figures(seconds))

@@ -312,8 +312,8 @@ function spacedOut(points, s, x, left) {
 function drawReferences(image, lines, x, y, box) {
   for (const line of lines) {
     if (line.axis === "diagonal") {
-      const end = Math.min(line.value, x.high, y.high);
-      svg("line", { class: "reference", x1: x.at(0), y1: y.at(0), x2: x.at(end), y2: y.at(end) }, image);
+      const begin = Math.max(x.low, y.low), end = Math.min(line.value, x.high, y.high);
+      svg("line", { class: "reference", x1: x.at(begin), y1: y.at(begin), x2: x.at(end), y2: y.at(end) }, image);
       svg("text", { class: "halo", x: x.at(end * 0.86) - 8, y: y.at(end * 0.9), "text-anchor": "end" }, image, line.label);
     } else if (line.axis === "y") {
       svg("line", { class: "reference", x1: box.left, x2: box.right, y1: y.at(line.value), y2: y.at(line.value) }, image);

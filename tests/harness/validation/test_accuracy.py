@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slo_bench.harness.validation.accuracy import errors
+from slo_bench.harness.validation.accuracy import aiconfigurator, errors
 from slo_bench.harness.validation.accuracy.clients import client_of
 from slo_bench.harness.validation.accuracy.errors import judge, judge_one, summaries
 from slo_bench.harness.validation.accuracy.measurement import (
@@ -22,6 +22,7 @@ from slo_bench.harness.validation.accuracy.predict import predict, sampler_bytes
 from slo_bench.harness.validation.accuracy.readers import read_folder
 from slo_bench.harness.validation.accuracy.shipped import SHIPPED, seen
 from slo_bench.predictors.specs import model as catalogue_model
+from slo_bench.reports.pages.accuracy import figures, write_accuracy
 from slo_bench.workloads.errors import FileFormatError, SloBenchError
 
 OWN = """engine,gpu,model,tp,concurrency,prompt_tokens,output_tokens,ttft_mean_s,tpot_mean_s
@@ -270,3 +271,37 @@ def test_shipped_measurements_are_met():
     for rows, metric, most in bounds:
         errors_of = [abs(row.errors()[metric]) for row in rows if metric in row.errors()]
         assert np.median(errors_of) <= most, metric
+
+
+def test_the_page_shows_every_point(own, tmp_path):
+    judged, skipped = judge(own)
+    page = write_accuracy(judged, skipped, tmp_path / "accuracy.html").read_text("utf-8")
+    figure = next(of for of in figures(judged) if of.id == "tpot_mean")
+    for view in figure.views.values():
+        points = [point for of in view["series"] for point in zip(of["x"], of["y"], strict=True)]
+        assert sorted(points) == sorted(
+            (row.measured["tpot_mean"], row.predicted["tpot_mean"]) for row in judged
+        )
+    label = figure.views["engine"]["series"][1]["labels"][0]
+    assert label.startswith("mine, 2: llama-3.1-8b on h100-80g, vllm, bf16, tp 1, 256 + 16 tokens")
+    assert label in page
+    with pytest.raises(SloBenchError, match="nothing to show"):
+        write_accuracy([], skipped, tmp_path / "none.html")
+
+
+def test_aiconfigurator_is_compared_on_the_rows_that_it_predicted():
+    known = aiconfigurator.predictions()
+    rows = [m for m in read_folder(SHIPPED) if isinstance(m, Measurement)]
+    by_id = {(m.set, m.row): m for m in rows}
+    assert set(known) <= set(by_id)
+    (where, theirs), (_, others) = list(known.items())[:2]
+    assert theirs != others
+    measurement = by_id[where]
+    case, measured = measurement.case, {"tpot_mean": 1.0}
+    names = ("", *where, "closed-loop", case.engine, case.gpu, case.model, "")
+    mine = errors.Judged(*names, measured, {"tpot_mean": 1.5})
+    strange = errors.Judged("", "mine", "2", *names[3:], measured, {"tpot_mean": 9.0})
+    found = aiconfigurator.beside([mine, strange], "tpot_mean")
+    assert (found.n, found.ours) == (1, pytest.approx(0.5))
+    assert found.theirs == pytest.approx(abs(theirs["tpot_mean"] - 1))
+    assert aiconfigurator.beside([strange], "tpot_mean") is None

@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 from reference.logs import LOGS as REAL
 from reference.logs import PROFILE, SHARED, log_file, needs_data, simulated_log
 from slo_bench.cli.main import app
-from slo_bench.harness.results.engine_logs import EngineSettings, RealLog, read_log
+from slo_bench.harness.results import engine_logs
+from slo_bench.harness.results.engine_logs import EngineSettings, RealLog, measured_logs, read_log
 from slo_bench.harness.validation.calibrate import KNOTS, calibrate
 from slo_bench.harness.validation.calibrate_table import calibrate_table
 from slo_bench.harness.validation.log_replay import Validation, validate
@@ -159,6 +160,20 @@ def test_several_gpus_need_a_measured_link():
     np.testing.assert_allclose(linked.seconds - bare.seconds, expected_s)
 
 
+def test_a_link_beside_the_log_is_taken_where_the_profile_has_none():
+    two = dataclasses.replace(PROFILE, tp=2)
+    log = slow_log(400, 1)
+    told = dataclasses.replace(
+        log, engine=dataclasses.replace(log.engine, tp=2, peer_link="16gb/s@20us")
+    )
+    with pytest.raises(SloBenchError, match="has no all-reduce"):
+        validate(dataclasses.replace(told, engine=log.engine), two)
+    by_log = means(validate(told, two))
+    assert by_log == means(validate(told, with_peer_link(two, "16gb/s@20us")))
+    assert by_log["tpot"] < means(validate(told, with_peer_link(two, "1gb/s@20us")))["tpot"]
+    assert "peer" in calibrate([told], two).profile.links
+
+
 # -------------------------------------------------------------------- command
 
 
@@ -173,7 +188,7 @@ def test_the_command(tmp_path):
     made = json.loads(told.stdout)
     assert made["tokens"] == list(KNOTS)
     assert made["requests"] == 80
-    assert made["origin"] == [f"{tmp_path.name}/requests.jsonl"]
+    assert made["origin"] == ["/".join(log.parts[-3:])]
     assert set(made["before_percent"]) == set(made["after_percent"]) == {"ttft", "tpot", "e2e"}
     assert read_profile(out).calibration is not None
     told = runner.invoke(app, given)
@@ -184,6 +199,22 @@ def test_the_command(tmp_path):
     told = runner.invoke(app, ["profile", "calibrate", str(tmp_path / "no.jsonl"), *given[3:]])
     assert isinstance(told.exception, FileFormatError)
     assert "cannot be read" in str(told.exception)
+
+
+def test_all_cells_of_a_measured_run_and_none_of_a_simulated_one(tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    CliRunner().invoke(
+        app, ["run", "--system", "vllm", "--requests", "20", "--rates", "1,2", "--seeds", "1",
+              "--jobs", "1", "--no-report", "--out", str(run)]
+    )  # fmt: skip
+    with pytest.raises(SloBenchError, match="was simulated"):
+        measured_logs(run)
+    rows = engine_logs.read_rows(run / "cells.csv")
+    measured = [{**row, "backend": "vllm"} for row in rows]
+    monkeypatch.setattr(engine_logs, "read_rows", lambda path: measured)
+    with pytest.raises(SloBenchError, match="no cell 'x'"):
+        measured_logs(run, "x")
+    assert [len(log) for log in measured_logs(run)] == [20, 20]
 
 
 TABLE = """engine,version,gpu,model,concurrency,prompt_tokens,output_tokens,ttft_mean_s,tpot_mean_s

@@ -1,3 +1,4 @@
+import dataclasses
 import heapq
 import math
 
@@ -6,7 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slo_bench import Experiment
+from slo_bench.tuner.capacity.asked import REAL_LEAST, CapacityOptions
+from slo_bench.tuner.capacity.options import SearchOptions
 from slo_bench.tuner.capacity.queues import MdcQueue
+from slo_bench.tuner.capacity.search import find_capacity, throughput_of_bursts
 
 
 def test_one_server_that_may_not_wait_is_free_as_often_as_it_idles():
@@ -58,3 +63,45 @@ def test_waits_are_those_of_a_queue_followed_step_by_step(servers, gaps):
         expected.append(start - arrival)
         heapq.heappush(free_s, start + 1.0)
     assert MdcQueue(servers, 1.0, 0.0).waits_s(arrival_s) == pytest.approx(expected, abs=1e-9)
+
+
+@dataclasses.dataclass
+class Clocked:
+    """A queue whose runs take the time that they would take on a real server."""
+
+    queue: MdcQueue
+    first_seed: int
+    clock_s: float = 0.0
+
+    def run(self, rate_rps, seed, requests):
+        seed += self.first_seed
+        sample = self.queue.run(rate_rps, seed, requests)
+        arrival_s = np.cumsum(
+            np.random.default_rng([seed, requests]).standard_exponential(requests)
+        )
+        arrival_s /= rate_rps
+        ended_s = arrival_s + self.queue.waits_s(arrival_s) + self.queue.service_s
+        self.clock_s += float(ended_s[-1])
+        return dataclasses.replace(sample, wall_s=float(ended_s[-1]))
+
+
+def test_a_real_server_takes_four_minutes_from_the_defaults():
+    queue = MdcQueue(32, 0.68, 0.05)  # TTFT ≤ 100 ms, of which 50 ms are the first token's
+    true_rps = queue.capacity_rps(0.9)
+    assert true_rps == pytest.approx(38.5, abs=0.01)
+    options = SearchOptions.of(Experiment(backend="openai"), CapacityOptions())
+    options = dataclasses.replace(options, requests=REAL_LEAST)
+    assert (options.targets, options.tolerance) == ((0.9,), 0.05)
+    covered = 0
+    for seed in range(4):
+        server = Clocked(queue, seed * 10_000_000)
+        bursts_rps = throughput_of_bursts(server, first_seed=900_000)
+        assert bursts_rps == pytest.approx(queue.limit_rps, rel=0.1)
+        assert server.clock_s < 30
+        found = find_capacity(server, start_rps=0.75 * bursts_rps, options=options)
+        (one,) = found.capacities
+        assert server.clock_s <= 240
+        assert one.capacity_rps == pytest.approx(true_rps, rel=0.055)
+        assert one.low_rps <= one.capacity_rps <= one.high_rps
+        covered += one.low_rps <= true_rps <= one.high_rps
+    assert covered >= 3

@@ -27,6 +27,7 @@ def test_a_whole_number_among_the_values_is_the_default_of_a_real_parameter():
     asked = {"threshold": "0.25,0.5,1,2,4", "tickets": "true,false"}
     space = space_of(Experiment(systems="ascendra"), asked, None)
     assert space.default == {"threshold": 1.0, "tickets": True}
+    assert key_of(space.default) == key_of({"threshold": 1, "tickets": True})  # tried once
     assert not Dimension("x", choices=(0, 1)).holds(True)
 
 

@@ -69,6 +69,16 @@ def test_a_grid_is_searched_once_and_the_best_is_found(tmp_path):
     assert outcome.found.requests == sum(requests for *_, requests in runs_of(tmp_path / "o"))
 
 
+@pytest.mark.parametrize(("rate", "drifts"), [(40.0, True), (1.0, False)])
+def test_trials_that_are_not_stationary_say_after_how_long(tmp_path, rate, drifts):
+    at_rate = quick(objectives="attainment", rate_rps=rate, trials=1)
+    overload = Experiment(systems="sarathi", requests=1500, seeds=1, slo="ttft=1")
+    (row,) = tune(overload, at_rate, tmp_path / "o").found.trials
+    assert ("drifting_after_s" in row.figures) is drifts
+    if drifts:
+        assert 30 < row.figures["drifting_after_s"] < 1500 / 40 + 1  # less the warm-up
+
+
 def test_the_winner_is_a_file_to_run(tmp_path):
     outcome = tune(EXPERIMENT, quick(trials=3, confirm=True), tmp_path / "o")
     (winner,) = outcome.winners

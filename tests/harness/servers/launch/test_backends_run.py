@@ -59,9 +59,11 @@ def test_stock_and_patched_are_measured(run):
     assert json.loads((ran / "environment.json").read_text())["command"] is not None
 
 
-@pytest.mark.parametrize("backend", ["vllm", "sglang"])
-def test_what_a_mechanism_did_in_the_server_is_in_the_row(run, backend):
-    (cell,) = cells_of(run(backend, "--system", f"{HERE / 'counts_long.py'}:CountsLong"))
+@pytest.mark.parametrize(("backend", "block_size"), [("vllm", 32), ("sglang", 16)])
+def test_what_a_mechanism_did_in_the_server_is_in_the_row(run, backend, block_size):
+    policy = f"{HERE / 'counts_long.py'}:CountsLong"
+    ran = run(backend, "--system", policy, "--sweep", f"block_size={block_size}")
+    (cell,) = cells_of(ran)
     assert int(cell["count_long"]) == 6  # 46 to 51 of 40 to 51 prompt tokens
     assert int(cell["preemptions_recompute"]) == 0
     assert float(cell["attainment"]) == 1.0

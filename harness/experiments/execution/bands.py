@@ -1,0 +1,130 @@
+"""Bands of a simulated cell: what its figures would be, were it as far off as earlier predictions.
+
+Every measurement that is known (`predictors.bands`) gives factors for TTFT, TPOT and E2E. Latencies
+take the band of their own metric; attainment and goodput are computed again for each measurement's
+factors together.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ....predictors.bands import Setting, Spread, kind_of, residuals
+from ....predictors.operators.assembly import chosen_engine
+from ....predictors.regime import OVERLOADED, regime_of
+from ....workloads.request import SLO_COLUMNS
+from ....workloads.workload import Workload
+from ...core.records import Outcome, Result
+from ...results.metrics import judge_times
+from ...results.rate_window import counted_requests
+from ...results.run_folder import BAND_BASIS, Row
+from .lookup import configured, placed
+from .specs import CellSpec
+
+Floats = NDArray[np.float64]
+
+LOW, HIGH = "band_low_", "band_high_"
+_LATENCIES = tuple(
+    f"{latency}_{of}" for latency in ("ttft", "tpot", "e2e") for of in ("p50", "p90", "p99", "mean")
+)
+_JOINT = ("ttft_mean", "tpot_mean", "e2e_mean")
+_MOST_REQUESTS, _MOST_ROWS = 5000, 100  # that attainment is computed again for
+
+
+def band_columns(spec: CellSpec, workload: Workload, result: Result, row: Row) -> Row:
+    """`band_low_COLUMN` and `band_high_COLUMN` of the figures in `row`, and what they are based on.
+
+    Nothing where no residuals fit: several models on shared GPUs, device maps, embedding, profiles.
+    """
+    setting = setting_of(spec, workload, result, row)
+    if setting is None:
+        return {}
+    known, found = residuals(), Row()
+    for metric in _LATENCIES:
+        value, spread = row.get(f"{metric}_s"), known.spread(setting, (metric,))
+        if spread is not None and isinstance(value, float):
+            low, high = spread.factors()
+            found |= _both(f"{metric}_s", value * low, value * high)
+    spread = known.spread(setting, ("throughput",))
+    full = setting.regime == OVERLOADED or workload.concurrency is not None
+    if spread is not None and full:  # otherwise the offered rate is what a server completes
+        low, high = spread.factors()
+        for name in ("throughput_rps", "output_tokens_per_s"):
+            found |= _both(name, low * float(row[name] or 0), high * float(row[name] or 0))
+    joint = known.spread(setting, _JOINT)
+    if joint is not None:
+        shares = attainments(joint, workload, result, spec.warmup_s)
+        low, high = joint.thinned(_MOST_ROWS).band(shares)
+        found |= _both("attainment", low, high)
+        if row["attainment"]:
+            goodput = float(row["goodput_rps"] or 0) / float(row["attainment"])
+            found |= _both("goodput_rps", low * goodput, high * goodput)
+        seen = "seen" if joint.seen else "not seen"
+        found[BAND_BASIS] = f"{setting.step_time}, {setting.gpu}, tp {spec.placement.tp}, {seen}"
+    return {n: round(v, 9) if isinstance(v, float) else v for n, v in found.items()}
+
+
+def _both(name: str, low: float, high: float) -> Row:
+    return {f"{LOW}{name}": low, f"{HIGH}{name}": high}
+
+
+def setting_of(spec: CellSpec, workload: Workload, result: Result, row: Row) -> Setting | None:
+    """What the residual of a simulated cell may depend on; None: no residuals are known."""
+    place = spec.placement
+    if place.device_map is not None or place.embedder is not None:
+        return None
+    if configured(spec.system, spec.parameters).sharing is not None:
+        return None
+    put = placed(place)
+    kind = kind_of(put.step_time)
+    times = [row.get(f"{metric}_s") for metric in _JOINT]
+    if kind is None or not all(isinstance(value, float) and value > 0 for value in times):
+        return None
+    ttft_s, tpot_s, e2e_s = (float(value or 0) for value in times)
+    finished = result.records.outcome == Outcome.FINISHED
+    span_s = max(float(np.nanmax(result.records.arrival_s)), e2e_s)
+    clients = workload.concurrency
+    running = finished.sum() * (e2e_s - ttft_s) / span_s if clients is None else clients
+    regime = regime_of(
+        put.placement,
+        put.step_time.model,
+        clients=None if clients is None else -(-clients // spec.instances),
+        running=running / spec.instances,
+        prompt_tokens=float(workload.prompt_tokens.mean()),
+        output_tokens=float(workload.output_tokens.mean()),
+        ttft_s=ttft_s,
+        tpot_s=tpot_s,
+        e2e_s=e2e_s,
+    )
+    engine = chosen_engine(place.profile) or ("sglang" if "sglang" in spec.system else "vllm")
+    engine = engine.partition("-")[0]
+    return Setting(engine, put.placement.gpu.name, put.placement.model.name, kind, regime)
+
+
+def attainments(joint: Spread, workload: Workload, result: Result, warmup_s: float = 0.0) -> Floats:
+    """Attainment if latencies were off as each row of `joint.thinned(100)` was."""
+    records = result.records
+    counted = np.flatnonzero(counted_requests(records.arrival_s, warmup_s))
+    some = counted[:: 1 + len(counted) // _MOST_REQUESTS]
+    finished = (records.outcome == Outcome.FINISHED)[some]
+    bounds_s = {name: getattr(workload, of)[some] for name, of in SLO_COLUMNS.items()}
+    arrival_s, ttft_s = records.arrival_s[some], records.ttft_s[some]
+    tpot_s, e2e_s = records.tpot_s[some], records.e2e_s[some]
+    shares = []
+    for ttft, tpot, e2e in np.exp(joint.thinned(_MOST_ROWS).logs):
+        seconds = {"ttft": ttft * ttft_s, "tpot": tpot * tpot_s, "e2e": e2e * e2e_s}
+        seconds["deadline"] = arrival_s + seconds["e2e"]
+        shares.append(judge_times(finished, seconds, bounds_s).met.mean())
+    return np.array(shares)
+
+
+def share_that_keeps(
+    spec: CellSpec, workload: Workload, result: Result, row: Row, target: float
+) -> float | None:
+    """The probability that attainment is at least `target`, by the residuals; None: none known."""
+    setting = setting_of(spec, workload, result, row)
+    joint = None if setting is None else residuals().spread(setting, _JOINT)
+    if joint is None:
+        return None
+    return joint.thinned(_MOST_ROWS).share(attainments(joint, workload, result) >= target)

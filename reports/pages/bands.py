@@ -1,0 +1,87 @@
+"""Prediction bands of simulated cells: lines for the terminal, a table for the report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pandas as pd
+
+from ...harness.results.run_folder import BAND_BASIS as _BASIS
+from ..figures.facets import by_facet, facets_of
+from ..figures.figure import percent_text, rate_text, seconds_text
+from .table import Row, Table
+
+_MOST_SYSTEMS = 6  # of which a terminal shows the bands
+_SHOWN: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+    ("ttft_p99_s", "TTFT p99", seconds_text),
+    ("tpot_p99_s", "TPOT p99", seconds_text),
+    ("e2e_p99_s", "E2E p99", seconds_text),
+    ("attainment", "in SLO", percent_text),
+    ("goodput_rps", "goodput, req/s", rate_text),
+)
+_NOTE = (
+    "Range of 90 % of measurements whose predictions were like this one (docs/accuracy.md); seen: "
+    "the same engine, GPU and model was measured."
+)
+
+
+def _levels(cells: pd.DataFrame) -> pd.DataFrame:
+    """Means over seeds of the banded cells, by facet, series and rate."""
+    if _BASIS not in cells.columns:
+        return pd.DataFrame()
+    banded = cells[cells["valid"].astype(bool) & cells[_BASIS].notna() & (cells[_BASIS] != "")]
+    keys = ["facet", "series", "level_rps", _BASIS]
+    return banded.groupby(keys, sort=False).mean(numeric_only=True).reset_index()
+
+
+def _text(row: pd.Series[Any], column: str, said: Callable[[float], str]) -> str:
+    low, high = row.get(f"band_low_{column}"), row.get(f"band_high_{column}")
+    if low is None or high is None or low != low or high != high:
+        return "–"
+    return f"{said(float(low))} to {said(float(high))}"
+
+
+def notes(cells: pd.DataFrame) -> list[str]:
+    """For each system a line of the highest rate that it carries, else of the lowest one."""
+    rows, lines = _levels(cells), []
+    for (_, name), of in rows.groupby(["facet", "series"], sort=False) if len(rows) else ():
+        carried = of[of["attainment"] >= 0.9]
+        chosen = carried if len(carried) else of.iloc[:1]
+        row = chosen.iloc[int(chosen["level_rps"].argmax())]
+        figures = (
+            f"{head} {said(float(row[column]))}, 90 % band {_text(row, column, said)}"
+            for column, head, said in (_SHOWN[0], _SHOWN[3])
+        )
+        rate = f" at {rate_text(float(row['level_rps']))} req/s" if row["level_rps"] else ""
+        lines.append(f"{name}{rate}: {'; '.join(figures)} ({row[_BASIS]}).")
+    return lines[:_MOST_SYSTEMS]
+
+
+def table(cells: pd.DataFrame, names: Sequence[str], badge: str) -> Table:
+    """The bands of every system at every rate; without groups where nothing was simulated."""
+    rows = _levels(cells)
+    groups: list[tuple[str, list[Row]]] = []
+    for facet, of_facet in by_facet(rows, facets_of(cells)).items() if len(rows) else ():
+        for name in names:
+            of = of_facet[of_facet["series"] == name]
+            lines: list[Row] = [
+                [
+                    rate_text(float(row["level_rps"])),
+                    *(_text(row, column, said) for column, _, said in _SHOWN),
+                    str(row[_BASIS]),
+                ]
+                for _, row in of.iterrows()
+            ]
+            if lines:
+                groups.append((f"{facet}: {name}" if facet else name, lines))
+    heads = ("req/s", *(head for _, head, _ in _SHOWN), "step times")
+    return Table(
+        "Prediction bands (90 %)",
+        heads,
+        groups,
+        texts=(len(heads) - 1,),
+        caption="90 % bands of the simulated figures; means over seeds",
+        note=_NOTE,
+        badge=badge,
+    )

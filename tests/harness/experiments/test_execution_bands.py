@@ -1,0 +1,80 @@
+"""Bands of simulated cells: factors of figures, recomputed attainment, none where unknown."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from slo_bench import Experiment
+from slo_bench.harness.experiments.execution.bands import (
+    attainments,
+    band_columns,
+    setting_of,
+    share_that_keeps,
+)
+from slo_bench.harness.experiments.execution.cells import (
+    simulated,
+    simulated_figures,
+    workload_of,
+)
+from slo_bench.harness.experiments.execution.plan import plan
+from slo_bench.predictors.bands import LEVEL, UNFITTED, Spread, residuals
+from slo_bench.tuner.capacity.folder import prediction_band
+
+
+@pytest.fixture(scope="module")
+def cell():
+    asked = Experiment(systems=["vllm"], rates=[4], requests=200, seeds=1, gpu="h200-141g")
+    [spec] = plan(asked).cells
+    workload = workload_of(spec)
+    result = simulated(spec, workload, None)
+    return spec, workload, result, dict(simulated_figures(spec, workload, result))
+
+
+def test_latencies_take_the_quantiles_of_their_residuals(cell):
+    setting, row = setting_of(*cell), cell[3]
+    assert (setting.engine, setting.gpu, setting.step_time) == ("vllm", "h200-141g", UNFITTED)
+    low, high = residuals().spread(setting, ("ttft_p99",)).factors()
+    found = band_columns(*cell)
+    assert found["band_low_ttft_p99_s"] == pytest.approx(low * row["ttft_p99_s"], abs=1e-8)
+    assert found["band_high_ttft_p99_s"] == pytest.approx(high * row["ttft_p99_s"], abs=1e-8)
+    assert found["band_low_attainment"] <= found["band_high_attainment"]
+    assert found["band_basis"].startswith("unfitted, h200-141g, tp 1, ")
+    assert "band_low_throughput_rps" not in found  # the offered rate sets it
+
+
+def test_attainment_is_recomputed_with_each_measurements_factors(cell):
+    _, workload, result, _ = cell
+    as_it_is, hopeless = np.zeros(3), np.full(3, 20.0)
+    spread = Spread(np.array([as_it_is, hopeless]), np.ones(2), LEVEL, seen=True)
+    shares = attainments(spread, workload, result)
+    assert shares[0] == pytest.approx(cell[3]["attainment"])
+    assert shares[1] == 0
+
+
+def test_the_probability_falls_with_the_target(cell):
+    spec, workload, result, row = cell
+    asked = [share_that_keeps(spec, workload, result, row, t) for t in (0.0, 0.5, 0.9, 1.0)]
+    assert asked[0] == 1.0
+    assert asked == sorted(asked, reverse=True)
+
+
+def test_a_profile_has_no_bands(cell, monkeypatch):
+    spec, workload, result, row = cell
+    from slo_bench.harness.experiments.execution import bands
+
+    known = bands.placed(spec.placement)
+    told = dataclasses.replace(known.step_time, provenance="profile mine.json", fitted=True)
+    monkeypatch.setattr(bands, "placed", lambda of: dataclasses.replace(known, step_time=told))
+    assert band_columns(spec, workload, result, row) == {}
+
+
+def test_capacity_lies_where_the_ends_of_the_bands_cross_the_target():
+    rows = [
+        {"rate_rps": rate, "band_low_attainment": low, "band_high_attainment": high}
+        for rate, low, high in ((1.0, 1.0, 1.0), (2.0, 0.8, 1.0), (3.0, 0.4, 0.95))
+    ]
+    assert prediction_band(rows, 0.9) == (1.5, None)
+    assert prediction_band([{"rate_rps": 1.0}], 0.9) == (None, None)
