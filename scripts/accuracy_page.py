@@ -71,6 +71,10 @@ def _left_out(files: Sequence[Path]) -> list[ErrorSummary]:
     return summaries(kept)
 
 
+def _by_engine(judged: list[Judged]) -> list[ErrorSummary]:
+    return summaries(judged, lambda row: ("", row.engine, "all", "all", ""))
+
+
 def _beside(judged: list[Judged]) -> str:
     """AIConfigurator's errors and ours on the rows that it predicted."""
     groups: dict[tuple[str, str, str], list[Judged]] = {}
@@ -87,10 +91,6 @@ def _beside(judged: list[Judged]) -> str:
                 ours = f"{found.ours:.1%} / {found.ours_p90:.1%}"
                 lines.append((*group, metric, str(found.n), theirs, ours))
     return table(("engine", "GPU", "model", "metric", "n", "AIConfigurator", "slo-bench"), lines)
-
-
-def _by_engine(judged: list[Judged]) -> list[ErrorSummary]:
-    return summaries(judged, lambda row: ("", row.engine, "all", "all", ""))
 
 
 def _coverage() -> str:
@@ -132,7 +132,11 @@ def main(file: Path, left_out: Sequence[Path]) -> None:
     parts = {
         "whole": _wide(whole, CLOSED, {("vLLM and SGLang", "all", "all")}),
         "closed": _wide([row for row in closed if model(row.model).is_plain], CLOSED, seen_groups),
-        "experts": _wide(_by_engine(experts) + summaries(experts), CLOSED, seen_groups),
+        "experts": _wide(
+            _by_engine(experts) + summaries(experts),
+            CLOSED,
+            seen_groups | {(engine, "all", "all") for engine in ("vllm", "sglang")},
+        ),
         "left_out": _wide(_left_out(left_out), CLOSED, seen_groups),
         "open": _wide(opened, OPEN, set()),
         "regimes": table(
