@@ -8,8 +8,9 @@
   2005; Lei et al. 2018);
 - else a new group of engine, GPU and model. Residuals of one group resemble each other, so groups
   and not rows are exchangeable: every group weighs the same ("pooling CDFs" of Dunn, Wasserman and
-  Ramdas 2022, Distribution-Free Prediction Sets for Two-Layer Hierarchical Models), and quantiles
-  lie as far out as makes the band hold `LEVEL` of the rows of groups that are left out in turn.
+  Ramdas 2022, Distribution-Free Prediction Sets for Two-Layer Hierarchical Models). Which way a new
+  group is off the others do not tell: residuals count with either sign. Quantiles lie as far out as
+  makes the band hold `LEVEL` of the rows of groups, of models and of GPUs left out in turn.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ METRICS = (
     *("ttft_p99", "tpot_p99", "e2e_p99", "throughput"),
 )
 NAMES = ("id", "engine", "gpu", "model", "mode", "regime", "step_time")
-_LEVELS = np.linspace(LEVEL, 1.0, 51)
+_LEVELS = np.linspace(0.8, 1.0, 61)  # never narrower, since models and GPUs are few
 
 
 def kind_of(known: StepTimeModel) -> str | None:
@@ -160,7 +161,8 @@ class Residuals:
             return None
         level = self._level(setting.step_time, tuple(metrics), logs, known)
         pooled = _regime_rows(self.groups, others, regime)
-        return Spread(logs[pooled], _group_weights(self.groups[pooled]), level, seen=False)
+        weights = _group_weights(self.groups[pooled])
+        return Spread(*_mirrored(logs[pooled], weights), level, seen=False)
 
     def _alike(self, step_time: str) -> Mask:
         """Rows with these step times; where they are of few groups, with kernel tables as well."""
@@ -169,13 +171,19 @@ class Residuals:
         return alike | self.having("step_time", KERNELS) if few else alike
 
     def _level(self, step_time: str, metrics: tuple[str, ...], logs: Floats, known: Mask) -> float:
-        """The least level whose bands hold `LEVEL` of the rows of groups left out in turn."""
+        """The least level whose bands hold `LEVEL` of the rows of what is left out in turn: a
+        group, a model, a GPU.
+        """
         key = step_time, metrics
         if key not in self._levels:
-            inside = np.zeros(len(_LEVELS))
-            for group in np.unique(self.groups[known]):
-                inside += self._inside(logs, known, self.groups == group)
-            enough = inside >= LEVEL * known.sum() * logs.shape[1]
+            enough = np.ones(len(_LEVELS), dtype=np.bool_)
+            for parts in (self.groups, self.names["model"], self.names["gpu"]):
+                if len(np.unique(parts[known])) == 1:
+                    continue
+                inside = np.zeros(len(_LEVELS))
+                for part in np.unique(parts[known]):
+                    inside += self._inside(logs, known, parts == part)
+                enough &= inside >= LEVEL * known.sum() * logs.shape[1]
             self._levels[key] = float(_LEVELS[np.argmax(enough)]) if enough.any() else 1.0
         return self._levels[key]
 
@@ -188,9 +196,8 @@ class Residuals:
             weights = _group_weights(self.groups[rows])
             for column in logs.T:
                 mine = column[known & left_out & regime, None]
-                low = _quantiles(column[rows], weights, (1 - _LEVELS) / 2)
-                high = _quantiles(column[rows], weights, (1 + _LEVELS) / 2)
-                inside += ((low <= mine) & (mine <= high)).sum(axis=0)
+                high = _quantiles(*_mirrored(column[rows], weights), (1 + _LEVELS) / 2)
+                inside += (np.abs(mine) <= high).sum(axis=0)
         return inside
 
 
@@ -209,6 +216,11 @@ def _group_weights(groups: Ints) -> Floats:
     _, index, n = np.unique(groups, return_inverse=True, return_counts=True)
     weights: Floats = len(groups) / len(n) / n[index]
     return weights
+
+
+def _mirrored(logs: Floats, weights: Floats) -> tuple[Floats, Floats]:
+    """Residuals and their negatives: which way a new group is off, those of others do not tell."""
+    return np.concatenate([logs, -logs]), np.concatenate([weights, weights]) / 2
 
 
 def _quantiles(values: Floats, weights: Floats, at: Floats) -> Floats:

@@ -53,6 +53,10 @@ NOT_RUN = {
     # Too long; the command is tested on a small folder.
     "slo-bench accuracy --out errors.jsonl": "predicts 800 measurements",
     "slo-bench accuracy --out errors.jsonl --resume": "the same",
+    "python scripts/aiconfigurator_predictions.py --resume": "installs it, and takes hours",
+    "python -m slo_bench.harness.servers.mock --slots 32 --service 0.68 --port 8777": "waits",
+    "slo-bench capacity --base-url http://127.0.0.1:8777 --model mock --workload synthetic "
+    "--prompt-tokens 64 --output-tokens 8 --slo ttft=0.1": "four minutes by the clock",
     # Not on these machines.
     "slo-bench backends install vllm": "installs the build for CUDA",
     "slo-bench backends remove vllm": "other tests need it; test_environments.py removes another",
@@ -195,6 +199,14 @@ def an_engines_log(path: Path) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
+def measurements(path: Path) -> None:
+    path.mkdir()
+    (path / "mine.csv").write_text(
+        "engine,gpu,model,tp,concurrency,prompt_tokens,output_tokens,ttft_mean_s,tpot_mean_s\n"
+        "vllm,h100-80g,llama-3.1-8b,1,2,256,16,0.03,0.008\n"
+    )
+
+
 def a_tiny_llama(path: Path) -> None:
     from slo_bench.harness.engine.torch.tiny import make_tiny
 
@@ -208,6 +220,7 @@ GIVEN: dict[str, Callable[[Path], None]] = {
     "runs/after": a_run,
     "RTX4090-Llama-3.1-8B-bf16-tp1": kernel_times,
     "requests.jsonl": an_engines_log,
+    "my-measurements": measurements,
     "BurstGPT_without_fails_1.csv": a_day,
     "alpaca.json": answers,
     "chats.jsonl": answers,
