@@ -187,6 +187,8 @@ def need_base(base: str | None, folder: Path) -> None:
     name = find_base(base, folder, PredictorConfig.load(folder))
     if (Path(name).expanduser() / "config.json").is_file() or in_hub_cache(name):
         return
+    if Path(name).expanduser().is_dir():
+        raise SloBenchError(f"there is no model in {name}: it has no config.json")
     raise SloBenchError(
         f"the base model {name} is not on this machine; give its folder with --base, put it into "
         f"{folder}, or download it: hf download {Path(name).name}"

@@ -167,7 +167,7 @@ def levels(cells: pd.DataFrame) -> pd.DataFrame:
         grouped.min().add_suffix("_lo"),
         grouped.max().add_suffix("_hi"),
     ]
-    return pd.concat(parts, axis=1).reset_index()
+    return pd.concat(parts, axis=1).copy().reset_index()  # one block, not one a part
 
 
 def drifting(cells: pd.DataFrame) -> pd.Series[bool]:

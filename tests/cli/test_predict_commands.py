@@ -171,7 +171,8 @@ def test_a_run_is_told_by_it(made, folder, monkeypatch):
     write_jsonl(folder / "served.jsonl", answered(60, seed=6))
     base = ["run", "--system", "sjf", "--workload", folder / "served.jsonl", "--rates", "2"]
     base += ["--seeds", 1, "--requests", 60, "--no-report", "--jobs", 1]
-    for name, told in (("learned", made), ("words", f"tfidf({made}, model=a)")):
+    for name, kind in (("learned", "learned"), ("words", "tfidf")):
+        told = f"{kind}({made}, model=a)"
         typed(*base, "--length-predictor", told, "--out", folder / name)
         (row,) = csv.DictReader((folder / name / "cells.csv").read_text().splitlines())
         assert float(row["length_bucket_accuracy"]) > 0.5
