@@ -16,7 +16,8 @@ def seen(measurement: Measurement) -> bool:
     lengths of AIConfigurator's harness: Qwen3-32B on H100. Its prompts and KV format: Llama-3.1-8B
     on H200. Host time of vLLM with asynchronous scheduling, KV formats of InferenceX and the choice
     of matrix sizes: Llama-3.1-70B on H100 and H200; KV format alone: B200, and of latent attention
-    on H200.
+    on H200. All-reduce of MiniMax-M2.5's norm: its rows. How often SGLang looks for requests on B200:
+    DeepSeek.
     """
     case = measurement.case
     if measurement.mode != CLOSED_LOOP or not isinstance(case.load, ClosedLoop):
@@ -30,4 +31,9 @@ def seen(measurement: Measurement) -> bool:
         ("vllm", "h200-141g", "llama-3.1-8b"),
         ("sglang", "h200-141g", "deepseek-r1"),
         ("vllm", "h200-141g", "kimi-k2.5"),
+        ("vllm", "h100-80g", "minimax-m2.5"),
+        ("vllm", "h200-141g", "minimax-m2.5"),
+        ("vllm", "b200", "minimax-m2.5"),
+        ("sglang", "b200", "deepseek-r1"),
+        ("sglang", "b200", "deepseek-v3"),
     }
