@@ -112,9 +112,6 @@ class LearnedLength:
     def __post_init__(self) -> None:
         if self.online < 0:
             raise SloBenchError(f"learned online must be at least 0 but is {self.online}")
-        known = PredictorConfig.load(Path(self.folder)).shape.models
-        if self.model and known and self.model not in known:
-            raise UnknownNameError(f"model in {self.folder}", self.model, known)
 
     def predict(self, workload: Workload, rng: np.random.Generator) -> Ints:
         return self._predicted(workload, rng, 0)

@@ -15,7 +15,11 @@ import numpy as np
 import pytest
 
 from slo_bench.predictors.lengths.config import PredictorConfig
-from slo_bench.predictors.output_length import length_predictor, longest_tokens
+from slo_bench.predictors.output_length import (
+    _warn_of_unknown,
+    length_predictor,
+    longest_tokens,
+)
 from slo_bench.workloads.errors import SloBenchError
 from slo_bench.workloads.workload import Workload
 
@@ -312,7 +316,7 @@ def workload(texts, tokens):
 
 def test_a_run_is_told_what_prompts_say(trained):
     texts = [f"{verb} apples clouds please 1" for verb in TELLING]
-    for text in (str(trained), f"learned({trained}, model=a)"):
+    for text in (f"learned({trained}, model=a)", f"learned({trained}, model=a, online=0)"):
         told = length_predictor(text).predict(
             workload(texts, list(TELLING.values())), np.random.default_rng(0)
         )
@@ -322,6 +326,7 @@ def test_a_run_is_told_what_prompts_say(trained):
     assert longest_tokens(length_predictor("noisy(0.5)"), asked, rng) is None
 
 
+@pytest.mark.filterwarnings("ignore:the length predictor")
 def test_it_follows_a_run(trained):
     """What is asked since it was made: soon it is told nearly right."""
     kept = {path.name: path.read_bytes() for path in trained.iterdir()}
@@ -344,8 +349,9 @@ def test_at_dispatch_it_says_the_same_of_any_few(trained):
     """And of what has no text it draws, as before."""
     texts = [f"{verb} apples clouds please 1" for verb in TELLING]
     asked = workload([*texts, None], [*TELLING.values(), 100])
-    told = length_predictor(str(trained)).predict(asked, np.random.default_rng(0))
-    at_dispatch = length_predictor(str(trained)).at_dispatch(asked, np.random.default_rng(0))
+    text = f"learned({trained}, model=a)"
+    told = length_predictor(text).predict(asked, np.random.default_rng(0))
+    at_dispatch = length_predictor(text).at_dispatch(asked, np.random.default_rng(0))
     pairs = at_dispatch.lengths([4, 2, 0])
     assert [half for half, _, _ in pairs] == pytest.approx(told[[4, 2, 0]], rel=0.02)
     assert all(half <= most for half, most, _ in pairs)
@@ -363,3 +369,10 @@ def test_without_texts_it_is_as_right_as_it_was(trained):
         share = confusion[bucket, bucket] / max(1, confusion[bucket].sum())
         right = (buckets_of(told[tokens == length]) == bucket).mean()
         assert right == pytest.approx(share if confusion[bucket].sum() else 1, abs=0.06)
+
+
+def test_an_unknown_model_is_warned_of(trained):
+    _warn_of_unknown.cache_clear()
+    asked = workload(["count apples clouds please 1"], [10])
+    with pytest.warns(UserWarning, match=r"knows no model 'b'.*it knows a: name one"):
+        length_predictor(f"learned({trained}, model=b)").predict(asked, np.random.default_rng(0))

@@ -75,7 +75,7 @@ def test_a_run_keeps_what_the_page_needs(tables, tmp_path):
     }  # fmt: skip
     page = tables.written(text, tmp_path)
     assert "| req/s | 2 | 3 |" in page
-    assert "| sarathi, chunk_tokens 2048 | " in page
+    assert "| sarathi, chunk_tokens 8192 | " in page
     assert "3 another set-up" in page  # 10 req/s is needed
     assert "- Bandwidth of a host link, 11.4 GB/s" in page
     assert "`slo-bench run --suite ascendra --requests 40 --warmup 0 --rates 2,3" in page

@@ -17,6 +17,7 @@ from ...harness.experiments.config.experiment_file import (
 )
 from ...harness.experiments.config.setting import Count, Positive, Several, setting
 from ...workloads.errors import FileFormatError, SloBenchError
+from ...workloads.slo import parse_slo
 from .objectives import CAPACITY, Aim
 
 if TYPE_CHECKING:
@@ -171,6 +172,11 @@ def load(path: Path) -> tuple[Experiment, TuneSettings]:
         experiment = Experiment(**table)
     except SettingError as error:
         raise FileFormatError(path, line_of(text, error.location), str(error)) from None
+    try:
+        for slo in experiment.slo:
+            parse_slo(slo)
+    except SloBenchError as error:
+        raise FileFormatError(path, line_of(text, ("slo",)), str(error)) from None
     return experiment.anchored(path.resolve().parent), settings
 
 
