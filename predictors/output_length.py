@@ -12,7 +12,6 @@ import shutil
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -186,7 +185,7 @@ class LearnedLength:
         return middles
 
 
-@lru_cache
+@file_cache(maxsize=64)
 def _warn_of_unknown(folder: str, model: str) -> None:
     """Once for each model: predictions for one that was not trained on have larger errors."""
     known = PredictorConfig.load(Path(folder)).shape.models

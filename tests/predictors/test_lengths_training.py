@@ -15,11 +15,7 @@ import numpy as np
 import pytest
 
 from slo_bench.predictors.lengths.config import PredictorConfig
-from slo_bench.predictors.output_length import (
-    _warn_of_unknown,
-    length_predictor,
-    longest_tokens,
-)
+from slo_bench.predictors.output_length import length_predictor, longest_tokens
 from slo_bench.workloads.errors import SloBenchError
 from slo_bench.workloads.workload import Workload
 
@@ -372,7 +368,6 @@ def test_without_texts_it_is_as_right_as_it_was(trained):
 
 
 def test_an_unknown_model_is_warned_of(trained):
-    _warn_of_unknown.cache_clear()
     asked = workload(["count apples clouds please 1"], [10])
-    with pytest.warns(UserWarning, match=r"knows no model 'b'.*it knows a: name one"):
-        length_predictor(f"learned({trained}, model=b)").predict(asked, np.random.default_rng(0))
+    with pytest.warns(UserWarning, match=r"knows no model 'c'.*it knows a: name one"):
+        length_predictor(f"learned({trained}, model=c)").predict(asked, np.random.default_rng(0))
