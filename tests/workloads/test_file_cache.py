@@ -125,7 +125,7 @@ def test_other_caches_hold_no_file_of_a_user():
         found
         == {
             "harness/experiments/config/setting.py",  # the schema
-            "harness/validation/accuracy/aiconfigurator.py",  # shipped with the package, as are all below
+            "harness/validation/accuracy/aiconfigurator.py",  # in the package, as all below
             "predictors/bands.py",
             "predictors/operators/kernels.py",
             "predictors/power.py",
