@@ -121,17 +121,14 @@ def test_other_caches_hold_no_file_of_a_user():
         for path in (root / folder).rglob("*.py")
         if re.search(r"@(functools\.)?(lru_)?cache\b", path.read_text())
     }
-    assert (
-        found
-        == {
-            "harness/experiments/config/setting.py",  # the schema
-            "harness/validation/accuracy/aiconfigurator.py",  # in the package, as all below
-            "predictors/bands.py",
-            "predictors/operators/kernels.py",
-            "predictors/power.py",
-            "predictors/step_time.py",
-            "reports/pages/document.py",
-            "workloads/catalogue.py",
-            "workloads/fetch.py",
-        }
-    )
+    assert found == {
+        "harness/experiments/config/setting.py",  # the schema
+        "harness/validation/accuracy/aiconfigurator.py",  # in the package, as all below
+        "predictors/bands.py",
+        "predictors/operators/kernels.py",
+        "predictors/power.py",
+        "predictors/step_time.py",
+        "reports/pages/document.py",
+        "workloads/catalogue.py",
+        "workloads/fetch.py",
+    }
