@@ -23,7 +23,7 @@ from ..workloads.errors import SloBenchError, UnknownNameError
 from ..workloads.file_cache import file_cache
 from ..workloads.length_buckets import BUCKET_EDGES, bucket_middle_tokens
 from ..workloads.workload import Workload
-from .lengths.config import PredictorConfig
+from .lengths.config import PredictorConfig, find_base
 
 if TYPE_CHECKING:
     from .lengths.baselines import Baseline
@@ -190,8 +190,9 @@ def _warn_of_unknown(folder: str, model: str) -> None:
     """Once for each model: predictions for one that was not trained on have larger errors."""
     known = PredictorConfig.load(Path(folder)).shape.models
     if known and model not in known:
+        which = f"knows no model {model!r}" if model else "is not told which model answers"
         warnings.warn(
-            f"the length predictor {folder} knows no model {model!r}, so its errors are larger; it "
+            f"the length predictor {folder} {which}, so its errors are larger; it "
             f"knows {', '.join(known)}: name one, as learned({folder}, model={known[0]})",
             stacklevel=2,
         )
@@ -231,7 +232,6 @@ class AtDispatch:
 def _copy_that_follows(learned: LearnedLength, folder: Path) -> OnlineLengthPredictor:
     from .lengths.online import QUEUE
     from .lengths.online_predictor import OnlineLengthPredictor
-    from .lengths.predictor import find_base
 
     source = Path(learned.folder)
     base = find_base(learned.base or None, source, PredictorConfig.load(source))

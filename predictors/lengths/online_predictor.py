@@ -23,10 +23,10 @@ import torch
 
 from ...workloads.errors import SloBenchError
 from ...workloads.labelled_prompts import LabelledPrompt
-from .config import PredictorConfig
+from .config import PredictorConfig, find_base
 from .distribution import Floats, buckets_in
 from .online import FEWEST, QUEUE, RECENT, PriorCorrection, read_queue, write_queue
-from .predictor import Prompt, TrainedPredictor, find_base
+from .predictor import Prompt, TrainedPredictor
 from .samples import without_answer
 from .trainer_process import TrainerProcess, TrainingResult
 

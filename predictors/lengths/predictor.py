@@ -159,4 +159,4 @@ def tfidf_of(network: LengthNetwork, encoded: Encoded) -> Floats:
     return network.words.probabilities(encoded)
 
 
-__all__ = ["Prompt", "TrainedPredictor", "find_base"]
+__all__ = ["Prompt", "TrainedPredictor"]

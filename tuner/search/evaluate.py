@@ -27,16 +27,14 @@ from .runs import Runs, Servers
 from .space import Configuration, Space, key_of
 
 _MORE_TRIES = 2
+_ALONE = 50  # part of the estimated capacity at which requests hardly ever meet
+_ALONE_REQUESTS = 200
 DRIFTING = "drifting_after_s"  # figure of a trial: arrivals of its runs that are not stationary
 RACE_SEEDS = 500_000  # away from those of searches
 
 
 class InfeasibleError(SloBenchError):
     """The configuration cannot be deployed."""
-
-
-_ALONE = 50  # part of the estimated capacity at which requests hardly ever meet
-_ALONE_REQUESTS = 200
 
 
 @dataclass(frozen=True)

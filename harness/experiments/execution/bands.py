@@ -54,8 +54,8 @@ def band_columns(spec: CellSpec, workload: Workload, result: Result, row: Row) -
             found |= _both(name, low * float(row[name] or 0), high * float(row[name] or 0))
     joint = known.spread(setting, _JOINT)
     if joint is not None:
-        shares = attainments(joint, workload, result, spec.warmup_s)
-        low, high = joint.thinned(_MOST_ROWS).band(shares)
+        joint = joint.thinned(_MOST_ROWS)
+        low, high = joint.band(attainments(joint, workload, result, spec.warmup_s))
         found |= _both("attainment", low, high)
         if row["attainment"]:
             goodput = float(row["goodput_rps"] or 0) / float(row["attainment"])
@@ -103,7 +103,7 @@ def setting_of(spec: CellSpec, workload: Workload, result: Result, row: Row) -> 
 
 
 def attainments(joint: Spread, workload: Workload, result: Result, warmup_s: float = 0.0) -> Floats:
-    """Attainment if latencies were off as each row of `joint.thinned(100)` was."""
+    """Attainment if TTFT, TPOT and E2E were off as each row of `joint` was; shape (rows,)."""
     records = result.records
     counted = np.flatnonzero(counted_requests(records.arrival_s, warmup_s))
     some = counted[:: 1 + len(counted) // _MOST_REQUESTS]
@@ -112,7 +112,7 @@ def attainments(joint: Spread, workload: Workload, result: Result, warmup_s: flo
     arrival_s, ttft_s = records.arrival_s[some], records.ttft_s[some]
     tpot_s, e2e_s = records.tpot_s[some], records.e2e_s[some]
     shares = []
-    for ttft, tpot, e2e in np.exp(joint.thinned(_MOST_ROWS).logs):
+    for ttft, tpot, e2e in np.exp(joint.logs):
         seconds = {"ttft": ttft * ttft_s, "tpot": tpot * tpot_s, "e2e": e2e * e2e_s}
         seconds["deadline"] = arrival_s + seconds["e2e"]
         shares.append(judge_times(finished, seconds, bounds_s).met.mean())
@@ -127,4 +127,5 @@ def share_that_keeps(
     joint = None if setting is None else residuals().spread(setting, _JOINT)
     if joint is None:
         return None
-    return joint.thinned(_MOST_ROWS).share(attainments(joint, workload, result) >= target)
+    joint = joint.thinned(_MOST_ROWS)
+    return joint.share(attainments(joint, workload, result) >= target)
