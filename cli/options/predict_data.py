@@ -189,9 +189,11 @@ def need_base(base: str | None, folder: Path) -> None:
         return
     if Path(name).expanduser().is_dir():
         raise SloBenchError(f"there is no model in {name}: it has no config.json")
+    of_hub = name.count("/") == 1 and name[0] not in "./~"
+    remedy = f", or download it: hf download {name}" if of_hub else ""
     raise SloBenchError(
-        f"the base model {name} is not on this machine; give its folder with --base, put it into "
-        f"{folder}, or download it: hf download {Path(name).name}"
+        f"the base model {name} is not on this machine; give its folder with --base or put it into "
+        f"{folder}{remedy}"
     )
 
 
