@@ -208,9 +208,17 @@ def measurements(path: Path) -> None:
 
 
 def a_tiny_llama(path: Path) -> None:
-    from slo_bench.harness.engine.torch.tiny import make_tiny
+    """A model's folder; without torch its `config.json` alone, which simulated systems read."""
+    if importlib.util.find_spec("torch"):
+        from slo_bench.harness.engine.torch.tiny import make_tiny
 
-    make_tiny(path)
+        make_tiny(path)
+    else:
+        path.mkdir()
+        sizes = {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4}
+        heads = {"num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 259}
+        fields = {"architectures": ["LlamaForCausalLM"], "torch_dtype": "float32"}
+        (path / "config.json").write_text(json.dumps(fields | sizes | heads))
 
 
 GIVEN: dict[str, Callable[[Path], None]] = {

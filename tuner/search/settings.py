@@ -17,7 +17,6 @@ from ...harness.experiments.config.experiment_file import (
 )
 from ...harness.experiments.config.setting import Count, Positive, Several, setting
 from ...workloads.errors import FileFormatError, SloBenchError
-from ...workloads.slo import parse_slo
 from .objectives import CAPACITY, Aim
 
 if TYPE_CHECKING:
@@ -153,6 +152,7 @@ def load(path: Path) -> tuple[Experiment, TuneSettings]:
         FileFormatError: the file cannot be read, or says something wrong (with its line).
     """
     from ...harness.experiments.experiment import Experiment
+    from ...workloads.slo import parse_slo
 
     read, text = read_toml(path)
     if not read:

@@ -215,9 +215,12 @@ def test_a_server_over_http(tmp_path):
                 rates=[100, 400],
             ),
             tmp_path / "run",
-            asked=QUICK.model_copy(update={"max_requests": 5000}),
+            asked=QUICK.model_copy(update={"max_requests": 600}),
         )
     (row,) = found.rows()
     assert row["backend"] == "openai"
-    assert row["requests_spent"] <= 5000
-    assert 0 < row["capacity_rps"] < 250  # 4 / 0.02 = 200, and a run of 100 hardly queues
+    assert 0 < row["requests_spent"] <= 600
+    # Four slots of 20 ms carry 200 req/s; on a busy machine less, or too few valid runs to tell.
+    assert 0 <= row["low_rps"] <= 200
+    carried = [level["rate_rps"] for level in row["levels"] if level["sustained"]]
+    assert row["low_rps"] in [0, *carried]
