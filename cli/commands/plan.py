@@ -80,10 +80,10 @@ def plan(
 ) -> None:
     """Find the cheapest GPUs, number, parallelism and settings that carry a load within its SLO.
 
-    Every plan is simulated at the rate until its attainment is certain; its capacity has an
-    interval. With --out, the first plan's launch script and experiment are written too.
+    Every plan is confirmed by long simulations on seeds that the search did not use; its capacity
+    has an interval. With --out, the first plan's launch script and experiment are written too.
     """
-    from ...reports.pages.plan import plan_rows, plan_table
+    from ...reports.pages.plan import confirmed_lines, plan_rows, plan_table
     from ...tuner.planning import TargetLoad, plan_cheapest
     from ...tuner.planning.launch_files import write_launch_files
     from ..options.experiment import experiment_of
@@ -113,7 +113,8 @@ def plan(
         return
     lines = [
         f"{planned.tried} of {planned.offers} kinds of instance were simulated; the others could "
-        "only cost more"
+        "only cost more",
+        *confirmed_lines(planned),
     ]
     if any(row["step_time"] != "fitted" for row in rows):
         lines.append("* step times estimated from the GPU's data sheet, not fitted to measurements")

@@ -32,9 +32,12 @@ def plan_rows(planned: DeploymentPlan) -> list[dict[str, Any]]:
             "rate_rps": planned.wanted.rate_rps,
             "headroom": planned.wanted.headroom,
             "target": planned.wanted.target,
-            "attainment": one.attainment,
-            "attainment_low": one.low,
-            "attainment_high": one.high,
+            "attainment": one.verdict.attainment,
+            "attainment_low": one.verdict.low,
+            "attainment_high": one.verdict.high,
+            "confirmed": one.verdict.carries,
+            "confirmed_runs": one.verdict.runs,
+            "confirmed_requests": one.verdict.requests,
             **_capacity(one),
             "keeps_probability": None if one.keeps is None else round(one.keeps, 4),
             "step_time": "fitted" if one.fitted else "unfitted",
@@ -58,32 +61,58 @@ def _capacity(one: SizedOffer) -> dict[str, float | str | None]:
 
 
 def plan_table(rows: Iterable[dict[str, Any]]) -> RichTable:
-    """Plans side by side, the cheapest first."""
+    """Plans side by side, the cheapest first; intervals stand below their figure."""
     lines = []
     for row in rows:
-        spread = f"tp{row['tp']}" + (f" pp{row['pp']}" if row["pp"] > 1 else "")
-        set_to = {"weight_dtype": row["weight_dtype"], **row["deployment"], **row["parameters"]}
         star = "" if row["step_time"] == "fitted" else " *"
-        parameters = "".join(f"\n  {name}={value}" for name, value in set_to.items())
-        shape = f"{row['gpus']} × {row['gpu']}{star}, {row['instances']} × {spread}"
-        price, share = f"{row['usd_per_hour']:.2f}", f"{row['attainment']:.1%}".rstrip("%")
-        name = f"{shape}: {row['system']}{parameters}"
+        spread = f"tp{row['tp']}" + (f" pp{row['pp']}" if row["pp"] > 1 else "")
+        dtypes = {name: row[name] for name in ("weight_dtype", "kv_dtype")}
+        set_to = {**dtypes, **row["deployment"], **row["parameters"]}
+        name = "\n".join(
+            [
+                f"{row['gpus']} × {row['gpu']}{star}",
+                f"{row['instances']} × {spread}, {row['system']}",
+                *(f"{parameter}={value}" for parameter, value in set_to.items()),
+            ]
+        )
+        low, high = row["attainment_low"], row["attainment_high"]
+        share = f"{100 * row['attainment']:.1f}\n{100 * low:.1f} to {100 * high:.1f}"
+        price = f"{row['usd_per_hour']:.2f}"
         lines.append((name, price, share, _interval(row), _spare(row), _keeps(row)))
-    heads = ("plan", "USD per h", "in SLO %", "carries", "spare", "P(SLO) %")
+    heads = ("plan", "USD/h", "in SLO %", "carries", "spare", "P(SLO)")
     return one_group("Plans", heads, lines).rich("cheapest plans (simulated; rates in req/s)")
 
 
+def confirmed_lines(planned: DeploymentPlan) -> list[str]:
+    """How long the runs were that confirmed the plans, and what they refuted."""
+    runs = [one.verdict for one in planned.plans]
+    each = [one.requests // one.runs for one in runs]
+    lengths = f"{min(each):,}" + (f" to {max(each):,}" if max(each) > min(each) else "")
+    lines = [
+        f"in SLO: at least {min(one.runs for one in runs)} runs of {lengths} requests a plan, on "
+        "seeds that the search did not use; below, the 95 % interval"
+    ]
+    if planned.refuted:
+        worst = min(planned.refuted, key=lambda one: one.verdict.attainment)
+        lines.append(
+            f"{len(planned.refuted)} carried the load in the search and not in these runs, and "
+            f"are left out; the worst had {worst.verdict.attainment:.1%} in SLO: {worst.name}"
+        )
+    return lines
+
+
 def _interval(row: dict[str, Any]) -> str:
+    low = "" if row["low_rps"] is None else f"{row['low_rps']:.3g}"
     if row["capacity_rps"] is None:
-        undecided = "undecided, " * (row["outcome"] == "undecided")
-        return "" if row["low_rps"] is None else f"{undecided}over {row['low_rps']:.3g}"
-    high = "" if row["high_rps"] is None else f"{row['high_rps']:.3g}"
-    return f"{row['capacity_rps']:.3g} [{row['low_rps']:.3g}, {high}]"
+        undecided = "undecided\n" * (row["outcome"] == "undecided")
+        return f"{undecided}over {low}" if low else ""
+    high = "" if row["high_rps"] is None else f" to {row['high_rps']:.3g}"
+    return f"{row['capacity_rps']:.3g}\n{low}{high}"
 
 
 def _keeps(row: dict[str, Any]) -> str:
     keeps = row["keeps_probability"]
-    return "–" if keeps is None else f"{100 * keeps:.0f}"
+    return "–" if keeps is None else f"{keeps:.0%}"
 
 
 def _spare(row: dict[str, Any]) -> str:

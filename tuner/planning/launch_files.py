@@ -103,7 +103,7 @@ def launch_script(asked: ExperimentSchema, wanted: TargetLoad, plan: SizedOffer)
     origin = model(asked.model[0]).origin.partition(" ")[0]
     fields = {
         "what": f"{asked.model[0]}: {plan.instances} × {plan.offer.name}, {plan.gpus} GPUs",
-        "attainment": plan.attainment,
+        "attainment": plan.verdict.attainment,
         "rate": wanted.whole_rps,
         "model": shlex.quote(origin if "/" in origin else asked.model[0]),
     }

@@ -9,6 +9,7 @@ import os
 import subprocess
 from collections import defaultdict
 from dataclasses import dataclass
+from typing import ClassVar
 
 import pytest
 from hypothesis import given, settings
@@ -17,10 +18,12 @@ from typer.testing import CliRunner
 
 from slo_bench.cli.main import app
 from slo_bench.harness.experiments.experiment import Experiment
+from slo_bench.reports.pages.plan import confirmed_lines
 from slo_bench.tuner.capacity.samples import LevelSample
 from slo_bench.tuner.planning import TargetLoad, plan_cheapest
 from slo_bench.tuner.planning.launch_files import launch_script, write_launch_files
 from slo_bench.tuner.planning.offers import offers
+from slo_bench.tuner.planning.verdict import CONFIRM, verdict
 from slo_bench.workloads.errors import SloBenchError
 
 KINDS = ("a100-80g", "l40s", "h100-80g")
@@ -103,7 +106,9 @@ def test_a_plan_carries_its_load_and_is_taken_up_again(tmp_path):
     )
     assert simulated
     for one in first.plans:
-        assert one.low >= 0.9
+        assert one.verdict.low >= 0.9
+        assert one.verdict.runs >= 3
+        assert one.verdict.requests >= 3 * 8000
         assert one.capacity.low_rps >= 4 * 0.9
     again = []
     with pytest.raises(SloBenchError, match="--resume"):
@@ -120,6 +125,77 @@ def test_a_plan_carries_its_load_and_is_taken_up_again(tmp_path):
     assert all(line.startswith("capacity") for line in again)  # only the capacities
     with pytest.raises(SloBenchError, match="another experiment"):
         plan_cheapest(asked, TargetLoad(5), folder=tmp_path, resume=True)
+
+
+@dataclass
+class Flattering(Formula):
+    """On the seeds of the search two instances carry what takes four."""
+
+    def run(self, rate_rps: float, seed: int, requests: int) -> LevelSample:
+        flattered = seed < 1000 and self.spec.instances >= 2
+        return super().run(0.01 if flattered else rate_rps, seed, requests)
+
+
+def test_a_plan_that_long_runs_refute_is_replaced_by_the_next():
+    asked = ASKED.model_copy(update={"parameters": ONE_BUDGET, "tp": (1,)})
+    planned = plan_cheapest(
+        asked,
+        TargetLoad(8, plans=1),
+        kinds=("l40s",),
+        runner_of=lambda spec: Flattering(spec, defaultdict(lambda: 2.0)),
+    )
+    [plan] = planned.plans
+    assert plan.instances == 4
+    assert plan.verdict.carries
+    assert [one.instances for one in planned.refuted] == [2, 3]
+    assert all(one.verdict.attainment == pytest.approx(0.1) for one in planned.refuted)
+    assert "2 carried the load in the search" in confirmed_lines(planned)[1]
+
+
+@pytest.mark.parametrize(
+    ("batch_met", "backlog"),
+    [
+        (tuple(100 - 2 * k for k in range(20)), (0,) * 21),  # attainment falls
+        ((100,) * 20, tuple(40 * k for k in range(21))),  # the backlog grows
+    ],
+)
+def test_a_rate_at_which_a_run_is_not_stationary_is_not_carried(batch_met, backlog):
+    class Unsteady:
+        def run(self, rate_rps, seed, requests):
+            return LevelSample(
+                rate_rps=rate_rps,
+                seed=seed,
+                requests=requests,
+                batch_met=batch_met,
+                batch_requests=(100,) * 20,
+                backlog=backlog,
+            )
+
+    assert not verdict(Unsteady(), 5.0, 0.6, 0, CONFIRM).carries
+
+
+def test_runs_of_a_verdict_last_long_against_the_slo():
+    class Slow:
+        sizes: ClassVar[list[int]] = []
+
+        def run(self, rate_rps, seed, requests):
+            self.sizes.append(requests)
+            return LevelSample(
+                rate_rps=rate_rps,
+                seed=seed,
+                requests=requests,
+                batch_met=(requests // 20,) * 20,
+                batch_requests=(requests // 20,) * 20,
+                backlog=(0,) * 21,
+                horizon_s=100.0,
+                window_s=requests / rate_rps,
+            )
+
+    found = verdict(Slow(), 10.0, 0.9, 0, CONFIRM)
+    assert found.carries
+    assert Slow.sizes[0] == 8000
+    assert min(Slow.sizes[1:]) >= 20 * 100 * 10
+    assert found.runs == 3
 
 
 def test_prices_decide():
