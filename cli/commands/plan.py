@@ -20,6 +20,7 @@ EXAMPLES = (
     "slo-bench plan --rate 10 --system vllm --system distserve --target 0.99 --headroom 0.2",
     "slo-bench plan --rate 10 --gpu h100-80g,l40s --sweep weight_dtype=bf16,fp8",
     "slo-bench plan --rate 10 --price a100-80g=1.8 --price h100-80g=2.5 --out plans --json",
+    "slo-bench plan --rate 10 --prices our-cluster.toml",
 )
 
 _CHOICE = "Deployment"
@@ -49,7 +50,16 @@ Price = Annotated[
     list[str] | None,
     option(
         "G=USD",
-        "Price of a GPU per hour, instead of the catalogue's. May be repeated.",
+        "Price of a GPU per hour, instead of the list's. May be repeated.",
+        panel=_CHOICE,
+    ),
+]
+Prices = Annotated[
+    str | None,
+    option(
+        "LIST",
+        "Price list: a TOML file (docs/planning.md#prices) or runpod-serverless. Default: the "
+        "catalogue's (large clouds, on demand).",
         panel=_CHOICE,
     ),
 ]
@@ -72,6 +82,7 @@ def plan(
     headroom: Headroom = 0.0,
     gpu: Kinds = None,
     price: Price = None,
+    prices: Prices = None,
     max_gpus: MaxGpus = 64,
     plans: Plans = 5,
     out: options.Out = None,
@@ -83,8 +94,8 @@ def plan(
     Every plan is confirmed by long simulations on seeds that the search did not use; its capacity
     has an interval. With --out, the first plan's launch script and experiment are written too.
     """
-    from ...reports.pages.plan import confirmed_lines, plan_rows, plan_table
-    from ...tuner.planning import TargetLoad, plan_cheapest
+    from ...reports.pages.plan import confirmed_lines, plan_rows, plan_table, price_lines
+    from ...tuner.planning import TargetLoad, default_prices, plan_cheapest, read_prices
     from ...tuner.planning.launch_files import write_launch_files
     from ..options.experiment import experiment_of
     from ..output.console import print_result
@@ -94,6 +105,7 @@ def plan(
     given.settings.setdefault("systems", ("vllm",))
     experiment = experiment_of(given)
     wanted = TargetLoad(rate, target, headroom, max_gpus, plans)
+    listed_prices = default_prices() if prices is None else read_prices(prices)
     kinds = tuple(name for one in gpu or () for name in one.split(","))
     where = "" if out is None else f"; go on with the same command and --resume --out {out}"
     with interruptible(f"interrupted{where}"), changing_line("first simulation") as say:
@@ -101,12 +113,12 @@ def plan(
             experiment,
             wanted,
             kinds=kinds,
-            prices=_prices(price or []),
+            prices=listed_prices.changed(_prices(price or [])),
             folder=out,
             resume=resume,
             say=say,
         )
-    files = [] if out is None else write_launch_files(out, experiment, wanted, planned.plans[0])
+    files = [] if out is None else write_launch_files(out, experiment, planned)
     rows = plan_rows(planned)
     if as_json:
         typer.echo(json.dumps(rows, allow_nan=False))
@@ -123,8 +135,7 @@ def plan(
             "P(SLO): probability that the real server keeps the target at this rate, by how far "
             "earlier predictions were from measurements (docs/accuracy.md#bands)"
         )
-    if not price:
-        lines.append("prices are the catalogue's; set yours with --price GPU=USD")
+    lines += price_lines(planned)
     lines += [f"{system} has no plan here: {why}" for system, why in planned.absent.items()]
     lines += [f"written: {path}" for path in files]
     if not files:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table as RichTable
 
+from ...predictors.specs import gpus
+from ...tuner.planning.prices import default_prices
 from .table import one_group
 
 if TYPE_CHECKING:
@@ -29,6 +31,8 @@ def plan_rows(planned: DeploymentPlan) -> list[dict[str, Any]]:
             "deployment": dict(one.offer.deployment),
             "parameters": dict(one.parameters),
             "usd_per_hour": round(one.usd_per_hour, 6),
+            "price_basis": planned.prices.title,
+            "catalogue_usd_per_hour": _catalogue_usd(one),
             "rate_rps": planned.wanted.rate_rps,
             "headroom": planned.wanted.headroom,
             "target": planned.wanted.target,
@@ -45,6 +49,12 @@ def plan_rows(planned: DeploymentPlan) -> list[dict[str, Any]]:
         }
         for one in planned.plans
     ]
+
+
+def _catalogue_usd(one: SizedOffer) -> float | None:
+    """The price by the catalogue's list; None where it has none."""
+    price = default_prices().price(one.offer.gpu)
+    return None if price is None else round(price * one.gpus, 6)
 
 
 def _capacity(one: SizedOffer) -> dict[str, float | str | None]:
@@ -76,11 +86,31 @@ def plan_table(rows: Iterable[dict[str, Any]]) -> RichTable:
             ]
         )
         low, high = row["attainment_low"], row["attainment_high"]
-        share = f"{100 * row['attainment']:.1f}\n{100 * low:.1f} to {100 * high:.1f}"
+        share = f"{100 * row['attainment']:.1f}\n{100 * low:.3g} to {100 * high:.3g}"
         price = f"{row['usd_per_hour']:.2f}"
+        if row["catalogue_usd_per_hour"] != row["usd_per_hour"]:
+            of_catalogue = row["catalogue_usd_per_hour"]
+            price += "\n(–)" if of_catalogue is None else f"\n({of_catalogue:.2f})"
         lines.append((name, price, share, _interval(row), _spare(row), _keeps(row)))
     heads = ("plan", "USD/h", "in SLO %", "carries", "spare", "P(SLO)")
     return one_group("Plans", heads, lines).rich("cheapest plans (simulated; rates in req/s)")
+
+
+def price_lines(planned: DeploymentPlan) -> list[str]:
+    """The basis of the prices, that of the catalogue where they differ, and what has no price."""
+    prices, catalogue = planned.prices, default_prices()
+    lines = [f"prices: {prices.title}"]
+    if guessed := sorted({one.offer.gpu for one in planned.plans} & prices.estimates):
+        lines[0] += f"; estimated: {', '.join(guessed)}"
+    if prices != catalogue:
+        lines.append(f"in brackets: {catalogue.title}")
+    without = [name for name in gpus() if prices.price(name) is None]
+    if without and not planned.kinds:
+        lines.append(
+            f"left out, without a price: {', '.join(without)}; give one with --price GPU=USD or "
+            "--prices FILE"
+        )
+    return lines
 
 
 def confirmed_lines(planned: DeploymentPlan) -> list[str]:

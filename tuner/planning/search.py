@@ -34,6 +34,7 @@ from ..capacity.options import Budget, Capacity, SearchOptions
 from ..capacity.samples import LevelRunner
 from ..capacity.search import find_capacity
 from .offers import Offer, Value, offers, spec_of
+from .prices import PriceList, default_prices
 from .verdict import CONFIRM, LIGHT, SEARCH, RunLength, Verdict, verdict
 
 LEVELS = "plan.jsonl"  # in the folder of a plan: the levels that were simulated
@@ -124,6 +125,8 @@ class DeploymentPlan:
     plans: tuple[SizedOffer, ...]
     tried: int
     offers: int
+    prices: PriceList
+    kinds: tuple[str, ...] = ()  # GPUs that were asked for; none: all with a price
     absent: Mapping[str, str] = field(default_factory=dict)
     refuted: tuple[SizedOffer, ...] = ()
 
@@ -133,7 +136,7 @@ def plan_cheapest(
     wanted: TargetLoad,
     *,
     kinds: tuple[str, ...] = (),
-    prices: Mapping[str, float] | None = None,
+    prices: PriceList | None = None,
     folder: Path | None = None,
     resume: bool = False,
     say: Say = lambda line: None,
@@ -146,7 +149,7 @@ def plan_cheapest(
             searched.
         wanted: the rate, the target, and the number of plans.
         kinds: GPUs to choose from; by default all of the catalogue.
-        prices: USD per hour by GPU, where they differ from the catalogue's.
+        prices: what GPUs cost; by default the catalogue's prices.
         folder: where simulated levels are kept.
         resume: use the levels in `folder`.
         say: called with the name of each level before it is simulated.
@@ -155,6 +158,7 @@ def plan_cheapest(
     Raises:
         SloBenchError: no offer carries the load, or something cannot be read.
     """
+    prices = prices or default_prices()
     return _Search(asked, wanted, prices, folder, resume, say, runner_of or _simulated).run(kinds)
 
 
@@ -166,7 +170,7 @@ def _simulated(spec: CellSpec) -> LevelRunner:
 class _Search:
     asked: ExperimentSchema
     wanted: TargetLoad
-    prices: Mapping[str, float] | None
+    prices: PriceList
     folder: Path | None
     resume: bool
     say: Say
@@ -225,7 +229,9 @@ class _Search:
         for one in ranked:
             absent.pop(one.offer.system, None)
         refuted = tuple(self._refuted)
-        return DeploymentPlan(wanted, tuple(ranked), tried, len(every), absent, refuted)
+        return DeploymentPlan(
+            wanted, tuple(ranked), tried, len(every), self.prices, kinds, absent, refuted
+        )
 
     @property
     def _limit_usd(self) -> float:
