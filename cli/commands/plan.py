@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -20,7 +21,7 @@ EXAMPLES = (
     "slo-bench plan --rate 10 --system vllm --system distserve --target 0.99 --headroom 0.2",
     "slo-bench plan --rate 10 --gpu h100-80g,l40s --sweep weight_dtype=bf16,fp8",
     "slo-bench plan --rate 10 --price a100-80g=1.8 --price h100-80g=2.5 --out plans --json",
-    "slo-bench plan --rate 10 --prices our-cluster.toml",
+    "slo-bench plan --rate 10 --prices our-cluster.toml --plans 10 --html plans.html",
 )
 
 _CHOICE = "Deployment"
@@ -65,6 +66,14 @@ Prices = Annotated[
 ]
 MaxGpus = Annotated[int, option("N", "Maximum total number of GPUs.", min=1, panel=_CHOICE)]
 Plans = Annotated[int, option("N", "Number of plans to print, the cheapest first.", min=1)]
+Html = Annotated[
+    Path | None,
+    option(
+        "FILE",
+        "Also write an HTML page: plans by price, p99, spare capacity and energy.",
+        "--html",
+    ),
+]
 AsJson = Annotated[bool, flag("Print only the plans, as a JSON list.", "--json")]
 
 
@@ -87,6 +96,7 @@ def plan(
     plans: Plans = 5,
     out: options.Out = None,
     resume: options.Resume = False,
+    html: Html = None,
     as_json: AsJson = False,
 ) -> None:
     """Find the cheapest GPUs, number, parallelism and settings that carry a load within its SLO.
@@ -95,6 +105,7 @@ def plan(
     has an interval. With --out, the first plan's launch script and experiment are written too.
     """
     from ...reports.pages.plan import confirmed_lines, plan_rows, plan_table, price_lines
+    from ...reports.pages.plan_page import write_plan
     from ...tuner.planning import TargetLoad, default_prices, plan_cheapest, read_prices
     from ...tuner.planning.launch_files import write_launch_files
     from ..options.experiment import experiment_of
@@ -119,6 +130,8 @@ def plan(
             say=say,
         )
     files = [] if out is None else write_launch_files(out, experiment, planned)
+    if html is not None:
+        files.append(write_plan(planned, html))
     rows = plan_rows(planned)
     if as_json:
         typer.echo(json.dumps(rows, allow_nan=False))
@@ -138,7 +151,7 @@ def plan(
     lines += price_lines(planned)
     lines += [f"{system} has no plan here: {why}" for system, why in planned.absent.items()]
     lines += [f"written: {path}" for path in files]
-    if not files:
+    if out is None:
         lines.append("with --out DIR: a launch script and the experiment of the first plan")
     print_result(plan_table(rows), *lines)
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table as RichTable
 
-from ...predictors.specs import gpus
+from ...predictors.specs import gpu, gpus
 from ...tuner.planning.prices import default_prices
 from .table import one_group
 
@@ -43,12 +44,25 @@ def plan_rows(planned: DeploymentPlan) -> list[dict[str, Any]]:
             "confirmed_runs": one.verdict.runs,
             "confirmed_requests": one.verdict.requests,
             **_capacity(one),
-            "keeps_probability": None if one.keeps is None else round(one.keeps, 4),
+            **_figures(one),
             "step_time": "fitted" if one.fitted else "unfitted",
             "simulated": True,
         }
         for one in planned.plans
     ]
+
+
+def _figures(one: SizedOffer) -> dict[str, float | None]:
+    found = one.figures
+    known = {} if found is None else asdict(found)
+    keeps = known.pop("keeps", None)
+    limit_w = one.gpus * gpu(one.offer.gpu).power_w
+    rounded = {name: None if value is None else round(value, 6) for name, value in known.items()}
+    return {
+        **rounded,
+        "gpu_power_limit_w": limit_w,
+        "keeps_probability": None if keeps is None else round(keeps, 4),
+    }
 
 
 def _catalogue_usd(one: SizedOffer) -> float | None:
@@ -74,26 +88,31 @@ def plan_table(rows: Iterable[dict[str, Any]]) -> RichTable:
     """Plans side by side, the cheapest first; intervals stand below their figure."""
     lines = []
     for row in rows:
-        star = "" if row["step_time"] == "fitted" else " *"
-        spread = f"tp{row['tp']}" + (f" pp{row['pp']}" if row["pp"] > 1 else "")
-        dtypes = {name: row[name] for name in ("weight_dtype", "kv_dtype")}
-        set_to = {**dtypes, **row["deployment"], **row["parameters"]}
-        name = "\n".join(
-            [
-                f"{row['gpus']} × {row['gpu']}{star}",
-                f"{row['instances']} × {spread}, {row['system']}",
-                *(f"{parameter}={value}" for parameter, value in set_to.items()),
-            ]
-        )
+        name = "\n".join(plan_parts(row))
         low, high = row["attainment_low"], row["attainment_high"]
         share = f"{100 * row['attainment']:.1f}\n{100 * low:.3g} to {100 * high:.3g}"
         price = f"{row['usd_per_hour']:.2f}"
         if row["catalogue_usd_per_hour"] != row["usd_per_hour"]:
             of_catalogue = row["catalogue_usd_per_hour"]
             price += "\n(–)" if of_catalogue is None else f"\n({of_catalogue:.2f})"
-        lines.append((name, price, share, _interval(row), _spare(row), _keeps(row)))
+        spare = spare_of(row)
+        shown = "" if spare is None else f"{spare:+.0%}"
+        lines.append((name, price, share, _interval(row), shown, _keeps(row)))
     heads = ("plan", "USD/h", "in SLO %", "carries", "spare", "P(SLO)")
     return one_group("Plans", heads, lines).rich("cheapest plans (simulated; rates in req/s)")
+
+
+def plan_parts(row: dict[str, Any]) -> list[str]:
+    """What a plan is, part by part: its GPUs, its instances, formats and parameters."""
+    star = "" if row["step_time"] == "fitted" else " *"
+    spread = f"tp{row['tp']}" + (f" pp{row['pp']}" if row["pp"] > 1 else "")
+    dtypes = {name: row[name] for name in ("weight_dtype", "kv_dtype")}
+    set_to = {**dtypes, **row["deployment"], **row["parameters"]}
+    return [
+        f"{row['gpus']} × {row['gpu']}{star}",
+        f"{row['instances']} × {spread}, {row['system']}",
+        *(f"{parameter}={value}" for parameter, value in set_to.items()),
+    ]
 
 
 def price_lines(planned: DeploymentPlan) -> list[str]:
@@ -145,6 +164,7 @@ def _keeps(row: dict[str, Any]) -> str:
     return "–" if keeps is None else f"{keeps:.0%}"
 
 
-def _spare(row: dict[str, Any]) -> str:
+def spare_of(row: dict[str, Any]) -> float | None:
+    """Capacity over the rate, minus one; None where no capacity is known."""
     most = row["capacity_rps"] or row["low_rps"]
-    return "" if most is None else f"{most / row['rate_rps'] - 1:+.0%}"
+    return None if most is None else most / row["rate_rps"] - 1

@@ -2,11 +2,12 @@
 
 from .offers import Offer
 from .prices import PriceList, default_prices, read_prices
-from .search import DeploymentPlan, SizedOffer, TargetLoad, plan_cheapest
+from .search import DeploymentPlan, PlanFigures, SizedOffer, TargetLoad, plan_cheapest
 
 __all__ = [
     "DeploymentPlan",
     "Offer",
+    "PlanFigures",
     "PriceList",
     "SizedOffer",
     "TargetLoad",

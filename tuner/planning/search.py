@@ -77,6 +77,20 @@ class TargetLoad:
 
 
 @dataclass(frozen=True)
+class PlanFigures:
+    """Figures of one long run at the rate; power is None where that of the GPU was not measured.
+
+    `keeps` is the probability that the real server keeps the target; None without residuals.
+    """
+
+    ttft_p99_s: float | None
+    tpot_p99_s: float | None
+    gpu_power_mean_w: float | None  # of all GPUs
+    joules_per_output_token: float | None
+    keeps: float | None
+
+
+@dataclass(frozen=True)
 class SizedOffer:
     """An offer with a number of instances, and the attainment at the wanted rate.
 
@@ -89,7 +103,7 @@ class SizedOffer:
     verdict: Verdict
     capacity: Capacity | None = None
     fitted: bool = True  # step times, to measurements
-    keeps: float | None = None  # the probability that the real server keeps the target
+    figures: PlanFigures | None = None
 
     @property
     def gpus(self) -> int:
@@ -332,16 +346,26 @@ class _Search:
             self.runner_of(spec), start_rps=rate, options=options, neighbours=(rate, rate * 1.2)
         ).capacities
         fitted = placed(spec.placement).step_time.fitted
-        keeps = self._keeps(spec) if self.runner_of is _simulated else None
-        return replace(one, capacity=capacity, fitted=fitted, keeps=keeps)
+        figures = self._figures(spec) if self.runner_of is _simulated else None
+        return replace(one, capacity=capacity, fitted=fitted, figures=figures)
 
-    def _keeps(self, spec: CellSpec) -> float | None:
-        """The probability of reaching the target, from how far earlier predictions were off."""
-        spec = replace(spec, requests=SEARCH.requests)
+    def _figures(self, spec: CellSpec) -> PlanFigures:
+        """Those of one run as long as the confirming ones."""
+        spec = replace(spec, requests=CONFIRM.requests, seed=spec.seed + _FRESH_SEEDS)
         workload = workload_of(spec)
         result = simulated(spec, workload, predicted_output_tokens(spec, workload))
         row: Row = dict(simulated_figures(spec, workload, result))
-        return share_that_keeps(spec, workload, result, row, self.wanted.target)
+        return PlanFigures(
+            ttft_p99_s=_known(row["ttft_p99_s"]),
+            tpot_p99_s=_known(row["tpot_p99_s"]),
+            gpu_power_mean_w=_known(row["gpu_power_mean_w"]),
+            joules_per_output_token=_known(row["joules_per_output_token"]),
+            keeps=share_that_keeps(spec, workload, result, row, self.wanted.target),
+        )
+
+
+def _known(value: object) -> float | None:
+    return value if isinstance(value, float) and math.isfinite(value) else None
 
 
 def _capacity(one: SizedOffer) -> float:
