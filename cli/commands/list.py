@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from typing import Annotated
 
 import typer
@@ -19,9 +20,13 @@ EXAMPLES = (
 )
 
 _BRIEFLY = {
+    "gpus": ("name", "memory_gib", "bandwidth_gb_per_s", "tflops_16bit", "power_w", "usd_per_hour"),
     "systems": ("name", "description"),
     "workloads": ("name", "title", "mean_prompt_tokens", "mean_output_tokens"),
 }
+
+
+_HEAD_WIDTH = 12  # characters
 
 
 def list_names(
@@ -74,7 +79,7 @@ def _show_all(kind: str, entries: list[Entry]) -> None:
     for column in entries[0]:
         numbers = all(isinstance(entry[column], int | float | None) for entry in entries)
         table.add_column(
-            column.replace("_", " "),
+            textwrap.fill(column.replace("_", " "), _HEAD_WIDTH),
             justify="right" if numbers else "left",
             no_wrap=column == "name" or numbers,
             overflow="fold",

@@ -14,8 +14,9 @@ from ...harness.experiments.execution.plan import plan
 from ...harness.experiments.execution.specs import CellSpec
 from ...harness.policies.systems import system as system_by_name
 from ...predictors.placement import TP_DEGREES, smallest_tp
-from ...predictors.specs import gpu, gpus, model
+from ...predictors.specs import gpu, model
 from ...workloads.errors import SloBenchError
+from .prices import PriceList, default_prices
 
 Value = bool | int | float | str
 
@@ -80,7 +81,7 @@ def offers(
     asked: ExperimentSchema,
     rate_rps: float,
     kinds: Sequence[str] | None = None,
-    prices: Mapping[str, float] | None = None,
+    prices: PriceList | None = None,
 ) -> tuple[list[Offer], dict[str, SloBenchError]]:
     """All offers that may carry `rate_rps`, in the order of a lower bound of their cost, and why
     systems without an offer have none.
@@ -89,19 +90,17 @@ def offers(
         asked: the model, the workload, systems and their parameters; `tp` and `pp` if they are
             fixed; settings of the deployment, such as `weight_dtype`, with one value or several.
         rate_rps: requests per second.
-        kinds: GPUs to choose from; by default all of the catalogue with a price.
-        prices: USD per hour by GPU, where they differ from the catalogue's.
+        kinds: GPUs to choose from; by default all of the price list.
+        prices: what GPUs cost; by default the catalogue's prices.
 
     Raises:
         SloBenchError: a name is unknown, or the model fits on none of the GPUs.
     """
-    usd = {name: spec.price_per_hour_usd for name, spec in gpus().items()}
-    for name, price in (prices or {}).items():
-        usd[gpu(name).name] = price
-    chosen = [gpu(name).name for name in kinds] if kinds else [n for n, p in usd.items() if p > 0]
-    for name in chosen:
-        if not usd[name] > 0:
-            raise SloBenchError(f"{name} has no price; give one: --price {name}=USD")
+    prices = prices or default_prices()
+    usd = {name: prices.price(name) for name in map(_full_name, kinds or prices.usd_per_gpu_hour)}
+    chosen = {name: price for name, price in usd.items() if price is not None}
+    for name in usd.keys() - chosen.keys() if kinds else ():
+        raise SloBenchError(f"{name} has no price ({prices.basis}); give one: --price {name}=USD")
     found = []
     refused: dict[str, SloBenchError] = {}
     axes = choices(asked)
@@ -115,7 +114,7 @@ def offers(
             continue
         for tp, system in itertools.product(degrees, asked.systems):
             try:
-                offer = _offer(single, rate_rps, kind, tp, pp, system, usd[kind])
+                offer = _offer(single, rate_rps, kind, tp, pp, system, chosen[kind])
                 found.append(replace(offer, deployment=deployment))
             except SloBenchError as error:  # heads cannot be split over that number of GPUs
                 refused[system] = error
@@ -124,6 +123,10 @@ def offers(
     found.sort(key=lambda one: (one.least_instances * one.usd_per_hour, one.name))
     having = {one.system for one in found}
     return found, {name: error for name, error in refused.items() if name not in having}
+
+
+def _full_name(name: str) -> str:
+    return gpu(name).name
 
 
 def choices(asked: ExperimentSchema) -> dict[str, tuple[Value, ...]]:
