@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from .lengths.baselines import Baseline
     from .lengths.distribution import PredictedDistributions
     from .lengths.online_predictor import LengthPrediction, OnlineLengthPredictor
-    from .lengths.predictor import Prompt, TrainedPredictor
+    from .lengths.predictor import TrainedPredictor
+    from .lengths.samples import Prompt
 
 Ints = NDArray[np.int64]
 
@@ -165,7 +166,7 @@ class LearnedLength:
         text = None if workload.texts is None else workload.texts[row]
         if not text:
             return None
-        from .lengths.predictor import Prompt
+        from .lengths.samples import Prompt
 
         model = self.model or workload.model_names[workload.model_index[row]]
         _warn_of_unknown(self.folder, model)
