@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -14,42 +14,44 @@ from ...tuner.planning.prices import default_prices
 from .table import one_group
 
 if TYPE_CHECKING:
-    from ...tuner.planning import DeploymentPlan, SizedOffer
+    from ...tuner.planning import DeploymentPlan, PriceList, SizedOffer, TargetLoad
 
 
 def plan_rows(planned: DeploymentPlan) -> list[dict[str, Any]]:
     """One row for each plan, the cheapest first; rates in requests per second."""
-    return [
-        {
-            "system": one.offer.system,
-            "gpu": one.offer.gpu,
-            "gpus": one.gpus,
-            "instances": one.instances,
-            "tp": one.offer.tp,
-            "pp": one.offer.pp,
-            "weight_dtype": one.offer.weight_dtype,
-            "kv_dtype": one.offer.kv_dtype,
-            "deployment": dict(one.offer.deployment),
-            "parameters": dict(one.parameters),
-            "usd_per_hour": round(one.usd_per_hour, 6),
-            "price_basis": planned.prices.title,
-            "catalogue_usd_per_hour": _catalogue_usd(one),
-            "rate_rps": planned.wanted.rate_rps,
-            "headroom": planned.wanted.headroom,
-            "target": planned.wanted.target,
-            "attainment": one.verdict.attainment,
-            "attainment_low": one.verdict.low,
-            "attainment_high": one.verdict.high,
-            "confirmed": one.verdict.carries,
-            "confirmed_runs": one.verdict.runs,
-            "confirmed_requests": one.verdict.requests,
-            **_capacity(one),
-            **_figures(one),
-            "step_time": "fitted" if one.fitted else "unfitted",
-            "simulated": True,
-        }
-        for one in planned.plans
-    ]
+    return [plan_row(one, planned.wanted, planned.prices) for one in planned.plans]
+
+
+def plan_row(one: SizedOffer, wanted: TargetLoad, prices: PriceList) -> dict[str, Any]:
+    """The figures of a plan."""
+    return {
+        "system": one.offer.system,
+        "gpu": one.offer.gpu,
+        "gpus": one.gpus,
+        "instances": one.instances,
+        "tp": one.offer.tp,
+        "pp": one.offer.pp,
+        "weight_dtype": one.offer.weight_dtype,
+        "kv_dtype": one.offer.kv_dtype,
+        "deployment": dict(one.offer.deployment),
+        "parameters": dict(one.parameters),
+        "usd_per_hour": round(one.usd_per_hour, 6),
+        "price_basis": prices.title,
+        "catalogue_usd_per_hour": _catalogue_usd(one),
+        "rate_rps": wanted.rate_rps,
+        "headroom": wanted.headroom,
+        "target": wanted.target,
+        "attainment": one.verdict.attainment,
+        "attainment_low": one.verdict.low,
+        "attainment_high": one.verdict.high,
+        "confirmed": one.verdict.carries,
+        "confirmed_runs": one.verdict.runs,
+        "confirmed_requests": one.verdict.requests,
+        **_capacity(one),
+        **_figures(one),
+        "step_time": "fitted" if one.fitted else "unfitted",
+        "simulated": True,
+    }
 
 
 def _figures(one: SizedOffer) -> dict[str, float | None]:
@@ -115,16 +117,19 @@ def plan_parts(row: dict[str, Any]) -> list[str]:
     ]
 
 
-def price_lines(planned: DeploymentPlan) -> list[str]:
-    """The basis of the prices, that of the catalogue where they differ, and what has no price."""
-    prices, catalogue = planned.prices, default_prices()
+def price_lines(prices: PriceList, plans: Sequence[SizedOffer], kinds: Sequence[str]) -> list[str]:
+    """The basis of the prices, that of the catalogue where they differ, and what has no price.
+
+    `kinds` are the GPUs that were asked for, none if all.
+    """
+    catalogue = default_prices()
     lines = [f"prices: {prices.title}"]
-    if guessed := sorted({one.offer.gpu for one in planned.plans} & prices.estimates):
+    if guessed := sorted({one.offer.gpu for one in plans} & prices.estimates):
         lines[0] += f"; estimated: {', '.join(guessed)}"
     if prices != catalogue:
         lines.append(f"in brackets: {catalogue.title}")
     without = [name for name in gpus() if prices.price(name) is None]
-    if without and not planned.kinds:
+    if without and not kinds:
         lines.append(
             f"left out, without a price: {', '.join(without)}; give one with --price GPU=USD or "
             "--prices FILE"
@@ -132,20 +137,20 @@ def price_lines(planned: DeploymentPlan) -> list[str]:
     return lines
 
 
-def confirmed_lines(planned: DeploymentPlan) -> list[str]:
+def confirmed_lines(plans: Sequence[SizedOffer], refuted: Sequence[SizedOffer]) -> list[str]:
     """How long the runs were that confirmed the plans, and what they refuted."""
-    runs = [one.verdict for one in planned.plans]
+    runs = [one.verdict for one in plans]
     each = [one.requests // one.runs for one in runs]
     lengths = f"{min(each):,}" + (f" to {max(each):,}" if max(each) > min(each) else "")
     lines = [
         f"in SLO: at least {min(one.runs for one in runs)} runs of {lengths} requests a plan, on "
         "seeds that the search did not use; below, the 95 % interval"
     ]
-    if planned.refuted:
-        worst = min(planned.refuted, key=lambda one: one.verdict.attainment)
+    if refuted:
+        worst = min(refuted, key=lambda one: one.verdict.attainment)
         lines.append(
-            f"{len(planned.refuted)} carried the load in the search and not in these runs, and "
-            f"are left out; the worst had {worst.verdict.attainment:.1%} in SLO: {worst.name}"
+            f"{len(refuted)} carried the load in the search and not in these runs, and are left "
+            f"out; the worst had {worst.verdict.attainment:.1%} in SLO: {worst.name}"
         )
     return lines
 

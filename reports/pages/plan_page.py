@@ -35,17 +35,18 @@ def write_plan(planned: DeploymentPlan, out: Path) -> Path:
     """
     rows = [{**row, "spare": spare_of(row)} for row in plan_rows(planned)]
     best = undominated(rows)
+    prices = price_lines(planned.prices, planned.plans, planned.kinds)
     figures = [figure for name in _AXES if (figure := _figure(rows, best, name)) is not None]
     wanted = planned.wanted
     text = page(
         "plan.html",
         {"series": [FRONT, OTHERS], "origin": "simulated", **as_json(figures)},
         heading=f"Plans for {wanted.rate_rps:g} req/s",
-        facts=[f"at least {wanted.target:.4g} of requests in SLO", *price_lines(planned)[:1]],
+        facts=[f"at least {wanted.target:.4g} of requests in SLO", prices[0]],
         answer=_answer(rows[0]),
         figures=figures,
         plans=_table(rows, best),
-        notes=[*price_lines(planned), *confirmed_lines(planned)],
+        notes=[*prices, *confirmed_lines(planned.plans, planned.refuted)],
         absent=[f"{name} has no plan here: {why}" for name, why in planned.absent.items()],
         footer="Simulated. J per output token: from the mean power of all GPUs, where the power of "
         "the GPU was measured (docs/accuracy.md#energy); the limit is that of the data sheet.",

@@ -16,7 +16,7 @@ from ...predictors.specs import model
 from ...workloads.errors import SloBenchError
 from .offers import Offer, Value, experiment_of
 from .prices import PriceList
-from .search import DeploymentPlan, SizedOffer, TargetLoad
+from .search import SizedOffer, TargetLoad
 
 GPUS_OF_A_HOST = 8
 _PORT = 8000
@@ -73,19 +73,17 @@ exec {command}
 
 
 def write_launch_files(
-    folder: Path, asked: ExperimentSchema, planned: DeploymentPlan
+    folder: Path, asked: ExperimentSchema, wanted: TargetLoad, plan: SizedOffer, prices: PriceList
 ) -> list[Path]:
-    """Write those of the first plan: `launch.sh`, if a real server runs its system, and
-    `experiment.toml`.
+    """Write those of a plan: `launch.sh`, if a real server runs its system, and `experiment.toml`.
 
     Raises:
         SloBenchError: they cannot be written.
     """
-    wanted, plan = planned.wanted, planned.plans[0]
     experiment = experiment_of(asked, plan.offer, plan.parameters, plan.instances, wanted.rate_rps)
     kept = experiment.model_copy(update={"records": asked.records, "name": "plan"})
     files = {folder / "experiment.toml": kept.to_toml()}
-    script = launch_script(asked, wanted, plan, planned.prices)
+    script = launch_script(asked, wanted, plan, prices)
     if script is not None:
         files[folder / "launch.sh"] = script
     for path, text in files.items():

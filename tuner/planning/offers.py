@@ -46,6 +46,7 @@ class Offer:
     weight_dtype: str
     kv_dtype: str
     memory_share: float
+    minimum: int = 1  # instances of such a system, whatever the load
     deployment: Mapping[str, Value] = field(default_factory=dict)  # settings with several values
 
     @property
@@ -63,6 +64,15 @@ class Offer:
     def spread(self) -> str:
         """Its parallelism, as `tp4 pp2`."""
         return f"tp{self.tp}" + (f" pp{self.pp}" if self.pp > 1 else "")
+
+    def same_shapes(
+        self, parameters: Mapping[str, Value], instances: int
+    ) -> Iterator[Mapping[str, Value]]:
+        """The shapes of `instances` instances that differ from `parameters` in the ratio alone."""
+        ratio = {name for pair in _PAIRS for name in pair}
+        for shape in self.shapes(instances):
+            if all(shape[name] == parameters[name] for name in shape.keys() - ratio):
+                yield shape
 
     def shapes(self, instances: int) -> Iterator[Mapping[str, Value]]:
         """Parameters to try with `instances` instances: all settings, and all useful ratios where
@@ -202,7 +212,8 @@ def _offer(
     spec = spec_of(asked, draft, next(draft.shapes(least)), least, rate_rps)
     alone = estimated_capacity_rps(spec.workload, spec.placement, spec.seed)
     enough = math.ceil(rate_rps / (alone * _OPTIMISM))
-    return replace(draft, least_instances=max(least, enough), alone_rps=alone)
+    enough = max(least, enough)
+    return replace(draft, least_instances=enough, alone_rps=alone, minimum=least)
 
 
 def _degrees(asked: ExperimentSchema, kind: str, pp: int) -> Sequence[int]:

@@ -41,6 +41,7 @@ class PriceList(BaseModel):
     estimates: frozenset[str] = frozenset()  # GPUs whose price is not a published one
     usd_per_kwh: _Usd = 0.0
     pue: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
+    owned: bool = False
     usd_per_gpu_hour: Annotated[dict[str, _Usd], Field(min_length=1)]
 
     @property
@@ -56,13 +57,18 @@ class PriceList(BaseModel):
 
         A GPU with a power cap (`rtx-3090@250w`) has the price of the GPU unless it is listed.
         """
-        listed = self.usd_per_gpu_hour.get(name)
-        if listed is None:
-            listed = self.usd_per_gpu_hour.get(name.partition("@")[0])
+        listed = self._listed(name)
         if listed is None:
             return None
-        total = listed + self.usd_per_kwh * self.pue * gpu(name).power_w / 1000
-        return total or None
+        return listed + self.usd_per_kwh * self.pue * gpu(name).power_w / 1000 or None
+
+    def price_off(self, name: str) -> float:
+        """USD per hour of one GPU that is off: a rented one is given back, one's own is not."""
+        return (self._listed(name) or 0.0) if self.owned else 0.0
+
+    def _listed(self, name: str) -> float | None:
+        base = self.usd_per_gpu_hour.get(name.partition("@")[0])
+        return self.usd_per_gpu_hour.get(name, base)
 
     def changed(self, prices: Mapping[str, float]) -> PriceList:
         """The list with some prices in USD per hour in place of its own."""

@@ -11,7 +11,8 @@ spare capacity of each result.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -173,15 +174,19 @@ def plan_cheapest(
         SloBenchError: no offer carries the load, or something cannot be read.
     """
     prices = prices or default_prices()
-    return _Search(asked, wanted, prices, folder, resume, say, runner_of or _simulated).run(kinds)
+    search = PlanSearch(asked, wanted, prices, folder, resume, say, runner_of or simulated_runner)
+    return search.run(kinds)
 
 
-def _simulated(spec: CellSpec) -> LevelRunner:
+def simulated_runner(spec: CellSpec) -> LevelRunner:
+    """Simulates a cell at the rates that are asked for."""
     return CellRunner(spec, "plan", Simulator(), lambda cell, row: None)
 
 
 @dataclass
-class _Search:
+class PlanSearch:
+    """A search; its fields are the arguments of `plan_cheapest`."""
+
     asked: ExperimentSchema
     wanted: TargetLoad
     prices: PriceList
@@ -207,6 +212,7 @@ class _Search:
         self._refuted: list[SizedOffer] = []
 
     def run(self, kinds: tuple[str, ...]) -> DeploymentPlan:
+        """The cheapest plans on these GPUs; on all with a price where none is named."""
         wanted = self.wanted
         every, refused = offers(self.asked, wanted.whole_rps, kinds, self.prices)
         self._check_arrivals(every[0])
@@ -304,12 +310,47 @@ class _Search:
                 count = (failing + best[0].instances) // 2
         return best
 
+    def fewest_for(self, plan: SizedOffer, rates_rps: Sequence[float]) -> tuple[int, ...]:
+        """The fewest instances of a plan that carry each rate, the headroom included; 0 for 0.
+
+        None is above that of the plan. Every number is confirmed at the highest of its rates.
+        """
+        ordered = sorted({rate for rate in rates_rps if rate > 0}, reverse=True)
+        needed = {0.0: 0}
+        first = 0  # the rates before it need more instances
+        for fewer in range(plan.instances - 1, plan.offer.minimum - 1, -1):
+            carried = bisect_left(
+                ordered[first:], True, key=lambda rate: self._holds(plan, fewer, rate, SEARCH)
+            )
+            carried += first
+            while carried < len(ordered) and not self._holds(
+                plan, fewer, ordered[carried], CONFIRM
+            ):
+                carried += 1
+            needed |= dict.fromkeys(ordered[first:carried], fewer + 1)
+            first = carried
+            if first == len(ordered):
+                break
+        needed |= dict.fromkeys(ordered[first:], plan.offer.minimum)
+        return tuple(needed[rate] for rate in rates_rps)
+
+    def _holds(self, plan: SizedOffer, instances: int, rate_rps: float, length: RunLength) -> bool:
+        """Whether that many instances of a plan carry a rate, before its headroom."""
+        whole_rps = rate_rps * (1 + self.wanted.headroom)
+        shapes = plan.offer.same_shapes(plan.parameters, instances)
+        return bool(self._carrying(plan.offer, instances, whole_rps, length, shapes))
+
     def _carrying(
-        self, offer: Offer, instances: int, rate_rps: float, length: RunLength
+        self,
+        offer: Offer,
+        instances: int,
+        rate_rps: float,
+        length: RunLength,
+        shapes: Iterable[Mapping[str, Value]] | None = None,
     ) -> list[SizedOffer]:
         """The shapes that carry the rate with `instances` instances, the best first."""
         found = []
-        for parameters in offer.shapes(instances):
+        for parameters in offer.shapes(instances) if shapes is None else shapes:
             try:
                 spec = spec_of(self.asked, offer, parameters, instances, rate_rps)
             except SloBenchError:  # the system cannot have that number of instances
@@ -346,7 +387,7 @@ class _Search:
             self.runner_of(spec), start_rps=rate, options=options, neighbours=(rate, rate * 1.2)
         ).capacities
         fitted = placed(spec.placement).step_time.fitted
-        figures = self._figures(spec) if self.runner_of is _simulated else None
+        figures = self._figures(spec) if self.runner_of is simulated_runner else None
         return replace(one, capacity=capacity, fitted=fitted, figures=figures)
 
     def _figures(self, spec: CellSpec) -> PlanFigures:

@@ -9,6 +9,7 @@ from ..capacity.curve import CapacityLevel
 from ..capacity.samples import LevelRunner, LevelSample
 
 _MOST_RUNS = 6
+_LONGEST = 8  # times the length of the first run
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,8 @@ def verdict(
 ) -> Verdict:
     """Run a rate on seeds from `first_seed` on, at most six times, until the verdict is certain.
 
+    Where the runs are too short to show whether the system keeps up, the next one is twice as long.
+
     The rate is carried if the interval lies above `target` and settled runs show that the system
     keeps up. It is not if the interval lies below, the backlog grows, attainment drifts during a
     run, or requests starve. What is still undecided after the last run is not carried.
@@ -73,3 +76,5 @@ def verdict(
                 len(samples),
                 level.requests,
             )
+        if not level.sustained:
+            requests = min(2 * requests, _LONGEST * max(length.requests, needed))

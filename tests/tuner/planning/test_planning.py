@@ -25,7 +25,7 @@ from slo_bench.tuner.planning import TargetLoad, plan_cheapest
 from slo_bench.tuner.planning.launch_files import launch_script, write_launch_files
 from slo_bench.tuner.planning.offers import offers
 from slo_bench.tuner.planning.prices import PriceList, default_prices, read_prices, shipped_lists
-from slo_bench.tuner.planning.verdict import CONFIRM, verdict
+from slo_bench.tuner.planning.verdict import CONFIRM, SEARCH, verdict
 from slo_bench.workloads.errors import SloBenchError
 
 KINDS = ("a100-80g", "l40s", "h100-80g")
@@ -151,7 +151,7 @@ def test_a_plan_that_long_runs_refute_is_replaced_by_the_next():
     assert plan.verdict.carries
     assert [one.instances for one in planned.refuted] == [2, 3]
     assert all(one.verdict.attainment == pytest.approx(0.1) for one in planned.refuted)
-    assert "2 carried the load in the search" in confirmed_lines(planned)[1]
+    assert "2 carried the load in the search" in confirmed_lines(planned.plans, planned.refuted)[1]
 
 
 @pytest.mark.parametrize(
@@ -174,6 +174,27 @@ def test_a_rate_at_which_a_run_is_not_stationary_is_not_carried(batch_met, backl
             )
 
     assert not verdict(Unsteady(), 5.0, 0.6, 0, CONFIRM).carries
+
+
+def test_runs_that_are_too_short_to_tell_are_followed_by_longer_ones():
+    class Wavering:
+        sizes: ClassVar[list[int]] = []
+
+        def run(self, rate_rps, seed, requests):
+            self.sizes.append(requests)
+            up_and_down = (0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, *[40] * 10)  # however long the run is
+            return LevelSample(
+                rate_rps=rate_rps,
+                seed=seed,
+                requests=requests,
+                batch_met=(requests // 20,) * 20,
+                batch_requests=(requests // 20,) * 20,
+                backlog=up_and_down,
+            )
+
+    assert verdict(Wavering(), 5.0, 0.9, 0, SEARCH).carries
+    assert Wavering.sizes == sorted(Wavering.sizes)
+    assert Wavering.sizes[0] == 2000 < Wavering.sizes[-1] <= 16000
 
 
 def test_runs_of_a_verdict_last_long_against_the_slo():
@@ -263,7 +284,7 @@ def test_the_list_and_the_catalogue_are_both_shown(tmp_path):
         listed = default_prices().price(row["gpu"])
         shown = row["catalogue_usd_per_hour"]
         assert shown == (None if listed is None else pytest.approx(listed * row["gpus"]))
-    lines = "\n".join(price_lines(planned))
+    lines = "\n".join(price_lines(planned.prices, planned.plans, planned.kinds))
     assert "prices: ours, 2026-01-01" in lines
     assert f"in brackets: {default_prices().title}" in lines
     assert "left out, without a price: a100-40g" in lines
@@ -342,7 +363,7 @@ def planned():
 def test_the_script_starts_every_instance_on_gpus_of_its_own(tmp_path, planned):
     asked, found = planned
     plan = found.plans[0]
-    write_launch_files(tmp_path, asked, found)
+    write_launch_files(tmp_path, asked, found.wanted, plan, found.prices)
     fake = tmp_path / "bin" / "vllm"
     fake.parent.mkdir()
     fake.write_text('#!/bin/sh\necho "$CUDA_VISIBLE_DEVICES $*"\n')
