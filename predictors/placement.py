@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ..workloads.errors import SloBenchError
-from .dtypes import kv_dtype, weight_dtype
+from .dtypes import AUTO, kv_dtype, weight_dtype
 from .specs import GIB, GpuSpec, LinkSpec, ModelSpec, link
 
 DEFAULT_HOST_MEMORY_BYTES = 4 * GIB
@@ -32,7 +32,8 @@ class Placement:
     What is left holds KV blocks of `block_size` tokens, unless `fixed_num_gpu_blocks` says how many
     of them are used, as vLLM's `--num-gpu-blocks-override` does; so does `fixed_num_cpu_blocks` for
     swapped KV in place of what `host_memory_bytes` would hold. Both count for the whole instance.
-    `beside_bytes` of each GPU hold the weights of another model.
+    `beside_bytes` of each GPU hold the weights of another model. `weight_dtype` `auto` becomes the
+    format of the model's checkpoint.
 
     Experts are held whole by `ep` groups of GPUs, each sharing them out to its `tp / ep` GPUs.
     `expert_skew` is the exponent of the power law by which tokens choose them (0: balanced).
@@ -42,7 +43,7 @@ class Placement:
     gpu: GpuSpec
     tp: int = 1
     pp: int = 1
-    weight_dtype: str = "bf16"
+    weight_dtype: str = AUTO
     kv_dtype: str = "bf16"
     memory_share: float = 0.9
     block_size: int = 16
@@ -58,6 +59,7 @@ class Placement:
     expert_skew: float = 0.0
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "weight_dtype", self.model.dtype_of(self.weight_dtype))
         weight_dtype(self.weight_dtype)
         kv_dtype(self.kv_dtype)
         for name in ("tp", "pp", "ep", "block_size", "batched_tokens", "sampled_sequences"):
@@ -329,7 +331,7 @@ def smallest_tp(
     model: ModelSpec,
     gpu: GpuSpec,
     pp: int = 1,
-    weight_dtype: str = "bf16",
+    weight_dtype: str = AUTO,
     kv_dtype: str = "bf16",
     memory_share: float = 0.9,
 ) -> int:

@@ -11,7 +11,7 @@ import pytest
 from slo_bench.harness.experiments.execution.lookup import placed
 from slo_bench.harness.experiments.execution.specs import PlacementSpec
 from slo_bench.harness.servers.launch.parallel_args import parallel_args
-from slo_bench.predictors.model_spec import Experts
+from slo_bench.predictors.model_spec import Experts, SlidingWindow
 from slo_bench.predictors.operators.assembly import operator_step_time
 from slo_bench.predictors.operators.kernels import SUSTAINED, kernels
 from slo_bench.predictors.operators.layers import operators
@@ -211,11 +211,48 @@ def test_a_config_is_the_model_of_the_catalogue(tmp_path, name):
         ("deepseek-v3", {"index_topk": 2048}, "sparse attention"),
         ("deepseek-v3", {"first_k_dense_replace": 61}, "61 of 61 layers"),
         ("deepseek-v3", {"v_head_dim": None}, "v_head_dim"),
+        ("deepseek-v3", {"quantization_config": {"quant_method": "bitsandbytes"}}, "bitsandbytes"),
+        ("deepseek-v3", {"quantization_config": {"quant_method": "awq", "bits": [4]}}, "awq"),
+        ("minimax-m2.5", {"attn_type_list": [1, 0]}, "attn_type_list"),
+        ("qwen3-30b-a3b", {"engram_sparse_lookup": 4}, "engram_sparse_lookup"),
+        ("qwen3-30b-a3b", {"num_kv_shared_layers": 2}, "num_kv_shared_layers"),
     ],
 )
 def test_what_is_not_modelled_is_refused_by_name(tmp_path, name, changed, complaint):
     with pytest.raises(FileFormatError, match=complaint):
         model(config(tmp_path, name, **changed))
+
+
+@pytest.mark.parametrize(
+    ("said", "dtype"),
+    [
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8"),
+        ({"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}, "mxfp4"),
+        ({"quant_method": "gptq", "bits": 8}, "int8"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "nvfp4"),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "format": "pack-quantized",
+                "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "int"}}},
+            },
+            "int4",
+        ),
+    ],
+)
+def test_the_format_of_a_checkpoint_is_that_of_its_weights(tmp_path, said, dtype):
+    spec = model(config(tmp_path, "qwen3-30b-a3b", quantization_config=said))
+    assert spec.checkpoint_dtype == dtype
+    placed_by_default = Placement(spec, gpu("h200-141g"))
+    assert placed_by_default.weight_dtype == dtype
+    assert placed_by_default.weight_bytes_per_gpu == spec.weight_bytes(dtype)
+    assert Placement(spec, gpu("h200-141g"), weight_dtype="bf16").weight_dtype == "bf16"
+
+
+def test_qwen2_slides_in_its_last_layers(tmp_path):
+    sliding = {"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 40}
+    spec = model(config(tmp_path, "qwen3-30b-a3b", **sliding))
+    assert spec.window == SlidingWindow(4096, 8)
 
 
 def test_operators_multiply_every_active_parameter():

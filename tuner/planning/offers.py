@@ -194,7 +194,8 @@ def _offer(
     least = 1 if wanted.cluster is None else wanted.cluster.least_instances
     if _open_pair(system, settings[0]) is not None:
         least = 2
-    numbers = (asked.weight_dtype[0], asked.kv_dtype[0], asked.memory_share[0])
+    weights = model(asked.model[0]).dtype_of(asked.weight_dtype[0])
+    numbers = (weights, asked.kv_dtype[0], asked.memory_share[0])
     draft = Offer(system, settings, kind, tp, pp, usd * tp * pp, least, math.inf, *numbers)
     spec = spec_of(asked, draft, next(draft.shapes(least)), least, rate_rps)
     alone = estimated_capacity_rps(spec.workload, spec.placement, spec.seed)

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from ....predictors.dtypes import AUTO
 from ....workloads.errors import FileFormatError
 from .client_schema import ClientSchema
 from .experiment_file import (
@@ -249,7 +250,11 @@ class ExperimentSchema(BaseModel):
         role="workload",
     )
     weight_dtype: Axis[str] = setting(
-        SERVES_MORE, "Number format of the weights.", ("bf16",), metavar="D", tunable=True
+        SERVES_MORE,
+        "Number format of the weights. auto: that of the model's checkpoint.",
+        (AUTO,),
+        metavar="D",
+        tunable=True,
     )
     kv_dtype: Axis[str] = setting(
         SERVES_MORE, "Number format of the KV cache.", ("bf16",), metavar="D", tunable=True

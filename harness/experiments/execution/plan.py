@@ -327,6 +327,9 @@ def _combination_of(values: Mapping[str, Any], asked: ExperimentSchema, least: i
         values = {**values, "instances": values["instances"] or len(asked.client.base_urls)}
     if values["device_map"] is not None:
         values = _mapped(values, simulated)
+    if simulated and values["models"] is None:
+        weights = model(values["model"]).dtype_of(values["weight_dtype"])
+        values = {**values, "weight_dtype": weights}
     pp, gpus, instances = values["pp"], values["gpus"], values["instances"]
     numbers = {name: values[name] for name in ("weight_dtype", "kv_dtype", "memory_share")}
     tp = values["tp"] or 1

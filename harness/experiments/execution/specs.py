@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ....predictors.dtypes import AUTO
 from ....predictors.step_time import DEFAULT_HOST_S
 from ...results.metrics import DEFAULT_OBJECTIVE
 from ...results.run_folder import Value
@@ -21,7 +22,7 @@ class PlacementSpec:
     pp: int = 1
     ep: int = 1
     expert_skew: float = 0.0
-    weight_dtype: str = "bf16"
+    weight_dtype: str = AUTO
     kv_dtype: str = "bf16"
     memory_share: float = 0.9
     block_size: int = 16
