@@ -335,6 +335,10 @@ class ModelSpec:
         """
         return self._bytes(self.parameters, self.matrix_parameters, dtype)
 
+    def routed_weight_bytes(self, dtype: str = "bf16") -> int:
+        """Bytes of the matrices of the routed experts."""
+        return round(self.routed_parameters * weight_dtype(dtype).bytes)
+
     def streamed_weight_bytes(self, dtype: str = "bf16") -> int:
         """Bytes of the weights that every pass reads (see `streamed_parameters`)."""
         return self._bytes(self.streamed_parameters, self.matrix_parameters, dtype)

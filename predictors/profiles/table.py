@@ -180,16 +180,7 @@ class TableStepTime:
             length = tokens
             before: float = context
         else:
-            pairs = 0.0
-            tokens = 0
-            for context, chunk in chunks:
-                pairs += chunk * (context + 0.5 * chunk)
-                tokens += chunk
-            length = tokens
-            before = pairs / tokens - 0.5 * tokens
-            if before < 0:
-                length = round(sqrt(2 * pairs))
-                before = 0.0
+            tokens, length, before = as_one_chunk(chunks)
         tokens += decode_seqs
         sequences = decode_seqs + len(chunks)
         fixed_s = self._fixed_s.get(tokens) or self._fixed(tokens)
@@ -377,6 +368,17 @@ class TableStepTime:
         cube: list[float] = _between(grid.sequences, by_sequences, sequences).ravel().tolist()
         self._cubes[sequences] = cube
         return cube
+
+
+def as_one_chunk(chunks: Sequence[tuple[int, int]]) -> tuple[int, int, float]:
+    """Tokens of several chunks, and the length and context of the one that stands for them."""
+    pairs = 0.0
+    tokens = 0
+    for context, chunk in chunks:
+        pairs += chunk * (context + 0.5 * chunk)
+        tokens += chunk
+    before = pairs / tokens - 0.5 * tokens
+    return (tokens, round(sqrt(2 * pairs)), 0.0) if before < 0 else (tokens, tokens, before)
 
 
 def _between(at: Floats, values: Floats, x: float) -> Floats:

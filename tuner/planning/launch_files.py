@@ -111,7 +111,8 @@ def launch_script(asked: ExperimentSchema, wanted: TargetLoad, plan: SizedOffer)
     deployment, fields["weights"] = _deployment(plan.offer, backend, published)
     ep = plan.offer.deployment.get("ep", asked.ep[0])
     try:
-        spread = parallel_args(backend, plan.offer.tp, plan.offer.pp, int(ep)) + deployment
+        spread = parallel_args(backend, plan.offer.tp, plan.offer.pp, int(ep), plan.offer.dp)
+        spread += deployment
     except SloBenchError:  # it does not share experts out like that
         return None
     if system.cluster is not None:

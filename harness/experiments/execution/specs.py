@@ -21,6 +21,7 @@ class PlacementSpec:
     tp: int
     pp: int = 1
     ep: int = 1
+    dp: int = 1
     expert_skew: float = 0.0
     weight_dtype: str = AUTO
     kv_dtype: str = "bf16"
@@ -35,6 +36,11 @@ class PlacementSpec:
     profile: str | None = None  # a file of measured step times, or `operators`
     embedder: str | None = None  # the model beside it
     device_map: str | None = None  # by name or file: layers on devices, in place of gpu, tp and pp
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of an instance."""
+        return self.dp * self.tp * self.pp
 
     @property
     def analytic_host_s(self) -> float:
