@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from ..workloads.errors import UnknownNameError
 
 SIXTEEN_BIT_BYTES = 2.0
+AUTO = "auto"  # the format of the model's checkpoint
 
 
 @dataclass(frozen=True, slots=True)

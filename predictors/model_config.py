@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,12 @@ _SPECULATIVE = (
 )
 _OTHER = {
     "index_topk": "sparse attention",
+    "sparse_attention_config": "sparse attention",
+    "dual_chunk_attention_config": "chunked attention",
+    "hybrid_override_pattern": "state-space layers",
+    "num_kv_shared_layers": "KV shared between layers",
+    "is_encoder_decoder": "an encoder beside the decoder",
+    "audio_config": "an audio encoder",
     "linear_num_value_heads": "linear attention",
     "full_attention_interval": "linear attention",
     "interleave_moe_layer_step": "experts in some layers only",
@@ -45,7 +52,21 @@ _OTHER = {
     "ssm_cfg": "state-space layers",
     "mamba_d_state": "state-space layers",
 }
+# Fields whose names say that they shape a layer, and of these the ones that are read, or that leave
+# sizes and times as they are.
+_PARTS = re.compile(
+    r"attn|attention|window|sparse|mamba|ssm|conv|recurrent|expert|moe|latent|cross"
+)
+_READ_OR_HARMLESS = re.compile(
+    r"num_attention_heads|multi_query_attention|(use_)?sliding_window|max_window_layers|attn_type_list|"
+    r"num_local_experts|(moe_)?num_experts|n_(routed|shared)_experts|"
+    r"(num_)?experts_per_tok(en)?|(moe|shared_expert)_intermediate_size|moe_layer_freq|"
+    r"decoder_sparse_step|(moe_)?router_.*|.*dropout(_prob)?|.*bias|_?attn_implementation.*|"
+    r"attention_softmax_in_fp32|use_(flash|logn)_attn|layernorm_full_attention_.*"
+)
 _SPECULATIVE_TYPES = ("eagle", "medusa", "mlp_speculator", "speculator")
+_INTEGERS = {"4": "int4", "8": "int8"}
+_MODELOPT = {"FP8": "fp8", "NVFP4": "nvfp4", "FP4": "nvfp4"}
 _FAMILY_OF_TYPE = {
     "llama": "llama",
     "mistral": "mistral",
@@ -159,6 +180,7 @@ def model_from_config(fields: Mapping[str, Any], name: str, path: Path) -> Model
         experts=_experts(config, layers),
         latent=latent,
         window=_window(config, layers, context_tokens),
+        checkpoint_dtype=_checkpoint_dtype(config),
     )
     if heads % spec.kv_heads:
         raise config.fail(
@@ -188,6 +210,51 @@ def _refuse_unmodelled(config: _Config) -> None:
     for name, what in _OTHER.items():
         if config.fields.get(name):
             raise config.fail(f"{what} (field {name!r}) is not modelled yet")
+    if set(str(config.fields.get("attn_type_list") or "")) - set("[1, ]"):
+        raise config.fail("linear attention (field 'attn_type_list') is not modelled yet")
+    for name, value in config.fields.items():
+        if value and _PARTS.search(name) and not _READ_OR_HARMLESS.fullmatch(name):
+            raise config.fail(
+                f"field {name!r} ({value!r:.60}) is not known, and may change sizes or times; "
+                "remove it if it does not"
+            )
+
+
+def _checkpoint_dtype(config: _Config) -> str:
+    """The weight format that `quantization_config` describes; 16 bits without one."""
+    said = config.fields.get("quantization_config")
+    if not said:
+        return "bf16"
+    if not isinstance(said, dict):
+        raise config.fail(f"field 'quantization_config' must be an object but is {said!r:.60}")
+    method = str(said.get("quant_method"))
+    groups = said.get("config_groups")
+    if isinstance(groups, dict) and groups:  # compressed-tensors, and ModelOpt's newer form
+        kinds = {_group_dtype(str(said.get("format")), group) for group in groups.values()}
+    elif method in ("awq", "gptq"):
+        kinds = {_INTEGERS.get(str(said.get("bits")))}
+    elif method == "modelopt":
+        kinds = {_MODELOPT.get(str(said.get("quant_algo")))}
+    else:
+        kinds = {method if method in ("fp8", "mxfp4") else None}
+    found = kinds.pop()
+    if kinds or found is None:
+        raise config.fail(
+            f"weights quantised by {method!r} like this (field 'quantization_config') are not "
+            "modelled yet; known: fp8, mxfp4, awq, gptq, compressed-tensors, modelopt"
+        )
+    return found
+
+
+def _group_dtype(form: str, group: Any) -> str | None:
+    """The format of the weights of one group of `config_groups`; None: not known."""
+    weights = group.get("weights") if isinstance(group, dict) else None
+    if not isinstance(weights, dict):
+        return None
+    bits = str(weights.get("num_bits"))
+    if weights.get("type") != "float":
+        return _INTEGERS.get(bits)
+    return {"8": "fp8", "4": "mxfp4" if "mxfp4" in form else "nvfp4"}.get(bits)
 
 
 def _family(config: _Config) -> str:
@@ -260,8 +327,9 @@ def _window(config: _Config, layers: int, context_tokens: int) -> SlidingWindow 
     kinds = config.fields.get("layer_types")
     tokens = config.size("sliding_window")
     on = config.fields.get("use_sliding_window", True) and 0 < tokens < context_tokens
-    if kinds is None:
-        return SlidingWindow(tokens, layers) if on else None
+    if kinds is None:  # of Qwen2 the first `max_window_layers` attend to all tokens
+        sliding = layers - config.size("max_window_layers")
+        return SlidingWindow(tokens, sliding) if on and sliding > 0 else None
     if not isinstance(kinds, list) or len(kinds) < layers:
         raise config.fail(f"field 'layer_types' must name a kind for each of the {layers} layers")
     unknown = {str(kind) for kind in kinds} - {"full_attention", "sliding_attention"}

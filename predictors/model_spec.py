@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from .dtypes import SIXTEEN_BIT_BYTES, kv_dtype, weight_dtype
+from .dtypes import AUTO, SIXTEEN_BIT_BYTES, kv_dtype, weight_dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,7 @@ class Family:
     norm_bias: bool = False  # LayerNorm (scale and shift) instead of RMSNorm
     norms_per_layer: int = 2
     qk_norm: bool = False
+    sinks: bool = False  # a learned logit a head that takes part in the softmax
     qk_norm_over_heads: bool = False  # one norm over all heads instead of one a head
     final_norm: bool = True
     position_offset: int | None = None  # learned positions: rows beyond the context; None: rotary
@@ -33,7 +34,7 @@ FAMILIES: dict[str, Family] = {
     "qwen": Family(biases="qkv"),
     "qwen2": Family(biases="qkv"),
     "qwen3": Family(qk_norm=True),
-    "gpt-oss": Family(biases="all"),
+    "gpt-oss": Family(biases="all", sinks=True),
     "deepseek": Family(),
     "minimax": Family(qk_norm=True, qk_norm_over_heads=True),
     "opt": Family(gated_mlp=False, biases="all", norm_bias=True, position_offset=2),
@@ -133,6 +134,7 @@ class ModelSpec:
 
     With `latent` attention `kv_heads` is 1 and `head_dim` the width of the latent vector.
     `intermediate` is the width of a plain MLP, and that of the first layers before `experts`.
+    `checkpoint_dtype` is the weight format in which the model is published.
     """
 
     name: str
@@ -150,6 +152,11 @@ class ModelSpec:
     experts: Experts | None = None
     latent: LatentAttention | None = None
     window: SlidingWindow | None = None
+    checkpoint_dtype: str = "bf16"
+
+    def dtype_of(self, weights: str) -> str:
+        """The weight format called `weights`; `auto`: that of the checkpoint."""
+        return self.checkpoint_dtype if weights == AUTO else weights
 
     @property
     def is_plain(self) -> bool:
@@ -245,6 +252,7 @@ class ModelSpec:
             biases += 2 * self.hidden + self.intermediate
         if traits.biases == "all" and self.experts:
             biases += self.experts.routed * (2 * self.experts.intermediate + self.hidden)
+        biases += self.heads if traits.sinks else 0
         norms = traits.norms_per_layer * self._norm_parameters
         if traits.qk_norm:
             over_heads = traits.qk_norm_over_heads
@@ -326,6 +334,10 @@ class ModelSpec:
         embeddings, output head, norms and biases stay at 16 bits (see also `dense_dtype`).
         """
         return self._bytes(self.parameters, self.matrix_parameters, dtype)
+
+    def routed_weight_bytes(self, dtype: str = "bf16") -> int:
+        """Bytes of the matrices of the routed experts."""
+        return round(self.routed_parameters * weight_dtype(dtype).bytes)
 
     def streamed_weight_bytes(self, dtype: str = "bf16") -> int:
         """Bytes of the weights that every pass reads (see `streamed_parameters`)."""

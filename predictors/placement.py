@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ..workloads.errors import SloBenchError
-from .dtypes import kv_dtype, weight_dtype
+from .dtypes import AUTO, kv_dtype, weight_dtype
 from .specs import GIB, GpuSpec, LinkSpec, ModelSpec, link
 
 DEFAULT_HOST_MEMORY_BYTES = 4 * GIB
@@ -20,7 +20,12 @@ TP_DEGREES = (1, 2, 4, 8)
 
 @dataclass(frozen=True)
 class Placement:
-    """One instance: a model on `tp * pp` GPUs of one kind, each holding an equal share.
+    """One instance: a model on `dp * tp * pp` GPUs of one kind.
+
+    Each holds an equal share of the layers. With `dp` above 1 attention and dense layers are
+    copied to `dp` ranks of `tp` GPUs, each with requests and KV of its own; all ranks share out the
+    experts and take every step together. Blocks, token budget and sequences are those of all ranks,
+    over which requests are spread evenly.
 
     `split` gives the pipeline stages one by one instead, each on one GPU of its own kind (tp is 1,
     and `gpu` that of the first stage). `fixed_lanes` says how many batches are in flight; by
@@ -32,17 +37,18 @@ class Placement:
     What is left holds KV blocks of `block_size` tokens, unless `fixed_num_gpu_blocks` says how many
     of them are used, as vLLM's `--num-gpu-blocks-override` does; so does `fixed_num_cpu_blocks` for
     swapped KV in place of what `host_memory_bytes` would hold. Both count for the whole instance.
-    `beside_bytes` of each GPU hold the weights of another model.
+    `beside_bytes` of each GPU hold the weights of another model. `weight_dtype` `auto` becomes the
+    format of the model's checkpoint.
 
-    Experts are held whole by `ep` groups of GPUs, each sharing them out to its `tp / ep` GPUs.
-    `expert_skew` is the exponent of the power law by which tokens choose them (0: balanced).
+    Experts are held whole by `ep` groups of GPUs, each sharing them out to its `dp * tp / ep`
+    GPUs. `expert_skew` is the exponent of the power law by which tokens choose them (0: balanced).
     """
 
     model: ModelSpec
     gpu: GpuSpec
     tp: int = 1
     pp: int = 1
-    weight_dtype: str = "bf16"
+    weight_dtype: str = AUTO
     kv_dtype: str = "bf16"
     memory_share: float = 0.9
     block_size: int = 16
@@ -56,11 +62,13 @@ class Placement:
     fixed_lanes: int | None = None
     ep: int = 1
     expert_skew: float = 0.0
+    dp: int = 1
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "weight_dtype", self.model.dtype_of(self.weight_dtype))
         weight_dtype(self.weight_dtype)
         kv_dtype(self.kv_dtype)
-        for name in ("tp", "pp", "ep", "block_size", "batched_tokens", "sampled_sequences"):
+        for name in ("tp", "pp", "ep", "dp", "block_size", "batched_tokens", "sampled_sequences"):
             if getattr(self, name) < 1:
                 raise SloBenchError(f"{name} must be at least 1 but is {getattr(self, name)}")
         if not 0 < self.memory_share <= 1:
@@ -92,12 +100,21 @@ class Placement:
     def _check_experts(self) -> None:
         name, experts = self.model.name, self.model.experts
         if experts is None:
-            if self.ep > 1 or self.expert_skew:
-                raise SloBenchError(f"{name} has no experts; leave ep and expert_skew out")
-        elif self.tp % self.ep or experts.routed % self.ep:
+            if self.ep > 1 or self.expert_skew or self.dp > 1:
+                raise SloBenchError(
+                    f"{name} has no experts; leave ep, dp and expert_skew out (instances are "
+                    "copies of a whole model)"
+                )
+        elif self.expert_gpus % self.ep or experts.routed % self.ep:
+            shared = f"tp {self.tp}" + (f" × dp {self.dp}" if self.dp > 1 else "")
             raise SloBenchError(
-                f"ep {self.ep} must divide tp {self.tp} and the {experts.routed} experts of {name}"
+                f"ep {self.ep} must divide {shared} and the {experts.routed} experts of {name}"
             )
+
+    @property
+    def expert_gpus(self) -> int:
+        """GPUs over which the experts of a layer are shared out."""
+        return self.tp * self.dp
 
     def _check_split(self) -> None:
         mapped = sum(stage.layers for stage in self.split)
@@ -116,7 +133,7 @@ class Placement:
     @property
     def gpus(self) -> int:
         """Number of GPUs of the instance."""
-        return self.tp * self.pp
+        return self.dp * self.tp * self.pp
 
     @property
     def lanes(self) -> int:
@@ -171,11 +188,13 @@ class Placement:
     def _stage_weight_bytes(self, stage: int) -> int:
         """On each GPU of a stage: its layers, and a vocabulary table on the first and the last.
 
-        With pp = 1 all weights split over tp.
+        With pp = 1 all weights split over tp, routed experts over all ranks.
         """
+        spared = self.model.routed_weight_bytes(self.weight_dtype) * (1 - 1 / self.dp)
         if self.pp == 1:
-            return -(-self.model.weight_bytes(self.weight_dtype) // self.tp)
+            return -(-(self.model.weight_bytes(self.weight_dtype) - round(spared)) // self.tp)
         held = self.stages[stage].layers * self.model.layer_weight_bytes(self.weight_dtype)
+        held -= round(spared * self.stages[stage].layers / self.model.layers)
         if stage in (0, self.pp - 1):
             width = max(2.0, weight_dtype(self.weight_dtype).bytes)
             return round((held + self.model.embedding_parameters * width) / self.tp)
@@ -221,7 +240,7 @@ class Placement:
         held = self.stages[stage]
         usable = int(held.gpu.memory_bytes * self.memory_share)
         taken = self._stage_weight_bytes(stage) + self.reserve_bytes_per_gpu + self.beside_bytes
-        return (usable - taken) // self._block_bytes(held.layers)
+        return (usable - taken) // self._block_bytes(held.layers) * self.dp
 
     @property
     def kv_tokens(self) -> int:
@@ -233,7 +252,7 @@ class Placement:
         """Blocks of swapped KV: those fixed, else what fits into the host memory set aside."""
         if self.fixed_num_cpu_blocks is not None:
             return self.fixed_num_cpu_blocks
-        return self.host_memory_bytes // self.block_bytes_per_gpu
+        return self.host_memory_bytes // self.block_bytes_per_gpu * self.dp
 
     @cached_property
     def swap_s_per_block(self) -> float:
@@ -291,7 +310,9 @@ class Placement:
         weights_gb = self.model.weight_bytes(self.weight_dtype) / 1e9
         offered_gb = self.usable_bytes_per_gpu * self.gpus / 1e9
         reserve_gb = self.reserve_bytes_per_gpu * self.gpus / 1e9
-        where = f"{self.gpu.name} × tp {self.tp}" + (f" × pp {self.pp}" if self.pp > 1 else "")
+        where = f"{self.gpu.name} × tp {self.tp}" + "".join(
+            f" × {name} {count}" for name, count in (("pp", self.pp), ("dp", self.dp)) if count > 1
+        )
         beside_gb = self.beside_bytes * self.gpus / 1e9
         beside = f", {beside_gb:.1f} GB of another model's weights" if beside_gb else ""
         problem = (
@@ -329,9 +350,10 @@ def smallest_tp(
     model: ModelSpec,
     gpu: GpuSpec,
     pp: int = 1,
-    weight_dtype: str = "bf16",
+    weight_dtype: str = AUTO,
     kv_dtype: str = "bf16",
     memory_share: float = 0.9,
+    dp: int = 1,
 ) -> int:
     """The smallest tensor-parallel degree (1, 2, 4, 8) on which the model fits.
 
@@ -339,7 +361,13 @@ def smallest_tp(
         SloBenchError: it does not fit even on the largest.
     """
     base = Placement(
-        model, gpu, pp=pp, weight_dtype=weight_dtype, kv_dtype=kv_dtype, memory_share=memory_share
+        model,
+        gpu,
+        pp=pp,
+        weight_dtype=weight_dtype,
+        kv_dtype=kv_dtype,
+        memory_share=memory_share,
+        dp=dp,
     )
     degrees = _tp_degrees(model)
     for tp in degrees:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from ..workloads.errors import FileFormatError, SloBenchError, UnknownNameError
 from ..workloads.parsing import number
 from .catalogue import Entry, entries
+from .dtypes import weight_dtype
 from .model_config import read_model
 from .model_spec import FAMILIES, Experts, LatentAttention, ModelSpec, SlidingWindow
 
@@ -32,6 +35,7 @@ POWER_EXPONENT = 1 / 3
 _NUMBER = r"\d+(?:\.\d+)?(?:e-?\d+)?"
 
 
+Part = TypeVar("Part")
 _BY_FIGURES = "as its name says"  # origin of a link that is named by its figures
 
 
@@ -281,7 +285,7 @@ def _model(name: str, entry: Entry) -> ModelSpec:
         raise UnknownNameError(f"family of model {name} in {entry['_file']}:", family, FAMILIES)
     heads, hidden = fields.count("heads"), fields.count("hidden")
     layers = fields.count("layers")
-    latent = _latent(fields)
+    latent = _part(fields, "latent", _latent)
     spec = ModelSpec(
         name=name,
         family=family,
@@ -297,48 +301,44 @@ def _model(name: str, entry: Entry) -> ModelSpec:
         context_tokens=fields.count("context_tokens"),
         tied_embeddings=fields.flag("tied_embeddings", default=False),
         origin=fields.text("origin", f"user catalogue {entry['_file']}"),
-        experts=_experts(fields),
+        experts=_part(fields, "experts", _experts),
         latent=latent,
-        window=_window(fields, layers),
+        window=_part(
+            fields,
+            "window",
+            lambda part: SlidingWindow(part.count("tokens"), part.count("layers", layers)),
+        ),
+        checkpoint_dtype=weight_dtype(fields.text("checkpoint_dtype", "bf16")).name,
     )
     fields.done()
     return spec
 
 
-def _experts(fields: _Fields) -> Experts | None:
-    part = fields.part("experts")
+def _part(fields: _Fields, name: str, make: Callable[[_Fields], Part]) -> Part | None:
+    """What `make` reads from the table `name` of an entry; None: it has none."""
+    part = fields.part(name)
     if part is None:
         return None
-    found = Experts(
+    found = make(part)
+    part.done()
+    return found
+
+
+def _experts(part: _Fields) -> Experts:
+    return Experts(
         routed=part.count("routed"),
         per_token=part.count("per_token"),
         intermediate=part.count("intermediate"),
         shared_intermediate=int(part.number("shared_intermediate", 0)),
         dense_layers=int(part.number("dense_layers", 0)),
     )
-    part.done()
-    return found
 
 
-def _latent(fields: _Fields) -> LatentAttention | None:
-    part = fields.part("latent")
-    if part is None:
-        return None
-    found = LatentAttention(
+def _latent(part: _Fields) -> LatentAttention:
+    return LatentAttention(
         kv_rank=part.count("kv_rank"),
         rope_dim=part.count("rope_dim"),
         key_dim=part.count("key_dim"),
         value_dim=part.count("value_dim"),
         query_rank=int(part.number("query_rank", 0)) or None,
     )
-    part.done()
-    return found
-
-
-def _window(fields: _Fields, layers: int) -> SlidingWindow | None:
-    part = fields.part("window")
-    if part is None:
-        return None
-    found = SlidingWindow(part.count("tokens"), part.count("layers", layers))
-    part.done()
-    return found

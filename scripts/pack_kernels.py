@@ -4,7 +4,8 @@
 
 FOLDER is a copy of its database (`SYSTEM/OP/BACKEND/VERSION/*.parquet`, `SYSTEM.yaml`). Writes
 `predictors/operators/tables/GPU_ENGINE.npz`: matrix multiplications, attention of prompts and of
-decoding sequences, all-reduces. Times are log2 of microseconds in 16 bits (0.3 % off at most).
+decoding sequences, experts, collectives. Times are log2 of microseconds in 16 bits (0.3 % off at
+most).
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ def pack(folder: Path, system: str, engine: str) -> None:
     """Write the file of one GPU and engine, from the newest version of each table."""
 
     def newest(op: str, name: str) -> pd.DataFrame | None:
-        for measured in (engine, *ENGINES):  # kernels of latent attention are measured on one
+        for measured in (engine, *ENGINES, "nccl"):  # of latent attention on one engine
             found = sorted(
                 (folder / system / op / measured).glob(f"*/{name}.parquet"),
                 key=lambda p: [int(part) for part in p.parent.name.split(".")],
@@ -145,6 +146,16 @@ def pack(folder: Path, system: str, engine: str) -> None:
             _attention(shared, kind, length, packed)
     if experts is not None:
         _experts(experts, packed)
+    nccl = newest("comm", "nccl_perf")
+    if nccl is not None:
+        for name in ("all_gather", "reduce_scatter"):
+            kept = nccl[(nccl.op_name == name) & (nccl.nccl_dtype == "half")]
+            (gpus, elements), times = _grid(kept, ["num_gpus", "message_size"])
+            packed |= {
+                f"{name}/gpus": gpus,
+                f"{name}/bytes": elements * 2,
+                f"{name}/time": times,
+            }
     if reduce is not None:
         kept = reduce[reduce.backend.isin(GRAPH)]
         (gpus, elements), times = _grid(kept, ["num_gpus", "message_size"])

@@ -56,6 +56,7 @@ def _models() -> list[Entry]:
             "layers": spec.layers,
             "context_tokens": spec.context_tokens,
             "kv_bytes_per_token": spec.kv_bytes_per_token(),
+            "checkpoint_dtype": spec.checkpoint_dtype,
         }
         for spec in models().values()
     ]

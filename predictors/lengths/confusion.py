@@ -21,7 +21,8 @@ _PRIOR = 10.0  # errors that each bucket borrows from those of all buckets
 def measured_confusion() -> Floats:
     """Answers by the bucket of their length (row) and of the median that was told (column)."""
     text = files(__package__).joinpath("confusion.toml").read_text("utf-8")
-    return np.array(tomllib.loads(text)["confusion"], dtype=np.float64)
+    counts: Floats = np.array(tomllib.loads(text)["confusion"], dtype=np.float64)
+    return counts
 
 
 @cache
@@ -36,5 +37,6 @@ def error_shares() -> Floats:
     np.fill_diagonal(wrong := counts.copy(), 0)
     by_distance = [np.trace(wrong, offset=off) for off in range(1 - size, size)]
     far = np.array([by_distance[size - 1 - row : 2 * size - 1 - row] for row in range(size)])
-    found: Floats = wrong + _PRIOR * far / far.sum(axis=1, keepdims=True)
-    return found / found.sum(axis=1, keepdims=True)
+    errors = wrong + _PRIOR * far / far.sum(axis=1, keepdims=True)
+    found: Floats = errors / errors.sum(axis=1, keepdims=True)
+    return found

@@ -13,8 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...workloads.errors import SloBenchError, UnknownNameError
+from ..dtypes import SIXTEEN_BIT_BYTES
 from ..placement import Placement
 from ..profiles.build import grid_of
+from ..profiles.data_parallel import DataParallelStepTime
 from ..profiles.table import Curve, DecodeGrid, Host, MixedGrid, TableStepTime
 from ..step_time import DEFAULT_HOST_S, StepTimeModel, step_time
 from .kernels import Kernels, kernels
@@ -80,13 +82,20 @@ def operator_step_time(
     step_s = host.step_s if host_s is None else host_s
     known = kernels(placement.gpu, engine, without)
     listed = operators(placement)
-    made = TableStepTime(
-        _linear(known, listed, placement),
+    linear, experts = _linear(known, listed, placement), _experts(known, listed, placement)
+    decode = _decode(known, listed, placement)
+    rest = (
         _per_sequence(known, listed, host),
-        decode := _decode(known, listed, placement),
+        decode,
         _mixed(known, listed, placement, decode),
         Host(step_s=step_s, graph_tokens=GRAPH_TOKENS),
     )
+    if placement.dp > 1 and experts is not None:
+        made: TableStepTime = DataParallelStepTime(placement.dp, linear, experts, *rest)
+    else:
+        if experts is not None:
+            linear = Curve(linear.at, linear.seconds + experts.seconds)
+        made = TableStepTime(linear, *rest)
     origin = f"operators: kernel times of {known.version} on {known.source.partition('_')[0]}"
     if not known.exact:
         origin += f", scaled to {placement.gpu.name}"
@@ -107,8 +116,6 @@ def _linear(known: Kernels, listed: Operators, placement: Placement) -> Curve:
     seconds = np.zeros(len(tokens))
     for gemm in listed.gemms:
         seconds += gemm.calls * known.sustained_gemm_s(tokens, gemm.n, gemm.k, gemm.dtype)
-    if listed.experts is not None:
-        seconds += listed.experts.calls * known.experts_s(tokens, listed.experts)
     for small in listed.small:
         seconds += small.calls * known.small_s(small.bytes_per_token * tokens)
     for reduce in listed.all_reduces:
@@ -120,6 +127,18 @@ def _linear(known: Kernels, listed: Operators, placement: Placement) -> Curve:
         per_token = hop / link.bandwidth_bytes_per_s
         seconds += (placement.pp - 1) * (link.latency_s + tokens * per_token)
     return Curve(tokens, seconds)
+
+
+def _experts(known: Kernels, listed: Operators, placement: Placement) -> Curve | None:
+    """Seconds of the experts by the tokens of all data-parallel ranks, exchange included."""
+    if listed.experts is None:
+        return None
+    tokens = known.gemm_tokens(listed.gemms[0].dtype)
+    seconds = known.experts_s(tokens, listed.experts)
+    if placement.dp > 1:
+        sizes = placement.model.hidden * SIXTEEN_BIT_BYTES * tokens
+        seconds = seconds + known.exchange_s(placement.dp, sizes, placement.peer_link)
+    return Curve(tokens, listed.experts.calls * seconds)
 
 
 def _per_sequence(known: Kernels, listed: Operators, host: HostTimes) -> Curve:

@@ -211,24 +211,40 @@ class Kernels:
         slowed = self._slowed(_experts_operations(tokens, wanted), wanted.dtype, roofline)
         return np.asarray(measured_s * slowed)
 
-    # ---------------------------------------------------------------- all-reduce
+    # ---------------------------------------------------------------- collectives
 
     def all_reduce_s(self, gpus: int, sizes_bytes: Floats, link: LinkSpec) -> Floats:
         """Seconds of one all-reduce of each size: by a measured link, else by the tables of this
         GPU, else by the link's data sheet.
         """
-        if self.exact and "all_reduce/gpus" in self._tables and not link.measured:
-            row = np.flatnonzero(self._tables["all_reduce/gpus"] == gpus)
+        return self._collective_s("all_reduce", 2, gpus, sizes_bytes, link)
+
+    def exchange_s(self, gpus: int, sizes_bytes: Floats, link: LinkSpec) -> Floats:
+        """Seconds to gather the tokens of all ranks before experts, and to scatter the sums after.
+
+        An all-gather and a reduce-scatter of `sizes_bytes` in all (vLLM's default,
+        `allgather_reducescatter`), by NCCL's times; otherwise as `all_reduce_s`.
+        """
+        return self._collective_s("all_gather", 1, gpus, sizes_bytes, link) + self._collective_s(
+            "reduce_scatter", 1, gpus, sizes_bytes, link
+        )
+
+    def _collective_s(
+        self, name: str, rounds: int, gpus: int, sizes_bytes: Floats, link: LinkSpec
+    ) -> Floats:
+        """Seconds of one collective; in each of its rounds a GPU sends all but its own share."""
+        if self.exact and f"{name}/gpus" in self._tables and not link.measured:
+            row = np.flatnonzero(self._tables[f"{name}/gpus"] == gpus)
             if len(row):
-                times = _seconds(self._tables["all_reduce/time"][row[0]])
-                at = np.asarray(self._tables["all_reduce/bytes"], dtype=np.float64)
+                times = _seconds(self._tables[f"{name}/time"][row[0]])
+                at = np.asarray(self._tables[f"{name}/bytes"], dtype=np.float64)
                 known = np.isfinite(times)
                 # A larger message never takes less; what says so was disturbed.
                 least = np.minimum.accumulate(times[known][::-1])[::-1]
                 found = np.interp(np.log(sizes_bytes), np.log(at[known]), np.log(least))
                 return np.asarray(np.exp(found))
-        moved = 2 * (gpus - 1) / gpus * sizes_bytes
-        return np.asarray(2 * link.latency_s + moved / link.bandwidth_bytes_per_s)
+        moved = rounds * (gpus - 1) / gpus * sizes_bytes
+        return np.asarray(rounds * link.latency_s + moved / link.bandwidth_bytes_per_s)
 
 
 def _seconds(packed: NDArray[Any]) -> Floats:

@@ -123,7 +123,7 @@ def operators(placement: Placement) -> Operators:
             hidden,
             experts,
             traits.gated_mlp,
-            tp // placement.ep,
+            placement.expert_gpus // placement.ep,
             placement.ep,
             placement.expert_skew,
             placement.weight_dtype,

@@ -178,16 +178,7 @@ class TableStepTime:
             length = tokens
             before: float = context
         else:
-            pairs = 0.0
-            tokens = 0
-            for context, chunk in chunks:
-                pairs += chunk * (context + 0.5 * chunk)
-                tokens += chunk
-            length = tokens
-            before = pairs / tokens - 0.5 * tokens
-            if before < 0:
-                length = round(sqrt(2 * pairs))
-                before = 0.0
+            tokens, length, before = as_one_chunk(chunks)
         tokens += decode_seqs
         sequences = decode_seqs + len(chunks)
         fixed_s = self._fixed_s.get(tokens) or self._fixed(tokens)
@@ -391,6 +382,17 @@ def _kv_columns(ends: tuple[float, ...]) -> list[int]:
     below = np.searchsorted(ends, np.arange(int(ends[-1]) + 1), side="right") - 1
     columns: list[int] = np.clip(below, 0, len(ends) - 2).tolist()
     return columns
+
+
+def as_one_chunk(chunks: Sequence[tuple[int, int]]) -> tuple[int, int, float]:
+    """Tokens of several chunks, and the length and context of the one that stands for them."""
+    pairs = 0.0
+    tokens = 0
+    for context, chunk in chunks:
+        pairs += chunk * (context + 0.5 * chunk)
+        tokens += chunk
+    before = pairs / tokens - 0.5 * tokens
+    return (tokens, round(sqrt(2 * pairs)), 0.0) if before < 0 else (tokens, tokens, before)
 
 
 def _between(at: Floats, values: Floats, x: float) -> Floats:

@@ -8,10 +8,12 @@ import json
 import numpy as np
 import pytest
 
+from slo_bench.harness.engine.simulator.simulate import simulate
 from slo_bench.harness.experiments.execution.lookup import placed
 from slo_bench.harness.experiments.execution.specs import PlacementSpec
+from slo_bench.harness.policies.systems import system
 from slo_bench.harness.servers.launch.parallel_args import parallel_args
-from slo_bench.predictors.model_spec import Experts
+from slo_bench.predictors.model_spec import Experts, SlidingWindow
 from slo_bench.predictors.operators.assembly import operator_step_time
 from slo_bench.predictors.operators.kernels import SUSTAINED, kernels
 from slo_bench.predictors.operators.layers import operators
@@ -19,6 +21,7 @@ from slo_bench.predictors.placement import Placement
 from slo_bench.predictors.specs import gpu, model
 from slo_bench.predictors.step_time import step_time
 from slo_bench.workloads.errors import FileFormatError, SloBenchError
+from slo_bench.workloads.workload import Workload
 
 # Billions of parameters, all and active, by the models' cards (Kimi: without its image encoder).
 PUBLISHED = {
@@ -211,11 +214,48 @@ def test_a_config_is_the_model_of_the_catalogue(tmp_path, name):
         ("deepseek-v3", {"index_topk": 2048}, "sparse attention"),
         ("deepseek-v3", {"first_k_dense_replace": 61}, "61 of 61 layers"),
         ("deepseek-v3", {"v_head_dim": None}, "v_head_dim"),
+        ("deepseek-v3", {"quantization_config": {"quant_method": "bitsandbytes"}}, "bitsandbytes"),
+        ("deepseek-v3", {"quantization_config": {"quant_method": "awq", "bits": [4]}}, "awq"),
+        ("minimax-m2.5", {"attn_type_list": [1, 0]}, "attn_type_list"),
+        ("qwen3-30b-a3b", {"engram_sparse_lookup": 4}, "engram_sparse_lookup"),
+        ("qwen3-30b-a3b", {"num_kv_shared_layers": 2}, "num_kv_shared_layers"),
     ],
 )
 def test_what_is_not_modelled_is_refused_by_name(tmp_path, name, changed, complaint):
     with pytest.raises(FileFormatError, match=complaint):
         model(config(tmp_path, name, **changed))
+
+
+@pytest.mark.parametrize(
+    ("said", "dtype"),
+    [
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8"),
+        ({"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}, "mxfp4"),
+        ({"quant_method": "gptq", "bits": 8}, "int8"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "nvfp4"),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "format": "pack-quantized",
+                "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "int"}}},
+            },
+            "int4",
+        ),
+    ],
+)
+def test_the_format_of_a_checkpoint_is_that_of_its_weights(tmp_path, said, dtype):
+    spec = model(config(tmp_path, "qwen3-30b-a3b", quantization_config=said))
+    assert spec.checkpoint_dtype == dtype
+    placed_by_default = Placement(spec, gpu("h200-141g"))
+    assert placed_by_default.weight_dtype == dtype
+    assert placed_by_default.weight_bytes_per_gpu == spec.weight_bytes(dtype)
+    assert Placement(spec, gpu("h200-141g"), weight_dtype="bf16").weight_dtype == "bf16"
+
+
+def test_qwen2_slides_in_its_last_layers(tmp_path):
+    sliding = {"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 40}
+    spec = model(config(tmp_path, "qwen3-30b-a3b", **sliding))
+    assert spec.window == SlidingWindow(4096, 8)
 
 
 def test_operators_multiply_every_active_parameter():
@@ -299,3 +339,68 @@ def test_servers_are_told_how_experts_are_shared():
     assert parallel_args("sglang", tp=4, pp=2, ep=2)[-4:] == ["--pp-size", "2", "--ep-size", "2"]
     with pytest.raises(SloBenchError, match="ep must be 1 or 4, not 2"):
         parallel_args("vllm", tp=4, ep=2)
+
+
+def test_ranks_share_out_the_experts_and_copy_the_rest():
+    spec = model("deepseek-r1")
+    one, eight = Placement(spec, gpu("b200")), Placement(spec, gpu("b200"), dp=8, ep=8)
+    routed = spec.routed_weight_bytes("fp8")
+    assert eight.gpus == 8
+    assert one.weight_bytes_per_gpu - eight.weight_bytes_per_gpu == pytest.approx(routed * 7 / 8)
+    # Each rank holds its own tokens' latent vectors; over tp every GPU holds a copy of all.
+    assert eight.kv_bytes_per_token == spec.kv_bytes_per_token()
+    copied = Placement(spec, gpu("b200"), tp=8, ep=8)
+    room = eight.usable_bytes_per_gpu - eight.weight_bytes_per_gpu - eight.reserve_bytes_per_gpu
+    assert eight.kv_tokens == pytest.approx(8 * room / spec.kv_bytes_per_token(), rel=1e-3)
+    assert eight.kv_tokens > 5 * copied.kv_tokens
+
+
+def test_a_rank_computes_its_own_tokens_and_experts_those_of_all():
+    place = Placement(model("deepseek-r1"), gpu("b200"), dp=8, ep=8)
+    timed = operator_step_time(place).model
+    known, listed = kernels(place.gpu), operators(place)
+    long, short = timed.step_s(0, 0, [(0, 4096)]), timed.step_s(0, 0, [(0, 512)] * 8)
+    tokens = np.array([4096.0, 512.0])
+    dense = sum(g.calls * known.sustained_gemm_s(tokens, g.n, g.k, g.dtype) for g in listed.gemms)
+    assert long - short > dense[0] - dense[1] > 0  # one rank has a prompt, or all have an eighth
+    # Tokens move to experts and back in an all-gather and a reduce-scatter.
+    moved = 7168 * 2 * np.array([128.0])
+    exchange_s = known.exchange_s(8, moved, place.peer_link)[0]
+    bytes_ = known._tables["all_gather/bytes"].astype(float)
+    row = list(known._tables["all_gather/gpus"]).index(8)
+    near = bytes_.searchsorted(moved[0])
+    each = [
+        2 ** float(known._tables[f"{name}/time"][row][near]) * 1e-6
+        for name in ("all_gather", "reduce_scatter")
+    ]
+    assert exchange_s == pytest.approx(sum(each), rel=0.1)
+    spans = sum(timed.step_s(100, 50_000 + 100 * i, []) for i in range(40))
+    assert timed.span_s(100, 50_000, 40) == pytest.approx(spans)
+    assert timed.steps_within(100, 50_000, spans * 0.9999) == 40
+
+
+def test_limits_of_a_batch_hold_for_each_rank():
+    workload = Workload(np.zeros(64), np.full(64, 64), np.full(64, 50))
+    place = Placement(model("qwen3-30b-a3b"), gpu("h200-141g"), dp=2, ep=2)
+    alone = dataclasses.replace(place, dp=1, ep=1)
+    served = system("vllm").with_parameters(max_num_seqs=16)
+    most = {}
+    for name, where in (("one", alone), ("two", place)):
+        records = simulate(workload, served, where, operator_step_time(where).model).records
+        first = np.sort(records.first_token_s)
+        most[name] = int((first < records.finish_s.min()).sum())
+    assert most == {"one": 16, "two": 32}
+
+
+def test_servers_are_told_the_ranks():
+    assert parallel_args("vllm", tp=2, ep=8, dp=4) == [
+        *("--tensor-parallel-size", "2", "--data-parallel-size", "4", "--enable-expert-parallel")
+    ]
+    assert parallel_args("sglang", ep=8, dp=8) == [
+        *("--tp-size", "8", "--dp-size", "8", "--enable-dp-attention", "--ep-size", "8")
+    ]
+
+
+def test_ranks_of_a_dense_model_are_refused():
+    with pytest.raises(SloBenchError, match="no experts"):
+        Placement(model("llama-3.1-8b"), gpu("h100-80g"), dp=2)

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
+from ...predictors.dtypes import AUTO
 from ...predictors.placement import PipelineStage, Placement
 from ...predictors.specs import ModelSpec
 from ...predictors.staged import stage_step_time
@@ -151,7 +152,7 @@ def problem_of(
     model: ModelSpec,
     topology: Topology,
     *,
-    weight_dtype: str = "bf16",
+    weight_dtype: str = AUTO,
     kv_dtype: str = "bf16",
     memory_share: float = 0.9,
     reserve_bytes: float = 0.0,
@@ -182,6 +183,7 @@ def problem_of(
     for name, count in (("batch", batch), ("context", context_tokens)):
         if count < 1:
             raise SloBenchError(f"{name} must be at least 1 but is {count}")
+    weight_dtype = model.dtype_of(weight_dtype)
     layer_bytes = model.layer_weight_bytes(weight_dtype)
     kv_bytes = model.kv_bytes_per_token(kv_dtype) / model.layers
     table_bytes = 2 * model.embedding_parameters  # embeddings and head stay at 16 bits

@@ -40,7 +40,7 @@ _KV_OPTIONS = {
     ("sglang", "fp8"): ["--kv-cache-dtype", "fp8_e4m3"],
 }
 _MEMORY_OPTIONS = {"vllm": "--gpu-memory-utilization", "sglang": "--mem-fraction-static"}
-_AS_THE_CHECKPOINT = ("bf16", "fp16")
+_SIXTEEN_BIT = ("bf16", "fp16")
 
 _SCRIPT = """\
 #!/usr/bin/env bash
@@ -112,10 +112,12 @@ def launch_script(
         "rate": wanted.whole_rps,
         "model": shlex.quote(origin if "/" in origin else asked.model[0]),
     }
-    deployment, fields["weights"] = _deployment(plan.offer, backend)
+    published = model(asked.model[0]).checkpoint_dtype
+    deployment, fields["weights"] = _deployment(plan.offer, backend, published)
     ep = plan.offer.deployment.get("ep", asked.ep[0])
     try:
-        spread = parallel_args(backend, plan.offer.tp, plan.offer.pp, int(ep)) + deployment
+        spread = parallel_args(backend, plan.offer.tp, plan.offer.pp, int(ep), plan.offer.dp)
+        spread += deployment
     except SloBenchError:  # it does not share experts out like that
         return None
     if system.cluster is not None:
@@ -142,11 +144,11 @@ def launch_script(
     )
 
 
-def _deployment(offer: Offer, backend: str) -> tuple[list[str], str]:
+def _deployment(offer: Offer, backend: str, published: str) -> tuple[list[str], str]:
     """Options for memory and formats of weights and KV cache, and a comment on what has none."""
     words = [_MEMORY_OPTIONS[backend], f"{offer.memory_share:g}"]
     comment = ""
-    if offer.weight_dtype not in _AS_THE_CHECKPOINT:
+    if offer.weight_dtype not in (published, *_SIXTEEN_BIT):
         option = _WEIGHT_OPTIONS.get((backend, offer.weight_dtype))
         if option is None:
             comment = f"\n# MODEL must be a checkpoint with {offer.weight_dtype} weights."

@@ -33,7 +33,7 @@ _SEARCHED = ("gpu", "tp", "pp", "instances", "rates")  # by loops of their own
 
 @dataclass(frozen=True)
 class Offer:
-    """A type of instance to rent, on `tp` × `pp` GPUs; any number of instances can be rented."""
+    """A type of instance to rent, on `tp` × `pp` × `dp` GPUs; rented in any number."""
 
     system: str
     settings: tuple[Mapping[str, Value], ...]  # parameters to choose from
@@ -46,13 +46,14 @@ class Offer:
     weight_dtype: str
     kv_dtype: str
     memory_share: float
+    dp: int = 1
     minimum: int = 1  # instances of such a system, whatever the load
     deployment: Mapping[str, Value] = field(default_factory=dict)  # settings with several values
 
     @property
     def gpus(self) -> int:
         """GPUs of one instance."""
-        return self.tp * self.pp
+        return self.dp * self.tp * self.pp
 
     @property
     def name(self) -> str:
@@ -63,7 +64,9 @@ class Offer:
     @property
     def spread(self) -> str:
         """Its parallelism, as `tp4 pp2`."""
-        return f"tp{self.tp}" + (f" pp{self.pp}" if self.pp > 1 else "")
+        return f"tp{self.tp}" + "".join(
+            f" {name}{size}" for name, size in (("pp", self.pp), ("dp", self.dp)) if size > 1
+        )
 
     def same_shapes(
         self, parameters: Mapping[str, Value], instances: int
@@ -207,13 +210,16 @@ def _offer(
     least = 1 if wanted.cluster is None else wanted.cluster.least_instances
     if _open_pair(system, settings[0]) is not None:
         least = 2
-    numbers = (asked.weight_dtype[0], asked.kv_dtype[0], asked.memory_share[0])
-    draft = Offer(system, settings, kind, tp, pp, usd * tp * pp, least, math.inf, *numbers)
+    weights = model(asked.model[0]).dtype_of(asked.weight_dtype[0])
+    dp = asked.dp[0]
+    numbers = (weights, asked.kv_dtype[0], asked.memory_share[0], dp)
+    draft = Offer(
+        system, settings, kind, tp, pp, usd * tp * pp * dp, least, math.inf, *numbers, least
+    )
     spec = spec_of(asked, draft, next(draft.shapes(least)), least, rate_rps)
     alone = estimated_capacity_rps(spec.workload, spec.placement, spec.seed)
     enough = math.ceil(rate_rps / (alone * _OPTIMISM))
-    enough = max(least, enough)
-    return replace(draft, least_instances=enough, alone_rps=alone, minimum=least)
+    return replace(draft, least_instances=max(least, enough), alone_rps=alone)
 
 
 def _degrees(asked: ExperimentSchema, kind: str, pp: int) -> Sequence[int]:
@@ -227,6 +233,7 @@ def _degrees(asked: ExperimentSchema, kind: str, pp: int) -> Sequence[int]:
         asked.weight_dtype[0],
         asked.kv_dtype[0],
         asked.memory_share[0],
+        asked.dp[0],
     )
     return [tp for tp in TP_DEGREES if tp >= least]
 

@@ -169,7 +169,7 @@ Interval = tuple[float | None, float | None, float | None]
 def _figures(evaluation: ConfigurationEvaluator, runs: Runs) -> dict[str, Interval]:
     """Value, low and high of every objective."""
     aim, options = evaluation.aim, evaluation.options
-    gpus = float(runs.spec.instances * runs.spec.placement.tp * runs.spec.placement.pp)
+    gpus = float(runs.spec.instances * runs.spec.placement.gpus)
     found: dict[str, Interval] = {COST: (gpus, gpus, gpus)}
     if aim.searches_capacity:
         search = evaluation.capacity(runs, None)

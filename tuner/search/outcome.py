@@ -190,7 +190,9 @@ def launch_commands(
     args = list(applied.server.args)
     if backend in PARALLEL_SERVERS:
         try:
-            args += parallel_args(backend, applied.tp[0] or 1, applied.pp[0], applied.ep[0])
+            args += parallel_args(
+                backend, applied.tp[0] or 1, applied.pp[0], applied.ep[0], applied.dp[0]
+            )
         except SloBenchError:  # no server shares experts out like that
             return tuple(commands)
     words += [f"--server-arg={arg}" for arg in args]

@@ -7,10 +7,11 @@ which of them run.
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from heapq import heappop, heappush
 
 from ...core.counters import Counters
-from ...core.decisions import Admission, NextQueue, ReleaseReason
+from ...core.decisions import Admission, Limits, NextQueue, ReleaseReason
 from ...core.kv_cache_manager import KVCacheManager
 from ...core.line_queue import LineQueue
 from ...core.policy import Policy, Queue, overrides
@@ -75,6 +76,7 @@ class BatchState(DecodeCounters):
         "prefill_only",
         "prefill_pending",
         "prefilling",
+        "ranks",
         "reports_all_ends",
         "reports_empty_queue",
         "reserved_blocks",
@@ -132,7 +134,8 @@ class BatchState(DecodeCounters):
         self.swap_s = 0.0
         self.overtaken_s = INF  # when the next request would change by time alone
 
-        self._lim = policy.limits(self.view)
+        self.ranks = 1
+        self._lim = self._limits()
         self._dirty = True  # batch or queue changed since the last decision
         self._filled = False  # a prefill completes in this iteration
         self._hold = 0  # blocks that running requests take in this iteration
@@ -236,6 +239,18 @@ class BatchState(DecodeCounters):
         del self.in_transfer[r]
         self.kv_manager.release(r)
         self.reconsider()
+
+    def spread_over(self, ranks: int) -> None:
+        """Let the policy's token budget and batch size be those of each of `ranks` ranks."""
+        self.ranks = ranks
+        self._lim = self._limits()
+
+    def _limits(self) -> Limits:
+        found = self.policy.limits(self.view)
+        if self.ranks == 1:
+            return found
+        budget, seqs = found.token_budget * self.ranks, found.max_seqs * self.ranks
+        return replace(found, token_budget=budget, max_seqs=seqs)
 
     def fail_instance(self) -> list[RequestState]:
         """Fail the instance between two iterations. Returns its requests, which need prefill again,

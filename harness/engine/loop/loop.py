@@ -36,7 +36,7 @@ class Loop(BatchState):
             self.overtaken_s = INF
             self._dirty = True
         if self._dirty and self._dynamic_limits:
-            self._lim = self.policy.limits(self.view)
+            self._lim = self._limits()
         lim = self._lim
         decoding = self.decoding
         before = len(decoding)

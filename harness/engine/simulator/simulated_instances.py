@@ -152,6 +152,8 @@ class Builder:
         kind = partial(kind, alone=self._alone)
         engine = self._made(kind, policy, predictions, stages, index)
         engine.learner = learner
+        if self.placement.dp > 1:
+            engine.spread_over(self.placement.dp)
         return engine
 
     def _made(

@@ -208,7 +208,7 @@ def _hardware(spec: CellSpec) -> Hardware:
     if place.gpu == UNKNOWN_GPU:
         return _UNKNOWN_HARDWARE
     return Hardware(
-        gpus=spec.instances * place.tp * place.pp,
+        gpus=spec.instances * place.gpus,
         parameters=float("nan"),
         peak_flops=0.0,
         usd_per_gpu_hour=gpu(place.gpu).price_per_hour_usd or None,

@@ -131,7 +131,7 @@ class LaunchedBackend:
         place = spec.placement
         args = [
             *self.server.args,
-            *parallel_args(self.name, tp=place.tp, pp=place.pp, ep=place.ep),
+            *parallel_args(self.name, tp=place.tp, pp=place.pp, ep=place.ep, dp=place.dp),
         ]
         own_blocks = place.num_gpu_blocks is not None or place.block_size != _BLOCK_SIZE
         version = self.server.version
@@ -251,7 +251,7 @@ class Launched:
 
 def _devices(place: PlacementSpec) -> int:
     """GPUs of one instance."""
-    return place.tp * place.pp
+    return place.gpus
 
 
 def _size(log: Path) -> int:

@@ -72,7 +72,7 @@ class TorchBackend:
         """Check that the engine can run the system and the cell's settings."""
         need_torch()
         place = spec.placement
-        if place.tp * place.pp * spec.instances > 1:
+        if place.gpus * spec.instances > 1:
             raise SloBenchError(
                 "backend torch runs one instance on one device; leave tp, pp and instances at 1"
             )

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from ....predictors.dtypes import AUTO
 from ....workloads.errors import FileFormatError
 from .client_schema import ClientSchema
 from .experiment_file import (
@@ -213,7 +214,14 @@ class ExperimentSchema(BaseModel):
     ep: Axis[Count] = setting(
         SERVES,
         "Groups of an instance's GPUs among which whole experts are shared out (expert "
-        "parallelism); divides tp. 1: every expert is on all tp GPUs.",
+        "parallelism); divides tp × dp. 1: every expert is on all of them.",
+        (1,),
+        tunable=True,
+    )
+    dp: Axis[Count] = setting(
+        SERVES,
+        "Ranks of an instance, each with attention on tp GPUs and requests and KV of its own; all "
+        "share out the experts (data-parallel attention). Limits of a batch hold for a rank.",
         (1,),
         tunable=True,
     )
@@ -227,7 +235,7 @@ class ExperimentSchema(BaseModel):
     instances: Axis[Count | None] = setting(
         SERVES, "Number of instances, each a copy of the model. Default: 1.", tunable=True
     )
-    gpus: Axis[Count | None] = setting(SERVES, "Total number of GPUs: instances × tp × pp.")
+    gpus: Axis[Count | None] = setting(SERVES, "Total number of GPUs: instances × dp × tp × pp.")
     embed_instances: Axis[CountFrom0] = setting(
         SERVES_MORE,
         "Instances that serve only embedding requests; 0: every instance serves both.",
@@ -249,7 +257,11 @@ class ExperimentSchema(BaseModel):
         role="workload",
     )
     weight_dtype: Axis[str] = setting(
-        SERVES_MORE, "Number format of the weights.", ("bf16",), metavar="D", tunable=True
+        SERVES_MORE,
+        "Number format of the weights. auto: that of the model's checkpoint.",
+        (AUTO,),
+        metavar="D",
+        tunable=True,
     )
     kv_dtype: Axis[str] = setting(
         SERVES_MORE, "Number format of the KV cache.", ("bf16",), metavar="D", tunable=True

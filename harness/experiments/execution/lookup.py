@@ -74,8 +74,11 @@ def placed(spec: PlacementSpec) -> Placed:
         fixed_num_gpu_blocks=spec.num_gpu_blocks or _own_blocks(profile, language, spec),
         fixed_num_cpu_blocks=spec.num_cpu_blocks,
         ep=spec.ep,
+        dp=spec.dp,
         expert_skew=spec.expert_skew,
-        beside_bytes=own_weight_bytes(embeds, language, spec.weight_dtype) if embeds else 0,
+        beside_bytes=own_weight_bytes(embeds, language, language.dtype_of(spec.weight_dtype))
+        if embeds
+        else 0,
     )
     if spec.device_map is not None:
         return _mapped(spec, placement)

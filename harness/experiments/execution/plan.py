@@ -47,7 +47,7 @@ from .specs import CellSpec, PlacementSpec, WorkloadSpec
 _SHAPE = ("model", "gpu", "tp", "pp")  # fields of a placement that are settled together
 # Settings of an experiment with one model.
 _OF_ONE_MODEL = (
-    *("tp", "pp", "instances", "router"),
+    *("tp", "pp", "dp", "instances", "router"),
     *("device_map", "embedder", "profile", "num_gpu_blocks"),
 )
 
@@ -98,7 +98,7 @@ class Combination:
 
     def gpus_of(self, system: System | None) -> int:
         """Return the number of GPUs of a system."""
-        return self.instances_of(system) * self.place.tp * self.place.pp
+        return self.instances_of(system) * self.place.gpus
 
 
 @dataclass(frozen=True)
@@ -115,8 +115,8 @@ class ExperimentPlan:
             return found
         for spec in dict.fromkeys(cell.placement for cell in self.cells):
             name = f"{spec.model} on {spec.gpu} tp{spec.tp}"
-            name += f" pp{spec.pp}" if spec.pp > 1 else ""
-            name += f" ep{spec.ep}" if spec.ep > 1 else ""
+            for axis, size in (("pp", spec.pp), ("dp", spec.dp), ("ep", spec.ep)):
+                name += f" {axis}{size}" if size > 1 else ""
             timed = placed(spec).step_time
             found[name] = {"fitted": timed.fitted, "provenance": timed.provenance}
         return found
@@ -321,25 +321,31 @@ def _attached_of(asked: ExperimentSchema) -> Iterator[SystemChoice]:
 
 
 def _combination_of(values: Mapping[str, Any], asked: ExperimentSchema, least: int) -> Combination:
-    """Settle GPUs = instances × tp × pp, and check that the model fits (a server checks itself)."""
+    """Settle GPUs = instances × dp × tp × pp; check that the model fits (servers check it)."""
     simulated = asked.backend == SIMULATED
     if asked.client.base_urls:
         values = {**values, "instances": values["instances"] or len(asked.client.base_urls)}
     if values["device_map"] is not None:
         values = _mapped(values, simulated)
+    if simulated and values["models"] is None:
+        weights = model(values["model"]).dtype_of(values["weight_dtype"])
+        values = {**values, "weight_dtype": weights}
     pp, gpus, instances = values["pp"], values["gpus"], values["instances"]
     numbers = {name: values[name] for name in ("weight_dtype", "kv_dtype", "memory_share")}
     tp = values["tp"] or 1
     if values["models"] is not None:
         return _several(values, asked)
     if simulated and values["tp"] is None:
-        tp = smallest_tp(model(values["model"]), gpu(values["gpu"]), pp=pp, **numbers)
-    each = tp * pp
+        tp = smallest_tp(
+            model(values["model"]), gpu(values["gpu"]), pp=pp, dp=values["dp"], **numbers
+        )
     place = PlacementSpec(values["model"], values["gpu"], tp, pp, **_placed_by(values))
+    each = place.gpus
     if simulated:
         placed(place)
     workload = _workload(values, asked)
     shape = f"tp {tp}" + (f" × pp {pp}" if pp > 1 else "")
+    shape += f" × dp {place.dp}" if place.dp > 1 else ""
     if gpus is None:
         asked_for = instances is not None or not simulated
         return Combination(values, workload, place, instances or least, asked_for)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ....predictors.dtypes import AUTO
 from ....predictors.step_time import DEFAULT_HOST_S
 from ...results.metrics import DEFAULT_OBJECTIVE
 from ...results.run_folder import Value
@@ -20,8 +21,9 @@ class PlacementSpec:
     tp: int
     pp: int = 1
     ep: int = 1
+    dp: int = 1
     expert_skew: float = 0.0
-    weight_dtype: str = "bf16"
+    weight_dtype: str = AUTO
     kv_dtype: str = "bf16"
     memory_share: float = 0.9
     block_size: int = 16
@@ -34,6 +36,11 @@ class PlacementSpec:
     profile: str | None = None  # a file of measured step times, or `operators`
     embedder: str | None = None  # the model beside it
     device_map: str | None = None  # by name or file: layers on devices, in place of gpu, tp and pp
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of an instance."""
+        return self.dp * self.tp * self.pp
 
     @property
     def analytic_host_s(self) -> float:

@@ -68,12 +68,14 @@ class Case:
     num_gpu_blocks: int | None = field(default=None, repr=False)
     peer_link: str | None = field(default=None, repr=False)
     harness: str = ""
+    dp: int = field(default=1, repr=False)
 
     def __str__(self) -> str:
         """Version, formats, parallelism and load on one line."""
         load = self.load
         parts = [f"{self.engine} {self.version}".strip(), self.weight_dtype, f"tp {self.tp}"]
         parts += [f"pp {self.pp}"] if self.pp > 1 else []
+        parts += [f"dp {self.dp}"] if self.dp > 1 else []
         parts += [f"{self.instances} servers"] if self.instances > 1 else []
         if isinstance(load, ClosedLoop):
             parts += [f"{load.prompt_tokens} + {load.output_tokens} tokens"]
@@ -103,6 +105,7 @@ class Measurement:
         load = self.case.load
         text = [self.set, self.row, self.mode, repr(self.case)]
         text += [str(x) for x in (self.case.num_gpu_blocks, self.case.peer_link) if x is not None]
+        text += [f"dp {self.case.dp}"] if self.case.dp > 1 else []
         if isinstance(load, OpenLoop):
             text += [load.arrival_s.tobytes().hex(), load.output_tokens.tobytes().hex()]
         return hashlib.sha256("\0".join(text).encode()).hexdigest()[:16]

@@ -70,6 +70,7 @@ def predict(
         tp=case.tp,
         pp=case.pp,
         ep=case.ep,
+        dp=case.dp,
         weight_dtype=case.weight_dtype,
         kv_dtype=case.kv_dtype,
         memory_share=case.memory_share,

@@ -142,20 +142,24 @@ def _silicon_row(name: str, row: dict[str, Any]) -> Measurement | Skipped:
     gpu = _SYSTEMS.get(str(row["system"]))
     if model is None or gpu is None:
         return Skipped(name, f"{row['system'] if gpu is None else served} is not in the catalogue")
-    if max(row["attention_dp_size"], 1) > 1:
-        return Skipped(name, "data-parallel attention")
-    tp, ep = int(row["tp_size"]), 1
+    ranks = int(max(1, row["attention_dp_size"]))
+    if ranks > 1 and row["tp_size"] != ranks:
+        return Skipped(name, "data-parallel attention: numbers of GPUs and clients unclear")
+    tp, ep, dp = int(row["tp_size"]), 1, 1
     spec = catalogue_model(model)
     if spec.experts is not None:
         ep, inside = int(row["moe_ep_size"]), int(row["moe_tp_size"])
-        if ep == inside:  # `tp 8, ep 8` came in as 64 GPUs; the figures are those of its 8
+        if ranks > 1:  # a GPU a rank; `tp 4, dp 4, ep 16` came in as the square of its GPUs
+            tp, dp, ep = 1, ranks, ranks
+        elif ep == inside:  # `tp 8, ep 8` came in as 64 GPUs; the figures are those of its 8
             tp = ep
         elif tp != ep * inside:
             return Skipped(name, "shares of experts that do not multiply to tp")
     ttft_s, tpot_s = row["silicon_ttft_ms"] / 1e3, row["silicon_tpot_ms"] / 1e3
     engine, version = str(row["backend"]), _text(row["backend_version"])
     cold = (engine, version) == _COLD_TTFT
-    load = ClosedLoop(int(row["batch_size"]), int(row["isl"]), int(row["osl"]))
+    # A batch is that of one data-parallel rank: the clients of InferenceX (4, 8, …) over ranks.
+    load = ClosedLoop(int(row["batch_size"]) * ranks, int(row["isl"]), int(row["osl"]))
     harness = _origin(str(row["silicon_data_source"]), load)
     client = client_of(harness, engine, version)
     case = Case(
@@ -167,6 +171,7 @@ def _silicon_row(name: str, row: dict[str, Any]) -> Measurement | Skipped:
         tp=tp,
         pp=int(row["pp_size"]),
         ep=ep,
+        dp=dp,
         weight_dtype=weights,
         kv_dtype=client.kv_dtype(gpu, spec),
         token_budget=client.token_budget(load.prompt_tokens, load.concurrency),
@@ -216,6 +221,7 @@ def _own(file: Path) -> Found:
                 tp=int(row.get("tp", 1)),
                 pp=int(row.get("pp", 1)),
                 ep=int(row.get("ep", 1)),
+                dp=int(row.get("dp", 1)),
                 weight_dtype=_text(row.get("weight_dtype")) or "bf16",
                 kv_dtype=_text(row.get("kv_dtype")) or "bf16",
             )
