@@ -159,6 +159,8 @@ def _ablation_table(found: Plain) -> Table:
             interval = " to ".join(
                 _change_text(row["objective"], row[end]) for end in ("low", "high")
             )
+            if not row["matters"] and row["low"] * row["high"] > 0:
+                told = "the default is better"
         values = (parameter_text(row[name]) for name in ("value", "default"))
         rows.append([row["parameter"], *values, change, interval, told])
     note = ""
@@ -166,7 +168,7 @@ def _ablation_table(found: Plain) -> Table:
         first = found["ablations"][0]
         note = (
             f"Change of {OBJECTIVES[first['objective']].label} at {rate_text(first['rate_rps'])} "
-            "req/s on the same requests. Parameters without a difference have their default in the "
+            "req/s on the same requests. Parameters that do not matter have their default in the "
             "winner's file and commands, unless the winner needs them together."
         )
     return one_group("Ablation", heads, rows, texts=(0, 5), note=note)
