@@ -24,12 +24,14 @@ from ..workloads.file_cache import file_cache
 from ..workloads.length_buckets import BUCKET_EDGES, bucket_middle_tokens
 from ..workloads.workload import Workload
 from .lengths.config import PredictorConfig, find_base
+from .lengths.confusion import error_shares
 
 if TYPE_CHECKING:
     from .lengths.baselines import Baseline
     from .lengths.distribution import PredictedDistributions
     from .lengths.online_predictor import LengthPrediction, OnlineLengthPredictor
-    from .lengths.predictor import Prompt, TrainedPredictor
+    from .lengths.predictor import TrainedPredictor
+    from .lengths.samples import Prompt
 
 Ints = NDArray[np.int64]
 
@@ -40,6 +42,14 @@ _MIDDLES = np.array([bucket_middle_tokens(bucket) for bucket in range(len(BUCKET
 def buckets_of(tokens: Ints) -> Ints:
     """The index of the bucket that holds each length."""
     found: Ints = np.searchsorted(_EDGES, tokens, side="right") - 1
+    return found
+
+
+def _drawn_from(shares: NDArray[np.float64], rows: Ints, rng: np.random.Generator) -> Ints:
+    """A column for each of `rows`, with the probabilities in that row of `shares`."""
+    cumulative = np.cumsum(shares, axis=1)
+    above = rng.random(len(rows))[:, None] >= cumulative[rows]
+    found: Ints = np.minimum(above.sum(axis=1), shares.shape[1] - 1)
     return found
 
 
@@ -60,7 +70,9 @@ class Oracle:
 
 @dataclass(frozen=True)
 class NoisyOracle:
-    """The middle of the true bucket with probability `accuracy`, else of a neighbouring one."""
+    """The middle of the true bucket with probability `accuracy`, else of one that a real predictor
+    told instead (`lengths.confusion`).
+    """
 
     accuracy: float
 
@@ -71,10 +83,8 @@ class NoisyOracle:
     def predict(self, workload: Workload, rng: np.random.Generator) -> Ints:
         true = buckets_of(workload.output_tokens)
         wrong = rng.random(len(true)) >= self.accuracy
-        beside = true + rng.choice((-1, 1), len(true))
-        # The first and the last bucket have one neighbour only.
-        beside = np.where(beside < 0, 1, np.where(beside == len(_EDGES), true - 1, beside))
-        predicted: Ints = _MIDDLES[np.where(wrong, beside, true)]
+        named = _drawn_from(error_shares(), true, rng)
+        predicted: Ints = _MIDDLES[np.where(wrong, named, true)]
         return predicted
 
 
@@ -165,7 +175,7 @@ class LearnedLength:
         text = None if workload.texts is None else workload.texts[row]
         if not text:
             return None
-        from .lengths.predictor import Prompt
+        from .lengths.samples import Prompt
 
         model = self.model or workload.model_names[workload.model_index[row]]
         _warn_of_unknown(self.folder, model)
@@ -177,10 +187,8 @@ class LearnedLength:
         counts = np.array(config.confusion, dtype=float)
         # A bucket that the calibration part lacks is predicted without error.
         counts[np.diag_indices(len(counts))] += counts.sum(axis=1) == 0
-        cumulative = np.cumsum(counts / counts.sum(axis=1, keepdims=True), axis=1)
         true = np.searchsorted(edges[:-1], tokens, side="right") - 1
-        draws = rng.random(len(tokens))
-        said = np.minimum((draws[:, None] >= cumulative[true]).sum(axis=1), len(counts) - 1)
+        said = _drawn_from(counts / counts.sum(axis=1, keepdims=True), true, rng)
         middles: Ints = np.maximum(1, (edges[said] + edges[said + 1]) // 2).astype(np.int64)
         return middles
 

@@ -8,7 +8,8 @@ objects with an answer or a length for each of several models.
 
 Logs of OpenAI's chat API have `messages` (or `request.messages`), of which the contents make the
 prompt, and `usage.completion_tokens` or `choices.0.message.content` (or these under `response`).
-CSV has a column for each field. A name with dots is a path into objects and lists.
+CSV has a column for each field. Logs of vLLM are read as `readers.vllm_log` says. A name with dots
+is a path into objects and lists.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from .errors import FileFormatError, SloBenchError
 from .parsing import parse_json
 from .readers.table import lines, parse_object
 from .readers.texts import approximate_tokens
+from .readers.vllm_log import logged_requests
 
 ANSWER_COLUMNS = frozenset(
     {
@@ -126,11 +128,11 @@ def read_labelled_prompts(
         refuse_answers(columns)
     corpus = path.name.split(".")[0]
     reader = _Reader(path, corpus, corpus if model is None else model, columns, tokens, length)
-    rows = [one for at, row in _objects(path) for one in reader.answered(at, row)]
+    notes: list[str] = []
+    rows = [one for at, row in _objects(path, notes) for one in reader.answered(at, row)]
     if not rows:
         raise FileFormatError(path, None, "the data is empty: no prompt with an answer in it")
     _refuse_told(path, rows)
-    notes = []
     if reader.empty:
         notes.append(f"{reader.empty} rows without an answer left out")
     given = "output_tokens of the data"
@@ -185,8 +187,11 @@ def split_by_prompt(
     return parts
 
 
-def _objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Objects of a file with the line, or the place in the array, where each stands."""
+def _objects(path: Path, notes: list[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Objects of a file with the line, or the place in the array, where each stands.
+
+    `notes` gets what was left out.
+    """
     if ".csv" in path.suffixes:
         rows = csv.DictReader(lines(path))
         for place, cells in enumerate(rows, 2):
@@ -196,7 +201,11 @@ def _objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     numbered = [(number, text) for number, text in enumerate(found, 1) if not text.isspace()]
     if not numbered:
         raise FileFormatError(path, None, "the file is empty")
-    if not numbered[0][1].lstrip().startswith("["):
+    first = numbered[0][1].lstrip()[0]
+    if first not in "{[" and (logged := logged_requests(path, numbered, notes)):
+        yield from logged
+        return
+    if first != "[":
         for number, text in numbered:
             yield number, parse_object(path, number, text)
         return

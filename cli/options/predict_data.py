@@ -17,7 +17,8 @@ Data = Annotated[
     list[str],
     argument(
         "[MODEL=]DATA…",
-        "JSON, JSON lines, CSV or a log of the chat API (messages, usage), plain or gzip, with a "
+        "JSON, JSON lines, CSV, a log of the chat API (messages, usage) or of vLLM, plain or gzip, "
+        "with a "
         "prompt (prompt; instruction and input; "
         "question; conversations) and output_tokens or the answer; or a run folder of a "
         "workload with texts. MODEL: name of the answering model, for rows without one; "

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,9 +22,10 @@ from .distribution import (
     conformal_offset,
     neighbours_worth,
 )
-from .predictor import TrainedPredictor
-from .samples import CALIBRATION, TRAIN, VALIDATION, Parts
-from .train import prompts_of
+from .samples import CALIBRATION, TRAIN, Parts, prompts_of
+
+if TYPE_CHECKING:
+    from .predictor import TrainedPredictor
 
 BINS = 10  # of the reliability figure and the calibration error
 ALL = "all"  # corpora that it was trained on; where there are none, all the others
@@ -290,6 +292,3 @@ def _counts(text: str) -> Floats:
     return np.array(
         [1, letters, len(text.split()), text.count("\n"), digits, foreign, signs], dtype=np.float64
     )
-
-
-__all__ = ["ALL", "LORA", "VALIDATION", "PredictorEvaluation", "Score", "evaluate"]

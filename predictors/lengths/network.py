@@ -23,6 +23,7 @@ from ...workloads.errors import SloBenchError
 from .config import Base, NetworkShape
 from .encoded import SIZES, Encoded
 from .heads import HEADS, Head
+from .samples import Prompt
 from .tfidf import TfIdfClassifier
 
 UNKNOWN_MODEL = "unknown"  # name of an unknown model
@@ -37,15 +38,6 @@ class LoadedBase:
     model: Any
     tokenizer: Any
     base: Base
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """What is known of a request before it is answered."""
-
-    text: str
-    tokens: int
-    model: str = ""
 
 
 def load_base(

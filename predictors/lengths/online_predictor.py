@@ -26,8 +26,8 @@ from ...workloads.labelled_prompts import LabelledPrompt
 from .config import PredictorConfig, find_base
 from .distribution import Floats, buckets_in
 from .online import FEWEST, QUEUE, RECENT, PriorCorrection, read_queue, write_queue
-from .predictor import Prompt, TrainedPredictor
-from .samples import without_answer
+from .predictor import TrainedPredictor
+from .samples import Prompt, without_answer
 from .trainer_process import TrainerProcess, TrainingResult
 
 if sys.platform != "win32":

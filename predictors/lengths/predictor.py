@@ -15,13 +15,13 @@ from .encoded import SIZES, Encoded
 from .network import (
     LengthNetwork,
     LoadedBase,
-    Prompt,
     bf16_runs,
     checked_device,
     encode,
     load_base,
     pack_linears,
 )
+from .samples import Prompt
 from .tfidf import PREFIX, TfIdfClassifier
 
 _BATCH = 8  # prompts of like length; larger ones only pad more

@@ -9,7 +9,7 @@ import io
 import json
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,20 @@ from ...workloads.parsing import parse_json
 
 Parts = dict[str, list[LabelledPrompt]]
 TRAIN, VALIDATION, CALIBRATION, TEST = "train", "validation", "calibration", "test"
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What is known of a request before it is answered."""
+
+    text: str
+    tokens: int
+    model: str = ""
+
+
+def prompts_of(rows: Sequence[LabelledPrompt]) -> list[Prompt]:
+    """Inputs of the predictor for these rows."""
+    return [Prompt(row.prompt, row.prompt_tokens, row.model) for row in rows]
 
 
 def pack(parts: Mapping[str, Sequence[LabelledPrompt]]) -> bytes:

@@ -17,8 +17,7 @@ from .config import PredictorConfig
 from .distribution import Ints, PredictedDistributions, buckets_in
 from .online import FEWEST, OnlinePredictor, Update
 from .predictor import TrainedPredictor
-from .samples import TEST, read_samples, seen_in
-from .train import prompts_of
+from .samples import TEST, prompts_of, read_samples, seen_in
 
 
 @dataclass(frozen=True)

@@ -36,14 +36,13 @@ from .network import (
     UNKNOWN_MODEL,
     LengthNetwork,
     LoadedBase,
-    Prompt,
     bf16_runs,
     checked_device,
     encode,
     load_base,
 )
 from .predictor import TrainedPredictor, raw_outputs
-from .samples import CALIBRATION, TEST, TRAIN, VALIDATION, Parts, pack
+from .samples import CALIBRATION, TEST, TRAIN, VALIDATION, Parts, pack, prompts_of
 from .tfidf import TfIdfClassifier
 
 CHECKPOINT = "checkpoint.safetensors"
@@ -211,11 +210,6 @@ def calibrated(
         recalibration=shares,
         confusion=tuple(tuple(row) for row in confusion.tolist()),
     )
-
-
-def prompts_of(rows: Sequence[LabelledPrompt]) -> list[Prompt]:
-    """Inputs of the predictor for these rows."""
-    return [Prompt(row.prompt, row.prompt_tokens, row.model) for row in rows]
 
 
 def tfidf_from(

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -65,7 +66,14 @@ def made(folder):
 def test_evaluation_as_text_json_and_page(made, folder):
     new = write_jsonl(folder / "new.jsonl", answered(80, seed=4))
     page = folder / "page.html"
-    text = typed("predict-eval", made, new, "--html", page)
+    rows = folder / "rows.csv"
+    text = typed("predict-eval", made, new, "--html", page, "--predictions", rows)
+    with rows.open(newline="") as file:
+        written = list(csv.DictReader(file))
+    assert len(written) == 80
+    known = {"name": 0, "list": 2, "explain": 4, "narrate": 7}  # buckets of `TELLING`
+    assert np.mean([row["bucket"] == row["predicted_bucket"] for row in written]) > 0.7
+    assert all(abs(int(row["bucket"]) - known[row["prompt"].split()[0]]) < 2 for row in written)
     for part in (
         "LoRA",
         "majority per",

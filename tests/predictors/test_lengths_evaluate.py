@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import csv
 import importlib.util
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-NEEDED = "evaluation needs the extra torch (torch, transformers, peft, scikit-learn)"
-for module in ("torch", "transformers", "peft", "safetensors", "sklearn"):
-    pytest.importorskip(module, reason=NEEDED)
-
-from slo_bench.predictors.lengths.baselines import baselines  # noqa: E402
-from slo_bench.predictors.lengths.distribution import DEFAULT_EDGES, PredictedDistributions  # noqa: E402
-from slo_bench.predictors.lengths.evaluate import leak_accuracy, reliability, score  # noqa: E402
-from slo_bench.workloads.labelled_prompts import LabelledPrompt  # noqa: E402
-
-pytestmark = pytest.mark.torch
-
+from slo_bench.predictors.lengths.baselines import baselines
+from slo_bench.predictors.lengths.config import Base, NetworkShape, PredictorConfig
+from slo_bench.predictors.lengths.distribution import (
+    DEFAULT_EDGES,
+    PredictedDistributions,
+    buckets_in,
+)
+from slo_bench.predictors.lengths.evaluate import (
+    leak_accuracy,
+    reliability,
+    score,
+    write_predictions,
+)
+from slo_bench.workloads.errors import SloBenchError
+from slo_bench.workloads.labelled_prompts import LabelledPrompt
 
 _spec = importlib.util.spec_from_file_location(
     "tiny_models", Path(__file__).with_name("tiny_models.py")
@@ -68,6 +73,43 @@ def test_the_answer_gives_its_length_away():
     assert leak_accuracy(rows[:20], DEFAULT_EDGES) is None
     without = [LabelledPrompt("p", 1, r.output_tokens, "", "") for r in rows]
     assert leak_accuracy(without, DEFAULT_EDGES) is None
+
+
+class Said:
+    """A predictor that says what it was given."""
+
+    def __init__(self, lengths):
+        self._lengths = lengths
+        self.config = PredictorConfig(
+            NetworkShape(), Base("", "", ""), "", 0.1, 0.0, 0.5, (), {"rows": {}}
+        )
+
+    def lengths(self, prompts):
+        assert len(prompts) == len(self._lengths)
+        return self._lengths
+
+
+def test_a_row_is_written_for_each_prompt(tmp_path):
+    rows = [
+        LabelledPrompt("list, please", 3, 20, "a", "held"),
+        LabelledPrompt('tell\nme "all"', 4, 700, "b", "held"),
+    ]
+    shares = np.array([[0, 0, 0.9, 0.1, 0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0.1, 0.8, 0.1, 0, 0, 0]])
+    lengths = PredictedDistributions.of_buckets(DEFAULT_EDGES, shares)
+    write_predictions(Said(lengths), rows, tmp_path / "rows.csv")
+    with (tmp_path / "rows.csv").open(newline="") as file:
+        found = list(csv.DictReader(file))
+    assert [row["prompt"] for row in found] == [row.prompt for row in rows]
+    assert [row["model"] for row in found] == ["a", "b"]
+    for row, bucket, told in zip(found, (2, 5), rows, strict=True):
+        assert int(row["output_tokens"]) == told.output_tokens
+        assert int(row["bucket"]) == buckets_in(DEFAULT_EDGES, np.array([told.output_tokens]))[0]
+        assert int(row["predicted_bucket"]) == bucket
+        median, most = int(row["predicted_median"]), int(row["predicted_q90"])
+        assert DEFAULT_EDGES[bucket] <= median < DEFAULT_EDGES[bucket + 1]
+        assert int(row["interval_low"]) < median < most <= int(row["interval_high"])
+    with pytest.raises(SloBenchError, match="cannot write"):
+        write_predictions(Said(lengths), rows, tmp_path / "no" / "rows.csv")
 
 
 def test_baselines_know_what_they_may():

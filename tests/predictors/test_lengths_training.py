@@ -25,7 +25,8 @@ for module in ("torch", "transformers", "peft", "safetensors", "sklearn"):
 
 from safetensors.torch import load, save  # noqa: E402
 
-from slo_bench.predictors.lengths.predictor import Prompt, TrainedPredictor  # noqa: E402
+from slo_bench.predictors.lengths.predictor import TrainedPredictor  # noqa: E402
+from slo_bench.predictors.lengths.samples import Prompt  # noqa: E402
 from slo_bench.predictors.lengths.train import TrainSettings, train  # noqa: E402
 
 pytestmark = pytest.mark.torch

@@ -7,6 +7,7 @@ import pytest
 
 from slo_bench.harness.experiments.execution.cells import predicted_output_tokens
 from slo_bench.harness.experiments.experiment import Experiment
+from slo_bench.predictors.lengths.confusion import error_shares, measured_confusion
 from slo_bench.predictors.output_length import bucket_accuracy, buckets_of, length_predictor
 from slo_bench.workloads.errors import SloBenchError
 from slo_bench.workloads.length_buckets import bucket_last_tokens, bucket_middle_tokens, bucket_of
@@ -60,12 +61,34 @@ def test_noisy_is_as_right_as_stated(accuracy):
     true = np.random.default_rng(1).integers(1, 4000, 20_000)
     told = predicted(f"noisy(accuracy={accuracy})", true)
     assert bucket_accuracy(told, true) == pytest.approx(accuracy, abs=0.01)
-    # Who is wrong is wrong by one bucket, either way but at the ends.
-    off = buckets_of(told) - buckets_of(true)
-    assert set(np.unique(off)) <= {-1, 0, 1}
-    inner = (buckets_of(true) > 0) & (buckets_of(true) < 9)
-    if accuracy == 0.5:
-        assert off[inner].mean() == pytest.approx(0, abs=0.03)
+
+
+def test_noisy_errs_as_a_real_predictor_does():
+    true = np.random.default_rng(1).integers(1, 4000, 60_000)
+    buckets, told = buckets_of(true), buckets_of(predicted("noisy(accuracy=0)", true))
+    assert (buckets != told).all()
+    shares = error_shares()
+    for bucket in range(10):
+        of = told[buckets == bucket]
+        if len(of) > 400:
+            drawn = np.bincount(of, minlength=10) / len(of)
+            assert drawn == pytest.approx(shares[bucket], abs=0.06)
+
+
+def test_errors_of_a_bucket_are_those_that_were_measured():
+    counts, shares = measured_confusion(), error_shares()
+    assert counts.shape == shares.shape == (10, 10)
+    assert shares.sum(axis=1) == pytest.approx(1)
+    assert not shares.diagonal().any()
+    # Where many were kept back they decide; where none was, the distances of all errors do.
+    wrong = counts - np.diag(counts.diagonal())
+    most = int(wrong.sum(axis=1).argmax())
+    assert shares[most] == pytest.approx(wrong[most] / wrong[most].sum(), abs=0.15)
+    fewest = int(wrong.sum(axis=1).argmin())
+    assert shares[fewest].max() < 1
+    # It says more than a step to either side.
+    beyond = np.abs(np.subtract.outer(np.arange(10), np.arange(10))) > 1
+    assert (wrong * beyond).sum() / wrong.sum() > 0.1
 
 
 def test_the_same_seed_tells_the_same():

@@ -187,6 +187,95 @@ def test_a_conversation_that_ends_with_its_answer(tmp_path):
     assert (row.prompt, row.output_tokens) == ("Why?", 10)
 
 
+AT = "(APIServer pid=7) {} 11-23 03:49:16 [entrypoints/.../utils/request_logger.py:74] "
+DEBUG, INFO = AT.format("DEBUG"), AT.format("INFO")
+# Printed by RequestLogger of vLLM 0.32.
+WITH_BODY = [
+    DEBUG + r"""Request a1 JSON body: {"messages":[{"role":"user","content":"Say \"hi\"\nit's"}],"""
+    r""""model":"tiny","stream":false}""",
+    DEBUG + r"""Request chatcmpl-a1 details: prompt: '<|user|>Say "hi"\nit\'s<|assistant|>', """
+    "prompt_token_ids: [5, 6, 7], prompt_embeds shape: None.",
+    INFO + "Received request chatcmpl-a1: params: SamplingParams(n=1), lora_request: None.",
+    DEBUG + "Generated response chatcmpl-a1 details: output_token_ids: [1, 2, 3, 4]",
+    INFO
+    + r"""Generated response chatcmpl-a1: output: 'He said: "hi",\nRequest x details: prompt: """
+    r"""\'y\' finish_reason: length \\ it\'s', finish_reason: stop""",
+]
+STREAMED = [
+    DEBUG + """Request chatcmpl-b2 details: prompt: "<|user|>Tell it's<|assistant|>", """
+    "prompt_token_ids: [5, 6], prompt_embeds shape: None.",
+    DEBUG + "Generated response chatcmpl-b2 (streaming delta) details: output_token_ids: [1, 2]",
+    INFO + "Generated response chatcmpl-b2 (streaming delta): output: 'On', finish_reason: None",
+    DEBUG + "Generated response chatcmpl-b2 (streaming delta) details: output_token_ids: [3]",
+    INFO + "Generated response chatcmpl-b2 (streaming delta): output: 'ce', finish_reason: stop",
+    DEBUG + "Generated response chatcmpl-b2 (streaming complete) details: output_token_ids: None",
+    INFO + "Generated response chatcmpl-b2 (streaming complete): output: 'Once', finish_reason: "
+    "streaming_complete",
+]
+CUT_OFF = [
+    DEBUG + "Request chatcmpl-c3 details: prompt: 'x', prompt_token_ids: [5], prompt_embeds shape: "
+    "None.",
+    DEBUG + "Generated response chatcmpl-c3 details: output_token_ids: (1, 2)",
+    INFO + "Generated response chatcmpl-c3: output: 'cut', finish_reason: length",
+]
+# As 0.19 prints an answer.
+OLDER = [
+    DEBUG + "Request chatcmpl-d4 details: prompt: 'Why?', prompt_token_ids: [1, 2], prompt_embeds "
+    "shape: None.",
+    INFO + "Generated response chatcmpl-d4: output: 'So', output_token_ids: [8, 9], finish_reason: "
+    "stop",
+]
+
+
+def log(path, *lines):
+    path.write_text("".join(f"{line}\n" for line in (INFO + "Started", *lines)), encoding="utf-8")
+    return path
+
+
+def test_a_log_of_vllm(tmp_path):
+    found = read_labelled_prompts(
+        log(tmp_path / "server.log", *WITH_BODY, *STREAMED, *CUT_OFF, *OLDER)
+    )
+    rows = [(r.prompt, r.prompt_tokens, r.output_tokens, r.model) for r in found.rows]
+    assert rows == [
+        ('Say "hi"\nit\'s', 3, 4, "tiny"),
+        ("<|user|>Tell it's<|assistant|>", 2, 3, "server"),
+        ("Why?", 2, 2, "server"),
+    ]
+    assert found.rows[0].answer.endswith(r"finish_reason: length \ it's")
+    assert found.rows[1].answer == "Once"
+    assert found.labels == "output_tokens of the data"
+    assert found.named_by_file
+    assert found.notes[0] == "1 answers cut off by max_tokens left out"
+    assert "after the chat template" in found.notes[1]
+
+
+def test_a_log_of_vllm_without_ids_or_texts(tmp_path):
+    counted = [line for line in STREAMED if "token_ids" not in line or "prompt" in line]
+    (row,) = read_labelled_prompts(log(tmp_path / "a.log", *counted)).rows
+    assert (row.output_tokens, row.answer) == (1, "Once")  # four characters a token
+    told = [counted[0], counted[-1].replace("'Once'", "'<streaming_complete: 12 tokens>'")]
+    (row,) = read_labelled_prompts(log(tmp_path / "b.log", *told)).rows
+    assert (row.output_tokens, row.answer) == (12, None)
+
+
+def test_a_log_of_vllm_that_lacks_something(tmp_path):
+    with pytest.raises(FileFormatError, match=r"1 requests, but no prompt; start .*DEBUG"):
+        read_labelled_prompts(log(tmp_path / "a.log", WITH_BODY[2]))
+    with pytest.raises(FileFormatError, match=r"no answer to a prompt; .*--enable-log-outputs"):
+        read_labelled_prompts(log(tmp_path / "a.log", *WITH_BODY[:3]))
+    found = read_labelled_prompts(log(tmp_path / "a.log", *STREAMED, WITH_BODY[2]))
+    assert found.notes[0] == "1 requests without prompt or answer left out"
+    cut = WITH_BODY[0][:-20]  # by --max-log-len
+    (row,) = read_labelled_prompts(log(tmp_path / "a.log", cut, *WITH_BODY[1:])).rows
+    assert row.prompt.startswith("<|user|>")
+    damaged = OLDER[0].replace("Why", "\\x4")
+    with pytest.raises(FileFormatError, match=r"a logged text is damaged: .* line 2"):
+        read_labelled_prompts(log(tmp_path / "a.log", damaged))
+    with pytest.raises(FileFormatError, match="not readable as JSON"):
+        read_labelled_prompts(log(tmp_path / "a.log"))  # no request at all
+
+
 def test_csv_and_fields_by_path(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("prompt,output_tokens,model\nWhy?,7,m\n", encoding="utf-8")

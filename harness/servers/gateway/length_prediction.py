@@ -58,7 +58,7 @@ def foretells(text: str, say: Say) -> LengthPrediction[PredictionRequest]:
 
 
 def _read_off(learned: LearnedLength, say: Say) -> LengthPrediction[PredictionRequest]:
-    from ....predictors.lengths.online_predictor import Prompt
+    from ....predictors.lengths.samples import Prompt
 
     follower = learned.follower(say)
 
