@@ -140,10 +140,6 @@ def _table(rows: Sequence[Row], best: Sequence[bool]) -> Table:
 
 
 def _number(value: float | None, unit: str) -> str:
-    return (
-        "–"
-        if value is None
-        else f"{value:,.3g} {unit}"
-        if value < 999.5
-        else f"{value:,.0f} {unit}"
-    )
+    if value is None:
+        return "–"
+    return f"{value:.3g} {unit}" if value < 999.5 else f"{value:,.0f} {unit}"
