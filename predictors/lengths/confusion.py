@@ -36,5 +36,6 @@ def error_shares() -> Floats:
     np.fill_diagonal(wrong := counts.copy(), 0)
     by_distance = [np.trace(wrong, offset=off) for off in range(1 - size, size)]
     far = np.array([by_distance[size - 1 - row : 2 * size - 1 - row] for row in range(size)])
-    found: Floats = wrong + _PRIOR * far / far.sum(axis=1, keepdims=True)
-    return found / found.sum(axis=1, keepdims=True)
+    errors = wrong + _PRIOR * far / far.sum(axis=1, keepdims=True)
+    found: Floats = errors / errors.sum(axis=1, keepdims=True)
+    return found
