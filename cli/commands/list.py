@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
@@ -22,6 +24,8 @@ _BRIEFLY = {
     "systems": ("name", "description"),
     "workloads": ("name", "title", "mean_prompt_tokens", "mean_output_tokens"),
 }
+
+_LONGEST_WORD = 12  # characters of a text that stay together where a terminal is narrow
 
 
 def list_names(
@@ -71,19 +75,43 @@ def _show_all(kind: str, entries: list[Entry]) -> None:
     elif kind in _BRIEFLY:
         entries = [{column: entry[column] for column in _BRIEFLY[kind]} for entry in entries]
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in entries[0]:
-        numbers = all(isinstance(entry[column], int | float | None) for entry in entries)
+    console = terminal()
+    columns = [_Column.of(name, [entry[name] for entry in entries]) for name in entries[0]]
+    left = console.width - sum(column.least + 2 for column in columns) + 2
+    for column in columns:  # those on the left get what is left first
+        more = max(0, min(left, column.full - column.least))
+        left -= more
         table.add_column(
-            column.replace("_", " "),
-            justify="right" if numbers else "left",
-            no_wrap=column == "name" or numbers,
+            column.head,
+            justify="right" if column.numbers else "left",
+            width=column.least + more,
             overflow="fold",
         )
     for entry in entries:
         table.add_row(*(Text(_shown(value)) for value in entry.values()))
-    terminal().print(table)
+    console.print(table)
     if kind in (*_BRIEFLY, "compatibility"):
         typer.echo(f"\nMore about one: slo-bench list {kind} {entries[0]['name']}", err=True)
+
+
+@dataclass(frozen=True)
+class _Column:
+    """Widths that a column of a list needs, in characters."""
+
+    head: str
+    numbers: bool
+    least: int  # the head breaks at spaces, texts too
+    full: int
+
+    @classmethod
+    def of(cls, name: str, values: Sequence[str | float | None]) -> _Column:
+        """Of the values below its head."""
+        head, texts = name.replace("_", " "), [_shown(value) for value in values]
+        numbers = all(isinstance(value, int | float | None) for value in values)
+        whole = texts if numbers or name == "name" else " ".join(texts).split()
+        short = (text[:_LONGEST_WORD] if whole is not texts else text for text in whole)
+        least = max(map(len, (*head.split(), *short)))
+        return cls(head, numbers, least, max(map(len, (head, *texts))))
 
 
 def _show_whole(entry: Entry) -> None:
