@@ -31,6 +31,13 @@ def entries(section: str) -> dict[str, Entry]:
     return _merged(_user_files())[section]
 
 
+def price_basis() -> Entry:
+    """`basis` and `date` of the prices in the shipped catalogue of GPUs."""
+    shipped = files(__package__) / "catalogues" / "gpus.toml"
+    found: Entry = tomllib.loads(shipped.read_text(encoding="utf-8"))["prices"]
+    return found
+
+
 def _user_files() -> tuple[Path, ...]:
     for variable in (CATALOGUE_VARIABLE, "XDG_CONFIG_HOME", "HOME"):
         depends_on_variable(variable)

@@ -16,8 +16,11 @@ import io
 import math
 import sys
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
+from slo_bench.harness.experiments.execution.local_pool import LocalPool
+from slo_bench.harness.load_generator.machine import cores
 from slo_bench.harness.validation.accuracy.errors import Judged, judge
 from slo_bench.harness.validation.accuracy.shipped import SHIPPED
 from slo_bench.predictors.bands import FILE, FITTED, METRICS, NAMES, SCALED, UNFITTED, residual_id
@@ -32,14 +35,15 @@ ORIGIN = (
 def predictions(folder: Path) -> Iterable[Judged]:
     """Every measurement by every kind of step times."""
     folder.mkdir(parents=True, exist_ok=True)
-    own, _ = judge(SHIPPED, folder / "errors.jsonl", resume=True)
-    yield from own
-    analytic, _ = judge(SHIPPED, folder / "analytic.jsonl", resume=True, analytic=True)
-    yield from (row for row in analytic if row.step_time in (FITTED, UNFITTED))
-    for gpu in sorted({row.gpu for row in own}):
-        file = folder / f"without-{gpu}.jsonl"
-        rows, _ = judge(SHIPPED, file, resume=True, without=(gpu,), only=gpu)
-        yield from (row for row in rows if row.step_time == SCALED)
+    with LocalPool(cores()) as pool:
+        made = partial(judge, SHIPPED, resume=True, begin=pool.begin)
+        own, _ = made(folder / "errors.jsonl")
+        yield from own
+        analytic, _ = made(folder / "analytic.jsonl", analytic=True)
+        yield from (row for row in analytic if row.step_time in (FITTED, UNFITTED))
+        for gpu in sorted({row.gpu for row in own}):
+            rows, _ = made(folder / f"without-{gpu}.jsonl", without=(gpu,), only=gpu)
+            yield from (row for row in rows if row.step_time == SCALED)
 
 
 def main(folder: Path) -> None:

@@ -68,8 +68,9 @@ class ChildProcess:
     def send(self, message: object) -> None:
         """Send one message; a child that has ended is noticed by `receive`."""
         assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.write(json.dumps(message) + "\n")
+        line = json.dumps(message) + "\n"
+        with contextlib.suppress(BrokenPipeError, ValueError):  # ValueError: `stop` has closed it
+            self.process.stdin.write(line)
             self.process.stdin.flush()
 
     def receive(self) -> Any:

@@ -48,6 +48,10 @@ def accuracy(
             "Do not use the kernel tables of this GPU, to see what a GPU without tables gets.",
         ),
     ] = None,
+    jobs: Annotated[
+        int | None,
+        option("N", "Number of parallel processes. Default: one per core.", "--jobs", "-j", min=1),
+    ] = None,
     html: Annotated[
         Path | None,
         option("FILE", "Write a page that shows every measurement against its prediction."),
@@ -55,22 +59,28 @@ def accuracy(
     as_json: Annotated[bool, flag("Print only the summary, as JSON.", "--json")] = False,
 ) -> None:
     """Predict measurements of real GPUs and print the errors."""
+    from ...harness.load_generator.machine import cores
     from ...harness.validation.accuracy.errors import judge, rows, summaries
     from ...harness.validation.accuracy.shipped import SHIPPED
     from ...predictors.specs import gpu
     from ...reports.pages.accuracy import accuracy_text, write_accuracy
-    from ..options.declared import resumed_in
+    from ..options.declared import pool_of, resumed_in
     from ..output.console import print_result
     from ..output.progress import counted, interruptible
 
     resumed_in(out, resume)
     told = "" if out is None else f"continue with --out {out} --resume"
-    with interruptible(told), counted("measurements") as shown:
+    with (
+        interruptible(told),
+        counted("measurements") as shown,
+        pool_of(None, cores() if jobs is None else jobs) as pool,
+    ):
         judged, skipped = judge(
             folder or SHIPPED,
             out,
             resume=resume,
             without=() if without is None else (gpu(without).name,),
+            begin=None if pool is None else pool.begin,
             progress=shown,
         )
     page = None if html is None else write_accuracy(judged, skipped, html)

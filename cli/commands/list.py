@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+import textwrap
 from typing import Annotated
 
 import typer
@@ -21,11 +20,13 @@ EXAMPLES = (
 )
 
 _BRIEFLY = {
+    "gpus": ("name", "memory_gib", "bandwidth_gb_per_s", "tflops_16bit", "power_w", "usd_per_hour"),
     "systems": ("name", "description"),
     "workloads": ("name", "title", "mean_prompt_tokens", "mean_output_tokens"),
 }
 
-_LONGEST_WORD = 12  # characters of a text that stay together where a terminal is narrow
+
+_HEAD_WIDTH = 12  # characters
 
 
 def list_names(
@@ -75,43 +76,19 @@ def _show_all(kind: str, entries: list[Entry]) -> None:
     elif kind in _BRIEFLY:
         entries = [{column: entry[column] for column in _BRIEFLY[kind]} for entry in entries]
     table = Table(box=None, pad_edge=False, header_style="bold")
-    console = terminal()
-    columns = [_Column.of(name, [entry[name] for entry in entries]) for name in entries[0]]
-    left = console.width - sum(column.least + 2 for column in columns) + 2
-    for column in columns:  # those on the left get what is left first
-        more = max(0, min(left, column.full - column.least))
-        left -= more
+    for column in entries[0]:
+        numbers = all(isinstance(entry[column], int | float | None) for entry in entries)
         table.add_column(
-            column.head,
-            justify="right" if column.numbers else "left",
-            width=column.least + more,
+            textwrap.fill(column.replace("_", " "), _HEAD_WIDTH),
+            justify="right" if numbers else "left",
+            no_wrap=column == "name" or numbers,
             overflow="fold",
         )
     for entry in entries:
         table.add_row(*(Text(_shown(value)) for value in entry.values()))
-    console.print(table)
+    terminal().print(table)
     if kind in (*_BRIEFLY, "compatibility"):
         typer.echo(f"\nMore about one: slo-bench list {kind} {entries[0]['name']}", err=True)
-
-
-@dataclass(frozen=True)
-class _Column:
-    """Widths that a column of a list needs, in characters."""
-
-    head: str
-    numbers: bool
-    least: int  # the head breaks at spaces, texts too
-    full: int
-
-    @classmethod
-    def of(cls, name: str, values: Sequence[str | float | None]) -> _Column:
-        """Of the values below its head."""
-        head, texts = name.replace("_", " "), [_shown(value) for value in values]
-        numbers = all(isinstance(value, int | float | None) for value in values)
-        whole = texts if numbers or name == "name" else " ".join(texts).split()
-        short = (text[:_LONGEST_WORD] if whole is not texts else text for text in whole)
-        least = max(map(len, (*head.split(), *short)))
-        return cls(head, numbers, least, max(map(len, (head, *texts))))
 
 
 def _show_whole(entry: Entry) -> None:

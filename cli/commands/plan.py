@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from typing import Annotated
-
-import typer
+from pathlib import Path
+from typing import Annotated, Any
 
 from ...harness.experiments.config.setting import ARRIVES
 from ...workloads.errors import SloBenchError
@@ -20,11 +18,23 @@ EXAMPLES = (
     "slo-bench plan --rate 10 --system vllm --system distserve --target 0.99 --headroom 0.2",
     "slo-bench plan --rate 10 --gpu h100-80g,l40s --sweep weight_dtype=bf16,fp8",
     "slo-bench plan --rate 10 --price a100-80g=1.8 --price h100-80g=2.5 --out plans --json",
+    "slo-bench plan --fleet fleet.toml --system vllm --system distserve",
+    "slo-bench plan --rate 10 --prices our-cluster.toml --plans 10 --html plans.html",
 )
 
 _CHOICE = "Deployment"
 
-Rate = Annotated[float, option("R", "Offered rate in requests per second.", panel=ARRIVES)]
+Rate = Annotated[float | None, option("R", "Offered rate in requests per second.", panel=ARRIVES)]
+FleetFile = Annotated[
+    Path | None,
+    option(
+        "FILE",
+        "TOML file with several models and their rates in each hour of a day, instead of --rate "
+        "(docs/planning.md#fleets).",
+        "--fleet",
+        panel=ARRIVES,
+    ),
+]
 Target = Annotated[
     float,
     option(
@@ -49,12 +59,29 @@ Price = Annotated[
     list[str] | None,
     option(
         "G=USD",
-        "Price of a GPU per hour, instead of the catalogue's. May be repeated.",
+        "Price of a GPU per hour, instead of the list's. May be repeated.",
+        panel=_CHOICE,
+    ),
+]
+Prices = Annotated[
+    str | None,
+    option(
+        "LIST",
+        "Price list: a TOML file (docs/planning.md#prices) or runpod-serverless. Default: the "
+        "catalogue's (large clouds, on demand).",
         panel=_CHOICE,
     ),
 ]
 MaxGpus = Annotated[int, option("N", "Maximum total number of GPUs.", min=1, panel=_CHOICE)]
 Plans = Annotated[int, option("N", "Number of plans to print, the cheapest first.", min=1)]
+Html = Annotated[
+    Path | None,
+    option(
+        "FILE",
+        "Also write an HTML page: plans by price, p99, spare capacity and energy.",
+        "--html",
+    ),
+]
 AsJson = Annotated[bool, flag("Print only the plans, as a JSON list.", "--json")]
 
 
@@ -66,69 +93,57 @@ _ASKED = (
 
 @with_options
 def plan(
-    rate: Rate,
     given: Annotated[Given, Offer(only=_ASKED)],
+    rate: Rate = None,
+    fleet: FleetFile = None,
     target: Target = 0.9,
     headroom: Headroom = 0.0,
     gpu: Kinds = None,
     price: Price = None,
+    prices: Prices = None,
     max_gpus: MaxGpus = 64,
     plans: Plans = 5,
     out: options.Out = None,
     resume: options.Resume = False,
+    html: Html = None,
     as_json: AsJson = False,
 ) -> None:
     """Find the cheapest GPUs, number, parallelism and settings that carry a load within its SLO.
 
-    Every plan is simulated at the rate until its attainment is certain; its capacity has an
-    interval. With --out, the first plan's launch script and experiment are written too.
+    Every plan is confirmed by long simulations on seeds that the search did not use; its capacity
+    has an interval. With --out, the first plan's launch script and experiment are written too.
     """
-    from ...reports.pages.plan import plan_rows, plan_table
-    from ...tuner.planning import TargetLoad, plan_cheapest
-    from ...tuner.planning.launch_files import write_launch_files
+    from ...tuner.planning import TargetLoad, default_prices, plan_cheapest, read_prices
+    from ...tuner.planning.fleet import plan_fleet, read_fleet
     from ..options.experiment import experiment_of
-    from ..output.console import print_result
+    from ..output.plan import show_fleet, show_plans
     from ..output.progress import changing_line, interruptible
 
     options.resumed_in(out, resume)
+    if (rate is None) is (fleet is None):
+        raise SloBenchError("give --rate R or --fleet FILE, one of them")
+    if fleet is not None and html is not None:
+        raise SloBenchError("--html compares plans for one --rate; leave it out with --fleet")
     given.settings.setdefault("systems", ("vllm",))
     experiment = experiment_of(given)
-    wanted = TargetLoad(rate, target, headroom, max_gpus, plans)
-    kinds = tuple(name for one in gpu or () for name in one.split(","))
+    wanted = TargetLoad(1.0 if rate is None else rate, target, headroom, max_gpus, plans)
+    listed = default_prices() if prices is None else read_prices(prices)
+    how: dict[str, Any] = {
+        "kinds": tuple(name for one in gpu or () for name in one.split(",")),
+        "prices": listed.changed(_prices(price or [])),
+        "folder": out,
+        "resume": resume,
+    }
     where = "" if out is None else f"; go on with the same command and --resume --out {out}"
     with interruptible(f"interrupted{where}"), changing_line("first simulation") as say:
-        planned = plan_cheapest(
-            experiment,
-            wanted,
-            kinds=kinds,
-            prices=_prices(price or []),
-            folder=out,
-            resume=resume,
-            say=say,
-        )
-    files = [] if out is None else write_launch_files(out, experiment, wanted, planned.plans[0])
-    rows = plan_rows(planned)
-    if as_json:
-        typer.echo(json.dumps(rows, allow_nan=False))
-        return
-    lines = [
-        f"{planned.tried} of {planned.offers} kinds of instance were simulated; the others could "
-        "only cost more"
-    ]
-    if any(row["step_time"] != "fitted" for row in rows):
-        lines.append("* step times estimated from the GPU's data sheet, not fitted to measurements")
-    if any(row["keeps_probability"] is not None for row in rows):
-        lines.append(
-            "P(SLO): probability that the real server keeps the target at this rate, by how far "
-            "earlier predictions were from measurements (docs/accuracy.md#bands)"
-        )
-    if not price:
-        lines.append("prices are the catalogue's; set yours with --price GPU=USD")
-    lines += [f"{system} has no plan here: {why}" for system, why in planned.absent.items()]
-    lines += [f"written: {path}" for path in files]
-    if not files:
-        lines.append("with --out DIR: a launch script and the experiment of the first plan")
-    print_result(plan_table(rows), *lines)
+        if fleet is None:
+            planned = plan_cheapest(experiment, wanted, **how, say=say)
+        else:
+            of_pools = plan_fleet(read_fleet(fleet, experiment), wanted, **how, say=say)
+    if fleet is None:
+        show_plans(planned, experiment, out, html, as_json)
+    else:
+        show_fleet(of_pools, out, as_json)
 
 
 def _prices(given: list[str]) -> dict[str, float]:

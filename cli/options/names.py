@@ -74,6 +74,7 @@ def _gpus() -> list[Entry]:
             "usd_per_hour": spec.price_per_hour_usd or None,
             "host_link": spec.host_link,
             "peer_link": spec.peer_link,
+            "origin": spec.origin,
         }
         for spec in gpus().values()
     ]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import inf, sqrt
 from typing import NamedTuple
 
@@ -146,11 +147,8 @@ class TableStepTime:
         self._row = len(self._kvs)
         self._stride = len(self._contexts) * self._row
         # Looked up instead of searched for: where lengths stand in the mixed grid.
-        self._chunk_cells = [self._chunk_cell(n) for n in range(int(self._chunks[-1]) + 1)]
-        last = self._row - 2
-        self._kv_columns = [
-            min(max(bisect_right(self._kvs, n) - 1, 0), last) for n in range(int(self._kvs[-1]) + 1)
-        ]
+        self._chunk_cells = _chunk_cells(tuple(self._chunks), self._stride)
+        self._kv_columns = _kv_columns(tuple(self._kvs))
         self._kv_shares = (1 / np.diff(mixed.kv_tokens)).tolist()
         self._fixed_s: dict[int, float] = {}
         self._sequence_s: dict[int, float] = {}
@@ -330,7 +328,9 @@ class TableStepTime:
         """Attention of a step with prefill, between the points of the mixed grid."""
         cube = self._cubes.get(sequences) or self._cube(sequences)
         cells = self._chunk_cells
-        at, fa = cells[chunk] if chunk < len(cells) else self._chunk_cell(chunk)
+        at, fa = (
+            cells[chunk] if chunk < len(cells) else _chunk_cell(self._chunks, self._stride, chunk)
+        )
         fc = 0.0
         if sequences:
             kv = kv_tokens / sequences
@@ -362,14 +362,6 @@ class TableStepTime:
             near += fa * (far - near)
         return near if near > 0 else 0.0
 
-    def _chunk_cell(self, chunk: float) -> tuple[int, float]:
-        """Where in a cube the chunk length below begins, and the share of the way to the next."""
-        chunks = self._chunks
-        a = min(max(bisect_left(chunks, chunk), 1), len(chunks) - 1)
-        share = (chunk - chunks[a - 1]) / (chunks[a] - chunks[a - 1])
-        # A tile holds more tokens than the least chunk measured.
-        return (a - 1) * self._stride, max(0.0, share)
-
     def _cube(self, sequences: int) -> list[float]:
         """The mixed grid at that many decoding sequences, flattened."""
         grid = self._mixed
@@ -377,6 +369,28 @@ class TableStepTime:
         cube: list[float] = _between(grid.sequences, by_sequences, sequences).ravel().tolist()
         self._cubes[sequences] = cube
         return cube
+
+
+def _chunk_cell(chunks: Sequence[float], stride: int, chunk: float) -> tuple[int, float]:
+    """Where in a cube the chunk length below begins, and the share of the way to the next."""
+    a = min(max(bisect_left(chunks, chunk), 1), len(chunks) - 1)
+    share = (chunk - chunks[a - 1]) / (chunks[a] - chunks[a - 1])
+    # A tile holds more tokens than the least chunk measured.
+    return (a - 1) * stride, max(0.0, share)
+
+
+@cache
+def _chunk_cells(chunks: tuple[float, ...], stride: int) -> list[tuple[int, float]]:
+    """Of every length up to the longest; models of one grid share it."""
+    return [_chunk_cell(chunks, stride, n) for n in range(int(chunks[-1]) + 1)]
+
+
+@cache
+def _kv_columns(ends: tuple[float, ...]) -> list[int]:
+    """Of every number of KV tokens up to the last, the column of the grid that begins below."""
+    below = np.searchsorted(ends, np.arange(int(ends[-1]) + 1), side="right") - 1
+    columns: list[int] = np.clip(below, 0, len(ends) - 2).tolist()
+    return columns
 
 
 def _between(at: Floats, values: Floats, x: float) -> Floats:

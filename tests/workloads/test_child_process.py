@@ -62,6 +62,14 @@ def test_a_listener_hears_the_end(child):
     assert heard.get(timeout=PATIENCE_S) is None
 
 
+def test_nothing_is_sent_to_a_stopped_child(child):
+    """A listener may still answer a message when another thread stops the child."""
+    one = child(ECHO)
+    one.stop(PATIENCE_S)
+    one.send("too late")
+    assert one.process.returncode == 0
+
+
 def test_half_a_message_is_none(child):
     with child(HALF) as one:
         assert one.receive() is None

@@ -1,6 +1,17 @@
 """Planning: the cheapest GPUs, their number, parallelism and settings that carry a load."""
 
 from .offers import Offer
-from .search import DeploymentPlan, SizedOffer, TargetLoad, plan_cheapest
+from .prices import PriceList, default_prices, read_prices
+from .search import DeploymentPlan, PlanFigures, SizedOffer, TargetLoad, plan_cheapest
 
-__all__ = ["DeploymentPlan", "Offer", "SizedOffer", "TargetLoad", "plan_cheapest"]
+__all__ = [
+    "DeploymentPlan",
+    "Offer",
+    "PlanFigures",
+    "PriceList",
+    "SizedOffer",
+    "TargetLoad",
+    "default_prices",
+    "plan_cheapest",
+    "read_prices",
+]

@@ -15,6 +15,7 @@ from ...harness.servers.launch.serve import OWN_OPTIONS
 from ...predictors.specs import model
 from ...workloads.errors import SloBenchError
 from .offers import Offer, Value, experiment_of
+from .prices import PriceList
 from .search import SizedOffer, TargetLoad
 
 GPUS_OF_A_HOST = 8
@@ -72,9 +73,9 @@ exec {command}
 
 
 def write_launch_files(
-    folder: Path, asked: ExperimentSchema, wanted: TargetLoad, plan: SizedOffer
+    folder: Path, asked: ExperimentSchema, wanted: TargetLoad, plan: SizedOffer, prices: PriceList
 ) -> list[Path]:
-    """Write `launch.sh`, if the system runs on a real server, and `experiment.toml`.
+    """Write those of a plan: `launch.sh`, if a real server runs its system, and `experiment.toml`.
 
     Raises:
         SloBenchError: they cannot be written.
@@ -82,7 +83,7 @@ def write_launch_files(
     experiment = experiment_of(asked, plan.offer, plan.parameters, plan.instances, wanted.rate_rps)
     kept = experiment.model_copy(update={"records": asked.records, "name": "plan"})
     files = {folder / "experiment.toml": kept.to_toml()}
-    script = launch_script(asked, wanted, plan)
+    script = launch_script(asked, wanted, plan, prices)
     if script is not None:
         files[folder / "launch.sh"] = script
     for path, text in files.items():
@@ -92,7 +93,9 @@ def write_launch_files(
     return list(files)
 
 
-def launch_script(asked: ExperimentSchema, wanted: TargetLoad, plan: SizedOffer) -> str | None:
+def launch_script(
+    asked: ExperimentSchema, wanted: TargetLoad, plan: SizedOffer, prices: PriceList
+) -> str | None:
     """Shell script that starts the servers of a plan; None if no real server runs its system."""
     system = system_by_name(plan.offer.system)
     backend = next((one for one in _STOCK if refusal(system, one) is None), None)
@@ -102,8 +105,10 @@ def launch_script(asked: ExperimentSchema, wanted: TargetLoad, plan: SizedOffer)
         return None
     origin = model(asked.model[0]).origin.partition(" ")[0]
     fields = {
-        "what": f"{asked.model[0]}: {plan.instances} × {plan.offer.name}, {plan.gpus} GPUs",
-        "attainment": plan.attainment,
+        "what": f"{asked.model[0]}: {plan.instances} × {plan.offer.name}, {plan.gpus} GPUs\n"
+        f"# Weights {plan.offer.weight_dtype}, KV cache {plan.offer.kv_dtype}; "
+        f"{plan.usd_per_hour:.2f} USD per hour ({prices.title}).",
+        "attainment": plan.verdict.attainment,
         "rate": wanted.whole_rps,
         "model": shlex.quote(origin if "/" in origin else asked.model[0]),
     }

@@ -14,8 +14,9 @@ from ...harness.experiments.execution.plan import plan
 from ...harness.experiments.execution.specs import CellSpec
 from ...harness.policies.systems import system as system_by_name
 from ...predictors.placement import TP_DEGREES, smallest_tp
-from ...predictors.specs import gpu, gpus, model
+from ...predictors.specs import gpu, model
 from ...workloads.errors import SloBenchError
+from .prices import PriceList, default_prices
 
 Value = bool | int | float | str
 
@@ -45,6 +46,7 @@ class Offer:
     weight_dtype: str
     kv_dtype: str
     memory_share: float
+    minimum: int = 1  # instances of such a system, whatever the load
     deployment: Mapping[str, Value] = field(default_factory=dict)  # settings with several values
 
     @property
@@ -63,6 +65,15 @@ class Offer:
         """Its parallelism, as `tp4 pp2`."""
         return f"tp{self.tp}" + (f" pp{self.pp}" if self.pp > 1 else "")
 
+    def same_shapes(
+        self, parameters: Mapping[str, Value], instances: int
+    ) -> Iterator[Mapping[str, Value]]:
+        """The shapes of `instances` instances that differ from `parameters` in the ratio alone."""
+        ratio = {name for pair in _PAIRS for name in pair}
+        for shape in self.shapes(instances):
+            if all(shape[name] == parameters[name] for name in shape.keys() - ratio):
+                yield shape
+
     def shapes(self, instances: int) -> Iterator[Mapping[str, Value]]:
         """Parameters to try with `instances` instances: all settings, and all useful ratios where
         there are two kinds of instances.
@@ -80,7 +91,7 @@ def offers(
     asked: ExperimentSchema,
     rate_rps: float,
     kinds: Sequence[str] | None = None,
-    prices: Mapping[str, float] | None = None,
+    prices: PriceList | None = None,
 ) -> tuple[list[Offer], dict[str, SloBenchError]]:
     """All offers that may carry `rate_rps`, in the order of a lower bound of their cost, and why
     systems without an offer have none.
@@ -89,19 +100,17 @@ def offers(
         asked: the model, the workload, systems and their parameters; `tp` and `pp` if they are
             fixed; settings of the deployment, such as `weight_dtype`, with one value or several.
         rate_rps: requests per second.
-        kinds: GPUs to choose from; by default all of the catalogue with a price.
-        prices: USD per hour by GPU, where they differ from the catalogue's.
+        kinds: GPUs to choose from; by default all of the price list.
+        prices: what GPUs cost; by default the catalogue's prices.
 
     Raises:
         SloBenchError: a name is unknown, or the model fits on none of the GPUs.
     """
-    usd = {name: spec.price_per_hour_usd for name, spec in gpus().items()}
-    for name, price in (prices or {}).items():
-        usd[gpu(name).name] = price
-    chosen = [gpu(name).name for name in kinds] if kinds else [n for n, p in usd.items() if p > 0]
-    for name in chosen:
-        if not usd[name] > 0:
-            raise SloBenchError(f"{name} has no price; give one: --price {name}=USD")
+    prices = prices or default_prices()
+    usd = {name: prices.price(name) for name in map(_full_name, kinds or prices.usd_per_gpu_hour)}
+    chosen = {name: price for name, price in usd.items() if price is not None}
+    for name in usd.keys() - chosen.keys() if kinds else ():
+        raise SloBenchError(f"{name} has no price ({prices.basis}); give one: --price {name}=USD")
     found = []
     refused: dict[str, SloBenchError] = {}
     axes = choices(asked)
@@ -115,7 +124,7 @@ def offers(
             continue
         for tp, system in itertools.product(degrees, asked.systems):
             try:
-                offer = _offer(single, rate_rps, kind, tp, pp, system, usd[kind])
+                offer = _offer(single, rate_rps, kind, tp, pp, system, chosen[kind])
                 found.append(replace(offer, deployment=deployment))
             except SloBenchError as error:  # heads cannot be split over that number of GPUs
                 refused[system] = error
@@ -124,6 +133,10 @@ def offers(
     found.sort(key=lambda one: (one.least_instances * one.usd_per_hour, one.name))
     having = {one.system for one in found}
     return found, {name: error for name, error in refused.items() if name not in having}
+
+
+def _full_name(name: str) -> str:
+    return gpu(name).name
 
 
 def choices(asked: ExperimentSchema) -> dict[str, tuple[Value, ...]]:
@@ -199,7 +212,8 @@ def _offer(
     spec = spec_of(asked, draft, next(draft.shapes(least)), least, rate_rps)
     alone = estimated_capacity_rps(spec.workload, spec.placement, spec.seed)
     enough = math.ceil(rate_rps / (alone * _OPTIMISM))
-    return replace(draft, least_instances=max(least, enough), alone_rps=alone)
+    enough = max(least, enough)
+    return replace(draft, least_instances=enough, alone_rps=alone, minimum=least)
 
 
 def _degrees(asked: ExperimentSchema, kind: str, pp: int) -> Sequence[int]:

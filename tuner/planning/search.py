@@ -2,15 +2,18 @@
 
 Offers are tried in the order of a lower bound of their cost. For each, the smallest number of
 instances is searched that certainly carries the rate: the 95 % interval of attainment lies above
-the target and the backlog does not grow. Once enough offers are found, those that can only cost
-more are skipped. A capacity search with an interval then gives the spare capacity of each result.
+the target and the backlog does not grow. Long runs on seeds that the search did not use confirm
+it; if they do not, the next parameters or one more instance are tried. Once enough offers are
+found, those that can only cost more are skipped. A capacity search with an interval then gives the
+spare capacity of each result.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from ...harness.experiments.config.schema import ExperimentSchema
@@ -25,21 +28,19 @@ from ...harness.experiments.execution.lookup import placed, source
 from ...harness.experiments.execution.specs import CellSpec
 from ...harness.results.checkpoint import Checkpoint
 from ...harness.results.run_folder import Row
-from ...harness.results.stationarity import SETTLED_HORIZONS, requests_in
 from ...workloads.errors import SloBenchError
 from ..capacity.asked import SIMULATED_BUDGET_HORIZONS
 from ..capacity.cells import CellRunner, Simulator
-from ..capacity.curve import CapacityLevel
 from ..capacity.options import Budget, Capacity, SearchOptions
-from ..capacity.samples import LevelRunner, LevelSample
+from ..capacity.samples import LevelRunner
 from ..capacity.search import find_capacity
 from .offers import Offer, Value, offers, spec_of
+from .prices import PriceList, default_prices
+from .verdict import CONFIRM, LIGHT, SEARCH, RunLength, Verdict, verdict
 
 LEVELS = "plan.jsonl"  # in the folder of a plan: the levels that were simulated
-_REQUESTS = 2000  # of a run, at least
-_HORIZONS = 2 * SETTLED_HORIZONS  # that a run lasts, so that a growing backlog shows
-_MOST_RUNS = 6
-_LIGHT_SHARE, _LIGHT_REQUESTS = 0.05, 300
+_FRESH_SEEDS = 1_000_000  # from the first seed on: those of the confirmation
+_LIGHT_SHARE = 0.05
 _LIKELY_SHARE = 0.6  # of the estimated capacity, which knows no SLO
 _STEP = 1.3
 _TOLERANCE = 0.05
@@ -77,18 +78,33 @@ class TargetLoad:
 
 
 @dataclass(frozen=True)
+class PlanFigures:
+    """Figures of one long run at the rate; power is None where that of the GPU was not measured.
+
+    `keeps` is the probability that the real server keeps the target; None without residuals.
+    """
+
+    ttft_p99_s: float | None
+    tpot_p99_s: float | None
+    gpu_power_mean_w: float | None  # of all GPUs
+    joules_per_output_token: float | None
+    keeps: float | None
+
+
+@dataclass(frozen=True)
 class SizedOffer:
-    """An offer with a number of instances, and the attainment at the wanted rate."""
+    """An offer with a number of instances, and the attainment at the wanted rate.
+
+    `verdict` is that of the long runs on fresh seeds which confirmed it.
+    """
 
     offer: Offer
     instances: int
     parameters: Mapping[str, Value]
-    attainment: float
-    low: float
-    high: float
+    verdict: Verdict
     capacity: Capacity | None = None
     fitted: bool = True  # step times, to measurements
-    keeps: float | None = None  # the probability that the real server keeps the target
+    figures: PlanFigures | None = None
 
     @property
     def gpus(self) -> int:
@@ -100,19 +116,34 @@ class SizedOffer:
         """Total price over all instances."""
         return self.instances * self.offer.usd_per_hour
 
+    @property
+    def name(self) -> str:
+        """A name that no other sized offer has."""
+        return name_of(self.offer, self.instances, self.parameters)
+
+
+def name_of(offer: Offer, instances: int, parameters: Mapping[str, Value]) -> str:
+    """The name of a number of instances of an offer with these parameters."""
+    set_to = "".join(f" {parameter}={value}" for parameter, value in parameters.items())
+    return f"{instances} × {offer.name}{set_to}"
+
 
 @dataclass(frozen=True)
 class DeploymentPlan:
     """The cheapest first; `tried` of `offers` were simulated, the others could only cost more.
 
-    `absent` says of each system without a plan why it has none.
+    `absent` says of each system without a plan why it has none. `refuted` are those that carried
+    the load in the search and not in the long runs; none of them is a plan.
     """
 
     wanted: TargetLoad
     plans: tuple[SizedOffer, ...]
     tried: int
     offers: int
+    prices: PriceList
+    kinds: tuple[str, ...] = ()  # GPUs that were asked for; none: all with a price
     absent: Mapping[str, str] = field(default_factory=dict)
+    refuted: tuple[SizedOffer, ...] = ()
 
 
 def plan_cheapest(
@@ -120,7 +151,7 @@ def plan_cheapest(
     wanted: TargetLoad,
     *,
     kinds: tuple[str, ...] = (),
-    prices: Mapping[str, float] | None = None,
+    prices: PriceList | None = None,
     folder: Path | None = None,
     resume: bool = False,
     say: Say = lambda line: None,
@@ -133,7 +164,7 @@ def plan_cheapest(
             searched.
         wanted: the rate, the target, and the number of plans.
         kinds: GPUs to choose from; by default all of the catalogue.
-        prices: USD per hour by GPU, where they differ from the catalogue's.
+        prices: what GPUs cost; by default the catalogue's prices.
         folder: where simulated levels are kept.
         resume: use the levels in `folder`.
         say: called with the name of each level before it is simulated.
@@ -142,18 +173,23 @@ def plan_cheapest(
     Raises:
         SloBenchError: no offer carries the load, or something cannot be read.
     """
-    return _Search(asked, wanted, prices, folder, resume, say, runner_of or _simulated).run(kinds)
+    prices = prices or default_prices()
+    search = PlanSearch(asked, wanted, prices, folder, resume, say, runner_of or simulated_runner)
+    return search.run(kinds)
 
 
-def _simulated(spec: CellSpec) -> LevelRunner:
+def simulated_runner(spec: CellSpec) -> LevelRunner:
+    """Simulates a cell at the rates that are asked for."""
     return CellRunner(spec, "plan", Simulator(), lambda cell, row: None)
 
 
 @dataclass
-class _Search:
+class PlanSearch:
+    """A search; its fields are the arguments of `plan_cheapest`."""
+
     asked: ExperimentSchema
     wanted: TargetLoad
-    prices: Mapping[str, float] | None
+    prices: PriceList
     folder: Path | None
     resume: bool
     say: Say
@@ -165,16 +201,18 @@ class _Search:
         text = asked.model_copy(update=open_yet).model_dump_json()
         settings = f"{wanted.whole_rps:g} {wanted.target:g} {text}"
         self._checkpoint = None if folder is None else Checkpoint(folder / LEVELS, settings)
-        self._levels: dict[str, Sequence[float]] = {}
+        self._levels: dict[str, Verdict] = {}
         if self._checkpoint is not None and self._checkpoint.path.exists():
             if not self.resume:
                 raise SloBenchError(
                     f"{folder} holds a plan; continue it with --resume, or choose another --out"
                 )
-            self._levels = {one["name"]: one["level"] for one in self._checkpoint.read()}
+            self._levels = {one["name"]: Verdict(**one["level"]) for one in self._checkpoint.read()}
         self._found: list[SizedOffer] = []
+        self._refuted: list[SizedOffer] = []
 
     def run(self, kinds: tuple[str, ...]) -> DeploymentPlan:
+        """The cheapest plans on these GPUs; on all with a price where none is named."""
         wanted = self.wanted
         every, refused = offers(self.asked, wanted.whole_rps, kinds, self.prices)
         self._check_arrivals(every[0])
@@ -192,7 +230,9 @@ class _Search:
             if found is not None:
                 absent[offer.system] = f"its plans cost {found.usd_per_hour:.2f} USD per hour"
                 self._found.append(found)
-                self._found.sort(key=lambda one: (one.usd_per_hour, one.gpus, -one.attainment))
+                self._found.sort(
+                    key=lambda one: (one.usd_per_hour, one.gpus, -one.verdict.attainment)
+                )
                 del self._found[wanted.plans :]
         if not self._found:
             raise SloBenchError(
@@ -208,7 +248,10 @@ class _Search:
             )
         for one in ranked:
             absent.pop(one.offer.system, None)
-        return DeploymentPlan(wanted, tuple(ranked), tried, len(every), absent)
+        refuted = tuple(self._refuted)
+        return DeploymentPlan(
+            wanted, tuple(ranked), tried, len(every), self.prices, kinds, absent, refuted
+        )
 
     @property
     def _limit_usd(self) -> float:
@@ -231,72 +274,104 @@ class _Search:
         """
         least = offer.least_instances
         rate = min(self.wanted.whole_rps, _LIGHT_SHARE * offer.alone_rps * least)
-        return self._carries(offer, least, rate, _LIGHT_REQUESTS) is not None
+        return bool(self._carrying(offer, least, rate, LIGHT))
 
     def _smallest(self, offer: Offer) -> SizedOffer | None:
-        """The fewest instances that carry the load, if they cost less than the results so far."""
+        """The fewest instances that carry the load, confirmed, if they cost less than the results
+        so far.
+        """
+        least = offer.least_instances
+        while shapes := self._fewest(offer, least):
+            for one in shapes:
+                rate = self.wanted.whole_rps
+                spec = spec_of(self.asked, offer, one.parameters, one.instances, rate)
+                confirmed = replace(one, verdict=self._verdict(one.name, spec, rate, CONFIRM))
+                if confirmed.verdict.carries:
+                    return confirmed
+                self._refuted.append(confirmed)
+            least = shapes[0].instances + 1
+        return None
+
+    def _fewest(self, offer: Offer, least: int) -> list[SizedOffer]:
+        """What carries the load with the fewest instances, from `least` on; empty if none does."""
         affordable = math.ceil(min(self._limit_usd / offer.usd_per_hour, 1e9)) - 1
         most = min(self.wanted.most_gpus // offer.gpus, affordable)
-        failing = offer.least_instances - 1
-        count = max(offer.least_instances, round(offer.least_instances / _LIKELY_SHARE))
-        best: SizedOffer | None = None
-        while failing + 1 <= most and (best is None or failing + 1 < best.instances):
-            found = self._carries(offer, min(count, most), self.wanted.whole_rps)
-            if found is None:
+        failing = least - 1
+        count = max(least, round(offer.least_instances / _LIKELY_SHARE))
+        best: list[SizedOffer] = []
+        while failing + 1 <= most and (not best or failing + 1 < best[0].instances):
+            found = self._carrying(offer, min(count, most), self.wanted.whole_rps, SEARCH)
+            if not found:
                 failing = min(count, most)
                 count = max(failing + 1, math.floor(failing * _STEP))
-                if best is not None:
-                    count = (failing + best.instances) // 2
             else:
                 best = found
-                count = (failing + best.instances) // 2
+            if best:
+                count = (failing + best[0].instances) // 2
         return best
 
-    def _carries(
-        self, offer: Offer, instances: int, rate_rps: float, requests: int = _REQUESTS
-    ) -> SizedOffer | None:
-        """The best of the shapes that carry the rate with `instances` instances; None if none
-        does.
+    def fewest_for(self, plan: SizedOffer, rates_rps: Sequence[float]) -> tuple[int, ...]:
+        """The fewest instances of a plan that carry each rate, the headroom included; 0 for 0.
+
+        None is above that of the plan. Every number is confirmed at the highest of its rates.
         """
-        found: list[SizedOffer] = []
-        for parameters in offer.shapes(instances):
+        ordered = sorted({rate for rate in rates_rps if rate > 0}, reverse=True)
+        needed = {0.0: 0}
+        first = 0  # the rates before it need more instances
+        for fewer in range(plan.instances - 1, plan.offer.minimum - 1, -1):
+            carried = bisect_left(
+                ordered[first:], True, key=lambda rate: self._holds(plan, fewer, rate, SEARCH)
+            )
+            carried += first
+            while carried < len(ordered) and not self._holds(
+                plan, fewer, ordered[carried], CONFIRM
+            ):
+                carried += 1
+            needed |= dict.fromkeys(ordered[first:carried], fewer + 1)
+            first = carried
+            if first == len(ordered):
+                break
+        needed |= dict.fromkeys(ordered[first:], plan.offer.minimum)
+        return tuple(needed[rate] for rate in rates_rps)
+
+    def _holds(self, plan: SizedOffer, instances: int, rate_rps: float, length: RunLength) -> bool:
+        """Whether that many instances of a plan carry a rate, before its headroom."""
+        whole_rps = rate_rps * (1 + self.wanted.headroom)
+        shapes = plan.offer.same_shapes(plan.parameters, instances)
+        return bool(self._carrying(plan.offer, instances, whole_rps, length, shapes))
+
+    def _carrying(
+        self,
+        offer: Offer,
+        instances: int,
+        rate_rps: float,
+        length: RunLength,
+        shapes: Iterable[Mapping[str, Value]] | None = None,
+    ) -> list[SizedOffer]:
+        """The shapes that carry the rate with `instances` instances, the best first."""
+        found = []
+        for parameters in offer.shapes(instances) if shapes is None else shapes:
             try:
                 spec = spec_of(self.asked, offer, parameters, instances, rate_rps)
             except SloBenchError:  # the system cannot have that number of instances
                 continue
-            set_to = "".join(f" {parameter}={value}" for parameter, value in parameters.items())
-            name = f"{instances} × {offer.name}{set_to} at {rate_rps:.3g} req/s"
-            if name not in self._levels:
-                self.say(name)
-                self._levels[name] = self._level(spec, rate_rps, requests)
-                if self._checkpoint is not None:
-                    self._checkpoint.append({"name": name, "level": self._levels[name]})
-            carries, attainment, low, high = self._levels[name]
-            if carries:
-                found.append(SizedOffer(offer, instances, parameters, attainment, low, high))
-        return max(found, key=lambda one: one.attainment, default=None)
+            name = name_of(offer, instances, parameters)
+            judged = self._verdict(name, spec, rate_rps, length)
+            if judged.carries:
+                found.append(SizedOffer(offer, instances, parameters, judged))
+        return sorted(found, key=lambda one: -one.verdict.attainment)
 
-    def _level(self, spec: CellSpec, rate: float, requests: int) -> Sequence[float]:
-        """Whether the rate is carried (1 or 0), and attainment with its interval."""
-        target = self.wanted.target
-        runner = self.runner_of(spec)
-        samples: list[LevelSample] = []
-        while True:
-            sample = runner.run(rate, self.asked.seed + len(samples), requests)
-            long_s = _HORIZONS * max(sample.horizon_s, sample.stay_s)
-            long = requests_in(long_s, rate, sample.horizon_s)
-            if not samples and sample.attainment >= target and requests < long:
-                requests = long
-                continue
-            samples.append(sample)
-            level = CapacityLevel(rate, tuple(samples))
-            low, high = level.attainment_interval
-            if level.growing or high < target:
-                return [0.0, level.attainment, low, high]
-            if low >= target and level.sustained:
-                return [1.0, level.attainment, low, high]
-            if len(samples) == _MOST_RUNS:  # too near to the edge to be sure
-                return [0.0, level.attainment, low, high]
+    def _verdict(self, name: str, spec: CellSpec, rate_rps: float, length: RunLength) -> Verdict:
+        """The verdict on a deployment at a rate, kept in the folder."""
+        line = f"{name} at {rate_rps:.3g} req/s, runs of {length.requests:,}"
+        if line not in self._levels:
+            self.say(line)
+            seed = self.asked.seed + (_FRESH_SEEDS if length is CONFIRM else 0)
+            judged = verdict(self.runner_of(spec), rate_rps, self.wanted.target, seed, length)
+            self._levels[line] = judged
+            if self._checkpoint is not None:
+                self._checkpoint.append({"name": line, "level": asdict(judged)})
+        return self._levels[line]
 
     def _with_capacity(self, one: SizedOffer) -> SizedOffer:
         self.say(f"capacity of {one.instances} × {one.offer.name}")
@@ -312,16 +387,26 @@ class _Search:
             self.runner_of(spec), start_rps=rate, options=options, neighbours=(rate, rate * 1.2)
         ).capacities
         fitted = placed(spec.placement).step_time.fitted
-        keeps = self._keeps(spec) if self.runner_of is _simulated else None
-        return replace(one, capacity=capacity, fitted=fitted, keeps=keeps)
+        figures = self._figures(spec) if self.runner_of is simulated_runner else None
+        return replace(one, capacity=capacity, fitted=fitted, figures=figures)
 
-    def _keeps(self, spec: CellSpec) -> float | None:
-        """The probability of reaching the target, from how far earlier predictions were off."""
-        spec = replace(spec, requests=_REQUESTS)
+    def _figures(self, spec: CellSpec) -> PlanFigures:
+        """Those of one run as long as the confirming ones."""
+        spec = replace(spec, requests=CONFIRM.requests, seed=spec.seed + _FRESH_SEEDS)
         workload = workload_of(spec)
         result = simulated(spec, workload, predicted_output_tokens(spec, workload))
         row: Row = dict(simulated_figures(spec, workload, result))
-        return share_that_keeps(spec, workload, result, row, self.wanted.target)
+        return PlanFigures(
+            ttft_p99_s=_known(row["ttft_p99_s"]),
+            tpot_p99_s=_known(row["tpot_p99_s"]),
+            gpu_power_mean_w=_known(row["gpu_power_mean_w"]),
+            joules_per_output_token=_known(row["joules_per_output_token"]),
+            keeps=share_that_keeps(spec, workload, result, row, self.wanted.target),
+        )
+
+
+def _known(value: object) -> float | None:
+    return value if isinstance(value, float) and math.isfinite(value) else None
 
 
 def _capacity(one: SizedOffer) -> float:

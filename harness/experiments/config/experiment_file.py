@@ -150,6 +150,8 @@ def _problem(error: ErrorDetails, fields: Mapping[str, object], what: str) -> st
     if kind == "value_error":
         message = message.removeprefix("Value error, ")
         return f"{setting} {message}".strip()
+    if kind == "missing":
+        return f"{setting} is missing"
     if kind == "too_short":
         return f"{setting} must have at least one value"
     message = message.removeprefix("Input should be ")

@@ -6,6 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -101,13 +102,15 @@ def judge(
     without: tuple[str, ...] = (),
     analytic: bool = False,
     only: str | None = None,
+    begin: Callable[..., Future[Judged]] | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[list[Judged], Counter[tuple[str, str]]]:
     """Predict every measurement in `folder`; also how many rows were skipped, by set and reason.
 
     Kernel tables of the GPUs `without` are not used, `analytic` uses none (`predict`);
     `only`: measurements of this GPU alone. With `out` each row is appended to that file
-    (JSON lines) when it is known, and `resume` takes the rows that it holds from it.
+    (JSON lines) when it is known, and `resume` takes the rows that it holds from it. `begin` hands
+    a function and its arguments to another process; without it this one does all.
 
     Raises:
         SloBenchError: nothing to read, or `out` exists and is not resumed.
@@ -121,11 +124,18 @@ def judge(
             skipped[each.set, each.reason] += 1
         elif only in (None, each.case.gpu):
             found.append(each)
+    keys = [_key(measurement, without, analytic) for measurement in found]
+    begun = {
+        key: begin(judge_one, measurement, without, analytic)
+        for key, measurement in zip(keys, found, strict=True)
+        if begin is not None and key not in known
+    }
     judged = []
-    for number, measurement in enumerate(found, start=1):
-        row = known.get(_key(measurement, without, analytic))
+    for number, (key, measurement) in enumerate(zip(keys, found, strict=True), start=1):
+        row = known.get(key)
         if row is None:
-            row = judge_one(measurement, without, analytic)
+            there = begun.get(key)
+            row = there.result() if there else judge_one(measurement, without, analytic)
             if out is not None:
                 with out.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(asdict(row), allow_nan=False) + "\n")

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from slo_bench.harness.experiments.execution.local_pool import LocalPool
 from slo_bench.harness.validation.accuracy import aiconfigurator, errors
 from slo_bench.harness.validation.accuracy.clients import client_of
 from slo_bench.harness.validation.accuracy.errors import judge, judge_one, summaries
@@ -192,6 +193,14 @@ def test_an_interrupted_run_resumes(own, tmp_path, monkeypatch):
     assert [case.engine for case in asked] == ["sglang"]
     assert [row.engine for row in judged] == ["vllm", "sglang"]
     assert out.read_text().splitlines() == lines
+
+
+def test_other_processes_predict_the_same(own, tmp_path):
+    here, there = tmp_path / "here.jsonl", tmp_path / "there.jsonl"
+    judge(own, here)
+    with LocalPool(2) as pool:
+        judge(own, there, begin=pool.begin)
+    assert there.read_text() == here.read_text()
 
 
 def test_which_rows_a_fit_has_seen():

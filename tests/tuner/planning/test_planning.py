@@ -9,6 +9,7 @@ import os
 import subprocess
 from collections import defaultdict
 from dataclasses import dataclass
+from typing import ClassVar
 
 import pytest
 from hypothesis import given, settings
@@ -17,10 +18,14 @@ from typer.testing import CliRunner
 
 from slo_bench.cli.main import app
 from slo_bench.harness.experiments.experiment import Experiment
+from slo_bench.harness.policies.systems import SYSTEMS, system
+from slo_bench.reports.pages.plan import confirmed_lines, plan_rows, price_lines
 from slo_bench.tuner.capacity.samples import LevelSample
 from slo_bench.tuner.planning import TargetLoad, plan_cheapest
 from slo_bench.tuner.planning.launch_files import launch_script, write_launch_files
 from slo_bench.tuner.planning.offers import offers
+from slo_bench.tuner.planning.prices import PriceList, default_prices, read_prices, shipped_lists
+from slo_bench.tuner.planning.verdict import CONFIRM, SEARCH, verdict
 from slo_bench.workloads.errors import SloBenchError
 
 KINDS = ("a100-80g", "l40s", "h100-80g")
@@ -103,7 +108,9 @@ def test_a_plan_carries_its_load_and_is_taken_up_again(tmp_path):
     )
     assert simulated
     for one in first.plans:
-        assert one.low >= 0.9
+        assert one.verdict.low >= 0.9
+        assert one.verdict.runs >= 3
+        assert one.verdict.requests >= 3 * 8000
         assert one.capacity.low_rps >= 4 * 0.9
     again = []
     with pytest.raises(SloBenchError, match="--resume"):
@@ -122,13 +129,178 @@ def test_a_plan_carries_its_load_and_is_taken_up_again(tmp_path):
         plan_cheapest(asked, TargetLoad(5), folder=tmp_path, resume=True)
 
 
+@dataclass
+class Flattering(Formula):
+    """On the seeds of the search two instances carry what takes four."""
+
+    def run(self, rate_rps: float, seed: int, requests: int) -> LevelSample:
+        flattered = seed < 1000 and self.spec.instances >= 2
+        return super().run(0.01 if flattered else rate_rps, seed, requests)
+
+
+def test_a_plan_that_long_runs_refute_is_replaced_by_the_next():
+    asked = ASKED.model_copy(update={"parameters": ONE_BUDGET, "tp": (1,)})
+    planned = plan_cheapest(
+        asked,
+        TargetLoad(8, plans=1),
+        kinds=("l40s",),
+        runner_of=lambda spec: Flattering(spec, defaultdict(lambda: 2.0)),
+    )
+    [plan] = planned.plans
+    assert plan.instances == 4
+    assert plan.verdict.carries
+    assert [one.instances for one in planned.refuted] == [2, 3]
+    assert all(one.verdict.attainment == pytest.approx(0.1) for one in planned.refuted)
+    assert "2 carried the load in the search" in confirmed_lines(planned.plans, planned.refuted)[1]
+
+
+@pytest.mark.parametrize(
+    ("batch_met", "backlog"),
+    [
+        (tuple(100 - 2 * k for k in range(20)), (0,) * 21),  # attainment falls
+        ((100,) * 20, tuple(40 * k for k in range(21))),  # the backlog grows
+    ],
+)
+def test_a_rate_at_which_a_run_is_not_stationary_is_not_carried(batch_met, backlog):
+    class Unsteady:
+        def run(self, rate_rps, seed, requests):
+            return LevelSample(
+                rate_rps=rate_rps,
+                seed=seed,
+                requests=requests,
+                batch_met=batch_met,
+                batch_requests=(100,) * 20,
+                backlog=backlog,
+            )
+
+    assert not verdict(Unsteady(), 5.0, 0.6, 0, CONFIRM).carries
+
+
+def test_runs_that_are_too_short_to_tell_are_followed_by_longer_ones():
+    class Wavering:
+        sizes: ClassVar[list[int]] = []
+
+        def run(self, rate_rps, seed, requests):
+            self.sizes.append(requests)
+            up_and_down = (0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, *[40] * 10)  # however long the run is
+            return LevelSample(
+                rate_rps=rate_rps,
+                seed=seed,
+                requests=requests,
+                batch_met=(requests // 20,) * 20,
+                batch_requests=(requests // 20,) * 20,
+                backlog=up_and_down,
+            )
+
+    assert verdict(Wavering(), 5.0, 0.9, 0, SEARCH).carries
+    assert Wavering.sizes == sorted(Wavering.sizes)
+    assert Wavering.sizes[0] == 2000 < Wavering.sizes[-1] <= 16000
+
+
+def test_runs_of_a_verdict_last_long_against_the_slo():
+    class Slow:
+        sizes: ClassVar[list[int]] = []
+
+        def run(self, rate_rps, seed, requests):
+            self.sizes.append(requests)
+            return LevelSample(
+                rate_rps=rate_rps,
+                seed=seed,
+                requests=requests,
+                batch_met=(requests // 20,) * 20,
+                batch_requests=(requests // 20,) * 20,
+                backlog=(0,) * 21,
+                horizon_s=100.0,
+                window_s=requests / rate_rps,
+            )
+
+    found = verdict(Slow(), 10.0, 0.9, 0, CONFIRM)
+    assert found.carries
+    assert Slow.sizes[0] == 8000
+    assert min(Slow.sizes[1:]) >= 20 * 100 * 10
+    assert found.runs == 3
+
+
 def test_prices_decide():
     kinds = ("a100-80g", "h100-80g")
     wanted = TargetLoad(2, plans=1)
-    dear = plan_cheapest(ASKED, wanted, kinds=kinds, prices={"h100-80g": 100})
-    cheap = plan_cheapest(ASKED, wanted, kinds=kinds, prices={"h100-80g": 0.1})
+    listed = default_prices()
+    dear = plan_cheapest(ASKED, wanted, kinds=kinds, prices=listed.changed({"h100-80g": 100}))
+    cheap = plan_cheapest(ASKED, wanted, kinds=kinds, prices=listed.changed({"h100-80g": 0.1}))
     assert dear.plans[0].offer.gpu == "a100-80g"
     assert cheap.plans[0].offer.gpu == "h100-80g"
+
+
+def test_a_price_is_that_of_the_list_and_its_energy():
+    listed = PriceList(
+        basis="ours",
+        date="2026-11-01",
+        usd_per_kwh=0.2,
+        pue=1.5,
+        usd_per_gpu_hour={"rtx-3090": 0.1, "rtx-3090@250w": 0.05},
+    )
+    assert listed.price("rtx-3090") == pytest.approx(0.1 + 0.35 * 1.5 * 0.2)
+    assert listed.price("rtx-3090@250w") == pytest.approx(0.05 + 0.25 * 1.5 * 0.2)
+    assert listed.price("rtx-3090@300w") == pytest.approx(0.1 + 0.3 * 1.5 * 0.2)
+    assert listed.price("h100-80g") is None
+
+
+def test_every_shipped_list_has_one_basis_and_a_date():
+    for listed in (default_prices(), *map(read_prices, shipped_lists())):
+        assert listed.basis in listed.title
+        assert str(listed.date) in listed.title
+        assert all(listed.price(name) for name in listed.usd_per_gpu_hour)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("basis = 'x'\n[usd_per_gpu_hour]\nl4 = 1\n", "date is missing"),
+        ("basis = 'x'\ndate = 2026-01-01\n", "usd_per_gpu_hour is missing"),
+        ("basis = 'x'\ndate = 2026-01-01\n[usd_per_gpu_hour]\nl4 = -1\n", "but is -1 .*line 4"),
+        ("basis = 'x'\ndate = 2026-01-01\n[usd_per_gpu_hour]\nl5 = 1\n", "l4.*line 4"),
+        ("basis = 'x'\ndate = 2026-01-01\npeu = 1\n[usd_per_gpu_hour]\nl4 = 1\n", "pue.*line 3"),
+        ("basis = x\n", "not TOML.*line 1"),
+    ],
+)
+def test_errors_in_a_price_file(tmp_path, text, message):
+    file = tmp_path / "prices.toml"
+    file.write_text(text)
+    with pytest.raises(SloBenchError, match=message):
+        read_prices(str(file))
+
+
+def test_the_list_and_the_catalogue_are_both_shown(tmp_path):
+    file = tmp_path / "prices.toml"
+    file.write_text("basis = 'ours'\ndate = 2026-01-01\n[usd_per_gpu_hour]\nl40s = 0.5\na40 = 9\n")
+    asked = ASKED.model_copy(update={"parameters": ONE_BUDGET})
+    planned = plan_cheapest(
+        asked, TargetLoad(1, plans=9), prices=read_prices(str(file)), runner_of=each_carries_two
+    )
+    rows = plan_rows(planned)
+    assert {row["gpu"] for row in rows} == {"l40s", "a40"}
+    for row in rows:
+        assert row["price_basis"] == "ours, 2026-01-01"
+        listed = default_prices().price(row["gpu"])
+        shown = row["catalogue_usd_per_hour"]
+        assert shown == (None if listed is None else pytest.approx(listed * row["gpus"]))
+    lines = "\n".join(price_lines(planned.prices, planned.plans, planned.kinds))
+    assert "prices: ours, 2026-01-01" in lines
+    assert f"in brackets: {default_prices().title}" in lines
+    assert "left out, without a price: a100-40g" in lines
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_every_system_has_a_plan_or_a_reason(name):
+    asked = ASKED.model_copy(update={"systems": ("vllm", name), "tp": (1,)})
+    planned = plan_cheapest(
+        asked, TargetLoad(1, plans=20), kinds=("a100-80g",), runner_of=each_carries_two
+    )
+    assert {one.offer.system for one in planned.plans} | set(planned.absent) == {"vllm", name}
+    several = system(name).sharing is not None
+    assert planned.absent == (
+        {name: f"{name} serves several models; plan chooses for one"} if several else {}
+    )
 
 
 def test_the_ratio_of_prefill_to_decode_is_chosen():
@@ -149,10 +321,13 @@ def test_settings_with_several_values_are_choices_and_reach_the_files():
         itertools.product(("bf16", "fp8"), repeat=2)
     )
     wanted = TargetLoad(4, plans=8)
-    plans = plan_cheapest(asked, wanted, kinds=("h100-80g",), runner_of=each_carries_two).plans
+    planned = plan_cheapest(asked, wanted, kinds=("h100-80g",), runner_of=each_carries_two)
+    plans = planned.plans
     assert len({one.offer.name for one in plans}) == len(plans)
     for one in plans:
-        script = launch_script(asked, wanted, one)
+        script = launch_script(asked, wanted, one, planned.prices)
+        assert f"Weights {one.offer.weight_dtype}, KV cache {one.offer.kv_dtype}" in script
+        assert default_prices().title in script
         assert ("--quantization fp8" in script) is (one.offer.weight_dtype == "fp8")
         assert ("--kv-cache-dtype fp8" in script) is (one.offer.kv_dtype == "fp8")
         assert "--gpu-memory-utilization 0.8" in script
@@ -163,7 +338,9 @@ def test_a_format_without_an_option_asks_for_a_checkpoint():
     [plan] = plan_cheapest(
         asked, TargetLoad(1, plans=1), kinds=("a100-80g",), runner_of=each_carries_two
     ).plans
-    assert "a checkpoint with int4 weights" in launch_script(asked, TargetLoad(1), plan)
+    assert "a checkpoint with int4 weights" in launch_script(
+        asked, TargetLoad(1), plan, default_prices()
+    )
 
 
 def test_a_system_without_a_plan_is_named_with_the_reason():
@@ -180,12 +357,13 @@ def test_a_system_without_a_plan_is_named_with_the_reason():
 def planned():
     asked = ASKED.model_copy(update={"tp": (2,)})
     wanted = TargetLoad(18, plans=1)
-    return asked, wanted, plan_cheapest(asked, wanted, kinds=("a100-80g",)).plans[0]
+    return asked, plan_cheapest(asked, wanted, kinds=("a100-80g",))
 
 
 def test_the_script_starts_every_instance_on_gpus_of_its_own(tmp_path, planned):
-    asked, wanted, plan = planned
-    write_launch_files(tmp_path, asked, wanted, plan)
+    asked, found = planned
+    plan = found.plans[0]
+    write_launch_files(tmp_path, asked, found.wanted, plan, found.prices)
     fake = tmp_path / "bin" / "vllm"
     fake.parent.mkdir()
     fake.write_text('#!/bin/sh\necho "$CUDA_VISIBLE_DEVICES $*"\n')
@@ -220,7 +398,7 @@ def test_systems_of_ours_are_served_by_us(system, word):
     asked = ASKED.model_copy(update={"systems": (system,)})
     wanted = TargetLoad(2, plans=1)
     [plan] = plan_cheapest(asked, wanted, kinds=("a100-80g",)).plans
-    script = launch_script(asked, wanted, plan)
+    script = launch_script(asked, wanted, plan, default_prices())
     assert word in script
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
 
@@ -251,6 +429,8 @@ def test_the_command_prints_a_table_and_json(tmp_path, monkeypatch):
         (["--rate", "0"], "rate must be positive"),
         (["--rate", "2", "--gpu", "a100-8g"], "a100-80g"),
         (["--rate", "2", "--price", "a100-80g"], "GPU=USD"),
+        (["--rate", "2", "--prices", "market"], "runpod-serverless"),
+        (["--rate", "2", "--gpu", "a40"], "--price a40=USD"),
         (["--rate", "2", "--target", "90"], "between 0 and 1"),
         (["--rate", "2", "-s", "prism"], "several models"),
         (["--rate", "2", "--gpu", "t4", "--model", "llama-3.1-70b"], "use a larger GPU"),

@@ -223,7 +223,7 @@ def answer(cases, vllm_python, tiny_model, tmp_path_factory) -> dict[str, Any]:
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": path},
-        timeout=900,
+        timeout=3000,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

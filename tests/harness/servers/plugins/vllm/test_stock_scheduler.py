@@ -132,7 +132,7 @@ def answers(cases, installed, tiny_model) -> list[dict[str, Any]]:
         input=json.dumps([vars(case) for case in cases]),
         capture_output=True,
         text=True,
-        timeout=900,
+        timeout=3000,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     found: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])

@@ -1,0 +1,88 @@
+"""What `slo-bench plan` prints and writes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from ...reports.pages.fleet import fleet_rows, fleet_table, hour_lines
+from ...reports.pages.plan import confirmed_lines, plan_rows, plan_table, price_lines
+from ...reports.pages.plan_page import write_plan
+from ...tuner.planning.launch_files import write_launch_files
+from .console import print_result
+
+if TYPE_CHECKING:
+    from ...harness.experiments.config.schema import ExperimentSchema
+    from ...tuner.planning import DeploymentPlan
+    from ...tuner.planning.fleet import FleetPlan
+
+_UNFITTED = "* step times estimated from the GPU's data sheet, not fitted to measurements"
+
+
+def show_plans(
+    planned: DeploymentPlan,
+    experiment: ExperimentSchema,
+    out: Path | None,
+    html: Path | None,
+    as_json: bool,
+) -> None:
+    """Print the plans of one rate; write the first one's files to `out` and the page to `html`."""
+    files = []
+    if out is not None:
+        first = planned.plans[0]
+        files += write_launch_files(out, experiment, planned.wanted, first, planned.prices)
+    if html is not None:
+        files.append(write_plan(planned, html))
+    rows = plan_rows(planned)
+    if as_json:
+        typer.echo(json.dumps(rows, allow_nan=False))
+        return
+    lines = [
+        f"{planned.tried} of {planned.offers} kinds of instance were simulated; the others could "
+        "only cost more",
+        *confirmed_lines(planned.plans, planned.refuted),
+        *_unfitted(rows),
+    ]
+    if any(row["keeps_probability"] is not None for row in rows):
+        lines.append(
+            "P(SLO): probability that the real server keeps the target at this rate, by how far "
+            "earlier predictions were from measurements (docs/accuracy.md#bands)"
+        )
+    lines += price_lines(planned.prices, planned.plans, planned.kinds)
+    lines += [f"{system} has no plan here: {why}" for system, why in planned.absent.items()]
+    lines += [f"written: {path}" for path in files]
+    if out is None:
+        lines.append("with --out DIR: a launch script and the experiment of the first plan")
+    print_result(plan_table(rows), *lines)
+
+
+def show_fleet(planned: FleetPlan, out: Path | None, as_json: bool) -> None:
+    """Print the plan of each pool; write its files to a folder of its name in `out`."""
+    files = []
+    if out is not None:
+        for one in planned.pools:
+            folder = out / one.pool.name
+            files += write_launch_files(
+                folder, one.pool.asked, one.wanted, one.plan, planned.prices
+            )
+    rows = fleet_rows(planned)
+    if as_json:
+        typer.echo(json.dumps(rows, allow_nan=False))
+        return
+    plans = [one.plan for one in planned.pools]
+    print_result(
+        fleet_table(planned),
+        *hour_lines(planned),
+        *confirmed_lines(plans, planned.refuted),
+        *_unfitted(rows),
+        *price_lines(planned.prices, plans, planned.kinds),
+        *(f"written: {path}" for path in files),
+    )
+
+
+def _unfitted(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    return [_UNFITTED] if any(row["step_time"] != "fitted" for row in rows) else []

@@ -1,0 +1,62 @@
+"""The page of a plan: which plans are on the front, and what the page shows."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from slo_bench.harness.experiments.experiment import Experiment
+from slo_bench.reports.pages.plan import plan_rows
+from slo_bench.reports.pages.plan_page import undominated, write_plan
+from slo_bench.tuner.planning import TargetLoad, plan_cheapest
+
+
+def row(usd, ttft_s, spare, joules=None):
+    return {
+        "usd_per_hour": usd,
+        "ttft_p99_s": ttft_s,
+        "tpot_p99_s": 0.05,
+        "spare": spare,
+        "joules_per_output_token": joules,
+    }
+
+
+@pytest.mark.parametrize(
+    ("rows", "front"),
+    [
+        ([row(1, 0.5, 0.1), row(2, 0.5, 0.1)], [True, False]),
+        ([row(1, 0.5, 0.1), row(2, 0.4, 0.1)], [True, True]),
+        ([row(1, 0.5, 0.1), row(2, 0.5, 0.2)], [True, True]),
+        ([row(1, 0.5, 0.1), row(1, 0.5, 0.1)], [True, True]),
+        ([row(1, 0.5, 0.1, 2.0), row(2, 0.5, 0.1, 1.0)], [True, True]),
+        ([row(1, 0.5, 0.1), row(2, 0.5, 0.1, 1.0)], [True, False]),  # energy of one is not known
+    ],
+)
+def test_the_front_is_what_no_plan_beats_in_all(rows, front):
+    assert undominated(rows) == front
+
+
+def test_the_page_shows_every_plan_with_its_figures(tmp_path):
+    asked = Experiment(
+        systems=["vllm"],
+        slo="ttft=1,tpot=0.1",
+        output_tokens="uniform(50,150)",
+        parameters={"vllm": {"max_num_batched_tokens": 2048}},
+        tp=1,
+    )
+    planned = plan_cheapest(asked, TargetLoad(1, plans=2), kinds=("h100-80g", "l4", "a10"))
+    text = write_plan(planned, tmp_path / "plan.html").read_text("utf-8")
+    for one in plan_rows(planned):
+        assert f"{one['gpus']} × {one['gpu']}" in text
+        assert f"{one['usd_per_hour']:.2f}" in text
+        assert one["ttft_p99_s"] > 0
+        known = one["gpu_power_mean_w"] is not None
+        assert known is (one["gpu"] == "h100-80g")
+        assert not known or one["gpu_power_mean_w"] <= one["gpu_power_limit_w"]
+    assert planned.prices.title in text
+    data = json.loads(re.search(r'id="report-data">(.*?)</script>', text).group(1))
+    drawn = data["figures"]["price-ttft_p99_s"]["views"][0]["only"]["series"]
+    prices = [x for curve in drawn for x in data["arrays"][curve["x"]]]
+    assert sorted(prices) == pytest.approx([one["usd_per_hour"] for one in plan_rows(planned)])
