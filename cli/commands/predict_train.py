@@ -64,8 +64,8 @@ def predict_train(
         option(
             "PATH|NAME",
             "Base model: an encoder or a decoder, as a folder or a name on the Hugging Face "
-            "hub. Default: sentence-transformers/all-MiniLM-L6-v2; with --continue-from as "
-            "trained.",
+            "hub. Default: sentence-transformers/all-MiniLM-L6-v2 (extra encoder); with "
+            "--continue-from as trained.",
         ),
     ] = None,
     columns: predict_data.Columns = None,
@@ -87,9 +87,14 @@ def predict_train(
         )
     found = predict_data.read_data(data, columns, label_tokenizer, length_column)
     predict_data.need_torch()
+    from ...predictors.lengths.config import DEFAULT_BASE
+
+    if continue_from is None:
+        predict_data.need_model(base or DEFAULT_BASE)
+    else:
+        predict_data.need_base(base, continue_from)
     import torch
 
-    from ...predictors.lengths.config import DEFAULT_BASE
     from ...predictors.lengths.distribution import DEFAULT_EDGES
     from ...predictors.lengths.train import Epoch, TrainSettings, train
     from ..output.progress import counted, interruptible

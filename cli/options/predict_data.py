@@ -185,17 +185,38 @@ def need_base(base: str | None, folder: Path) -> None:
     """
     from ...predictors.lengths.config import PredictorConfig, find_base
 
-    name = find_base(base, folder, PredictorConfig.load(folder))
-    if (Path(name).expanduser() / "config.json").is_file() or in_hub_cache(name):
+    need_model(find_base(base, folder, PredictorConfig.load(folder)), f" or put it into {folder}")
+
+
+def need_model(name: str, or_else: str = "") -> None:
+    """Check that a base model is on this machine.
+
+    Raises:
+        SloBenchError: it is not; names what installs it.
+    """
+    from ...predictors.lengths.config import DEFAULT_BASE
+
+    if (Path(name).expanduser() / "config.json").is_file() or where_installed(name):
         return
     if Path(name).expanduser().is_dir():
         raise SloBenchError(f"there is no model in {name}: it has no config.json")
     of_hub = name.count("/") == 1 and name[0] not in "./~"
     remedy = f", or download it: hf download {name}" if of_hub else ""
+    if name == DEFAULT_BASE:
+        remedy = f", or install it: pip install 'slo-bench[encoder]'{remedy}"
     raise SloBenchError(
-        f"the base model {name} is not on this machine; give its folder with --base or put it into "
-        f"{folder}{remedy}"
+        f"the base model {name} is not on this machine; give its folder with --base{or_else}"
+        f"{remedy}"
     )
+
+
+def where_installed(name: str) -> str | None:
+    """Where a model of the hub is on this machine: `extra encoder`, `hub cache` or nowhere."""
+    from ...predictors.lengths.config import packaged
+
+    if packaged(name) is not None:
+        return "extra encoder"
+    return "hub cache" if in_hub_cache(name) else None
 
 
 def in_hub_cache(name: str) -> bool:

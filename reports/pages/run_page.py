@@ -28,7 +28,7 @@ from ..figures.levels import (
     origin,
     series_names,
 )
-from . import allowed, bands, capacity, mechanisms, published, summary, validation
+from . import allowed, bands, capacity, mechanisms, published, recovered, summary, validation
 from .answer import answer
 from .document import asset, page, write_page
 from .published_verdicts import RULES
@@ -90,6 +90,7 @@ def _document(runs: Sequence[RunResults]) -> str:
         allowed=allowed.table_of(runs),
         level_table=summary.level_table(cells, rows, names, badge),
         bands=bands.table(cells, names, badge),
+        recovered=recovered.table(cells, badge),
         mechanisms=mechanisms.table(cells, rows, names, badge),
         setup=[_setup(run, f" of {run.name}" if len(runs) > 1 else "") for run in runs],
         terms=asset("definitions.html"),

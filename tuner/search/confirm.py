@@ -23,7 +23,7 @@ from ...workloads.errors import FileFormatError, SloBenchError
 from ...workloads.parsing import finite
 from ..capacity.cells import Ended
 from ..capacity.curve import student_t
-from .evaluate import ConfigurationEvaluator
+from .evaluate import ConfigurationEvaluator, drifting_after_s
 from .objectives import CAPACITY, COST, Aim, TuningObjective
 from .race import RaceResult
 from .runs import Runs, Servers
@@ -46,6 +46,7 @@ class Confirmed:
 
     `configuration` is `default` or `trial N`; `verdict` compares the interval to the default's
     (overlapping intervals: not distinguishable). `problem`: the reason why there is no value.
+    `drifting_after_s`: mean window of arrivals of its runs that are not stationary.
     """
 
     backend: str
@@ -58,6 +59,7 @@ class Confirmed:
     requests: int
     verdict: Verdict = ""
     problem: str | None = None
+    drifting_after_s: float | None = None
 
     def plain(self) -> dict[str, Any]:
         """The row as plain values for JSON."""
@@ -147,7 +149,7 @@ def _confirmed(
     backend = evaluation.experiment.backend
     try:
         runs = evaluation.runs_of(configuration)
-        figures = _figures(evaluation, runs)
+        figures, after_s = _figures(evaluation, runs)
     except (NotDoneError, FileFormatError):  # a damaged file is not the configuration's fault
         raise
     except SloBenchError as error:
@@ -158,7 +160,15 @@ def _confirmed(
             for o in aim.objectives
         ]
     return [
-        Confirmed(backend, workload, name, o.name, *figures[o.name], runs.requests)
+        Confirmed(
+            backend,
+            workload,
+            name,
+            o.name,
+            *figures[o.name],
+            runs.requests,
+            drifting_after_s=after_s if o.column is not None else None,
+        )
         for o in aim.objectives
     ]
 
@@ -166,11 +176,14 @@ def _confirmed(
 Interval = tuple[float | None, float | None, float | None]
 
 
-def _figures(evaluation: ConfigurationEvaluator, runs: Runs) -> dict[str, Interval]:
-    """Value, low and high of every objective."""
+def _figures(
+    evaluation: ConfigurationEvaluator, runs: Runs
+) -> tuple[dict[str, Interval], float | None]:
+    """Value, low and high of every objective; `drifting_after_s` of the runs at the rate."""
     aim, options = evaluation.aim, evaluation.options
     gpus = float(runs.spec.instances * runs.spec.placement.gpus)
     found: dict[str, Interval] = {COST: (gpus, gpus, gpus)}
+    after_s = None
     if aim.searches_capacity:
         search = evaluation.capacity(runs, None)
         assert not isinstance(search, RaceResult)
@@ -187,11 +200,12 @@ def _figures(evaluation: ConfigurationEvaluator, runs: Runs) -> dict[str, Interv
         runs.expect(aim.rate_rps, seeds, options.requests)
         levels = [runs.level(aim.rate_rps, seed, options.requests) for seed in seeds]
         valid = [run.figures for run in levels if run.sample.valid]
+        after_s = drifting_after_s([run for run in levels if run.sample.valid])
         for objective in aim.objectives:
             column = objective.column
             if column is not None:
                 found[objective.name] = _mean([f[column] for f in valid if column in f])
-    return found
+    return found, after_s
 
 
 def _mean(values: Sequence[float]) -> Interval:

@@ -23,7 +23,7 @@ from ..capacity.options import CapacitySearch, SearchOptions
 from ..capacity.search import SearchProgress
 from .objectives import CAPACITY, COST, Aim
 from .race import PruningThreshold, RaceResult, pace_of, race
-from .runs import Runs, Servers
+from .runs import Run, Runs, Servers
 from .space import Configuration, Space, key_of
 
 _MORE_TRIES = 2
@@ -201,7 +201,7 @@ class ConfigurationEvaluator:
         assert self.aim.rate_rps is not None
         options = self.options
         kept: list[Mapping[str, float]] = []
-        drifting_s: list[float] = []  # windows of arrivals of runs that are not stationary
+        runs_kept: list[Run] = []
         stopped = False
         for place in range(options.seeds + _MORE_TRIES):
             if len(kept) == options.seeds:
@@ -210,8 +210,7 @@ class ConfigurationEvaluator:
             if not run.sample.valid:
                 continue  # the client may have been late by accident
             kept.append(run.figures)
-            if stationary(run.sample) is False and "arrival_window_s" in run.figures:
-                drifting_s.append(run.figures["arrival_window_s"])
+            runs_kept.append(run)
             only = self.aim.single
             if only is not None and only.column is not None and len(kept) < options.seeds:
                 mean = _mean(kept, only.column)
@@ -224,9 +223,20 @@ class ConfigurationEvaluator:
             )
         columns = {o.name: o.column for o in self.aim.objectives if o.column is not None}
         found = {name: _mean(kept, column) for name, column in columns.items()}
-        if drifting_s:
-            found[DRIFTING] = sum(drifting_s) / len(drifting_s)
+        after_s = drifting_after_s(runs_kept)
+        if after_s is not None:
+            found[DRIFTING] = after_s
         return {**found, "attainment": _mean(kept, "attainment")}, stopped
+
+
+def drifting_after_s(runs: Sequence[Run]) -> float | None:
+    """Mean window of arrivals, in seconds, of the runs that are not stationary; None: all are."""
+    windows_s = [
+        run.figures["arrival_window_s"]
+        for run in runs
+        if stationary(run.sample) is False and "arrival_window_s" in run.figures
+    ]
+    return sum(windows_s) / len(windows_s) if windows_s else None
 
 
 def unmet_alone(evaluation: ConfigurationEvaluator) -> str | None:

@@ -71,9 +71,13 @@ def test_a_grid_is_searched_once_and_the_best_is_found(tmp_path):
 
 @pytest.mark.parametrize(("rate", "drifts"), [(40.0, True), (1.0, False)])
 def test_trials_that_are_not_stationary_say_after_how_long(tmp_path, rate, drifts):
-    at_rate = quick(objectives="attainment", rate_rps=rate, trials=1)
+    at_rate = quick(objectives="attainment", rate_rps=rate, trials=1, confirm=True)
     overload = Experiment(systems="sarathi", requests=1500, seeds=1, slo="ttft=1")
-    (row,) = tune(overload, at_rate, tmp_path / "o").found.trials
+    outcome = tune(overload, at_rate, tmp_path / "o")
+    (row,) = outcome.found.trials
+    told = [row["drifting_after_s"] for row in read_tuning(tmp_path / "o")["confirmed"]]
+    assert told
+    assert all((after_s is not None) is drifts for after_s in told)
     assert ("drifting_after_s" in row.figures) is drifts
     if drifts:
         assert 30 < row.figures["drifting_after_s"] < 1500 / 40 + 1  # less the warm-up
