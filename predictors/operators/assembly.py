@@ -7,7 +7,7 @@ attention by a grid of sequences, lengths and chunks.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,8 @@ from ..placement import Placement
 from ..profiles.build import grid_of
 from ..profiles.data_parallel import DataParallelStepTime
 from ..profiles.table import Curve, DecodeGrid, Host, MixedGrid, TableStepTime
+from ..specs import model
+from ..speculation import SpeculativeStepTime, parse_speculation
 from ..step_time import DEFAULT_HOST_S, StepTimeModel, step_time
 from .kernels import Kernels, kernels
 from .layers import Operators, operators
@@ -100,6 +102,50 @@ def operator_step_time(
     if not known.exact:
         origin += f", scaled to {placement.gpu.name}"
     return StepTimeModel(made, fitted=known.exact, provenance=f"{origin} (AIConfigurator)")
+
+
+def speculative_step_time(
+    placement: Placement, text: str, engine: str | None, host_s: float | None = None
+) -> StepTimeModel:
+    """Step times with the speculation called `text` (`predictors.speculation`), from operators.
+
+    Raises:
+        SloBenchError: the speculation or its draft model cannot be, or attention is data-parallel.
+    """
+    speculation = parse_speculation(text)
+    served = operator_step_time(placement, engine or DEFAULT_ENGINE, host_s=host_s)
+    if speculation is None:
+        return served
+    if placement.dp > 1 or placement.pp > 1:
+        raise SloBenchError("speculation is simulated with dp 1 and pp 1; leave it or them out")
+    assert isinstance(served.model, TableStepTime)
+    shape, draft = speculation.drafter(placement.model), None
+    if shape is not None:
+        small = model(shape) if isinstance(shape, str) else shape
+        drafting = replace(placement, model=small, ep=placement.ep if small.experts else 1)
+        made = operator_step_time(drafting, engine or DEFAULT_ENGINE, host_s=0.0).model
+        assert isinstance(made, TableStepTime)
+        draft = made
+    return replace(
+        served,
+        model=SpeculativeStepTime(served.model, speculation, draft),
+        provenance=f"speculation {text}, {speculation.tokens_per_step:.2f} tokens a step; "
+        + served.provenance,
+    )
+
+
+def draft_bytes(placement: Placement, text: str) -> int:
+    """Bytes on each GPU of the weights that compute proposals; embeddings and head are the model's.
+
+    A draft model has its own. Its KV is not counted.
+    """
+    speculation = parse_speculation(text)
+    shape = speculation.drafter(placement.model) if speculation else None
+    if shape is None:
+        return 0
+    if isinstance(shape, str):
+        return model(shape).weight_bytes() // placement.tp
+    return shape.layer_weight_bytes(placement.weight_dtype) // placement.tp
 
 
 def default_step_time(placement: Placement, host_s: float | None = None) -> StepTimeModel:

@@ -96,7 +96,7 @@ class Host:
         return min(self.graph_tokens, -(-tokens // multiple) * multiple)
 
 
-class _Line(NamedTuple):
+class Line(NamedTuple):
     """Time of a decode-only step of one number of sequences, by the KV tokens of the batch.
 
     Equal sequences: `base_s[k]` + `slope_s[k]` * tokens up to `ends[k]`. `unsplit`: each sequence
@@ -152,13 +152,18 @@ class TableStepTime:
         self._kv_shares = (1 / np.diff(mixed.kv_tokens)).tolist()
         self._fixed_s: dict[int, float] = {}
         self._sequence_s: dict[int, float] = {}
-        self._lines: dict[int, _Line] = {}
+        self._lines: dict[int, Line] = {}
         self._cubes: dict[int, list[float]] = {}
         self._lone_s_per_token = self._lone()
         self._full_s_per_token = self._full()
         self.wants_lengths = bool(resident) and (
             0 < self._full_s_per_token < self._lone_s_per_token
         )
+
+    @property
+    def tables(self) -> tuple[Curve, Curve, DecodeGrid, MixedGrid, Host]:
+        """What the times are looked up in, in the order of the arguments."""
+        return self._linear, self._per_sequence, self._decode, self._mixed, self.host
 
     def step_s(
         self,
@@ -267,7 +272,7 @@ class TableStepTime:
         self._sequence_s[sequences] = seconds = self._per_sequence(sequences)
         return seconds
 
-    def _line(self, sequences: int) -> _Line:
+    def _line(self, sequences: int) -> Line:
         """Seconds of a decode-only step with that many sequences, piecewise linear in its KV."""
         grid = self._decode
         attention_s = _between(grid.sequences, grid.seconds, sequences)
@@ -284,7 +289,7 @@ class TableStepTime:
             )
             attention_s = np.maximum(attention_s, start_s + token_s * knots)
         slopes = np.diff(attention_s) / np.diff(knots)
-        line = _Line(
+        line = Line(
             [*knots[1:-1].tolist(), inf],
             (fixed_s + attention_s[:-1] - slopes * knots[:-1]).tolist(),
             slopes.tolist(),

@@ -232,6 +232,13 @@ class ExperimentSchema(BaseModel):
         (0.0,),
         metavar="SKEW",
     )
+    speculation: Axis[str | None] = setting(
+        SERVES_MORE,
+        "Speculative decoding, METHOD:TOKENS@ACCEPTANCE: ngram, eagle, mtp or a draft model, as "
+        "eagle:3@0.8/0.6<64 (acceptance by position; off above 64 sequences). Step times from "
+        "operators. Simulated backend only. Default: none.",
+        metavar="S",
+    )
     instances: Axis[Count | None] = setting(
         SERVES, "Number of instances, each a copy of the model. Default: 1.", tunable=True
     )

@@ -13,7 +13,9 @@ from ....predictors.model_spec import ModelSpec
 from ....predictors.operators.assembly import (
     chosen_engine,
     default_step_time,
+    draft_bytes,
     operator_step_time,
+    speculative_step_time,
 )
 from ....predictors.placement import Placement
 from ....predictors.profiles.build import default_host
@@ -80,12 +82,19 @@ def placed(spec: PlacementSpec) -> Placed:
         if embeds
         else 0,
     )
+    if spec.speculation is not None:
+        beside_bytes = placement.beside_bytes + draft_bytes(placement, spec.speculation)
+        placement = dataclasses.replace(placement, beside_bytes=beside_bytes)
     if spec.device_map is not None:
         return _mapped(spec, placement)
     placement.check()
     host_s = spec.analytic_host_s
     beside = embedder(embeds, placement, host_s=host_s) if embeds else None
-    if engine is not None:
+    if spec.speculation is not None:
+        if profile is not None:
+            raise SloBenchError("speculation takes step times from operators; leave profile out")
+        made = speculative_step_time(placement, spec.speculation, engine, spec.host_s)
+    elif engine is not None:
         made = operator_step_time(placement, engine, host_s=spec.host_s)
     elif profile is not None:
         made = _profiled(spec.profile, profile, placement, spec.host_s)
@@ -122,8 +131,10 @@ def _mapped(spec: PlacementSpec, even: Placement) -> Placed:
         raise SloBenchError(
             f"the device map {spec.device_map} is for {mapped.model}, but model is {spec.model}"
         )
-    if spec.profile is not None or spec.embedder is not None:
-        raise SloBenchError("device_map goes with neither profile nor embedder; leave them out")
+    if spec.profile is not None or spec.embedder is not None or spec.speculation is not None:
+        raise SloBenchError(
+            "device_map goes with neither profile, embedder nor speculation; leave them out"
+        )
     placement = dataclasses.replace(even, split=mapped.stages, fixed_lanes=mapped.lanes)
     placement.check()
     made = staged_step_time(placement, spec.analytic_host_s)

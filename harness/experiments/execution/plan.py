@@ -333,6 +333,11 @@ def _combination_of(values: Mapping[str, Any], asked: ExperimentSchema, least: i
     pp, gpus, instances = values["pp"], values["gpus"], values["instances"]
     numbers = {name: values[name] for name in ("weight_dtype", "kv_dtype", "memory_share")}
     tp = values["tp"] or 1
+    if values["speculation"] is not None and not simulated:
+        raise SloBenchError(
+            "speculation is simulated; give a server its own option, as "
+            "--server-arg=--speculative-config=JSON"
+        )
     if values["models"] is not None:
         return _several(values, asked)
     if simulated and values["tp"] is None:

@@ -34,6 +34,7 @@ class PlacementSpec:
     prefill_overhead_s: float = 0.0
     host_link: str | None = None
     profile: str | None = None  # a file of measured step times, or `operators`
+    speculation: str | None = None
     embedder: str | None = None  # the model beside it
     device_map: str | None = None  # by name or file: layers on devices, in place of gpu, tp and pp
 

@@ -158,7 +158,7 @@ def _silicon_row(name: str, row: dict[str, Any]) -> Measurement | Skipped:
     ttft_s, tpot_s = row["silicon_ttft_ms"] / 1e3, row["silicon_tpot_ms"] / 1e3
     engine, version = str(row["backend"]), _text(row["backend_version"])
     cold = (engine, version) == _COLD_TTFT
-    # A batch is that of one data-parallel rank: the clients of InferenceX (4, 8, …) over ranks.
+    # Batches are those of a data-parallel rank: InferenceX's clients (4, 8, 16, ...) over ranks.
     load = ClosedLoop(int(row["batch_size"]) * ranks, int(row["isl"]), int(row["osl"]))
     harness = _origin(str(row["silicon_data_source"]), load)
     client = client_of(harness, engine, version)

@@ -1,0 +1,149 @@
+"""Speculative decoding: step times in which sequences advance by several tokens.
+
+A draft proposes k tokens, one pass of the model verifies them (Leviathan et al. 2023, Fast
+Inference from Transformers via Speculative Decoding). With the share a_i of proposals at position i
+that is accepted where all before it were, a sequence advances by 1 + a_1 + a_1 a_2 + ... tokens in
+the mean. The simulator's steps give one token each, so a step takes 1 / mean of drafting and
+verification: means of TPOT and throughput are those of speculation, gaps between tokens are evened
+out.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import inf
+
+from ..workloads.errors import SloBenchError
+from .model_spec import ModelSpec
+from .profiles.table import Line, TableStepTime
+
+OFF = "none"
+_OF_THE_MODEL = ("ngram", "eagle", "mtp")
+_FORM = re.compile(r"([^:@<]+):(\d+)@([\d./]+)(?:<(\d+))?")
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """`tokens` proposals a step by `method`: `ngram`, `eagle`, `mtp` or the name of a draft model.
+
+    `acceptance` is by position, the last for all that follow. Off with more than `most_seqs`
+    sequences.
+    """
+
+    method: str
+    tokens: int
+    acceptance: tuple[float, ...]
+    most_seqs: float = inf
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Mean tokens by which a sequence advances in a step."""
+        total = so_far = 1.0
+        for position in range(self.tokens):
+            so_far *= self.acceptance[min(position, len(self.acceptance) - 1)]
+            total += so_far
+        return total
+
+    def drafter(self, served: ModelSpec) -> ModelSpec | str | None:
+        """The shape that computes proposals, or its name; None: they cost nothing (n-gram).
+
+        EAGLE is one dense layer with the output head, multi-token prediction one of the model's own
+        layers with it.
+        """
+        if self.method == "ngram":
+            return None
+        if self.method == "eagle":
+            return replace(served, layers=1, experts=None, window=None)
+        if self.method == "mtp":
+            experts = served.experts and replace(served.experts, dense_layers=0)
+            return replace(served, layers=1, experts=experts, window=None)
+        return self.method
+
+
+def parse_speculation(text: str) -> Speculation | None:
+    """The speculation called `text`, as `eagle:3@0.8/0.6<64`; None: `none`.
+
+    Raises:
+        SloBenchError: it has another form, or a share is not between 0 and 1.
+    """
+    if text == OFF:
+        return None
+    form = _FORM.fullmatch(text)
+    try:
+        if form is None:
+            raise ValueError
+        method, tokens, shares, most = form.groups()
+        acceptance = tuple(float(share) for share in shares.split("/"))
+        if not 1 <= int(tokens) <= 32 or not all(0 <= share <= 1 for share in acceptance):
+            raise ValueError
+    except ValueError:
+        raise SloBenchError(
+            f"speculation must be METHOD:TOKENS@ACCEPTANCE, with shares of 0 to 1 and 1 to 32 "
+            f"tokens, as eagle:3@0.7, ngram:4@0.6/0.4<64 or qwen3-0.6b:4@0.7, but is {text!r}; "
+            f"methods: {', '.join(_OF_THE_MODEL)} or a draft model"
+        ) from None
+    return Speculation(method, int(tokens), acceptance, inf if most is None else int(most))
+
+
+class SpeculativeStepTime(TableStepTime):
+    """Step times of `served` with speculation; `draft` are those of what proposes (None: n-gram).
+
+    Verification computes tokens + 1 positions of each sequence, whose KV is read once.
+    """
+
+    def __init__(
+        self, served: TableStepTime, speculation: Speculation, draft: TableStepTime | None
+    ) -> None:
+        super().__init__(*served.tables)
+        self._plain = served
+        self._draft = draft
+        self._speculation = speculation
+        self._gain = speculation.tokens_per_step
+
+    def step_s(
+        self,
+        decode_seqs: int,
+        decode_kv_tokens: int,
+        chunks: Sequence[tuple[int, int]],
+        tail_s: float = 0.0,
+    ) -> float:
+        if not chunks or not 0 < decode_seqs <= self._speculation.most_seqs:
+            return super().step_s(decode_seqs, decode_kv_tokens, chunks, tail_s)
+        # A sequence gets all its tokens in this step; those after the first are taken as steps of
+        # their own that only decode, so that their time is taken off here.
+        alone_s = super().step_s(decode_seqs, decode_kv_tokens, ())
+        plain_s = self._plain.step_s(decode_seqs, decode_kv_tokens, ())
+        mixed_s = super().step_s(decode_seqs, decode_kv_tokens, chunks, tail_s)
+        return max(alone_s, mixed_s - plain_s + alone_s)
+
+    def _line(self, sequences: int) -> Line:
+        if sequences > self._speculation.most_seqs:
+            return super()._line(sequences)
+        tokens, wide = self._speculation.tokens, sequences * (self._speculation.tokens + 1)
+        line = self._plain._line(sequences)
+        extra_s = self._fixed(wide) + self._sequences(wide)
+        extra_s -= self._fixed(sequences) + self._sequences(sequences)
+        if self._draft is not None:
+            line = _sum(line, self._draft._line(sequences), tokens)
+        made = Line(
+            line.ends,
+            [(base_s + extra_s) / self._gain for base_s in line.base_s],
+            [slope_s / self._gain for slope_s in line.slope_s],
+            False,
+        )
+        self._lines[sequences] = made
+        return made
+
+
+def _sum(one: Line, other: Line, times: int) -> Line:
+    """`one` and `times` times `other`, piece by piece."""
+    ends = sorted({*one.ends, *other.ends})
+    base_s, slope_s = [], []
+    for begin in (0.0, *ends[:-1]):
+        i, j = bisect_right(one.ends, begin), bisect_right(other.ends, begin)
+        base_s.append(one.base_s[i] + times * other.base_s[j])
+        slope_s.append(one.slope_s[i] + times * other.slope_s[j])
+    return Line(ends, base_s, slope_s, False)

@@ -1,0 +1,92 @@
+"""Speculative decoding in step times."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from slo_bench.harness.engine.simulator.simulate import simulate
+from slo_bench.harness.experiments.execution.lookup import placed
+from slo_bench.harness.experiments.execution.specs import PlacementSpec
+from slo_bench.harness.policies.systems import system
+from slo_bench.predictors.specs import model
+from slo_bench.predictors.speculation import parse_speculation
+from slo_bench.workloads.errors import SloBenchError
+from slo_bench.workloads.workload import Workload
+
+
+def on_h100(speculation):
+    return placed(
+        PlacementSpec("qwen3-32b", "h100-80g", 2, profile="operators", speculation=speculation)
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        ("ngram:1@1", 2),
+        ("eagle:3@0.5", 1 + 0.5 + 0.25 + 0.125),
+        ("mtp:3@0.8/0.5", 1 + 0.8 + 0.4 + 0.2),  # the last share holds for the third
+        ("eagle:4@0", 1),
+    ],
+)
+def test_tokens_of_a_step_by_hand(text, tokens):
+    assert parse_speculation(text).tokens_per_step == pytest.approx(tokens)
+
+
+@pytest.mark.parametrize("text", ["eagle", "eagle:0@0.5", "eagle:3@1.5", "eagle:3@0.5<", "x:2@./."])
+def test_other_forms_are_refused(text):
+    with pytest.raises(SloBenchError, match="METHOD:TOKENS@ACCEPTANCE"):
+        parse_speculation(text)
+
+
+def test_a_draft_model_must_be_known():
+    with pytest.raises(SloBenchError, match="nobody"):
+        on_h100("nobody:3@0.5")
+
+
+def test_speculation_pays_for_few_sequences_and_not_for_many():
+    plain, fast = on_h100(None).step_time.model, on_h100("ngram:4@0.6").step_time.model
+    assert fast.step_s(1, 1000, []) < 0.5 * plain.step_s(1, 1000, [])
+    assert fast.step_s(256, 256_000, []) > plain.step_s(256, 256_000, [])
+    # Nothing accepted: the same work for one token.
+    never = on_h100("ngram:4@0").step_time.model
+    gain = parse_speculation("ngram:4@0.6").tokens_per_step
+    assert never.step_s(8, 8000, []) == pytest.approx(gain * fast.step_s(8, 8000, []))
+
+
+def test_it_is_off_above_the_given_load():
+    plain, off = on_h100(None).step_time.model, on_h100("eagle:3@0.7<64").step_time.model
+    assert off.step_s(64, 64_000, []) < plain.step_s(64, 64_000, [])
+    for chunks in ([], [(0, 512)]):
+        assert off.step_s(65, 65_000, chunks) == plain.step_s(65, 65_000, chunks)
+
+
+def test_drafting_costs_time_and_memory():
+    free, eagle = on_h100("ngram:3@0.7"), on_h100("eagle:3@0.7")
+    draft = on_h100("qwen3-0.6b:3@0.7")
+    times = [one.step_time.model.step_s(8, 8000, []) for one in (free, eagle, draft)]
+    assert times[0] < times[1] < times[2]
+    held = model("qwen3-0.6b").weight_bytes() // 2
+    assert draft.placement.beside_bytes == held
+    assert draft.placement.num_gpu_blocks < free.placement.num_gpu_blocks
+
+
+def test_spans_are_sums_of_steps():
+    timed = on_h100("qwen3-0.6b:4@0.7").step_time.model
+    total = sum(timed.step_s(16, 16_000 + 16 * i, []) for i in range(600))
+    assert timed.span_s(16, 16_000, 600) == pytest.approx(total)
+    assert timed.steps_within(16, 16_000, total * 0.9999) == 600
+
+
+def test_a_lone_request_is_faster_by_what_a_step_gives():
+    workload = Workload(np.zeros(1), np.array([500]), np.array([401]))
+    tpot_s = []
+    for speculation in (None, "ngram:4@0.6"):
+        one = on_h100(speculation)
+        records = simulate(workload, system("vllm"), one.placement, one.step_time.model).records
+        tpot_s.append(float((records.finish_s - records.first_token_s)[0]) / 400)
+    verified = on_h100("ngram:4@0").step_time.model.step_s(1, 700, [])
+    gain = parse_speculation("ngram:4@0.6").tokens_per_step
+    assert tpot_s[1] == pytest.approx(verified / gain, rel=0.02)
+    assert tpot_s[1] < tpot_s[0]
