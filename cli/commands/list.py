@@ -21,6 +21,10 @@ EXAMPLES = (
 
 _BRIEFLY = {
     "gpus": ("name", "memory_gib", "bandwidth_gb_per_s", "tflops_16bit", "power_w", "usd_per_hour"),
+    "models": (
+        *("name", "family", "parameters_billions"),
+        *("layers", "context_tokens", "checkpoint_dtype"),
+    ),
     "systems": ("name", "description"),
     "workloads": ("name", "title", "mean_prompt_tokens", "mean_output_tokens"),
 }

@@ -107,7 +107,7 @@ def predict_train(
     if continue_from is not None:
         if resume:
             raise SloBenchError(
-                "--resume goes with --out; an continue_from is short, begin it again"
+                "--resume goes with --out; --continue-from is short: begin it again"
             )
         from ...predictors.lengths.online import update_predictor
 

@@ -194,7 +194,10 @@ def test_what_cannot_be_is_told_in_a_line(made, folder, monkeypatch, capsys, tmp
     data = folder / "talks.jsonl"
     for arguments, message in (
         (("predict-train", data), "give --out DIR for a new predictor, or --continue-from DIR"),
-        (("predict-train", data, "--out", made), "holds a predictor already"),
+        (
+            ("predict-train", data, "--out", made, "--base", folder / "base"),
+            "holds a predictor already",
+        ),
         (("predict-train", data, "--out", tmp_path / "x", "--head", "sigmoid"), "head must be one"),
         (
             ("predict-train", data, "--out", tmp_path / "x", "--base", tmp_path),

@@ -55,6 +55,7 @@ class Memory:
     num_cpu_blocks: int = 0
     swap_s_per_block: float = 0.25
     pp: int = 1
+    dp: int = 1
     block_size: int = 16
     context_tokens: int = 1 << 20
 

@@ -43,6 +43,7 @@ class SmallMemory:
     num_gpu_blocks: int
     num_cpu_blocks: int = 32
     pp: int = 1
+    dp: int = 1
     block_size: int = 16
     swap_s_per_block: float = 0.0004
     model: object = dataclasses.field(default_factory=lambda: PLACEMENT.model)

@@ -28,7 +28,7 @@ class SmallMemory:
     """Llama on an A100 with few blocks."""
 
     num_cpu_blocks, block_size, swap_s_per_block = 32, 16, 0.0004
-    tp = pp = lanes = 1
+    tp = pp = dp = lanes = 1
     model = PLACEMENT.model
 
     def __init__(self, num_gpu_blocks: int) -> None:

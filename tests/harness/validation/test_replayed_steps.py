@@ -26,6 +26,7 @@ class SmallMemory:
     num_gpu_blocks: int
     num_cpu_blocks: int = 32
     pp: int = 1
+    dp: int = 1
     lanes: int = 1
     tp: int = 1
     block_size: int = 16

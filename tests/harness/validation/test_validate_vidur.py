@@ -113,6 +113,7 @@ class TableMemory:
     block_size: int = 16
     num_cpu_blocks: int = 0
     pp: int = 1
+    dp: int = 1
     lanes: int = 1
     tp: int = 1
     swap_s_per_block: float = 0.0
