@@ -192,18 +192,16 @@ def test_a_run_is_told_by_it(made, folder, monkeypatch):
 @needs_torch
 def test_what_cannot_be_is_told_in_a_line(made, folder, monkeypatch, capsys, tmp_path):
     data = folder / "talks.jsonl"
+    new = ("predict-train", data, "--base", folder / "base", "--out")
     for arguments, message in (
         (("predict-train", data), "give --out DIR for a new predictor, or --continue-from DIR"),
-        (
-            ("predict-train", data, "--out", made, "--base", folder / "base"),
-            "holds a predictor already",
-        ),
-        (("predict-train", data, "--out", tmp_path / "x", "--head", "sigmoid"), "head must be one"),
+        ((*new, made), "holds a predictor already"),
+        ((*new, tmp_path / "x", "--head", "sigmoid"), "head must be one"),
         (
             ("predict-train", data, "--out", tmp_path / "x", "--base", tmp_path),
             "it has no config.json",
         ),
-        (("predict-train", data, "--out", tmp_path / "x", "--buckets", "0,a"), "--buckets '0,a'"),
+        ((*new, tmp_path / "x", "--buckets", "0,a"), "--buckets '0,a'"),
         (("predict-eval", made, data, "--base", tmp_path), "it has no config.json"),
         (("predict-train", made, "--out", tmp_path / "x"), "is no run folder"),
         (
