@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from ...harness.engine.simulator.simulate import simulate
 from ...harness.policies.systems import system
+from ...predictors.dtypes import AUTO
 from ...predictors.placement import Placement
 from ...predictors.specs import ModelSpec, link, model
 from ...predictors.staged import staged_step_time
@@ -81,7 +82,7 @@ class Bench:
     requests: int = 100
     workload: str = "alpaca"
     host_s: float = 0.001
-    weight_dtype: str = "bf16"
+    weight_dtype: str = AUTO
     kv_dtype: str = "bf16"
     memory_share: float = 0.9
     seed: int = 0
@@ -117,7 +118,7 @@ class Bench:
         totals = simulate(made, fifo, place, steps, overlong_requests="reject").totals
         loading_s = max(
             stage.layers
-            * spec.layer_weight_bytes(self.weight_dtype)
+            * spec.layer_weight_bytes(place.weight_dtype)
             / link(stage.gpu.host_link).bandwidth_bytes_per_s
             for stage in place.stages
         )
