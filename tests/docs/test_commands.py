@@ -218,7 +218,7 @@ def a_tiny_llama(path: Path) -> None:
         path.mkdir()
         sizes = {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4}
         heads = {"num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 259}
-        fields = {"model_type": "llama", "torch_dtype": "float32"}
+        fields = {"model_type": "llama", "max_position_embeddings": 8192, "torch_dtype": "float32"}
         (path / "config.json").write_text(json.dumps(fields | sizes | heads))
 
 
