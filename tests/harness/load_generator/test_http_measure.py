@@ -44,7 +44,8 @@ def test_times_are_those_of_the_server(workload, run):
     assert (columns.started_s <= columns.sent_s).all()
     assert (columns.sent_s < columns.first_byte_s).all()
     assert (columns.first_byte_s <= records.first_token_s).all()
-    assert (records.first_token_s < records.finish_s).all()
+    # Equal where a late client read all tokens at once.
+    assert (records.first_token_s <= records.finish_s).all()
     np.testing.assert_array_equal(token_s[:, 0], records.first_token_s)
     np.testing.assert_array_equal(token_s[:, -1], records.finish_s)
     assert found.result.gaps.count.sum() == 24
