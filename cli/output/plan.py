@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
 from ...reports.pages.fleet import fleet_rows, fleet_table, hour_lines
-from ...reports.pages.plan import confirmed_lines, plan_rows, plan_table, price_lines
+from ...reports.pages.plan import (
+    confirmed_lines,
+    plan_rows,
+    plan_table,
+    price_lines,
+    unfitted_lines,
+)
 from ...reports.pages.plan_page import write_plan
 from ...tuner.planning.launch_files import write_launch_files
 from .console import print_result
@@ -19,8 +24,6 @@ if TYPE_CHECKING:
     from ...harness.experiments.config.schema import ExperimentSchema
     from ...tuner.planning import DeploymentPlan
     from ...tuner.planning.fleet import FleetPlan
-
-_UNFITTED = "* step times estimated from the GPU's data sheet, not fitted to measurements"
 
 
 def show_plans(
@@ -45,7 +48,7 @@ def show_plans(
         f"{planned.tried} of {planned.offers} kinds of instance were simulated; the others could "
         "only cost more",
         *confirmed_lines(planned.plans, planned.refuted),
-        *_unfitted(rows),
+        *unfitted_lines(rows),
     ]
     if any(row["keeps_probability"] is not None for row in rows):
         lines.append(
@@ -78,11 +81,7 @@ def show_fleet(planned: FleetPlan, out: Path | None, as_json: bool) -> None:
         fleet_table(planned),
         *hour_lines(planned),
         *confirmed_lines(plans, planned.refuted),
-        *_unfitted(rows),
+        *unfitted_lines(rows),
         *price_lines(planned.prices, plans, planned.kinds),
         *(f"written: {path}" for path in files),
     )
-
-
-def _unfitted(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    return [_UNFITTED] if any(row["step_time"] != "fitted" for row in rows) else []

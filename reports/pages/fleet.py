@@ -8,7 +8,7 @@ from rich.table import Table as RichTable
 
 from ...tuner.planning.fleet import totals
 from ...tuner.planning.prices import default_prices
-from .plan import plan_parts, plan_row
+from .plan import attainment_text, plan_parts, plan_row
 from .table import one_group
 
 if TYPE_CHECKING:
@@ -50,8 +50,7 @@ def fleet_table(planned: FleetPlan) -> RichTable:
     lines = []
     for one, row in zip(planned.pools, fleet_rows(planned), strict=True):
         name = "\n".join([f"{one.pool.name}: {row['model']}", *plan_parts(row)])
-        low, high = row["attainment_low"], row["attainment_high"]
-        share = f"{100 * row['attainment']:.1f}\n{100 * low:.3g} to {100 * high:.3g}"
+        share = attainment_text(row)
         lines.append((name, share, *(_day(planned, [one], scaled) for scaled in _WAYS.values())))
     if len(planned.pools) > 1:
         every = planned.pools

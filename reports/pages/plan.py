@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table as RichTable
 
 from ...predictors.specs import gpu, gpus
+from ...tuner.planning.offers import spread_text
 from ...tuner.planning.prices import default_prices
 from .table import one_group
 
@@ -31,6 +32,7 @@ def plan_row(one: SizedOffer, wanted: TargetLoad, prices: PriceList) -> dict[str
         "instances": one.instances,
         "tp": one.offer.tp,
         "pp": one.offer.pp,
+        "dp": one.offer.dp,
         "weight_dtype": one.offer.weight_dtype,
         "kv_dtype": one.offer.kv_dtype,
         "deployment": dict(one.offer.deployment),
@@ -91,23 +93,28 @@ def plan_table(rows: Iterable[dict[str, Any]]) -> RichTable:
     lines = []
     for row in rows:
         name = "\n".join(plan_parts(row))
-        low, high = row["attainment_low"], row["attainment_high"]
-        share = f"{100 * row['attainment']:.1f}\n{100 * low:.3g} to {100 * high:.3g}"
         price = f"{row['usd_per_hour']:.2f}"
         if row["catalogue_usd_per_hour"] != row["usd_per_hour"]:
             of_catalogue = row["catalogue_usd_per_hour"]
             price += "\n(–)" if of_catalogue is None else f"\n({of_catalogue:.2f})"
         spare = spare_of(row)
         shown = "" if spare is None else f"{spare:+.0%}"
+        share = attainment_text(row)
         lines.append((name, price, share, _interval(row), shown, _keeps(row)))
     heads = ("plan", "USD/h", "in SLO %", "carries", "spare", "P(SLO)")
     return one_group("Plans", heads, lines).rich("cheapest plans (simulated; rates in req/s)")
 
 
+def attainment_text(row: dict[str, Any]) -> str:
+    """Percent in SLO, and below it the 95 % interval."""
+    low, high = row["attainment_low"], row["attainment_high"]
+    return f"{100 * row['attainment']:.1f}\n{100 * low:.3g} to {100 * high:.3g}"
+
+
 def plan_parts(row: dict[str, Any]) -> list[str]:
     """What a plan is, part by part: its GPUs, its instances, formats and parameters."""
     star = "" if row["step_time"] == "fitted" else " *"
-    spread = f"tp{row['tp']}" + (f" pp{row['pp']}" if row["pp"] > 1 else "")
+    spread = spread_text(row["tp"], row["pp"], row["dp"])
     dtypes = {name: row[name] for name in ("weight_dtype", "kv_dtype")}
     set_to = {**dtypes, **row["deployment"], **row["parameters"]}
     return [
@@ -115,6 +122,13 @@ def plan_parts(row: dict[str, Any]) -> list[str]:
         f"{row['instances']} × {spread}, {row['system']}",
         *(f"{parameter}={value}" for parameter, value in set_to.items()),
     ]
+
+
+def unfitted_lines(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """What the star of `plan_parts` says, where a plan has it."""
+    if all(row["step_time"] == "fitted" for row in rows):
+        return []
+    return ["* step times estimated from the GPU's data sheet, not fitted to measurements"]
 
 
 def price_lines(prices: PriceList, plans: Sequence[SizedOffer], kinds: Sequence[str]) -> list[str]:

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from ..figures.figure import ONLY, Axis, Figure, View, as_json, percent_text, seconds_text
 from .document import page, write_page
-from .plan import confirmed_lines, plan_parts, plan_rows, price_lines, spare_of
+from .plan import (
+    confirmed_lines,
+    plan_parts,
+    plan_rows,
+    price_lines,
+    spare_of,
+    unfitted_lines,
+)
 from .table import Cell, Table, one_group
 
 if TYPE_CHECKING:
@@ -46,7 +53,11 @@ def write_plan(planned: DeploymentPlan, out: Path) -> Path:
         answer=_answer(rows[0]),
         figures=figures,
         plans=_table(rows, best),
-        notes=[*prices, *confirmed_lines(planned.plans, planned.refuted)],
+        notes=[
+            *unfitted_lines(rows),
+            *prices,
+            *confirmed_lines(planned.plans, planned.refuted),
+        ],
         absent=[f"{name} has no plan here: {why}" for name, why in planned.absent.items()],
         footer="Simulated. J per output token: from the mean power of all GPUs, where the power of "
         "the GPU was measured (docs/accuracy.md#energy); the limit is that of the data sheet.",

@@ -64,9 +64,7 @@ class Offer:
     @property
     def spread(self) -> str:
         """Its parallelism, as `tp4 pp2`."""
-        return f"tp{self.tp}" + "".join(
-            f" {name}{size}" for name, size in (("pp", self.pp), ("dp", self.dp)) if size > 1
-        )
+        return spread_text(self.tp, self.pp, self.dp)
 
     def same_shapes(
         self, parameters: Mapping[str, Value], instances: int
@@ -88,6 +86,11 @@ class Offer:
                 continue
             for one, other in _ratios(instances):
                 yield {**parameters, pair[0]: one, pair[1]: other}
+
+
+def spread_text(tp: int, pp: int, dp: int) -> str:
+    """The parallelism of an instance, as `tp4 pp2`; degrees of 1 beside tp are left out."""
+    return f"tp{tp}" + "".join(f" {name}{n}" for name, n in (("pp", pp), ("dp", dp)) if n > 1)
 
 
 def offers(
