@@ -10,20 +10,30 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from ....predictors.placement import Placement
+from ....predictors.specs import LinkSpec
 from ....workloads.errors import SloBenchError
 from ...core.cluster_policy import HOLD, INF, Action, ClusterView, Role, RouteOutcome
 from ...core.counters import STORE_HITS
 from ...core.decisions import UNLIMITED
-from ...core.instance import Instance
+from ...core.instance import Instance, Links
 from ...core.kv_cache_manager import KVCacheManager
+from ...core.network import Link, send
 from ...core.policy import AnyPolicy, parameter
 from ...core.records import TimeseriesRow
 from ...core.state import RequestState
 from ..load_aware import LoadAware
 from ..routers import PrefixAware
-from ..shared.disaggregated import DECODE, PREFILL, DisaggregatedPolicy, ReservedBlocks, has_room
+from ..shared.disaggregated import (
+    DECODE,
+    PREFILL,
+    DisaggregatedPolicy,
+    KvNetwork,
+    ReservedBlocks,
+    has_room,
+)
 from ..shared.instance_load import decode_load, decode_use, queued_tokens
 from ..shared.kv_store_parameters import SharedStoreLedgers
+from ..vllm_layerwise import with_store
 from .module_balancing import Balancer, Thresholds
 from .modules import Modules, ShiftModules
 
@@ -51,12 +61,31 @@ class BanaServeState(ReservedBlocks):
     loads: list[tuple[float, int, float]] = field(default_factory=list)  # time, instance, U
 
 
+class StoreReads(KvNetwork):
+    """KV that decode instances read from host memory; modules move over the network `over`.
+
+    A prefill instance has written the KV while it computed (`vllm_layerwise`).
+    """
+
+    def __init__(self, over: LinkSpec, host: LinkSpec) -> None:
+        super().__init__(over)
+        self._host = host
+        self._reads: dict[int, Link] = {}
+
+    def ends_s(self, source: Instance, target: Instance, kv_tokens: int, now_s: float) -> float:
+        link = self._reads.setdefault(target.number, Link(self._host))
+        on_a_link = kv_tokens * target.placement.kv_bytes_per_token // target.placement.gpus
+        return send([link], on_a_link, now_s).end_s
+
+
 @dataclass(frozen=True)
 class BanaServe(DisaggregatedPolicy):
     """Requests go by load alone, since every instance finds every prefix; modules follow the load.
 
     `store`: one KV store in host memory (`store_cpu_gib` an instance) and on disks
     (`store_ssd_gib` an instance); without it each instance has the prefixes on its own GPU.
+    `handover`: decode instances read the KV of a prompt from the store (Fig. 4-4), each GPU over
+    its host link, or get it from the prefill instance over the network, as without a store.
     `load_aware`: Algorithm 4-2; without it prefill instances are chosen by their prefixes, as
     SGLang's router does. `layer_moves` and `head_moves`: what Algorithm 4-1 may move, every
     `control_every_s` seconds. An instance offloads modules to one other and helps one other
@@ -75,6 +104,7 @@ class BanaServe(DisaggregatedPolicy):
     store: bool = parameter(True)
     store_cpu_gib: float = parameter(64.0, 0.0, 4096.0)
     store_ssd_gib: float = parameter(512.0, 0.0, 65536.0)
+    handover: str = parameter("store", choices=("store", "network"))
     load_aware: bool = parameter(True)
     layer_moves: bool = parameter(True)
     head_moves: bool = parameter(True)
@@ -87,6 +117,8 @@ class BanaServe(DisaggregatedPolicy):
     control_every_s: float = parameter(1.0, 0.01, 3600.0)
 
     def layout(self, policy: AnyPolicy, placement: Placement, instances: int) -> Sequence[Role]:
+        if self.store:
+            policy = with_store(policy, placement)
         prefill, decode = super().layout(policy, placement, instances)
         if not self._moves:
             return prefill, decode
@@ -103,6 +135,14 @@ class BanaServe(DisaggregatedPolicy):
             for role in (prefill, decode)
         )
 
+    def links(self, instances: Sequence[Instance]) -> Links:
+        over, host = self.over(instances[0].placement), instances[0].placement.host_link
+        return StoreReads(over, host) if self._through_store else KvNetwork(over)
+
+    @property
+    def _through_store(self) -> bool:
+        return self.store and self.handover == "store"
+
     @property
     def _moves(self) -> bool:
         return self.layer_moves or self.head_moves
@@ -111,7 +151,7 @@ class BanaServe(DisaggregatedPolicy):
         if not self.store:
             return KVCacheManager
         return SharedStoreLedgers(
-            placement, self.store_cpu_gib * instances, self.store_ssd_gib * instances
+            placement, instances, self.store_cpu_gib * instances, self.store_ssd_gib * instances
         )
 
     def new_state(self) -> BanaServeState:
