@@ -14,7 +14,9 @@ from ....predictors.output_length import length_predictor
 from ....predictors.placement import smallest_tp
 from ....predictors.specs import gpu, model
 from ....predictors.speculation import OFF, parse_speculation
+from ....workloads.checksums import crc32_of_file
 from ....workloads.errors import SloBenchError
+from ....workloads.file_cache import files_read
 from ....workloads.slo import parse_slo
 from ...core.cluster_policy import overrides
 from ...core.policy import StaticPolicy
@@ -109,6 +111,13 @@ class ExperimentPlan:
 
     cells: tuple[CellSpec, ...]
     resolved: ExperimentSchema
+    files: tuple[Path, ...] = ()  # that were read for it
+
+    def inputs(self) -> dict[str, str]:
+        """CRC-32 of every file that the cells depend on, by path."""
+        with files_read() as profiles:
+            self.step_times()
+        return {str(path): crc32_of_file(path) for path in sorted({*self.files, *profiles})}
 
     def step_times(self) -> dict[str, dict[str, object]]:
         """Where the step times of every placement come from, for `environment.json`."""
@@ -131,7 +140,12 @@ def plan(asked: ExperimentSchema) -> ExperimentPlan:
         SloBenchError: an unknown name, a model that does not fit, a file that cannot be read, or
             settings that contradict each other.
     """
-    asked = asked.anchored(Path.cwd())
+    with files_read() as files:
+        planned = _plan(asked.anchored(Path.cwd()))
+    return replace(planned, files=tuple(files))
+
+
+def _plan(asked: ExperimentSchema) -> ExperimentPlan:
     asked = asked.model_copy(update={"speculation": _speculations(asked)})
     axes = {name: getattr(asked, name) for name in asked.axes()}
     for slo in axes["slo"]:
