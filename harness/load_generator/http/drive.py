@@ -160,6 +160,7 @@ class Driver:
     def _send(self, r: RequestState) -> None:
         endpoint = self._servers.choose(r)
         exchange = Exchange(r.id, endpoint, r.arrival_s, r.notify_on_finish)
+        exchange.most_bytes = self._requests.most_bytes(r.id)
         exchange.started_s = perf_counter()
         self._exchanges.append(exchange)
         self._in_flight += 1
@@ -190,7 +191,7 @@ class Driver:
             self._finish_if_done()
 
     def _raw(self, exchange: Exchange) -> Raw:
-        return self._spool.raw(exchange, embeds=self._requests.embeds(exchange.row))
+        return self._spool.raw(exchange, **self._requests.expects(exchange.row))
 
     def _finish_if_done(self) -> None:
         over = self._over or self._arrivals.next_s() == math.inf
