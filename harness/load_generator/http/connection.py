@@ -176,6 +176,8 @@ class Connection(asyncio.Protocol):
             self._parser = httptools.HttpResponseParser(self)
         try:
             self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self.break_off(RequestFault.MALFORMED, "the server changes the protocol (status 101)")
         except httptools.HttpParserCallbackError:
             raise  # an error of this module, which the driver raises
         except httptools.HttpParserError as error:
