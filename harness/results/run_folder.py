@@ -22,15 +22,16 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from ...workloads.checksums import CHANGED, crc32_of_fields, crc32_of_file, sealed, unsealed
 from ...workloads.csv_text import guarded, unguarded
 from ...workloads.errors import FileFormatError, SloBenchError
 from ...workloads.parsing import parse_json
+from ...workloads.whole_file import UNFINISHED_SUFFIX, write_whole
 from .checkpoint import check_settings
 
 if sys.platform != "win32":
@@ -39,7 +40,6 @@ if sys.platform != "win32":
 Value = str | int | float | bool | None
 Row = dict[str, Value]
 
-_UNFINISHED_SUFFIX = ".part"
 _FIRST_FIGURE = "requests"
 CHECKSUMS = "checksums"
 CELLS = "cells.csv"
@@ -57,32 +57,6 @@ _DETAILS = (
     "mispredictions/*.jsonl",
 )
 EXPERIMENT, _ROW = "experiment.toml", "row"
-
-
-def write_whole(path: Path, blocks: Iterable[bytes]) -> None:
-    """Write a file atomically: it is complete or absent, also after a crash."""
-    with whole_file(path) as file:
-        file.writelines(blocks)
-
-
-@contextlib.contextmanager
-def whole_file(path: Path) -> Iterator[IO[bytes]]:
-    """Open a new file; it appears under its name once the block ends without an error."""
-    # The name has the process id: a worker of a killed run may still write the same file.
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}{_UNFINISHED_SUFFIX}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with unfinished.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(path)
-    except OSError as error:
-        unfinished.unlink(missing_ok=True)
-        raise SloBenchError(f"cannot write {path}: {error.strerror or error}") from error
-    except BaseException:
-        unfinished.unlink(missing_ok=True)
-        raise
 
 
 @dataclass
@@ -144,7 +118,7 @@ def open_run_folder(
     try:
         with _lock(path):
             known = path / EXPERIMENT
-            for leftover in path.glob(f".{known.name}.*{_UNFINISHED_SUFFIX}"):
+            for leftover in path.glob(f".{known.name}.*{UNFINISHED_SUFFIX}"):
                 leftover.unlink()  # of a run that was killed before it wrote its experiment
             if any(path.iterdir()):
                 if not resume:
@@ -209,7 +183,7 @@ def _kept_environment(path: Path) -> dict[str, object] | None:
 
 
 def _clear(path: Path) -> None:
-    for leftover in path.rglob(f".*{_UNFINISHED_SUFFIX}"):
+    for leftover in path.rglob(f".*{UNFINISHED_SUFFIX}"):
         leftover.unlink(missing_ok=True)
 
 

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from ....predictors.speculation import OFF, parse_speculation
 from ....workloads.errors import SloBenchError
+from ....workloads.whole_file import write_whole
 from ....workloads.workload import Workload
 from ...core.counters import COUNT
 from ...load_generator.http.endpoint import Endpoint
@@ -30,7 +31,7 @@ from ...policies.routers import router as router_by_name
 from ...results.acceptance import speculation_figures
 from ...results.engine_logs import meta_path, profiling_cell
 from ...results.metrics import Hardware
-from ...results.run_folder import Value, write_whole
+from ...results.run_folder import Value
 from ...servers.gateway import mechanism_counts, serving_apart
 from ...servers.gateway.split import transfer_of
 from ...servers.launch.environments import environment, home
