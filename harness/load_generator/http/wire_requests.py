@@ -164,7 +164,8 @@ def _most_tokens(workload: Workload, options: HttpOptions) -> NDArray[np.int64] 
     if not all(type(value) is int for value in (*asked, copies)):
         return None
     most = np.full(len(workload), max(asked)) if asked else tokens
-    return np.multiply(most, copies, dtype=np.int64)
+    found: NDArray[np.int64] = np.multiply(most, copies, dtype=np.int64)
+    return found
 
 
 class WireRequests:
