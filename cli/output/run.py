@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +15,7 @@ from ...harness.experiments.experiment import Experiment, Progress, RunResult, n
 from ...harness.load_generator.machine import cores
 from ...harness.validation.run_replay import ValidatedPoint
 from ...workloads.errors import SloBenchError
+from ..interrupts import interruptible
 from ..options.declared import Execution
 from .progress import DESCRIPTION, display
 
@@ -31,7 +33,15 @@ def run_shown(experiment: Experiment, execution: Execution) -> RunResult:
         typer.echo(f"CPU threads of torch: {threads}, pinned, of {cores()} cores", err=True)
     last = Progress(0, 0, {})
 
-    try:
+    def way_on() -> str:
+        if not last.finished:
+            return "interrupted before the first cell was finished"
+        return (
+            f"interrupted: {last.finished} of {last.cells} cells are finished; "
+            f"go on with: slo-bench run --resume --out {shlex.quote(str(folder))}"
+        )
+
+    with interruptible(way_on):
         with _display(folder) as show:
 
             def watch(progress: Progress) -> None:
@@ -51,16 +61,6 @@ def run_shown(experiment: Experiment, execution: Execution) -> RunResult:
         if experiment.backend != "simulated":
             typer.echo(f"took {time.monotonic() - begin_s:.0f} s", err=True)
         return result
-    except KeyboardInterrupt:
-        if last.finished:
-            typer.echo(
-                f"interrupted: {last.finished} of {last.cells} cells are finished; "
-                f"go on with: slo-bench run --resume --out {folder}",
-                err=True,
-            )
-        else:
-            typer.echo("interrupted before the first cell was finished", err=True)
-        raise typer.Exit(130) from None
 
 
 @contextlib.contextmanager

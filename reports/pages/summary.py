@@ -150,6 +150,8 @@ def _notes(cells: pd.DataFrame, rows: pd.DataFrame) -> list[str]:
         notes.append(f"J per output token, lowest and highest rate: {energy}.")
     if overlong_requests := oversize_text(cells):
         notes.append(f"Too long for the context or the KV cache, and missed: {overlong_requests}.")
+    if truncated := truncated_text(cells):
+        notes.append(f"{truncated}: those levels had less work than offered.")
     return [*notes, *bands.notes(cells), *mechanisms.notes(cells)]
 
 
@@ -196,6 +198,13 @@ def oversize_text(cells: pd.DataFrame) -> str:
     """`12 of 3,000 requests (overlong)`; empty where all fit."""
     count = int(cells["overlong_requests"].fillna(0).sum()) if "overlong_requests" in cells else 0
     return f"{count:,} of {int(cells['requests'].sum()):,} requests (overlong)" if count else ""
+
+
+def truncated_text(cells: pd.DataFrame) -> str:
+    """`12 of 3,000 answers have fewer tokens than requested`; empty where none has."""
+    count = int(cells["truncated_outputs"].fillna(0).sum()) if "truncated_outputs" in cells else 0
+    of = int(cells["requests"].sum())
+    return f"{count:,} of {of:,} answers have fewer tokens than requested" if count else ""
 
 
 def best_table(
