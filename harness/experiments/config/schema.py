@@ -162,6 +162,12 @@ class ExperimentSchema(BaseModel):
         "serve several models on --gpus GPUs.",
         metavar="fleet(…)|zipf(…)|assign(…)",
     )
+    adapters: Axis[str | None] = setting(
+        ARRIVES_MORE,
+        "Low-rank adapters (LoRA) of the requests, as in zipf(16, exponent=1), in place of the "
+        "models that a trace names; see --max-loras.",
+        metavar="zipf(…)|fleet(…)|assign(…)",
+    )
     trace_format: str | None = setting(
         ARRIVES_MORE,
         "Format of a trace file. Default: detected from its content.",
@@ -235,13 +241,19 @@ class ExperimentSchema(BaseModel):
     speculation: Axis[str | None] = setting(
         SERVES_MORE,
         "Speculative decoding, METHOD:TOKENS@ACCEPTANCE: ngram, eagle, eagle3, mtp or a draft "
-        "model, as eagle:3@0.8/0.6<64 (acceptance by position; off above 64 "
-        "sequences), or ngram:4@RUN with the acceptance that a run folder or log holds. "
-        "Simulated with step times from operators; backend vllm: ngram:4, eagle=FOLDER:3. "
-        "Default: none.",
+        "model, as eagle:3@0.8/0.6<64 (acceptance by position; off above 64 sequences), or "
+        "ngram:4@RUN with the acceptance that a run folder or log holds. Simulated with step "
+        "times from operators; backend vllm: ngram:4, eagle=FOLDER:3. Default: none.",
         metavar="S",
         file="within",
     )
+    max_loras: Axis[Count | None] = setting(
+        SERVES_MORE,
+        "Slots for adapters (LoRA) on an instance: the models that requests name are adapters of "
+        "--model, and a batch has at most N of them. Default: no adapters.",
+        tunable=True,
+    )
+    lora_rank: Axis[Count] = setting(SERVES_MORE, "Rank of every adapter.", (16,))
     instances: Axis[Count | None] = setting(
         SERVES, "Number of instances, each a copy of the model. Default: 1.", tunable=True
     )
@@ -288,6 +300,22 @@ class ExperimentSchema(BaseModel):
     )
     host_memory_gib: Axis[NotNegative] = setting(
         SERVES_MORE, "Host memory for swapped KV, per GPU.", (4.0,), unit="GiB", tunable=True
+    )
+    kv_offload_gib: Axis[NotNegative] = setting(
+        SERVES_MORE,
+        "Host memory of an instance that keeps KV of prefixes beside the GPU's (vLLM's "
+        "--kv-offloading-size). 0: none.",
+        (0.0,),
+        unit="GiB",
+        tunable=True,
+    )
+    kv_disk_gib: Axis[NotNegative] = setting(
+        SERVES_MORE,
+        "Disk of an instance that keeps KV of prefixes below --kv-offload-gib. Simulated backend "
+        "only. 0: none.",
+        (0.0,),
+        unit="GiB",
+        tunable=True,
     )
     num_gpu_blocks: Axis[Count | None] = setting(
         SERVES_MORE,

@@ -150,6 +150,7 @@ def simulated(
         predicted_output_tokens=predicted,
         output_tokens_p90=output_tokens_p90(spec, workload),
         ready_s=place.ready_s,
+        lora=place.lora,
         failures=parse_failures(spec.failures) if spec.failures else (),
         progress=progress,
         trace=trace,
