@@ -144,6 +144,7 @@ def simulate(
         )
         for role in (*roles, *(apart if embed_instances else ()))
     ]
+    given = workload
     workload, rejected = fit(
         workload,
         min(builder.most_tokens_per_request() for builder in builders),
@@ -212,6 +213,7 @@ def simulate(
         ),
         tuple(engine.view.policy_state for engine in built),
         overlong=len(rejected),
+        served=None if workload is given else workload,
         instances=_by_instance(handles),
         cluster=cluster.state,
         counts=summed((cluster.counters, *(engine.counters for engine in built), *adapter_loads)),

@@ -45,6 +45,7 @@ from .cell_names import (
     offered_columns,
 )
 from .cells import models_of
+from .estimate import estimate
 from .lookup import placed, source
 from .specs import CellSpec, PlacementSpec, WorkloadSpec
 
@@ -146,6 +147,7 @@ def plan(asked: ExperimentSchema) -> ExperimentPlan:
 
 
 def _plan(asked: ExperimentSchema) -> ExperimentPlan:
+    estimate(asked).check()
     asked = asked.model_copy(update={"speculation": _speculations(asked)})
     axes = {name: getattr(asked, name) for name in asked.axes()}
     for slo in axes["slo"]:
