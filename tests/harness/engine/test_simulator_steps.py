@@ -44,6 +44,8 @@ class SmallMemory:
     num_cpu_blocks: int = 32
     pp: int = 1
     dp: int = 1
+    kv_offload_gib: float = 0.0
+    kv_disk_gib: float = 0.0
     block_size: int = 16
     swap_s_per_block: float = 0.0004
     model: object = dataclasses.field(default_factory=lambda: PLACEMENT.model)

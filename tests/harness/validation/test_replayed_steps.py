@@ -27,6 +27,8 @@ class SmallMemory:
     num_cpu_blocks: int = 32
     pp: int = 1
     dp: int = 1
+    kv_offload_gib: float = 0.0
+    kv_disk_gib: float = 0.0
     lanes: int = 1
     tp: int = 1
     block_size: int = 16
