@@ -82,7 +82,8 @@ def _beside(judged: list[Judged]) -> str:
     for row in judged:
         groups.setdefault((row.engine, row.gpu, row.model), []).append(row)
         if row.engine != "trtllm":
-            groups.setdefault(("vLLM and SGLang", "all", "all"), []).append(row)
+            kind = "dense" if model(row.model).is_plain else "mixtures of experts"
+            groups.setdefault(("vLLM and SGLang", "all", kind), []).append(row)
     lines = []
     for group, rows in sorted(groups.items()):
         for metric in CLOSED:
