@@ -39,7 +39,8 @@ class Builder:
 
     `beside`: an embedder uses the same devices. `engine` makes the instances that iterate, as a
     test's reference does; `SimulatedInstance` by default. `guess` and `longest`: predicted output
-    lengths for policies; see `core.view.Predictions`.
+    lengths for policies; see `core.view.Predictions`. `step_time_of`: the step times of a role with
+    a placement of its own; by default those of `default_step_time`.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Builder:
         trace: EngineTrace | None = None,
         beside: bool = False,
         longest: Callable[[RequestState], int] | None = None,
+        step_time_of: Callable[[Placement], StepTime] | None = None,
     ) -> None:
         self.role = role
         self.placement = placement = role.placement or placement
@@ -72,7 +74,8 @@ class Builder:
         if role.step_time is not None:
             steps = role.step_time
         elif role.placement is not None:
-            steps = default_step_time(placement).model
+            of_own = step_time_of or (lambda its: default_step_time(its).model)
+            steps = of_own(placement)
         self._steps = steps
         self._guess = guess
         self._longest = longest or guess
