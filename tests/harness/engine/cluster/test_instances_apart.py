@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from reference.examples import examples
 from reference.plain import PlainInstance
 from slo_bench import Experiment
 from slo_bench.harness.core.cluster_policy import Failure
@@ -80,7 +81,9 @@ def workloads(draw: st.DrawFn) -> Workload:
     )
 
 
-RELAXED = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+RELAXED = settings(
+    max_examples=examples(15), deadline=None, suppress_health_check=list(HealthCheck)
+)
 
 
 @pytest.mark.parametrize("name", CLUSTERS)
