@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import sys
 
-from .interrupts import watch
+from .interrupts import leave, watch
+from .streams import exit_code_of, lost_output, prepare
 
 
 def main() -> None:
     """Run `slo-bench`; its modules are imported here."""
     try:
         watch()
+        prepare()
         from .main import main as run
 
-        run()
+        try:
+            run()
+        finally:
+            if (lost := lost_output()) is not None:
+                sys.exit(exit_code_of(lost))
     except KeyboardInterrupt:
-        sys.exit(130)
+        leave()
+
+
+if __name__ == "__main__":
+    main()

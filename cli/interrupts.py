@@ -1,25 +1,58 @@
-"""A record of Ctrl-C, because an interrupted library may raise an error of its own instead."""
+"""Ctrl-C and SIGTERM: recorded, because an interrupted library may raise an error of its own."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
+import sys
+from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import NoReturn
 
-_struck = False
+_STOPS = (signal.SIGINT, signal.SIGTERM)
+_struck: int | None = None
+_way_on: Callable[[], str] | None = None
 
 
 def watch() -> None:
-    """Record Ctrl-C from here on, unless another handler is installed."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _strike)
+    """Record Ctrl-C and SIGTERM from here on, unless other handlers are installed."""
+    defaults = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    for number, default in defaults.items():
+        if signal.getsignal(number) is default:
+            signal.signal(number, _strike)
 
 
 def struck() -> bool:
-    """Return True if Ctrl-C was pressed."""
-    return _struck
+    """Return True if Ctrl-C was pressed or SIGTERM came."""
+    return _struck is not None
+
+
+@contextlib.contextmanager
+def interruptible(way_on: str | Callable[[], str]) -> Iterator[None]:
+    """Text that a command prints when it is interrupted within the block: how to go on."""
+    global _way_on
+    _way_on = (lambda: way_on) if isinstance(way_on, str) else way_on
+    yield
+    _way_on = None  # after an error it is still needed
+
+
+def leave() -> NoReturn:
+    """End an interrupted command: print how to go on, exit with 128 plus the signal's number.
+
+    Further signals are ignored, so that neither the line nor the exit code is lost.
+    """
+    global _way_on
+    for number in _STOPS:
+        signal.signal(number, signal.SIG_IGN)
+    way_on, _way_on = _way_on, None
+    if way_on is not None:
+        with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+            os.write(2, f"{way_on()}\n".encode(errors="replace"))
+    sys.exit(128 + (_struck or signal.SIGINT))
 
 
 def _strike(number: int, frame: FrameType | None) -> None:
     global _struck
-    _struck = True
-    signal.default_int_handler(number, frame)
+    _struck = _struck or number  # the first one says why the command ends
+    raise KeyboardInterrupt

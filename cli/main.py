@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+import traceback
+from pathlib import Path
 from typing import Annotated, ClassVar
 
 import typer
 
 from ..workloads.errors import SloBenchError
-from .interrupts import struck
+from .interrupts import leave, struck
 from .lazy_group import LazyGroup
 from .options.parameters import epilog
 
@@ -47,7 +49,8 @@ app = typer.Typer(
     help="Measure, compare and tune LLM serving systems: the load that they carry while requests "
     "meet their SLOs, and the policy, placement and settings that carry the most.\n\n"
     "Exit codes: 0: success; 1: the check failed (gate, doctor, selftest); 2: usage or input "
-    "error, the message says what to change; 130: interrupted by Ctrl-C.",
+    "error, the message says what to change; 70: a fault of slo-bench; 130: interrupted by Ctrl-C; "
+    "143: by SIGTERM.",
     epilog=epilog(["slo-bench run", "slo-bench list systems", "slo-bench run --help"]),
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -81,26 +84,82 @@ _OLD = {
 }
 
 
+_FAULT = 70  # as in sysexits.h: distinct from 1, a check that failed
+_LEAST_MEMORY_BYTES = 350 << 20  # address space of a small simulation with the libraries it loads
+
+
 def main() -> None:
     """Run the command line; a usage or input error prints one line and exits with code 2."""
     try:
+        _check_surroundings()
         for word in sys.argv[1:]:
             if word.partition("=")[0] in _OLD:
                 raise SloBenchError(f"there is no {word}: {_OLD[word.partition('=')[0]]}")
         app()
-    except SloBenchError as error:
+    except SystemExit as ended:
+        if ended.code and (struck() or ended.code == _INTERRUPTED):
+            leave()
+        raise
+    except KeyboardInterrupt:
+        leave()
+    except Exception as error:
         if struck():
-            sys.exit(130)
+            leave()
+        sys.exit(_exit_code(error))
+
+
+_INTERRUPTED = 130  # what typer makes of Ctrl-C
+
+
+def _check_surroundings() -> None:
+    """Reject arguments and limits with which no command can work.
+
+    Raises:
+        SloBenchError: with what to change.
+    """
+    for word in sys.argv[1:]:
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            shown = word.encode(errors="backslashreplace").decode()
+            raise SloBenchError(
+                f"{shown} is not valid in the encoding {sys.getfilesystemencoding()}; rename the "
+                "file, or set LC_ALL=C.UTF-8"
+            ) from None
+    if sys.platform != "win32":
+        import resource
+
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        if limit != resource.RLIM_INFINITY and limit < _LEAST_MEMORY_BYTES:
+            raise SloBenchError(
+                f"memory is limited to {limit >> 20} MiB (ulimit -v) and at least "
+                f"{_LEAST_MEMORY_BYTES >> 20} MiB are needed"
+            )
+
+
+def _exit_code(error: Exception) -> int:
+    """Print an error; return 2 for one that the user can mend, else 70 with its traceback."""
+    if isinstance(error, SloBenchError):
         from .output.console import harmless
 
         typer.echo(f"error: {harmless(str(error))}", err=True)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except Exception:
-        if struck():
-            sys.exit(130)
-        raise
+        return 2
+    if isinstance(error, MemoryError):
+        typer.echo("error: memory is exhausted; use fewer requests, cells or --jobs", err=True)
+        return 2
+    if isinstance(error, OSError):
+        from .streams import exit_code_of, lost_output
+
+        if (lost := lost_output()) is not None:
+            return exit_code_of(lost)
+        try:
+            Path.cwd()
+        except OSError:
+            typer.echo("error: the working directory does not exist any more", err=True)
+            return 2
+    traceback.print_exception(error)
+    typer.echo("error: this is a fault of slo-bench; please report the lines above", err=True)
+    return _FAULT
 
 
 if __name__ == "__main__":

@@ -2,10 +2,10 @@
 
     python scripts/residuals.py FOLDER
 
-Predicts the measurements with kernel tables, with a fit or the estimate of `run`, and those of each
-GPU with tables without these. FOLDER keeps the predictions (`errors.jsonl`, `analytic.jsonl`,
-`without-GPU.jsonl`), which `scripts/accuracy_page.py` reads too; those that it holds are not made
-again.
+Predicts the measurements with kernel tables, those of plain models with a fit or the estimate of
+`run`, and those of each GPU with tables without these. FOLDER keeps the predictions
+(`errors.jsonl`, `analytic.jsonl`, `without-GPU.jsonl`), which `scripts/accuracy_page.py` reads too;
+those that it holds are not made again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,17 @@ from slo_bench.harness.experiments.execution.local_pool import LocalPool
 from slo_bench.harness.load_generator.machine import cores
 from slo_bench.harness.validation.accuracy.errors import Judged, judge
 from slo_bench.harness.validation.accuracy.shipped import SHIPPED
-from slo_bench.predictors.bands import FILE, FITTED, METRICS, NAMES, SCALED, UNFITTED, residual_id
+from slo_bench.predictors.bands import (
+    FILE,
+    FITTED,
+    METRICS,
+    NAMES,
+    SCALED,
+    UNFITTED,
+    model_kind,
+    residual_id,
+)
+from slo_bench.predictors.specs import model
 
 OUT = Path(__file__).parents[1] / "predictors" / FILE
 ORIGIN = (
@@ -39,10 +49,12 @@ def predictions(folder: Path) -> Iterable[Judged]:
         made = partial(judge, SHIPPED, resume=True, begin=pool.begin)
         own, _ = made(folder / "errors.jsonl")
         yield from own
-        analytic, _ = made(folder / "analytic.jsonl", analytic=True)
+        plain = partial(made, only=lambda case: model(case.model).is_plain)  # others have no fit
+        analytic, _ = plain(folder / "analytic.jsonl", analytic=True)
         yield from (row for row in analytic if row.step_time in (FITTED, UNFITTED))
         for gpu in sorted({row.gpu for row in own}):
-            rows, _ = made(folder / f"without-{gpu}.jsonl", without=(gpu,), only=gpu)
+            there = partial(made, only=lambda case, gpu=gpu: case.gpu == gpu)
+            rows, _ = there(folder / f"without-{gpu}.jsonl", without=(gpu,))
             yield from (row for row in rows if row.step_time == SCALED)
 
 
@@ -53,7 +65,8 @@ def main(folder: Path) -> None:
     table = csv.writer(text, lineterminator="\n")
     table.writerow((*NAMES, *METRICS))
     for row in predictions(folder):
-        names = (row.engine, row.gpu, row.model, row.mode, row.regime, row.step_time)
+        kind = model_kind(model(row.model))
+        names = (row.engine, row.gpu, row.model, row.mode, row.regime, row.step_time, kind)
         logs = {name: -math.log1p(error) for name, error in row.errors().items()}
         figures = [f"{logs[metric]:.4f}" if metric in logs else "" for metric in METRICS]
         table.writerow((residual_id(row.set, row.row), *names, *figures))

@@ -4,12 +4,16 @@ what tests of real servers need.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+import re
+import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Generator
+import threading
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,6 +75,61 @@ def slo_bench(
         return int(ended.value.code or 0), captured.out, captured.err
 
     return call
+
+
+Says = bytes | Callable[[socket.socket], None]
+
+
+@pytest.fixture
+def scripted_server() -> Generator[Callable[..., str]]:
+    """An address where each request gets the given bytes, or what a function of the socket sends.
+
+    With `close=True` the connection is closed after an answer. `asked` of the function collects
+    the requests.
+    """
+    listening: list[socket.socket] = []
+    asked: list[bytes] = []
+
+    def one(peer: socket.socket) -> bytes:
+        got = b""
+        while b"\r\n\r\n" not in got:
+            more = peer.recv(1 << 16)
+            if not more:
+                return b""
+            got += more
+        head, _, body = got.partition(b"\r\n\r\n")
+        length = re.search(rb"content-length: (\d+)", head, re.IGNORECASE)
+        missing = int(length[1]) - len(body) if length else 0
+        while missing > 0:
+            missing -= len(peer.recv(1 << 16)) or missing
+        return head
+
+    def talk(peer: socket.socket, says: Sequence[Says], close: bool) -> None:
+        with peer, contextlib.suppress(OSError):
+            while head := one(peer):
+                asked.append(head)
+                for part in says:
+                    part(peer) if callable(part) else peer.sendall(part)
+                if close:
+                    return
+
+    def serve(*says: Says, close: bool = False) -> str:
+        server = socket.create_server(("127.0.0.1", 0))
+        listening.append(server)
+
+        def accept() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    peer, _ = server.accept()
+                    threading.Thread(target=talk, args=(peer, says, close), daemon=True).start()
+
+        threading.Thread(target=accept, daemon=True).start()
+        return f"http://127.0.0.1:{server.getsockname()[1]}"
+
+    serve.asked = asked  # type: ignore[attr-defined]
+    yield serve
+    for server in listening:
+        server.close()
 
 
 VLLM = RECIPES["vllm"].builds["cpu"]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import gzip
 import io
-import os
 from collections.abc import Iterable, Iterator
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from .csv_text import guarded
 from .errors import SloBenchError
 from .request import SLO_COLUMNS
+from .whole_file import whole_file
 from .workload import Workload
 
 
@@ -34,21 +36,17 @@ def write_csv(workload: Workload, path: Path) -> None:
             'with arrivals = "concurrency(…)" instead'
         )
     columns = _columns(workload)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with part.open("wb") as raw:
+    with contextlib.ExitStack() as stack:
+        raw: Any = stack.enter_context(whole_file(path))
+        if path.suffix == ".gz":
             # No name and no time in the gzip header: the same workload gives the same bytes.
-            packed = gzip.GzipFile("", "wb", 6, raw, mtime=0) if path.suffix == ".gz" else None
-            with io.TextIOWrapper(packed or raw, encoding="utf-8", newline="") as text:
-                writer = csv.writer(text, lineterminator="\n")
-                writer.writerow(columns)
-                for row in zip(*columns.values(), strict=False):
-                    writer.writerow([guarded(c) if isinstance(c, str) else c for c in row])
-        part.replace(path)
-    except OSError as error:
-        raise SloBenchError(f"cannot write {path}: {error.strerror or error}") from error
-    finally:
-        part.unlink(missing_ok=True)
+            raw = stack.enter_context(gzip.GzipFile("", "wb", 6, raw, mtime=0))
+        text = io.TextIOWrapper(raw, encoding="utf-8", newline="")
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(columns)
+        for row in zip(*columns.values(), strict=False):
+            writer.writerow([guarded(c) if isinstance(c, str) else c for c in row])
+        text.detach()  # flushed, and left open
 
 
 def _columns(workload: Workload) -> dict[str, Iterable[object]]:

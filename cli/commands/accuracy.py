@@ -64,9 +64,10 @@ def accuracy(
     from ...harness.validation.accuracy.shipped import SHIPPED
     from ...predictors.specs import gpu
     from ...reports.pages.accuracy import accuracy_text, write_accuracy
+    from ..interrupts import interruptible
     from ..options.declared import pool_of, resumed_in
     from ..output.console import print_result
-    from ..output.progress import counted, interruptible
+    from ..output.progress import counted
 
     resumed_in(out, resume)
     told = "" if out is None else f"continue with --out {out} --resume"

@@ -19,10 +19,11 @@ from ...tuner.capacity.asked import (
     CapacityOptions,
 )
 from ...workloads.errors import SloBenchError
+from ..interrupts import interruptible
 from ..options import declared as options
 from ..options.from_schema import Given, Offer, with_options
 from ..options.parameters import flag
-from ..output.progress import changing_line, interruptible
+from ..output.progress import changing_line
 
 if TYPE_CHECKING:
     from ...tuner.capacity.folder import CapacityProgress

@@ -115,9 +115,10 @@ def plan(
     """
     from ...tuner.planning import TargetLoad, default_prices, plan_cheapest, read_prices
     from ...tuner.planning.fleet import plan_fleet, read_fleet
+    from ..interrupts import interruptible
     from ..options.experiment import experiment_of
     from ..output.plan import show_fleet, show_plans
-    from ..output.progress import changing_line, interruptible
+    from ..output.progress import changing_line
 
     options.resumed_in(out, resume)
     if (rate is None) is (fleet is None):

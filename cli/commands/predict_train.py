@@ -97,7 +97,8 @@ def predict_train(
 
     from ...predictors.lengths.distribution import DEFAULT_EDGES
     from ...predictors.lengths.train import Epoch, TrainSettings, train
-    from ..output.progress import counted, interruptible
+    from ..interrupts import interruptible
+    from ..output.progress import counted
 
     if threads is not None:
         torch.set_num_threads(threads)

@@ -285,7 +285,6 @@ def _write(out: Path, document: dict[str, Any], chosen: SolverResult) -> None:
             f"the map of --method {chosen.method} does not fit, so it is not written; use "
             "--method exact"
         )
-    try:
-        out.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise SloBenchError(f"cannot write {out}: {error.strerror}") from error
+    from ...workloads.whole_file import write_whole
+
+    write_whole(out, [json.dumps(document, indent=2).encode(), b"\n"])

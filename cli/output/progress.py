@@ -6,8 +6,6 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 
-import typer
-
 _BAR = 16  # characters
 DESCRIPTION = "{task.description}"  # the column of the text that a display changes
 
@@ -59,13 +57,3 @@ def changing_line(first: str) -> Iterator[Callable[[str], None]]:
     with display("Spinner", "TimeElapsed", DESCRIPTION) as change:
         change(description=first)
         yield lambda line: change(description=line)
-
-
-@contextlib.contextmanager
-def interruptible(told: str) -> Iterator[None]:
-    """Ctrl-C prints how to continue, and ends the command with exit code 130."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        typer.echo(told, err=True)
-        raise typer.Exit(130) from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -10,12 +11,17 @@ from pathlib import Path
 
 import typer
 
+from ...harness.experiments.execution.estimate import estimate
 from ...harness.experiments.experiment import Experiment, Progress, RunResult, new_folder
 from ...harness.load_generator.machine import cores
 from ...harness.validation.run_replay import ValidatedPoint
 from ...workloads.errors import SloBenchError
+from ..interrupts import interruptible
+from ...workloads.machine_memory import gib
 from ..options.declared import Execution
 from .progress import DESCRIPTION, display
+
+_LONG_S = 120.0  # CPU time from which on the estimate is printed
 
 
 def run_shown(experiment: Experiment, execution: Execution) -> RunResult:
@@ -30,8 +36,19 @@ def run_shown(experiment: Experiment, execution: Execution) -> RunResult:
         threads = TorchBackend(server=experiment.server).threads
         typer.echo(f"CPU threads of torch: {threads}, pinned, of {cores()} cores", err=True)
     last = Progress(0, 0, {})
+    size = estimate(experiment)
+    if experiment.backend == "simulated" and size.cpu_s >= _LONG_S:
+        typer.echo(f"up to {size.text} {gib(size.memory_bytes)} of memory", err=True)
 
-    try:
+    def way_on() -> str:
+        if not last.finished:
+            return "interrupted before the first cell was finished"
+        return (
+            f"interrupted: {last.finished} of {last.cells} cells are finished; "
+            f"go on with: slo-bench run --resume --out {shlex.quote(str(folder))}"
+        )
+
+    with interruptible(way_on):
         with _display(folder) as show:
 
             def watch(progress: Progress) -> None:
@@ -51,16 +68,6 @@ def run_shown(experiment: Experiment, execution: Execution) -> RunResult:
         if experiment.backend != "simulated":
             typer.echo(f"took {time.monotonic() - begin_s:.0f} s", err=True)
         return result
-    except KeyboardInterrupt:
-        if last.finished:
-            typer.echo(
-                f"interrupted: {last.finished} of {last.cells} cells are finished; "
-                f"go on with: slo-bench run --resume --out {folder}",
-                err=True,
-            )
-        else:
-            typer.echo("interrupted before the first cell was finished", err=True)
-        raise typer.Exit(130) from None
 
 
 @contextlib.contextmanager

@@ -6,11 +6,12 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
-from .progress import DESCRIPTION, display, interruptible
+from ..interrupts import interruptible
+from .progress import DESCRIPTION, display
 
 if TYPE_CHECKING:
     from ...harness.experiments.execution.ray_pool import OnRay
@@ -38,7 +39,6 @@ def tuned(
     from .console import print_result, result_line
 
     folder = kept.out or new_folder(f"tune-{Path(experiment.systems[0]).stem}")
-    stop_on_terminate()
     with (
         interruptible(f"interrupted; go on with: slo-bench tune --resume --out {folder}"),
         _display(folder, settings) as (watch, confirming, ended),
@@ -73,16 +73,6 @@ def tuned(
         return
     commands = [command for winner in outcome.winners for command in winner.commands]
     print_result(tuning_text(outcome.plain()), *commands, result_line(folder, page))
-
-
-def stop_on_terminate() -> None:
-    """Handle SIGTERM like Ctrl-C: servers are stopped on exit."""
-    import signal
-
-    def leave(number: int, frame: Any) -> None:
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGTERM, leave)
 
 
 Watch = Callable[["TuneProgress"], None]

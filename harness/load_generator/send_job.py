@@ -193,7 +193,7 @@ def send_share(
             lengths.close()
     part = read_part(
         driven,
-        requests.embeds,
+        requests,
         keep_texts=options.keep_texts,
         save_token_times=options.save_token_times,
     )

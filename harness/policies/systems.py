@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from ...workloads.errors import SloBenchError, UnknownNameError
+from ...workloads.file_cache import depends_on
 from ..core.cluster_policy import ClusterPolicy, OnServers
 from ..core.module_moves import ModulePolicy
 from ..core.multi_model_policy import SharingPolicy
@@ -307,6 +308,7 @@ def _made(policy: type[AnyPolicy], where: str) -> AnyPolicy:
 def _from_file(name: str, path: Path, attribute: str) -> System:
     if not path.is_file():
         raise SloBenchError(f"no file {path}; --system takes a name or FILE.py[:CLASS]")
+    depends_on(path)
     module = _load(path)
     if attribute:
         if not hasattr(module, attribute):

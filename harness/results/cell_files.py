@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 
 from ...workloads.csv_text import guarded
 from ...workloads.request import SLO_COLUMNS
+from ...workloads.whole_file import whole_file, write_whole
 from ...workloads.workload import Workload
 from ..core.records import Misprediction, Outcome, Records, Timeline, TimeseriesRow
 from .metrics import Judged
-from .run_folder import whole_file, write_whole
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -31,6 +31,7 @@ Mask = NDArray[np.bool_]
 # Sums of floating-point times may pass a bound by rounding alone: a nanosecond is not late.
 TOLERANCE_S = 1e-9
 NOT_A_NUMBER = float("nan")
+_MOST_NAMES = 32  # models or adapters with columns of their own
 
 
 @dataclass(frozen=True)
@@ -267,10 +268,20 @@ def cell_metrics(
     }
     if warmup_s > 0:
         row["warmup_s"] = warmup_s
+    row.update(_prediction_error(result))
     row.update(_by_kind(workload, records, counted, judged.met, window, objective))
     row.update(_by_class(workload, counted, judged.met))
     row.update({COUNT + name: count for name, count in counts_of(result).items()})
     return row
+
+
+def _prediction_error(result: Result) -> dict[str, float]:
+    """Of the instances that learn step times, weighted by their iterations; {} if none does."""
+    learned = [one for one in result.instances if np.isfinite(one.prediction_error)]
+    if not learned:
+        return {}
+    errors, steps = [one.prediction_error for one in learned], [one.steps for one in learned]
+    return {"prediction_error": float(np.average(errors, weights=steps))}
 
 
 def _by_kind(
@@ -344,12 +355,18 @@ def weighted_turnaround(records: Records, of: Mask) -> float:
 
 
 def _by_class(workload: Workload, counted: Mask, met: Mask) -> dict[str, float]:
-    """Attainment of every class with a request in the window, and largest less smallest."""
-    if len(workload.class_names) < 2:
+    """Attainment of every class with a request in the window, and largest less smallest.
+
+    Where there are no classes, of every model or adapter that requests name.
+    """
+    names, of = workload.class_names, workload.class_index
+    if len(names) < 2:
+        names, of = workload.model_names, workload.model_index
+    if not 2 <= len(names) <= _MOST_NAMES:
         return {}
     shares: dict[str, float] = {}
-    for index, name in enumerate(workload.class_names):
-        members = counted & (workload.class_index == index)
+    for index, name in enumerate(names):
+        members = counted & (of == index)
         if members.any():
             shares[f"attainment_{name or 'none'}"] = float(met[members].mean())
     spread = max(shares.values()) - min(shares.values())

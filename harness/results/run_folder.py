@@ -22,15 +22,17 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from ...workloads.checksums import CHANGED, crc32_of_fields, crc32_of_file, sealed, unsealed
 from ...workloads.csv_text import guarded, unguarded
 from ...workloads.errors import FileFormatError, SloBenchError
 from ...workloads.parsing import parse_json
+from ...workloads.whole_file import UNFINISHED_SUFFIX, write_whole
 from .checkpoint import check_settings
 
 if sys.platform != "win32":
@@ -39,13 +41,13 @@ if sys.platform != "win32":
 Value = str | int | float | bool | None
 Row = dict[str, Value]
 
-_UNFINISHED_SUFFIX = ".part"
 _FIRST_FIGURE = "requests"
 CHECKSUMS = "checksums"
 CELLS = "cells.csv"
 CAPACITY_FILE = "capacity.json"  # what a capacity search writes beside `cells.csv`
 TUNED, TUNING, PLAN = "tune.json", "tune.toml", "plan.jsonl"  # importing the tuner is slow
 BAND_BASIS = "band_basis"  # what the prediction bands of a simulated cell are based on
+INPUTS = "inputs"  # in environment.json: CRC-32 of each file that the experiment reads
 PLANNED = "planned_cells"  # in environment.json; unknown in a search
 _LAST_COLUMNS = ("attainment_spread", CHECKSUMS)
 _DETAILS = (
@@ -58,32 +60,6 @@ _DETAILS = (
 EXPERIMENT, _ROW = "experiment.toml", "row"
 
 
-def write_whole(path: Path, blocks: Iterable[bytes]) -> None:
-    """Write a file atomically: it is complete or absent, also after a crash."""
-    with whole_file(path) as file:
-        file.writelines(blocks)
-
-
-@contextlib.contextmanager
-def whole_file(path: Path) -> Iterator[IO[bytes]]:
-    """Open a new file; it appears under its name once the block ends without an error."""
-    # The name has the process id: a worker of a killed run may still write the same file.
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}{_UNFINISHED_SUFFIX}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with unfinished.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(path)
-    except OSError as error:
-        unfinished.unlink(missing_ok=True)
-        raise SloBenchError(f"cannot write {path}: {error.strerror or error}") from error
-    except BaseException:
-        unfinished.unlink(missing_ok=True)
-        raise
-
-
 @dataclass
 class RunFolder:
     """A folder that one run holds. Made by `open_run_folder`."""
@@ -93,6 +69,8 @@ class RunFolder:
     experiment_crc32: str
     finished: dict[str, Row] = field(default_factory=dict)
     damaged: dict[str, FileFormatError] = field(default_factory=dict)  # cells that were finished
+    _due_s: float = 0.0  # of the monotonic clock: when the table may be written again
+    _unwritten: bool = False
 
     @property
     def missing(self) -> list[str]:
@@ -104,9 +82,15 @@ class RunFolder:
         return [self.finished[cell] for cell in self.cells if cell in self.finished]
 
     def add(self, cell: str, row: Row) -> None:
-        """Count a cell as finished; its details must be on disk."""
+        """Count a cell as finished; its details must be on disk.
+
+        The table is written with it, or with a later one where writing takes long: at most a tenth
+        of the time is spent on it. `open_run_folder` writes it in the end.
+        """
         self.keep(cell, row)
-        self.write()
+        self._unwritten = True
+        if time.monotonic() >= self._due_s:
+            self.write()
 
     def keep(self, cell: str, row: Row) -> None:
         """Count a cell as finished without writing the table; call `write` afterwards."""
@@ -119,7 +103,15 @@ class RunFolder:
 
     def write(self) -> None:
         """Put the table of finished cells on disk."""
+        begin_s = time.monotonic()
         write_rows(self.path / "cells.csv", self.rows())
+        self._unwritten, end_s = False, time.monotonic()
+        self._due_s = end_s + 9 * (end_s - begin_s)
+
+    def write_rest(self) -> None:
+        """Put cells on disk that `add` has not yet written."""
+        if self._unwritten:
+            self.write()
 
 
 @contextlib.contextmanager
@@ -143,7 +135,7 @@ def open_run_folder(
     try:
         with _lock(path):
             known = path / EXPERIMENT
-            for leftover in path.glob(f".{known.name}.*{_UNFINISHED_SUFFIX}"):
+            for leftover in path.glob(f".{known.name}.*{UNFINISHED_SUFFIX}"):
                 leftover.unlink()  # of a run that was killed before it wrote its experiment
             if any(path.iterdir()):
                 if not resume:
@@ -157,16 +149,18 @@ def open_run_folder(
                 _clear(path)  # of a run that was killed
             else:
                 write_whole(known, [experiment_toml.encode()])
+            told = _resumed(path, environment) if resume else environment
             folder = RunFolder(path, cells, crc32_of_file(known))
             folder.finished, folder.damaged = _finished_rows(path, cells)
             if folder.missing or not (path / "environment.json").is_file():
-                told = sealed(environment, known)
-                text = json.dumps(told, indent=2, ensure_ascii=False) + "\n"
+                text = json.dumps(sealed(told, known), indent=2, ensure_ascii=False) + "\n"
                 write_whole(path / "environment.json", [text.encode()])
             try:
                 yield folder
+                folder.write_rest()
             except BaseException:
                 made = made and not folder.finished
+                folder.write_rest()
                 _clear(path)  # of workers that were stopped
                 raise
             made = False
@@ -176,8 +170,39 @@ def open_run_folder(
         raise
 
 
+def _resumed(path: Path, environment: Mapping[str, object]) -> Mapping[str, object]:
+    """The environment of the first run, with this command in `resumed`.
+
+    Raises:
+        SloBenchError: a file that the experiment reads was changed since.
+    """
+    kept = _kept_environment(path)
+    if kept is None:
+        return environment
+    then, now = kept.get(INPUTS), environment.get(INPUTS)
+    if isinstance(then, dict) and isinstance(now, dict):
+        changed = [name for name in {**then, **now} if then.get(name) != now.get(name)]
+        if changed:
+            raise SloBenchError(
+                f"{changed[0]} was changed since {path} was begun, so that its cells would be of "
+                "two experiments; put the file back, or choose another folder with --out"
+            )
+    again = {name: environment.get(name) for name in ("command", "created", "slo_bench")}
+    before = kept.get("resumed")
+    return {**kept, "resumed": [*(before if isinstance(before, list) else ()), again]}
+
+
+def _kept_environment(path: Path) -> dict[str, object] | None:
+    """The environment in a folder; None where there is none or it was damaged."""
+    try:
+        found = parse_json((path / "environment.json").read_text(encoding="utf-8"))
+        return unsealed(path / "environment.json", found) if isinstance(found, dict) else None
+    except (OSError, ValueError, FileFormatError):
+        return None
+
+
 def _clear(path: Path) -> None:
-    for leftover in path.rglob(f".*{_UNFINISHED_SUFFIX}"):
+    for leftover in path.rglob(f".*{UNFINISHED_SUFFIX}"):
         leftover.unlink(missing_ok=True)
 
 

@@ -34,6 +34,7 @@ from ...predictors.profiles.whole_steps import LoggedStep, profile_of_steps
 from ...workloads.csv_text import guarded
 from ...workloads.errors import SloBenchError
 from ...workloads.parsing import finite
+from ...workloads.whole_file import write_whole
 from ..experiments.execution.specs import CellSpec
 from ..experiments.experiment import Experiment
 from ..policies.systems import system
@@ -48,7 +49,7 @@ from ..results.engine_logs import (
     read_meta,
     repeated_cell,
 )
-from ..results.run_folder import read_rows, write_whole
+from ..results.run_folder import read_rows
 from .log_replay import (
     METRICS,
     ErrorRow,

@@ -20,6 +20,7 @@ import numpy as np
 import pandas as pd
 
 from ...workloads.errors import SloBenchError, UnknownNameError
+from ...workloads.whole_file import whole_file
 from ...workloads.workload import Workload
 from ..core.records import Outcome, Result
 from ..engine.loop.traced import EngineTrace, InstanceLog, Place, Stop
@@ -195,22 +196,16 @@ def write_events(events: Iterable[Event], path: Path) -> Path:
     Raises:
         SloBenchError: the file cannot be written.
     """
-    partial = path.with_name(f".{path.name}.part")
-    try:
-        with contextlib.ExitStack() as stack:
-            out: IO[bytes] | gzip.GzipFile = stack.enter_context(partial.open("wb"))
-            if path.suffix == ".gz":
-                # Without a file name and time of day the same cell gives the same bytes.
-                out = stack.enter_context(gzip.GzipFile("", "wb", 6, out, mtime=0))
-            out.write(b'{"displayTimeUnit":"ms","traceEvents":[')
-            for place, event in enumerate(events):
-                separator = ",\n" if place else "\n"
-                out.write((separator + json.dumps(event, separators=(",", ":"))).encode())
-            out.write(b"\n]}\n")
-        partial.replace(path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise SloBenchError(f"cannot write {path}: {error.strerror or error}") from error
+    with contextlib.ExitStack() as stack:
+        out: IO[bytes] | gzip.GzipFile = stack.enter_context(whole_file(path))
+        if path.suffix == ".gz":
+            # Without a file name and time of day the same cell gives the same bytes.
+            out = stack.enter_context(gzip.GzipFile("", "wb", 6, out, mtime=0))
+        out.write(b'{"displayTimeUnit":"ms","traceEvents":[')
+        for place, event in enumerate(events):
+            separator = ",\n" if place else "\n"
+            out.write((separator + json.dumps(event, separators=(",", ":"))).encode())
+        out.write(b"\n]}\n")
     return path
 
 

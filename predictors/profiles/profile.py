@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from ...workloads.errors import FileFormatError, SloBenchError, UnknownNameError
 from ...workloads.file_cache import depends_on
 from ...workloads.parsing import parse_toml
+from ...workloads.whole_file import write_whole
 from .calibration import Calibration
 
 FORMAT = 1
@@ -309,7 +310,7 @@ def write_profile(profile: Profile, path: Path, tables: str = "csv") -> Path:
         header.parent.mkdir(parents=True, exist_ok=True)
         for kind, table in profile.tables.items():
             _write_table(header.parent / names[kind], kind, table)
-        header.write_text(_header_text(profile, names), encoding="utf-8")
+        write_whole(header, [_header_text(profile, names).encode()])
     except OSError as error:
         raise SloBenchError(f"cannot write the profile {header}: {error.strerror}") from error
     return header
@@ -480,4 +481,4 @@ def _write_table(path: Path, kind: str, table: ProfileTable) -> None:
     writer.writerow(names)
     for row in zip(*columns.values(), strict=True):
         writer.writerow([f"{v:.12g}" if isinstance(v, float) else v for v in row])
-    path.write_text(text.getvalue(), encoding="utf-8")
+    write_whole(path, [text.getvalue().encode()])

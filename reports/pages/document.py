@@ -16,8 +16,8 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from ...harness.results.run_folder import write_whole
 from ...workloads.errors import SloBenchError
+from ...workloads.whole_file import write_whole
 
 _HERE = Path(__file__).parent
 

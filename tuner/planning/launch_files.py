@@ -8,12 +8,12 @@ from pathlib import Path
 
 from ...harness.experiments.config.schema import ExperimentSchema
 from ...harness.policies.systems import system as system_by_name
-from ...harness.results.run_folder import write_whole
 from ...harness.servers.launch.compatibility import refusal
 from ...harness.servers.launch.parallel_args import parallel_args
 from ...harness.servers.launch.serve import OWN_OPTIONS
 from ...predictors.specs import model
 from ...workloads.errors import SloBenchError
+from ...workloads.whole_file import write_whole
 from .offers import Offer, Value, experiment_of
 from .prices import PriceList
 from .search import SizedOffer, TargetLoad

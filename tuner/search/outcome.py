@@ -12,13 +12,13 @@ from typing import Any
 from ...harness.experiments.execution.workers import WorkerPool
 from ...harness.experiments.experiment import Experiment
 from ...harness.policies.systems import system
-from ...harness.results.run_folder import write_whole
 from ...harness.servers.launch.backend_names import SIMULATED
 from ...harness.servers.launch.parallel_args import PARALLEL_SERVERS, parallel_args
 from ...harness.servers.launch.serve import OWN_OPTIONS
 from ...workloads.checksums import sealed, unsealed
 from ...workloads.errors import FileFormatError, SloBenchError
 from ...workloads.parsing import finite, parse_json
+from ...workloads.whole_file import write_whole
 from ..capacity.cells import Ended
 from .ablation import Ablation, ablated
 from .confirm import MOST_WINNERS, Confirmed, Confirming, confirm

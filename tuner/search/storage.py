@@ -35,8 +35,8 @@ from sqlalchemy.exc import (
 )
 
 from ...harness.results.checkpoint import cut_half_a_line
-from ...harness.results.run_folder import write_whole
 from ...workloads.errors import FileFormatError, SloBenchError
+from ...workloads.whole_file import write_whole
 
 STUDY_FILE = "study.json"
 _SECRET = re.compile("pass|pwd|secret|token|key", re.IGNORECASE)  # in the name of a query's field

@@ -25,9 +25,9 @@ from optuna.study import Study
 from ...harness.experiments.execution.workers import WorkerPool, together
 from ...harness.experiments.experiment import Experiment, new_folder
 from ...harness.results.checkpoint import check_settings
-from ...harness.results.run_folder import write_whole
 from ...harness.servers.launch.backend_names import SIMULATED
 from ...workloads.errors import SloBenchError
+from ...workloads.whole_file import write_whole
 from ..capacity.cells import Ended
 from .confirm import Confirming
 from .evaluate import ConfigurationEvaluator, unmet_alone

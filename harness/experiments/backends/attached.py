@@ -10,26 +10,27 @@ import csv
 import dataclasses
 import io
 import ipaddress
-import ssl
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from ....predictors.specs import gpu
 from ....workloads.errors import SloBenchError
+from ....workloads.parsing import parse_json
+from ....workloads.whole_file import write_whole
 from ....workloads.workload import Workload
 from ...load_generator.client_health import Client
 from ...load_generator.http.columns import FAULTS
 from ...load_generator.http.endpoint import Endpoint
 from ...load_generator.http.faults import RequestFault
+from ...load_generator.http.single_request import NoAnswerError, get
 from ...load_generator.routed_load import HttpResult, measure
 from ...load_generator.send_job import Senders
 from ...results.cell_files import Choice, Column, gzip_csv
 from ...results.metrics import Hardware
-from ...results.run_folder import Value, write_whole
+from ...results.run_folder import Value
 from ...servers.launch.gpus import Gpu, visible_gpus
 from ..config.client_schema import ClientSchema
 from ..execution.specs import CellSpec
@@ -40,6 +41,8 @@ from .vllm_json import write_vllm_json
 SERVED = "served"  # as a model's name: the first one that the server lists
 UNKNOWN_GPU = "unknown"
 _ANSWER_S = 10.0
+_MOST_ANSWER_BYTES = 16 << 20
+_MOST_NAME = 4096
 _UNKNOWN_HARDWARE = Hardware(gpus=0, parameters=float("nan"), peak_flops=0.0)
 
 
@@ -299,30 +302,41 @@ def first_model(endpoint: Endpoint, headers: bytes = b"") -> str:
     """The first model that the server lists; empty if it lists none.
 
     Raises:
-        SloBenchError: the server does not answer, or refuses access.
+        SloBenchError: the server does not answer, refuses access, or its list is none.
     """
-    import httpx  # only here: simulations do without
-
-    lines = headers.decode("latin-1").splitlines()
-    given = {name: value for name, _, value in (line.partition(": ") for line in lines)}
     try:
-        # Straight to the server, as the requests will go: no proxy.
-        answer = httpx.get(
-            f"{endpoint.url}/v1/models",
-            headers=given,
-            timeout=_ANSWER_S,
-            trust_env=False,
-            verify=ssl.create_default_context(),  # as the load generator's
+        status, body = get(
+            endpoint, "/v1/models", headers, limit_s=_ANSWER_S, most_bytes=_MOST_ANSWER_BYTES
         )
-        if answer.status_code in (401, 403):
+        if status in (401, 403):
             raise SloBenchError(
-                f"{endpoint.url} answers with status {answer.status_code}: it needs an API key; "
+                f"{endpoint.url} answers with status {status}: it needs an API key; "
                 "--api-key-env names the environment variable that holds it"
             )
-        found: Any = {} if answer.is_error else answer.json()
-    except (httpx.HTTPError, ValueError) as error:
+        return "" if status >= 400 else _listed_first(status, body)
+    except (NoAnswerError, ValueError) as error:
         raise SloBenchError(
-            f"no OpenAI-compatible server answers at {endpoint.url}: {error}"
+            f"no OpenAI-compatible server answers at {endpoint.url}: GET /v1/models: {error}"
         ) from None
-    models = found.get("data") if isinstance(found, dict) else None
-    return str(models[0].get("id", "")) if models else ""
+
+
+def _listed_first(status: int, body: bytes) -> str:
+    """The id of the first model in a list of models.
+
+    Raises:
+        ValueError: it is no such list.
+    """
+    if status != 200:
+        raise ValueError(f"status {status}; redirects are not followed, give the address itself")
+    found = parse_json(body)
+    if not isinstance(found, dict):
+        raise ValueError("the answer is no JSON object")
+    models = found.get("data") or []
+    if not isinstance(models, list) or not all(isinstance(model, dict) for model in models):
+        raise ValueError("data is no list of models")
+    if not models:
+        return ""
+    name = models[0].get("id", "")
+    if not isinstance(name, str) or len(name) > _MOST_NAME:
+        raise ValueError(f"the id of a model is no text of at most {_MOST_NAME} characters")
+    return name

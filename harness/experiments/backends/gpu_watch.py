@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from ...results.run_folder import Value, write_whole
+from ....workloads.whole_file import write_whole
+from ...results.run_folder import Value
 from ...servers.launch.gpus import Gpu, GpuReading
 
 INTERVAL_S = 0.25

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ....predictors.specs import GIB
 from ....workloads.errors import SloBenchError
 from ....workloads.request import RequestType
+from ....workloads.whole_file import write_whole
 from ....workloads.workload import Workload
 from ...core.module_moves import ModulePolicy
 from ...core.policy import AnyPolicy, Policy, StaticPolicy, overrides
@@ -37,7 +38,7 @@ from ...policies.systems import module_policy
 from ...results.engine_logs import meta_path, profiling_cell
 from ...results.metrics import Hardware
 from ...results.read import REASON_COLUMN
-from ...results.run_folder import Value, write_whole
+from ...results.run_folder import Value
 from ...servers.launch.backend_names import TORCH
 from ...servers.launch.compatibility import check as check_system
 from ...servers.launch.model_folders import model_folder
@@ -231,6 +232,7 @@ class LoadedModel:
 
         engine = Engine(self.decoder, room, self.workers)
         most_tokens = self._most_tokens(engine, policy)
+        given = workload
         workload, rejected = fit(
             workload,
             most_tokens,
@@ -261,6 +263,8 @@ class LoadedModel:
             clock.begin()
             result = execute(workload, instance, rejected=rejected, progress=progress)
             wait_share = cpu_wait.share()
+        if workload is not given:
+            result = replace(result, served=workload)
         if migrator is not None:
             log = "".join(f"{moved.line()}\n" for moved in migrator.history)
             write_whole(folder / "servers" / f"{spec.cell}.moves.jsonl", [log.encode()])

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ....workloads.whole_file import write_whole
 from ....workloads.workload import Workload
 from ...core.records import Outcome
 from ...load_generator.routed_load import HttpResult
-from ...results.run_folder import write_whole
 
 Floats = NDArray[np.float64]
 

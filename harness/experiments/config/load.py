@@ -190,7 +190,8 @@ def _phases(made: Workload, place: PlacementSpec) -> PhaseCapacity | None:
 
 def _other_degrees(made: Workload, place: PlacementSpec) -> Iterator[PhaseCapacity]:
     """Of instances with another `tp`, where the model fits and step times are known."""
-    if place.num_gpu_blocks or place.device_map or place.embedder or place.speculation:
+    own = (place.num_gpu_blocks, place.device_map, place.embedder, place.speculation)
+    if any((*own, place.max_loras)):
         return  # what these take of memory is known for the tensor-parallel degree of the run
     for tp in TP_DEGREES:
         with contextlib.suppress(SloBenchError):

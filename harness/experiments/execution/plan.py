@@ -13,7 +13,10 @@ from ....predictors.device_map import read_device_map
 from ....predictors.output_length import length_predictor
 from ....predictors.placement import smallest_tp
 from ....predictors.specs import gpu, model
+from ....predictors.speculation import OFF, parse_speculation
+from ....workloads.checksums import crc32_of_file
 from ....workloads.errors import SloBenchError
+from ....workloads.file_cache import files_read
 from ....workloads.slo import parse_slo
 from ...core.cluster_policy import overrides
 from ...core.policy import StaticPolicy
@@ -21,6 +24,7 @@ from ...engine.cluster.failures import check_failures, parse_failures
 from ...policies.routers import router as router_by_name
 from ...policies.systems import System, several_models
 from ...policies.systems import system as system_by_name
+from ...results.acceptance import with_acceptance
 from ...results.metrics import parse_objective
 from ...results.run_folder import Value
 from ...servers.launch.backend_names import SIMULATED
@@ -41,6 +45,7 @@ from .cell_names import (
     offered_columns,
 )
 from .cells import models_of
+from .estimate import estimate
 from .lookup import placed, source
 from .specs import CellSpec, PlacementSpec, WorkloadSpec
 
@@ -48,7 +53,7 @@ _SHAPE = ("model", "gpu", "tp", "pp")  # fields of a placement that are settled 
 # Settings of an experiment with one model.
 _OF_ONE_MODEL = (
     *("tp", "pp", "dp", "instances", "router"),
-    *("device_map", "embedder", "profile", "num_gpu_blocks"),
+    *("device_map", "embedder", "profile", "num_gpu_blocks", "adapters", "max_loras"),
 )
 
 
@@ -107,6 +112,13 @@ class ExperimentPlan:
 
     cells: tuple[CellSpec, ...]
     resolved: ExperimentSchema
+    files: tuple[Path, ...] = ()  # that were read for it
+
+    def inputs(self) -> dict[str, str]:
+        """CRC-32 of every file that the cells depend on, by path."""
+        with files_read() as profiles:
+            self.step_times()
+        return {str(path): crc32_of_file(path) for path in sorted({*self.files, *profiles})}
 
     def step_times(self) -> dict[str, dict[str, object]]:
         """Where the step times of every placement come from, for `environment.json`."""
@@ -129,7 +141,14 @@ def plan(asked: ExperimentSchema) -> ExperimentPlan:
         SloBenchError: an unknown name, a model that does not fit, a file that cannot be read, or
             settings that contradict each other.
     """
-    asked = asked.anchored(Path.cwd())
+    with files_read() as files:
+        planned = _plan(asked.anchored(Path.cwd()))
+    return replace(planned, files=tuple(files))
+
+
+def _plan(asked: ExperimentSchema) -> ExperimentPlan:
+    estimate(asked).check()
+    asked = asked.model_copy(update={"speculation": _speculations(asked)})
     axes = {name: getattr(asked, name) for name in asked.axes()}
     for slo in axes["slo"]:
         parse_slo(slo)
@@ -143,7 +162,7 @@ def plan(asked: ExperimentSchema) -> ExperimentPlan:
         parse_failures(failures)
         if asked.backend != SIMULATED:
             raise SloBenchError("failures are simulated: real servers are stopped by hand")
-    assumed = ("prefill_overhead_s", "host_link", "expert_skew")
+    assumed = ("prefill_overhead_s", "host_link", "expert_skew", "kv_disk_gib")
     if asked.backend != SIMULATED and any(any(axes[name]) for name in assumed):
         raise SloBenchError(
             f"{', '.join(assumed)} are assumptions of the simulator; a server on "
@@ -171,6 +190,25 @@ def plan(asked: ExperimentSchema) -> ExperimentPlan:
     )
     filled = _hardware(asked, systems, combinations) | filled_in(asked, load) | _records(asked)
     return ExperimentPlan(tuple(distinct(cells)), asked.model_copy(update=filled))
+
+
+def _speculations(asked: ExperimentSchema) -> tuple[str | None, ...]:
+    """The values of `speculation`, with acceptances in place of the files that hold them."""
+    texts = [text for text in asked.speculation if text not in (None, OFF)]
+    for name in ("max_loras", "kv_offload_gib"):
+        if any(getattr(asked, name)) and asked.backend not in (SIMULATED, "vllm"):
+            raise SloBenchError(
+                f"{name} is for the backends simulated and vllm, not for {asked.backend}; give "
+                "another server its own options"
+            )
+    if texts and asked.backend not in (SIMULATED, "vllm"):
+        raise SloBenchError(
+            f"speculation is for the backends simulated and vllm, not for {asked.backend}; give "
+            "another server its own option (SGLang: --server-arg=--speculative-algorithm=NAME)"
+        )
+    found = {text: parse_speculation(text) for text in texts if text is not None}
+    settled = {text: str(with_acceptance(one)) for text, one in found.items() if one is not None}
+    return tuple(settled.get(text or "", text) for text in asked.speculation)
 
 
 def _cell(
@@ -333,11 +371,6 @@ def _combination_of(values: Mapping[str, Any], asked: ExperimentSchema, least: i
     pp, gpus, instances = values["pp"], values["gpus"], values["instances"]
     numbers = {name: values[name] for name in ("weight_dtype", "kv_dtype", "memory_share")}
     tp = values["tp"] or 1
-    if values["speculation"] is not None and not simulated:
-        raise SloBenchError(
-            "speculation is simulated; give a server its own option, as "
-            "--server-arg=--speculative-config=JSON"
-        )
     if values["models"] is not None:
         return _several(values, asked)
     if simulated and values["tp"] is None:
@@ -374,6 +407,10 @@ def _placed_by(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _workload(values: Mapping[str, Any], asked: ExperimentSchema) -> WorkloadSpec:
     named = {one.name: values[one.name] for one in fields(WorkloadSpec) if one.name in values}
+    if values["adapters"] is not None:
+        if values["max_loras"] is None:
+            raise SloBenchError("adapters need slots: give max_loras, for example 8")
+        named["models"] = values["adapters"]
     return WorkloadSpec(**named, trace_format=asked.trace_format)
 
 

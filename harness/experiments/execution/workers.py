@@ -17,8 +17,9 @@ from typing import Any, Protocol, TypeVar
 
 from ....workloads.child_process import ChildProcess, Parent, exit_reason
 from ....workloads.errors import SloBenchError
+from ....workloads.whole_file import write_whole
 from ...load_generator.send_job import Senders, ThisMachine
-from ...results.run_folder import Row, write_whole
+from ...results.run_folder import Row
 from .cells import run_cell
 from .specs import CellSpec
 

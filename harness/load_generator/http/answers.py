@@ -22,6 +22,8 @@ from .faults import RequestFault, outcome_of
 
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})[ \t]*(?:;|\Z)")
 _DATA = re.compile(rb"data:[ ]?([^\r\n]*)\r?\n")
+_FAILED = re.compile(rb"^event:[ ]?error[ ]*\r?$", re.MULTILINE)
+_LINE_ENDS = b"\r\n"
 _TEXT_FIELD = re.compile(rb'"(?:text|content)": ?"([^"\\]+)"')
 _TEXTS = ("content", "reasoning_content", "reasoning", "refusal")
 _DETAIL_CHARACTERS = 200
@@ -55,6 +57,7 @@ class Raw:
     lengths: array[int]  # of the pieces
     body: bytes
     embeds: bool
+    most_tokens: int | None = None  # `max_tokens` of the request; None: unknown
 
 
 def read_answer(raw: Raw, *, keep_text: bool = False) -> CompletionResult:
@@ -182,7 +185,12 @@ class _Reader:
         stamps, lengths, body = raw.stamps, raw.lengths, raw.body
         events = self._events
         piece, piece_end = 0, lengths[0] if lengths else 0
-        for found in _DATA.finditer(body):
+        failed = _FAILED.search(body) if b"event:" in body else None
+        until = len(body) if failed is None else _event_start(body, failed.start())
+        for found in _DATA.finditer(body, 0, until):
+            start = found.start()
+            if start and body[start - 1] not in _LINE_ENDS:
+                continue  # within a comment or another field
             data = found[1]
             end = found.end(1)
             while piece_end < end and piece + 1 < len(lengths):
@@ -192,6 +200,10 @@ class _Reader:
                 events.append(_Event(stamps[piece], True))
             elif not self._event(data, stamps[piece]):
                 return
+        if failed is not None:
+            said = _DATA.search(body, until)
+            self._fault(*_error(RequestFault.ERROR_EVENT, said[1] if said else b"event: error"))
+            return
         self._settle()
 
     def _event(self, data: bytes, time_s: float) -> bool:
@@ -257,6 +269,7 @@ class _Reader:
         answer = self._answer
         answer.text = "".join(self._texts)
         answer.finish = self._finish
+        self._check_usage()
         self._count_tokens()
         if answer.fault is not RequestFault.NONE:
             return
@@ -269,6 +282,21 @@ class _Reader:
         elif not answer.token_s:
             answer.fault = RequestFault.EMPTY
             answer.detail = "a whole answer without a token"
+
+    def _check_usage(self) -> None:
+        """Refuse a usage of more tokens than were asked for; its counts are not used."""
+        answer, most = self._answer, self._raw.most_tokens
+        counted = max(
+            answer.completion_tokens, max((e.total_tokens for e in self._events), default=-1)
+        )
+        if most is None or counted <= most:
+            return
+        answer.completion_tokens = -1
+        for event in self._events:
+            event.total_tokens = -1
+        if answer.fault is RequestFault.NONE:
+            answer.fault = RequestFault.MALFORMED
+            answer.detail = f"usage of {counted:,} tokens, and max_tokens was {most:,}"
 
     def _count_tokens(self) -> None:
         answer, events = self._answer, self._events
@@ -306,6 +334,12 @@ class _Reader:
         if tokens > 0:
             self._answer.chunks += 1
             self._answer.token_s.extend([time_s] * tokens)
+
+
+def _event_start(body: bytes, at: int) -> int:
+    """Where the server-sent event begins that has a line at `at`: after the last empty line."""
+    ends = ((body.rfind(line, 0, at), len(line)) for line in (b"\n\n", b"\n\r\n"))
+    return max((start + length for start, length in ends if start >= 0), default=0)
 
 
 def _choices(found: Mapping[str, Any]) -> list[dict[str, Any]] | None:

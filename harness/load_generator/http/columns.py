@@ -5,12 +5,12 @@ The columns of several sending processes are joined.
 
 from __future__ import annotations
 
+import os
 import tempfile
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import accumulate
-from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,56 +19,70 @@ from ...core.records import Gaps, Outcome, TimeseriesRow
 from .answers import Raw, read_answer, unchunk
 from .connection import Exchange
 from .faults import RequestFault
+from .wire_requests import WireRequests
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 FAULTS: tuple[RequestFault, ...] = tuple(RequestFault)
 _MICROSECONDS = 1e6
 _GAPS_AT_ONCE = 1 << 18
-_IN_MEMORY_BYTES = 8 << 20
 
 
 class Spool:
     """Private temporary file for exchanges; it is deleted when closed."""
 
     def __init__(self) -> None:
-        self._file: IO[bytes] = tempfile.SpooledTemporaryFile(_IN_MEMORY_BYTES)  # noqa: SIM115
+        self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
         # By row: where its timestamps, lengths and bytes begin, how many pieces, how many bytes.
         self._places: dict[int, tuple[int, int, int]] = {}
         self._end = 0
 
     def keep(self, exchange: Exchange) -> None:
-        """Move the bytes of an ended exchange out of memory."""
+        """Move the bytes of an ended exchange out of memory.
+
+        Where the file cannot take them, the exchange ends with a fault of the client.
+        """
         pieces = exchange.pieces
         if not pieces:
             return
         body = b"".join(pieces)
         record = exchange.stamps.tobytes() + array("I", map(len, pieces)).tobytes() + body
-        self._file.write(record)
-        self._places[exchange.row] = self._end, len(pieces), len(body)
-        self._end += len(record)
         exchange.pieces = []
         exchange.stamps = array("d")
+        try:
+            written = 0
+            while written < len(record):
+                written += os.pwrite(self._file.fileno(), record[written:], self._end + written)
+        except OSError as error:
+            exchange.fault = RequestFault.CLIENT
+            exchange.detail = (
+                f"the answer cannot be kept in {tempfile.gettempdir()}: {error.strerror}"
+            )
+            return
+        self._places[exchange.row] = self._end, len(pieces), len(body)
+        self._end += len(record)
 
-    def raw(self, exchange: Exchange, *, embeds: bool) -> Raw:
+    def raw(
+        self, exchange: Exchange, *, embeds: bool = False, most_tokens: int | None = None
+    ) -> Raw:
         """Return an exchange with its bytes."""
         stamps, lengths, body = array("d"), array("I"), b""
         fault, detail = exchange.fault, exchange.detail
         place = self._places.get(exchange.row)
         if place is not None:
             offset, pieces, body_bytes = place
-            self._file.seek(offset)
-            stamps.frombytes(self._file.read(pieces * stamps.itemsize))
-            lengths.frombytes(self._file.read(pieces * lengths.itemsize))
-            body = self._file.read(body_bytes)
-            self._file.seek(0, 2)
+            heads = [pieces * stamps.itemsize, pieces * lengths.itemsize]
+            record = os.pread(self._file.fileno(), sum(heads) + body_bytes, offset)
+            stamps.frombytes(record[: heads[0]])
+            lengths.frombytes(record[heads[0] : sum(heads)])
+            body = record[sum(heads) :]
         if exchange.chunked:
             found = unchunk(_apart(body, lengths), stamps)
             stamps, body = found.stamps, b"".join(found.pieces)
             lengths = array("I", map(len, found.pieces))
             if found.problem or (fault is RequestFault.NONE and not found.complete):
                 fault, detail = RequestFault.MALFORMED, found.problem or "the chunks do not add up"
-        return Raw(exchange.status, fault, detail, stamps, lengths, body, embeds)
+        return Raw(exchange.status, fault, detail, stamps, lengths, body, embeds, most_tokens)
 
     def close(self) -> None:
         """Delete the temporary file."""
@@ -153,7 +167,7 @@ class SenderResult:
 
 def read_part(
     driven: DriveResult,
-    embeds: Callable[[int], bool],
+    requests: WireRequests,
     *,
     keep_texts: bool,
     save_token_times: bool,
@@ -167,7 +181,7 @@ def read_part(
     texts: dict[int, str] = {}
     token_s: array[float] = array("d")
     for place, exchange in enumerate(exchanges):
-        raw = driven.spool.raw(exchange, embeds=embeds(exchange.row))
+        raw = driven.spool.raw(exchange, **requests.expects(exchange.row))
         answer = read_answer(raw, keep_text=keep_texts)
         columns.arrival_s[place] = exchange.arrival_s
         columns.started_s[place] = exchange.started_s - start_s

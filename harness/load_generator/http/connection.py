@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import socket
 import ssl
 from array import array
@@ -27,6 +28,9 @@ MOST_BODY_BYTES = 256 << 20  # of one answer, with its head; a million tokens ha
 # How the last chunk follows another. In a stream of events that are JSON it can be nothing else;
 # whether all chunks before it are whole is looked at when they are taken apart.
 _END = b"\r\n0\r\n\r\n"
+# The same with an extension or with trailers after it (RFC 9112, 7.1.2), at the end of what came.
+_LAST_CHUNK = re.compile(rb"(?:\A|\r\n)0+[ \t]*(?:;[^\r\n]*)?\r\n(?:[^\r\n:]+:[^\r\n]*\r\n)*\r\n\Z")
+_MOST_TRAILER_BYTES = 8 << 10
 
 
 class Exchange:
@@ -47,6 +51,7 @@ class Exchange:
         "endpoint",
         "fault",
         "first_byte_s",
+        "most_bytes",
         "pieces",
         "row",
         "sent_s",
@@ -71,6 +76,7 @@ class Exchange:
         self.waited_for = waited_for  # others arrive when this one is answered
         self.chunked = False
         self.body_bytes = 0  # that came, with what frames them
+        self.most_bytes = MOST_BODY_BYTES
         self.stamps = array("d")
         self.pieces: list[bytes] = []
 
@@ -127,9 +133,11 @@ class Connection(asyncio.Protocol):
             exchange.stamps.append(now_s)
             exchange.pieces.append(data)
             exchange.body_bytes += len(data)
-            if exchange.body_bytes > MOST_BODY_BYTES:
-                self._too_long()
-            elif data.endswith(_END) or (len(data) < len(_END) and self._is_whole(exchange)):
+            if exchange.body_bytes > exchange.most_bytes:
+                self._too_long(exchange)
+            elif data.endswith(_END) or (
+                (len(data) < 4 or data.endswith(b"\r\n\r\n")) and _is_whole(exchange)
+            ):
                 self._end(exchange, now_s, stays=self._stays)
         else:
             if exchange.first_byte_s != exchange.first_byte_s:
@@ -151,19 +159,9 @@ class Connection(asyncio.Protocol):
         if head_end < len(data):
             exchange.stamps.append(now_s)
             exchange.pieces.append(data[head_end:])
-            if data.endswith(_END):
+            if _is_whole(exchange):
                 self._end(exchange, now_s, stays=self._stays)
         return True
-
-    @staticmethod
-    def _is_whole(exchange: Exchange) -> bool:
-        """Return True if the final chunk, alone or split, has arrived."""
-        end = b""
-        for piece in reversed(exchange.pieces):
-            end = piece[-len(_END) :] + end
-            if len(end) >= len(_END):
-                return end.endswith(_END)
-        return end == _END[2:]  # nothing but the last chunk
 
     def _parse(self, data: bytes, now_s: float) -> None:
         """Parse an answer that the fast path does not handle."""
@@ -171,21 +169,23 @@ class Connection(asyncio.Protocol):
         exchange = self.exchange
         assert exchange is not None
         exchange.body_bytes += len(data)
-        if exchange.body_bytes > MOST_BODY_BYTES:
-            self._too_long()
+        if exchange.body_bytes > exchange.most_bytes:
+            self._too_long(exchange)
             return
         if self._parser is None:
             self._parser = httptools.HttpResponseParser(self)
         try:
             self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self.break_off(RequestFault.MALFORMED, "the server changes the protocol (status 101)")
         except httptools.HttpParserCallbackError:
             raise  # an error of this module, which the driver raises
         except httptools.HttpParserError as error:
             self.break_off(RequestFault.MALFORMED, f"no HTTP: {error}")
 
-    def _too_long(self) -> None:
+    def _too_long(self, exchange: Exchange) -> None:
         self.break_off(
-            RequestFault.MALFORMED, f"the answer has more than {MOST_BODY_BYTES >> 20} MiB"
+            RequestFault.MALFORMED, f"the answer has more than {exchange.most_bytes >> 20} MiB"
         )
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -248,6 +248,26 @@ class Connection(asyncio.Protocol):
         else:
             _fail(exchange, RequestFault.RESET, str(exc) or type(exc).__name__)
         pool.ended(exchange)
+
+
+def _is_whole(exchange: Exchange) -> bool:
+    """Return True if the last chunk has arrived, alone, split, or with trailers after it."""
+    end = _tail(exchange, 6)
+    if not end.endswith(b"\r\n\r\n") or end.startswith(b"\r\n"):  # of an event, as a rule
+        return False
+    return _LAST_CHUNK.search(_tail(exchange, _MOST_TRAILER_BYTES)) is not None
+
+
+def _tail(exchange: Exchange, n_bytes: int) -> bytes:
+    """Return the last `n_bytes` of the body, or all of it where it is shorter."""
+    pieces: list[bytes] = []
+    missing = n_bytes
+    for piece in reversed(exchange.pieces):
+        pieces.append(piece[-missing:])
+        missing -= len(piece)
+        if missing <= 0:
+            break
+    return b"".join(reversed(pieces))
 
 
 def _fail(exchange: Exchange, fault: RequestFault, detail: str) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from time import perf_counter, process_time
-from typing import Any
+from typing import Any, TypeVar
 
 from ....workloads.errors import SloBenchError
 from ...core.records import Outcome
@@ -30,6 +30,7 @@ from .length_prediction import BatchedPredictions, LengthPrediction, Predicted
 from .options import HttpOptions
 from .wire_requests import WireRequests
 
+Found = TypeVar("Found")
 Progress = Callable[[int, float], None]
 _TICK_S = 0.02
 # The loop's timers count whole milliseconds: waiting for less would be spinning. So a request may
@@ -84,7 +85,7 @@ class Driver:
         allow_many_sockets()
         try:
             with heap_frozen(), collections_off():  # a collection would delay timestamps
-                return _run(self._run(start_s))
+                return run_coroutine(self._run(start_s))
         except BaseException:
             self._spool.close()
             raise
@@ -160,6 +161,7 @@ class Driver:
     def _send(self, r: RequestState) -> None:
         endpoint = self._servers.choose(r)
         exchange = Exchange(r.id, endpoint, r.arrival_s, r.notify_on_finish)
+        exchange.most_bytes = self._requests.most_bytes(r.id)
         exchange.started_s = perf_counter()
         self._exchanges.append(exchange)
         self._in_flight += 1
@@ -190,7 +192,7 @@ class Driver:
             self._finish_if_done()
 
     def _raw(self, exchange: Exchange) -> Raw:
-        return self._spool.raw(exchange, embeds=self._requests.embeds(exchange.row))
+        return self._spool.raw(exchange, **self._requests.expects(exchange.row))
 
     def _finish_if_done(self) -> None:
         over = self._over or self._arrivals.next_s() == math.inf
@@ -224,7 +226,7 @@ class Driver:
         self._loop.call_later(_TICK_S, self._tick, number + 1)
 
 
-def _run(main: Coroutine[Any, Any, DriveResult]) -> DriveResult:
+def run_coroutine(main: Coroutine[Any, Any, Found]) -> Found:
     """Run on a new event loop, in another thread if this one already runs a loop."""
     try:
         asyncio.get_running_loop()
@@ -234,13 +236,13 @@ def _run(main: Coroutine[Any, Any, DriveResult]) -> DriveResult:
         return other.submit(_run_here, main).result()
 
 
-def _run_here(main: Coroutine[Any, Any, DriveResult]) -> DriveResult:
+def _run_here(main: Coroutine[Any, Any, Found]) -> Found:
     if sys.platform == "win32":
         return asyncio.run(main)
     import uvloop
 
-    driven: DriveResult = uvloop.run(main)
-    return driven
+    found: Found = uvloop.run(main)
+    return found
 
 
 def _peak_rss_bytes() -> int:

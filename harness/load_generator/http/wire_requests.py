@@ -8,17 +8,22 @@ from array import array
 from collections.abc import Collection, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ....workloads.errors import SloBenchError
 from ....workloads.request import Request, RequestType
 from ....workloads.workload import Workload
 from ...core.wire import PredictedLength, to_wire
+from .connection import MOST_BODY_BYTES
 from .endpoint import Endpoint
 from .options import Api, HttpOptions, PromptFormat
 from .prompts import PromptMaker, Vocabulary, load_encoder
+
+# Of an answer, with what frames it. An event of a token with its logprobs takes a few KiB.
+_HEAD, _TOKEN = 4 << 20, 16 << 10
 
 REQUEST_ID = "slo-bench-"  # what `x-request-id` begins with; the row follows
 
@@ -115,9 +120,9 @@ class Bodies:
                     body = encode(maker.body(request)).encode()
                     file.write(body)
                     ends.append(file.tell() if not ends else ends[-1] + len(body))
+            path.with_suffix(".ends").write_bytes(ends.tobytes())
         except OSError as error:
             raise SloBenchError(f"cannot write {path}: {error.strerror or error}") from error
-        path.with_suffix(".ends").write_bytes(ends.tobytes())
         return cls(path, ends)
 
     @classmethod
@@ -143,6 +148,26 @@ class Bodies:
         self._file.close()
 
 
+class Expected(TypedDict):
+    """What is known of an answer: its kind, and the most tokens it may have (None: unknown)."""
+
+    embeds: bool
+    most_tokens: int | None
+
+
+def _most_tokens(workload: Workload, options: HttpOptions) -> NDArray[np.int64] | None:
+    """Return the most tokens of each answer as requests say it; None if they leave it open."""
+    tokens = workload.output_tokens if options.exact_output else workload.max_output_tokens
+    body = options.body
+    asked = [body[name] for name in ("max_tokens", "max_completion_tokens") if name in body]
+    copies = body.get("n", 1)
+    if not all(type(value) is int for value in (*asked, copies)):
+        return None
+    most = np.full(len(workload), max(asked)) if asked else tokens
+    found: NDArray[np.int64] = np.multiply(most, copies, dtype=np.int64)
+    return found
+
+
 class WireRequests:
     """Encodes requests to HTTP bytes. Holds the API key, so never print one."""
 
@@ -158,6 +183,7 @@ class WireRequests:
         self._told: dict[int, bytes] = {}
         self._bodies = bodies
         self._kinds = [RequestType(kind) for kind in workload.request_type.tolist()]
+        self._most_tokens = _most_tokens(workload, options)
         self._embeds = {kind: not options.api.of(kind).streams for kind in RequestType}
         self._heads = [
             {kind: _head(endpoint, options.api.of(kind).path, extra) for kind in RequestType}
@@ -178,9 +204,16 @@ class WireRequests:
         plain = json.dumps(told.to_wire(), separators=(",", ":"))
         self._told[row] = plain[1:-1].encode() + b","  # others follow, always
 
-    def embeds(self, row: int) -> bool:
-        """Return True if the request is an embedding request."""
-        return self._embeds[self._kinds[row]]
+    def expects(self, row: int) -> Expected:
+        """Return what is known of a row's answer before it comes."""
+        embeds = self._embeds[self._kinds[row]]
+        most = None if embeds or self._most_tokens is None else int(self._most_tokens[row])
+        return {"embeds": embeds, "most_tokens": most}
+
+    def most_bytes(self, row: int) -> int:
+        """Return the size in bytes above which a row's answer is broken off."""
+        most = self.expects(row)["most_tokens"]
+        return MOST_BODY_BYTES if most is None else min(MOST_BODY_BYTES, _HEAD + _TOKEN * most)
 
 
 def _head(endpoint: Endpoint, path: str, extra: bytes) -> bytes:

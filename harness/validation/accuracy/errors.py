@@ -13,11 +13,18 @@ from typing import Any
 
 import numpy as np
 
-from ....predictors.bands import METRICS, Setting, residual_id, residuals
+from ....predictors.bands import (
+    EXPERTS,
+    METRICS,
+    Setting,
+    model_kind,
+    residual_id,
+    residuals,
+)
 from ....predictors.specs import model
 from ....workloads.errors import FileFormatError, SloBenchError
 from ....workloads.parsing import parse_json
-from .measurement import Measurement, Skipped
+from .measurement import Case, Measurement, Skipped
 from .predict import predict
 from .readers import read_folder
 
@@ -45,7 +52,9 @@ class Judged:
 
     @property
     def model_class(self) -> str:
-        """Size of a dense model."""
+        """Size of a dense model, or that it is a mixture of experts."""
+        if model_kind(model(self.model)) == EXPERTS:
+            return "mixtures of experts"
         billions = model(self.model).parameters / 1e9
         return "dense, up to 15B" if billions <= 15 else "dense, above 15B"
 
@@ -59,7 +68,8 @@ class Judged:
 
     def band(self, metric: str) -> tuple[float, float] | None:
         """The predicted 90 % band, from residuals of other measurements; None: there is none."""
-        setting = Setting(self.engine, self.gpu, self.model, self.step_time, self.regime)
+        kind = model_kind(model(self.model))
+        setting = Setting(self.engine, self.gpu, self.model, self.step_time, self.regime, kind)
         own = residual_id(self.set, self.row)
         spread = residuals().spread(setting, (metric,), own) if metric in METRICS else None
         if spread is None or metric not in self.predicted:
@@ -101,14 +111,14 @@ def judge(
     resume: bool = False,
     without: tuple[str, ...] = (),
     analytic: bool = False,
-    only: str | None = None,
+    only: Callable[[Case], bool] = lambda case: True,
     begin: Callable[..., Future[Judged]] | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[list[Judged], Counter[tuple[str, str]]]:
     """Predict every measurement in `folder`; also how many rows were skipped, by set and reason.
 
     Kernel tables of the GPUs `without` are not used, `analytic` uses none (`predict`);
-    `only`: measurements of this GPU alone. With `out` each row is appended to that file
+    `only`: measurements of these cases alone. With `out` each row is appended to that file
     (JSON lines) when it is known, and `resume` takes the rows that it holds from it. `begin` hands
     a function and its arguments to another process; without it this one does all.
 
@@ -122,7 +132,7 @@ def judge(
     for each in read_folder(folder):
         if isinstance(each, Skipped):
             skipped[each.set, each.reason] += 1
-        elif only in (None, each.case.gpu):
+        elif only(each.case):
             found.append(each)
     keys = [_key(measurement, without, analytic) for measurement in found]
     begun = {

@@ -29,7 +29,7 @@ def usage(tokens, prompt=3, **more):
     return {"prompt_tokens": prompt, "completion_tokens": tokens, **more}
 
 
-def raw(*pieces, status=200, fault=RequestFault.NONE, detail="", embeds=False):
+def raw(*pieces, status=200, fault=RequestFault.NONE, detail="", embeds=False, most=None):
     """Each piece came a second after the one before."""
     return Raw(
         status,
@@ -39,6 +39,7 @@ def raw(*pieces, status=200, fault=RequestFault.NONE, detail="", embeds=False):
         array("I", map(len, pieces)),
         b"".join(pieces),
         embeds,
+        most,
     )
 
 
@@ -201,3 +202,38 @@ def test_what_is_no_chunk_is_told():
     found = unchunk([b"3\r\nabc\r\nxyz\r\n"], array("d", [0.0]))
     assert found.pieces == [b"abc"]
     assert "xyz" in found.problem
+
+
+@pytest.mark.parametrize(
+    "counted",
+    [
+        [event(" a"), event(" b", finish="stop"), event(usage=usage(50))],
+        [event(" a", usage=usage(1)), event(" b", finish="stop", usage=usage(50))],
+    ],
+)
+def test_a_usage_of_more_tokens_than_were_asked_for_is_not_believed(counted):
+    answer = read(*counted, DONE, most=5)
+    assert (answer.fault, answer.outcome) == (RequestFault.MALFORMED, Outcome.FAILED)
+    assert answer.detail == "usage of 50 tokens, and max_tokens was 5"
+    assert (len(answer.token_s), answer.completion_tokens) == (2, -1)
+    assert read(*counted, DONE, most=50).outcome is Outcome.FINISHED
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+@pytest.mark.parametrize("order", [0, 1])
+def test_an_error_event_ends_an_answer_whatever_its_data(end, order):
+    lines = [b"event: error", b'data: {"message": "out of memory"}']
+    failed = end.join(lines if order == 0 else reversed(lines)) + end + end
+    whole = event(" a").replace(b"\n", end), failed, DONE.replace(b"\n", end)
+    answer = read(*whole)
+    assert (answer.fault, answer.detail) == (RequestFault.ERROR_EVENT, "out of memory")
+    assert list(answer.token_s) == [1]
+    named = event(" a", finish="stop").replace(b"data:", b"event: message\ndata:")
+    assert read(named, DONE).outcome is Outcome.FINISHED
+
+
+def test_data_in_a_comment_or_another_field_is_no_event():
+    comment = b": " + event(" not a token")
+    answer = read(comment, event(" a", finish="stop"), b"id: " + event(" nor this"), DONE)
+    assert list(answer.token_s) == [2]
+    assert answer.outcome is Outcome.FINISHED

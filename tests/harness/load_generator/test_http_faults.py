@@ -1,10 +1,19 @@
+import errno
+import os
 import socket
 
 import numpy as np
 import pytest
 
 from slo_bench.harness.core.records import Outcome
-from slo_bench.harness.load_generator.http import Api, Endpoint, HttpOptions, RequestFault
+from slo_bench.harness.load_generator.http import (
+    Api,
+    Endpoint,
+    HttpOptions,
+    RequestFault,
+    columns,
+    wire_requests,
+)
 from slo_bench.harness.load_generator.routed_load import measure
 from slo_bench.harness.servers.mock import InjectedFault as MockFault
 from slo_bench.harness.servers.mock import MockConfig
@@ -165,3 +174,53 @@ def test_what_a_server_closes_between_requests_is_no_fault(workload):
         thread.join()
     assert found.faults() == {}
     assert served == 20
+
+
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+TOKEN = b'data: {"choices":[{"text":"a","finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
+
+
+def chunk(data):
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+@pytest.mark.parametrize("last", [b"0\r\nchecksum: 1\r\nx:\r\n\r\n", b"000;sig=1\r\n\r\n"])
+@pytest.mark.parametrize("cut", [0, 1, 2, 3, 6])
+def test_a_last_chunk_may_have_trailers_or_an_extension(workload, scripted_server, last, cut):
+    whole = CHUNKED + chunk(TOKEN) + last
+    url = scripted_server(*filter(None, (whole[: len(whole) - cut], whole[len(whole) - cut :])))
+    options = HttpOptions(processes=1, time_limit_s=20.0, send_delay_limit_s=60.0)
+    found = measure(workload(2), [Endpoint.parse(url)], options)
+    assert found.result.records.outcome.tolist() == [Outcome.FINISHED] * 2, found.details
+
+
+def test_an_answer_far_longer_than_asked_for_is_broken_off(workload, scripted_server, monkeypatch):
+    monkeypatch.setattr(wire_requests, "_HEAD", 1 << 20)
+    monkeypatch.setattr(wire_requests, "_TOKEN", 0)
+
+    def without_end(peer):
+        peer.sendall(CHUNKED)
+        while True:
+            peer.sendall(chunk(b": nothing\n" * 1000))
+
+    options = HttpOptions(processes=1, send_delay_limit_s=60.0)
+    found = measure(workload(2), [Endpoint.parse(scripted_server(without_end))], options)
+    assert found.faults() == {RequestFault.MALFORMED: 2}
+    assert found.details[0] == "the answer has more than 1 MiB"
+
+
+def test_a_full_temporary_folder_is_a_fault_of_ours(workload, run, monkeypatch):
+    pwrite, left = os.pwrite, [4]
+
+    def full(file, data, offset):
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return pwrite(file, data[: 1 + len(data) // 2], offset)  # half of it, as disks may
+
+    monkeypatch.setattr(columns.os, "pwrite", full)
+    found, _ = run(workload(4, concurrency=1))
+    assert found.faults()[RequestFault.CLIENT] == len(found.details) > 0
+    assert "requests failed on our side" in found.invalid_because
+    assert "cannot be kept in" in found.details[3]
+    assert "No space left on device" in found.details[3]

@@ -28,7 +28,6 @@ from slo_bench.harness.results.engine_logs import (
     repeated_cell,
 )
 from slo_bench.harness.results.metrics import judge
-from slo_bench.harness.results.run_folder import write_whole
 from slo_bench.harness.servers.mock import MockConfig, serving
 from slo_bench.harness.validation.log_replay import METRICS, STATISTICS
 from slo_bench.harness.validation.run_replay import validate_run
@@ -38,6 +37,7 @@ from slo_bench.predictors.profiles.whole_steps import LoggedStep, profile_of_ste
 from slo_bench.predictors.specs import gpu, model
 from slo_bench.reports.pages import validation
 from slo_bench.workloads.errors import SloBenchError
+from slo_bench.workloads.whole_file import write_whole
 from slo_bench.workloads.workload import Workload
 
 CLIENT_S = 0.004  # what the "client" adds to every token
