@@ -73,11 +73,12 @@ class MdcQueue:
             fewer, few = slice(max(0, s - c), s), slice(max(0, s - len(come)), s)
             step[few, s] /= step[s, fewer].sum()
             step[few, fewer] += np.outer(step[few, s], step[s, fewer])
-        chances = np.ones(size)
+        chances: Floats = np.ones(size)
         for s in range(1, size):
             few = slice(max(0, s - len(come)), s)
             chances[s] = chances[few] @ step[few, s]
-        return chances / chances.sum()
+        chances /= chances.sum()
+        return chances
 
     def _decay(self, load: float) -> float:
         """Far out, each chance is exp(−decay) of the one before: e^{load(z−1)} = z^c, z > 1."""
