@@ -282,6 +282,7 @@ def _table_block(fields: Mapping[str, Any], results: Path) -> str:
     lines = ["| " + " | ".join([_label(asked.columns), *map(_value, heads)]) + " |"]
     lines.append("|---" * (len(heads) + 1) + "|")
     drifts = False
+    cells = cells[[*dict.fromkeys((*keys, asked.value, "valid", "stationary"))]]
     for key, of_row in cells.groupby(list(asked.rows), sort=False, dropna=False):
         texts = []
         for head in heads:

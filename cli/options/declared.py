@@ -87,7 +87,13 @@ Resume = Annotated[
 ]
 Jobs = Annotated[
     int | None,
-    option("N", "Number of parallel processes. Default: one per core.", "--jobs", "-j", panel=RUN),
+    option(
+        "N",
+        "Number of parallel processes. Default: at most one per core.",
+        "--jobs",
+        "-j",
+        panel=RUN,
+    ),
 ]
 Executor = Annotated[
     str,

@@ -1,13 +1,15 @@
 """What one instance carries if it only prefills, and if it only decodes: the load of each phase.
 
 Source: Zhong et al., "DistServe" (OSDI 2024), §3.1 (Eq. 1: time to first token of a queue of
-prompts), §3.2 (batch of a decode instance) and §4.1 (goodput of one instance for each phase).
+prompts), §3.2 (batch of a decode instance) and §4.1 (goodput of one instance for each phase,
+and Algorithm 1: parallelism and number of instances of each).
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,14 +22,31 @@ from ...workloads.workload import Workload
 _BATCH_TOKENS = 2048  # of short prompts that are prefilled together
 _MOST_SEQUENCES = 256  # in a decode batch
 _MOST_PROMPTS = 500  # whose time is computed
+_TIE = 1e-9
+
+
+@dataclass(frozen=True)
+class PhaseSplit:
+    """Instances of each phase and their tensor-parallel degrees."""
+
+    prefill_instances: int
+    decode_instances: int
+    prefill_tp: int
+    decode_tp: int
 
 
 @dataclass(frozen=True)
 class PhaseCapacity:
-    """Requests a second that one instance is estimated to carry within the SLO."""
+    """Requests a second that one instance is estimated to carry within the SLO; `others` are those
+    of instances with other tensor-parallel degrees. A phase whose SLO is out of reach, whatever the
+    load (`in_slo`: prefill, decode), counts at full use.
+    """
 
     prefill_rps: float
     decode_rps: float
+    tp: int = 1
+    in_slo: tuple[bool, bool] = (True, True)
+    others: tuple[PhaseCapacity, ...] = ()
 
     def prefill_instances(self, instances: int) -> int:
         """How many of `instances` (2 or more) prefill where the slower phase carries the most."""
@@ -35,6 +54,25 @@ class PhaseCapacity:
             range(1, instances),
             key=lambda n: min(n * self.prefill_rps, (instances - n) * self.decode_rps),
         )
+
+    def split(self, instances: int, prefill_tp: int = 0, decode_tp: int = 0) -> PhaseSplit | None:
+        """The split of the GPUs of `instances` at which the slower phase carries the most; splits
+        with an SLO out of reach come last, and of equal ones that with this `tp` is first. A degree
+        that is not 0 is kept. None: there is no such split.
+        """
+        gpus, best, most = instances * self.tp, None, (0, 0.0)
+        degrees = (self, *self.others)
+        prefills = [one for one in degrees if prefill_tp in (0, one.tp)]
+        decodes = [one for one in degrees if decode_tp in (0, one.tp)]
+        for prefill, decode in product(prefills, decodes):
+            within = prefill.in_slo[0] + decode.in_slo[1]
+            for n_prefill in range(1, gpus // prefill.tp + 1):
+                n_decode, rest = divmod(gpus - n_prefill * prefill.tp, decode.tp)
+                rps = min(n_prefill * prefill.prefill_rps, n_decode * decode.decode_rps)
+                if not rest and (within, rps) > (most[0], most[1] * (1 + _TIE)):
+                    most = within, rps
+                    best = PhaseSplit(n_prefill, n_decode, prefill.tp, decode.tp)
+        return best
 
 
 def phase_capacity(
@@ -56,10 +94,16 @@ def phase_capacity(
     prefill_s = np.array([_prefill_s(int(tokens), step_time) for tokens in prompts])
     kv_tokens = float(prompts.mean() + workload.output_tokens[rows].mean() / 2)
     most = max(1, min(_MOST_SEQUENCES, int(placement.kv_tokens / kv_tokens)))
+    ttft_s, tpot_s = _typical(workload.ttft_slo_s[rows]), _typical(workload.tpot_slo_s[rows])
     return PhaseCapacity(
-        _queue_rps(prefill_s, _typical(workload.ttft_slo_s[rows])),
-        _decode_tokens_per_s(kv_tokens, most, _typical(workload.tpot_slo_s[rows]), step_time)
+        _queue_rps(prefill_s, ttft_s),
+        _decode_tokens_per_s(kv_tokens, most, tpot_s, step_time)
         / float(workload.output_tokens[rows].mean()),
+        placement.tp,
+        (
+            bool(prefill_s.mean() < ttft_s),
+            step_time.step_s(1, round(kv_tokens), ()) <= tpot_s,
+        ),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -26,6 +27,7 @@ from ..results.run_folder import (
 from ..servers.launch.backend_names import SIMULATED, TORCH
 from .config.schema import ExperimentSchema
 from .execution.plan import ExperimentPlan, plan
+from .execution.specs import CellSpec
 from .execution.workers import CellDone, CellProgress, Event, Executor, LocalExecutor
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
 SUITES = Path(__file__).parent / "suites"
 _REPORTED_PACKAGES = ("numpy", "pandas", "pyarrow", "pydantic")
+_WORTH_A_PROCESS = 4000  # requests, simulated in about the second that a process takes to start
 
 
 @dataclass(frozen=True)
@@ -88,8 +91,9 @@ class Experiment(ExperimentSchema):
 
         Args:
             out: the folder, empty or new; by default a new one under `runs`.
-            jobs: processes; by default one per processor core. With one, cells run in this one.
-                Cells on real servers never run side by side.
+            jobs: processes; by default one per processor core, or fewer where so many would
+                take longer to start than to simulate. With one, cells run in this one. Cells on
+                real servers never run side by side.
             executor: where simulated cells run instead, and from where the load of servers that run
                 already is sent, as in `ray_pool.OnRay()`.
             resume: finish what an interrupted run of this experiment left in `out`.
@@ -111,15 +115,26 @@ class Experiment(ExperimentSchema):
             environment={**environment(planned, command), PLANNED: len(planned.cells)},
             resume=resume,
         ) as held:
-            _run_missing(planned, held, executor, jobs or cores(), progress)
+            _run_missing(planned, held, executor, jobs, progress)
         return RunResult(folder)
+
+
+def _worthwhile_processes(specs: Sequence[CellSpec]) -> int:
+    """As many as have enough to simulate, each."""
+    requests = sum(
+        (spec.rate_rps or math.inf) * (spec.duration_s or math.inf)
+        if spec.requests is None
+        else spec.requests
+        for spec in specs
+    )
+    return len(specs) if math.isinf(requests) else max(1, int(requests / _WORTH_A_PROCESS))
 
 
 def _run_missing(
     planned: ExperimentPlan,
     held: RunFolder,
     executor: Executor | None,
-    jobs: int,
+    jobs: int | None,
     progress: Callable[[Progress], None] | None,
 ) -> None:
     missing = set(held.missing)
@@ -137,7 +152,8 @@ def _run_missing(
 
     records = planned.resolved.records
     if planned.resolved.backend == SIMULATED:
-        (executor or LocalExecutor(jobs)).run(todo, held.path, records=records, tell=tell)
+        local = LocalExecutor(jobs or min(cores(), _worthwhile_processes(todo)))
+        (executor or local).run(todo, held.path, records=records, tell=tell)
         return
     from .backends.measuring import backend_of, measure_cells
 

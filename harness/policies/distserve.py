@@ -1,15 +1,20 @@
 """DistServe: prompts on some instances, answers on others, KV goes over between them.
 
 Source: Zhong et al., "DistServe: Disaggregating Prefill and Decoding for Goodput-optimized Large
-Language Model Serving" (OSDI 2024), §3 and §4.3.
+Language Model Serving" (OSDI 2024), §3, §4.1 (Algorithm 1) and §4.3.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Self
 
-from ..core.cluster_policy import OnServers, ServerRole
-from ..core.policy import AnyPolicy
+from ...predictors.placement import TP_DEGREES, Placement
+from ...workloads.errors import SloBenchError
+from ..core.cluster_policy import OnServers, Role, ServerRole
+from ..core.phase_capacity import PhaseCapacity
+from ..core.policy import AnyPolicy, parameter
 from .shared.disaggregated import DECODE, PREFILL, DisaggregatedPolicy
 
 
@@ -17,12 +22,72 @@ from .shared.disaggregated import DECODE, PREFILL, DisaggregatedPolicy
 class DistServe(DisaggregatedPolicy):
     """First come, first served everywhere; each request goes where the fewest are (§4.3).
 
+    `prefill_tp` and `decode_tp` (0, the default): each phase has the tensor-parallel degree that
+    is chosen with the ratio, for the GPUs of the run (Algorithm 1); where the ratio is set, the
+    degree of the run. `prefill_instances` and `decode_instances` count instances of these degrees.
+
     Deviates: every instance schedules as vLLM does, where the paper batches prompts up to a length
-    that saturates the GPU. All instances are placed alike. There is one real server of each
-    kind unless more are set.
+    that saturates the GPU. The goodput of a phase is estimated by the paper's queueing formulas,
+    not simulated; pipeline stages are those of the run. There is one real server of each kind
+    unless more are set, all of one degree.
     """
 
+    prefill_tp: int = parameter(0, choices=(0, *TP_DEGREES))
+    decode_tp: int = parameter(0, choices=(0, *TP_DEGREES))
+
+    @property
+    def least_instances(self) -> int:
+        prefill = max(1, self.prefill_instances) * max(1, self.prefill_tp)
+        return prefill + max(1, self.decode_instances) * max(1, self.decode_tp)
+
+    def for_load(self, capacity: PhaseCapacity, instances: int) -> Self:
+        if self.prefill_instances or self.decode_instances or instances < 2:
+            return self
+        split = capacity.split(instances, self.prefill_tp, self.decode_tp)
+        if split is None:
+            return self
+        return replace(
+            self,
+            prefill_instances=split.prefill_instances,
+            prefill_tp=split.prefill_tp,
+            decode_tp=split.decode_tp,
+        )
+
+    def layout(self, policy: AnyPolicy, placement: Placement, instances: int) -> Sequence[Role]:
+        degrees = self.prefill_tp or placement.tp, self.decode_tp or placement.tp
+        if set(degrees) == {placement.tp}:
+            return super().layout(policy, placement, instances)
+        prefill, decode = self._counts_by_tp(instances * placement.tp, *degrees)
+        counted = replace(
+            self, prefill_instances=prefill, decode_instances=decode, prefill_tp=0, decode_tp=0
+        )
+        roles = counted.layout(policy, placement, prefill + decode)
+        return tuple(
+            role if tp == placement.tp else replace(role, placement=replace(placement, tp=tp))
+            for role, tp in zip(roles, degrees, strict=True)
+        )
+
+    def _counts_by_tp(self, gpus: int, prefill_tp: int, decode_tp: int) -> tuple[int, int]:
+        """Numbers of prefill and decode instances on `gpus` GPUs of each pipeline stage."""
+        prefill, decode = self.prefill_instances, self.decode_instances
+        if prefill and decode:
+            times = gpus // (prefill * prefill_tp + decode * decode_tp)
+            prefill, decode = times * prefill, times * decode
+        elif decode:
+            prefill = (gpus - decode * decode_tp) // prefill_tp
+        else:
+            prefill = prefill or max(1, gpus // 2 // prefill_tp)
+            decode = (gpus - prefill * prefill_tp) // decode_tp
+        if min(prefill, decode) < 1 or prefill * prefill_tp + decode * decode_tp != gpus:
+            raise SloBenchError(
+                f"{gpus} GPUs cannot be shared out to prefill_instances {self.prefill_instances} "
+                f"of tp {prefill_tp} and decode_instances {self.decode_instances} of tp "
+                f"{decode_tp} (0: all the others); change one of these or the number of GPUs"
+            )
+        return prefill, decode
+
     def on_servers(self, policy: AnyPolicy) -> OnServers:
+        alike = "its servers have one tensor-parallel degree (tp): leave prefill_tp, decode_tp out"
         return OnServers(
             (
                 ServerRole(PREFILL, max(1, self.prefill_instances)),
@@ -30,4 +95,5 @@ class DistServe(DisaggregatedPolicy):
             ),
             ("prefill_instances", "decode_instances"),
             splits=True,
+            refusals={"": alike} if self.prefill_tp or self.decode_tp else {},
         )

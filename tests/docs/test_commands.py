@@ -4,7 +4,7 @@ A page's commands run in order, in one empty folder, so that a later one finds w
 wrote. Who runs a command is told from it: what takes torch, Ray, PostgreSQL or servers, repeats a
 paper's experiments or installs is `slow`, and `.ci/slow` runs it. `NOT_RUN` is the rest, with the
 reasons. `pytest -s` prints what is typed in place of what is shown; nothing but `LEFT_OPEN`,
-`ON_A_SERVER`, the addresses and the models makes the two differ.
+`ON_A_SERVER`, `A_TENTH`, the addresses and the models makes the two differ.
 """
 
 from __future__ import annotations
@@ -91,6 +91,11 @@ ON_A_SERVER = {
     "campaign.py": "--seconds 5",
     "killed.py": "--moments 2",
 }
+
+
+# Of what these say a tenth is typed where arrivals have a rate: the time that a run takes, and its
+# figures, which the page that shows some has a test for.
+A_TENTH = ("--duration", "--warmup", "--random-cases")
 
 
 def shown(page: Path) -> list[str]:
@@ -343,10 +348,14 @@ def typed_for(command: str) -> str:
     """What is typed: the command, and what keeps it short."""
     words = shlex.split(command)
     asked = Path(words[1]).name if len(words) > 1 else ""
+    if "--rates" in words or "--random-cases" in words:
+        for option in {*words} & {*A_TENTH}:
+            at = words.index(option) + 1
+            words[at] = f"{int(words[at]) / 10:g}"
     if re.search(r"--base-url|--backend|profile run|^python", command) and asked in ON_A_SERVER:
         return shlex.join([*words, *shlex.split(ON_A_SERVER[asked])])
     if words[1:3] == ["tune", "placement"] or any(word.endswith(".toml") for word in words[2:3]):
-        return command  # an experiment file says it all
+        return shlex.join(words)  # an experiment file says it all
     instead = {"--duration": "--requests", "--executor": "--jobs"}
     said = {*words, *(instead[word] for word in words if word in instead)}
     for setting in re.findall(r"--\S+(?: [^-]\S*)?", LEFT_OPEN.get(asked, "")):

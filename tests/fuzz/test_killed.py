@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 import slo_bench
+from reference.examples import examples
 from slo_bench import Experiment, SloBenchError, write_report
 from slo_bench.harness.results.run_folder import open_run_folder, read_rows
 
@@ -37,10 +38,11 @@ def killed():
 
 @pytest.mark.parametrize("kind", ["sweep", "capacity", "tune"])
 def test_a_killed_run_is_resumed_to_the_same_bytes(killed, kind, tmp_path):
-    command = [sys.executable, killed.__file__, "--kind", kind, "--moments", "3", "--seed", "1"]
+    kills = str(examples(6))
+    command = [sys.executable, killed.__file__, "--kind", kind, "--moments", kills, "--seed", "1"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"{kind}: 3 kills" in done.stdout
+    assert f"{kind}: {kills} kills" in done.stdout
 
 
 def kill_workers(of_thread):

@@ -103,7 +103,7 @@ class CapacityLevel:
         """Whether the backlog grows; the rate is then above capacity, whatever the attainment."""
         return bool(self.valid) and grows(self.judged)
 
-    @property
+    @cached_property
     def sustained(self) -> bool:
         """Whether settled runs show that the system keeps up with the load."""
         return any(sample.settled for sample in self.valid) and keeps_up(self.judged)

@@ -58,17 +58,26 @@ class MdcQueue:
         What is in the system at a moment and one service time later:
         N' = max(N − c, 0) + Poisson(λD).
         """
-        load = rate_rps * self.service_s
-        size = max(at_least, self.servers + math.ceil(_NOTHING / self._decay(load)))
-        come = _poisson(load, size)
+        load, c = rate_rps * self.service_s, self.servers
+        size = max(at_least, c + math.ceil(_NOTHING / self._decay(load)))
+        come = _poisson(load, math.ceil(load + 10 * math.sqrt(load) + _NOTHING))
         step = np.zeros((size, size))
         for there in range(size):
-            left = max(0, there - self.servers)
-            step[there, left:] = come[: size - left]
-        step[:, -1] += 1 - step.sum(axis=1)
-        balance = step.T - np.eye(size)
-        balance[-1] = 1.0
-        chances: Floats = np.linalg.solve(balance, np.eye(size)[-1])
+            left = max(0, there - c)
+            stay = come[: size - left]
+            step[there, left : left + len(stay)] = stay
+            step[there, -1] += 1 - stay.sum()
+        # States are eliminated from the last on (Grassmann, Taksar and Heyman 1985); a state has
+        # steps to at most c fewer, and from at most len(come) fewer.
+        for s in range(size - 1, 0, -1):
+            fewer, few = slice(max(0, s - c), s), slice(max(0, s - len(come)), s)
+            step[few, s] /= step[s, fewer].sum()
+            step[few, fewer] += np.outer(step[few, s], step[s, fewer])
+        chances: Floats = np.ones(size)
+        for s in range(1, size):
+            few = slice(max(0, s - len(come)), s)
+            chances[s] = chances[few] @ step[few, s]
+        chances /= chances.sum()
         return chances
 
     def _decay(self, load: float) -> float:

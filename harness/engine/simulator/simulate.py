@@ -64,6 +64,7 @@ def simulate(
     engine: Engine | None = None,
     progress: Callable[[int, float], None] | None = None,
     trace: EngineTrace | None = None,
+    step_time_of: Callable[[Placement], StepTime] | None = None,
 ) -> Result:
     """Serve `workload` with `instances` of `system`, each placed as `placement` says.
 
@@ -94,6 +95,8 @@ def simulate(
         engine: makes the instances in place of `SimulatedInstance`, by the same arguments.
         progress: called now and then with (requests ended, clock in seconds).
         trace: is filled with everything that instances do (not those of an `engine`).
+        step_time_of: the true step times of a role with a placement of its own; by default those
+            of `default_step_time`.
 
     Raises:
         SloBenchError: an unknown router or option, an overlong request under `error`, embedding
@@ -140,6 +143,7 @@ def simulate(
             trace=trace,
             beside=embedder is not None,
             longest=longest,
+            step_time_of=step_time_of,
             lora=lora,
         )
         for role in (*roles, *(apart if embed_instances else ()))

@@ -60,8 +60,9 @@ class Builder:
 
     `beside`: an embedder uses the same devices. `engine` makes the instances that iterate, as a
     test's reference does; `SimulatedInstance` by default. `guess` and `longest`: predicted output
-    lengths for policies; see `core.view.Predictions`. `lora`: the models that requests name are
-    adapters of this one.
+    lengths for policies; see `core.view.Predictions`. `step_time_of`: the step times of a role with
+    a placement of its own; by default those of `default_step_time`. `lora`: the models that
+    requests name are adapters of this one.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Builder:
         trace: EngineTrace | None = None,
         beside: bool = False,
         longest: Callable[[RequestState], int] | None = None,
+        step_time_of: Callable[[Placement], StepTime] | None = None,
         lora: Lora | None = None,
     ) -> None:
         self.role = role
@@ -101,7 +103,8 @@ class Builder:
         if role.step_time is not None:
             steps = role.step_time
         elif role.placement is not None:
-            steps = default_step_time(placement).model
+            of_own = step_time_of or (lambda its: default_step_time(its).model)
+            steps = of_own(placement)
         self._steps = steps
         self._guess = guess
         self._longest = longest or guess

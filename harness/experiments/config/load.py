@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from ....predictors.placement import TP_DEGREES
 from ....workloads.errors import SloBenchError
 from ....workloads.file_cache import file_cache
 from ....workloads.request import RequestType
@@ -167,7 +169,9 @@ def estimated_capacity_rps(workload: WorkloadSpec, place: PlacementSpec, seed: i
 def estimated_phases(
     workload: WorkloadSpec, place: PlacementSpec, slo: str, slo_scale: float
 ) -> PhaseCapacity | None:
-    """What one instance carries of a workload in each phase, from a sample of its requests."""
+    """What one instance carries of a workload in each phase, from a sample of its requests; so of
+    other tensor-parallel degrees on which the model fits.
+    """
     of = source(workload)
     made = of.make(
         rate_rps=None if of.closed_loop else 1.0,
@@ -175,8 +179,24 @@ def estimated_phases(
         seed=0,
         slo=parse_slo(slo, slo_scale),
     )
+    found = _phases(made, place)
+    return found and replace(found, others=tuple(_other_degrees(made, place)))
+
+
+def _phases(made: Workload, place: PlacementSpec) -> PhaseCapacity | None:
     where = placed(place)
     return phase_capacity(made, where.placement, where.step_time.model)
+
+
+def _other_degrees(made: Workload, place: PlacementSpec) -> Iterator[PhaseCapacity]:
+    """Of instances with another `tp`, where the model fits and step times are known."""
+    own = (place.num_gpu_blocks, place.device_map, place.embedder, place.speculation)
+    if any((*own, place.max_loras)):
+        return  # what these take of memory is known for the tensor-parallel degree of the run
+    for tp in TP_DEGREES:
+        with contextlib.suppress(SloBenchError):
+            if tp != place.tp and (found := _phases(made, replace(place, tp=tp))) is not None:
+                yield found
 
 
 def _generating_s(made: Workload, where: Placed) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ....predictors.dtypes import weight_dtype
+from ....predictors.operators.assembly import default_step_time
 from ....predictors.output_length import Ints, bucket_accuracy, length_predictor, longest_tokens
 from ....predictors.placement import Placement, smallest_tp
 from ....predictors.power import power_model
@@ -154,7 +156,15 @@ def simulated(
         failures=parse_failures(spec.failures) if spec.failures else (),
         progress=progress,
         trace=trace,
+        step_time_of=partial(_role_step_time, spec.placement),
     )
+
+
+def _role_step_time(of: PlacementSpec, role: Placement) -> StepTime:
+    """Step times of a role with a placement of its own: those of the run where tp alone differs."""
+    if dataclasses.replace(role, tp=of.tp) == placed(of).placement:
+        return placed(dataclasses.replace(of, tp=role.tp)).step_time.model
+    return default_step_time(role).model
 
 
 def simulated_row(

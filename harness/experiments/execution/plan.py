@@ -478,21 +478,23 @@ def _check_layouts(systems: Sequence[SystemChoice], combinations: Sequence[Combi
             )
         if alone and combination.values["embedder"] is None:
             raise SloBenchError("embed_instances needs an embedder")
-        _check_failures(choice, combination, instances)
     asked = any(c.values["router"] is not None for c in combinations)
     if asked and all(choice.decides_itself for choice in systems):
         raise SloBenchError(f"{systems[0].label} decides across instances itself; leave router out")
     for choice, combination in itertools.product(systems, combinations):
         system = choice.system
         if system is None or system.cluster is None:
+            _check_failures(choice, combination, combination.instances_of(system))
             continue
         if combination.place.device_map is not None:
             raise SloBenchError(f"{choice.label} places layers itself; leave device_map out")
         place = placed(combination.place).placement
-        instances = combination.generating(system)
-        for role in system.cluster.layout(system.policy, place, instances):
+        settled = system.cluster.with_parameters(**_by_load(choice, combination))
+        roles = settled.layout(system.policy, place, combination.generating(system))
+        for role in roles:
             if role.placement is not None:
                 role.placement.check()
+        _check_failures(choice, combination, sum(role.instances for role in roles))
 
 
 def _check_failures(choice: SystemChoice, combination: Combination, instances: int) -> None:

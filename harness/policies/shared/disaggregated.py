@@ -108,9 +108,9 @@ class DisaggregatedPolicy(KvTransferPolicy):
 
     `prefill_instances` and `decode_instances` 0 (the default): the ratio at which the slower phase
     carries the most, by the estimated load of the workload (`PhaseCapacity`). This is how DistServe
-    (§4.1), Splitwise (§4.4) and their successors size their pools; their search of parallelism for
-    each phase is left out. One of them 0: all the other instances. Neither 0: with several times as
-    many instances as both together, both are multiplied.
+    (§4.1), Splitwise (§4.4) and their successors size their pools. One of them 0: all the other
+    instances. Neither 0: with several times as many instances as both together, both are
+    multiplied.
     KV goes over a link of `network_gb_per_s` from each GPU and to each (0: the GPUs' own link to
     their peers), one transfer at a time. A request keeps its blocks on the prefill instance until
     the transfer ends, and the transfer begins when a decode instance has room: full decode

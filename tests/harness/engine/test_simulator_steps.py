@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from reference.examples import examples
 from reference.plain import PlainInstance
 from reference.workloads import assert_same, workloads
 from slo_bench.harness.core.decisions import (
@@ -151,7 +152,7 @@ CASES["sarathi-cached"] = lambda n: System(
 
 
 @pytest.mark.parametrize("case", CASES)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     workload=workloads(),
     blocks=st.sampled_from([70, 90, 130, 400]),
@@ -200,7 +201,7 @@ UNLIKE = Placement(
 
 
 @pytest.mark.parametrize("case", ["vllm", "sarathi"])
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     workload=workloads(),
     blocks=st.sampled_from([70, 130, 400]),

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from slo_bench import Experiment
+from slo_bench.harness.experiments import experiment
 from slo_bench.harness.experiments.execution.workers import LocalExecutor
 from slo_bench.harness.experiments.experiment import new_folder, suites
 from slo_bench.workloads.errors import FileFormatError, SloBenchError
@@ -52,6 +53,32 @@ def test_the_resolved_experiment_gives_the_same_bytes_on_any_number_of_processes
     again = Experiment.load(tmp_path / "one" / "experiment.toml")
     again.run(tmp_path / "two", jobs=3)
     same_files(tmp_path / "one", tmp_path / "two")
+
+
+@pytest.mark.parametrize(
+    ("changes", "asked", "processes"),
+    [
+        ({}, None, 1),
+        ({}, 3, 3),
+        ({"requests": 2500}, None, 4),
+        ({"requests": 1500}, None, 3),
+        ({"requests": None, "duration_s": 700}, None, 4),
+    ],
+)
+def test_short_runs_start_no_more_processes_than_they_are_worth(
+    tmp_path, monkeypatch, changes, asked, processes
+):
+    """8 cells of 20 requests, or of so many that three or five processes would have 4,000 each."""
+    begun = []
+
+    class Told(LocalExecutor):
+        def run(self, specs, folder, *, records, tell):
+            begun.append(self.jobs)
+
+    monkeypatch.setattr(experiment, "LocalExecutor", Told)
+    monkeypatch.setattr(experiment, "cores", lambda: 4)
+    small(**changes).run(tmp_path / "run", jobs=asked)
+    assert begun == [processes]
 
 
 def test_what_was_left_open_is_written_down(tmp_path):

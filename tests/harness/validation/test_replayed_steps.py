@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from reference.examples import examples
 from reference.plain import PlainInstance
 from slo_bench.harness.core.records import Records
 from slo_bench.harness.engine.simulator.simulate import simulate
@@ -76,7 +77,7 @@ def workloads(draw: st.DrawFn) -> Workload:
 
 @pytest.mark.parametrize("lengths", TABLES)
 @pytest.mark.parametrize("name", ["vllm", "vllm-async", "vllm-swap", "sarathi"])
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(30), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     workload=workloads(),
     blocks=st.sampled_from([70, 90, 400]),

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from reference.examples import examples
 from slo_bench.cli.main import app
 from slo_bench.harness.experiments.experiment import Experiment
 from slo_bench.harness.policies.systems import SYSTEMS, system
@@ -58,7 +59,7 @@ def each_carries_two(spec):
     return Formula(spec, defaultdict(lambda: 2.0))
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(
     each=st.lists(st.floats(0.5, 20), min_size=12, max_size=12),
     rate=st.floats(1, 30),
@@ -101,7 +102,7 @@ def _most(every, key, rate):
 
 def test_a_plan_carries_its_load_and_is_taken_up_again(tmp_path):
     asked = ASKED.model_copy(update={"parameters": ONE_BUDGET})
-    wanted = TargetLoad(4, plans=2)
+    wanted = TargetLoad(4, plans=1)
     simulated = []
     first = plan_cheapest(
         asked, wanted, kinds=("a100-80g", "l40s"), folder=tmp_path, say=simulated.append
@@ -225,10 +226,10 @@ def test_prices_decide():
     kinds = ("a100-80g", "h100-80g")
     wanted = TargetLoad(2, plans=1)
     listed = default_prices()
-    dear = plan_cheapest(ASKED, wanted, kinds=kinds, prices=listed.changed({"h100-80g": 100}))
-    cheap = plan_cheapest(ASKED, wanted, kinds=kinds, prices=listed.changed({"h100-80g": 0.1}))
-    assert dear.plans[0].offer.gpu == "a100-80g"
-    assert cheap.plans[0].offer.gpu == "h100-80g"
+    for usd, gpu in ((100, "a100-80g"), (0.1, "h100-80g")):
+        prices = listed.changed({"h100-80g": usd})
+        found = plan_cheapest(ASKED, wanted, kinds=kinds, prices=prices, runner_of=each_carries_two)
+        assert found.plans[0].offer.gpu == gpu
 
 
 def test_a_price_is_that_of_the_list_and_its_energy():
@@ -357,7 +358,7 @@ def test_a_system_without_a_plan_is_named_with_the_reason():
 def planned():
     asked = ASKED.model_copy(update={"tp": (2,)})
     wanted = TargetLoad(18, plans=1)
-    return asked, plan_cheapest(asked, wanted, kinds=("a100-80g",))
+    return asked, plan_cheapest(asked, wanted, kinds=("a100-80g",), runner_of=each_carries_two)
 
 
 def test_the_script_starts_every_instance_on_gpus_of_its_own(tmp_path, planned):
@@ -397,7 +398,7 @@ def test_the_script_starts_every_instance_on_gpus_of_its_own(tmp_path, planned):
 def test_systems_of_ours_are_served_by_us(system, word):
     asked = ASKED.model_copy(update={"systems": (system,)})
     wanted = TargetLoad(2, plans=1)
-    [plan] = plan_cheapest(asked, wanted, kinds=("a100-80g",)).plans
+    [plan] = plan_cheapest(asked, wanted, kinds=("a100-80g",), runner_of=each_carries_two).plans
     script = launch_script(asked, wanted, plan, default_prices())
     assert word in script
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from reference.examples import examples
 from slo_bench.cli.main import app
 from slo_bench.harness.experiments.experiment import Experiment
 from slo_bench.tuner.capacity.samples import LevelSample
@@ -49,7 +50,7 @@ class Formula:
         )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     rates=st.lists(st.sampled_from([0.0, 0.3, 0.7, 1.0, 2.5, 4.0]), min_size=24, max_size=24),
     each=st.floats(0.6, 1.5),

@@ -235,7 +235,7 @@ def test_several_processes_share_a_study(tmp_path):
     url = f"sqlite:///{tmp_path}/study.db"
     words = ["tune", "sarathi", "--requests", "200", "--tolerance", "0.3", "--no-confirm"]
     words += ["--search", "chunk_tokens=128..4096", "--search", "max_num_seqs=4..64"]
-    words += ["--storage", url, "--study", "shared", "--no-report", "--trials", "8"]
+    words += ["--storage", url, "--study", "shared", "--no-report", "--trials", "5"]
     workers = [
         subprocess.Popen(
             [sys.executable, "-m", "slo_bench.cli.main", *words, "--out", str(tmp_path / name)],
@@ -252,9 +252,9 @@ def test_several_processes_share_a_study(tmp_path):
     assert all(trial.state.is_finished() for trial in trials)
     owners = {noted(trial, OWNER) for trial in trials}
     assert 1 <= len(owners) <= 2
-    assert 8 <= len(counted(trials)) <= 9  # each may begin one before it sees the other's
+    assert 5 <= len(counted(trials)) <= 6  # each may begin one before it sees the other's
     keys = [noted(trial, KEY) for trial in trials if SAME_AS not in trial.user_attrs]
-    assert len(keys) >= 8
+    assert len(keys) >= 5
     assert (tmp_path / "a" / "tune.json").is_file() or (tmp_path / "b" / "tune.json").is_file()
 
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from reference.examples import examples
 from reference.plain import PlainInstance
 from reference.workloads import assert_same, workloads
 from slo_bench.harness.core.cluster_policy import (
@@ -257,7 +258,7 @@ def assert_nobody_lost(workload: Workload, records: Records) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     workload=workloads(),
     blocks=st.sampled_from([70, 90, 130, 400]),
@@ -327,7 +328,7 @@ class Watches(ClusterPolicy):
         return least_loaded(cluster.up)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     workload=workloads(),
     blocks=st.sampled_from([70, 130, 400]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 
 import numpy as np
@@ -10,10 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from reference.examples import examples
 from reference.plain import PlainInstance
 from slo_bench import Experiment
 from slo_bench.harness.core.cluster_policy import Failure
-from slo_bench.harness.core.phase_capacity import PhaseCapacity, phase_capacity
+from slo_bench.harness.core.phase_capacity import PhaseCapacity, PhaseSplit, phase_capacity
 from slo_bench.harness.core.records import Outcome
 from slo_bench.harness.engine.simulator.simulate import simulate
 from slo_bench.harness.experiments.execution.cells import simulated, workload_of
@@ -79,7 +81,9 @@ def workloads(draw: st.DrawFn) -> Workload:
     )
 
 
-RELAXED = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+RELAXED = settings(
+    max_examples=examples(15), deadline=None, suppress_health_check=list(HealthCheck)
+)
 
 
 @pytest.mark.parametrize("name", CLUSTERS)
@@ -214,30 +218,103 @@ def test_the_capacity_of_a_phase_by_hand():
     assert found.decode_rps == pytest.approx(10 / 0.010 / 100)
 
 
-@pytest.mark.parametrize(("workload", "rate_rps"), [("sharegpt", 8.0), ("alpaca", 600.0)])
-def test_no_other_ratio_serves_more_in_time(workload, rate_rps):
-    """The ratio picked against every other one, in a simulation near capacity."""
-    asked = {
-        "systems": "distserve",
-        "workload": workload,
-        "rates": rate_rps,
-        "gpus": 4,
-        "requests": 1500,
-        "seeds": 1,
-    }
-    [picked] = Experiment(**asked).plan().cells
-    every = Experiment(
-        **asked, parameters={"distserve": {"prefill_instances": [1, 2, 3], "decode_instances": 0}}
-    ).plan()
-    served = {
-        spec.parameters["prefill_instances"]: float(
-            judge(made := workload_of(spec), simulated(spec, made, None).records).met.mean()
+def test_degrees_are_chosen_with_the_ratio_for_the_same_gpus():
+    """Two GPUs prefill 5 requests a second as one instance, 4 as two; they decode 12 or 16."""
+    two = PhaseCapacity(5.0, 12.0, tp=2)
+    one = PhaseCapacity(2.0, 8.0, others=(two,))
+    assert one.split(3) == PhaseSplit(1, 1, prefill_tp=2, decode_tp=1)  # 5, else 4
+    assert one.split(4) == PhaseSplit(3, 1, 1, 1)  # 6, else 5
+    assert one.split(4, prefill_tp=2) == PhaseSplit(1, 2, 2, 1)
+    assert one.split(4, decode_tp=2) == PhaseSplit(1, 1, 2, 2)
+    assert one.split(3, prefill_tp=4) is None
+    assert one.split(2) == PhaseSplit(1, 1, 1, 1)
+    late = dataclasses.replace(one, in_slo=(False, True))
+    assert late.split(4) == PhaseSplit(1, 2, 2, 1)  # a prompt alone is late with tp 1
+    chosen = DistServe().for_load(one, 3)
+    assert chosen == DistServe(1, 0, prefill_tp=2, decode_tp=1)
+    assert DistServe(1, 0).for_load(one, 3) == DistServe(1, 0)
+
+
+def roles(of: DistServe, instances: int, tp: int = 1) -> list[tuple[int, int]]:
+    """Instances and tensor-parallel degree of prefill and of decode."""
+    placement = dataclasses.replace(PLACEMENT, tp=tp)
+    made = of.layout(Vllm(), placement, instances)
+    return [(role.instances, (role.placement or placement).tp) for role in made]
+
+
+def test_instances_of_unlike_degrees_fill_the_gpus():
+    assert roles(DistServe(1, 0, prefill_tp=2), 4) == [(1, 2), (2, 1)]
+    assert roles(DistServe(0, 2, prefill_tp=2), 4) == [(1, 2), (2, 1)]
+    assert roles(DistServe(1, 2, prefill_tp=2), 8) == [(2, 2), (4, 1)]
+    assert roles(DistServe(prefill_tp=2), 4) == [(1, 2), (2, 1)]
+    assert roles(DistServe(1, 0, decode_tp=1), 2, tp=2) == [(1, 2), (2, 1)]
+    assert roles(DistServe(1, 0, prefill_tp=2, decode_tp=2), 2, tp=2) == [(1, 2), (1, 2)]
+    assert DistServe(1, 2, prefill_tp=2).least_instances == 4
+    for wrong in (DistServe(1, 0, prefill_tp=4), DistServe(1, 1, prefill_tp=2)):
+        with pytest.raises(SloBenchError, match="4 GPUs cannot be shared out to prefill_instances"):
+            roles(wrong, 4)
+
+
+SETTLED = {"systems": "distserve", "seeds": 1, "requests": 60, "rates": 4}
+
+
+def test_a_degree_of_a_phase_is_as_that_of_the_run():
+    """Two instances of tp 2: as the run has it, or as the phases have it, with the same options."""
+    ways = [
+        Experiment(**SETTLED, host_s=0.004, gpus=4, tp=tp, parameters={"distserve": of}).plan()
+        for tp, of in (
+            (2, {"prefill_instances": 1}),
+            (1, {"prefill_instances": 1, "prefill_tp": 2, "decode_tp": 2}),
         )
-        for spec in every.cells
-    }
-    chosen = picked.columns["distserve.prefill_instances"]
+    ]
+    records = [simulated(of.cells[0], workload_of(of.cells[0]), None).records for of in ways]
+    assert records[0].finish_s.tobytes() == records[1].finish_s.tobytes()
+    assert records[0].first_token_s.tobytes() == records[1].first_token_s.tobytes()
+
+
+def test_failures_number_the_instances_that_there_are():
+    of = {"distserve": {"prefill_instances": 1, "prefill_tp": 2}}
+    assert Experiment(**SETTLED, gpus=4, failures="2@1s..2s", parameters=of).plan().cells
+    with pytest.raises(SloBenchError, match="instance 3"):
+        Experiment(**SETTLED, gpus=4, failures="3@1s..2s", parameters=of).plan()
+
+
+def test_servers_of_unlike_degrees_are_not_started(slo_bench):
+    words = ["run", "--backend", "vllm", "--model", "m", "--system", "distserve", "--rates", 1]
+    code, _, err = slo_bench(*words, "--set", "distserve.prefill_tp=2")
+    assert code == 2
+    assert "leave prefill_tp, decode_tp out" in " ".join(err.split())
+
+
+@pytest.mark.parametrize(
+    ("rate_rps", "asked"),
+    [
+        (9.0, {"workload": "sharegpt", "gpus": 4, "requests": 1500}),
+        (600.0, {"workload": "alpaca", "gpus": 4, "requests": 1500}),
+        (1.1, {"workload": "longbench", "gpus": 3, "requests": 200, "slo": "ttft=1.5,tpot=0.05"}),
+    ],
+)
+def test_no_other_ratio_or_degree_serves_more_in_time(rate_rps, asked):
+    """What is picked against every other split of the GPUs, in a simulation near capacity."""
+    of = {"systems": "distserve", "rates": rate_rps, "seeds": 1, **asked}
+    [picked] = Experiment(**of).plan().cells
+    gpus, served = asked["gpus"], {}
+    for prefill_tp, decode_tp, n in itertools.product((1, 2), (1, 2), range(1, gpus)):
+        n_decode, rest = divmod(gpus - n * prefill_tp, decode_tp)
+        if rest or n_decode < 1:
+            continue
+        parameters = {"prefill_instances": n, "prefill_tp": prefill_tp, "decode_tp": decode_tp}
+        [spec] = Experiment(**of, parameters={"distserve": parameters}).plan().cells
+        made = workload_of(spec)
+        met = judge(made, simulated(spec, made, None).records).met
+        served[n, prefill_tp, decode_tp] = float(met.mean())
+    names = ("prefill_instances", "prefill_tp", "decode_tp")
+    chosen = tuple(picked.columns[f"distserve.{name}"] for name in names)
     assert served[chosen] >= max(served.values()) - 0.01, served
-    assert min(served.values()) < 0.9, "at a load at which the ratio matters"
+    assert min(served.values()) < 0.9, "at a load at which the split matters"
+    if asked["workload"] == "longbench":
+        assert chosen == (1, 2, 1)
+        assert served[chosen] > max(v for split, v in served.items() if split != chosen) + 0.1
 
 
 def test_how_many_of_each():

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
+from reference.examples import examples
 from slo_bench.harness.core.multi_model_policy import SharingPolicy
 from slo_bench.harness.core.records import Outcome, Result
 from slo_bench.harness.core.state import RequestState
@@ -99,7 +100,7 @@ def test_nothing_is_lost(
     assert (result.records.outcome == Outcome.FINISHED).mean() > 0.95
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     st.sampled_from(POLICIES),
     st.integers(1, 3),
