@@ -16,8 +16,8 @@ from ...harness.experiments.experiment import Experiment, Progress, RunResult, n
 from ...harness.load_generator.machine import cores
 from ...harness.validation.run_replay import ValidatedPoint
 from ...workloads.errors import SloBenchError
-from ..interrupts import interruptible
 from ...workloads.machine_memory import gib
+from ..interrupts import interruptible
 from ..options.declared import Execution
 from .progress import DESCRIPTION, display
 

@@ -22,7 +22,6 @@ import math
 import os
 import shutil
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,8 +68,6 @@ class RunFolder:
     experiment_crc32: str
     finished: dict[str, Row] = field(default_factory=dict)
     damaged: dict[str, FileFormatError] = field(default_factory=dict)  # cells that were finished
-    _due_s: float = 0.0  # of the monotonic clock: when the table may be written again
-    _unwritten: bool = False
 
     @property
     def missing(self) -> list[str]:
@@ -82,15 +79,9 @@ class RunFolder:
         return [self.finished[cell] for cell in self.cells if cell in self.finished]
 
     def add(self, cell: str, row: Row) -> None:
-        """Count a cell as finished; its details must be on disk.
-
-        The table is written with it, or with a later one where writing takes long: at most a tenth
-        of the time is spent on it. `open_run_folder` writes it in the end.
-        """
+        """Count a cell as finished; its details must be on disk."""
         self.keep(cell, row)
-        self._unwritten = True
-        if time.monotonic() >= self._due_s:
-            self.write()
+        self.write()
 
     def keep(self, cell: str, row: Row) -> None:
         """Count a cell as finished without writing the table; call `write` afterwards."""
@@ -103,15 +94,7 @@ class RunFolder:
 
     def write(self) -> None:
         """Put the table of finished cells on disk."""
-        begin_s = time.monotonic()
         write_rows(self.path / "cells.csv", self.rows())
-        self._unwritten, end_s = False, time.monotonic()
-        self._due_s = end_s + 9 * (end_s - begin_s)
-
-    def write_rest(self) -> None:
-        """Put cells on disk that `add` has not yet written."""
-        if self._unwritten:
-            self.write()
 
 
 @contextlib.contextmanager
@@ -157,10 +140,8 @@ def open_run_folder(
                 write_whole(path / "environment.json", [text.encode()])
             try:
                 yield folder
-                folder.write_rest()
             except BaseException:
                 made = made and not folder.finished
-                folder.write_rest()
                 _clear(path)  # of workers that were stopped
                 raise
             made = False

@@ -201,8 +201,8 @@ def _notices(
     if overlong_requests := summary.oversize_text(cells):
         told = f"{overlong_requests} exceed the context or the KV cache; they count as missed."
         lines.append(("Too long.", told))
-    if truncated := summary.truncated_text(cells):
-        lines.append(("Short answers.", f"{truncated}: those levels had less work than offered."))
+    if short := summary.short_answers_text(cells):
+        lines.append(("Short answers.", f"{short}: those levels had less work than offered."))
     if without := [run.name for run in runs if not run.keeps_requests]:
         told = f"were kept by {', '.join(without)}: distributions, causes and cost are missing."
         lines.append(("No per-request records", told))

@@ -220,7 +220,7 @@ class Builder:
                 f"the system {has}; leave kv_offload_gib and kv_disk_gib out, or use another, as "
                 "vllm or sglang"
             )
-        return SharedStoreLedgers(place, place.kv_offload_gib, place.kv_disk_gib)
+        return SharedStoreLedgers(place, role.instances, place.kv_offload_gib, place.kv_disk_gib)
 
 
 def instances_of(builders: Sequence[Builder]) -> list[LazyInstance]:
