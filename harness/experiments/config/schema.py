@@ -254,14 +254,18 @@ class ExperimentSchema(BaseModel):
         "times from operators; backend vllm: ngram:4, eagle=FOLDER:3. Default: none.",
         metavar="S",
         file="within",
+        backends=("simulated", "vllm"),
     )
     max_loras: Axis[Count | None] = setting(
         SERVES_MORE,
         "Slots for adapters (LoRA) on an instance: the models that requests name are adapters of "
         "--model, and a batch has at most N of them. Default: no adapters.",
         tunable=True,
+        backends=("simulated", "vllm"),
     )
-    lora_rank: Axis[Count] = setting(SERVES_MORE, "Rank of every adapter.", (16,))
+    lora_rank: Axis[Count] = setting(
+        SERVES_MORE, "Rank of every adapter.", (16,), backends=("simulated", "vllm")
+    )
     instances: Axis[Count | None] = setting(
         SERVES,
         "Number of instances, each a copy of the model. Default: 1.",
@@ -321,6 +325,7 @@ class ExperimentSchema(BaseModel):
         (0.0,),
         unit="GiB",
         tunable=True,
+        backends=("simulated", "vllm"),
     )
     kv_disk_gib: Axis[NotNegative] = setting(
         SERVES_MORE,

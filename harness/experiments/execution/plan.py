@@ -195,17 +195,6 @@ def _plan(asked: ExperimentSchema) -> ExperimentPlan:
 def _speculations(asked: ExperimentSchema) -> tuple[str | None, ...]:
     """The values of `speculation`, with acceptances in place of the files that hold them."""
     texts = [text for text in asked.speculation if text not in (None, OFF)]
-    for name in ("max_loras", "kv_offload_gib"):
-        if any(getattr(asked, name)) and asked.backend not in (SIMULATED, "vllm"):
-            raise SloBenchError(
-                f"{name} is for the backends simulated and vllm, not for {asked.backend}; give "
-                "another server its own options"
-            )
-    if texts and asked.backend not in (SIMULATED, "vllm"):
-        raise SloBenchError(
-            f"speculation is for the backends simulated and vllm, not for {asked.backend}; give "
-            "another server its own option (SGLang: --server-arg=--speculative-algorithm=NAME)"
-        )
     found = {text: parse_speculation(text) for text in texts if text is not None}
     settled = {text: str(with_acceptance(one)) for text, one in found.items() if one is not None}
     return tuple(settled.get(text or "", text) for text in asked.speculation)

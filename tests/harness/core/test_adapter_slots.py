@@ -109,7 +109,10 @@ def test_nothing_changes_without_adapters():
     [
         ({"adapters": "zipf(4)"}, "give max_loras"),
         ({"max_loras": 2, "model": "mixtral-8x7b", "tp": 2}, "dense decoders, not for mixtral"),
-        ({"max_loras": 2, "backend": "sglang", "systems": "sglang"}, "not for sglang"),
+        (
+            {"max_loras": 2, "backend": "sglang", "systems": "sglang"},
+            "no effect with backend sglang",
+        ),
         ({"max_loras": 2, "speculation": "ngram:2@0.5"}, "neither speculation"),
     ],
 )

@@ -83,6 +83,5 @@ def test_systems_that_cannot_use_them_are_refused(name, problem):
     ("backend", "setting"), [("sglang", "kv_offload_gib"), ("vllm", "kv_disk_gib")]
 )
 def test_what_real_servers_cannot_do_is_refused(backend, setting):
-    asked = ExperimentSchema(backend=backend, systems=backend, rates=1, **{setting: 1.0})
     with pytest.raises(SloBenchError, match=setting):
-        plan(asked)
+        plan(ExperimentSchema(backend=backend, systems=backend, rates=1, **{setting: 1.0}))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from slo_bench.harness.experiments.config.schema import ExperimentSchema
+from slo_bench.harness.experiments.execution.plan import plan
 from slo_bench.harness.results.acceptance import (
     speculation_counts,
     speculation_figures,
@@ -63,6 +65,12 @@ def test_a_run_folder(tmp_path):
     (tmp_path / "cells.csv").write_text(table)
     # 100 drafts in 200 steps; 80 of them pass position 1, 40 of those position 2.
     assert acceptance_of(tmp_path) == "ngram:2@0.8/0.5*0.5<64"
+    asked = ExperimentSchema(
+        systems="vllm", gpu="h100-80g", rates=1, speculation=f"ngram:2@{tmp_path}<64"
+    )
+    planned = plan(asked)
+    assert planned.resolved.speculation == ("ngram:2@0.8/0.5*0.5<64",)
+    assert {cell.placement.speculation for cell in planned.cells} == {"ngram:2@0.8/0.5*0.5<64"}
     settled = parse_speculation(acceptance_of(tmp_path))
     assert settled.tokens_per_step == pytest.approx((200 + 120) / 200)
 
