@@ -114,6 +114,8 @@ class TableMemory:
     num_cpu_blocks: int = 0
     pp: int = 1
     dp: int = 1
+    kv_offload_gib: float = 0.0
+    kv_disk_gib: float = 0.0
     lanes: int = 1
     tp: int = 1
     swap_s_per_block: float = 0.0
