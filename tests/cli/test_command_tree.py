@@ -249,7 +249,7 @@ def test_a_terminal_without_colour_gets_none(variable, tmp_path):
 
 def test_exit_codes_are_documented():
     assert "Exit codes" in CLI.help
-    for code in ("0", "1", "2", "130"):
+    for code in ("0", "1", "2", "70", "130", "143"):
         assert re.search(rf"\b{code}\b", CLI.help)
 
 
@@ -265,7 +265,7 @@ def test_exit_codes_are_documented():
 )
 def test_ctrl_c_once_ends_cleanly(words, tmp_path):
     process = subprocess.Popen(
-        [sys.executable, "-m", "slo_bench.cli.main", *words],
+        [sys.executable, "-m", "slo_bench.cli.entry", *words],
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

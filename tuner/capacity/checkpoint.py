@@ -24,10 +24,10 @@ from ...harness.results.run_folder import (
     check_rows,
     read_rows,
     read_searches,
-    write_whole,
 )
 from ...workloads.checksums import sealed
 from ...workloads.parsing import finite
+from ...workloads.whole_file import write_whole
 from .asked import CapacityOptions
 from .cells import search_of
 from .options import Budget, CapacitySearch

@@ -163,7 +163,8 @@ def _most_tokens(workload: Workload, options: HttpOptions) -> NDArray[np.int64] 
     copies = body.get("n", 1)
     if not all(type(value) is int for value in (*asked, copies)):
         return None
-    return np.asarray([max(asked)] * len(workload) if asked else tokens, dtype=np.int64) * copies
+    most: NDArray[np.int64] = np.full(len(workload), max(asked)) if asked else tokens
+    return most * np.int64(copies)
 
 
 class WireRequests:
