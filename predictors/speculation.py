@@ -21,27 +21,50 @@ from .model_spec import ModelSpec
 from .profiles.table import Line, TableStepTime
 
 OFF = "none"
-_OF_THE_MODEL = ("ngram", "eagle", "mtp")
-_FORM = re.compile(r"([^:@<]+):(\d+)@([\d./]+)(?:<(\d+))?")
+_HEADS = ("eagle", "eagle3")  # a checkpoint beside the model's: on real servers `eagle=FOLDER`
+_OF_THE_MODEL = ("ngram", *_HEADS, "mtp")
+_FORM = re.compile(r"([^:@<=]+)(?:=([^:@<=]+))?:(\d+)(?:@([^@<*]+)(?:\*([\d.]+))?)?(?:<(\d+))?")
+_SHARES = re.compile(r"[\d.]+(/[\d.]+)*")
 
 
 @dataclass(frozen=True)
 class Speculation:
-    """`tokens` proposals a step by `method`: `ngram`, `eagle`, `mtp` or the name of a draft model.
+    """`tokens` proposals a step by `method`: `ngram`, `eagle`, `eagle3`, `mtp` or a draft model.
 
-    `acceptance` is by position, the last for all that follow. Off with more than `most_seqs`
-    sequences.
+    `acceptance` is by position, the last for all that follow; none: it is measured, or stands in
+    `source`, a run folder or log. `drafted` is the share of a sequence's steps with proposals
+    (n-grams do not always find any). Off with more than `most_seqs` sequences. `head` is the
+    checkpoint of an EAGLE head, which real servers need.
     """
 
     method: str
     tokens: int
-    acceptance: tuple[float, ...]
+    acceptance: tuple[float, ...] = ()
     most_seqs: float = inf
+    drafted: float = 1.0
+    head: str | None = None
+    source: str | None = None
+
+    def __str__(self) -> str:
+        text = self.method + (f"={self.head}" if self.head else "") + f":{self.tokens}"
+        if self.acceptance or self.source:
+            text += "@" + (self.source or "/".join(f"{share:g}" for share in self.acceptance))
+        text += f"*{self.drafted:g}" if self.drafted != 1.0 else ""
+        return text + (f"<{self.most_seqs:.0f}" if self.most_seqs != inf else "")
 
     @property
     def tokens_per_step(self) -> float:
-        """Mean tokens by which a sequence advances in a step."""
-        total = so_far = 1.0
+        """Mean tokens by which a sequence advances in a step.
+
+        Raises:
+            SloBenchError: the acceptance is not known.
+        """
+        if not self.acceptance:
+            raise SloBenchError(
+                f"a simulation needs the acceptance of speculation, as {self}@0.6/0.4, or "
+                f"{self}@FOLDER with the run folder of a real server"
+            )
+        total, so_far = 1.0, self.drafted
         for position in range(self.tokens):
             so_far *= self.acceptance[min(position, len(self.acceptance) - 1)]
             total += so_far
@@ -55,7 +78,7 @@ class Speculation:
         """
         if self.method == "ngram":
             return None
-        if self.method == "eagle":
+        if self.method in _HEADS:
             return replace(served, layers=1, experts=None, window=None)
         if self.method == "mtp":
             experts = served.experts and replace(served.experts, dense_layers=0)
@@ -75,23 +98,37 @@ def parse_speculation(text: str) -> Speculation | None:
     try:
         if form is None:
             raise ValueError
-        method, tokens, shares, most = form.groups()
-        acceptance = tuple(float(share) for share in shares.split("/"))
-        if not 1 <= int(tokens) <= 32 or not all(0 <= share <= 1 for share in acceptance):
+        method, head, tokens, told, drafted, most = form.groups()
+        is_shares = told is not None and _SHARES.fullmatch(told) is not None
+        acceptance = tuple(float(share) for share in told.split("/")) if is_shares else ()
+        share = 1.0 if drafted is None else float(drafted)
+        if not 1 <= int(tokens) <= 32 or not all(0 <= one <= 1 for one in (*acceptance, share)):
+            raise ValueError
+        if (head and method not in _HEADS) or (drafted and not is_shares):
             raise ValueError
     except ValueError:
         raise SloBenchError(
             f"speculation must be METHOD:TOKENS@ACCEPTANCE, with shares of 0 to 1 and 1 to 32 "
-            f"tokens, as eagle:3@0.7, ngram:4@0.6/0.4<64 or qwen3-0.6b:4@0.7, but is {text!r}; "
-            f"methods: {', '.join(_OF_THE_MODEL)} or a draft model"
+            f"tokens, as eagle:3@0.7, ngram:4@0.6/0.4*0.5<64, ngram:4@FOLDER of a run or "
+            f"qwen3-0.6b:4@0.7, but is {text!r}; methods: {', '.join(_OF_THE_MODEL)} or a draft "
+            "model"
         ) from None
-    return Speculation(method, int(tokens), acceptance, inf if most is None else int(most))
+    return Speculation(
+        method,
+        int(tokens),
+        acceptance,
+        inf if most is None else int(most),
+        share,
+        head,
+        None if is_shares else told,
+    )
 
 
 class SpeculativeStepTime(TableStepTime):
     """Step times of `served` with speculation; `draft` are those of what proposes (None: n-gram).
 
-    Verification computes tokens + 1 positions of each sequence, whose KV is read once.
+    Verification computes tokens + 1 positions of each sequence that has proposals, and one of each
+    other; KV is read once.
     """
 
     def __init__(
@@ -122,7 +159,8 @@ class SpeculativeStepTime(TableStepTime):
     def _line(self, sequences: int) -> Line:
         if sequences > self._speculation.most_seqs:
             return super()._line(sequences)
-        tokens, wide = self._speculation.tokens, sequences * (self._speculation.tokens + 1)
+        tokens = self._speculation.tokens
+        wide = round(sequences * (self._speculation.drafted * tokens + 1))
         line = self._plain._line(sequences)
         extra_s = self._fixed(wide) + self._sequences(wide)
         extra_s -= self._fixed(sequences) + self._sequences(sequences)

@@ -2,10 +2,10 @@
 
     python scripts/residuals.py FOLDER
 
-Predicts the measurements with kernel tables, with a fit or the estimate of `run`, and those of each
-GPU with tables without these. FOLDER keeps the predictions (`errors.jsonl`, `analytic.jsonl`,
-`without-GPU.jsonl`), which `scripts/accuracy_page.py` reads too; those that it holds are not made
-again.
+Predicts the measurements with kernel tables, those of plain models with a fit or the estimate of
+`run`, and those of each GPU with tables without these. FOLDER keeps the predictions
+(`errors.jsonl`, `analytic.jsonl`, `without-GPU.jsonl`), which `scripts/accuracy_page.py` reads too;
+those that it holds are not made again.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from slo_bench.harness.load_generator.machine import cores
 from slo_bench.harness.validation.accuracy.errors import Judged, judge
 from slo_bench.harness.validation.accuracy.shipped import SHIPPED
 from slo_bench.predictors.bands import FILE, FITTED, METRICS, NAMES, SCALED, UNFITTED, residual_id
+from slo_bench.predictors.specs import model
 
 OUT = Path(__file__).parents[1] / "predictors" / FILE
 ORIGIN = (
@@ -39,10 +40,12 @@ def predictions(folder: Path) -> Iterable[Judged]:
         made = partial(judge, SHIPPED, resume=True, begin=pool.begin)
         own, _ = made(folder / "errors.jsonl")
         yield from own
-        analytic, _ = made(folder / "analytic.jsonl", analytic=True)
+        plain = partial(made, only=lambda case: model(case.model).is_plain)  # others have no fit
+        analytic, _ = plain(folder / "analytic.jsonl", analytic=True)
         yield from (row for row in analytic if row.step_time in (FITTED, UNFITTED))
         for gpu in sorted({row.gpu for row in own}):
-            rows, _ = made(folder / f"without-{gpu}.jsonl", without=(gpu,), only=gpu)
+            there = partial(made, only=lambda case, gpu=gpu: case.gpu == gpu)
+            rows, _ = there(folder / f"without-{gpu}.jsonl", without=(gpu,))
             yield from (row for row in rows if row.step_time == SCALED)
 
 

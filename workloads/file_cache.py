@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import wraps
@@ -62,6 +63,26 @@ def depends_on(path: Path) -> None:
 def depends_on_variable(name: str) -> None:
     """Say that what is being made depends on an environment variable."""
     _note(os.getenv, name)
+
+
+@contextmanager
+def files_read() -> Iterator[list[Path]]:
+    """Collect the files that readers name with `depends_on`, also through cached results.
+
+    The list, in order of name and without folders, is complete once the block ends.
+    """
+    states: _States = {}
+    found: list[Path] = []
+    token = _collecting.set(states)
+    try:
+        yield found
+    finally:
+        _collecting.reset(token)
+        outer = _collecting.get()
+        if outer is not None:
+            outer.update(states)
+        paths = {Path(str(what)).resolve() for of, what in states if of == _FileState.of}
+        found += sorted(path for path in paths if path.is_file())
 
 
 def _note(state_of: Callable[[Any], object], what: Hashable) -> None:

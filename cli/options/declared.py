@@ -161,10 +161,12 @@ def resumed_in(out: Path | None, resume: bool) -> Path | None:
     """Return the folder to resume, or None without --resume.
 
     Raises:
-        SloBenchError: no folder was named.
+        SloBenchError: no folder was named, or there is none of that name.
     """
     if resume and out is None:
         raise SloBenchError("--resume needs the folder to go on with: --out DIR")
+    if resume and out is not None and not out.is_dir():
+        raise SloBenchError(f"there is nothing to resume in {out}: no such folder")
     return out if resume else None
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+
+from .layer_pipeline import pipeline_s
 
 UNLIMITED = 1 << 62
 
@@ -20,7 +23,8 @@ class Limits:
     requests that had arrived when the previous one began, and a request that ends in the previous
     one keeps its place and blocks for one more. `overlap_swap`: copies to and from host memory run
     in parallel to the computation, layer by layer, and lengthen the iteration only by what exceeds
-    it.
+    it, and by the first of `layers` layers (0: as many as no first one shows). Each prompt token is
+    then stored in `store_s_per_token` seconds, likewise in parallel.
     """
 
     token_budget: int = 2048
@@ -32,10 +36,21 @@ class Limits:
     decode_headroom_blocks: int = 0
     async_scheduling: bool = False
     overlap_swap: bool = False
+    layers: int = 0
+    store_s_per_token: float = 0.0
 
-    def exposed_swap_s(self, step_s: float, swap_s: float) -> float:
-        """Seconds by which swapping lengthens its iteration."""
-        return max(0.0, swap_s - step_s) if self.overlap_swap else swap_s
+    def exposed_swap_s(
+        self, step_s: float, swap_s: float, chunks: Sequence[tuple[int, int]] = ()
+    ) -> float:
+        """Seconds by which copies lengthen an iteration that prefills `chunks`: (tokens in KV
+        already, tokens to prefill).
+        """
+        if not self.overlap_swap:
+            return swap_s
+        store_s = self.store_s_per_token * sum(tokens for _, tokens in chunks)
+        if not self.layers:
+            return max(0.0, swap_s - step_s, store_s - step_s)
+        return pipeline_s(self.layers, swap_s, step_s, store_s) - step_s
 
 
 class Admission(Enum):

@@ -95,6 +95,10 @@ class Instance(Protocol):
     def decode_kv_tokens(self) -> int:
         """Sum of KV lengths of the decoding requests."""
 
+    @property
+    def prefilled_tokens(self) -> int:
+        """Prompt tokens computed so far; an iteration under way counts as over."""
+
     def lengths(self) -> tuple[int, int]:
         """`free_blocks` and `decode_kv_tokens`, read together."""
 

@@ -16,6 +16,7 @@ from ...workloads.errors import SloBenchError, UnknownNameError
 from ..load_generator.machine import cores
 from ..results.run_folder import (
     CHECKSUMS,
+    INPUTS,
     PLANNED,
     RunFolder,
     check_files,
@@ -237,6 +238,7 @@ def environment(
         "command": list(command),
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "step_time": planned.step_times(),
+        INPUTS: planned.inputs(),
         **_cpu(planned),
     }
 

@@ -89,7 +89,7 @@ class MemServe(DisaggregatedPolicy):
         homes: dict[int, Units] = {}
 
         def at_home(*size: int) -> KVCacheManager:
-            kv_manager = SharedStoreLedgers(placement, self.store_cpu_gib, 0.0)(*size)
+            kv_manager = SharedStoreLedgers(placement, 1, self.store_cpu_gib, 0.0)(*size)
             return (
                 _HomeKVCacheManager(homes, kv_manager)
                 if isinstance(kv_manager, StoreKVCacheManager)

@@ -6,19 +6,21 @@ Source: Qin et al., "Mooncake: A KVCache-centric Disaggregated Architecture for 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ...predictors.placement import Placement
-from ..core.cluster_policy import HOLD, REJECT, ClusterView, RouteOutcome
+from ..core.cluster_policy import HOLD, REJECT, ClusterView, Role, RouteOutcome
 from ..core.counters import REJECTIONS, STORE_HITS
 from ..core.instance import Instance
 from ..core.kv_cache_manager import KVCacheManager
-from ..core.policy import parameter
+from ..core.layer_pipeline import pipeline_s
+from ..core.policy import AnyPolicy, parameter
 from ..core.state import RequestState
 from .shared.disaggregated import PREFILL, DisaggregatedPolicy
 from .shared.instance_load import queued_tokens
 from .shared.kv_store_parameters import SharedStoreLedgers
+from .vllm_layerwise import with_store
 
 
 @dataclass(frozen=True)
@@ -50,8 +52,11 @@ class Mooncake(DisaggregatedPolicy):
 
     def kv_managers(self, placement: Placement, instances: int) -> Callable[..., KVCacheManager]:
         return SharedStoreLedgers(
-            placement, self.store_cpu_gib * instances, self.store_ssd_gib * instances
+            placement, instances, self.store_cpu_gib * instances, self.store_ssd_gib * instances
         )
+
+    def layout(self, policy: AnyPolicy, placement: Placement, instances: int) -> Sequence[Role]:
+        return super().layout(with_store(policy, placement), placement, instances)
 
     def route(self, r: RequestState, cluster: ClusterView) -> Instance | RouteOutcome:
         instances = cluster.role(PREFILL)
@@ -66,12 +71,13 @@ class Mooncake(DisaggregatedPolicy):
 
 
 def estimated_ttft_s(r: RequestState, instance: Instance) -> float:
-    """Queue, then loading or computing, whichever is longer: they run side by side."""
+    """Queue, then loading and computing, layer by layer side by side."""
     queue_s = queued_tokens(instance) * instance.sizes.s_per_token
+    layers = instance.placement.model.layers
     kv_manager = instance.kv_manager
     cached, load_s = 0, 0.0
     if kv_manager.unit_tokens:
         units = kv_manager.get_computed_blocks(r)
         cached, load_s = units * kv_manager.unit_tokens, kv_manager.load_s(r, units)
     compute_s = instance.step_time.step_s(0, 0, ((cached, r.target_tokens - cached),))
-    return queue_s + max(load_s, compute_s)
+    return queue_s + pipeline_s(layers, load_s, compute_s)

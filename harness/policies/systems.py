@@ -16,6 +16,7 @@ from typing import Any
 
 from ...workloads import trust
 from ...workloads.errors import SloBenchError, UnknownNameError
+from ...workloads.file_cache import depends_on
 from ..core.cluster_policy import ClusterPolicy, OnServers
 from ..core.module_moves import ModulePolicy
 from ..core.multi_model_policy import SharingPolicy
@@ -308,6 +309,7 @@ def _made(policy: type[AnyPolicy], where: str) -> AnyPolicy:
 def _from_file(name: str, path: Path, attribute: str) -> System:
     if not path.is_file():
         raise SloBenchError(f"no file {path}; --system takes a name or FILE.py[:CLASS]")
+    depends_on(path)
     module = _load(path)
     if attribute:
         if not hasattr(module, attribute):

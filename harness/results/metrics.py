@@ -267,10 +267,20 @@ def cell_metrics(
     }
     if warmup_s > 0:
         row["warmup_s"] = warmup_s
+    row.update(_prediction_error(result))
     row.update(_by_kind(workload, records, counted, judged.met, window, objective))
     row.update(_by_class(workload, counted, judged.met))
     row.update({COUNT + name: count for name, count in counts_of(result).items()})
     return row
+
+
+def _prediction_error(result: Result) -> dict[str, float]:
+    """Of the instances that learn step times, weighted by their iterations; {} if none does."""
+    learned = [one for one in result.instances if np.isfinite(one.prediction_error)]
+    if not learned:
+        return {}
+    errors, steps = [one.prediction_error for one in learned], [one.steps for one in learned]
+    return {"prediction_error": float(np.average(errors, weights=steps))}
 
 
 def _by_kind(

@@ -46,6 +46,7 @@ CELLS = "cells.csv"
 CAPACITY_FILE = "capacity.json"  # what a capacity search writes beside `cells.csv`
 TUNED, TUNING, PLAN = "tune.json", "tune.toml", "plan.jsonl"  # importing the tuner is slow
 BAND_BASIS = "band_basis"  # what the prediction bands of a simulated cell are based on
+INPUTS = "inputs"  # in environment.json: CRC-32 of each file that the experiment reads
 PLANNED = "planned_cells"  # in environment.json; unknown in a search
 _LAST_COLUMNS = ("attainment_spread", CHECKSUMS)
 _DETAILS = (
@@ -131,11 +132,11 @@ def open_run_folder(
                 _clear(path)  # of a run that was killed
             else:
                 write_whole(known, [experiment_toml.encode()])
+            told = _resumed(path, environment) if resume else environment
             folder = RunFolder(path, cells, crc32_of_file(known))
             folder.finished, folder.damaged = _finished_rows(path, cells)
             if folder.missing or not (path / "environment.json").is_file():
-                told = sealed(environment, known)
-                text = json.dumps(told, indent=2, ensure_ascii=False) + "\n"
+                text = json.dumps(sealed(told, known), indent=2, ensure_ascii=False) + "\n"
                 write_whole(path / "environment.json", [text.encode()])
             try:
                 yield folder
@@ -148,6 +149,37 @@ def open_run_folder(
         if made:
             shutil.rmtree(path)
         raise
+
+
+def _resumed(path: Path, environment: Mapping[str, object]) -> Mapping[str, object]:
+    """The environment of the first run, with this command in `resumed`.
+
+    Raises:
+        SloBenchError: a file that the experiment reads was changed since.
+    """
+    kept = _kept_environment(path)
+    if kept is None:
+        return environment
+    then, now = kept.get(INPUTS), environment.get(INPUTS)
+    if isinstance(then, dict) and isinstance(now, dict):
+        changed = [name for name in {**then, **now} if then.get(name) != now.get(name)]
+        if changed:
+            raise SloBenchError(
+                f"{changed[0]} was changed since {path} was begun, so that its cells would be of "
+                "two experiments; put the file back, or choose another folder with --out"
+            )
+    again = {name: environment.get(name) for name in ("command", "created", "slo_bench")}
+    before = kept.get("resumed")
+    return {**kept, "resumed": [*(before if isinstance(before, list) else ()), again]}
+
+
+def _kept_environment(path: Path) -> dict[str, object] | None:
+    """The environment in a folder; None where there is none or it was damaged."""
+    try:
+        found = parse_json((path / "environment.json").read_text(encoding="utf-8"))
+        return unsealed(path / "environment.json", found) if isinstance(found, dict) else None
+    except (OSError, ValueError, FileFormatError):
+        return None
 
 
 def _clear(path: Path) -> None:

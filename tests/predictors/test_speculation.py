@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
 from slo_bench.harness.engine.simulator.simulate import simulate
+from slo_bench.harness.experiments.config.schema import ExperimentSchema
 from slo_bench.harness.experiments.execution.lookup import placed
+from slo_bench.harness.experiments.execution.plan import plan
 from slo_bench.harness.experiments.execution.specs import PlacementSpec
 from slo_bench.harness.policies.systems import system
+from slo_bench.harness.servers.launch.speculative_args import speculative_args
 from slo_bench.predictors.specs import model
 from slo_bench.predictors.speculation import parse_speculation
 from slo_bench.workloads.errors import SloBenchError
@@ -28,16 +33,78 @@ def on_h100(speculation):
         ("eagle:3@0.5", 1 + 0.5 + 0.25 + 0.125),
         ("mtp:3@0.8/0.5", 1 + 0.8 + 0.4 + 0.2),  # the last share holds for the third
         ("eagle:4@0", 1),
+        ("ngram:2@0.8/0.5*0.5", 1 + 0.5 * (0.8 + 0.4)),  # half of the steps have proposals
     ],
 )
 def test_tokens_of_a_step_by_hand(text, tokens):
     assert parse_speculation(text).tokens_per_step == pytest.approx(tokens)
 
 
-@pytest.mark.parametrize("text", ["eagle", "eagle:0@0.5", "eagle:3@1.5", "eagle:3@0.5<", "x:2@./."])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "eagle",
+        "eagle:0@0.5",
+        "eagle:3@1.5",
+        "eagle:3@0.5<",
+        "x:2@./.",
+        "ngram=x:2@1",
+        "ngram:2*0.5",
+    ],
+)
 def test_other_forms_are_refused(text):
     with pytest.raises(SloBenchError, match="METHOD:TOKENS@ACCEPTANCE"):
         parse_speculation(text)
+
+
+@pytest.mark.parametrize("text", ["ngram:4", "eagle=a/head:3@0.8/0.6<64", "ngram:4@runs/a"])
+def test_the_text_of_a_speculation(text):
+    assert str(parse_speculation(text)) == text
+
+
+def test_a_simulation_needs_the_acceptance():
+    with pytest.raises(SloBenchError, match=r"needs the acceptance.*ngram:4@0.6/0.4"):
+        on_h100("ngram:4")
+
+
+@pytest.mark.parametrize(
+    ("text", "config"),
+    [
+        ("ngram:4@0.5", {"method": "ngram"}),
+        ("mtp:4", {"method": "mtp"}),
+        ("eagle3=a/head:4", {"method": "eagle3", "model": "a/head"}),
+        ("a/draft:4", {"method": "draft_model", "model": "a/draft"}),
+        (
+            "ngram:4<64",
+            {
+                "method": "ngram",
+                "num_speculative_tokens_per_batch_size": [[1, 64, 4], [65, 1 << 20, 0]],
+            },
+        ),
+    ],
+)
+def test_options_of_vllm(text, config):
+    (option,) = speculative_args(parse_speculation(text))
+    name, _, told = option.partition("=")
+    assert name == "--speculative-config"
+    assert json.loads(told) == {**config, "num_speculative_tokens": 4}
+
+
+def test_a_server_needs_the_eagle_head():
+    with pytest.raises(SloBenchError, match="eagle=FOLDER:4"):
+        speculative_args(parse_speculation("eagle:4@0.5"))
+    assert speculative_args(None) == []
+
+
+def test_other_servers_take_their_own_options():
+    with pytest.raises(SloBenchError, match="simulated and vllm, not for sglang"):
+        plan(ExperimentSchema(backend="sglang", systems="sglang", speculation="ngram:4", rates=1))
+
+
+def test_files_start_at_the_experiments_folder(tmp_path):
+    (tmp_path / "runs" / "a").mkdir(parents=True)
+    asked = ExperimentSchema(speculation=["none", "ngram:4@runs/a<8"]).anchored(tmp_path)
+    assert asked.speculation == ("none", f"ngram:4@{tmp_path}/runs/a<8")
 
 
 def test_a_draft_model_must_be_known():

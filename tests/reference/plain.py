@@ -291,7 +291,7 @@ class PlainInstance:
             duration_s = step_time.step_s(*batch, step_time.tail_s(begins, sum(begins)))
         else:
             duration_s = step_time.step_s(*batch)
-        duration_s += limits.exposed_swap_s(duration_s, self.swap_s)
+        duration_s += limits.exposed_swap_s(duration_s, self.swap_s, chunks)
         self.swap_s = 0.0
         self.began_s = self.now_s
         if self.away is not None:

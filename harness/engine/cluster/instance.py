@@ -176,6 +176,13 @@ class LazyInstance:
         """Sum of KV lengths of the decoding requests."""
         return self.lengths()[1]
 
+    @property
+    def prefilled_tokens(self) -> int:
+        """Prompt tokens computed so far, also for requests that were preempted."""
+        view = self.snapshot
+        unfilled = view.remaining_prefill_tokens if view.n_prefilling else 0
+        return self.engine.measures.prefill_tokens - unfilled
+
     def lengths(self) -> tuple[int, int]:
         """`free_blocks` and `decode_kv_tokens`, read together."""
         now_s = self._clock.now_s

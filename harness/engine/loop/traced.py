@@ -181,7 +181,7 @@ class TracedInstance(SimulatedInstance):
         begin_s, swap_s = self._before
         step_s, seqs, kv_tokens = self._step_of, self.decode_seqs, self.decode_kv_tokens
         compute_s = step_s(seqs, kv_tokens, self.chunks)
-        swap_s = self._lim.exposed_swap_s(compute_s, swap_s)
+        swap_s = self._lim.exposed_swap_s(compute_s, swap_s, self.chunks)
         alone_s = compute_s
         if self.chunks:
             alone_s = step_s(seqs, kv_tokens, ()) if seqs else 0.0

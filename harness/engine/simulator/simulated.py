@@ -186,8 +186,8 @@ class SimulatedInstance(Loop):
             duration_s = step_s(seqs, self.decode_kv_tokens, chunks)
             if observe is not None:
                 observe(seqs, self.decode_kv_tokens, chunks, duration_s)
-            if self.swap_s:
-                duration_s += self._lim.exposed_swap_s(duration_s, self.swap_s)
+            if self.swap_s or (chunks and self._lim.store_s_per_token):
+                duration_s += self._lim.exposed_swap_s(duration_s, self.swap_s, chunks)
                 self.swap_s = 0.0
             self._began_s = self.now_s
             if self._away is not None:

@@ -21,12 +21,14 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from ....predictors.speculation import OFF, parse_speculation
 from ....workloads.errors import SloBenchError
 from ....workloads.whole_file import write_whole
 from ....workloads.workload import Workload
 from ...core.counters import COUNT
 from ...load_generator.http.endpoint import Endpoint
 from ...policies.routers import router as router_by_name
+from ...results.acceptance import speculation_figures
 from ...results.engine_logs import meta_path, profiling_cell
 from ...results.metrics import Hardware
 from ...results.run_folder import Value
@@ -36,6 +38,7 @@ from ...servers.launch.environments import environment, home
 from ...servers.launch.parallel_args import parallel_args
 from ...servers.launch.serve import Serve
 from ...servers.launch.server_process import ServerError, ServerProcess
+from ...servers.launch.speculative_args import speculative_args
 from ..config.client_schema import ClientSchema
 from ..config.server_schema import ServerSchema
 from ..execution.cells import workload_of
@@ -72,6 +75,11 @@ class LaunchedBackend:
     def check(self, spec: CellSpec) -> None:
         """Check that the server can run the system with its parameters and instances."""
         self._wanted(spec).check(spec.instances)
+        if self.server.validated and parse_speculation(spec.placement.speculation or OFF):
+            raise SloBenchError(
+                "a run with speculation cannot be validated: fitted step times have none; leave "
+                "--validate or speculation out"
+            )
         if self.server.validated and self._wanted(spec).gateway:
             raise SloBenchError(
                 f"{spec.system} cannot be validated: its servers have different roles"
@@ -134,6 +142,7 @@ class LaunchedBackend:
             *self.server.args,
             *parallel_args(self.name, tp=place.tp, pp=place.pp, ep=place.ep, dp=place.dp),
         ]
+        args += speculative_args(parse_speculation(place.speculation or OFF))
         own_blocks = place.num_gpu_blocks is not None or place.block_size != _BLOCK_SIZE
         version = self.server.version
         return Serve(
@@ -204,7 +213,11 @@ class Launched:
             text = f"# before the cell\n{old}\n# after the cell\n{new}\n"
             write_whole(folder / "servers" / f"{spec.cell}{suffix}.metrics", [text.encode()])
         counted = growth(tallies, self._tallies())
-        grown = {**_grown(before, after), **plugin_figures(counted)}
+        grown = {
+            **_grown(before, after),
+            **speculation_figures(before, after),
+            **plugin_figures(counted),
+        }
         problems = (
             measured.invalid_because,
             swap_problem(counted),

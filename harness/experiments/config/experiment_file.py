@@ -94,6 +94,8 @@ def all_anchored(
         value = found.get(table, {}).get(name)
         if value and one.setting.file == "maybe":
             found[table][name] = _anchored(value, folder)
+        elif value and one.setting.file == "within":
+            found[table][name] = _within(value, folder)
         elif value and one.setting.file == "yes":
             found[table][name] = str(folder / value)
     if _is_table(settings.get("parameters")):
@@ -119,6 +121,14 @@ def _anchored(value: object, folder: Path) -> object:
     if like_a_path and (folder / path).exists():
         return f"{folder / path}{colon}{rest}"
     return value
+
+
+def _within(value: object, folder: Path) -> object:
+    if isinstance(value, list | tuple):
+        return type(value)(_within(one, folder) for one in value)
+    if not isinstance(value, str):
+        return value
+    return re.sub(r"[^:@<=]+", lambda part: str(_anchored(part[0], folder)), value)
 
 
 class SettingError(SloBenchError):

@@ -235,10 +235,13 @@ class ExperimentSchema(BaseModel):
     )
     speculation: Axis[str | None] = setting(
         SERVES_MORE,
-        "Speculative decoding, METHOD:TOKENS@ACCEPTANCE: ngram, eagle, mtp or a draft model, as "
-        "eagle:3@0.8/0.6<64 (acceptance by position; off above 64 sequences). Step times from "
-        "operators. Simulated backend only. Default: none.",
+        "Speculative decoding, METHOD:TOKENS@ACCEPTANCE: ngram, eagle, eagle3, mtp or a draft "
+        "model, as eagle:3@0.8/0.6<64 (acceptance by position; off above 64 "
+        "sequences), or ngram:4@RUN with the acceptance that a run folder or log holds. "
+        "Simulated with step times from operators; backend vllm: ngram:4, eagle=FOLDER:3. "
+        "Default: none.",
         metavar="S",
+        file="within",
     )
     instances: Axis[Count | None] = setting(
         SERVES, "Number of instances, each a copy of the model. Default: 1.", tunable=True

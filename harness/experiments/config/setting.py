@@ -58,8 +58,8 @@ class Setting:
         repeated: its option may be repeated, one value each.
         split: values of its option are separated by commas.
         read: reads the option's text; of named values one name and its value.
-        file: values may name files (`maybe`: where such a file exists). Relative paths in an
-            experiment file start at its folder.
+        file: values may name files (`maybe`: where such a file exists; `within`: the same for
+            the parts between `:@<=`). Relative paths in an experiment file start at its folder.
         role: `deployment` is what an operator chooses, and a report draws a series for each value;
             `workload` a condition under which systems are compared; `client` and `run` neither. By
             default as the panel says.
@@ -76,7 +76,7 @@ class Setting:
     repeated: bool = False
     split: bool = False
     read: Callable[[str], Any] | None = None
-    file: Literal["no", "maybe", "yes"] = "no"
+    file: Literal["no", "maybe", "within", "yes"] = "no"
     role: Role | None = None
     tunable: bool = False
 

@@ -13,7 +13,10 @@ from ....predictors.device_map import read_device_map
 from ....predictors.output_length import length_predictor
 from ....predictors.placement import smallest_tp
 from ....predictors.specs import gpu, model
+from ....predictors.speculation import OFF, parse_speculation
+from ....workloads.checksums import crc32_of_file
 from ....workloads.errors import SloBenchError
+from ....workloads.file_cache import files_read
 from ....workloads.slo import parse_slo
 from ...core.cluster_policy import overrides
 from ...core.policy import StaticPolicy
@@ -21,6 +24,7 @@ from ...engine.cluster.failures import check_failures, parse_failures
 from ...policies.routers import router as router_by_name
 from ...policies.systems import System, several_models
 from ...policies.systems import system as system_by_name
+from ...results.acceptance import with_acceptance
 from ...results.metrics import parse_objective
 from ...results.run_folder import Value
 from ...servers.launch.backend_names import SIMULATED
@@ -107,6 +111,13 @@ class ExperimentPlan:
 
     cells: tuple[CellSpec, ...]
     resolved: ExperimentSchema
+    files: tuple[Path, ...] = ()  # that were read for it
+
+    def inputs(self) -> dict[str, str]:
+        """CRC-32 of every file that the cells depend on, by path."""
+        with files_read() as profiles:
+            self.step_times()
+        return {str(path): crc32_of_file(path) for path in sorted({*self.files, *profiles})}
 
     def step_times(self) -> dict[str, dict[str, object]]:
         """Where the step times of every placement come from, for `environment.json`."""
@@ -129,7 +140,13 @@ def plan(asked: ExperimentSchema) -> ExperimentPlan:
         SloBenchError: an unknown name, a model that does not fit, a file that cannot be read, or
             settings that contradict each other.
     """
-    asked = asked.anchored(Path.cwd())
+    with files_read() as files:
+        planned = _plan(asked.anchored(Path.cwd()))
+    return replace(planned, files=tuple(files))
+
+
+def _plan(asked: ExperimentSchema) -> ExperimentPlan:
+    asked = asked.model_copy(update={"speculation": _speculations(asked)})
     axes = {name: getattr(asked, name) for name in asked.axes()}
     for slo in axes["slo"]:
         parse_slo(slo)
@@ -171,6 +188,19 @@ def plan(asked: ExperimentSchema) -> ExperimentPlan:
     )
     filled = _hardware(asked, systems, combinations) | filled_in(asked, load) | _records(asked)
     return ExperimentPlan(tuple(distinct(cells)), asked.model_copy(update=filled))
+
+
+def _speculations(asked: ExperimentSchema) -> tuple[str | None, ...]:
+    """The values of `speculation`, with acceptances in place of the files that hold them."""
+    texts = [text for text in asked.speculation if text not in (None, OFF)]
+    if texts and asked.backend not in (SIMULATED, "vllm"):
+        raise SloBenchError(
+            f"speculation is for the backends simulated and vllm, not for {asked.backend}; give "
+            "another server its own option (SGLang: --server-arg=--speculative-algorithm=NAME)"
+        )
+    found = {text: parse_speculation(text) for text in texts if text is not None}
+    settled = {text: str(with_acceptance(one)) for text, one in found.items() if one is not None}
+    return tuple(settled.get(text or "", text) for text in asked.speculation)
 
 
 def _cell(
@@ -333,11 +363,6 @@ def _combination_of(values: Mapping[str, Any], asked: ExperimentSchema, least: i
     pp, gpus, instances = values["pp"], values["gpus"], values["instances"]
     numbers = {name: values[name] for name in ("weight_dtype", "kv_dtype", "memory_share")}
     tp = values["tp"] or 1
-    if values["speculation"] is not None and not simulated:
-        raise SloBenchError(
-            "speculation is simulated; give a server its own option, as "
-            "--server-arg=--speculative-config=JSON"
-        )
     if values["models"] is not None:
         return _several(values, asked)
     if simulated and values["tp"] is None:

@@ -163,8 +163,9 @@ def _most_tokens(workload: Workload, options: HttpOptions) -> NDArray[np.int64] 
     copies = body.get("n", 1)
     if not all(type(value) is int for value in (*asked, copies)):
         return None
-    most: NDArray[np.int64] = np.full(len(workload), max(asked)) if asked else tokens
-    return most * np.int64(copies)
+    most = np.full(len(workload), max(asked)) if asked else tokens
+    found: NDArray[np.int64] = np.multiply(most, copies, dtype=np.int64)
+    return found
 
 
 class WireRequests:

@@ -6,6 +6,7 @@ functions), §5.3 (offload), §5.4 (decodes first), §6.3 (dropping under overlo
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -25,9 +26,10 @@ class AscendraLp(Policy):
 
     `value` is the paper's function, the largest value first: `edf` (its default) the nearest moment
     that the SLO names, `sjf` the fewest tokens to prefill, `ljf` the most, `fcfs` the first
-    arrival. The budgets: `step_budget_s` is C, the time that an iteration may take as predicted
-    (the TBT SLO of its Table 2); `token_budget` is N, decodes included; M are the free KV blocks
-    above `watermark`. `max_num_seqs` is §6.2's batch of an LP instance.
+    arrival. The budgets: `step_budget_s` is C, the time that an iteration may take as predicted;
+    0 (the default): the TBT SLO of its Table 2, of requests that differ the tightest in the batch,
+    or among the waiting ones where the batch is empty. `token_budget` is N, decodes included; M are
+    the free KV blocks above `watermark`. `max_num_seqs` is §6.2's batch of an LP instance.
 
     Where the text is silent or wrong:
 
@@ -60,7 +62,7 @@ class AscendraLp(Policy):
 
     value: str = parameter("edf", choices=("edf", "sjf", "ljf", "fcfs"))
     misfit: str = parameter("skip", choices=("skip", "stop"))
-    step_budget_s: float = parameter(0.15, 0.001, 60.0, log=True)
+    step_budget_s: float = parameter(0.0, 0.0, 60.0)
     token_budget: int = parameter(2048, 16, 131072, log=True)
     max_num_seqs: int = parameter(128, 1, 8192, log=True)
     watermark: float = parameter(0.01, 0.0, 0.5)  # share of blocks left free after an entry
@@ -96,9 +98,10 @@ class AscendraLp(Policy):
         most = self.token_budget - seqs
         if most <= 0:
             return seqs
-        over_s = step_s(seqs, kv_tokens, ((0, most),)) - self.step_budget_s
+        budget_s = self.step_budget_s or _tightest_tpot_s(view)
+        over_s = step_s(seqs, kv_tokens, ((0, most),)) - budget_s
         if over_s > 0:
-            spare_s = max(0.0, self.step_budget_s - step_s(seqs, kv_tokens, ()))
+            spare_s = max(0.0, budget_s - step_s(seqs, kv_tokens, ()))
             most = int(most * spare_s / (spare_s + over_s) + 1e-6)
         return seqs + most if seqs else max(most, view.block_size)
 
@@ -138,3 +141,9 @@ class AscendraLp(Policy):
             own_s = step_s(0, 0, ((0, r.prompt_tokens),))
             return Timeout(late.time_s - self.threshold * (worst_s + own_s), ReleaseReason.OFFLOAD)
         return None if self.overdue == "keep" else late
+
+
+def _tightest_tpot_s(view: View) -> float:
+    """The smallest TPOT SLO in the batch, or of the waiting requests if the batch is empty."""
+    served = view.running() if view.n_running else view.waiting()
+    return min((r.slo.tpot_s for r in served), default=math.inf)

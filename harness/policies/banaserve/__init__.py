@@ -25,7 +25,8 @@ In other folders:
 - Eq. 4-19 to 4-23, 4-28 (compute and memory use of an instance): `shared/instance_load.py`.
 - §4.3.3 (global KV store, three tiers): `core/kv_store.py`, `core/kv_store_manager.py`,
   `shared/kv_store_parameters.py`.
-- Eq. 4-10 to 4-14 (layer pipeline): `vllm_layerwise.py` simulated, `engine/torch/pipeline.py` run.
+- Eq. 4-10 to 4-14 (layer pipeline): `core/layer_pipeline.py` and `vllm_layerwise.py` simulated,
+  `engine/torch/pipeline.py` run.
 - Eq. 4-1 to 4-9 executed on real processes: `engine/torch/distributed.py`, `attention.py`,
   `migrating.py`.
 - Baselines `distserve`, `splitwise`, `mooncake`, `memserve`, `llumnix`: files of these names.

@@ -10,19 +10,30 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from ....predictors.placement import Placement
+from ....predictors.specs import LinkSpec
 from ....workloads.errors import SloBenchError
 from ...core.cluster_policy import HOLD, INF, Action, ClusterView, Role, RouteOutcome
 from ...core.counters import STORE_HITS
-from ...core.instance import Instance
+from ...core.decisions import UNLIMITED
+from ...core.instance import Instance, Links
 from ...core.kv_cache_manager import KVCacheManager
+from ...core.network import Link, send
 from ...core.policy import AnyPolicy, parameter
 from ...core.records import TimeseriesRow
 from ...core.state import RequestState
 from ..load_aware import LoadAware
 from ..routers import PrefixAware
-from ..shared.disaggregated import DECODE, PREFILL, DisaggregatedPolicy, ReservedBlocks, has_room
-from ..shared.instance_load import compute_use, decode_load
+from ..shared.disaggregated import (
+    DECODE,
+    PREFILL,
+    DisaggregatedPolicy,
+    KvNetwork,
+    ReservedBlocks,
+    has_room,
+)
+from ..shared.instance_load import decode_load, decode_use, queued_tokens
 from ..shared.kv_store_parameters import SharedStoreLedgers
+from ..vllm_layerwise import with_store
 from .module_balancing import Balancer, Thresholds
 from .modules import Modules, ShiftModules
 
@@ -45,7 +56,26 @@ class BanaServeState(ReservedBlocks):
     router: PrefixAware = field(default_factory=PrefixAware)
     modules: Modules = field(default_factory=Modules)
     compute: dict[int, float] = field(default_factory=dict)  # compute of each model, smoothed
+    prefilled: dict[int, int] = field(default_factory=dict)  # prompt tokens computed until then
+    looked_s: float = 0.0  # the last look
     loads: list[tuple[float, int, float]] = field(default_factory=list)  # time, instance, U
+
+
+class StoreReads(KvNetwork):
+    """KV that decode instances read from host memory; modules move over the network `over`.
+
+    A prefill instance has written the KV while it computed (`vllm_layerwise`).
+    """
+
+    def __init__(self, over: LinkSpec, host: LinkSpec) -> None:
+        super().__init__(over)
+        self._host = host
+        self._reads: dict[int, Link] = {}
+
+    def ends_s(self, source: Instance, target: Instance, kv_tokens: int, now_s: float) -> float:
+        link = self._reads.setdefault(target.number, Link(self._host))
+        on_a_link = kv_tokens * target.placement.kv_bytes_per_token // target.placement.gpus
+        return send([link], on_a_link, now_s).end_s
 
 
 @dataclass(frozen=True)
@@ -54,14 +84,18 @@ class BanaServe(DisaggregatedPolicy):
 
     `store`: one KV store in host memory (`store_cpu_gib` an instance) and on disks
     (`store_ssd_gib` an instance); without it each instance has the prefixes on its own GPU.
+    `handover`: decode instances read the KV of a prompt from the store (Fig. 4-4), each GPU over
+    its host link, or get it from the prefill instance over the network, as without a store.
     `load_aware`: Algorithm 4-2; without it prefill instances are chosen by their prefixes, as
     SGLang's router does. `layer_moves` and `head_moves`: what Algorithm 4-1 may move, every
     `control_every_s` seconds. An instance offloads modules to one other and helps one other
     (see `modules`).
 
     Where the paper is silent: C of U = C/Cmax + M/Mmax is the share of the GPU's arithmetic (Eq.
-    4-20 to 4-23) in the next `window_s` seconds; what moves is decided on its mean over looks, the
-    last of which weighs `smoothing`. A request decodes where U is least among the instances that
+    4-20 to 4-23). What moves is decided on what was measured since the last look and on the prompts
+    that wait, in shares of `window_s` seconds, which may be more than all of a GPU; on its mean
+    over looks, the last of which weighs `smoothing`. Dispatch sees the next `window_s` seconds. A
+    request decodes where U is least among the instances that
     have room.
     """
 
@@ -70,6 +104,7 @@ class BanaServe(DisaggregatedPolicy):
     store: bool = parameter(True)
     store_cpu_gib: float = parameter(64.0, 0.0, 4096.0)
     store_ssd_gib: float = parameter(512.0, 0.0, 65536.0)
+    handover: str = parameter("store", choices=("store", "network"))
     load_aware: bool = parameter(True)
     layer_moves: bool = parameter(True)
     head_moves: bool = parameter(True)
@@ -78,10 +113,12 @@ class BanaServe(DisaggregatedPolicy):
     rise: float = parameter(0.4, 0.0, 2.0)  # delta up
     fall: float = parameter(0.2, 0.0, 2.0)  # delta down
     large_gap: float = parameter(0.5, 0.0, 2.0)
-    efficiency: float = parameter(0.1, 0.0, 100.0)  # rho, of a second
+    efficiency: float = parameter(1.0, 0.0, 100.0)  # rho, of a second
     control_every_s: float = parameter(1.0, 0.01, 3600.0)
 
     def layout(self, policy: AnyPolicy, placement: Placement, instances: int) -> Sequence[Role]:
+        if self.store:
+            policy = with_store(policy, placement)
         prefill, decode = super().layout(policy, placement, instances)
         if not self._moves:
             return prefill, decode
@@ -98,6 +135,14 @@ class BanaServe(DisaggregatedPolicy):
             for role in (prefill, decode)
         )
 
+    def links(self, instances: Sequence[Instance]) -> Links:
+        over, host = self.over(instances[0].placement), instances[0].placement.host_link
+        return StoreReads(over, host) if self._through_store else KvNetwork(over)
+
+    @property
+    def _through_store(self) -> bool:
+        return self.store and self.handover == "store"
+
     @property
     def _moves(self) -> bool:
         return self.layer_moves or self.head_moves
@@ -106,11 +151,11 @@ class BanaServe(DisaggregatedPolicy):
         if not self.store:
             return KVCacheManager
         return SharedStoreLedgers(
-            placement, self.store_cpu_gib * instances, self.store_ssd_gib * instances
+            placement, instances, self.store_cpu_gib * instances, self.store_ssd_gib * instances
         )
 
     def new_state(self) -> BanaServeState:
-        return BanaServeState(balancer=self.planner())
+        return BanaServeState(balancer=self.planner(UNLIMITED))
 
     def mechanisms(self) -> dict[str, str]:
         found = super().mechanisms()
@@ -122,12 +167,12 @@ class BanaServe(DisaggregatedPolicy):
             if moves:
                 found[f"{module}_moves"] = f"transfers of {module}s to another instance"
         if self._moves:
-            found["returns"] = "transfers of all offloaded modules back to their instance"
+            found["returns"] = "transfers of offloaded modules back to their instance"
         return found
 
-    def planner(self) -> Balancer:
-        """Algorithm 4-1 with these thresholds, one move a cycle."""
-        thresholds = Thresholds(self.rise, self.fall, self.large_gap, self.efficiency, moves=1)
+    def planner(self, moves: int = 1) -> Balancer:
+        """Algorithm 4-1 with these thresholds, at most `moves` moves a cycle."""
+        thresholds = Thresholds(self.rise, self.fall, self.large_gap, self.efficiency, moves)
         return Balancer(thresholds)
 
     def route(self, r: RequestState, cluster: ClusterView) -> Instance | RouteOutcome:
@@ -164,8 +209,9 @@ class BanaServe(DisaggregatedPolicy):
         """Algorithm 4-1, on loads as they are measured now."""
         known: BanaServeState = cluster.state
         modules = known.modules
+        since_s, known.looked_s = cluster.now_s - known.looked_s, cluster.now_s
         for instance in cluster.up:
-            compute = compute_use(instance, self.window_s)
+            compute = self._compute(instance, since_s, known)
             before = known.compute.get(instance.index, compute)
             known.compute[instance.index] = before + self.smoothing * (compute - before)
         measured = modules.loads(cluster.up, known.compute)
@@ -181,6 +227,16 @@ class BanaServe(DisaggregatedPolicy):
             ),
         )
         return [ShiftModules(move, modules) for move in planned]
+
+    def _compute(self, instance: Instance, since_s: float, known: BanaServeState) -> float:
+        """Arithmetic that the instance's model took in the last `since_s` seconds, wherever its
+        modules are, and that waits, each in shares of a GPU.
+        """
+        tokens, each_s = instance.prefilled_tokens, instance.sizes.s_per_token
+        computed = tokens - known.prefilled.get(instance.index, 0)
+        known.prefilled[instance.index] = tokens
+        waiting = queued_tokens(instance) * each_s / self.window_s
+        return computed * each_s / since_s + waiting + decode_use(instance)
 
     def extra_records(
         self, state: BanaServeState, instances: Sequence[Instance]

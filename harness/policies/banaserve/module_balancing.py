@@ -13,17 +13,19 @@ from ...core.module_moves import Module, ModuleMove, Offers
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """Of Algorithm 4-1. Loads are U = C/Cmax + M/Mmax, from 0 to 2 (Eq. 4-28).
+    """Of Algorithm 4-1. Loads are U = C/Cmax + M/Mmax (Eq. 4-28), from 0 to 2; work that waits may
+    add to it.
 
     Moving begins when two devices are more than `rise` apart and goes on until none are more than
     `fall` apart (hysteresis: delta_up > delta_down). From a gap of `large` on layers move, below
-    it heads. `efficiency` is rho: what a second of moving must bring. At most `moves` in a cycle.
+    it heads. `efficiency` is rho: what a second of moving must bring; 1: what the move brings in a
+    second must be worth the time that it takes. At most `moves` in a cycle.
     """
 
     rise: float = 0.4
     fall: float = 0.2
     large: float = 0.6
-    efficiency: float = 0.05
+    efficiency: float = 1.0
     moves: int = 8
 
 

@@ -6,7 +6,7 @@ Source: BanaServe (docs/papers.md), §4.3.1, §4.3.2, §4.4.3 and §4.4.4.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ....predictors.specs import LinkSpec
@@ -131,7 +131,9 @@ class Modules:
         layers: bool,
         heads: bool,
     ) -> Offers:
-        """What could move of a kind from one to another, so that their loads are as near as can be.
+        """What could move of a kind from one to another, so that their loads are as near as can be;
+        from a helper to its owner, what of its modules could return. Nothing moves from or to an
+        instance whose planned load is no longer the measured one: it moves in this cycle already.
 
         `layers` and `heads`: whether those may move at all.
         """
@@ -139,15 +141,22 @@ class Modules:
         allowed = {Module.LAYERS: layers, Module.HEADS: heads}
 
         def offer(
-            module: Module, source_index: int, target_index: int, _: Mapping[int, float]
+            module: Module,
+            source_index: int,
+            target_index: int,
+            planned: Mapping[int, float],
         ) -> ModuleMove | None:
-            if not allowed[module] or {source_index, target_index} & self.in_motion:
+            both = {source_index, target_index}
+            if not allowed[module] or both & self.in_motion:
+                return None
+            if any(planned[index] != loads[index].total for index in both):
                 return None
             source, target = by_index[source_index], by_index[target_index]
             back = self.received.get(source_index)
             if back is not None:
                 fits = back.owner is target and back.module is module
-                return self._home(back, loads, over) if fits else None
+                fewer = range(back.units)
+                return self._best(module, target, source, fewer, loads, over) if fits else None
             offloaded = self.offloaded.get(source_index)
             if offloaded is not None and (
                 offloaded.helper is not target or offloaded.module is not module
@@ -159,51 +168,42 @@ class Modules:
                 return None
             if module is Module.HEADS and source.role != DECODE:
                 return None  # a prompt's Q, K, V and O are as large as its activations
-            return self._best(module, source, target, loads, over)
+            before = offloaded.units if offloaded else 0
+            more = range(before + 1, _units(source, module) // 2 + 1)
+            return self._best(module, source, target, more, loads, over)
 
         return offer
 
     def _best(
         self,
         module: Module,
-        source: Instance,
-        target: Instance,
+        owner: Instance,
+        helper: Instance,
+        choices: Iterable[int],
         loads: Mapping[int, Use],
         over: LinkSpec,
     ) -> ModuleMove | None:
-        """As many more units as bring the two loads together."""
-        offloaded = self.offloaded.get(source.index)
+        """To as many units at the helper, of `choices`, as bring the two loads together."""
+        offloaded = self.offloaded.get(owner.index)
         before = offloaded.units if offloaded else 0
-        most = _units(source, module) // 2
         best: ModuleMove | None = None
-        for units in range(before + 1, most + 1):
-            if self._blocks(module, units, source, target) is None:
+        for units in choices:
+            if self._blocks(module, units, owner, helper) is None:
                 continue
-            source_use, target_use = self._after(module, before, units, source, target, loads)
-            cost = _cost(source, module, units - before, over)
-            move = ModuleMove(
-                module, source.index, target.index, units, source_use, target_use, cost.seconds
+            cost_s = _cost(owner, module, abs(units - before), over).seconds
+            ends = list(
+                zip(
+                    (owner.index, helper.index),
+                    self._after(module, before, units, owner, helper, loads),
+                    strict=True,
+                )
             )
+            (source, source_use), (target, target_use) = ends if units > before else ends[::-1]
             if best is None or abs(source_use - target_use) < abs(
                 best.source_load - best.target_load
             ):
-                best = move
+                best = ModuleMove(module, source, target, units, source_use, target_use, cost_s)
         return best
-
-    def _home(
-        self, offloaded: OffloadedModules, loads: Mapping[int, Use], over: LinkSpec
-    ) -> ModuleMove | None:
-        """All that an owner has offloaded, if it can do with the blocks it had."""
-        owner, helper = offloaded.owner, offloaded.helper
-        if _used(owner) > self.own_blocks[owner.index]:
-            return None
-        target_use, source_use = self._after(
-            offloaded.module, offloaded.units, 0, owner, helper, loads
-        )
-        cost = _cost(owner, offloaded.module, offloaded.units, over)
-        return ModuleMove(
-            offloaded.module, helper.index, owner.index, 0, source_use, target_use, cost.seconds
-        )
 
     @staticmethod
     def _after(
@@ -235,6 +235,8 @@ class Modules:
         """None if the helper has no room, or the owner would have too little."""
         share = _share(owner, module, units)
         own = self.own_blocks.get(owner.index, owner.kv_manager.total)
+        if not units:
+            return _Blocks(own, 0) if _used(owner) <= own else None
         weights = _weight_bytes(owner, module, units) / owner.placement.block_bytes_per_gpu
         total = math.floor((own + weights) / (1 - share))
         least = own
@@ -260,10 +262,10 @@ class Modules:
         back = self.received.get(move.source)
         owner, helper = (target, source) if back else (source, target)
         before = self.offloaded[owner.index].units if owner.index in self.offloaded else 0
-        blocks = None if back else self._blocks(move.module, move.units, owner, helper)
+        blocks = self._blocks(move.module, move.units, owner, helper)
+        if blocks is None:
+            return  # room went in the meantime
         if not back:
-            if blocks is None:
-                return  # room went in the meantime
             self._set_aside(move.module, owner, helper, blocks)
         cost = _cost(owner, move.module, abs(move.units - before), _network(cluster).network.spec)
         on_a_link = cost.moved_bytes // owner.placement.gpus
@@ -289,8 +291,9 @@ class Modules:
         if offloaded is None:
             offloaded = OffloadedModules(owner, helper, module, 0, 0)
             self.offloaded[owner.index] = self.received[helper.index] = offloaded
-        helper.resize(helper.kv_manager.total - (blocks.helper_blocks - offloaded.helper_blocks))
-        offloaded.helper_blocks = blocks.helper_blocks
+        taken = max(0, blocks.helper_blocks - offloaded.helper_blocks)
+        helper.resize(helper.kv_manager.total - taken)
+        offloaded.helper_blocks += taken
 
     def _settle(
         self,
@@ -298,22 +301,24 @@ class Modules:
         units: int,
         owner: Instance,
         helper: Instance,
-        blocks: _Blocks | None,
+        blocks: _Blocks,
         cluster: ClusterControl,
     ) -> None:
-        """Owner and helper synchronise and go on with the modules where they are now."""
+        """Owner and helper synchronise and go on with the modules where they are now; the helper
+        gets back the blocks that it has given up for more than that.
+        """
         cluster.bring(owner)  # what it has computed until now took as long as it did
-        total = blocks.owner_total if blocks else self.own_blocks[owner.index]
-        if _used(owner) > total:
+        if _used(owner) > blocks.owner_total:
             again_s = cluster.now_s + _AGAIN_S
             cluster.at(again_s, lambda: self._settle(module, units, owner, helper, blocks, cluster))
             return
-        owner.resize(total)
+        owner.resize(blocks.owner_total)
         offloaded = self.offloaded[owner.index]
         offloaded.units = units
+        helper.resize(helper.kv_manager.total + offloaded.helper_blocks - blocks.helper_blocks)
+        offloaded.helper_blocks = blocks.helper_blocks
         if not units:
             del self.offloaded[owner.index], self.received[helper.index]
-            helper.resize(helper.kv_manager.total + offloaded.helper_blocks)
             owner.compute_by(owner.step_time)
             cluster.separate(owner, helper)
         else:

@@ -17,7 +17,7 @@ from ....predictors.bands import METRICS, Setting, residual_id, residuals
 from ....predictors.specs import model
 from ....workloads.errors import FileFormatError, SloBenchError
 from ....workloads.parsing import parse_json
-from .measurement import Measurement, Skipped
+from .measurement import Case, Measurement, Skipped
 from .predict import predict
 from .readers import read_folder
 
@@ -101,14 +101,14 @@ def judge(
     resume: bool = False,
     without: tuple[str, ...] = (),
     analytic: bool = False,
-    only: str | None = None,
+    only: Callable[[Case], bool] = lambda case: True,
     begin: Callable[..., Future[Judged]] | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[list[Judged], Counter[tuple[str, str]]]:
     """Predict every measurement in `folder`; also how many rows were skipped, by set and reason.
 
     Kernel tables of the GPUs `without` are not used, `analytic` uses none (`predict`);
-    `only`: measurements of this GPU alone. With `out` each row is appended to that file
+    `only`: measurements of these cases alone. With `out` each row is appended to that file
     (JSON lines) when it is known, and `resume` takes the rows that it holds from it. `begin` hands
     a function and its arguments to another process; without it this one does all.
 
@@ -122,7 +122,7 @@ def judge(
     for each in read_folder(folder):
         if isinstance(each, Skipped):
             skipped[each.set, each.reason] += 1
-        elif only in (None, each.case.gpu):
+        elif only(each.case):
             found.append(each)
     keys = [_key(measurement, without, analytic) for measurement in found]
     begun = {

@@ -30,7 +30,8 @@ class ClosedLoop:
 class OpenLoop:
     """Requests with their own arrival times (s) and lengths (tokens), in order of arrival.
 
-    `answered` says of which requests latencies were measured. `prefix_blocks`: the 16-token blocks
+    `answered` says of which requests latencies were measured: not of those without an answer, nor
+    of those sent before a level. `prefix_blocks`: the 16-token blocks
     of each request, where it is recorded which prompts share a prefix.
     """
 
@@ -39,6 +40,12 @@ class OpenLoop:
     output_tokens: NDArray[np.int64]
     answered: NDArray[np.bool_]
     prefix_blocks: PrefixRows | None = None
+
+    @property
+    def span_s(self) -> float:
+        """Seconds from the first answered request to the last."""
+        sent_s = self.arrival_s[self.answered]
+        return float(np.ptp(sent_s)) if len(sent_s) else 0.0
 
 
 @dataclass(frozen=True)
@@ -81,8 +88,8 @@ class Case:
             parts += [f"{load.prompt_tokens} + {load.output_tokens} tokens"]
             parts += [f"{load.concurrency} clients"]
         else:
-            rate_rps = len(load.arrival_s) / max(float(load.arrival_s[-1]), 1e-9)
-            parts += [f"{len(load.arrival_s)} requests at {rate_rps:.3g} req/s"]
+            n = int(load.answered.sum())
+            parts += [f"{n} requests at {n / max(load.span_s, 1e-9):.3g} req/s"]
         return ", ".join(parts)
 
 

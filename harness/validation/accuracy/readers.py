@@ -17,6 +17,7 @@ from ....workloads.prefixes import BLOCK_SIZE
 from ...results.engine_logs import read_log
 from ..log_replay import latencies
 from .clients import AICONFIGURATOR, INFERENCEX, client_of
+from .lmbenchmark import conversations
 from .measurement import (
     CLOSED_LOOP,
     LOG,
@@ -240,7 +241,9 @@ def _own(file: Path) -> Found:
 def _levels(file: Path) -> Found:
     """llm-d's open-loop levels; the file is called GPU_MODEL_tpN_xINSTANCES_WORKLOAD."""
     name = stem(file)
-    parts = re.fullmatch(r"(?P<gpu>[^_]+)_(?P<model>[^_]+)_(?:tp(?P<tp>\d+)_)?x(?P<n>\d+)_.*", name)
+    parts = re.fullmatch(
+        r"(?P<gpu>[^_]+)_(?P<model>[^_]+)_(?:tp(?P<tp>\d+)_)?x(?P<n>\d+)_(?P<load>.*)", name
+    )
     frame = _frame(file)
     levels = list(frame.groupby("level", sort=True))
     gpu = model = None
@@ -263,6 +266,8 @@ def _levels(file: Path) -> Found:
             np.maximum(1, rows["output_tokens"].to_numpy(dtype=np.int64)),
             answered,
         )
+        if parts["load"] == "sharegpt":
+            load = conversations(load)
         case = Case(
             "vllm",
             "0.8",  # May 2025

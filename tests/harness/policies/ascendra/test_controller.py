@@ -221,6 +221,9 @@ def test_from_settings_to_rows(tmp_path):
     with_tickets = pd.read_csv(folder / "requests" / f"{cells[0].cell}.csv.gz")
     assert set(with_tickets.role[with_tickets.outcome == "finished"]) == {"lp", "hp"}
     assert (with_tickets.instance[with_tickets.role == "hp"] == 2).all()
+    learned = rows.prediction_error[rows.system == "ascendra"]
+    assert ((learned > 0) & (learned < 0.2)).all()
+    assert rows.prediction_error[rows.system == "vllm"].isna().all()
 
 
 def test_a_router_where_nobody_takes_one():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -39,6 +40,24 @@ def test_decodes_first_then_as_many_prompt_tokens_as_the_compute_budget_lets_pas
     records = serve_each_way(workload, policy, per_token_s=0.01).records
     # Chunks of 49, 49 and 22 tokens, a decode beside each.
     assert records.first_token_s.tolist() == pytest.approx([1.2, 1.2 + 1.5 + 1.5 + 1.23])
+
+
+def test_the_compute_budget_is_the_tightest_tpot_slo_in_the_batch(serve_each_way, requests):
+    # As above, but nothing is set: C is 1.5 s while the first request decodes, 2 s after it.
+    workload = requests((0, 20, 3), (0.5, 200, 1), tpot_slo_s=np.array([1.5, 2.0]))
+    policy = AscendraLp(token_budget=1024, watermark=0.0)
+    records = serve_each_way(workload, policy, per_token_s=0.01).records
+    # 1.2 s alone, two chunks of 49 tokens beside the decode, and 100 and 2 tokens alone.
+    second_s = 1.2 + 2 * 1.5
+    assert records.finish_s[0] == pytest.approx(second_s)
+    assert records.first_token_s[1] == pytest.approx(second_s + 2.0 + 1.02)
+
+
+def test_without_a_tpot_slo_the_compute_budget_binds_nothing(serve_each_way, requests):
+    workload = requests((0, 20, 3), (0.5, 200, 1))
+    policy = AscendraLp(token_budget=1024, watermark=0.0)
+    records = serve_each_way(workload, policy, per_token_s=0.01).records
+    assert records.first_token_s[1] == pytest.approx(1.2 + 1.0 + 2.01)
 
 
 def test_the_token_budget_counts_decodes(serve_each_way, requests):

@@ -10,6 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from slo_bench.cli.main import app
+from slo_bench.harness.results.acceptance import with_acceptance
+from slo_bench.predictors.speculation import parse_speculation
 
 pytestmark = pytest.mark.backends
 
@@ -20,10 +22,10 @@ HERE = Path(__file__).parent
 def run(installed, tiny_model, tmp_path):
     """Runs 12 requests with 40 to 51 prompt tokens on a backend; the folder of the run."""
 
-    def one(backend, *words):
+    def one(backend, *words, output_tokens=20):
         installed(backend)
         trace = tmp_path / "trace.csv"
-        rows = [f"{k * 0.05},{40 + k},{20 + k}" for k in range(12)]
+        rows = [f"{k * 0.05},{40 + k},{output_tokens + k}" for k in range(12)]
         trace.write_text("\n".join(["arrival_s,prompt_tokens,output_tokens", *rows]) + "\n")
         load = ["--workload", trace, "--replay-speed", "1", "--seeds", "1", "--slo", "e2e=1000"]
         kept = ["--records", "csv", "--out", tmp_path / "out", "--no-report"]
@@ -57,6 +59,26 @@ def test_stock_and_patched_are_measured(run):
     assert "PolicyScheduler" in (ran / "servers" / "edf.log").read_text()
     assert "PolicyScheduler" not in (ran / "servers" / "vllm.log").read_text()
     assert json.loads((ran / "environment.json").read_text())["command"] is not None
+
+
+def test_n_gram_speculation_is_measured(run):
+    options = ["--sweep", "speculation=ngram:3", "--sweep", "block_size=32"]
+    ran = run("vllm", "--system", "vllm", *options, output_tokens=150)
+    (cell,) = cells_of(ran)
+    drafts, proposed, accepted = (
+        int(cell[f"server_{name}"]) for name in ("drafts", "draft_tokens", "accepted_tokens")
+    )
+    by_position = [int(cell[f"server_accepted_{position}"]) for position in (1, 2, 3)]
+    assert float(cell["attainment"]) == 1.0
+    assert int(cell["server_output_tokens"]) == sum(150 + k for k in range(12))
+    # A model with random weights repeats itself, and proposals are accepted.
+    assert 0 < by_position[2] <= by_position[1] <= by_position[0] <= drafts < proposed
+    assert sum(by_position) == accepted < proposed
+    assert int(cell["server_sequence_steps"]) == sum(149 + k for k in range(12)) - accepted
+    # A simulation takes the acceptance of this run.
+    settled = with_acceptance(parse_speculation(f"ngram:3@{ran}"))
+    assert settled.acceptance[0] == pytest.approx(by_position[0] / drafts, abs=1e-4)
+    assert 1 < settled.tokens_per_step < 4
 
 
 @pytest.mark.parametrize(("backend", "block_size"), [("vllm", 32), ("sglang", 16)])

@@ -1,0 +1,93 @@
+"""Algorithm 4-1 in a simulated run: when modules move, how many, and when none do any more."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from slo_bench.harness.engine.simulator.simulate import simulate
+from slo_bench.harness.policies.systems import SYSTEMS
+from slo_bench.predictors.placement import Placement
+from slo_bench.predictors.specs import gpu, model
+from slo_bench.predictors.step_time import step_time
+from slo_bench.workloads.workload import Workload
+
+PLACEMENT = Placement(model("llama-13b"), gpu("a100-80g"))
+STEP_TIME = step_time(PLACEMENT).model
+
+
+def steady(rate_rps, duration_s, prompt_tokens=1000, output_tokens=50, from_s=0.0):
+    n = int(rate_rps * duration_s)
+    return Workload(
+        arrival_s=from_s + np.arange(n) / rate_rps,
+        prompt_tokens=np.full(n, prompt_tokens),
+        output_tokens=np.full(n, output_tokens),
+    )
+
+
+def together(*parts):
+    arrival_s = np.concatenate([part.arrival_s for part in parts])
+    order = np.argsort(arrival_s, kind="stable")
+    return Workload(
+        arrival_s=arrival_s[order],
+        prompt_tokens=np.concatenate([part.prompt_tokens for part in parts])[order],
+        output_tokens=np.concatenate([part.output_tokens for part in parts])[order],
+    )
+
+
+def run(workload, prefill_instances=1, **parameters):
+    of = SYSTEMS["banaserve"].with_parameters(
+        prefill_instances=prefill_instances, decode_instances=0, **parameters
+    )
+    return simulate(workload, of, PLACEMENT, STEP_TIME, instances=4)
+
+
+def moves(result):
+    return result.cluster.modules.history
+
+
+def test_under_a_constant_load_the_modules_settle():
+    """One prefill instance gets more than it can do: a helper takes layers, and keeps them."""
+    workload = steady(rate_rps=15, duration_s=120)
+    result = run(workload)
+    made = moves(result)
+    assert made
+    assert all(one.begin_s < 60 for one in made)
+    units = [one.move.units for one in made]
+    assert units == sorted(units)  # nothing goes back and forth
+    waits_s = result.records.first_token_s - workload.arrival_s
+    still_s = run(workload, layer_moves=False, head_moves=False).records.first_token_s
+    assert waits_s.max() < 0.25 * (still_s - workload.arrival_s).max()
+
+
+def test_several_pairs_move_in_one_cycle():
+    made = moves(run(steady(rate_rps=24, duration_s=10), prefill_instances=2))
+    first, second = made[:2]
+    assert first.begin_s == second.begin_s
+    both = {first.move.source, first.move.target} | {second.move.source, second.move.target}
+    assert both == {0, 1, 2, 3}
+
+
+def test_layers_return_in_parts():
+    """Prompts become fewer and the helper gets answers of its own: layers come home in parts."""
+    answers = steady(12, 75, prompt_tokens=20, output_tokens=700, from_s=60)
+    made = moves(run(together(steady(15, 60), steady(4, 100, from_s=60), answers)))
+    layers = [one.move for one in made if one.move.module.value == "layers"]
+    units = [move.units for move in layers]
+    back = [move.target == 0 for move in layers]
+    assert any(back)
+    assert not all(back)
+    for (before, after), returned in zip(pairwise(units), back[1:], strict=True):
+        assert (after < before) == returned
+    assert any(n > 0 for n, returned in zip(units, back, strict=True) if returned)
+
+
+@pytest.mark.parametrize(("efficiency", "early"), [(0.05, True), (1.0, False)])
+def test_a_move_over_a_slow_link_waits_until_it_is_worth_its_cost(efficiency, early):
+    """Seventeen layers take 7 s at 2 GB/s: rho = 1 wants a gap that closes by as much."""
+    workload = steady(15, 30)
+    made = moves(run(workload, network_gb_per_s=2.0, efficiency=efficiency))
+    assert (made[0].begin_s < 2) == early
+    assert made[0].move.cost_s > 1
