@@ -48,6 +48,7 @@ _OF_THE_CONNECTION = frozenset(
 )
 _ERROR_TYPES = {
     400: "BadRequestError",
+    401: "AuthenticationError",
     404: "NotFoundError",
     408: "RequestTimeout",
     413: "PayloadTooLarge",
