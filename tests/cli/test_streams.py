@@ -1,12 +1,16 @@
 """Terminals, pipes, disks and limits that are not as usual: one line, and the right exit code."""
 
+import errno
 import os
 import resource
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from slo_bench import SloBenchError
 
 COMMAND = [sys.executable, "-m", "slo_bench.cli.entry"]
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="file descriptors and signals")
@@ -122,3 +126,15 @@ def test_a_fault_of_ours_is_no_failed_check():
     assert ended.returncode == 70
     assert b"ZeroDivisionError" in ended.stderr
     assert b"this is a fault of slo-bench" in ended.stderr
+
+
+def test_a_plan_onto_a_full_disk_is_an_error(slo_bench, monkeypatch):
+    from slo_bench.harness.results.checkpoint import Checkpoint
+
+    def full(*arguments, **options):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    checkpoint = Checkpoint(Path("p") / "plan.jsonl", "")
+    monkeypatch.setattr(Path, "open", full)
+    with pytest.raises(SloBenchError, match=r"cannot write p.plan\.jsonl: No space left"):
+        checkpoint.append({})
