@@ -128,7 +128,7 @@ def test_a_fault_of_ours_is_no_failed_check():
     assert b"this is a fault of slo-bench" in ended.stderr
 
 
-def test_a_plan_onto_a_full_disk_is_an_error(slo_bench, monkeypatch):
+def test_a_record_on_a_full_disk_is_an_error(monkeypatch):
     from slo_bench.harness.results.checkpoint import Checkpoint
 
     def full(*arguments, **options):
