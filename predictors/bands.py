@@ -6,11 +6,12 @@
 - of the same engine, GPU and model, where at least `LEAST_ROWS` are known (in the same regime, if
   as many are): the quantiles of their residuals, as in split conformal prediction (Vovk et al.
   2005; Lei et al. 2018);
-- else a new group of engine, GPU and model. Residuals of one group resemble each other, so groups
-  and not rows are exchangeable: every group weighs the same ("pooling CDFs" of Dunn, Wasserman and
-  Ramdas 2022, Distribution-Free Prediction Sets for Two-Layer Hierarchical Models). Which way a new
-  group is off the others do not tell: residuals count with either sign. Quantiles lie as far out as
-  makes the band hold `LEVEL` of the rows of groups, of models and of GPUs left out in turn.
+- else a new group of engine, GPU and model, like those with its kind of model (dense, mixture of
+  experts). Residuals of one group resemble each other, so groups and not rows are exchangeable:
+  every group weighs the same ("pooling CDFs" of Dunn, Wasserman and Ramdas 2022, Distribution-Free
+  Prediction Sets for Two-Layer Hierarchical Models). Which way a new group is off the others do not
+  tell: residuals count with either sign. Quantiles lie as far out as makes the band hold `LEVEL` of
+  the rows of groups, of models and of GPUs left out in turn.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from importlib.resources import files
 import numpy as np
 from numpy.typing import NDArray
 
+from .model_spec import ModelSpec
 from .step_time import StepTimeModel
 
 Floats = NDArray[np.float64]
@@ -43,7 +45,9 @@ METRICS = (
     *(f"{latency}_{of}" for latency in ("ttft", "tpot", "e2e") for of in ("mean", "p50", "p90")),
     *("ttft_p99", "tpot_p99", "e2e_p99", "throughput"),
 )
-NAMES = ("id", "engine", "gpu", "model", "mode", "regime", "step_time")
+NAMES = ("id", "engine", "gpu", "model", "mode", "regime", "step_time", "kind")
+DENSE, EXPERTS = "dense", "experts"
+KINDS = (DENSE, EXPERTS)
 _LEVELS = np.linspace(0.8, 1.0, 61)  # never narrower, since models and GPUs are few
 
 
@@ -56,6 +60,11 @@ def kind_of(known: StepTimeModel) -> str | None:
     return None if known.fitted else UNFITTED
 
 
+def model_kind(spec: ModelSpec) -> str:
+    """The kind of model, of `KINDS`."""
+    return EXPERTS if spec.experts else DENSE
+
+
 @dataclass(frozen=True)
 class Setting:
     """What a prediction's residual may depend on; `regime` as `regime.regime_of` has it."""
@@ -65,6 +74,7 @@ class Setting:
     model: str
     step_time: str
     regime: str
+    kind: str = DENSE  # of `KINDS`
 
 
 @dataclass(frozen=True)
@@ -116,7 +126,7 @@ class Residuals:
     def __init__(self, names: Mapping[str, NDArray[np.str_]], logs: Floats) -> None:
         self.names = names
         self.logs = logs
-        self._levels: dict[tuple[str, tuple[str, ...]], float] = {}
+        self._levels: dict[tuple[str, str, tuple[str, ...]], float] = {}
         self._masks: dict[tuple[str, str], Mask] = {}
 
     def __len__(self) -> int:
@@ -148,7 +158,7 @@ class Residuals:
         exact = self.logs[:, [METRICS.index(metric) for metric in metrics]]
         means = self.logs[:, [METRICS.index(_mean_of(metric)) for metric in metrics]]
         logs = np.where(np.isfinite(exact), exact, means)
-        known = np.isfinite(logs).all(axis=1) & self._alike(setting.step_time)
+        known = np.isfinite(logs).all(axis=1) & self._alike(setting)
         others = known & (self.names["id"] != without) if without else known
         same = others.copy()
         for name in ("engine", "gpu", "model"):
@@ -159,22 +169,28 @@ class Residuals:
                 return Spread(logs[own], np.ones(int(own.sum())), LEVEL, seen=True)
         if _n_groups(self.groups[known]) < LEAST_GROUPS:
             return None
-        level = self._level(setting.step_time, tuple(metrics), logs, known)
+        level = self._level((setting.step_time, setting.kind, tuple(metrics)), logs, known)
         pooled = _regime_rows(self.groups, others, regime)
         weights = _group_weights(self.groups[pooled])
         return Spread(*_mirrored(logs[pooled], weights), level, seen=False)
 
-    def _alike(self, step_time: str) -> Mask:
-        """Rows with these step times; where they are of few groups, with kernel tables as well."""
-        alike = self.having("step_time", step_time)
-        few = _n_groups(self.groups[alike]) < LEAST_GROUPS
-        return alike | self.having("step_time", KERNELS) if few else alike
+    def _alike(self, setting: Setting) -> Mask:
+        """Rows with these step times and this kind of model.
 
-    def _level(self, step_time: str, metrics: tuple[str, ...], logs: Floats, known: Mask) -> float:
-        """The least level whose bands hold `LEVEL` of the rows of what is left out in turn: a
-        group, a model, a GPU.
+        Where they are of few groups, with kernel tables as well; where these are, of all models.
         """
-        key = step_time, metrics
+        timed = self.having("step_time", setting.step_time)
+        tabled = timed | self.having("step_time", KERNELS)
+        kind = self.having("kind", setting.kind)
+        for alike in (timed & kind, tabled & kind):
+            if _n_groups(self.groups[alike]) >= LEAST_GROUPS:
+                return alike
+        return tabled
+
+    def _level(self, key: tuple[str, str, tuple[str, ...]], logs: Floats, known: Mask) -> float:
+        """The least level whose bands hold `LEVEL` of the rows of what is left out in turn: a
+        group, a model, a GPU. `key`: step times, kind of model and metrics.
+        """
         if key not in self._levels:
             enough = np.ones(len(_LEVELS), dtype=np.bool_)
             for parts in (self.groups, self.names["model"], self.names["gpu"]):
@@ -250,13 +266,17 @@ def residuals() -> Residuals:
     return read_residuals(gzip.decompress(packed).decode())
 
 
-def coverage(known: Residuals, step_time: str, metric: str, left_out: str) -> float:
+def coverage(
+    known: Residuals, step_time: str, metric: str, left_out: str, kind: str = DENSE
+) -> float:
     """The share of measurements in bands that were made without their `left_out`.
 
     `left_out` is a column of `NAMES`: the measurement itself (`id`), all of its model, of its GPU.
+    `kind`: of the measurements' models.
     """
     column = METRICS.index(metric)
-    judged = known.having("step_time", step_time) & np.isfinite(known.logs[:, column])
+    judged = known.having("step_time", step_time) & known.having("kind", kind)
+    judged &= np.isfinite(known.logs[:, column])
     inside = []
     for value in np.unique(known.names[left_out][judged]):
         mine = known.names[left_out] == value

@@ -42,6 +42,9 @@ class Placement:
 
     Experts are held whole by `ep` groups of GPUs, each sharing them out to its `dp * tp / ep`
     GPUs. `expert_skew` is the exponent of the power law by which tokens choose them (0: balanced).
+
+    KV of prefixes is also kept in `kv_offload_gib` of host memory and `kv_disk_gib` of a disk, for
+    the whole instance.
     """
 
     model: ModelSpec
@@ -63,6 +66,8 @@ class Placement:
     ep: int = 1
     expert_skew: float = 0.0
     dp: int = 1
+    kv_offload_gib: float = 0.0
+    kv_disk_gib: float = 0.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "weight_dtype", self.model.dtype_of(self.weight_dtype))

@@ -14,6 +14,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,7 @@ from slo_bench.harness.validation.accuracy.errors import ErrorSummary, Judged, s
 from slo_bench.harness.validation.accuracy.measurement import Measurement
 from slo_bench.harness.validation.accuracy.readers import read_folder
 from slo_bench.harness.validation.accuracy.shipped import SHIPPED, seen
-from slo_bench.predictors.bands import METRICS, STEP_TIMES, coverage, residuals
+from slo_bench.predictors.bands import KINDS, METRICS, STEP_TIMES, coverage, residuals
 from slo_bench.predictors.specs import model
 from slo_bench.reports.pages.accuracy import regimes
 
@@ -97,13 +98,14 @@ def _coverage() -> str:
     """Share of measurements in bands that were made without them, their model or their GPU."""
     known = residuals()
     rows = []
-    for step_time in STEP_TIMES:
-        for metric in ("ttft_mean", "tpot_mean", "e2e_mean", "throughput"):
-            shares = [coverage(known, step_time, metric, of) for of in ("id", "model", "gpu")]
-            there = known.having("step_time", step_time)
-            n = int(np.isfinite(known.logs[there, METRICS.index(metric)]).sum())
-            rows.append((step_time, metric, str(n), *(f"{share:.0%}" for share in shares)))
-    return table(("step times", "metric", "n", "row", "model", "GPU"), rows)
+    metrics = ("ttft_mean", "tpot_mean", "e2e_mean", "throughput")
+    for kind, step_time, metric in product(KINDS, STEP_TIMES, metrics):
+        there = known.having("step_time", step_time) & known.having("kind", kind)
+        n = int(np.isfinite(known.logs[there, METRICS.index(metric)]).sum())
+        if n:
+            shares = [coverage(known, step_time, metric, of, kind) for of in ("id", "model", "gpu")]
+            rows.append((kind, step_time, metric, str(n), *(f"{share:.0%}" for share in shares)))
+    return table(("models", "step times", "metric", "n", "row", "model", "GPU"), rows)
 
 
 def main(file: Path, left_out: Sequence[Path]) -> None:
@@ -146,7 +148,7 @@ def main(file: Path, left_out: Sequence[Path]) -> None:
         "skipped": "\n".join(
             f"- {n:,} rows: {reason}" for (_, reason), n in sorted(skipped.items())
         )
-        or "All measurements of dense models were predicted.",
+        or "All measurements were predicted.",
         "beside": _beside(judged),
         "coverage": _coverage(),
     }

@@ -15,6 +15,7 @@ import csv
 import importlib
 import json
 import logging
+import random
 import subprocess
 import sys
 import tempfile
@@ -30,7 +31,15 @@ MODELS = {
     "llama-3.1-8b": "meta-llama/Meta-Llama-3.1-8B",
     "llama-3.1-70b": "meta-llama/Meta-Llama-3.1-70B",
     "qwen3-32b": "Qwen/Qwen3-32B",
+    "qwen3-235b-a22b": "Qwen/Qwen3-235B-A22B-FP8",
+    "deepseek-r1": "deepseek-ai/DeepSeek-R1",
+    "deepseek-v3": "deepseek-ai/DeepSeek-V3",
+    "gpt-oss-120b": "openai/gpt-oss-120b",
+    "kimi-k2.5": "moonshotai/Kimi-K2.5",
+    "minimax-m2.5": "MiniMaxAI/MiniMax-M2.5",
 }
+# Formats of experts; matrix multiplications beside them are in 16 bits where these are in 4.
+EXPERTS = {"fp8": "fp8_block", "nvfp4": "nvfp4", "mxfp4": "w4a16_mxfp4", "int4": "int4_wo"}
 SYSTEMS = {"h100-80g": "h100_sxm", "h200-141g": "h200_sxm", "b200": "b200_sxm"}
 
 
@@ -38,6 +47,7 @@ def main(file: Path, resume: bool) -> None:
     """Ask for every row of a model of `MODELS`, and append the answers to `OUT`."""
     from slo_bench.harness.validation.accuracy.measurement import ClosedLoop, Measurement
     from slo_bench.harness.validation.accuracy.readers import read_folder
+    from slo_bench.predictors.specs import model
 
     known = set()
     if resume and OUT.exists():
@@ -51,7 +61,10 @@ def main(file: Path, resume: bool) -> None:
         if case.model not in MODELS:
             continue
         assert isinstance(load, ClosedLoop)
+        experts = model(case.model).experts
         gemm = {"bf16": "bfloat16", "fp8": "fp8_block" if case.engine == "sglang" else "fp8"}
+        if experts:
+            gemm |= {"fp8": "fp8_block", "mxfp4": "bfloat16", "int4": "bfloat16"}
         asked.append(
             {
                 "set": one.set,
@@ -61,13 +74,18 @@ def main(file: Path, resume: bool) -> None:
                 "backend_name": case.engine,
                 "isl": load.prompt_tokens,
                 "osl": load.output_tokens,
-                "batch_size": load.concurrency,
+                "batch_size": load.concurrency // case.dp,  # of a data-parallel rank
                 "tp_size": case.tp,
                 "pp_size": case.pp,
+                "attention_dp_size": case.dp,
+                "moe_tp_size": case.tp * case.dp // case.ep if experts else None,
+                "moe_ep_size": case.ep if experts else None,
+                "moe_quant_mode": EXPERTS.get(case.weight_dtype, "bfloat16") if experts else None,
                 "gemm_quant_mode": gemm.get(case.weight_dtype, case.weight_dtype),
                 "kvcache_quant_mode": {"bf16": "bfloat16"}.get(case.kv_dtype, case.kv_dtype),
             }
         )
+    random.Random(0).shuffle(asked)  # what an interrupted run leaves out is drawn, too
     asked.sort(key=lambda row: row["backend_name"] == "trtllm")  # which is the least like ours
     with tempfile.TemporaryFile("w+") as questions:
         questions.writelines(json.dumps(row) + "\n" for row in asked)

@@ -23,7 +23,16 @@ from slo_bench.harness.experiments.execution.local_pool import LocalPool
 from slo_bench.harness.load_generator.machine import cores
 from slo_bench.harness.validation.accuracy.errors import Judged, judge
 from slo_bench.harness.validation.accuracy.shipped import SHIPPED
-from slo_bench.predictors.bands import FILE, FITTED, METRICS, NAMES, SCALED, UNFITTED, residual_id
+from slo_bench.predictors.bands import (
+    FILE,
+    FITTED,
+    METRICS,
+    NAMES,
+    SCALED,
+    UNFITTED,
+    model_kind,
+    residual_id,
+)
 from slo_bench.predictors.specs import model
 
 OUT = Path(__file__).parents[1] / "predictors" / FILE
@@ -56,7 +65,8 @@ def main(folder: Path) -> None:
     table = csv.writer(text, lineterminator="\n")
     table.writerow((*NAMES, *METRICS))
     for row in predictions(folder):
-        names = (row.engine, row.gpu, row.model, row.mode, row.regime, row.step_time)
+        kind = model_kind(model(row.model))
+        names = (row.engine, row.gpu, row.model, row.mode, row.regime, row.step_time, kind)
         logs = {name: -math.log1p(error) for name, error in row.errors().items()}
         figures = [f"{logs[metric]:.4f}" if metric in logs else "" for metric in METRICS]
         table.writerow((residual_id(row.set, row.row), *names, *figures))

@@ -16,7 +16,10 @@ from numpy.typing import NDArray
 
 from .call_parser import Call, build, parse_call, positive
 from .errors import SloBenchError, UnknownNameError
+from .machine_memory import check_memory
+from .workload import MOST_S
 
+MADE_BYTES = 200  # of a request's columns, measured
 Floats = NDArray[np.float64]
 Rng = np.random.Generator
 
@@ -37,6 +40,13 @@ class Extent:
             raise SloBenchError(f"requests must be at least 1 but is {self.requests}")
         if self.duration_s is not None:
             positive(self.duration_s, "duration_s")
+        expected = self.span_s * self.rate_rps
+        check_memory(expected * MADE_BYTES, f"making {expected:,.0f} requests")
+        if self.span_s > MOST_S:
+            raise SloBenchError(
+                f"requests at rate_rps={self.rate_rps:g} would arrive for {self.span_s:g} s; the "
+                f"most is {MOST_S:g} s (31 years): take a higher rate or fewer requests"
+            )
 
     @property
     def span_s(self) -> float:

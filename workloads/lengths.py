@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from .call_parser import Call, build, number, parse_call, positive
 from .errors import SloBenchError, UnknownNameError
 
+MOST_TOKENS = 1 << 31  # of one prompt or output
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
@@ -37,6 +38,8 @@ def _tokens(values: Floats) -> Ints:
 def _at_least_one(value: float, what: str) -> None:
     if not value >= 1:
         raise SloBenchError(f"{what} must be at least 1 token but is {value:g}")
+    if value > MOST_TOKENS:
+        raise SloBenchError(f"{what} must be at most {MOST_TOKENS:,} but is {value!s:.20}")
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,7 @@ class Uniform:
         _at_least_one(self.low, "uniform low")
         if self.high < self.low:
             raise SloBenchError(f"uniform high must be at least low={self.low} but is {self.high}")
+        _at_least_one(self.high, "uniform high")
 
     def at(self, u: Floats) -> Ints:
         return self.low + np.floor(u * (self.high - self.low + 1)).astype(np.int64)
@@ -131,6 +135,7 @@ class Quantiles:
         _at_least_one(t[0], "quantile tokens")
         if any(not b >= a for a, b in pairwise(t)):
             raise SloBenchError(f"quantile tokens must not decrease but are {t}")
+        _at_least_one(t[-1], "quantile tokens")
 
     def at(self, u: Floats) -> Ints:
         return _tokens(np.exp(np.interp(u, self.probabilities, np.log(self.tokens))))

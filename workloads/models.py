@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from .call_parser import Call, build, parse_call, positive
 from .errors import SloBenchError, UnknownNameError
+from .machine_memory import check_memory
 from .streams import Streams
 from .workload import Workload
 
@@ -192,6 +193,7 @@ def parse_fleet(call: Call) -> MultiModelArrivals:
     )
 
 
+_MODEL_BYTES = 5_000  # of a model's instance in a simulation, measured
 _ROWS = 65536  # requests judged at once, to bound memory with many models
 
 
@@ -332,6 +334,8 @@ def parse_models(text: str) -> Models:
     zipf = build(_Zipf, call)
     if zipf.count < 1 or (names and zipf.count != len(names)):
         raise SloBenchError(f"zipf count must be at least 1, and the number of names: {text!r}")
+    # A name, a queue and an instance for each.
+    check_memory(zipf.count * _MODEL_BYTES, f"{zipf.count:,} models")
     return ModelChoice(
         names or tuple(f"model-{k}" for k in range(zipf.count)),
         zipf.exponent,

@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from .arrivals import ArrivalProcess, Concurrency
+from .arrivals import MADE_BYTES, ArrivalProcess, Concurrency
 from .call_parser import build, parse_call
 from .errors import SloBenchError, UnknownNameError
 from .lengths import (
@@ -20,6 +20,7 @@ from .lengths import (
     mean_tokens,
     parse_lengths,
 )
+from .machine_memory import check_memory
 from .prefixes import BLOCK_SIZE, SessionBlocks
 from .streams import Streams
 from .workload import Workload
@@ -95,6 +96,8 @@ class Sessions:
             sessions_rps, streams.rng("arrivals"), requests=requests, duration_s=duration_s
         )
         turns = self.turns.at(streams.rng("turns").random(len(start_s)))
+        requested = float(turns.sum(dtype=np.float64))
+        check_memory(requested * MADE_BYTES, f"making {requested:,.0f} turns of sessions")
         session = np.repeat(np.arange(len(turns)), turns)
         begin = np.repeat(np.cumsum(turns) - turns, turns)
         pairs = lengths.draw(len(session), streams.rng("lengths"))

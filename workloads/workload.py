@@ -14,6 +14,7 @@ from .errors import SloBenchError
 from .prefixes import SessionBlocks
 from .request import Request, RequestType, Slo
 
+MOST_S = 1e9  # of arrivals: times of simulations are kept to a microsecond
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
@@ -24,6 +25,14 @@ def _floats(fill: float) -> Floats:
 
 def _ints(fill: int) -> Ints:
     return np.full(1, fill, dtype=np.int64)
+
+
+def too_late(arrival_s: float) -> str:
+    """Message for an arrival that is later than `MOST_S`."""
+    return (
+        f"an arrival is {arrival_s:g} s after the first, the most is {MOST_S:g} s (31 years): are "
+        "the times in milliseconds or nanoseconds? Divide them to get seconds"
+    )
 
 
 @dataclass(frozen=True)
@@ -94,6 +103,8 @@ class Workload:
             raise SloBenchError(
                 f"arrival_s must be a time from 0 on but is {value} in request {bad[0]}"
             )
+        if len(self) and self.arrival_s[-1] > MOST_S:
+            raise SloBenchError(f"{too_late(float(self.arrival_s[-1]))} in request {len(self) - 1}")
         if (np.diff(self.arrival_s) < 0).any():
             raise SloBenchError("arrival_s must not decrease; sort the requests by arrival first")
         if (self.follows >= np.arange(len(self))).any():

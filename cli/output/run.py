@@ -11,13 +11,17 @@ from pathlib import Path
 
 import typer
 
+from ...harness.experiments.execution.estimate import estimate
 from ...harness.experiments.experiment import Experiment, Progress, RunResult, new_folder
 from ...harness.load_generator.machine import cores
 from ...harness.validation.run_replay import ValidatedPoint
 from ...workloads.errors import SloBenchError
+from ...workloads.machine_memory import gib
 from ..interrupts import interruptible
 from ..options.declared import Execution
 from .progress import DESCRIPTION, display
+
+_LONG_S = 120.0  # CPU time from which on the estimate is printed
 
 
 def run_shown(experiment: Experiment, execution: Execution) -> RunResult:
@@ -32,6 +36,9 @@ def run_shown(experiment: Experiment, execution: Execution) -> RunResult:
         threads = TorchBackend(server=experiment.server).threads
         typer.echo(f"CPU threads of torch: {threads}, pinned, of {cores()} cores", err=True)
     last = Progress(0, 0, {})
+    size = estimate(experiment)
+    if experiment.backend == "simulated" and size.cpu_s >= _LONG_S:
+        typer.echo(f"up to {size.text} {gib(size.memory_bytes)} of memory", err=True)
 
     def way_on() -> str:
         if not last.finished:

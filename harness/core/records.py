@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from ...workloads.workload import Workload
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -180,6 +183,7 @@ class Result:
     totals: Totals
     learned: tuple[Any, ...] = ()  # what the policy of each instance learnt: its `new_state()`
     overlong: int = 0  # requests that were rejected because they could never fit
+    served: Workload | None = None  # where requests were truncated: with their new lengths
     instances: tuple[InstanceTotals, ...] = ()  # as `Records.instance` counts them
     cluster: Any = None  # what the cluster policy learnt
     counts: Mapping[str, int] = field(default_factory=dict)  # acts of each mechanism

@@ -31,6 +31,7 @@ Mask = NDArray[np.bool_]
 # Sums of floating-point times may pass a bound by rounding alone: a nanosecond is not late.
 TOLERANCE_S = 1e-9
 NOT_A_NUMBER = float("nan")
+_MOST_NAMES = 32  # models or adapters with columns of their own
 
 
 @dataclass(frozen=True)
@@ -354,12 +355,18 @@ def weighted_turnaround(records: Records, of: Mask) -> float:
 
 
 def _by_class(workload: Workload, counted: Mask, met: Mask) -> dict[str, float]:
-    """Attainment of every class with a request in the window, and largest less smallest."""
-    if len(workload.class_names) < 2:
+    """Attainment of every class with a request in the window, and largest less smallest.
+
+    Where there are no classes, of every model or adapter that requests name.
+    """
+    names, of = workload.class_names, workload.class_index
+    if len(names) < 2:
+        names, of = workload.model_names, workload.model_index
+    if not 2 <= len(names) <= _MOST_NAMES:
         return {}
     shares: dict[str, float] = {}
-    for index, name in enumerate(workload.class_names):
-        members = counted & (workload.class_index == index)
+    for index, name in enumerate(names):
+        members = counted & (of == index)
         if members.any():
             shares[f"attainment_{name or 'none'}"] = float(met[members].mean())
     spread = max(shares.values()) - min(shares.values())

@@ -373,7 +373,7 @@ def classes(rows: pd.DataFrame, names: Sequence[str]) -> Figure | None:
     return Figure(
         id="classes",
         kind="spread",
-        title="Attainment by class",
+        title="Attainment by class, model or adapter",
         note="Share of each class's requests that met their SLO, mean over seeds; the bar spans "
         "the classes, its length is their spread.",
         x=Axis("requests in SLO", "percent", top=1.0),

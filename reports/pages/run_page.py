@@ -195,11 +195,14 @@ def _notices(
         lines.append(("Mechanisms that never acted.", " ".join(never)))
     if equal := mechanisms.equal_results(cells):
         lines.append(("Equal results.", " ".join(equal)))
+    if truncated := summary.truncated_text(cells):
+        told = f"{truncated} were shortened to fit the context or the KV cache."
+        lines.append(("Truncated.", told))
     if overlong_requests := summary.oversize_text(cells):
         told = f"{overlong_requests} exceed the context or the KV cache; they count as missed."
         lines.append(("Too long.", told))
-    if truncated := summary.truncated_text(cells):
-        lines.append(("Short answers.", f"{truncated}: those levels had less work than offered."))
+    if short := summary.short_answers_text(cells):
+        lines.append(("Short answers.", f"{short}: those levels had less work than offered."))
     if without := [run.name for run in runs if not run.keeps_requests]:
         told = f"were kept by {', '.join(without)}: distributions, causes and cost are missing."
         lines.append(("No per-request records", told))

@@ -150,8 +150,10 @@ def _notes(cells: pd.DataFrame, rows: pd.DataFrame) -> list[str]:
         notes.append(f"J per output token, lowest and highest rate: {energy}.")
     if overlong_requests := oversize_text(cells):
         notes.append(f"Too long for the context or the KV cache, and missed: {overlong_requests}.")
+    if short := short_answers_text(cells):
+        notes.append(f"{short}: those levels had less work than offered.")
     if truncated := truncated_text(cells):
-        notes.append(f"{truncated}: those levels had less work than offered.")
+        notes.append(f"Served with fewer tokens than the workload has: {truncated}.")
     return [*notes, *bands.notes(cells), *mechanisms.notes(cells)]
 
 
@@ -196,11 +198,20 @@ def unfitted_pairs(cells: pd.DataFrame) -> str:
 
 def oversize_text(cells: pd.DataFrame) -> str:
     """`12 of 3,000 requests (overlong)`; empty where all fit."""
-    count = int(cells["overlong_requests"].fillna(0).sum()) if "overlong_requests" in cells else 0
-    return f"{count:,} of {int(cells['requests'].sum()):,} requests (overlong)" if count else ""
+    return _of_requests(cells, "overlong", "overlong")
 
 
 def truncated_text(cells: pd.DataFrame) -> str:
+    """`12 of 3,000 requests (truncated)`; empty where none was."""
+    return _of_requests(cells, "overlong_truncated", "truncated")
+
+
+def _of_requests(cells: pd.DataFrame, column: str, what: str) -> str:
+    count = int(cells[column].fillna(0).sum()) if column in cells else 0
+    return f"{count:,} of {int(cells['requests'].sum()):,} requests ({what})" if count else ""
+
+
+def short_answers_text(cells: pd.DataFrame) -> str:
     """`12 of 3,000 answers have fewer tokens than requested`; empty where none has."""
     count = int(cells["truncated_outputs"].fillna(0).sum()) if "truncated_outputs" in cells else 0
     of = int(cells["requests"].sum())

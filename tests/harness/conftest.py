@@ -56,6 +56,8 @@ class Memory:
     swap_s_per_block: float = 0.25
     pp: int = 1
     dp: int = 1
+    kv_offload_gib: float = 0.0
+    kv_disk_gib: float = 0.0
     block_size: int = 16
     context_tokens: int = 1 << 20
 

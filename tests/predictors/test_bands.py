@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from slo_bench.predictors.bands import (
+    DENSE,
+    EXPERTS,
     FITTED,
     KERNELS,
     METRICS,
@@ -28,7 +32,16 @@ def rows(*groups: tuple[str, str, list[float]]) -> Residuals:
     logs = []
     for gpu, regime, values in groups:
         for number, value in enumerate(values):
-            row = (residual_id(gpu, str(number)), "vllm", gpu, "m", "closed-loop", regime, KERNELS)
+            row = (
+                residual_id(gpu, str(number)),
+                "vllm",
+                gpu,
+                "m",
+                "closed-loop",
+                regime,
+                KERNELS,
+                DENSE,
+            )
             for name, one in zip(NAMES, row, strict=True):
                 names[name].append(one)
             logs.append(np.full(len(METRICS), np.nan))
@@ -86,11 +99,25 @@ def test_the_band_of_a_new_group_holds_groups_that_scatter():
         assert -most < np.log(low) < -least
 
 
-@pytest.mark.parametrize("step_time", [KERNELS, SCALED, UNFITTED])
+@pytest.mark.parametrize(
+    ("step_time", "kind"),
+    [(KERNELS, DENSE), (SCALED, DENSE), (UNFITTED, DENSE), (KERNELS, EXPERTS), (SCALED, EXPERTS)],
+)
 @pytest.mark.parametrize("metric", ["ttft_mean", "tpot_mean", "e2e_mean", "throughput"])
 @pytest.mark.parametrize("left_out", ["id", "model", "gpu"])
-def test_coverage_of_rows_that_were_not_used(step_time, metric, left_out):
-    assert 0.85 <= coverage(residuals(), step_time, metric, left_out) <= 0.97
+def test_coverage_of_rows_that_were_not_used(step_time, kind, metric, left_out):
+    assert 0.85 <= coverage(residuals(), step_time, metric, left_out, kind) <= 0.97
+
+
+def test_groups_of_the_kind_of_model_come_first():
+    known = rows(*((f"gpu-{n}", "decode-bound", [float(n >= 4)] * 9) for n in range(8)))
+    known.names["kind"] = np.repeat([DENSE, EXPERTS], 36)
+    for kind, value in ((DENSE, 0.0), (EXPERTS, 1.0)):
+        spread = known.spread(replace(at("new"), kind=kind), ["ttft_mean"])
+        assert set(np.abs(spread.logs[:, 0])) == {value}
+    few = known.kept(np.arange(72) < 45)  # one group of experts
+    spread = few.spread(replace(at("new"), kind=EXPERTS), ["ttft_mean"])
+    assert set(np.abs(spread.logs[:, 0])) == {0.0, 1.0}
 
 
 def test_joint_residuals_are_of_the_same_rows():

@@ -40,7 +40,7 @@ def read_azure(path: Path) -> WorkloadTrace:
     prompt_tokens, output_tokens = table.ints(AZURE[1]), table.ints(AZURE[2])
     kept = served(prompt_tokens, output_tokens, table)
     return in_order(
-        path.name,
+        table,
         "azure",
         table.times_s(AZURE[0]),
         kept.rows,
@@ -68,7 +68,7 @@ def read_burstgpt(path: Path) -> WorkloadTrace:
     if "Log Type" in table:
         columns["class_index"], settings["class_names"] = table.names("Log Type")
     return in_order(
-        path.name,
+        table,
         "burstgpt",
         table.floats(BURSTGPT[0]),
         kept.rows,
@@ -128,7 +128,7 @@ def read_plain_csv(path: Path) -> WorkloadTrace:
     has_arrivals = "arrival_s" in table
     arrival_s = table.floats("arrival_s") if has_arrivals else np.zeros(len(table))
     trace = in_order(
-        path.name,
+        table,
         "csv",
         arrival_s,
         np.arange(len(table)),

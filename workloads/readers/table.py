@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ..csv_text import unguarded
 from ..errors import FileFormatError, SloBenchError
 from ..parsing import parse_json
-from ..workload import Workload
+from ..workload import MOST_S, Workload, too_late
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -291,7 +291,7 @@ def served(prompt_tokens: Ints, output_tokens: Ints, table: FileTable) -> Kept:
 
 
 def in_order(
-    name: str,
+    table: FileTable,
     format_name: str,
     arrival_s: Floats,
     rows: Ints,
@@ -302,9 +302,15 @@ def in_order(
 ) -> WorkloadTrace:
     """A trace of the given rows, sorted by arrival (ties in file order), from 0 on.
 
+    Raises:
+        FileFormatError: the last arrival is more than `MOST_S` after the first.
+
     `columns` and `sequences` have all rows of the file, under their names in `Workload`.
     """
     order = rows[np.argsort(arrival_s[rows], kind="stable")]
+    span_s = float(arrival_s[order[-1]] - arrival_s[order[0]])
+    if span_s > MOST_S:
+        raise table.fail(int(order[-1]), too_late(span_s))
     if (np.diff(order) < 0).any():
         notes = (*notes, "the rows were not in order of arrival and have been sorted")
     if "follows" in columns:
@@ -318,7 +324,7 @@ def in_order(
     picked |= {key: column[order] for key, column in columns.items()}
     workload = Workload(
         arrival_s=arrival_s - arrival_s[0],
-        name=name,
+        name=table.path.name,
         **picked,
         **(settings or {}),
     )

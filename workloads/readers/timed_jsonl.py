@@ -70,7 +70,7 @@ def _trace(
     arrival_s = table.floats(time)
     arrival_s = (arrival_s - np.min(arrival_s)) / round(1 / unit_s)
     return in_order(
-        table.path.name,
+        table,
         format_name,
         arrival_s,
         kept.rows,

@@ -10,6 +10,7 @@ from collections import deque
 from dataclasses import replace
 from heapq import heappop, heappush
 
+from ...core.adapter_slots import AdapterSlots
 from ...core.counters import Counters
 from ...core.decisions import Admission, Limits, NextQueue, ReleaseReason
 from ...core.kv_cache_manager import KVCacheManager
@@ -56,6 +57,7 @@ class BatchState(DecodeCounters):
         "_hold",
         "_key_view",
         "_lim",
+        "adapters",
         "blocked_till_s",
         "chunks",
         "counters",
@@ -119,6 +121,7 @@ class BatchState(DecodeCounters):
         self.pending_free: list[RequestState] = []
         # In transfer to another instance: they keep their blocks until `free_transferred`.
         self.in_transfer: dict[RequestState, None] = {}
+        self.adapters: AdapterSlots | None = None
         self.prefill_only = False  # prefilled requests decode on another instance
         self.reports_all_ends = self.reports_empty_queue = False  # see `ReleaseReason`
         self.blocked_till_s = 0.0  # nothing runs before this without an event

@@ -189,6 +189,9 @@ class Loop(BatchState):
         """Admit requests to the batch. Returns True if the policy must decide again next
         iteration.
         """
+        adapters = self.adapters
+        if adapters is not None:
+            adapters.begin((*self.decoding, *self.prefilling))
         if self.stalled:
             self._resume_stalled(lim)
         if self.swapped:
@@ -211,13 +214,22 @@ class Loop(BatchState):
             if pending >= room:
                 return True  # stopped by the token budget alone: decide again next iteration
             r = waiting.head()
+            first = adapters is None or adapters.admits(r)
+            if adapters is not None and not first:
+                fitting = next(filter(adapters.admits, waiting.ordered()), None)
+                if fitting is None:
+                    break
+                r = fitting
             units = kv_manager.get_computed_blocks(r) if kv_manager.unit_tokens else 0
             tokens = r.target_tokens - units * kv_manager.unit_tokens
             if not lim.chunked and pending and pending + tokens > room:
                 return True
             if not self._has_room(r, lim, units):
                 break
-            waiting.take_head()
+            if first:
+                waiting.take_head()
+            else:
+                waiting.remove(r)
             entered = True
             if units:
                 self.swap_s += kv_manager.allocate(r, units)
@@ -301,6 +313,8 @@ class Loop(BatchState):
     def _enter_batch(self, r: RequestState) -> None:
         """Update the state that is common to all requests that enter the batch."""
         self.most_tokens += r.prompt_tokens + r.max_output_tokens
+        if self.adapters is not None:
+            self.swap_s += self.adapters.enter(r)
         if r.first_scheduled_s != r.first_scheduled_s:  # not yet
             r.first_scheduled_s = self.now_s
         if self._calls_reserved and not r.reserved_blocks:
@@ -317,6 +331,8 @@ class Loop(BatchState):
         for r in self._swapped_in_order():
             full = lim.mixed_batches and self._budget_taken(lim)
             if full or not self._has_room(r, lim, 0):
+                break
+            if self.adapters is not None and not self.adapters.admits(r):
                 break
             entered += 1
             blocks = kv_manager.blocks(r.kv_tokens)

@@ -11,6 +11,7 @@ from typing import cast
 import numpy as np
 
 from ....predictors.embedder import Embedder
+from ....predictors.lora import Lora
 from ....predictors.placement import Placement
 from ....predictors.step_time import StepTime
 from ....workloads.errors import SloBenchError
@@ -18,7 +19,7 @@ from ....workloads.request import RequestType
 from ....workloads.workload import Workload
 from ...core.cluster_policy import EMBEDS, INF, ClusterPolicy, Failure, Role, Routed, overrides
 from ...core.collocated_policy import Collocated
-from ...core.counters import STORE_HITS, summed
+from ...core.counters import ADAPTER_LOADS, STORE_HITS, summed
 from ...core.kv_store_manager import StoreKVCacheManager
 from ...core.phase_capacity import phase_capacity
 from ...core.policy import StaticPolicy
@@ -59,6 +60,7 @@ def simulate(
     output_tokens_p90: np.ndarray | None = None,
     failures: Sequence[Failure] = (),
     ready_s: float = 0.0,
+    lora: Lora | None = None,
     engine: Engine | None = None,
     progress: Callable[[int, float], None] | None = None,
     trace: EngineTrace | None = None,
@@ -87,6 +89,8 @@ def simulate(
             memory; by default as predicted.
         failures: which instances fail, and when.
         ready_s: when instances begin to serve; earlier arrivals wait.
+        lora: slots for adapters: the models that requests name are adapters of the placement's;
+            those that name it, or none, use the model itself.
         engine: makes the instances in place of `SimulatedInstance`, by the same arguments.
         progress: called now and then with (requests ended, clock in seconds).
         trace: is filled with everything that instances do (not those of an `engine`).
@@ -136,9 +140,11 @@ def simulate(
             trace=trace,
             beside=embedder is not None,
             longest=longest,
+            lora=lora,
         )
         for role in (*roles, *(apart if embed_instances else ()))
     ]
+    given = workload
     workload, rejected = fit(
         workload,
         min(builder.most_tokens_per_request() for builder in builders),
@@ -187,10 +193,15 @@ def simulate(
             f"{kv_manager.total - kv_manager.free} KV blocks were lost"
         )
         assert kv_manager.host_free == kv_manager.host_total, "host KV blocks were lost"
-    if STORE_HITS in cluster.counters:
-        managers = (each.kv_manager for each in built)
-        stores = [one for one in managers if isinstance(one, StoreKVCacheManager)]
+    managers = (each.kv_manager for each in built)
+    stores = [one for one in managers if isinstance(one, StoreKVCacheManager)]
+    if STORE_HITS in cluster.counters or placement.kv_offload_gib or placement.kv_disk_gib:
         cluster.counters[STORE_HITS] = sum(one.store_hits for one in stores)
+    adapter_loads = [
+        {ADAPTER_LOADS: each.adapters.loads}
+        for each in built
+        if isinstance(each, SimulatedInstance) and each.adapters is not None
+    ]
     return Result(
         recorder.records,
         gaps_of(engine.measures for engine in built),
@@ -202,9 +213,10 @@ def simulate(
         ),
         tuple(engine.view.policy_state for engine in built),
         overlong=len(rejected),
+        served=None if workload is given else workload,
         instances=_by_instance(handles),
         cluster=cluster.state,
-        counts=summed((cluster.counters, *(engine.counters for engine in built))),
+        counts=summed((cluster.counters, *(engine.counters for engine in built), *adapter_loads)),
     )
 
 

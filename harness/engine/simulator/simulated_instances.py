@@ -6,18 +6,21 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
+from ....predictors.lora import Lora
 from ....predictors.operators.assembly import default_step_time
 from ....predictors.placement import Placement
 from ....predictors.staged import StagedStepTime
 from ....predictors.step_time import StepTime
 from ....workloads.errors import SloBenchError
 from ....workloads.workload import Workload
+from ...core.adapter_slots import NO_ADAPTER, AdapterSlots
 from ...core.cluster_policy import Role
 from ...core.device import StageDevice
 from ...core.kv_cache_manager import KVCacheManager
 from ...core.policy import Policy, StaticPolicy, overrides
 from ...core.predictions import ModelledPredictions, Predicts
 from ...core.state import RequestState
+from ...policies.shared.kv_store_parameters import SharedStoreLedgers
 from ..cluster.instance import LazyInstance
 from ..loop.instance import EngineInstance, Iterating
 from ..loop.measures import Measures
@@ -31,6 +34,24 @@ Engine = Callable[..., Iterating]
 Made = TypeVar("Made", bound=EngineInstance)
 
 
+def _check_adapters(role: Role, placement: Placement) -> None:
+    own = role.placement is not None or role.step_time is not None
+    if own or isinstance(role.policy, StaticPolicy) or placement.pp > 1:
+        raise SloBenchError(
+            "adapters are simulated on instances that are alike, with pp 1 and without static "
+            "batches; leave max_loras out, or use another system"
+        )
+
+
+def _adapters(workload: Workload, base: str) -> list[int]:
+    """The adapter of each request; those that name the model itself, or nothing, have none."""
+    numbers = [
+        NO_ADAPTER if name in ("", base) else index
+        for index, name in enumerate(workload.model_names)
+    ]
+    return [numbers[index] for index in workload.model_index]
+
+
 class Builder:
     """Makes instances of one role.
 
@@ -39,7 +60,8 @@ class Builder:
 
     `beside`: an embedder uses the same devices. `engine` makes the instances that iterate, as a
     test's reference does; `SimulatedInstance` by default. `guess` and `longest`: predicted output
-    lengths for policies; see `core.view.Predictions`.
+    lengths for policies; see `core.view.Predictions`. `lora`: the models that requests name are
+    adapters of this one.
     """
 
     def __init__(
@@ -55,8 +77,13 @@ class Builder:
         trace: EngineTrace | None = None,
         beside: bool = False,
         longest: Callable[[RequestState], int] | None = None,
+        lora: Lora | None = None,
     ) -> None:
         self.role = role
+        if lora is not None:
+            _check_adapters(role, placement)
+        self._lora = lora
+        self._adapter_of = _adapters(workload, placement.model.name) if lora else []
         self.placement = placement = role.placement or placement
         if placement.num_gpu_blocks < placement.lanes:
             raise SloBenchError("no memory is left for KV blocks; use more GPUs or a smaller model")
@@ -66,6 +93,8 @@ class Builder:
         self._blocks = placement.num_gpu_blocks // placement.lanes
         self._num_cpu_blocks = placement.num_cpu_blocks // placement.lanes
         cached = prefix_cache if role.prefix_cache is None else role.prefix_cache
+        self._caches_prefixes = cached
+        self._tiers: SharedStoreLedgers | None = None
         cached = cached and workload.prefix_blocks is not None
         self._prefix_block_size = workload.prefix_block_size if cached else 0
         self._sample_s = max(workload.span_s, 1.0) / _SAMPLES
@@ -105,6 +134,7 @@ class Builder:
         """
         role, made = self.role, list[LazyInstance]()
         for k in range(role.instances):
+            self._tiers = self._below_gpu()
             stages = self._stages(f"instance {number + k}")
             if role.devices:
                 stages = devices.setdefault(role.devices[k], stages)
@@ -152,6 +182,9 @@ class Builder:
         kind = partial(kind, alone=self._alone)
         engine = self._made(kind, policy, predictions, stages, index)
         engine.learner = learner
+        if self._lora is not None:
+            load_s = self._lora.load_s(self.placement.host_link)
+            engine.adapters = AdapterSlots(self._adapter_of, self._lora.slots, load_s)
         if self.placement.dp > 1:
             engine.spread_over(self.placement.dp)
         return engine
@@ -173,9 +206,21 @@ class Builder:
 
     def _kv_manager(self) -> KVCacheManager:
         block_size = self.placement.block_size
-        return self.role.kv_manager(
-            self._blocks, block_size, self._num_cpu_blocks, self._prefix_block_size
-        )
+        make = self._tiers or self.role.kv_manager
+        return make(self._blocks, block_size, self._num_cpu_blocks, self._prefix_block_size)
+
+    def _below_gpu(self) -> SharedStoreLedgers | None:
+        """What keeps prefixes of one instance in host memory and on disk."""
+        place, role = self.placement, self.role
+        if not (place.kv_offload_gib or place.kv_disk_gib):
+            return None
+        if role.kv_manager is not KVCacheManager or not self._caches_prefixes:
+            has = "has no prefix cache" if not self._caches_prefixes else "has a store of its own"
+            raise SloBenchError(
+                f"the system {has}; leave kv_offload_gib and kv_disk_gib out, or use another, as "
+                "vllm or sglang"
+            )
+        return SharedStoreLedgers(place, role.instances, place.kv_offload_gib, place.kv_disk_gib)
 
 
 def instances_of(builders: Sequence[Builder]) -> list[LazyInstance]:

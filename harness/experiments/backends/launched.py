@@ -143,6 +143,11 @@ class LaunchedBackend:
             *parallel_args(self.name, tp=place.tp, pp=place.pp, ep=place.ep, dp=place.dp),
         ]
         args += speculative_args(parse_speculation(place.speculation or OFF))
+        if place.kv_offload_gib:
+            args += ["--kv-offloading-size", f"{place.kv_offload_gib:g}"]
+        if place.max_loras is not None:
+            args += ["--enable-lora", "--max-loras", str(place.max_loras)]
+            args += ["--max-lora-rank", str(place.lora_rank)]
         own_blocks = place.num_gpu_blocks is not None or place.block_size != _BLOCK_SIZE
         version = self.server.version
         return Serve(

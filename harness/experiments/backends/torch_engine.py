@@ -232,6 +232,7 @@ class LoadedModel:
 
         engine = Engine(self.decoder, room, self.workers)
         most_tokens = self._most_tokens(engine, policy)
+        given = workload
         workload, rejected = fit(
             workload,
             most_tokens,
@@ -262,6 +263,8 @@ class LoadedModel:
             clock.begin()
             result = execute(workload, instance, rejected=rejected, progress=progress)
             wait_share = cpu_wait.share()
+        if workload is not given:
+            result = replace(result, served=workload)
         if migrator is not None:
             log = "".join(f"{moved.line()}\n" for moved in migrator.history)
             write_whole(folder / "servers" / f"{spec.cell}.moves.jsonl", [log.encode()])

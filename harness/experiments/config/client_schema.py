@@ -31,6 +31,7 @@ class ClientSchema(BaseModel):
         option="--base-url",
         metavar="URL",
         repeated=True,
+        backends=("openai",),
     )
     api: Literal["completions", "chat", "embeddings"] = setting(
         CLIENT, "API that generation requests use.", "completions"

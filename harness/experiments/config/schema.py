@@ -31,6 +31,7 @@ from .setting import (
     ARRIVES,
     ARRIVES_MORE,
     COMPARED,
+    NOT_ATTACHED,
     RUN,
     SERVES,
     SERVES_MORE,
@@ -163,6 +164,12 @@ class ExperimentSchema(BaseModel):
         "serve several models on --gpus GPUs.",
         metavar="fleet(…)|zipf(…)|assign(…)",
     )
+    adapters: Axis[str | None] = setting(
+        ARRIVES_MORE,
+        "Low-rank adapters (LoRA) of the requests, as in zipf(16, exponent=1), in place of the "
+        "models that a trace names; see --max-loras.",
+        metavar="zipf(…)|fleet(…)|assign(…)",
+    )
     trace_format: str | None = setting(
         ARRIVES_MORE,
         "Format of a trace file. Default: detected from its content.",
@@ -201,16 +208,21 @@ class ExperimentSchema(BaseModel):
         role="workload",
     )
     gpu: Axis[str] = setting(
-        SERVES, "GPU type.", ("a100-80g",), short="-g", metavar="G", complete="gpus"
+        SERVES, "GPU type.", ("a100-80g",), short="-g", metavar="G", complete="gpus", describes=True
     )
     tp: Axis[Count | None] = setting(
         SERVES,
         "GPUs that share each layer (tensor parallelism). Default: the fewest on which the "
         "model fits.",
         tunable=True,
+        describes=True,
     )
     pp: Axis[Count] = setting(
-        SERVES, "Pipeline stages of an instance (pipeline parallelism).", (1,), tunable=True
+        SERVES,
+        "Pipeline stages of an instance (pipeline parallelism).",
+        (1,),
+        tunable=True,
+        describes=True,
     )
     ep: Axis[Count] = setting(
         SERVES,
@@ -218,6 +230,7 @@ class ExperimentSchema(BaseModel):
         "parallelism); divides tp × dp. 1: every expert is on all of them.",
         (1,),
         tunable=True,
+        describes=True,
     )
     dp: Axis[Count] = setting(
         SERVES,
@@ -225,6 +238,7 @@ class ExperimentSchema(BaseModel):
         "share out the experts (data-parallel attention). Limits of a batch hold for a rank.",
         (1,),
         tunable=True,
+        describes=True,
     )
     expert_skew: Axis[NotNegative] = setting(
         SERVES_MORE,
@@ -236,17 +250,28 @@ class ExperimentSchema(BaseModel):
     speculation: Axis[str | None] = setting(
         SERVES_MORE,
         "Speculative decoding, METHOD:TOKENS@ACCEPTANCE: ngram, eagle, eagle3, mtp or a draft "
-        "model, as eagle:3@0.8/0.6<64 (acceptance by position; off above 64 "
-        "sequences), or ngram:4@RUN with the acceptance that a run folder or log holds. "
-        "Simulated with step times from operators; backend vllm: ngram:4, eagle=FOLDER:3. "
-        "Default: none.",
+        "model, as eagle:3@0.8/0.6<64 (acceptance by position; off above 64 sequences), or "
+        "ngram:4@RUN with the acceptance that a run folder or log holds. Simulated with step "
+        "times from operators; backend vllm: ngram:4, eagle=FOLDER:3. Default: none.",
         metavar="S",
         file="within",
     )
-    instances: Axis[Count | None] = setting(
-        SERVES, "Number of instances, each a copy of the model. Default: 1.", tunable=True
+    max_loras: Axis[Count | None] = setting(
+        SERVES_MORE,
+        "Slots for adapters (LoRA) on an instance: the models that requests name are adapters of "
+        "--model, and a batch has at most N of them. Default: no adapters.",
+        tunable=True,
     )
-    gpus: Axis[Count | None] = setting(SERVES, "Total number of GPUs: instances × dp × tp × pp.")
+    lora_rank: Axis[Count] = setting(SERVES_MORE, "Rank of every adapter.", (16,))
+    instances: Axis[Count | None] = setting(
+        SERVES,
+        "Number of instances, each a copy of the model. Default: 1.",
+        tunable=True,
+        describes=True,
+    )
+    gpus: Axis[Count | None] = setting(
+        SERVES, "Total number of GPUs: instances × dp × tp × pp.", describes=True
+    )
     embed_instances: Axis[CountFrom0] = setting(
         SERVES_MORE,
         "Instances that serve only embedding requests; 0: every instance serves both.",
@@ -290,6 +315,22 @@ class ExperimentSchema(BaseModel):
     host_memory_gib: Axis[NotNegative] = setting(
         SERVES_MORE, "Host memory for swapped KV, per GPU.", (4.0,), unit="GiB", tunable=True
     )
+    kv_offload_gib: Axis[NotNegative] = setting(
+        SERVES_MORE,
+        "Host memory of an instance that keeps KV of prefixes beside the GPU's (vLLM's "
+        "--kv-offloading-size). 0: none.",
+        (0.0,),
+        unit="GiB",
+        tunable=True,
+    )
+    kv_disk_gib: Axis[NotNegative] = setting(
+        SERVES_MORE,
+        "Disk of an instance that keeps KV of prefixes below --kv-offload-gib. Simulated backend "
+        "only. 0: none.",
+        (0.0,),
+        unit="GiB",
+        tunable=True,
+    )
     num_gpu_blocks: Axis[Count | None] = setting(
         SERVES_MORE,
         "KV cache blocks of an instance. Default: as many as fit into GPU memory.",
@@ -324,12 +365,14 @@ class ExperimentSchema(BaseModel):
         "`operators:ENGINE` (vllm, vllm-async, sglang, trtllm): kernel times of AIConfigurator.",
         metavar="FILE",
         file="maybe",
+        backends=NOT_ATTACHED,
     )
     embedder: Axis[str | None] = setting(
         SERVES,
         "Embedding model served beside the language model, for workloads with embedding requests.",
         metavar="MODEL",
         file="maybe",
+        backends=NOT_ATTACHED,
         role="workload",
     )
     device_map: Axis[str | None] = setting(
@@ -338,6 +381,7 @@ class ExperimentSchema(BaseModel):
         "name of a shipped map. Replaces --gpu, --tp and --pp.",
         metavar="MAP",
         file="maybe",
+        backends=NOT_ATTACHED,
     )
 
     # How much of it, and what counts.
@@ -397,6 +441,7 @@ class ExperimentSchema(BaseModel):
         "count them as missed, as a server rejects them; truncate: shorten them.",
         ("reject",),
         role="workload",
+        backends=("simulated", "torch"),
     )
     objective: Axis[str] = setting(
         ARRIVES_MORE,
@@ -440,9 +485,13 @@ class ExperimentSchema(BaseModel):
     @classmethod
     def _no_repeats(cls, value: object) -> object:
         if isinstance(value, tuple):
-            for place, one in enumerate(value):
-                if one in value[:place]:
+            seen: set[str] = set()
+            for one in value:
+                # Tables cannot be hashed, and numbers are equal whatever their type is.
+                text = repr(float(one) if isinstance(one, int | float) else one)
+                if text in seen:
                     raise ValueError(f"has {one!r} twice")
+                seen.add(text)
         return value
 
     @model_validator(mode="after")
@@ -457,7 +506,27 @@ class ExperimentSchema(BaseModel):
                 raise ValueError(
                     f"{table} are set for {min(strangers)!r}, which is not among the systems"
                 )
+        self._check_effects()
         return self
+
+    def _check_effects(self) -> None:
+        """Raise ValueError for a setting that the backend would ignore."""
+        for path, one in declared(type(self)).items():
+            table, _, name = path.rpartition(".")
+            value = getattr(getattr(self, table) if table else self, name)
+            if one.is_default(value):
+                continue
+            called = path if not one.option else f"{path} ({one.option})"
+            if one.backends and self.backend not in one.backends:
+                raise ValueError(
+                    f"{called} has no effect with backend {self.backend}, only with "
+                    f"{', '.join(one.backends)}: leave it out"
+                )
+            if self.backend == "openai" and one.setting.describes and len(value) > 1:
+                raise ValueError(
+                    f"{called} has {len(value)} values, but a server that runs already has one "
+                    "deployment: give the one that it has"
+                )
 
     def __init__(self, **settings: Any) -> None:
         try:

@@ -64,6 +64,9 @@ class Setting:
             `workload` a condition under which systems are compared; `client` and `run` neither. By
             default as the panel says.
         tunable: `slo-bench tune` may search it.
+        backends: those on which it has an effect; on others it is refused. By default as the panel
+            says; () is all.
+        describes: of servers that run already it is only said, so that it has one value.
     """
 
     help: str
@@ -79,8 +82,17 @@ class Setting:
     file: Literal["no", "maybe", "within", "yes"] = "no"
     role: Role | None = None
     tunable: bool = False
+    backends: tuple[str, ...] | None = None
+    describes: bool = False
 
 
+STARTED = ("vllm", "sglang", "torch")
+NOT_ATTACHED = ("simulated", *STARTED)
+_BACKENDS = {
+    CLIENT: ("openai", *STARTED),
+    SERVERS: STARTED,
+    SERVES_MORE: NOT_ATTACHED,
+}
 _ROLES: dict[str, Role] = {
     ARRIVES: "workload",
     ARRIVES_MORE: "workload",
@@ -134,6 +146,17 @@ class Declared:
         run.
         """
         return self.setting.role or _ROLES.get(self.setting.panel, "run")
+
+    @property
+    def backends(self) -> tuple[str, ...]:
+        """The backends on which it has an effect; () is all."""
+        if self.setting.backends is not None:
+            return self.setting.backends
+        return _BACKENDS.get(self.setting.panel, ())
+
+    def is_default(self, value: object) -> bool:
+        """Whether this is what holds where the setting is left out."""
+        return value in (self.default, None, (None,), ()) or value == (self.default,)
 
     @property
     def several(self) -> bool:

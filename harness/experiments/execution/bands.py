@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ....predictors.bands import Setting, Spread, kind_of, residuals
+from ....predictors.bands import Setting, Spread, kind_of, model_kind, residuals
 from ....predictors.operators.assembly import chosen_engine
 from ....predictors.regime import OVERLOADED, regime_of
 from ....workloads.request import SLO_COLUMNS
@@ -99,7 +99,8 @@ def setting_of(spec: CellSpec, workload: Workload, result: Result, row: Row) -> 
     )
     engine = chosen_engine(place.profile) or ("sglang" if "sglang" in spec.system else "vllm")
     engine = engine.partition("-")[0]
-    return Setting(engine, put.placement.gpu.name, put.placement.model.name, kind, regime)
+    served = put.placement.model
+    return Setting(engine, put.placement.gpu.name, served.name, kind, regime, model_kind(served))
 
 
 def attainments(joint: Spread, workload: Workload, result: Result, warmup_s: float = 0.0) -> Floats:

@@ -150,6 +150,7 @@ def simulated(
         predicted_output_tokens=predicted,
         output_tokens_p90=output_tokens_p90(spec, workload),
         ready_s=place.ready_s,
+        lora=place.lora,
         failures=parse_failures(spec.failures) if spec.failures else (),
         progress=progress,
         trace=trace,
@@ -178,6 +179,7 @@ def simulated_figures(
     spec: CellSpec, workload: Workload, result: Result
 ) -> dict[str, float | int | bool | None]:
     """The figures of a simulated cell, not rounded; nothing is written."""
+    workload = _served(workload, result)
     hardware, _ = _simulated_hardware(spec, workload)
     return _figures(spec, workload, result, hardware, judge(workload, result.records))
 
@@ -269,6 +271,7 @@ def kept_cell(
     `columns` are added to the per-request table; `step_time` is the origin of step times: `fitted`,
     `unfitted` or `measured`.
     """
+    asked, workload = workload, _served(workload, result)
     judged = judge(workload, result.records)
     metrics = _figures(spec, workload, result, hardware, judged)
     row: Row = dict(spec.columns)
@@ -279,9 +282,22 @@ def kept_cell(
         row[name] = round(value, 9) if isinstance(value, float) else value
         if name == "valid":
             row["step_time"] = step_time
+        if name == "overlong":
+            row["overlong_truncated"] = _truncated(asked, workload)
     requests = request_columns(workload, result.records, judged) | dict(columns or {})
     write_details(folder, spec.cell, requests, result.timeline, records=records)
     return row
+
+
+def _served(workload: Workload, result: Result) -> Workload:
+    """The workload with the lengths that were served."""
+    return workload if result.served is None else result.served
+
+
+def _truncated(asked: Workload, served: Workload) -> int:
+    """Requests of which a part was cut off."""
+    shorter = served.prompt_tokens < asked.prompt_tokens
+    return int((shorter | (served.output_tokens < asked.output_tokens)).sum())
 
 
 def _figures(

@@ -9,6 +9,7 @@ from typing import Any
 
 from ....predictors.device_map import read_device_map
 from ....predictors.embedder import Embedder, embedder, own_weight_bytes
+from ....predictors.lora import Lora
 from ....predictors.model_spec import ModelSpec
 from ....predictors.operators.assembly import (
     chosen_engine,
@@ -42,6 +43,7 @@ class Placed:
     step_time: StepTimeModel = field(repr=False)
     embedder: Embedder | None = None
     ready_s: float = 0.0  # it begins to serve
+    lora: Lora | None = None  # the adapters' slots
 
 
 @file_cache(maxsize=64)
@@ -75,6 +77,8 @@ def placed(spec: PlacementSpec) -> Placed:
         host_memory_bytes=round(spec.host_memory_gib * GIB),
         fixed_num_gpu_blocks=spec.num_gpu_blocks or _own_blocks(profile, language, spec),
         fixed_num_cpu_blocks=spec.num_cpu_blocks,
+        kv_offload_gib=spec.kv_offload_gib,
+        kv_disk_gib=spec.kv_disk_gib,
         ep=spec.ep,
         dp=spec.dp,
         expert_skew=spec.expert_skew,
@@ -82,6 +86,10 @@ def placed(spec: PlacementSpec) -> Placed:
         if embeds
         else 0,
     )
+    lora = spec.max_loras and Lora(language, spec.max_loras, spec.lora_rank, spec.tp * spec.pp)
+    if lora:
+        beside_bytes = placement.beside_bytes + lora.slot_bytes
+        placement = dataclasses.replace(placement, beside_bytes=beside_bytes)
     if spec.speculation is not None:
         beside_bytes = placement.beside_bytes + draft_bytes(placement, spec.speculation)
         placement = dataclasses.replace(placement, beside_bytes=beside_bytes)
@@ -100,7 +108,10 @@ def placed(spec: PlacementSpec) -> Placed:
         made = _profiled(spec.profile, profile, placement, spec.host_s)
     else:
         made = default_step_time(placement, host_s=spec.host_s)
-    return Placed(placement, _with_overhead(made, spec.prefill_overhead_s), beside)
+    made = _with_overhead(made, spec.prefill_overhead_s)
+    if lora:
+        made = lora.slower(made, card)
+    return Placed(placement, made, beside, lora=lora or None)
 
 
 def _with_overhead(made: StepTimeModel, prefill_s: float) -> StepTimeModel:
@@ -131,9 +142,11 @@ def _mapped(spec: PlacementSpec, even: Placement) -> Placed:
         raise SloBenchError(
             f"the device map {spec.device_map} is for {mapped.model}, but model is {spec.model}"
         )
-    if spec.profile is not None or spec.embedder is not None or spec.speculation is not None:
+    others = (spec.profile, spec.embedder, spec.speculation, spec.max_loras)
+    if any(other is not None for other in others):
         raise SloBenchError(
-            "device_map goes with neither profile, embedder nor speculation; leave them out"
+            "device_map goes with neither profile, embedder, speculation nor max_loras; leave "
+            "them out"
         )
     placement = dataclasses.replace(even, split=mapped.stages, fixed_lanes=mapped.lanes)
     placement.check()

@@ -45,6 +45,7 @@ from .cell_names import (
     offered_columns,
 )
 from .cells import models_of
+from .estimate import estimate
 from .lookup import placed, source
 from .specs import CellSpec, PlacementSpec, WorkloadSpec
 
@@ -52,7 +53,7 @@ _SHAPE = ("model", "gpu", "tp", "pp")  # fields of a placement that are settled 
 # Settings of an experiment with one model.
 _OF_ONE_MODEL = (
     *("tp", "pp", "dp", "instances", "router"),
-    *("device_map", "embedder", "profile", "num_gpu_blocks"),
+    *("device_map", "embedder", "profile", "num_gpu_blocks", "adapters", "max_loras"),
 )
 
 
@@ -146,6 +147,7 @@ def plan(asked: ExperimentSchema) -> ExperimentPlan:
 
 
 def _plan(asked: ExperimentSchema) -> ExperimentPlan:
+    estimate(asked).check()
     asked = asked.model_copy(update={"speculation": _speculations(asked)})
     axes = {name: getattr(asked, name) for name in asked.axes()}
     for slo in axes["slo"]:
@@ -160,7 +162,7 @@ def _plan(asked: ExperimentSchema) -> ExperimentPlan:
         parse_failures(failures)
         if asked.backend != SIMULATED:
             raise SloBenchError("failures are simulated: real servers are stopped by hand")
-    assumed = ("prefill_overhead_s", "host_link", "expert_skew")
+    assumed = ("prefill_overhead_s", "host_link", "expert_skew", "kv_disk_gib")
     if asked.backend != SIMULATED and any(any(axes[name]) for name in assumed):
         raise SloBenchError(
             f"{', '.join(assumed)} are assumptions of the simulator; a server on "
@@ -193,6 +195,12 @@ def _plan(asked: ExperimentSchema) -> ExperimentPlan:
 def _speculations(asked: ExperimentSchema) -> tuple[str | None, ...]:
     """The values of `speculation`, with acceptances in place of the files that hold them."""
     texts = [text for text in asked.speculation if text not in (None, OFF)]
+    for name in ("max_loras", "kv_offload_gib"):
+        if any(getattr(asked, name)) and asked.backend not in (SIMULATED, "vllm"):
+            raise SloBenchError(
+                f"{name} is for the backends simulated and vllm, not for {asked.backend}; give "
+                "another server its own options"
+            )
     if texts and asked.backend not in (SIMULATED, "vllm"):
         raise SloBenchError(
             f"speculation is for the backends simulated and vllm, not for {asked.backend}; give "
@@ -399,6 +407,10 @@ def _placed_by(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _workload(values: Mapping[str, Any], asked: ExperimentSchema) -> WorkloadSpec:
     named = {one.name: values[one.name] for one in fields(WorkloadSpec) if one.name in values}
+    if values["adapters"] is not None:
+        if values["max_loras"] is None:
+            raise SloBenchError("adapters need slots: give max_loras, for example 8")
+        named["models"] = values["adapters"]
     return WorkloadSpec(**named, trace_format=asked.trace_format)
 
 

@@ -28,6 +28,8 @@ class PlacementSpec:
     memory_share: float = 0.9
     block_size: int = 16
     host_memory_gib: float = 4.0
+    kv_offload_gib: float = 0.0
+    kv_disk_gib: float = 0.0
     num_gpu_blocks: int | None = None
     num_cpu_blocks: int | None = None
     host_s: float | None = None
@@ -35,6 +37,8 @@ class PlacementSpec:
     host_link: str | None = None
     profile: str | None = None  # a file of measured step times, or `operators`
     speculation: str | None = None
+    max_loras: int | None = None
+    lora_rank: int = 16
     embedder: str | None = None  # the model beside it
     device_map: str | None = None  # by name or file: layers on devices, in place of gpu, tp and pp
 

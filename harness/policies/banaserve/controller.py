@@ -20,7 +20,7 @@ from ...core.kv_cache_manager import KVCacheManager
 from ...core.network import Link, send
 from ...core.policy import AnyPolicy, parameter
 from ...core.records import TimeseriesRow
-from ...core.state import RequestState
+from ...core.state import Release, RequestState
 from ..load_aware import LoadAware
 from ..routers import PrefixAware
 from ..shared.disaggregated import (
@@ -58,6 +58,7 @@ class BanaServeState(ReservedBlocks):
     compute: dict[int, float] = field(default_factory=dict)  # compute of each model, smoothed
     prefilled: dict[int, int] = field(default_factory=dict)  # prompt tokens computed until then
     looked_s: float = 0.0  # the last look
+    held: dict[RequestState, int] = field(default_factory=dict)  # KV tokens without room to decode
     loads: list[tuple[float, int, float]] = field(default_factory=list)  # time, instance, U
 
 
@@ -93,10 +94,10 @@ class BanaServe(DisaggregatedPolicy):
 
     Where the paper is silent: C of U = C/Cmax + M/Mmax is the share of the GPU's arithmetic (Eq.
     4-20 to 4-23). What moves is decided on what was measured since the last look and on the prompts
-    that wait, in shares of `window_s` seconds, which may be more than all of a GPU; on its mean
-    over looks, the last of which weighs `smoothing`. Dispatch sees the next `window_s` seconds. A
-    request decodes where U is least among the instances that
-    have room.
+    that wait: `window_s` seconds of them count half a GPU, ever more of them a whole one; on its
+    mean over looks, the last of which weighs `smoothing`. M counts KV that waits for room to
+    decode. Dispatch sees the next `window_s` seconds. A request decodes where U is least among the
+    instances that have room.
     """
 
     smoothing: ClassVar[float] = 0.3
@@ -198,8 +199,15 @@ class BanaServe(DisaggregatedPolicy):
         }
         for instance in sorted(uses, key=lambda s: (uses[s], s.index)):
             if has_room(r.kv_tokens, instance, known):
+                known.held.pop(r, None)
                 return self.handed(r, instance, cluster)
+        known.held[r] = r.kv_tokens
         return HOLD
+
+    def on_returned(self, release: Release, cluster: ClusterView) -> Instance | RouteOutcome:
+        known: BanaServeState = cluster.state
+        known.held.pop(release.request, None)
+        return super().on_returned(release, cluster)
 
     @property
     def control_interval_s(self) -> float:
@@ -214,7 +222,7 @@ class BanaServe(DisaggregatedPolicy):
             compute = self._compute(instance, since_s, known)
             before = known.compute.get(instance.index, compute)
             known.compute[instance.index] = before + self.smoothing * (compute - before)
-        measured = modules.loads(cluster.up, known.compute)
+        measured = modules.loads(cluster.up, known.compute, sum(known.held.values()))
         known.loads += [(cluster.now_s, index, load.total) for index, load in measured.items()]
         planned = known.balancer.plan(
             {index: load.total for index, load in measured.items()},
@@ -230,13 +238,13 @@ class BanaServe(DisaggregatedPolicy):
 
     def _compute(self, instance: Instance, since_s: float, known: BanaServeState) -> float:
         """Arithmetic that the instance's model took in the last `since_s` seconds, wherever its
-        modules are, and that waits, each in shares of a GPU.
+        modules are, in shares of a GPU, and up to one more for the prompts that wait.
         """
         tokens, each_s = instance.prefilled_tokens, instance.sizes.s_per_token
         computed = tokens - known.prefilled.get(instance.index, 0)
         known.prefilled[instance.index] = tokens
         waiting = queued_tokens(instance) * each_s / self.window_s
-        return computed * each_s / since_s + waiting + decode_use(instance)
+        return computed * each_s / since_s + waiting / (1 + waiting) + decode_use(instance)
 
     def extra_records(
         self, state: BanaServeState, instances: Sequence[Instance]

@@ -24,7 +24,7 @@ from .module_costs import (
     layer_toll,
 )
 
-_OFFERED = 0.5  # of a helper's free blocks, for what it hosts
+_OFFERED = 0.25  # of a helper's free blocks, for what it hosts
 _AGAIN_S = 0.05  # until it is looked again whether blocks are free
 
 
@@ -99,10 +99,23 @@ class Modules:
     history: list[ModuleMoveRecord] = field(default_factory=list)
 
     def loads(
-        self, instances: Sequence[Instance], compute_by_instance: Mapping[int, float]
+        self,
+        instances: Sequence[Instance],
+        compute_by_instance: Mapping[int, float],
+        held_tokens: int = 0,
     ) -> dict[int, Use]:
-        """What each instance's GPUs do, given the share of compute that each model asks for."""
-        return {instance.index: self._use(instance, compute_by_instance) for instance in instances}
+        """What each instance's GPUs do, given the share of compute that each model asks for.
+
+        `held_tokens`: KV that waits for room to decode, an equal part of it at each instance.
+        """
+        use = {instance.index: self._use(instance, compute_by_instance) for instance in instances}
+        decoding = [instance for instance in instances if instance.role == DECODE]
+        for instance in decoding:
+            place, known = instance.placement, use[instance.index]
+            held_bytes = held_tokens * place.kv_bytes_per_token / place.gpus / len(decoding)
+            memory = known.memory + held_bytes / place.usable_bytes_per_gpu
+            use[instance.index] = Use(known.compute, memory)
+        return use
 
     def _use(self, instance: Instance, compute_by_instance: Mapping[int, float]) -> Use:
         offloaded, received = self.offloaded.get(instance.index), self.received.get(instance.index)

@@ -13,7 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from ....predictors.bands import METRICS, Setting, residual_id, residuals
+from ....predictors.bands import (
+    EXPERTS,
+    METRICS,
+    Setting,
+    model_kind,
+    residual_id,
+    residuals,
+)
 from ....predictors.specs import model
 from ....workloads.errors import FileFormatError, SloBenchError
 from ....workloads.parsing import parse_json
@@ -45,7 +52,9 @@ class Judged:
 
     @property
     def model_class(self) -> str:
-        """Size of a dense model."""
+        """Size of a dense model, or that it is a mixture of experts."""
+        if model_kind(model(self.model)) == EXPERTS:
+            return "mixtures of experts"
         billions = model(self.model).parameters / 1e9
         return "dense, up to 15B" if billions <= 15 else "dense, above 15B"
 
@@ -59,7 +68,8 @@ class Judged:
 
     def band(self, metric: str) -> tuple[float, float] | None:
         """The predicted 90 % band, from residuals of other measurements; None: there is none."""
-        setting = Setting(self.engine, self.gpu, self.model, self.step_time, self.regime)
+        kind = model_kind(model(self.model))
+        setting = Setting(self.engine, self.gpu, self.model, self.step_time, self.regime, kind)
         own = residual_id(self.set, self.row)
         spread = residuals().spread(setting, (metric,), own) if metric in METRICS else None
         if spread is None or metric not in self.predicted:

@@ -84,10 +84,9 @@ def test_layers_return_in_parts():
     assert any(n > 0 for n, returned in zip(units, back, strict=True) if returned)
 
 
-@pytest.mark.parametrize(("efficiency", "early"), [(0.05, True), (1.0, False)])
-def test_a_move_over_a_slow_link_waits_until_it_is_worth_its_cost(efficiency, early):
-    """Seventeen layers take 7 s at 2 GB/s: rho = 1 wants a gap that closes by as much."""
-    workload = steady(15, 30)
-    made = moves(run(workload, network_gb_per_s=2.0, efficiency=efficiency))
-    assert (made[0].begin_s < 2) == early
-    assert made[0].move.cost_s > 1
+@pytest.mark.parametrize(("efficiency", "moved"), [(0.05, True), (1.0, False)])
+def test_over_a_slow_link_rho_forbids_what_is_not_worth_its_cost(efficiency, moved):
+    """Layers take seconds at 2 GB/s: rho = 1 wants a gap that closes by as much."""
+    made = moves(run(steady(15, 30), network_gb_per_s=2.0, efficiency=efficiency))
+    assert bool(made) == moved
+    assert all(one.move.cost_s > 0.1 for one in made)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -22,11 +23,14 @@ HERE = Path(__file__).parent
 def run(installed, tiny_model, tmp_path):
     """Runs 12 requests with 40 to 51 prompt tokens on a backend; the folder of the run."""
 
-    def one(backend, *words, output_tokens=20):
+    def one(backend, *words, output_tokens=20, models=("",)):
         installed(backend)
         trace = tmp_path / "trace.csv"
-        rows = [f"{k * 0.05},{40 + k},{output_tokens + k}" for k in range(12)]
-        trace.write_text("\n".join(["arrival_s,prompt_tokens,output_tokens", *rows]) + "\n")
+        rows = [
+            f"{k * 0.05},{40 + k},{output_tokens + k},{models[k % len(models)]}" for k in range(12)
+        ]
+        header = "arrival_s,prompt_tokens,output_tokens,model"
+        trace.write_text("\n".join([header, *rows]) + "\n")
         load = ["--workload", trace, "--replay-speed", "1", "--seeds", "1", "--slo", "e2e=1000"]
         kept = ["--records", "csv", "--out", tmp_path / "out", "--no-report"]
         asked = ["run", "--backend", backend, "--model", tiny_model(backend), *load, *kept, *words]
@@ -59,6 +63,23 @@ def test_stock_and_patched_are_measured(run):
     assert "PolicyScheduler" in (ran / "servers" / "edf.log").read_text()
     assert "PolicyScheduler" not in (ran / "servers" / "vllm.log").read_text()
     assert json.loads((ran / "environment.json").read_text())["command"] is not None
+
+
+def test_adapters_are_served_beside_the_model(run, installed, tiny_model, tmp_path):
+    adapters = {name: tmp_path / name for name in ("ada", "bob")}
+    for seed, folder in enumerate(adapters.values()):
+        words = [HERE / "make_tiny_adapter.py", tiny_model("vllm"), folder, str(seed)]
+        subprocess.run([installed("vllm").python, *words], check=True, timeout=300)
+    modules = [f"--server-arg={name}={folder}" for name, folder in adapters.items()]
+    options = ["--sweep", "max_loras=2", "--sweep", "block_size=32"]
+    models = ("ada", "bob", tiny_model("vllm").name)
+    words = ["--server-arg=--lora-modules", *modules]
+    ran = run("vllm", "--system", "vllm", *options, *words, models=models)
+    (cell,) = cells_of(ran)
+    assert {name: float(cell[f"attainment_{name}"]) for name in models} == dict.fromkeys(models, 1)
+    assert int(cell["server_output_tokens"]) == sum(20 + k for k in range(12))
+    [kept] = (ran / "servers").glob(f"{cell['cell']}.metrics")
+    assert 'max_lora="2"' in kept.read_text()
 
 
 def test_n_gram_speculation_is_measured(run):
