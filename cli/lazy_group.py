@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from .options.parameters import epilog
+from .trust_code import COMMANDS, trust_option
 
 
 class LazyCommands(MutableMapping[str, Any]):
@@ -55,6 +56,8 @@ class LazyCommands(MutableMapping[str, Any]):
             app.command(name, epilog=epilog(module.EXAMPLES))(group_or_function)
         command = get_command(app)
         command.name = name
+        if name in COMMANDS:
+            command.params.append(trust_option())
         return command
 
 

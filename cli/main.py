@@ -10,9 +10,11 @@ from typing import Annotated, ClassVar
 import typer
 
 from ..workloads.errors import SloBenchError
+from ..workloads.trust import asking
 from .interrupts import leave, struck
 from .lazy_group import LazyGroup
 from .options.parameters import epilog
+from .trust_code import consent, named_code
 
 
 class _Commands(LazyGroup):
@@ -95,7 +97,8 @@ def main() -> None:
         for word in sys.argv[1:]:
             if word.partition("=")[0] in _OLD:
                 raise SloBenchError(f"there is no {word}: {_OLD[word.partition('=')[0]]}")
-        app()
+        with asking(consent, named_code(sys.argv[1:])):
+            app()
     except SystemExit as ended:
         if ended.code and (struck() or ended.code == _INTERRUPTED):
             leave()

@@ -88,7 +88,8 @@ def lost_output() -> OSError | None:
         return None
     with contextlib.suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that Python's own flush succeeds
-    return _output.lost
+    lost, _output.lost = _output.lost, None
+    return lost
 
 
 def exit_code_of(lost: OSError) -> int:

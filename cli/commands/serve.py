@@ -105,6 +105,14 @@ def serve(
     device: Annotated[
         str | None, option("D", "With torch: device: cpu (the default), cuda or cuda:N.")
     ] = None,
+    api_key_env: Annotated[
+        str | None,
+        option(
+            "NAME",
+            "Environment variable with the API key that clients must send (authorization: Bearer "
+            "KEY). Default: no key; only this machine reaches the address.",
+        ),
+    ] = None,
     step_log: Annotated[
         Path | None, option("FILE", "File for one JSON line per iteration (batch, duration).")
     ] = None,
@@ -119,6 +127,7 @@ def serve(
     import contextlib
     import signal
 
+    from ...harness.load_generator.http.options import environment_variable
     from ...harness.policies.routers import router as router_by_name
     from ...harness.servers.gateway import serving as gateway
     from ...harness.servers.gateway.split import transfer_of
@@ -139,6 +148,7 @@ def serve(
 
     stop_on_signals(signal.SIGTERM, signal.SIGHUP)
     models = model or []
+    api_key = None if api_key_env is None else environment_variable(api_key_env)
     asked = given.settings
     instances, router = asked.get("instances", 1), asked.get("router")
     length_predictor, embedder = asked.get("length_predictor"), asked.get("embedder")
@@ -159,6 +169,7 @@ def serve(
             device=device or "cpu",
             port=port or 0,
             length_predictor=length_predictor,
+            api_key=api_key,
         )
         return
     only_torch = {"--embedder": embedder, "--kv-store": kv_store or None, "--device": device}
@@ -196,7 +207,13 @@ def serve(
                 "--served-name, --router, --instances and --step-log out"
             )
         serve_models(
-            models, wanted, shared, log or Path("servers/prism.log"), max_active_models, port or 0
+            models,
+            wanted,
+            shared,
+            log or Path("servers/prism.log"),
+            max_active_models,
+            port or 0,
+            api_key,
         )
         return
     only_one(models, system)
@@ -206,6 +223,7 @@ def serve(
 
     with contextlib.ExitStack() as stack:
         alone = instances == 1 and not wanted.gateway and length_predictor is None
+        alone = alone and api_key is None
         told = before(stack, length_predictor, wanted.values_field, say)
         servers = wanted.start(
             stack, log, instances=instances, port=port if alone else None, say=say
@@ -214,7 +232,7 @@ def serve(
             url = servers[0].url
         else:
             plan = wanted.behind(servers, router)
-            url = stack.enter_context(gateway(told(plan), port=port or 0, say=say))
+            url = stack.enter_context(gateway(told(plan), port=port or 0, api_key=api_key, say=say))
             for server in servers:
                 say(f"{server.name} at {server.url}: {server.log}")
         typer.echo(url)

@@ -140,6 +140,7 @@ def serve_models(
     log: Path,
     max_active_models: int | None,
     port: int,
+    api_key: str | None,
 ) -> None:
     """Serve several models behind one queue until Ctrl-C; a model is started on its first request.
 
@@ -154,7 +155,7 @@ def serve_models(
         stage = stage_of(models, common, policy, log, say=say)
         stack.callback(stage.close)
         plan = SharedPlan(served_names(models), stage, policy, max_active_models)
-        typer.echo(stack.enter_context(gateway(plan, port=port, say=say)))
+        typer.echo(stack.enter_context(gateway(plan, port=port, api_key=api_key, say=say)))
         say(f"logs: {log.parent.absolute()}; Ctrl-C stops")
         threading.Event().wait()
 
@@ -166,6 +167,7 @@ def serve_torch(
     *,
     port: int,
     length_predictor: str | None,
+    api_key: str | None,
     **options: Any,
 ) -> None:
     """Serve with the built-in torch engine in this process until Ctrl-C; `options` as in
@@ -188,15 +190,17 @@ def serve_torch(
     if model is None:
         say(f"{TINY}: a tiny Llama with random weights, made here")
     with contextlib.ExitStack() as stack:
-        own_port = port if length_predictor is None else 0
+        alone = length_predictor is None and api_key is None
+        own_port = port if alone else 0
         served = serving_model(system, parameters, model or TINY, port=own_port, say=say, **options)
-        if length_predictor is None:
+        if alone:
             url = stack.enter_context(served)
         else:
-            say_whether_it_looks(system_by_name(system), say)
+            if length_predictor is not None:
+                say_whether_it_looks(system_by_name(system), say)
             told = before(stack, length_predictor, VLLM_FIELD, say)
             plan = GatewayPlan([Endpoint.parse(stack.enter_context(served))])
-            url = stack.enter_context(gateway(told(plan), port=port, say=say))
+            url = stack.enter_context(gateway(told(plan), port=port, api_key=api_key, say=say))
         typer.echo(url)
         say("Ctrl-C stops")
         threading.Event().wait()

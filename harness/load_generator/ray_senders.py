@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from ... import __version__
 from ...workloads.errors import SloBenchError
 from ...workloads.workload import Workload
 from .http.drive import Progress
-from .http.endpoint import Endpoint
+from .http.endpoint import is_loopback
 from .load_workers import LoadWorkers, LoadWorkersLostError, RemoteLoadWorkers, send_from
 from .send_job import SendJob, SendResult, processes_for
 
@@ -62,7 +61,7 @@ class RaySenders:
         own = self._ray.util.get_node_ip_address()
         apart = [machine.address for machine in machines if machine.address != own]
         for endpoint in order.endpoints:
-            if apart and _is_here_alone(endpoint):
+            if apart and is_loopback(endpoint.host):
                 raise SloBenchError(
                     f"{endpoint.url} is this machine to itself alone, and {apart[0]} sends as "
                     "well; give the address by which other machines reach the server"
@@ -76,13 +75,6 @@ class RaySenders:
                 station.kill()
                 if station.lost:
                     self._lost.add(machine.node)
-
-
-def _is_here_alone(endpoint: Endpoint) -> bool:
-    try:
-        return ipaddress.ip_address(endpoint.host).is_loopback
-    except ValueError:
-        return endpoint.host == "localhost"
 
 
 def _check_versions(stations: Sequence[RemoteLoadWorkers]) -> None:

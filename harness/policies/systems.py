@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from ...workloads import trust
 from ...workloads.errors import SloBenchError, UnknownNameError
 from ...workloads.file_cache import depends_on
 from ..core.cluster_policy import ClusterPolicy, OnServers
@@ -334,6 +335,7 @@ def _load(path: Path) -> ModuleType:
     name = f"slo_bench_user_{path.stem}_{abs(hash(path.resolve()))}"
     if name in sys.modules:
         return sys.modules[name]
+    trust.check(str(path.absolute()), f"{path} is a policy file that runs with your rights")
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise SloBenchError(f"{path} cannot be loaded as Python")

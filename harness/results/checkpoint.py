@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ...workloads.checksums import crc32_of, sealed, unsealed
-from ...workloads.errors import FileFormatError
+from ...workloads.errors import FileFormatError, SloBenchError
 from ...workloads.parsing import parse_json
 
 _SETTINGS = "settings_crc32"
@@ -80,11 +80,18 @@ class Checkpoint:
         return record
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Write one record to disk."""
+        """Write one record to disk.
+
+        Raises:
+            SloBenchError: it cannot be written.
+        """
         line = sealed({**record, _SETTINGS: crc32_of(self.settings.encode())})
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line, allow_nan=False) + "\n")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line, allow_nan=False) + "\n")
+        except OSError as error:
+            raise SloBenchError(f"cannot write {self.path}: {error.strerror}") from error
 
 
 def cut_half_a_line(file: BinaryIO) -> None:

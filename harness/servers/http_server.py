@@ -29,6 +29,7 @@ from ..load_generator.machine import allow_many_sockets
 
 MOST_BODY_BYTES = 256 << 20
 MOST_HEAD_BYTES = 1 << 20
+REQUEST_LIMIT_S = 120.0  # from the first byte of a request to its last
 _MOST_AHEAD = 64  # requests that a client may send before it is answered
 _START_S = 20.0
 
@@ -47,7 +48,9 @@ _OF_THE_CONNECTION = frozenset(
 )
 _ERROR_TYPES = {
     400: "BadRequestError",
+    401: "AuthenticationError",
     404: "NotFoundError",
+    408: "RequestTimeout",
     413: "PayloadTooLarge",
     429: "RateLimitError",
     502: "BadGateway",
@@ -167,6 +170,7 @@ class HttpConnection(asyncio.Protocol):
         self._task: asyncio.Task[None] | None = None
         self._reply: ClientReply | None = None
         self._full = False
+        self._waiting: asyncio.TimerHandle | None = None  # for the rest of a request
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Prepare the parser of a new connection and register it."""
@@ -181,6 +185,8 @@ class HttpConnection(asyncio.Protocol):
         """Unregister the connection and cancel its requests."""
         self._connections.discard(self)
         self._ahead.clear()
+        if self._waiting is not None:
+            self._waiting.cancel()
         if self._task is not None:
             self._task.cancel()
 
@@ -203,6 +209,9 @@ class HttpConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Parse received bytes; refuse a head that is too large or is not HTTP."""
         self._received_s = perf_counter()
+        if self._waiting is None:
+            loop = asyncio.get_running_loop()
+            self._waiting = loop.call_later(REQUEST_LIMIT_S, self._too_slow)
         self._head_bytes += len(data)
         if self._head_bytes > MOST_HEAD_BYTES:
             self._give_up(400, f"the head has more than {MOST_HEAD_BYTES >> 10} KiB")
@@ -215,6 +224,9 @@ class HttpConnection(asyncio.Protocol):
             raise
         except httptools.HttpParserError as error:
             self._give_up(400, f"no HTTP/1.1: {error}")
+
+    def _too_slow(self) -> None:
+        self._give_up(408, f"the request was not whole within {REQUEST_LIMIT_S:g} s")
 
     def _give_up(self, status: int, message: str) -> None:
         """Refuse the request, unless another answer is in progress, and close the connection."""
@@ -253,9 +265,15 @@ class HttpConnection(asyncio.Protocol):
         """Queue the complete request and start its handler if the connection is idle."""
         if self._transport.is_closing():
             return
-        if not self._url.startswith(b"/"):
+        if not self._url.startswith(b"/") or self._url.startswith(b"//"):
             self._give_up(400, "the request's target must be a path, as in GET /v1/models")
             return
+        if sum(name.lower() == b"host" for name, _ in self._headers) > 1:
+            self._give_up(400, "the request has several Host headers")
+            return
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
         method = self._parser.get_method().decode("latin-1")
         body, target = b"".join(self._body), self._url.decode("latin-1")
         request = HttpRequest(method, target, self._headers, body, self._received_s)

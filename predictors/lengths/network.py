@@ -61,9 +61,11 @@ def load_base(
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(where)
+        # A model's own code is never run, and nobody is asked to.
+        tokenizer = transformers.AutoTokenizer.from_pretrained(where, trust_remote_code=False)
         model = transformers.AutoModel.from_pretrained(
             where,
+            trust_remote_code=False,
             use_safetensors=True,  # never pickle
             dtype=torch.bfloat16 if bf16 else torch.float32,
             # SDPA's backward pass takes nearly half of a step on a CPU.

@@ -249,7 +249,7 @@ def test_a_terminal_without_colour_gets_none(variable, tmp_path):
 
 def test_exit_codes_are_documented():
     assert "Exit codes" in CLI.help
-    for code in ("0", "1", "2", "130"):
+    for code in ("0", "1", "2", "70", "130", "143"):
         assert re.search(rf"\b{code}\b", CLI.help)
 
 

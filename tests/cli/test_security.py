@@ -198,3 +198,73 @@ def test_nothing_that_is_read_can_run_code():
     ]
     # Sending processes exchange jobs and results in a folder of mode 0700 that their parent makes.
     assert found == ["harness/load_generator/send_job.py: import pickle"]
+
+
+POLICY = """
+from pathlib import Path
+from slo_bench.policy import Policy
+Path("owned").touch()
+class Mine(Policy): pass
+"""
+STUDY = '{"storage": "sqlite:////nowhere/study.db", "study": "s"}'
+
+
+@pytest.fixture
+def of_a_stranger(slo_bench):
+    """A run folder whose experiment names a policy file."""
+    Path("theirs.py").write_text(POLICY)
+    asked = ["--rates", "2", "--requests", "5", "--seeds", "1", "--no-report", "-o", "theirs"]
+    code, _, err = slo_bench("run", "--system", "theirs.py", *asked)
+    assert code == 0, err  # named by the user, so not asked
+    Path("owned").unlink()
+    for name in [name for name in sys.modules if name.startswith("slo_bench_user_theirs")]:
+        del sys.modules[name]
+    return Path("theirs")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["explain", "theirs", "slowest"],
+        ["run", "--resume", "--out", "theirs"],
+        ["run", "theirs/experiment.toml", "--out", "again"],
+        ["tune", "theirs/experiment.toml", "--out", "tuned"],
+    ],
+    ids=lambda words: " ".join(words[:2]),
+)
+def test_a_policy_file_of_a_stranger_is_asked_about_before_it_runs(slo_bench, of_a_stranger, words):
+    code, _, err = slo_bench(*words)
+    assert code == 2
+    assert "theirs.py" in err
+    assert "runs with your rights; add --trust-code if you trust its author" in err
+    assert not Path("owned").exists()
+
+
+def test_a_report_does_without_the_code_of_a_stranger(slo_bench, of_a_stranger):
+    code, _, err = slo_bench("report", "theirs")
+    assert code == 0, err
+    assert not Path("owned").exists()
+
+
+def test_trusted_code_is_named_and_runs(slo_bench, of_a_stranger):
+    code, _, err = slo_bench("explain", "theirs", "slowest", "--trust-code")
+    assert code == 0, err
+    assert "theirs.py, a policy file that runs with your rights" in err
+    assert Path("owned").exists()
+
+
+def test_a_study_outside_its_folder_is_asked_about(slo_bench):
+    from slo_bench.tuner.search.storage import study_location
+    from slo_bench.workloads import trust
+
+    Path("theirs").mkdir()
+    Path("theirs/study.json").write_text(STUDY)
+
+    def refuse(claim):
+        raise SloBenchError(claim)
+
+    with trust.asking(refuse, ()), pytest.raises(SloBenchError, match="outside the folder"):
+        study_location(Path("theirs"), None, None, resume=True)
+    with trust.asking(refuse, ()):
+        same = study_location(Path("theirs"), "sqlite:////nowhere/study.db", None, resume=True)
+    assert same.storage == "sqlite:////nowhere/study.db"

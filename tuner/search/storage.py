@@ -36,6 +36,7 @@ from sqlalchemy.exc import (
 
 from ...harness.results.checkpoint import cut_half_a_line
 from ...workloads.errors import FileFormatError, SloBenchError
+from ...workloads.trust import check as check_trust
 from ...workloads.whole_file import write_whole
 
 STUDY_FILE = "study.json"
@@ -80,6 +81,12 @@ def study_location(
         raise SloBenchError(
             f"the study of {folder} is kept in {where}, not in {without_password(asked)}: leave "
             "--storage out"
+        )
+    if asked is None and before.storage is not None:
+        check_trust(
+            before.storage,
+            f"{path} keeps the study in {before.storage}, outside the folder; --storage with the "
+            "same storage says that it is yours",
         )
     return StudyLocation(asked or before.storage, before.study)
 

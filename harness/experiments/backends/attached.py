@@ -9,7 +9,6 @@ import contextlib
 import csv
 import dataclasses
 import io
-import ipaddress
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ from ....workloads.whole_file import write_whole
 from ....workloads.workload import Workload
 from ...load_generator.client_health import Client
 from ...load_generator.http.columns import FAULTS
-from ...load_generator.http.endpoint import Endpoint
+from ...load_generator.http.endpoint import Endpoint, is_loopback
 from ...load_generator.http.faults import RequestFault
 from ...load_generator.http.single_request import NoAnswerError, get
 from ...load_generator.routed_load import HttpResult, measure
@@ -151,16 +150,9 @@ class Attached:
 
     def _gpus(self) -> Sequence[Gpu]:
         """The GPUs of this machine, if all servers run on it and on GPUs; else none."""
-        if self.gpu == "cpu" or not all(_is_here(endpoint) for endpoint in self.endpoints):
+        if self.gpu == "cpu" or not all(is_loopback(endpoint.host) for endpoint in self.endpoints):
             return ()
         return visible_gpus()
-
-
-def _is_here(endpoint: Endpoint) -> bool:
-    try:
-        return ipaddress.ip_address(endpoint.host).is_loopback
-    except ValueError:
-        return endpoint.host == "localhost"
 
 
 def _gpu_figures(watch: GpuWatch, found: HttpResult) -> Mapping[str, Value]:

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from ....predictors.dtypes import AUTO
 from ....workloads.errors import FileFormatError
+from ....workloads.trust import check as check_trust
 from .client_schema import ClientSchema
 from .experiment_file import (
     TABLES,
@@ -561,6 +562,8 @@ class ExperimentSchema(BaseModel):
         path = Path(path)
         table, text = read_toml(path)
         table |= all_anchored(table, path.resolve().parent, cls)
+        for code in _policy_files(table.get("systems")):
+            check_trust(code, f"{path} names {code}, a policy file that runs with your rights")
         try:
             whole = cls(**table)
         except SettingError as error:
@@ -621,3 +624,10 @@ def _changed(model: Model, values: Mapping[str, Any]) -> Model:
 
 def _single(value: object) -> object:
     return value[0] if isinstance(value, tuple) and len(value) == 1 else value
+
+
+def _policy_files(systems: object) -> list[str]:
+    """The Python files among the systems of an experiment that was not checked yet."""
+    named = systems if isinstance(systems, list | tuple) else [systems]
+    files = (one.partition(":")[0] for one in named if isinstance(one, str))
+    return [file for file in dict.fromkeys(files) if file.endswith(".py")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from .setting import SERVERS, Count, Positive, Several, setting
 
@@ -26,8 +26,8 @@ class ServerSchema(BaseModel):
     )
     args: Several[str] = setting(
         SERVERS,
-        "Argument passed unchanged to the started servers (--server-arg=--dtype=float32). May "
-        "be repeated.",
+        "Argument passed unchanged to the started servers (--server-arg=--dtype=float32); "
+        "--option=$NAME is filled in from the environment variable NAME. May be repeated.",
         (),
         option="--server-arg",
         metavar="ARG",
@@ -90,3 +90,11 @@ class ServerSchema(BaseModel):
         metavar="FOLDER=GIB",
         repeated=True,
     )
+
+    @field_validator("args")
+    @classmethod
+    def _hold_no_secret(cls, args: tuple[str, ...]) -> tuple[str, ...]:
+        from ...servers.launch.server_args import check_no_secrets
+
+        check_no_secrets(args)
+        return args

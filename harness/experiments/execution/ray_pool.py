@@ -100,7 +100,10 @@ class OnRay:
         import ray
 
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        own: dict[str, Any] = {"include_dashboard": False} if self.address is None else {}
+        # A cluster of our own listens on loopback alone: whoever reaches it can run code.
+        own: dict[str, Any] = {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+        if self.address is not None:
+            own = {}
         where = self.address or "local"
         _reach(where)
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -53,6 +54,14 @@ class Endpoint:
     def url(self) -> str:
         """Return the URL in the form that `parse` accepts."""
         return f"{'https' if self.tls else 'http'}://{self.authority}{self.prefix}"
+
+
+def is_loopback(host: str) -> bool:
+    """Return True if only this machine can reach `host`."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _without_password(url: str) -> str:

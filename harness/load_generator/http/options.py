@@ -107,7 +107,7 @@ class HttpOptions:
         """
         lines = [f"{name}: {_expanded(name, value)}" for name, value in self.headers.items()]
         if self.api_key_env is not None:
-            lines.append(f"authorization: Bearer {_variable(self.api_key_env)}")
+            lines.append(f"authorization: Bearer {environment_variable(self.api_key_env)}")
         return "".join(f"{line}\r\n" for line in lines).encode("latin-1")
 
 
@@ -135,13 +135,18 @@ def check_header(name: str, value: str) -> None:
 
 def _expanded(name: str, value: str) -> str:
     check_header(name, value)
-    found = _VARIABLE.sub(lambda m: _variable(m[1] or m[2]), value)
+    found = _VARIABLE.sub(lambda m: environment_variable(m[1] or m[2]), value)
     if any(c in found for c in "\r\n\0"):
         raise SloBenchError(f"the value of header {name} has a line break")
     return found
 
 
-def _variable(name: str) -> str:
+def environment_variable(name: str) -> str:
+    """Return the secret in an environment variable.
+
+    Raises:
+        SloBenchError: it is not set.
+    """
     value = os.environ.get(name, "").strip()
     if not value:
         raise SloBenchError(f"the environment variable {name} is not set; it should hold a key")

@@ -4,6 +4,7 @@ others.
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
@@ -113,6 +114,15 @@ async def answer(serving: Serving, asked: HttpRequest, reply: Reply) -> None:
         await serving.work(asked, reply)
     else:
         await serving.groups[0].forward(asked, reply)
+
+
+async def answer_with_key(key: bytes, serving: Serving, asked: HttpRequest, reply: Reply) -> None:
+    """Answer a request with the header `authorization: key`; refuse others but for `/health`."""
+    given = [value for name, value in asked.headers if name.lower() == b"authorization"]
+    if asked.path == "/health" or (len(given) == 1 and hmac.compare_digest(given[0], key)):
+        await answer(serving, asked, reply)
+    else:
+        refuse(reply, 401, "an API key is needed: send authorization: Bearer KEY")
 
 
 def _metrics(serving: Serving) -> str:

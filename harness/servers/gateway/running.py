@@ -16,14 +16,14 @@ import httpx
 from ....workloads.child_process import ChildProcess
 from ....workloads.errors import SloBenchError
 from ...core.cluster_policy import ClusterPolicy, Routed
-from ...load_generator.http.endpoint import Endpoint
+from ...load_generator.http.endpoint import Endpoint, is_loopback
 from ...policies.routers import router as router_by_name
 from ..http_server import Ready, in_thread, serve
 from ..plugins.contract import PolicySpec
 from .controlled import ControlledServing
 from .health_checks import MECHANISMS, Say
 from .instances import RoutedServerGroup
-from .routes import AggregatedServing, Serving, answer
+from .routes import AggregatedServing, Serving, answer, answer_with_key
 from .split import DisaggregatedServing, KvTransferMode
 
 _START_S = 20.0
@@ -119,20 +119,33 @@ class GatewayTarget(Protocol):
 
 @contextlib.contextmanager
 def serving(
-    plan: GatewayTarget, *, host: str = "127.0.0.1", port: int = 0, say: Say = lambda line: None
+    plan: GatewayTarget,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    api_key: str | None = None,
+    say: Say = lambda line: None,
 ) -> Iterator[str]:
     """Run a gateway and yield its address; leaving the block closes all its connections.
 
+    Clients must send `api_key`, if it is given, as `authorization: Bearer KEY`.
+
     Raises:
-        SloBenchError: `GatewayPlan.check` refuses the plan, or the port is taken.
+        SloBenchError: `GatewayPlan.check` refuses the plan, the port is taken, or other machines
+            could reach the gateway without a key.
     """
     plan.check()
+    if api_key is None and not is_loopback(host):
+        raise SloBenchError(f"a gateway at {host} can be reached by others: give it an API key")
 
     async def start(ready: Ready) -> None:
         behind = plan.made(say)
 
         try:
-            await serve(partial(answer, behind), host=host, port=port, ready=ready)
+            handler = partial(answer, behind)
+            if api_key is not None:
+                handler = partial(answer_with_key, f"Bearer {api_key}".encode(), behind)
+            await serve(handler, host=host, port=port, ready=ready)
         finally:
             for group in behind.groups:
                 group.close()

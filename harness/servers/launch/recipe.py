@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...core.policy import AnyPolicy
+from .server_args import check_no_secrets
 
 # Variables that switch kvcached on, if it is installed in the server's environment: KV pages are
 # mapped on demand, and servers on one GPU share its memory.
@@ -79,6 +80,9 @@ class Launch:
     gpus: tuple[str, ...] = ()  # the only ones it may use, by UUID; none: all
     kvcached: bool = False
     sleeps: bool = False  # it can be told to give its memory back, and to take it again
+
+    def __post_init__(self) -> None:
+        check_no_secrets(self.server_args)
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ from ..plugins.contract import (
 )
 from .environments import Environment, home
 from .recipe import Launch, Recipe
+from .server_args import expanded
 
 READY_S = 300.0
 _GRACE_S = 20.0
@@ -265,7 +266,7 @@ def _start(argv: Sequence[str], environ: Mapping[str, str], log: Path) -> subpro
         output.write(f"$ {' '.join(argv)}\n".encode())
         output.flush()
         return subprocess.Popen(
-            [sys.executable, "-S", "-E", str(_GUARD), str(_GRACE_S), *argv],
+            [sys.executable, "-S", "-E", str(_GUARD), str(_GRACE_S), *expanded(argv)],
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,

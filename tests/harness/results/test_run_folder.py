@@ -14,9 +14,9 @@ from slo_bench.harness.results.run_folder import (
     open_run_folder,
     read_rows,
     write_rows,
-    write_whole,
 )
 from slo_bench.workloads.errors import SloBenchError
+from slo_bench.workloads.whole_file import write_whole
 from slo_bench.workloads.workload import Workload
 
 TOML = 'name = "a"\nseed = 0\n'

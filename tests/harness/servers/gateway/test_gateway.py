@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from slo_bench.harness.load_generator.http.endpoint import Endpoint
+from slo_bench.harness.servers import http_server
 from slo_bench.harness.servers.gateway import GatewayPlan, serving, serving_apart
 from slo_bench.harness.servers.mock import MockConfig
 from slo_bench.harness.servers.mock import serving as mock
@@ -381,6 +382,8 @@ def test_what_is_no_http_is_told_so_and_an_upgrade_is_passed_over(gateway, mocks
     for said, status in (
         (b"nonsense\r\n\r\n", b"400"),
         (b"OPTIONS * HTTP/1.1\r\n\r\n", b"400"),
+        (b"GET //host/health HTTP/1.1\r\n\r\n", b"400"),
+        (b"GET /health HTTP/1.1\r\nhost: a\r\nHost: b\r\n\r\n", b"400"),
         (b"GET /health HTTP/1.1\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n", b"200"),
     ):
         with socket.create_connection((parts.hostname, parts.port), PATIENCE_S) as wire:
@@ -427,3 +430,35 @@ def test_a_process_of_its_own_serves_and_goes(mocks):
         assert [Client(url).complete() for _ in range(3)] == [200] * 3
     with pytest.raises(ConnectionRefusedError):
         Client(url).get("/health")
+
+
+def test_a_request_that_never_ends_is_given_up(gateway, mocks, monkeypatch):
+    monkeypatch.setattr(http_server, "REQUEST_LIMIT_S", 0.05)
+    parts = urlsplit(gateway(*(m.url for m in mocks(1))))
+    with socket.create_connection((parts.hostname, parts.port), PATIENCE_S) as wire:
+        wire.sendall(b"POST /v1/completions HTTP/1.1\r\nx: y")
+        found = b"".join(iter(lambda: wire.recv(65536), b""))
+    assert found.split()[1] == b"408"
+
+
+def test_clients_need_the_key_where_there_is_one(mocks):
+    plan = GatewayPlan([Endpoint.parse(m.url) for m in mocks(1)])
+    body = {"prompt": "a b", "max_tokens": 2}
+    with serving(plan, api_key="s3cret") as url:
+        found = {
+            key: Client(url).post("/v1/completions", body, **headers)[0].status
+            for key, headers in {
+                "none": {},
+                "wrong": {"authorization": "Bearer x"},
+                "right": {"authorization": "Bearer s3cret"},
+            }.items()
+        }
+        assert found == {"none": 401, "wrong": 401, "right": 200}
+        assert Client(url).get("/health")[0] == 200
+        assert Client(url).get("/metrics")[0] == 401
+
+
+def test_no_other_machine_is_served_without_a_key(mocks):
+    plan = GatewayPlan([Endpoint.parse(m.url) for m in mocks(1)])
+    with pytest.raises(SloBenchError, match="give it an API key"), serving(plan, host="0.0.0.0"):
+        pass

@@ -1,0 +1,49 @@
+"""Arguments of a started server: secrets in them stay out of logs and run folders."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+
+from ....workloads.errors import SloBenchError
+
+_SECRET = re.compile(
+    r"--?(?:.*[-_])?(?:api[-_]?key|password|secret|(?:hf|auth|access|hub)[-_]?token)", re.IGNORECASE
+)
+_VARIABLE = re.compile(r"(--?[\w-]+=)?\$(\w+)")
+
+
+def check_no_secrets(args: Sequence[str]) -> None:
+    """Reject a secret written in plain text, since run folders and logs keep the arguments.
+
+    Raises:
+        SloBenchError: with what to write instead.
+    """
+    for place, arg in enumerate(args):
+        name, equals, value = arg.partition("=")
+        if not _SECRET.fullmatch(name):
+            continue
+        value = value if equals else next(iter(args[place + 1 :]), "")
+        if value and not _VARIABLE.fullmatch(value):
+            raise SloBenchError(
+                f"the server argument {name} holds a secret, and logs and run folders keep "
+                f"arguments as written; put it into an environment variable and write "
+                f"--server-arg '{name}=$THAT_VARIABLE'"
+            )
+
+
+def expanded(argv: Sequence[str]) -> list[str]:
+    """The arguments with `$NAME` or `--option=$NAME` replaced by the environment variable NAME.
+
+    Raises:
+        SloBenchError: a variable is not set.
+    """
+    return [_VARIABLE.sub(_value, arg) if _VARIABLE.fullmatch(arg) else arg for arg in argv]
+
+
+def _value(found: re.Match[str]) -> str:
+    name = found[2]
+    if not os.environ.get(name):
+        raise SloBenchError(f"the environment variable {name} of a server argument is not set")
+    return (found[1] or "") + os.environ[name]

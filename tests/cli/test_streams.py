@@ -1,0 +1,140 @@
+"""Terminals, pipes, disks and limits that are not as usual: one line, and the right exit code."""
+
+import errno
+import os
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from slo_bench import SloBenchError
+
+COMMAND = [sys.executable, "-m", "slo_bench.cli.entry"]
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="file descriptors and signals")
+
+
+def call(*words, fds="", env=None, **options):
+    """Run a command by a shell with redirections `fds`; exit code, stdout and stderr."""
+    line = ["sh", "-c", f'exec "$@" {fds}', "sh", *COMMAND, *words]
+    options = {"capture_output": True, "check": False, "timeout": 120} | options
+    ended = subprocess.run(line, env={**os.environ, **(env or {})}, **options)
+    return ended.returncode, ended.stdout, ended.stderr
+
+
+def full_device(tmp_path):
+    """A device that is always full, of our own: as root a fault would replace the real one."""
+    path = tmp_path / "full"
+    try:
+        os.mknod(path, 0o600 | 0o020000, os.makedev(1, 7))
+        path.write_bytes(b"")
+    except OSError:
+        pytest.skip("no device can be made here")
+    return path
+
+
+@pytest.mark.parametrize("encoding", ["ascii:strict", "latin-1"])
+def test_an_encoding_without_the_characters_gets_others(encoding):
+    code, out, err = call("run", "--help", env={"PYTHONIOENCODING": encoding})
+    assert code == 0, err
+    assert b"--sweep" in out
+    assert b"NAME=A,B,..." in out
+
+
+@pytest.mark.parametrize("fds", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams(fds):
+    code, out, err = call("list", "models", fds=fds)
+    assert code == 0
+    assert (b"llama" in out) == (">&-" not in fds.replace("2>&-", ""))
+    assert b"rror" not in err
+
+
+def test_a_full_output_is_an_error_and_full_diagnostics_are_none(tmp_path):
+    full = full_device(tmp_path)
+    code, _, err = call("list", "models", "--json", fds=f">{full}")
+    assert (code, err) == (2, b"error: cannot write the output: No space left on device\n")
+    assert call("list", "no-such-thing", fds=f"2>{full}")[0] == 2
+
+
+def test_a_pipe_that_nobody_reads_ends_as_by_the_signal():
+    read, write = os.pipe()
+    os.close(read)
+    code, _, err = call("run", "--help", capture_output=False, stdout=write, stderr=subprocess.PIPE)
+    os.close(write)
+    assert (code, err) == (128 + signal.SIGPIPE, b"")
+
+
+def test_a_working_directory_that_was_removed(tmp_path):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    line = ["sh", "-c", 'rmdir "$PWD"; exec "$@"', "sh", *COMMAND]
+    ended = subprocess.run([*line, "run", "--out", "o"], cwd=gone, capture_output=True, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr.endswith(b"error: the working directory does not exist any more\n")
+
+
+def test_a_name_that_is_no_utf_8(tmp_path):
+    code, _, err = call("run", "--out", b"x\xff", env={"PYTHONUTF8": "1"}, cwd=tmp_path)
+    assert code == 2
+    assert err.startswith(b"error: x\\udcff is not valid in the encoding utf-8")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_too_little_memory_is_said():
+    limit = 200 << 20
+
+    def limited():
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+    code, _, err = call("list", "models", preexec_fn=limited)
+    assert code == 2
+    assert b"memory is limited to 200 MiB (ulimit -v)" in err
+
+
+STRUCK = """
+import os, signal, sys
+from slo_bench.cli import main as cli
+from slo_bench.cli.interrupts import interruptible, watch
+watch()
+
+def command():
+    with interruptible("go on so"):
+        try:
+            os.kill(os.getpid(), signal.{first})
+        finally:  # a second one, while the first is being handled
+            os.kill(os.getpid(), signal.{second})
+
+cli.app = command
+cli.main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "code"), [("SIGINT", "SIGINT", 130), ("SIGTERM", "SIGINT", 143)]
+)
+def test_signals_keep_the_way_to_go_on(first, second, code):
+    line = [sys.executable, "-c", STRUCK.format(first=first, second=second)]
+    ended = subprocess.run(line, capture_output=True, check=False, timeout=60)
+    assert (ended.returncode, ended.stderr) == (code, b"go on so\n")
+
+
+def test_a_fault_of_ours_is_no_failed_check():
+    line = "from slo_bench.cli import main as cli; cli.app = lambda: 1 / 0; cli.main()"
+    ended = subprocess.run([sys.executable, "-c", line], capture_output=True, check=False)
+    assert ended.returncode == 70
+    assert b"ZeroDivisionError" in ended.stderr
+    assert b"this is a fault of slo-bench" in ended.stderr
+
+
+def test_a_record_on_a_full_disk_is_an_error(monkeypatch):
+    from slo_bench.harness.results.checkpoint import Checkpoint
+
+    def full(*arguments, **options):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    checkpoint = Checkpoint(Path("p") / "plan.jsonl", "")
+    monkeypatch.setattr(Path, "open", full)
+    with pytest.raises(SloBenchError, match=r"cannot write p.plan\.jsonl: No space left"):
+        checkpoint.append({})

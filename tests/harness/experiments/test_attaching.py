@@ -1,0 +1,97 @@
+"""What a server may say when it is attached to: a list of models, or one line that says why not."""
+
+import gzip
+import json
+
+import pytest
+
+from slo_bench.harness.experiments.backends import attached
+from slo_bench.harness.experiments.backends.attached import first_model
+from slo_bench.harness.load_generator.http import Endpoint
+from slo_bench.workloads.errors import SloBenchError
+
+CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+def ok(body, *headers):
+    lines = b"".join(b"%b\r\n" % line for line in headers)
+    return b"HTTP/1.1 200 OK\r\n%bcontent-length: %d\r\n\r\n%b" % (lines, len(body), body)
+
+
+def models(value):
+    return ok(json.dumps(value).encode())
+
+
+def endless(peer):
+    peer.sendall(CHUNKED)
+    while True:
+        peer.sendall(b"10000\r\n" + b" " * 65536 + b"\r\n")
+
+
+def endless_head(peer):
+    peer.sendall(b"HTTP/1.1 200 OK\r\n")
+    while True:
+        peer.sendall(b"a: b\r\n" * 1000)
+
+
+def silent(peer):
+    peer.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n")
+    peer.recv(1)
+
+
+ODD = {
+    "nested": (ok(b"[" * 100_000), "nested too deeply"),
+    "a list": (models([1]), "no JSON object"),
+    "data: object": (models({"data": {"a": 1}}), "no list of models"),
+    "data: number": (models({"data": 5}), "no list of models"),
+    "data: string": (models({"data": "ab"}), "no list of models"),
+    "data: strings": (models({"data": ["ab"]}), "no list of models"),
+    "surrogate": (ok(rb'{"data":[{"id":"\ud800"}]}'), "half a character"),
+    "id: number": (models({"data": [{"id": 5}]}), "is no text"),
+    "id: long": (models({"data": [{"id": "a" * 5000}]}), "at most 4096"),
+    "no JSON": (ok(b"hello"), "Expecting value"),
+    "compressed": (ok(gzip.compress(b"{}"), b"content-encoding: gzip"), "codec can't decode"),
+    "status": (b"HTTP/1.1 abc OK\r\n\r\n", "no HTTP"),
+    "101": (
+        b"HTTP/1.1 101 Switching\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n",
+        "changes the protocol",
+    ),
+    "bad chunk": (CHUNKED + b"zz\r\n", "closed before the end"),
+    "cut": (b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{", "closed before the end"),
+    "endless": (endless, "more than 16 MiB"),
+    "endless head": (endless_head, "more than 16 MiB"),
+    "silent": (silent, "no whole answer within"),
+    "nothing": (b"", "closed before the end"),
+}
+
+
+@pytest.mark.parametrize("says", ODD)
+def test_an_odd_server_is_one_line_with_its_address(scripted_server, monkeypatch, says):
+    if says == "silent":
+        monkeypatch.setattr(attached, "_ANSWER_S", 0.2)
+    answer, problem = ODD[says]
+    url = scripted_server(answer, close=True)
+    with pytest.raises(SloBenchError) as refused:
+        first_model(Endpoint.parse(url))
+    message = str(refused.value)
+    assert message.startswith(f"no OpenAI-compatible server answers at {url}: GET /v1/models: ")
+    assert problem in message
+    assert len(message) < 300
+    assert "\n" not in message
+
+
+def test_a_key_does_not_follow_a_redirect(scripted_server):
+    other = scripted_server(models({"data": []}))
+    moved = b"HTTP/1.1 302 Found\r\nlocation: %b/v1/models\r\ncontent-length: 0\r\n\r\n"
+    url = scripted_server(moved % other.encode())
+    with pytest.raises(SloBenchError, match="status 302; redirects are not followed"):
+        first_model(Endpoint.parse(url), b"authorization: Bearer secret\r\n")
+    assert len(scripted_server.asked) == 1
+
+
+def test_a_server_without_a_list_has_no_name(scripted_server):
+    absent = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n"
+    assert first_model(Endpoint.parse(scripted_server(absent))) == ""
+    named = scripted_server(CHUNKED + b'1b\r\n{"data":[{"id":"a model"}]}\r\n0\r\n\r\n')
+    assert first_model(Endpoint.parse(named), b"authorization: Bearer k\r\n") == "a model"
+    assert b"authorization: Bearer k" in scripted_server.asked[-1]
