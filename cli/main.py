@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Annotated, ClassVar
 import typer
 
 from ..workloads.errors import SloBenchError
+from ..workloads.input_files import SIZE_VARIABLE, parse_size
 from ..workloads.trust import asking
 from .interrupts import leave, struck
 from .lazy_group import LazyGroup
@@ -76,8 +78,19 @@ def options(
             "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
         ),
     ] = False,
+    max_input_size: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Most bytes of an input file, also after it is unpacked: 300M, 8G. Default: what "
+            "the available memory can hold.",
+        ),
+    ] = None,
 ) -> None:
     """Global options of `slo-bench`, such as --version."""
+    if max_input_size is not None:
+        parse_size(max_input_size)
+        os.environ[SIZE_VARIABLE] = max_input_size  # for worker processes too
 
 
 _OLD = {

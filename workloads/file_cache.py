@@ -19,6 +19,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
+from .input_files import check_input
+
 P = ParamSpec("P")
 R = TypeVar("R")
 _FRESH_S = 2.0  # a file system's clock may be this coarse: FAT's is
@@ -56,7 +58,12 @@ _collecting: ContextVar[_States | None] = ContextVar("states_read", default=None
 
 
 def depends_on(path: Path) -> None:
-    """Say that what is being made depends on this file, or on the entries of this folder."""
+    """Say that what is being made depends on this file, or on the entries of this folder.
+
+    Raises:
+        SloBenchError: it is no file to read (`check_input`).
+    """
+    check_input(path)
     _note(_FileState.of, path)
 
 

@@ -9,9 +9,14 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import tomllib
 from typing import Any
 
+# The parser takes quadratic time and memory for these.
+_LONG_KEY = re.compile(
+    r"(?<![\w.'\"-])(?:(?:[\w-]++|\"[^\"\n]*+\"|'[^'\n]*+')[ \t]*+\.[ \t]*+){100}"
+)
 _TOO_DEEP = "the brackets are nested too deeply"
 
 
@@ -66,6 +71,8 @@ def parse_toml(text: str) -> dict[str, Any]:
     Raises:
         tomllib.TOMLDecodeError: it is no TOML, or more than the parser can take.
     """
+    if _LONG_KEY.search(text):
+        raise tomllib.TOMLDecodeError("a key has more than 100 names joined by dots")
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError:

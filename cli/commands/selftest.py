@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import sys
 from typing import TYPE_CHECKING, Annotated
 
@@ -36,10 +37,10 @@ def selftest(
     from ...harness.experiments.config.setting import number_list
     from ...harness.validation.selftest import RATES_RPS, self_test
 
-    if seconds <= 0:
+    if not 0 < seconds < math.inf:
         raise SloBenchError(f"--seconds must be positive but is {seconds:g}")
     asked = number_list(rates) if rates is not None else RATES_RPS
-    if min(asked) <= 0:
+    if not all(0 < rate < math.inf for rate in asked):
         raise SloBenchError("--rates must be positive")
 
     def done(level: SelfTestLevel) -> None:

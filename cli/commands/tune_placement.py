@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...workloads.errors import SloBenchError
+from ...workloads.machine_memory import check_memory
 from ..options.declared import HtmlOrJson
 from ..options.from_schema import Given, Offer, with_options
 from ..options.parameters import flag, option
@@ -30,6 +31,7 @@ PLACEMENT_EXAMPLES = (
 _MODEL, _DEVICES, _ASKED = "Deployment", "Deployment", "Search"
 
 
+_TRIAL_BYTES = 3_200  # of a trial that Optuna keeps, measured
 _TAKEN = ("model", "weight_dtype", "kv_dtype", "gpu", "memory_share", "seed")
 _CHANGED = {
     "gpu": {"panel": _DEVICES, "help": "GPU type of all devices. Default: as in --topology."},
@@ -193,6 +195,8 @@ def tune_placement(
     )
     beside = [name for name in METHODS if name != "optuna" or asked.method == "optuna"]
     beside += [CHECK] if asked.check else []
+    if CHECK in beside or "optuna" in beside:
+        check_memory(asked.trials * _TRIAL_BYTES, f"a study of {asked.trials:,} trials")
     found = answers(problem, weights, beside, trials=asked.trials, seed=seed)
     if asked.method == "morphling":
         bench = Bench(

@@ -37,6 +37,7 @@ def run_shown(experiment: Experiment, execution: Execution) -> RunResult:
         typer.echo(f"CPU threads of torch: {threads}, pinned, of {cores()} cores", err=True)
     last = Progress(0, 0, {})
     size = estimate(experiment)
+    size.check()
     if experiment.backend == "simulated" and size.cpu_s >= _LONG_S:
         typer.echo(f"up to {size.text} {gib(size.memory_bytes)} of memory", err=True)
 

@@ -228,6 +228,7 @@ def new_folder(name: str, under: Path = Path("runs")) -> Path:
     """A folder for a run that does not exist yet."""
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     plain = "".join(c if c.isalnum() or c in "-." else "-" for c in name)
+    plain = plain.encode()[:150].decode(errors="ignore")  # a name has at most 255 bytes
 
     def candidates() -> Iterator[Path]:
         yield under / f"{plain}-{stamp}"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
+import io
 import json
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pandas as pd
@@ -15,6 +18,7 @@ import pandas as pd
 from ...workloads.checksums import unsealed
 from ...workloads.csv_text import unguarded
 from ...workloads.errors import FileFormatError, SloBenchError
+from ...workloads.input_files import TABLE, Bounded, check_input, max_input_bytes, too_large
 from ...workloads.parsing import parse_json
 from ...workloads.request import SLO_COLUMNS
 from .run_folder import (
@@ -219,28 +223,54 @@ def read_table(
     """
     try:
         if required is None:
-            return pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
+            if path.suffix == ".parquet":
+                _check_parquet(path)
+                return pd.read_parquet(path)
+            with _text_of(path) as text:
+                return pd.read_csv(text)
         there = columns_in(path)
         if missing := [name for name in required if name not in there]:
             raise FileFormatError(path, 1, f"lacks the column {', '.join(missing)}")
         columns = [*required, *(name for name in optional if name in there)]
         dtypes = {name: "category" if name in words else "float64" for name in columns}
         if path.suffix == ".parquet":
+            _check_parquet(path)
             return pd.read_parquet(path, columns=columns).astype(dtypes)
         numbers = {name: _NO_VALUE for name in columns if name not in words}
-        return pd.read_csv(
-            path, usecols=columns, dtype=dtypes, keep_default_na=False, na_values=numbers
-        )
+        with _text_of(path) as text:
+            return pd.read_csv(
+                text, usecols=columns, dtype=dtypes, keep_default_na=False, na_values=numbers
+            )
     except ImportError as error:
         raise SloBenchError(f"{path} needs pyarrow: pip install 'slo-bench[parquet]'") from error
     except _UNREADABLE as error:
         raise FileFormatError(path, None, f"cannot be read: {error}") from error
 
 
+@contextmanager
+def _text_of(path: Path) -> Iterator[IO[bytes]]:
+    """Bytes of a CSV file, unpacked if it is gzip, up to the limit of input files."""
+    check_input(path, TABLE)
+    with path.open("rb") as raw:
+        stream = gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw
+        yield io.BufferedReader(Bounded(stream, path, TABLE))
+
+
+def _check_parquet(path: Path) -> None:
+    """Raise FileFormatError if the columns would be larger than the limit of input files."""
+    import pyarrow.parquet as pq
+
+    check_input(path, TABLE)
+    about = pq.read_metadata(path)
+    if about.num_rows * about.num_columns > max_input_bytes(TABLE):  # at least a byte each
+        raise too_large(path, TABLE)
+
+
 def columns_in(path: Path) -> list[str]:
     """The columns of a table of a run folder, whichever format it has."""
     if path.suffix != ".parquet":
-        return list(pd.read_csv(path, nrows=0).columns)
+        with _text_of(path) as text:
+            return list(pd.read_csv(text, nrows=0).columns)
     import pyarrow.parquet as pq
 
     return list(pq.read_schema(path).names)
@@ -284,7 +314,13 @@ def _read_cells(path: Path) -> tuple[pd.DataFrame, tuple[str, ...]]:
     columns["rate_rps"] = columns["rate_rps"].fillna(0.0)
     cells = pd.DataFrame(columns)
     for column in ("rate_rps", "attainment", "requests"):
-        _refuse(path, raw, column, ~(cells[column] >= 0), "must be a number of at least 0")
+        _refuse(
+            path,
+            raw,
+            column,
+            ~(cells[column] >= 0) | np.isinf(cells[column]),
+            "must be a finite number of at least 0",
+        )
     inside = cells["cell"].map(lambda stem: stem not in ("", ".", "..") and Path(stem).name == stem)
     _refuse(path, raw, "cell", ~inside.astype(bool), "must be a plain file stem")
     if CHECKSUMS in names:
@@ -312,6 +348,7 @@ def _read_environment(path: Path) -> Mapping[str, Any]:
 
 
 def _existing(path: Path) -> Path:
+    check_input(path, TABLE)
     if not path.is_file():
         raise SloBenchError(f"{path} is missing; is {path.parent} a whole run folder?")
     return path

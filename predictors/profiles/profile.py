@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from ...workloads.errors import FileFormatError, SloBenchError, UnknownNameError
 from ...workloads.file_cache import depends_on
+from ...workloads.input_files import Bounded
 from ...workloads.parsing import parse_toml
 from ...workloads.whole_file import write_whole
 from .calibration import Calibration
@@ -414,8 +415,9 @@ def read_csv(path: Path, wanted: Sequence[str]) -> dict[str, list[str]]:
         path = packed
     depends_on(path)
     try:
-        content = path.read_bytes()
-        text = (gzip.decompress(content) if path == packed else content).decode("utf-8")
+        with path.open("rb") as raw:
+            stream = gzip.GzipFile(fileobj=raw) if path == packed else raw
+            text = io.BufferedReader(Bounded(stream, path)).read().decode("utf-8")
         reader = csv.reader(io.StringIO(text))
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         problem = f"cannot be read: {getattr(error, 'strerror', None) or error}"

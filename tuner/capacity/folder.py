@@ -28,6 +28,8 @@ from ...harness.load_generator.send_job import Senders
 from ...harness.results.run_folder import CAPACITY_FILE, Value, open_run_folder
 from ...harness.servers.launch.backend_names import SIMULATED
 from ...workloads.errors import SloBenchError
+from ...workloads.request import SLO_COLUMNS
+from ...workloads.slo import parse_slo
 from .asked import REAL_LEAST, CapacityOptions
 from .cells import (
     CellRunner,
@@ -46,6 +48,7 @@ from .traces import find_trace_capacity
 
 _START_SHARE = 0.6  # of the estimated capacity, which knows no SLO
 _BURST_SHARE = 0.75  # of the throughput of bursts, which know none either
+_SLO_SAMPLE = 500  # requests of which one at least must have an SLO
 _BURST_SEEDS = 900_000  # of bursts, away from those of levels
 
 
@@ -152,15 +155,35 @@ def _planned(experiment: Experiment) -> ExperimentPlan:
         )
     if len(experiment.requests) > 1:
         raise SloBenchError("capacity takes one value of requests, the least in a run")
+    rates = experiment.rates or ()
+    if len(rates) > 2 or list(rates) != sorted(rates):
+        raise SloBenchError(
+            f"capacity takes the lowest and the highest rate to try (--rates 1,20), or one to "
+            f"begin at, but rates are {', '.join(f'{rate:g}' for rate in rates)}"
+        )
     single = {"rates": (1.0,), "seeds": 1, **without_length(experiment)}
     if any("concurrency" in arrivals for arrivals in experiment.arrivals):
         raise SloBenchError(
             "concurrency(…) sets the load itself and has no rate; choose another arrival process"
         )
     planned = plan(experiment.model_copy(update=single))
+    for spec in planned.cells:
+        _check_slo(spec)
     kept = {name: getattr(experiment, name) for name in single}
     kept["records"] = "none" if experiment.records == "auto" else planned.resolved.records
     return dataclasses.replace(planned, resolved=planned.resolved.model_copy(update=kept))
+
+
+def _check_slo(spec: CellSpec) -> None:
+    """Raise SloBenchError if no request of the workload has an SLO: every rate would meet it."""
+    if parse_slo(spec.slo).entries:
+        return
+    made = source(spec.workload).make(rate_rps=1.0, requests=_SLO_SAMPLE)
+    if all(np.isinf(getattr(made, column)).all() for column in SLO_COLUMNS.values()):
+        raise SloBenchError(
+            f"requests of {spec.workload.workload} have no SLO, which every rate would meet; give "
+            "one (--slo ttft=1,tpot=0.15)"
+        )
 
 
 def _options(experiment: Experiment, asked: CapacityOptions) -> SearchOptions:

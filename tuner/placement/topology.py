@@ -190,6 +190,11 @@ def alike(gpu: GpuSpec, count: int) -> Topology:
     """`count` GPUs of one kind, with the catalogue's link between each pair."""
     if count < 1:
         raise SloBenchError(f"a topology needs at least one device but has {count}")
+    if count > _MOST_ALIKE:
+        raise SloBenchError(
+            f"a topology has at most {_MOST_ALIKE:,} devices of one kind, not {count:,}: it has a "
+            "link for each pair"
+        )
     peer = link(gpu.peer_link)
     devices = tuple(Machine(f"GPU{i}", gpu) for i in range(count))
     links = tuple(tuple(None if i == j else peer for j in range(count)) for i in range(count))

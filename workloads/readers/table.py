@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from ..csv_text import unguarded
 from ..errors import FileFormatError, SloBenchError
+from ..input_files import Bounded, check_input
 from ..parsing import parse_json
 from ..workload import MOST_S, Workload, too_late
 
@@ -32,15 +33,18 @@ def lines(path: Path) -> Iterator[str]:
 
     Raises:
         SloBenchError: there is no such file, or it cannot be read.
-        FileFormatError: the gzip stream is broken or a line is not UTF-8.
+        FileFormatError: the gzip stream is broken, a line is not UTF-8, or the text is larger than
+            the limit (`max_input_bytes`).
     """
     number = 0
+    check_input(path)
     try:
         with path.open("rb") as raw:
             packed = raw.read(2) == b"\x1f\x8b"
             raw.seek(0)
             stream = gzip.GzipFile(fileobj=raw) if packed else raw
-            with io.TextIOWrapper(stream, encoding="utf-8-sig", newline="") as text:
+            bounded = io.BufferedReader(Bounded(stream, path))
+            with io.TextIOWrapper(bounded, encoding="utf-8-sig", newline="") as text:
                 for line in text:
                     number += 1
                     yield line

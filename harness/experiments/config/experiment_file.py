@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from ....workloads.errors import FileFormatError, SloBenchError, UnknownNameError
+from ....workloads.input_files import check_input
 from ....workloads.parsing import parse_toml
 from .client_schema import ClientSchema
 from .server_schema import ServerSchema
@@ -31,6 +32,7 @@ def read_toml(path: Path) -> tuple[dict[str, object], str]:
     Raises:
         FileFormatError: it cannot be read or is not TOML.
     """
+    check_input(path)
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:

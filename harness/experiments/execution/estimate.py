@@ -51,12 +51,12 @@ def estimate(asked: ExperimentSchema) -> Estimate:
     """The size of an experiment, from its settings alone."""
     systems = sum(_configurations(asked, name) for name in asked.systems)
     levels = asked.rates or asked.replay_speeds or asked.load_factors
-    axes = math.prod(len(getattr(asked, name)) for name in asked.axes())  # with the levels
+    axes = math.prod(len(getattr(asked, name)) for name in asked.axes())
     seeds = asked.seeds or DEFAULT_SEEDS
     requests = [float(n) for n in asked.requests if n is not None]
     requests += [s * max(asked.rates or (1.0,)) for s in asked.duration_s if s is not None]
     instances = max(max(filter(None, (*asked.instances, *asked.gpus)), default=1), 1)
-    cells = systems * axes * seeds * (1 if levels else _LADDER_LEVELS)
+    cells = systems * axes * seeds * (len(levels) if levels else _LADDER_LEVELS)
     return Estimate(cells, max(requests, default=float(DEFAULT_REQUESTS)), instances)
 
 

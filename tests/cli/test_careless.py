@@ -1,0 +1,174 @@
+"""Absurd, contradictory and hostile input: exit code 2 and one line, before anything is made."""
+
+import gzip
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from slo_bench import Experiment
+from slo_bench.harness.experiments.execution.cells import workload_of
+from slo_bench.harness.experiments.execution.estimate import estimate
+from slo_bench.harness.results.run_folder import read_rows
+from slo_bench.workloads.errors import SloBenchError
+from slo_bench.workloads.input_files import SIZE_VARIABLE, check_input, parse_size
+from slo_bench.workloads.machine_memory import available_bytes, check_memory
+
+RUN = ["run", "-s", "vllm", "--seeds", "1", "--rates", "1", "--requests", "5", "--no-report"]
+HEADER = "arrival_s,prompt_tokens,output_tokens\n"
+
+
+@pytest.fixture
+def limit(monkeypatch):
+    """Sets the most bytes of an input file, as --max-input-size does, for one test."""
+    return lambda size: monkeypatch.setenv(SIZE_VARIABLE, size)
+
+
+def refused(slo_bench, *arguments):
+    code, out, err = slo_bench(*arguments)
+    assert (code, out) == (2, "")
+    assert "Traceback" not in err
+    assert err.splitlines()[-1].startswith("error: ")
+    return err
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--requests", 10**18], "of memory"),
+        (["--seeds", 10**9], "1,000,000,000 cells"),
+        (["--sessions", "sessions(turns=1000000000)"], "31 years"),
+        (["--rates", "1e-300"], "1e-300"),
+        (["--prompt-tokens", 10**20], "at most 2,147,483,648"),
+        (["--base-url", "http://127.0.0.1:1", "--backend", "simulated"], "only with openai"),
+        (["--base-url", "http://127.0.0.1:1", "--sweep", "tp=1,2"], "tp (--tp) has 2 values"),
+        (["--api", "chat"], "client.api (--api) has no effect with backend simulated"),
+        (["--server-arg=--x"], "server.args (--server-arg) has no effect"),
+    ],
+    ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else "",
+)
+def test_runs_that_cannot_be(slo_bench, more, message):
+    asked = list(RUN)
+    for option in ("--seeds", "--requests", "--rates", "-s"):
+        if option in more:
+            at = asked.index(option)
+            del asked[at : at + 2]
+    assert message in refused(slo_bench, *asked, *more)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["capacity", "--rates", "9,1"], "lowest and the highest"),
+        (["capacity", "--rates", "1,2,3"], "rates are 1, 2, 3"),
+        (["capacity", "-s", "vllm", "--slo", ""], "no SLO"),
+        (["capacity", "--resume", "--out", "none", "--rates", "1"], "nothing to resume in none"),
+        (["workload", "show", "sharegpt", "--requests", 10**12], "making 1,000,000,000,000"),
+        (["workload", "show", "/dev/zero"], "is a device"),
+        (["run", "/dev/zero"], "is a device"),
+        (["selftest", "--rates", "nan", "--no-search"], "--rates must be positive"),
+        (["selftest", "--seconds", "inf", "--no-search"], "--seconds must be positive"),
+        (["--max-input-size", "much", "list", "gpus"], "cannot read the size 'much'"),
+    ],
+    ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else "",
+)
+def test_other_commands(slo_bench, arguments, message):
+    assert message in refused(slo_bench, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("last", "message"),
+    [
+        ("1e15", r"1e+15 s after the first"),
+        ("1e300", "1e+300 s after the first"),
+        ("1700000000000000000", "nanoseconds?"),
+        ("-1", "from 0 on"),
+        ("nan", "from 0 on"),
+    ],
+)
+def test_times_of_a_trace(slo_bench, tmp_path, last, message):
+    (tmp_path / "t.csv").write_text(f"{HEADER}0,10,10\n{last},10,10\n")
+    for command in (["workload", "show", "t.csv"], ["run", "--workload", "t.csv", "-s", "vllm"]):
+        said = refused(slo_bench, *command)
+        assert message in said
+        assert "t.csv, line 3" in said
+
+
+def test_special_files_are_refused_before_they_are_opened(slo_bench, tmp_path):
+    (tmp_path / "model").mkdir()
+    for name in ("t.csv", "e.toml", "model/config.json"):
+        os.mkfifo(tmp_path / name)
+    for asked in (["--workload", "t.csv"], ["--model", "./model"], ["--profile", "t.csv"]):
+        assert "is a named pipe" in refused(slo_bench, *RUN, *asked)
+    assert "is a named pipe" in refused(slo_bench, "run", "e.toml")
+
+
+def test_a_packed_file_is_bounded_by_what_it_holds(slo_bench, tmp_path, limit):
+    limit("1M")
+    for name, content in {
+        "line.csv.gz": HEADER.encode() + b"0" * (1 << 24),
+        "array.json.gz": b"[" + b" " * (1 << 24),
+        "rows.csv.gz": HEADER.encode() + b"1,1,1\n" * (1 << 20),
+    }.items():
+        with gzip.open(tmp_path / name, "wb") as file:
+            file.write(content)
+        assert (tmp_path / name).stat().st_size < 1 << 18
+        said = refused(slo_bench, "workload", "show", name)
+        assert "more than 1 MiB of text" in said
+        assert "--max-input-size" in said
+
+
+def test_a_key_of_many_names_is_no_toml(slo_bench, tmp_path):
+    (tmp_path / "e.toml").write_text("a." * 50_000 + "a = 1\n")
+    assert "100 names joined by dots" in refused(slo_bench, "run", "e.toml")
+
+
+def test_truncated_requests_are_counted_and_have_their_new_lengths(slo_bench, tmp_path):
+    cut = [*RUN, "--num-gpu-blocks", "16", "--overlong-requests", "truncate", "--records", "csv"]
+    code, out, _ = slo_bench(*cut, "--out", "r")
+    assert code == 0
+    row = read_rows(tmp_path / "r" / "cells.csv")[0]
+    planned = Experiment.load(tmp_path / "r" / "experiment.toml").plan()
+    made = workload_of(planned.cells[0])
+    tokens = made.prompt_tokens + made.output_tokens
+    assert row["overlong_truncated"] == (tokens > 16 * 16).sum() > 0
+    assert f"{row['overlong_truncated']} of 5 requests (truncated)" in out
+    with gzip.open(next((tmp_path / "r" / "requests").iterdir()), "rt") as file:
+        names = file.readline().strip().split(",")
+        table = np.array([line.split(",") for line in file])
+    kept = sum(
+        table[:, names.index(name)].astype(int) for name in ("prompt_tokens", "output_tokens")
+    )
+    assert (kept == np.minimum(tokens, 16 * 16)).all()
+
+
+def test_names_of_thousands_of_characters_make_a_folder(slo_bench, tmp_path):
+    (tmp_path / "e.toml").write_text(f'name = "{"ä" * 5000}"\n')
+    assert slo_bench("run", "e.toml", *RUN[1:])[0] == 0
+    assert len(list((tmp_path / "runs").iterdir())) == 1
+
+
+def test_the_estimate_counts_what_is_planned():
+    asked = Experiment(
+        systems=["vllm", "sarathi"],
+        parameters={"sarathi": {"chunk_tokens": [256, 512], "max_num_seqs": [8, 16]}},
+        rates=[1, 2],
+        seeds=3,
+        requests=[10, 20],
+        instances=2,
+    )
+    size = estimate(asked)
+    assert size.cells == len(asked.plan().cells) == 60
+    assert (size.requests, size.instances) == (20, 2)
+    one = asked.model_copy(update={"combinations": "one-at-a-time"})
+    assert estimate(one).cells == len(one.plan().cells)
+
+
+def test_memory_and_sizes():
+    check_memory(available_bytes() / 2, "half")
+    with pytest.raises(SloBenchError, match=r"a lot needs about .* are available"):
+        check_memory(1e20, "a lot")
+    assert [parse_size(text) for text in ("7", "2k", "3MiB", "1GB")] == [7, 2048, 3 << 20, 1 << 30]
+    with pytest.raises(SloBenchError, match="device"):
+        check_input(Path("/dev/null"))

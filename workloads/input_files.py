@@ -1,0 +1,106 @@
+"""Input files: regular files of a bounded size, also after they are unpacked.
+
+A limit is set by `slo-bench --max-input-size`; by default it is a share of the memory that is
+available, because what is read is kept in memory.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+from pathlib import Path
+from typing import Protocol
+
+from .errors import FileFormatError, SloBenchError
+from .machine_memory import available_bytes, gib
+
+SIZE_VARIABLE = "SLO_BENCH_MAX_INPUT_SIZE"  # read by worker processes too
+OBJECTS, TABLE = 32, 8  # bytes in memory for a byte of text: rows of Python objects, columns
+_LEAST_BYTES = 64 << 20
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+_KINDS = (
+    (stat.S_ISFIFO, "a named pipe"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+    (stat.S_ISSOCK, "a socket"),
+)
+
+
+def check_input(path: Path, growth: int = OBJECTS) -> None:
+    """Check a file before it is opened; a path without a file, or with a folder, is accepted.
+
+    Raises:
+        SloBenchError: it is a device, named pipe or socket, or too large (`max_input_bytes`).
+    """
+    try:
+        found = path.stat()
+    except (OSError, ValueError):
+        return  # its reader says what is wrong
+    for is_one, name in _KINDS:
+        if is_one(found.st_mode):
+            raise SloBenchError(f"{path} is {name}; copy its content into a regular file")
+    if stat.S_ISREG(found.st_mode) and found.st_size > max_input_bytes(growth):
+        raise too_large(path, growth)
+
+
+def max_input_bytes(growth: int = OBJECTS) -> int:
+    """The most bytes of an input file, which takes `growth` times as much in memory."""
+    asked = os.environ.get(SIZE_VARIABLE)
+    return parse_size(asked) if asked else max(_LEAST_BYTES, available_bytes() // growth)
+
+
+def parse_size(text: str) -> int:
+    """Bytes of `300M`, `2GiB` or `1000000`.
+
+    Raises:
+        SloBenchError: it is no size.
+    """
+    word = text.strip().lower().removesuffix("b").removesuffix("i")
+    number, unit = (word[:-1], word[-1]) if word[-1:] in _UNITS and word[-1:] else (word, "")
+    if not number.isdecimal() or len(number) > 15 or int(number) == 0:
+        raise SloBenchError(f"cannot read the size {text!r}; write 300M or 2G")
+    return int(number) * _UNITS[unit]
+
+
+def too_large(path: Path, growth: int = OBJECTS) -> FileFormatError:
+    """Error for a file above the limit."""
+    return FileFormatError(
+        path,
+        None,
+        f"has more than {gib(max_input_bytes(growth))} of text, of which memory may not hold the "
+        "content; if it is meant so, allow more: slo-bench --max-input-size 8G …",
+    )
+
+
+class Readable(Protocol):
+    """A stream of bytes."""
+
+    def read(self, size: int, /) -> bytes:
+        """At most `size` bytes; none at the end."""
+        ...
+
+
+class Bounded(io.RawIOBase):
+    """Bytes of a stream, up to the limit.
+
+    Raises:
+        FileFormatError: on reading, the stream has more.
+    """
+
+    def __init__(self, stream: Readable, path: Path, growth: int = OBJECTS) -> None:
+        self._stream, self._path, self._growth = stream, path, growth
+        self._left_bytes = max_input_bytes(growth)
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        """Read into `buffer`; the number of bytes."""
+        data = self._stream.read(len(buffer))
+        self._left_bytes -= len(data)
+        if self._left_bytes < 0:
+            raise too_large(self._path, self._growth)
+        buffer[: len(data)] = data
+        return len(data)
