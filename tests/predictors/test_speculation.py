@@ -97,7 +97,9 @@ def test_a_server_needs_the_eagle_head():
 
 def test_other_servers_take_their_own_options():
     with pytest.raises(SloBenchError, match="no effect with backend sglang"):
-        ExperimentSchema(backend="sglang", systems="sglang", speculation="ngram:4", rates=1)
+        ExperimentSchema(
+            backend="sglang", systems="sglang", speculation="ngram:4", rates=1
+        ).check_effects()
 
 
 def test_files_start_at_the_experiments_folder(tmp_path):

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from ....predictors.dtypes import AUTO
-from ....workloads.errors import FileFormatError
+from ....workloads.errors import FileFormatError, SloBenchError
 from ....workloads.trust import check as check_trust
 from .client_schema import ClientSchema
 from .experiment_file import (
@@ -511,11 +511,16 @@ class ExperimentSchema(BaseModel):
                 raise ValueError(
                     f"{table} are set for {min(strangers)!r}, which is not among the systems"
                 )
-        self._check_effects()
         return self
 
-    def _check_effects(self) -> None:
-        """Raise ValueError for a setting that the backend would ignore."""
+    def check_effects(self) -> None:
+        """Reject settings that the backend would ignore.
+
+        Not part of what a file must keep: the backend may be named on the command line alone.
+
+        Raises:
+            SloBenchError: there is one.
+        """
         for path, one in declared(type(self)).items():
             table, _, name = path.rpartition(".")
             value = getattr(getattr(self, table) if table else self, name)
@@ -523,12 +528,12 @@ class ExperimentSchema(BaseModel):
                 continue
             called = path if not one.option else f"{path} ({one.option})"
             if one.backends and self.backend not in one.backends:
-                raise ValueError(
+                raise SloBenchError(
                     f"{called} has no effect with backend {self.backend}, only with "
                     f"{', '.join(one.backends)}: leave it out"
                 )
             if self.backend == "openai" and one.setting.describes and len(value) > 1:
-                raise ValueError(
+                raise SloBenchError(
                     f"{called} has {len(value)} values, but a server that runs already has one "
                     "deployment: give the one that it has"
                 )
