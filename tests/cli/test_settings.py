@@ -153,16 +153,17 @@ def test_specs_of_cells_have_the_defaults_of_the_schema():
 
 def test_set_takes_one_value_of_a_setting_a_table_or_a_parameter(slo_bench):
     words = ["run", "-s", "sarathi", "--rates", "2", "--seeds", "1", "-n", "10", "--no-report"]
-    more = ["--set", "chunk_tokens=256", "--set", "tp=2", "--set", "server.repetitions=2"]
+    more = ["--set", "chunk_tokens=256", "--set", "tp=2"]
     code, _, err = slo_bench(*words, *more, "--set", "slo=ttft=1,tpot=0.2", "-o", "o")
     assert code == 0, err
     kept = Experiment.load("o/experiment.toml")
     assert kept.parameters == {"sarathi": {"chunk_tokens": (256,)}}
-    assert (kept.tp, kept.server.repetitions, kept.slo) == ((2,), 2, ("ttft=1,tpot=0.2",))
+    assert (kept.tp, kept.slo) == ((2,), ("ttft=1,tpot=0.2",))
     for wrong, problem in (
         ("chunk=1", "did you mean chunk_tokens"),
         ("tp=1,2", "--set tp takes one value"),
         ("server.clok=cpu", "did you mean clock"),
+        ("server.repetitions=2", "server.repetitions (--repetitions) has no effect with backend"),
     ):
         code, _, err = slo_bench(*words, "--set", wrong)
         assert code == 2

@@ -116,7 +116,13 @@ cli.main()
 )
 def test_signals_keep_the_way_to_go_on(first, second, code):
     line = [sys.executable, "-c", STRUCK.format(first=first, second=second)]
-    ended = subprocess.run(line, capture_output=True, check=False, timeout=60)
+    ended = subprocess.run(
+        line,
+        capture_output=True,
+        check=False,
+        timeout=60,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     assert (ended.returncode, ended.stderr) == (code, b"go on so\n")
 
 

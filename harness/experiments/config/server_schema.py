@@ -51,6 +51,7 @@ class ServerSchema(BaseModel):
         "Measure every level N times. Tables show the first measurement; --validate reports "
         "the spread.",
         1,
+        backends=("openai", "vllm", "sglang", "torch"),
     )
     kvcached: bool = setting(
         SERVERS,

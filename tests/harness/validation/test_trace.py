@@ -248,7 +248,7 @@ def test_perfetto(run, tmp_path, place):
         ends = sorted(e["ts"] + e["dur"] for e in whole if (e["pid"], e["tid"]) == track)
         assert all(end <= begin + 0.01 for end, begin in zip(ends, own[1:], strict=False))
     with pytest.raises(SloBenchError, match="cannot write"):
-        write_events(cell.events(), tmp_path / "no" / "trace.json")
+        write_events(cell.events(), path / "no" / "trace.json")
 
 
 @pytest.mark.parametrize("records", ["csv", "parquet"])
