@@ -79,6 +79,12 @@ def capacity(
     from ..output.console import print_result, result_line
     from ..output.run import write_page
 
+    rates = given.settings.get("rates", ())
+    if len(rates) > 2 or list(rates) != sorted(rates):
+        raise SloBenchError(
+            "capacity takes the lowest and the highest rate to try (--rates 1,20), or one to "
+            f"begin at, but rates are {', '.join(f'{rate:g}' for rate in rates)}"
+        )
     experiment = experiment_of(given, execution.resumed)
     folder = execution.out or new_folder(f"capacity-{experiment.name}")
     where, jobs = execution.cluster, execution.jobs

@@ -358,6 +358,8 @@ def typed_for(command: str) -> str:
         return shlex.join(words)  # an experiment file says it all
     instead = {"--duration": "--requests", "--executor": "--jobs"}
     said = {*words, *(instead[word] for word in words if word in instead)}
+    if "--resume" in words:
+        said |= {"--requests", "--seeds"}  # the experiment is in the folder
     for setting in re.findall(r"--\S+(?: [^-]\S*)?", LEFT_OPEN.get(asked, "")):
         if setting.split()[0] not in said:
             words += setting.split()

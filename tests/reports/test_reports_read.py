@@ -44,7 +44,7 @@ def test_a_missing_folder_is_named(tmp_path):
         (",True,", ",yes,", "line 2.*|valid must be True or False.*line 2"),
         ("attainment,", "atainment,", "lacks the column attainment"),
         (",1.0,", ",fast,", "rate_rps must be a number but is 'fast'.*line 2"),
-        (",1.0,", ",-1,", "rate_rps must be a number of at least 0 but is '-1'.*line 2"),
+        (",1.0,", ",-1,", "rate_rps must be a finite number of at least 0 but is '-1'.*line 2"),
         ("\n000,", "\n../../000,", "cell must be a plain file stem.*line 2"),
     ],
 )

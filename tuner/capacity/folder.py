@@ -155,12 +155,6 @@ def _planned(experiment: Experiment) -> ExperimentPlan:
         )
     if len(experiment.requests) > 1:
         raise SloBenchError("capacity takes one value of requests, the least in a run")
-    rates = experiment.rates or ()
-    if len(rates) > 2 or list(rates) != sorted(rates):
-        raise SloBenchError(
-            f"capacity takes the lowest and the highest rate to try (--rates 1,20), or one to "
-            f"begin at, but rates are {', '.join(f'{rate:g}' for rate in rates)}"
-        )
     single = {"rates": (1.0,), "seeds": 1, **without_length(experiment)}
     if any("concurrency" in arrivals for arrivals in experiment.arrivals):
         raise SloBenchError(
