@@ -57,9 +57,10 @@ def test_a_closed_loop_cannot_be_written(tmp_path):
 
 def test_an_unwritable_folder_leaves_nothing(tmp_path):
     workload = load_source("alpaca").make(rate_rps=1, requests=5)
+    (tmp_path / "file").touch()
     with pytest.raises(SloBenchError, match="cannot write"):
-        write_csv(workload, tmp_path / "none" / "a.csv")
+        write_csv(workload, tmp_path / "file" / "a.csv")
     (tmp_path / "taken.csv").mkdir()
     with pytest.raises(SloBenchError, match="cannot write"):
         write_csv(workload, tmp_path / "taken.csv")
-    assert [p.name for p in tmp_path.iterdir()] == ["taken.csv"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "taken.csv"]
