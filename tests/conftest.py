@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from slo_bench.cli.main import main
 from slo_bench.harness.servers.launch.environments import RECIPES, Environment, environment
@@ -33,7 +33,10 @@ if worker := os.environ.get("PYTEST_XDIST_WORKER"):
 
 # No property is judged by how long an example takes. Everybody gets the same examples; new ones are
 # drawn by `pytest --hypothesis-profile=search`.
-settings.register_profile("same", deadline=None, derandomize=True)
+# A busy machine draws slowly.
+settings.register_profile(
+    "same", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.register_profile("search", deadline=None)
 settings.load_profile("same")
 
