@@ -57,7 +57,8 @@ class LazyCommands(MutableMapping[str, Any]):
         command = get_command(app)
         command.name = name
         if name in COMMANDS:
-            command.params.append(trust_option())
+            for one in getattr(command, "commands", {"": command}).values():
+                one.params.append(trust_option())
         return command
 
 

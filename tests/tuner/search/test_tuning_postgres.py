@@ -161,7 +161,7 @@ def test_one_of_two_processes_is_killed_and_nothing_is_lost_or_repeated(server, 
     assert 1 <= len(before) < len(alone.trials)
     _, said = other.communicate()
     assert other.returncode == 0, said
-    again = started("--resume", "--out", tmp_path / "killed", "--no-report")
+    again = started("--resume", "--out", tmp_path / "killed", "--no-report", "--trust-code")
     _, said = again.communicate()
     assert again.returncode == 0, said
 
