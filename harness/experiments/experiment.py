@@ -73,8 +73,10 @@ class Experiment(ExperimentSchema):
         """All cells, and the experiment with nothing left open; checked, not run.
 
         Raises:
-            SloBenchError: a name is unknown, a model does not fit, a file cannot be read.
+            SloBenchError: a name is unknown, a model does not fit, a file cannot be read, or a
+                setting has no effect with the backend.
         """
+        self.check_effects()
         return plan(self)
 
     def run(

@@ -148,6 +148,7 @@ def search_capacity(
 
 def _planned(experiment: Experiment) -> ExperimentPlan:
     """One cell for each configuration, at rate 1; the experiment's own rates and seeds are kept."""
+    experiment.check_effects()
     if experiment.replay_speeds is not None:
         raise SloBenchError(
             "capacity finds the rate itself: leave replay_speeds out; rates give the range to "

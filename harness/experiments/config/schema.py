@@ -513,10 +513,11 @@ class ExperimentSchema(BaseModel):
                 )
         return self
 
-    def check_effects(self) -> None:
-        """Reject settings that the backend would ignore.
+    def check_effects(self, tables: bool = True) -> None:
+        """Reject settings that the backend would ignore; in `tables`, too (client, server).
 
-        Not part of what a file must keep: the backend may be named on the command line alone.
+        Not part of what a file must keep: the backend may be named on the command line alone, and
+        `tune` measures on servers what it found in simulation.
 
         Raises:
             SloBenchError: there is one.
@@ -524,7 +525,7 @@ class ExperimentSchema(BaseModel):
         for path, one in declared(type(self)).items():
             table, _, name = path.rpartition(".")
             value = getattr(getattr(self, table) if table else self, name)
-            if one.is_default(value):
+            if one.is_default(value) or (table and not tables):
                 continue
             called = path if not one.option else f"{path} ({one.option})"
             if one.backends and self.backend not in one.backends:

@@ -147,7 +147,7 @@ def plan(asked: ExperimentSchema) -> ExperimentPlan:
 
 
 def _plan(asked: ExperimentSchema) -> ExperimentPlan:
-    asked.check_effects()
+    asked.check_effects(tables=False)
     estimate(asked).check()
     asked = asked.model_copy(update={"speculation": _speculations(asked)})
     axes = {name: getattr(asked, name) for name in asked.axes()}
