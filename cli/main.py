@@ -99,6 +99,7 @@ _OLD = {
 }
 
 
+_INTERRUPTED = 130  # what typer makes of Ctrl-C
 _FAULT = 70  # as in sysexits.h: distinct from 1, a check that failed
 _LEAST_MEMORY_BYTES = 350 << 20  # address space of a small simulation with the libraries it loads
 
@@ -122,9 +123,6 @@ def main() -> None:
         if struck():
             leave()
         sys.exit(_exit_code(error))
-
-
-_INTERRUPTED = 130  # what typer makes of Ctrl-C
 
 
 def _check_surroundings() -> None:

@@ -24,11 +24,21 @@ from slo_bench.harness.validation.accuracy.errors import ErrorSummary, Judged, s
 from slo_bench.harness.validation.accuracy.measurement import Measurement
 from slo_bench.harness.validation.accuracy.readers import read_folder
 from slo_bench.harness.validation.accuracy.shipped import SHIPPED, seen
-from slo_bench.predictors.bands import KINDS, METRICS, STEP_TIMES, coverage, residuals
+from slo_bench.predictors.bands import (
+    DENSE,
+    EXPERTS,
+    KINDS,
+    METRICS,
+    STEP_TIMES,
+    coverage,
+    model_kind,
+    residuals,
+)
 from slo_bench.predictors.specs import model
 from slo_bench.reports.pages.accuracy import regimes
 
 PAGE = Path(__file__).parents[1] / "docs" / "accuracy.md"
+_KIND_NAMES = {DENSE: "dense", EXPERTS: "mixtures of experts"}
 CLOSED, OPEN = ("tpot_mean", "ttft_mean"), ("e2e_p50", "e2e_p99", "ttft_p50", "tpot_p50")
 
 
@@ -82,7 +92,7 @@ def _beside(judged: list[Judged]) -> str:
     for row in judged:
         groups.setdefault((row.engine, row.gpu, row.model), []).append(row)
         if row.engine != "trtllm":
-            kind = "dense" if model(row.model).is_plain else "mixtures of experts"
+            kind = _KIND_NAMES[model_kind(model(row.model))]
             groups.setdefault(("vLLM and SGLang", "all", kind), []).append(row)
     lines = []
     for group, rows in sorted(groups.items()):

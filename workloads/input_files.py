@@ -6,9 +6,12 @@ available, because what is read is kept in memory.
 
 from __future__ import annotations
 
+import gzip
 import io
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -71,6 +74,19 @@ def too_large(path: Path, growth: int = OBJECTS) -> FileFormatError:
         f"has more than {gib(max_input_bytes(growth))} of text, of which memory may not hold the "
         "content; if it is meant so, allow more: slo-bench --max-input-size 8G …",
     )
+
+
+@contextmanager
+def open_bounded(path: Path, *, packed: bool, growth: int = OBJECTS) -> Iterator[io.BufferedReader]:
+    """Open a file to read its bytes up to the limit, unpacked where it is `packed` by gzip.
+
+    Raises:
+        OSError: it cannot be opened.
+        FileFormatError: on reading, it has more.
+    """
+    with path.open("rb") as raw:
+        stream = gzip.GzipFile(fileobj=raw) if packed else raw
+        yield io.BufferedReader(Bounded(stream, path, growth))
 
 
 class Readable(Protocol):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import os
 import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from .errors import SloBenchError
 
@@ -58,6 +59,20 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
         if unfinished is not None:
             unfinished.unlink(missing_ok=True)
         raise
+
+
+@contextlib.contextmanager
+def whole_file_packed(path: Path) -> Iterator[Any]:
+    """As `whole_file`; what is written to FILE.gz is packed by gzip.
+
+    The header has no name and no time, so the same content gives the same bytes.
+    """
+    with whole_file(path) as raw:
+        if path.suffix != ".gz":
+            yield raw
+            return
+        with gzip.GzipFile("", "wb", 6, raw, mtime=0) as packed:
+            yield packed
 
 
 def _mode(path: Path) -> int | None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
-import gzip
 import io
 from collections.abc import Iterable, Iterator
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +14,7 @@ from numpy.typing import NDArray
 from .csv_text import guarded
 from .errors import SloBenchError
 from .request import SLO_COLUMNS
-from .whole_file import whole_file
+from .whole_file import whole_file_packed
 from .workload import Workload
 
 
@@ -36,11 +33,7 @@ def write_csv(workload: Workload, path: Path) -> None:
             'with arrivals = "concurrency(…)" instead'
         )
     columns = _columns(workload)
-    with contextlib.ExitStack() as stack:
-        raw: Any = stack.enter_context(whole_file(path))
-        if path.suffix == ".gz":
-            # No name and no time in the gzip header: the same workload gives the same bytes.
-            raw = stack.enter_context(gzip.GzipFile("", "wb", 6, raw, mtime=0))
+    with whole_file_packed(path) as raw:
         text = io.TextIOWrapper(raw, encoding="utf-8", newline="")
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(columns)

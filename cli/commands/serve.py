@@ -222,8 +222,8 @@ def serve(
     log = log or Path("servers") / f"{wanted.label}.log"
 
     with contextlib.ExitStack() as stack:
-        alone = instances == 1 and not wanted.gateway and length_predictor is None
-        alone = alone and api_key is None
+        told_nothing = length_predictor is None and api_key is None
+        alone = instances == 1 and not wanted.gateway and told_nothing
         told = before(stack, length_predictor, wanted.values_field, say)
         servers = wanted.start(
             stack, log, instances=instances, port=port if alone else None, say=say

@@ -50,23 +50,22 @@ class PhaseCapacity:
 
     def prefill_instances(self, instances: int) -> int:
         """How many of `instances` (2 or more) prefill where the slower phase carries the most."""
-        return max(
-            range(1, instances),
-            key=lambda n: min(n * self.prefill_rps, (instances - n) * self.decode_rps),
-        )
+        alike = self.split(instances, self.tp, self.tp)
+        assert alike is not None
+        return alike.prefill_instances
 
     def split(self, instances: int, prefill_tp: int = 0, decode_tp: int = 0) -> PhaseSplit | None:
         """The split of the GPUs of `instances` at which the slower phase carries the most; splits
         with an SLO out of reach come last, and of equal ones that with this `tp` is first. A degree
         that is not 0 is kept. None: there is no such split.
         """
-        gpus, best, most = instances * self.tp, None, (0, 0.0)
+        gpus, best, most = instances * self.tp, None, (-1, 0.0)
         degrees = (self, *self.others)
         prefills = [one for one in degrees if prefill_tp in (0, one.tp)]
         decodes = [one for one in degrees if decode_tp in (0, one.tp)]
         for prefill, decode in product(prefills, decodes):
             within = prefill.in_slo[0] + decode.in_slo[1]
-            for n_prefill in range(1, gpus // prefill.tp + 1):
+            for n_prefill in range(1, (gpus - decode.tp) // prefill.tp + 1):
                 n_decode, rest = divmod(gpus - n_prefill * prefill.tp, decode.tp)
                 rps = min(n_prefill * prefill.prefill_rps, n_decode * decode.decode_rps)
                 if not rest and (within, rps) > (most[0], most[1] * (1 + _TIE)):

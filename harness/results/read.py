@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import io
 import json
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,7 +16,13 @@ import pandas as pd
 from ...workloads.checksums import unsealed
 from ...workloads.csv_text import unguarded
 from ...workloads.errors import FileFormatError, SloBenchError
-from ...workloads.input_files import TABLE, Bounded, check_input, max_input_bytes, too_large
+from ...workloads.input_files import (
+    TABLE,
+    check_input,
+    max_input_bytes,
+    open_bounded,
+    too_large,
+)
 from ...workloads.parsing import parse_json
 from ...workloads.request import SLO_COLUMNS
 from .run_folder import (
@@ -251,9 +255,8 @@ def read_table(
 def _text_of(path: Path) -> Iterator[IO[bytes]]:
     """Bytes of a CSV file, unpacked if it is gzip, up to the limit of input files."""
     check_input(path, TABLE)
-    with path.open("rb") as raw:
-        stream = gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw
-        yield io.BufferedReader(Bounded(stream, path, TABLE))
+    with open_bounded(path, packed=path.suffix == ".gz", growth=TABLE) as text:
+        yield text
 
 
 def _check_parquet(path: Path) -> None:

@@ -7,20 +7,18 @@ known.
 
 from __future__ import annotations
 
-import contextlib
-import gzip
 import heapq
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from ...workloads.errors import SloBenchError, UnknownNameError
-from ...workloads.whole_file import whole_file
+from ...workloads.whole_file import whole_file_packed
 from ...workloads.workload import Workload
 from ..core.records import Outcome, Result
 from ..engine.loop.traced import EngineTrace, InstanceLog, Place, Stop
@@ -196,11 +194,7 @@ def write_events(events: Iterable[Event], path: Path) -> Path:
     Raises:
         SloBenchError: the file cannot be written.
     """
-    with contextlib.ExitStack() as stack:
-        out: IO[bytes] | gzip.GzipFile = stack.enter_context(whole_file(path))
-        if path.suffix == ".gz":
-            # Without a file name and time of day the same cell gives the same bytes.
-            out = stack.enter_context(gzip.GzipFile("", "wb", 6, out, mtime=0))
+    with whole_file_packed(path) as out:
         out.write(b'{"displayTimeUnit":"ms","traceEvents":[')
         for place, event in enumerate(events):
             separator = ",\n" if place else "\n"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import gzip
 import io
 import json
 import math
@@ -25,7 +24,7 @@ from numpy.typing import NDArray
 
 from ...workloads.errors import FileFormatError, SloBenchError, UnknownNameError
 from ...workloads.file_cache import depends_on
-from ...workloads.input_files import Bounded
+from ...workloads.input_files import open_bounded
 from ...workloads.parsing import parse_toml
 from ...workloads.whole_file import write_whole
 from .calibration import Calibration
@@ -415,9 +414,8 @@ def read_csv(path: Path, wanted: Sequence[str]) -> dict[str, list[str]]:
         path = packed
     depends_on(path)
     try:
-        with path.open("rb") as raw:
-            stream = gzip.GzipFile(fileobj=raw) if path == packed else raw
-            text = io.BufferedReader(Bounded(stream, path)).read().decode("utf-8")
+        with open_bounded(path, packed=path == packed) as content:
+            text = content.read().decode("utf-8")
         reader = csv.reader(io.StringIO(text))
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         problem = f"cannot be read: {getattr(error, 'strerror', None) or error}"

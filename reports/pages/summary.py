@@ -198,24 +198,22 @@ def unfitted_pairs(cells: pd.DataFrame) -> str:
 
 def oversize_text(cells: pd.DataFrame) -> str:
     """`12 of 3,000 requests (overlong)`; empty where all fit."""
-    return _of_requests(cells, "overlong", "overlong")
+    return _counted(cells, "overlong", "requests (overlong)")
 
 
 def truncated_text(cells: pd.DataFrame) -> str:
     """`12 of 3,000 requests (truncated)`; empty where none was."""
-    return _of_requests(cells, "overlong_truncated", "truncated")
-
-
-def _of_requests(cells: pd.DataFrame, column: str, what: str) -> str:
-    count = int(cells[column].fillna(0).sum()) if column in cells else 0
-    return f"{count:,} of {int(cells['requests'].sum()):,} requests ({what})" if count else ""
+    return _counted(cells, "overlong_truncated", "requests (truncated)")
 
 
 def short_answers_text(cells: pd.DataFrame) -> str:
     """`12 of 3,000 answers have fewer tokens than requested`; empty where none has."""
-    count = int(cells["truncated_outputs"].fillna(0).sum()) if "truncated_outputs" in cells else 0
-    of = int(cells["requests"].sum())
-    return f"{count:,} of {of:,} answers have fewer tokens than requested" if count else ""
+    return _counted(cells, "truncated_outputs", "answers have fewer tokens than requested")
+
+
+def _counted(cells: pd.DataFrame, column: str, what: str) -> str:
+    count = int(cells[column].fillna(0).sum()) if column in cells else 0
+    return f"{count:,} of {int(cells['requests'].sum()):,} {what}" if count else ""
 
 
 def best_table(

@@ -11,6 +11,17 @@ from slo_bench.harness.core.records import Records
 from slo_bench.workloads.workload import Workload
 
 
+def one_prefix() -> Workload:
+    """A prompt of 640 tokens, and later the same twice at once."""
+    return Workload(
+        arrival_s=np.array([0.0, 5.0, 5.0]),
+        prompt_tokens=np.full(3, 640),
+        output_tokens=np.full(3, 2),
+        prefix_blocks=[tuple(range(40))] * 3,
+        prefix_block_size=16,
+    )
+
+
 @st.composite
 def workloads(draw: st.DrawFn) -> Workload:
     n = draw(st.integers(1, 60))

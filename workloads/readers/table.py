@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ..csv_text import unguarded
 from ..errors import FileFormatError, SloBenchError
-from ..input_files import Bounded, check_input
+from ..input_files import check_input, open_bounded
 from ..parsing import parse_json
 from ..workload import MOST_S, Workload, too_late
 
@@ -41,13 +41,13 @@ def lines(path: Path) -> Iterator[str]:
     try:
         with path.open("rb") as raw:
             packed = raw.read(2) == b"\x1f\x8b"
-            raw.seek(0)
-            stream = gzip.GzipFile(fileobj=raw) if packed else raw
-            bounded = io.BufferedReader(Bounded(stream, path))
-            with io.TextIOWrapper(bounded, encoding="utf-8-sig", newline="") as text:
-                for line in text:
-                    number += 1
-                    yield line
+        with (
+            open_bounded(path, packed=packed) as unpacked,
+            io.TextIOWrapper(unpacked, encoding="utf-8-sig", newline="") as text,
+        ):
+            for line in text:
+                number += 1
+                yield line
     except UnicodeDecodeError as error:
         # The decoder reads ahead of the lines, so only a lower bound is known.
         at = f"after line {number}" if number else "at its beginning"

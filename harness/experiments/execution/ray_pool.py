@@ -100,10 +100,9 @@ class OnRay:
         import ray
 
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        # A cluster of our own listens on loopback alone: whoever reaches it can run code.
-        own: dict[str, Any] = {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
-        if self.address is not None:
-            own = {}
+        own: dict[str, Any] = {}
+        if self.address is None:  # ours listens on loopback alone: whoever reaches it can run code
+            own = {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
         where = self.address or "local"
         _reach(where)
         try:

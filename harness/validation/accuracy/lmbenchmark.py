@@ -31,6 +31,7 @@ ANSWERS_TOKENS = (
 QUESTION_TOKENS = 15  # median of the later ones
 TEMPLATE_TOKENS = 5  # of Llama's chat template, behind a prompt
 WARM_UP_RPS = 2.0
+WARM_UP_TOKENS_PER_S = 20.0  # of the last answer before a level, assumed
 PAUSE_S = 10.0
 
 
@@ -44,7 +45,7 @@ def conversations(load: OpenLoop) -> OpenLoop:
     turns, answers = np.array(TURNS), np.array(ANSWERS_TOKENS)
     n = len(turns)
     warm_up_s = np.arange(n) / WARM_UP_RPS
-    begin_s = warm_up_s[-1] + answers[-1] / 20 + PAUSE_S  # the last answer, at 20 tokens/s
+    begin_s = warm_up_s[-1] + answers[-1] / WARM_UP_TOKENS_PER_S + PAUSE_S
     second = np.maximum(1, load.prompt_tokens[:n] - answers - QUESTION_TOKENS)
     prompt_tokens = np.concatenate([second, load.prompt_tokens])
     conversation = [np.flatnonzero(turns > turn) for turn in range(max(TURNS))]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from reference.workloads import one_prefix
 from slo_bench.harness.core.decisions import Limits
 from slo_bench.harness.core.layer_pipeline import pipeline_s
 from slo_bench.harness.engine.simulator.simulate import simulate
@@ -13,7 +14,6 @@ from slo_bench.harness.policies.systems import SYSTEMS
 from slo_bench.predictors.placement import Placement
 from slo_bench.predictors.specs import LinkSpec, gpu, model
 from slo_bench.predictors.step_time import step_time
-from slo_bench.workloads.workload import Workload
 
 PLACEMENT = Placement(model("llama-3.1-8b"), gpu("a100-80g"))
 STEP_TIME = step_time(PLACEMENT).model
@@ -66,13 +66,7 @@ def test_what_copies_add_to_an_iteration():
 
 def test_a_run_shows_the_first_layer_and_the_way_through_the_store():
     """The second prompt finds 624 of its 640 tokens in the store, on another instance."""
-    workload = Workload(
-        arrival_s=np.array([0.0, 5.0, 5.0]),
-        prompt_tokens=np.full(3, 640),
-        output_tokens=np.full(3, 2),
-        prefix_blocks=[tuple(range(40))] * 3,
-        prefix_block_size=16,
-    )
+    workload = one_prefix()
     of = SYSTEMS["banaserve"].with_parameters(
         prefill_instances=2, decode_instances=2, layer_moves=False, head_moves=False
     )

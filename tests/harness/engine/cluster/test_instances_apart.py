@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from reference.examples import examples
 from reference.plain import PlainInstance
+from reference.workloads import one_prefix
 from slo_bench import Experiment
 from slo_bench.harness.core.cluster_policy import Failure
 from slo_bench.harness.core.phase_capacity import PhaseCapacity, PhaseSplit, phase_capacity
@@ -393,13 +394,7 @@ def test_answers_are_found_where_the_next_prompt_is_computed(name, cached):
 
 def test_the_store_serves_every_prefill_instance():
     """Two prompts with one prefix go to two instances."""
-    workload = Workload(
-        arrival_s=np.array([0.0, 5.0, 5.0]),
-        prompt_tokens=np.full(3, 640),
-        output_tokens=np.full(3, 2),
-        prefix_blocks=[tuple(range(40))] * 3,
-        prefix_block_size=16,
-    )
+    workload = one_prefix()
     found = {}
     for name in ("distserve over a slow network", "banaserve, eager", "mooncake"):
         of = system(name, prefill_instances=2, decode_instances=2)
