@@ -28,7 +28,7 @@ from ..figures.levels import (
     origin,
     series_names,
 )
-from . import allowed, bands, capacity, mechanisms, published, recovered, summary, validation
+from . import allowed, bands, capacity, mechanisms, published, recovered, summary, validation, why
 from .answer import answer
 from .document import asset, page, write_page
 from .published_verdicts import RULES
@@ -74,6 +74,7 @@ def _document(runs: Sequence[RunResults]) -> str:
         notices=_notices(cells, rows, runs),
         answer=capacity.answer(searched, cells) or answer(cells, rows, names),
         summary=summary.best_table(cells, rows, details, names, badge),
+        why=why.shown(why.reasons(runs, cells)),
         names=abbreviated(cells),
         badge=badge,
         noun=facet_noun(cells),

@@ -25,7 +25,7 @@ from ...core.cluster_policy import (
     least_loaded,
     overrides,
 )
-from ...core.counters import Counters
+from ...core.counters import Counters, TimedCounters
 from ...core.decisions import ReleaseReason
 from ...core.instance import Instance, Links
 from ...core.state import Phase, Release, RequestState
@@ -63,7 +63,7 @@ class Cluster:
         self._embedders = [instance for instance in instances if instance.role == EMBEDS]
         self.now_s = 0.0
         self.state: Any = policy.new_state()
-        self.counters = Counters(policy.mechanisms())
+        self.counters: Counters = TimedCounters(policy.mechanisms(), lambda: self.now_s)
         self.links: Links = policy.links(instances)
         self._policy = policy
         self._arrivals = arrivals
@@ -76,6 +76,7 @@ class Cluster:
         # prefilled there, and sent nowhere yet
         self._prefilled: dict[RequestState, LazyInstance] = {}
         self._moving: dict[RequestState, object] = {}  # by transfer
+        self._away_s: dict[RequestState, float] = {}  # when they left an instance, with their KV
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._made = 0
         self._closed = self._is_apart = False
@@ -183,6 +184,7 @@ class Cluster:
         for r in lost:
             self._prefilled.pop(r, None)
             self._moving.pop(r, None)
+            self._away_s.pop(r, None)
             release = Release(r, ReleaseReason.FAIL, max(self.now_s, instance.engine.now_s))
             self.at(release.time_s, partial(self._given_back, release))
         self._route_prefilled()
@@ -336,6 +338,7 @@ class Cluster:
         if reason is ReleaseReason.HAND_OVER:
             if r in instance.movable.in_transfer and r.version == version:  # else it has failed
                 self._prefilled[r] = instance
+                self._away_s[r] = release.time_s
                 self._route_prefilled()
         elif reason is ReleaseReason.OFFLOAD:
             self._given_back(release)
@@ -414,6 +417,7 @@ class Cluster:
         copied_tokens: int = 0,
     ) -> None:
         transfer = self._moving[r] = object()
+        self._away_s.setdefault(r, begin_s)
         ends_s = self.links.ends_s(source, target, r.kv_tokens - copied_tokens, begin_s)
         self.at(ends_s, lambda: self._moved(r, source, target, transfer))
 
@@ -427,6 +431,7 @@ class Cluster:
             self._enters(r, target)
 
     def _leave(self, r: RequestState, source: LazyInstance) -> None:
+        r.transfer_s += self.now_s - self._away_s.pop(r)
         self._runner.bring(source)
         source.movable.free_transferred(r)
         self._runner.note(source.device_group)

@@ -254,14 +254,17 @@ def _shared_hardware(spec: CellSpec, workload: Workload, sharing: SharingPolicy)
 
 def _roles(result: Result) -> dict[str, Column]:
     """What the instance of each request is there for, where they differ."""
+    away_s = result.records.transfer_s
+    moved: dict[str, Column] = {"transfer_s": away_s} if away_s.any() else {}
     names = [engine.role for engine in result.instances]
     if not any(names):
-        return {}
+        return moved
     kinds = ["", *dict.fromkeys(names)]
     of_instance = np.array([*map(kinds.index, names), 0])  # the last: requests without an instance
     return {
         "role": Choice(of_instance[result.records.instance], kinds),
         "queued_s": result.records.queued_s,
+        **moved,
     }
 
 
