@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
+    from ...predictors.placement import Placement
     from ...workloads.workload import Workload
 
 Floats = NDArray[np.float64]
@@ -162,6 +163,7 @@ class Totals:
     kv_cache_usage_peak: float
     kv_cache_usage_mean: float
     gpu_busy_s: float = float("nan")  # seconds that GPUs computed, summed over them
+    gpu_paid_s: float = float("nan")  # summed over GPUs; NaN: all of them all the time
 
 
 @dataclass(frozen=True)
@@ -175,6 +177,7 @@ class InstanceTotals:
     decode_tokens: int = 0
     preemptions: int = 0
     prediction_error: float = float("nan")  # mean relative, of step times that are learned
+    placement: Placement | None = None
 
 
 @dataclass(frozen=True)

@@ -196,7 +196,9 @@ def cell_metrics(
     )
     all_tokens = totals.prefill_tokens + totals.decode_tokens
     computed = all_tokens - totals.padded_tokens
-    able_flops = hardware.peak_flops * hardware.gpus * totals.makespan_s
+    scales = totals.gpu_paid_s > 0 and totals.makespan_s > 0  # instances start and stop
+    gpus = totals.gpu_paid_s / totals.makespan_s if scales else hardware.gpus
+    able_flops = hardware.peak_flops * gpus * totals.makespan_s
     utilisation = NOT_A_NUMBER
     if able_flops > 0:
         utilisation = 2 * hardware.parameters * computed / able_flops
@@ -232,8 +234,8 @@ def cell_metrics(
         "throughput_rps": per_second(int(finished.sum()), window.makespan_s),
         "output_tokens_per_s": per_second(output_tokens, window.makespan_s),
         "mfu": utilisation,
-        "gpu_utilisation": totals.gpu_busy_s / (hardware.gpus * totals.makespan_s)
-        if hardware.gpus and totals.makespan_s > 0
+        "gpu_utilisation": totals.gpu_busy_s / (gpus * totals.makespan_s)
+        if gpus and totals.makespan_s > 0
         else NOT_A_NUMBER,
         "kv_cache_usage_mean": totals.kv_cache_usage_mean,
         "prefix_hit_rate": int(records.cached_tokens[began].sum()) / prompt_tokens
@@ -249,7 +251,7 @@ def cell_metrics(
         "stationary": _stationary(workload, records, judged, warmup_s),
         "cost_usd_per_hour": NOT_A_NUMBER
         if hardware.usd_per_gpu_hour is None
-        else hardware.usd_per_gpu_hour * hardware.gpus,
+        else hardware.usd_per_gpu_hour * gpus,
     }
     power_w = NOT_A_NUMBER
     if hardware.energy is not None:
@@ -268,6 +270,8 @@ def cell_metrics(
     }
     if warmup_s > 0:
         row["warmup_s"] = warmup_s
+    if scales:
+        row["gpu_paid_s"] = totals.gpu_paid_s
     row.update(_prediction_error(result))
     row.update(_by_kind(workload, records, counted, judged.met, window, objective))
     row.update(_by_class(workload, counted, judged.met))

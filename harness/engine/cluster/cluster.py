@@ -32,6 +32,7 @@ from ...core.state import Phase, Release, RequestState
 from ..loop.instance import EngineStuckError
 from .arrivals import INF, Arrivals
 from .instance import LazyInstance, own
+from .power import PaidTime
 from .recorder import Recorder
 from .scheduling import InstanceRunner
 
@@ -72,6 +73,8 @@ class Cluster:
         self._progress = progress
         self._runner = InstanceRunner(instances, self._collect)
         self._roles: dict[str, list[LazyInstance]] = {}
+        self._starting: set[LazyInstance] = set()
+        self.paid = PaidTime(instances)
         self._held: dict[RequestState, None] = {}
         # prefilled there, and sent nowhere yet
         self._prefilled: dict[RequestState, LazyInstance] = {}
@@ -154,11 +157,29 @@ class Cluster:
         self._runner.note(instance.device_group)
         self._route_prefilled()
 
-    def start(self, instance: LazyInstance) -> None:
-        """`instance` accepts requests from now on; those that are held are dispatched again."""
-        if instance.up:
+    def start(self, instance: Instance, startup_s: float = 0.0) -> None:
+        """`instance` accepts requests after `startup_s`, at once if it still serves some; requests
+        that are held are dispatched again.
+        """
+        instance = own(instance)
+        if instance.up or instance in self._starting:
             return
+        if instance.n_requests:
+            self.paid.goes_on(instance)
+            startup_s = 0.0
+        else:
+            self.paid.starts(instance, self.now_s)
+        if startup_s:
+            self._starting.add(instance)
+            self.at(self.now_s + startup_s, partial(self._serve, instance))
+        else:
+            self._serve(instance)
+
+    def _serve(self, instance: LazyInstance) -> None:
+        self._starting.discard(instance)
         instance.up = True
+        if instance.spare and instance.engine.now_s < self.now_s:
+            instance.engine.measures.idle(instance.engine.now_s, self.now_s)
         instance.engine.now_s = max(instance.engine.now_s, self.now_s)
         self._changed_up()
         for r in self.held:
@@ -166,9 +187,11 @@ class Cluster:
         self._route_prefilled()
         self._offer_capacity(instance)
 
-    def stop(self, instance: LazyInstance) -> None:
+    def stop(self, instance: Instance) -> None:
         """`instance` accepts no requests from now on, and serves those that it has."""
+        instance = own(instance)
         instance.up = False
+        self.paid.stops(instance, self.now_s)
         self._changed_up()
 
     def fail(self, instance: LazyInstance) -> None:
@@ -194,7 +217,7 @@ class Cluster:
     def expect(self, role: Role) -> None:
         """Instances of `role` that are not up yet start when it says."""
         for instance in self.instances:
-            if instance.role == role.name and not instance.up:
+            if instance.role == role.name and not (instance.up or role.spare):
                 self.at(role.start_s, partial(self.start, instance))
 
     def run(self, *, closed: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -216,7 +217,13 @@ def simulate(
                 handles, across, cluster.state, cluster.counters, totals.makespan_s
             ),
         ),
-        dataclasses.replace(totals, gpu_busy_s=sum(map(_gpu_busy_s, handles))),
+        dataclasses.replace(
+            totals,
+            gpu_busy_s=sum(map(_gpu_busy_s, handles)),
+            gpu_paid_s=cluster.paid.total_gpu_s(totals.makespan_s)
+            if any(role.spare for role in roles)
+            else math.nan,
+        ),
         tuple(engine.view.policy_state for engine in built),
         overlong=len(rejected),
         served=None if workload is given else workload,
@@ -297,6 +304,7 @@ def _by_instance(handles: Sequence[LazyInstance]) -> tuple[InstanceTotals, ...]:
             decode_tokens=before.decode_tokens + m.decode_tokens,
             preemptions=before.preemptions + m.preemptions,
             prediction_error=_prediction_error(engine),
+            placement=instance.placement,
         )
     return tuple(found.values())
 
