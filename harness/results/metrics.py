@@ -275,6 +275,7 @@ def cell_metrics(
     row.update(_prediction_error(result))
     row.update(_by_kind(workload, records, counted, judged.met, window, objective))
     row.update(_by_class(workload, counted, judged.met))
+    row.update(_waits_by_role(result, counted))
     row.update({COUNT + name: count for name, count in counts_of(result).items()})
     return row
 
@@ -356,6 +357,24 @@ def weighted_turnaround(records: Records, of: Mask) -> float:
     if not served.any():
         return NOT_A_NUMBER
     return float((turnaround_s[served] / processing_s[served]).mean())
+
+
+def _waits_by_role(result: Result, counted: Mask) -> dict[str, float]:
+    """Mean wait of the requests that instances of each role served, from the time when they had
+    come there until their first batch; {} where instances have no roles.
+    """
+    roles = np.array([one.role for one in result.instances] + [""])  # the last: no instance
+    if not roles.any():
+        return {}
+    records = result.records
+    wait_s = np.where(counted, records.first_scheduled_s - records.queued_s, np.nan)
+    of_role = roles[records.instance]
+    waits = {role: wait_s[of_role == role] for role in dict.fromkeys(roles[roles != ""])}
+    return {
+        f"wait_mean_s_{role}": float(np.nanmean(each))
+        for role, each in waits.items()
+        if np.isfinite(each).any()
+    }
 
 
 def _by_class(workload: Workload, counted: Mask, met: Mask) -> dict[str, float]:
