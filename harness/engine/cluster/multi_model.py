@@ -156,7 +156,13 @@ class SharedGpuCluster:
             assert pool.free >= model.weight_pages, "weights do not fit"
             pool.free -= model.weight_pages
         place = model.placement
-        kv_manager = PooledKVCacheManager(pools, place.block_bytes_per_gpu, place.block_size)
+        kv_manager = PooledKVCacheManager(
+            pools,
+            place.block_bytes_per_gpu,
+            place.block_size,
+            layers=place.model.layers if self._policy.pages_by_layer else 0,
+            fill=self._policy.page_fill,
+        )
         if quota_pages is not None:
             kv_manager.quota_blocks = kv_manager.blocks_in(quota_pages)
         model_instance = self._made_instance(
