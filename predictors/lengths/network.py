@@ -41,12 +41,13 @@ class LoadedBase:
 
 
 def load_base(
-    name: str, *, device: str = "cpu", bf16: bool = False, learns: bool = False
+    name: str, *, device: str = "cpu", bf16: bool = False, learns: bool = False, fetch: bool = False
 ) -> LoadedBase:
-    """A local folder, the package of the extra `encoder`, or a name on the hub (fetched where it is
-    not cached).
+    """A local folder, the package of the extra `encoder`, or a name on the hub.
 
     `learns`: it will be trained, so its attention is the one with the quicker backward pass.
+    `fetch`: the user named it, so that a model of the hub that is not cached is fetched; the hub is
+    not contacted for a name in a predictor's folder.
 
     Raises:
         SloBenchError: there is none, or it is no model of text that this can load.
@@ -62,10 +63,11 @@ def load_base(
     transformers.logging.disable_progress_bar()
     try:
         # A model's own code is never run, and nobody is asked to.
-        tokenizer = transformers.AutoTokenizer.from_pretrained(where, trust_remote_code=False)
+        safe = {"trust_remote_code": False, "local_files_only": not fetch}
+        tokenizer = transformers.AutoTokenizer.from_pretrained(where, **safe)
         model = transformers.AutoModel.from_pretrained(
             where,
-            trust_remote_code=False,
+            **safe,
             use_safetensors=True,  # never pickle
             dtype=torch.bfloat16 if bf16 else torch.float32,
             # SDPA's backward pass takes nearly half of a step on a CPU.
@@ -73,9 +75,10 @@ def load_base(
         )
     except Exception as error:  # what the three libraries raise has nothing else in common
         first = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+        way = "" if fetch or looks_local else f"; `hf download {name}` fetches it"
         raise SloBenchError(
             f"cannot load the base model {name!r}: {first}; give --base a folder with config.json, "
-            "weights and tokenizer, or a name on the hub"
+            f"weights and tokenizer, or a name on the hub{way}"
         ) from error
     if getattr(model, "pooler", None) is not None:
         model.pooler = None  # we take the mean of all tokens
