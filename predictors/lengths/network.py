@@ -52,22 +52,24 @@ def load_base(
     Raises:
         SloBenchError: there is none, or it is no model of text that this can load.
     """
+    import huggingface_hub
     import transformers
 
     local = packaged(name) or Path(name).expanduser()
     looks_local = local.is_absolute() or name.startswith(".") or local.exists()
     if looks_local and not (local / "config.json").is_file():
         raise SloBenchError(f"there is no model in {name}: it has no config.json")
-    where = str(local) if looks_local else name
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     try:
+        where = str(local) if looks_local else name
+        if not looks_local and not fetch:
+            where = huggingface_hub.snapshot_download(name, local_files_only=True)
         # A model's own code is never run, and nobody is asked to.
-        safe = {"trust_remote_code": False, "local_files_only": not fetch}
-        tokenizer = transformers.AutoTokenizer.from_pretrained(where, **safe)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(where, trust_remote_code=False)
         model = transformers.AutoModel.from_pretrained(
             where,
-            **safe,
+            trust_remote_code=False,
             use_safetensors=True,  # never pickle
             dtype=torch.bfloat16 if bf16 else torch.float32,
             # SDPA's backward pass takes nearly half of a step on a CPU.
