@@ -123,12 +123,17 @@ class LazyInstance:
         return f"{self.role or 'instance'} {self.number}"
 
     @property
+    def s_per_token(self) -> float:
+        """Compute time of a token of a prompt that keeps the GPUs' arithmetic busy."""
+        return self.step_time.step_s(0, 0, ((0, _FULL_TOKENS),)) / _FULL_TOKENS
+
+    @property
     def sizes(self) -> Sizes:
         """Constants that loads are computed from."""
         if self._sizes is None:
             place = self.placement
             self._sizes = Sizes(
-                self.step_time.step_s(0, 0, ((0, _FULL_TOKENS),)) / _FULL_TOKENS,
+                self.s_per_token,
                 place.weight_bytes_per_gpu,
                 place.block_bytes_per_gpu,
                 place.usable_bytes_per_gpu,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from .instance import LazyInstance
 
@@ -12,15 +12,15 @@ class PaidTime:
     after it was stopped.
     """
 
-    def __init__(self, instances: Iterable[LazyInstance]) -> None:
+    def __init__(self, instances: Sequence[LazyInstance]) -> None:
         self._since_s = {one: 0.0 for one in instances if not one.spare}
         self._stopped_s: dict[LazyInstance, float] = {}
-        self._closed_gpu_s = 0.0
+        self._closed_s = dict.fromkeys(instances, 0.0)
 
     def starts(self, instance: LazyInstance, now_s: float) -> None:
         """`instance` is paid for from now on; it serves no request of before."""
         if instance in self._stopped_s:
-            self._closed_gpu_s += self._gpu_s(instance, now_s)
+            self._closed_s[instance] += self._open_s(instance, now_s)
             del self._stopped_s[instance]
         self._since_s[instance] = now_s
 
@@ -34,10 +34,15 @@ class PaidTime:
 
     def total_gpu_s(self, end_s: float) -> float:
         """GPU seconds of all instances until `end_s`, the end of the run."""
-        return self._closed_gpu_s + sum(self._gpu_s(one, end_s) for one in self._since_s)
+        return sum(
+            (closed_s + self._open_s(one, end_s)) * one.placement.gpus
+            for one, closed_s in self._closed_s.items()
+        )
 
-    def _gpu_s(self, instance: LazyInstance, end_s: float) -> float:
+    def _open_s(self, instance: LazyInstance, end_s: float) -> float:
+        if instance not in self._since_s:
+            return 0.0
         if instance in self._stopped_s:
             # The clock of an instance without requests stands at the end of its last one.
             end_s = max(self._stopped_s[instance], instance.engine.now_s)
-        return max(0.0, end_s - self._since_s[instance]) * instance.placement.gpus
+        return max(0.0, end_s - self._since_s[instance])

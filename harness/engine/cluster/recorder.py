@@ -109,7 +109,7 @@ def state_rows(instance: LazyInstance) -> Iterator[TimeseriesRow]:
         worked_s, tokens = np.array([(0.0, 0), *engine.measures.worked], dtype=np.float64).T
         times_s, at = np.unique(worked_s, return_index=True)
         rate = np.diff(tokens[at]) / np.diff(times_s)
-        share = np.append(rate * instance.sizes.s_per_token, 0.0)
+        share = np.append(rate * instance.s_per_token, 0.0)
         yield from _changes("compute", instance.name, times_s, share)
 
 
