@@ -28,7 +28,17 @@ from ..figures.levels import (
     origin,
     series_names,
 )
-from . import allowed, bands, capacity, mechanisms, published, recovered, summary, validation
+from . import (
+    allowed,
+    bands,
+    capacity,
+    mechanisms,
+    published,
+    recovered,
+    summary,
+    validation,
+    winners,
+)
 from .answer import answer
 from .document import asset, page, write_page
 from .published_verdicts import RULES
@@ -89,6 +99,7 @@ def _document(runs: Sequence[RunResults]) -> str:
         scatters=scatters,
         allowed=allowed.table_of(runs),
         level_table=summary.level_table(cells, rows, names, badge),
+        best=winners.table(cells, names, badge),
         bands=bands.table(cells, names, badge),
         recovered=recovered.table(cells, badge),
         mechanisms=mechanisms.table(cells, rows, names, badge),
