@@ -270,7 +270,7 @@ def cell_metrics(
         row["warmup_s"] = warmup_s
     row.update(_prediction_error(result))
     row.update(_by_kind(workload, records, counted, judged.met, window, objective))
-    row.update(_by_class(workload, counted, judged.met))
+    row.update(_by_class(workload, records, counted, judged.met))
     row.update({COUNT + name: count for name, count in counts_of(result).items()})
     return row
 
@@ -354,8 +354,9 @@ def weighted_turnaround(records: Records, of: Mask) -> float:
     return float((turnaround_s[served] / processing_s[served]).mean())
 
 
-def _by_class(workload: Workload, counted: Mask, met: Mask) -> dict[str, float]:
-    """Attainment of every class with a request in the window, and largest less smallest.
+def _by_class(workload: Workload, records: Records, counted: Mask, met: Mask) -> dict[str, float]:
+    """Attainment, TTFT and TPOT of every class with a request in the window, and largest attainment
+    less smallest.
 
     Where there are no classes, of every model or adapter that requests name.
     """
@@ -365,9 +366,13 @@ def _by_class(workload: Workload, counted: Mask, met: Mask) -> dict[str, float]:
     if not 2 <= len(names) <= _MOST_NAMES:
         return {}
     shares: dict[str, float] = {}
+    latencies: dict[str, float] = {}
     for index, name in enumerate(names):
         members = counted & (of == index)
         if members.any():
-            shares[f"attainment_{name or 'none'}"] = float(met[members].mean())
+            called = name or "none"
+            shares[f"attainment_{called}"] = float(met[members].mean())
+            for metric, seconds in (("ttft", records.ttft_s), ("tpot", records.tpot_s)):
+                latencies[f"{metric}_p99_s_{called}"] = summarise(seconds[members]).p99_s
     spread = max(shares.values()) - min(shares.values())
-    return {**shares, "attainment_spread": spread}
+    return {**latencies, **shares, "attainment_spread": spread}

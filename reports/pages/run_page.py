@@ -324,7 +324,7 @@ def drawn(
         *(figures.latency_distribution(details, names, m) for m in figures.METRICS),
         *(missed if slo else []),
         *(figures.over_time(details, names, c) for c in figures.STATES),
-        *(_present(figures.classes(rows, names)) if slo else []),
+        *figures.all_classes(rows, names, slo=slo),
         *mechanism.figures(details, names),
     ]
     worth = [figures.efficiency(rows, names), *_present(cost)]

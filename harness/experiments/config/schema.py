@@ -325,11 +325,11 @@ class ExperimentSchema(BaseModel):
     kv_offload_gib: Axis[NotNegative] = setting(
         SERVES_MORE,
         "Host memory of an instance that keeps KV of prefixes beside the GPU's (vLLM's "
-        "--kv-offloading-size). 0: none.",
+        "--kv-offloading-size, SGLang's --hicache-size). 0: none.",
         (0.0,),
         unit="GiB",
         tunable=True,
-        backends=("simulated", "vllm"),
+        backends=("simulated", "vllm", "sglang"),
     )
     kv_disk_gib: Axis[NotNegative] = setting(
         SERVES_MORE,
