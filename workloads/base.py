@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .agents import Agents, Task, begun, graph_of
 from .arrivals import ArrivalProcess, Concurrency, Poisson, parse_arrivals
 from .call_parser import positive
 from .errors import SloBenchError
@@ -134,7 +137,7 @@ class DrawnSource(WorkloadSource):
 
     lengths: PairLengths
     continuations: Continuations | None = None
-    sessions: Sessions | None = None
+    sessions: Sessions | Agents | None = None
     texts: LengthDistribution | None = None
     priority: int = 0
 
@@ -281,6 +284,39 @@ class TraceSource(WorkloadSource):
             return np.arange(n)
         rounds = [rng.permutation(size) for _ in range(-(-n // size))]
         return np.concatenate(rounds)[:n]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskSource(WorkloadSource):
+    """Recorded tasks of agents, each of which begins by the arrival process, in a random order."""
+
+    tasks: Sequence[Task]
+    block_size: int
+
+    def at_times(self, arrival_s: Floats, streams: Streams) -> Workload:
+        chosen = list(islice(self._shuffled(streams), len(arrival_s)))
+        return graph_of(chosen, arrival_s, self.block_size)
+
+    def _drawn(
+        self, rate_rps: float, streams: Streams, requests: int | None, duration_s: float | None
+    ) -> Workload:
+        assert self.arrivals is not None
+        return begun(
+            self._shuffled(streams),
+            sum(map(len, self.tasks)) / len(self.tasks),
+            self.block_size,
+            self.arrivals,
+            streams,
+            rate_rps=rate_rps,
+            requests=requests,
+            duration_s=duration_s,
+        )
+
+    def _shuffled(self, streams: Streams) -> Iterator[Task]:
+        """The tasks in a random order, again in another one when they run out."""
+        rng = streams.rng("lengths")
+        while True:
+            yield from (self.tasks[at] for at in rng.permutation(len(self.tasks)))
 
 
 @dataclass(frozen=True)

@@ -271,6 +271,7 @@ def cell_metrics(
     row.update(_prediction_error(result))
     row.update(_by_kind(workload, records, counted, judged.met, window, objective))
     row.update(_by_class(workload, records, counted, judged.met))
+    row.update(_by_session(workload, records, counted))
     row.update({COUNT + name: count for name, count in counts_of(result).items()})
     return row
 
@@ -376,3 +377,19 @@ def _by_class(workload: Workload, records: Records, counted: Mask, met: Mask) ->
                 latencies[f"{metric}_p99_s_{called}"] = summarise(seconds[members]).p99_s
     spread = max(shares.values()) - min(shares.values())
     return {**latencies, **shares, "attainment_spread": spread}
+
+
+def _by_session(workload: Workload, records: Records, counted: Mask) -> dict[str, float]:
+    """Time from a session's first arrival to its last answer, over sessions of which every request
+    is counted and finished; nothing where no request follows another.
+    """
+    if not (workload.follows >= 0).any():
+        return {}
+    done = counted & (records.outcome == Outcome.FINISHED)
+    sessions, index = np.unique(workload.session, return_inverse=True)
+    whole = (sessions >= 0) & (np.bincount(index, weights=~done, minlength=len(sessions)) == 0)
+    first_s, last_s = np.full(len(sessions), np.inf), np.full(len(sessions), -np.inf)
+    np.minimum.at(first_s, index[done], records.arrival_s[done])
+    np.maximum.at(last_s, index[done], records.finish_s[done])
+    of = summarise(np.where(whole, last_s - first_s, np.nan))
+    return {"session_p50_s": of.p50_s, "session_p99_s": of.p99_s}
