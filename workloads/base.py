@@ -377,11 +377,16 @@ class MixedSource(WorkloadSource):
             columns[name] = np.empty(len(arrival_s), dtype=getattr(parts[0][1], name).dtype)
             for rows, part in parts:
                 columns[name][rows] = getattr(part, name)
-        texts: list[str | None] | None = None
-        if any(part.texts is not None for _, part in parts):
-            texts = [None] * len(arrival_s)
-            for rows, part in parts:
-                for row, text in zip(rows, part.texts or (), strict=False):
-                    texts[row] = text
+        for name in ("texts", "bodies"):
+            columns[name] = _of_parts(name, parts, len(arrival_s))
         names = tuple(m.class_name for m in self.members)
-        return Workload(arrival_s, **columns, class_index=which, class_names=names, texts=texts)
+        return Workload(arrival_s, **columns, class_index=which, class_names=names)
+
+
+def _of_parts(name: str, parts: Sequence[tuple[Ints, Workload]], n: int) -> list[Any] | None:
+    """A column of objects whose rows stand in several workloads; None where none has it."""
+    found: list[Any] = [None] * n
+    for rows, part in parts:
+        for row, value in zip(rows, getattr(part, name) or (), strict=False):
+            found[row] = value
+    return found if any(value is not None for value in found) else None

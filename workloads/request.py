@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 NEVER_S = math.inf
 SLO_COLUMNS = {
@@ -77,5 +79,6 @@ class Request:
     joins: tuple[int, ...] = ()
     think_s: float = 0.0
     text: str | None = None
+    body: Mapping[str, Any] | None = None  # fields of its own; see `request_bodies`
     request_type: RequestType = RequestType.GENERATE
     num_inputs: int = 1

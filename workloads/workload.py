@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,9 +39,9 @@ def too_late(arrival_s: float) -> str:
 class Workload:
     """Requests in order of arrival. All columns have length n; id = row.
 
-    A column given with length 1 is stretched to n. `prefix_blocks`, `texts`, `joins` are None where
-    no request has any. `concurrency` closes the loop: that many requests are in flight, the next
-    arrives when one ends, and `arrival_s` is not used.
+    A column given with length 1 is stretched to n. `prefix_blocks`, `texts`, `bodies`, `joins` are
+    None where no request has any. `concurrency` closes the loop: that many requests are in flight,
+    the next arrives when one ends, and `arrival_s` is not used.
 
     Raises:
         SloBenchError: a column has another length, a count is below one, a time is negative or not
@@ -70,6 +70,7 @@ class Workload:
     prefix_blocks: Sequence[tuple[int, ...]] | None = None
     prefix_block_size: int = 16
     texts: Sequence[str | None] | None = None
+    bodies: Sequence[Mapping[str, Any] | None] | None = None  # fields of single requests
     concurrency: int | None = None
     name: str = "workload"
 
@@ -142,6 +143,7 @@ class Workload:
             joins=() if self.joins is None else self.joins[row],
             think_s=float(self.think_s[row]),
             text=None if self.texts is None else self.texts[row],
+            body=None if self.bodies is None else self.bodies[row],
             request_type=RequestType(int(self.request_type[row])),
             num_inputs=int(self.num_inputs[row]),
         )
@@ -198,4 +200,6 @@ def take(workload: Workload, rows: Ints, arrival_s: Floats) -> Workload:
         columns["prefix_blocks"] = [blocks[row] for row in rows]
     if workload.texts is not None:
         columns["texts"] = [workload.texts[row] for row in rows]
+    if workload.bodies is not None:
+        columns["bodies"] = [workload.bodies[row] for row in rows]
     return dataclasses.replace(workload, **columns)

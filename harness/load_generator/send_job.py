@@ -135,7 +135,10 @@ class SendJob:
 
         Options have names of environment variables, never what they hold.
         """
-        fields = {**vars(self), "workload": dataclasses.replace(self.workload, texts=None)}
+        fields = {
+            **vars(self),
+            "workload": dataclasses.replace(self.workload, texts=None, bodies=None),
+        }
         del fields["bodies"]
         return {_JOB: pickle.dumps(fields)}
 

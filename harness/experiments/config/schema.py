@@ -158,8 +158,8 @@ class ExperimentSchema(BaseModel):
     )
     sessions: Axis[str | None] = setting(
         ARRIVES_MORE,
-        "Multi-turn conversations, as in sessions(turns=4, think_s=1), or tasks with sub-agents, as "
-        "in agents(steps=8, spawn=0.2).",
+        "Multi-turn conversations, as in sessions(turns=4, think_s=1), or tasks with sub-agents, "
+        "as in agents(steps=8, spawn=0.2).",
         metavar="sessions(…)|agents(…)",
     )
     models: Axis[str | None] = setting(
