@@ -21,7 +21,7 @@ E2E = Measure("mean E2E", LATENCY.column, seconds_text, False)
 MEASURES = (IN_SLO, E2E, TTFT, TPOT)
 _MOST_NAMED = 3  # series that are level; more are counted
 NOTE = (
-    "Best by the mean over seeds, and all that are level with it: the 95 % interval over seeds of "
+    "Best by the mean over seeds, and all that are level with it (≈): the 95 % interval over seeds of "
     "the difference holds 0. *: not stationary, so that the figure depends on the run's length."
 )
 
@@ -37,13 +37,13 @@ class Best:
     drifting: bool  # a cell of the best is not stationary
 
     def text(self, measure: Measure) -> str:
-        """`tp8, tp4 (1.2 s; next 1.4 s)`."""
+        """`tp8 ≈ tp4 (1.2 s; next 1.4 s)`."""
         if len(self.series) == self.of > 1:
             named = "all"
         elif len(self.series) > _MOST_NAMED:
             named = f"{len(self.series)} of {self.of}"
         else:
-            named = ", ".join(self.series)
+            named = " ≈ ".join(self.series)
         after = "" if self.next_value is None else f"; next {measure.text(self.next_value)}"
         return f"{named} ({measure.text(self.value)}{'*' * self.drifting}{after})"
 

@@ -43,7 +43,7 @@ def test_best_by_facet_and_rate_with_those_level():
     assert found["short"][1.0].text(TPOT) == "a (11 ms; next 21 ms)"
     assert found["short"][2.0].series == ("a",)
     assert found["long"][1.0].series == ("a", "b")
-    assert found["long"][1.0].text(TPOT) == "a, b (11 ms; next 16 ms)"
+    assert found["long"][1.0].text(TPOT) == "a ≈ b (11 ms; next 16 ms)"
     assert found["long"][2.0].text(TPOT) == "c (500 ms)"
 
 

@@ -137,6 +137,7 @@ class ExperimentPlan:
             name = f"{spec.model} on {spec.gpu} tp{spec.tp}"
             for axis, size in (("pp", spec.pp), ("dp", spec.dp), ("ep", spec.ep)):
                 name += f" {axis}{size}" if size > 1 else ""
+            name += f" {spec.speculation}" if spec.speculation else ""
             timed = placed(spec).step_time
             found[name] = {"fitted": timed.fitted, "provenance": timed.provenance}
         return found
