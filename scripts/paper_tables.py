@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tables of results on docs/papers/*.md, from runs of the suites.
+"""Tables of results on docs/papers/*.md and docs/measurements/*.md, from runs of the suites.
 
 Usage: scripts/paper_tables.py [--pages-only] [--suite NAME]... [--jobs N]
 
@@ -11,6 +11,7 @@ its blocks, `--pages-only` runs none. A block of a page stands between two comme
     <!-- published: suite = "ascendra" -->
     <!-- table: suite = "ascendra", rows = ["system"], columns = "rate_rps", value = "attainment",
          scale = 100, where = { model = "mistral-7b" } -->
+    <!-- map: suite = "parallelism-map", value = "tpot_p99_s" -->
     <!-- fitted: paper = "prism" -->
     <!-- output: name = "step-times-ascendra", command = ["sensitivity", "--rate", "10", …] -->
     …
@@ -18,7 +19,8 @@ its blocks, `--pages-only` runs none. A block of a page stands between two comme
 
 `published` is the suite's table of published results with its verdicts. `table` shows the mean over
 seeds of a column for each value of the axes `rows` (parameters of a system as `system.parameter`)
-and `columns`. `fitted` lists what was fitted to a paper. `output` is what a command prints, kept in
+and `columns`. `map` names the best series by workload (facet) and rate, with those level with it.
+`fitted` lists what was fitted to a paper. `output` is what a command prints, kept in
 docs/papers/results/NAME; `--suite NAME` runs it again.
 """
 
@@ -45,7 +47,9 @@ import pandas as pd
 
 from slo_bench.harness.results.read import NUMBER_COLUMNS, TEXT_COLUMNS, read_run
 from slo_bench.predictors.fitted_to_papers import fitted_to
+from slo_bench.reports.figures.facets import abbreviated
 from slo_bench.reports.figures.levels import combine, levels
+from slo_bench.reports.pages import winners
 from slo_bench.reports.pages.published import JudgedTable, tables_of
 from slo_bench.reports.pages.published_table import Pins, load_published
 from slo_bench.reports.pages.published_verdicts import chosen_cells
@@ -54,8 +58,9 @@ from slo_bench.workloads.errors import SloBenchError
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "docs" / "papers"
 RESULTS = PAGES / "results"
+FOLDERS = (PAGES, ROOT / "docs" / "measurements")
 _BLOCK = re.compile(
-    r"(<!-- (published|table|fitted|output): (.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL
+    r"(<!-- (published|table|map|fitted|output): (.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL
 )
 _ALWAYS = {*TEXT_COLUMNS, *NUMBER_COLUMNS, "requests", "valid", "stationary", "load_factor"}
 
@@ -85,6 +90,11 @@ def block_fields(text: str) -> dict[str, Any]:
         raise SloBenchError(f"block {text!r} is not TOML: {error}") from error
 
 
+def all_pages() -> list[Path]:
+    """The pages that may have blocks."""
+    return [page for folder in FOLDERS for page in sorted(folder.glob("*.md"))]
+
+
 def source_of(fields: Mapping[str, Any]) -> str | None:
     """The folder of the results that a block shows, or None if it shows none."""
     found = fields.get("suite", fields.get("name"))
@@ -103,7 +113,7 @@ def shown_suites(text: str) -> Iterator[tuple[str, set[str]]]:
     """The suites of a page's blocks, each with the columns that the block needs."""
     for _, kind, given, _, _ in _BLOCK.findall(text):
         fields = block_fields(given)
-        if kind == "table":
+        if kind in ("table", "map"):
             yield fields["suite"], {fields["value"]}
         elif kind == "published":
             rows = load_published(_published(fields["suite"])).rows
@@ -222,6 +232,7 @@ def written(text: str, results: Path = RESULTS, suites: Sequence[str] | None = N
     makers: Mapping[str, Callable[[Mapping[str, Any], Path], str]] = {
         "published": _published_block,
         "table": _table_block,
+        "map": _map_block,
         "fitted": _fitted_block,
         "output": _output_block,
     }
@@ -298,6 +309,20 @@ def _table_block(fields: Mapping[str, Any], results: Path) -> str:
     return "\n".join([*lines, "", f"Mean over seeds.{note} {_source(results / asked.suite)}"])
 
 
+def _map_block(fields: Mapping[str, Any], results: Path) -> str:
+    _, cells = _results(results / fields["suite"])
+    (measure,) = (m for m in winners.MEASURES if m.column == fields["value"])
+    rates = sorted(set(cells["level_rps"]))
+    lines = ["| " + " | ".join([measure.head, *(f"{rate:g} req/s" for rate in rates)]) + " |"]
+    lines.append("|---" * (len(rates) + 1) + "|")
+    for facet, at in winners.best_map(cells, measure).items():
+        texts = (at[rate].text(measure) if rate in at else "–" for rate in rates)
+        lines.append("| " + " | ".join([facet, *texts]) + " |")
+    names = [f"{short}: `{text}`." for short, text in abbreviated(cells).items()]
+    said = [winners.NOTE, _source(results / fields["suite"]), *names]
+    return "\n".join([*lines, "", " ".join(said)])
+
+
 def _row_name(columns: Sequence[str], key: tuple[object, ...]) -> str:
     """`sarathi, chunk_tokens 2048`: values; numbers and those of parameters with their names."""
     parts = []
@@ -345,7 +370,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--suite", action="append", help="run this suite or command only")
     parser.add_argument("--jobs", type=int, default=1, help="processes (default 1)")
     asked = parser.parse_args(arguments)
-    pages = sorted(PAGES.glob("*.md"))
+    pages = all_pages()
     try:
         columns: dict[str, set[str]] = {}
         commands: dict[str, list[str]] = {}

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .agents import Agents, Task, begun, graph_of
 from .arrivals import ArrivalProcess, Concurrency, Poisson, parse_arrivals
 from .call_parser import positive
 from .errors import SloBenchError
@@ -134,7 +137,7 @@ class DrawnSource(WorkloadSource):
 
     lengths: PairLengths
     continuations: Continuations | None = None
-    sessions: Sessions | None = None
+    sessions: Sessions | Agents | None = None
     texts: LengthDistribution | None = None
     priority: int = 0
 
@@ -283,6 +286,39 @@ class TraceSource(WorkloadSource):
         return np.concatenate(rounds)[:n]
 
 
+@dataclass(frozen=True, kw_only=True)
+class TaskSource(WorkloadSource):
+    """Recorded tasks of agents, each of which begins by the arrival process, in a random order."""
+
+    tasks: Sequence[Task]
+    block_size: int
+
+    def at_times(self, arrival_s: Floats, streams: Streams) -> Workload:
+        chosen = list(islice(self._shuffled(streams), len(arrival_s)))
+        return graph_of(chosen, arrival_s, self.block_size)
+
+    def _drawn(
+        self, rate_rps: float, streams: Streams, requests: int | None, duration_s: float | None
+    ) -> Workload:
+        assert self.arrivals is not None
+        return begun(
+            self._shuffled(streams),
+            sum(map(len, self.tasks)) / len(self.tasks),
+            self.block_size,
+            self.arrivals,
+            streams,
+            rate_rps=rate_rps,
+            requests=requests,
+            duration_s=duration_s,
+        )
+
+    def _shuffled(self, streams: Streams) -> Iterator[Task]:
+        """The tasks in a random order, again in another one when they run out."""
+        rng = streams.rng("lengths")
+        while True:
+            yield from (self.tasks[at] for at in rng.permutation(len(self.tasks)))
+
+
 @dataclass(frozen=True)
 class Member:
     """One class of requests in a mix."""
@@ -341,11 +377,16 @@ class MixedSource(WorkloadSource):
             columns[name] = np.empty(len(arrival_s), dtype=getattr(parts[0][1], name).dtype)
             for rows, part in parts:
                 columns[name][rows] = getattr(part, name)
-        texts: list[str | None] | None = None
-        if any(part.texts is not None for _, part in parts):
-            texts = [None] * len(arrival_s)
-            for rows, part in parts:
-                for row, text in zip(rows, part.texts or (), strict=False):
-                    texts[row] = text
+        for name in ("texts", "bodies"):
+            columns[name] = _of_parts(name, parts, len(arrival_s))
         names = tuple(m.class_name for m in self.members)
-        return Workload(arrival_s, **columns, class_index=which, class_names=names, texts=texts)
+        return Workload(arrival_s, **columns, class_index=which, class_names=names)
+
+
+def _of_parts(name: str, parts: Sequence[tuple[Ints, Workload]], n: int) -> list[Any] | None:
+    """A column of objects whose rows stand in several workloads; None where none has it."""
+    found: list[Any] = [None] * n
+    for rows, part in parts:
+        for row, value in zip(rows, getattr(part, name) or (), strict=False):
+            found[row] = value
+    return found if any(value is not None for value in found) else None

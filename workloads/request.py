@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 NEVER_S = math.inf
 SLO_COLUMNS = {
@@ -56,7 +58,9 @@ class Request:
     identifies its block and all blocks before it. They cover the prompt and, where known, may go on
     over the output (so that the next turn of a conversation finds it cached). `follows` is the
     index of the request whose answer this one waits for; it arrives `think_s` after that answer
-    ends, and `arrival_s` is then only the earliest moment it could. An embedding request has
+    ends, and `arrival_s` is then only the earliest moment it could. `joins` are further requests
+    that it waits for, as an agent does for its sub-agents: it arrives `think_s` after the last of
+    all these answers. An embedding request has
     `num_inputs` texts of equal length; `prompt_tokens` is their sum, and nothing is generated.
     """
 
@@ -72,7 +76,9 @@ class Request:
     session: int | None = None
     prefix_blocks: tuple[int, ...] = ()
     follows: int | None = None
+    joins: tuple[int, ...] = ()
     think_s: float = 0.0
     text: str | None = None
+    body: Mapping[str, Any] | None = None  # fields of its own; see `request_bodies`
     request_type: RequestType = RequestType.GENERATE
     num_inputs: int = 1

@@ -10,13 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import catalogue
+from .agents import Agents, parse_agents
 from .arrivals import ArrivalProcess, parse_arrivals
-from .base import DrawnSource, Member, MixedSource, TraceSource, WorkloadSource
+from .base import DrawnSource, Member, MixedSource, TaskSource, TraceSource, WorkloadSource
 from .call_parser import Call, build, parse_call, positive
 from .errors import SloBenchError, UnknownNameError
 from .lengths import Fixed, LengthDistribution, MixtureComponent, PairLengths, pair, parse_lengths
 from .models import Models, MultiModelArrivals, parse_models
-from .sessions import parse_sessions
+from .readers.agents import TASK_FORMATS, read_tasks, task_format
+from .sessions import Sessions, parse_sessions
 
 
 def load_source(
@@ -67,7 +69,7 @@ def load_source(
         if prompt_tokens or output_tokens or sessions or format:
             raise SloBenchError(f"{text} says its own lengths, and has no sessions and no format")
         return inline_source(parse_call(text), process, choice)
-    talks = None if sessions is None else parse_sessions(sessions)
+    talks = None if sessions is None else _talks(sessions)
     prompt = None if prompt_tokens is None else parse_lengths(prompt_tokens)
     output = None if output_tokens is None else parse_lengths(output_tokens)
     if text == "synthetic":
@@ -90,6 +92,8 @@ def load_source(
                 f"{text} has its own lengths; prompt_tokens, output_tokens and "
                 "sessions are for catalogue workloads"
             )
+        if (format or task_format(Path(text))) in TASK_FORMATS:
+            return _recorded_tasks(text, format, process, choice)
         return TraceSource.of_file(text, format, arrivals, choice, redraw_arrivals=redraw_arrivals)
     entry = catalogue.find(text)
     lengths = entry.lengths
@@ -109,6 +113,27 @@ def load_source(
         continuations=entry.prefix if talks is None else None,
         sessions=talks,
         models=choice,
+    )
+
+
+def _talks(text: str) -> Sessions | Agents:
+    called = text.partition("(")[0].strip()
+    return parse_agents(text) if called == "agents" else parse_sessions(text)
+
+
+def _recorded_tasks(
+    text: str, format_name: str | None, arrivals: ArrivalProcess, models: Models | None
+) -> TaskSource:
+    """Tasks of a file, which begin by the arrival process; their own starts are not used."""
+    found = read_tasks(Path(text), format_name)
+    return TaskSource(
+        name=Path(text).name,
+        arrivals=arrivals,
+        origin=f"file {Path(text).name}",
+        notes=found.notes,
+        models=models,
+        tasks=found.tasks,
+        block_size=found.block_size,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,9 +39,9 @@ def too_late(arrival_s: float) -> str:
 class Workload:
     """Requests in order of arrival. All columns have length n; id = row.
 
-    A column given with length 1 is stretched to n. `prefix_blocks`, `texts` are None where no
-    request has any. `concurrency` closes the loop: that many requests are in flight, the next
-    arrives when one ends, and `arrival_s` is not used.
+    A column given with length 1 is stretched to n. `prefix_blocks`, `texts`, `bodies`, `joins` are
+    None where no request has any. `concurrency` closes the loop: that many requests are in flight,
+    the next arrives when one ends, and `arrival_s` is not used.
 
     Raises:
         SloBenchError: a column has another length, a count is below one, a time is negative or not
@@ -63,12 +63,14 @@ class Workload:
     priority: Ints = field(default_factory=lambda: _ints(0))
     session: Ints = field(default_factory=lambda: _ints(-1))  # -1: none
     follows: Ints = field(default_factory=lambda: _ints(-1))  # -1: open loop
+    joins: Sequence[tuple[int, ...]] | None = None  # besides `follows`
     think_s: Floats = field(default_factory=lambda: _floats(0.0))
     request_type: Ints = field(default_factory=lambda: _ints(RequestType.GENERATE))
     num_inputs: Ints = field(default_factory=lambda: _ints(1))  # of an embedding request
     prefix_blocks: Sequence[tuple[int, ...]] | None = None
     prefix_block_size: int = 16
     texts: Sequence[str | None] | None = None
+    bodies: Sequence[Mapping[str, Any] | None] | None = None  # fields of single requests
     concurrency: int | None = None
     name: str = "workload"
 
@@ -109,6 +111,12 @@ class Workload:
             raise SloBenchError("arrival_s must not decrease; sort the requests by arrival first")
         if (self.follows >= np.arange(len(self))).any():
             raise SloBenchError("a request can only follow an earlier one")
+        for row, others in enumerate(self.joins or ()):
+            if others and (self.follows[row] < 0 or not all(0 <= one < row for one in others)):
+                raise SloBenchError(
+                    f"request {row} joins {', '.join(map(str, others))}: a request that follows "
+                    "one may wait for other earlier ones as well"
+                )
 
     def __len__(self) -> int:
         return len(self.arrival_s)
@@ -132,8 +140,10 @@ class Workload:
             session=None if self.session[row] < 0 else int(self.session[row]),
             prefix_blocks=() if self.prefix_blocks is None else self.prefix_blocks[row],
             follows=None if self.follows[row] < 0 else int(self.follows[row]),
+            joins=() if self.joins is None else self.joins[row],
             think_s=float(self.think_s[row]),
             text=None if self.texts is None else self.texts[row],
+            body=None if self.bodies is None else self.bodies[row],
             request_type=RequestType(int(self.request_type[row])),
             num_inputs=int(self.num_inputs[row]),
         )
@@ -152,6 +162,19 @@ class Workload:
         return self.concurrency is not None or bool((self.follows >= 0).any())
 
 
+def renumbered(
+    joins: Sequence[tuple[int, ...]], rows: Ints, where: Ints, follows: Ints
+) -> list[tuple[int, ...]]:
+    """The `joins` of these rows; `where` each row has gone (-1: left out). A row that no longer
+    follows another joins none.
+    """
+    moved = ([int(where[one]) for one in joins[row]] for row in rows)
+    return [
+        tuple(one for one in others if 0 <= one < at) if follows[at] >= 0 else ()
+        for at, others in enumerate(moved)
+    ]
+
+
 def take(workload: Workload, rows: Ints, arrival_s: Floats) -> Workload:
     """Select these rows in this order, with these arrival times. A request whose predecessor is
     left out, or comes later, no longer waits for it.
@@ -167,6 +190,8 @@ def take(workload: Workload, rows: Ints, arrival_s: Floats) -> Workload:
     where[rows] = np.arange(len(rows))
     follows = where[columns["follows"]]
     columns["follows"] = np.where(follows < np.arange(len(rows)), follows, -1)
+    if workload.joins is not None:
+        columns["joins"] = renumbered(workload.joins, rows, where, columns["follows"])
     columns["arrival_s"] = arrival_s
     blocks = workload.prefix_blocks
     if isinstance(blocks, SessionBlocks):
@@ -175,4 +200,6 @@ def take(workload: Workload, rows: Ints, arrival_s: Floats) -> Workload:
         columns["prefix_blocks"] = [blocks[row] for row in rows]
     if workload.texts is not None:
         columns["texts"] = [workload.texts[row] for row in rows]
+    if workload.bodies is not None:
+        columns["bodies"] = [workload.bodies[row] for row in rows]
     return dataclasses.replace(workload, **columns)

@@ -59,6 +59,8 @@ def _columns(workload: Workload) -> dict[str, Iterable[object]]:
     for name in ("session", "follows"):
         if (getattr(workload, name) >= 0).any():
             columns[name] = getattr(workload, name).tolist()
+    if any(workload.joins or ()):
+        columns["joins"] = [" ".join(map(str, others)) for others in workload.joins or ()]
     for name in ("priority", "think_s", "request_type"):
         if getattr(workload, name).any():
             columns[name] = getattr(workload, name).tolist()

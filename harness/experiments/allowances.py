@@ -5,7 +5,7 @@ parameters were chosen. Comparisons are fair where these are alike.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..core.cluster_policy import overrides
 from ..core.phase_capacity import PhaseCapacity
@@ -56,7 +56,11 @@ def allowances(experiment: ExperimentSchema) -> list[Allowance]:
     """
     if experiment.backend == "openai":
         return []
-    return [_of(name, experiment) for name in experiment.systems]
+    found = []
+    for variant, of in experiment.each_variant().items():
+        for one in (_of(name, of) for name in of.systems):
+            found.append(replace(one, system=f"{one.system} ({variant})") if variant else one)
+    return found
 
 
 def configurations(name: str, experiment: ExperimentSchema) -> Iterator[System]:

@@ -75,6 +75,9 @@ def rows_elsewhere(workload: Workload, share: Share) -> NDArray[np.int64]:
     root = np.arange(len(workload))
     for row in np.flatnonzero(workload.follows >= 0).tolist():
         root[row] = root[workload.follows[row]]  # the earlier request of a session comes first
+    for row, others in enumerate(workload.joins or ()):
+        for other in (one for one in others if root[one] != root[row]):
+            root[root == root[other]] = root[row]
     return np.flatnonzero(root % share.count != share.index)
 
 
@@ -132,7 +135,10 @@ class SendJob:
 
         Options have names of environment variables, never what they hold.
         """
-        fields = {**vars(self), "workload": dataclasses.replace(self.workload, texts=None)}
+        fields = {
+            **vars(self),
+            "workload": dataclasses.replace(self.workload, texts=None, bodies=None),
+        }
         del fields["bodies"]
         return {_JOB: pickle.dumps(fields)}
 

@@ -274,7 +274,8 @@ def cell_metrics(
         row["gpu_paid_s"] = totals.gpu_paid_s
     row.update(_prediction_error(result))
     row.update(_by_kind(workload, records, counted, judged.met, window, objective))
-    row.update(_by_class(workload, counted, judged.met))
+    row.update(_by_class(workload, records, counted, judged.met))
+    row.update(_by_session(workload, records, counted))
     row.update(_waits_by_role(result, counted))
     row.update({COUNT + name: count for name, count in counts_of(result).items()})
     return row
@@ -377,8 +378,9 @@ def _waits_by_role(result: Result, counted: Mask) -> dict[str, float]:
     }
 
 
-def _by_class(workload: Workload, counted: Mask, met: Mask) -> dict[str, float]:
-    """Attainment of every class with a request in the window, and largest less smallest.
+def _by_class(workload: Workload, records: Records, counted: Mask, met: Mask) -> dict[str, float]:
+    """Attainment, TTFT and TPOT of every class with a request in the window, and largest attainment
+    less smallest.
 
     Where there are no classes, of every model or adapter that requests name.
     """
@@ -388,9 +390,29 @@ def _by_class(workload: Workload, counted: Mask, met: Mask) -> dict[str, float]:
     if not 2 <= len(names) <= _MOST_NAMES:
         return {}
     shares: dict[str, float] = {}
+    latencies: dict[str, float] = {}
     for index, name in enumerate(names):
         members = counted & (of == index)
         if members.any():
-            shares[f"attainment_{name or 'none'}"] = float(met[members].mean())
+            called = name or "none"
+            shares[f"attainment_{called}"] = float(met[members].mean())
+            for metric, seconds in (("ttft", records.ttft_s), ("tpot", records.tpot_s)):
+                latencies[f"{metric}_p99_s_{called}"] = summarise(seconds[members]).p99_s
     spread = max(shares.values()) - min(shares.values())
-    return {**shares, "attainment_spread": spread}
+    return {**latencies, **shares, "attainment_spread": spread}
+
+
+def _by_session(workload: Workload, records: Records, counted: Mask) -> dict[str, float]:
+    """Time from a session's first arrival to its last answer, over sessions of which every request
+    is counted and finished; nothing where no request follows another.
+    """
+    if not (workload.follows >= 0).any():
+        return {}
+    done = counted & (records.outcome == Outcome.FINISHED)
+    sessions, index = np.unique(workload.session, return_inverse=True)
+    whole = (sessions >= 0) & (np.bincount(index, weights=~done, minlength=len(sessions)) == 0)
+    first_s, last_s = np.full(len(sessions), np.inf), np.full(len(sessions), -np.inf)
+    np.minimum.at(first_s, index[done], records.arrival_s[done])
+    np.maximum.at(last_s, index[done], records.finish_s[done])
+    of = summarise(np.where(whole, last_s - first_s, np.nan))
+    return {"session_p50_s": of.p50_s, "session_p99_s": of.p99_s}

@@ -21,7 +21,7 @@ IDENTITY = ("backend", "workload", "model", "gpu", "gpus")
 """Columns besides the system and the sweep axes in which rows may differ."""
 
 SETUP = frozenset(
-    path for path, one in declared(ExperimentSchema).items() if one.role == "deployment"
+    {"variant", *(p for p, one in declared(ExperimentSchema).items() if one.role == "deployment")}
 )
 """Axes that describe the deployment of a system; parameters (`system.parameter`) count as such.
 """
@@ -29,7 +29,7 @@ SETUP = frozenset(
 MOST_SERIES = 8
 """Of a facet, as many as there are colours; where there are more, setups become facets as well."""
 
-_BARE = ("backend", "workload", "model", "gpu")  # values that speak for themselves
+_BARE = ("backend", "workload", "model", "gpu", "variant")  # values that speak for themselves
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,9 @@ def division(cells: pd.DataFrame) -> Division:
     if facets and _series_in_a_facet(cells, facets, series) < 2:
         return Division((), tuple(varying))
     series = [c for c in series if c == "backend" or not _follows(c, facets, cells)]
+    if "variant" in series:
+        settled = [*facets, "variant"]
+        series = [c for c in series if c in settled or not _follows(c, settled, cells)]
     for column in [c for c in series if c != "backend" and not _is_parameter(c)]:
         if _series_in_a_facet(cells, facets, series) <= MOST_SERIES:
             break
@@ -101,12 +104,15 @@ def with_facets(cells: pd.DataFrame) -> pd.DataFrame:
         part = cells[column].map(_texts(column, cells))
         facet = facet + part.where(facet == "", " · " + part)
     series = cells["system"].astype("str")
+    if "variant" in of.series and _follows("system", ["variant"], cells):
+        series = pd.Series("", index=cells.index, dtype="str")
     for column in of.series:
         own = column.rpartition(".")[0]
-        part = " · " + cells[column].map(_texts(column, cells)).astype("str")
+        part = cells[column].map(_texts(column, cells)).astype("str")
         if _is_parameter(column):
             part = part.where(cells["system"] == own, "")
-        series = series + part.where(~_blank(cells[column]), "")
+        shown = ~_blank(cells[column]) & (part != "")
+        series += (" · " + part).where(shown & (series != ""), part).where(shown, "")
     if "run" in cells.columns and _shared_between_runs(cells, facet, series):
         series = series + " · " + cells["run"]
     return cells.assign(facet=facet, series=series)

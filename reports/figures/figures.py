@@ -356,9 +356,33 @@ def cost(details: Sequence[LevelDetail], names: Sequence[str], *, compared: bool
     )
 
 
-def classes(rows: pd.DataFrame, names: Sequence[str]) -> Figure | None:
-    """Attainment of every request class and its spread at one rate; None without classes."""
-    prefix = "attainment_"
+_BY_CLASS = {
+    "attainment_": (
+        "classes",
+        "Attainment by class, model or adapter",
+        "Share of each class's requests that met their SLO",
+        Axis("requests in SLO", "percent", top=1.0),
+    ),
+    "ttft_p99_s_": (
+        "classes-ttft",
+        "TTFT by class, model or adapter",
+        "99th percentile of each class's requests",
+        Axis("TTFT p99", "seconds"),
+    ),
+    "tpot_p99_s_": (
+        "classes-tpot",
+        "TPOT by class, model or adapter",
+        "99th percentile of each class's requests",
+        Axis("TPOT p99", "seconds"),
+    ),
+}
+
+
+def classes(rows: pd.DataFrame, names: Sequence[str], prefix: str) -> Figure | None:
+    """A column of every request class (`prefix` of `_BY_CLASS`) and its spread at one rate; None
+    without classes.
+    """
+    called, title, note, axis = _BY_CLASS[prefix]
     known = [c.removeprefix(prefix) for c in rows.columns if c.startswith(prefix)]
     known = [k for k in known if f"{prefix}{k}_lo" in rows.columns and k != "spread"]
     if not known:
@@ -370,18 +394,26 @@ def classes(rows: pd.DataFrame, names: Sequence[str]) -> Figure | None:
             if any(math.isfinite(v) for v in values):
                 view = views.setdefault(rate_key(float(row["rate_rps"])), {"series": []})
                 view["series"].append({"s": place, "x": values})
+    if not views:
+        return None
     return Figure(
-        id="classes",
+        id=called,
         kind="spread",
-        title="Attainment by class, model or adapter",
-        note="Share of each class's requests that met their SLO, mean over seeds; the bar spans "
-        "the classes, its length is their spread.",
-        x=Axis("requests in SLO", "percent", top=1.0),
+        title=title,
+        note=f"{note}, mean over seeds; the bar spans the classes, its length is their spread.",
+        x=axis,
         y=_NAMES,
         views=views,
         picker="rate",
         categories=known,
     )
+
+
+def all_classes(rows: pd.DataFrame, names: Sequence[str], *, slo: bool) -> list[Figure]:
+    """The figures by class that the rows have values for; attainment only with an SLO."""
+    wanted = [prefix for prefix in _BY_CLASS if slo or prefix != "attainment_"]
+    found = (classes(rows, names, prefix) for prefix in wanted)
+    return [figure for figure in found if figure is not None]
 
 
 def _curves(rows: pd.DataFrame, names: Sequence[str], column: str) -> list[View]:

@@ -28,7 +28,18 @@ from ..figures.levels import (
     origin,
     series_names,
 )
-from . import allowed, bands, capacity, mechanisms, published, recovered, summary, validation, why
+from . import (
+    allowed,
+    bands,
+    capacity,
+    mechanisms,
+    published,
+    recovered,
+    summary,
+    validation,
+    why,
+    winners,
+)
 from .answer import answer
 from .document import asset, page, write_page
 from .published_verdicts import RULES
@@ -90,6 +101,7 @@ def _document(runs: Sequence[RunResults]) -> str:
         scatters=scatters,
         allowed=allowed.table_of(runs),
         level_table=summary.level_table(cells, rows, names, badge),
+        best=winners.table(cells, names, badge),
         bands=bands.table(cells, names, badge),
         recovered=recovered.table(cells, badge),
         mechanisms=mechanisms.table(cells, rows, names, badge),
@@ -314,7 +326,7 @@ def drawn(
         *(figures.latency_distribution(details, names, m) for m in figures.METRICS),
         *(missed if slo else []),
         *(figures.over_time(details, names, c) for c in figures.STATES),
-        *(_present(figures.classes(rows, names)) if slo else []),
+        *figures.all_classes(rows, names, slo=slo),
         *mechanism.figures(details, names),
     ]
     worth = [figures.efficiency(rows, names), *_present(cost)]

@@ -51,6 +51,7 @@ NOT_RUN = {
     "pip install 'slo-bench[regressors]'": "part of the extra test, which .ci/run installs",
     "pip install optuna-dashboard": ".ci/run installs it",
     "slo-bench backends install vllm --cpu": ".ci/run types it with --with nixl",
+    "slo-bench run --suite parallelism-map": "two minutes; the page keeps its results",
     # Too long; the command is tested on a small folder.
     "slo-bench accuracy --out errors.jsonl": "predicts 800 measurements",
     "slo-bench accuracy --out errors.jsonl --resume": "the same",

@@ -102,13 +102,17 @@ def test_cost_leaves_out_what_bought_nothing():
 
 def test_classes_only_where_there_are_any():
     rows = pd.DataFrame({"series": ["a"], "rate_rps": [2.0], "attainment": [0.5]})
-    assert figures.classes(rows, NAMES) is None
+    assert figures.classes(rows, NAMES, "attainment_") is None
     for name in ("chat", "code", "spread"):
         rows[f"attainment_{name}"] = rows[f"attainment_{name}_lo"] = 0.4
         rows[f"attainment_{name}_hi"] = 0.4
-    figure = figures.classes(rows, NAMES)
+    figure = figures.classes(rows, NAMES, "attainment_")
     assert figure.categories == ["chat", "code"]
     assert figure.views["2"]["series"] == [{"s": 0, "x": [0.4, 0.4]}]
+    for name in ("lo", "hi", "chat", "chat_lo", "chat_hi"):
+        rows[f"tpot_p99_s_{name}"] = 0.03
+    of_latency = figures.all_classes(rows, NAMES, slo=False)
+    assert [(f.id, f.categories) for f in of_latency] == [("classes-tpot", ["chat"])]
 
 
 def test_json_is_plain_finite_and_shares_its_arrays():

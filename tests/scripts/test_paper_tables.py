@@ -21,7 +21,7 @@ def pages(tables):
 
 def test_pages_are_those_of_the_results(tables):
     """After a change: scripts/paper_tables.py --pages-only."""
-    for page in pages(tables):
+    for page in tables.all_pages():
         text = page.read_text()
         assert tables.written(text) == text, page.name
 

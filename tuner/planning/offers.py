@@ -151,6 +151,7 @@ def choices(asked: ExperimentSchema) -> dict[str, tuple[Value, ...]]:
     Raises:
         SloBenchError: a setting of the workload has several values.
     """
+    asked.refuse_variants("plan")
     found = {}
     for name in asked.axes():
         values = getattr(asked, name)

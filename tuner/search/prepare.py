@@ -38,6 +38,7 @@ def prepared(experiment: Experiment, settings: TuneSettings) -> Tuning:
     Raises:
         SloBenchError: see `Tuning`.
     """
+    experiment.refuse_variants("tune")
     if len(experiment.systems) != 1:
         raise SloBenchError(f"tuning needs one system, not {len(experiment.systems)}")
     if experiment.backend == "openai":

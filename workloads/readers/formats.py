@@ -122,6 +122,11 @@ def read_plain_csv(path: Path) -> WorkloadTrace:
         ]
         if "prefix_block_size" in table:
             settings["prefix_block_size"] = int(table.ints("prefix_block_size", low=1)[0])
+    if "joins" in table:
+        sequences["joins"] = [
+            _joined(table, row, cell) for row, cell in enumerate(table.columns["joins"])
+        ]
+        columns.setdefault("follows", np.full(len(table), -1))
     if "follows" in columns and (columns["follows"] >= np.arange(len(table))).any():
         row = int(np.flatnonzero(columns["follows"] >= np.arange(len(table)))[0])
         raise table.fail(row, "follows must name an earlier row, counted from 0")
@@ -137,6 +142,17 @@ def read_plain_csv(path: Path) -> WorkloadTrace:
         settings=settings,
     )
     return WorkloadTrace(trace.workload, trace.notes, trace.format, has_arrivals)
+
+
+def _joined(table: FileTable, row: int, cell: str) -> tuple[int, ...]:
+    """Read `3 5`: rows before this one."""
+    try:
+        found = tuple(map(int, cell.split()))
+    except ValueError:
+        raise table.fail(row, f"joins must look like '3 5' but is {cell!r:.40}") from None
+    if not all(0 <= one < row for one in found):
+        raise table.fail(row, "joins must name earlier rows, counted from 0")
+    return found
 
 
 def _kinds(table: FileTable) -> np.ndarray:

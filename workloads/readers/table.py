@@ -22,7 +22,7 @@ from ..csv_text import unguarded
 from ..errors import FileFormatError, SloBenchError
 from ..input_files import check_input, open_bounded
 from ..parsing import parse_json
-from ..workload import MOST_S, Workload, too_late
+from ..workload import MOST_S, Workload, renumbered, too_late
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -321,6 +321,10 @@ def in_order(
         where = np.full(len(arrival_s) + 1, -1, dtype=np.int64)
         where[order] = np.arange(len(order))
         columns = {**columns, "follows": where[columns["follows"]]}
+        if sequences and "joins" in sequences:
+            moved = renumbered(sequences["joins"], order, where, columns["follows"][order])
+            settings = {**(settings or {}), "joins": moved}
+            sequences = {key: of for key, of in sequences.items() if key != "joins"}
     arrival_s = arrival_s[order]
     picked: dict[str, Any] = {
         key: [values[row] for row in order] for key, values in (sequences or {}).items()

@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import FileFormatError
+from ..errors import FileFormatError, SloBenchError
 from ..parsing import parse_json
+from ..request_bodies import IMAGES, Body, checked, has_images, prompt_text
 from ..workload import Workload
 from .table import FileTable, WorkloadTrace, lines, read_jsonl
 
@@ -35,13 +36,24 @@ class _Rows:
         self.prompt_tokens: list[int] = []
         self.output_tokens: list[int] = []
         self.texts: list[str | None] = []
+        self.bodies: list[Body | None] = []
         self.approximate = False
 
-    def add(self, row: dict[str, Any], prompt: str | None, output: str | int) -> None:
+    def add(
+        self,
+        row: dict[str, Any],
+        prompt: str | None,
+        output: str | int,
+        body: Body | None = None,
+    ) -> None:
         given = row.get("prompt_tokens")
         self.approximate |= given is None or not (row.get("output_tokens") or type(output) is int)
         self.texts.append(prompt)
-        self.prompt_tokens.append(approximate_tokens(prompt or "") if given is None else int(given))
+        self.bodies.append(body)
+        said = prompt or ""
+        if body is not None:
+            said += prompt_text(body)
+        self.prompt_tokens.append(approximate_tokens(said) if given is None else int(given))
         if row.get("output_tokens"):
             self.output_tokens.append(int(row["output_tokens"]))
         else:
@@ -56,6 +68,7 @@ class _Rows:
             prompt_tokens=np.array(self.prompt_tokens, dtype=np.int64),
             output_tokens=np.array(self.output_tokens, dtype=np.int64),
             texts=self.texts if any(t is not None for t in self.texts) else None,
+            bodies=self.bodies if any(self.bodies) else None,
             name=path.name,
         )
         return WorkloadTrace(workload, notes, format_name, has_arrivals=False)
@@ -125,12 +138,14 @@ def _check_counts(path: Path, at: int, item: dict[str, Any]) -> None:
 def read_custom_jsonl(path: Path) -> WorkloadTrace:
     """Read vLLM's custom data set: `{"prompt": …, "output_tokens": …}` a line.
 
-    Without `output_tokens` a row asks for 256, vLLM's default.
+    Without `output_tokens` a row asks for 256, vLLM's default. `body` and `images` are fields of
+    the request alone (`request_bodies`).
 
     Raises:
         FileFormatError: a line cannot be read.
     """
-    table = read_jsonl(path, ("prompt",), ("prompt_tokens", "output_tokens"))
+    extras = ("body", IMAGES)
+    table = read_jsonl(path, ("prompt",), ("prompt_tokens", "output_tokens", *extras))
     rows = _Rows()
     assumed = 0
     for at, prompt in enumerate(table.columns["prompt"]):
@@ -141,9 +156,32 @@ def read_custom_jsonl(path: Path) -> WorkloadTrace:
             if value is not None and (type(value) is not int or not 1 <= value <= MOST_TOKENS):
                 raise table.fail(at, f"{key} must be a whole number from 1 on but is {value!r:.40}")
         assumed += given["output_tokens"] is None
-        rows.add(given, prompt, CUSTOM_OUTPUT_TOKENS)
+        rows.add(given, prompt, CUSTOM_OUTPUT_TOKENS, _body(table, at))
     note = f"{assumed} prompts without output_tokens ask for {CUSTOM_OUTPUT_TOKENS}, as in vLLM"
     return rows.trace(path, "custom", (note,) if assumed else ())
+
+
+def _body(table: FileTable, at: int) -> Body | None:
+    """The fields of a row's request; None if it has none.
+
+    Raises:
+        FileFormatError: they are malformed, or there are images and no `prompt_tokens`.
+    """
+    body, images = table.columns["body"][at], table.columns[IMAGES][at]
+    if body is None and images is None:
+        return None
+    try:
+        found = checked(
+            {
+                **({} if body is None else checked(body)),
+                **({} if images is None else {IMAGES: images}),
+            }
+        )
+    except SloBenchError as error:
+        raise table.fail(at, str(error)) from None
+    if has_images(found) and table.columns["prompt_tokens"][at] is None:
+        raise table.fail(at, "what an image takes depends on the model: give prompt_tokens")
+    return found
 
 
 def read_longbench(path: Path) -> WorkloadTrace:

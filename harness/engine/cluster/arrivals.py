@@ -19,8 +19,8 @@ _SLICE_ROWS = 16384
 class Arrivals:
     """Requests in order of arrival; only a slice of the workload exists as objects at a time.
 
-    Open-loop rows arrive at their time. A row that follows another arrives `think_s` after that
-    one's answer (and not before its own `arrival_s`). With a concurrency limit rows arrive in
+    Open-loop rows arrive at their time. A row that follows others arrives `think_s` after the last
+    of their answers (and not before its own `arrival_s`). With a concurrency limit rows arrive in
     order, one whenever another ends.
     """
 
@@ -46,13 +46,21 @@ class Arrivals:
         self._followers: dict[int, list[int]] = {}
         for row in np.flatnonzero(comes & (follows >= 0)).tolist():
             self._followers.setdefault(int(follows[row]), []).append(row)
+        self._awaited: dict[int, int] = {}  # answers that a row of several still waits for
+        for row, others in enumerate(workload.joins or ()):
+            if others and comes[row]:
+                awaited = {int(follows[row]), *others}
+                self._awaited[row] = len(awaited)
+                for other in awaited - {int(follows[row])}:
+                    self._followers.setdefault(other, []).append(row)
         self._next_open = 0
         self._slice: list[RequestState] = []
         self._at = 0
         self._due: list[tuple[float, int]] = []  # followers with a known arrival time
         self._slo: Slo | None = self._common_slo()
         self._marked = bool(workload.request_type.any() or workload.priority.any())
-        self.cancelled: list[int] = []  # rows that never arrive: the one they follow was lost
+        self.cancelled: list[int] = []  # rows that never arrive: one that they follow was lost
+        self._lost: set[int] = set()  # the same
         for row in np.flatnonzero(~comes).tolist():
             self._cancel_followers(row)
         self._held: list[int] = []  # rows that wait for a place, the next one last
@@ -160,6 +168,11 @@ class Arrivals:
             return
         w = self._workload
         for follower in self._followers.pop(row, ()):
+            if follower in self._lost:
+                continue
+            if self._awaited.get(follower, 1) > 1:
+                self._awaited[follower] -= 1
+                continue
             due_s = max(end_s + float(w.think_s[follower]), float(w.arrival_s[follower]))
             heappush(self._due, (due_s, follower))
 
@@ -168,5 +181,8 @@ class Arrivals:
         lost = self._followers.pop(row, [])
         while lost:
             follower = lost.pop()
+            if follower in self._lost:
+                continue
+            self._lost.add(follower)
             self.cancelled.append(follower)
             lost += self._followers.pop(follower, ())

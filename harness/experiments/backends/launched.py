@@ -35,6 +35,7 @@ from ...results.run_folder import Value
 from ...servers.gateway import mechanism_counts, serving_apart
 from ...servers.gateway.split import transfer_of
 from ...servers.launch.environments import environment, home
+from ...servers.launch.kv_offload_args import kv_offload_args
 from ...servers.launch.parallel_args import parallel_args
 from ...servers.launch.serve import Serve
 from ...servers.launch.server_process import ServerError, ServerProcess
@@ -143,8 +144,7 @@ class LaunchedBackend:
             *parallel_args(self.name, tp=place.tp, pp=place.pp, ep=place.ep, dp=place.dp),
         ]
         args += speculative_args(parse_speculation(place.speculation or OFF))
-        if place.kv_offload_gib:
-            args += ["--kv-offloading-size", f"{place.kv_offload_gib:g}"]
+        args += kv_offload_args(self.name, place.kv_offload_gib, place.gpus)
         if place.max_loras is not None:
             args += ["--enable-lora", "--max-loras", str(place.max_loras)]
             args += ["--max-lora-rank", str(place.lora_rank)]

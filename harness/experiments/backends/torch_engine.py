@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ....predictors.specs import GIB
 from ....workloads.errors import SloBenchError
 from ....workloads.request import RequestType
+from ....workloads.request_bodies import check_simulated
 from ....workloads.whole_file import write_whole
 from ....workloads.workload import Workload
 from ...core.module_moves import ModulePolicy
@@ -205,6 +206,7 @@ class LoadedModel:
         """
         if (workload.request_type == RequestType.EMBED).any():
             raise SloBenchError(f"{workload.name} has embedding requests; backend torch has none")
+        check_simulated(workload.bodies)  # this engine has neither, too
         system = configured(spec.system, spec.parameters)
         cached = system.prefix_cache and workload.prefix_blocks is not None
         if self.store and not cached:

@@ -104,6 +104,11 @@ def all_anchored(
         found[""]["parameters"] = {
             _anchored(k, folder): v for k, v in settings["parameters"].items()
         }
+    if _is_table(settings.get("variants")):
+        found[""]["variants"] = {
+            name: all_anchored(changes, folder, schema) if _is_table(changes) else changes
+            for name, changes in settings["variants"].items()
+        }
     return {**found.pop(""), **found}
 
 
@@ -152,7 +157,7 @@ def setting_error(
 def _problem(error: ErrorDetails, fields: Mapping[str, object], what: str) -> str:
     location = [str(part) for part in error["loc"] if isinstance(part, str)]
     first = location[0] if location else ""
-    depth = 3 if first in ("parameters", "tuning") else 2 if first in TABLES else 1
+    depth = 3 if first in ("parameters", "tuning", "variants") else 2 if first in TABLES else 1
     setting = ".".join(location[:depth])
     kind, message = error["type"], str(error["msg"])
     if kind == "extra_forbidden":

@@ -1,7 +1,8 @@
 """Schema of an experiment file.
 
 Every setting but the few that belong to the whole experiment may be a list: it is then an axis of
-the experiment, every combination is run, and its column says which value a row had.
+the experiment, every combination is run, and its column says which value a row had. `variants`
+are named groups of settings that change together, each in place of the experiment's own.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from .setting import (
     NotNegative,
     Positive,
     declared,
+    listed,
     number_list,
     setting,
 )
@@ -114,6 +116,7 @@ class ExperimentSchema(BaseModel):
         "all",
     )
     tuning: dict[str, TuningRecord] = {}  # how they were chosen, by system
+    variants: dict[str, dict[str, Any]] = {}  # systems, parameters and deployment, by name
     published: str | None = setting(
         RUN,
         "Table of published results, shown in the report beside the measured ones.",
@@ -155,8 +158,9 @@ class ExperimentSchema(BaseModel):
     )
     sessions: Axis[str | None] = setting(
         ARRIVES_MORE,
-        "Multi-turn conversations, as in sessions(turns=4, think_s=1).",
-        metavar="sessions(…)",
+        "Multi-turn conversations, as in sessions(turns=4, think_s=1), or tasks with sub-agents, "
+        "as in agents(steps=8, spawn=0.2).",
+        metavar="sessions(…)|agents(…)",
     )
     models: Axis[str | None] = setting(
         ARRIVES,
@@ -322,11 +326,11 @@ class ExperimentSchema(BaseModel):
     kv_offload_gib: Axis[NotNegative] = setting(
         SERVES_MORE,
         "Host memory of an instance that keeps KV of prefixes beside the GPU's (vLLM's "
-        "--kv-offloading-size). 0: none.",
+        "--kv-offloading-size, SGLang's --hicache-size). 0: none.",
         (0.0,),
         unit="GiB",
         tunable=True,
-        backends=("simulated", "vllm"),
+        backends=("simulated", "vllm", "sglang"),
     )
     kv_disk_gib: Axis[NotNegative] = setting(
         SERVES_MORE,
@@ -511,7 +515,48 @@ class ExperimentSchema(BaseModel):
                 raise ValueError(
                     f"{table} are set for {min(strangers)!r}, which is not among the systems"
                 )
+        for name, changes in self.variants.items():
+            self._check_variant(name, changes)
         return self
+
+    def _check_variant(self, name: str, changes: Mapping[str, Any]) -> None:
+        known = declared(type(self))
+        allowed = [one for one in self.axes() if known[one].role == "deployment"]
+        for setting_name in changes:
+            if setting_name not in {"systems", "parameters", *allowed}:
+                raise ValueError(
+                    f"variant {name} sets {setting_name}: a variant has systems, parameters and "
+                    f"settings of the deployment ({', '.join(allowed)})"
+                )
+        try:
+            self.variant(name)
+        except SettingError as error:
+            raise ValueError(f"variant {name}: {error}") from None
+
+    def variant(self, name: str) -> Self:
+        """The experiment with the settings of one of its variants, and without variants."""
+        changes = self.variants[name]
+        plain = {field: getattr(self, field) for field in type(self).model_fields}
+        found = {**plain, **changes, "variants": {}}
+        systems = listed(found["systems"])
+        found["parameters"] = {
+            **{one: of for one, of in self.parameters.items() if one in systems},
+            **changes.get("parameters", {}),
+        }
+        found["tuning"] = {one: of for one, of in self.tuning.items() if one in systems}
+        return type(self)(**found)
+
+    def each_variant(self) -> dict[str, Self]:
+        """The experiment as each of its variants; itself as "" where it has none."""
+        return {name: self.variant(name) for name in self.variants} or {"": self}
+
+    def refuse_variants(self, command: str) -> None:
+        """Raise SloBenchError if there are variants, for a command that searches one experiment."""
+        if self.variants:
+            raise SloBenchError(
+                f"{command} takes no variants ({', '.join(self.variants)}): keep the settings of "
+                "one in the experiment"
+            )
 
     def check_effects(self, tables: bool = True) -> None:
         """Reject settings that the backend would ignore; in `tables`, too (client, server).
@@ -568,7 +613,7 @@ class ExperimentSchema(BaseModel):
         path = Path(path)
         table, text = read_toml(path)
         table |= all_anchored(table, path.resolve().parent, cls)
-        for code in _policy_files(table.get("systems")):
+        for code in _policy_files(table):
             check_trust(code, f"{path} names {code}, a policy file that runs with your rights")
         try:
             whole = cls(**table)
@@ -632,8 +677,15 @@ def _single(value: object) -> object:
     return value[0] if isinstance(value, tuple) and len(value) == 1 else value
 
 
-def _policy_files(systems: object) -> list[str]:
+def _policy_files(table: Mapping[str, Any]) -> list[str]:
     """The Python files among the systems of an experiment that was not checked yet."""
-    named = systems if isinstance(systems, list | tuple) else [systems]
+    variants = table.get("variants")
+    of_variants = variants.values() if isinstance(variants, Mapping) else ()
+    named = [
+        one
+        for of in (table, *of_variants)
+        if isinstance(of, Mapping)
+        for one in listed(of.get("systems"))
+    ]
     files = (one.partition(":")[0] for one in named if isinstance(one, str))
     return [file for file in dict.fromkeys(files) if file.endswith(".py")]

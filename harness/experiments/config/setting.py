@@ -30,13 +30,14 @@ CLIENT = "Client of real servers"
 SERVERS = "Started servers"
 
 
-def _listed(value: object) -> object:
+def listed(value: Any) -> Any:
+    """Several values as they are, one as a tuple of one."""
     return value if isinstance(value, list | tuple) else (value,)
 
 
 # One value or several may be given; what is kept is a tuple.
-Several = Annotated[tuple[T, ...], BeforeValidator(_listed)]
-Axis = Annotated[tuple[T, ...], BeforeValidator(_listed), Field(min_length=1)]
+Several = Annotated[tuple[T, ...], BeforeValidator(listed)]
+Axis = Annotated[tuple[T, ...], BeforeValidator(listed), Field(min_length=1)]
 Count = Annotated[int, Field(ge=1)]
 CountFrom0 = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]

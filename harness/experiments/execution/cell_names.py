@@ -25,6 +25,7 @@ class AxisColumns:
     """Which settings have a column, and what they call workloads and models there."""
 
     swept: tuple[str, ...]
+    named: tuple[str, ...]  # those of them in a cell's name: not settled by the variant
     workload: Mapping[str, str]
     model: Mapping[str, str]
     backend: str
@@ -33,10 +34,20 @@ class AxisColumns:
     def of(cls, asked: ExperimentSchema, workloads: Iterable[WorkloadSpec]) -> AxisColumns:
         """Name the settings that have several values; short names are used if they are distinct."""
         names = {spec.workload: source(spec).name for spec in workloads}
+        variants = asked.each_variant().values()
+        several = {
+            name: [dict.fromkeys(getattr(of, name)) for of in variants] for name in asked.axes()
+        }
+        models = {text for of in variants for text in of.model}
         return cls(
-            tuple(name for name in asked.axes() if len(getattr(asked, name)) > 1),
+            tuple(
+                name
+                for name, of in several.items()
+                if any(one != of[0] for one in of) or len(of[0]) > 1
+            ),
+            tuple(name for name, of in several.items() if any(len(one) > 1 for one in of)),
             _if_distinct(names),
-            _if_distinct({text: _model_name(text, asked.backend) for text in asked.model}),
+            _if_distinct({text: _model_name(text, asked.backend) for text in models}),
             asked.backend,
         )
 

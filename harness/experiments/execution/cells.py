@@ -20,6 +20,7 @@ from ....predictors.roofline import StepTime
 from ....predictors.specs import gpu, model
 from ....workloads.errors import SloBenchError
 from ....workloads.models import parse_models, shape_of
+from ....workloads.request_bodies import check_simulated
 from ....workloads.slo import parse_slo
 from ....workloads.workload import Workload
 from ...core.multi_model_policy import SharingPolicy
@@ -127,6 +128,7 @@ def simulated(
     Raises:
         SloBenchError: the cell cannot be run as asked.
     """
+    check_simulated(workload.bodies)
     chosen = configured(spec.system, spec.parameters)
     if chosen.sharing is not None:
         return simulate_models(

@@ -51,6 +51,15 @@ class Estimate:
 
 def estimate(asked: ExperimentSchema) -> Estimate:
     """The size of an experiment, from its settings alone."""
+    parts = [_of_variant(one) for one in asked.each_variant().values()]
+    return Estimate(
+        sum(one.cells for one in parts),
+        max(one.requests for one in parts),
+        max(one.instances for one in parts),
+    )
+
+
+def _of_variant(asked: ExperimentSchema) -> Estimate:
     systems = sum(_configurations(asked, name) for name in asked.systems)
     levels = asked.rates or asked.replay_speeds or asked.load_factors
     axes = math.prod(len(getattr(asked, name)) for name in asked.axes())

@@ -107,6 +107,14 @@ class Combination:
 
 
 @dataclass(frozen=True)
+class Group:
+    """The systems and combinations of one variant, each of which is run with each."""
+
+    systems: Sequence[SystemChoice]
+    combinations: Sequence[Combination]
+
+
+@dataclass(frozen=True)
 class ExperimentPlan:
     """All cells of an experiment in order, and the experiment with nothing left open."""
 
@@ -129,6 +137,7 @@ class ExperimentPlan:
             name = f"{spec.model} on {spec.gpu} tp{spec.tp}"
             for axis, size in (("pp", spec.pp), ("dp", spec.dp), ("ep", spec.ep)):
                 name += f" {axis}{size}" if size > 1 else ""
+            name += f" {spec.speculation}" if spec.speculation else ""
             timed = placed(spec).step_time
             found[name] = {"fitted": timed.fitted, "provenance": timed.provenance}
         return found
@@ -150,6 +159,27 @@ def _plan(asked: ExperimentSchema) -> ExperimentPlan:
     asked.check_effects(tables=False)
     estimate(asked).check()
     asked = asked.model_copy(update={"speculation": _speculations(asked)})
+    asked = asked.model_copy(update={"variants": _settled_variants(asked)})
+    groups = [_group(variant) for variant in asked.each_variant().values()]
+    workloads = list(dict.fromkeys(c.workload for of in groups for c in of.combinations))
+    first = groups[0].combinations[0]
+    load = load_of(asked, workloads, first.place, first.instances)
+    columns = AxisColumns.of(asked, workloads)
+    seeds = range(asked.seed, asked.seed + load.seeds)
+    cells = (
+        _cell(system, combination, level, seed, load.requests, columns, name)
+        for name, of in zip(asked.variants or ("",), groups, strict=True)
+        for system, combination, level, seed in itertools.product(
+            of.systems, of.combinations, load.levels, seeds
+        )
+    )
+    settled = {} if asked.variants else _hardware(asked, groups[0].systems, groups[0].combinations)
+    filled = settled | filled_in(asked, load) | _records(asked)
+    return ExperimentPlan(tuple(distinct(cells)), asked.model_copy(update=filled))
+
+
+def _group(asked: ExperimentSchema) -> Group:
+    """Every system and combination of one variant, checked."""
     axes = {name: getattr(asked, name) for name in asked.axes()}
     for slo in axes["slo"]:
         parse_slo(slo)
@@ -176,21 +206,20 @@ def _plan(asked: ExperimentSchema) -> ExperimentPlan:
         _combination_of(dict(zip(axes, values, strict=True)), asked, least)
         for values in itertools.product(*axes.values())
     ]
-    if asked.backend == SIMULATED:
+    if simulated:
         _check_models(systems, combinations)
         _check_layouts(systems, combinations)
-    workloads = list(dict.fromkeys(c.workload for c in combinations))
-    load = load_of(asked, workloads, combinations[0].place, combinations[0].instances)
-    columns = AxisColumns.of(asked, workloads)
-    seeds = range(asked.seed, asked.seed + load.seeds)
-    cells = (
-        _cell(system, combination, level, seed, load.requests, columns)
-        for system, combination, level, seed in itertools.product(
-            systems, combinations, load.levels, seeds
+    return Group(systems, combinations)
+
+
+def _settled_variants(asked: ExperimentSchema) -> dict[str, dict[str, Any]]:
+    """The variants, with acceptances of `speculation` in place of the files that hold them."""
+    return {
+        name: changes | ({"speculation": _speculations(of)} if "speculation" in changes else {})
+        for (name, changes), of in zip(
+            asked.variants.items(), asked.each_variant().values(), strict=False
         )
-    )
-    filled = _hardware(asked, systems, combinations) | filled_in(asked, load) | _records(asked)
-    return ExperimentPlan(tuple(distinct(cells)), asked.model_copy(update=filled))
+    }
 
 
 def _speculations(asked: ExperimentSchema) -> tuple[str | None, ...]:
@@ -208,6 +237,7 @@ def _cell(
     seed: int,
     default_requests: int | None,
     columns: AxisColumns,
+    variant: str,
 ) -> CellSpec:
     values = combination.values
     if level.load_factor is not None:
@@ -224,13 +254,14 @@ def _cell(
         "gpus": combination.gpus_of(system.system) * system.each,
         **offered_columns(level, source(combination.workload).natural_rate_rps),
         "seed": seed,
+        **({"variant": variant} if variant else {}),
         **columns.settings(values),
         **system.turned,
     }
     by_load = _by_load(system, combination) if columns.backend == SIMULATED else {}
     identity |= {f"{system.label}.{name}": value for name, value in by_load.items()}
-    parts = [system.label]
-    parts += [name_part(name, values[name]) for name in columns.swept]
+    parts = [system.label, *filter(None, [variant])]
+    parts += [name_part(name, values[name]) for name in columns.named]
     parts += [name_part(parameter, system.parameters[parameter]) for parameter in system.swept]
     parts += [level.label, f"seed-{seed}"]
     own = {

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ....workloads.errors import SloBenchError
 from ....workloads.request import Request, RequestType
+from ....workloads.request_bodies import with_fields
 from ....workloads.workload import Workload
 from ...core.wire import PredictedLength, to_wire
 from .connection import MOST_BODY_BYTES
@@ -66,6 +67,8 @@ class BodyMaker:
             body["prompt"] = self._prompt(request, api)
         if api is not Api.EMBEDDINGS:
             body |= self._generation(request)
+        if request.body is not None:
+            body = with_fields(body, request.body, request.id)
         if request.priority:
             body["priority"] = request.priority
         if options.values_field is not None:

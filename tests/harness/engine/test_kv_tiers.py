@@ -13,6 +13,7 @@ from slo_bench.harness.experiments.execution.lookup import placed
 from slo_bench.harness.experiments.execution.plan import plan
 from slo_bench.harness.experiments.execution.specs import PlacementSpec
 from slo_bench.harness.policies.systems import system
+from slo_bench.harness.servers.launch.kv_offload_args import kv_offload_args
 from slo_bench.predictors.specs import GIB
 from slo_bench.workloads.errors import SloBenchError
 from slo_bench.workloads.workload import Workload
@@ -80,8 +81,20 @@ def test_systems_that_cannot_use_them_are_refused(name, problem):
 
 
 @pytest.mark.parametrize(
-    ("backend", "setting"), [("sglang", "kv_offload_gib"), ("vllm", "kv_disk_gib")]
+    ("backend", "setting"), [("torch", "kv_offload_gib"), ("vllm", "kv_disk_gib")]
 )
 def test_what_real_servers_cannot_do_is_refused(backend, setting):
     with pytest.raises(SloBenchError, match=setting):
         plan(ExperimentSchema(backend=backend, systems=backend, rates=1, **{setting: 1.0}))
+
+
+def test_options_of_servers():
+    assert kv_offload_args("vllm", 64, 2) == ["--kv-offloading-size", "64"]
+    # 64 GiB are 68.7 GB, and each of two processes has its own.
+    hierarchical = ["--enable-hierarchical-cache", "--hicache-size"]
+    assert kv_offload_args("sglang", 64, 1) == [*hierarchical, "68"]
+    assert kv_offload_args("sglang", 64, 2) == [*hierarchical, "34"]
+    assert kv_offload_args("sglang", 0, 2) == []
+    with pytest.raises(SloBenchError, match=r"at least 1\.87"):
+        kv_offload_args("sglang", 1.86, 2)
+    assert kv_offload_args("sglang", 1.87, 2)[-1] == "1"

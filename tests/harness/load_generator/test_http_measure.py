@@ -83,6 +83,24 @@ def test_sessions_wait_for_the_answer_and_think(run):
     assert truths[1].received_s - truths[0].last_token_s > 0.049
 
 
+@pytest.mark.parametrize("processes", [1, 2])
+def test_an_agent_waits_for_its_subagents(run, processes):
+    task = Workload(
+        np.zeros(5),
+        np.full(5, 8),
+        np.array([3, 3, 30, 3, 3]),
+        follows=np.array([-1, 0, 0, 0, -1]),
+        joins=[(), (), (), (1, 2), ()],
+        think_s=np.array([0.0, 0.0, 0.0, 0.05, 0.0]),
+    )
+    found, truths = run(task, processes=processes)
+    assert sorted(truths) == list(range(5))
+    ended, arrival = found.columns.ended_s, found.result.records.arrival_s
+    assert arrival[1] == arrival[2] == pytest.approx(ended[0])
+    assert ended[2] > ended[1]
+    assert arrival[3] == pytest.approx(ended[2] + 0.05)
+
+
 def test_several_processes_send_everything_once(workload, run):
     blocks = [(row % 3, row) for row in range(12)]
     follows = np.array([-1] * 11 + [2])

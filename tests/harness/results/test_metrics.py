@@ -206,6 +206,9 @@ def test_classes_are_judged_apart():
     assert (row["attainment_chat"], row["attainment_batch"]) == (1.0, 0.5)
     assert row["attainment_spread"] == 0.5
     assert "attainment_unused" not in row
+    assert row["ttft_p99_s_chat"] == 0.5
+    assert row["ttft_p99_s_batch"] == pytest.approx(0.5 + 0.99 * 6.5)
+    assert row["tpot_p99_s_chat"] == pytest.approx(0.15)
     assert "attainment_spread" not in metrics(workload([0.0, 1.0, 2.0]), result(r))
 
 

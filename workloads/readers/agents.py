@@ -1,0 +1,368 @@
+"""Recorded tasks of agents: Weka's traces (AgentX) and OpenTelemetry's spans of generative AI.
+
+- Weka (https://github.com/callanjfox/kv-cache-tester, docs/trace_replay_tester.md): one JSON object
+  a task with `block_size` and `requests`; a request has `t` (s from the task's start), `in`, `out`,
+  `hash_ids` and, in newer files, `api_time` (s); one of type `subagent` has `requests` of its own.
+- OpenTelemetry (https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/), as OTLP/JSON:
+  spans with `gen_ai.usage.input_tokens` are requests, `invoke_agent` spans are agents, nested by
+  parent id; a trace is a task.
+
+Both record when requests began and ended. A request waits for those of its agent and of its
+sub-agents that had ended when it began and that no other had waited for; so requests that ran side
+by side do so again. Its delay is the time between their end and its beginning.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..agents import AGENT, SUBAGENT, Step, Task
+from ..errors import FileFormatError
+from ..file_cache import depends_on
+from ..parsing import number, parse_json
+from ..prefixes import BLOCK_SIZE
+from .table import lines
+
+_CALLS = ("chat", "text_completion", "generate_content")
+_AGENTS = ("invoke_agent", "invoke_workflow")
+_TOKENS = {
+    "in": ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens"),
+    "out": ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens"),
+}
+_MOST_TOKENS = 1 << 31
+_SHARED_BITS = 40
+
+
+@dataclass
+class _Call:
+    """A recorded request; `blocks` None: not recorded."""
+
+    start_s: float
+    end_s: float
+    prompt_tokens: int
+    output_tokens: int
+    blocks: list[int] | None = None
+
+
+@dataclass
+class _Agent:
+    """What an agent did: requests and sub-agents."""
+
+    start_s: float
+    items: list[_Call | _Agent] = field(default_factory=list)
+
+    @property
+    def end_s(self) -> float:
+        """The end of its last request."""
+        return max((one.end_s for one in self.items), default=self.start_s)
+
+
+@dataclass(frozen=True)
+class RecordedTasks:
+    """Tasks of a file, and the tokens of their prefix blocks."""
+
+    tasks: list[Task]
+    block_size: int
+    notes: tuple[str, ...] = ()
+
+
+class _Graph:
+    """Makes the steps of one task."""
+
+    def __init__(self, block_size: int) -> None:
+        self.steps: Task = []
+        self._ends: list[float] = []
+        self._block_size = block_size
+        self._contexts = 0
+
+    def add(self, agent: _Agent, before: tuple[int, ...], kind: int) -> tuple[int, ...]:
+        """Add what an agent did after `before`; the steps that end it."""
+        unawaited: list[tuple[float, tuple[int, ...], bool]] = []  # end, steps, own request
+        own: int | None = None  # its last request that had ended
+        awaited = before
+        held: tuple[int, int, int] | None = None  # of the last request: context, prompt, answer
+        for item in sorted(agent.items, key=lambda one: one.start_s):
+            ended = [one for one in unawaited if one[0] <= item.start_s]
+            if ended:
+                unawaited = [one for one in unawaited if one[0] > item.start_s]
+                own = next((s[0] for _, s, mine in reversed(ended) if mine), own)
+                awaited = tuple(step for _, steps, _ in ended for step in steps)
+            first = () if own is None else (own,)
+            waits = (*first, *(step for step in awaited if step not in first))
+            if isinstance(item, _Agent):
+                last = self.add(item, waits, SUBAGENT)
+                if last != waits:
+                    unawaited.append((item.end_s, last, False))
+                continue
+            held, blocks = self._blocks(item, held)
+            after_s = max((self._ends[step] for step in waits), default=0.0)
+            delay_s = max(0.0, item.start_s - after_s)
+            self.steps.append(
+                Step(item.prompt_tokens, item.output_tokens, waits, delay_s, kind, blocks)
+            )
+            self._ends.append(item.end_s)
+            unawaited.append((item.end_s, (len(self.steps) - 1,), True))
+        return tuple(step for _, steps, _ in unawaited for step in steps) or awaited
+
+    def _blocks(
+        self, call: _Call, held: tuple[int, int, int] | None
+    ) -> tuple[tuple[int, int, int], list[int]]:
+        """Recorded blocks; else those of a context that grows as long as prompts do."""
+        if call.blocks is not None:
+            return (0, 0, 0), call.blocks[: call.prompt_tokens // self._block_size]
+        if held is None or call.prompt_tokens < held[1] + held[2]:
+            self._contexts += 1
+            held = (self._contexts, 0, 0)
+        base = held[0] << (_SHARED_BITS - 12)
+        tokens = call.prompt_tokens + call.output_tokens
+        found = list(range(base, base + tokens // self._block_size))
+        return (held[0], call.prompt_tokens, call.output_tokens), found
+
+
+def task_format(path: Path) -> str | None:
+    """`weka` or `otel` if a file is one of them."""
+    if not path.is_file():
+        return None
+    depends_on(path)
+    first = next((line for line in lines(path) if not line.isspace()), "")
+    if not first.lstrip().startswith("{"):
+        return None
+    try:
+        found = parse_json(first)
+    except ValueError:
+        if len(first) > 200:  # an object over several lines begins with a short one
+            return None
+        found = next(_objects(path), None)
+    keys = found.keys() if isinstance(found, Mapping) else ()
+    if {"requests", "block_size"} <= set(keys):
+        return "weka"
+    return "otel" if "resourceSpans" in keys else None
+
+
+def read_tasks(path: Path, format_name: str | None = None) -> RecordedTasks:
+    """The tasks of a file, in its order.
+
+    Raises:
+        FileFormatError: it cannot be read as what it is, or has no request.
+    """
+    found = TASK_FORMATS[format_name or task_format(path) or "weka"](path)
+    if not any(found.tasks):
+        raise FileFormatError(path, None, "has no request with prompt and output tokens")
+    return found
+
+
+def _objects(path: Path) -> Iterator[dict[str, Any]]:
+    """JSON objects one after the other, over any number of lines."""
+    text, at = "".join(lines(path)), 0
+    decoder = json.JSONDecoder()
+    while (at := _skip_space(text, at)) < len(text):
+        try:
+            found, at = decoder.raw_decode(text, at)
+        except (ValueError, RecursionError) as error:
+            line = text.count("\n", 0, at) + 1
+            raise FileFormatError(path, line, f"not readable as JSON: {error}") from None
+        if not isinstance(found, dict):
+            raise FileFormatError(path, None, "must hold JSON objects, one for each task")
+        yield found
+
+
+def _skip_space(text: str, at: int) -> int:
+    while at < len(text) and text[at].isspace():
+        at += 1
+    return at
+
+
+def _weka(path: Path) -> RecordedTasks:
+    tasks: list[Task] = []
+    sizes: set[int] = set()
+    for place, task in enumerate(_objects(path)):
+        where = f"object {place + 1}"
+        size, scope = task.get("block_size"), task.get("hash_id_scope", "local")
+        if not isinstance(size, int) or not 1 <= size <= 1 << 16:
+            raise FileFormatError(path, None, f"{where}: block_size must be a number of tokens")
+        sizes.add(size)
+        graph = _Graph(size)
+        graph.add(_weka_agent(path, where, task, 0.0, scope == "global"), (), AGENT)
+        tasks.append(graph.steps)
+    if len(sizes) > 1:
+        raise FileFormatError(path, None, f"tasks have several block sizes: {sorted(sizes)}")
+    notes = ("models that the trace names are not used", "sub-agents are the class subagent")
+    return RecordedTasks([one for one in tasks if one], sizes.pop() if sizes else 1, notes)
+
+
+def _weka_agent(
+    path: Path, where: str, table: Mapping[str, Any], offset_s: float, shared: bool
+) -> _Agent:
+    rows = table.get("requests")
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise FileFormatError(path, None, f"{where}: requests must be a list of objects")
+    found = _Agent(offset_s)
+    for place, row in enumerate(rows):
+        here = f"{where}, request {place}"
+        start_s = offset_s + _seconds(path, here, row, "t", None)
+        if row.get("type") == "subagent":
+            inner = row.get("requests") or [{}]
+            first = _seconds(path, here, inner[0], "t", start_s) if inner[0] else start_s
+            # Raw traces count from the sub-agent's start, published ones from the task's.
+            relative = first < start_s - offset_s
+            found.items.append(_weka_agent(path, here, row, start_s if relative else 0.0, shared))
+            found.items[-1].start_s = start_s
+            continue
+        prompt, output = (_tokens(path, here, row, name) for name in ("in", "out"))
+        if prompt and output:
+            end_s = start_s + _seconds(path, here, row, "api_time", 0.0)
+            found.items.append(
+                _Call(start_s, end_s, prompt, output, _hashes(path, here, row, shared))
+            )
+    return found
+
+
+def _hashes(path: Path, where: str, row: Mapping[str, Any], shared: bool) -> list[int] | None:
+    """Blocks alike in one task, or in all (below 0)."""
+    found = row.get("hash_ids")
+    if found is None:
+        return None
+    if not isinstance(found, list) or not all(
+        type(one) is int and 0 <= one < 1 << _SHARED_BITS for one in found
+    ):
+        raise FileFormatError(path, None, f"{where}: hash_ids must be a list of whole numbers")
+    return [~one for one in found] if shared else found
+
+
+def _seconds(
+    path: Path, where: str, row: Mapping[str, Any], name: str, default: float | None
+) -> float:
+    value = row.get(name, default)
+    found = number(value)
+    if not 0 <= found < math.inf:
+        raise FileFormatError(
+            path, None, f"{where}: {name} must be seconds from 0 on, not {value!r:.40}"
+        )
+    return found
+
+
+def _tokens(path: Path, where: str, row: Mapping[str, Any], name: str) -> int:
+    value = row.get(name)
+    if type(value) is not int or not 0 <= value <= _MOST_TOKENS:
+        raise FileFormatError(
+            path, None, f"{where}: {name} must be a number of tokens, not {value!r:.40}"
+        )
+    return value
+
+
+@dataclass
+class _Span:
+    trace: str
+    parent: str
+    start_s: float
+    end_s: float
+    attributes: dict[str, Any]
+
+    @property
+    def operation(self) -> str:
+        return str(self.attributes.get("gen_ai.operation.name", ""))
+
+
+def _otel(path: Path) -> RecordedTasks:
+    spans = {key: span for of in _objects(path) for key, span in _spans(path, of)}
+    traces: dict[str, _Agent] = {}
+    agents: dict[tuple[str, str], _Agent] = {}
+    for (trace, name), span in sorted(spans.items(), key=lambda one: one[1].start_s):
+        root = traces.setdefault(trace, _Agent(span.start_s))
+        if span.operation in _AGENTS:
+            agents[trace, name] = _Agent(span.start_s)
+    for (trace, name), span in spans.items():
+        here = _enclosing(spans, agents, span) or traces[trace]
+        if (trace, name) in agents:
+            here.items.append(agents[trace, name])
+        elif span.operation in _CALLS or (
+            not span.operation and any(key in span.attributes for key in _TOKENS["in"])
+        ):
+            prompt, output = (_count(path, span, keys) for keys in _TOKENS.values())
+            if prompt and output:
+                here.items.append(_Call(span.start_s, span.end_s, prompt, output))
+    tasks = []
+    for root in traces.values():
+        # A trace that is one agent is that agent.
+        while len(root.items) == 1 and isinstance(root.items[0], _Agent):
+            root = root.items[0]
+        graph = _Graph(BLOCK_SIZE)
+        graph.add(_from_zero(root, root.start_s), (), AGENT)
+        tasks.append(graph.steps)
+    notes = (
+        "models that the spans name are not used; sub-agents are the class subagent",
+        "a prompt that is as long as the agent's last prompt and answer begins with them",
+    )
+    return RecordedTasks([one for one in tasks if one], BLOCK_SIZE, notes)
+
+
+def _from_zero(agent: _Agent, zero_s: float) -> _Agent:
+    """The same on the task's clock."""
+    items: list[_Call | _Agent] = []
+    for one in agent.items:
+        if isinstance(one, _Agent):
+            items.append(_from_zero(one, zero_s))
+        else:
+            items.append(
+                _Call(
+                    one.start_s - zero_s, one.end_s - zero_s, one.prompt_tokens, one.output_tokens
+                )
+            )
+    return _Agent(agent.start_s - zero_s, items)
+
+
+def _enclosing(
+    spans: Mapping[tuple[str, str], _Span], agents: Mapping[tuple[str, str], _Agent], span: _Span
+) -> _Agent | None:
+    """The nearest agent above a span."""
+    seen = set()
+    key = (span.trace, span.parent)
+    while key in spans and key not in seen:
+        if key in agents:
+            return agents[key]
+        seen.add(key)
+        key = (span.trace, spans[key].parent)
+    return None
+
+
+def _spans(path: Path, table: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str], _Span]]:
+    """Spans of an OTLP object by trace and id."""
+    try:
+        for resource in table["resourceSpans"]:
+            for scope in resource["scopeSpans"]:
+                for one in scope["spans"]:
+                    attributes = {
+                        of["key"]: next(iter(of["value"].values()), None)
+                        for of in one.get("attributes", ())
+                    }
+                    span = _Span(
+                        one["traceId"],
+                        one.get("parentSpanId") or "",
+                        int(one["startTimeUnixNano"]) / 1e9,
+                        int(one["endTimeUnixNano"]) / 1e9,
+                        attributes,
+                    )
+                    yield (span.trace, one["spanId"]), span
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise FileFormatError(path, None, f"is no OTLP/JSON with spans: {error!r:.80}") from None
+
+
+def _count(path: Path, span: _Span, names: tuple[str, ...]) -> int:
+    value = next((span.attributes[name] for name in names if name in span.attributes), 0)
+    try:
+        found = int(value)
+    except (TypeError, ValueError):
+        found = -1
+    if not 0 <= found <= _MOST_TOKENS:
+        raise FileFormatError(
+            path, None, f"{names[0]} must be a number of tokens, not {value!r:.40}"
+        )
+    return found
+
+
+TASK_FORMATS = {"weka": _weka, "otel": _otel}
