@@ -21,8 +21,8 @@ E2E = Measure("mean E2E", LATENCY.column, seconds_text, False)
 MEASURES = (IN_SLO, E2E, TTFT, TPOT)
 _MOST_NAMED = 3  # series that are level; more are counted
 NOTE = (
-    "Best by the mean over seeds, and all that are level with it (≈): the 95 % interval over seeds of "
-    "the difference holds 0. *: not stationary, so that the figure depends on the run's length."
+    "Best by the mean over seeds, and all that are level with it (≈): the 95 % interval over seeds "
+    "of the difference holds 0. *: not stationary, so that the figure depends on the run's length."
 )
 
 
