@@ -117,7 +117,8 @@ def shown_suites(text: str) -> Iterator[tuple[str, set[str]]]:
             yield fields["suite"], {fields["value"]}
         elif kind == "published":
             rows = load_published(_published(fields["suite"])).rows
-            yield fields["suite"], {row.column for row in rows if row.column is not None}
+            read = {one for row in rows for one in (row.column, row.per) if one is not None}
+            yield fields["suite"], read
 
 
 def _published(suite: str) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from .arrivals import Extent
 from .call_parser import Call, build, parse_call, positive
 from .errors import SloBenchError, UnknownNameError
 from .machine_memory import check_memory
@@ -76,7 +77,7 @@ class MultiModelArrivals:
 
         Spells and swings of a seed are the same at every rate.
         """
-        positive(rate_rps, "rate_rps")
+        Extent(rate_rps, requests, duration_s)  # raises SloBenchError
         span_s = duration_s
         if span_s is None:
             assert requests is not None

@@ -15,14 +15,19 @@ EXAMPLES = (
     "slo-bench explain runs/quickstart slowest --cell vllm_rate-6_seed-0",
     "slo-bench explain runs/quickstart 17 --cell vllm_rate-6_seed-0 --trace trace.json.gz",
     "slo-bench explain runs/quickstart 17 --cell vllm_rate-6_seed-0 --json",
+    "slo-bench explain runs/quickstart",
 )
 
 
 def explain(
     run: Annotated[Path, argument("RUN", "Run folder.")],
     request: Annotated[
-        str, argument("REQUEST", "Request number (`id` in the records), or slowest.")
-    ],
+        str | None,
+        argument(
+            "[REQUEST]",
+            "Request number (`id` in the records), or slowest. Without: why the best system won.",
+        ),
+    ] = None,
     cell: Annotated[
         str | None,
         option(
@@ -42,7 +47,15 @@ def explain(
 
     A simulated cell is simulated again, with a log of events. For a cell of a real server only
     the client's times are known: queue and prefill cannot be separated.
+
+    Without REQUEST: the best system of the run against the next, request by request, from the
+    records: waiting, prefill, transfer and decode.
     """
+    if request is None:
+        if cell is not None or trace is not None:
+            raise SloBenchError("--cell and --trace go with a REQUEST, such as slowest")
+        _explain_run(run, as_json=as_json)
+        return
     from ...harness.validation.trace import (
         MeasuredCell,
         cell_names,
@@ -84,3 +97,23 @@ def explain(
         typer.echo(f"careful: {doubt}", err=True)
     where = None if trace is None else f"trace: {trace} (open it in https://ui.perfetto.dev)"
     print_result(explaining.explanation_text(explanation), where)
+
+
+def _explain_run(run: Path, *, as_json: bool) -> None:
+    from ...harness.results.read import read_runs
+    from ...reports.figures.levels import combine
+    from ...reports.pages import why
+    from ..output.console import print_lines
+
+    runs = read_runs([run])
+    found = why.reasons(runs, combine(runs))
+    if as_json:
+        told = [why.reason_json(one) for one in found]
+        typer.echo(json.dumps(told, allow_nan=False, ensure_ascii=False))
+    elif found:
+        print_lines(*(f"{facet}: {text}" if facet else text for facet, text in why.shown(found)))
+    else:
+        raise SloBenchError(
+            f"{run} has nothing to compare: it takes two systems with different attainment of an "
+            "SLO at a common rate, and records of their requests"
+        )

@@ -9,6 +9,7 @@ import typer
 
 from ...workloads.errors import SloBenchError
 from ..options.from_schema import Given, Offer, with_options
+from ..options.gateway_limits import GatewayLimits, limits_of
 from ..options.names import listed
 from ..options.parameters import argument, option
 
@@ -65,6 +66,7 @@ def serve(
         ),
     ],
     given: Annotated[Given, Offer(only=_TAKEN, changed=_CHANGED)],
+    limits: Annotated[Given, Offer(GatewayLimits)],
     model: Annotated[
         list[str] | None,
         option(
@@ -149,6 +151,8 @@ def serve(
     stop_on_signals(signal.SIGTERM, signal.SIGHUP)
     models = model or []
     api_key = None if api_key_env is None else environment_variable(api_key_env)
+    guarded = api_key is not None or bool(limits.settings)
+    access: dict[str, Any] = {"api_key": api_key, "limits": limits_of(limits.settings)}
     asked = given.settings
     instances, router = asked.get("instances", 1), asked.get("router")
     length_predictor, embedder = asked.get("length_predictor"), asked.get("embedder")
@@ -169,7 +173,8 @@ def serve(
             device=device or "cpu",
             port=port or 0,
             length_predictor=length_predictor,
-            api_key=api_key,
+            guarded=guarded,
+            access=access,
         )
         return
     only_torch = {"--embedder": embedder, "--kv-store": kv_store or None, "--device": device}
@@ -213,7 +218,7 @@ def serve(
             log or Path("servers/prism.log"),
             max_active_models,
             port or 0,
-            api_key,
+            access,
         )
         return
     only_one(models, system)
@@ -222,7 +227,7 @@ def serve(
     log = log or Path("servers") / f"{wanted.label}.log"
 
     with contextlib.ExitStack() as stack:
-        told_nothing = length_predictor is None and api_key is None
+        told_nothing = length_predictor is None and not guarded
         alone = instances == 1 and not wanted.gateway and told_nothing
         told = before(stack, length_predictor, wanted.values_field, say)
         servers = wanted.start(
@@ -232,7 +237,7 @@ def serve(
             url = servers[0].url
         else:
             plan = wanted.behind(servers, router)
-            url = stack.enter_context(gateway(told(plan), port=port or 0, api_key=api_key, say=say))
+            url = stack.enter_context(gateway(told(plan), port=port or 0, say=say, **access))
             for server in servers:
                 say(f"{server.name} at {server.url}: {server.log}")
         typer.echo(url)

@@ -140,7 +140,7 @@ def serve_models(
     log: Path,
     max_active_models: int | None,
     port: int,
-    api_key: str | None,
+    access: Mapping[str, Any],
 ) -> None:
     """Serve several models behind one queue until Ctrl-C; a model is started on its first request.
 
@@ -155,7 +155,7 @@ def serve_models(
         stage = stage_of(models, common, policy, log, say=say)
         stack.callback(stage.close)
         plan = SharedPlan(served_names(models), stage, policy, max_active_models)
-        typer.echo(stack.enter_context(gateway(plan, port=port, api_key=api_key, say=say)))
+        typer.echo(stack.enter_context(gateway(plan, port=port, say=say, **access)))
         say(f"logs: {log.parent.absolute()}; Ctrl-C stops")
         threading.Event().wait()
 
@@ -167,7 +167,8 @@ def serve_torch(
     *,
     port: int,
     length_predictor: str | None,
-    api_key: str | None,
+    guarded: bool,
+    access: Mapping[str, Any],
     **options: Any,
 ) -> None:
     """Serve with the built-in torch engine in this process until Ctrl-C; `options` as in
@@ -190,7 +191,7 @@ def serve_torch(
     if model is None:
         say(f"{TINY}: a tiny Llama with random weights, made here")
     with contextlib.ExitStack() as stack:
-        alone = length_predictor is None and api_key is None
+        alone = length_predictor is None and not guarded
         own_port = port if alone else 0
         served = serving_model(system, parameters, model or TINY, port=own_port, say=say, **options)
         if alone:
@@ -200,7 +201,7 @@ def serve_torch(
                 say_whether_it_looks(system_by_name(system), say)
             told = before(stack, length_predictor, VLLM_FIELD, say)
             plan = GatewayPlan([Endpoint.parse(stack.enter_context(served))])
-            url = stack.enter_context(gateway(told(plan), port=port, api_key=api_key, say=say))
+            url = stack.enter_context(gateway(told(plan), port=port, say=say, **access))
         typer.echo(url)
         say("Ctrl-C stops")
         threading.Event().wait()

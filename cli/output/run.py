@@ -39,7 +39,7 @@ def run_shown(experiment: Experiment, execution: Execution) -> RunResult:
     size = estimate(experiment)
     size.check()
     if experiment.backend == "simulated" and size.cpu_s >= _LONG_S:
-        typer.echo(f"up to {size.text} {gib(size.memory_bytes)} of memory", err=True)
+        typer.echo(f"about {size.text} {gib(size.memory_bytes)} of memory", err=True)
 
     def way_on() -> str:
         if not last.finished:

@@ -44,7 +44,8 @@ class Role:
     """Instances with the same policy and placement. None means the value of the whole run.
 
     `prefill_only`: requests that are prefilled here decode on another instance. `start_s`: seconds
-    from the start of the run until the instances accept requests. `learner` makes the step-time
+    from the start of the run until the instances accept requests. `spare`: they are off until the
+    policy starts them. `learner` makes the step-time
     predictions of each instance; by default the true step times. `devices`: the device of each
     instance, by name; instances with the same device take turns. By default each has its own.
     `kv_manager` makes the KV cache manager of each instance, with the arguments of
@@ -59,6 +60,7 @@ class Role:
     prefix_cache: bool | None = None
     prefill_only: bool = False
     start_s: float = 0.0
+    spare: bool = False
     learner: Callable[[Placement], Learner] | None = None
     devices: tuple[str, ...] = ()
     kv_manager: Callable[[int, int, int, int], KVCacheManager] = KVCacheManager
@@ -164,6 +166,16 @@ class ClusterControl(ClusterView, Protocol):
 
     def separate(self, first: Instance, second: Instance) -> None:
         """End the coupling that `unite` began."""
+
+    def start(self, instance: Instance, startup_s: float = 0.0) -> None:
+        """Let an instance that is off accept requests after `startup_s`; one that still serves its
+        last requests does at once. Its GPUs are paid for from now on.
+        """
+
+    def stop(self, instance: Instance) -> None:
+        """Let `instance` accept no more requests. Its GPUs are paid for until it has served those
+        that it has.
+        """
 
     def bring(self, instance: Instance) -> None:
         """Run `instance` up to the present."""

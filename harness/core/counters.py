@@ -7,7 +7,8 @@ The engine keeps the counters; their sums over all instances are the columns `co
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from array import array
+from collections.abc import Callable, Iterable, Mapping
 
 from ...workloads.errors import UnknownNameError
 from .state import RequestState
@@ -41,8 +42,9 @@ class Counters(dict[str, int]):
     def __init__(self, mechanisms: Iterable[str] = ()) -> None:
         super().__init__(dict.fromkeys(mechanisms, 0))
 
-    def add(self, name: str, r: RequestState | None = None) -> None:
-        """Count one act of the mechanism `name`, on the request `r` if it was on one.
+    def add(self, name: str, r: RequestState | None = None, why: str = "") -> None:
+        """Count one act of the mechanism `name`, on the request `r` if it was on one; `why` is the
+        reason, where there are several.
 
         Raises:
             UnknownNameError: the policy does not declare it.
@@ -54,6 +56,20 @@ class Counters(dict[str, int]):
     def of_policy(self) -> dict[str, int]:
         """Those that the policy counts itself, which are known wherever it runs."""
         return {name: n for name, n in self.items() if name not in _OF_ENGINES}
+
+
+class TimedCounters(Counters):
+    """Counters that keep the times of all acts, by mechanism and reason."""
+
+    def __init__(self, mechanisms: Iterable[str], clock: Callable[[], float]) -> None:
+        super().__init__(mechanisms)
+        self._clock = clock
+        self.times_s: dict[str, array[float]] = {}
+
+    def add(self, name: str, r: RequestState | None = None, why: str = "") -> None:
+        super().add(name, r, why)
+        label = f"{name}: {why}" if why else name
+        self.times_s.setdefault(label, array("d")).append(self._clock())
 
 
 def summed(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:

@@ -252,8 +252,8 @@ class IdleModel:
 
 @dataclass(frozen=True)
 class SharingPolicy(Parameters):
-    """Decides which model is on which GPUs and where requests wait. The two parameters limit each
-    model's engine.
+    """Decides which model is on which GPUs and where requests wait. The first two parameters limit
+    each model's engine; `pages_by_layer` and `page_fill` say what pages hold (`pages`).
     """
 
     # Parameters that decide before real servers, too; none: the system is simulated alone.
@@ -261,6 +261,8 @@ class SharingPolicy(Parameters):
 
     max_num_batched_tokens: int = parameter(2048, 16, 131072, log=True)
     max_num_seqs: int = parameter(256, 1, 8192, log=True)
+    pages_by_layer: bool = parameter(False)
+    page_fill: float = parameter(1.0, 0.1, 1.0)
 
     @property
     def engine(self) -> Policy:

@@ -36,6 +36,11 @@ class PooledKVCacheManager(KVCacheManager):
     were allocated together, so that a model holds the fewest pages for its blocks. `buffer_pages`
     more stay mapped ahead; other models cannot use these. `quota_blocks` is the most that the model
     may use. There is no prefix cache and no swapping.
+
+    `layers`: a page holds K or V of one layer, as engines that keep each layer's KV in one tensor
+    map it, so that pages are mapped for all layers together; 0: a page holds whole blocks. `fill`:
+    share of the blocks of the mapped pages that live ones take, where pages are not emptied
+    together; 1: those that were counted above.
     """
 
     __slots__ = (
@@ -56,11 +61,15 @@ class PooledKVCacheManager(KVCacheManager):
         *,
         buffer_pages: int = 0,
         quota_blocks: int | None = None,
+        layers: int = 0,
+        fill: float = 1.0,
     ) -> None:
         """`block_bytes`: of one block on one GPU."""
         self._pools = tuple(pools)
-        self._blocks_per_page = max(1, PAGE_BYTES // block_bytes)
-        self._pages_per_block = pages_of(block_bytes)
+        tensors = 2 * layers or 1
+        tensor_bytes = -(-block_bytes // tensors)
+        self._blocks_per_page = max(1, int(PAGE_BYTES // tensor_bytes * fill))
+        self._pages_per_block = pages_of(tensor_bytes) * tensors
         self.buffer_pages = buffer_pages
         self.quota_blocks = quota_blocks
         self.used = self.held_pages = 0

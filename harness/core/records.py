@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
+    from ...predictors.placement import Placement
     from ...workloads.workload import Workload
 
 Floats = NDArray[np.float64]
@@ -36,7 +37,8 @@ class Records:
     time); `first_scheduled_s` is when the request first entered a batch, `queued_s` when it had
     come to that instance (later than it arrived if another gave it back); `output_tokens` counts
     tokens given back; `cached_tokens` prompt tokens found in the prefix cache at the first
-    admission.
+    admission; `transfer_s` is the time between two instances, from the end of prefill (or the
+    pause of a migration) until its KV had arrived.
     """
 
     arrival_s: Floats
@@ -50,6 +52,7 @@ class Records:
     preemptions_swap: Ints
     preemptions_recompute: Ints
     instance: Ints  # -1: none
+    transfer_s: Floats
 
     def __len__(self) -> int:
         return len(self.arrival_s)
@@ -60,7 +63,7 @@ class Records:
         columns = {}
         for f in fields(cls):
             if f.name.endswith("_s"):
-                columns[f.name] = np.full(n, np.nan)
+                columns[f.name] = np.full(n, 0.0 if f.name == "transfer_s" else np.nan)
             else:
                 columns[f.name] = np.full(n, -1 if f.name == "instance" else 0, dtype=np.int64)
         return cls(**columns)
@@ -119,10 +122,12 @@ class Gaps:
 class TimeseriesRow(NamedTuple):
     """Sample or event of one instance or model.
 
-    Metrics: `requests` (waiting and running), `load` (C/Cmax + M/Mmax, 0 to 2), `kv_gib` (KV memory
-    over all GPUs), `layers` or `heads` (offloaded to another instance from then on), `activation`
-    (seconds until the model serves). Of predicted lengths: `lengths`, the share of outputs in the
-    named bucket, and `taught`, the share of training samples that were accepted.
+    Metrics: `requests` (waiting and running), `waiting`, `kv_cache_usage` (share of KV blocks),
+    `compute` (share of the GPUs' arithmetic), `acts` (of a mechanism, per second), `load`
+    (C/Cmax + M/Mmax, 0 to 2), `kv_gib` (KV memory over all GPUs), `layers` or `heads` (offloaded to
+    another instance from then on), `activation` (seconds until the model serves). Of predicted
+    lengths: `lengths`, the share of outputs in the named bucket, and `taught`, the share of
+    training samples that were accepted.
     """
 
     time_s: float
@@ -158,6 +163,7 @@ class Totals:
     kv_cache_usage_peak: float
     kv_cache_usage_mean: float
     gpu_busy_s: float = float("nan")  # seconds that GPUs computed, summed over them
+    gpu_paid_s: float = float("nan")  # summed over GPUs; NaN: all of them all the time
 
 
 @dataclass(frozen=True)
@@ -171,6 +177,7 @@ class InstanceTotals:
     decode_tokens: int = 0
     preemptions: int = 0
     prediction_error: float = float("nan")  # mean relative, of step times that are learned
+    placement: Placement | None = None
 
 
 @dataclass(frozen=True)

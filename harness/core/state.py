@@ -66,6 +66,7 @@ class RequestState:
         "swaps",
         "target_tokens",
         "tick0",
+        "transfer_s",
         "version",
         "visible_s",
     )
@@ -96,6 +97,7 @@ class RequestState:
         self.tick0 = self.residue = self.version = self.recomputes = self.swaps = 0
         self.cached_tokens = self.instance = self.seq = -1  # not looked up, not sent, not arrived
         self.in_host_memory = False
+        self.transfer_s = 0.0  # between instances, its KV on the way or waiting to leave
         self.num_inputs = self.priority = 0  # texts to embed in one pass; 0: an answer is generated
         # by a client, of its answer; see `wire.PredictedLength`
         self.predicted_output_tokens: tuple[int, int] | None = None

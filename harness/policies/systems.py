@@ -218,6 +218,15 @@ _STOCK = {
     "prism-queue": _Stock(
         "prism.queue:PrismLocal", "Prism, Algorithm 2; Moore, Management Science 1968"
     ),
+    "autoscaled": _Stock(
+        "vllm:Vllm",
+        "Kubernetes' horizontal pod autoscaler",
+        prefix_cache=True,
+        cluster="autoscaled:Autoscaled",
+    ),
+    "mixed-gpus": _Stock(
+        "vllm:Vllm", "slo-bench", prefix_cache=True, cluster="mixed_gpus:MixedGpus"
+    ),
     "prism": _Stock("prism.controller:PrismGlobal", "Prism, Algorithms 1 and 2", sharing=True),
     "muxserve": _Stock("muxserve:MuxServe", "Duan et al., ICML 2024; Prism, §7.1", sharing=True),
     "qlm": _Stock("qlm:Qlm", "Patke et al., SoCC 2024; Prism, §7.1", sharing=True),
@@ -252,6 +261,12 @@ _STOCK = {
         "BanaServe, Algorithms 4-1 and 4-2",
         prefix_cache=True,
         cluster="banaserve.controller:BanaServe",
+    ),
+    "banaserve-forecast": _Stock(
+        "vllm_layerwise:LayerwiseVllm",
+        "BanaServe, outlook",
+        prefix_cache=True,
+        cluster="banaserve.forecast:BanaServeForecast",
     ),
 }
 SYSTEMS: Mapping[str, System] = _Registry()

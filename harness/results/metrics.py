@@ -196,7 +196,9 @@ def cell_metrics(
     )
     all_tokens = totals.prefill_tokens + totals.decode_tokens
     computed = all_tokens - totals.padded_tokens
-    able_flops = hardware.peak_flops * hardware.gpus * totals.makespan_s
+    scales = totals.gpu_paid_s > 0 and totals.makespan_s > 0  # instances start and stop
+    gpus = totals.gpu_paid_s / totals.makespan_s if scales else hardware.gpus
+    able_flops = hardware.peak_flops * gpus * totals.makespan_s
     utilisation = NOT_A_NUMBER
     if able_flops > 0:
         utilisation = 2 * hardware.parameters * computed / able_flops
@@ -232,8 +234,8 @@ def cell_metrics(
         "throughput_rps": per_second(int(finished.sum()), window.makespan_s),
         "output_tokens_per_s": per_second(output_tokens, window.makespan_s),
         "mfu": utilisation,
-        "gpu_utilisation": totals.gpu_busy_s / (hardware.gpus * totals.makespan_s)
-        if hardware.gpus and totals.makespan_s > 0
+        "gpu_utilisation": totals.gpu_busy_s / (gpus * totals.makespan_s)
+        if gpus and totals.makespan_s > 0
         else NOT_A_NUMBER,
         "kv_cache_usage_mean": totals.kv_cache_usage_mean,
         "prefix_hit_rate": int(records.cached_tokens[began].sum()) / prompt_tokens
@@ -249,7 +251,7 @@ def cell_metrics(
         "stationary": _stationary(workload, records, judged, warmup_s),
         "cost_usd_per_hour": NOT_A_NUMBER
         if hardware.usd_per_gpu_hour is None
-        else hardware.usd_per_gpu_hour * hardware.gpus,
+        else hardware.usd_per_gpu_hour * gpus,
     }
     power_w = NOT_A_NUMBER
     if hardware.energy is not None:
@@ -268,10 +270,13 @@ def cell_metrics(
     }
     if warmup_s > 0:
         row["warmup_s"] = warmup_s
+    if scales:
+        row["gpu_paid_s"] = totals.gpu_paid_s
     row.update(_prediction_error(result))
     row.update(_by_kind(workload, records, counted, judged.met, window, objective))
     row.update(_by_class(workload, records, counted, judged.met))
     row.update(_by_session(workload, records, counted))
+    row.update(_waits_by_role(result, counted))
     row.update({COUNT + name: count for name, count in counts_of(result).items()})
     return row
 
@@ -353,6 +358,24 @@ def weighted_turnaround(records: Records, of: Mask) -> float:
     if not served.any():
         return NOT_A_NUMBER
     return float((turnaround_s[served] / processing_s[served]).mean())
+
+
+def _waits_by_role(result: Result, counted: Mask) -> dict[str, float]:
+    """Mean wait of the requests that instances of each role served, from the time when they had
+    come there until their first batch; {} where instances have no roles.
+    """
+    roles = np.array([one.role for one in result.instances] + [""])  # the last: no instance
+    if not roles.any():
+        return {}
+    records = result.records
+    wait_s = np.where(counted, records.first_scheduled_s - records.queued_s, np.nan)
+    of_role = roles[records.instance]
+    waits = {role: wait_s[of_role == role] for role in dict.fromkeys(roles[roles != ""])}
+    return {
+        f"wait_mean_s_{role}": float(np.nanmean(each))
+        for role, each in waits.items()
+        if np.isfinite(each).any()
+    }
 
 
 def _by_class(workload: Workload, records: Records, counted: Mask, met: Mask) -> dict[str, float]:

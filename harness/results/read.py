@@ -86,9 +86,11 @@ OPTIONAL_COLUMNS: Mapping[str, float | str] = {
     REQUEST_TYPE_COLUMN: 0.0,
     "role": "",
     "queued_s": float("nan"),
+    "transfer_s": 0.0,
 }
 """Only runs that need them have these; `role` is that of the instance that served, `queued_s` when
-the request had come to the instance where it first entered a batch: by default when it arrived."""
+the request had come to the instance where it first entered a batch: by default when it arrived;
+`transfer_s` the time between two instances."""
 
 TIMESERIES_COLUMNS = ("time_s", "metric", "entity", "value")
 

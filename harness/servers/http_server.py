@@ -27,9 +27,7 @@ from ...workloads.errors import SloBenchError
 from ...workloads.parsing import parse_json
 from ..load_generator.machine import allow_many_sockets
 
-MOST_BODY_BYTES = 256 << 20
 MOST_HEAD_BYTES = 1 << 20
-REQUEST_LIMIT_S = 120.0  # from the first byte of a request to its last
 _MOST_AHEAD = 64  # requests that a client may send before it is answered
 _START_S = 20.0
 
@@ -46,6 +44,28 @@ _OF_THE_CONNECTION = frozenset(
         *(b"expect", b"host", b"content-length"),
     )
 )
+
+
+@dataclass(frozen=True)
+class HttpLimits:
+    """What clients may take of a server. None: no limit."""
+
+    body_bytes: int = 256 << 20  # of a request
+    bodies_bytes: int = 4 << 30  # of all requests that are not answered
+    connections: int = 10_000  # at a time
+    request_s: float = 120.0  # from the first byte of a request to its last
+    idle_s: float | None = 600.0  # of a connection between two requests
+    first_byte_s: float | None = None  # from a whole request to the first byte of its answer
+
+    @property
+    def looks_s(self) -> float | None:
+        """Seconds between two looks for idle connections."""
+        return None if self.idle_s is None else self.idle_s / 8
+
+
+DEFAULT_LIMITS = HttpLimits()
+
+
 _ERROR_TYPES = {
     400: "BadRequestError",
     401: "AuthenticationError",
@@ -55,6 +75,7 @@ _ERROR_TYPES = {
     429: "RateLimitError",
     502: "BadGateway",
     503: "ServiceUnavailable",
+    504: "GatewayTimeout",
 }
 
 
@@ -160,12 +181,30 @@ def refuse(reply: Reply, status: int, message: str) -> None:
 Handler = Callable[[HttpRequest, "ClientReply"], Awaitable[None]]
 
 
+class Clients:
+    """The connections of a server, and the bytes of the requests that it has not answered."""
+
+    def __init__(self, limits: HttpLimits) -> None:
+        self.limits = limits
+        self.connections: set[HttpConnection] = set()
+        self.bodies_bytes = 0
+
+    def close_idle(self) -> None:
+        """Close the connections that have been idle for too long."""
+        if self.limits.idle_s is not None:
+            since_s = perf_counter() - self.limits.idle_s
+            for one in [one for one in self.connections if one.idle_since(since_s)]:
+                one.close()
+
+
 class HttpConnection(asyncio.Protocol):
     """One client's connection: parses requests and sends answers in order."""
 
-    def __init__(self, handler: Handler, connections: set[HttpConnection]) -> None:
+    def __init__(self, handler: Handler, clients: Clients) -> None:
         self._handler = handler
-        self._connections = connections
+        self._clients, self._limits = clients, clients.limits
+        self._body_bytes = 0
+        self._held_bytes = 0  # of requests that are whole and not answered
         self._ahead: deque[tuple[HttpRequest, ClientReply]] = deque()
         self._task: asyncio.Task[None] | None = None
         self._reply: ClientReply | None = None
@@ -178,17 +217,31 @@ class HttpConnection(asyncio.Protocol):
         found: Any = transport.get_extra_info("socket")
         found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._parser = httptools.HttpRequestParser(self)
-        self._connections.add(self)
+        self._received_s = perf_counter()
         self._begin()
+        full = len(self._clients.connections) >= self._limits.connections
+        self._clients.connections.add(self)
+        if full:
+            self._give_up(503, f"the server has {self._limits.connections:,} connections")
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Unregister the connection and cancel its requests."""
-        self._connections.discard(self)
+        self._clients.connections.discard(self)
+        self._clients.bodies_bytes -= self._body_bytes + self._held_bytes
+        self._body_bytes = self._held_bytes = 0
         self._ahead.clear()
         if self._waiting is not None:
             self._waiting.cancel()
         if self._task is not None:
             self._task.cancel()
+
+    def idle_since(self, time_s: float) -> bool:
+        """Whether nothing has been received since `time_s` and no request is in progress."""
+        return self._task is None and self._waiting is None and self._received_s < time_s
+
+    def close(self) -> None:
+        """Close when what was sent has left."""
+        self._transport.close()
 
     def reset(self) -> None:
         """Close at once with RST in place of FIN, and cancel the request in progress."""
@@ -211,7 +264,7 @@ class HttpConnection(asyncio.Protocol):
         self._received_s = perf_counter()
         if self._waiting is None:
             loop = asyncio.get_running_loop()
-            self._waiting = loop.call_later(REQUEST_LIMIT_S, self._too_slow)
+            self._waiting = loop.call_later(self._limits.request_s, self._too_slow)
         self._head_bytes += len(data)
         if self._head_bytes > MOST_HEAD_BYTES:
             self._give_up(400, f"the head has more than {MOST_HEAD_BYTES >> 10} KiB")
@@ -226,7 +279,7 @@ class HttpConnection(asyncio.Protocol):
             self._give_up(400, f"no HTTP/1.1: {error}")
 
     def _too_slow(self) -> None:
-        self._give_up(408, f"the request was not whole within {REQUEST_LIMIT_S:g} s")
+        self._give_up(408, f"the request was not whole within {self._limits.request_s:g} s")
 
     def _give_up(self, status: int, message: str) -> None:
         """Refuse the request, unless another answer is in progress, and close the connection."""
@@ -256,10 +309,14 @@ class HttpConnection(asyncio.Protocol):
         """Collect a part of the request body."""
         self._head_bytes = 0
         self._body_bytes += len(body)
-        if self._body_bytes <= MOST_BODY_BYTES:
-            self._body.append(body)
+        self._clients.bodies_bytes += len(body)
+        if self._body_bytes > self._limits.body_bytes:
+            self._give_up(413, f"the body has more than {self._limits.body_bytes >> 20} MiB")
+        elif self._clients.bodies_bytes > self._limits.bodies_bytes:
+            most = self._limits.bodies_bytes >> 20
+            self._give_up(503, f"requests in progress have more than {most} MiB of bodies")
         else:
-            self._give_up(413, f"the body has more than {MOST_BODY_BYTES >> 20} MiB")
+            self._body.append(body)
 
     def on_message_complete(self) -> None:
         """Queue the complete request and start its handler if the connection is idle."""
@@ -283,6 +340,7 @@ class HttpConnection(asyncio.Protocol):
             head_only=method == "HEAD",
             stays=self._parser.should_keep_alive() and not self._parser.should_upgrade(),
         )
+        self._held_bytes += self._body_bytes
         self._begin()
         self._ahead.append((request, reply))
         if self._task is None:
@@ -299,12 +357,30 @@ class HttpConnection(asyncio.Protocol):
         self._task = asyncio.get_running_loop().create_task(self._serve(request, self._reply))
 
     async def _serve(self, request: HttpRequest, reply: ClientReply) -> None:
+        limit_s = self._limits.first_byte_s
         try:
-            await self._handler(request, reply)
+            if limit_s is None:
+                await self._handler(request, reply)
+            else:
+                await self._serve_within(limit_s, request, reply)
         finally:
+            ended = min(len(request.body), self._held_bytes)  # none if the connection is lost
+            self._held_bytes -= ended
+            self._clients.bodies_bytes -= ended
+            self._received_s = perf_counter()
             if not reply.complete or not reply.stays:
                 self._transport.close()  # no end: so a client hears that its answer was lost
             self._next()
+
+    async def _serve_within(self, limit_s: float, request: HttpRequest, reply: ClientReply) -> None:
+        try:
+            async with asyncio.timeout(limit_s) as late:
+                reply.on_begin = lambda: late.reschedule(None)
+                await self._handler(request, reply)
+        except TimeoutError:
+            if not late.expired():
+                raise
+            refuse(reply, 504, f"the answer did not begin within {limit_s:g} s")
 
 
 class ClientReply:
@@ -315,6 +391,7 @@ class ClientReply:
     ) -> None:
         self.begun = self.complete = False
         self.stays = stays
+        self.on_begin: Callable[[], None] | None = None
         self._transport = transport
         self._http_1_1 = http_1_1
         self._head_only = head_only
@@ -324,6 +401,9 @@ class ClientReply:
     def begin(self, status: int, reason: bytes, headers: Headers) -> None:
         """Send the head of the answer."""
         self.begun = True
+        if self.on_begin is not None:
+            self.on_begin()
+            self.on_begin = None
         lines = [b"HTTP/1.1 %d %b\r\n" % (status, reason)]
         lines += [b"%b: %b\r\n" % header for header in end_to_end(headers)]
         lengths = [value for name, value in headers if name.lower() == b"content-length"]
@@ -395,6 +475,7 @@ async def serve(
     host: str = "127.0.0.1",
     port: int = 0,
     tls: ssl.SSLContext | None = None,
+    limits: HttpLimits = DEFAULT_LIMITS,
     ready: Ready,
 ) -> None:
     """Serve until stopped; then all connections are reset.
@@ -404,9 +485,9 @@ async def serve(
     """
     loop = asyncio.get_running_loop()
     over = asyncio.Event()
-    connections: set[HttpConnection] = set()
+    clients = Clients(limits)
     server = await loop.create_server(
-        lambda: HttpConnection(handler, connections), host, port, ssl=tls, backlog=4096
+        lambda: HttpConnection(handler, clients), host, port, ssl=tls, backlog=4096
     )
 
     def stop() -> None:
@@ -416,10 +497,14 @@ async def serve(
         found = server.sockets[0].getsockname()[1]
         url = f"http://{host}:{found}" if tls is None else f"https://localhost:{found}"
         ready(url, stop)
-        await over.wait()
+        while not over.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(limits.looks_s):
+                    await over.wait()
+            clients.close_idle()
     finally:
         server.close()
-        for connection in list(connections):
+        for connection in list(clients.connections):
             connection.reset()
         await asyncio.sleep(0)  # for their last callbacks
 

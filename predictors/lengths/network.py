@@ -41,26 +41,30 @@ class LoadedBase:
 
 
 def load_base(
-    name: str, *, device: str = "cpu", bf16: bool = False, learns: bool = False
+    name: str, *, device: str = "cpu", bf16: bool = False, learns: bool = False, fetch: bool = False
 ) -> LoadedBase:
-    """A local folder, the package of the extra `encoder`, or a name on the hub (fetched where it is
-    not cached).
+    """A local folder, the package of the extra `encoder`, or a name on the hub.
 
     `learns`: it will be trained, so its attention is the one with the quicker backward pass.
+    `fetch`: the user named it, so that a model of the hub that is not cached is fetched; the hub is
+    not contacted for a name in a predictor's folder.
 
     Raises:
         SloBenchError: there is none, or it is no model of text that this can load.
     """
+    import huggingface_hub
     import transformers
 
     local = packaged(name) or Path(name).expanduser()
     looks_local = local.is_absolute() or name.startswith(".") or local.exists()
     if looks_local and not (local / "config.json").is_file():
         raise SloBenchError(f"there is no model in {name}: it has no config.json")
-    where = str(local) if looks_local else name
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     try:
+        where = str(local) if looks_local else name
+        if not looks_local and not fetch:
+            where = huggingface_hub.snapshot_download(name, local_files_only=True)
         # A model's own code is never run, and nobody is asked to.
         tokenizer = transformers.AutoTokenizer.from_pretrained(where, trust_remote_code=False)
         model = transformers.AutoModel.from_pretrained(
@@ -73,9 +77,10 @@ def load_base(
         )
     except Exception as error:  # what the three libraries raise has nothing else in common
         first = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+        way = "" if fetch or looks_local else f"; `hf download {name}` fetches it"
         raise SloBenchError(
             f"cannot load the base model {name!r}: {first}; give --base a folder with config.json, "
-            "weights and tokenizer, or a name on the hub"
+            f"weights and tokenizer, or a name on the hub{way}"
         ) from error
     if getattr(model, "pooler", None) is not None:
         model.pooler = None  # we take the mean of all tokens

@@ -140,7 +140,7 @@ def train(
         settings.head, settings.edges, models, settings.max_tokens, settings.lora_r
     )
     _check_folder(out, resume)
-    loaded = load_base(base, device=device, bf16=bf16_runs(device), learns=True)
+    loaded = load_base(base, device=device, bf16=bf16_runs(device), learns=True, fetch=True)
     packed = pack(parts)
     # How often the state is kept and where it is computed does not change what is computed.
     settings_of_weights = {**asdict(settings), "checkpoint_steps": 0, "device": device}

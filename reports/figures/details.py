@@ -33,8 +33,9 @@ CAUSES = (
 """Why a request missed; every miss has exactly one. A finished request that broke the TTFT or the
 TPOT bound counts there, whatever else it broke; `unfinished` holds failed and cancelled too."""
 
-PHASES = ("waiting", "prefill", "decode")
-"""Arrival to first batch, to first token, to last token; preemptions lie in the latter two."""
+PHASES = ("waiting", "prefill", "transfer", "decode")
+"""Arrival to first batch, to first token, between two instances, to last token; preemptions lie in
+prefill and decode."""
 
 SHARES: Floats = np.concatenate(
     [np.linspace(0.0, 0.9, 46), np.linspace(0.9, 0.99, 19)[1:], [0.992, 0.994, 0.996, 0.998, 0.999]]
@@ -86,7 +87,10 @@ class TimelineMeans:
 
 _POINTS = 96
 _MOVES = ("layers", "heads", "taught")
-_SERIES = ("load", "requests", "kv_gib", "lengths")
+_SERIES = (
+    *("load", "requests", "waiting", "compute", "kv_cache_usage"),
+    *("kv_gib", "acts", "lengths"),
+)
 
 
 @dataclass(frozen=True)
@@ -179,21 +183,21 @@ class _PointTotals:
     def add(self, requests: pd.DataFrame, hours: float, dollars_per_hour: float) -> None:
         met = requests["slo_met"].to_numpy() == 1
         finished = (requests["outcome"] == "finished").to_numpy()
-        ttft_s, tpot_s = _latencies(requests)
+        ttft_s, tpot_s = latencies_s(requests)
         self.requests += len(requests)
         self.arrival_s.append(requests["arrival_s"].to_numpy())
         self.met.append(met)
         generates = requests[REQUEST_TYPE_COLUMN].to_numpy() != 1
         self.ttft_s.append(ttft_s[generates])
         self.tpot_s.append(tpot_s[generates & ~(finished & np.isnan(tpot_s))])
-        for cause, count in _causes(requests, ttft_s, tpot_s).items():
-            self.missed[cause] += count
+        for cause, missed in missed_by(requests, ttft_s, tpot_s).items():
+            self.missed[cause] += int(missed.sum())
         queued_s = requests["queued_s"].fillna(requests["arrival_s"])
         wait_s = (requests["first_scheduled_s"] - queued_s).to_numpy()
         for role in sorted(requests["role"].unique()):
             of_role = (requests["role"] == role).to_numpy() & generates
             self.wait_s.setdefault(str(role), []).append(wait_s[of_role])
-        phases = _phases(requests[finished & ~met])
+        phases = phases_s(requests[finished & ~met])
         self.missed_phases_s.append(phases[~np.isnan(phases).any(axis=1)])
         for name in ("ttft", "tpot", "e2e"):
             self._widen(name, requests[f"{name}_slo_s"].to_numpy())
@@ -218,14 +222,14 @@ def level_details(runs: Sequence[RunResults], cells: pd.DataFrame) -> Iterator[L
         for _, row in rows.iterrows():
             run = runs[int(row["folder"])]
             if run.keeps_requests:
-                requests = _counted(read_requests(run.path, str(row["cell"])), int(row["requests"]))
+                requests = counted(read_requests(run.path, str(row["cell"])), int(row["requests"]))
                 hours = float(row["makespan_s"]) / 3600
                 level.add(requests, hours, float(row["cost_usd_per_hour"]))
         first = rows.iloc[0]
         folder, cell = runs[int(first["folder"])].path, str(first["cell"])
         per_cell = list(map(dollars_per_million, level.dollars, level.tokens_in_slo))
-        phases_s = np.concatenate([*level.missed_phases_s, np.empty((0, len(PHASES)))])
-        means_s = phases_s.mean(axis=0) if len(phases_s) else np.full(len(PHASES), np.nan)
+        missed_s = np.concatenate([*level.missed_phases_s, np.empty((0, len(PHASES)))])
+        means_s = missed_s.mean(axis=0) if len(missed_s) else np.full(len(PHASES), np.nan)
         yield LevelDetail(
             facet=str(facet),
             series=str(series),
@@ -295,7 +299,7 @@ def timeline_means(timeline: pd.DataFrame) -> TimelineMeans:
     return TimelineMeans(timeline["time_s"].to_numpy(dtype=np.float64), *columns)
 
 
-def _counted(requests: pd.DataFrame, count: int) -> pd.DataFrame:
+def counted(requests: pd.DataFrame, count: int) -> pd.DataFrame:
     """The `count` requests that the cell's figures speak of: all but the earliest, its warm-up."""
     if len(requests) <= count:
         return requests
@@ -305,7 +309,7 @@ def _counted(requests: pd.DataFrame, count: int) -> pd.DataFrame:
     return requests.loc[latest_first.index[:count]]
 
 
-def _latencies(requests: pd.DataFrame) -> tuple[Floats, Floats]:
+def latencies_s(requests: pd.DataFrame) -> tuple[Floats, Floats]:
     """TTFT from the scheduled arrival, and TPOT of finished requests."""
     first_s = requests["first_token_s"].to_numpy()
     each_s = time_per_output_token_s(
@@ -315,7 +319,10 @@ def _latencies(requests: pd.DataFrame) -> tuple[Floats, Floats]:
     return first_s - requests["arrival_s"].to_numpy(), each_s
 
 
-def _causes(requests: pd.DataFrame, ttft_s: Floats, tpot_s: Floats) -> dict[str, int]:
+def missed_by(
+    requests: pd.DataFrame, ttft_s: Floats, tpot_s: Floats
+) -> dict[str, NDArray[np.bool_]]:
+    """Which requests missed, by `CAUSES`."""
     missed = requests["slo_met"].to_numpy() != 1
     outcome = requests["outcome"]
     rejected, dropped, finished = (
@@ -334,12 +341,15 @@ def _causes(requests: pd.DataFrame, ttft_s: Floats, tpot_s: Floats) -> dict[str,
         "TPOT": finished & ~late_first & slow,
         "end to end or deadline": finished & ~late_first & ~slow,
     }
-    return {cause: int((masks[cause] & missed).sum()) for cause in CAUSES}
+    return {cause: masks[cause] & missed for cause in CAUSES}
 
 
-def _phases(requests: pd.DataFrame) -> Floats:
+def phases_s(requests: pd.DataFrame) -> Floats:
+    """Seconds of each request (rows) by `PHASES`; NaN where it never came so far."""
     marks = [
         requests[c].to_numpy()
         for c in ("arrival_s", "first_scheduled_s", "first_token_s", "finish_s")
     ]
-    return np.diff(np.column_stack(marks), axis=1)
+    waiting, prefill, rest = np.diff(np.column_stack(marks), axis=1).T
+    transfer = requests["transfer_s"].to_numpy()
+    return np.column_stack([waiting, prefill, transfer, rest - transfer])

@@ -225,9 +225,9 @@ def phases(
         id=f"{until}-token",
         title=f"Missed requests: time until the {until} token",
         note="Mean over requests that finished but missed. Waiting: from arrival to the first "
-        "batch; prefill: to the first token, in a static batch to its return; decode: to the "
-        "last. Preemptions count where they "
-        "fell. A far longer bar is cut.",
+        "batch; prefill: to the first token, in a static batch to its return; transfer: between "
+        "instances; decode: to the last. Preemptions count where they fell. A far longer bar is "
+        "cut.",
         x=Axis("mean time per missed request", "seconds"),
         views=_by_rate(details, names, bar),
         picker="rate",

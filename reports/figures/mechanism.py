@@ -31,6 +31,26 @@ _APART = {
         "Waiting and running. Vertical lines: layers or heads have moved.",
         Axis("requests", "number"),
     ),
+    "waiting": (
+        "Queue of each instance",
+        "Requests that wait.",
+        Axis("requests waiting", "number"),
+    ),
+    "compute": (
+        "Compute of each instance",
+        "Tokens computed, of prompts and answers, as a share of what its GPUs compute in prompts.",
+        Axis("arithmetic used", "percent"),
+    ),
+    "kv_cache_usage": (
+        "KV memory of each instance",
+        "KV blocks in use.",
+        Axis("KV blocks in use", "percent", top=1.0),
+    ),
+    "acts": (
+        "Acts of the mechanisms",
+        "Acts a second of each mechanism; after the colon the reason, where there are several.",
+        Axis("acts a second", "number"),
+    ),
     "kv_gib": (
         "KV memory of each model",
         "All GPUs together.",
@@ -61,7 +81,8 @@ def _each_over_time(
     title, note, axis = _APART[what]
     having: dict[str, list[LevelDetail]] = {}
     for detail in details:
-        if what in detail.mechanism.apart:
+        apart = detail.mechanism.apart
+        if what in apart and not (what == "requests" and "waiting" in apart):
             having.setdefault(detail.series, []).append(detail)
     busiest = sorted(
         having, key=lambda s: (-sum(len(d.mechanism.moved_s) for d in having[s]), names.index(s))

@@ -56,7 +56,8 @@ class Claim:
 class PublishedRow:
     """One published figure or order, and what of a run stands beside it.
 
-    `column` (of cells.csv, times `scale`) is read in the cells that `where` chooses. `than`: pins
+    `column` (of cells.csv, times `scale`) is read in the cells that `where` chooses; `per` names a
+    column of the same cell that it is divided by. `than`: pins
     that differ in what it is compared with, as a `ratio`, a `reduction` (1 − ratio) or a
     `difference`. `order`: pins of each of several, the highest published value first. `reaches`:
     an attainment; the figure is then the `pick` value of `column` among the cells that reach it.
@@ -67,6 +68,7 @@ class PublishedRow:
     published: float | str | list[float]
     unit: str = ""
     column: str | None = None
+    per: str | None = None
     scale: float = 1.0
     where: Pins = dataclasses.field(default_factory=dict)
     than: Pins | None = None
@@ -164,7 +166,7 @@ def load_published(name: str) -> PublishedTable:
 
 
 _ROW = re.compile(r"\s*\[\[\s*row\s*\]\]")
-_TEXTS = ("what", "unit", "column", "note")
+_TEXTS = ("what", "unit", "column", "per", "note")
 _NUMBERS = ("scale", "reaches", "tolerance")
 
 
@@ -178,6 +180,8 @@ def _row(fields: object, shared: Pins) -> PublishedRow:
     for key in _TEXTS:
         if not isinstance(fields.get(key, ""), str):
             raise SloBenchError(f"{key} must be text but is {fields[key]!r}")
+    if "per" in fields and fields.keys() & {"reaches", "best_of"}:
+        raise SloBenchError("per goes with one cell, not with reaches or best_of")
     for key in _NUMBERS:
         if not _number(fields.get(key, 1)):
             raise SloBenchError(f"{key} must be a number but is {fields[key]!r}")

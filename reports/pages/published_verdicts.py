@@ -233,8 +233,9 @@ def _best(row: PublishedRow, chosen: list[_Chosen]) -> tuple[list[_Chosen], tupl
 def _by_seed(row: PublishedRow, cells: pd.DataFrame) -> dict[int, float]:
     """The row's column for each seed, from one cell, or with `reaches` from those of a sweep."""
     column = str(row.column)
-    if column not in cells.columns:
-        raise _CannotTellError("not run", f"the run has no column {column}")
+    for name in (column, row.per or column):
+        if name not in cells.columns:
+            raise _CannotTellError("not run", f"the run has no column {name}")
     swept = column if row.reaches is not None else None
     _refuse_several(cells, swept)
     values: dict[int, float] = {}
@@ -248,6 +249,8 @@ def _by_seed(row: PublishedRow, cells: pd.DataFrame) -> dict[int, float]:
             value = known.max() if row.pick == "highest" else known.min()
         else:
             value = of_seed[column].iloc[0]
+            if row.per is not None:
+                value /= of_seed[row.per].iloc[0]
         if math.isfinite(value):
             values[int(float(str(seed)))] = float(value)
     if not values:

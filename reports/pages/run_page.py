@@ -37,6 +37,7 @@ from . import (
     recovered,
     summary,
     validation,
+    why,
     winners,
 )
 from .answer import answer
@@ -84,6 +85,7 @@ def _document(runs: Sequence[RunResults]) -> str:
         notices=_notices(cells, rows, runs),
         answer=capacity.answer(searched, cells) or answer(cells, rows, names),
         summary=summary.best_table(cells, rows, details, names, badge),
+        why=why.shown(why.reasons(runs, cells)),
         names=abbreviated(cells),
         badge=badge,
         noun=facet_noun(cells),

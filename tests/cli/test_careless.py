@@ -2,6 +2,7 @@
 
 import gzip
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -33,11 +34,15 @@ def refused(slo_bench, *arguments):
     return err
 
 
+FLEET = ("--models", "fleet(llama-3.1-8b*2)")
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [
         (["--requests", 10**18], "of memory"),
-        (["--seeds", 10**9], "1,000,000,000 cells"),
+        (["--seeds", 10**9], "cells: 1,000,000,000"),
+        (["--instances", 10**9], "1,000,000,000 instances"),
         (["--sessions", "sessions(turns=1000000000)"], "31 years"),
         (["--rates", "1e-300"], "1e-300"),
         (["--prompt-tokens", 10**20], "at most 2,147,483,648"),
@@ -66,6 +71,23 @@ def test_runs_that_cannot_be(slo_bench, more, message):
         (["capacity", "--resume", "--out", "none", "--rates", "1"], "nothing to resume in none"),
         (["workload", "show", "sharegpt", "--requests", 10**12], "making 1,000,000,000,000"),
         (["workload", "show", "/dev/zero"], "is a device"),
+        (["derive-slo", *FLEET, "--rate", 2, "--duration", "1e12"], "making 2,000,000,000,000"),
+        (["derive-slo", *FLEET, "--rate", "1e-6", "--duration", "1e12"], "31 years"),
+        (["tune", "placement", "--gpu", "a100-80g", "--devices", 10**6], "at most 1,024 devices"),
+        (
+            [
+                "tune",
+                "placement",
+                "--gpu",
+                "a100-80g",
+                "--devices",
+                2,
+                "--check",
+                "--trials",
+                10**9,
+            ],
+            "study of 1,000,000,000 trials",
+        ),
         (["run", "/dev/zero"], "is a device"),
         (["selftest", "--rates", "nan", "--no-search"], "--rates must be positive"),
         (["selftest", "--seconds", "inf", "--no-search"], "--seconds must be positive"),
@@ -117,6 +139,21 @@ def test_a_packed_file_is_bounded_by_what_it_holds(slo_bench, tmp_path, limit):
         said = refused(slo_bench, "workload", "show", name)
         assert "more than 1 MiB of text" in said
         assert "--max-input-size" in said
+
+
+def test_a_run_folder_asks_for_no_more_than_a_command_may(slo_bench, tmp_path, limit):
+    limit("1M")
+    assert slo_bench(*RUN, "--records", "csv", "--out", "r")[0] == 0
+    with gzip.open(next((tmp_path / "r" / "requests").iterdir()), "ab") as file:
+        file.write(b"0" * (1 << 24))
+    assert "more than 1 MiB of text" in refused(slo_bench, "explain", "r", "slowest")
+    asked = tmp_path / "r" / "experiment.toml"
+    whole = asked.read_text()
+    asked.write_text(re.sub(r"(?m)^requests = .*", "requests = 1000000000000", whole))
+    assert "of memory" in refused(slo_bench, "explain", "r", "slowest")
+    os.mkfifo(tmp_path / "t.csv")
+    asked.write_text(re.sub(r"(?m)^workload = .*", 'workload = "t.csv"', whole))
+    assert "is a named pipe" in refused(slo_bench, "explain", "r", "slowest")
 
 
 def test_a_key_of_many_names_is_no_toml(slo_bench, tmp_path):

@@ -121,12 +121,23 @@ def test_explain(slo_bench, runs, tmp_path):
     assert (told["request"], told["doubt"]) == (5, None)
     for arguments, why in [
         (("5",), "--cell"),
+        (("--cell", cell), "--cell and --trace go with a REQUEST"),
         (("5", "--cell", "nobody"), "unknown cell"),
         (("500", "--cell", cell), "from 0 to 119"),
     ]:
         code, _, err = slo_bench("explain", runs / "base", *arguments)
         assert code == 2
         assert why in err
+
+
+def test_explain_a_run(slo_bench, runs):
+    code, out, _ = slo_bench("explain", runs / "both", "--json")
+    assert code == 0
+    for told in json.loads(out):
+        assert told["winner"]["attainment"] > told["runner_up"]["attainment"]
+    code, _, err = slo_bench("explain", runs / "base")
+    assert code == 2
+    assert "takes two systems" in " ".join(err.split())
 
 
 def test_sensitivity(slo_bench, tmp_path):

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -190,6 +191,25 @@ def test_it_moves_with_its_base(trained, base, tmp_path):
     assert (TrainedPredictor.load(moved, base=str(base)).lengths(prompts).below == expected).all()
     shutil.copytree(base, moved / "model")
     assert (TrainedPredictor.load(moved).lengths(prompts).below == expected).all()
+
+
+def test_the_hub_is_not_asked_for_what_a_folder_names(trained, tmp_path, monkeypatch):
+    moved = tmp_path / "elsewhere"
+    shutil.copytree(trained, moved)
+    kept = json.loads((moved / "predictor.json").read_text())
+    kept["base"]["name"] = "nobody/no-such-model"
+    del kept["crc32"]  # by hand
+    (moved / "predictor.json").write_text(json.dumps(kept))
+    asked = []
+
+    def looked_up(host, *more, **named):
+        asked.append(host)
+        raise OSError("no network in this test")
+
+    monkeypatch.setattr(socket, "getaddrinfo", looked_up)
+    with pytest.raises(SloBenchError, match="hf download nobody/no-such-model"):
+        TrainedPredictor.load(moved)
+    assert asked == []
 
 
 def test_another_base_is_refused(trained, tmp_path):

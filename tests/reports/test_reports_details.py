@@ -98,7 +98,9 @@ def test_every_miss_has_one_cause(detail):
 
 def test_time_of_finished_misses(detail):
     # Waiting 2, 0, 1, 0; prefill 1, 0.5, 2, 0.5; decode 1, 5, 2, 0.
-    assert detail.missed_phase_s == pytest.approx({"waiting": 0.75, "prefill": 1.0, "decode": 2.0})
+    assert detail.missed_phase_s == pytest.approx(
+        {"waiting": 0.75, "prefill": 1.0, "transfer": 0.0, "decode": 2.0}
+    )
 
 
 def test_distributions_end_where_no_more_came(detail):

@@ -9,6 +9,7 @@ import pytest
 from slo_bench.reports.figures import figures
 from slo_bench.reports.figures.details import (
     CAUSES,
+    PHASES,
     LevelDetail,
     SloRange,
     TimelineMeans,
@@ -28,7 +29,7 @@ def detail(series="a", rate_rps=2.0, end_s=10.0, **changes):
         "ttft": distribution(np.array([0.1, 0.2, 2.0, np.nan])),
         "tpot": distribution(np.array([0.01, 0.02, 0.03, np.nan])),
         "missed": {**dict.fromkeys(CAUSES, 0), "dropped": 1, "TTFT": 1},
-        "missed_phase_s": {"waiting": 1.5, "prefill": 0.5, "decode": 3.0},
+        "missed_phase_s": {"waiting": 1.5, "prefill": 0.5, "transfer": 0.25, "decode": 3.0},
         "bounds": {"ttft": SloRange(1.0, 1.0)},
         "cost": 2.0,
         "cost_low": 1.0,
@@ -56,8 +57,8 @@ def test_causes_are_shares_of_all_requests():
 def test_phases_end_with_the_token_asked_for():
     first = figures.phases([detail()], NAMES, until="first").views["2"]["series"]
     last = figures.phases([detail()], NAMES, until="last").views["2"]["series"]
-    assert (first[0]["parts"], last[0]["parts"]) == ([1.5, 0.5], [1.5, 0.5, 3.0])
-    nothing = detail(missed_phase_s=dict.fromkeys(("waiting", "prefill", "decode"), math.nan))
+    assert (first[0]["parts"], last[0]["parts"]) == ([1.5, 0.5], [1.5, 0.5, 0.25, 3.0])
+    nothing = detail(missed_phase_s=dict.fromkeys(PHASES, math.nan))
     assert figures.phases([nothing], NAMES, until="last").views["2"]["series"] == []
 
 
@@ -120,9 +121,11 @@ def test_json_is_plain_finite_and_shares_its_arrays():
     times = {f["views"][0]["2"]["series"][0]["x"] for f in plain["figures"].values()}
     assert len(times) == 1
     assert plain["arrays"][times.pop()] == pytest.approx(np.linspace(0, 10, 11).tolist())
-    broken = detail(missed_phase_s={"waiting": math.inf, "prefill": 0.0, "decode": 1 / 3})
+    broken = detail(
+        missed_phase_s={"waiting": math.inf, "prefill": 0.0, "transfer": 0.0, "decode": 1 / 3}
+    )
     (figure,) = as_json([figures.phases([broken], NAMES, until="last")])["figures"].values()
-    assert figure["views"][0]["2"]["series"][0]["parts"] == [None, 0.0, 0.3333]
+    assert figure["views"][0]["2"]["series"][0]["parts"] == [None, 0.0, 0.0, 0.3333]
 
 
 def test_arrays_stand_in_the_order_of_the_curves():

@@ -145,6 +145,16 @@ def test_cells_that_are_not_stationary_are_marked():
     assert judge(row(where={"system": "b"}), drifting).remarks == ()
 
 
+def test_a_column_per_another():
+    cells = run(finished=50.0)
+    assert (
+        judge(row(2.0, column="requests", per="finished", scale=1.0, **A), cells).text
+        == "2.00 ± 0.00"
+    )
+    lacking = judge(row(2.0, column="requests", per="nothing", scale=1.0, **A), cells)
+    assert lacking.verdict == "not run"
+
+
 def test_a_ratio_to_zero():
     found = judge(row(**AGAINST_B), run(attainment=[1.0, 1.0, 1.0, 0.0, 0.5, 0.5]))
     assert found.remarks == ("what it is compared with is 0",)

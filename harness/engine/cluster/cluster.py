@@ -25,13 +25,14 @@ from ...core.cluster_policy import (
     least_loaded,
     overrides,
 )
-from ...core.counters import Counters
+from ...core.counters import Counters, TimedCounters
 from ...core.decisions import ReleaseReason
 from ...core.instance import Instance, Links
 from ...core.state import Phase, Release, RequestState
 from ..loop.instance import EngineStuckError
 from .arrivals import INF, Arrivals
 from .instance import LazyInstance, own
+from .power import PaidTime
 from .recorder import Recorder
 from .scheduling import InstanceRunner
 
@@ -63,7 +64,7 @@ class Cluster:
         self._embedders = [instance for instance in instances if instance.role == EMBEDS]
         self.now_s = 0.0
         self.state: Any = policy.new_state()
-        self.counters = Counters(policy.mechanisms())
+        self.counters: Counters = TimedCounters(policy.mechanisms(), lambda: self.now_s)
         self.links: Links = policy.links(instances)
         self._policy = policy
         self._arrivals = arrivals
@@ -72,10 +73,13 @@ class Cluster:
         self._progress = progress
         self._runner = InstanceRunner(instances, self._collect)
         self._roles: dict[str, list[LazyInstance]] = {}
+        self._starting: set[LazyInstance] = set()
+        self.paid = PaidTime(instances)
         self._held: dict[RequestState, None] = {}
         # prefilled there, and sent nowhere yet
         self._prefilled: dict[RequestState, LazyInstance] = {}
         self._moving: dict[RequestState, object] = {}  # by transfer
+        self._away_s: dict[RequestState, float] = {}  # when they left an instance, with their KV
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._made = 0
         self._closed = self._is_apart = False
@@ -153,11 +157,29 @@ class Cluster:
         self._runner.note(instance.device_group)
         self._route_prefilled()
 
-    def start(self, instance: LazyInstance) -> None:
-        """`instance` accepts requests from now on; those that are held are dispatched again."""
-        if instance.up:
+    def start(self, instance: Instance, startup_s: float = 0.0) -> None:
+        """`instance` accepts requests after `startup_s`, at once if it still serves some; requests
+        that are held are dispatched again.
+        """
+        instance = own(instance)
+        if instance.up or instance in self._starting:
             return
+        if instance.n_requests:
+            self.paid.goes_on(instance)
+            startup_s = 0.0
+        else:
+            self.paid.starts(instance, self.now_s)
+        if startup_s:
+            self._starting.add(instance)
+            self.at(self.now_s + startup_s, partial(self._serve, instance))
+        else:
+            self._serve(instance)
+
+    def _serve(self, instance: LazyInstance) -> None:
+        self._starting.discard(instance)
         instance.up = True
+        if instance.spare and instance.engine.now_s < self.now_s:
+            instance.engine.measures.idle(instance.engine.now_s, self.now_s)
         instance.engine.now_s = max(instance.engine.now_s, self.now_s)
         self._changed_up()
         for r in self.held:
@@ -165,9 +187,11 @@ class Cluster:
         self._route_prefilled()
         self._offer_capacity(instance)
 
-    def stop(self, instance: LazyInstance) -> None:
+    def stop(self, instance: Instance) -> None:
         """`instance` accepts no requests from now on, and serves those that it has."""
+        instance = own(instance)
         instance.up = False
+        self.paid.stops(instance, self.now_s)
         self._changed_up()
 
     def fail(self, instance: LazyInstance) -> None:
@@ -183,6 +207,7 @@ class Cluster:
         for r in lost:
             self._prefilled.pop(r, None)
             self._moving.pop(r, None)
+            self._away_s.pop(r, None)
             release = Release(r, ReleaseReason.FAIL, max(self.now_s, instance.engine.now_s))
             self.at(release.time_s, partial(self._given_back, release))
         self._route_prefilled()
@@ -192,7 +217,7 @@ class Cluster:
     def expect(self, role: Role) -> None:
         """Instances of `role` that are not up yet start when it says."""
         for instance in self.instances:
-            if instance.role == role.name and not instance.up:
+            if instance.role == role.name and not (instance.up or role.spare):
                 self.at(role.start_s, partial(self.start, instance))
 
     def run(self, *, closed: bool) -> None:
@@ -336,6 +361,7 @@ class Cluster:
         if reason is ReleaseReason.HAND_OVER:
             if r in instance.movable.in_transfer and r.version == version:  # else it has failed
                 self._prefilled[r] = instance
+                self._away_s[r] = release.time_s
                 self._route_prefilled()
         elif reason is ReleaseReason.OFFLOAD:
             self._given_back(release)
@@ -414,6 +440,7 @@ class Cluster:
         copied_tokens: int = 0,
     ) -> None:
         transfer = self._moving[r] = object()
+        self._away_s.setdefault(r, begin_s)
         ends_s = self.links.ends_s(source, target, r.kv_tokens - copied_tokens, begin_s)
         self.at(ends_s, lambda: self._moved(r, source, target, transfer))
 
@@ -427,6 +454,7 @@ class Cluster:
             self._enters(r, target)
 
     def _leave(self, r: RequestState, source: LazyInstance) -> None:
+        r.transfer_s += self.now_s - self._away_s.pop(r)
         self._runner.bring(source)
         source.movable.free_transferred(r)
         self._runner.note(source.device_group)

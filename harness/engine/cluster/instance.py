@@ -81,6 +81,7 @@ class LazyInstance:
         "placement",
         "role",
         "seen_s",
+        "spare",
         "step_time",
         "up",
     )
@@ -95,6 +96,7 @@ class LazyInstance:
         step_time: StepTime,
         *,
         up: bool = True,
+        spare: bool = False,
     ) -> None:
         self.engine = engine
         self.kv_manager: KVCacheManager = engine.kv_manager
@@ -104,6 +106,7 @@ class LazyInstance:
         self.placement = placement
         self.step_time = step_time  # with all of the model on its own GPUs
         self.up = up
+        self.spare = spare  # off until a policy starts it
         self.device_group = DeviceGroup(-1)
         self.seen_s = -1.0  # up to when it has been brought
         self.decode_only_until_s = -1.0  # until then nothing but decode steps happens

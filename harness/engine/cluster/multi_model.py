@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...core.counters import Counters
+from ...core.counters import Counters, TimedCounters
 from ...core.decisions import ReleaseReason
 from ...core.idle_gaps import IdleGaps
 from ...core.multi_model_policy import Gpus, ModelInstance, ServedModel, SharingPolicy
@@ -61,7 +61,7 @@ class SharedGpuCluster:
         self.migrations = 0
         self.retired: list[SharedGpuInstance] = []
         self.state: Any = policy.new_state()
-        self.counters = Counters(policy.mechanisms())
+        self.counters: Counters = TimedCounters(policy.mechanisms(), lambda: self.now_s)
         self._policy = policy
         self._arrivals = arrivals
         self._recorder = recorder
@@ -156,7 +156,13 @@ class SharedGpuCluster:
             assert pool.free >= model.weight_pages, "weights do not fit"
             pool.free -= model.weight_pages
         place = model.placement
-        kv_manager = PooledKVCacheManager(pools, place.block_bytes_per_gpu, place.block_size)
+        kv_manager = PooledKVCacheManager(
+            pools,
+            place.block_bytes_per_gpu,
+            place.block_size,
+            layers=place.model.layers if self._policy.pages_by_layer else 0,
+            fill=self._policy.page_fill,
+        )
         if quota_pages is not None:
             kv_manager.quota_blocks = kv_manager.blocks_in(quota_pages)
         model_instance = self._made_instance(

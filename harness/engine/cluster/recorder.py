@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 
 import numpy as np
 
+from ...core.counters import Counters, TimedCounters
 from ...core.decisions import ReleaseReason
-from ...core.records import Outcome, Records, Timeline, Totals
+from ...core.records import Floats, Outcome, Records, Timeline, TimeseriesRow, Totals
 from ...core.state import Release, RequestState
 from ..loop.instance import EngineInstance
 from ..loop.measures import summed
+from .instance import LazyInstance
 
 _OUTCOMES = {
     ReleaseReason.DROP: Outcome.DROPPED,
@@ -19,6 +21,7 @@ _OUTCOMES = {
     ReleaseReason.OFFLOAD: Outcome.DROPPED,
     ReleaseReason.FAIL: Outcome.FAILED,
 }
+_ACT_SPANS = 96
 
 
 _ALWAYS = {
@@ -34,6 +37,7 @@ _EVENTFUL = {
     "cached_tokens": "cached_tokens",
     "preemptions_swap": "swaps",
     "preemptions_recompute": "recomputes",
+    "transfer_s": "transfer_s",
 }
 
 
@@ -87,6 +91,46 @@ def timeline_of(instances: Sequence[EngineInstance]) -> Timeline:
     total = sum(i.kv_manager.total for i in instances)
     times, sums = summed([*i.measures.samples, (i.now_s, 0, 0, 0)] for i in instances)
     return Timeline(times, sums[0], sums[1], sums[2] / total)
+
+
+def state_rows(instance: LazyInstance) -> Iterator[TimeseriesRow]:
+    """State of one instance over time: requests, those that wait, KV blocks in use and the share of
+    the GPUs' arithmetic that its tokens took. Each value holds until the next.
+    """
+    engine = instance.engine
+    times_s, waiting, running, blocks = np.array(
+        [*engine.measures.samples, (engine.now_s, 0, 0, 0)], dtype=np.float64
+    ).T
+    yield from _changes("requests", instance.name, times_s, waiting + running)
+    yield from _changes("waiting", instance.name, times_s, waiting)
+    usage = blocks / max(1, engine.kv_manager.total)
+    yield from _changes("kv_cache_usage", instance.name, times_s, usage)
+    if engine.measures.worked:
+        worked_s, tokens = np.array([(0.0, 0), *engine.measures.worked], dtype=np.float64).T
+        times_s, at = np.unique(worked_s, return_index=True)
+        rate = np.diff(tokens[at]) / np.diff(times_s)
+        share = np.append(rate * instance.sizes.s_per_token, 0.0)
+        yield from _changes("compute", instance.name, times_s, share)
+
+
+def _changes(metric: str, entity: str, times_s: Floats, values: Floats) -> Iterator[TimeseriesRow]:
+    """The values, rounded to 1e-4, where they differ from the one before."""
+    values = np.round(values, 4)
+    changed = np.flatnonzero(np.diff(values, prepend=np.nan) != 0)
+    for time_s, value in zip(times_s[changed].tolist(), values[changed].tolist(), strict=True):
+        yield TimeseriesRow(time_s, metric, entity, value)
+
+
+def acts_of(counters: Iterable[Counters], end_s: float) -> Iterator[TimeseriesRow]:
+    """Acts per second of every mechanism, by reason, in equal spans of the time until `end_s`."""
+    times_s: dict[str, list[float]] = {}
+    for one in counters:
+        for label, acts_s in one.times_s.items() if isinstance(one, TimedCounters) else ():
+            times_s.setdefault(label, []).extend(acts_s)
+    for label, all_s in times_s.items():
+        end_s = max(end_s, *all_s, 1e-9)
+        count, edges = np.histogram(all_s, _ACT_SPANS, (0.0, end_s))
+        yield from _changes("acts", label, edges, np.append(count, 0) * _ACT_SPANS / end_s)
 
 
 def totals_of(instances: Sequence[EngineInstance], records: Records) -> Totals:

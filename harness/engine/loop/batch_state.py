@@ -11,7 +11,7 @@ from dataclasses import replace
 from heapq import heappop, heappush
 
 from ...core.adapter_slots import AdapterSlots
-from ...core.counters import Counters
+from ...core.counters import Counters, TimedCounters
 from ...core.decisions import Admission, Limits, NextQueue, ReleaseReason
 from ...core.kv_cache_manager import KVCacheManager
 from ...core.line_queue import LineQueue
@@ -104,7 +104,7 @@ class BatchState(DecodeCounters):
         self.index = index
         self.now_s = 0.0
         self.policy_state = policy.new_state()
-        self.counters = Counters(policy.mechanisms())
+        self.counters: Counters = TimedCounters(policy.mechanisms(), lambda: self.now_s)
         self.view = LoopView(self)
         self._key_view = queue_key_view(self, policy, self.view)
 

@@ -42,6 +42,7 @@ class Measures:
         "samples",
         "steps",
         "waited_s",
+        "worked",
     )
 
     def __init__(self, sample_s: float = float("inf")) -> None:
@@ -62,6 +63,7 @@ class Measures:
         self.sample_s = sample_s
         self.next_sample_s = 0.0
         self.samples: list[Sample] = []
+        self.worked: list[tuple[float, int]] = []  # time, tokens computed until then
 
     def join(self, last_token_s: float, first: bool) -> None:
         """Add a request with its last token at `last_token_s`; it decodes from the next step."""

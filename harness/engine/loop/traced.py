@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple
 
-from ...core.counters import Counters
+from ...core.counters import TimedCounters
 from ...core.state import Phase, RequestState
 from ..simulator.simulated import SimulatedInstance
 from ..simulator.static import StaticInstance
@@ -93,17 +93,17 @@ class Act(NamedTuple):
     mechanism: str
 
 
-class TracedCounters(Counters):
-    """Counters that note the time of each act on a request."""
+class TracedCounters(TimedCounters):
+    """Counters that note the acts on each request."""
 
     def __init__(
         self, mechanisms: Iterable[str], clock: Callable[[], float], acts: dict[int, list[Act]]
     ) -> None:
-        super().__init__(mechanisms)
-        self._clock, self._acts = clock, acts
+        super().__init__(mechanisms, clock)
+        self._acts = acts
 
-    def add(self, name: str, r: RequestState | None = None) -> None:
-        super().add(name, r)
+    def add(self, name: str, r: RequestState | None = None, why: str = "") -> None:
+        super().add(name, r, why)
         if r is not None:
             self._acts.setdefault(r.id, []).append(Act(self._clock(), name))
 

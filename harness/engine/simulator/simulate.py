@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -19,7 +20,7 @@ from ....workloads.request import RequestType
 from ....workloads.workload import Workload
 from ...core.cluster_policy import EMBEDS, INF, ClusterPolicy, Failure, Role, Routed, overrides
 from ...core.collocated_policy import Collocated
-from ...core.counters import ADAPTER_LOADS, STORE_HITS, summed
+from ...core.counters import ADAPTER_LOADS, STORE_HITS, Counters, summed
 from ...core.kv_store_manager import StoreKVCacheManager
 from ...core.phase_capacity import phase_capacity
 from ...core.policy import StaticPolicy
@@ -31,7 +32,7 @@ from ...policies.systems import System
 from ..cluster.arrivals import Arrivals
 from ..cluster.cluster import Cluster
 from ..cluster.instance import LazyInstance
-from ..cluster.recorder import Recorder, timeline_of, totals_of
+from ..cluster.recorder import Recorder, acts_of, state_rows, timeline_of, totals_of
 from ..cluster.traced import TracedCluster
 from ..loop.gc_control import collections_off
 from ..loop.instance import EngineInstance, Iterating
@@ -206,14 +207,22 @@ def simulate(
         for each in built
         if isinstance(each, SimulatedInstance) and each.adapters is not None
     ]
+    totals = totals_of(built, recorder.records)
     return Result(
         recorder.records,
         gaps_of(engine.measures for engine in built),
         dataclasses.replace(
-            timeline_of(built), timeseries=_timeseries(handles, across, cluster.state)
+            timeline_of(built),
+            timeseries=_timeseries(
+                handles, across, cluster.state, cluster.counters, totals.makespan_s
+            ),
         ),
         dataclasses.replace(
-            totals_of(built, recorder.records), gpu_busy_s=sum(map(_gpu_busy_s, handles))
+            totals,
+            gpu_busy_s=sum(map(_gpu_busy_s, handles)),
+            gpu_paid_s=cluster.paid.total_gpu_s(totals.makespan_s)
+            if any(role.spare for role in roles)
+            else math.nan,
         ),
         tuple(engine.view.policy_state for engine in built),
         overlong=len(rejected),
@@ -261,21 +270,20 @@ def _number(recorder: Recorder, handles: Sequence[LazyInstance]) -> None:
 
 
 def _timeseries(
-    handles: Sequence[LazyInstance], across: ClusterPolicy, state: object
+    handles: Sequence[LazyInstance],
+    across: ClusterPolicy,
+    state: object,
+    counters: Counters,
+    now_s: float,
 ) -> tuple[TimeseriesRow, ...]:
     """Of every instance, and what the cluster policy has to tell; lanes stand for no instance."""
     if len(handles) < 2 or len({instance.number for instance in handles}) < len(handles):
         return ()
-    known = [
-        TimeseriesRow(time_s, "requests", instance.name, waiting + running)
-        for instance in handles
-        for time_s, waiting, running, _ in (
-            *instance.engine.measures.samples,
-            (instance.engine.now_s, 0, 0, 0),
-        )
-        if instance.role != _EMBEDS_ONLY
-    ]
-    return (*known, *across.extra_records(state, handles))
+    known: list[TimeseriesRow] = []
+    for instance in (i for i in handles if i.role != _EMBEDS_ONLY):
+        known += state_rows(instance)
+    acts = acts_of([counters, *(instance.engine.counters for instance in handles)], now_s)
+    return (*known, *acts, *across.extra_records(state, handles))
 
 
 def _prediction_error(engine: EngineInstance) -> float:
@@ -296,6 +304,7 @@ def _by_instance(handles: Sequence[LazyInstance]) -> tuple[InstanceTotals, ...]:
             decode_tokens=before.decode_tokens + m.decode_tokens,
             preemptions=before.preemptions + m.preemptions,
             prediction_error=_prediction_error(engine),
+            placement=instance.placement,
         )
     return tuple(found.values())
 

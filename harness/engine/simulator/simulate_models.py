@@ -24,7 +24,7 @@ from ...core.pages import PAGE_BYTES
 from ...core.records import Records, Result, Timeline, TimeseriesRow, Totals
 from ..cluster.arrivals import Arrivals
 from ..cluster.multi_model import SharedGpuCluster
-from ..cluster.recorder import Recorder, totals_of
+from ..cluster.recorder import Recorder, acts_of, totals_of
 from ..cluster.traced_models import TracedSharedGpuCluster
 from ..loop.measures import Sample, gaps_of, summed
 from ..loop.traced import EngineTrace
@@ -199,7 +199,10 @@ def _timeline(cluster: SharedGpuCluster, pages: int) -> Timeline:
         nobody = np.zeros(1, dtype=np.int64)
         return Timeline(np.zeros(1), nobody, nobody, np.zeros(1))
     times, sums = summed([samples for _, samples in found])
-    rows = list(cluster.activations)
+    engines = (t.instance for t in [*cluster.retired, *cluster.model_instances])
+    end_s = float(times[-1])
+    acts = acts_of([cluster.counters, *(engine.counters for engine in engines)], end_s)
+    rows = [*cluster.activations, *acts]
     for model in sorted({model for model, _ in found}):
         own_times, own = summed([samples for of, samples in found if of == model])
         gib = own[2] * (PAGE_BYTES / GIB)

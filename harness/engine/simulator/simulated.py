@@ -212,6 +212,9 @@ class SimulatedInstance(Loop):
         running = len(self.decoding) + len(self.prefilling)
         waiting = self.waiting.live + len(self.swapped) + len(self.stalled)
         measures.samples.append((self.now_s, waiting, running, kv_manager.total - kv_manager.free))
+        tokens = measures.prefill_tokens - self.prefill_pending + measures.decode_tokens
+        tokens += sum(self.tick - r.tick0 for r in self.decoding)
+        measures.worked.append((self.now_s, tokens))
         measures.next_sample_s = self.now_s + measures.sample_s
 
     def _pass_time(self, horizon_s: float) -> bool:

@@ -153,7 +153,8 @@ class Builder:
                         number + k,
                         self.placement,
                         self._steps,
-                        up=role.start_s <= 0,
+                        up=role.start_s <= 0 and not role.spare,
+                        spare=role.spare,
                     )
                 )
         return made

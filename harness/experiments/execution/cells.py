@@ -163,9 +163,13 @@ def simulated(
 
 
 def _role_step_time(of: PlacementSpec, role: Placement) -> StepTime:
-    """Step times of a role with a placement of its own: those of the run where tp alone differs."""
-    if dataclasses.replace(role, tp=of.tp) == placed(of).placement:
-        return placed(dataclasses.replace(of, tp=role.tp)).step_time.model
+    """Step times of a role with a placement of its own: those of the run where tp or the kind of
+    GPU alone differ.
+    """
+    own = placed(of).placement
+    if dataclasses.replace(role, tp=own.tp, gpu=own.gpu) == own:
+        gpu_name = of.gpu if role.gpu == own.gpu else role.gpu.name
+        return placed(dataclasses.replace(of, tp=role.tp, gpu=gpu_name)).step_time.model
     return default_step_time(role).model
 
 
@@ -173,7 +177,7 @@ def simulated_row(
     spec: CellSpec, workload: Workload, result: Result, folder: Path, *, records: str
 ) -> Row:
     """Write the details of a simulated cell into `folder` and return its row of `cells.csv`."""
-    hardware, fitted = _simulated_hardware(spec, workload)
+    hardware, fitted = _simulated_hardware(spec, workload, result)
     row = kept_cell(
         spec,
         workload,
@@ -192,17 +196,40 @@ def simulated_figures(
 ) -> dict[str, float | int | bool | None]:
     """The figures of a simulated cell, not rounded; nothing is written."""
     workload = _served(workload, result)
-    hardware, _ = _simulated_hardware(spec, workload)
+    hardware, _ = _simulated_hardware(spec, workload, result)
     return _figures(spec, workload, result, hardware, judge(workload, result.records))
 
 
-def _simulated_hardware(spec: CellSpec, workload: Workload) -> tuple[Hardware, bool]:
+def _simulated_hardware(
+    spec: CellSpec, workload: Workload, result: Result
+) -> tuple[Hardware, bool]:
     """The hardware, and whether its step times are fitted to measurements."""
     sharing = configured(spec.system, spec.parameters).sharing
     if sharing is not None:
         return _shared_hardware(spec, workload, sharing), False
     place = placed(spec.placement)
-    return _hardware_of(place.placement, spec.instances), place.step_time.fitted
+    hardware = _hardware_of(place.placement, spec.instances)
+    return _unlike(hardware, result), place.step_time.fitted
+
+
+def _unlike(hardware: Hardware, result: Result) -> Hardware:
+    """The hardware with the means over the instances, where they stand on several kinds of GPU."""
+    places = [one.placement for one in result.instances if one.placement is not None]
+    if len({place.gpu.name for place in places}) < 2:
+        return hardware
+    each = [_hardware_of(place, 1) for place in places]
+    gpus = [one.gpus for one in each]
+    prices = [one.usd_per_gpu_hour for one in each]
+    known = [price for price in prices if price is not None]
+    return dataclasses.replace(
+        hardware,
+        gpus=sum(gpus),
+        peak_flops=float(np.average([one.peak_flops for one in each], weights=gpus)),
+        usd_per_gpu_hour=float(np.average(known, weights=gpus))
+        if len(known) == len(prices)
+        else None,
+        energy=None,
+    )
 
 
 def models_of(
@@ -256,14 +283,17 @@ def _shared_hardware(spec: CellSpec, workload: Workload, sharing: SharingPolicy)
 
 def _roles(result: Result) -> dict[str, Column]:
     """What the instance of each request is there for, where they differ."""
+    away_s = result.records.transfer_s
+    moved: dict[str, Column] = {"transfer_s": away_s} if away_s.any() else {}
     names = [engine.role for engine in result.instances]
     if not any(names):
-        return {}
+        return moved
     kinds = ["", *dict.fromkeys(names)]
     of_instance = np.array([*map(kinds.index, names), 0])  # the last: requests without an instance
     return {
         "role": Choice(of_instance[result.records.instance], kinds),
         "queued_s": result.records.queued_s,
+        **moved,
     }
 
 

@@ -40,8 +40,8 @@ class Estimate:
     def text(self) -> str:
         """Cells, requests and time."""
         return (
-            f"{self.cells:,} cells of up to {self.requests:,.0f} requests on {self.instances:,} "
-            f"instances, {duration(self.cpu_s)} of CPU time if simulated,"
+            f"cells: {self.cells:,}, each of up to {self.requests:,.0f} requests, on "
+            f"{self.instances:,} instances, {duration(self.cpu_s)} of CPU time if simulated,"
         )
 
     def check(self) -> None:

@@ -137,7 +137,7 @@ class PrismGlobal(VllmSharing):
         if not gpus:
             return None
         for gpu in gpus:
-            self._make_room(gpu, needed, idle, cluster)
+            self._make_room(gpu, needed, idle, cluster, "another model is asked for")
         cluster.counters.add("activations")
         return cluster.activate(model, gpus)
 
@@ -156,13 +156,18 @@ class PrismGlobal(VllmSharing):
         return not (model_instance.busy or waits) and model_instance.ready_s <= cluster.now_s
 
     def _make_room(
-        self, gpu: int, pages: int, idle: Iterable[ModelInstance], cluster: MultiModelCluster
+        self,
+        gpu: int,
+        pages: int,
+        idle: Iterable[ModelInstance],
+        cluster: MultiModelCluster,
+        why: str,
     ) -> None:
         """Evict these models from a GPU until `pages` pages are free."""
         here = {t.model: t for t in idle if gpu in t.gpus and t in cluster.model_instances}
         order = eviction_order(self._idle(here.values(), cluster))
         while cluster.pools[gpu].free < pages and order:
-            cluster.counters.add("evictions")
+            cluster.counters.add("evictions", why=why)
             cluster.evict(here[order.pop(0)])
 
     def _idle(
@@ -226,7 +231,8 @@ class PrismGlobal(VllmSharing):
                 waits = _queues(cluster).waits((gpu,))
                 idle = [t for t in cluster.on(gpu) if self._may_go(t, cluster)]
                 due = idle if waits else self._due(idle, cluster)
-                self._make_room(gpu, low, due, cluster)
+                why = "requests wait for pages" if waits else "idle for long, few pages free"
+                self._make_room(gpu, low, due, cluster, why)
 
     def _due(
         self, idle: Iterable[ModelInstance], cluster: MultiModelCluster
@@ -264,7 +270,8 @@ class PrismGlobal(VllmSharing):
             room = self._room((t for t in due if t in cluster.model_instances), cluster)
             if all(room[gpu] >= model.weight_pages + low for gpu in gpus):
                 for gpu in gpus:
-                    self._make_room(gpu, model.weight_pages + low, due, cluster)
+                    needed = model.weight_pages + low
+                    self._make_room(gpu, needed, due, cluster, "another model moves in")
                 cluster.counters.add("moves")
                 cluster.activate(model, gpus)
 

@@ -18,7 +18,7 @@ from ....workloads.errors import SloBenchError
 from ...core.cluster_policy import ClusterPolicy, Routed
 from ...load_generator.http.endpoint import Endpoint, is_loopback
 from ...policies.routers import router as router_by_name
-from ..http_server import Ready, in_thread, serve
+from ..http_server import DEFAULT_LIMITS, HttpLimits, Ready, in_thread, serve
 from ..plugins.contract import PolicySpec
 from .controlled import ControlledServing
 from .health_checks import MECHANISMS, Say
@@ -124,6 +124,7 @@ def serving(
     host: str = "127.0.0.1",
     port: int = 0,
     api_key: str | None = None,
+    limits: HttpLimits = DEFAULT_LIMITS,
     say: Say = lambda line: None,
 ) -> Iterator[str]:
     """Run a gateway and yield its address; leaving the block closes all its connections.
@@ -145,7 +146,7 @@ def serving(
             handler = partial(answer, behind)
             if api_key is not None:
                 handler = partial(answer_with_key, f"Bearer {api_key}".encode(), behind)
-            await serve(handler, host=host, port=port, ready=ready)
+            await serve(handler, host=host, port=port, limits=limits, ready=ready)
         finally:
             for group in behind.groups:
                 group.close()

@@ -20,8 +20,10 @@ from slo_bench.harness.servers.gateway.upstream import (
     wire,
 )
 from slo_bench.harness.servers.http_server import (
+    Clients,
     Handler,
     HttpConnection,
+    HttpLimits,
     HttpRequest,
     Reply,
     respond,
@@ -195,7 +197,7 @@ def _gateway_to_server(data: bytes) -> object:
 
 async def _serve(handler: Handler, data: bytes) -> None:
     line = _Wire()
-    connection = HttpConnection(handler, set())
+    connection = HttpConnection(handler, Clients(HttpLimits()))
     connection.connection_made(line)
     for piece in _torn(data):
         if not line.closed:

@@ -30,6 +30,27 @@ def test_a_block_of_several_pages() -> None:
     assert pool.free == 4
 
 
+def test_pages_of_single_layers_are_mapped_together() -> None:
+    """Four layers, K and V: a page holds an eighth of 16 blocks, so that 8 pages hold 16 blocks."""
+    pool = PagePool(30)
+    kv_manager = PooledKVCacheManager([pool], PAGE_BYTES // 2, layers=4)
+    assert kv_manager.free == 3 * 16  # the last 6 pages are too few for another group
+    kv_manager.free -= 1
+    assert pool.free == 30 - 8
+    kv_manager.free -= 16
+    assert pool.free == 30 - 16
+    whole = PooledKVCacheManager([PagePool(30)], PAGE_BYTES // 2)
+    assert whole.free == 60
+
+
+def test_pages_that_are_not_full() -> None:
+    pool = PagePool(10)
+    kv_manager = PooledKVCacheManager([pool], PAGE_BYTES // 8, fill=0.5)
+    assert kv_manager.free == 40
+    kv_manager.free -= 9
+    assert pool.free == 7
+
+
 def test_a_buffer_is_mapped_ahead_and_is_nobody_elses() -> None:
     pool = PagePool(10)
     one = PooledKVCacheManager([pool], PAGE_BYTES, buffer_pages=3)

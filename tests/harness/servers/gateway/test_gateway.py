@@ -20,13 +20,14 @@ from urllib.parse import urlsplit
 import pytest
 
 from slo_bench.harness.load_generator.http.endpoint import Endpoint
-from slo_bench.harness.servers import http_server
 from slo_bench.harness.servers.gateway import GatewayPlan, serving, serving_apart
+from slo_bench.harness.servers.http_server import HttpLimits
 from slo_bench.harness.servers.mock import MockConfig
 from slo_bench.harness.servers.mock import serving as mock
 from slo_bench.workloads.errors import SloBenchError
 
 PATIENCE_S = 30
+OVER = (1 << 20) + 1  # bytes
 QUICK = MockConfig(ttft_s=0.002, itl_s=0.001)
 
 
@@ -432,13 +433,66 @@ def test_a_process_of_its_own_serves_and_goes(mocks):
         Client(url).get("/health")
 
 
-def test_a_request_that_never_ends_is_given_up(gateway, mocks, monkeypatch):
-    monkeypatch.setattr(http_server, "REQUEST_LIMIT_S", 0.05)
-    parts = urlsplit(gateway(*(m.url for m in mocks(1))))
-    with socket.create_connection((parts.hostname, parts.port), PATIENCE_S) as wire:
-        wire.sendall(b"POST /v1/completions HTTP/1.1\r\nx: y")
-        found = b"".join(iter(lambda: wire.recv(65536), b""))
-    assert found.split()[1] == b"408"
+@pytest.fixture
+def limited(mocks):
+    """Runs a gateway with limits before a mock, and yields its host and port."""
+
+    @contextlib.contextmanager
+    def opened(**limits):
+        plan = GatewayPlan([Endpoint.parse(m.url) for m in mocks(1)])
+        with serving(plan, limits=HttpLimits(**limits)) as url:
+            parts = urlsplit(url)
+            yield parts.hostname, parts.port
+
+    return opened
+
+
+def answered(wire):
+    """Status of the answer; None: closed without one."""
+    found = b"".join(iter(lambda: wire.recv(65536), b""))
+    return int(found.split()[1]) if found else None
+
+
+def head(length, close=True):
+    ending = b"connection: close\r\n" if close else b""
+    return b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n%bcontent-length: %d\r\n\r\n" % (
+        ending,
+        length,
+    )
+
+
+@pytest.mark.parametrize(
+    ("limits", "sent", "status"),
+    [
+        ({"request_s": 0.05}, b"POST /v1/completions HTTP/1.1\r\nx: y", 408),
+        ({"body_bytes": 1 << 20}, head(OVER) + b" " * OVER, 413),
+        ({"bodies_bytes": 1 << 20}, head(OVER) + b" " * OVER, 503),
+        ({"idle_s": 0.05}, b"", None),
+    ],
+    ids=["request", "body", "bodies", "idle"],
+)
+def test_limits_of_clients(limited, limits, sent, status):
+    with limited(**limits) as address, socket.create_connection(address, PATIENCE_S) as wire:
+        wire.sendall(sent)
+        assert answered(wire) == status
+
+
+def test_a_limit_of_connections_frees_them_again(limited):
+    with limited(connections=1) as address:
+        for _ in range(2):
+            first = socket.create_connection(address, PATIENCE_S)
+            with first, socket.create_connection(address, PATIENCE_S) as second:
+                assert answered(second) == 503
+                first.sendall(head(2) + b"{}")
+                assert answered(first) == 200
+
+
+def test_an_answer_must_begin_in_time(limited):
+    body = json.dumps({"prompt": "a b", "max_tokens": 1000, "stream": False}).encode()
+    limits = {"first_byte_s": 0.05}
+    with limited(**limits) as address, socket.create_connection(address, PATIENCE_S) as wire:
+        wire.sendall(head(len(body)) + body)
+        assert answered(wire) == 504
 
 
 def test_clients_need_the_key_where_there_is_one(mocks):

@@ -1,0 +1,43 @@
+"""How long the GPUs of instances are paid for, where instances start and stop with the load."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from .instance import LazyInstance
+
+
+class PaidTime:
+    """An instance is paid for from the decision to start it until it has served its last request
+    after it was stopped.
+    """
+
+    def __init__(self, instances: Iterable[LazyInstance]) -> None:
+        self._since_s = {one: 0.0 for one in instances if not one.spare}
+        self._stopped_s: dict[LazyInstance, float] = {}
+        self._closed_gpu_s = 0.0
+
+    def starts(self, instance: LazyInstance, now_s: float) -> None:
+        """`instance` is paid for from now on; it serves no request of before."""
+        if instance in self._stopped_s:
+            self._closed_gpu_s += self._gpu_s(instance, now_s)
+            del self._stopped_s[instance]
+        self._since_s[instance] = now_s
+
+    def goes_on(self, instance: LazyInstance) -> None:
+        """`instance` was stopped, but accepts requests again before it has served all."""
+        self._stopped_s.pop(instance, None)
+
+    def stops(self, instance: LazyInstance, now_s: float) -> None:
+        """`instance` accepts no requests any more."""
+        self._stopped_s[instance] = now_s
+
+    def total_gpu_s(self, end_s: float) -> float:
+        """GPU seconds of all instances until `end_s`, the end of the run."""
+        return self._closed_gpu_s + sum(self._gpu_s(one, end_s) for one in self._since_s)
+
+    def _gpu_s(self, instance: LazyInstance, end_s: float) -> float:
+        if instance in self._stopped_s:
+            # The clock of an instance without requests stands at the end of its last one.
+            end_s = max(self._stopped_s[instance], instance.engine.now_s)
+        return max(0.0, end_s - self._since_s[instance]) * instance.placement.gpus

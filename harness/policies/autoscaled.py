@@ -1,0 +1,138 @@
+"""Autoscaling: instances start and stop with the number of requests in the system.
+
+Source: the algorithm of Kubernetes' horizontal pod autoscaler: desired = ceil(current · metric /
+target), no change within a tolerance, and the largest recommendation of the last minutes before
+instances are stopped. The metric is requests that wait or run, per instance.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ...predictors.placement import Placement
+from ...workloads.errors import SloBenchError
+from ..core.cluster_policy import (
+    HOLD,
+    Action,
+    ClusterControl,
+    ClusterPolicy,
+    ClusterView,
+    Role,
+    RouteOutcome,
+    least_loaded,
+)
+from ..core.instance import Instance
+from ..core.policy import AnyPolicy, parameter
+from ..core.state import Release, RequestState
+
+BASE, SPARE = "base", "spare"
+
+
+@dataclass
+class Recommendations:
+    """Numbers of instances that were recommended lately, with their times; instances that are on,
+    those included that start.
+    """
+
+    lately: deque[tuple[float, int]] = field(default_factory=deque)
+    starts_s: dict[int, float] = field(default_factory=dict)  # by index, when they serve
+
+
+@dataclass(frozen=True)
+class Autoscaled(ClusterPolicy):
+    """Of all instances `min_instances` are always on, the others when the load needs them.
+
+    Every `control_every_s` as many instances are wanted as bring the requests of an instance to
+    `target_requests`, unless the ratio is within `tolerance` of 1. A start takes `startup_s`, for
+    which its GPUs are paid already. An instance is stopped when fewer were enough for
+    `stabilization_s`; it serves the requests that it has. Requests go to the instance with the
+    fewest.
+
+    `target_requests` is the number that an instance serves within the SLO: `slo-bench capacity`
+    finds the rate, and the requests are rate times latency (Little's law).
+    """
+
+    min_instances: int = parameter(1, 1, 1024)
+    target_requests: float = parameter(32.0, 0.1, 8192.0, log=True)
+    startup_s: float = parameter(120.0, 0.0, 3600.0)
+    control_every_s: float = parameter(15.0, 0.1, 3600.0)
+    stabilization_s: float = parameter(300.0, 0.0, 7200.0)
+    tolerance: float = parameter(0.1, 0.0, 1.0)
+
+    @property
+    def least_instances(self) -> int:
+        return self.min_instances
+
+    def layout(self, policy: AnyPolicy, placement: Placement, instances: int) -> Sequence[Role]:
+        spare = instances - self.min_instances
+        if spare < 0:
+            raise SloBenchError(
+                f"autoscaled keeps min_instances = {self.min_instances} on, and there are "
+                f"{instances}: give more instances, the most that may be on"
+            )
+        base = Role(BASE, policy, self.min_instances)
+        return (base, Role(SPARE, policy, spare, spare=True)) if spare else (base,)
+
+    def mechanisms(self) -> dict[str, str]:
+        return {"starts": "instances started", "stops": "instances stopped"}
+
+    def new_state(self) -> Recommendations:
+        return Recommendations()
+
+    def route(self, r: RequestState, cluster: ClusterView) -> Instance | RouteOutcome:
+        return least_loaded(cluster.up) if cluster.up else HOLD
+
+    def on_returned(self, release: Release, cluster: ClusterView) -> Instance | RouteOutcome:
+        return self.route(release.request, cluster)
+
+    @property
+    def control_interval_s(self) -> float:
+        return self.control_every_s
+
+    def control_step(self, cluster: ClusterView) -> Sequence[Action]:
+        known: Recommendations = cluster.state
+        now_s = cluster.now_s
+        starting = [index for index, at_s in known.starts_s.items() if at_s > now_s]
+        on = len(cluster.up) + len(starting)
+        wanted = self.wanted(sum(i.n_requests for i in cluster.instances), on)
+        wanted = min(max(wanted, self.min_instances), len(cluster.instances))
+        lately = known.lately
+        lately.append((now_s, wanted))
+        while lately[0][0] < now_s - self.stabilization_s:
+            lately.popleft()
+        if wanted > on:
+            off = [i for i in cluster.instances if not i.up and i.index not in starting]
+            draining_first = sorted(off, key=lambda i: (-i.n_requests, i.index))
+            chosen = draining_first[: wanted - on]
+            for instance in chosen:
+                known.starts_s[instance.index] = now_s + self.startup_s
+                cluster.counters.add("starts")
+            return [Switch(instance, self.startup_s) for instance in chosen]
+        surplus = on - max(number for _, number in lately)
+        spare = sorted(cluster.role(SPARE), key=lambda i: (i.n_requests, -i.index))
+        stopped = spare[: max(0, surplus)]
+        for _ in stopped:
+            cluster.counters.add("stops")
+        return [Switch(instance) for instance in stopped]
+
+    def wanted(self, requests: int, on: int) -> int:
+        """Instances that bring `requests` to the target, when `on` are on or start."""
+        ratio = requests / (self.target_requests * max(1, on))
+        return on if abs(ratio - 1) <= self.tolerance else math.ceil(ratio * max(1, on))
+
+
+@dataclass(frozen=True)
+class Switch:
+    """Start an instance, which takes `startup_s`; None: stop it."""
+
+    instance: Instance
+    startup_s: float | None = None
+
+    def apply(self, cluster: ClusterControl) -> None:
+        if self.startup_s is None:
+            cluster.stop(self.instance)
+        else:
+            cluster.start(self.instance, self.startup_s)

@@ -1,0 +1,90 @@
+"""Rows of single instances over time, acts of mechanisms, and the time between instances."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+import pytest
+
+from slo_bench.harness.core.counters import TimedCounters
+from slo_bench.harness.engine.cluster.recorder import acts_of
+from slo_bench.harness.engine.simulator.simulate import simulate
+from slo_bench.harness.policies.distserve import DistServe
+from slo_bench.harness.policies.shared.disaggregated import NETWORK_LATENCY_S
+from slo_bench.harness.policies.systems import System
+from slo_bench.harness.policies.vllm import Vllm
+from slo_bench.predictors.placement import Placement
+from slo_bench.predictors.specs import gpu, model
+from slo_bench.predictors.step_time import step_time
+from slo_bench.workloads.workload import Workload
+
+PLACEMENT = Placement(model("llama-13b"), gpu("a100-80g"))
+STEP_TIME = step_time(PLACEMENT).model
+
+
+def served(workload: Workload, **parameters: float):
+    system = System("distserve", Vllm(), cluster=DistServe(1, 1, **parameters))
+    return simulate(workload, system, PLACEMENT, STEP_TIME, instances=2)
+
+
+def several(n: int = 60) -> Workload:
+    rng = np.random.default_rng(3)
+    return Workload(
+        arrival_s=np.cumsum(rng.exponential(0.2, n)),
+        prompt_tokens=rng.integers(20, 900, n),
+        output_tokens=rng.integers(2, 120, n),
+    )
+
+
+def test_a_transfer_takes_its_bytes_over_the_link():
+    one = Workload(
+        arrival_s=np.zeros(1), prompt_tokens=np.array([1000]), output_tokens=np.array([5])
+    )
+    records = served(one, network_gb_per_s=2.0).records
+    kv_bytes = 1000 * PLACEMENT.kv_bytes_per_token
+    assert records.transfer_s[0] == pytest.approx(kv_bytes / 2e9 + NETWORK_LATENCY_S, rel=1e-6)
+    assert records.first_token_s[0] + records.transfer_s[0] < records.finish_s[0]
+
+
+def test_who_stays_is_in_no_transfer():
+    result = simulate(several(), System("vllm", Vllm()), PLACEMENT, STEP_TIME, instances=2)
+    assert not result.records.transfer_s.any()
+
+
+def test_rows_add_up_to_what_was_done():
+    workload = several()
+    result = served(workload)
+    by: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
+    for row in result.timeline.timeseries:
+        by[row.metric, row.entity].append((row.time_s, row.value))
+
+    def area(metric: str, entity: str) -> float:
+        time_s, value = np.array(by[metric, entity]).T
+        assert (np.diff(time_s) > 0).all()
+        return float((value[:-1] * np.diff(time_s)).sum())
+
+    each_s = STEP_TIME.step_s(0, 0, ((0, 2048),)) / 2048
+    prompts = workload.prompt_tokens.sum() * each_s
+    answers = (workload.output_tokens - 1).sum() * each_s
+    assert area("compute", "prefill 0") == pytest.approx(prompts, rel=0.05)
+    assert area("compute", "decode 1") == pytest.approx(answers, rel=0.05)
+    assert area("acts", "handovers") == pytest.approx(result.counts["handovers"], rel=1e-3)
+    assert max(value for _, value in by["kv_cache_usage", "decode 1"]) <= 1.0
+    assert {entity for metric, entity in by if metric == "waiting"} == {"prefill 0", "decode 1"}
+
+
+def test_acts_are_apart_by_reason():
+    clock = iter([0.5, 1.5, 9.5])
+    counters = TimedCounters({"evictions": "…"}, lambda: next(clock))
+    counters.add("evictions", why="idle")
+    counters.add("evictions", why="idle")
+    counters.add("evictions", why="pages are short")
+    rows = list(acts_of([counters], 9.6))
+    rate = 10.0  # one act in a span of 0.1 s
+    assert [(r.entity, r.time_s, r.value) for r in rows if r.value] == [
+        ("evictions: idle", pytest.approx(0.5), rate),
+        ("evictions: idle", pytest.approx(1.5), rate),
+        ("evictions: pages are short", pytest.approx(9.5), rate),
+    ]
+    assert counters == {"evictions": 3}

@@ -1,0 +1,125 @@
+"""Autoscaling: how many instances are wanted, when they serve, and what is paid for them."""
+
+from __future__ import annotations
+
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+
+from slo_bench import Experiment
+from slo_bench.harness.engine.cluster.power import PaidTime
+from slo_bench.harness.engine.simulator.simulate import simulate
+from slo_bench.harness.policies.autoscaled import Autoscaled
+from slo_bench.harness.policies.systems import System
+from slo_bench.harness.policies.vllm import Vllm
+from slo_bench.predictors.placement import Placement
+from slo_bench.predictors.specs import gpu, model
+from slo_bench.predictors.step_time import step_time
+from slo_bench.workloads.errors import SloBenchError
+from slo_bench.workloads.workload import Workload
+
+PLACEMENT = Placement(model("llama-3.1-8b"), gpu("a100-80g"))
+STEP_TIME = step_time(PLACEMENT).model
+
+
+def burst(n: int, every_s: float, more: tuple[float, ...] = ()) -> Workload:
+    arrival_s = np.array([*(k * every_s for k in range(n)), *more])
+    return Workload(
+        arrival_s=arrival_s,
+        prompt_tokens=np.full(len(arrival_s), 200),
+        output_tokens=np.full(len(arrival_s), 400),
+    )
+
+
+def served(workload: Workload, policy: Autoscaled, instances: int = 3):
+    system = System("autoscaled", Vllm(), cluster=policy)
+    return simulate(workload, system, PLACEMENT, STEP_TIME, instances=instances)
+
+
+@pytest.mark.parametrize(
+    ("requests", "on", "wanted"),
+    [
+        (100, 1, 4),
+        (32, 1, 1),
+        (35, 1, 1),
+        (36, 1, 2),
+        (10, 4, 1),
+        (0, 2, 0),
+        (64, 2, 2),
+        (65, 3, 3),
+    ],
+)
+def test_the_rule_of_kubernetes(requests, on, wanted):
+    """ceil(on · requests per instance / 32); 35 is within a tenth of 32, 65 of 96 is not."""
+    assert Autoscaled(target_requests=32).wanted(requests, on) == wanted
+
+
+def test_started_instances_serve_after_their_start_and_are_paid_from_the_decision():
+    policy = Autoscaled(
+        target_requests=10, startup_s=20.0, control_every_s=5.0, stabilization_s=10.0
+    )
+    result = served(burst(100, 0.2, more=(120.0, 130.0)), policy)
+    records = result.records
+    assert result.counts == {"starts": 2, "stops": 2}
+    # 25 requests have come at 5 s, none has ended: three instances are wanted.
+    assert records.instance[records.arrival_s < 25.0].max() == 0
+    assert set(records.instance[(records.arrival_s >= 25.0) & (records.arrival_s < 100)]) <= {
+        0,
+        1,
+        2,
+    }
+    assert (records.instance[-2:] == 0).all()
+    makespan_s = result.totals.makespan_s
+    spare = [records.finish_s[records.instance == k].max(initial=0.0) for k in (1, 2)]
+    paid_s = result.totals.gpu_paid_s - makespan_s  # of the two that were started at 5 s
+    assert 2 * 20.0 <= paid_s <= 2 * (120.0 - 5.0)
+    assert paid_s >= sum(max(0.0, end_s - 5.0) for end_s in spare)
+
+
+def test_all_that_always_stand_cost_as_much_as_a_fixed_number():
+    load = burst(60, 0.3)
+    result = served(load, Autoscaled(min_instances=2), instances=2)
+    assert np.isnan(result.totals.gpu_paid_s)  # nothing can start or stop
+    spare = served(load, Autoscaled(min_instances=1, target_requests=8192.0), instances=2)
+    assert spare.totals.gpu_paid_s == pytest.approx(spare.totals.makespan_s)
+    assert set(spare.records.instance) == {0}
+
+
+def test_what_is_paid_for():
+    """Two GPUs of the base; two that start at 100, stop at 140 and serve until 160."""
+
+    base, spare = Mock(spare=False), Mock(spare=True)
+    base.placement.gpus = spare.placement.gpus = 2
+    paid = PaidTime([base, spare])
+    assert paid.total_gpu_s(50.0) == 100.0
+    paid.starts(spare, 100.0)
+    paid.stops(spare, 120.0)
+    paid.goes_on(spare)  # it still served
+    paid.stops(spare, 140.0)
+    spare.engine.now_s = 160.0
+    assert paid.total_gpu_s(200.0) == 2 * 200 + 2 * 60
+    paid.starts(spare, 180.0)
+    assert paid.total_gpu_s(200.0) == 2 * 200 + 2 * 60 + 2 * 20
+
+
+def test_cost_follows_what_is_paid(tmp_path):
+    run = Experiment(
+        systems=["autoscaled"],
+        rates=[4.0],
+        duration_s=120,
+        seeds=1,
+        instances=3,
+        parameters={"autoscaled": {"startup_s": 10.0, "target_requests": 8.0}},
+    ).run(tmp_path / "run")
+    (row,) = run.rows()
+    assert row["gpu_paid_s"] < 3 * row["makespan_s"]
+    each_usd = gpu("a100-80g").price_per_hour_usd
+    expected = each_usd * row["gpu_paid_s"] / row["makespan_s"]
+    assert row["cost_usd_per_hour"] == pytest.approx(expected, rel=0.01)  # from the first arrival
+    assert row["gpu_utilisation"] <= 1.0
+
+
+def test_fewer_instances_than_always_stand():
+    with pytest.raises(SloBenchError, match="min_instances = 4"):
+        served(burst(2, 1.0), Autoscaled(min_instances=4))
