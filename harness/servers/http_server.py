@@ -380,6 +380,7 @@ class HttpConnection(asyncio.Protocol):
         except TimeoutError:
             if not late.expired():
                 raise
+            reply.on_begin = None
             refuse(reply, 504, f"the answer did not begin within {limit_s:g} s")
 
 

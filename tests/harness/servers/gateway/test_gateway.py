@@ -488,7 +488,7 @@ def test_a_limit_of_connections_frees_them_again(limited):
 
 
 def test_an_answer_must_begin_in_time(limited):
-    body = json.dumps({"prompt": "a b", "max_tokens": 1000, "stream": False}).encode()
+    body = json.dumps({"prompt": "a b", "max_tokens": 60_000, "stream": False}).encode()
     limits = {"first_byte_s": 0.05}
     with limited(**limits) as address, socket.create_connection(address, PATIENCE_S) as wire:
         wire.sendall(head(len(body)) + body)
