@@ -11,7 +11,14 @@ from typing import Any
 from ..workloads.errors import FileFormatError
 from ..workloads.file_cache import depends_on
 from ..workloads.parsing import parse_json
-from .model_spec import FAMILIES, Experts, LatentAttention, ModelSpec, SlidingWindow
+from .model_spec import (
+    FAMILIES,
+    Experts,
+    LatentAttention,
+    LinearAttention,
+    ModelSpec,
+    SlidingWindow,
+)
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 # Families whose layers have experts; Qwen shares a family with its dense models.
@@ -24,7 +31,11 @@ _EXPERT_TYPES = (
     "kimi_k2",
     "gpt_oss",
     "minimax_m2",
+    "qwen3_next",
+    "qwen3_5_moe_text",
 )
+# Families with linear attention in some layers, a gated delta rule.
+_LINEAR_TYPES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 _SPECULATIVE = (
     "num_lookahead_tokens",
     "num_lookahead_slots",
@@ -62,6 +73,7 @@ _READ_OR_HARMLESS = re.compile(
     r"num_local_experts|(moe_)?num_experts|n_(routed|shared)_experts|"
     r"(num_)?experts_per_tok(en)?|(moe|shared_expert)_intermediate_size|moe_layer_freq|"
     r"decoder_sparse_step|(moe_)?router_.*|.*dropout(_prob)?|.*bias|_?attn_implementation.*|"
+    r"linear_conv_kernel_dim|full_attention_interval|attn_output_gate|mamba_ssm_dtype|"
     r"attention_softmax_in_fp32|use_(flash|logn)_attn|layernorm_full_attention_.*"
 )
 _SPECULATIVE_TYPES = ("eagle", "medusa", "mlp_speculator", "speculator")
@@ -87,6 +99,7 @@ _FAMILY_OF_TYPE = {
     "kimi_k2": "deepseek",
     "gpt_oss": "gpt-oss",
     "minimax_m2": "minimax",
+    **dict.fromkeys(_LINEAR_TYPES, "qwen3-next"),
 }
 
 
@@ -180,6 +193,7 @@ def model_from_config(fields: Mapping[str, Any], name: str, path: Path) -> Model
         experts=_experts(config, layers),
         latent=latent,
         window=_window(config, layers, context_tokens),
+        linear=_linear(config, layers),
         checkpoint_dtype=_checkpoint_dtype(config),
     )
     if heads % spec.kv_heads:
@@ -207,8 +221,9 @@ def _refuse_unmodelled(config: _Config) -> None:
         raise config.fail(
             f"speculative decoding (model_type {kind!r}) is not modelled yet; use the plain model"
         )
+    linear = kind in _LINEAR_TYPES
     for name, what in _OTHER.items():
-        if config.fields.get(name):
+        if config.fields.get(name) and not (linear and what == "linear attention"):
             raise config.fail(f"{what} (field {name!r}) is not modelled yet")
     if set(str(config.fields.get("attn_type_list") or "")) - set("[1, ]"):
         raise config.fail("linear attention (field 'attn_type_list') is not modelled yet")
@@ -332,13 +347,45 @@ def _window(config: _Config, layers: int, context_tokens: int) -> SlidingWindow 
         return SlidingWindow(tokens, sliding) if on and sliding > 0 else None
     if not isinstance(kinds, list) or len(kinds) < layers:
         raise config.fail(f"field 'layer_types' must name a kind for each of the {layers} layers")
-    unknown = {str(kind) for kind in kinds} - {"full_attention", "sliding_attention"}
+    known = {"full_attention", "sliding_attention"}
+    if config.fields.get("model_type") in _LINEAR_TYPES:
+        known.add("linear_attention")
+    unknown = {str(kind) for kind in kinds} - known
     if unknown:
         raise config.fail(f"layers of {min(unknown)} (field 'layer_types') are not modelled yet")
     sliding = kinds[:layers].count("sliding_attention")
     if sliding and not tokens:
         raise config.fail("field 'sliding_window' is missing, but layers slide ('layer_types')")
     return SlidingWindow(tokens, sliding) if sliding and on else None
+
+
+def _linear(config: _Config, layers: int) -> LinearAttention | None:
+    """The layers with linear attention: those of `layer_types`, else all but every n-th."""
+    if config.fields.get("model_type") not in _LINEAR_TYPES:
+        return None
+    kinds = config.fields.get("layer_types")
+    if isinstance(kinds, list):
+        count = kinds[:layers].count("linear_attention")
+    else:
+        count = layers - layers // config.count("full_attention_interval", default=4)
+    if not config.flag("attn_output_gate", default=True):
+        raise config.fail("attention without its gate (field 'attn_output_gate') is not modelled")
+    if not 0 < count < layers:
+        raise config.fail(f"{count} of {layers} layers with linear attention are not modelled yet")
+    found = LinearAttention(
+        layers=count,
+        key_heads=config.count("linear_num_key_heads"),
+        value_heads=config.count("linear_num_value_heads"),
+        key_dim=config.count("linear_key_head_dim"),
+        value_dim=config.count("linear_value_head_dim"),
+        kernel=config.count("linear_conv_kernel_dim"),
+    )
+    if found.value_heads % found.key_heads:
+        raise config.fail(
+            f"linear_num_value_heads {found.value_heads} must be a multiple of the "
+            f"{found.key_heads} key heads"
+        )
+    return found
 
 
 def _refuse_other_opt(config: _Config) -> None:

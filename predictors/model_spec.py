@@ -20,6 +20,7 @@ class Family:
     norm_bias: bool = False  # LayerNorm (scale and shift) instead of RMSNorm
     norms_per_layer: int = 2
     qk_norm: bool = False
+    output_gate: bool = False  # a gate as wide as the queries multiplies what attention returns
     sinks: bool = False  # a learned logit a head that takes part in the softmax
     qk_norm_over_heads: bool = False  # one norm over all heads instead of one a head
     final_norm: bool = True
@@ -34,6 +35,7 @@ FAMILIES: dict[str, Family] = {
     "qwen": Family(biases="qkv"),
     "qwen2": Family(biases="qkv"),
     "qwen3": Family(qk_norm=True),
+    "qwen3-next": Family(qk_norm=True, output_gate=True),
     "gpt-oss": Family(biases="all", sinks=True),
     "deepseek": Family(),
     "minimax": Family(qk_norm=True, qk_norm_over_heads=True),
@@ -129,6 +131,53 @@ class SlidingWindow:
 
 
 @dataclass(frozen=True, slots=True)
+class LinearAttention:
+    """`layers` of the model have a gated delta rule in place of attention, after a convolution over
+    `kernel` tokens (Yang et al., "Gated Delta Networks", ICLR 2025; Qwen3-Next).
+
+    A sequence leaves a matrix of `key_dim` x `value_dim` for each of `value_heads`, in 32 bits, and
+    the convolution's last inputs, in 16; neither grows with its length.
+    """
+
+    layers: int
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    kernel: int
+
+    @property
+    def mixed_width(self) -> int:
+        """Queries, keys and values of a token, all heads together."""
+        return 2 * self.key_heads * self.key_dim + self.value_width
+
+    @property
+    def value_width(self) -> int:
+        """Values of a token, all heads together."""
+        return self.value_heads * self.value_dim
+
+    @property
+    def projected_width(self) -> int:
+        """Columns of the projection of the input: queries, keys, values, gate, decay and rate."""
+        return self.mixed_width + self.value_width + 2 * self.value_heads
+
+    @property
+    def matrix_bytes(self) -> int:
+        """Bytes of one layer's matrices of one sequence."""
+        return 4 * self.value_width * self.key_dim
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes that one layer keeps of one sequence."""
+        return self.matrix_bytes + 2 * self.mixed_width * (self.kernel - 1)
+
+    def parameters(self, hidden: int) -> int:
+        """Parameters of one layer's mixing: projections, convolution, decay and norm."""
+        own = self.mixed_width * self.kernel + 2 * self.value_heads + self.value_dim
+        return hidden * (self.projected_width + self.value_width) + own
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """The shape of a transformer. All counts are for the whole model, not for one GPU.
 
@@ -152,6 +201,7 @@ class ModelSpec:
     experts: Experts | None = None
     latent: LatentAttention | None = None
     window: SlidingWindow | None = None
+    linear: LinearAttention | None = None
     checkpoint_dtype: str = "bf16"
 
     def dtype_of(self, weights: str) -> str:
@@ -161,7 +211,8 @@ class ModelSpec:
     @property
     def is_plain(self) -> bool:
         """A dense model all of whose layers attend to all tokens."""
-        return self.experts is None and self.latent is None and self.window is None
+        parts = (self.experts, self.latent, self.window, self.linear)
+        return all(part is None for part in parts)
 
     @property
     def traits(self) -> Family:
@@ -192,7 +243,12 @@ class ModelSpec:
     def full_kv_layers(self) -> int:
         """Layers that keep the KV of every token; where all slide, every token is counted."""
         sliding = self.window.layers if self.window else 0
-        return self.layers - sliding or self.layers
+        return self.attention_layers - sliding or self.attention_layers
+
+    @property
+    def attention_layers(self) -> int:
+        """Layers with attention, sliding or full; the others are linear."""
+        return self.layers - (self.linear.layers if self.linear else 0)
 
     @property
     def routed_parameters(self) -> int:
@@ -205,11 +261,11 @@ class ModelSpec:
     def matrix_parameters(self) -> int:
         """Parameters in the matrices of all layers: projections, MLPs, routers and experts."""
         if self.experts is None:
-            return self.layers * (self._attention_parameters + self._mlp(self.intermediate))
+            return self._mixing_parameters + self.layers * self._mlp(self.intermediate)
         experts = self.experts
         always = self.hidden * experts.routed + self._mlp(experts.shared_intermediate)
         return (
-            self.layers * self._attention_parameters
+            self._mixing_parameters
             + experts.dense_layers * self._mlp(self.intermediate)
             + self.expert_layers * always
             + self.routed_parameters
@@ -230,7 +286,14 @@ class ModelSpec:
     def _attention_parameters(self) -> int:
         if self.latent is not None:
             return self.latent.parameters(self.hidden, self.heads)
-        return 2 * self.hidden * (self.query_width + self.kv_width)
+        gate = self.query_width if self.traits.output_gate else 0
+        return self.hidden * (2 * (self.query_width + self.kv_width) + gate)
+
+    @property
+    def _mixing_parameters(self) -> int:
+        """Parameters that mix tokens, of all layers: attention, full or linear."""
+        linear = self.linear.layers * self.linear.parameters(self.hidden) if self.linear else 0
+        return self.attention_layers * self._attention_parameters + linear
 
     @property
     def layer_matrix_parameters(self) -> int:
@@ -318,6 +381,11 @@ class ModelSpec:
             return 0
         held = self.window.layers * self.window.tokens
         return round(held * self.layer_kv_elements * kv_dtype(dtype).bytes)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes that layers with linear attention keep of one sequence."""
+        return self.linear.layers * self.linear.state_bytes if self.linear else 0
 
     def dense_dtype(self, dtype: str) -> str:
         """The format of all but the routed experts where those have `dtype`.

@@ -218,7 +218,8 @@ class Placement:
         activations = self.batched_tokens * (4 * model.hidden + widened) * ACTIVATION_BYTES
         logits = self.sampled_sequences * model.vocab / self.tp * LOGITS_BYTES * 2
         windows = self._kv_copies(model.window_bytes(self.kv_dtype)) / self.tp
-        return round(OVERHEAD_BYTES + activations + logits + self.sampled_sequences * windows)
+        held = self.sampled_sequences * (windows + model.state_bytes / self.tp)
+        return round(OVERHEAD_BYTES + activations + logits + held)
 
     @cached_property
     def usable_bytes_per_gpu(self) -> int:
@@ -291,6 +292,11 @@ class Placement:
             raise SloBenchError(
                 f"{model.name} has {model.kv_heads} KV heads; tp {self.tp} must divide them "
                 "or be a multiple of them"
+            )
+        if model.linear is not None and model.linear.key_heads % self.tp:
+            raise SloBenchError(
+                f"{model.name} has {model.linear.key_heads} key heads of linear attention, not "
+                f"divisible by tp {self.tp}"
             )
         if self.pp > model.layers:
             raise SloBenchError(

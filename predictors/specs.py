@@ -14,7 +14,14 @@ from ..workloads.parsing import number
 from .catalogue import Entry, entries
 from .dtypes import weight_dtype
 from .model_config import read_model
-from .model_spec import FAMILIES, Experts, LatentAttention, ModelSpec, SlidingWindow
+from .model_spec import (
+    FAMILIES,
+    Experts,
+    LatentAttention,
+    LinearAttention,
+    ModelSpec,
+    SlidingWindow,
+)
 
 __all__ = [
     "GpuSpec",
@@ -308,6 +315,7 @@ def _model(name: str, entry: Entry) -> ModelSpec:
             "window",
             lambda part: SlidingWindow(part.count("tokens"), part.count("layers", layers)),
         ),
+        linear=_part(fields, "linear", _linear),
         checkpoint_dtype=weight_dtype(fields.text("checkpoint_dtype", "bf16")).name,
     )
     fields.done()
@@ -332,6 +340,11 @@ def _experts(part: _Fields) -> Experts:
         shared_intermediate=int(part.number("shared_intermediate", 0)),
         dense_layers=int(part.number("dense_layers", 0)),
     )
+
+
+def _linear(part: _Fields) -> LinearAttention:
+    names = ("layers", "key_heads", "value_heads", "key_dim", "value_dim", "kernel")
+    return LinearAttention(**{name: part.count(name) for name in names})
 
 
 def _latent(part: _Fields) -> LatentAttention:

@@ -76,6 +76,11 @@ class Speculation:
         EAGLE is one dense layer with the output head, multi-token prediction one of the model's own
         layers with it.
         """
+        if served.linear is not None:
+            raise SloBenchError(
+                "speculation with linear attention is not modelled: leaving tokens out does not "
+                "undo its states; leave speculation out"
+            )
         if self.method == "ngram":
             return None
         if self.method in _HEADS:

@@ -101,7 +101,11 @@ def operator_step_time(
     origin = f"operators: kernel times of {known.version} on {known.source.partition('_')[0]}"
     if not known.exact:
         origin += f", scaled to {placement.gpu.name}"
-    return StepTimeModel(made, fitted=known.exact, provenance=f"{origin} (AIConfigurator)")
+    origin += " (AIConfigurator)"
+    if listed.recurrence is not None:
+        origin += "; linear attention by its roofline"
+    fitted = known.exact and listed.recurrence is None
+    return StepTimeModel(made, fitted=fitted, provenance=origin)
 
 
 def speculative_step_time(
@@ -164,6 +168,11 @@ def _linear(known: Kernels, listed: Operators, placement: Placement) -> Curve:
         seconds += gemm.calls * known.sustained_gemm_s(tokens, gemm.n, gemm.k, gemm.dtype)
     for small in listed.small:
         seconds += small.calls * known.small_s(small.bytes_per_token * tokens)
+    if (recurrence := listed.recurrence) is not None:
+        of_pass = known.roofline_s(
+            recurrence.token_bytes * tokens, recurrence.token_operations * tokens
+        )
+        seconds += recurrence.calls * of_pass
     for reduce in listed.all_reduces:
         seconds += reduce.calls * known.all_reduce_s(
             placement.tp, reduce.bytes_per_token * tokens, placement.peer_link
@@ -191,6 +200,9 @@ def _per_sequence(known: Kernels, listed: Operators, host: HostTimes) -> Curve:
     head = listed.head
     seconds = known.gemm_s(_SEQUENCES, head.n, head.k, head.dtype)
     sampled = known.small_s(4 * listed.logits_bytes * _SEQUENCES)
+    if (recurrence := listed.recurrence) is not None:  # its launch is counted with the tokens
+        states = recurrence.state_bytes * _SEQUENCES
+        sampled += recurrence.calls * (known.small_s(states) - known.small_s(np.zeros(1)))
     return Curve(_SEQUENCES, seconds + sampled + host.sequence_s * _SEQUENCES)
 
 

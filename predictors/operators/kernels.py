@@ -72,6 +72,10 @@ class Kernels:
         """A kernel that only moves bytes (norm, activation, rotary embedding), at 80 % of peak."""
         return LAUNCH_S + moved_bytes / (0.8 * self._own.bandwidth)
 
+    def roofline_s(self, moved_bytes: Floats, operations: Floats) -> Floats:
+        """A kernel without tables, in 16 bits: 80 % of the bandwidth, or all operations."""
+        return self._own.roofline_s(moved_bytes / 0.8, operations, 16)
+
     # ---------------------------------------------------------------- matrix multiplications
 
     def gemm_s(self, tokens: Floats, n: int, k: int, dtype: str) -> Floats:

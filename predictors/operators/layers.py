@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..dtypes import SIXTEEN_BIT_BYTES, weight_dtype
-from ..model_spec import Experts, LatentAttention
+from ..model_spec import Experts, LatentAttention, LinearAttention
 from ..placement import Placement
 
 
@@ -47,6 +47,23 @@ class Attention:
 
 
 @dataclass(frozen=True)
+class Recurrence:
+    """Linear attention of one layer on one GPU, `calls` times in a pass.
+
+    A pass reads and writes the state of each sequence. Prompts are computed in chunks of
+    `CHUNK_TOKENS`, with matrix products inside a chunk and between chunks.
+    """
+
+    state_bytes: float
+    token_bytes: float
+    token_operations: float
+    calls: int
+
+
+CHUNK_TOKENS = 64  # of the kernels that vLLM and SGLang use (flash-linear-attention)
+
+
+@dataclass(frozen=True)
 class ExpertLayer:
     """The experts of one layer on one GPU, `calls` times in a pass.
 
@@ -82,6 +99,7 @@ class Operators:
     all_reduces: tuple[AllReduce, ...]
     head: Gemm
     logits_bytes: float  # of one sequence
+    recurrence: Recurrence | None = None
 
 
 def operators(placement: Placement) -> Operators:
@@ -96,19 +114,26 @@ def operators(placement: Placement) -> Operators:
         Small("norm", 4 * hidden * width, traits.norms_per_layer * layers),
         Small("embedding", 2 * hidden * width, 1),
     ]
+    attending = spec.attention_layers
     if spec.latent is None:
+        gate = query if traits.output_gate else 0
         gemms = [
-            Gemm("qkv_proj", query + 2 * kv, hidden, dtype, layers),
-            Gemm("o_proj", hidden, query, dtype, layers),
+            Gemm("qkv_proj", query + gate + 2 * kv, hidden, dtype, attending),
+            Gemm("o_proj", hidden, query, dtype, attending),
         ]
+        if gate:
+            small.append(Small("output_gate", 3 * gate * width, attending))
         attended = query
     else:
         gemms, attended = _latent_gemms(spec.latent, hidden, heads, dtype, layers)
         query = heads * (spec.latent.key_dim + spec.latent.rope_dim)
         small.append(Small("latent_norm", 4 * gemms[0].n * width, 2 * layers))
-    small.append(Small("rotary_and_cache", (2 * query + 4 * kv) * width, 2 * layers))
+    small.append(Small("rotary_and_cache", (2 * query + 4 * kv) * width, 2 * attending))
     if traits.qk_norm:
-        small.append(Small("qk_norm", 2 * (query + kv) * width, 2 * layers))
+        small.append(Small("qk_norm", 2 * (query + kv) * width, 2 * attending))
+    if spec.linear is not None:
+        more, less = _linear_operators(spec.linear, hidden, tp, dtype)
+        gemms, small = [*gemms, *more], [*small, *less]
     reduces = [AllReduce(hidden * width, 2 * layers)]
     if traits.qk_norm_over_heads:  # sums of squares of queries and keys, 32 bits each
         reduces.append(AllReduce(8.0, layers))
@@ -150,7 +175,7 @@ def operators(placement: Placement) -> Operators:
             heads,
             kv_heads,
             spec.head_dim,
-            layers - sliding,
+            attending - sliding,
             window.tokens if window else 0,
             sliding,
             spec.latent is not None,
@@ -159,6 +184,37 @@ def operators(placement: Placement) -> Operators:
         tuple(reduces) if tp > 1 else (),
         Gemm("lm_head", -(-spec.vocab // tp), hidden, "bf16", 1),
         -(-spec.vocab // tp) * 4.0,
+        None if spec.linear is None else _recurrence(spec.linear, tp),
+    )
+
+
+def _linear_operators(
+    linear: LinearAttention, hidden: int, tp: int, dtype: str
+) -> tuple[list[Gemm], list[Small]]:
+    """Projections of linear attention, its convolution and its gated norm."""
+    mixed, value = linear.mixed_width // tp, linear.value_width // tp
+    gemms = [
+        Gemm("linear_in_proj", linear.projected_width // tp, hidden, dtype, linear.layers),
+        Gemm("linear_out_proj", hidden, value, dtype, linear.layers),
+    ]
+    small = [
+        Small("convolution", 2 * mixed * SIXTEEN_BIT_BYTES, linear.layers),
+        Small("gated_norm", 3 * value * SIXTEEN_BIT_BYTES, linear.layers),
+    ]
+    return gemms, small
+
+
+def _recurrence(linear: LinearAttention, tp: int) -> Recurrence:
+    """Operations of a token and value head, with chunks of C tokens: 6 key_dim value_dim for the
+    products with the state and its update, C (6 key_dim + 4 value_dim) inside a chunk.
+    """
+    products = 6 * linear.key_dim * linear.value_dim
+    products += CHUNK_TOKENS * (6 * linear.key_dim + 4 * linear.value_dim)
+    return Recurrence(
+        2 * linear.state_bytes / tp,
+        (linear.mixed_width + linear.value_width) / tp * SIXTEEN_BIT_BYTES,
+        products * linear.value_heads / tp,
+        linear.layers,
     )
 
 

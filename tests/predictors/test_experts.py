@@ -101,6 +101,30 @@ def test_distinct_experts_by_brute_force(tokens, skew, ep):
 
 
 CONFIGS = {
+    "qwen3-next-80b-a3b": {
+        "model_type": "qwen3_next",
+        "num_hidden_layers": 48,
+        "hidden_size": 2048,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "intermediate_size": 5120,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+        "num_experts": 512,
+        "num_experts_per_tok": 10,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "full_attention_interval": 4,
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "linear_value_head_dim": 128,
+        "vocab_size": 151936,
+        "max_position_embeddings": 262144,
+        "tie_word_embeddings": False,
+    },
     "mixtral-8x7b": {
         "model_type": "mixtral",
         "num_hidden_layers": 32,
@@ -197,7 +221,15 @@ def config(tmp_path, name, **changed):
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_config_is_the_model_of_the_catalogue(tmp_path, name):
     found, known = model(config(tmp_path, name)), model(name)
-    for field in ("parameters", "active_parameters", "experts", "latent", "window", "kv_heads"):
+    for field in (
+        "parameters",
+        "active_parameters",
+        "experts",
+        "latent",
+        "window",
+        "linear",
+        "kv_heads",
+    ):
         assert getattr(found, field) == getattr(known, field), field
     assert found.kv_bytes_per_token() == known.kv_bytes_per_token()
 
@@ -210,6 +242,10 @@ def test_a_config_is_the_model_of_the_catalogue(tmp_path, name):
         ("qwen3-30b-a3b", {"num_experts_per_tok": 200}, "200 experts a token of 128"),
         ("gpt-oss-20b", {"layer_types": ["linear_attention"] * 24}, "linear_attention"),
         ("gpt-oss-20b", {"layer_types": ["full_attention"]}, "layer_types"),
+        ("qwen3-30b-a3b", {"linear_num_value_heads": 32}, "linear attention"),
+        ("qwen3-next-80b-a3b", {"attn_output_gate": False}, "attn_output_gate"),
+        ("qwen3-next-80b-a3b", {"linear_num_value_heads": 24}, "multiple of the 16 key heads"),
+        ("qwen3-next-80b-a3b", {"layer_types": ["full_attention"] * 48}, "0 of 48 layers"),
         ("gpt-oss-20b", {"sliding_window": None}, "sliding_window"),
         ("deepseek-v3", {"index_topk": 2048}, "sparse attention"),
         ("deepseek-v3", {"first_k_dense_replace": 61}, "61 of 61 layers"),

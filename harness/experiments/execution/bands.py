@@ -77,6 +77,8 @@ def setting_of(spec: CellSpec, workload: Workload, result: Result, row: Row) -> 
     if configured(spec.system, spec.parameters).sharing is not None:
         return None
     put = placed(place)
+    if put.placement.model.linear is not None:
+        return None
     kind = kind_of(put.step_time)
     times = [row.get(f"{metric}_s") for metric in _JOINT]
     if kind is None or not all(isinstance(value, float) and value > 0 for value in times):

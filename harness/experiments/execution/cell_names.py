@@ -35,9 +35,7 @@ class AxisColumns:
         """Name the settings that have several values; short names are used if they are distinct."""
         names = {spec.workload: source(spec).name for spec in workloads}
         variants = asked.each_variant().values()
-        several = {
-            name: [dict.fromkeys(getattr(of, name)) for of in variants] for name in asked.axes()
-        }
+        several = {name: [getattr(of, name) for of in variants] for name in asked.axes()}
         models = {text for of in variants for text in of.model}
         return cls(
             tuple(
