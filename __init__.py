@@ -51,11 +51,11 @@ True
 
 Find the cheapest GPUs that carry a load.
 
->>> from slo_bench import TargetLoad, plan_cheapest
+>>> from slo_bench import PlanOptions, TargetLoad, plan_cheapest
 >>> planned = plan_cheapest(
 ...     Experiment(systems="vllm"),
 ...     TargetLoad(rate_rps=1, most_gpus=1, plans=1),
-...     kinds=("a100-80g",),
+...     PlanOptions(kinds=("a100-80g",)),
 ... )
 >>> planned.plans[0].offer.gpu
 'a100-80g'
@@ -101,6 +101,7 @@ if TYPE_CHECKING:
     from .tuner.capacity.asked import CapacityOptions as CapacityOptions
     from .tuner.capacity.folder import CapacityResult as CapacityResult
     from .tuner.capacity.folder import search_capacity as search_capacity
+    from .tuner.planning import PlanOptions as PlanOptions
     from .tuner.planning import TargetLoad as TargetLoad
     from .tuner.planning import plan_cheapest as plan_cheapest
     from .tuner.search.settings import TuneSettings as TuneSettings
@@ -122,7 +123,7 @@ _NAMES_OF = {
     ".reports.pages.run_page": ("write_report",),
     ".tuner.capacity.asked": ("CapacityOptions",),
     ".tuner.capacity.folder": ("CapacityResult", "search_capacity"),
-    ".tuner.planning": ("TargetLoad", "plan_cheapest"),
+    ".tuner.planning": ("PlanOptions", "TargetLoad", "plan_cheapest"),
     ".tuner.search.settings": ("TuneSettings",),
     ".tuner.search.tune": ("tune",),
     ".workloads.errors": ("SloBenchError",),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from ...harness.experiments.config.setting import ARRIVES
 from ...workloads.errors import SloBenchError
@@ -113,7 +113,13 @@ def plan(
     Every plan is confirmed by long simulations on seeds that the search did not use; its capacity
     has an interval. With --out, the first plan's launch script and experiment are written too.
     """
-    from ...tuner.planning import TargetLoad, default_prices, plan_cheapest, read_prices
+    from ...tuner.planning import (
+        PlanOptions,
+        TargetLoad,
+        default_prices,
+        plan_cheapest,
+        read_prices,
+    )
     from ...tuner.planning.fleet import plan_fleet, read_fleet
     from ..interrupts import interruptible
     from ..options.experiment import experiment_of
@@ -129,18 +135,15 @@ def plan(
     experiment = experiment_of(given)
     wanted = TargetLoad(1.0 if rate is None else rate, target, headroom, max_gpus, plans)
     listed = default_prices() if prices is None else read_prices(prices)
-    how: dict[str, Any] = {
-        "kinds": tuple(name for one in gpu or () for name in one.split(",")),
-        "prices": listed.changed(_prices(price or [])),
-        "folder": out,
-        "resume": resume,
-    }
+    kinds = tuple(name for one in gpu or () for name in one.split(","))
+    priced = listed.changed(_prices(price or []))
     where = "" if out is None else f"; go on with the same command and --resume --out {out}"
     with interruptible(f"interrupted{where}"), changing_line("first simulation") as say:
+        how = PlanOptions(kinds, priced, out, resume, say)
         if fleet is None:
-            planned = plan_cheapest(experiment, wanted, **how, say=say)
+            planned = plan_cheapest(experiment, wanted, how)
         else:
-            of_pools = plan_fleet(read_fleet(fleet, experiment), wanted, **how, say=say)
+            of_pools = plan_fleet(read_fleet(fleet, experiment), wanted, how)
     if fleet is None:
         show_plans(planned, experiment, out, html, as_json)
     else:

@@ -10,7 +10,7 @@ import pytest
 from slo_bench.harness.experiments.experiment import Experiment
 from slo_bench.reports.pages.plan import plan_rows
 from slo_bench.reports.pages.plan_page import undominated, write_plan
-from slo_bench.tuner.planning import TargetLoad, plan_cheapest
+from slo_bench.tuner.planning import PlanOptions, TargetLoad, plan_cheapest
 
 
 def row(usd, ttft_s, spare, joules=None):
@@ -46,7 +46,9 @@ def test_the_page_shows_every_plan_with_its_figures(tmp_path):
         parameters={"vllm": {"max_num_batched_tokens": 2048}},
         tp=1,
     )
-    planned = plan_cheapest(asked, TargetLoad(1, plans=2), kinds=("h100-80g", "l4", "a10"))
+    planned = plan_cheapest(
+        asked, TargetLoad(1, plans=2), PlanOptions(kinds=("h100-80g", "l4", "a10"))
+    )
     text = write_plan(planned, tmp_path / "plan.html").read_text("utf-8")
     for one in plan_rows(planned):
         assert f"{one['gpus']} × {one['gpu']}" in text

@@ -2,12 +2,13 @@
 
 from .offers import Offer
 from .prices import PriceList, default_prices, read_prices
-from .search import DeploymentPlan, PlanFigures, SizedOffer, TargetLoad, plan_cheapest
+from .search import DeploymentPlan, PlanFigures, PlanOptions, SizedOffer, TargetLoad, plan_cheapest
 
 __all__ = [
     "DeploymentPlan",
     "Offer",
     "PlanFigures",
+    "PlanOptions",
     "PriceList",
     "SizedOffer",
     "TargetLoad",

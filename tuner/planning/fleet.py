@@ -35,8 +35,8 @@ from ...harness.experiments.config.experiment_file import (
 )
 from ...harness.experiments.config.schema import ExperimentSchema
 from ...workloads.errors import FileFormatError, SloBenchError
-from .prices import PriceList, default_prices
-from .search import PlanSearch, RunnerOf, Say, SizedOffer, TargetLoad, simulated_runner
+from .prices import PriceList
+from .search import PlanOptions, PlanSearch, Say, SizedOffer, TargetLoad
 
 HOURS = 24
 
@@ -146,42 +146,30 @@ def read_fleet(path: Path, base: ExperimentSchema) -> Fleet:
     return Fleet(tuple(pools), found.startup_s)
 
 
-def plan_fleet(
-    fleet: Fleet,
-    wanted: TargetLoad,
-    *,
-    kinds: tuple[str, ...] = (),
-    prices: PriceList | None = None,
-    folder: Path | None = None,
-    resume: bool = False,
-    say: Say = lambda line: None,
-    runner_of: RunnerOf | None = None,
-) -> FleetPlan:
+def plan_fleet(fleet: Fleet, wanted: TargetLoad, options: PlanOptions | None = None) -> FleetPlan:
     """For every pool the plan that costs least over an autoscaled day.
 
-    Arguments are those of `plan_cheapest`; the rate of `wanted` is not used, its limits hold for
-    each pool. Levels of a pool are kept in a folder of its name.
+    The rate of `wanted` is not used, its limits hold for each pool. Levels of a pool are kept in a
+    folder of its name.
 
     Raises:
         SloBenchError: no offer carries the load of a pool, or something cannot be read.
     """
-    prices = prices or default_prices()
+    how = options or PlanOptions()
     plans: list[PoolPlan] = []
     refuted: list[SizedOffer] = []
     for pool in fleet.pools:
         of_pool = replace(wanted, rate_rps=max(pool.rates_rps))
-        kept = None if folder is None else folder / pool.name
-        search = PlanSearch(
-            pool.asked,
-            of_pool,
-            prices,
-            kept,
-            resume and kept is not None and kept.exists(),
-            _named(pool.name, say),
-            runner_of or simulated_runner,
+        kept = None if how.folder is None else how.folder / pool.name
+        of_this = replace(
+            how,
+            folder=kept,
+            resume=how.resume and kept is not None and kept.exists(),
+            say=_named(pool.name, how.say),
         )
+        search = PlanSearch(pool.asked, of_pool, of_this)
         try:
-            found = search.run(kinds)
+            found = search.run()
         except SloBenchError as error:
             raise SloBenchError(f"pool {pool.name}: {error}") from None
         days = [
@@ -189,8 +177,8 @@ def plan_fleet(
             for one in found.plans
         ]
         refuted += found.refuted
-        plans.append(min(days, key=lambda one: one.usd_per_day(prices, autoscaled=True) or 0.0))
-    return FleetPlan(tuple(plans), prices, kinds, tuple(refuted))
+        plans.append(min(days, key=lambda one: one.usd_per_day(how.prices, autoscaled=True) or 0.0))
+    return FleetPlan(tuple(plans), how.prices, how.kinds, tuple(refuted))
 
 
 def _named(pool: str, say: Say) -> Callable[[str], None]:

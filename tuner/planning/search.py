@@ -146,16 +146,34 @@ class DeploymentPlan:
     refuted: tuple[SizedOffer, ...] = ()
 
 
+def simulated_runner(spec: CellSpec) -> LevelRunner:
+    """Simulates a cell at the rates that are asked for."""
+    return CellRunner(spec, "plan", Simulator(), lambda cell, row: None)
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """How to search for plans.
+
+    Attributes:
+        kinds: GPUs to choose from; by default all with a price.
+        prices: what GPUs cost; by default the catalogue's prices.
+        folder: where simulated levels are kept.
+        resume: use the levels in `folder`.
+        say: called with the name of each level before it is simulated.
+        runner_of: makes the runner of a cell; by default the simulator.
+    """
+
+    kinds: tuple[str, ...] = ()
+    prices: PriceList = field(default_factory=default_prices)
+    folder: Path | None = None
+    resume: bool = False
+    say: Say = lambda line: None
+    runner_of: RunnerOf = simulated_runner
+
+
 def plan_cheapest(
-    asked: ExperimentSchema,
-    wanted: TargetLoad,
-    *,
-    kinds: tuple[str, ...] = (),
-    prices: PriceList | None = None,
-    folder: Path | None = None,
-    resume: bool = False,
-    say: Say = lambda line: None,
-    runner_of: RunnerOf | None = None,
+    asked: ExperimentSchema, wanted: TargetLoad, options: PlanOptions | None = None
 ) -> DeploymentPlan:
     """Search for the cheapest ways to carry a load within its SLOs, by simulation.
 
@@ -163,24 +181,12 @@ def plan_cheapest(
         asked: model, workload, SLO, systems and their parameters; GPUs and their number are
             searched.
         wanted: the rate, the target, and the number of plans.
-        kinds: GPUs to choose from; by default all of the catalogue.
-        prices: what GPUs cost; by default the catalogue's prices.
-        folder: where simulated levels are kept.
-        resume: use the levels in `folder`.
-        say: called with the name of each level before it is simulated.
-        runner_of: makes the runner of a cell; by default the simulator.
+        options: how to search.
 
     Raises:
         SloBenchError: no offer carries the load, or something cannot be read.
     """
-    prices = prices or default_prices()
-    search = PlanSearch(asked, wanted, prices, folder, resume, say, runner_of or simulated_runner)
-    return search.run(kinds)
-
-
-def simulated_runner(spec: CellSpec) -> LevelRunner:
-    """Simulates a cell at the rates that are asked for."""
-    return CellRunner(spec, "plan", Simulator(), lambda cell, row: None)
+    return PlanSearch(asked, wanted, options or PlanOptions()).run()
 
 
 @dataclass
@@ -189,21 +195,17 @@ class PlanSearch:
 
     asked: ExperimentSchema
     wanted: TargetLoad
-    prices: PriceList
-    folder: Path | None
-    resume: bool
-    say: Say
-    runner_of: RunnerOf
+    options: PlanOptions
 
     def __post_init__(self) -> None:
-        asked, wanted, folder = self.asked, self.wanted, self.folder
+        asked, wanted, folder = self.asked, self.wanted, self.options.folder
         open_yet = {"gpu": (), "instances": (), "rates": None}
         text = asked.model_copy(update=open_yet).model_dump_json()
         settings = f"{wanted.whole_rps:g} {wanted.target:g} {text}"
         self._checkpoint = None if folder is None else Checkpoint(folder / LEVELS, settings)
         self._levels: dict[str, Verdict] = {}
         if self._checkpoint is not None and self._checkpoint.path.exists():
-            if not self.resume:
+            if not self.options.resume:
                 raise SloBenchError(
                     f"{folder} holds a plan; continue it with --resume, or choose another --out"
                 )
@@ -211,10 +213,10 @@ class PlanSearch:
         self._found: list[SizedOffer] = []
         self._refuted: list[SizedOffer] = []
 
-    def run(self, kinds: tuple[str, ...]) -> DeploymentPlan:
+    def run(self) -> DeploymentPlan:
         """The cheapest plans on these GPUs; on all with a price where none is named."""
-        wanted = self.wanted
-        every, refused = offers(self.asked, wanted.whole_rps, kinds, self.prices)
+        wanted, kinds, prices = self.wanted, self.options.kinds, self.options.prices
+        every, refused = offers(self.asked, wanted.whole_rps, kinds, prices)
         self._check_arrivals(every[0])
         tried = 0
         absent = {name: str(error) for name, error in refused.items()}
@@ -250,7 +252,7 @@ class PlanSearch:
             absent.pop(one.offer.system, None)
         refuted = tuple(self._refuted)
         return DeploymentPlan(
-            wanted, tuple(ranked), tried, len(every), self.prices, kinds, absent, refuted
+            wanted, tuple(ranked), tried, len(every), prices, kinds, absent, refuted
         )
 
     @property
@@ -365,16 +367,18 @@ class PlanSearch:
         """The verdict on a deployment at a rate, kept in the folder."""
         line = f"{name} at {rate_rps:.3g} req/s, runs of {length.requests:,}"
         if line not in self._levels:
-            self.say(line)
+            self.options.say(line)
             seed = self.asked.seed + (_FRESH_SEEDS if length is CONFIRM else 0)
-            judged = verdict(self.runner_of(spec), rate_rps, self.wanted.target, seed, length)
+            judged = verdict(
+                self.options.runner_of(spec), rate_rps, self.wanted.target, seed, length
+            )
             self._levels[line] = judged
             if self._checkpoint is not None:
                 self._checkpoint.append({"name": line, "level": asdict(judged)})
         return self._levels[line]
 
     def _with_capacity(self, one: SizedOffer) -> SizedOffer:
-        self.say(f"capacity of {one.instances} × {one.offer.name}")
+        self.options.say(f"capacity of {one.instances} × {one.offer.name}")
         rate = self.wanted.whole_rps
         spec = spec_of(self.asked, one.offer, one.parameters, one.instances, rate)
         options = SearchOptions(
@@ -384,10 +388,13 @@ class PlanSearch:
             budget=Budget(_CAPACITY_REQUESTS, horizons=SIMULATED_BUDGET_HORIZONS),
         )
         [capacity] = find_capacity(
-            self.runner_of(spec), start_rps=rate, options=options, neighbours=(rate, rate * 1.2)
+            self.options.runner_of(spec),
+            start_rps=rate,
+            options=options,
+            neighbours=(rate, rate * 1.2),
         ).capacities
         fitted = placed(spec.placement).step_time.fitted
-        figures = self._figures(spec) if self.runner_of is simulated_runner else None
+        figures = self._figures(spec) if self.options.runner_of is simulated_runner else None
         return replace(one, capacity=capacity, fitted=fitted, figures=figures)
 
     def _figures(self, spec: CellSpec) -> PlanFigures:

@@ -8,6 +8,9 @@ requests per client: with vLLM's prefix cache most prompts of a sweep are comput
 KV in FP8 where the checkpoint says so. Rows with prompts of powers of two (Qwen3-32B) had neither.
 Those of SGLang 0.5.1 stayed in step; those of later versions did not, for which lengths from 97 %
 on stand (seen on the Qwen3-32B rows of H100).
+
+The servers' options are those of InferenceX's recipes (`benchmarks/` there), where a recipe of the
+model and GPU was found and they are not the engine's defaults.
 """
 
 from __future__ import annotations
@@ -70,6 +73,19 @@ class Client:
         return self.kv_dtypes.get(gpu, "bf16") if model.is_plain else "bf16"
 
 
+@dataclass(frozen=True)
+class Server:
+    """Options of the server that a harness starts.
+
+    Attributes:
+        memory_share: share of a GPU's memory that it may use.
+        step_tokens: tokens of a step; None: the client's, else the engine's default.
+    """
+
+    memory_share: float = 0.9
+    step_tokens: int | None = None
+
+
 INFERENCEX = "inferencex"
 AICONFIGURATOR = "aiconfigurator"
 # KV formats of plain models are told by the rows whose TTFT shows how many requests found room;
@@ -86,6 +102,26 @@ _VLLM = Client(shortest=1.0, step_tokens=1500)
 _VLLM_AIPERF = replace(
     _VLLM, kv_dtypes={"h100-80g": "fp8", "h200-141g": "fp8"}, prompts=100, warm_up_each=2
 )
+
+
+# Engine, GPU, model, weights -> options by tp; 0: any other.
+_DEEPSEEK = ("deepseek-r1", "deepseek-v3")
+_RECIPES: dict[tuple[str, str, str, str], dict[int, Server]] = {
+    **{("sglang", "h200-141g", m, "fp8"): {0: Server(0.82, 32768)} for m in _DEEPSEEK},
+    **{
+        ("sglang", "b200", m, "fp8"): {0: Server(0.82, 32768), 4: Server(0.95, 8192)}
+        for m in _DEEPSEEK
+    },
+    **{("sglang", "b200", m, "nvfp4"): {0: Server(0.85, 16384)} for m in _DEEPSEEK},
+    **{("vllm", g, "minimax-m2.5", "fp8"): {0: Server(0.95)} for g in ("h200-141g", "b200")},
+    ("vllm", "b200", "kimi-k2.5", "int4"): {0: Server(0.97)},
+}
+
+
+def server_of(harness: str, engine: str, gpu: str, model: str, weights: str, tp: int) -> Server:
+    """What is known of the options of the server that a harness started."""
+    recipe = _RECIPES.get((engine, gpu, model, weights)) if harness == INFERENCEX else None
+    return Server() if recipe is None else recipe.get(tp, recipe[0])
 
 
 def client_of(harness: str, engine: str, version: str) -> Client:

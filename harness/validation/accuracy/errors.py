@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -135,17 +135,27 @@ def judge(
         elif only(each.case):
             found.append(each)
     keys = [_key(measurement, without, analytic) for measurement in found]
-    begun = {
-        key: begin(judge_one, measurement, without, analytic)
+    cases = {
+        measurement.case.identity: measurement
         for key, measurement in zip(keys, found, strict=True)
-        if begin is not None and key not in known
+        if key not in known
     }
+    begun = {
+        case: begin(judge_one, measurement, without, analytic)
+        for case, measurement in cases.items()
+        if begin is not None
+    }
+    of_case: dict[str, Judged] = {}  # each is predicted once
     judged = []
     for number, (key, measurement) in enumerate(zip(keys, found, strict=True), start=1):
         row = known.get(key)
         if row is None:
-            there = begun.get(key)
-            row = there.result() if there else judge_one(measurement, without, analytic)
+            case = measurement.case.identity
+            if case not in of_case:
+                there = begun.get(case)
+                made = there.result() if there else judge_one(measurement, without, analytic)
+                of_case[case] = made
+            row = replace(of_case[case], **_measured(measurement, key))
             if out is not None:
                 with out.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(asdict(row), allow_nan=False) + "\n")
@@ -155,6 +165,18 @@ def judge(
             judged.append(row)
         progress(number, len(found))
     return judged, skipped
+
+
+def _measured(measurement: Measurement, key: str) -> dict[str, Any]:
+    """What differs between the results of measurements of one case."""
+    measured = {name: float(value) for name, value in measurement.measured.items()}
+    return {
+        "key": key,
+        "set": measurement.set,
+        "row": measurement.row,
+        "mode": measurement.mode,
+        "measured": measured,
+    }
 
 
 def _key(measurement: Measurement, without: tuple[str, ...], analytic: bool) -> str:

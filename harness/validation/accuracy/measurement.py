@@ -77,6 +77,16 @@ class Case:
     harness: str = ""
     dp: int = field(default=1, repr=False)
 
+    @property
+    def identity(self) -> str:
+        """The same for cases that get the same prediction."""
+        text = [repr(self)]
+        text += [str(x) for x in (self.num_gpu_blocks, self.peer_link) if x is not None]
+        text += [f"dp {self.dp}"] if self.dp > 1 else []
+        if isinstance(self.load, OpenLoop):
+            text += [self.load.arrival_s.tobytes().hex(), self.load.output_tokens.tobytes().hex()]
+        return "\0".join(text)
+
     def __str__(self) -> str:
         """Version, formats, parallelism and load on one line."""
         load = self.load
@@ -109,12 +119,7 @@ class Measurement:
     @property
     def key(self) -> str:
         """Identifies the measurement in the results of an interrupted run."""
-        load = self.case.load
-        text = [self.set, self.row, self.mode, repr(self.case)]
-        text += [str(x) for x in (self.case.num_gpu_blocks, self.case.peer_link) if x is not None]
-        text += [f"dp {self.case.dp}"] if self.case.dp > 1 else []
-        if isinstance(load, OpenLoop):
-            text += [load.arrival_s.tobytes().hex(), load.output_tokens.tobytes().hex()]
+        text = [self.set, self.row, self.mode, self.case.identity]
         return hashlib.sha256("\0".join(text).encode()).hexdigest()[:16]
 
 

@@ -16,7 +16,7 @@ from ....workloads.errors import FileFormatError, SloBenchError
 from ....workloads.prefixes import BLOCK_SIZE
 from ...results.engine_logs import read_log
 from ..log_replay import latencies
-from .clients import AICONFIGURATOR, INFERENCEX, client_of
+from .clients import AICONFIGURATOR, INFERENCEX, client_of, server_of
 from .lmbenchmark import conversations
 from .measurement import (
     CLOSED_LOOP,
@@ -163,6 +163,7 @@ def _silicon_row(name: str, row: dict[str, Any]) -> Measurement | Skipped:
     load = ClosedLoop(int(row["batch_size"]) * ranks, int(row["isl"]), int(row["osl"]))
     harness = _origin(str(row["silicon_data_source"]), load)
     client = client_of(harness, engine, version)
+    server = server_of(harness, engine, gpu, model, weights, tp)
     case = Case(
         engine,
         version,
@@ -175,7 +176,9 @@ def _silicon_row(name: str, row: dict[str, Any]) -> Measurement | Skipped:
         dp=dp,
         weight_dtype=weights,
         kv_dtype=client.kv_dtype(gpu, spec),
-        token_budget=client.token_budget(load.prompt_tokens, load.concurrency),
+        memory_share=server.memory_share,
+        token_budget=server.step_tokens
+        or client.token_budget(load.prompt_tokens, load.concurrency),
         async_scheduling=client.async_scheduling,
         harness=harness,
     )

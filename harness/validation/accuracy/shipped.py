@@ -16,8 +16,8 @@ def seen(measurement: Measurement) -> bool:
     lengths of AIConfigurator's harness: Qwen3-32B on H100. Its prompts and KV format: Llama-3.1-8B
     on H200. Host time of vLLM with asynchronous scheduling, KV formats of InferenceX and the choice
     of matrix sizes: Llama-3.1-70B on H100 and H200; KV format alone: B200, and of latent attention
-    on H200. All-reduces of MiniMax-M2.5: its rows. How often SGLang looks for requests on B200:
-    DeepSeek.
+    on H200. All-reduces of MiniMax-M2.5: its rows. How often SGLang looks for
+    requests on B200, its chunks and memory: DeepSeek.
     """
     case = measurement.case
     if measurement.mode != CLOSED_LOOP or not isinstance(case.load, ClosedLoop):

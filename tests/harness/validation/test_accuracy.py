@@ -143,7 +143,25 @@ def test_what_is_known_of_the_harness_of_a_table():
     grid = [c for c in cases if (c.engine, c.gpu, c.model) == ("vllm", "h100-80g", "qwen3-32b")]
     kinds = {c.harness: client_of(c.harness, c.engine, c.version).prompts for c in grid}
     assert kinds == {"aiconfigurator": 100, "other": None}
-    assert {c.token_budget for c in cases if c.harness == "inferencex"} == {None}
+    engines = {c.engine: set() for c in cases}
+    for case in cases:
+        if case.harness == "inferencex":
+            engines[case.engine].add(case.token_budget)
+    assert engines == {"vllm": {None}, "trtllm": {None}, "sglang": {8192, 16384, 32768}}
+
+
+def test_servers_have_the_options_of_published_recipes():
+    rows = [m for m in read_folder(SHIPPED) if isinstance(m, Measurement)]
+    shares = {(m.case.engine, m.case.gpu, m.case.model, m.case.tp): set() for m in rows}
+    for m in rows:
+        if m.mode == "closed-loop":
+            case = m.case
+            known = shares[case.engine, case.gpu, case.model, case.tp]
+            known.add((case.weight_dtype, case.memory_share))
+    assert shares["sglang", "b200", "deepseek-r1", 4] == {("fp8", 0.95), ("nvfp4", 0.85)}
+    assert shares["sglang", "b200", "deepseek-r1", 8] == {("fp8", 0.82), ("nvfp4", 0.85)}
+    assert shares["vllm", "b200", "minimax-m2.5", 2] == {("fp8", 0.95), ("nvfp4", 0.9)}
+    assert shares["vllm", "h100-80g", "minimax-m2.5", 4] == {("fp8", 0.9)}
 
 
 def test_prompts_that_repeat_are_computed_once():
@@ -242,6 +260,22 @@ def test_other_processes_predict_the_same(own, tmp_path):
     with LocalPool(2) as pool:
         judge(own, there, begin=pool.begin)
     assert there.read_text() == here.read_text()
+
+
+def test_rows_of_one_case_are_predicted_once(own, monkeypatch):
+    rows = OWN.splitlines()
+    again = rows[1].replace("0.03,0.008", "0.05,0.010")
+    (own / "mine.csv").write_text("\n".join([*rows, again]) + "\n")
+    asked = []
+    monkeypatch.setattr(
+        errors, "predict", lambda case, without, analytic: asked.append(case) or predict(case)
+    )
+    first, _, third = judge(own)[0]
+    assert len(asked) == 2
+    assert third.predicted == first.predicted
+    assert (first.measured["ttft_mean"], third.measured["ttft_mean"]) == (0.03, 0.05)
+    assert (first.row, third.row) == ("2", "4")
+    assert first.key != third.key
 
 
 def test_which_rows_a_fit_has_seen():

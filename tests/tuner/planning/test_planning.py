@@ -22,7 +22,7 @@ from slo_bench.harness.experiments.experiment import Experiment
 from slo_bench.harness.policies.systems import SYSTEMS, system
 from slo_bench.reports.pages.plan import confirmed_lines, plan_rows, price_lines
 from slo_bench.tuner.capacity.samples import LevelSample
-from slo_bench.tuner.planning import TargetLoad, plan_cheapest
+from slo_bench.tuner.planning import PlanOptions, TargetLoad, plan_cheapest
 from slo_bench.tuner.planning.launch_files import launch_script, write_launch_files
 from slo_bench.tuner.planning.offers import offers
 from slo_bench.tuner.planning.prices import PriceList, default_prices, read_prices, shipped_lists
@@ -83,8 +83,7 @@ def test_the_cheapest_is_what_brute_force_finds(each, rate, plans):
         return plan_cheapest(
             ASKED,
             TargetLoad(rate, plans=plans),
-            kinds=KINDS,
-            runner_of=lambda spec: Formula(spec, carries),
+            PlanOptions(kinds=KINDS, runner_of=lambda spec: Formula(spec, carries)),
         )
 
     if not costs:
@@ -105,7 +104,9 @@ def test_a_plan_carries_its_load_and_is_taken_up_again(tmp_path):
     wanted = TargetLoad(4, plans=1)
     simulated = []
     first = plan_cheapest(
-        asked, wanted, kinds=("a100-80g", "l40s"), folder=tmp_path, say=simulated.append
+        asked,
+        wanted,
+        PlanOptions(kinds=("a100-80g", "l40s"), folder=tmp_path, say=simulated.append),
     )
     assert simulated
     for one in first.plans:
@@ -115,19 +116,16 @@ def test_a_plan_carries_its_load_and_is_taken_up_again(tmp_path):
         assert one.capacity.low_rps >= 4 * 0.9
     again = []
     with pytest.raises(SloBenchError, match="--resume"):
-        plan_cheapest(asked, wanted, kinds=("a100-80g", "l40s"), folder=tmp_path)
+        plan_cheapest(asked, wanted, PlanOptions(kinds=("a100-80g", "l40s"), folder=tmp_path))
     second = plan_cheapest(
         asked,
         wanted,
-        kinds=("a100-80g", "l40s"),
-        folder=tmp_path,
-        resume=True,
-        say=again.append,
+        PlanOptions(kinds=("a100-80g", "l40s"), folder=tmp_path, resume=True, say=again.append),
     )
     assert second == first
     assert all(line.startswith("capacity") for line in again)  # only the capacities
     with pytest.raises(SloBenchError, match="another experiment"):
-        plan_cheapest(asked, TargetLoad(5), folder=tmp_path, resume=True)
+        plan_cheapest(asked, TargetLoad(5), PlanOptions(folder=tmp_path, resume=True))
 
 
 @dataclass
@@ -144,8 +142,9 @@ def test_a_plan_that_long_runs_refute_is_replaced_by_the_next():
     planned = plan_cheapest(
         asked,
         TargetLoad(8, plans=1),
-        kinds=("l40s",),
-        runner_of=lambda spec: Flattering(spec, defaultdict(lambda: 2.0)),
+        PlanOptions(
+            kinds=("l40s",), runner_of=lambda spec: Flattering(spec, defaultdict(lambda: 2.0))
+        ),
     )
     [plan] = planned.plans
     assert plan.instances == 4
@@ -228,7 +227,9 @@ def test_prices_decide():
     listed = default_prices()
     for usd, gpu in ((100, "a100-80g"), (0.1, "h100-80g")):
         prices = listed.changed({"h100-80g": usd})
-        found = plan_cheapest(ASKED, wanted, kinds=kinds, prices=prices, runner_of=each_carries_two)
+        found = plan_cheapest(
+            ASKED, wanted, PlanOptions(kinds=kinds, prices=prices, runner_of=each_carries_two)
+        )
         assert found.plans[0].offer.gpu == gpu
 
 
@@ -276,7 +277,9 @@ def test_the_list_and_the_catalogue_are_both_shown(tmp_path):
     file.write_text("basis = 'ours'\ndate = 2026-01-01\n[usd_per_gpu_hour]\nl40s = 0.5\na40 = 9\n")
     asked = ASKED.model_copy(update={"parameters": ONE_BUDGET})
     planned = plan_cheapest(
-        asked, TargetLoad(1, plans=9), prices=read_prices(str(file)), runner_of=each_carries_two
+        asked,
+        TargetLoad(1, plans=9),
+        PlanOptions(prices=read_prices(str(file)), runner_of=each_carries_two),
     )
     rows = plan_rows(planned)
     assert {row["gpu"] for row in rows} == {"l40s", "a40"}
@@ -295,7 +298,7 @@ def test_the_list_and_the_catalogue_are_both_shown(tmp_path):
 def test_every_system_has_a_plan_or_a_reason(name):
     asked = ASKED.model_copy(update={"systems": ("vllm", name), "tp": (1,)})
     planned = plan_cheapest(
-        asked, TargetLoad(1, plans=20), kinds=("a100-80g",), runner_of=each_carries_two
+        asked, TargetLoad(1, plans=20), PlanOptions(kinds=("a100-80g",), runner_of=each_carries_two)
     )
     assert {one.offer.system for one in planned.plans} | set(planned.absent) == {"vllm", name}
     several = system(name).sharing is not None
@@ -322,7 +325,9 @@ def test_settings_with_several_values_are_choices_and_reach_the_files():
         itertools.product(("bf16", "fp8"), repeat=2)
     )
     wanted = TargetLoad(4, plans=8)
-    planned = plan_cheapest(asked, wanted, kinds=("h100-80g",), runner_of=each_carries_two)
+    planned = plan_cheapest(
+        asked, wanted, PlanOptions(kinds=("h100-80g",), runner_of=each_carries_two)
+    )
     plans = planned.plans
     assert len({one.offer.name for one in plans}) == len(plans)
     for one in plans:
@@ -337,7 +342,7 @@ def test_settings_with_several_values_are_choices_and_reach_the_files():
 def test_a_format_without_an_option_asks_for_a_checkpoint():
     asked = ASKED.model_copy(update={"weight_dtype": ("int4",), "parameters": ONE_BUDGET})
     [plan] = plan_cheapest(
-        asked, TargetLoad(1, plans=1), kinds=("a100-80g",), runner_of=each_carries_two
+        asked, TargetLoad(1, plans=1), PlanOptions(kinds=("a100-80g",), runner_of=each_carries_two)
     ).plans
     assert "a checkpoint with int4 weights" in launch_script(
         asked, TargetLoad(1), plan, default_prices()
@@ -346,11 +351,11 @@ def test_a_format_without_an_option_asks_for_a_checkpoint():
 
 def test_a_system_without_a_plan_is_named_with_the_reason():
     asked = ASKED.model_copy(update={"systems": ("vllm", "distserve")})
-    how = {"kinds": ("a100-80g",), "runner_of": each_carries_two}
-    planned = plan_cheapest(asked, TargetLoad(1, plans=1), **how)
+    how = PlanOptions(kinds=("a100-80g",), runner_of=each_carries_two)
+    planned = plan_cheapest(asked, TargetLoad(1, plans=1), how)
     assert planned.plans[0].offer.system == "vllm"
     assert "USD per hour" in planned.absent["distserve"]
-    many = plan_cheapest(asked, TargetLoad(1, plans=50), **how)
+    many = plan_cheapest(asked, TargetLoad(1, plans=50), how)
     assert {one.offer.system for one in many.plans} | set(many.absent) == {"vllm", "distserve"}
 
 
@@ -358,7 +363,9 @@ def test_a_system_without_a_plan_is_named_with_the_reason():
 def planned():
     asked = ASKED.model_copy(update={"tp": (2,)})
     wanted = TargetLoad(18, plans=1)
-    return asked, plan_cheapest(asked, wanted, kinds=("a100-80g",), runner_of=each_carries_two)
+    return asked, plan_cheapest(
+        asked, wanted, PlanOptions(kinds=("a100-80g",), runner_of=each_carries_two)
+    )
 
 
 def test_the_script_starts_every_instance_on_gpus_of_its_own(tmp_path, planned):
@@ -398,7 +405,9 @@ def test_the_script_starts_every_instance_on_gpus_of_its_own(tmp_path, planned):
 def test_systems_of_ours_are_served_by_us(system, word):
     asked = ASKED.model_copy(update={"systems": (system,)})
     wanted = TargetLoad(2, plans=1)
-    [plan] = plan_cheapest(asked, wanted, kinds=("a100-80g",), runner_of=each_carries_two).plans
+    [plan] = plan_cheapest(
+        asked, wanted, PlanOptions(kinds=("a100-80g",), runner_of=each_carries_two)
+    ).plans
     script = launch_script(asked, wanted, plan, default_prices())
     assert word in script
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)

@@ -16,7 +16,7 @@ from reference.examples import examples
 from slo_bench.cli.main import app
 from slo_bench.harness.experiments.experiment import Experiment
 from slo_bench.tuner.capacity.samples import LevelSample
-from slo_bench.tuner.planning import PriceList, SizedOffer, TargetLoad
+from slo_bench.tuner.planning import PlanOptions, PriceList, SizedOffer, TargetLoad
 from slo_bench.tuner.planning.fleet import Fleet, Pool, PoolPlan, plan_fleet, read_fleet
 from slo_bench.tuner.planning.offers import offers
 from slo_bench.tuner.planning.verdict import Verdict
@@ -61,8 +61,9 @@ def test_the_instances_of_an_hour_are_the_fewest_that_carry_it(rates, each, head
     planned = plan_fleet(
         Fleet((Pool("one", ASKED.model_copy(update={"tp": (1,)}), tuple(rates)),)),
         TargetLoad(1, headroom=headroom, plans=1),
-        kinds=("l40s",),
-        runner_of=lambda spec: Formula(spec, defaultdict(lambda: each)),
+        PlanOptions(
+            kinds=("l40s",), runner_of=lambda spec: Formula(spec, defaultdict(lambda: each))
+        ),
     )
     [one] = planned.pools
     assert one.wanted.rate_rps == 4.0
@@ -75,16 +76,16 @@ def test_the_plan_of_a_pool_is_the_cheapest_over_the_day():
     # At the peak one large instance is cheaper; by night one of ten small ones is enough.
     pool = Pool("one", ASKED.model_copy(update={"tp": (1,)}), (10.0, *[1.0] * 23))
     listed = PriceList(**PRICES, usd_per_gpu_hour={"h100-80g": 9.0, "l40s": 1.0})
-    how = {
-        "prices": listed,
-        "runner_of": lambda spec: Formula(spec, {"h100-80g": 10.0, "l40s": 1.0}),
-    }
-    planned = plan_fleet(Fleet((pool,)), TargetLoad(1, plans=4), **how)
+    how = PlanOptions(
+        prices=listed,
+        runner_of=lambda spec: Formula(spec, {"h100-80g": 10.0, "l40s": 1.0}),
+    )
+    planned = plan_fleet(Fleet((pool,)), TargetLoad(1, plans=4), how)
     [one] = planned.pools
     assert one.plan.offer.gpu == "l40s"
     assert one.usd_per_day(listed, autoscaled=True) == pytest.approx(10 + 23)
     assert one.usd_per_day(listed, autoscaled=False) == pytest.approx(240)
-    [fixed] = plan_fleet(Fleet((pool,)), TargetLoad(1, plans=1), **how).pools
+    [fixed] = plan_fleet(Fleet((pool,)), TargetLoad(1, plans=1), how).pools
     assert fixed.plan.offer.gpu == "h100-80g"
 
 
