@@ -113,7 +113,7 @@ NOT_YET = "*Not generated yet.*"
 
 
 def test_blocks_without_results_say_so(tables):
-    for page in pages(tables):
+    for page in tables.all_pages():
         for _, kind, given, content, _ in tables._BLOCK.findall(page.read_text()):
             suite = tables.source_of(tables.block_fields(given))
             missing = suite is not None and not (tables.RESULTS / suite).is_dir()
@@ -122,7 +122,7 @@ def test_blocks_without_results_say_so(tables):
 
 def test_kept_runs_are_those_that_their_tables_need(tables):
     """No row of a suite's table asks for another set-up than the suite has."""
-    for page in pages(tables):
+    for page in tables.all_pages():
         for _, kind, _, content, _ in tables._BLOCK.findall(page.read_text()):
             if kind == "published":
                 assert "another set-up" not in content
@@ -130,7 +130,7 @@ def test_kept_runs_are_those_that_their_tables_need(tables):
 
 
 def test_kept_results_are_small_and_shown(tables):
-    texts = [page.read_text() for page in pages(tables)]
+    texts = [page.read_text() for page in tables.all_pages()]
     shown = {suite for text in texts for suite, _ in tables.shown_suites(text)}
     shown |= {name for text in texts for name, _ in tables.shown_outputs(text)}
     kept = {folder.name for folder in tables.RESULTS.iterdir()}
