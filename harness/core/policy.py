@@ -28,6 +28,7 @@ class Bounds:
     choices: tuple[Any, ...] | None = None
     file: bool = False  # the name of a file; empty: none
     whole: bool = False  # no fractions
+    given: bool = False  # by the machine: searched only where it is named
 
     def __str__(self) -> str:
         if self.choices is not None:
@@ -65,12 +66,16 @@ def parameter(
     log: bool = False,
     choices: tuple[Any, ...] | None = None,
     file: bool = False,
+    given: bool = False,
 ) -> Any:
-    """A dataclass field that the user may set and the tuner may search."""
+    """A dataclass field that the user may set and the tuner may search.
+
+    `given` says what the machine is like; the tuner searches it only where it is named.
+    """
     if isinstance(default, bool) and choices is None:
         choices = (True, False)
     whole = isinstance(default, int) and choices is None
-    bounds = Bounds(low, high, log, choices, file, whole)
+    bounds = Bounds(low, high, log, choices, file, whole, given)
     return dataclasses.field(default=default, metadata={"bounds": bounds})
 
 

@@ -57,7 +57,7 @@ class Autoscaled(ClusterPolicy):
 
     min_instances: int = parameter(1, 1, 1024)
     target_requests: float = parameter(32.0, 0.1, 8192.0, log=True)
-    startup_s: float = parameter(120.0, 0.0, 3600.0)
+    startup_s: float = parameter(120.0, 0.0, 3600.0, given=True)
     control_every_s: float = parameter(15.0, 0.1, 3600.0)
     stabilization_s: float = parameter(300.0, 0.0, 7200.0)
     tolerance: float = parameter(0.1, 0.0, 1.0)

@@ -119,7 +119,8 @@ def key_of(configuration: Configuration) -> str:
 
 
 def space_of(experiment: Experiment, asked: Mapping[str, Asked], gpus: int | None) -> Space:
-    """The search space: by default all parameters of the system, else the named dimensions.
+    """The search space: by default all parameters of the system that the machine does not give,
+    else the named dimensions.
 
     Args:
         experiment: one system, with one value for every setting.
@@ -137,7 +138,7 @@ def space_of(experiment: Experiment, asked: Mapping[str, Asked], gpus: int | Non
     for full_name, what in (asked or {PARAMETERS: ""}).items():
         if full_name == PARAMETERS:
             for parameter, of_parameter in bounds.items():
-                dimension = of_bounds(parameter, of_parameter)
+                dimension = None if of_parameter.given else of_bounds(parameter, of_parameter)
                 if dimension is not None and parameter not in set_already and dimension.size > 1:
                     wanted.setdefault(parameter, _affordable(dimension, found, gpus))
             continue

@@ -119,7 +119,7 @@ class DisaggregatedPolicy(KvTransferPolicy):
 
     prefill_instances: int = parameter(0, 0, 64)
     decode_instances: int = parameter(0, 0, 64)
-    network_gb_per_s: float = parameter(0.0, 0.0, 10_000.0)
+    network_gb_per_s: float = parameter(0.0, 0.0, 10_000.0, given=True)
 
     @property
     def least_instances(self) -> int:
