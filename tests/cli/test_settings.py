@@ -122,8 +122,8 @@ def test_every_setting_is_an_option_of_run():
     hidden = set(ExperimentSchema.model_fields) - {
         p.partition(".")[0] for p in declared(ExperimentSchema)
     }
-    # By --set and --sweep; a record of how parameters were chosen, in files alone.
-    assert hidden == {"parameters", "tuning"}
+    # By --set and --sweep; in files alone: how parameters were chosen, settings that change together.
+    assert hidden == {"parameters", "tuning", "variants"}
 
 
 def test_no_command_has_more_than_fifteen_parameters_written_by_hand():
