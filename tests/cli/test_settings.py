@@ -122,7 +122,8 @@ def test_every_setting_is_an_option_of_run():
     hidden = set(ExperimentSchema.model_fields) - {
         p.partition(".")[0] for p in declared(ExperimentSchema)
     }
-    # By --set and --sweep; in files alone: how parameters were chosen, settings that change together.
+    # By --set and --sweep; in files alone: how parameters were chosen, and settings that change
+    # together.
     assert hidden == {"parameters", "tuning", "variants"}
 
 
