@@ -31,6 +31,7 @@ EXPERIMENTS = {
     "load_source",
     "parse_slo",
     "plan_cheapest",
+    "PlanOptions",
     "plotly_figures",
     "policy",
     "read_results",
