@@ -38,7 +38,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 AGENT, SUBAGENT = 0, 1
 CLASSES = ("agent", "subagent")
-_TASK_BITS = 40  # of a block's number: above them its task
+TASK_BITS = 40  # of a block's number: above them its task
 
 
 @dataclass(slots=True)
@@ -73,7 +73,7 @@ class TaskBlocks(PrefixRows):
 
     def row(self, row: int) -> tuple[int, ...]:
         """The hashes of one request's blocks."""
-        base = (self.task[row] + 1) << _TASK_BITS
+        base = (self.task[row] + 1) << TASK_BITS
         return tuple(base + one if one >= 0 else ~one for one in self.blocks[row])
 
     def take(self, rows: Ints) -> TaskBlocks:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
 
 from ...harness.experiments.config.setting import setting
-
-if TYPE_CHECKING:
-    from ...harness.servers.http_server import HttpLimits
+from ...harness.servers.http_limits import DEFAULT_LIMITS, HttpLimits
 
 _PANEL = "Limits of the gateway (any of them puts one before a single server)"
+
+
+def _limit(text: str, default: float | None, unit: str | None = None) -> Any:
+    value = "no limit" if default is None else f"{default:g}"
+    return setting(_PANEL, f"{text} Default: {value}.", unit=unit)
 
 
 class GatewayLimits(BaseModel):
@@ -19,33 +22,32 @@ class GatewayLimits(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    max_body_mib: PositiveInt | None = setting(
-        _PANEL, "Maximum size of a request's body. Default: 256.", unit="MiB"
+    max_body_mib: PositiveInt | None = _limit(
+        "Maximum size of a request's body.", DEFAULT_LIMITS.body_bytes >> 20, "MiB"
     )
-    max_bodies_mib: PositiveInt | None = setting(
-        _PANEL, "Maximum size of the bodies of all requests in progress. Default: 4096.", unit="MiB"
+    max_bodies_mib: PositiveInt | None = _limit(
+        "Maximum size of the bodies of all requests in progress.",
+        DEFAULT_LIMITS.bodies_bytes >> 20,
+        "MiB",
     )
-    max_connections: PositiveInt | None = setting(
-        _PANEL, "Maximum number of connections of clients. Default: 10000."
+    max_connections: PositiveInt | None = _limit(
+        "Maximum number of connections of clients.", DEFAULT_LIMITS.connections
     )
-    request_timeout_s: PositiveFloat | None = setting(
-        _PANEL, "Time within which a request must have arrived whole. Default: 120.", unit="s"
+    request_timeout_s: PositiveFloat | None = _limit(
+        "Time within which a request must have arrived whole.", DEFAULT_LIMITS.request_s, "s"
     )
-    idle_timeout_s: PositiveFloat | None = setting(
-        _PANEL, "Time after which a connection without a request is closed. Default: 600.", unit="s"
+    idle_timeout_s: PositiveFloat | None = _limit(
+        "Time after which a connection without a request is closed.", DEFAULT_LIMITS.idle_s, "s"
     )
-    first_byte_timeout_s: PositiveFloat | None = setting(
-        _PANEL,
-        "Time within which an answer must begin, else 504 and the request is cancelled. Default: "
-        "no limit.",
-        unit="s",
+    first_byte_timeout_s: PositiveFloat | None = _limit(
+        "Time within which an answer must begin, else 504 and the request is cancelled.",
+        DEFAULT_LIMITS.first_byte_s,
+        "s",
     )
 
 
 def limits_of(settings: dict[str, Any]) -> HttpLimits:
     """The limits that were given, and the defaults for the others."""
-    from ...harness.servers.http_server import HttpLimits
-
     asked = GatewayLimits(**settings)
     found: dict[str, Any] = {
         "body_bytes": asked.max_body_mib and asked.max_body_mib << 20,

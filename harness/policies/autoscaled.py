@@ -33,12 +33,14 @@ BASE, SPARE = "base", "spare"
 
 @dataclass
 class Recommendations:
-    """Numbers of instances that were recommended lately, with their times; instances that are on,
-    those included that start.
-    """
+    """Numbers of instances that were recommended lately, with their times, and what was started."""
 
     lately: deque[tuple[float, int]] = field(default_factory=deque)
     starts_s: dict[int, float] = field(default_factory=dict)  # by index, when they serve
+
+    def is_on(self, instance: Instance, now_s: float) -> bool:
+        """Whether `instance` serves or starts, which it may do at this very moment."""
+        return instance.up or self.starts_s.get(instance.index, -math.inf) >= now_s
 
 
 @dataclass(frozen=True)
@@ -95,8 +97,8 @@ class Autoscaled(ClusterPolicy):
     def control_step(self, cluster: ClusterView) -> Sequence[Action]:
         known: Recommendations = cluster.state
         now_s = cluster.now_s
-        starting = [index for index, at_s in known.starts_s.items() if at_s > now_s]
-        on = len(cluster.up) + len(starting)
+        off = [i for i in cluster.instances if not known.is_on(i, now_s)]
+        on = len(cluster.instances) - len(off)
         wanted = self.wanted(sum(i.n_requests for i in cluster.instances), on)
         wanted = min(max(wanted, self.min_instances), len(cluster.instances))
         lately = known.lately
@@ -104,7 +106,6 @@ class Autoscaled(ClusterPolicy):
         while lately[0][0] < now_s - self.stabilization_s:
             lately.popleft()
         if wanted > on:
-            off = [i for i in cluster.instances if not i.up and i.index not in starting]
             draining_first = sorted(off, key=lambda i: (-i.n_requests, i.index))
             chosen = draining_first[: wanted - on]
             for instance in chosen:
@@ -114,7 +115,8 @@ class Autoscaled(ClusterPolicy):
         surplus = on - max(number for _, number in lately)
         spare = sorted(cluster.role(SPARE), key=lambda i: (i.n_requests, -i.index))
         stopped = spare[: max(0, surplus)]
-        for _ in stopped:
+        for instance in stopped:
+            known.starts_s.pop(instance.index, None)
             cluster.counters.add("stops")
         return [Switch(instance) for instance in stopped]
 

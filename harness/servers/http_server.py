@@ -26,6 +26,7 @@ import httptools
 from ...workloads.errors import SloBenchError
 from ...workloads.parsing import parse_json
 from ..load_generator.machine import allow_many_sockets
+from .http_limits import DEFAULT_LIMITS, HttpLimits
 
 MOST_HEAD_BYTES = 1 << 20
 _MOST_AHEAD = 64  # requests that a client may send before it is answered
@@ -44,26 +45,6 @@ _OF_THE_CONNECTION = frozenset(
         *(b"expect", b"host", b"content-length"),
     )
 )
-
-
-@dataclass(frozen=True)
-class HttpLimits:
-    """What clients may take of a server. None: no limit."""
-
-    body_bytes: int = 256 << 20  # of a request
-    bodies_bytes: int = 4 << 30  # of all requests that are not answered
-    connections: int = 10_000  # at a time
-    request_s: float = 120.0  # from the first byte of a request to its last
-    idle_s: float | None = 600.0  # of a connection between two requests
-    first_byte_s: float | None = None  # from a whole request to the first byte of its answer
-
-    @property
-    def looks_s(self) -> float | None:
-        """Seconds between two looks for idle connections."""
-        return None if self.idle_s is None else self.idle_s / 8
-
-
-DEFAULT_LIMITS = HttpLimits()
 
 
 _ERROR_TYPES = {

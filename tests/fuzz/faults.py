@@ -31,9 +31,10 @@ import tempfile
 import traceback
 from collections import Counter
 from collections.abc import Callable
+from multiprocessing.sharedctypes import RawValue
 from pathlib import Path
 
-import slo_bench.cli.commands.run
+import slo_bench.cli.commands.run  # noqa: F401 - imported before the fork
 from slo_bench.cli.main import main as slo_bench_main
 from slo_bench.harness.results.run_folder import read_rows
 
@@ -75,7 +76,7 @@ def attempt(out: Path, said: Path, arm: Callable[[], None], *more: str) -> int:
 
 
 _fault_at = 0
-_seen = 0
+_seen = RawValue("q", 0)  # of the last attempt
 
 
 def disarm() -> None:
@@ -88,7 +89,6 @@ def disarm() -> None:
 
 
 def _audit(event: str, given: tuple[object, ...]) -> None:
-    global _seen
     if not _fault_at:
         return
     if event == "open":
@@ -97,8 +97,8 @@ def _audit(event: str, given: tuple[object, ...]) -> None:
             return
     elif event not in _CHANGES:
         return
-    _seen += 1
-    if _seen == _fault_at:
+    _seen.value += 1
+    if _seen.value == _fault_at:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(given[0]))
 
 
@@ -113,6 +113,7 @@ def file_fault(number: int) -> Callable[[], None]:
     def arm() -> None:
         global _fault_at
         _fault_at = number
+        _seen.value = 0
 
     return arm
 
@@ -158,17 +159,28 @@ def judged(
 
 
 def last_of(kind: str, place: Path) -> int:
-    """How many allocations, changes or bytes of the longest file a whole run has, about."""
+    """How many changes, bytes of the longest file or, about, allocations a whole run has."""
     if kind == "size":
         return max(one.stat().st_size for one in place.rglob("*") if one.is_file())
+    if kind == "files":
+        return _changes(place)
     low, high = 1, 2
-    fault = memory_fault if kind == "memory" else file_fault
-    while _reached(place, fault(high)):
+    while _reached(place, memory_fault(high)):
         low, high = high, high * 2
-    while high - low > max(1, low // 20):
+    while high - low > low // 20:
         middle = (low + high) // 2
-        low, high = (middle, high) if _reached(place, fault(middle)) else (low, middle)
+        low, high = (middle, high) if _reached(place, memory_fault(middle)) else (low, middle)
     return high
+
+
+def _changes(place: Path) -> int:
+    """Changes to the file system of a run without a fault."""
+    out = place.parent / "probe"
+    shutil.rmtree(out, ignore_errors=True)
+    code = attempt(out, place.parent / "said", file_fault(sys.maxsize))
+    if code:
+        raise RuntimeError(f"a run without a fault ended with {code}")
+    return _seen.value
 
 
 def _reached(place: Path, arm: Callable[[], None]) -> bool:
@@ -213,7 +225,6 @@ def main() -> int:
     parser.add_argument("--moments", type=int, default=100, help="faults to try, drawn evenly")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
-    assert slo_bench.cli.commands.run
     sys.addaudithook(_audit)
     with contextlib.redirect_stderr(io.StringIO()):
         warm = tempfile.mkdtemp()

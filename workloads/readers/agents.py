@@ -21,9 +21,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..agents import AGENT, SUBAGENT, Step, Task
+from ..agents import AGENT, SUBAGENT, TASK_BITS, Step, Task
 from ..errors import FileFormatError
 from ..file_cache import depends_on
+from ..lengths import MOST_TOKENS
 from ..parsing import number, parse_json
 from ..prefixes import BLOCK_SIZE
 from .table import lines
@@ -34,8 +35,7 @@ _TOKENS = {
     "in": ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens"),
     "out": ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens"),
 }
-_MOST_TOKENS = 1 << 31
-_SHARED_BITS = 40
+_CONTEXT_BITS = 24  # of a block's number in a task: above them its context
 
 
 @dataclass
@@ -74,8 +74,9 @@ class RecordedTasks:
 class _Graph:
     """Makes the steps of one task."""
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, path: Path, block_size: int) -> None:
         self.steps: Task = []
+        self._path = path
         self._ends: list[float] = []
         self._block_size = block_size
         self._contexts = 0
@@ -118,9 +119,16 @@ class _Graph:
         if held is None or call.prompt_tokens < held[1] + held[2]:
             self._contexts += 1
             held = (self._contexts, 0, 0)
-        base = held[0] << (_SHARED_BITS - 12)
-        tokens = call.prompt_tokens + call.output_tokens
-        found = list(range(base, base + tokens // self._block_size))
+        base = held[0] << _CONTEXT_BITS
+        n = (call.prompt_tokens + call.output_tokens) // self._block_size
+        if base >> TASK_BITS or n >> _CONTEXT_BITS:
+            raise FileFormatError(
+                self._path,
+                None,
+                f"a task has more than {1 << TASK_BITS - _CONTEXT_BITS:,} contexts, or one of more "
+                f"than {self._block_size << _CONTEXT_BITS:,} tokens",
+            )
+        found = list(range(base, base + n))
         return (held[0], call.prompt_tokens, call.output_tokens), found
 
 
@@ -186,7 +194,7 @@ def _weka(path: Path) -> RecordedTasks:
         if not isinstance(size, int) or not 1 <= size <= 1 << 16:
             raise FileFormatError(path, None, f"{where}: block_size must be a number of tokens")
         sizes.add(size)
-        graph = _Graph(size)
+        graph = _Graph(path, size)
         graph.add(_weka_agent(path, where, task, 0.0, scope == "global"), (), AGENT)
         tasks.append(graph.steps)
     if len(sizes) > 1:
@@ -228,7 +236,7 @@ def _hashes(path: Path, where: str, row: Mapping[str, Any], shared: bool) -> lis
     if found is None:
         return None
     if not isinstance(found, list) or not all(
-        type(one) is int and 0 <= one < 1 << _SHARED_BITS for one in found
+        type(one) is int and 0 <= one < 1 << TASK_BITS for one in found
     ):
         raise FileFormatError(path, None, f"{where}: hash_ids must be a list of whole numbers")
     return [~one for one in found] if shared else found
@@ -248,7 +256,7 @@ def _seconds(
 
 def _tokens(path: Path, where: str, row: Mapping[str, Any], name: str) -> int:
     value = row.get(name)
-    if type(value) is not int or not 0 <= value <= _MOST_TOKENS:
+    if type(value) is not int or not 0 <= value <= MOST_TOKENS:
         raise FileFormatError(
             path, None, f"{where}: {name} must be a number of tokens, not {value!r:.40}"
         )
@@ -291,7 +299,7 @@ def _otel(path: Path) -> RecordedTasks:
         # A trace that is one agent is that agent.
         while len(root.items) == 1 and isinstance(root.items[0], _Agent):
             root = root.items[0]
-        graph = _Graph(BLOCK_SIZE)
+        graph = _Graph(path, BLOCK_SIZE)
         graph.add(_from_zero(root, root.start_s), (), AGENT)
         tasks.append(graph.steps)
     notes = (
@@ -358,7 +366,7 @@ def _count(path: Path, span: _Span, names: tuple[str, ...]) -> int:
         found = int(value)
     except (TypeError, ValueError):
         found = -1
-    if not 0 <= found <= _MOST_TOKENS:
+    if not 0 <= found <= MOST_TOKENS:
         raise FileFormatError(
             path, None, f"{names[0]} must be a number of tokens, not {value!r:.40}"
         )

@@ -32,7 +32,7 @@ from ...core.state import Phase, Release, RequestState
 from ..loop.instance import EngineStuckError
 from .arrivals import INF, Arrivals
 from .instance import LazyInstance, own
-from .power import PaidTime
+from .paid_time import PaidTime
 from .recorder import Recorder
 from .scheduling import InstanceRunner
 

@@ -206,7 +206,7 @@ class LoadedModel:
         """
         if (workload.request_type == RequestType.EMBED).any():
             raise SloBenchError(f"{workload.name} has embedding requests; backend torch has none")
-        check_simulated(workload.bodies)  # this engine has neither, too
+        check_simulated(workload.bodies)  # no images and no tools here either
         system = configured(spec.system, spec.parameters)
         cached = system.prefix_cache and workload.prefix_blocks is not None
         if self.store and not cached:

@@ -18,7 +18,8 @@ from ....workloads.errors import SloBenchError
 from ...core.cluster_policy import ClusterPolicy, Routed
 from ...load_generator.http.endpoint import Endpoint, is_loopback
 from ...policies.routers import router as router_by_name
-from ..http_server import DEFAULT_LIMITS, HttpLimits, Ready, in_thread, serve
+from ..http_limits import DEFAULT_LIMITS, HttpLimits
+from ..http_server import Ready, in_thread, serve
 from ..plugins.contract import PolicySpec
 from .controlled import ControlledServing
 from .health_checks import MECHANISMS, Say

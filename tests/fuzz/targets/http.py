@@ -19,11 +19,11 @@ from slo_bench.harness.servers.gateway.upstream import (
     _StaleError,
     wire,
 )
+from slo_bench.harness.servers.http_limits import HttpLimits
 from slo_bench.harness.servers.http_server import (
     Clients,
     Handler,
     HttpConnection,
-    HttpLimits,
     HttpRequest,
     Reply,
     respond,

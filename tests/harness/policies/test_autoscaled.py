@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from slo_bench import Experiment
-from slo_bench.harness.engine.cluster.power import PaidTime
+from slo_bench.harness.engine.cluster.paid_time import PaidTime
 from slo_bench.harness.engine.simulator.simulate import simulate
 from slo_bench.harness.policies.autoscaled import Autoscaled
 from slo_bench.harness.policies.systems import System
@@ -75,6 +75,41 @@ def test_started_instances_serve_after_their_start_and_are_paid_from_the_decisio
     paid_s = result.totals.gpu_paid_s - makespan_s  # of the two that were started at 5 s
     assert 2 * 20.0 <= paid_s <= 2 * (120.0 - 5.0)
     assert paid_s >= sum(max(0.0, end_s - 5.0) for end_s in spare)
+
+
+def controlled(policy: Autoscaled, cluster: Mock, requests: list[int], now_s: float) -> list[str]:
+    cluster.now_s = now_s
+    for instance, n in zip(cluster.instances, requests, strict=True):
+        instance.n_requests = n
+    return [
+        f"{'stop' if one.startup_s is None else 'start'} {one.instance.index}"
+        for one in policy.control_step(cluster)
+    ]
+
+
+def test_an_instance_that_starts_or_serves_again_counts_once():
+    policy = Autoscaled(
+        target_requests=10, startup_s=30.0, control_every_s=15.0, stabilization_s=0.0
+    )
+    cluster = Mock(state=policy.new_state())
+    cluster.instances = [Mock(index=k, up=k == 0) for k in range(4)]
+    cluster.role = lambda _: [i for i in cluster.instances[1:] if i.up]
+    assert controlled(policy, cluster, [20, 0, 0, 0], 0.0) == ["start 1"]
+    # It serves from 30 s on; the control of that moment may come first.
+    assert controlled(policy, cluster, [20, 0, 0, 0], 30.0) == []
+    cluster.instances[1].up = True
+    assert controlled(policy, cluster, [7, 1, 0, 0], 45.0) == ["stop 1"]
+    cluster.instances[1].up = False  # and still serves a request
+    assert controlled(policy, cluster, [19, 1, 0, 0], 60.0) == ["start 1"]
+    cluster.instances[1].up = True
+    # Two are on, not three: 40 requests want four, of which two are new.
+    assert controlled(policy, cluster, [20, 20, 0, 0], 75.0) == ["start 2", "start 3"]
+    cluster.instances[2].up = cluster.instances[3].up = True
+    stopped = controlled(policy, cluster, [10, 10, 0, 0], 110.0)
+    assert stopped == ["stop 3", "stop 2"]
+    cluster.instances[2].up = cluster.instances[3].up = False
+    # A stopped instance is off, however late it would have started.
+    assert controlled(policy, cluster, [15, 14, 0, 0], 104.0) == ["start 2"]
 
 
 def test_all_that_always_stand_cost_as_much_as_a_fixed_number():
