@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "predictors"))
-from tiny_models import answered, make_model, write_jsonl  # noqa: E402
+from tiny_models import answered, make_model, write_jsonl
 
 SLO_BENCH = (sys.executable, "-m", "slo_bench.cli.main")
 _LOAD = "--rates 2:20:2 --seeds 3 --requests 2000"
