@@ -86,7 +86,8 @@ def profile_run(
     """Measure steps, swaps and moves of the torch engine over a grid of batches, and fit them.
 
     After an interruption or the time limit the same command continues. A real server is started
-    and loaded at three rates, and its step log is fitted, without swaps and module migrations.
+    and loaded at three rates, and its step log is fitted. vLLM is then started with few KV blocks,
+    and its swaps and recomputations are timed. Module migrations are measured with torch alone.
     """
     from ...harness.engine.torch.errors import need_torch
     from ...harness.engine.torch.profiling import ProfilingOptions, measure_profile
@@ -115,8 +116,17 @@ def profile_run(
     if math.isfinite(found.host_s):
         typer.echo(f"putting a batch together takes {1e6 * found.host_s:.0f} µs of each step")
     links_shown(profile)
+    if found.recomputation is not None:
+        steps, percent = found.recomputation
+        typer.echo(f"recomputation: {percent:.1f} % off on {steps} steps that the fit has not seen")
     if found.steadiness:
         typer.echo(found.steadiness)
     if found.left:
         typer.echo(f"{found.left} batches of the grid are left: the same command goes on", err=True)
     typer.echo(str(found.header))
+    if "transfers" in profile.tables:
+        typer.echo(
+            f"costs of preemption: slo-bench profile fit {found.header} --like adaptivellm "
+            f"--out {found.header.with_suffix('.npz')}",
+            err=True,
+        )

@@ -200,7 +200,7 @@ class Collocation(Collocated, Vllm):
 
     def _entry_due_s(self, r: RequestState, view: View) -> float:
         """When a waiting request must begin to be in time."""
-        if r.emitted_tokens:  # evicted: its first token is out
+        if view.emitted_tokens(r):  # evicted: its first token is out
             return view.now_s + self.slack_s(r, view)
         known: dict[RequestState, float] = view.policy_state.entry_due_s
         due = known.get(r)
