@@ -533,3 +533,36 @@ def test_nobody_waits_while_the_device_idles(name, rate, blocks, seed):
 def test_bad_parameters_are_refused_by_name(parameters, problem):
     with pytest.raises(SloBenchError, match=problem):
         SYSTEMS["collocation"].with_parameters(**parameters)
+
+
+# ---------------------------------------------------------------- memory over time (MemoryMonitor)
+
+
+def test_memory_over_time_is_kv_and_activations_and_the_rest():
+    workload = mixed(15.0, 3)
+    result = served(SYSTEMS["collocation"], workload, 400)
+    parts: dict[str, dict[float, float]] = {}
+    for row in result.timeline.timeseries:
+        assert row.metric == "memory"
+        parts.setdefault(row.entity.partition(": ")[2], {})[row.time_s] = row.value
+    assert set(parts) == {"KV", "embeddings", "free"}
+    end_s = max(max(of) for of in parts.values())
+    times_s = np.linspace(0, end_s, 97)
+    shares = np.array([_held_at(of, times_s) for of in parts.values()])
+    assert np.allclose(shares.sum(axis=0), 1.0, atol=2e-4)
+    assert (shares >= 0).all()
+    # A pass holds its blocks for its own time: the area over time is theirs.
+    beside = embedder(model("bge-m3"), placement(400))
+    alone = generated(
+        (0.0, 512 * 32, 1), request_type=np.array([RequestType.EMBED]), num_inputs=np.array([32])
+    )
+    rows = served(SYSTEMS["vllm"], alone, 400).timeline.timeseries
+    share = beside.blocks([(32, 512)]) / 400
+    held = [r.value for r in rows if r.entity.endswith("embeddings")]
+    assert held == [pytest.approx(share, abs=1e-4), 0.0]
+
+
+def _held_at(values: dict[float, float], times_s: np.ndarray) -> np.ndarray:
+    known_s = np.array(sorted(values))
+    at = np.searchsorted(known_s, times_s + 1e-9, side="right") - 1
+    return np.array([values[known_s[k]] for k in at])
