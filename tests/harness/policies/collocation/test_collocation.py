@@ -26,7 +26,7 @@ from slo_bench.harness.policies.collocation.policy import (
 )
 from slo_bench.harness.policies.systems import SYSTEMS, System
 from slo_bench.predictors.embedder import embedder
-from slo_bench.predictors.load_forecaster import LoadForecaster
+from slo_bench.predictors.load_forecaster import DecayingForecaster, LoadForecaster
 from slo_bench.predictors.placement import Placement
 from slo_bench.predictors.specs import gpu, model
 from slo_bench.predictors.step_time import step_time
@@ -566,3 +566,61 @@ def _held_at(values: dict[float, float], times_s: np.ndarray) -> np.ndarray:
     known_s = np.array(sorted(values))
     at = np.searchsorted(known_s, times_s + 1e-9, side="right") - 1
     return np.array([values[known_s[k]] for k in at])
+
+
+# ---------------------------------------------------------------- forecasts
+
+
+def test_a_decaying_forecast_follows_a_burst_sooner_and_agrees_where_load_is_steady():
+    window, decay = LoadForecaster(10.0), DecayingForecaster(10.0)
+    for tick in range(2000):
+        for one in (window, decay):
+            one.saw(tick / 20, blocks=3, texts=6)
+    for one in (window, decay):
+        assert one.blocks_within(100.0, 2.0) == pytest.approx(2 * 3 * 20, rel=0.02)
+        assert one.blocks_per_text() == 0.5
+    for tick in range(40):  # ten times the load for two seconds
+        for one in (window, decay):
+            one.saw(100 + tick / 20, blocks=30, texts=60)
+    assert decay.blocks_within(102.0, 1.0) < 600
+    assert 60 < decay.blocks_within(102.0, 1.0) == pytest.approx(60 + 540 * 0.181, rel=0.03)
+    for one in (window, decay):
+        assert one.any
+    assert window.blocks_within(112.5, 1.0) == 0.0
+    assert 0 < decay.blocks_within(112.5, 1.0) < decay.blocks_within(112.5, 2.0)
+    assert not DecayingForecaster(10.0).any
+    assert DecayingForecaster(10.0).blocks_within(0.0, 1.0) == 0.0
+
+
+def test_the_sum_of_batches_ends_with_those_that_start_after_the_window():
+    """Alg. 1, line 8: expected_start < future_window."""
+    embedder_ = Queue(blocks_each=10, pass_s_each=0.5, n=6)
+    policy = Collocation(forecast="queue", forecast_as="sum", **PLAIN)
+    view = view_of(policy)
+    view.policy_state.embedder = embedder_
+    embedder_.policy_state = view.policy_state
+    assert policy.embed_forecast(view, 10.0) == 60
+    assert policy.embed_forecast(view, 1.2) == 30  # starts at 0, 0.5 and 1 s
+    embedder_.now_s = 1.0  # a pass is in progress until then
+    assert policy.embed_forecast(view, 1.2) == 10
+
+
+@dataclass
+class Queue:
+    """An embedder with `n` waiting requests."""
+
+    blocks_each: int
+    pass_s_each: float
+    n: int
+    now_s: float = 0.0
+    held_blocks: int = 0
+    policy_state: Any = None
+
+    def waiting(self, now_s):
+        return [request(5, 1) for _ in range(self.n)]
+
+    def blocks(self, batch):
+        return self.blocks_each * len(batch)
+
+    def pass_s(self, batch):
+        return self.pass_s_each * len(batch)
