@@ -128,6 +128,15 @@ def test_embeddings(workload):
     assert set(found) == {"input", "model"}
 
 
+def test_several_texts_are_a_list(workload):
+    embeds = {"request_type": np.full(6, RequestType.EMBED), "num_inputs": np.full(6, 4)}
+    texts = body(workload(**embeds))["input"]
+    assert [len(text) for text in texts] == [2] * 4
+    assert len({tuple(text) for text in texts}) == 4
+    texts = body(workload(**embeds), prompt_format=PromptFormat.TEXT)["input"]
+    assert [len(text.split(" ")) for text in texts] == [2] * 4
+
+
 def test_what_is_known_of_a_request_goes_with_it(workload):
     asked = workload(
         priority=np.arange(6),

@@ -1,5 +1,6 @@
-"""The collocation paper's theorems 1, 2 and 4 against exhaustive search on small cases; theorem 3 is
-in test_collocation.py.
+"""The collocation paper's theorems 1, 2 and 4 against exhaustive search on small cases.
+
+Theorem 3 is in test_collocation.py.
 """
 
 from __future__ import annotations
@@ -150,7 +151,7 @@ def costs_of_eviction(held: list[tuple[int, float]], needed: int) -> tuple[float
     share=st.floats(0.01, 1.0),
 )
 def test_eviction_costs_at_most_its_number_of_victims_times_the_least(held, share):
-    """Every victim costs no more than the dearest of any set that suffices: the bound that holds."""
+    """The bound that holds: a victim costs no more than the dearest of any set that suffices."""
     needed = max(1, int(share * sum(blocks for blocks, _ in held)))
     cost, least, victims = costs_of_eviction(held, needed)
     assert cost <= victims * least * (1 + 1e-6)
