@@ -109,7 +109,8 @@ def asked_of(
         changes.setdefault("sampler", "")
     settings = settings.changed(**changes) if changes else settings
     experiment = changed_experiment(base, given)
-    if given.file is None and resumed is None and experiment.slo == (STATIC_SLO,):
+    chosen = base.slo == experiment.slo == (STATIC_SLO,) and "slo" not in given.settings
+    if chosen and given.file is None and resumed is None:
         typer.echo(
             f"SLO: {STATIC_SLO} (UELLM, §3.6), because {system} returns a batch as a whole; choose "
             "another with --slo",

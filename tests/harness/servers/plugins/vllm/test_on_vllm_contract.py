@@ -28,6 +28,7 @@ from slo_bench.harness.policies.ascendra.low_priority import AscendraLp
 from slo_bench.harness.policies.collocation.policy import Collocation
 from slo_bench.harness.policies.edf import EarliestDeadlineFirst
 from slo_bench.harness.policies.edf_drop import EdfDrop
+from slo_bench.harness.policies.fastserve import FastServe
 from slo_bench.harness.policies.prism.queue import PrismLocal
 from slo_bench.harness.policies.sarathi import Sarathi
 from slo_bench.harness.policies.systems import system
@@ -178,6 +179,7 @@ SETTINGS = {
     "ascendra, high priority": Setting(AscendraHp(spare=0.0, watermark=0.0), 0, WEIGHED),
     "ascendra, high priority, no larger batches": Setting(AscendraHp(elastic=False), 0, WEIGHED),
     "slo-odbs": Setting(SloOdbsContinuous(threshold=1000.0), 0, WEIGHED),
+    "fastserve": Setting(FastServe(), 1000, WEIGHED),
     # Half of the requests have high priority, which must reach the policy.
     "collocation": Setting(
         Collocation(counts="current", safety_ratio=0.0, kv_scale=0.1), 0, WEIGHED
