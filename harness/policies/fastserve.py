@@ -61,11 +61,15 @@ class FastServe(VllmV0):
             return 0
         return math.ceil(math.log(steps / self.quantum_steps, self.ratio) - 1e-9)
 
-    def queue_key(self, r: RequestState, view: View) -> Key:
+    def place(self, r: RequestState, view: View) -> float:
+        """Place in the order of service; the smallest goes first."""
         return r.arrival_s + self.promote_s * self.level(r, view)
 
+    def queue_key(self, r: RequestState, view: View) -> Key:
+        return self.place(r, view)
+
     def victim_key(self, r: RequestState, view: View) -> Key:
-        return -(r.arrival_s + self.promote_s * self.level(r, view))
+        return -self.place(r, view)
 
     def preemption_mode(self, r: RequestState, view: View) -> PreemptionMode:
         fits = view.held_blocks(r) <= view.host_free_blocks
@@ -76,7 +80,7 @@ class FastServe(VllmV0):
         if not swapped:
             return NextQueue.WAITING
         waiting = view.admissible(NextQueue.WAITING) if view.n_waiting else []
-        if waiting and self.queue_key(waiting[0], view) < self.queue_key(swapped[0], view):
+        if waiting and self.place(waiting[0], view) < self.place(swapped[0], view):
             return NextQueue.WAITING
         return NextQueue.SWAPPED
 
@@ -84,7 +88,7 @@ class FastServe(VllmV0):
         limits = super().limits(view)
         if not (view.n_waiting and view.n_running):
             return limits
-        first = min(view.waiting(), key=lambda r: (self.queue_key(r, view), r.seq))
+        first = min(view.waiting(), key=lambda r: (self.place(r, view), r.seq))
         free = view.free_blocks
         lacking = -(-first.target_tokens // view.block_size) + limits.watermark_blocks - free
         full = view.n_running >= self.max_num_seqs
@@ -103,10 +107,10 @@ class FastServe(VllmV0):
         """Running requests of lower queues, the lowest first, that free so many blocks; empty if
         all of them do not.
         """
-        key = self.queue_key(first, view)
-        below = [r for r in view.running() if self.queue_key(r, view) > key]
+        place = self.place(first, view)
+        below = [r for r in view.running() if self.place(r, view) > place]
         victims: list[RequestState] = []
-        for r in sorted(below, key=lambda r: (self.victim_key(r, view), -r.seq)):
+        for r in sorted(below, key=lambda r: (-self.place(r, view), -r.seq)):
             victims.append(r)
             lacking -= view.held_blocks(r)
             if lacking <= 0:
