@@ -61,7 +61,8 @@ FITTED_TO_PAPERS = (
         "uellm", "Extra time of a layer that is not on the first GPU", 2.7, "ms",
         "fitted to Table 2-1 (tokens/s against layers on GPU#0, one sequence)",
         "tuner/placement/topologies/uellm-table-2-1.toml",
-        "device map `uellm-even-table-2-1` of the suite `uellm-deploy`",
+        "device map `uellm-even-table-2-1` of the suite `uellm-deploy`, and topology "
+        "`uellm-3090-v100`",
     ),
 )  # fmt: skip
 

@@ -130,8 +130,10 @@ def fit(
     dry_run: Annotated[bool, flag("Print the errors without writing a file.", "--dry-run")] = False,
     as_json: Annotated[bool, flag("Print only the errors, as JSON.", "--json")] = False,
 ) -> None:
-    """Fit the nine-term and Ascendra's five-term formula, evaluate both and the tables on
-    held-out rows, and keep the best.
+    """Fit step-time formulas, or with --like adaptivellm the costs of swaps and recomputations.
+
+    Without --like: the nine-term and Ascendra's five-term formula and the tables are evaluated on
+    held-out rows, and the best is kept.
     """
     if costs.like is not None:
         fit_costs_like(costs, profile, out=out, seed=seed, dry_run=dry_run, as_json=as_json)

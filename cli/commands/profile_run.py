@@ -8,13 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ...workloads.errors import UnknownNameError
+from ...workloads.errors import SloBenchError, UnknownNameError
 from ..options.parameters import flag, option
 
 if TYPE_CHECKING:
     from ...predictors.profiles.profile import MeasuredLink, Profile
 
 BACKENDS = ("torch", "vllm", "sglang")
+NO_MODEL = (
+    "--model is missing: a folder with config.json and safetensors, as `hf download NAME "
+    "--local-dir DIR` makes it; `slo-bench model make DIR` makes a small one with random weights"
+)
 RUNS = (
     "slo-bench profile run --model path/to/model --out cpu.toml",
     "slo-bench profile run --model path/to/model --device cuda:0 --gpu h100-80g --out h100.toml",
@@ -42,9 +46,6 @@ def links_shown(profile: Profile) -> None:
 
 
 def profile_run(
-    model: Annotated[
-        Path, option("PATH", "Model folder in the Hugging Face format.", "--model", "-m")
-    ],
     out: Annotated[
         Path,
         option(
@@ -54,6 +55,10 @@ def profile_run(
             "-o",
         ),
     ],
+    model: Annotated[
+        Path | None,
+        option("PATH", "Model folder in the Hugging Face format.", "--model", "-m"),
+    ] = None,
     device: Annotated[str, option("D", "Device: cpu, cuda or cuda:N.")] = "cpu",
     gpu: Annotated[str | None, option("G", "Catalogue name of the device.", "--gpu", "-g")] = None,
     name: Annotated[
@@ -86,7 +91,8 @@ def profile_run(
     """Measure steps, swaps and moves of the torch engine over a grid of batches, and fit them.
 
     After an interruption or the time limit the same command continues. A real server is started
-    and loaded at three rates, and its step log is fitted, without swaps and module migrations.
+    and loaded at three rates, and its step log is fitted. vLLM is then started with few KV blocks,
+    and its swaps and recomputations are timed. Module migrations are measured with torch alone.
     """
     from ...harness.engine.torch.errors import need_torch
     from ...harness.engine.torch.profiling import ProfilingOptions, measure_profile
@@ -95,6 +101,8 @@ def profile_run(
     kind = backend.partition("==")[0]
     if kind not in BACKENDS:
         raise UnknownNameError("backend to profile", backend, BACKENDS)
+    if model is None:
+        raise SloBenchError(NO_MODEL)
     asked = ProfilingOptions(model, out, device, gpu, name, max_seqs, budget, moves)
     if kind == "torch":
         need_torch()
@@ -115,8 +123,17 @@ def profile_run(
     if math.isfinite(found.host_s):
         typer.echo(f"putting a batch together takes {1e6 * found.host_s:.0f} µs of each step")
     links_shown(profile)
+    if found.recomputation is not None:
+        steps, percent = found.recomputation
+        typer.echo(f"recomputation: {percent:.1f} % off on {steps} steps that the fit has not seen")
     if found.steadiness:
         typer.echo(found.steadiness)
     if found.left:
         typer.echo(f"{found.left} batches of the grid are left: the same command goes on", err=True)
     typer.echo(str(found.header))
+    if "transfers" in profile.tables:
+        typer.echo(
+            f"costs of preemption: slo-bench profile fit {found.header} --like adaptivellm "
+            f"--out {found.header.with_suffix('.npz')}",
+            err=True,
+        )

@@ -17,7 +17,7 @@ from ..options.parameters import flag, option
 
 if TYPE_CHECKING:
     from ...tuner.placement.compare import SolverResult
-    from ...tuner.placement.problem import CostWeights
+    from ...tuner.placement.problem import CostWeights, Problem
     from ...tuner.placement.topology import Topology
 
 PLACEMENT_EXAMPLES = (
@@ -26,6 +26,8 @@ PLACEMENT_EXAMPLES = (
     "slo-bench tune placement --model qwen2.5-32b --topology cluster.toml --reserve-gib 8 --check",
     "slo-bench tune placement --model chatglm2-6b --topology uellm --method morphling --out "
     "map.json",
+    "slo-bench tune placement --model chatglm2-6b --topology uellm-3090-v100 --batch 1 "
+    "--context 100 --host-ms 28 --split 14,14 --split 27,1",
     "slo-bench tune placement --random-cases 200",
 )
 _MODEL, _DEVICES, _ASKED = "Deployment", "Deployment", "Search"
@@ -107,7 +109,8 @@ def tune_placement(
         str | None,
         option(
             "FILE|NAME",
-            "TOML file of devices and links, or a shipped topology: uellm, uellm-table-2-1. "
+            "TOML file of devices and links, or a shipped topology: uellm, uellm-table-2-1, "
+            "uellm-3090-v100. "
             "Default: this machine, as reported by nvidia-smi.",
             panel=_DEVICES,
         ),
@@ -152,6 +155,15 @@ def tune_placement(
             panel=_ASKED,
         ),
     ] = None,
+    split: Annotated[
+        list[str] | None,
+        option(
+            "N,N…",
+            "Time this number of layers on each device, in their order, instead of searching. "
+            "May be repeated.",
+            panel=_ASKED,
+        ),
+    ] = None,
     *,
     output: _Output,
 ) -> None:
@@ -193,6 +205,11 @@ def tune_placement(
         context_tokens=asked.context,
         host_s=asked.host_ms / 1e3,
     )
+    if split:
+        if out or output.html:
+            raise SloBenchError("--split times given maps; it takes --json, not --out or --html")
+        _show_splits(problem, split, asked.batch, as_json=output.as_json)
+        return
     beside = [name for name in METHODS if name != "optuna" or asked.method == "optuna"]
     beside += [CHECK] if asked.check else []
     if CHECK in beside or "optuna" in beside:
@@ -226,6 +243,29 @@ def tune_placement(
             out, document(spec, where, chosen.placed, lanes=asked.lanes, ready_s=ready_s), chosen
         )
     output.show(result, shown.write_map, shown.map_json, shown.map_text, out)
+
+
+def _show_splits(problem: Problem, splits: list[str], batch: int, *, as_json: bool) -> None:
+    """Latency of a pass over given maps, and the tokens per second of its sequences."""
+    from ...reports.pages.table import one_group
+    from ...tuner.placement.problem import map_of
+    from ..output.console import print_result
+
+    rows = []
+    for text in splits:
+        latency_s = problem.latency_s(map_of(problem, text))
+        rows.append(
+            {"split": text, "latency_ms": 1e3 * latency_s, "tokens_per_s": batch / latency_s}
+        )
+    if as_json:
+        typer.echo(json.dumps(rows, allow_nan=False))
+        return
+    heads = ["layers on each device", "latency of a pass", "tokens/s"]
+    lines = [
+        [str(r["split"]), f"{r['latency_ms']:.2f} ms", f"{r['tokens_per_s']:.2f}"] for r in rows
+    ]
+    names = ", ".join(device.name for device in problem.devices)
+    print_result(one_group(f"Splits over {names} (estimated)", heads, lines).rich())
 
 
 def _show_gaps(cases: int, seed: int, *, as_json: bool) -> None:

@@ -34,13 +34,15 @@ def _systems() -> list[Entry]:
 
 def _compatibility() -> list[Entry]:
     from ...harness.policies.systems import SYSTEMS
-    from ...harness.servers.launch.compatibility import compatibility_of
+    from ...harness.servers.launch.compatibility import compatibility_of, limitation
 
     entries: list[Entry] = []
     for system in SYSTEMS.values():
         entry: Entry = {"name": system.name}
         for backend, reason in compatibility_of(system).items():
-            entry[backend] = "yes" if reason is None else f"no: {reason}"
+            part = limitation(system, backend)
+            runs = f"part: {part}" if part else "yes"
+            entry[backend] = runs if reason is None else f"no: {reason}"
         entries.append(entry)
     return entries
 

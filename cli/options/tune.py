@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from ...tuner.capacity.asked import REAL_REQUESTS, SEEDS, SIMULATED_REQUESTS
 from ...tuner.search.settings import SEARCHED
@@ -16,6 +18,9 @@ from .parameters import flag, option
 if TYPE_CHECKING:
     from ...harness.experiments.experiment import Experiment
     from ...tuner.search.settings import TuneSettings
+
+
+STATIC_SLO = "e2e=uniform(1,350)"
 
 
 @dataclass(frozen=True)
@@ -98,9 +103,27 @@ def asked_of(
     elif system is None:
         raise SloBenchError("say what is tuned: a system (slo-odbs), FILE.toml, or server")
     else:
-        base, settings = Experiment(systems=(system,)), TuneSettings()
+        base, settings = Experiment(systems=(system,), **_slo_of(system)), TuneSettings()
     changes = dict(tuning.settings)
     if "objectives" in changes:
         changes.setdefault("sampler", "")
     settings = settings.changed(**changes) if changes else settings
-    return changed_experiment(base, given), settings
+    experiment = changed_experiment(base, given)
+    chosen = base.slo == experiment.slo == (STATIC_SLO,) and "slo" not in given.settings
+    if chosen and given.file is None and resumed is None:
+        typer.echo(
+            f"SLO: {STATIC_SLO} (UELLM, §3.6), because {system} returns a batch as a whole; choose "
+            "another with --slo",
+            err=True,
+        )
+    return experiment, settings
+
+
+def _slo_of(system: str) -> dict[str, Any]:
+    """The default SLO of a system, where it is not that of all: no static batch, which is returned
+    when its longest answer is out, has its first tokens within a second.
+    """
+    from ...harness.core.policy import StaticPolicy
+    from ...harness.policies.systems import system as named
+
+    return {"slo": STATIC_SLO} if isinstance(named(system).policy, StaticPolicy) else {}

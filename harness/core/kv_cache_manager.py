@@ -18,6 +18,7 @@ class KVCacheManager:
     """
 
     __slots__ = (
+        "activation_blocks",
         "block_size",
         "cache_version",
         "free",
@@ -40,6 +41,7 @@ class KVCacheManager:
         prefix_block_size: int = 0,
     ) -> None:
         self.total = self.free = total
+        self.activation_blocks = 0  # of those not free: held by a pass of an embedder
         self.block_size = block_size
         self.host_total = self.host_free = host_total
         self.unit_tokens = self.stride = self.unit_blocks = 0

@@ -61,6 +61,8 @@ class WaitQueue:
 
     def ordered(self) -> Iterator[RequestState]:
         """All waiting requests in queue order, the next first."""
+        if not self.live:
+            return iter(())
         self.head()
         return (entry[3] for entry in sorted(self._heap) if entry[3].version == entry[2])
 

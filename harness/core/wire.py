@@ -29,6 +29,10 @@ OFFLOADED = "slo_bench: offloaded"
 # How long ago a request had arrived when it was sent to this server, in seconds.
 WAITED_FIELD = "waited_s"
 
+# The larger, the more urgent. The field of the OpenAI bodies orders vLLM's own queue the other way.
+PRIORITY_FIELD = "priority"
+_MOST_URGENT = 2**31
+
 _BOUNDS = ("ttft_slo_s", "tpot_slo_s", "e2e_slo_s", "deadline_in_s")
 
 _LENGTH_FIELDS = ("predicted_output_tokens", "predicted_output_tokens_p90")
@@ -56,6 +60,8 @@ def to_wire(request: Request) -> Wire:
     wire: Wire = {"row": request.id, "max_output_tokens": request.max_output_tokens}
     if request.class_name:
         wire["class_name"] = request.class_name
+    if request.priority:
+        wire[PRIORITY_FIELD] = request.priority
     for name, seconds in zip(_BOUNDS, bounds, strict=True):
         if math.isfinite(seconds):
             wire[name] = seconds
@@ -75,6 +81,12 @@ def waited_s(wire: Mapping[str, Any]) -> float:
     """How long before it was sent to this server a request had arrived; 0 if nothing is said."""
     found = _seconds(wire.get(WAITED_FIELD), 0.0)
     return found if 0 < found < math.inf else 0.0
+
+
+def priority_from_wire(wire: Mapping[str, Any]) -> int:
+    """The priority of a request; 0 if nothing is said, or no such number."""
+    found = _seconds(wire.get(PRIORITY_FIELD), 0.0)
+    return int(found) if abs(found) < _MOST_URGENT else 0
 
 
 def predicted_length_from_wire(wire: Mapping[str, Any]) -> PredictedLength | None:

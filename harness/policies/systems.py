@@ -169,6 +169,7 @@ _STOCK = {
     "edf-drop": _Stock("edf_drop:EdfDrop", "Gujarati et al., OSDI 2020, §4.4"),
     "orca": _Stock("orca:Orca", "Yu et al., OSDI 2022"),
     "fastertransformer": _Stock("fastertransformer:FasterTransformer", "as in Orca, OSDI 2022"),
+    "fastserve": _Stock("fastserve:FastServe", "Wu et al., arXiv 2305.05920"),
     "fifo": _Stock("fifo:Fifo", "UELLM, §3.5"),
     "sjf": _Stock("sjf:ShortestJobFirst", "UELLM, §3.5"),
     "ljf": _Stock("ljf:LongestJobFirst", "UELLM, §3.5"),

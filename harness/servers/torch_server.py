@@ -18,7 +18,14 @@ from typing import Any
 
 from ...workloads.errors import SloBenchError
 from ..core.decisions import ReleaseReason
-from ..core.wire import DROPPED, REJECTED, VLLM_FIELD, predicted_length_from_wire, slo_from_wire
+from ..core.wire import (
+    DROPPED,
+    REJECTED,
+    VLLM_FIELD,
+    predicted_length_from_wire,
+    priority_from_wire,
+    slo_from_wire,
+)
 from ..engine.loop.gc_control import heap_frozen
 from ..engine.torch.encoder import Encoder
 from ..engine.torch.live import GenerationRequest, LiveEngine
@@ -254,7 +261,8 @@ class _Generation:
             ends=frozenset() if free else self._model.eos,
             slo=lambda arrival_s: slo_from_wire(wire, arrival_s),
             predicted_output_tokens=predicted_length_from_wire(wire),
-            priority=int(_number(body, "priority", 0, -(1 << 31), 1 << 31)),
+            priority=priority_from_wire(wire)
+            or int(_number(body, "priority", 0, -(1 << 31), 1 << 31)),
             gave=tell("token"),
             ended=tell("end"),
             lost=tell("lost"),

@@ -1,25 +1,36 @@
-"""Profiles a real server: starts it, sends load at several rates, and fits its own step log."""
+"""Profiles a real server: starts it, sends load at several rates, and fits its own step log.
+
+On vLLM it is then started again with few KV blocks, once with a policy that swaps its victims, once
+with one that recomputes them. The swaps that the workers time become the profile's table
+`transfers`; the steps that recompute judge the fit of the other steps.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ...predictors.profiles.profile import Profile, Source, write_profile
-from ...predictors.profiles.whole_steps import profile_of_steps
+from ...predictors.profiles.link_fit import fit_links
+from ...predictors.profiles.profile import Profile, Source, table_of, write_profile
+from ...predictors.profiles.whole_steps import LoggedStep, made_of, profile_of_steps
 from ...predictors.specs import ModelSpec, model
 from ...workloads.errors import SloBenchError
 from ..engine.torch.profiling import ProfilingOptions, ProfilingResult, Tell, with_shape
 from ..experiments.experiment import Experiment
 from ..results.engine_logs import meta_path, read_meta
-from .step_log import logged_steps
+from .step_log import StepLogContent, logged
 
 _RATES = (2.0, 8.0, 64.0)  # the last all at once: prompts beside many that decode
 _LONGEST_PROMPT, _LONGEST_ANSWER = 1024, 128
 _SECONDS_A_REQUEST = 3.0  # of the budget
 _LEAST, _MOST = 20, 120
+_PREEMPTING = ("vllm-swap", "vllm-v0")
+_LONGEST_GROWING, _LEAST_PREEMPTING = 512, 60  # tokens of prompt and of answer; requests
+_BLOCK_SIZE = 32  # the smallest that vLLM takes on a CPU and on a GPU
+_LONGEST_SEQUENCES = 4  # that the KV blocks of the second server hold
 _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
@@ -39,7 +50,43 @@ def measure_server(
     """
     name, _, version = backend.partition("==")
     shape = model(asked.model)
-    run = Experiment(**_settings(asked, name, version or None, shape)).run(
+    settings = _settings(asked, name, version or None, shape)
+    first = len(_RATES)
+    levels = first + len(_PREEMPTING) * (name == "vllm")
+    metas, seen, device = _measured(settings, folder, lambda done, of: tell(done, levels))
+    kind = _dtype(asked.model)
+    source = Source(
+        f"{name}'s own step log",
+        f"{len(metas)} levels",
+        version=str(metas[0].get("version", "")),
+        note="whole steps in real time, by `slo-bench profile run`",
+    )
+    profile = profile_of_steps(
+        seen.steps, model=asked.model_name, gpu=asked.gpu or device, source=source
+    )
+    profile = dataclasses.replace(profile, weight_dtype=kind, kv_dtype=kind)
+    recomputation = None
+    if name == "vllm":
+        settings |= _preempting(settings, shape)
+        beside = folder.with_name(f"{folder.name}-preempting")
+        _, preempted, _ = _measured(settings, beside, lambda done, of: tell(first + done, levels))
+        profile = _with_copies(profile, preempted)
+        recomputation = _recomputed(profile, preempted.recomputations)
+    if asked.gpu is None and device == "cpu":
+        profile = _on_cpu(profile, shape, metas[0])
+    header = write_profile(with_shape(profile, asked), asked.out)
+    return ProfilingResult(profile, header, 0, float("nan"), recomputation=recomputation)
+
+
+def _measured(
+    settings: dict[str, Any], folder: Path, tell: Tell
+) -> tuple[list[dict[str, Any]], StepLogContent, str]:
+    """Measure levels; return their servers' settings, step logs, and the device.
+
+    Raises:
+        SloBenchError: a level failed.
+    """
+    run = Experiment(**settings).run(
         folder, progress=lambda progress: tell(progress.finished, progress.cells)
     )
     rows = run.rows()
@@ -48,23 +95,50 @@ def measure_server(
     if broken:
         raise SloBenchError(f"a level failed: {broken[0].get('invalid_because')}; see {folder}")
     metas = [read_meta(meta_path(folder, str(row["cell"]))) for row in rows]
-    steps = [step for meta in metas for step in logged_steps(folder, meta)]
-    kind = _dtype(asked.model)
     device = "cpu" if rows[0]["gpu"] == "cpu" else "unknown"
-    source = Source(
-        f"{name}'s own step log",
-        f"{len(rows)} levels",
-        version=str(metas[0].get("version", "")),
-        note="whole steps in real time, by `slo-bench profile run`",
-    )
-    profile = profile_of_steps(
-        steps, model=asked.model_name, gpu=asked.gpu or device, source=source
-    )
-    profile = dataclasses.replace(profile, weight_dtype=kind, kv_dtype=kind)
-    if asked.gpu is None and device == "cpu":
-        profile = _on_cpu(profile, shape, metas[0])
-    header = write_profile(with_shape(profile, asked), asked.out)
-    return ProfilingResult(profile, header, 0, float("nan"))
+    return metas, StepLogContent.joined(logged(folder, meta) for meta in metas), device
+
+
+def _preempting(settings: dict[str, Any], shape: ModelSpec) -> dict[str, Any]:
+    """Changes with which requests are preempted: all arrive at once, and KV blocks are few."""
+    longest = min(_LONGEST_GROWING, shape.context_tokens // 4)
+    blocks = -(-2 * longest // _BLOCK_SIZE) * _LONGEST_SEQUENCES
+    return {
+        "name": "profile-preempting",
+        "systems": _PREEMPTING,
+        "prompt_tokens": f"uniform({min(8, longest)},{longest})",
+        "output_tokens": f"uniform({max(1, longest // 4)},{longest})",
+        "rates": _RATES[-1:],
+        "requests": max(_LEAST_PREEMPTING, settings["requests"]),
+        "num_gpu_blocks": blocks,
+        "num_cpu_blocks": blocks,
+        "block_size": _BLOCK_SIZE,
+        # Blocks in the prefix cache would be neither copied nor computed again.
+        "server": {**settings["server"], "args": ("--no-enable-prefix-caching",)},
+    }
+
+
+def _with_copies(profile: Profile, preempted: StepLogContent) -> Profile:
+    """Add the swaps that were timed, and the link that is fitted to them."""
+    rows = [(way, moved_bytes, 1e6 * took_s) for way, moved_bytes, took_s in preempted.copies]
+    if not rows:
+        return profile
+    tables = {**profile.tables, "transfers": table_of("transfers", rows)}
+    return dataclasses.replace(profile, tables=tables, links=fit_links(tables))
+
+
+def _recomputed(profile: Profile, steps: Sequence[LoggedStep]) -> tuple[int, float] | None:
+    """Number of steps that recomputed, and the mean error of the profile's fit, which has not seen
+    them, in percent.
+    """
+    if not steps:
+        return None
+    fitted = made_of(profile.fits[profile.best].coefficients)
+    errors = [
+        abs(fitted.step_s(s.decode_seqs, s.decode_kv_tokens, s.chunks) / s.duration_s - 1)
+        for s in steps
+    ]
+    return len(steps), 100 * sum(errors) / len(errors)
 
 
 def _settings(

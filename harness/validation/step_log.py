@@ -3,13 +3,15 @@
 A line `step` has the content of a batch and the time when it was formed. A line `done` has the time
 when the tokens of the oldest such batch were ready, and the number of requests `left`. Durations
 follow from both: while requests are left, steps are contiguous, and the time between two results
-(scheduler, sampler; nothing with asynchronous scheduling) belongs to the later step.
+(scheduler, sampler; nothing with asynchronous scheduling) belongs to the later step. A line `swaps`
+has the copies to and from host memory that the workers timed.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,39 +20,88 @@ from ...workloads.errors import FileFormatError
 from ...workloads.parsing import parse_json
 
 
+@dataclass(frozen=True)
+class StepLogContent:
+    """The steps of a log; of those the `recomputations`, which only prefilled preempted sequences
+    again; and the swaps, each as (direction, bytes, seconds).
+    """
+
+    steps: list[LoggedStep]
+    recomputations: list[LoggedStep]
+    copies: list[tuple[str, int, float]]
+
+    @classmethod
+    def joined(cls, parts: Iterable[StepLogContent]) -> StepLogContent:
+        """All parts, one after the other."""
+        every = list(parts)
+        return cls(
+            [step for part in every for step in part.steps],
+            [step for part in every for step in part.recomputations],
+            [copy for part in every for copy in part.copies],
+        )
+
+
+def read_step_log(path: Path, begin: int = 0, end: int | None = None) -> StepLogContent:
+    """Read what began and ended between two byte offsets of a file.
+
+    Raises:
+        FileFormatError: the file cannot be read, or a line is not one of a step log.
+    """
+    steps: list[LoggedStep] = []
+    recomputations: list[LoggedStep] = []
+    copies: list[tuple[str, int, float]] = []
+    begun: deque[tuple[dict[str, Any], bool]] = deque()
+    last_s: float | None = None  # when the last result was there, if requests were left
+    victims: set[str] = set()  # preempted requests that must be recomputed
+    for line in _lines(path, begin, end):
+        event = line.get("event")
+        try:
+            if event == "step":
+                victims |= {v["id"] for v in line.get("preempted", ()) if v["by"] == "recompute"}
+                entered = line.get("entered", [])
+                again = bool(entered) and victims.issuperset(entered)
+                victims.difference_update(entered)
+                if line["decode_seqs"] or line["chunks"]:
+                    alone = not line["decode_seqs"] and len(line["chunks"]) == len(entered)
+                    begun.append((line, again and alone))
+            elif event == "done" and begun:
+                step, recomputes = begun.popleft()
+                since_s = float(step["time_s"])
+                if last_s is not None:
+                    since_s = last_s
+                took = _step(step, float(line["time_s"]) - since_s)
+                last_s = float(line["time_s"]) if line["left"] else None
+                if took.duration_s > 0:
+                    steps.append(took)
+                    if recomputes:
+                        recomputations.append(took)
+            elif event == "swaps":
+                copies += [(str(way), int(n), float(took)) for way, n, took in line["copies"]]
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+            raise FileFormatError(path, None, f"is no step log: {error} in {line}") from None
+    return StepLogContent(steps, recomputations, copies)
+
+
 def read_steps(path: Path, begin: int = 0, end: int | None = None) -> list[LoggedStep]:
     """Read the steps that began and ended between two byte offsets of a file.
 
     Raises:
         FileFormatError: the file cannot be read, or a line is not one of a step log.
     """
-    steps: list[LoggedStep] = []
-    begun: deque[dict[str, Any]] = deque()
-    last_s: float | None = None  # when the last result was there, if requests were left
-    for line in _lines(path, begin, end):
-        event = line.get("event")
-        try:
-            if event == "step" and (line["decode_seqs"] or line["chunks"]):
-                begun.append(line)
-            elif event == "done" and begun:
-                step = begun.popleft()
-                since_s = float(step["time_s"])
-                if last_s is not None:
-                    since_s = last_s
-                steps.append(_step(step, float(line["time_s"]) - since_s))
-                last_s = float(line["time_s"]) if line["left"] else None
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise FileFormatError(path, None, f"is no step log: {error} in {line}") from None
-    return [step for step in steps if step.duration_s > 0]
+    return read_step_log(path, begin, end).steps
 
 
 def logged_steps(root: Path, meta: Mapping[str, Any]) -> list[LoggedStep]:
     """Read the steps of a measured cell; `meta` names the parts of step logs below `root`."""
-    return [
-        step
-        for part in meta.get("steps") or []
-        for step in read_steps(root / part["file"], part["begin"], part["end"])
-    ]
+    return logged(root, meta).steps
+
+
+def logged(root: Path, meta: Mapping[str, Any]) -> StepLogContent:
+    """Read the step log of a measured cell; `meta` names its parts below `root`."""
+    parts = meta.get("steps") or []
+    return StepLogContent.joined(
+        read_step_log(root / part["file"], part["begin"], part["end"]) for part in parts
+    )
 
 
 def _step(line: dict[str, Any], duration_s: float) -> LoggedStep:

@@ -46,6 +46,11 @@ _APART = {
         "KV blocks in use.",
         Axis("KV blocks in use", "percent", top=1.0),
     ),
+    "memory": (
+        "Memory of each device with an embedder",
+        "KV, activations of embedding passes, and what neither holds.",
+        Axis("memory for KV and activations", "percent", top=1.0),
+    ),
     "acts": (
         "Acts of the mechanisms",
         "Acts a second of each mechanism; after the colon the reason, where there are several.",

@@ -380,3 +380,9 @@ def test_progress_fits_80_columns(monkeypatch):
     lines = [Text.from_ansi(line).plain for line in written.getvalue().splitlines()]
     assert any("17/50" in line for line in lines)
     assert all(len(line) <= 80 for line in lines)
+
+
+def test_profile_run_without_a_model_says_how_to_get_one(slo_bench):
+    code, _, err = slo_bench("profile", "run", "--out", "x.toml")
+    assert code == 2
+    assert "--model is missing: a folder with config.json" in err

@@ -96,3 +96,19 @@ def test_what_is_wrong_is_said(tmp_path, monkeypatch, arguments, problem):
     said = str(shown.exception) if shown.exception else ""
     assert problem in said + shown.output
     assert not list(tmp_path.iterdir())
+
+
+def test_given_splits_are_timed():
+    asked = ["tune", "placement", "--model", "chatglm2-6b", "--topology", "uellm-3090-v100"]
+    asked += ["--batch", "1", "--context", "100", "--host-ms", "28", "--kv-tokens", "200", "--json"]
+    published = {"14,14": 11.19, "17,11": 13.09, "20,8": 14.85, "24,4": 17.23, "27,1": 22.55}
+    splits = [word for text in published for word in ("--split", text)]
+    rows = json.loads(CliRunner().invoke(app, [*asked, *splits]).stdout)
+    for row in rows:  # UELLM, Table 2-1
+        assert row["tokens_per_s"] == pytest.approx(published[row["split"]], rel=0.1)
+        assert row["latency_ms"] == pytest.approx(1000 / row["tokens_per_s"])
+    for wrong, said in (("14,13", "with the sum 28"), ("28", "2 numbers"), ("-1,29", "sum 28")):
+        done = CliRunner().invoke(app, [*asked, f"--split={wrong}"])
+        assert (done.exit_code, said in str(done.exception)) == (1, True) or said in done.output
+    done = CliRunner().invoke(app, [*asked, "--split", "28,0", "--out", "map.json"])
+    assert "not --out" in f"{done.exception}{done.output}"

@@ -138,6 +138,24 @@ class Problem:
         return weights.latency * latency_s / self.ideal_s + weights.devices * devices
 
 
+def map_of(problem: Problem, text: str) -> Map:
+    """The map of `14,14`: layers on each device, in the order of the devices; 0 leaves one out.
+
+    Raises:
+        SloBenchError: it is no such list, or does not place every layer on a device that holds it.
+    """
+    counts = [int(part) if part.strip().isdigit() else -1 for part in text.split(",")]
+    if len(counts) != len(problem.devices) or min(counts) < 0 or sum(counts) != problem.layers:
+        raise SloBenchError(
+            f"--split {text!r} must have {len(problem.devices)} numbers of layers, one for each "
+            f"device, with the sum {problem.layers}"
+        )
+    placed = tuple(LayerRange(device, n) for device, n in enumerate(counts) if n)
+    if not problem.fits(placed):
+        raise SloBenchError(f"--split {text!r}: its layers do not fit on its devices")
+    return placed
+
+
 def no_room(problem: Problem) -> SloBenchError:
     """The error for a model that does not fit on the devices."""
     room = sum(device.room for device in problem.devices)

@@ -200,9 +200,12 @@ def launch_commands(
 
 
 def _server_for(name: str) -> str | None:
-    """A real server that can run the system."""
+    """A real server that can run the system; None for static batches, which none streams."""
+    from ...harness.core.policy import StaticPolicy
     from ...harness.servers.launch.compatibility import refusal
 
+    if isinstance(system(name).policy, StaticPolicy):
+        return None
     wanted = (name,) if name in _SERVERS else _SERVERS
     return next((one for one in wanted if refusal(system(name), one) is None), None)
 

@@ -113,6 +113,43 @@ def state_rows(instance: LazyInstance) -> Iterator[TimeseriesRow]:
         yield from _changes("compute", instance.name, times_s, share)
 
 
+def memory_rows(
+    instance: LazyInstance, passes: Sequence[tuple[float, float, int]], end_s: float
+) -> Iterator[TimeseriesRow]:
+    """Memory of a device that an embedder shares, over time: KV, activations of the embedder's
+    `passes` (begin, end, blocks) and what neither holds, as shares; means over equal spans.
+    """
+    engine = instance.engine
+    samples = [*engine.measures.samples, (engine.now_s, 0, 0, 0)]
+    times_s, _, _, blocks = np.array(samples, dtype=np.float64).T
+    begins_s, ends_s, held = np.array(passes, dtype=np.float64).reshape(-1, 3).T
+    end_s = max(end_s, float(times_s[-1]), float(ends_s[-1]) if len(ends_s) else 0.0, 1e-9)
+    edges = np.linspace(0.0, end_s, _ACT_SPANS + 1)
+    kv = _span_means(times_s, np.append(times_s[1:], times_s[-1]), blocks, edges)
+    activations = _span_means(begins_s, ends_s, held, edges)
+    total = max(1, engine.kv_manager.total)
+    shares = {"KV": kv / total, "embeddings": activations / total}
+    shares["free"] = np.maximum(0.0, 1.0 - shares["KV"] - shares["embeddings"])
+    for name, share in shares.items():
+        ended = np.append(share, 1.0 if name == "free" else 0.0)
+        yield from _changes("memory", f"{instance.name}: {name}", edges, ended)
+
+
+def _span_means(begins_s: Floats, ends_s: Floats, values: Floats, edges: Floats) -> Floats:
+    """Mean within each span of values that hold from their begin to their end, which ascend and
+    do not overlap; 0 between them.
+    """
+    if not len(values):
+        return np.zeros(len(edges) - 1)
+    areas = np.cumsum(values * (ends_s - begins_s))
+    # The area up to each edge: of the values that have ended, and of the one that holds.
+    at = np.searchsorted(begins_s, edges, side="right") - 1
+    before = np.where(at > 0, areas[np.maximum(at, 1) - 1], 0.0)
+    since_s = np.clip(edges - begins_s[at], 0.0, (ends_s - begins_s)[at])
+    until = np.where(at >= 0, before + values[at] * since_s, 0.0)
+    return np.asarray(np.diff(until) / np.diff(edges))
+
+
 def _changes(metric: str, entity: str, times_s: Floats, values: Floats) -> Iterator[TimeseriesRow]:
     """The values, rounded to 1e-4, where they differ from the one before."""
     values = np.round(values, 4)

@@ -43,6 +43,7 @@ class EmbeddingInstance(BatchInstance):
         )
         self.policy = llm.policy if isinstance(llm.policy, Collocated) else Collocated()
         self.held_blocks = 0
+        self.passes: list[tuple[float, float, int]] = []  # begin and end in seconds, blocks
         self.llm = llm
         self._embedder = embedder
         self._least_pass_s = embedder.pass_s([(1, 1)])
@@ -110,7 +111,7 @@ class EmbeddingInstance(BatchInstance):
         kv_manager.free -= blocks
         if kv_manager.idle_blocks > kv_manager.free:
             kv_manager.evict()
-        self.held_blocks = blocks
+        self.held_blocks = kv_manager.activation_blocks = blocks
         # A step of the language model may be under way; what it frees at its end is free by then.
         begin_s = max(self.now_s, self.stages[0].free_at_s)
         for r in batch:
@@ -118,14 +119,15 @@ class EmbeddingInstance(BatchInstance):
             r.cached_tokens = 0
             r.phase = Phase.PREFILL
             self.decoding[r] = None
-        self.now_s = occupy(self.stages, self.now_s, self._view.pass_s(batch))
+        begin_s, self.now_s = self.now_s, occupy(self.stages, self.now_s, self._view.pass_s(batch))
+        self.passes.append((begin_s, self.now_s, blocks))
         self.measures.steps += 1
         self.llm.reconsider()
 
     def _give_back(self) -> None:
         """The pass has ended: its memory is free, and its requests are done."""
         self.kv_manager.free += self.held_blocks
-        self.held_blocks = 0
+        self.held_blocks = self.kv_manager.activation_blocks = 0
         for r in self.decoding:
             r.finish_s = self.now_s
             r.phase = Phase.DONE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import cast
@@ -32,7 +32,7 @@ from ...policies.systems import System
 from ..cluster.arrivals import Arrivals
 from ..cluster.cluster import Cluster
 from ..cluster.instance import LazyInstance
-from ..cluster.recorder import Recorder, acts_of, state_rows, timeline_of, totals_of
+from ..cluster.recorder import Recorder, acts_of, memory_rows, state_rows, timeline_of, totals_of
 from ..cluster.traced import TracedCluster
 from ..loop.gc_control import collections_off
 from ..loop.instance import EngineInstance, Iterating
@@ -213,8 +213,9 @@ def simulate(
         gaps_of(engine.measures for engine in built),
         dataclasses.replace(
             timeline_of(built),
-            timeseries=_timeseries(
-                handles, across, cluster.state, cluster.counters, totals.makespan_s
+            timeseries=(
+                *_timeseries(handles, across, cluster.state, cluster.counters, totals.makespan_s),
+                *_memory(handles, beside, totals.makespan_s),
             ),
         ),
         dataclasses.replace(
@@ -284,6 +285,16 @@ def _timeseries(
         known += state_rows(instance)
     acts = acts_of([counters, *(instance.engine.counters for instance in handles)], now_s)
     return (*known, *acts, *across.extra_records(state, handles))
+
+
+def _memory(
+    handles: Sequence[LazyInstance], beside: Sequence[LazyInstance], end_s: float
+) -> Iterator[TimeseriesRow]:
+    """Of every device that an embedder shares (MemoryMonitor of the collocation paper)."""
+    by_engine = {id(instance.engine): instance for instance in handles}
+    for one in beside:
+        assert isinstance(one.engine, EmbeddingInstance)
+        yield from memory_rows(by_engine[id(one.engine.llm)], one.engine.passes, end_s)
 
 
 def _prediction_error(engine: EngineInstance) -> float:

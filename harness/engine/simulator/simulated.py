@@ -211,7 +211,8 @@ class SimulatedInstance(Loop):
         measures, kv_manager = self.measures, self.kv_manager
         running = len(self.decoding) + len(self.prefilling)
         waiting = self.waiting.live + len(self.swapped) + len(self.stalled)
-        measures.samples.append((self.now_s, waiting, running, kv_manager.total - kv_manager.free))
+        kv_blocks = kv_manager.total - kv_manager.free - kv_manager.activation_blocks
+        measures.samples.append((self.now_s, waiting, running, kv_blocks))
         tokens = measures.prefill_tokens - self.prefill_pending + measures.decode_tokens
         tokens += sum(self.tick - r.tick0 for r in self.decoding)
         measures.worked.append((self.now_s, tokens))

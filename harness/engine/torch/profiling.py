@@ -62,7 +62,9 @@ class ProfilingOptions:
 @dataclass(frozen=True)
 class ProfilingResult:
     """The profile and its path; `left` batches of the grid were not measured in time, and
-    `steadiness` says how steady the machine was (empty: unknown).
+    `steadiness` says how steady the machine was (empty: unknown). `recomputation`: number of
+    measured steps that recomputed preempted sequences, and how many percent the profile is off on
+    them; None: none was measured.
     """
 
     profile: Profile
@@ -70,6 +72,7 @@ class ProfilingResult:
     left: int
     host_s: float
     steadiness: str = ""
+    recomputation: tuple[int, float] | None = None
 
 
 def measure_profile(

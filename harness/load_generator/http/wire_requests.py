@@ -55,12 +55,7 @@ class BodyMaker:
         if request.model or options.model:
             body["model"] = request.model or options.model
         if api is Api.EMBEDDINGS:
-            if request.num_inputs > 1:
-                raise SloBenchError(
-                    f"request {request.id} embeds {request.num_inputs} texts; the load generator "
-                    "sends one text a request"
-                )
-            body["input"] = self._prompt(request, api)
+            body["input"] = self._inputs(request)
         elif api is Api.CHAT:
             body["messages"] = [{"role": "user", "content": self._prompt(request, api)}]
         else:
@@ -88,6 +83,23 @@ class BodyMaker:
         if self._wordy(api):
             return self._prompts.words(request)
         return self._prompts.token_ids(request)
+
+    def _inputs(self, request: Request) -> str | list[int] | list[str] | list[list[int]]:
+        """The texts of an embedding request, of equal length; several as a list."""
+        prompt, texts = self._prompt(request, Api.EMBEDDINGS), request.num_inputs
+        if texts <= 1:
+            return prompt
+        if request.text is not None:
+            raise SloBenchError(
+                f"request {request.id} embeds {texts} texts but has the text of one; leave "
+                "num_inputs or the text out"
+            )
+        length = max(1, request.prompt_tokens // texts)
+        starts = range(0, texts * length, length)
+        if isinstance(prompt, str):
+            words = prompt.split(" ")
+            return [" ".join(words[start : start + length]) for start in starts]
+        return [prompt[start : start + length] for start in starts]
 
     def _wordy(self, api: Api) -> bool:
         prompts = self._options.prompt_format

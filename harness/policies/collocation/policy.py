@@ -14,7 +14,7 @@ from enum import Enum
 from functools import cached_property
 from typing import ClassVar
 
-from ....predictors.load_forecaster import LoadForecaster
+from ....predictors.load_forecaster import FORECASTERS, LoadForecaster
 from ....workloads.errors import SloBenchError
 from ...core.collocated_policy import PASSES_CUT, Beside, Collocated, EmbedView
 from ...core.counters import RECOMPUTES, REJECTIONS
@@ -93,8 +93,11 @@ class Collocation(Collocated, Vllm):
     counts: str = parameter("reserved", choices=("reserved", "current"))
     forecast: str = parameter("queue+arrivals", choices=("queue+arrivals", "queue", "none"))
     forecast_as: str = parameter("peak", choices=("peak", "sum"))
+    forecaster: str = parameter("window", choices=tuple(FORECASTERS))
     horizon_s: float = parameter(1.0, 0.0, 60.0)  # of the arrival forecast
-    window_s: float = parameter(30.0, 0.1, 3600.0, log=True)  # that rates are measured over
+    window_s: float = parameter(
+        30.0, 0.1, 3600.0, log=True
+    )  # of rates; a time constant with `decay`
     speculative_share: float = parameter(0.05, 0.0, 0.9)  # most memory kept for high priority
     kv_scale: float = parameter(1.0, 0.001, 10.0, log=True)
     embed_scale: float = parameter(1.0, 0.001, 10.0, log=True)
@@ -128,8 +131,8 @@ class Collocation(Collocated, Vllm):
             )
 
     def new_state(self) -> Learnt:
-        window_s = self.window_s
-        return Learnt(embeds=LoadForecaster(window_s), urgent=LoadForecaster(window_s))
+        kind, window_s = FORECASTERS[self.forecaster], self.window_s
+        return Learnt(embeds=kind(window_s), urgent=kind(window_s))
 
     def mechanisms(self) -> dict[str, str]:
         found = {
@@ -200,7 +203,7 @@ class Collocation(Collocated, Vllm):
 
     def _entry_due_s(self, r: RequestState, view: View) -> float:
         """When a waiting request must begin to be in time."""
-        if r.emitted_tokens:  # evicted: its first token is out
+        if view.emitted_tokens(r):  # evicted: its first token is out
             return view.now_s + self.slack_s(r, view)
         known: dict[RequestState, float] = view.policy_state.entry_due_s
         due = known.get(r)
@@ -222,13 +225,29 @@ class Collocation(Collocated, Vllm):
         if self.forecast == "queue+arrivals":
             arriving = state.embeds.blocks_within(view.now_s, min(self.horizon_s, window_s))
         if self.forecast_as == "sum":
-            known = sum(self._own(r, embedder, state)[0] for r in waiting)
+            known = self._due_blocks(waiting, embedder, view.now_s, window_s)
             return (known + embedder.held_blocks + arriving) * self.embed_scale
         batch = self._by_texts(waiting)
         left = max(0, self.batch_texts - sum(r.num_inputs for r in batch))
         known = embedder.blocks(batch) if batch else 0
         coming = known + min(arriving, left * state.embeds.blocks_per_text())
         return max(embedder.held_blocks, coming * self.embed_scale)
+
+    def _due_blocks(
+        self, waiting: Sequence[RequestState], embedder: EmbedView, now_s: float, window_s: float
+    ) -> int:
+        """Blocks of the waiting requests whose pass is expected to start before the window ends
+        (Alg. 1, lines 8 and 9); passes run one after the other, a request each.
+        """
+        state = embedder.policy_state
+        start_s, blocks = max(0.0, embedder.now_s - now_s), 0
+        for r in waiting:
+            if start_s >= window_s:
+                break
+            needs, pass_s = self._own(r, embedder, state)
+            blocks += needs
+            start_s += pass_s
+        return blocks
 
     def _own(self, r: RequestState, embedder: EmbedView, state: Learnt) -> tuple[int, float]:
         """Blocks and seconds of a pass with `r` alone."""

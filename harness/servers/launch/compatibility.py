@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ....workloads.errors import SloBenchError
+from ...core.collocated_policy import Collocated
 from ...core.policy import AnyPolicy, Policy
 from ...policies.systems import System, several_models
 from ..plugins.sglang.compatibility import refusal as sglang_refusal
@@ -79,6 +80,13 @@ def refusal(system: System, backend: str) -> str | None:
     """
     reason = _REFUSALS.get(backend)
     return (reason(system) or None) if reason else None
+
+
+def limitation(system: System, backend: str) -> str:
+    """What of a system that can run on this backend does not happen there; empty if nothing."""
+    if backend != SIMULATED and isinstance(system.policy, Collocated):
+        return "it decides on generation requests alone; no embedder runs beside the model there"
+    return ""
 
 
 def check(system: System, backend: str) -> None:

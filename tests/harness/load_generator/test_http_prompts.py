@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slo_bench.harness.core.wire import slo_from_wire, to_wire
+from slo_bench.harness.core.wire import priority_from_wire, slo_from_wire, to_wire
 from slo_bench.harness.load_generator.http import Api, HttpOptions, PromptFormat
 from slo_bench.harness.load_generator.http.prompts import PromptMaker, Vocabulary
 from slo_bench.harness.load_generator.http.wire_requests import Bodies, BodyMaker
@@ -128,6 +128,15 @@ def test_embeddings(workload):
     assert set(found) == {"input", "model"}
 
 
+def test_several_texts_are_a_list(workload):
+    embeds = {"request_type": np.full(6, RequestType.EMBED), "num_inputs": np.full(6, 4)}
+    texts = body(workload(**embeds))["input"]
+    assert [len(text) for text in texts] == [2] * 4
+    assert len({tuple(text) for text in texts}) == 4
+    texts = body(workload(**embeds), prompt_format=PromptFormat.TEXT)["input"]
+    assert [len(text.split(" ")) for text in texts] == [2] * 4
+
+
 def test_what_is_known_of_a_request_goes_with_it(workload):
     asked = workload(
         priority=np.arange(6),
@@ -146,6 +155,7 @@ def test_what_is_known_of_a_request_goes_with_it(workload):
     assert found["vllm_xargs"] == {
         "row": 1,
         "max_output_tokens": 5,
+        "priority": 1,
         "ttft_slo_s": 0.5,
         "deadline_in_s": pytest.approx(8.99),
     }
@@ -161,6 +171,9 @@ def test_a_server_reads_the_slo_that_the_client_wrote(slo, arrival_s):
     wire = json.loads(json.dumps(to_wire(sent)))
     assert slo_from_wire(wire, 100.0) == slo
     assert (wire["row"], wire["max_output_tokens"], wire["class_name"]) == (3, 9, "chat")
+    assert priority_from_wire({"priority": 3}) == 3
+    assert priority_from_wire({}) == priority_from_wire({"priority": "high"}) == 0
+    assert priority_from_wire({"priority": 1e300}) == 0
     assert slo_from_wire({}, 0.0) == slo_from_wire({"ttft_slo_s": "soon"}, 0.0) == Slo()
 
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from slo_bench.harness.validation.step_log import read_steps
+from slo_bench.harness.validation.step_log import read_step_log, read_steps
 from slo_bench.workloads.errors import FileFormatError
 
 
@@ -84,3 +84,36 @@ def test_what_is_no_step_log_is_named(tmp_path):
         read_steps(tmp_path / "text")
     with pytest.raises(FileFormatError, match="is no step log"):
         read_steps(written(tmp_path / "log", {"event": "step", "time_s": 0.0}))
+
+
+def test_swaps_and_recomputations_are_told_apart(tmp_path):
+    def policy_step(time_s, *, entered=(), preempted=(), **batch):
+        victims = [{"id": name, "by": by, "kv_tokens": 9} for name, by in preempted]
+        return {**step(time_s, **batch), "entered": list(entered), "preempted": victims}
+
+    path = written(
+        tmp_path / "log",
+        policy_step(1.0, entered=["a", "b"], decode_seqs=0, chunks=[[0, 8], [0, 8]]),
+        done(1.5, 2),
+        policy_step(1.5, preempted=[("a", "swap"), ("b", "recompute")]),
+        {"event": "swaps", "copies": [["to-host", 4096, 0.25]]},
+        done(2.0, 2),
+        policy_step(2.0, entered=["b"], decode_seqs=0, chunks=[[0, 12]]),
+        done(2.75, 2),
+        policy_step(2.75, entered=["a"], decode_seqs=1),  # swapped in, not computed
+        {"event": "swaps", "copies": [["to-gpu", 4096, 0.125]]},
+        done(3.0, 2),
+        policy_step(3.0, entered=["c", "b"], decode_seqs=0, chunks=[[0, 8], [0, 12]]),
+        done(4.0, 0),  # with a new request
+    )
+    found = read_step_log(path)
+    assert found.copies == [("to-host", 4096, 0.25), ("to-gpu", 4096, 0.125)]
+    assert seconds(found.recomputations) == [0.75]
+    assert len(found.steps) == 5
+    assert seconds(read_steps(path)) == seconds(found.steps)
+
+
+def test_copies_that_are_none_are_refused(tmp_path):
+    path = written(tmp_path / "log", {"event": "swaps", "copies": [["to-host", "much"]]})
+    with pytest.raises(FileFormatError, match="is no step log"):
+        read_step_log(path)

@@ -112,3 +112,16 @@ def test_a_help_for_every_command(slo_bench):
         assert code == 0
         assert "Examples:" in out
     assert all(example.startswith("slo-bench tune ") for example in SYSTEM_EXAMPLES)
+
+
+def test_static_batches_get_an_slo_that_they_can_meet_and_no_serve_command(slo_bench):
+    words = ["tune", "s3", "--trials", "1", "--requests", "200", "--no-confirm", "--no-report"]
+    words += ["--seeds", "1", "--rate", "0.1", "--objective", "attainment"]
+    code, out, err = slo_bench(*words, "--out", "a")
+    assert code == 0, err
+    assert "SLO: e2e=uniform(1,350) (UELLM, §3.6), because s3" in err
+    assert "slo-bench run " in out
+    assert "slo-bench serve" not in out
+    code, _, err = slo_bench(*words, "--slo", "e2e=50", "--out", "b")
+    assert code == 0, err
+    assert "SLO: e2e=uniform" not in err

@@ -14,7 +14,7 @@ from ....core.decisions import Line, NextQueue
 from ....core.policy import Key
 from ....core.state import RequestState
 from ....core.view import Predictions
-from ....core.wire import predicted_length_from_wire, slo_from_wire
+from ....core.wire import predicted_length_from_wire, priority_from_wire, slo_from_wire
 
 _ATTRIBUTE = "slo_bench"  # of SGLang's request, where ours is kept
 
@@ -38,6 +38,7 @@ class SglangRequest(RequestState):
         )
         self.seq = seq
         self.predicted_output_tokens = predicted_length_from_wire(wire)
+        self.priority = priority_from_wire(wire)
         self.key: Key = arrival_s  # its place in the queue
         self.line: Line | None = None  # where the place changes with time
         self._req = weakref.ref(req)

@@ -20,6 +20,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
 
 NAME = "SloBenchSwapConnector"
+Copy = tuple[str, int, float]  # direction ("to-host", "to-gpu"), bytes, seconds
 _TRIAL_BLOCKS = 8
 
 
@@ -34,20 +35,31 @@ class SwapMetadata(KVConnectorMetadata):
 
 @dataclass
 class SwapStats(KVConnectorStats):
-    """Swaps of a worker since its last report: requests out and in, blocks, seconds."""
+    """Swaps of a worker since its last report: requests out and in, blocks, seconds; `copies`: each
+    request that was swapped by itself.
+    """
 
     swaps_out: int = 0
     swaps_in: int = 0
     blocks: int = 0
     duration_s: float = 0.0
+    copies: list[Copy] = field(default_factory=list)
 
     def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
-        """Combine two workers: the swaps that both executed, and the longer duration."""
+        """Combine two workers: the swaps that both executed, and the longer durations. Each moves
+        its own heads over its own link, so bytes are those of one worker.
+        """
         assert isinstance(other, SwapStats)
         self.swaps_out = min(self.swaps_out, other.swaps_out)
         self.swaps_in = min(self.swaps_in, other.swaps_in)
         self.blocks = min(self.blocks, other.blocks)
         self.duration_s = max(self.duration_s, other.duration_s)
+        self.copies = [
+            (direction, moved_bytes, max(seconds, theirs[2]))
+            for (direction, moved_bytes, seconds), theirs in zip(
+                self.copies, other.copies, strict=False
+            )
+        ]
         return self
 
     def is_empty(self) -> bool:
@@ -144,7 +156,7 @@ class SloBenchSwapConnector(KVConnectorBase_V1):
             begin_s = time.perf_counter()
             self._host[request_id] = self._copied(block_ids)
             self._moved.swaps_out += 1
-            self._took(len(block_ids), begin_s)
+            self._took(len(block_ids), begin_s, "to-host")
         for request_id in kv_connector_metadata.forget:
             self._host.pop(request_id, None)
 
@@ -153,7 +165,7 @@ class SloBenchSwapConnector(KVConnectorBase_V1):
             begin_s = time.perf_counter()
             self._back(self._host.pop(request_id), block_ids, first)
             self._moved.swaps_in += 1
-            self._took(len(block_ids), begin_s)
+            self._took(len(block_ids), begin_s, "to-gpu")
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
         """Swaps since the last report, sent with the step's output to the scheduler."""
@@ -176,9 +188,20 @@ class SloBenchSwapConnector(KVConnectorBase_V1):
         if self._layers[0].is_cuda:
             torch.cuda.synchronize(self._layers[0].device)
 
-    def _took(self, blocks: int, begin_s: float) -> None:
+    def _took(self, blocks: int, begin_s: float, direction: str = "") -> None:
+        """Add a copy that ends now; one with a direction is a request's and is reported by itself,
+        the trial at the start is not.
+        """
+        seconds = time.perf_counter() - begin_s
         self._moved.blocks += blocks
-        self._moved.duration_s += time.perf_counter() - begin_s
+        self._moved.duration_s += seconds
+        if direction:
+            self._moved.copies.append((direction, blocks * self._block_bytes, seconds))
+
+    @property
+    def _block_bytes(self) -> int:
+        """Bytes of one block in all layers of this worker."""
+        return sum(layer.nbytes // layer.shape[self._dimension(layer)] for layer in self._layers)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Loads are complete when `start_load_kv` returns."""

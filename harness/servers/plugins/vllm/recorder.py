@@ -78,6 +78,8 @@ class StepRecorder:
             self._executed_out += moved.swaps_out
             self._executed_in += moved.swaps_in
             self.predictions.learn_swap(moved.blocks, moved.duration_s)
+            if moved.copies:
+                self.log.write("swaps", copies=moved.copies)
         self._tally.write(
             scheduler.counters,
             preempted_swap=self._victims[PreemptionMode.SWAP],

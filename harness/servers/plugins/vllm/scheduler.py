@@ -29,6 +29,7 @@ from ....core.wire import (
     OFFLOADED,
     REJECTED,
     predicted_length_from_wire,
+    priority_from_wire,
     slo_from_wire,
     waited_s,
 )
@@ -87,7 +88,9 @@ class PolicyScheduler(Scheduler):
         self._calls_next_queue = overrides(policy, "next_queue")
         self._calls_timeout = overrides(policy, "timeout")
         # Answers that change while requests decode are taken when something happened.
-        self._answers_drift = policy.queue_order == "dynamic" or self._calls_next_queue
+        self._answers_drift = (
+            policy.queue_order == "dynamic" or self._calls_next_queue or policy.dynamic_limits
+        )
 
         self.policy = SchedulingPolicy.PRIORITY
         self.waiting = PolicyQueue(
@@ -195,6 +198,7 @@ class PolicyScheduler(Scheduler):
         )
         r.seq = self._arrived
         r.predicted_output_tokens = predicted_length_from_wire(wire)
+        r.priority = priority_from_wire(wire)
         return r
 
     def _dismiss(self) -> None:
@@ -539,6 +543,7 @@ class PolicyScheduler(Scheduler):
         now_s = type(self).clock()
         duration_s = self.recorder.ran(model_runner_output, now_s)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
+        self._note_first_tokens(outputs, now_s)
         log = self.recorder.log
         if duration_s is not None and log.wanted:
             left = int(self.get_num_unfinished_requests())
@@ -550,6 +555,13 @@ class PolicyScheduler(Scheduler):
             log.write("away", id=goodbye.request_id, reason=goodbye.stop_reason)
         self._goodbyes.clear()
         return outputs
+
+    def _note_first_tokens(self, outputs: Any, now_s: float) -> None:
+        for of_client in outputs.values():
+            for output in of_client.outputs:
+                r = self.states.get(output.request_id) if output.new_token_ids else None
+                if r is not None and r.first_token_s != r.first_token_s:  # not yet
+                    r.first_token_s = now_s
 
 
 def _resumed(cached: Any) -> list[str]:

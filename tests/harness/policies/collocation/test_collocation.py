@@ -26,7 +26,7 @@ from slo_bench.harness.policies.collocation.policy import (
 )
 from slo_bench.harness.policies.systems import SYSTEMS, System
 from slo_bench.predictors.embedder import embedder
-from slo_bench.predictors.load_forecaster import LoadForecaster
+from slo_bench.predictors.load_forecaster import DecayingForecaster, LoadForecaster
 from slo_bench.predictors.placement import Placement
 from slo_bench.predictors.specs import gpu, model
 from slo_bench.predictors.step_time import step_time
@@ -533,3 +533,94 @@ def test_nobody_waits_while_the_device_idles(name, rate, blocks, seed):
 def test_bad_parameters_are_refused_by_name(parameters, problem):
     with pytest.raises(SloBenchError, match=problem):
         SYSTEMS["collocation"].with_parameters(**parameters)
+
+
+# ---------------------------------------------------------------- memory over time (MemoryMonitor)
+
+
+def test_memory_over_time_is_kv_and_activations_and_the_rest():
+    workload = mixed(15.0, 3)
+    result = served(SYSTEMS["collocation"], workload, 400)
+    parts: dict[str, dict[float, float]] = {}
+    for row in result.timeline.timeseries:
+        assert row.metric == "memory"
+        parts.setdefault(row.entity.partition(": ")[2], {})[row.time_s] = row.value
+    assert set(parts) == {"KV", "embeddings", "free"}
+    end_s = max(max(of) for of in parts.values())
+    times_s = np.linspace(0, end_s, 97)
+    shares = np.array([_held_at(of, times_s) for of in parts.values()])
+    assert np.allclose(shares.sum(axis=0), 1.0, atol=2e-4)
+    assert (shares >= 0).all()
+    # A pass holds its blocks for its own time: the area over time is theirs.
+    beside = embedder(model("bge-m3"), placement(400))
+    alone = generated(
+        (0.0, 512 * 32, 1), request_type=np.array([RequestType.EMBED]), num_inputs=np.array([32])
+    )
+    rows = served(SYSTEMS["vllm"], alone, 400).timeline.timeseries
+    share = beside.blocks([(32, 512)]) / 400
+    held = [r.value for r in rows if r.entity.endswith("embeddings")]
+    assert held == [pytest.approx(share, abs=1e-4), 0.0]
+
+
+def _held_at(values: dict[float, float], times_s: np.ndarray) -> np.ndarray:
+    known_s = np.array(sorted(values))
+    at = np.searchsorted(known_s, times_s + 1e-9, side="right") - 1
+    return np.array([values[known_s[k]] for k in at])
+
+
+# ---------------------------------------------------------------- forecasts
+
+
+def test_a_decaying_forecast_follows_a_burst_sooner_and_agrees_where_load_is_steady():
+    window, decay = LoadForecaster(10.0), DecayingForecaster(10.0)
+    for tick in range(2000):
+        for one in (window, decay):
+            one.saw(tick / 20, blocks=3, texts=6)
+    for one in (window, decay):
+        assert one.blocks_within(100.0, 2.0) == pytest.approx(2 * 3 * 20, rel=0.02)
+        assert one.blocks_per_text() == 0.5
+    for tick in range(40):  # ten times the load for two seconds
+        for one in (window, decay):
+            one.saw(100 + tick / 20, blocks=30, texts=60)
+    assert decay.blocks_within(102.0, 1.0) < 600
+    assert 60 < decay.blocks_within(102.0, 1.0) == pytest.approx(60 + 540 * 0.181, rel=0.03)
+    for one in (window, decay):
+        assert one.any
+    assert window.blocks_within(112.5, 1.0) == 0.0
+    assert 0 < decay.blocks_within(112.5, 1.0) < decay.blocks_within(112.5, 2.0)
+    assert not DecayingForecaster(10.0).any
+    assert DecayingForecaster(10.0).blocks_within(0.0, 1.0) == 0.0
+
+
+def test_the_sum_of_batches_ends_with_those_that_start_after_the_window():
+    """Alg. 1, line 8: expected_start < future_window."""
+    embedder_ = Queue(blocks_each=10, pass_s_each=0.5, n=6)
+    policy = Collocation(forecast="queue", forecast_as="sum", **PLAIN)
+    view = view_of(policy)
+    view.policy_state.embedder = embedder_
+    embedder_.policy_state = view.policy_state
+    assert policy.embed_forecast(view, 10.0) == 60
+    assert policy.embed_forecast(view, 1.2) == 30  # starts at 0, 0.5 and 1 s
+    embedder_.now_s = 1.0  # a pass is in progress until then
+    assert policy.embed_forecast(view, 1.2) == 10
+
+
+@dataclass
+class Queue:
+    """An embedder with `n` waiting requests."""
+
+    blocks_each: int
+    pass_s_each: float
+    n: int
+    now_s: float = 0.0
+    held_blocks: int = 0
+    policy_state: Any = None
+
+    def waiting(self, now_s):
+        return [request(5, 1) for _ in range(self.n)]
+
+    def blocks(self, batch):
+        return self.blocks_each * len(batch)
+
+    def pass_s(self, batch):
+        return self.pass_s_each * len(batch)

@@ -26,6 +26,12 @@ def test_a_server_is_profiled_and_simulated(backend, installed, tiny_model, tmp_
     assert (steps["chunks"] > 0).any()
     assert (steps["n_decode"] > 1).any()
     assert list((tmp_path / "server.run" / "servers").glob("*.steps.jsonl"))
+    if backend == "vllm":  # swaps and recomputations, timed by the server
+        ways = profile.tables["transfers"].words["direction"]
+        assert {"to-host", "to-gpu"} == set(ways)
+        assert (ways == "to-host").sum() == (ways == "to-gpu").sum() > 10
+        assert "host" in profile.links
+        assert "recomputation: " in done.output
     words = ["run", "--profile", str(out), "--system", "vllm", "--workload", "alpaca"]
     words += ["--rates", "1", "--requests", "20", "--seeds", "1", "--no-report"]
     ran = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "run")])

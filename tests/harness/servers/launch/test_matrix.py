@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from slo_bench.cli.options.names import KINDS
 from slo_bench.harness.core.policy import StaticPolicy
 from slo_bench.harness.core.predictions import LearnedPredictions
 from slo_bench.harness.experiments.config.schema import ExperimentSchema
@@ -64,6 +65,16 @@ def test_a_split_says_itself_how_many_it_is_made_of(backend):
         assert found == {("vllm", 3, 3), ("distserve", 2, 2), ("distserve", 3, 3)}
     else:
         assert found == {("vllm", 1, 1), ("distserve", 2, 1), ("distserve", 3, 1)}
+
+
+def test_of_a_collocating_policy_servers_run_a_part():
+    [shown] = [e for e in KINDS["compatibility"]() if e["name"] == "collocation"]
+    assert shown["simulated"] == "yes"
+    for backend in ("vllm", "torch"):
+        assert str(shown[backend]).startswith("part: it decides on generation requests alone")
+    assert str(shown["sglang"]).startswith("no: ")
+    [shown] = [e for e in KINDS["compatibility"]() if e["name"] == "edf"]
+    assert not any("part" in str(value) for value in shown.values())
 
 
 def test_edf_runs_everywhere():

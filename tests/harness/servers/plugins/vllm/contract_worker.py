@@ -60,6 +60,8 @@ class Costs:
     def output_tokens(self, r):
         return r.max_output_tokens
 
+    output_tokens_p90 = output_tokens
+
     def learn(self, *composition_and_duration):
         pass
 
@@ -158,6 +160,7 @@ def run(case: dict) -> dict:
         took_s = costs.took_s(output, decodes, chunks)
         ids = list(output.num_scheduled_tokens)
         sampled = [[] if scheduler.requests[i].is_prefill_chunk else [9] for i in ids]
+        Ticks.now += round(took_s * TICKS_PER_S)
         answers = scheduler.update_from_output(
             output,
             ModelRunnerOutput(
@@ -169,7 +172,6 @@ def run(case: dict) -> dict:
                 pooler_output=[],
             ),
         )
-        Ticks.now += round(took_s * TICKS_PER_S)
         for answer in answers.values():
             for one in answer.outputs:
                 if one.finish_reason is not None and one.stop_reason:

@@ -25,8 +25,10 @@ from slo_bench.harness.engine.simulator.simulated import SimulatedInstance
 from slo_bench.harness.policies.adaptivellm import AdaptiveLlm
 from slo_bench.harness.policies.ascendra.high_priority import AscendraHp
 from slo_bench.harness.policies.ascendra.low_priority import AscendraLp
+from slo_bench.harness.policies.collocation.policy import Collocation
 from slo_bench.harness.policies.edf import EarliestDeadlineFirst
 from slo_bench.harness.policies.edf_drop import EdfDrop
+from slo_bench.harness.policies.fastserve import FastServe
 from slo_bench.harness.policies.prism.queue import PrismLocal
 from slo_bench.harness.policies.sarathi import Sarathi
 from slo_bench.harness.policies.systems import system
@@ -130,6 +132,7 @@ class Case:
             state = RequestState(
                 r.id, r.arrival_s, r.prompt_tokens, r.output_tokens, r.max_output_tokens, r.slo
             )
+            state.priority = r.priority
             instance.inbox.append(state)
         instance.run(float("inf"), stop_on_release=False)
         return instance
@@ -176,6 +179,11 @@ SETTINGS = {
     "ascendra, high priority": Setting(AscendraHp(spare=0.0, watermark=0.0), 0, WEIGHED),
     "ascendra, high priority, no larger batches": Setting(AscendraHp(elastic=False), 0, WEIGHED),
     "slo-odbs": Setting(SloOdbsContinuous(threshold=1000.0), 0, WEIGHED),
+    "fastserve": Setting(FastServe(), 1000, WEIGHED),
+    # Half of the requests have high priority, which must reach the policy.
+    "collocation": Setting(
+        Collocation(counts="current", safety_ratio=0.0, kv_scale=0.1), 0, WEIGHED
+    ),
     "odbs": Setting(SloOdbsContinuous(slo_weight=0.0, sort_by="weighted", threshold=300.0)),
 }
 
@@ -187,6 +195,7 @@ def drawn(seed: int, setting: Setting) -> Case:
     tokens = int(draw.choice([64, 128, 512, 2048]))
     rate = float(draw.choice([0.5, 2, 8, 40]))
     moments = np.cumsum(draw.exponential(1 / rate, 60))
+    urgent = np.random.default_rng([1, seed]).integers(0, 2, 60)
     requests = tuple(
         Request(
             row,
@@ -195,6 +204,7 @@ def drawn(seed: int, setting: Setting) -> Case:
             output := int(draw.integers(1, 150)),
             output,
             Slo(ttft_s=float(draw.uniform(0.05, 2.0))),
+            priority=int(urgent[row]),
         )
         for row, moment in enumerate(moments)
     )
