@@ -217,7 +217,7 @@ def test_nobody_watches_so_there_is_no_colour_and_no_bar(tmp_path):
     done = slo_bench(*RUN, cwd=tmp_path)
     assert done.returncode == 0
     assert "\x1b" not in done.stdout + done.stderr
-    assert done.stderr.startswith("running 1 cells into runs/")
+    assert done.stderr.startswith("running 1 cell into runs/")
 
 
 @pytest.mark.parametrize("variable", ["NO_COLOR", "TERM"])
