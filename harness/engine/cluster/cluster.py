@@ -178,7 +178,7 @@ class Cluster:
     def _serve(self, instance: LazyInstance) -> None:
         self._starting.discard(instance)
         instance.up = True
-        if instance.spare and instance.engine.now_s < self.now_s:
+        if instance.engine.now_s < self.now_s:
             instance.engine.measures.idle(instance.engine.now_s, self.now_s)
         instance.engine.now_s = max(instance.engine.now_s, self.now_s)
         self._changed_up()
