@@ -178,6 +178,9 @@ class InstanceTotals:
     preemptions: int = 0
     prediction_error: float = float("nan")  # mean relative, of step times that are learned
     placement: Placement | None = None
+    # Means over the run; NaN where they are not known.
+    compute_usage: float = float("nan")  # of the GPUs' arithmetic (BanaServe, Eq. 4-23)
+    memory_usage: float = float("nan")  # weights and KV of the GPUs' memory (Eq. 4-19, 4-21)
 
 
 @dataclass(frozen=True)

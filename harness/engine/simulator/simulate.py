@@ -227,7 +227,7 @@ def simulate(
         tuple(engine.view.policy_state for engine in built),
         overlong=len(rejected),
         served=None if workload is given else workload,
-        instances=_by_instance(handles),
+        instances=_by_instance(handles, totals.makespan_s),
         cluster=cluster.state,
         counts=summed((cluster.counters, *(engine.counters for engine in built), *adapter_loads)),
     )
@@ -291,7 +291,7 @@ def _prediction_error(engine: EngineInstance) -> float:
     return float("nan") if learner is None else learner.error
 
 
-def _by_instance(handles: Sequence[LazyInstance]) -> tuple[InstanceTotals, ...]:
+def _by_instance(handles: Sequence[LazyInstance], makespan_s: float) -> tuple[InstanceTotals, ...]:
     found: dict[int, InstanceTotals] = {}
     for instance in handles:
         engine, m = instance.engine, instance.engine.measures
@@ -305,8 +305,22 @@ def _by_instance(handles: Sequence[LazyInstance]) -> tuple[InstanceTotals, ...]:
             preemptions=before.preemptions + m.preemptions,
             prediction_error=_prediction_error(engine),
             placement=instance.placement,
+            **_usage(instance, makespan_s),
         )
     return tuple(found.values())
+
+
+def _usage(instance: LazyInstance, makespan_s: float) -> dict[str, float]:
+    """Mean use of the arithmetic and the memory of an instance's GPUs, where it is not in lanes."""
+    place, m = instance.placement, instance.engine.measures
+    if makespan_s <= 0 or place.pp > 1:
+        return {}
+    computed = m.prefill_tokens + m.decode_tokens
+    kv_bytes = m.kv_block_s / makespan_s * place.block_bytes_per_gpu
+    return {
+        "compute_usage": computed * instance.s_per_token / makespan_s,
+        "memory_usage": (place.weight_bytes_per_gpu + kv_bytes) / place.gpu.memory_bytes,
+    }
 
 
 def _check_embeds(workload: Workload, system: System, embedder: Embedder | None) -> None:
