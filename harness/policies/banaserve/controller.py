@@ -37,6 +37,7 @@ from ..shared.kv_store_parameters import SharedStoreLedgers
 from ..vllm_layerwise import with_store
 from .module_balancing import Balancer, Thresholds
 from .modules import Modules, ShiftModules
+from .objective import ObjectiveWeights
 from .prediction import Demand, Load
 from .search import Budgets, PlacementSearch
 
@@ -111,7 +112,8 @@ class BanaServe(DisaggregatedPolicy):
 
     `moves_by`: Algorithm 4-1, by gaps between loads, or the search for the best predicted objective
     within the SLOs of the requests (Eq. 4-25 and 4-27), over the next `horizon_s` seconds and with
-    answers of `answer_tokens` (see `prediction`, `search`). At most `most_share` of the layers or
+    answers of `answer_tokens` (see `prediction`, `search`); `alpha`, `beta` and `gamma` are the
+    weights of Eq. 4-15. At most `most_share` of the layers or
     heads of an instance are elsewhere. `realloc_s`: T_mem_realloc of Eq. 4-24, for each layer or
     head that moves; the thesis has no figure.
 
@@ -137,6 +139,9 @@ class BanaServe(DisaggregatedPolicy):
     realloc_s: float = parameter(0.0, 0.0, 10.0, given=True)
     horizon_s: float = parameter(10.0, 0.1, 600.0, log=True)
     answer_tokens: int = parameter(200, 1, 65536, log=True)
+    alpha: float = parameter(1.0, 0.0, 1000.0)
+    beta: float = parameter(1.0, 0.0, 1000.0)
+    gamma: float = parameter(1.0, 0.0, 1000.0)
     window_s: float = parameter(1.0, 0.01, 60.0)
     load_threshold: float = parameter(1.2, 0.0, 2.0)  # delta_L
     rise: float = parameter(0.4, 0.0, 2.0)  # delta up
@@ -292,6 +297,7 @@ class BanaServe(DisaggregatedPolicy):
             link.transfer_s(kv_bytes),
             sum(known.held.values()),
             self.horizon_s,
+            ObjectiveWeights(self.alpha, self.beta, self.gamma),
         )
         budgets = Budgets(
             known.ttft_slo_s / known.requests, known.tpot_slo_s / known.requests, self.efficiency

@@ -12,7 +12,7 @@ from ...core.instance import Instance
 from ...core.module_moves import Module
 from ..shared.disaggregated import PREFILL
 from .module_costs import MovedStepTime
-from .objective import BanaServeObjective
+from .objective import BanaServeObjective, ObjectiveWeights
 
 _PASS_TOKENS = 2048  # of a prompt that keeps a GPU's arithmetic busy
 _LEAST_FREE = 0.05  # of a GPU's time, for its own steps
@@ -70,6 +70,7 @@ class Load:
     transfer_s: float  # of a prompt's KV to where it decodes
     held_tokens: int = 0  # KV that waits for room to decode
     horizon_s: float = 10.0  # over which queues grow or shrink
+    weights: ObjectiveWeights = ObjectiveWeights()
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +203,8 @@ def predict(
     answer_s = ttft_s + load.answer_tokens * tpot_s
     tokens_per_s = requests * load.answer_tokens / answer_s if answer_s else 0.0
     violation_s = max(0.0, ttft_s - ttft_budget_s) + max(0.0, tpot_s - tpot_budget_s)
-    objective = BanaServeObjective(used / len(placed), ttft_s, tpot_s, tokens_per_s)
+    use = used / len(placed)
+    objective = BanaServeObjective(use, ttft_s, tpot_s, tokens_per_s, load.weights)
     return Prediction(objective, violation_s)
 
 
