@@ -305,21 +305,20 @@ def _by_instance(handles: Sequence[LazyInstance], makespan_s: float) -> tuple[In
             preemptions=before.preemptions + m.preemptions,
             prediction_error=_prediction_error(engine),
             placement=instance.placement,
-            **_usage(instance, makespan_s),
+            **(_usage(instance, makespan_s) if len(handles) > 1 else {}),
         )
     return tuple(found.values())
 
 
 def _usage(instance: LazyInstance, makespan_s: float) -> dict[str, float]:
-    """Mean use of the arithmetic and the memory of an instance's GPUs, where it is not in lanes."""
-    place, m = instance.placement, instance.engine.measures
-    if makespan_s <= 0 or place.pp > 1:
+    """Mean use of its arithmetic and of KV blocks by one of several instances without lanes."""
+    measures = instance.engine.measures
+    if makespan_s <= 0 or instance.placement.pp > 1:
         return {}
-    computed = m.prefill_tokens + m.decode_tokens
-    kv_bytes = m.kv_block_s / makespan_s * place.block_bytes_per_gpu
+    computed = measures.prefill_tokens + measures.decode_tokens
     return {
         "compute_usage": computed * instance.s_per_token / makespan_s,
-        "memory_usage": (place.weight_bytes_per_gpu + kv_bytes) / place.gpu.memory_bytes,
+        "kv_blocks_mean": measures.kv_block_s / makespan_s,
     }
 
 

@@ -6,7 +6,7 @@ Source: BanaServe (docs/papers.md), Eq. 4-16 to 4-18, 4-23, 4-26.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ...core.instance import Instance
 from ...core.module_moves import Module
@@ -70,7 +70,7 @@ class Load:
     transfer_s: float  # of a prompt's KV to where it decodes
     held_tokens: int = 0  # KV that waits for room to decode
     horizon_s: float = 10.0  # over which queues grow or shrink
-    weights: ObjectiveWeights = ObjectiveWeights()
+    weights: ObjectiveWeights = field(default_factory=ObjectiveWeights)
 
 
 @dataclass(frozen=True, slots=True)
