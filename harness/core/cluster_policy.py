@@ -317,6 +317,20 @@ class ClusterPolicy(Parameters):
         """
         raise NotImplementedError(f"{type(self).__name__} must override route")
 
+    def travel_s(self, r: RequestState, instance: Instance, cluster: ClusterView) -> float:
+        """Called when `r` is sent to `instance`. It reads the parameters, and constants of both.
+
+        Returns:
+            Seconds that the request takes to get there and its answer to get back, which it spends
+            on its way there; 0 where the router stands beside the instances.
+
+        Example::
+
+            def travel_s(self, r: RequestState, instance: Instance, cluster: ClusterView) -> float:
+                return 0.0 if instance.role == "near" else self.round_trip_s
+        """
+        return 0.0
+
     def on_returned(self, release: Release, cluster: ClusterView) -> Instance | RouteOutcome:
         """Called when an instance returns a request (`ReleaseReason.OFFLOAD`) or loses it by a
         failure (`ReleaseReason.FAIL`). It may read all of `cluster` and `release`.

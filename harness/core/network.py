@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from ...predictors.specs import LinkSpec
 from ...workloads.errors import SloBenchError
@@ -56,6 +57,17 @@ def send(path: Sequence[Link], moved_bytes: int, now_s: float) -> TransferTimes:
     return TransferTimes(begin_s, begin_s + flow_s + latency_s, moved_bytes)
 
 
+class InstanceNetwork(Protocol):
+    """What carries bytes between instances."""
+
+    @property
+    def spec(self) -> LinkSpec:
+        """Specification of the slowest link between two instances."""
+
+    def send(self, source: int, target: int, moved_bytes: int, now_s: float) -> TransferTimes:
+        """From one instance to another; within one, at once."""
+
+
 class SwitchNetwork:
     """A switch between instances: each has one link out and one link in, all alike.
 
@@ -92,3 +104,27 @@ class SwitchNetwork:
     def received_bytes(self) -> int:
         """What has come into all instances."""
         return sum(link.carried_bytes for link in self._into.values())
+
+
+class NodeNetwork:
+    """Hosts that a network joins: instances of one host have links of their own to each other.
+
+    `node_of` says on which host an instance stands; `within` is the link between GPUs of a host,
+    `across` that of each instance into the network.
+    """
+
+    def __init__(self, within: LinkSpec, across: LinkSpec, node_of: Mapping[int, int]) -> None:
+        self.spec = across
+        self._within, self._across = SwitchNetwork(within), SwitchNetwork(across)
+        self._node_of = node_of
+
+    def send(self, source: int, target: int, moved_bytes: int, now_s: float) -> TransferTimes:
+        """From one instance to another; within one, at once."""
+        near = self._node_of[source] == self._node_of[target]
+        network = self._within if near else self._across
+        return network.send(source, target, moved_bytes, now_s)
+
+    @property
+    def across_bytes(self) -> int:
+        """What has gone from one host to another."""
+        return self._across.sent_bytes

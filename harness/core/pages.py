@@ -1,8 +1,8 @@
 """KV memory that several models of a GPU share page by page, while each counts its own blocks.
 
 Source: Prism (see docs/papers.md), §5.1: physical pages of 2 MiB are mapped when an engine needs
-them and unmapped when they are empty; a page holds blocks of one model; the fullest page is filled
-first; a few pages stay mapped ahead, so that no request waits for a mapping.
+them and unmapped when they are empty; a page holds whole tokens of one model; the fullest page is
+filled first; a few pages stay mapped ahead, so that no request waits for a mapping.
 """
 
 from __future__ import annotations
@@ -33,19 +33,20 @@ class PooledKVCacheManager(KVCacheManager):
     GPUs.
 
     Blocks are counted, not named: freed blocks are assumed to empty whole pages, as they do if they
-    were allocated together, so that a model holds the fewest pages for its blocks. `buffer_pages`
-    more stay mapped ahead; other models cannot use these. `quota_blocks` is the most that the model
-    may use. There is no prefix cache and no swapping.
+    were allocated together, so that a model holds the fewest pages for the tokens of its blocks,
+    which may lie on two pages. `buffer_pages` more stay mapped ahead; other models cannot use
+    these. `quota_blocks` is the most that the model may use. There is no prefix cache and no
+    swapping.
 
     `layers`: a page holds K or V of one layer, as engines that keep each layer's KV in one tensor
-    map it, so that pages are mapped for all layers together; 0: a page holds whole blocks. `fill`:
-    share of the blocks of the mapped pages that live ones take, where pages are not emptied
-    together; 1: those that were counted above.
+    map it, so that pages are mapped for all layers together; 0: a page holds tokens with all their
+    layers. `fill`: share of the tokens of the mapped pages that live ones take, where pages are not
+    emptied together; 1: those that were counted above.
     """
 
     __slots__ = (
-        "_blocks_per_page",
-        "_pages_per_block",
+        "_group_pages",
+        "_group_tokens",
         "_pools",
         "buffer_pages",
         "held_pages",
@@ -66,23 +67,24 @@ class PooledKVCacheManager(KVCacheManager):
     ) -> None:
         """`block_bytes`: of one block on one GPU."""
         self._pools = tuple(pools)
-        tensors = 2 * layers or 1
-        tensor_bytes = -(-block_bytes // tensors)
-        self._blocks_per_page = max(1, int(PAGE_BYTES // tensor_bytes * fill))
-        self._pages_per_block = pages_of(tensor_bytes) * tensors
+        tensors = 2 * layers or 1  # of which pages are mapped together
+        token_bytes = -(-block_bytes // (tensors * block_size))
+        self._group_tokens = max(1, int(PAGE_BYTES // token_bytes * fill))
+        self._group_pages = pages_of(token_bytes) * tensors
         self.buffer_pages = buffer_pages
         self.quota_blocks = quota_blocks
         self.used = self.held_pages = 0
+        self.block_size = block_size
         super().__init__(self.free, block_size)
         self._hold(0)
 
     def pages_for(self, blocks: int) -> int:
         """Number of pages that hold `blocks` blocks."""
-        return -(-blocks // self._blocks_per_page) * self._pages_per_block
+        return -(-blocks * self.block_size // self._group_tokens) * self._group_pages
 
     def blocks_in(self, pages: int) -> int:
         """Number of blocks that `pages` pages hold."""
-        return pages // self._pages_per_block * self._blocks_per_page
+        return pages // self._group_pages * self._group_tokens // self.block_size
 
     @property
     def free(self) -> int:

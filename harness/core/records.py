@@ -178,6 +178,17 @@ class InstanceTotals:
     preemptions: int = 0
     prediction_error: float = float("nan")  # mean relative, of step times that are learned
     placement: Placement | None = None
+    # Means over the run; NaN where they are not known.
+    compute_usage: float = float("nan")  # of the GPUs' arithmetic (BanaServe, Eq. 4-23)
+    kv_blocks_mean: float = float("nan")  # in use
+
+    @property
+    def memory_usage(self) -> float:
+        """Weights and KV in use as a share of the GPUs' memory (BanaServe, Eq. 4-19 and 4-21)."""
+        if (place := self.placement) is None:
+            return float("nan")
+        kv_bytes = self.kv_blocks_mean * place.block_bytes_per_gpu
+        return (place.weight_bytes_per_gpu + kv_bytes) / place.gpu.memory_bytes
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """DistServe: prompts on some instances, answers on others, KV goes over between them.
 
 Source: Zhong et al., "DistServe: Disaggregating Prefill and Decoding for Goodput-optimized Large
-Language Model Serving" (OSDI 2024), §3, §4.1 (Algorithm 1) and §4.3.
+Language Model Serving" (OSDI 2024), §3, §4.1 (Algorithm 1), §4.2 (Algorithm 2) and §4.3.
 """
 
 from __future__ import annotations
@@ -11,11 +11,15 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from ...predictors.placement import TP_DEGREES, Placement
+from ...predictors.specs import LinkSpec
 from ...workloads.errors import SloBenchError
-from ..core.cluster_policy import OnServers, Role, ServerRole
+from ..core.cluster_policy import ClusterView, OnServers, Role, RouteOutcome, ServerRole
+from ..core.instance import Instance, Links
+from ..core.network import NodeNetwork
 from ..core.phase_capacity import PhaseCapacity
 from ..core.policy import AnyPolicy, parameter
-from .shared.disaggregated import DECODE, PREFILL, DisaggregatedPolicy
+from ..core.state import RequestState
+from .shared.disaggregated import DECODE, PREFILL, DisaggregatedPolicy, KvNetwork, has_room
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,10 @@ class DistServe(DisaggregatedPolicy):
     is chosen with the ratio, for the GPUs of the run (Algorithm 1); where the ratio is set, the
     degree of the run. `prefill_instances` and `decode_instances` count instances of these degrees.
 
+    `nodes`: the instances of each phase are spread evenly over that many hosts; KV goes between
+    hosts over `network_gb_per_s`, within one over the GPUs' own link. `near_first`: an
+    answer is decoded on the host of its prefill where there is room (§4.2 keeps it there).
+
     Deviates: every instance schedules as vLLM does, where the paper batches prompts up to a length
     that saturates the GPU. The goodput of a phase is estimated by the paper's queueing formulas,
     not simulated; pipeline stages are those of the run. There is one real server of each kind
@@ -34,6 +42,8 @@ class DistServe(DisaggregatedPolicy):
 
     prefill_tp: int = parameter(0, choices=(0, *TP_DEGREES))
     decode_tp: int = parameter(0, choices=(0, *TP_DEGREES))
+    nodes: int = parameter(1, 1, 64, given=True)
+    near_first: bool = parameter(True)
 
     @property
     def least_instances(self) -> int:
@@ -67,6 +77,26 @@ class DistServe(DisaggregatedPolicy):
             for role, tp in zip(roles, degrees, strict=True)
         )
 
+    def links(self, instances: Sequence[Instance]) -> Links:
+        if self.nodes == 1:
+            return super().links(instances)
+        within = instances[0].placement.peer_link
+        across = self.over(instances[0].placement)
+        return NodeKvNetwork(within, across, _nodes(instances, self.nodes))
+
+    def decode_instance(
+        self, r: RequestState, source: Instance, cluster: ClusterView
+    ) -> Instance | RouteOutcome:
+        if self.nodes == 1 or not self.near_first:
+            return super().decode_instance(r, source, cluster)
+        network = cluster.links
+        assert isinstance(network, NodeKvNetwork)
+        near = [i for i in cluster.role(DECODE) if network.near(i, source)]
+        for instance in sorted(near, key=lambda i: (i.n_requests, i.index)):
+            if has_room(r.kv_tokens, instance, cluster.state):
+                return self.handed(r, instance, cluster)
+        return super().decode_instance(r, source, cluster)
+
     def _counts_by_tp(self, gpus: int, prefill_tp: int, decode_tp: int) -> tuple[int, int]:
         """Numbers of prefill and decode instances on `gpus` GPUs of each pipeline stage."""
         prefill, decode = self.prefill_instances, self.decode_instances
@@ -88,6 +118,8 @@ class DistServe(DisaggregatedPolicy):
 
     def on_servers(self, policy: AnyPolicy) -> OnServers:
         alike = "its servers have one tensor-parallel degree (tp): leave prefill_tp, decode_tp out"
+        stand = "real servers stand where they are: leave nodes out"
+        given = alike if self.prefill_tp or self.decode_tp else stand if self.nodes > 1 else ""
         return OnServers(
             (
                 ServerRole(PREFILL, max(1, self.prefill_instances)),
@@ -95,5 +127,31 @@ class DistServe(DisaggregatedPolicy):
             ),
             ("prefill_instances", "decode_instances"),
             splits=True,
-            refusals={"": alike} if self.prefill_tp or self.decode_tp else {},
+            refusals={"": given} if given else {},
         )
+
+
+class NodeKvNetwork(KvNetwork):
+    """KV between instances on several hosts."""
+
+    def __init__(self, within: LinkSpec, across: LinkSpec, node_of: dict[int, int]) -> None:
+        super().__init__(across, NodeNetwork(within, across, node_of))
+        self._node_of = node_of
+
+    def near(self, one: Instance, other: Instance) -> bool:
+        """Whether they stand on one host."""
+        return self._node_of[one.number] == self._node_of[other.number]
+
+
+def _nodes(instances: Sequence[Instance], nodes: int) -> dict[int, int]:
+    """The host of each instance by its number: those of each role are spread evenly."""
+    of_role: dict[str, list[int]] = {}
+    for instance in instances:
+        numbers = of_role.setdefault(instance.role, [])
+        if instance.number not in numbers:
+            numbers.append(instance.number)
+    return {
+        number: place * nodes // len(numbers)
+        for numbers in of_role.values()
+        for place, number in enumerate(numbers)
+    }

@@ -26,7 +26,7 @@ from ..core.instance import Instance
 from ..core.policy import AnyPolicy, parameter
 from ..core.state import Release, RequestState
 from .load_aware import LoadAware
-from .shared.instance_load import queued_tokens
+from .shared.instance_load import ends_in_s
 
 FIRST, SECOND = "first", "second"
 
@@ -73,14 +73,7 @@ class MixedGpus(ClusterPolicy):
         if self.routing == "load":
             router: LoadAware = cluster.state
             return router.route(r, cluster.up)
-        return min(cluster.up, key=lambda i: (self.ends_in_s(r, i), i.index))
+        return min(cluster.up, key=lambda i: (ends_in_s(r, i, self.answer_tokens), i.index))
 
     def on_returned(self, release: Release, cluster: ClusterView) -> Instance | RouteOutcome:
         return self.route(release.request, cluster)
-
-    def ends_in_s(self, r: RequestState, instance: Instance) -> float:
-        """Predicted seconds until an answer of `answer_tokens` to `r` would end at `instance`."""
-        prompts_s = (queued_tokens(instance) + r.prompt_tokens) * instance.sizes.s_per_token
-        seqs = instance.n_requests + 1
-        kv_tokens = instance.decode_kv_tokens + r.prompt_tokens
-        return prompts_s + self.answer_tokens * instance.step_time.step_s(seqs, kv_tokens, ())

@@ -228,6 +228,9 @@ _STOCK = {
     "mixed-gpus": _Stock(
         "vllm:Vllm", "slo-bench", prefix_cache=True, cluster="mixed_gpus:MixedGpus"
     ),
+    "multi-site": _Stock(
+        "vllm:Vllm", "slo-bench", prefix_cache=True, cluster="multi_site:MultiSite"
+    ),
     "prism": _Stock("prism.controller:PrismGlobal", "Prism, Algorithms 1 and 2", sharing=True),
     "muxserve": _Stock("muxserve:MuxServe", "Duan et al., ICML 2024; Prism, §7.1", sharing=True),
     "qlm": _Stock("qlm:Qlm", "Patke et al., SoCC 2024; Prism, §7.1", sharing=True),

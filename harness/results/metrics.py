@@ -277,6 +277,7 @@ def cell_metrics(
     row.update(_by_class(workload, records, counted, judged.met))
     row.update(_by_session(workload, records, counted))
     row.update(_waits_by_role(result, counted))
+    row.update(_usage_by_role(result))
     row.update({COUNT + name: count for name, count in counts_of(result).items()})
     return row
 
@@ -376,6 +377,22 @@ def _waits_by_role(result: Result, counted: Mask) -> dict[str, float]:
         for role, each in waits.items()
         if np.isfinite(each).any()
     }
+
+
+def _usage_by_role(result: Result) -> dict[str, float]:
+    """Mean use of compute and memory by the GPUs of each role, and of compute by the busiest and
+    the idlest instance; {} where there are not several instances, or it is not known.
+    """
+    known = [one for one in result.instances if np.isfinite(one.compute_usage)]
+    if len(known) < 2:
+        return {}
+    compute = [one.compute_usage for one in known]
+    usage = {"compute_usage_max": max(compute), "compute_usage_min": min(compute)}
+    for role in dict.fromkeys(one.role for one in known if one.role):
+        own = [one for one in known if one.role == role]
+        usage[f"compute_usage_mean_{role}"] = float(np.mean([one.compute_usage for one in own]))
+        usage[f"memory_usage_mean_{role}"] = float(np.mean([one.memory_usage for one in own]))
+    return usage
 
 
 def _by_class(workload: Workload, records: Records, counted: Mask, met: Mask) -> dict[str, float]:

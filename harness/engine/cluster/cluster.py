@@ -84,6 +84,7 @@ class Cluster:
         self._made = 0
         self._closed = self._is_apart = False
         self._prefill_only = any(instance.engine.prefill_only for instance in instances)
+        self._travels = overrides(policy, "travel_s")
         self._tells = self._prefill_only or overrides(policy, "on_capacity")
         self._steps_seen = self._fruitless = 0
         for instance in instances:
@@ -110,11 +111,15 @@ class Cluster:
         self._made += 1
         heappush(self._events, (max(time_s, self.now_s), self._made, act))
 
-    def send(self, r: RequestState, instance: LazyInstance) -> None:
-        """`r`, waiting or with its KV free to enter, is at `instance` now."""
+    def send(self, r: RequestState, instance: LazyInstance, travel_s: float = 0.0) -> None:
+        """`r`, waiting or with its KV free to enter, is at `instance` in `travel_s`."""
         self._held.pop(r, None)
-        r.visible_s = self.now_s
-        instance.engine.inbox.append(r)
+        r.visible_s = self.now_s + travel_s
+        inbox = instance.engine.inbox
+        place = len(inbox)
+        while place and inbox[place - 1].visible_s > r.visible_s:
+            place -= 1
+        inbox.insert(place, r)
         self._runner.note(instance.device_group)
 
     def migrate(
@@ -178,7 +183,7 @@ class Cluster:
     def _serve(self, instance: LazyInstance) -> None:
         self._starting.discard(instance)
         instance.up = True
-        if instance.spare and instance.engine.now_s < self.now_s:
+        if instance.engine.now_s < self.now_s:
             instance.engine.measures.idle(instance.engine.now_s, self.now_s)
         instance.engine.now_s = max(instance.engine.now_s, self.now_s)
         self._changed_up()
@@ -405,6 +410,8 @@ class Cluster:
         elif isinstance(answer, RouteOutcome):
             reason = ReleaseReason.DROP if answer is DROP else ReleaseReason.REJECT
             self._gone(Release(r, reason, self.now_s))
+        elif self._travels:
+            self.send(r, own(answer), self._policy.travel_s(r, answer, self))
         else:
             self.send(r, own(answer))
 

@@ -43,12 +43,12 @@ class TracedCluster(Cluster):
             lane = f" lane {i.index % lanes[i.number]}" if lanes[i.number] > 1 else ""
             trace.names[i.index] = i.name + lane
 
-    def send(self, r: RequestState, instance: LazyInstance) -> None:
+    def send(self, r: RequestState, instance: LazyInstance, travel_s: float = 0.0) -> None:
         why = self._why.pop(r.id, "") or _SENT[self._trace.last_place(r.id)]
         name = self._trace.names[instance.index] if instance.role != EMBEDS else EMBEDS
         stop = Stop(self.now_s, Place.INSTANCE, name, why, instance.index)
         self._trace.stop(r.id, stop)
-        super().send(r, instance)
+        super().send(r, instance, travel_s)
 
     def _given_back(self, release: Release) -> None:
         self._why[release.request.id] = _RETURNED[release.reason]

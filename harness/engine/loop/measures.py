@@ -52,7 +52,7 @@ class Measures:
         self._joined: list[float] = []
         self.last_decode_s = 0.0
         self.idle_s = 0.0  # time with nothing to do before the last work ended
-        self.waited_s = 0.0  # time in steps that waited for a device busy with other batches
+        self.waited_s = 0.0  # for a device busy with other batches, or for KV blocks
         self.steps = 0
         self.prefill_tokens = 0
         self.decode_tokens = 0

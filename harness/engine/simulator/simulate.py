@@ -228,7 +228,7 @@ def simulate(
         tuple(engine.view.policy_state for engine in built),
         overlong=len(rejected),
         served=None if workload is given else workload,
-        instances=_by_instance(handles),
+        instances=_by_instance(handles, totals.makespan_s),
         cluster=cluster.state,
         counts=summed((cluster.counters, *(engine.counters for engine in built), *adapter_loads)),
     )
@@ -302,7 +302,7 @@ def _prediction_error(engine: EngineInstance) -> float:
     return float("nan") if learner is None else learner.error
 
 
-def _by_instance(handles: Sequence[LazyInstance]) -> tuple[InstanceTotals, ...]:
+def _by_instance(handles: Sequence[LazyInstance], makespan_s: float) -> tuple[InstanceTotals, ...]:
     found: dict[int, InstanceTotals] = {}
     for instance in handles:
         engine, m = instance.engine, instance.engine.measures
@@ -316,8 +316,21 @@ def _by_instance(handles: Sequence[LazyInstance]) -> tuple[InstanceTotals, ...]:
             preemptions=before.preemptions + m.preemptions,
             prediction_error=_prediction_error(engine),
             placement=instance.placement,
+            **(_usage(instance, makespan_s) if len(handles) > 1 else {}),
         )
     return tuple(found.values())
+
+
+def _usage(instance: LazyInstance, makespan_s: float) -> dict[str, float]:
+    """Mean use of its arithmetic and of KV blocks by one of several instances without lanes."""
+    measures = instance.engine.measures
+    if makespan_s <= 0 or instance.placement.pp > 1:
+        return {}
+    computed = measures.prefill_tokens + measures.decode_tokens
+    return {
+        "compute_usage": computed * instance.s_per_token / makespan_s,
+        "kv_blocks_mean": measures.kv_block_s / makespan_s,
+    }
 
 
 def _check_embeds(workload: Workload, system: System, embedder: Embedder | None) -> None:

@@ -235,11 +235,16 @@ class SimulatedInstance(Loop):
                     f"{self.kv_manager.total} KV blocks are free and nothing runs; the policy "
                     f"{type(self.policy).__name__} admits none"
                 )
-            self.now_s = horizon_s
             self.blocked_till_s = next_s
+            self._wait(horizon_s)
             return False
-        self.now_s = max(self.now_s, next_s)
+        self._wait(next_s)
         return True
+
+    def _wait(self, until_s: float) -> None:
+        """Its requests wait, and its GPUs compute nothing for them."""
+        self.measures.waited_s += max(0.0, until_s - self.now_s)
+        self.now_s = max(self.now_s, until_s)
 
     def _leap(self, horizon_s: float, step_s: float) -> None:
         """Go over decode steps like the last one, which took `step_s`, to the next moment at which

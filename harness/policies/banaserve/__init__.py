@@ -17,6 +17,8 @@ Which file answers what:
 - §4.3.1, §4.3.2, §4.4.3, §4.4.4 (which moves are possible now; making one): `modules.py`.
 - Eq. 4-1 to 4-9 as costs, Eq. 4-24 (bytes and seconds of a move, extra time of every later step),
   §4.3.1, §4.3.2 (step time of an instance with modules on other GPUs): `module_costs.py`.
+- Eq. 4-16 to 4-18, 4-23, 4-26 (latencies, use and throughput that a placement is predicted to
+  have): `prediction.py`. Eq. 4-25, 4-27 (budgets; the best placement): `search.py`.
 - Eq. 4-15, 4-16 (objective; column `banaserve_objective`): `objective.py`.
 
 In other folders:

@@ -17,6 +17,7 @@ from ...core.counters import STORE_HITS
 from ...core.decisions import UNLIMITED
 from ...core.instance import Instance, Links
 from ...core.kv_cache_manager import KVCacheManager
+from ...core.module_moves import ModuleMove
 from ...core.network import Link, send
 from ...core.policy import AnyPolicy, parameter
 from ...core.records import TimeseriesRow
@@ -36,6 +37,9 @@ from ..shared.kv_store_parameters import SharedStoreLedgers
 from ..vllm_layerwise import with_store
 from .module_balancing import Balancer, Thresholds
 from .modules import Modules, ShiftModules
+from .objective import ObjectiveWeights
+from .prediction import Demand, Load
+from .search import Budgets, PlacementSearch
 
 _OF_MOVES = (
     "rise",
@@ -60,6 +64,20 @@ class BanaServeState(ReservedBlocks):
     looked_s: float = 0.0  # the last look
     held: dict[RequestState, int] = field(default_factory=dict)  # KV tokens without room to decode
     loads: list[tuple[float, int, float]] = field(default_factory=list)  # time, instance, U
+    came: dict[int, int] = field(default_factory=dict)  # prompt tokens, of each instance, till then
+    coming_per_s: dict[int, float] = field(default_factory=dict)  # the rate of these, smoothed
+    requests: int = 0
+    prompt_tokens: int = 0
+    ttft_slo_s: float = 0.0  # summed over the requests
+    tpot_slo_s: float = 0.0
+
+    def saw(self, r: RequestState, instance: Instance) -> None:
+        """`r` has been sent to a prefill instance."""
+        self.came[instance.index] = self.came.get(instance.index, 0) + r.prompt_tokens
+        self.requests += 1
+        self.prompt_tokens += r.prompt_tokens
+        self.ttft_slo_s += r.slo.ttft_s
+        self.tpot_slo_s += r.slo.tpot_s
 
 
 class StoreReads(KvNetwork):
@@ -92,6 +110,13 @@ class BanaServe(DisaggregatedPolicy):
     `control_every_s` seconds. An instance offloads modules to one other and helps one other
     (see `modules`).
 
+    `moves_by`: Algorithm 4-1, by gaps between loads, or the search for the best predicted objective
+    within the SLOs of the requests (Eq. 4-25 and 4-27), over the next `horizon_s` seconds and with
+    answers of `answer_tokens` (see `prediction`, `search`); `alpha`, `beta` and `gamma` are the
+    weights of Eq. 4-15. At most `most_share` of the layers or
+    heads of an instance are elsewhere. `realloc_s`: T_mem_realloc of Eq. 4-24, for each layer or
+    head that moves; the thesis has no figure.
+
     Where the paper is silent: C of U = C/Cmax + M/Mmax is the share of the GPU's arithmetic (Eq.
     4-20 to 4-23). What moves is decided on what was measured since the last look and on the prompts
     that wait: `window_s` seconds of them count half a GPU, ever more of them a whole one; on its
@@ -109,6 +134,14 @@ class BanaServe(DisaggregatedPolicy):
     load_aware: bool = parameter(True)
     layer_moves: bool = parameter(True)
     head_moves: bool = parameter(True)
+    moves_by: str = parameter("loads", choices=("loads", "objective"))
+    most_share: float = parameter(0.5, 0.0, 1.0)
+    realloc_s: float = parameter(0.0, 0.0, 10.0, given=True)
+    horizon_s: float = parameter(10.0, 0.1, 600.0, log=True)
+    answer_tokens: int = parameter(200, 1, 65536, log=True)
+    alpha: float = parameter(1.0, 0.0, 1000.0)
+    beta: float = parameter(1.0, 0.0, 1000.0)
+    gamma: float = parameter(1.0, 0.0, 1000.0)
     window_s: float = parameter(1.0, 0.01, 60.0)
     load_threshold: float = parameter(1.2, 0.0, 2.0)  # delta_L
     rise: float = parameter(0.4, 0.0, 2.0)  # delta up
@@ -156,7 +189,11 @@ class BanaServe(DisaggregatedPolicy):
         )
 
     def new_state(self) -> BanaServeState:
-        return BanaServeState(balancer=self.planner(UNLIMITED))
+        return BanaServeState(balancer=self.planner(UNLIMITED), modules=self.no_modules())
+
+    def no_modules(self) -> Modules:
+        """Nothing has moved yet."""
+        return Modules(most_share=self.most_share, realloc_s=self.realloc_s)
 
     def mechanisms(self) -> dict[str, str]:
         found = super().mechanisms()
@@ -180,13 +217,15 @@ class BanaServe(DisaggregatedPolicy):
         instances = cluster.role(PREFILL)
         if not instances:
             return HOLD
-        if not self.load_aware:
-            known: BanaServeState = cluster.state
-            return known.router.route(r, instances)
-        router = LoadAware(self.window_s, self.load_threshold)
-        chosen = router.route(r, instances)
-        if router.past_threshold:
-            cluster.counters.add("queue_routes", r)
+        known: BanaServeState = cluster.state
+        if self.load_aware:
+            router = LoadAware(self.window_s, self.load_threshold)
+            chosen = router.route(r, instances)
+            if router.past_threshold:
+                cluster.counters.add("queue_routes", r)
+        else:
+            chosen = known.router.route(r, instances)
+        known.saw(r, chosen)
         return chosen
 
     def decode_instance(
@@ -214,7 +253,7 @@ class BanaServe(DisaggregatedPolicy):
         return self.control_every_s if self._moves else INF
 
     def control_step(self, cluster: ClusterView) -> Sequence[Action]:
-        """Algorithm 4-1, on loads as they are measured now."""
+        """Algorithm 4-1 or the search of Eq. 4-27, on what is measured now."""
         known: BanaServeState = cluster.state
         modules = known.modules
         since_s, known.looked_s = cluster.now_s - known.looked_s, cluster.now_s
@@ -224,6 +263,8 @@ class BanaServe(DisaggregatedPolicy):
             known.compute[instance.index] = before + self.smoothing * (compute - before)
         measured = modules.loads(cluster.up, known.compute, sum(known.held.values()))
         known.loads += [(cluster.now_s, index, load.total) for index, load in measured.items()]
+        if self.moves_by == "objective":
+            return [ShiftModules(move, modules) for move in self._best_moves(cluster, since_s)]
         planned = known.balancer.plan(
             {index: load.total for index, load in measured.items()},
             modules.offers(
@@ -235,6 +276,46 @@ class BanaServe(DisaggregatedPolicy):
             ),
         )
         return [ShiftModules(move, modules) for move in planned]
+
+    def _best_moves(self, cluster: ClusterView, since_s: float) -> Sequence[ModuleMove]:
+        """Eq. 4-27, on the prompts that have come since the last look, what waits and what decodes
+        now.
+        """
+        known: BanaServeState = cluster.state
+        if not known.requests:
+            return ()
+        demands = {one.index: self._demand(one, since_s, known) for one in cluster.up}
+        placement = cluster.instances[0].placement
+        over = self.over(placement)
+        prompt_tokens = known.prompt_tokens / known.requests
+        kv_bytes = prompt_tokens * placement.kv_bytes_per_token / placement.gpus
+        link = placement.host_link if self._through_store else over
+        load = Load(
+            demands,
+            prompt_tokens,
+            self.answer_tokens,
+            link.transfer_s(kv_bytes),
+            sum(known.held.values()),
+            self.horizon_s,
+            ObjectiveWeights(self.alpha, self.beta, self.gamma),
+        )
+        budgets = Budgets(
+            known.ttft_slo_s / known.requests, known.tpot_slo_s / known.requests, self.efficiency
+        )
+        search = PlacementSearch(known.modules, cluster.up, over)
+        return search.plan(load, budgets, layers=self.layer_moves, heads=self.head_moves)
+
+    def _demand(self, instance: Instance, since_s: float, known: BanaServeState) -> Demand:
+        came = known.came.pop(instance.index, 0) / since_s
+        before = known.coming_per_s.get(instance.index, came)
+        known.coming_per_s[instance.index] = before + self.smoothing * (came - before)
+        return Demand(
+            known.coming_per_s[instance.index],
+            queued_tokens(instance),
+            instance.snapshot.n_decoding,
+            instance.decode_kv_tokens,
+            instance.free_blocks * instance.kv_manager.block_size,
+        )
 
     def _compute(self, instance: Instance, since_s: float, known: BanaServeState) -> float:
         """Arithmetic that the instance's model took in the last `since_s` seconds, wherever its

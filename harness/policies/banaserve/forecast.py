@@ -35,12 +35,13 @@ class BanaServeForecast(BanaServe):
     that will still wait at the end of the horizon.
     """
 
-    horizon_s: float = parameter(10.0, 0.1, 600.0, log=True)
     history_s: float = parameter(10.0, 0.1, 600.0, log=True)
 
     def new_state(self) -> ForecastState:
         arrivals = LoadForecaster(self.history_s)
-        return ForecastState(balancer=self.planner(UNLIMITED), arrivals=arrivals)
+        return ForecastState(
+            balancer=self.planner(UNLIMITED), modules=self.no_modules(), arrivals=arrivals
+        )
 
     def route(self, r: RequestState, cluster: ClusterView) -> Instance | RouteOutcome:
         known: ForecastState = cluster.state

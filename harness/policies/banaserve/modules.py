@@ -73,6 +73,20 @@ class ModuleMoveRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class Choice:
+    """One move that is possible now, to `units` of the owner's modules at the helper."""
+
+    module: Module
+    owner: Instance
+    helper: Instance
+    units: int
+    returns: bool  # fewer than now
+    cost_s: float
+    owner_blocks: int  # KV blocks that the owner gains
+    helper_blocks: int  # and that the helper gives up
+
+
+@dataclass(frozen=True, slots=True)
 class _Blocks:
     """What a move would make of the two KV cache managers."""
 
@@ -95,6 +109,8 @@ class Modules:
     offloaded: dict[int, OffloadedModules] = field(default_factory=dict)  # by the owner's index
     received: dict[int, OffloadedModules] = field(default_factory=dict)  # by the helper's index
     own_blocks: dict[int, int] = field(default_factory=dict)  # before anything moved
+    most_share: float = 0.5  # of an instance's layers or heads
+    realloc_s: float = 0.0  # of a layer's or a head's buffers, T_mem_realloc of Eq. 4-24
     in_motion: set[int] = field(default_factory=set)
     history: list[ModuleMoveRecord] = field(default_factory=list)
 
@@ -182,10 +198,59 @@ class Modules:
             if module is Module.HEADS and source.role != DECODE:
                 return None  # a prompt's Q, K, V and O are as large as its activations
             before = offloaded.units if offloaded else 0
-            more = range(before + 1, _units(source, module) // 2 + 1)
+            more = range(before + 1, self._most_units(source, module) + 1)
             return self._best(module, source, target, more, loads, over)
 
         return offer
+
+    def _most_units(self, owner: Instance, module: Module) -> int:
+        """Of the owner that may be elsewhere; one layer or head stays at least."""
+        units = _units(owner, module)
+        return min(units - 1, int(self.most_share * units))
+
+    def choices(
+        self, instances: Iterable[Instance], over: LinkSpec, allowed: Mapping[Module, bool]
+    ) -> Iterable[Choice]:
+        """Every move that is possible now, of instances that none is under way for."""
+        still = [one for one in instances if one.index not in self.in_motion]
+        for owner in still:
+            if owner.index in self.received:
+                continue
+            offloaded = self.offloaded.get(owner.index)
+            free = [
+                one
+                for one in still
+                if one is not owner
+                and one.index not in self.offloaded
+                and one.index not in self.received
+            ]
+            for module, may_move in allowed.items():
+                if not may_move or (module is Module.HEADS and owner.role != DECODE):
+                    continue
+                if offloaded is None:
+                    for helper in free:
+                        yield from self._choices(module, owner, helper, 0, over)
+                elif offloaded.module is module and offloaded.helper.index not in self.in_motion:
+                    yield from self._choices(module, owner, offloaded.helper, offloaded.units, over)
+
+    def _choices(
+        self, module: Module, owner: Instance, helper: Instance, before: int, over: LinkSpec
+    ) -> Iterable[Choice]:
+        helper_blocks = self.offloaded[owner.index].helper_blocks if before else 0
+        for units in range(self._most_units(owner, module) + 1):
+            blocks = None if units == before else self._blocks(module, units, owner, helper)
+            if blocks is None:
+                continue
+            yield Choice(
+                module,
+                owner,
+                helper,
+                units,
+                units < before,
+                self._cost(owner, module, abs(units - before), over).seconds,
+                blocks.owner_total - owner.kv_manager.total,
+                blocks.helper_blocks - helper_blocks,
+            )
 
     def _best(
         self,
@@ -203,7 +268,7 @@ class Modules:
         for units in choices:
             if self._blocks(module, units, owner, helper) is None:
                 continue
-            cost_s = _cost(owner, module, abs(units - before), over).seconds
+            cost_s = self._cost(owner, module, abs(units - before), over).seconds
             ends = list(
                 zip(
                     (owner.index, helper.index),
@@ -266,6 +331,15 @@ class Modules:
             return None
         return _Blocks(total, math.ceil(weights + total * share))
 
+    def _cost(self, owner: Instance, module: Module, units: int, over: LinkSpec) -> MoveCost:
+        tokens = _used(owner) * owner.placement.block_size
+        make = layer_move if module is Module.LAYERS else head_move
+        return make(owner.placement, units, tokens, over, self._pause_s(units))
+
+    def _pause_s(self, units: int) -> float:
+        """T_sync and T_mem_realloc of Eq. 4-24, for which owner and helper wait."""
+        return SYNC_S + units * self.realloc_s
+
     # ---------------------------------------------------------------- moving
 
     def begin(self, move: ModuleMove, cluster: ClusterControl) -> None:
@@ -280,7 +354,8 @@ class Modules:
             return  # room went in the meantime
         if not back:
             self._set_aside(move.module, owner, helper, blocks)
-        cost = _cost(owner, move.module, abs(move.units - before), _network(cluster).network.spec)
+        moved = abs(move.units - before)
+        cost = self._cost(owner, move.module, moved, _network(cluster).network.spec)
         on_a_link = cost.moved_bytes // owner.placement.gpus
         now_s = cluster.now_s
         transfer = _network(cluster).network.send(source.number, target.number, on_a_link, now_s)
@@ -288,7 +363,7 @@ class Modules:
         cluster.counters.add("returns" if back else kind)
         self.in_motion |= {owner.index, helper.index}
         self.history.append(
-            ModuleMoveRecord(now_s, transfer.end_s + SYNC_S, move, cost.moved_bytes)
+            ModuleMoveRecord(now_s, transfer.end_s + self._pause_s(moved), move, cost.moved_bytes)
         )
         cluster.at(
             transfer.end_s,
@@ -327,6 +402,7 @@ class Modules:
             return
         owner.resize(blocks.owner_total)
         offloaded = self.offloaded[owner.index]
+        pause_s = self._pause_s(abs(units - offloaded.units))
         offloaded.units = units
         helper.resize(helper.kv_manager.total + offloaded.helper_blocks - blocks.helper_blocks)
         offloaded.helper_blocks = blocks.helper_blocks
@@ -337,8 +413,8 @@ class Modules:
         else:
             cluster.unite(owner, helper)
             over = _network(cluster).network.spec
-            owner.offload(_moved(owner, module, units, over), helper.devices[0])
-        owner.devices[0].owed_s += SYNC_S
+            owner.offload(moved_step_time(owner, module, units, over), helper.devices[0])
+        owner.devices[0].owed_s += pause_s
         self.in_motion -= {owner.index, helper.index}
         for instance in (owner, helper):
             cluster.reconsider(instance)
@@ -393,13 +469,12 @@ def _own_bytes(instance: Instance, module: Module = Module.LAYERS, units: int = 
     return whole - _away_bytes(instance, module, units)
 
 
-def _cost(instance: Instance, module: Module, units: int, over: LinkSpec) -> MoveCost:
-    tokens = _used(instance) * instance.placement.block_size
-    make = layer_move if module is Module.LAYERS else head_move
-    return make(instance.placement, units, tokens, over)
-
-
-def _moved(instance: Instance, module: Module, units: int, over: LinkSpec) -> MovedStepTime:
+def moved_step_time(
+    instance: Instance, module: Module, units: int, over: LinkSpec
+) -> MovedStepTime:
+    """Step times of `instance` with `units` of its modules at another one."""
+    if not units:
+        return MovedStepTime(instance.step_time)
     share = _share(instance, module, units)
     if module is Module.LAYERS:
         toll = layer_toll(instance.placement, over)

@@ -19,7 +19,7 @@ from ...core.cluster_policy import (
 )
 from ...core.instance import Instance, Links
 from ...core.kv_cache_manager import KVCacheManager
-from ...core.network import SwitchNetwork
+from ...core.network import InstanceNetwork, SwitchNetwork
 from ...core.phase_capacity import PhaseCapacity
 from ...core.policy import AnyPolicy, parameter
 from ...core.state import Phase, Release, RequestState
@@ -31,8 +31,11 @@ NETWORK_LATENCY_S = 10e-6  # of an RDMA network
 class KvNetwork:
     """KV over a network: every GPU of an instance sends its part over a link of its own."""
 
-    def __init__(self, over: LinkSpec) -> None:
-        self.network = SwitchNetwork(over)
+    def __init__(self, over: LinkSpec, network: InstanceNetwork | None = None) -> None:
+        """`network` carries the bytes; by default a switch between all instances, with links
+        `over`.
+        """
+        self.network: InstanceNetwork = network or SwitchNetwork(over)
 
     def ends_s(self, source: Instance, target: Instance, kv_tokens: int, now_s: float) -> float:
         return self.network.send(

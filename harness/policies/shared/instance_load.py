@@ -79,3 +79,13 @@ def compute_use(instance: Instance, window_s: float) -> float:
     each_s = instance.sizes.s_per_token
     prompts = queued_tokens(instance, window_s / each_s) * each_s / window_s
     return min(1.0, prompts + decode_use(instance))
+
+
+def ends_in_s(r: RequestState, instance: Instance, answer_tokens: int) -> float:
+    """Predicted seconds until an answer of `answer_tokens` to `r` would end at `instance`: the
+    prompts that wait there and its own, then so many steps of the batch that it joins.
+    """
+    prompts_s = (queued_tokens(instance) + r.prompt_tokens) * instance.sizes.s_per_token
+    seqs = instance.n_requests + 1
+    kv_tokens = instance.decode_kv_tokens + r.prompt_tokens
+    return prompts_s + answer_tokens * instance.step_time.step_s(seqs, kv_tokens, ())

@@ -24,10 +24,22 @@ def test_pages_go_to_whoever_needs_them() -> None:
 
 def test_a_block_of_several_pages() -> None:
     pool = PagePool(10)
-    wide = PooledKVCacheManager([pool], 3 * PAGE_BYTES - 1)
+    wide = PooledKVCacheManager([pool], 3 * PAGE_BYTES - 1)  # 5 tokens a page, 16 in 3.2
     assert wide.free == 3
     wide.free -= 2
-    assert pool.free == 4
+    assert pool.free == 3
+
+
+def test_tokens_of_a_block_may_lie_on_two_pages() -> None:
+    """A token of Qwen3-8B has 144 KiB of KV (36 layers of K and V, 8 heads of 128), of
+    Qwen2.5-7B 56 KiB: 14 and 36 on a page, a block of 16 on 1.14 and 0.44 pages.
+    """
+    qwen3 = PooledKVCacheManager([PagePool(16)], 16 * (144 << 10))
+    assert qwen3.free == 16 * 14 // 16
+    assert [qwen3.pages_for(blocks) for blocks in (0, 1, 7, 8)] == [0, 2, 8, 10]
+    qwen2 = PooledKVCacheManager([PagePool(4)], 16 * (56 << 10))
+    assert qwen2.free == 4 * 36 // 16
+    assert [qwen2.pages_for(blocks) for blocks in (1, 2, 3, 9)] == [1, 1, 2, 4]
 
 
 def test_pages_of_single_layers_are_mapped_together() -> None:
