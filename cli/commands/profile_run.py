@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 BACKENDS = ("torch", "vllm", "sglang")
 RUNS = (
-    "slo-bench profile run --model path/to/model --out cpu.toml",
-    "slo-bench profile run --model path/to/model --device cuda:0 --gpu h100-80g --out h100.toml",
-    "slo-bench profile run --backend vllm --model path/to/model --out vllm.toml",
+    "slo-bench profile run --model models/tiny --out cpu.toml",
+    "slo-bench profile run --model models/tiny --device cuda:0 --gpu h100-80g --out h100.toml",
+    "slo-bench profile run --backend vllm --model models/tiny --out vllm.toml",
 )
 
 
