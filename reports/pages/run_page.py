@@ -208,6 +208,8 @@ def _notices(
         lines.append(("Mechanisms that never acted.", " ".join(never)))
     if equal := mechanisms.equal_results(cells):
         lines.append(("Equal results.", " ".join(equal)))
+    if shared := summary.shared_cores_text(cells):
+        lines.append(("One machine.", f"{shared}."))
     if truncated := summary.truncated_text(cells):
         told = f"{truncated} were shortened to fit the context or the KV cache."
         lines.append(("Truncated.", told))

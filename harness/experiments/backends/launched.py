@@ -27,6 +27,7 @@ from ....workloads.whole_file import write_whole
 from ....workloads.workload import Workload
 from ...core.counters import COUNT
 from ...load_generator.http.endpoint import Endpoint
+from ...load_generator.machine import core_share
 from ...policies.routers import router as router_by_name
 from ...results.acceptance import speculation_figures
 from ...results.engine_logs import meta_path, profiling_cell
@@ -163,6 +164,7 @@ class LaunchedBackend:
             server_args=tuple(args),
             startup_timeout_s=self.server.startup_timeout_s,
             transfer=transfer_of(self.server.kv_transfer),
+            cores=core_share().server,
             kvcached=self.server.kvcached,
         )
 
@@ -222,6 +224,7 @@ class Launched:
             **_grown(before, after),
             **speculation_figures(before, after),
             **plugin_figures(counted),
+            **_cores(),
         }
         problems = (
             measured.invalid_because,
@@ -266,6 +269,14 @@ class Launched:
                 for log, begin in zip(self.step_logs, begins, strict=True)
             ]
         write_whole(meta_path(folder, spec.cell), [json.dumps(meta, indent=1).encode()])
+
+
+def _cores() -> Mapping[str, Value]:
+    """Columns of `cells.csv`: on how many cores servers and load generator run."""
+    share = core_share()
+    if not share.server:
+        return {}
+    return {"server_cores": len(share.server), "client_cores": len(share.client)}
 
 
 def _devices(place: PlacementSpec) -> int:
