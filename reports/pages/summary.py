@@ -34,7 +34,7 @@ from ..figures.levels import (
     series_names,
     with_series,
 )
-from . import bands, mechanisms, recovered
+from . import bands, decisions, mechanisms, recovered
 from .answer import best_goodput, winners
 from .table import Cell, Row, Table
 
@@ -156,7 +156,7 @@ def _notes(cells: pd.DataFrame, rows: pd.DataFrame) -> list[str]:
         notes.append(f"{shared}.")
     if truncated := truncated_text(cells):
         notes.append(f"Served with fewer tokens than the workload has: {truncated}.")
-    return [*notes, *bands.notes(cells), *mechanisms.notes(cells)]
+    return [*notes, *bands.notes(cells), *mechanisms.notes(cells), *decisions.sentences(cells)]
 
 
 def _energy_text(rows: pd.DataFrame) -> str:

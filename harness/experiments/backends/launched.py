@@ -26,6 +26,7 @@ from ....workloads.errors import SloBenchError
 from ....workloads.whole_file import write_whole
 from ....workloads.workload import Workload
 from ...core.counters import COUNT
+from ...core.decision_counts import DECISIONS
 from ...load_generator.http.endpoint import Endpoint
 from ...load_generator.machine import core_share
 from ...policies.routers import router as router_by_name
@@ -388,7 +389,7 @@ def plugin_figures(grown: Mapping[str, int]) -> Mapping[str, Value]:
     return {
         "preemptions_swap": grown.get("preempted_swap"),
         "preemptions_recompute": grown.get("preempted_recompute"),
-        **{name: n for name, n in grown.items() if name.startswith(COUNT)},
+        **{name: n for name, n in grown.items() if name.startswith(COUNT) or name in DECISIONS},
     }
 
 

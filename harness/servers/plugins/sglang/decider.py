@@ -19,6 +19,7 @@ from sglang.srt.managers.scheduler import _make_abort_req
 from sglang.srt.managers.utils import is_health_check_generate_req
 
 from ....core.counters import Counters
+from ....core.decision_counts import DecisionCounts
 from ....core.decisions import Admission, ReleaseReason
 from ....core.policy import Key, Policy, clock_read_error, key_is_kept, overrides
 from ....core.predictions import LearnedPredictions
@@ -45,6 +46,8 @@ class Decider:
             scheduler, predictions, policy.new_state(), Counters(policy.mechanisms())
         )
         self._tally = Tally()
+        self._decisions = DecisionCounts()
+        self._victims: list[int] = []  # requests of which some are being retracted
         self._arrived = self._retracted = 0
         self._timeouts: list[tuple[float, int, SglangRequest, ReleaseReason]] = []
         self._calls_admit = overrides(policy, "admit")
@@ -77,6 +80,9 @@ class Decider:
             r.phase = Phase.WAITING
             r.recomputes += 1
             self._retracted += 1
+            if r.seq in self._victims:
+                self._victims.remove(r.seq)
+            self._decisions.preempt(r.seq, self._victims)
             self._place(r)
             self.steps.log.write("preempted", time_s=self.view.now_s, id=str(req.rid))
             return True
@@ -110,7 +116,9 @@ class Decider:
 
     def write_tally(self) -> None:
         """Write what was counted so far, for the process that started the server."""
-        self._tally.write(self.view.counters, preempted_recompute=self._retracted)
+        self._tally.write(
+            self.view.counters, preempted_recompute=self._retracted, **self._decisions.totals()
+        )
 
     def expire_timeouts(self, batches: Iterable[Any]) -> None:
         """Drop or offload waiting requests whose timeout has passed; `batches` run now."""
@@ -127,6 +135,7 @@ class Decider:
                 self._send_away(req, reason)
 
     def _send_away(self, req: Any, reason: ReleaseReason) -> None:
+        self._decisions.release += 1
         scheduler = self._scheduler
         message = REJECTED if reason is ReleaseReason.REJECT else DROPPED
         scheduler._release_aborted_request(req)
@@ -169,6 +178,7 @@ class Decider:
                 keys.append((True, 0.0, 0))  # health checks and the like stay
             else:
                 keys.append((False, self._policy.victim_key(r, self.view), -r.seq))
+        self._victims = [r.seq for r in all_ours(reqs)]
         return sorted(range(len(reqs)), key=keys.__getitem__, reverse=True)
 
     # ---------------------------------------------------------------- steps
@@ -178,6 +188,10 @@ class Decider:
         now_s = type(self).clock()
         self.view.look(now_s)
         prefill = batch.forward_mode.is_extend()
+        entered = [r.seq for r in all_ours(batch.reqs) if prefill and r.phase is Phase.WAITING]
+        if entered:
+            waiting = [r.seq for r in all_ours(self._scheduler.waiting_queue)]
+            self._decisions.enter(entered, waiting)
         for r in all_ours(batch.reqs):
             r.phase = Phase.PREFILL if prefill else Phase.DECODE
             if math.isnan(r.first_scheduled_s):

@@ -206,6 +206,7 @@ class PolicyScheduler(Scheduler):
                 self._send_away(request, reason)
 
     def _send_away(self, request: Request, reason: ReleaseReason) -> None:
+        self.recorder.decisions.release += 1
         output = EngineCoreOutput(
             request_id=request.request_id,
             new_token_ids=[],
@@ -515,6 +516,8 @@ class PolicyScheduler(Scheduler):
             r.phase = Phase.WAITING
             r.target_tokens = request.num_tokens
         self.recorder.preempts(request.request_id, how, tokens)
+        others = [self.states[one.request_id].seq for one in self.batch if one is not request]
+        self.recorder.decisions.preempt(r.seq, others)
         super()._preempt_request(request, *args, **kwargs)
 
     def _key(self, request: Request) -> tuple[Any, int]:
@@ -533,6 +536,9 @@ class PolicyScheduler(Scheduler):
             if self._asks_room and not r.reserved_blocks:
                 r.reserved_blocks = self.slo_policy.reserved_blocks(r, self.view)
                 self._reserved_blocks += r.reserved_blocks
+        if entered:
+            waiting = [self.states[one.request_id].seq for one in self.waiting]
+            self.recorder.decisions.enter([self.states[one].seq for one in entered], waiting)
         self.recorder.begins(output, entered)
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
