@@ -121,7 +121,7 @@ def kind(command: str) -> str:
         return "not run"
     if (program, asked) == ("python3", "-m") or program in (".venv/bin/pip", "."):
         return "install"
-    if re.search(r"--backend (vllm|sglang)", command):
+    if re.search(r"--backend (vllm|sglang)|backends check", command):
         return "backends"
     if "--executor ray" in command:
         return "ray"

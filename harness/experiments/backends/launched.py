@@ -229,6 +229,7 @@ class Launched:
         }
         problems = (
             measured.invalid_because,
+            policy_problem(counted),
             swap_problem(counted),
             _expired_problem(before, after),
         )
@@ -389,8 +390,20 @@ def plugin_figures(grown: Mapping[str, int]) -> Mapping[str, Value]:
     return {
         "preemptions_swap": grown.get("preempted_swap"),
         "preemptions_recompute": grown.get("preempted_recompute"),
+        **({"policy_errors": grown["policy_errors"]} if "policy_errors" in grown else {}),
         **{name: n for name, n in grown.items() if name.startswith(COUNT) or name in DECISIONS},
     }
+
+
+def policy_problem(grown: Mapping[str, int]) -> str | None:
+    """Errors that a policy raised inside a server, as text; None if there are none."""
+    errors = grown.get("policy_errors", 0)
+    if not errors:
+        return None
+    return (
+        f"the policy raised {errors} errors inside the server; the requests that failed and the "
+        "server's log name them"
+    )
 
 
 def swap_problem(grown: Mapping[str, int]) -> str | None:

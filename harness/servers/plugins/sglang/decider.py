@@ -27,6 +27,7 @@ from ....core.queues import REKEY_AT_MOST
 from ....core.state import Phase
 from ....core.wire import DROPPED, REJECTED
 from ..contract import StepLog, Tally
+from ..guarded import PolicyErrors, guarded
 from .compatibility import refusal_of
 from .steps import SglangSteps, requests_left
 from .view import SglangRequest, SglangView, all_ours, ours
@@ -39,7 +40,9 @@ class Decider:
 
     def __init__(self, scheduler: Any, policy: Policy) -> None:
         self._scheduler = scheduler
-        self._policy = policy
+        self._errors = PolicyErrors()
+        self._failed: dict[Any, str] = {}  # messages of requests that are to end
+        self._policy = policy = guarded(policy, self._errors)
         predictions = LearnedPredictions()
         self.steps = SglangSteps(predictions, StepLog())
         self.view = SglangView(
@@ -97,6 +100,10 @@ class Decider:
         self._place(r)
         if self._calls_timeout and (timeout := self._policy.timeout(r, self.view)) is not None:
             heappush(self._timeouts, (timeout.time_s, r.seq, r, timeout.reason))
+        self._failed |= self._errors.failed()
+        if (why := self._failed.pop(r, None)) is not None:
+            self._end(req, why, HTTPStatus.INTERNAL_SERVER_ERROR)
+            return False
         return True
 
     def _place(self, r: SglangRequest) -> None:
@@ -117,16 +124,28 @@ class Decider:
     def write_tally(self) -> None:
         """Write what was counted so far, for the process that started the server."""
         self._tally.write(
-            self.view.counters, preempted_recompute=self._retracted, **self._decisions.totals()
+            self.view.counters,
+            preempted_recompute=self._retracted,
+            policy_errors=self._errors.count,
+            **self._decisions.totals(),
         )
 
     def expire_timeouts(self, batches: Iterable[Any]) -> None:
         """Drop or offload waiting requests whose timeout has passed; `batches` run now."""
+        queue = self._scheduler.waiting_queue
         running = [batch.reqs for batch in batches if batch is not None]
         self.view.look(type(self).clock(), running)
+        self._failed |= self._errors.failed()
+        for r, why in list(self._failed.items()):
+            at = next((i for i, one in enumerate(queue) if one is r.req), None)
+            if at is not None:
+                del self._failed[r], queue[at]
+                self._end(r.req, why, HTTPStatus.INTERNAL_SERVER_ERROR)
+            elif r.phase is Phase.DONE:
+                del self._failed[r]
         while self._timeouts and self._timeouts[0][0] <= self.view.now_s:
             _, _, r, reason = heappop(self._timeouts)
-            req, queue = r.req, self._scheduler.waiting_queue
+            req = r.req
             if req is None or not math.isnan(r.first_scheduled_s):
                 continue
             at = next((i for i, other in enumerate(queue) if other is req), None)
@@ -136,17 +155,20 @@ class Decider:
 
     def _send_away(self, req: Any, reason: ReleaseReason) -> None:
         self._decisions.release += 1
+        why = REJECTED if reason is ReleaseReason.REJECT else DROPPED
+        self._end(req, f"{why} by the policy", HTTPStatus.SERVICE_UNAVAILABLE)
+
+    def _end(self, req: Any, why: str, status: HTTPStatus) -> None:
         scheduler = self._scheduler
-        message = REJECTED if reason is ReleaseReason.REJECT else DROPPED
         scheduler._release_aborted_request(req)
         scheduler.beam_coordinator.retire_group(req)
         finished = {
             "type": "abort",
-            "status_code": HTTPStatus.SERVICE_UNAVAILABLE,
-            "message": f"{message} by the policy",
+            "status_code": status,
+            "message": why,
         }
         scheduler.send_abort_output(_make_abort_req(req, finished_reason=finished), req)
-        self.steps.log.write("away", time_s=self.view.now_s, id=str(req.rid), reason=message)
+        self.steps.log.write("away", time_s=self.view.now_s, id=str(req.rid), reason=why)
 
     # ---------------------------------------------------------------- order and victims
 

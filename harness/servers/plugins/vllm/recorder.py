@@ -88,5 +88,6 @@ class StepRecorder:
             decided_in=getattr(scheduler.connector, "swaps_in", 0),
             executed_out=self._executed_out,
             executed_in=self._executed_in,
+            policy_errors=scheduler.policy_errors.count,
             **self.decisions.totals(),
         )
