@@ -59,6 +59,7 @@ NOT_RUN = {
     "slo-bench capacity --base-url http://127.0.0.1:8777 --model mock --workload synthetic "
     "--prompt-tokens 64 --output-tokens 8 --slo ttft=0.1": "four minutes by the clock",
     # Not on these machines.
+    "python scripts/gpu_check.py gpu-check": "GPU; tests/scripts/test_gpu_check.py",
     "slo-bench backends install vllm": "installs the build for CUDA",
     "slo-bench backends remove vllm": "other tests need it; test_environments.py removes another",
     "slo-bench tune placement --model llama-3.1-70b": "asks nvidia-smi for this machine's GPUs",
