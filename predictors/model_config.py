@@ -18,6 +18,7 @@ from .model_spec import (
     LinearAttention,
     ModelSpec,
     SlidingWindow,
+    SparseAttention,
 )
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
@@ -33,9 +34,28 @@ _EXPERT_TYPES = (
     "minimax_m2",
     "qwen3_next",
     "qwen3_5_moe_text",
+    "llama4_text",
+    "deepseek_v32",
+    "glm_moe_dsa",
 )
+# Families whose attention is sparse, by an indexer.
+_SPARSE_TYPES = ("deepseek_v32", "glm_moe_dsa")
 # Families with linear attention in some layers, a gated delta rule.
 _LINEAR_TYPES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+# Fields that published files leave to the defaults of Transformers.
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "gemma3_text": {
+        "vocab_size": 262_208,
+        "max_position_embeddings": 131_072,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 6,
+        "tie_word_embeddings": True,
+    },
+    "llama4_text": {"no_rope_layer_interval": 4, "interleave_moe_layer_step": 1},
+}
 _SPECULATIVE = (
     "num_lookahead_tokens",
     "num_lookahead_slots",
@@ -48,6 +68,7 @@ _SPECULATIVE = (
 )
 _OTHER = {
     "index_topk": "sparse attention",
+    "index_topk_pattern": "indices shared between layers",
     "sparse_attention_config": "sparse attention",
     "dual_chunk_attention_config": "chunked attention",
     "hybrid_override_pattern": "state-space layers",
@@ -58,7 +79,8 @@ _OTHER = {
     "full_attention_interval": "linear attention",
     "interleave_moe_layer_step": "experts in some layers only",
     "attention_chunk_size": "chunked attention",
-    "vision_config": "an image encoder",
+    "use_bidirectional_attention": "attention to later tokens",
+    "vision_config": "an image encoder without a language model of its own (field 'text_config')",
     "layer_group_size": "linear attention",
     "ssm_cfg": "state-space layers",
     "mamba_d_state": "state-space layers",
@@ -68,8 +90,10 @@ _OTHER = {
 _PARTS = re.compile(
     r"attn|attention|window|sparse|mamba|ssm|conv|recurrent|expert|moe|latent|cross"
 )
+_OF_LLAMA4 = ("interleave_moe_layer_step", "attention_chunk_size")
 _READ_OR_HARMLESS = re.compile(
-    r"num_attention_heads|multi_query_attention|(use_)?sliding_window|max_window_layers|attn_type_list|"
+    r"_?sliding_window_pattern|query_pre_attn_scalar|moe_layers|attn_(scale|temperature_tuning)|"
+    r"interleave_moe_layer_step|attention_chunk_size|num_attention_heads|multi_query_attention|(use_)?sliding_window|max_window_layers|attn_type_list|"
     r"num_local_experts|(moe_)?num_experts|n_(routed|shared)_experts|"
     r"(num_)?experts_per_tok(en)?|(moe|shared_expert)_intermediate_size|moe_layer_freq|"
     r"decoder_sparse_step|(moe_)?router_.*|.*dropout(_prob)?|.*bias|_?attn_implementation.*|"
@@ -99,6 +123,9 @@ _FAMILY_OF_TYPE = {
     "kimi_k2": "deepseek",
     "gpt_oss": "gpt-oss",
     "minimax_m2": "minimax",
+    "gemma3_text": "gemma3",
+    "llama4_text": "llama",
+    **dict.fromkeys(_SPARSE_TYPES, "deepseek"),
     **dict.fromkeys(_LINEAR_TYPES, "qwen3-next"),
 }
 
@@ -165,7 +192,8 @@ def read_model(path: Path) -> ModelSpec:
 
 def model_from_config(fields: Mapping[str, Any], name: str, path: Path) -> ModelSpec:
     """The shape that the fields of a `config.json` describe. Errors as in `read_model`."""
-    config = _Config(path, fields)
+    whole = _Config(path, fields)
+    config = _language_model(whole)
     _refuse_unmodelled(config)
     family = _family(config)
     if family == "opt":
@@ -192,8 +220,10 @@ def model_from_config(fields: Mapping[str, Any], name: str, path: Path) -> Model
         origin=str(path),
         experts=_experts(config, layers),
         latent=latent,
+        sparse=_sparse(config),
         window=_window(config, layers, context_tokens),
         linear=_linear(config, layers),
+        image_encoder_parameters=_image_encoder_parameters(whole, hidden),
         checkpoint_dtype=_checkpoint_dtype(config),
     )
     if heads % spec.kv_heads:
@@ -201,6 +231,43 @@ def model_from_config(fields: Mapping[str, Any], name: str, path: Path) -> Model
             f"num_attention_heads {heads} must be a multiple of the {spec.kv_heads} KV heads"
         )
     return spec
+
+
+def _language_model(whole: _Config) -> _Config:
+    """The language model of a file: its `text_config` where it has one, and what holds for all."""
+    text = whole.fields.get("text_config")
+    if text is None:
+        found = dict(whole.fields)
+    elif isinstance(text, dict):
+        around = {name: one for name, one in whole.fields.items() if name != "text_config"}
+        _refuse_unmodelled(_Config(whole.path, around | {"vision_config": None}))
+        shared = ("quantization_config", "tie_word_embeddings")
+        found = {name: around[name] for name in shared if name in around} | text
+    else:
+        raise whole.fail(f"field 'text_config' must be an object but is {text!r:.60}")
+    kind = found.get("model_type")
+    defaults = _DEFAULTS.get(kind, {}) if isinstance(kind, str) else {}
+    return _Config(whole.path, defaults | found)
+
+
+def _image_encoder_parameters(whole: _Config, hidden: int) -> int:
+    """Parameters of the vision transformer beside a language model of width `hidden`: layers,
+    patches, and one matrix between the two (half a percent of such models lies in other parts).
+    """
+    vision = whole.fields.get("vision_config")
+    if not vision:
+        return 0
+    if not isinstance(vision, dict):
+        raise whole.fail(f"field 'vision_config' must be an object but is {vision!r:.60}")
+    config = _Config(whole.path, vision)
+    try:
+        width = config.count("hidden_size", "vt_hidden_size")
+        inner = config.count("intermediate_size", "vt_intermediate_size")
+        layers = config.count("num_hidden_layers", "depth", "vt_num_hidden_layers")
+    except FileFormatError as error:
+        raise whole.fail(f"an image encoder (field 'vision_config') of which {error}") from None
+    patch = config.count("num_channels", "in_channels", default=3) * config.size("patch_size") ** 2
+    return layers * (4 * width + 2 * inner) * width + width * (patch + hidden)
 
 
 def _refuse_unmodelled(config: _Config) -> None:
@@ -223,7 +290,11 @@ def _refuse_unmodelled(config: _Config) -> None:
         )
     linear = kind in _LINEAR_TYPES
     for name, what in _OTHER.items():
-        if config.fields.get(name) and not (linear and what == "linear attention"):
+        known = (linear and what == "linear attention") or (
+            kind == "llama4_text" and name in _OF_LLAMA4
+        )
+        known |= kind in _SPARSE_TYPES and name == "index_topk"
+        if config.fields.get(name) and not known:
             raise config.fail(f"{what} (field {name!r}) is not modelled yet")
     if set(str(config.fields.get("attn_type_list") or "")) - set("[1, ]"):
         raise config.fail("linear attention (field 'attn_type_list') is not modelled yet")
@@ -299,8 +370,13 @@ def _experts(config: _Config, layers: int) -> Experts | None:
             "experts in every n-th layer (field 'decoder_sparse_step' or 'moe_layer_freq') are not "
             "modelled yet"
         )
+    if config.fields["model_type"] == "llama4_text":
+        return _llama4_experts(config, layers)
     dense = config.size("first_k_dense_replace")
     plain = config.fields.get("mlp_only_layers") or []
+    kinds = config.fields.get("mlp_layer_types")
+    if isinstance(kinds, list):
+        plain = [layer for layer, kind in enumerate(kinds[:layers]) if kind != "sparse"]
     if plain != list(range(len(plain))):
         raise config.fail(
             f"layers without experts other than the first (field 'mlp_only_layers' is {plain!r}) "
@@ -325,6 +401,44 @@ def _experts(config: _Config, layers: int) -> Experts | None:
     return found
 
 
+def _sparse(config: _Config) -> SparseAttention | None:
+    if config.fields.get("model_type") not in _SPARSE_TYPES:
+        return None
+    shared = config.size("index_topk_freq") > 1
+    kinds = config.fields.get("indexer_types") or []
+    if shared or not isinstance(kinds, list) or set(map(str, kinds)) - {"full"}:
+        raise config.fail(
+            "indices shared between layers (field 'index_topk_freq' or 'indexer_types') are not "
+            "modelled yet"
+        )
+    return SparseAttention(
+        tokens=config.count("index_topk"),
+        heads=config.count("index_n_heads"),
+        head_dim=config.count("index_head_dim"),
+    )
+
+
+def _llama4_experts(config: _Config, layers: int) -> Experts | None:
+    """Experts of the layers in `moe_layers`, else of every n-th; a shared one is as large."""
+    listed = config.fields.get("moe_layers")
+    if isinstance(listed, list):
+        with_experts = len(listed)
+    else:
+        with_experts = layers // config.count("interleave_moe_layer_step")
+    if with_experts > layers:
+        raise config.fail(f"field 'moe_layers' names {with_experts} of {layers} layers")
+    if not with_experts:
+        return None
+    one = config.count("intermediate_size")
+    return Experts(
+        routed=config.count("num_local_experts"),
+        per_token=config.count("num_experts_per_tok"),
+        intermediate=one,
+        shared_intermediate=one,
+        dense_layers=layers - with_experts,
+    )
+
+
 def _latent(config: _Config) -> LatentAttention | None:
     if not config.size("kv_lora_rank"):
         return None
@@ -338,25 +452,50 @@ def _latent(config: _Config) -> LatentAttention | None:
 
 
 def _window(config: _Config, layers: int, context_tokens: int) -> SlidingWindow | None:
-    """The layers that slide: those of `layer_types`, else all where `sliding_window` is set."""
-    kinds = config.fields.get("layer_types")
-    tokens = config.size("sliding_window")
+    """The layers that slide: those of `layer_types`, else all but every n-th, or all, where
+    `sliding_window` is set. Chunks of Llama 4 are taken as windows of their size, which is an upper
+    bound: a token sees those of its chunk alone, in the mean half of them.
+    """
+    kinds = _kinds_of_layers(config, layers)
+    tokens = config.size("sliding_window", "attention_chunk_size")
     on = config.fields.get("use_sliding_window", True) and 0 < tokens < context_tokens
     if kinds is None:  # of Qwen2 the first `max_window_layers` attend to all tokens
         sliding = layers - config.size("max_window_layers")
         return SlidingWindow(tokens, sliding) if on and sliding > 0 else None
     if not isinstance(kinds, list) or len(kinds) < layers:
         raise config.fail(f"field 'layer_types' must name a kind for each of the {layers} layers")
-    known = {"full_attention", "sliding_attention"}
+    known = {"full_attention", "sliding_attention", "chunked_attention"}
     if config.fields.get("model_type") in _LINEAR_TYPES:
         known.add("linear_attention")
     unknown = {str(kind) for kind in kinds} - known
     if unknown:
         raise config.fail(f"layers of {min(unknown)} (field 'layer_types') are not modelled yet")
-    sliding = kinds[:layers].count("sliding_attention")
+    sliding = sum(kind in ("sliding_attention", "chunked_attention") for kind in kinds[:layers])
     if sliding and not tokens:
         raise config.fail("field 'sliding_window' is missing, but layers slide ('layer_types')")
     return SlidingWindow(tokens, sliding) if sliding and on else None
+
+
+def _kinds_of_layers(config: _Config, layers: int) -> Any:
+    """`layer_types`, or what older files say in its place; None: nothing."""
+    fields = config.fields
+    if fields.get("layer_types") is not None:
+        return fields["layer_types"]
+    if fields.get("model_type") == "llama4_text":
+        rotary = fields.get("no_rope_layers")  # 1 for layers with rotary positions
+        if not rotary:
+            every = config.count("no_rope_layer_interval")
+            rotary = [(layer + 1) % every for layer in range(layers)]
+        if not isinstance(rotary, list):
+            raise config.fail(f"field 'no_rope_layers' must be a list but is {rotary!r:.60}")
+        return ["chunked_attention" if one else "full_attention" for one in rotary]
+    if config.size("sliding_window_pattern", "_sliding_window_pattern"):
+        every = config.count("sliding_window_pattern", "_sliding_window_pattern")
+        return [
+            "sliding_attention" if (layer + 1) % every else "full_attention"
+            for layer in range(layers)
+        ]
+    return None
 
 
 def _linear(config: _Config, layers: int) -> LinearAttention | None:
@@ -408,7 +547,11 @@ def _kv_heads(config: _Config, family: str, heads: int) -> int:
 def _intermediate(config: _Config, family: str) -> int:
     if family == "qwen":  # the first Qwen counts both halves of its gated MLP
         return max(1, config.count("intermediate_size") // 2)
-    return config.count("intermediate_size", "ffn_hidden_size", "ffn_dim", "inner_hidden_size")
+    if config.fields.get("model_type") == "llama4_text":  # `intermediate_size` is of the experts
+        return config.count("intermediate_size_mlp", "intermediate_size")
+    names = ("intermediate_size", "ffn_hidden_size", "ffn_dim", "inner_hidden_size")
+    # Where all layers have experts (Qwen3.5), a file may leave it out.
+    return config.count(*names, default=config.size("moe_intermediate_size") or None)
 
 
 def _context_tokens(config: _Config, family: str) -> int:

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from .dtypes import AUTO, SIXTEEN_BIT_BYTES, kv_dtype, weight_dtype
 
+SET_ASIDE_TOKENS = 256  # windows up to this have room of their own
+
 
 @dataclass(frozen=True, slots=True)
 class Family:
@@ -38,6 +40,7 @@ FAMILIES: dict[str, Family] = {
     "qwen3-next": Family(qk_norm=True, output_gate=True),
     "gpt-oss": Family(biases="all", sinks=True),
     "deepseek": Family(),
+    "gemma3": Family(qk_norm=True, norms_per_layer=4),
     "minimax": Family(qk_norm=True, qk_norm_over_heads=True),
     "opt": Family(gated_mlp=False, biases="all", norm_bias=True, position_offset=2),
     "chatglm": Family(gated_mlp=False, biases="all", norm_bias=True),
@@ -123,6 +126,29 @@ class LatentAttention:
 
 
 @dataclass(frozen=True, slots=True)
+class SparseAttention:
+    """DeepSeek sparse attention: a token attends to the `tokens` earlier ones that an indexer of
+    `heads` scores highest (DeepSeek-V3.2-Exp, section 2.1; GLM-5).
+
+    The indexer keeps a key of `head_dim` elements a token and layer, in FP8 with a scale in 32 bits
+    for every 128, whatever the format of the KV cache (vLLM's and SGLang's layout).
+    """
+
+    tokens: int
+    heads: int
+    head_dim: int
+
+    @property
+    def key_bytes(self) -> int:
+        """Bytes of one token's key in one layer."""
+        return self.head_dim + 4 * -(-self.head_dim // 128)
+
+    def parameters(self, hidden: int, query_rank: int) -> int:
+        """Parameters of the projections of one layer: queries, keys and the weights of heads."""
+        return self.heads * self.head_dim * query_rank + hidden * (self.head_dim + self.heads)
+
+
+@dataclass(frozen=True, slots=True)
 class SlidingWindow:
     """`layers` of the model attend to the last `tokens` tokens alone."""
 
@@ -183,7 +209,8 @@ class ModelSpec:
 
     With `latent` attention `kv_heads` is 1 and `head_dim` the width of the latent vector.
     `intermediate` is the width of a plain MLP, and that of the first layers before `experts`.
-    `checkpoint_dtype` is the weight format in which the model is published.
+    `checkpoint_dtype` is the weight format in which the model is published. The image encoder takes
+    memory alone: requests with images are not simulated.
     """
 
     name: str
@@ -200,8 +227,10 @@ class ModelSpec:
     origin: str = ""
     experts: Experts | None = None
     latent: LatentAttention | None = None
+    sparse: SparseAttention | None = None  # beside `latent`
     window: SlidingWindow | None = None
     linear: LinearAttention | None = None
+    image_encoder_parameters: int = 0
     checkpoint_dtype: str = "bf16"
 
     def dtype_of(self, weights: str) -> str:
@@ -241,9 +270,21 @@ class ModelSpec:
 
     @property
     def full_kv_layers(self) -> int:
-        """Layers that keep the KV of every token; where all slide, every token is counted."""
-        sliding = self.window.layers if self.window else 0
-        return self.attention_layers - sliding or self.attention_layers
+        """Layers whose KV is counted for every token: those that keep it, and those whose windows
+        are not set aside, an upper bound.
+        """
+        return self.attention_layers - self._set_aside_layers
+
+    @property
+    def _set_aside_layers(self) -> int:
+        """Layers for whose windows room is set aside: of short windows beside full attention.
+
+        The room for many long windows would be mostly empty.
+        """
+        window = self.window
+        if window is None or window.tokens > SET_ASIDE_TOKENS:
+            return 0
+        return window.layers if window.layers < self.attention_layers else 0
 
     @property
     def attention_layers(self) -> int:
@@ -285,7 +326,11 @@ class ModelSpec:
     @property
     def _attention_parameters(self) -> int:
         if self.latent is not None:
-            return self.latent.parameters(self.hidden, self.heads)
+            found = self.latent.parameters(self.hidden, self.heads)
+            if self.sparse is not None:
+                rank = self.latent.query_rank or self.hidden
+                found += self.sparse.parameters(self.hidden, rank)
+            return found
         gate = self.query_width if self.traits.output_gate else 0
         return self.hidden * (2 * (self.query_width + self.kv_width) + gate)
 
@@ -347,7 +392,7 @@ class ModelSpec:
     @property
     def streamed_parameters(self) -> int:
         """Parameters that every pass reads and multiplies: the layers and the output head."""
-        return self.parameters - self.lookup_parameters
+        return self.parameters - self.lookup_parameters - self.image_encoder_parameters
 
     @property
     def parameters(self) -> int:
@@ -358,17 +403,20 @@ class ModelSpec:
         if self.kind == "encoder":  # norm over the embeddings, and the pooler
             return total + self._norm_parameters + self.hidden * (self.hidden + 1)
         total += self._norm_parameters if self.traits.final_norm else 0
+        total += self.image_encoder_parameters
         return total + (0 if self.tied_embeddings else self.embedding_parameters)
 
     def kv_bytes_per_token(self, dtype: str = "bf16") -> int:
         """Bytes that one more token leaves in the KV cache of all layers; 0 for an encoder.
 
-        Keys and values, or the latent vector. Layers with a sliding window are left out: they hold
-        `window_bytes` a sequence.
+        Keys and values, or the latent vector, and the keys of an indexer. Layers whose windows are
+        set aside are left out: they hold `window_bytes` a sequence.
         """
         if self.kind == "encoder":
             return 0
-        return round(self.full_kv_layers * self.layer_kv_elements * kv_dtype(dtype).bytes)
+        each = self.layer_kv_elements * kv_dtype(dtype).bytes
+        each += self.sparse.key_bytes if self.sparse else 0
+        return round(self.full_kv_layers * each)
 
     @property
     def layer_kv_elements(self) -> int:
@@ -376,10 +424,8 @@ class ModelSpec:
         return (1 if self.latent else 2) * self.kv_width
 
     def window_bytes(self, dtype: str = "bf16") -> int:
-        """KV bytes that layers with a sliding window hold of one sequence, at most."""
-        if self.window is None or self.window.layers == self.layers:
-            return 0
-        held = self.window.layers * self.window.tokens
+        """KV bytes that are set aside for the windows of one sequence."""
+        held = self._set_aside_layers * (self.window.tokens if self.window else 0)
         return round(held * self.layer_kv_elements * kv_dtype(dtype).bytes)
 
     @property

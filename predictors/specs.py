@@ -21,6 +21,7 @@ from .model_spec import (
     LinearAttention,
     ModelSpec,
     SlidingWindow,
+    SparseAttention,
 )
 
 __all__ = [
@@ -310,12 +311,14 @@ def _model(name: str, entry: Entry) -> ModelSpec:
         origin=fields.text("origin", f"user catalogue {entry['_file']}"),
         experts=_part(fields, "experts", _experts),
         latent=latent,
+        sparse=_part(fields, "sparse", _sparse),
         window=_part(
             fields,
             "window",
             lambda part: SlidingWindow(part.count("tokens"), part.count("layers", layers)),
         ),
         linear=_part(fields, "linear", _linear),
+        image_encoder_parameters=int(fields.number("image_encoder_parameters", 0)),
         checkpoint_dtype=weight_dtype(fields.text("checkpoint_dtype", "bf16")).name,
     )
     fields.done()
@@ -340,6 +343,10 @@ def _experts(part: _Fields) -> Experts:
         shared_intermediate=int(part.number("shared_intermediate", 0)),
         dense_layers=int(part.number("dense_layers", 0)),
     )
+
+
+def _sparse(part: _Fields) -> SparseAttention:
+    return SparseAttention(part.count("tokens"), part.count("heads"), part.count("head_dim"))
 
 
 def _linear(part: _Fields) -> LinearAttention:

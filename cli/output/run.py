@@ -82,7 +82,8 @@ def _display(folder: Path) -> Iterator[Callable[[Progress], None]]:
             nonlocal told
             if not told:
                 told = True
-                typer.echo(f"running {progress.cells} cells into {folder}", err=True)
+                cells = f"{progress.cells:,} cell{'s' if progress.cells != 1 else ''}"
+                typer.echo(f"running {cells} into {folder}", err=True)
             running = (f"{cell} {ended:,}" for cell, ended in progress.running.items())
             change(
                 total=progress.cells,

@@ -22,7 +22,7 @@ from ..specs import model
 from ..speculation import SpeculativeStepTime, parse_speculation
 from ..step_time import DEFAULT_HOST_S, StepTimeModel, step_time
 from .kernels import Kernels, kernels
-from .layers import Operators, operators
+from .layers import Indexer, Operators, operators
 
 Floats = NDArray[np.float64]
 
@@ -218,6 +218,9 @@ def _decode(known: Kernels, listed: Operators, placement: Placement) -> DecodeGr
     if a.window_calls:
         seen = np.minimum(kv, a.window)
         total += a.window_calls * np.array([np.interp(seen, kv, row) for row in filled])
+    if (indexer := listed.indexer) is not None:
+        read = sequences[:, None] * kv[None, :]
+        total += indexer.calls * known.index_s(read, read, indexer)
     return DecodeGrid(sequences, kv, total)
 
 
@@ -248,10 +251,17 @@ def _mixed(
         later = alone(contexts + chunks) - np.where(contexts > 0, alone(contexts), 0.0)
         return np.asarray(np.maximum(later, alone(np.broadcast_to(chunks, later.shape))))
 
+    def indexed(contexts: Floats, indexer: Indexer) -> Floats:
+        chunks = _CHUNKS[:, None]
+        pairs = chunks * (contexts + 0.5 * chunks)
+        return known.index_s(contexts + chunks, pairs, indexer)
+
     contexts = _CONTEXTS[None, :]
     later = a.calls * behind(contexts, alone)
     if a.window_calls:
         later += a.window_calls * behind(np.minimum(contexts, a.window), windowed)
+    if listed.indexer is not None:
+        later += listed.indexer.calls * indexed(contexts, listed.indexer)
     sequences = np.concatenate([[0.0], decode.sequences])
     decodes = np.concatenate([np.zeros((1, len(decode.kv_tokens))), decode.seconds])
     total = later[:, :, None, None] + decodes[None, None, :, :]

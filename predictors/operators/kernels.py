@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ..dtypes import kv_dtype, weight_dtype
 from ..model_spec import Experts
 from ..specs import GpuSpec, LinkSpec, gpus
-from .layers import Attention, ExpertLayer
+from .layers import Attention, ExpertLayer, Indexer
 
 Floats = NDArray[np.float64]
 
@@ -29,6 +29,7 @@ DISTURBED = 1.25  # times the time of a larger size
 # load GPUs with 8-bit units reach their power limit (ML.ENERGY: H100 and B200 at 97 %), and the
 # clock falls. Chosen with Qwen3-32B on H100 in view.
 SUSTAINED = 1.07
+_SCORE_BYTES = 4
 _FOLDER = "tables"
 
 
@@ -72,9 +73,9 @@ class Kernels:
         """A kernel that only moves bytes (norm, activation, rotary embedding), at 80 % of peak."""
         return LAUNCH_S + moved_bytes / (0.8 * self._own.bandwidth)
 
-    def roofline_s(self, moved_bytes: Floats, operations: Floats) -> Floats:
-        """A kernel without tables, in 16 bits: 80 % of the bandwidth, or all operations."""
-        return self._own.roofline_s(moved_bytes / 0.8, operations, 16)
+    def roofline_s(self, moved_bytes: Floats, operations: Floats, bits: int = 16) -> Floats:
+        """A kernel without tables: 80 % of the bandwidth, or all operations."""
+        return self._own.roofline_s(moved_bytes / 0.8, operations, bits)
 
     # ---------------------------------------------------------------- matrix multiplications
 
@@ -154,6 +155,13 @@ class Kernels:
         known = np.isfinite(times[0])
         ours = _attention_roofline(self._own, *at, wanted, dtype)
         return length[known], (times[0] * ours / theirs)[known]
+
+    def index_s(self, read: Floats, pairs: Floats, wanted: Indexer) -> Floats:
+        """Seconds in which an indexer scores `pairs` of a query and an earlier token, of which it
+        reads `read`; by the roofline, as no table has it.
+        """
+        moved = read * wanted.key_bytes + 2 * _SCORE_BYTES * pairs
+        return self.roofline_s(moved, pairs * wanted.operations, 8)
 
     def _attention(
         self, kind: str, wanted: Attention, dtype: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..dtypes import SIXTEEN_BIT_BYTES, weight_dtype
-from ..model_spec import Experts, LatentAttention, LinearAttention
+from ..model_spec import Experts, LatentAttention, LinearAttention, SparseAttention
 from ..placement import Placement
 
 
@@ -60,6 +60,19 @@ class Recurrence:
     calls: int
 
 
+@dataclass(frozen=True)
+class Indexer:
+    """Scores of sparse attention in one layer, `calls` times in a pass; every GPU has all heads.
+
+    A query reads `key_bytes` of each earlier token and does `operations` in 8 bits; its score is
+    written, and read by the choice of the highest.
+    """
+
+    key_bytes: float
+    operations: float
+    calls: int
+
+
 CHUNK_TOKENS = 64  # of the kernels that vLLM and SGLang use (flash-linear-attention)
 
 
@@ -100,6 +113,7 @@ class Operators:
     head: Gemm
     logits_bytes: float  # of one sequence
     recurrence: Recurrence | None = None
+    indexer: Indexer | None = None
 
 
 def operators(placement: Placement) -> Operators:
@@ -127,6 +141,9 @@ def operators(placement: Placement) -> Operators:
     else:
         gemms, attended = _latent_gemms(spec.latent, hidden, heads, dtype, layers)
         query = heads * (spec.latent.key_dim + spec.latent.rope_dim)
+        if spec.sparse is not None:
+            gemms += _indexer_gemms(spec.sparse, spec.latent, hidden, dtype, layers)
+            small.append(Small("index_cache", 4 * spec.sparse.head_dim * width, layers))
         small.append(Small("latent_norm", 4 * gemms[0].n * width, 2 * layers))
     small.append(Small("rotary_and_cache", (2 * query + 4 * kv) * width, 2 * attending))
     if traits.qk_norm:
@@ -166,8 +183,11 @@ def operators(placement: Placement) -> Operators:
         # Compilation fuses the other three quantisations into norms and activation.
         quantised = width + weight_dtype(dtype).bytes
         small.append(Small("quantise", attended * quantised, layers))
-    window = spec.window
-    sliding = window.layers if window else 0
+    window, sliding = 0, 0
+    if spec.window is not None:
+        window, sliding = spec.window.tokens, spec.window.layers
+    elif spec.sparse is not None:  # as many tokens as a window has, chosen by the indexer
+        window, sliding = spec.sparse.tokens, attending
     return Operators(
         tuple(gemms),
         tuple(small),
@@ -176,7 +196,7 @@ def operators(placement: Placement) -> Operators:
             kv_heads,
             spec.head_dim,
             attending - sliding,
-            window.tokens if window else 0,
+            window,
             sliding,
             spec.latent is not None,
         ),
@@ -185,6 +205,7 @@ def operators(placement: Placement) -> Operators:
         Gemm("lm_head", -(-spec.vocab // tp), hidden, "bf16", 1),
         -(-spec.vocab // tp) * 4.0,
         None if spec.linear is None else _recurrence(spec.linear, tp),
+        None if spec.sparse is None else _indexer(spec.sparse, attending),
     )
 
 
@@ -202,6 +223,23 @@ def _linear_operators(
         Small("gated_norm", 3 * value * SIXTEEN_BIT_BYTES, linear.layers),
     ]
     return gemms, small
+
+
+def _indexer_gemms(
+    sparse: SparseAttention, latent: LatentAttention, hidden: int, dtype: str, layers: int
+) -> list[Gemm]:
+    """Projections of the indexer, which are not split over GPUs."""
+    queries = sparse.heads * sparse.head_dim
+    return [
+        Gemm("index_q_proj", queries, latent.query_rank or hidden, dtype, layers),
+        Gemm("index_k_proj", sparse.head_dim, hidden, dtype, layers),
+        Gemm("index_weights", sparse.heads, hidden, "bf16", layers),
+    ]
+
+
+def _indexer(sparse: SparseAttention, layers: int) -> Indexer:
+    scores = 2 * sparse.heads * sparse.head_dim
+    return Indexer(sparse.key_bytes, scores, layers)
 
 
 def _recurrence(linear: LinearAttention, tp: int) -> Recurrence:

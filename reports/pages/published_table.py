@@ -89,8 +89,13 @@ class PublishedRow:
             if (found := _BOUND.match(self.published)) is None:
                 return None
             value = float(found[2].replace("−", "-"))
-            low = -math.inf if found[1] in "<≤" else value
-            high = math.inf if found[1] in ">≥" else value
+            low, high = {
+                "<": (-math.inf, math.nextafter(value, -math.inf)),
+                "≤": (-math.inf, value),
+                ">": (math.nextafter(value, math.inf), math.inf),
+                "≥": (value, math.inf),
+                "≈": (value, value),
+            }[found[1]]
         else:
             low = high = float(self.published)
         none = self.null or 0.0

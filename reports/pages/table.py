@@ -12,6 +12,8 @@ from rich import box
 from rich import table as on_terminal
 from rich.text import Text
 
+_LONG_WORD = 24  # characters; longer ones may be broken on a terminal
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -51,6 +53,12 @@ class Table:
     css: str = ""
     wide: int = 99  # from this column on a narrow screen hides them
 
+    def _least_width(self, place: int) -> int:
+        """Characters of the longest word of a column, so that names are not broken."""
+        cells = (row[place] for _, rows in self.groups for row in rows if place < len(row))
+        words = (word for one in cells for word in str(one).split())
+        return max((min(len(word), _LONG_WORD) for word in words), default=1)
+
     def rich(
         self, title: str = "", *, widths: Sequence[int] = (), **options: Any
     ) -> on_terminal.Table:
@@ -70,6 +78,7 @@ class Table:
                 overflow="fold",
                 no_wrap=not words and name not in self.names,
                 width=widths[place] if widths else None,
+                min_width=None if widths else self._least_width(place),
             )
         for head, rows in self.groups:
             if table.row_count:

@@ -151,16 +151,19 @@ def _importance_table(found: Plain) -> RichTable:
 
 def _ablation_table(found: Plain) -> Table:
     """The winner with one parameter at its default, on fresh seeds."""
-    heads = ("parameter", "winner", "default", "with the default", "95 % interval", "")
+    heads = ("parameter", "winner", "default", "change", "95 % interval", "")
     rows = []
     for row in found["ablations"]:
         told = "matters" if row["matters"] else "no difference shown"
         change, interval = "–", first_line(row["problem"])
         if row["change"] is not None:
-            change = _change_text(row["objective"], row["change"])
-            interval = " to ".join(
-                _change_text(row["objective"], row[end]) for end in ("low", "high")
+            points = row["objective"] == "attainment"
+            change, low, high = (
+                f"{100 * row[end]:+.2f}" if points else f"{row[end]:+.3g}"
+                for end in ("change", "low", "high")
             )
+            change += " points" if points else ""
+            interval = f"{low} to {high}"
             if not row["matters"] and row["low"] * row["high"] > 0:
                 told = "the default is better"
         values = (parameter_text(row[name]) for name in ("value", "default"))
@@ -169,17 +172,12 @@ def _ablation_table(found: Plain) -> Table:
     if found["ablations"]:
         first = found["ablations"][0]
         note = (
-            f"Change of {OBJECTIVES[first['objective']].label} at {rate_text(first['rate_rps'])} "
-            "req/s on the same requests. Parameters that do not matter have their default in the "
-            "winner's file and commands, unless the winner needs them together."
+            f"Change of {OBJECTIVES[first['objective']].label} with the default in place of the "
+            f"winner's value, at {rate_text(first['rate_rps'])} req/s on the same requests. "
+            "Parameters that do not matter have their default in the winner's file and commands, "
+            "unless the winner needs them together."
         )
     return one_group("Ablation", heads, rows, texts=(0, 5), note=note)
-
-
-def _change_text(objective: str, change: float) -> str:
-    if objective == "attainment":
-        return f"{100 * change:+.2f} points"
-    return f"{change:+.3g}"
 
 
 def _confirmed_table(found: Plain) -> Table:

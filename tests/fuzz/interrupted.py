@@ -23,12 +23,16 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "predictors"))
+from tiny_models import answered, make_model, write_jsonl
+
 SLO_BENCH = (sys.executable, "-m", "slo_bench.cli.main")
 _LOAD = "--rates 2:20:2 --seeds 3 --requests 2000"
 PREPARED = (
     f"run -s vllm,sarathi -w azure-conv {_LOAD} --records csv --no-report --out run",
     f"run -s vllm,sarathi -w azure-conv {_LOAD} --records csv --no-report --out again",
     "workload make sharegpt --rate 8 --requests 100000 --out made.csv",
+    "predict-train answers.jsonl --base base --lora-r 2 --epochs 1 --out lengths",
 )
 COMMANDS = {
     "run": f"run -s vllm,sarathi -w azure-conv {_LOAD} --out OUT --jobs 1",
@@ -44,7 +48,13 @@ COMMANDS = {
     "selftest": "selftest --seconds 1 --rates 20 --no-search",
     "workload make": "workload make sharegpt --rate 8 --requests 100000 --out OUT.csv",
     "workload show": "workload show made.csv",
+    "predict-train": "predict-train answers.jsonl --base base --lora-r 2 --epochs 3 --out OUT",
+    "predict-eval": "predict-eval lengths answers.jsonl --base base",
+    "derive-slo": "derive-slo --models fleet(llama-3.1-8b*2,qwen3-8b*2) --rate 4",
+    "tune placement": "tune placement --model llama-3.1-70b --gpu l40s --devices 8",
+    "serve": "serve vllm --backend torch --log OUT.log",
 }
+ENDLESS = {"serve": 8.0}  # until it is stopped; seconds in which it is, from its start into serving
 
 
 ENDED = -1
@@ -64,7 +74,7 @@ def interrupt(
 ) -> Interrupted:
     """So many times, each with an output of its own."""
     found = Interrupted(Counter(), [])
-    whole_s = _once(words, folder, None)[2]
+    whole_s = ENDLESS.get(name) or _once(words, folder, None)[2]
     for number in range(moments):
         after_s = rng.uniform(_STARTED_S, whole_s)
         code, said, took_s, left = _once(words, folder, after_s)
@@ -147,6 +157,8 @@ def main() -> int:
     problems = 0
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
+        make_model(folder / "base")
+        write_jsonl(folder / "answers.jsonl", answered(400))
         for words in PREPARED:
             subprocess.run(
                 [*SLO_BENCH, *words.split()], cwd=folder, check=True, capture_output=True

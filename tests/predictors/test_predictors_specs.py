@@ -225,7 +225,7 @@ def test_opt_fields(folder):
     ("fields", "complaint"),
     [
         ({"model_type": "mixtral", "num_local_experts": 8}, "num_experts_per_tok.*is missing"),
-        ({"model_type": "llama4_text"}, "'llama4_text', not modelled yet; known: .*qwen3_moe"),
+        ({"model_type": "mllama_text"}, "'mllama_text', not modelled yet; known: .*qwen3_moe"),
         ({"n_routed_experts": 256}, "n_routed_experts.*not modelled yet"),
         ({"num_lookahead_slots": 1}, "speculative decoding.*not modelled yet"),
         ({"model_type": "medusa"}, "speculative decoding.*not modelled yet"),

@@ -178,6 +178,8 @@ def test_a_ratio_to_zero():
         ("> 0", 5, 3, 0.0, "same order"),
         ("> 0", 5, 6, 0.0, "undecided"),
         ("> 0", -5, 3, 0.0, "not reproduced"),
+        ("> 0", 0, 0, 0.0, "not reproduced"),  # equal is not more
+        ("≥ 99", 99, 0, None, "reproduced"),
         ("≥ 99", 99.5, 0.2, None, "reproduced"),
         ("< 99", 99.5, 0.2, None, "not reproduced"),
         (1.27, 1.12, 0.02, 1.0, "same order"),  # a comparison: 1.27 ± 0.027

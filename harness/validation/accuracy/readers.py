@@ -31,8 +31,6 @@ from .measurement import (
 
 Found = Iterator[Measurement | Skipped]
 
-# What is not modelled of models that are not in the catalogue.
-_NOT_MODELLED = {"qwen3.5": "linear attention", "glm-5": "sparse attention"}
 _QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 _WEIGHTS = {
     "fp8": "fp8",
@@ -50,6 +48,8 @@ _SYSTEMS = {
     "h100_sxm": "h100-80g",
     "h200_sxm": "h200-141g",
     "b200_sxm": "b200",
+    "b300_sxm": "b300",
+    "gb200": "gb200",
     "l40s": "l40s",
 }
 # Cold starts are in the TTFT of these rows.
@@ -132,9 +132,6 @@ def _silicon_row(name: str, row: dict[str, Any]) -> Measurement | Skipped:
     if row["mode"] != "agg":
         return Skipped(name, "disaggregated serving")
     served = str(row["model_path"])
-    for part, what in _NOT_MODELLED.items():
-        if part in served.lower():
-            return Skipped(name, what)
     quantised = _text(row["moe_quant_mode"]) or _text(row["gemm_quant_mode"])
     weights = "mxfp4" if "gpt-oss" in served else _WEIGHTS.get(quantised or "bf16")
     if weights is None:

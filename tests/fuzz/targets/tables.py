@@ -47,6 +47,36 @@ _CONFIG = {
     "max_position_embeddings": 512,
     "tie_word_embeddings": False,
 }
+_VISION_CONFIG = {
+    "model_type": "llama4",
+    "text_config": _CONFIG
+    | {
+        "model_type": "llama4_text",
+        "intermediate_size_mlp": 256,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 1,
+        "moe_layers": [1],
+        "no_rope_layers": [1, 0],
+        "attention_chunk_size": 128,
+    },
+    "vision_config": {"depth": 2, "hidden_size": 8, "intermediate_size": 16, "patch_size": 4},
+}
+_SPARSE_CONFIG = _CONFIG | {
+    "model_type": "glm_moe_dsa",
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "mlp_layer_types": ["dense", "sparse"],
+    "indexer_types": ["full", "full"],
+    "index_topk": 64,
+    "index_n_heads": 2,
+    "index_head_dim": 16,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+}
 _LOG = {
     "arrival_s": 0.5,
     "queued_s": 0.5,
@@ -149,7 +179,12 @@ def targets(folder: Path) -> list[Target]:
         ("toml", "any.toml", read_toml, [EXPERIMENT]),
         ("experiment.toml", "experiment.toml", load, [EXPERIMENT]),
         ("published table", "p.toml", lambda p: load_published(str(p)), [_PUBLISHED]),
-        ("model config.json", "m/config.json", read_model, [doc(_CONFIG)]),
+        (
+            "model config.json",
+            "m/config.json",
+            read_model,
+            [doc(_CONFIG), doc(_VISION_CONFIG), doc(_SPARSE_CONFIG)],
+        ),
         ("device map", "map.json", _by_name(read_device_map), [doc(_MAP)]),
         ("request log", "log.jsonl", read_log, [lines(_LOG)]),
         ("step log", "steps.jsonl", read_steps, [_STEPS]),
