@@ -234,8 +234,8 @@ class Launched:
             _expired_problem(before, after),
         )
         reasons = "; ".join(filter(None, problems))
-        measured = replace(measured, invalid_because=reasons or None)
-        return replace(measured, figures={**measured.figures, **grown})
+        figures = {**measured.figures, **grown, "invalid_because": reasons or None}
+        return replace(measured, invalid_because=reasons or None, figures=figures)
 
     def _tallies(self) -> list[Mapping[str, int]]:
         """Counters of each server's plugin, and of the gateway's controller."""

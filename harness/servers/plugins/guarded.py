@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from ....workloads.errors import SloBenchError
 from ...core.decisions import Admission, Line, PreemptionMode
 from ...core.policy import Policy, overrides
 from ...core.state import RequestState
@@ -99,6 +100,8 @@ def _about_request(
     def called(self: Policy, r: RequestState, view: Any) -> Any:
         try:
             return hook(self, r, view)
+        except SloBenchError:  # it uses the interface wrongly, whatever the request
+            raise
         except Exception as error:
             errors.note(policy, name, error, r)
             return _ANSWERS[name]

@@ -13,6 +13,7 @@ from slo_bench.harness.core.state import RequestState
 from slo_bench.harness.core.wire import FAILED
 from slo_bench.harness.servers.plugins.contract import IdleView
 from slo_bench.harness.servers.plugins.guarded import FIRST, PolicyErrors, guarded
+from slo_bench.workloads.errors import SloBenchError
 from slo_bench.workloads.request import Slo
 
 
@@ -102,3 +103,15 @@ def test_limits_that_fail_at_once_stop_the_start() -> None:
 
     with pytest.raises(ValueError, match="none"):
         guarded(NoLimits(), PolicyErrors()).limits(None)  # type: ignore[arg-type]
+
+
+def test_wrong_use_of_the_interface_is_no_error_of_one_request() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Wrong(Policy):
+        def queue_key(self, r: RequestState, view: Any) -> float:
+            raise SloBenchError("it reads the clock")
+
+    errors = PolicyErrors()
+    with pytest.raises(SloBenchError, match="clock"):
+        guarded(Wrong(), errors).queue_key(request(3), None)  # type: ignore[arg-type]
+    assert not errors.count
