@@ -39,6 +39,7 @@ class _Commands(LazyGroup):
         "workload": "workload:app",
         "predict-train": "predict_train:predict_train",
         "predict-eval": "predict_eval:predict_eval",
+        "model": "model:app",
         "backends": "backends:app",
         "serve": "serve:serve",
         "selftest": "selftest:selftest",

@@ -22,6 +22,7 @@ from hypothesis import HealthCheck, settings
 
 from slo_bench.cli.main import main
 from slo_bench.harness.servers.launch.environments import RECIPES, Environment, environment
+from slo_bench.harness.servers.launch.random_model import make_model, model_fields
 from slo_bench.workloads.errors import SloBenchError
 
 # Threads of torch spin while they wait for each other: beside other work, tests would stand still.
@@ -139,7 +140,6 @@ VLLM = RECIPES["vllm"].builds["cpu"]
 # No torch that fits its kernels is at hand everywhere; its scheduler runs without them.
 OLD_VLLM = "0.19.1"
 OLD_VLLM_FOLDER = "SLO_BENCH_OLD_VLLM"  # holds its package, and what the newer ones no longer need
-MAKE_MODEL = Path(__file__).parent / "harness" / "servers" / "launch" / "make_tiny_model.py"
 
 
 @pytest.fixture(scope="session")
@@ -195,17 +195,12 @@ def vllm_python(
 def tiny_model(
     installed: Callable[..., Environment], tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], Path]:
-    """A folder with a tiny Llama, made from a seed by the server's own Python."""
+    """A folder with a tiny Llama; skips where the server is not installed."""
 
     @functools.cache
     def make(backend: str) -> Path:
+        installed(backend)
         folder = tmp_path_factory.mktemp("models") / f"tiny-{backend.replace('==', '-')}"
-        subprocess.run(
-            [installed(backend).python, MAKE_MODEL, folder],
-            check=True,
-            timeout=300,
-            capture_output=True,
-        )
-        return folder
+        return make_model(folder, {**model_fields(), "max_position_embeddings": 4096})
 
     return make

@@ -1,4 +1,4 @@
-"""`slo-bench backends`: install, list and remove servers, each in an environment of its own."""
+"""`slo-bench backends`: servers, each in an environment of its own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 from ..options.parameters import argument, epilog, flag, option
 
 app = typer.Typer(
-    help="Install, list and remove servers, each in an environment of its own.",
+    help="Install, list, check and remove servers, each in an environment of its own.",
     no_args_is_help=True,
     epilog=epilog(["slo-bench backends install vllm --cpu", "slo-bench backends list"]),
 )
@@ -105,6 +105,32 @@ def list_backends(
     for row in rows:
         table.add_row(*(Text(value) for value in row.values()))
     terminal().print(table)
+
+
+@app.command(epilog=epilog(["slo-bench backends check vllm==0.32.0"]))
+def check(
+    backend: Annotated[str, argument("BACKEND", "Server: vllm, sglang, or vllm==V.")],
+    as_json: Annotated[bool, flag("Print only JSON.", "--json")] = False,
+) -> None:
+    """Check that the plugin fits an installed server: every function that it uses is there and
+    takes the parameters that it expects. Exits with 1 if not.
+    """
+    import dataclasses
+
+    from ...harness.servers.launch.check_hooks import check_hooks
+    from ...harness.servers.launch.environments import environment
+
+    found = check_hooks(environment(backend))
+    if as_json:
+        typer.echo(json.dumps(dataclasses.asdict(found)))
+    elif found.problems:
+        typer.echo(f"{found.environment}: the plugin does not fit version {found.version}")
+        for problem in found.problems:
+            typer.echo(f"  {problem}")
+    else:
+        typer.echo(f"{found.environment}: all {found.targets} functions are as the plugin expects")
+    if found.problems:
+        raise typer.Exit(1)
 
 
 @app.command(epilog=epilog(["slo-bench backends remove vllm-0.32.0-cpu"]))

@@ -157,9 +157,14 @@ def _encoder() -> Finding:
 
 
 def _processor() -> Finding:
-    from ...harness.load_generator.machine import cores
+    from ...harness.load_generator.machine import core_share, cores
 
-    return Finding("processor", "ok", f"{cores()} cores ({platform.machine()})")
+    share = core_share()
+    told = f"{cores()} cores ({platform.machine()})"
+    if not share.server:
+        return Finding("processor", "ok", f"{told}, shared by servers and load generator")
+    told += f"; servers started here get {len(share.server)}, {len(share.client)} left to the load "
+    return Finding("processor", "ok", f"{told}generator: `selftest` tells which rates are true")
 
 
 def _memory() -> Finding:

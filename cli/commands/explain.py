@@ -102,16 +102,19 @@ def explain(
 def _explain_run(run: Path, *, as_json: bool) -> None:
     from ...harness.results.read import read_runs
     from ...reports.figures.levels import combine
-    from ...reports.pages import why
+    from ...reports.pages import decisions, why
     from ..output.console import print_lines
 
     runs = read_runs([run])
-    found = why.reasons(runs, combine(runs))
+    cells = combine(runs)
+    found = why.reasons(runs, cells)
+    decided = decisions.sentences(cells)
     if as_json:
         told = [why.reason_json(one) for one in found]
         typer.echo(json.dumps(told, allow_nan=False, ensure_ascii=False))
-    elif found:
-        print_lines(*(f"{facet}: {text}" if facet else text for facet, text in why.shown(found)))
+    elif found or decided:
+        lines = [f"{facet}: {text}" if facet else text for facet, text in why.shown(found)]
+        print_lines(*lines, *decided)
     else:
         raise SloBenchError(
             f"{run} has nothing to compare: it takes two systems with different attainment of an "

@@ -20,9 +20,9 @@ NO_MODEL = (
     "--local-dir DIR` makes it; `slo-bench model make DIR` makes a small one with random weights"
 )
 RUNS = (
-    "slo-bench profile run --model path/to/model --out cpu.toml",
-    "slo-bench profile run --model path/to/model --device cuda:0 --gpu h100-80g --out h100.toml",
-    "slo-bench profile run --backend vllm --model path/to/model --out vllm.toml",
+    "slo-bench profile run --model models/tiny --out cpu.toml",
+    "slo-bench profile run --model models/tiny --device cuda:0 --gpu h100-80g --out h100.toml",
+    "slo-bench profile run --backend vllm --model models/tiny --out vllm.toml",
 )
 
 

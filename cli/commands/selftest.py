@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,6 +15,8 @@ from ...workloads.errors import SloBenchError
 from ..options.parameters import flag, option
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from ...harness.validation.selftest import SelfTest, SelfTestLevel
 
 EXAMPLES = ("slo-bench selftest", "slo-bench selftest --rates 10,50 --no-search --json")
@@ -56,8 +59,15 @@ def selftest(
 
 
 def _as_table(found: SelfTest) -> dict[str, object]:
-    levels = [{**dataclasses.asdict(one), "truthful": one.truthful} for one in found.levels]
-    return {**dataclasses.asdict(found), "levels": levels}
+    def rows(levels: Sequence[SelfTestLevel]) -> list[dict[str, object]]:
+        return [{**dataclasses.asdict(one), "truthful": one.truthful} for one in levels]
+
+    return {
+        **dataclasses.asdict(found),
+        "levels": rows(found.levels),
+        "beside_server": rows(found.beside_server),
+        "highest_beside_server_rps": found.highest_beside_server_rps,
+    }
 
 
 def _show(found: SelfTest) -> None:
@@ -100,6 +110,7 @@ def _show(found: SelfTest) -> None:
             console.print(f"✗ {one.rate_rps:g} req/s: {one.problem}", highlight=False)
     costs = f"{found.request_cpu_s * 1e3:.2f} ms a request and {found.token_cpu_s * 1e6:.1f} µs"
     console.print(f"Client CPU: {costs} a token.", highlight=False)
+    _show_beside_server(found, console)
     if found.highest_rps is None:
         console.print("No level was true: is the machine busy with something else?")
     else:
@@ -109,3 +120,22 @@ def _show(found: SelfTest) -> None:
             f"This machine sends {found.highest_rps:g}{more} req/s {answers} truthfully.",
             highlight=False,
         )
+
+
+def _show_beside_server(found: SelfTest, console: Console) -> None:
+    """Which rates are true while a server on this machine computes."""
+    share = found.cores
+    if share.server:
+        places = f"on {len(share.server)} of {len(share.server) + len(share.client)} cores"
+    else:
+        places = "on the same core"
+    last = found.beside_server[-1]
+    late = f"send delay {last.send_delay_p99_s * 1e3:.1f} ms at p99"
+    highest = found.highest_beside_server_rps
+    if last.truthful:
+        told = f"true up to {last.rate_rps:g} req/s or more ({late})"
+    elif highest is None:
+        told = f"no rate is true; at {last.rate_rps:g} req/s: {last.problem}"
+    else:
+        told = f"true up to {highest:g} req/s; at {last.rate_rps:g} req/s: {last.problem}"
+    console.print(f"Beside a server that computes {places}: {told}.", highlight=False)

@@ -14,15 +14,14 @@ from ..options.names import listed
 from ..options.parameters import argument, option
 
 EXAMPLES = (
-    "slo-bench serve vllm --backend vllm --model path/to/model --instances 2 --router prefix-aware",
-    "slo-bench serve distserve --backend vllm --model path/to/model --set decode_instances=2",
-    "slo-bench serve ascendra --backend vllm --model path/to/model --set n_lp=1",
-    "slo-bench serve prism --backend vllm --model path/to/a --model path/to/b --max-active-models "
-    "1",
-    "slo-bench serve edf --backend vllm --model path/to/model",
+    "slo-bench serve vllm --backend vllm --model models/tiny --instances 2 --router prefix-aware",
+    "slo-bench serve distserve --backend vllm --model models/tiny --set decode_instances=2",
+    "slo-bench serve ascendra --backend vllm --model models/tiny --set n_lp=1",
+    "slo-bench serve prism --backend vllm --model models/a --model models/b --max-active-models 1",
+    "slo-bench serve edf --backend vllm --model models/tiny",
     "slo-bench serve slo-odbs-continuous --backend vllm --model M "
     "--length-predictor 'learned(lengths, online=200)'",
-    "slo-bench serve vllm --backend vllm --model path/to/model --port 8000",
+    "slo-bench serve vllm --backend vllm --model models/tiny --port 8000",
     "slo-bench serve vllm --backend torch",
     "slo-bench serve edf-drop --backend vllm --model M --num-gpu-blocks 200 "
     "--server-arg=--max-model-len=2048",

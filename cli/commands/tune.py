@@ -33,11 +33,11 @@ SYSTEM_EXAMPLES = (
     "slo-bench tune vllm --executor ray --address 10.0.0.1:6379 --jobs 8 --trials 100",
 )
 SERVER_EXAMPLES = (
-    "slo-bench tune server --backend vllm --model path/to/model --objective goodput --rate 2 "
+    "slo-bench tune server --backend vllm --model models/tiny --objective goodput --rate 2 "
     "--search max_num_seqs=16,64,256",
-    "slo-bench tune server --backend sglang --model path/to/model --search "
+    "slo-bench tune server --backend sglang --model models/tiny --search "
     "max_running_requests=8..64 --max-time 3600",
-    "slo-bench tune server --backend vllm --model path/to/model --rate 2 --objective ttft_p99 "
+    "slo-bench tune server --backend vllm --model models/tiny --rate 2 --objective ttft_p99 "
     "--search server.gpu-memory-utilization=0.8,0.9 --search max_num_batched_tokens=2048,8192",
 )
 _SYSTEM = "system"  # the command for a system or a file

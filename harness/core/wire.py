@@ -23,7 +23,9 @@ LOAD_KV = "slo_bench_load"
 # A request that a policy lets go ends with status 503, or an error in its stream, that begins with:
 REJECTED = "slo_bench: rejected"
 DROPPED = "slo_bench: dropped"
-# So does a request that an instance returns to its controller: our gateway reroutes it.
+# A request about which a policy raised an error ends with status 500, likewise:
+FAILED = "slo_bench: the policy failed"
+# A request returned to its controller ends with status 503; our gateway reroutes it.
 OFFLOADED = "slo_bench: offloaded"
 
 # How long ago a request had arrived when it was sent to this server, in seconds.

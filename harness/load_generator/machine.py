@@ -1,15 +1,73 @@
-"""Resources of this machine: cores and open files."""
+"""Resources of this machine: cores, for the load generator and for servers, and open files."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+_CORES_PER_CLIENT_CORE = 8
 
 
 def cores() -> int:
     """Processor cores this process may use."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+@dataclass(frozen=True)
+class CoreShare:
+    """Cores of servers that are started on this machine, and those left to the load generator.
+
+    Both are empty where there is one core, or where the system cannot pin processes.
+    """
+
+    server: tuple[int, ...] = ()
+    client: tuple[int, ...] = ()
+
+
+def core_share() -> CoreShare:
+    """Leave one core of eight to the load generator, at least one, and the others to servers."""
+    if sys.platform != "linux" or cores() < 2:
+        return CoreShare()
+    found = sorted(os.sched_getaffinity(0))
+    own = max(1, len(found) // _CORES_PER_CLIENT_CORE)
+    return CoreShare(tuple(found[:-own]), tuple(found[-own:]))
+
+
+@contextlib.contextmanager
+def started_on(chosen: Sequence[int]) -> Iterator[None]:
+    """Processes that this thread starts in the block run on these cores; on any, if none."""
+    if sys.platform != "linux" or not chosen:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, chosen)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+_NICE = -10
+
+
+@contextlib.contextmanager
+def before_other_programs() -> Iterator[None]:
+    """Give this thread a higher priority in the block, where the system allows it (root, or
+    CAP_SYS_NICE): a client that waits for a core measures its own wait.
+    """
+    if sys.platform != "linux":  # elsewhere it would be the whole process
+        yield
+        return
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    with contextlib.suppress(PermissionError):
+        os.setpriority(os.PRIO_PROCESS, 0, min(before, _NICE))
+    try:
+        yield
+    finally:
+        os.setpriority(os.PRIO_PROCESS, 0, before)
 
 
 def allow_many_sockets() -> None:

@@ -148,15 +148,15 @@ def respond_json(reply: Reply, content: object, status: int = 200) -> None:
     respond(reply, json.dumps(content).encode(), "application/json", status)
 
 
-def error_body(status: int, message: str) -> dict[str, Any]:
-    """An error in the form that OpenAI's clients read."""
+def error_body(status: int, message: str, param: str | None = None) -> dict[str, Any]:
+    """An error in the form that OpenAI's clients read. `param`: the parameter it is about."""
     kind = _ERROR_TYPES.get(status, "ServerError")
-    return {"error": {"message": message, "type": kind, "param": None, "code": status}}
+    return {"error": {"message": message, "type": kind, "param": param, "code": status}}
 
 
-def refuse(reply: Reply, status: int, message: str) -> None:
+def refuse(reply: Reply, status: int, message: str, param: str | None = None) -> None:
     """Send an error in OpenAI's form."""
-    respond_json(reply, error_body(status, message), status)
+    respond_json(reply, error_body(status, message, param), status)
 
 
 Handler = Callable[[HttpRequest, "ClientReply"], Awaitable[None]]

@@ -8,48 +8,32 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
+import struct
 import time
-import uuid
+from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from ...workloads.errors import SloBenchError
-from ..core.decisions import ReleaseReason
-from ..core.wire import (
-    DROPPED,
-    REJECTED,
-    VLLM_FIELD,
-    predicted_length_from_wire,
-    priority_from_wire,
-    slo_from_wire,
-)
 from ..engine.loop.gc_control import heap_frozen
 from ..engine.torch.encoder import Encoder
-from ..engine.torch.live import GenerationRequest, LiveEngine
-from ..engine.torch.sequence import Sampling
-from ..engine.torch.text import Text, TextStream
+from ..engine.torch.live import LiveEngine
+from ..engine.torch.text import Text
 from .http_server import HttpRequest, Ready, Reply, in_thread, refuse, respond, respond_json, serve
-
-_DEFAULT_TOKENS = 16  # as OpenAI's completions
-
-
-@dataclass(frozen=True)
-class HttpModel:
-    """Served model: its name for clients, its tokenizer, its end tokens and its longest request."""
-
-    name: str
-    text: Text
-    eos: frozenset[int]
-    most_tokens: int
-    embeds: Embeds | None = None
+from .torch_generation import BadRequestError, Generation, GenerationModel, check_model
 
 
 @contextlib.contextmanager
 def serving(
-    live: LiveEngine, model: HttpModel, *, host: str = "127.0.0.1", port: int = 0
+    live: LiveEngine,
+    model: GenerationModel,
+    embeds: Embeds | None = None,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
 ) -> Iterator[str]:
     """Run a server and yield its address, for as long as the block lasts.
 
@@ -58,7 +42,7 @@ def serving(
     """
 
     async def start(ready: Ready) -> None:
-        await serve(_Routes(live, model).answer, host=host, port=port, ready=ready)
+        await serve(_Routes(live, model, embeds).answer, host=host, port=port, ready=ready)
 
     with in_thread(f"server at {host}:{port}", start) as server, heap_frozen():
         yield server.url
@@ -76,7 +60,7 @@ class Embeds:
         """Token ids of each input.
 
         Raises:
-            _BadRequestError: it is no text, no tokens, and no list of either.
+            BadRequestError: it is no text, no tokens, and no list of either.
         """
         many: list[Any] = [told]
         if isinstance(told, list) and told and not _are_tokens(told):
@@ -84,7 +68,7 @@ class Embeds:
         texts = [self.text.tokens(one) if isinstance(one, str) else one for one in many]
         vocabulary = self.encoder.config.vocab
         if not all(_are_tokens(one) and max(one) < vocabulary for one in texts):
-            raise _BadRequestError(
+            raise BadRequestError(
                 f"input must be a text, ids of tokens below {vocabulary}, or a list of either"
             )
         return texts
@@ -94,14 +78,12 @@ def _are_tokens(told: object) -> bool:
     return isinstance(told, list) and bool(told) and all(type(n) is int and n >= 0 for n in told)
 
 
-class _BadRequestError(Exception):
-    pass
-
-
 class _Routes:
-    def __init__(self, live: LiveEngine, model: HttpModel) -> None:
+    def __init__(self, live: LiveEngine, model: GenerationModel, embeds: Embeds | None) -> None:
         self._live = live
         self._model = model
+        self._embeds = embeds
+        self._created = int(time.time())
 
     async def answer(self, asked: HttpRequest, reply: Reply) -> None:
         path = asked.path
@@ -109,27 +91,45 @@ class _Routes:
             respond(reply, b"", "text/plain", 200 if self._live.running else 503)
         elif path == "/metrics":
             respond(reply, self._metrics().encode(), "text/plain; version=0.0.4")
-        elif path == "/v1/models":
-            most = self._model.most_tokens
-            one = {"id": self._model.name, "object": "model", "max_model_len": most}
-            respond_json(reply, {"object": "list", "data": [{**one, "owned_by": "slo-bench"}]})
-        elif path == "/v1/embeddings" and asked.method == "POST" and self._model.embeds:
-            await self._embed(asked, reply, self._model.embeds)
+        elif path == "/v1/models" or path.startswith("/v1/models/"):
+            self._models(reply, path.removeprefix("/v1/models").removeprefix("/"))
+        elif path == "/v1/embeddings" and asked.method == "POST" and self._embeds:
+            await self._embed(asked, reply, self._embeds)
         elif path in ("/v1/completions", "/v1/chat/completions") and asked.method == "POST":
             await self._generate(asked, reply, chat="chat" in path)
         else:
-            refuse(reply, 400, f"there is no {asked.method} {path} here")
+            refuse(reply, 404, f"there is no {asked.method} {path} here")
+
+    def _models(self, reply: Reply, name: str) -> None:
+        """The list of models, or the one of that name."""
+        one = {"object": "model", "created": self._created, "owned_by": "slo-bench"}
+        models = [{"id": self._model.name, **one, "max_model_len": self._model.most_tokens}]
+        if self._embeds is not None:
+            models.append({"id": self._embeds.name, **one})
+        found = [one for one in models if one["id"] == unquote(name)]
+        if not name:
+            respond_json(reply, {"object": "list", "data": models})
+        elif found:
+            respond_json(reply, found[0])
+        else:
+            refuse(reply, 404, f"there is no model {name!r:.100}", "model")
 
     async def _embed(self, asked: HttpRequest, reply: Reply, embeds: Embeds) -> None:
         body = asked.json() or {}
         try:
-            if body.get("encoding_format", "float") != "float":
-                raise _BadRequestError("encoding_format must be float")
+            check_model(body, embeds.name)
+            for name in body.keys() - {"model", "input", "encoding_format", "user"}:
+                raise BadRequestError(f"{name} is not supported by the torch engine", name)
+            form = body.get("encoding_format") or "float"
+            if form not in ("float", "base64"):
+                raise BadRequestError("encoding_format must be float or base64", "encoding_format")
             texts = embeds.tokens(body.get("input"))
             found = await asyncio.to_thread(lambda: embeds.encoder.embed(texts).tolist())
-        except (_BadRequestError, SloBenchError) as error:
-            refuse(reply, 400, str(error))
+        except (BadRequestError, SloBenchError) as error:
+            _refuse(reply, error)
             return
+        if form == "base64":  # what OpenAI's client asks for: 32-bit floats, the lowest byte first
+            found = [b64encode(struct.pack(f"<{len(one)}f", *one)).decode() for one in found]
         tokens = sum(map(len, texts))
         data = [
             {"object": "embedding", "index": n, "embedding": one} for n, one in enumerate(found)
@@ -143,9 +143,9 @@ class _Routes:
             refuse(reply, 400, "the body must be a JSON object")
             return
         try:
-            generation = _Generation(self._live, self._model, body, chat=chat)
-        except (_BadRequestError, SloBenchError) as error:
-            refuse(reply, 400, str(error))
+            generation = Generation(self._live, self._model, body, chat=chat)
+        except (BadRequestError, SloBenchError) as error:
+            _refuse(reply, error)
             return
         await generation.answer(reply)
 
@@ -177,213 +177,11 @@ class _Routes:
         return "\n".join(lines) + "\n"
 
 
-class _Generation:
-    """A client's generation request, from its body to its last token."""
-
-    def __init__(
-        self, live: LiveEngine, model: HttpModel, body: Mapping[str, Any], *, chat: bool
-    ) -> None:
-        self._live = live
-        self._model = model
-        self._chat = chat
-        self._stream = bool(body.get("stream"))
-        options = body.get("stream_options") or {}
-        self._with_usage = not self._stream or bool(options.get("include_usage"))
-        self._stop = _stops(body.get("stop"))
-        self._id = f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}"
-        self._created = int(time.time())
-        if body.get("n", 1) != 1 or body.get("best_of", 1) != 1:
-            raise _BadRequestError("n and best_of must be 1")
-        self._prompt = self._tokens(body)
-        self._asked = self._as_asked(body)
-        self._events: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()
-        self._said = TextStream(model.text)
-        self._given = 0
-
-    def _tokens(self, body: Mapping[str, Any]) -> list[int]:
-        text = self._model.text
-        if self._chat:
-            messages = body.get("messages")
-            if not isinstance(messages, list) or not messages:
-                raise _BadRequestError("messages must be a list with one message at least")
-            return text.chat(messages)
-        prompt = body.get("prompt")
-        if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
-            prompt = prompt[0]
-        if isinstance(prompt, str):
-            return text.tokens(prompt) or [0]
-        vocabulary = self._live.engine.decoder.config.vocab
-        if not (
-            isinstance(prompt, list)
-            and prompt
-            and all(type(one) is int and 0 <= one < vocabulary for one in prompt)
-        ):
-            raise _BadRequestError(
-                f"prompt must be a text, or ids of tokens below {vocabulary}, one at least"
-            )
-        return prompt
-
-    def _as_asked(self, body: Mapping[str, Any]) -> GenerationRequest:
-        room = self._model.most_tokens - len(self._prompt)
-        given = body.get("max_completion_tokens") or body.get("max_tokens")
-        most = given if given is not None else room if self._chat else _DEFAULT_TOKENS
-        if type(most) is not int or most < 1:
-            raise _BadRequestError(f"max_tokens must be a whole number above 0 but is {most!r}")
-        if most > room:
-            raise _BadRequestError(
-                f"{len(self._prompt)} prompt and {most} answer tokens are more than the "
-                f"{self._model.most_tokens} that fit"
-            )
-        least = body.get("min_tokens") or 0
-        free = bool(body.get("ignore_eos")) or least >= most
-        if least and not free:
-            raise _BadRequestError("min_tokens below max_tokens is not supported")
-        wire = body.get(VLLM_FIELD)
-        wire = wire if isinstance(wire, Mapping) else {}
-        loop = asyncio.get_running_loop()
-
-        def tell(kind: str) -> Callable[[Any], None]:
-            def told(value: Any) -> None:
-                with contextlib.suppress(RuntimeError):  # the server is gone
-                    loop.call_soon_threadsafe(self._events.put_nowait, (kind, value))
-
-            return told
-
-        return GenerationRequest(
-            tokens=self._prompt,
-            max_tokens=most,
-            sampling=Sampling(
-                temperature=_number(body, "temperature", 1.0, 0, 10),
-                top_p=_number(body, "top_p", 1.0, 0, 1),
-                top_k=max(0, int(_number(body, "top_k", 0, -1, 1 << 31))),
-                seed=int(_number(body, "seed", hash(self._id) & 0xFFFF_FFFF, 0, 1 << 62)),
-            ),
-            ends=frozenset() if free else self._model.eos,
-            slo=lambda arrival_s: slo_from_wire(wire, arrival_s),
-            predicted_output_tokens=predicted_length_from_wire(wire),
-            priority=priority_from_wire(wire)
-            or int(_number(body, "priority", 0, -(1 << 31), 1 << 31)),
-            gave=tell("token"),
-            ended=tell("end"),
-            lost=tell("lost"),
-        )
-
-    async def answer(self, reply: Reply) -> None:
-        r = self._live.submit(self._asked)
-        over = False
-        try:
-            text, tokens, reason = "", [], "length"
-            while not over:
-                kind, value = await self._events.get()
-                if kind == "lost":
-                    over = True
-                    self._lost(reply, value)
-                    return
-                piece = ""
-                if kind == "token":
-                    tokens.append(value)
-                    if value not in self._asked.ends:
-                        piece = self._said.add(value)
-                else:
-                    over, reason, piece = True, value, self._said.rest()
-                cut = _first(text + piece, self._stop)
-                if cut is not None:
-                    piece, reason = (text + piece)[len(text) : cut], "stop"
-                text += piece
-                if self._stream and (piece or kind == "token"):
-                    self._send(reply, piece, value if kind == "token" else None, None)
-                if cut is not None:
-                    break
-            if self._stream:
-                self._send(reply, "", None, reason)
-                if self._with_usage:
-                    self._event(reply, {**self._frame([]), "usage": self._usage(len(tokens))})
-                reply.pieces([b"data: [DONE]\n\n"])
-                reply.end()
-            else:
-                choice = self._choice(text, tokens, reason)
-                respond_json(reply, {**self._frame([choice]), "usage": self._usage(len(tokens))})
-        finally:
-            if not over:
-                self._live.cancel(r)
-
-    def _lost(self, reply: Reply, reason: ReleaseReason) -> None:
-        message = REJECTED if reason is ReleaseReason.REJECT else DROPPED
-        if not reply.begun:
-            refuse(reply, 503, message)
-            return
-        self._event(reply, {"error": {"message": message, "code": 503}})
-        reply.end()
-
-    def _send(self, reply: Reply, piece: str, token: int | None, reason: str | None) -> None:
-        if not reply.begun:
-            headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
-            reply.begin(200, b"OK", headers)
-            if self._chat:
-                first = {"index": 0, "delta": {"role": "assistant"}, "finish_reason": None}
-                self._event(reply, self._frame([first]))
-        tokens = [] if token is None else [token]
-        self._event(reply, self._frame([self._choice(piece, tokens, reason, part=True)]))
-
-    def _choice(
-        self, text: str, tokens: list[int], reason: str | None, *, part: bool = False
-    ) -> dict[str, Any]:
-        choice: dict[str, Any] = {"index": 0, "finish_reason": reason, "logprobs": None}
-        if self._chat and part:
-            choice["delta"] = {"content": text} if text else {}
-        elif self._chat:
-            choice["message"] = {"role": "assistant", "content": text}
-        else:
-            choice["text"] = text
-        if tokens:
-            choice["token_ids"] = tokens
-        return choice
-
-    def _frame(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        kind = "chat.completion" if self._chat else "text_completion"
-        if self._chat and self._stream:
-            kind += ".chunk"
-        return {
-            "id": self._id,
-            "object": kind,
-            "created": self._created,
-            "model": self._model.name,
-            "choices": choices,
-        }
-
-    def _usage(self, tokens: int) -> dict[str, int]:
-        prompt = len(self._prompt)
-        return {
-            "prompt_tokens": prompt,
-            "completion_tokens": tokens,
-            "total_tokens": prompt + tokens,
-        }
-
-    @staticmethod
-    def _event(reply: Reply, content: Mapping[str, Any]) -> None:
-        reply.pieces([b"data: " + json.dumps(content, ensure_ascii=False).encode() + b"\n\n"])
-
-
-def _number(body: Mapping[str, Any], name: str, default: float, low: float, high: float) -> float:
-    value = body.get(name)
-    if value is None:
-        return default
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-        raise _BadRequestError(f"{name} must be a number from {low} to {high} but is {value!r}")
-    return value
-
-
-def _stops(told: object) -> list[str]:
-    found = [told] if isinstance(told, str) else told or []
-    if not isinstance(found, list) or not all(isinstance(one, str) and one for one in found):
-        raise _BadRequestError("stop must be a text or a list of texts")
-    return found
-
-
-def _first(text: str, stops: list[str]) -> int | None:
-    """Position of the first stop text; None if there is none."""
-    places = [at for stop in stops if (at := text.find(stop)) >= 0]
-    return min(places, default=None)
+def _refuse(reply: Reply, error: BadRequestError | SloBenchError) -> None:
+    if isinstance(error, BadRequestError):
+        refuse(reply, error.status, str(error), error.param)
+    else:
+        refuse(reply, 400, str(error))
 
 
 @contextlib.contextmanager
@@ -453,8 +251,6 @@ def serving_model(
         limits = found.policy.limits(live.instance.view)
         spare = limits.watermark_blocks + limits.decode_headroom_blocks
         most = min(decoder.config.context, (room.blocks - spare) * block_size)
-        served = HttpModel(
-            served_name or folder.name, Text(folder), decoder.config.eos, most, embeds
-        )
-        with serving(live, served, port=port) as url:
+        served = GenerationModel(served_name or folder.name, Text(folder), decoder.config.eos, most)
+        with serving(live, served, embeds, port=port) as url:
             yield url

@@ -7,8 +7,11 @@ generator on a machine of its own does no worse.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import contextlib
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +22,7 @@ from ..load_generator.client_health import quantile
 from ..load_generator.http.endpoint import Endpoint
 from ..load_generator.http.options import HttpOptions
 from ..load_generator.http.wire_requests import REQUEST_ID
+from ..load_generator.machine import CoreShare, core_share, started_on
 from ..load_generator.routed_load import HttpResult, measure
 from ..servers.mock import MockConfig, serving_apart
 from ..servers.mock.service import Truth
@@ -31,6 +35,7 @@ MOCK = MockConfig(ttft_s=0.05, itl_s=0.01)
 TTFT_P50_LIMIT_S = 0.001
 TTFT_P99_LIMIT_S = 0.01
 _MOST_RPS = 6400.0
+BUSY_RATES_RPS = (4.0, 16.0, 64.0)
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,14 @@ class SelfTest:
     token_cpu_s: float
     request_cpu_s: float  # beside its tokens
     highest_rps: float | None  # highest correct rate with `TOKENS` tokens an answer; None: no rate
+    # Beside a server that keeps its cores busy, on this machine.
+    beside_server: tuple[SelfTestLevel, ...] = ()
+    cores: CoreShare = field(default_factory=CoreShare)
+
+    @property
+    def highest_beside_server_rps(self) -> float | None:
+        """Highest correct rate beside a busy server; None: no rate."""
+        return max((one.rate_rps for one in self.beside_server if one.truthful), default=None)
 
     @property
     def at_the_end(self) -> bool:
@@ -107,6 +120,15 @@ def self_test(
         run(rate_rps)
     if search:
         _search(run, levels)
+    share = core_share()
+    busy = []
+    with _busy(share):
+        for rate_rps in BUSY_RATES_RPS:
+            level = run_level(rate_rps, seconds=seconds, server_cores=share.server)
+            busy.append(level)
+            done(level)
+            if not level.truthful:
+                break
     one, many = levels[0], levels[1]
     token_cpu_s = (many.cpu_per_request_s - one.cpu_per_request_s) / (TOKENS - 1)
     truthful = [level.rate_rps for level in levels[1:] if level.truthful]
@@ -115,7 +137,25 @@ def self_test(
         token_cpu_s=token_cpu_s,
         request_cpu_s=one.cpu_per_request_s - token_cpu_s,
         highest_rps=max(truthful, default=None),
+        beside_server=tuple(busy),
+        cores=share,
     )
+
+
+@contextlib.contextmanager
+def _busy(share: CoreShare) -> Iterator[None]:
+    """Compute on all cores of servers, as a server on a CPU does; on all there are, if unknown."""
+    spinning = []
+    try:
+        with started_on(share.server):
+            for _ in share.server or [0]:
+                argv = [sys.executable, "-S", "-E", "-c", "while True: pass"]
+                spinning.append(subprocess.Popen(argv))
+        yield
+    finally:
+        for one in spinning:
+            one.kill()
+            one.wait()
 
 
 def _search(run: Callable[[float], SelfTestLevel], levels: Sequence[SelfTestLevel]) -> None:
@@ -128,16 +168,23 @@ def _search(run: Callable[[float], SelfTestLevel], levels: Sequence[SelfTestLeve
 
 
 def run_level(
-    rate_rps: float, *, tokens: int = TOKENS, seconds: float = 4.0, processes: int | None = None
+    rate_rps: float,
+    *,
+    tokens: int = TOKENS,
+    seconds: float = 4.0,
+    processes: int | None = None,
+    server_cores: Sequence[int] = (),
 ) -> SelfTestLevel:
-    """Measure one rate against a new mock server."""
+    """Measure one rate against a new mock server, on these cores if any are given."""
     rng = np.random.default_rng(0)
     n = max(20, round(rate_rps * seconds))
     workload = Workload(
         np.cumsum(rng.exponential(1 / rate_rps, n)), np.full(n, PROMPT_TOKENS), np.full(n, tokens)
     )
     options = HttpOptions(model=MOCK.model, processes=processes, save_token_times=True)
-    with serving_apart(MOCK) as server:
+    with contextlib.ExitStack() as stack:
+        with started_on(server_cores):
+            server = stack.enter_context(serving_apart(MOCK))
         found = measure(workload, [Endpoint.parse(server.url)], options)
         truths = {int(t.request_id.removeprefix(REQUEST_ID)): t for t in server.truths()}
     return _level(rate_rps, tokens, found, truths)

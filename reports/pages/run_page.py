@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from markupsafe import Markup
 
 from ...harness.results.read import RunResults, read_runs
 from ...workloads.errors import SloBenchError
@@ -32,6 +33,7 @@ from . import (
     allowed,
     bands,
     capacity,
+    decisions,
     mechanisms,
     published,
     recovered,
@@ -83,7 +85,7 @@ def _document(runs: Sequence[RunResults]) -> str:
         heading=_title(cells),
         facts=_facts(cells, bounds),
         notices=_notices(cells, rows, runs),
-        answer=capacity.answer(searched, cells) or answer(cells, rows, names),
+        answer=_headline(capacity.answer(searched, cells) or answer(cells, rows, names), cells),
         summary=summary.best_table(cells, rows, details, names, badge),
         why=why.shown(why.reasons(runs, cells)),
         names=abbreviated(cells),
@@ -105,10 +107,16 @@ def _document(runs: Sequence[RunResults]) -> str:
         bands=bands.table(cells, names, badge),
         recovered=recovered.table(cells, badge),
         mechanisms=mechanisms.table(cells, rows, names, badge),
+        decisions=decisions.table(cells, names, badge),
         setup=[_setup(run, f" of {run.name}" if len(runs) > 1 else "") for run in runs],
         terms=asset("definitions.html"),
         footer=_footer(cells, runs),
     )
+
+
+def _headline(answer: Markup, cells: pd.DataFrame) -> Markup:
+    """The answer, and which policies were never asked."""
+    return Markup(" ").join([answer, *decisions.never_asked(cells)])
 
 
 def _once(facets: Iterable[Drawn], part: str) -> list[Figure]:
@@ -206,8 +214,12 @@ def _notices(
         lines.append(("Not stationary.", f"{drifting}. {summary.NOT_STATIONARY}"))
     if never := mechanisms.silent(cells):
         lines.append(("Mechanisms that never acted.", " ".join(never)))
+    if decided := decisions.sentences(cells):
+        lines.append(("Decisions.", " ".join(decided)))
     if equal := mechanisms.equal_results(cells):
         lines.append(("Equal results.", " ".join(equal)))
+    if shared := summary.shared_cores_text(cells):
+        lines.append(("One machine.", f"{shared}."))
     if truncated := summary.truncated_text(cells):
         told = f"{truncated} were shortened to fit the context or the KV cache."
         lines.append(("Truncated.", told))

@@ -34,7 +34,7 @@ from ..figures.levels import (
     series_names,
     with_series,
 )
-from . import bands, mechanisms, recovered
+from . import bands, decisions, mechanisms, recovered
 from .answer import best_goodput, winners
 from .table import Cell, Row, Table
 
@@ -152,9 +152,11 @@ def _notes(cells: pd.DataFrame, rows: pd.DataFrame) -> list[str]:
         notes.append(f"Too long for the context or the KV cache, and missed: {overlong_requests}.")
     if short := short_answers_text(cells):
         notes.append(f"{short}: those levels had less work than offered.")
+    if shared := shared_cores_text(cells):
+        notes.append(f"{shared}.")
     if truncated := truncated_text(cells):
         notes.append(f"Served with fewer tokens than the workload has: {truncated}.")
-    return [*notes, *bands.notes(cells), *mechanisms.notes(cells)]
+    return [*notes, *bands.notes(cells), *mechanisms.notes(cells), *decisions.sentences(cells)]
 
 
 def _energy_text(rows: pd.DataFrame) -> str:
@@ -199,6 +201,18 @@ def unfitted_pairs(cells: pd.DataFrame) -> str:
 def oversize_text(cells: pd.DataFrame) -> str:
     """`12 of 3,000 requests (overlong)`; empty where all fit."""
     return _counted(cells, "overlong", "requests (overlong)")
+
+
+def shared_cores_text(cells: pd.DataFrame) -> str:
+    """On which cores of one machine servers and load generator ran; empty where it is not known."""
+    if "server_cores" not in cells or cells["server_cores"].isna().all():
+        return ""
+    known = cells.dropna(subset=["server_cores"])[["server_cores", "client_cores"]]
+    return "; ".join(
+        f"Servers and load generator shared a machine: cores of the servers {int(servers)}, left "
+        f"to the load generator {int(client)}"
+        for servers, client in known.drop_duplicates().itertuples(index=False)
+    )
 
 
 def truncated_text(cells: pd.DataFrame) -> str:

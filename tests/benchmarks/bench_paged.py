@@ -43,9 +43,9 @@ from slo_bench.harness.engine.torch.clock import RealClock
 from slo_bench.harness.engine.torch.decoder import Decoder
 from slo_bench.harness.engine.torch.load import load_decoder
 from slo_bench.harness.engine.torch.sequence import Sequence as Tokens
-from slo_bench.harness.engine.torch.tiny import make_tiny
 from slo_bench.harness.policies.systems import system
 from slo_bench.harness.servers.launch.environments import Environment, installed, recipe
+from slo_bench.harness.servers.launch.random_model import make_model, model_fields
 from slo_bench.harness.servers.launch.recipe import Launch
 from slo_bench.workloads.request import Slo
 
@@ -215,7 +215,7 @@ def main() -> None:
     print(f"{'model':>6} {'at once':>8} {'requests':>9}", *(f"{head:>18}" for head in heads))
     with tempfile.TemporaryDirectory() as folder:
         for name in options.models.split(","):
-            path = make_tiny(Path(folder) / name, **MODELS[name])
+            path = make_model(Path(folder) / name, {**model_fields(), **MODELS[name]})
             decoder = load_decoder(path)
             model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
             for text in options.concurrency.split(","):

@@ -16,7 +16,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import signal
 import socket
 import subprocess
@@ -60,10 +59,11 @@ NOT_RUN = {
     "slo-bench capacity --base-url http://127.0.0.1:8777 --model mock --workload synthetic "
     "--prompt-tokens 64 --output-tokens 8 --slo ttft=0.1": "four minutes by the clock",
     # Not on these machines.
+    "python scripts/gpu_check.py gpu-check": "GPU; tests/scripts/test_gpu_check.py",
     "slo-bench backends install vllm": "installs the build for CUDA",
     "slo-bench backends remove vllm": "other tests need it; test_environments.py removes another",
     "slo-bench tune placement --model llama-3.1-70b": "asks nvidia-smi for this machine's GPUs",
-    "slo-bench run --backend torch --model path/to/model --gpu cuda:0 --rates 2 --validate": "GPU",
+    "slo-bench run --backend torch --model models/tiny --gpu cuda:0 --rates 2 --validate": "GPU",
     "slo-bench workload fetch burstgpt": "downloads 51 MB",
     "slo-bench capacity --base-url http://10.0.0.9:8000 --executor ray --address auto "
     "--processes 8": "its senders died on two busy cores, and why is not known yet",
@@ -122,7 +122,7 @@ def kind(command: str) -> str:
         return "not run"
     if (program, asked) == ("python3", "-m") or program in (".venv/bin/pip", "."):
         return "install"
-    if re.search(r"--backend (vllm|sglang)", command):
+    if re.search(r"--backend (vllm|sglang)|backends check", command):
         return "backends"
     if "--executor ray" in command:
         return "ray"
@@ -214,20 +214,6 @@ def measurements(path: Path) -> None:
     )
 
 
-def a_tiny_llama(path: Path) -> None:
-    """A model's folder; without torch its `config.json` alone, which simulated systems read."""
-    if importlib.util.find_spec("torch"):
-        from slo_bench.harness.engine.torch.tiny import make_tiny
-
-        make_tiny(path)
-    else:
-        path.mkdir()
-        sizes = {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4}
-        heads = {"num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 259}
-        fields = {"model_type": "llama", "max_position_embeddings": 8192, "torch_dtype": "float32"}
-        (path / "config.json").write_text(json.dumps(fields | sizes | heads))
-
-
 GIVEN: dict[str, Callable[[Path], None]] = {
     "runs/monday": a_run,
     "runs/tuesday": a_run,
@@ -251,9 +237,6 @@ GIVEN: dict[str, Callable[[Path], None]] = {
     "600.jsonl": answers,
     "base": an_encoder,
     "MiniLM": an_encoder,
-    "path/to/model": a_tiny_llama,
-    "path/to/a": a_tiny_llama,
-    "path/to/b": a_tiny_llama,
 }
 
 
@@ -262,7 +245,7 @@ def mentions(command: str, name: str) -> bool:
 
 
 def written_by(command: str) -> str | None:
-    found = re.search(r"(?:--out|-o) (\S+)", command)
+    found = re.search(r"(?:--out|-o|model make) (\S+)", command)
     return found and found[1]
 
 
@@ -321,15 +304,13 @@ def test_the_commands_of_a_page(name, which, commands, tmp_path, slo_bench, monk
         if which == "install":
             install(commands)
             return
-        make = request.getfixturevalue("tiny_model") if which == "backends" else None
+        if which == "backends":
+            request.getfixturevalue("installed")("vllm")
         for given, write in GIVEN.items():
             if any(mentions(typed_for(command), given) for command in commands):
                 path = Path(given)
                 path.parent.mkdir(parents=True, exist_ok=True)
-                if make and write is a_tiny_llama:
-                    shutil.copytree(make("vllm"), path)
-                else:
-                    write(path)
+                write(path)
         standing = Standing(stack)
         for command in commands:
             typed = standing.in_place_of(typed_for(command))

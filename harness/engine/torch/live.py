@@ -16,7 +16,7 @@ from .build import Engine
 from .clock import RealClock
 from .execution import PagedInstance
 from .kv_cache_manager import PagedStoreKVCacheManager
-from .sequence import Sampling, Sequence
+from .sequence import Sampling, Sequence, TokenLogprobs
 from .threads import CpuWait, ThreadLayout
 
 _IDLE_S = 0.02  # wait when no request can run now
@@ -38,6 +38,7 @@ class GenerationRequest:
     slo: Callable[[float], Slo]  # from the moment of arrival
     predicted_output_tokens: PredictedLength | None  # of its length
     priority: int
+    logprobs: TokenLogprobs | None  # filled before `gave` is called; None: not wanted
     gave: Callable[[int], None]
     ended: Callable[[str], None]
     lost: Callable[[ReleaseReason], None]
@@ -194,7 +195,9 @@ class LiveEngine:
 
     def _opens(self, r: RequestState) -> Sequence:
         request = self._requests[r]
-        return Sequence(list(request.tokens), request.sampling, request.ends)
+        return Sequence(
+            list(request.tokens), request.sampling, request.ends, logprobs=request.logprobs
+        )
 
     def _gave(self, r: RequestState, token: int) -> None:
         self.counts.output_tokens += 1

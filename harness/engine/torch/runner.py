@@ -11,7 +11,7 @@ from .batch import Layout, Piece
 from .cache import KvCache
 from .decoder import Decoder
 from .pipeline import Traffic
-from .sequence import Sampling, Sequence
+from .sequence import Sampling, Sequence, TokenLogprobs
 
 
 class Runner:
@@ -61,7 +61,16 @@ def next_tokens(logits: Tensor, sequences: Seq[Sequence]) -> list[int]:
         if sequence.sampling.temperature > 0:
             place = len(sequence.tokens)
             tokens[row] = _drawn(logits[row].float().cpu(), sequence.sampling, place)
+        if sequence.logprobs is not None:
+            _note(logits[row], tokens[row], sequence.logprobs)
     return tokens
+
+
+def _note(logits: Tensor, token: int, into: TokenLogprobs) -> None:
+    logprobs = torch.log_softmax(logits.float(), -1)
+    values, tokens = logprobs.topk(min(into.top, len(logprobs)))
+    top = list(zip(tokens.tolist(), values.tolist(), strict=True))
+    into.given.append((float(logprobs[token]), top))
 
 
 def _drawn(logits: Tensor, sampling: Sampling, place: int) -> int:

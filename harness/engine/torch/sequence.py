@@ -22,6 +22,16 @@ class Sampling:
 GREEDY = Sampling()
 
 
+@dataclass
+class TokenLogprobs:
+    """Log-probabilities of an answer's tokens before temperature, `top_k` and `top_p`: of each
+    token, and of the `top` likeliest in its place, as pairs of a token and its log-probability.
+    """
+
+    top: int
+    given: list[tuple[float, list[tuple[int, float]]]] = field(default_factory=list)
+
+
 @dataclass(frozen=True)
 class OffloadedBlocks:
     """The first blocks of a sequence, which are at a worker: their ids there."""
@@ -44,6 +54,7 @@ class Sequence:
     blocks: list[int] = field(default_factory=list)
     num_cpu_blocks: list[int] = field(default_factory=list)  # where its KV lies while swapped out
     offloaded: OffloadedBlocks | None = None
+    logprobs: TokenLogprobs | None = None  # filled where they are wanted
 
     @property
     def offloaded_blocks(self) -> int:

@@ -26,7 +26,9 @@ from ....workloads.errors import SloBenchError
 from ....workloads.whole_file import write_whole
 from ....workloads.workload import Workload
 from ...core.counters import COUNT
+from ...core.decision_counts import DECISIONS
 from ...load_generator.http.endpoint import Endpoint
+from ...load_generator.machine import core_share
 from ...policies.routers import router as router_by_name
 from ...results.acceptance import speculation_figures
 from ...results.engine_logs import meta_path, profiling_cell
@@ -163,6 +165,7 @@ class LaunchedBackend:
             server_args=tuple(args),
             startup_timeout_s=self.server.startup_timeout_s,
             transfer=transfer_of(self.server.kv_transfer),
+            cores=core_share().server,
             kvcached=self.server.kvcached,
         )
 
@@ -222,15 +225,17 @@ class Launched:
             **_grown(before, after),
             **speculation_figures(before, after),
             **plugin_figures(counted),
+            **_cores(),
         }
         problems = (
             measured.invalid_because,
+            policy_problem(counted),
             swap_problem(counted),
             _expired_problem(before, after),
         )
         reasons = "; ".join(filter(None, problems))
-        measured = replace(measured, invalid_because=reasons or None)
-        return replace(measured, figures={**measured.figures, **grown})
+        figures = {**measured.figures, **grown, "invalid_because": reasons or None}
+        return replace(measured, invalid_because=reasons or None, figures=figures)
 
     def _tallies(self) -> list[Mapping[str, int]]:
         """Counters of each server's plugin, and of the gateway's controller."""
@@ -266,6 +271,14 @@ class Launched:
                 for log, begin in zip(self.step_logs, begins, strict=True)
             ]
         write_whole(meta_path(folder, spec.cell), [json.dumps(meta, indent=1).encode()])
+
+
+def _cores() -> Mapping[str, Value]:
+    """Columns of `cells.csv`: on how many cores servers and load generator run."""
+    share = core_share()
+    if not share.server:
+        return {}
+    return {"server_cores": len(share.server), "client_cores": len(share.client)}
 
 
 def _devices(place: PlacementSpec) -> int:
@@ -377,8 +390,20 @@ def plugin_figures(grown: Mapping[str, int]) -> Mapping[str, Value]:
     return {
         "preemptions_swap": grown.get("preempted_swap"),
         "preemptions_recompute": grown.get("preempted_recompute"),
-        **{name: n for name, n in grown.items() if name.startswith(COUNT)},
+        **({"policy_errors": grown["policy_errors"]} if "policy_errors" in grown else {}),
+        **{name: n for name, n in grown.items() if name.startswith(COUNT) or name in DECISIONS},
     }
+
+
+def policy_problem(grown: Mapping[str, int]) -> str | None:
+    """Errors that a policy raised inside a server, as text; None if there are none."""
+    errors = grown.get("policy_errors", 0)
+    if not errors:
+        return None
+    return (
+        f"the policy raised {errors} errors inside the server; the requests that failed and the "
+        "server's log name them"
+    )
 
 
 def swap_problem(grown: Mapping[str, int]) -> str | None:

@@ -19,7 +19,7 @@ from ...core.records import Outcome
 from ...core.state import RequestState
 from ...engine.cluster.arrivals import Arrivals
 from ...engine.loop.gc_control import collections_off, heap_frozen
-from ..machine import allow_many_sockets
+from ..machine import allow_many_sockets, before_other_programs
 from ..real_cluster import RoutedServers
 from .answers import Raw, read_answer
 from .columns import DriveResult, Spool
@@ -84,7 +84,7 @@ class Driver:
         """
         allow_many_sockets()
         try:
-            with heap_frozen(), collections_off():  # a collection would delay timestamps
+            with heap_frozen(), collections_off(), before_other_programs():  # delays are ours
                 return run_coroutine(self._run(start_s))
         except BaseException:
             self._spool.close()

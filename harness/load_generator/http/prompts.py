@@ -35,7 +35,7 @@ _FREQUENT = (
     "like him into time has look two more write go see number no way could people my than "
     "first water"
 )
-_WORDS = tuple(_FREQUENT.split())
+FREQUENT_WORDS = tuple(_FREQUENT.split())
 
 
 class PromptMaker:
@@ -57,8 +57,8 @@ class PromptMaker:
 
     def words(self, request: Request) -> str:
         """Return a text with one word per token; with a tokenizer, of exactly as many tokens."""
-        drawn = (self._drawn(request) % np.uint64(len(_WORDS))).tolist()
-        text = " ".join([_WORDS[k] for k in drawn])
+        drawn = (self._drawn(request) % np.uint64(len(FREQUENT_WORDS))).tolist()
+        text = " ".join([FREQUENT_WORDS[k] for k in drawn])
         return text if self._encoder is None else self._cut(text, request.prompt_tokens)
 
     def _cut(self, text: str, tokens: int) -> str:
@@ -74,7 +74,7 @@ class PromptMaker:
             if count > tokens:
                 words = words[: max(1, len(words) - (count - tokens))]
             else:
-                words += [_WORDS[k % len(_WORDS)] for k in range(tokens - count)]
+                words += [FREQUENT_WORDS[k % len(FREQUENT_WORDS)] for k in range(tokens - count)]
         return " ".join(words)
 
     def _drawn(self, request: Request) -> Hashes:

@@ -78,6 +78,7 @@ class Launch:
     server_args: tuple[str, ...] = ()
     transfer: KvTransfer | None = None
     gpus: tuple[str, ...] = ()  # the only ones it may use, by UUID; none: all
+    cores: tuple[int, ...] = ()  # the only ones it may use; none: all
     kvcached: bool = False
     sleeps: bool = False  # it can be told to give its memory back, and to take it again
 

@@ -86,6 +86,7 @@ class Serve:
     step_log: Path | None = None
     startup_timeout_s: float = READY_S
     transfer: KvTransferMode = KvTransferMode.FILES
+    cores: tuple[int, ...] = ()  # of all servers together; none: all
     kvcached: bool = False
     sleeps: bool = False
 
@@ -324,6 +325,7 @@ class Serve:
             block_size=self.block_size,
             max_model_tokens=self.max_model_tokens,
             server_args=self.server_args,
+            cores=self.cores,
             kvcached=self.kvcached,
             sleeps=self.sleeps,
         )

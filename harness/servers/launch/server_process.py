@@ -27,6 +27,7 @@ from pathlib import Path
 import httpx
 
 from ....workloads.errors import SloBenchError
+from ...load_generator.machine import started_on
 from ..plugins.contract import (
     HANDSHAKE_VARIABLE,
     NUM_CPU_BLOCKS_VARIABLE,
@@ -198,7 +199,8 @@ def serving(
             name, base, log, base + recipe.metrics_path, base + recipe.health_path, launch
         )
         try:
-            server._process = _start(argv, environ, log)
+            with started_on(launch.cores):
+                server._process = _start(argv, environ, log)
             yield server
         finally:
             server.stop()

@@ -18,8 +18,8 @@ from slo_bench.harness.engine.torch.config import read_config
 from slo_bench.harness.engine.torch.encoder import read_encoder
 from slo_bench.harness.engine.torch.load import load_decoder
 from slo_bench.harness.engine.torch.tiers import TierFolder, Tiers, UnitShape
-from slo_bench.harness.engine.torch.tiny import make_tiny
 from slo_bench.harness.engine.torch.workers import loaded
+from slo_bench.harness.servers.launch.random_model import make_model, model_fields
 from slo_bench.predictors.lengths.config import CONFIG, Base, NetworkShape, PredictorConfig
 from slo_bench.predictors.lengths.encoded import SIZES, Encoded
 from slo_bench.predictors.lengths.heads import HEADS
@@ -47,7 +47,9 @@ _SHAPE = UnitShape(1, 1, 1, 2, 2, torch.float32)
 
 def targets(folder: Path) -> list[Target]:
     """Configurations, tensors and their index, a KV store, a message."""
-    model = make_tiny(folder / "tiny", num_hidden_layers=1, hidden_size=16, intermediate_size=16)
+    sizes = {"num_hidden_layers": 1, "hidden_size": 16, "intermediate_size": 16, "vocab_size": 259}
+    shutil.rmtree(folder / "tiny", ignore_errors=True)
+    model = make_model(folder / "tiny", {**model_fields(), **sizes})
     sharded = folder / "sharded"
     shutil.rmtree(sharded, ignore_errors=True)
     sharded.mkdir()

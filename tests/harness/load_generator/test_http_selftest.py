@@ -22,6 +22,11 @@ def test_it_tells_our_error_and_cost(monkeypatch, capsys):
         assert one["truthful"] == (one["problem"] is None)
     true = [one["rate_rps"] for one in levels[1:] if one["truthful"]]
     assert found["highest_rps"] == max(true, default=None)
+    busy = found["beside_server"]
+    assert [one["rate_rps"] for one in busy] == [4, 16, 64][: len(busy)]
+    assert all(one["truthful"] for one in busy[:-1])
+    true = [one["rate_rps"] for one in busy if one["truthful"]]
+    assert found["highest_beside_server_rps"] == max(true, default=None)
     whole = found["request_cpu_s"] + 64 * found["token_cpu_s"]
     assert whole == pytest.approx(levels[1]["cpu_per_request_s"])
 

@@ -19,6 +19,7 @@ from sglang.srt.managers.scheduler import _make_abort_req
 from sglang.srt.managers.utils import is_health_check_generate_req
 
 from ....core.counters import Counters
+from ....core.decision_counts import DecisionCounts
 from ....core.decisions import Admission, ReleaseReason
 from ....core.policy import Key, Policy, clock_read_error, key_is_kept, overrides
 from ....core.predictions import LearnedPredictions
@@ -26,6 +27,7 @@ from ....core.queues import REKEY_AT_MOST
 from ....core.state import Phase
 from ....core.wire import DROPPED, REJECTED
 from ..contract import StepLog, Tally
+from ..guarded import PolicyErrors, guarded
 from .compatibility import refusal_of
 from .steps import SglangSteps, requests_left
 from .view import SglangRequest, SglangView, all_ours, ours
@@ -38,13 +40,17 @@ class Decider:
 
     def __init__(self, scheduler: Any, policy: Policy) -> None:
         self._scheduler = scheduler
-        self._policy = policy
+        self._errors = PolicyErrors()
+        self._failed: dict[Any, str] = {}  # messages of requests that are to end
+        self._policy = policy = guarded(policy, self._errors)
         predictions = LearnedPredictions()
         self.steps = SglangSteps(predictions, StepLog())
         self.view = SglangView(
             scheduler, predictions, policy.new_state(), Counters(policy.mechanisms())
         )
         self._tally = Tally()
+        self._decisions = DecisionCounts()
+        self._victims: list[int] = []  # requests of which some are being retracted
         self._arrived = self._retracted = 0
         self._timeouts: list[tuple[float, int, SglangRequest, ReleaseReason]] = []
         self._calls_admit = overrides(policy, "admit")
@@ -77,6 +83,9 @@ class Decider:
             r.phase = Phase.WAITING
             r.recomputes += 1
             self._retracted += 1
+            if r.seq in self._victims:
+                self._victims.remove(r.seq)
+            self._decisions.preempt(r.seq, self._victims)
             self._place(r)
             self.steps.log.write("preempted", time_s=self.view.now_s, id=str(req.rid))
             return True
@@ -91,6 +100,10 @@ class Decider:
         self._place(r)
         if self._calls_timeout and (timeout := self._policy.timeout(r, self.view)) is not None:
             heappush(self._timeouts, (timeout.time_s, r.seq, r, timeout.reason))
+        self._failed |= self._errors.failed()
+        if (why := self._failed.pop(r, None)) is not None:
+            self._end(req, why, HTTPStatus.INTERNAL_SERVER_ERROR)
+            return False
         return True
 
     def _place(self, r: SglangRequest) -> None:
@@ -110,15 +123,29 @@ class Decider:
 
     def write_tally(self) -> None:
         """Write what was counted so far, for the process that started the server."""
-        self._tally.write(self.view.counters, preempted_recompute=self._retracted)
+        self._tally.write(
+            self.view.counters,
+            preempted_recompute=self._retracted,
+            policy_errors=self._errors.count,
+            **self._decisions.totals(),
+        )
 
     def expire_timeouts(self, batches: Iterable[Any]) -> None:
         """Drop or offload waiting requests whose timeout has passed; `batches` run now."""
+        queue = self._scheduler.waiting_queue
         running = [batch.reqs for batch in batches if batch is not None]
         self.view.look(type(self).clock(), running)
+        self._failed |= self._errors.failed()
+        for r, why in list(self._failed.items()):
+            at = next((i for i, one in enumerate(queue) if one is r.req), None)
+            if at is not None:
+                del self._failed[r], queue[at]
+                self._end(r.req, why, HTTPStatus.INTERNAL_SERVER_ERROR)
+            elif r.phase is Phase.DONE:
+                del self._failed[r]
         while self._timeouts and self._timeouts[0][0] <= self.view.now_s:
             _, _, r, reason = heappop(self._timeouts)
-            req, queue = r.req, self._scheduler.waiting_queue
+            req = r.req
             if req is None or not math.isnan(r.first_scheduled_s):
                 continue
             at = next((i for i, other in enumerate(queue) if other is req), None)
@@ -127,17 +154,21 @@ class Decider:
                 self._send_away(req, reason)
 
     def _send_away(self, req: Any, reason: ReleaseReason) -> None:
+        self._decisions.release += 1
+        why = REJECTED if reason is ReleaseReason.REJECT else DROPPED
+        self._end(req, f"{why} by the policy", HTTPStatus.SERVICE_UNAVAILABLE)
+
+    def _end(self, req: Any, why: str, status: HTTPStatus) -> None:
         scheduler = self._scheduler
-        message = REJECTED if reason is ReleaseReason.REJECT else DROPPED
         scheduler._release_aborted_request(req)
         scheduler.beam_coordinator.retire_group(req)
         finished = {
             "type": "abort",
-            "status_code": HTTPStatus.SERVICE_UNAVAILABLE,
-            "message": f"{message} by the policy",
+            "status_code": status,
+            "message": why,
         }
         scheduler.send_abort_output(_make_abort_req(req, finished_reason=finished), req)
-        self.steps.log.write("away", time_s=self.view.now_s, id=str(req.rid), reason=message)
+        self.steps.log.write("away", time_s=self.view.now_s, id=str(req.rid), reason=why)
 
     # ---------------------------------------------------------------- order and victims
 
@@ -169,6 +200,7 @@ class Decider:
                 keys.append((True, 0.0, 0))  # health checks and the like stay
             else:
                 keys.append((False, self._policy.victim_key(r, self.view), -r.seq))
+        self._victims = [r.seq for r in all_ours(reqs)]
         return sorted(range(len(reqs)), key=keys.__getitem__, reverse=True)
 
     # ---------------------------------------------------------------- steps
@@ -178,6 +210,10 @@ class Decider:
         now_s = type(self).clock()
         self.view.look(now_s)
         prefill = batch.forward_mode.is_extend()
+        entered = [r.seq for r in all_ours(batch.reqs) if prefill and r.phase is Phase.WAITING]
+        if entered:
+            waiting = [r.seq for r in all_ours(self._scheduler.waiting_queue)]
+            self._decisions.enter(entered, waiting)
         for r in all_ours(batch.reqs):
             r.phase = Phase.PREFILL if prefill else Phase.DECODE
             if math.isnan(r.first_scheduled_s):

@@ -43,6 +43,7 @@ _CALLED: dict[str, tuple[str, ...]] = {
     "sglang.srt.plugins.hook_registry.HookRegistry.register": ("target", "hook", "hook_type"),
 }
 HOOKS = tuple(_HOOKED)
+TARGETS = (*_HOOKED, *_CALLED)
 
 
 def sglang_version() -> str:

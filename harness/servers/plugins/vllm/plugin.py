@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 from http import HTTPStatus
 from typing import Any
 
-from ....core.wire import DROPPED, OFFLOADED, REJECTED
+from ....core.wire import DROPPED, FAILED, OFFLOADED, REJECTED
 from ..contract import StepLog, asked_for, num_cpu_blocks
 from .hooks import moved, vllm_version
 
@@ -85,18 +85,22 @@ def answer_releases(engine: Any) -> None:
             async for output in outputs:
                 for one in output.outputs:
                     why = one.stop_reason
-                    if isinstance(why, str) and why.startswith((REJECTED, DROPPED, OFFLOADED)):
-                        raise _error(why)
+                    if not isinstance(why, str):
+                        continue
+                    if why.startswith(FAILED):
+                        raise _error(why, HTTPStatus.INTERNAL_SERVER_ERROR)
+                    if why.startswith((REJECTED, DROPPED, OFFLOADED)):
+                        raise _error(f"{why} by the policy", HTTPStatus.SERVICE_UNAVAILABLE)
                 yield output
 
     telling.slo_bench = True  # type: ignore[attr-defined]
     engine.generate = telling
 
 
-def _error(why: str) -> Exception:
+def _error(why: str, status: HTTPStatus) -> Exception:
     for name in _ERRORS:
         with contextlib.suppress(ImportError, AttributeError):
-            error: Exception = pkgutil.resolve_name(name)(f"{why} by the policy")
-            error.status_code = HTTPStatus.SERVICE_UNAVAILABLE  # type: ignore[attr-defined]
+            error: Exception = pkgutil.resolve_name(name)(why)
+            error.status_code = status  # type: ignore[attr-defined]
             return error
-    return RuntimeError(f"{why} by the policy")
+    return RuntimeError(why)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ....core.decision_counts import DecisionCounts
 from ....core.decisions import PreemptionMode
 from ....core.predictions import LearnedPredictions
 from ..contract import StepLog, Tally
@@ -22,6 +23,7 @@ class StepRecorder:
         self.preempted: list[dict[str, Any]] = []  # in this step
         self.ended: list[str] = []  # requests, since the last step
         self._scheduler = scheduler
+        self.decisions = DecisionCounts()
         self._tally = Tally()
         self._victims = {PreemptionMode.SWAP: 0, PreemptionMode.RECOMPUTE: 0}
         self._executed_out = self._executed_in = 0  # swaps, by the workers' own count
@@ -88,4 +90,6 @@ class StepRecorder:
             decided_in=getattr(scheduler.connector, "swaps_in", 0),
             executed_out=self._executed_out,
             executed_in=self._executed_in,
+            policy_errors=scheduler.policy_errors.count,
+            **self.decisions.totals(),
         )

@@ -34,6 +34,7 @@ from ....core.wire import (
     waited_s,
 )
 from ..contract import announce, asked_for, num_cpu_blocks
+from ..guarded import PolicyErrors, guarded
 from .hooks import HOOKS, vllm_version
 from .queue import PolicyQueue
 from .recorder import StepRecorder
@@ -65,6 +66,8 @@ class PolicyScheduler(Scheduler):
         policy = spec.load()
         if not isinstance(policy, Policy):
             raise RuntimeError(f"{spec.system} forms static batches, which vLLM does not")
+        self.policy_errors = PolicyErrors()
+        policy = guarded(policy, self.policy_errors)
         self.slo_policy = policy
         self.policy_state = policy.new_state()
         self.counters = Counters(policy.mechanisms())
@@ -181,6 +184,7 @@ class PolicyScheduler(Scheduler):
                 heappush(
                     self._timeouts, (timeout.time_s, r.seq, request.request_id, timeout.reason)
                 )
+        self._dismiss_failed()
 
     def _state_of(self, request: Request) -> RequestState:
         params = request.sampling_params or request.pooling_params
@@ -209,12 +213,23 @@ class PolicyScheduler(Scheduler):
             if request is not None and request.status == RequestStatus.WAITING:
                 self._send_away(request, reason)
 
+    def _dismiss_failed(self) -> None:
+        """End the requests about which the policy raised an error."""
+        for r, why in self.policy_errors.failed().items():
+            request = self._requests.get(r.id)
+            if request is not None:
+                self._end(request, why)
+
     def _send_away(self, request: Request, reason: ReleaseReason) -> None:
+        self.recorder.decisions.release += 1
+        self._end(request, _GOODBYES[reason])
+
+    def _end(self, request: Request, why: str) -> None:
         output = EngineCoreOutput(
             request_id=request.request_id,
             new_token_ids=[],
             finish_reason=RequestStatus.get_finished_reason(RequestStatus.FINISHED_ABORTED),
-            stop_reason=_GOODBYES[reason],
+            stop_reason=why,
         )
         self.finish_requests(request.request_id, RequestStatus.FINISHED_ABORTED)
         self._goodbyes.append((request.client_index, output))
@@ -245,6 +260,7 @@ class PolicyScheduler(Scheduler):
             self._dismiss()
         if self.slo_policy.queue_order != "static":
             self.waiting.rekey()
+        self._dismiss_failed()
         overtaken = (
             self.slo_policy.queue_order == "linear-in-time" and self.waiting.heads() != self._heads
         )
@@ -519,6 +535,8 @@ class PolicyScheduler(Scheduler):
             r.phase = Phase.WAITING
             r.target_tokens = request.num_tokens
         self.recorder.preempts(request.request_id, how, tokens)
+        others = [self.states[one.request_id].seq for one in self.batch if one is not request]
+        self.recorder.decisions.preempt(r.seq, others)
         super()._preempt_request(request, *args, **kwargs)
 
     def _key(self, request: Request) -> tuple[Any, int]:
@@ -537,6 +555,9 @@ class PolicyScheduler(Scheduler):
             if self._asks_room and not r.reserved_blocks:
                 r.reserved_blocks = self.slo_policy.reserved_blocks(r, self.view)
                 self._reserved_blocks += r.reserved_blocks
+        if entered:
+            waiting = [self.states[one.request_id].seq for one in self.waiting]
+            self.recorder.decisions.enter([self.states[one].seq for one in entered], waiting)
         self.recorder.begins(output, entered)
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:

@@ -65,7 +65,7 @@ def test_what_it_says_of_itself(url: str) -> None:
 
 def test_a_stream_says_what_a_whole_answer_says(url: str) -> None:
     whole = httpx.post(f"{url}/v1/completions", json=ASK, timeout=60).json()
-    assert whole["usage"] == {"prompt_tokens": 16, "completion_tokens": 12, "total_tokens": 28}
+    assert whole["usage"] == {"prompt_tokens": 9, "completion_tokens": 12, "total_tokens": 21}
     assert whole["choices"][0]["finish_reason"] == "length"
     told = {**ASK, "stream": True, "stream_options": {"include_usage": True}}
     parts = events(httpx.post(f"{url}/v1/completions", json=told, timeout=60).text)
@@ -142,10 +142,12 @@ def test_a_conversation(url: str) -> None:
     whole = httpx.post(f"{url}/v1/chat/completions", json=ask, timeout=60).json()
     assert whole["choices"][0]["message"]["role"] == "assistant"
     prompt = "user: hello\nassistant: "
-    assert whole["usage"]["prompt_tokens"] == len(prompt)
+    plain = {"prompt": prompt, "max_tokens": 1}
+    same = httpx.post(f"{url}/v1/completions", json=plain, timeout=60).json()
+    assert whole["usage"]["prompt_tokens"] == same["usage"]["prompt_tokens"]
     told = {**ask, "stream": True}
     parts = events(httpx.post(f"{url}/v1/chat/completions", json=told, timeout=60).text)
-    assert parts[0]["choices"][0]["delta"] == {"role": "assistant"}
+    assert parts[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
     text = "".join(part["choices"][0]["delta"].get("content", "") for part in parts)
     assert text == whole["choices"][0]["message"]["content"]
 
@@ -166,7 +168,7 @@ def test_embeddings_beside_generation(url: str, home: Path, tmp_path: Path) -> N
     config = transformers.BertConfig(**sizes, num_attention_heads=2)
     transformers.BertModel(config).save_pretrained(tmp_path)
     assert url  # which made it
-    tiny = str(home / "models" / "tiny-llama")
+    tiny = str(home / "models" / "random" / "tiny-llama")
     with serving_model("vllm", {}, tiny, num_gpu_blocks=60, embedder=str(tmp_path)) as url:
         two = {"input": [[5, 6, 7], [8, 9]]}
         found = httpx.post(f"{url}/v1/embeddings", json=two, timeout=60).json()
@@ -189,7 +191,7 @@ def test_embeddings_beside_generation(url: str, home: Path, tmp_path: Path) -> N
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": 100_000}, "more than the"),
         ({"temperature": "hot"}, "temperature"),
-        ({"n": 2}, "must be 1"),
+        ({"n": 0}, "n must be"),
         ({"stop": 3}, "stop"),
     ],
 )
@@ -197,6 +199,147 @@ def test_bad_requests(url: str, change: dict[str, Any], word: str) -> None:
     answer = httpx.post(f"{url}/v1/completions", json={**ASK, **change}, timeout=60)
     assert answer.status_code == 400
     assert word in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "change", "param"),
+    [
+        ("completions", {"logit_bias": {"5": 1}}, "logit_bias"),
+        ("completions", {"suffix": "."}, "suffix"),
+        ("completions", {"best_of": 3}, "best_of"),
+        ("completions", {"echo": True, "logprobs": 1}, "echo"),
+        ("completions", {"logprobs": 21}, "logprobs"),
+        ("completions", {"presence_penalty": 0.5}, "presence_penalty"),
+        ("completions", {"stream_options": {}}, "stream_options"),
+        ("completions", {"structured_outputs": {"choice": ["a"]}}, "structured_outputs"),
+        ("chat/completions", {"tools": [{"type": "function"}]}, "tools"),
+        ("chat/completions", {"tool_choice": "required"}, "tool_choice"),
+        ("chat/completions", {"response_format": {"type": "json_object"}}, "response_format"),
+        ("chat/completions", {"top_logprobs": 2}, "top_logprobs"),
+        ("chat/completions", {"prompt": "a"}, "prompt"),
+        ("chat/completions", {"messages": ["hi"]}, "messages"),
+        (
+            "chat/completions",
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "messages",
+        ),
+    ],
+)
+def test_what_it_does_not_have_is_refused_by_name(
+    url: str, path: str, change: dict[str, Any], param: str
+) -> None:
+    ask = {"messages": [{"role": "user", "content": "a"}]} if "chat" in path else {"prompt": "a"}
+    answer = httpx.post(f"{url}/v1/{path}", json={**ask, **change}, timeout=60)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["param"] == param
+    assert param in error["message"]
+
+
+def test_values_that_ask_for_nothing_are_taken(url: str) -> None:
+    nothing = {"presence_penalty": 0, "logit_bias": None, "best_of": 1, "user": "me", "echo": False}
+    answer = httpx.post(f"{url}/v1/completions", json={**ASK, **nothing}, timeout=60)
+    assert answer.status_code == 200, answer.text
+    chat = {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]}
+    nothing = {"tools": [], "response_format": {"type": "text"}, "logprobs": False}
+    told = {**chat, **nothing, "max_tokens": 2}
+    answer = httpx.post(f"{url}/v1/chat/completions", json=told, timeout=60)
+    assert answer.status_code == 200, answer.text
+
+
+def test_another_model_is_not_there(url: str) -> None:
+    for path, more in (("completions", {"prompt": "a"}), ("chat/completions", {"messages": []})):
+        answer = httpx.post(f"{url}/v1/{path}", json={"model": "gpt-4", **more}, timeout=60)
+        assert answer.status_code == 404
+        assert answer.json()["error"]["param"] == "model"
+        assert "tiny-llama" in answer.json()["error"]["message"]
+    assert httpx.get(f"{url}/v1/models/tiny-llama").json()["id"] == "tiny-llama"
+    assert httpx.get(f"{url}/v1/models/gpt-4").status_code == 404
+    assert httpx.get(f"{url}/v1/nothing").status_code == 404
+
+
+def test_several_prompts_and_several_answers(url: str) -> None:
+    prompts = ["one", "one or two words", "one"]
+    ask = {"max_tokens": 5, "seed": 3, "temperature": 1}
+    told = {**ask, "prompt": prompts, "n": 2}
+    whole = httpx.post(f"{url}/v1/completions", json=told, timeout=60).json()
+    choices = whole["choices"]
+    assert [one["index"] for one in choices] == list(range(6))
+    texts = [one["text"] for one in choices]
+    assert texts[:2] == texts[4:]
+    assert texts[0] != texts[1]
+    alone = [
+        httpx.post(f"{url}/v1/completions", json={**ask, "prompt": one}, timeout=60).json()
+        for one in prompts
+    ]
+    assert [one["choices"][0]["text"] for one in alone] == texts[::2]
+    prompt_tokens = sum(one["usage"]["prompt_tokens"] for one in alone)
+    assert whole["usage"]["prompt_tokens"] == prompt_tokens
+    assert whole["usage"]["completion_tokens"] == 30
+    parts = events(
+        httpx.post(f"{url}/v1/completions", json={**told, "stream": True}, timeout=60).text
+    )
+    found = [""] * 6
+    for part in parts:
+        for one in part["choices"]:
+            found[one["index"]] += one["text"]
+    assert found == texts
+    ends = [one["finish_reason"] for part in parts for one in part["choices"]]
+    assert ends.count("length") == 6
+
+
+def test_an_echo_comes_before_the_answer(url: str) -> None:
+    plain = httpx.post(f"{url}/v1/completions", json=ASK, timeout=60).json()["choices"][0]["text"]
+    told = {**ASK, "echo": True}
+    echoed = httpx.post(f"{url}/v1/completions", json=told, timeout=60).json()["choices"][0]
+    assert echoed["text"] == ASK["prompt"] + plain
+    parts = events(
+        httpx.post(f"{url}/v1/completions", json={**told, "stream": True}, timeout=60).text
+    )
+    assert "".join(one["text"] for part in parts for one in part["choices"]) == echoed["text"]
+
+
+def test_usage_with_every_event(url: str) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    told = {**ASK, "stream": True, "stream_options": options}
+    parts = events(httpx.post(f"{url}/v1/completions", json=told, timeout=60).text)
+    counts = [part["usage"]["completion_tokens"] for part in parts]
+    assert counts == sorted(counts)
+    assert counts[0] == 1
+    assert counts[-1] == 12
+
+
+def test_log_probabilities_are_those_of_the_model(
+    model_folder: Callable[[str], Path], url: str
+) -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    folder, own = model_folder("llama"), list(range(10, 40))
+    ask = {"prompt": own, "max_tokens": 9, "temperature": 0, "ignore_eos": True}
+    with serving_model("vllm", {}, str(folder), num_gpu_blocks=40) as bare:
+        answer = httpx.post(f"{bare}/v1/completions", json={**ask, "logprobs": 3}, timeout=60)
+        (choice,) = answer.json()["choices"]
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    with torch.inference_mode():
+        logits = model(torch.tensor([own + choice["token_ids"]])).logits[0]
+    expected = torch.log_softmax(logits[len(own) - 1 : -1].float(), -1)
+    for at, token in enumerate(choice["token_ids"]):
+        found = choice["logprobs"]["token_logprobs"][at]
+        assert found == pytest.approx(float(expected[at, token]), abs=1e-3)
+    told = {**ASK, "logprobs": 3}
+    choice = httpx.post(f"{url}/v1/completions", json=told, timeout=60).json()["choices"][0]
+    logprobs = choice["logprobs"]
+    for token, value, top in zip(
+        logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True
+    ):
+        assert max(top.values()) == top[token] == value  # a temperature of 0 takes the likeliest
+        assert len(top) == 3
+    assert logprobs["text_offset"][1] == len(logprobs["tokens"][0])
+    parts = events(
+        httpx.post(f"{url}/v1/completions", json={**told, "stream": True}, timeout=60).text
+    )
+    streamed = [one["logprobs"] for part in parts for one in part["choices"] if one["logprobs"]]
+    assert [one["token_logprobs"][0] for one in streamed] == logprobs["token_logprobs"]
+    assert [one["text_offset"][0] for one in streamed] == logprobs["text_offset"]
 
 
 def test_a_client_that_goes_away_gives_its_blocks_back(url: str) -> None:
@@ -216,7 +359,7 @@ def test_a_client_that_goes_away_gives_its_blocks_back(url: str) -> None:
 def test_the_load_generator_measures_it(url: str, home: Path, tmp_path: Path) -> None:
     before = metrics(url)
     words = ["run", "--base-url", url, "--rates", "20", "--requests", "15", "--seeds", "1"]
-    words += ["--workload", "alpaca", "--tokenizer", str(home / "models" / "tiny-llama")]
+    words += ["--workload", "alpaca", "--tokenizer", str(home / "models" / "random" / "tiny-llama")]
     done = CliRunner().invoke(app, [*words, "--no-report", "--out", str(tmp_path / "run")])
     assert done.exit_code == 0, done.output
     with (tmp_path / "run" / "cells.csv").open() as file:

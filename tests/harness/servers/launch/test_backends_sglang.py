@@ -27,6 +27,7 @@ from slo_bench.harness.load_generator.http.faults import RequestFault
 from slo_bench.harness.load_generator.routed_load import measure
 from slo_bench.harness.policies.systems import system
 from slo_bench.harness.servers.launch.environments import environment, home
+from slo_bench.harness.servers.launch.random_model import make_model, model_fields
 from slo_bench.harness.servers.launch.recipe import Launch
 from slo_bench.harness.servers.launch.server_process import (
     READY_S,
@@ -58,13 +59,7 @@ def sglang():
 @pytest.fixture(scope="module")
 def model(sglang, tmp_path_factory):
     folder = tmp_path_factory.mktemp("sglang") / "tiny-llama"
-    subprocess.run(
-        [sglang.python, HERE / "make_tiny_model.py", folder],
-        check=True,
-        capture_output=True,
-        timeout=300,
-    )
-    return folder
+    return make_model(folder, {**model_fields(), "max_position_embeddings": 4096})
 
 
 @contextlib.contextmanager

@@ -200,6 +200,17 @@ def test_edf_serves_in_order_of_deadlines(up):
         assert entered[-6:] == ["long", "r4", "r3", "r2", "r1", "r0"]
 
 
+def test_a_policy_that_raises_fails_its_request_and_no_other(up):
+    with up(str(HERE / "fails_long.py")) as server:
+        with pytest.raises(urllib.error.HTTPError) as failed:
+            server.ask(prompt(0, 120), 4, "long")
+        assert failed.value.code == 500
+        message = json.load(failed.value)["error"]["message"]
+        assert "queue_key of FailsLong raised ZeroDivisionError" in message
+        assert len(server.ask(prompt(1, 20), 4, "short").tokens) == 4
+        assert server.server.tally()["policy_errors"] >= 1
+
+
 def test_without_a_policy_the_order_is_that_of_arrival(up):
     with up(None, "--max-num-seqs", "1", "--no-async-scheduling") as server:
         queue_up(server, ever_earlier(), SHORT_TOKENS)

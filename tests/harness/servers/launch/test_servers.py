@@ -41,10 +41,16 @@ def start(tmp_path, monkeypatch):
         startup_timeout_s: float = SOON_S,
         system: str | None = None,
         step_log: Path | None = None,
+        cores: tuple[int, ...] = (),
     ):
         policy = system and system_by_name(system).policy
         launch = Launch(
-            model="m", port=free_port(), system=system, policy=policy, step_log=step_log
+            model="m",
+            port=free_port(),
+            system=system,
+            policy=policy,
+            step_log=step_log,
+            cores=cores,
         )
         log = tmp_path / "servers" / "fake.log"
         with serving(recipe(mode), environment, launch, log=log) as server:
@@ -103,6 +109,15 @@ def test_children_in_other_sessions_are_stopped_too(start):
         child = child_of(server.log)
         os.kill(child, 0)
     assert gone(child)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are pinned on Linux alone")
+def test_a_server_and_its_children_keep_to_their_cores(start):
+    own = os.sched_getaffinity(0)
+    core = max(own)
+    with start("leaves", cores=(core,)) as server:
+        assert os.sched_getaffinity(child_of(server.log)) == {core}
+    assert os.sched_getaffinity(0) == own
 
 
 def test_a_policy_must_say_that_it_is_there(start):

@@ -12,6 +12,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from slo_bench.harness.core.counters import REJECTIONS
+from slo_bench.harness.core.decision_counts import DecisionCounts
 from slo_bench.harness.core.decisions import Admission, Line
 from slo_bench.harness.core.policy import Policy
 from slo_bench.harness.policies.edf import EarliestDeadlineFirst
@@ -276,15 +277,33 @@ def test_counts_are_written_for_the_starter_of_the_server(decide, tmp_path, monk
     handshake = tmp_path / "handshake.json"
     monkeypatch.setenv(HANDSHAKE_VARIABLE, str(handshake))
     scheduler, decider = decide(CountsLong())
+    nothing = {"preempted_recompute": 0, "policy_errors": 0, **DecisionCounts().totals()}
     short = Req("short")
     come(scheduler, decider, short, Req("long", prompt_tokens=11), Req("longer", prompt_tokens=12))
     decider.write_tally()
     told = json.loads(tally_file(handshake).read_text("utf-8"))
-    assert told == {"preempted_recompute": 0, "count_turned_away": 2}
+    assert told == {**nothing, "decisions_release": 2, "count_turned_away": 2}
     come(scheduler, decider, short)  # retracted
     decider.write_tally()
     told = json.loads(tally_file(handshake).read_text("utf-8"))
-    assert told == {"preempted_recompute": 1, "count_turned_away": 2}
+    assert told == {
+        **nothing,
+        "preempted_recompute": 1,
+        "decisions_release": 2,
+        "count_turned_away": 2,
+    }
+
+
+def test_a_request_about_which_the_policy_raises_fails_alone(decide):
+    @dataclass(frozen=True)
+    class FailsLong(Policy):
+        def queue_key(self, r, view):
+            return 1 / (r.prompt_tokens < 11)
+
+    scheduler, decider = decide(FailsLong())
+    short = Req("short")
+    come(scheduler, decider, Req("long", prompt_tokens=11), short)
+    assert scheduler.waiting_queue == [short]
 
 
 def test_who_is_late_before_it_has_begun_is_dropped(decide, at):

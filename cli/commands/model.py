@@ -1,0 +1,53 @@
+"""`slo-bench model`: make a small model to try servers with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..options.parameters import argument, epilog, option
+
+EXAMPLES = (
+    "slo-bench model make models/tiny",
+    "slo-bench model make models/small --like qwen3 --size 100m",
+)
+
+app = typer.Typer(
+    help="Make a small model to try servers with.",
+    no_args_is_help=True,
+    epilog=epilog(EXAMPLES),
+)
+
+
+@app.callback()
+def model() -> None:
+    """Make a small model to try servers with."""
+
+
+@app.command(epilog=epilog(EXAMPLES))
+def make(
+    folder: Annotated[Path, argument("DIR", "Folder to write: new or empty.")],
+    like: Annotated[str, option("NAME", "Architecture: llama, mistral, qwen2 or qwen3.")] = "llama",
+    size: Annotated[str, option("N", "Number of parameters: 4m, 100m, 1.5b.")] = "4m",
+    seed: Annotated[int, option("N", "Seed of the weights.", min=0)] = 0,
+) -> None:
+    """Write a model with random weights, a tokenizer and a chat template, in float32.
+
+    vLLM, SGLang, transformers and `--backend torch` load it. Its speed is that of a model of its
+    shape; its answers are nonsense and end at their token limit.
+    """
+    from ...harness.servers.launch.random_model import (
+        make_model,
+        model_fields,
+        parameter_count,
+        parse_parameters,
+    )
+
+    fields = model_fields(like, parse_parameters(size))
+    make_model(folder, fields, seed)
+    typer.echo(
+        f"{folder}: {like}, {parameter_count(fields) / 1e6:,.1f} million parameters "
+        f"({fields['num_hidden_layers']} layers of {fields['hidden_size']})"
+    )

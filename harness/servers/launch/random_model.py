@@ -1,0 +1,294 @@
+"""Small models with random weights, in the format of Hugging Face, where no model is at hand.
+
+A folder is written with numpy alone: `config.json`, safetensors, a tokenizer and a chat template.
+vLLM, SGLang, `transformers` and the torch engine load it. Speed and memory are those of a real
+model of that shape; the text is nonsense.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import struct
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ....workloads.errors import SloBenchError, UnknownNameError
+from ...load_generator.http.prompts import FREQUENT_WORDS
+
+# Fields of each architecture that differ from Llama's.
+ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
+    "llama": {"architectures": ["LlamaForCausalLM"], "model_type": "llama"},
+    "mistral": {
+        "architectures": ["MistralForCausalLM"],
+        "model_type": "mistral",
+        "sliding_window": None,
+    },
+    "qwen2": {
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "use_sliding_window": False,
+    },
+    "qwen3": {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "use_sliding_window": False,
+        "attention_bias": False,
+    },
+}
+TINY_PARAMETERS = 4_000_000
+LEAST_PARAMETERS, MOST_PARAMETERS = 1_000_000, 20_000_000_000
+
+_CONTEXT = 8192
+_VOCABULARY = 2048
+_SPECIAL = ("<pad>", "<s>", "</s>")
+_TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n"
+    "{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+)
+_UNITS = {"k": 1e3, "m": 1e6, "b": 1e9}
+_HIDDEN_STEP = 128
+_HIDDEN_PER_LAYER = 64  # as in small language models: GPT-2 has 768 over 12 layers
+
+
+def parse_parameters(text: str) -> int:
+    """Number of parameters in `100m` or `1.5b`.
+
+    Raises:
+        SloBenchError: it is no such number, or out of bounds.
+    """
+    word = text.strip().lower()
+    try:
+        found = float(word[:-1]) * _UNITS[word[-1:]]
+    except (ValueError, KeyError):
+        raise SloBenchError(f"a size is written 4m, 100m or 1.5b but is {text!r}") from None
+    if not LEAST_PARAMETERS <= found <= MOST_PARAMETERS:
+        raise SloBenchError(f"a size must be from 1m to 20b but is {text!r}")
+    return round(found)
+
+
+def model_fields(like: str = "llama", parameters: int = TINY_PARAMETERS) -> dict[str, Any]:
+    """`config.json` of a model with about this number of parameters.
+
+    Raises:
+        UnknownNameError: no such architecture.
+    """
+    if like not in ARCHITECTURES:
+        raise UnknownNameError("architecture", like, ARCHITECTURES)
+    shapes = (
+        _shape(like, hidden, parameters) for hidden in range(_HIDDEN_STEP, 8193, _HIDDEN_STEP)
+    )
+
+    def distance(fields: dict[str, Any]) -> float:
+        size = abs(math.log(parameter_count(fields) / parameters))
+        layers = fields["hidden_size"] / (_HIDDEN_PER_LAYER * fields["num_hidden_layers"])
+        return size + 0.1 * abs(math.log(layers))
+
+    return min(shapes, key=distance)
+
+
+def _shape(like: str, hidden: int, parameters: int) -> dict[str, Any]:
+    """Fields at a width, with the layers that come nearest to the number of parameters."""
+    head_dim = 32 if hidden < 512 else 64
+    heads = hidden // head_dim
+    fields: dict[str, Any] = {
+        **ARCHITECTURES[like],
+        "vocab_size": _VOCABULARY,
+        "hidden_size": hidden,
+        "intermediate_size": 16 * round(hidden / 6),  # 8/3 of the width
+        "num_hidden_layers": 1,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads // 2,
+        "max_position_embeddings": _CONTEXT,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10_000.0,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+        "torch_dtype": "float32",
+    }
+    if like == "qwen3":
+        fields["head_dim"] = head_dim
+    one = parameter_count(fields)
+    layer = parameter_count({**fields, "num_hidden_layers": 2}) - one
+    fields["num_hidden_layers"] = max(1, 1 + round((parameters - one) / layer))
+    return fields
+
+
+def parameter_count(fields: Mapping[str, Any]) -> int:
+    """Parameters of a model with this `config.json`."""
+    return sum(math.prod(shape) for _, shape in _tensors(fields))
+
+
+def make_model(folder: Path, fields: Mapping[str, Any] | None = None, seed: int = 0) -> Path:
+    """Write a model with random weights; the same fields and seed give the same bytes.
+
+    Its answers are ASCII text and do not end by themselves.
+
+    Raises:
+        SloBenchError: the folder holds something else.
+    """
+    fields = model_fields() if fields is None else fields
+    about = folder / "config.json"
+    text = json.dumps(fields, indent=1)
+    if about.is_file() and about.read_text("utf-8") == text:
+        return folder
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise SloBenchError(f"{folder} exists and is not this model; name another folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    table = _tokenizer(fields["vocab_size"])
+    _write_weights(folder / "model.safetensors", fields, _silent(table), seed)
+    (folder / "tokenizer.json").write_text(json.dumps(table), "utf-8")
+    words = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "pad_token": "<pad>",
+        "model_max_length": fields["max_position_embeddings"],
+        "clean_up_tokenization_spaces": False,
+        "chat_template": _TEMPLATE,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(words, indent=1), "utf-8")
+    about.write_text(text, "utf-8")  # last: a folder without it is unfinished
+    return folder
+
+
+def _tensors(fields: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Name and shape of each tensor, as `transformers` names them."""
+    hidden, inner, vocab = (
+        fields[name] for name in ("hidden_size", "intermediate_size", "vocab_size")
+    )
+    dim = fields.get("head_dim") or hidden // fields["num_attention_heads"]
+    wide, narrow = dim * fields["num_attention_heads"], dim * fields["num_key_value_heads"]
+    yield "model.embed_tokens.weight", (vocab, hidden)
+    for layer in range(fields["num_hidden_layers"]):
+        at = f"model.layers.{layer}"
+        yield f"{at}.input_layernorm.weight", (hidden,)
+        for name, width in (("q", wide), ("k", narrow), ("v", narrow)):
+            yield f"{at}.self_attn.{name}_proj.weight", (width, hidden)
+            if fields["model_type"] == "qwen2":
+                yield f"{at}.self_attn.{name}_proj.bias", (width,)
+            if fields["model_type"] == "qwen3" and name != "v":
+                yield f"{at}.self_attn.{name}_norm.weight", (dim,)
+        yield f"{at}.self_attn.o_proj.weight", (hidden, wide)
+        yield f"{at}.post_attention_layernorm.weight", (hidden,)
+        yield f"{at}.mlp.gate_proj.weight", (inner, hidden)
+        yield f"{at}.mlp.up_proj.weight", (inner, hidden)
+        yield f"{at}.mlp.down_proj.weight", (hidden, inner)
+    yield "model.norm.weight", (hidden,)
+    yield "lm_head.weight", (vocab, hidden)
+
+
+def _write_weights(
+    path: Path, fields: Mapping[str, Any], silent: NDArray[np.int64], seed: int
+) -> None:
+    """Write safetensors: a length, a header of JSON, and the tensors one after the other.
+
+    The format is https://github.com/huggingface/safetensors#format. The rows of `silent` tokens in
+    `lm_head` are 0, so that a greedy answer has none of them.
+    """
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, shape in _tensors(fields):
+        begin, end = end, end + 4 * math.prod(shape)
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [begin, end]}
+    head = json.dumps(header, separators=(",", ":")).encode()
+    head += b" " * (-len(head) % 8)
+    draw = np.random.default_rng(seed)
+    scale = np.float32((2.0 / fields["hidden_size"]) ** 0.5)
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(head)))
+        file.write(head)
+        for name, shape in _tensors(fields):
+            if name.endswith("norm.weight"):
+                values = np.ones(shape, dtype="<f4")
+            else:
+                values = draw.standard_normal(shape, dtype=np.float32).astype("<f4") * scale
+            if name == "lm_head.weight":
+                values[silent] = 0
+            values.tofile(file)
+
+
+def _silent(table: Mapping[str, Any]) -> NDArray[np.int64]:
+    """Ids of special tokens and of bytes that are not printable ASCII."""
+    plain = {chr(code) for code in range(33, 127)} | {_byte_letters()[ord(" ")]}
+    found = [
+        number
+        for token, number in table["model"]["vocab"].items()
+        if token in _SPECIAL or not set(token) <= plain
+    ]
+    return np.array(found, dtype=np.int64)
+
+
+def _tokenizer(size: int) -> dict[str, Any]:
+    """A byte-level BPE tokenizer: all bytes, frequent English words, then invented ones.
+
+    Each merge makes the beginning of a word one letter longer, so that a word in the vocabulary is
+    one token and an unknown one is its longest known beginning and letters.
+    """
+    letters = _byte_letters()
+    tokens = [*_SPECIAL, *letters][:size]
+    known = set(tokens)
+    merges: list[list[str]] = []
+    space = letters[ord(" ")]
+    words = iter(_words())
+    while len(tokens) < size:
+        word = space + next(words)
+        for at in range(1, len(word)):
+            longer = word[: at + 1]
+            if longer not in known and len(tokens) < size:
+                known.add(longer)
+                tokens.append(longer)
+                merges.append([word[:at], word[at]])
+    merges.sort(key=lambda pair: len(pair[0]))
+    spaced = {"add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    shared = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [
+            {"id": number, "content": token, **shared, "special": True}
+            for number, token in enumerate(_SPECIAL)
+        ],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "ByteLevel", **spaced},
+        "post_processor": None,
+        "decoder": {"type": "ByteLevel", **spaced},
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "vocab": {token: number for number, token in enumerate(tokens)},
+            "merges": merges,
+        },
+    }
+
+
+def _words() -> Iterator[str]:
+    yield from FREQUENT_WORDS
+    draw = random.Random(0)
+    while True:
+        syllables = draw.randint(1, 3)
+        yield "".join(
+            draw.choice("bcdfghklmnprstvw") + draw.choice("aeiou") + draw.choice(["", "n", "r"])
+            for _ in range(syllables)
+        )
+
+
+def _byte_letters() -> list[str]:
+    """The letter that byte-level tokenizers write for each byte (GPT-2)."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = (chr(256 + n) for n in range(256 - len(plain)))
+    return [chr(byte) if byte in plain else next(others) for byte in range(256)]

@@ -1,0 +1,92 @@
+"""`slo-bench model make`: its size, its tokenizer, and who loads it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from slo_bench.harness.load_generator.http.prompts import FREQUENT_WORDS
+from slo_bench.harness.servers.launch.random_model import (
+    ARCHITECTURES,
+    make_model,
+    model_fields,
+    parameter_count,
+    parse_parameters,
+)
+from slo_bench.workloads.errors import SloBenchError
+
+
+@pytest.mark.parametrize("like", ARCHITECTURES)
+@pytest.mark.parametrize("size", ["1m", "4m", "30m", "100m", "1.5b", "20b"])
+def test_it_has_about_the_parameters_asked_for(like: str, size: str) -> None:
+    asked = parse_parameters(size)
+    assert parameter_count(model_fields(like, asked)) == pytest.approx(asked, rel=0.2)
+
+
+@pytest.mark.parametrize("size", ["", "m", "100", "0.5m", "30b", "1e3x", "nanm", "-4m"])
+def test_what_is_no_size(size: str) -> None:
+    with pytest.raises(SloBenchError, match="a size"):
+        parse_parameters(size)
+
+
+def test_the_same_seed_writes_the_same_bytes(tmp_path: Path) -> None:
+    folders = [make_model(tmp_path / name, seed=seed) for name, seed in (("a", 1), ("b", 1))]
+    other = make_model(tmp_path / "c", seed=2)
+    for name in ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"):
+        assert (folders[0] / name).read_bytes() == (folders[1] / name).read_bytes()
+    assert (other / "model.safetensors").read_bytes() != (
+        folders[0] / "model.safetensors"
+    ).read_bytes()
+
+
+def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(SloBenchError, match="name another folder"):
+        make_model(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_the_command(tmp_path: Path, slo_bench) -> None:
+    code, out, _ = slo_bench("model", "make", "models/tiny", "--like", "qwen2")
+    assert code == 0
+    assert "qwen2, 4.0 million parameters" in out
+    fields = json.loads((tmp_path / "models" / "tiny" / "config.json").read_text())
+    assert fields["model_type"] == "qwen2"
+    assert slo_bench("model", "make", "models/tiny", "--like", "gpt5")[0] == 2
+
+
+def test_each_frequent_word_is_a_token(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed")
+    folder = make_model(tmp_path / "tiny")
+    tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    text = " " + " ".join(FREQUENT_WORDS)
+    found = tokenizer.encode(text)
+    assert len(found.ids) == len(FREQUENT_WORDS)
+    assert tokenizer.decode(found.ids) == text
+    assert tokenizer.decode(tokenizer.encode("été, 100 %\n").ids) == "été, 100 %\n"
+    assert tokenizer.get_vocab_size() == model_fields()["vocab_size"]
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("like", ARCHITECTURES)
+def test_transformers_and_the_torch_engine_load_it(like: str, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    from slo_bench.harness.engine.torch.load import load_decoder
+
+    folder = make_model(tmp_path / "tiny", model_fields(like))
+    model, loaded = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, output_loading_info=True
+    )
+    assert not any(loaded.values())
+    assert sum(one.numel() for one in model.parameters()) == parameter_count(model_fields(like))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    prompt = tokenizer("one or two words", return_tensors="pt").input_ids
+    answer = model.generate(prompt, max_new_tokens=32, do_sample=False)[0, prompt.shape[1] :]
+    assert len(answer) == 32
+    assert tokenizer.decode(answer).isascii()
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False)
+    assert load_decoder(folder).config.hidden == 256
+    assert torch.isfinite(model(prompt).logits).all()
