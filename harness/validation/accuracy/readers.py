@@ -49,9 +49,10 @@ _SYSTEMS = {
     "h200_sxm": "h200-141g",
     "b200_sxm": "b200",
     "b300_sxm": "b300",
-    "gb200": "gb200",
     "l40s": "l40s",
 }
+# Rows of GB200 have a tp of 12 to 72 for models whose heads that does not divide.
+_UNCLEAR = ("gb200",)
 # Cold starts are in the TTFT of these rows.
 _COLD_TTFT = ("trtllm", "1.0.0rc3")
 
@@ -132,6 +133,8 @@ def _silicon_row(name: str, row: dict[str, Any]) -> Measurement | Skipped:
     if row["mode"] != "agg":
         return Skipped(name, "disaggregated serving")
     served = str(row["model_path"])
+    if row["system"] in _UNCLEAR:
+        return Skipped(name, f"{row['system']}: numbers of GPUs unclear")
     quantised = _text(row["moe_quant_mode"]) or _text(row["gemm_quant_mode"])
     weights = "mxfp4" if "gpt-oss" in served else _WEIGHTS.get(quantised or "bf16")
     if weights is None:
