@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """Tables of results on docs/papers/*.md and docs/measurements/*.md, from runs of the suites.
 
-Usage: scripts/paper_tables.py [--pages-only] [--suite NAME]... [--jobs N]
+Usage: scripts/paper_tables.py [--pages-only] [--suite NAME]... [--jobs N] [--work DIR]
 
 Without options every suite that a page shows is run again, its results are kept in
 docs/papers/results/SUITE (a run folder with the columns that the pages need, and the commit that
 made it), and the marked blocks of all pages are written again. `--suite` runs one suite and writes
-its blocks, `--pages-only` runs none. A block of a page stands between two comments:
+its blocks, `--pages-only` runs none. Runs last up to hours: with `--work DIR` they stand in
+DIR/SUITE until they end, and the same command continues one that was stopped. A block of a page
+stands between two comments:
 
     <!-- published: suite = "ascendra" -->
     <!-- table: suite = "ascendra", rows = ["system"], columns = "rate_rps", value = "attainment",
@@ -33,6 +35,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -136,6 +139,7 @@ def run_suite(
     *,
     results: Path = RESULTS,
     options: Sequence[str] = (),
+    work: Path | None = None,
 ) -> None:
     """Run a suite and keep what the pages need of it.
 
@@ -145,13 +149,16 @@ def run_suite(
         jobs: processes.
         results: where the suite's folder is put.
         options: of `slo-bench run`, besides the suite.
+        work: where the run stands until it ends, to be continued if it is stopped.
     """
     from slo_bench.cli.main import app
 
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary) / "run"
+        folder = (work or Path(temporary)) / name
         command = ["run", "--suite", name, *options]
         kept_out = ["--records", "none", "--no-report", "--jobs", str(jobs), "--out", str(folder)]
+        if (folder / "environment.json").is_file():
+            kept_out.append("--resume")
         app([*command, *kept_out], standalone_mode=False)
         kept = results / name
         kept.mkdir(parents=True, exist_ok=True)
@@ -167,6 +174,7 @@ def run_suite(
         }
         (kept / "environment.json").write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")
         _keep_columns(folder / "cells.csv", kept / "cells.csv", columns)
+        shutil.rmtree(folder)
 
 
 def run_output(name: str, command: Sequence[str], *, results: Path = RESULTS) -> None:
@@ -369,6 +377,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--pages-only", action="store_true", help="run no suite")
     parser.add_argument("--suite", action="append", help="run this suite or command only")
     parser.add_argument("--jobs", type=int, default=1, help="processes (default 1)")
+    parser.add_argument("--work", type=Path, help="folder for runs that may be continued")
     asked = parser.parse_args(arguments)
     pages = all_pages()
     try:
@@ -383,7 +392,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if name not in known:
                 raise SloBenchError(f"no page shows {name}; shown: {', '.join(known)}")
             if name in columns:
-                run_suite(name, columns[name], asked.jobs)
+                run_suite(name, columns[name], asked.jobs, work=asked.work)
             else:
                 run_output(name, commands[name])
         for page in pages:

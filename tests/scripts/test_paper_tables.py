@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from slo_bench.cli.main import app
 from slo_bench.workloads.errors import SloBenchError
 
 MARK = re.compile(r"^\*Measured by hand up to commit [0-9a-f]{7}, not generated:\*$", re.M)
@@ -44,21 +45,12 @@ def test_a_changed_result_changes_the_page(tables, tmp_path):
     assert tables.written(again, tmp_path) == again
 
 
+TINY = "--requests 40 --warmup 0 --rates 2,3 --seeds 1 --model mistral-7b"
+
+
 def tiny(tables, folder):
     """A suite with few requests, and a page of it."""
-    options = (
-        "--requests",
-        "40",
-        "--warmup",
-        "0",
-        "--rates",
-        "2,3",
-        "--seeds",
-        "1",
-        "--model",
-        "mistral-7b",
-    )
-    tables.run_suite("ascendra", {"attainment"}, 1, results=folder, options=options)
+    tables.run_suite("ascendra", {"attainment"}, 1, results=folder, options=TINY.split())
     tables._results.cache_clear()
     table = 'suite = "ascendra", rows = ["system", "sarathi.chunk_tokens"], columns = "rate_rps"'
     return "ascendra", (
@@ -66,6 +58,29 @@ def tiny(tables, folder):
         f'<!-- table: {table}, value = "attainment", scale = 100 -->\n<!-- end -->\n'
         '<!-- fitted: paper = "prism" -->\n<!-- end -->\n'
     )
+
+
+def test_a_run_that_was_stopped_is_continued(tables, tmp_path):
+    tiny(tables, tmp_path / "whole")
+    begun = tmp_path / "work" / "ascendra"
+    asked = ["run", "--suite", "ascendra", *TINY.split(), "--records", "none", "--no-report"]
+    app([*asked, "--out", str(begun)], standalone_mode=False)
+    lines = (begun / "cells.csv").read_text().splitlines(keepends=True)
+    (begun / "cells.csv").write_text("".join(lines[:-2]))
+    tables.run_suite(
+        "ascendra",
+        {"attainment"},
+        1,
+        results=tmp_path / "again",
+        options=TINY.split(),
+        work=tmp_path / "work",
+    )
+    whole, again = (
+        sorted((tmp_path / run / "ascendra" / "cells.csv").read_text().splitlines())
+        for run in ("whole", "again")
+    )
+    assert again == whole
+    assert not begun.exists()
 
 
 def test_a_run_keeps_what_the_page_needs(tables, tmp_path):
