@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -23,7 +24,7 @@ HERE = Path(__file__).parent
 def run(installed, tiny_model, tmp_path):
     """Runs 12 requests with 40 to 51 prompt tokens on a backend; the folder of the run."""
 
-    def one(backend, *words, output_tokens=20, models=("",)):
+    def one(backend, *words, output_tokens=20, models=("",), model=None):
         installed(backend)
         trace = tmp_path / "trace.csv"
         rows = [
@@ -33,7 +34,8 @@ def run(installed, tiny_model, tmp_path):
         trace.write_text("\n".join([header, *rows]) + "\n")
         load = ["--workload", trace, "--replay-speed", "1", "--seeds", "1", "--slo", "e2e=1000"]
         kept = ["--records", "csv", "--out", tmp_path / "out", "--no-report"]
-        asked = ["run", "--backend", backend, "--model", tiny_model(backend), *load, *kept, *words]
+        served = model or tiny_model(backend)
+        asked = ["run", "--backend", backend, "--model", served, *load, *kept, *words]
         done = CliRunner().invoke(app, [*map(str, asked), "--sweep", "num_gpu_blocks=64"])
         assert done.exit_code == 0, done.output
         return tmp_path / "out"
@@ -82,9 +84,26 @@ def test_adapters_are_served_beside_the_model(run, installed, tiny_model, tmp_pa
     assert 'max_lora="2"' in kept.read_text()
 
 
-def test_n_gram_speculation_is_measured(run):
+def without_attention(model, copy):
+    """The model with output projections of attention of 0: the next token follows from the last
+    alone, so that answers come to repeat themselves.
+    """
+    shutil.copytree(model, copy)
+    weights = copy / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    begin = 8 + int.from_bytes(data[:8], "little")
+    for name, tensor in json.loads(data[8:begin]).items():
+        if name.endswith("o_proj.weight"):
+            first, last = tensor["data_offsets"]
+            data[begin + first : begin + last] = bytes(last - first)
+    weights.write_bytes(data)
+    return copy
+
+
+def test_n_gram_speculation_is_measured(run, tiny_model, tmp_path):
     options = ["--sweep", "speculation=ngram:3", "--sweep", "block_size=32"]
-    ran = run("vllm", "--system", "vllm", *options, output_tokens=150)
+    model = without_attention(tiny_model("vllm"), tmp_path / "repeats")
+    ran = run("vllm", "--system", "vllm", *options, output_tokens=150, model=model)
     (cell,) = cells_of(ran)
     drafts, proposed, accepted = (
         int(cell[f"server_{name}"]) for name in ("drafts", "draft_tokens", "accepted_tokens")
@@ -92,14 +111,13 @@ def test_n_gram_speculation_is_measured(run):
     by_position = [int(cell[f"server_accepted_{position}"]) for position in (1, 2, 3)]
     assert float(cell["attainment"]) == 1.0
     assert int(cell["server_output_tokens"]) == sum(150 + k for k in range(12))
-    # A model with random weights repeats itself, and proposals are accepted.
     assert 0 < by_position[2] <= by_position[1] <= by_position[0] <= drafts < proposed
-    assert sum(by_position) == accepted < proposed
+    assert sum(by_position) == accepted <= proposed
     assert int(cell["server_sequence_steps"]) == sum(149 + k for k in range(12)) - accepted
     # A simulation takes the acceptance of this run.
     settled = with_acceptance(parse_speculation(f"ngram:3@{ran}"))
     assert settled.acceptance[0] == pytest.approx(by_position[0] / drafts, abs=1e-4)
-    assert 1 < settled.tokens_per_step < 4
+    assert 1 < settled.tokens_per_step <= 4
 
 
 @pytest.mark.parametrize(("backend", "block_size"), [("vllm", 32), ("sglang", 16)])

@@ -352,9 +352,9 @@ def test_who_is_late_or_too_long_is_turned_away_and_told_so(turns_away):
     assert "slo_bench: rejected" in json.dumps(client.answers["long"])
     away = {line["id"]: line["reason"] for line in turns_away.events("away")}
     assert away == {
-        "late": "slo_bench: dropped",
-        "late too": "slo_bench: dropped",
-        "long": "slo_bench: rejected",
+        "late": "slo_bench: dropped by the policy",
+        "late too": "slo_bench: dropped by the policy",
+        "long": "slo_bench: rejected by the policy",
     }
 
 
