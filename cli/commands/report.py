@@ -35,6 +35,7 @@ def report(
     from ...harness.results.read import read_runs
     from ...harness.results.run_folder import TUNED
     from ...reports.figures.levels import combine
+    from ...reports.pages.capacity import capacity_tables, found_in, only_searches
     from ...reports.pages.run_page import write_report
     from ...reports.pages.summary import summary_table
     from ..output.console import print_lines, terminal
@@ -49,7 +50,11 @@ def report(
     else:
         write_report(run_dirs, out)
         runs = read_runs(run_dirs)
-        console.print(summary_table(combine(runs)))
+        searched = found_in(runs)
+        if searched:
+            console.print(capacity_tables(searched))
+        if not only_searches(searched, runs):
+            console.print(summary_table(combine(runs)))
         for run in filter(attrgetter("unfinished"), runs):
             console.print(f"careful: {run.unfinished}.", markup=False, soft_wrap=True)
     print_lines(out)

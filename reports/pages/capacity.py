@@ -161,6 +161,11 @@ def found_in(runs: Sequence[RunResults]) -> list[Row]:
     ]
 
 
+def only_searches(rows: Sequence[Row], runs: Sequence[RunResults]) -> bool:
+    """Whether all runs are searches, whose levels are too short, or too few, for their means."""
+    return len({row["folder"] for row in rows}) == len(runs)
+
+
 def figure(rows: Sequence[Row], cells: pd.DataFrame, names: Sequence[str]) -> Figure | None:
     """Attainment against rate, all runs of a rate together, with the capacities; None without."""
     searches: dict[tuple[int, str], Row] = {}

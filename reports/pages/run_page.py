@@ -86,7 +86,9 @@ def _document(runs: Sequence[RunResults]) -> str:
         facts=_facts(cells, bounds),
         notices=_notices(cells, rows, runs),
         answer=_headline(capacity.answer(searched, cells) or answer(cells, rows, names), cells),
-        summary=summary.best_table(cells, rows, details, names, badge),
+        summary=None
+        if capacity.only_searches(searched, runs)
+        else summary.best_table(cells, rows, details, names, badge),
         why=why.shown(why.reasons(runs, cells)),
         names=abbreviated(cells),
         badge=badge,

@@ -16,6 +16,22 @@ def test_tables_say_levels_interval_and_why_it_stopped(slo_bench, tmp_path):
     assert (tmp_path / "o" / "report.html").is_file()
 
 
+def test_a_search_is_not_told_by_the_means_of_its_levels(slo_bench, tmp_path):
+    """Levels may be too short to pass; a report beside other runs shows both."""
+    assert slo_bench(*QUICK, "--out", "o")[0] == 0
+    code, out, _ = slo_bench("report", "o")
+    assert code == 0
+    assert "Capacity, req/s (simulated)" in out
+    assert "Highest tested rate" not in out + (tmp_path / "o" / "report.html").read_text()
+    load = ["-s", "vllm", "--rates", "1,2", "--requests", "50", "--seeds", "1", "--no-report"]
+    assert slo_bench("run", *load, "--out", "r")[0] == 0
+    code, out, _ = slo_bench("report", "o", "r", "--out", "both.html")
+    assert code == 0
+    assert "Capacity, req/s (simulated)" in out
+    assert "Highest tested rate" in out
+    assert "Highest tested rate" in (tmp_path / "both.html").read_text()
+
+
 @pytest.mark.parametrize(("high", "note"), [(0.93, "too short to pass"), (0.6, "")])
 def test_levels_that_miss_the_target_are_not_too_short(high, note):
     level = {"rate_rps": 4.0, "runs": 1, "valid_runs": 1, "requests": 200, "sustained": False}
