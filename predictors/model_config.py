@@ -85,12 +85,19 @@ _OTHER = {
     "ssm_cfg": "state-space layers",
     "mamba_d_state": "state-space layers",
 }
+# Fields of `_OTHER` that are modelled in these families.
+_MODELLED_OF: dict[str, tuple[str, ...]] = {
+    "llama4_text": ("interleave_moe_layer_step", "attention_chunk_size"),
+    **dict.fromkeys(_SPARSE_TYPES, ("index_topk",)),
+    **dict.fromkeys(
+        _LINEAR_TYPES, ("linear_num_value_heads", "full_attention_interval", "layer_group_size")
+    ),
+}
 # Fields whose names say that they shape a layer, and of these the ones that are read, or that leave
 # sizes and times as they are.
 _PARTS = re.compile(
     r"attn|attention|window|sparse|mamba|ssm|conv|recurrent|expert|moe|latent|cross"
 )
-_OF_LLAMA4 = ("interleave_moe_layer_step", "attention_chunk_size")
 _READ_OR_HARMLESS = re.compile(
     r"_?sliding_window_pattern|query_pre_attn_scalar|moe_layers|attn_(scale|temperature_tuning)|"
     r"interleave_moe_layer_step|attention_chunk_size|num_attention_heads|multi_query_attention|(use_)?sliding_window|max_window_layers|attn_type_list|"
@@ -288,13 +295,8 @@ def _refuse_unmodelled(config: _Config) -> None:
         raise config.fail(
             f"speculative decoding (model_type {kind!r}) is not modelled yet; use the plain model"
         )
-    linear = kind in _LINEAR_TYPES
     for name, what in _OTHER.items():
-        known = (linear and what == "linear attention") or (
-            kind == "llama4_text" and name in _OF_LLAMA4
-        )
-        known |= kind in _SPARSE_TYPES and name == "index_topk"
-        if config.fields.get(name) and not known:
+        if config.fields.get(name) and name not in _MODELLED_OF.get(kind, ()):
             raise config.fail(f"{what} (field {name!r}) is not modelled yet")
     if set(str(config.fields.get("attn_type_list") or "")) - set("[1, ]"):
         raise config.fail("linear attention (field 'attn_type_list') is not modelled yet")

@@ -79,6 +79,7 @@ def test_started_instances_serve_after_their_start_and_are_paid_from_the_decisio
 
 def controlled(policy: Autoscaled, cluster: Mock, requests: list[int], now_s: float) -> list[str]:
     cluster.now_s = now_s
+    cluster.up = [i for i in cluster.instances if i.up]
     for instance, n in zip(cluster.instances, requests, strict=True):
         instance.n_requests = n
     return [
