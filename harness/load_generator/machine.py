@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 _CORES_PER_CLIENT_CORE = 8
+_CLIENT_NICE = -10  # priority of the load generator's thread
 
 
 def cores() -> int:
@@ -50,9 +51,6 @@ def started_on(chosen: Sequence[int]) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-_NICE = -10
-
-
 @contextlib.contextmanager
 def before_other_programs() -> Iterator[None]:
     """Give this thread a higher priority in the block, where the system allows it (root, or
@@ -63,7 +61,7 @@ def before_other_programs() -> Iterator[None]:
         return
     before = os.getpriority(os.PRIO_PROCESS, 0)
     with contextlib.suppress(PermissionError):
-        os.setpriority(os.PRIO_PROCESS, 0, min(before, _NICE))
+        os.setpriority(os.PRIO_PROCESS, 0, min(before, _CLIENT_NICE))
     try:
         yield
     finally:

@@ -34,7 +34,7 @@ def never_asked(cells: pd.DataFrame) -> list[str]:
     ]
 
 
-def seldom_asked(cells: pd.DataFrame) -> list[str]:
+def kept_order_of_arrival(cells: pd.DataFrame) -> list[str]:
     """A sentence for each series whose policy had a choice, but always took what a queue in order
     of arrival takes.
     """
@@ -60,7 +60,7 @@ def sentences(cells: pd.DataFrame) -> list[str]:
                 f"chose {sums['decisions_victim']} victims ({sums['decisions_other_victim']} not "
                 f"the latest) and sent {sums['decisions_release']} requests away."
             )
-    return [*lines, *never_asked(cells), *seldom_asked(cells)]
+    return [*lines, *never_asked(cells), *kept_order_of_arrival(cells)]
 
 
 def table(cells: pd.DataFrame, names: Sequence[str], badge: str) -> Table:

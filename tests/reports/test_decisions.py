@@ -20,12 +20,12 @@ def test_a_policy_without_a_choice_was_never_asked():
     (line,) = decisions.never_asked(found)
     assert line.startswith("The policy of edf made no difference, for it was never asked")
     assert any("sjf took 7 requests" in one for one in decisions.sentences(found))
-    assert decisions.seldom_asked(found) == []
+    assert decisions.kept_order_of_arrival(found) == []
 
 
 def test_a_policy_that_keeps_the_order_of_arrival():
     found = cells(decisions_order=[3, 0], decisions_victim=[1, 0])
-    (line,) = decisions.seldom_asked(found)
+    (line,) = decisions.kept_order_of_arrival(found)
     assert "edf never left the order of arrival" in line
 
 

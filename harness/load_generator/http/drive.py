@@ -84,7 +84,8 @@ class Driver:
         """
         allow_many_sockets()
         try:
-            with heap_frozen(), collections_off(), before_other_programs():  # delays are ours
+            # A collection or another program would delay timestamps.
+            with heap_frozen(), collections_off(), before_other_programs():
                 return run_coroutine(self._run(start_s))
         except BaseException:
             self._spool.close()
