@@ -189,17 +189,17 @@ def run(client: Client, program: str, load: Load, truths: Callable[[], Sequence[
 
 
 def _read(name: str, folder: Path) -> tuple[RequestResults, str]:
-    """The requests of a client's file, and why they are no result (empty: they are one)."""
+    """The requests of a client's file, and whether it says that they are a result."""
     if name == "slo-bench":
         (row,) = csv.DictReader((folder / "run" / "cells.csv").read_text().splitlines())
-        return read_requests(folder / "run", row["cell"]), row["invalid_because"]
+        return read_requests(folder / "run", row["cell"]), row["invalid_because"] or "valid"
     files = {
         "vllm": folder / "vllm.json",
         "guidellm": folder / "guidellm.json",
         "aiperf": folder / "aiperf" / "profile_export.jsonl",
     }
     (cell,) = read_results(files[name]).cells
-    return cell.read(), ""
+    return cell.read(), "not judged"
 
 
 def _own(name: str, folder: Path) -> tuple[float, float]:
@@ -241,14 +241,16 @@ def on_server(asked: argparse.Namespace, programs: Mapping[str, str]) -> None:
                     asked.output_tokens,
                 )
                 sent(CLIENTS[name], program, load)
-                of, why_not = _read(name, Path(folder))
+                of, said = _read(name, Path(folder))
+                if not of.finished.all():
+                    raise SystemExit(f"{name}: {int((~of.finished).sum())} requests failed")
                 ttft_ms, tpot_ms = _own(name, Path(folder))
             latency_s = of.sample("sent", None).latency_s
             ms = {name: 1e3 * float(np.nanmedian(values)) for name, values in latency_s.items()}
             print(
                 f"| {rate_rps:g} | {name} | {ttft_ms:.1f} ms | {ms['ttft']:.1f} ms | "
                 f"{tpot_ms:.2f} ms | {ms['tpot']:.2f} ms | {ms['e2e']:.0f} ms | "
-                f"{why_not or 'valid'} |",
+                f"{said} |",
                 flush=True,
             )
 
