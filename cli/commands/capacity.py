@@ -38,6 +38,11 @@ EXAMPLES = (
     "slo-bench capacity --system vllm,sarathi,orca --executor ray --address 10.0.0.1:6379",
     "slo-bench capacity --base-url http://127.0.0.1:8000 --rates 1,20 --max-time 900",
 )
+# In `--help`; the others in `--help-all`.
+SHOWN = (
+    *("--system", "--workload", "--slo", "--target", "--tolerance", "--max-time"),
+    *("--model", "--gpu", "--backend", "--base-url", "--out"),
+)
 
 CHANGED = {
     "rates": {
