@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperOption
 from typer.main import get_command
 
 from .options.parameters import flag
@@ -21,7 +21,7 @@ class ShortHelp(TyperCommand):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help; options that are not shown are hidden meanwhile."""
-        options = [one for one in self.params if one.param_type_name == "option"]
+        options = [one for one in self.params if isinstance(one, TyperOption)]
         less = [one for one in options if not self.shown & set(one.opts) and not one.hidden]
         examples = self.epilog
         for option in less:
