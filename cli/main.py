@@ -27,6 +27,7 @@ class _Commands(LazyGroup):
         "run": "run:run",
         "capacity": "capacity:capacity",
         "report": "report:report",
+        "watch": "watch:watch",
         "compare": "compare:compare",
         "gate": "gate:gate",
         "explain": "explain:explain",

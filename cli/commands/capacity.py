@@ -98,6 +98,7 @@ def capacity(
         raise SloBenchError("--jobs are processes of this machine that simulate; leave it out here")
     with (
         interruptible(f"interrupted; go on with: slo-bench capacity --resume --out {folder}"),
+        execution.watched(folder),
         _display(folder, lines=not simulated) as (watch, ended),
         options.pool_of(where, cores() if jobs is None else jobs)
         if simulated
@@ -139,15 +140,9 @@ def _display(
     """
     if not sys.stderr.isatty():
         typer.echo(f"searching into {folder}", err=True)
-        yield (
-            (
-                (lambda progress: typer.echo(_told(progress), err=True))
-                if lines
-                else (lambda progress: None)
-            ),
-            None,
-        )
-        return
+        if lines:
+            yield lambda progress: typer.echo(_told(progress), err=True), None
+            return
     with changing_line("first run") as say:
         said = "first run"
 
