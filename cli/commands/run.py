@@ -24,6 +24,11 @@ EXAMPLES = (
     "slo-bench run --base-url http://127.0.0.1:8000 --rates 1,2,4 --requests 200 --seeds 1",
     "slo-bench run --base-url http://10.0.0.9:8000 --rates 500,1000 --executor ray --address auto",
 )
+# In `--help`; the others in `--help-all`.
+SHOWN = (
+    *("--suite", "--system", "--workload", "--rates", "--slo"),
+    *("--model", "--gpu", "--backend", "--base-url", "--out"),
+)
 
 
 @with_options

@@ -50,7 +50,7 @@ def run_shown(experiment: Experiment, execution: Execution) -> RunResult:
         )
 
     with interruptible(way_on):
-        with _display(folder) as show:
+        with execution.watched(folder), _display(folder) as show:
 
             def watch(progress: Progress) -> None:
                 nonlocal last
