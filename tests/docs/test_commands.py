@@ -93,7 +93,7 @@ LEFT_OPEN = {
 # moments are counted, and where a program needs minutes.
 ON_A_SERVER = {
     "run": "--requests 4 --seeds 1",
-    "tune": "--trials 2 --requests 4 --seeds 1 --no-confirm",
+    "tune": "--trials 2 --requests 100 --tolerance 0.5 --max-time 60 --seeds 1 --no-confirm",
     "profile": "--budget 60 --max-seqs 2 --no-moves",
     "campaign.py": "--seconds 5",
     "killed.py": "--moments 2",
