@@ -378,7 +378,8 @@ class ExperimentSchema(BaseModel):
     )
     embedder: Axis[str | None] = setting(
         SERVES,
-        "Embedding model served beside the language model, for workloads with embedding requests.",
+        "Embedding model served beside the language model, for workloads with embedding requests. "
+        "With vllm: folder of an encoder.",
         metavar="MODEL",
         file="maybe",
         backends=NOT_ATTACHED,

@@ -19,6 +19,7 @@ from ...policies.systems import System
 from ...policies.systems import system as system_by_name
 from ..gateway.running import GatewayPlan
 from ..gateway.split import KvTransferMode
+from ..plugins.contract import EmbedderBeside
 from .compatibility import check
 from .environments import Environment, environment, recipe
 from .gpus import gpus_each, shares, visible_gpus
@@ -89,6 +90,7 @@ class Serve:
     cores: tuple[int, ...] = ()  # of all servers together; none: all
     kvcached: bool = False
     sleeps: bool = False
+    embedder: EmbedderBeside | None = None
 
     @property
     def label(self) -> str:
@@ -343,6 +345,7 @@ class Serve:
             policy=policy,
             step_log=step_log,
             num_cpu_blocks=num_cpu_blocks,
+            embedder=self.embedder,
         )
 
 

@@ -12,6 +12,7 @@ from ..plugins.contract import IdleView
 from .recipe import KVCACHED, TORCH_CPU_INDEX, Build, InstallStep, KvTransfer, Launch, Recipe
 
 _SCHEDULER = "slo_bench.harness.servers.plugins.vllm.scheduler.PolicyScheduler"
+_COLLOCATED = "slo_bench.harness.servers.plugins.vllm.collocated.CollocatedScheduler"
 _CONNECTOR = "slo_bench.harness.servers.plugins.vllm.connector"
 _SHARED_FOLDER = "slo_bench.harness.servers.plugins.vllm.shared_folder"
 _MOST_TOKENS = 16384  # of an iteration, where a policy sets no limit
@@ -105,7 +106,8 @@ def _patched(launch: Launch) -> list[str]:
     policy = launch.policy
     assert isinstance(policy, Policy)
     # A victim whose token is still being computed cannot be swapped: no asynchronous scheduling.
-    argv = ["--scheduler-cls", _SCHEDULER, "--no-async-scheduling"]
+    scheduler = _SCHEDULER if launch.embedder is None else _COLLOCATED
+    argv = ["--scheduler-cls", scheduler, "--no-async-scheduling"]
     blocks = launch.num_gpu_blocks
     # The policy stays within the limits that the server is started with.
     limits = policy.limits(IdleView(policy) if blocks is None else IdleView(policy, blocks))

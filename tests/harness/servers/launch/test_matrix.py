@@ -70,8 +70,10 @@ def test_a_split_says_itself_how_many_it_is_made_of(backend):
 def test_of_a_collocating_policy_servers_run_a_part():
     [shown] = [e for e in KINDS["compatibility"]() if e["name"] == "collocation"]
     assert shown["simulated"] == "yes"
-    for backend in ("vllm", "torch"):
-        assert str(shown[backend]).startswith("part: it decides on generation requests alone")
+    assert shown["vllm"] == "yes"
+    assert str(shown["torch"]).startswith("part: it decides on generation requests alone")
+    [merges] = [e for e in KINDS["compatibility"]() if e["name"] == "merged-batches"]
+    assert str(merges["vllm"]).startswith("part: it decides on generation requests alone")
     assert str(shown["sglang"]).startswith("no: ")
     [shown] = [e for e in KINDS["compatibility"]() if e["name"] == "edf"]
     assert not any("part" in str(value) for value in shown.values())
