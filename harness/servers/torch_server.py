@@ -138,13 +138,15 @@ def serving_model(
     block_size: int = 16,
     num_cpu_blocks: int | None = None,
     embedder: str | None = None,
+    stage_layers: Sequence[int] = (),
     kv_store: Sequence[str] = (),
     threads: int | None = None,
     port: int = 0,
     say: Callable[[str], None] = lambda line: None,
 ) -> Iterator[str]:
     """Load a model, run a server with a policy and yield its address. Servers with the same folders
-    in `kv_store` (`FOLDER=GIB`, fastest first) for the same model share prefix KV. `threads`
+    in `kv_store` (`FOLDER=GIB`, fastest first) for the same model share prefix KV. Each
+    pipeline stage of `stage_layers` is a process of its own, the first is this one. `threads`
     compute (see `thread_count`); `say` is told how many.
 
     Raises:
@@ -156,6 +158,7 @@ def serving_model(
     from ..engine.torch.load import load_decoder
     from ..engine.torch.threads import ThreadLayout
     from ..engine.torch.tiers import TierFolder
+    from ..engine.torch.workers import Workers
     from ..policies.systems import system as system_by_name
     from .launch.backend_names import TORCH
     from .launch.compatibility import check
@@ -185,10 +188,19 @@ def serving_model(
         block_size if found.prefix_cache else 0,
         tiers,
     )
-    engine = Engine(decoder, room)
-    layout = ThreadLayout.choose(threads)
+    count = max(0, len(stage_layers) - 1)
+    if count and device != "cpu":
+        raise SloBenchError("the stages of a device map compute on the CPU; leave --device out")
+    layout = ThreadLayout.choose(threads, count)
     say(layout.text)
-    with LiveEngine(engine, found.policy, layout) as live:
+    with contextlib.ExitStack() as stack:
+        workers = None
+        if count:
+            workers = stack.enter_context(Workers(count, cores=layout.worker_cores))
+        engine = Engine(decoder, room, workers)
+        if count:
+            engine.place(stage_layers)
+        live = stack.enter_context(LiveEngine(engine, found.policy, layout))
         limits = found.policy.limits(live.instance.view)
         spare = limits.watermark_blocks + limits.decode_headroom_blocks
         most = min(decoder.config.context, (room.blocks - spare) * block_size)

@@ -21,6 +21,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from ....predictors.device_map import read_device_map
 from ....predictors.speculation import OFF, parse_speculation
 from ....workloads.errors import SloBenchError
 from ....workloads.whole_file import write_whole
@@ -173,9 +174,11 @@ class LaunchedBackend:
 
     def _wanted(self, spec: CellSpec) -> Serve:
         place = spec.placement
+        placed = None if place.device_map is None else read_device_map(place.device_map)
+        pp = place.pp if placed is None else 1  # its stages are given with it
         args = [
             *self.server.args,
-            *parallel_args(self.name, tp=place.tp, pp=place.pp, ep=place.ep, dp=place.dp),
+            *parallel_args(self.name, tp=place.tp, pp=pp, ep=place.ep, dp=place.dp),
         ]
         args += speculative_args(parse_speculation(place.speculation or OFF))
         args += kv_offload_args(self.name, place.kv_offload_gib, place.gpus)
@@ -199,6 +202,7 @@ class LaunchedBackend:
             transfer=transfer_of(self.server.kv_transfer),
             cores=core_share().server,
             kvcached=self.server.kvcached,
+            device_map=placed,
         )
 
     def _client_for(self, model: str) -> ClientSchema:

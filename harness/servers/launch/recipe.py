@@ -81,6 +81,7 @@ class Launch:
     gpus: tuple[str, ...] = ()  # the only ones it may use, by UUID; none: all
     cores: tuple[int, ...] = ()  # the only ones it may use; none: all
     kvcached: bool = False
+    stage_layers: tuple[int, ...] = ()  # layers of each pipeline stage; none: equal shares
     embedder: EmbedderBeside | None = None  # the policy inside decides on its passes
     sleeps: bool = False  # it can be told to give its memory back, and to take it again
 

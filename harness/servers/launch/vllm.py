@@ -9,6 +9,7 @@ from pathlib import Path
 from ...core.decisions import UNLIMITED
 from ...core.policy import Policy
 from ..plugins.contract import IdleView
+from .parallel_args import stage_layers
 from .recipe import KVCACHED, TORCH_CPU_INDEX, Build, InstallStep, KvTransfer, Launch, Recipe
 
 _SCHEDULER = "slo_bench.harness.servers.plugins.vllm.scheduler.PolicyScheduler"
@@ -161,6 +162,7 @@ def _environ(device: str, launch: Launch) -> Mapping[str, str]:
     if launch.transfer is not None and launch.transfer.port is not None:
         found["VLLM_NIXL_SIDE_CHANNEL_HOST"] = launch.host
         found["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(launch.transfer.port)
+    found |= stage_layers("vllm", launch.stage_layers)
     if launch.sleeps:
         found["VLLM_SERVER_DEV_MODE"] = "1"  # else it has no /sleep and no /wake_up
     if launch.kvcached:
