@@ -23,6 +23,7 @@ from ..engine.torch.encoder import Encoder
 from ..engine.torch.live import LiveEngine
 from ..engine.torch.text import Text
 from .http_server import HttpRequest, Ready, Reply, in_thread, refuse, respond, respond_json, serve
+from .prometheus import CONTENT_TYPE
 from .torch_generation import BadRequestError, Generation, GenerationModel, check_model
 
 
@@ -90,7 +91,7 @@ class _Routes:
         if path == "/health":
             respond(reply, b"", "text/plain", 200 if self._live.running else 503)
         elif path == "/metrics":
-            respond(reply, self._metrics().encode(), "text/plain; version=0.0.4")
+            respond(reply, self._metrics().encode(), CONTENT_TYPE)
         elif path == "/v1/models" or path.startswith("/v1/models/"):
             self._models(reply, path.removeprefix("/v1/models").removeprefix("/"))
         elif path == "/v1/embeddings" and asked.method == "POST" and self._embeds:
