@@ -225,6 +225,10 @@ def serving_model(
     check(found, TORCH)
     if not isinstance(found.policy, Policy):
         raise SloBenchError(f"{system_name} serves static batches, which no server streams")
+    if found.cluster is not None:
+        raise SloBenchError(
+            f"{system_name} decides across several instances, which `run` executes; a server is one"
+        )
     if kv_store and not found.prefix_cache:
         raise SloBenchError(
             f"{system_name} looks for no prefixes: there is nothing to keep in a KV store"
