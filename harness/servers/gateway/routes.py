@@ -26,6 +26,7 @@ _KINDS = {
     "slo_bench_gateway_load": "gauge",  # U, where the router measures it
     "slo_bench_gateway_activations_total": "counter",
     "slo_bench_gateway_evictions_total": "counter",
+    "slo_bench_gateway_embed_passes_total": "counter",
     "slo_bench_gateway_taken_over_total": "counter",  # sent there after that, or after a loss
     MECHANISMS: "counter",  # acts of the controller's mechanisms
     "slo_bench_gateway_lengths_requests_total": "counter",
