@@ -59,6 +59,12 @@ _CHANGED = {
     "embedder": {"help": "With torch: embedding model served at /v1/embeddings."},
 }
 
+# In `--help`; the others in `--help-all`.
+SHOWN = (
+    *("--backend", "--model", "--set", "--port", "--instances", "--router", "--embedder"),
+    *("--length-predictor", "--api-key-env", "--server-arg", "--served-name"),
+)
+
 
 @with_options
 def serve(

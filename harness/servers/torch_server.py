@@ -17,6 +17,7 @@ from ..engine.loop.gc_control import heap_frozen
 from ..engine.torch.live import LiveEngine
 from ..engine.torch.text import Text
 from .http_server import HttpRequest, Ready, Reply, in_thread, refuse, respond, respond_json, serve
+from .prometheus import CONTENT_TYPE
 from .torch_embeddings import Embeds, answer_embeddings
 from .torch_generation import BadRequestError, Generation, GenerationModel
 
@@ -55,7 +56,7 @@ class _Routes:
         if path == "/health":
             respond(reply, b"", "text/plain", 200 if self._live.running else 503)
         elif path == "/metrics":
-            respond(reply, self._metrics().encode(), "text/plain; version=0.0.4")
+            respond(reply, self._metrics().encode(), CONTENT_TYPE)
         elif path == "/v1/models" or path.startswith("/v1/models/"):
             self._models(reply, path.removeprefix("/v1/models").removeprefix("/"))
         elif path == "/v1/embeddings" and asked.method == "POST" and self._embeds:
@@ -169,6 +170,10 @@ def serving_model(
     check(found, TORCH)
     if not isinstance(found.policy, Policy):
         raise SloBenchError(f"{system_name} serves static batches, which no server streams")
+    if found.cluster is not None:
+        raise SloBenchError(
+            f"{system_name} decides across several instances, which `run` executes; a server is one"
+        )
     if kv_store and not found.prefix_cache:
         raise SloBenchError(
             f"{system_name} looks for no prefixes: there is nothing to keep in a KV store"

@@ -1,7 +1,7 @@
 """The vllm and sglang backends: servers that are started and stopped for a run.
 
 servers/<system>[-N].log          output of each server
-servers/<system>[-N].steps.jsonl  its step log, if enabled
+servers/<system>[-N].steps.jsonl  its step log, if enabled or if a policy decides inside
 servers/<cell>[-N].metrics        its own metrics before and after the cell
 servers/<cell>.meta.json          its settings, and the part of its step log that belongs to the
 cell
@@ -133,7 +133,7 @@ class LaunchedBackend:
         """Start the servers, and a gateway if the system needs one."""
         wanted = self._wanted(spec)
         log = _unused(folder / "servers" / f"{wanted.label}.log")
-        if self.server.step_log or self.server.validated:
+        if self.server.step_log or self.server.validated or wanted.patched:
             wanted = replace(wanted, step_log=log.with_suffix(".steps.jsonl"))
         device = environment(wanted.backend).device
         with contextlib.ExitStack() as stack:
@@ -439,9 +439,10 @@ def policy_problem(grown: Mapping[str, int]) -> str | None:
     errors = grown.get("policy_errors", 0)
     if not errors:
         return None
+    raised = f"{errors} error{'' if errors == 1 else 's'}"
     return (
-        f"the policy raised {errors} errors inside the server; the requests that failed and the "
-        "server's log name them"
+        f"the policy raised {raised} inside the server; the requests that failed and the server's "
+        "log name them"
     )
 
 

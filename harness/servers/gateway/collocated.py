@@ -17,7 +17,8 @@ from typing import Any
 from ...core.wire import VLLM_FIELD
 from ...load_generator.http.endpoint import Endpoint
 from ..http_server import HttpRequest, Reply, error_body, json_object, refuse, respond_json
-from .health_checks import Sample, Say
+from ..prometheus import Sample
+from .health_checks import Say
 from .instances import RoutedServerGroup
 from .replies import CollectedReply
 from .states import prompt_tokens, wire_of

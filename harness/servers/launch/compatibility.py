@@ -62,7 +62,9 @@ def _on_sglang(system: System) -> str:
 def _on_torch(system: System) -> str:
     if system.sharing is not None:
         return _ONE_MODEL
-    return "" if system.cluster is None else "it runs one instance on one device"
+    if system.cluster is None or system.cluster.executed:
+        return ""
+    return "what its controller decides is carried out in the simulator alone"
 
 
 _REFUSALS: Mapping[str, Callable[[System], str]] = {
