@@ -7,8 +7,8 @@ server's plugin share (static policies are asked when a batch has ended). The CP
 run is divided by its iterations, so that arrivals, records and the step-time model are in it: an
 upper bound of what deciding costs. The AdaptiveLLM paper says about 0.2 ms a step (§4.6), measured
 with decisions on and actions off: `adaptivellm-compares` decides as `adaptivellm` does, both
-algorithms, and does what `adaptivellm-off` does, vLLM's order and recomputation. Their difference is
-the cost of comparing.
+algorithms, and does what `adaptivellm-off` does, vLLM's order and recomputation. Their difference
+is the cost of comparing.
 """
 
 from __future__ import annotations
