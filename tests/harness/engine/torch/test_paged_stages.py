@@ -120,7 +120,7 @@ def test_a_server_with_a_device_map_answers_the_same(model: Path) -> None:
     [
         (["--tp", "2"], "leave tp and pp out"),
         (["--workers", "1"], "leave server.workers out"),
-        (["--instances", "2"], "one instance on one device"),
+        (["--instances", "2"], "leave server.workers out and instances at 1"),
         (["--clock", "cpu"], "without server.workers and device_map"),
     ],
 )
