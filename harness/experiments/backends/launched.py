@@ -153,7 +153,9 @@ class LaunchedBackend:
                     plan = replace(
                         plan,
                         embedder=Endpoint.parse(embedder.url),
-                        desk=None if wanted.embedder is None else wanted.embedder.socket,
+                        scheduler_socket=None
+                        if wanted.embedder is None
+                        else wanted.embedder.socket,
                     )
                 gateway = stack.enter_context(serving_apart(plan))
                 urls = [gateway]

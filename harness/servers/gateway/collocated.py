@@ -1,9 +1,9 @@
 """A language model's server and an embedding server behind one address.
 
-Generation requests go to the language model. Embedding requests wait here for the desk inside its
-server (`plugins.embedder_desk`), where the policy admits or rejects them and forms the passes of
-the embedder. Without a desk nothing coordinates the two: each embedding request is a pass of its
-own, at once.
+Generation requests go to the language model. Embedding requests wait here for the scheduler inside
+its server (`plugins.embedding_scheduler`), where the policy admits or rejects them and forms the
+passes of the embedder. Without it nothing coordinates the two: each embedding request is a pass of
+its own, at once.
 """
 
 from __future__ import annotations
@@ -51,18 +51,20 @@ class CollocatedServing:
         self,
         endpoint: Endpoint,
         embedder: Endpoint,
-        desk: str | None,
+        scheduler_socket: str | None,
         *,
         health_path: str,
         say: Say = lambda line: None,
     ) -> None:
-        """`desk`: Unix socket of the desk inside the language model's server; None: no policy."""
+        """Without the Unix socket of the scheduler there is no policy."""
         self._llm = RoutedServerGroup(
             [endpoint], "round-robin", role="generate", health_path=health_path, say=say
         )
         self._embedder = _EmbedderGroup(embedder, say)
         self.groups = (self._llm, self._embedder)
-        self._desk = None if desk is None else _Desk(desk, self._embedder)
+        self._scheduler = (
+            None if scheduler_socket is None else _SchedulerClient(scheduler_socket, self._embedder)
+        )
 
     async def work(self, asked: HttpRequest, reply: Reply) -> None:
         """Send a generation request on, or answer an embedding request when its pass has ended."""
@@ -74,10 +76,10 @@ class CollocatedServing:
             refuse(reply, 400, "the body must be a JSON object")
             return
         pending = _Pending(body)
-        if self._desk is None:
+        if self._scheduler is None:
             [(status, content)], _ = await self._embedder.run_pass([pending])
         else:
-            status, content = await self._desk.answer(pending, body)
+            status, content = await self._scheduler.answer(pending, body)
         respond_json(reply, content, status)
 
 
@@ -106,8 +108,8 @@ class _EmbedderGroup(RoutedServerGroup):
         yield _PASSES, "", self._passes
 
 
-class _Desk:
-    """The conversation with the desk; its connection is made with the first request."""
+class _SchedulerClient:
+    """The conversation with the scheduler; its connection is made with the first request."""
 
     def __init__(self, path: str, embedder: _EmbedderGroup) -> None:
         self._path = path
@@ -126,7 +128,9 @@ class _Desk:
                     reader, self._writer = await asyncio.open_unix_connection(self._path)
                     self._start(self._listen(reader))
         except OSError as error:
-            return 503, error_body(503, f"the embedder's desk does not answer: {error.strerror}")
+            return 503, error_body(
+                503, f"the embedder's scheduler does not answer: {error.strerror}"
+            )
         self._number += 1
         number, tokens = self._number, prompt_tokens(body)
         self._pending[number] = pending
@@ -157,7 +161,7 @@ class _Desk:
                 self._hear(json.loads(line))
         self._writer = None
         for pending in self._pending.values():
-            pending.settle((503, error_body(503, "the embedder's desk has gone")))
+            pending.settle((503, error_body(503, "the embedder's scheduler has gone")))
 
     def _hear(self, message: Mapping[str, Any]) -> None:
         if "begin" in message:

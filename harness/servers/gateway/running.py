@@ -37,7 +37,7 @@ class GatewayPlan:
 
     With `prefill` servers the others only decode, and KV reaches them as `transfer` says. A
     `controller` replaces the router; `roles` then names the role of each server. An `embedder`
-    stands beside a single server, and `desk` is the socket of the policy that decides on it.
+    stands beside a single server, and `scheduler_socket` is that of the policy that decides on it.
     """
 
     endpoints: Sequence[Endpoint]
@@ -48,7 +48,7 @@ class GatewayPlan:
     controller: ClusterPolicy | None = None
     roles: Sequence[str] = ()
     embedder: Endpoint | None = None
-    desk: str | None = None
+    scheduler_socket: str | None = None
 
     def to_plain(self) -> dict[str, Any]:
         """The plan as JSON values, for another process."""
@@ -94,7 +94,11 @@ class GatewayPlan:
         if self.embedder is not None:
             [endpoint] = self.endpoints
             return CollocatedServing(
-                endpoint, self.embedder, self.desk, health_path=self.health_path, say=say
+                endpoint,
+                self.embedder,
+                self.scheduler_socket,
+                health_path=self.health_path,
+                say=say,
             )
         if self.controller is not None:
             return ControlledServing(

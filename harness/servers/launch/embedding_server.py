@@ -54,7 +54,7 @@ def embedding_server(model: str, device: str, cores: Sequence[int]) -> Iterator[
             said = child.receive()
             if said is None:
                 raise SloBenchError("the embedding server did not start; its error is shown above")
-            beside = EmbedderBeside(f"{folder}/desk", said["activation_bytes_per_token"])
+            beside = EmbedderBeside(f"{folder}/scheduler", said["activation_bytes_per_token"])
             yield EmbeddingServer(Path(model).resolve().name, said["url"], beside, child)
         finally:
             child.stop(_STOP_S)

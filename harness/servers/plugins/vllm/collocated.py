@@ -14,7 +14,7 @@ from typing import Any
 
 from ....core.collocated_policy import Collocated
 from ..contract import EmbedderBeside
-from ..embedder_desk import EmbedderDesk
+from ..embedding_scheduler import EmbeddingScheduler
 from .scheduler import PolicyScheduler
 
 
@@ -28,11 +28,11 @@ class CollocatedScheduler(PolicyScheduler):
         spec, policy = EmbedderBeside.asked_for(), self.slo_policy
         if spec is None or not isinstance(policy, Collocated):
             raise RuntimeError("no embedder, or a policy that decides on none")
-        EmbedderDesk(
+        EmbeddingScheduler(
             self, policy, spec, self.policy_errors, clock=type(self).clock, log=self.recorder.log
         ).listen()
 
-    # ---------------------------------------------------------------- read by the desk
+    # ---------------------------------------------------------------- read by the scheduler
 
     @property
     def total_kv_blocks(self) -> int:

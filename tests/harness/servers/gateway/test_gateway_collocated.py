@@ -30,7 +30,7 @@ from slo_bench.harness.servers.mock import MockConfig  # noqa: E402
 from slo_bench.harness.servers.mock import serving as mock  # noqa: E402
 from slo_bench.workloads.errors import SloBenchError  # noqa: E402
 
-from ..plugins.test_embedder_desk import desk_of  # noqa: E402
+from ..plugins.test_embedding_scheduler import scheduler_of  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -54,21 +54,21 @@ def embedder(encoder: Path) -> Iterator[EmbeddingServer]:
 
 @pytest.fixture
 def gateway(embedder: EmbeddingServer) -> Iterator[Callable[[Collocated | None], tuple[str, Any]]]:
-    """The address of a gateway, and the desk of a policy."""
+    """The address of a gateway, and the scheduler of a policy."""
     with contextlib.ExitStack() as stack:
 
         def up(policy: Collocated | None) -> tuple[str, Any]:
             llm = stack.enter_context(mock(MockConfig(ttft_s=0.002, itl_s=0.001))).url
-            desk = None
+            scheduler = None
             if policy is not None:
-                desk = desk_of(policy, embedder.beside)
-                desk.listen()
+                scheduler = scheduler_of(policy, embedder.beside)
+                scheduler.listen()
             plan = GatewayPlan(
                 (Endpoint.parse(llm),),
                 embedder=Endpoint.parse(embedder.url),
-                desk=embedder.beside.socket if desk else None,
+                scheduler_socket=embedder.beside.socket if scheduler else None,
             )
-            return stack.enter_context(serving_apart(plan)), desk
+            return stack.enter_context(serving_apart(plan)), scheduler
 
         yield up
 
@@ -95,7 +95,7 @@ def vectors(answer: Any) -> list[list[float]]:
 
 @pytest.mark.parametrize("policy", [Collocated(), None])
 def test_both_models_answer_behind_one_address(gateway, encoder, policy):
-    url, desk = gateway(policy)
+    url, scheduler = gateway(policy)
     texts = [[5, 6, 7], [8, 9], [10]]
     status, answer = embed(url, texts, priority=1, **{VLLM_FIELD: {"e2e_slo_s": 3.0}})
     assert status == 200, answer
@@ -104,36 +104,36 @@ def test_both_models_answer_behind_one_address(gateway, encoder, policy):
     assert torch.allclose(torch.tensor(vectors(answer)), expected, atol=1e-5)
     status, answer = ask(url, "/v1/completions", {"prompt": "a b", "max_tokens": 3})
     assert (status, answer["usage"]["completion_tokens"]) == (200, 3)
-    if desk is not None:
-        assert desk.host.passes["embed_pass_texts"] == 3
-        assert desk.host.taken == 0
+    if scheduler is not None:
+        assert scheduler.host.passes["embed_pass_texts"] == 3
+        assert scheduler.host.taken == 0
 
 
 def test_requests_that_wait_are_computed_in_one_pass(gateway, encoder):
-    url, desk = gateway(Collocated())
-    desk.host.used = 100  # generation holds all memory
+    url, scheduler = gateway(Collocated())
+    scheduler.host.used = 100  # generation holds all memory
     with ThreadPoolExecutor(4) as pool:
         inputs = [[[5, n], [6, 7, n]] for n in range(4)]
         answers = pool.map(lambda texts: embed(url, texts), inputs)
-        while len(desk.waiting) < 4:
+        while len(scheduler.waiting) < 4:
             pass
-        desk.host.used = 0
+        scheduler.host.used = 0
         for texts, (status, answer) in zip(inputs, answers, strict=True):
             assert status == 200
             expected = Encoder(encoder).embed(texts)
             assert torch.allclose(torch.tensor(vectors(answer)), expected, atol=1e-5)
-    assert desk.host.passes["embed_passes"] == 1
-    assert desk.host.passes["embed_pass_texts"] == 8
+    assert scheduler.host.passes["embed_passes"] == 1
+    assert scheduler.host.passes["embed_pass_texts"] == 8
 
 
 def test_errors_stay_with_their_request(gateway):
-    url, desk = gateway(Collocated())
-    desk.host.used = 100
+    url, scheduler = gateway(Collocated())
+    scheduler.host.used = 100
     with ThreadPoolExecutor(2) as pool:
         bad, good = (pool.submit(embed, url, texts) for texts in ([[5, 90]], [[5, 6]]))
-        while len(desk.waiting) < 2:
+        while len(scheduler.waiting) < 2:
             pass
-        desk.host.used = 0
+        scheduler.host.used = 0
         assert good.result()[0] == 200
         status, answer = bad.result()
     assert status == 400
@@ -147,15 +147,17 @@ def test_a_rejection_is_an_answer(gateway):
     assert REJECTED in answer["error"]["message"]
 
 
-def test_without_a_desk_embedding_requests_fail(embedder):
+def test_without_a_scheduler_embedding_requests_fail(embedder):
     with mock(MockConfig()) as llm:
         plan = GatewayPlan(
-            (Endpoint.parse(llm.url),), embedder=Endpoint.parse(embedder.url), desk="/nowhere"
+            (Endpoint.parse(llm.url),),
+            embedder=Endpoint.parse(embedder.url),
+            scheduler_socket="/nowhere",
         )
         with serving_apart(plan) as url:
             status, answer = embed(url, [[5]])
     assert status == 503
-    assert "desk does not answer" in answer["error"]["message"]
+    assert "scheduler does not answer" in answer["error"]["message"]
 
 
 def test_what_is_no_encoder_is_refused(tmp_path):

@@ -4,10 +4,10 @@ The gateway holds the texts of embedding requests and says here what arrives, le
 policy answers with rejections and with the requests of the next pass, whose memory is taken out of
 the server's KV blocks until the pass has ended. Lines of JSON over a Unix socket:
 
-    to the desk    {"arrive": N, "num_inputs": …, "prompt_tokens": …, "values": {…}}
+    to the scheduler    {"arrive": N, "num_inputs": …, "prompt_tokens": …, "values": {…}}
                    {"leave": N}                   the client has gone; a begun pass goes on
                    {"end": SECONDS}               the pass has ended and took so long; null: failed
-    from the desk  {"begin": [N, …]}              the requests of the next pass
+    from the scheduler  {"begin": [N, …]}              the requests of the next pass
                    {"reject": N, "because": …}
 
 One gateway is served at a time. When it is gone, its requests are forgotten.
@@ -42,7 +42,7 @@ Message = Mapping[str, Any]
 
 
 class Host(Protocol):
-    """The language model's server, as the desk sees it; read and changed under `lock` alone."""
+    """The language model's server for the scheduler; read and changed under `lock` alone."""
 
     lock: AbstractContextManager[Any]
     policy_state: Any
@@ -76,7 +76,7 @@ class Host(Protocol):
         """Something arrived, began or ended here; `passes` are the counts of `EMBED_PASSES`."""
 
 
-class EmbedderDesk:
+class EmbeddingScheduler:
     """The queue of an embedder, and the conversation with the gateway that holds its texts."""
 
     def __init__(
@@ -119,7 +119,7 @@ class EmbedderDesk:
         listening.bind(str(path))
         listening.listen(1)
         threading.Thread(
-            target=self._serve, args=(listening,), name="embedder desk", daemon=True
+            target=self._serve, args=(listening,), name="embedding scheduler", daemon=True
         ).start()
 
     def _serve(self, listening: socket.socket) -> None:
@@ -264,51 +264,51 @@ class EmbedderDesk:
 
 
 class _View:
-    """Implements `core.collocated_policy.EmbedView` over a desk."""
+    """Implements `core.collocated_policy.EmbedView` over a scheduler."""
 
-    def __init__(self, desk: EmbedderDesk) -> None:
-        self._desk = desk
+    def __init__(self, scheduler: EmbeddingScheduler) -> None:
+        self._scheduler = scheduler
 
     @property
     def now_s(self) -> float:
-        now_s = self._desk.clock()
-        return max(now_s, self._desk.ends_s) if self._desk.running else now_s
+        now_s = self._scheduler.clock()
+        return max(now_s, self._scheduler.ends_s) if self._scheduler.running else now_s
 
     @property
     def policy_state(self) -> Any:
-        return self._desk.host.policy_state
+        return self._scheduler.host.policy_state
 
     @property
     def counters(self) -> Counters:
-        return self._desk.host.counters
+        return self._scheduler.host.counters
 
     @property
     def total_blocks(self) -> int:
-        return self._desk.host.total_kv_blocks
+        return self._scheduler.host.total_kv_blocks
 
     @property
     def free_blocks(self) -> int:
-        return self._desk.host.free_blocks()
+        return self._scheduler.host.free_blocks()
 
     @property
     def held_blocks(self) -> int:
-        return self._desk.held_blocks
+        return self._scheduler.held_blocks
 
     @property
     def llm_running(self) -> int:
-        return self._desk.host.n_running
+        return self._scheduler.host.n_running
 
     def waiting(self, now_s: float) -> Sequence[RequestState]:
-        return list(self._desk.waiting.values())
+        return list(self._scheduler.waiting.values())
 
     def running(self) -> Sequence[RequestState]:
-        return list(self._desk.running)
+        return list(self._scheduler.running)
 
     def oldest_llm_arrival_s(self) -> float:
-        return self._desk.host.oldest_waiting_arrival_s()
+        return self._scheduler.host.oldest_waiting_arrival_s()
 
     def blocks(self, batch: Iterable[RequestState]) -> int:
-        return self._desk.blocks_of(sum(r.prompt_tokens for r in batch))
+        return self._scheduler.blocks_of(sum(r.prompt_tokens for r in batch))
 
     def pass_s(self, batch: Iterable[RequestState]) -> float:
-        return self._desk.predicted_s(sum(r.prompt_tokens for r in batch))
+        return self._scheduler.predicted_s(sum(r.prompt_tokens for r in batch))
