@@ -29,7 +29,6 @@ from .threads import pin
 from .weights import DecoderWeights, Layer
 from .workers import join, leave, receive, send
 
-
 _IDLE = timedelta(days=30)  # nobody may need it for long; where rank 0 ends, it ends at once
 
 
