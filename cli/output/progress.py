@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
+import typer
+
+LINE_EVERY_S = 30.0
 _BAR = 16  # characters
 DESCRIPTION = "{task.description}"  # the column of the text that a display changes
 
@@ -14,13 +19,13 @@ DESCRIPTION = "{task.description}"  # the column of the text that a display chan
 def display(*columns: str) -> Iterator[Callable[..., None]]:
     """Yields a function that changes `completed`, `total` and `description` of a display on stderr.
 
-    It does nothing where stderr is no terminal.
+    Where stderr is no terminal a line says how far it is, every `LINE_EVERY_S` seconds at most.
 
     Args:
         columns: names of rich's column classes without `Column`, such as "Bar"; others are text.
     """
     if not sys.stderr.isatty():
-        yield lambda **changes: None
+        yield _Lines(columns).change
         return
     from rich import progress as shown
     from rich.table import Column
@@ -42,6 +47,33 @@ def display(*columns: str) -> Iterator[Callable[..., None]]:
     ) as bar:
         task = bar.add_task("", total=None)
         yield lambda **changes: bar.update(task, **changes)
+
+
+class _Lines:
+    """A display without a terminal: now and then a line of what is known."""
+
+    def __init__(self, columns: tuple[str, ...]) -> None:
+        self._what = next((name for name in columns if name.isalpha() and name.islower()), "")
+        self._known: dict[str, Any] = {}
+        self._begin_s = self._last_s = time.monotonic()
+
+    def change(self, **changes: Any) -> None:
+        self._known |= changes
+        now_s = time.monotonic()
+        if now_s - self._last_s >= LINE_EVERY_S:
+            self._last_s = now_s
+            typer.echo(self._line(now_s - self._begin_s), err=True)
+
+    def _line(self, passed_s: float) -> str:
+        done, total = (self._known.get(name) for name in ("completed", "total"))
+        parts = [self._known.get("description") or ""]
+        if done is not None:
+            of = "" if total is None else f" of {total:,}"
+            parts.insert(0, f"{done:,}{of} {self._what}".strip())
+        parts.append(f"{passed_s:.0f} s")
+        if done and total:
+            parts.append(f"about {passed_s * (total - done) / done:.0f} s left")
+        return ", ".join(filter(None, parts))
 
 
 @contextlib.contextmanager

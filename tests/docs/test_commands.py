@@ -52,6 +52,7 @@ NOT_RUN = {
     "slo-bench backends install vllm --cpu": ".ci/run types it with --with nixl",
     "slo-bench run --suite parallelism-map": "two minutes; the page keeps its results",
     # Too long; the command is tested on a small folder.
+    "python scripts/server_tables.py --work runs": "an hour of real servers",
     "slo-bench accuracy --out errors.jsonl": "predicts 800 measurements",
     "slo-bench accuracy --out errors.jsonl --resume": "the same",
     "python scripts/aiconfigurator_predictions.py --resume": "installs it, and takes hours",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +16,7 @@ from .cache import KvCache, Swapper
 from .clock import WallClock
 from .decoder import Decoder, fingerprint, unit_shape
 from .distributed import Spread, SpreadSwapper
-from .errors import DoesNotFitError
+from .errors import DoesNotFitError, ModelError
 from .execution import Execution, Opens, PagedInstance
 from .kv_cache_manager import PagedStoreKVCacheManager, SharedUnits, TorchKVCacheManager
 from .load import check_room, free_bytes, kv_bytes
@@ -114,6 +115,24 @@ class Engine:
                 self.swapper = SpreadSwapper(self.spread, self.cache, host)
         self.decoder = decoder
         self.runner = Runner(decoder, self.cache)
+
+    def place(self, layers: Sequence[int]) -> None:
+        """Put each pipeline stage of so many layers into a process of its own: the first, with the
+        embeddings and the head, stays here.
+
+        Raises:
+            ModelError: the model has another number of layers.
+        """
+        assert self.spread is not None
+        if sum(layers) != self.decoder.config.layers:
+            raise ModelError(
+                f"the device map has {sum(layers)} layers, but the model has "
+                f"{self.decoder.config.layers}"
+            )
+        first = layers[0]
+        for rank, count in enumerate(layers[1:], 1):
+            self.spread.move_layers(range(first, first + count), rank)
+            first += count
 
     def instance(
         self,

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ....predictors.device_map import read_device_map
 from ....predictors.specs import GIB
 from ....workloads.errors import SloBenchError
 from ....workloads.request import RequestType
@@ -48,7 +49,7 @@ from ...servers.launch.model_folders import model_folder
 from ..config.server_schema import ServerSchema
 from ..execution.cells import output_tokens_p90, predicted_output_tokens
 from ..execution.lookup import configured
-from ..execution.specs import CellSpec
+from ..execution.specs import CellSpec, PlacementSpec
 from .base import CellMeasurement, Progress
 
 if TYPE_CHECKING:
@@ -77,9 +78,15 @@ class TorchBackend:
         """Check that the engine can run the system and the cell's settings."""
         need_torch()
         place = spec.placement
-        if place.gpus > 1:
+        if place.gpus > 1 and place.device_map is None:
             raise SloBenchError(
-                "backend torch runs each instance on one device; leave tp and pp at 1"
+                "backend torch runs each instance on one device, or on the processes of a "
+                "device_map; leave tp and pp at 1"
+            )
+        if place.device_map is not None and (self.server.workers or _in_processes(spec)):
+            raise SloBenchError(
+                "a device_map has a process for each stage of one instance; leave server.workers "
+                "out and instances at 1"
             )
         if place.embedder is not None:
             raise SloBenchError("backend torch runs no embedder beside the language model")
@@ -89,17 +96,21 @@ class TorchBackend:
             self._check_processes(spec)
         if self.server.workers and isinstance(configured(spec.system, {}).policy, StaticPolicy):
             raise SloBenchError("layers move between iterations, and static batches have none")
-        if self.server.clock == "cpu" and (self.server.workers or place.gpu != "cpu"):
+        workers = self._workers(place)
+        if self.server.clock == "cpu" and (workers or place.gpu != "cpu"):
             raise SloBenchError(
-                "server.clock cpu is the time of one thread: gpu must be cpu, server.workers 0"
+                "server.clock cpu is the time of one thread: gpu must be cpu, without "
+                "server.workers and device_map"
             )
         if self.threads > 1 and self.server.clock == "cpu":
             raise SloBenchError(
                 f"server.clock cpu is the time of one thread, but server.threads is "
                 f"{self.server.threads}; leave it out or set it to 1"
             )
-        if self.server.workers and place.gpu != "cpu":
-            raise SloBenchError("server.workers compute on the CPU; leave gpu at cpu")
+        if workers and place.gpu != "cpu":
+            raise SloBenchError(
+                "server.workers and the stages of a device_map compute on the CPU; leave gpu at cpu"
+            )
         if self.server.kv_store:
             self._check_store(spec)
 
@@ -127,6 +138,12 @@ class TorchBackend:
                     f"{spec.system}.{name} says what a simulated machine is like; here it is "
                     "measured: leave it out"
                 )
+
+    def _workers(self, place: PlacementSpec) -> int:
+        """Worker processes: those of the settings, or one for each stage but the first."""
+        if place.device_map is None:
+            return self.server.workers
+        return len(read_device_map(place.device_map).stages) - 1
 
     @property
     def threads(self) -> int:
@@ -178,12 +195,13 @@ class TorchBackend:
         place, server = spec.placement, self.server
         model = model_folder(place.model)
         logged = server.step_log or server.validated
-        count = spec.instances if _in_processes(spec) else server.workers
+        count = spec.instances if _in_processes(spec) else self._workers(place)
         threads = ThreadLayout.choose(self.threads, count)
         with contextlib.ExitStack() as stack:
             workers = rule = None
             if count:
                 workers = stack.enter_context(Workers(count, cores=threads.worker_cores))
+            if server.workers:
                 rule = module_policy(server.moving)
             stack.enter_context(threads.pinned())
             yield LoadedModel(
@@ -326,6 +344,8 @@ class LoadedModel:
         from ...engine.torch.sequence import Sequence as Tokens
 
         engine = Engine(self.decoder, room, self.workers)
+        if spec.placement.device_map is not None and self.workers is not None:
+            engine.place(read_device_map(spec.placement.device_map).layers)
         most_tokens = self._most_tokens(engine, policy)
         given = workload
         workload, rejected = fit(

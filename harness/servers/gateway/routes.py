@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from ..http_server import HttpRequest, Reply, refuse, respond
-from .health_checks import MECHANISMS, Sample
+from ..prometheus import CONTENT_TYPE, Sample, exposition
+from .health_checks import MECHANISMS
 
 _ASIDE = ("/tokenize", "/detokenize")  # asked beside the work: they must not turn a round robin
 _KINDS = {
@@ -23,6 +24,7 @@ _KINDS = {
     "slo_bench_gateway_load": "gauge",  # U, where the router measures it
     "slo_bench_gateway_activations_total": "counter",
     "slo_bench_gateway_evictions_total": "counter",
+    "slo_bench_gateway_embed_passes_total": "counter",
     "slo_bench_gateway_taken_over_total": "counter",  # sent there after that, or after a loss
     MECHANISMS: "counter",  # acts of the controller's mechanisms
     "slo_bench_gateway_lengths_requests_total": "counter",
@@ -105,7 +107,8 @@ async def answer(serving: Serving, asked: HttpRequest, reply: Reply) -> None:
     """
     dead = [group.role for group in serving.groups if not group.any_up]
     if asked.path == "/metrics":
-        respond(reply, _metrics(serving).encode(), "text/plain; version=0.0.4")
+        samples = (sample for group in serving.groups for sample in group.metrics())
+        respond(reply, exposition(_KINDS, samples).encode(), CONTENT_TYPE)
     elif dead:
         refuse(reply, 503, f"no instance is up (role: {', '.join(dead)})")
     elif asked.method == "POST" and not asked.path.endswith(_ASIDE):
@@ -121,12 +124,3 @@ async def answer_with_key(key: bytes, serving: Serving, asked: HttpRequest, repl
         await answer(serving, asked, reply)
     else:
         refuse(reply, 401, "an API key is needed: send authorization: Bearer KEY")
-
-
-def _metrics(serving: Serving) -> str:
-    samples = [sample for group in serving.groups for sample in group.metrics()]
-    lines = []
-    for name, kind in _KINDS.items():
-        own = [f"{n}{labels} {value}" for n, labels, value in samples if n == name]
-        lines += [f"# TYPE {name} {kind}", *own] if own else []
-    return "\n".join(lines) + "\n"
