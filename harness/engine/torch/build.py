@@ -91,8 +91,7 @@ class Engine:
         each = kv_bytes(decoder.config, decoder.dtype, room.block_size)
         cpu = torch.device("cpu")
         blocks = room.blocks + room.spare_blocks
-        # A spare block is used where another instance has given one up, or weights have left.
-        check_room(each * room.blocks, decoder.device, f"{room.blocks} KV blocks")
+        check_room(each * blocks, decoder.device, f"{blocks} KV blocks")
         check_room(each * room.num_cpu_blocks, cpu, f"{room.num_cpu_blocks} host KV blocks")
         made = (decoder.config, blocks, room.block_size, decoder.dtype, decoder.device)
         self.cache = KvCache(*made)
