@@ -88,13 +88,15 @@ class OnServers:
 
     `splits`: servers of the first role compute prompts, those of the second answers, and KV goes
     between them. Otherwise the cluster policy itself decides before the servers, as it does in the
-    simulator. `counts` names the parameters that set the numbers of servers. `refusals` maps a
-    backend to the reason why the system cannot run there; "" stands for every backend.
+    simulator. `counts` names the parameters that set the numbers of servers, `settled` those of a
+    split whose values its `refusals` have checked. `refusals` maps a backend to the reason why the
+    system cannot run there; "" stands for every backend.
     """
 
     roles: tuple[ServerRole, ...]
     counts: tuple[str, str]
     splits: bool = False
+    settled: tuple[str, ...] = ()
     refusals: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 

@@ -159,7 +159,7 @@ class Engine:
         )
         if self.spread is not None:
             self.spread.in_use = execution.in_use
-        return PagedInstance(policy, kv_manager, predictions, execution, stages, measures, index)
+        return PagedInstance(policy, kv_manager, predictions, execution, measures, index, stages)
 
     def _kv_manager(self) -> TorchKVCacheManager:
         room = self.room

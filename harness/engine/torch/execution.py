@@ -238,9 +238,9 @@ class PagedInstance(TimedInstance):
         kv_manager: TorchKVCacheManager,
         predictions: LearnedPredictions,
         execution: Execution,
-        stages: tuple[StageDevice, ...],
         measures: Measures,
         index: int = 0,
+        stages: tuple[StageDevice, ...] = (),
     ) -> None:
         super().__init__(
             policy, kv_manager, predictions, execution, stages, measures, index, alone=not stages

@@ -426,7 +426,8 @@ class LoadedModel:
         place = spec.placement
         blocks = place.num_gpu_blocks
         if blocks is None:
-            blocks = num_gpu_blocks(self.decoder, place.block_size, place.memory_share)
+            all_blocks = num_gpu_blocks(self.decoder, place.block_size, place.memory_share)
+            blocks = max(1, all_blocks // spec.instances)
         num_cpu_blocks = 0
         if swaps(policy):
             each = kv_bytes(self.decoder.config, self.decoder.dtype, place.block_size)

@@ -33,9 +33,11 @@ _METRICS = HttpRequest("GET", "/metrics", [])
 
 
 class ControlledServing:
-    """One group of servers; a request that was lost before its answer began starts again."""
+    """One group of servers; a request that was lost before its answer began starts again.
 
-    role = "serve"
+    Of a split it is one stage (`role`); a prompt counts until its answer begins, also at a server
+    for which another has computed it.
+    """
 
     def __init__(
         self,
@@ -43,10 +45,12 @@ class ControlledServing:
         roles: Sequence[str],
         policy: ClusterPolicy,
         *,
+        role: str = "serve",
         health_path: str = "/health",
         say: Say = lambda line: None,
     ) -> None:
         """`roles`: of each server, as the policy's `layout` names them, in its order."""
+        self.role = role
         self.groups = (self,)
         self._cluster = RealCluster(policy, roles, time.monotonic)
         self._servers = HealthChecks(
@@ -68,6 +72,10 @@ class ControlledServing:
         return bool(self._cluster.up)
 
     async def work(self, asked: HttpRequest, reply: Reply) -> None:
+        """As `generate`."""
+        await self.generate(asked, reply)
+
+    async def generate(self, asked: HttpRequest, reply: Reply) -> None:
         """Route a request and let that server answer; a request that the controller rejects or
         drops ends with status 503.
         """

@@ -11,8 +11,6 @@ from typing import Protocol
 from ..http_server import HttpRequest, Reply, refuse, respond
 from ..prometheus import CONTENT_TYPE, Sample, exposition
 from .health_checks import MECHANISMS
-from .instances import RoutedServerGroup
-from .states import prefix_blocks
 
 _ASIDE = ("/tokenize", "/detokenize")  # asked beside the work: they must not turn a round robin
 _KINDS = {
@@ -68,6 +66,14 @@ class ServerGroup(Protocol):
         ...
 
 
+class Stage(ServerGroup, Protocol):
+    """Servers one of which takes a request, as a router or a controller says."""
+
+    async def generate(self, asked: HttpRequest, reply: Reply) -> None:
+        """Send a request to the server that is chosen for it, and pass its answer on."""
+        ...
+
+
 class Serving(Protocol):
     """Server groups and the path of a request through them."""
 
@@ -84,21 +90,13 @@ class Serving(Protocol):
 class AggregatedServing:
     """Every instance serves a request from its prompt to its last token."""
 
-    def __init__(self, instances: RoutedServerGroup) -> None:
+    def __init__(self, instances: Stage) -> None:
         self._instances = instances
         self.groups = (instances,)
 
     async def work(self, asked: HttpRequest, reply: Reply) -> None:
-        """Forward a request to the server that the router selects."""
-        await self._instances.forward(asked, reply, blocks_for(self._instances, asked))
-
-
-def blocks_for(instances: RoutedServerGroup, asked: HttpRequest) -> tuple[int, ...]:
-    """Block hashes of the prompt, if the router compares prompts; else empty."""
-    if not instances.looks_at_prompts:
-        return ()
-    body = asked.json()
-    return prefix_blocks(body) if body is not None else ()
+        """Forward a request to the server that is chosen for it."""
+        await self._instances.generate(asked, reply)
 
 
 async def answer(serving: Serving, asked: HttpRequest, reply: Reply) -> None:

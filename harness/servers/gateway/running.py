@@ -25,7 +25,7 @@ from .collocated import CollocatedServing
 from .controlled import ControlledServing
 from .health_checks import MECHANISMS, Say
 from .instances import RoutedServerGroup
-from .routes import AggregatedServing, Serving, answer, answer_with_key
+from .routes import AggregatedServing, Serving, Stage, answer, answer_with_key
 from .split import DisaggregatedServing, KvTransferMode
 
 _START_S = 20.0
@@ -74,21 +74,28 @@ class GatewayPlan:
         """Check the router and the number of servers.
 
         Raises:
-            SloBenchError: there is no such router, or no server, or the router cannot stand there.
+            SloBenchError: there is no such router, or no server.
         """
-        if router_by_name(self.router).measures and self.prefill:
-            raise SloBenchError(
-                f"{self.router} stands before whole servers; use another router before a split"
-            )
+        router_by_name(self.router)
         if not self.endpoints:
             raise SloBenchError("a gateway needs a server behind it")
 
     def made(self, say: Say) -> Serving:
         """The servers with a router or controller of their own."""
+        router = router_by_name(self.router)
 
-        def instances(endpoints: Sequence[Endpoint], role: str) -> RoutedServerGroup:
-            return RoutedServerGroup(
-                endpoints, self.router, role=role, health_path=self.health_path, say=say
+        def instances(endpoints: Sequence[Endpoint], role: str) -> Stage:
+            if not router.measures:
+                return RoutedServerGroup(
+                    endpoints, self.router, role=role, health_path=self.health_path, say=say
+                )
+            return ControlledServing(
+                endpoints,
+                [role] * len(endpoints),
+                Routed(router=router_by_name(self.router)),
+                role=role,
+                health_path=self.health_path,
+                say=say,
             )
 
         if self.embedder is not None:
@@ -103,15 +110,6 @@ class GatewayPlan:
         if self.controller is not None:
             return ControlledServing(
                 self.endpoints, self.roles, self.controller, health_path=self.health_path, say=say
-            )
-        router = router_by_name(self.router)
-        if router.measures:
-            return ControlledServing(
-                self.endpoints,
-                ["serve"] * len(self.endpoints),
-                Routed(router=router),
-                health_path=self.health_path,
-                say=say,
             )
         if not self.prefill:
             return AggregatedServing(instances(self.endpoints, "serve"))

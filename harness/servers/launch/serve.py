@@ -344,8 +344,9 @@ class Serve:
         if self.system is not None:
             self.found()  # checks names and bounds
         options = OWN_OPTIONS.get(backend, {})
-        counts = self._on_servers.counts if self._on_servers is not None else ()
-        parameters = {name: value for name, value in self.parameters.items() if name not in counts}
+        found = self._on_servers
+        known = (*found.counts, *found.settled) if found is not None else ()
+        parameters = {name: value for name, value in self.parameters.items() if name not in known}
         strangers = set(parameters) - set(options)
         if strangers:
             raise SloBenchError(f"{min(strangers)} is no option of an unpatched {backend}")
