@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
+from typing import Any
+
+from ..interrupts import check
 
 _BAR = 16  # characters
 DESCRIPTION = "{task.description}"  # the column of the text that a display changes
@@ -14,13 +17,13 @@ DESCRIPTION = "{task.description}"  # the column of the text that a display chan
 def display(*columns: str) -> Iterator[Callable[..., None]]:
     """Yields a function that changes `completed`, `total` and `description` of a display on stderr.
 
-    It does nothing where stderr is no terminal.
+    Where stderr is no terminal it shows nothing. It raises Ctrl-C that a library has swallowed.
 
     Args:
         columns: names of rich's column classes without `Column`, such as "Bar"; others are text.
     """
     if not sys.stderr.isatty():
-        yield lambda **changes: None
+        yield lambda **changes: check()
         return
     from rich import progress as shown
     from rich.table import Column
@@ -41,7 +44,12 @@ def display(*columns: str) -> Iterator[Callable[..., None]]:
         *map(column, columns), console=terminal(stderr=True), transient=True, expand=True
     ) as bar:
         task = bar.add_task("", total=None)
-        yield lambda **changes: bar.update(task, **changes)
+
+        def change(**changes: Any) -> None:
+            check()
+            bar.update(task, **changes)
+
+        yield change
 
 
 @contextlib.contextmanager
