@@ -8,13 +8,17 @@ import hmac
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from ..http_server import HttpRequest, Reply, refuse, respond
+from ..http_server import Clients, HttpRequest, Reply, refuse, respond
 from .health_checks import MECHANISMS, Sample
 from .instances import RoutedServerGroup
 from .states import prefix_blocks
 
 _ASIDE = ("/tokenize", "/detokenize")  # asked beside the work: they must not turn a round robin
 _KINDS = {
+    "slo_bench_gateway_connections": "gauge",
+    "slo_bench_gateway_requests_received_total": "counter",
+    "slo_bench_gateway_requests_total": "counter",  # by result: a status, cancelled, lost
+    "slo_bench_gateway_requests_refused_total": "counter",  # before they were read whole
     "slo_bench_gateway_up": "gauge",
     "slo_bench_gateway_in_flight": "gauge",
     "slo_bench_gateway_answers_total": "counter",
@@ -99,15 +103,16 @@ def blocks_for(instances: RoutedServerGroup, asked: HttpRequest) -> tuple[int, .
     return prefix_blocks(body) if body is not None else ()
 
 
-async def answer(serving: Serving, asked: HttpRequest, reply: Reply) -> None:
+async def answer(serving: Serving, clients: Clients, asked: HttpRequest, reply: Reply) -> None:
     """Answer one request to the gateway.
 
-    `/metrics` returns the gateway's own metrics: which instance is up, its answers and its requests
-    in progress. Each instance has its own metrics at its own address.
+    `/metrics` returns the gateway's own metrics: what became of its requests (each received one is
+    in progress or has a result), which instance is up, its answers and its requests in progress.
+    Each instance has its own metrics at its own address.
     """
     dead = [group.role for group in serving.groups if not group.any_up]
     if asked.path == "/metrics":
-        respond(reply, _metrics(serving).encode(), "text/plain; version=0.0.4")
+        respond(reply, _metrics(serving, clients).encode(), "text/plain; version=0.0.4")
     elif dead:
         refuse(reply, 503, f"no instance is up (role: {', '.join(dead)})")
     elif asked.method == "POST" and not asked.path.endswith(_ASIDE):
@@ -116,19 +121,30 @@ async def answer(serving: Serving, asked: HttpRequest, reply: Reply) -> None:
         await serving.groups[0].forward(asked, reply)
 
 
-async def answer_with_key(key: bytes, serving: Serving, asked: HttpRequest, reply: Reply) -> None:
+async def answer_with_key(
+    key: bytes, serving: Serving, clients: Clients, asked: HttpRequest, reply: Reply
+) -> None:
     """Answer a request with the header `authorization: key`; refuse others but for `/health`."""
     given = [value for name, value in asked.headers if name.lower() == b"authorization"]
     if asked.path == "/health" or (len(given) == 1 and hmac.compare_digest(given[0], key)):
-        await answer(serving, asked, reply)
+        await answer(serving, clients, asked, reply)
     else:
         refuse(reply, 401, "an API key is needed: send authorization: Bearer KEY")
 
 
-def _metrics(serving: Serving) -> str:
-    samples = [sample for group in serving.groups for sample in group.metrics()]
+def _metrics(serving: Serving, clients: Clients) -> str:
+    samples = [*_requests(clients), *(one for group in serving.groups for one in group.metrics())]
     lines = []
     for name, kind in _KINDS.items():
         own = [f"{n}{labels} {value}" for n, labels, value in samples if n == name]
         lines += [f"# TYPE {name} {kind}", *own] if own else []
     return "\n".join(lines) + "\n"
+
+
+def _requests(clients: Clients) -> Iterator[Sample]:
+    yield "slo_bench_gateway_connections", "", len(clients.connections)
+    yield "slo_bench_gateway_requests_received_total", "", clients.received
+    for result, count in sorted(clients.ended.items()):
+        yield "slo_bench_gateway_requests_total", f'{{result="{result}"}}', count
+    for status, count in sorted(clients.refused.items()):
+        yield "slo_bench_gateway_requests_refused_total", f'{{status="{status}"}}', count
