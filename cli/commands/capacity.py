@@ -38,6 +38,11 @@ EXAMPLES = (
     "slo-bench capacity --system vllm,sarathi,orca --executor ray --address 10.0.0.1:6379",
     "slo-bench capacity --base-url http://127.0.0.1:8000 --rates 1,20 --max-time 900",
 )
+# In `--help`; the others in `--help-all`.
+SHOWN = (
+    *("--system", "--workload", "--slo", "--target", "--tolerance", "--max-time"),
+    *("--model", "--gpu", "--backend", "--base-url", "--out"),
+)
 
 CHANGED = {
     "rates": {
@@ -93,6 +98,7 @@ def capacity(
         raise SloBenchError("--jobs are processes of this machine that simulate; leave it out here")
     with (
         interruptible(f"interrupted; go on with: slo-bench capacity --resume --out {folder}"),
+        execution.watched(folder),
         _display(folder, lines=not simulated) as (watch, ended),
         options.pool_of(where, cores() if jobs is None else jobs)
         if simulated
@@ -134,15 +140,9 @@ def _display(
     """
     if not sys.stderr.isatty():
         typer.echo(f"searching into {folder}", err=True)
-        yield (
-            (
-                (lambda progress: typer.echo(_told(progress), err=True))
-                if lines
-                else (lambda progress: None)
-            ),
-            None,
-        )
-        return
+        if lines:
+            yield lambda progress: typer.echo(_told(progress), err=True), None
+            return
     with changing_line("first run") as say:
         said = "first run"
 

@@ -46,7 +46,8 @@ def explain(
     """Show where a request's time went: instances, queue, prefill, preempted, decode and others.
 
     A simulated cell is simulated again, with a log of events. For a cell of a real server only
-    the client's times are known: queue and prefill cannot be separated.
+    the client's times are known: queue and prefill cannot be separated. Decisions of a policy
+    inside the server are shown beside those of a simulation of the same requests.
 
     Without REQUEST: the best system of the run against the next, request by request, from the
     records: waiting, prefill, transfer and decode.
@@ -56,6 +57,7 @@ def explain(
             raise SloBenchError("--cell and --trace go with a REQUEST, such as slowest")
         _explain_run(run, as_json=as_json)
         return
+    from ...harness.validation.decisions import decisions_on
     from ...harness.validation.trace import (
         MeasuredCell,
         cell_names,
@@ -77,9 +79,9 @@ def explain(
     doubt = None
     if measured_on(run, cell) is not None:
         measured = MeasuredCell.read(run, cell)
-        explanation = explaining.explain_measured(
-            measured, explaining.chosen_request(measured, request)
-        )
+        number = explaining.chosen_request(measured, request)
+        decided = decisions_on(run, cell, number)
+        explanation = explaining.explain_measured(measured, number, decided)
         if trace is not None:
             write_events(measured.events(), trace)
     else:
@@ -108,9 +110,10 @@ def _explain_run(run: Path, *, as_json: bool) -> None:
     runs = read_runs([run])
     cells = combine(runs)
     found = why.reasons(runs, cells)
-    decided = decisions.sentences(cells)
+    beside = decisions.simulated_in(runs)
+    decided = [*decisions.sentences(cells), *decisions.beside_sentences(beside)]
     if as_json:
-        told = [why.reason_json(one) for one in found]
+        told = {"reasons": [why.reason_json(one) for one in found], "decisions": beside}
         typer.echo(json.dumps(told, allow_nan=False, ensure_ascii=False))
     elif found or decided:
         lines = [f"{facet}: {text}" if facet else text for facet, text in why.shown(found)]

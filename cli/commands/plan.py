@@ -90,6 +90,12 @@ _ASKED = (
     *("model", "tp", "pp", "router"),
 )
 
+# In `--help`; the others in `--help-all`.
+SHOWN = (
+    *("--model", "--rate", "--slo", "--workload", "--gpu", "--target", "--headroom", "--fleet"),
+    *("--max-gpus", "--prices", "--html", "--out"),
+)
+
 
 @with_options
 def plan(

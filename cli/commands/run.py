@@ -24,6 +24,11 @@ EXAMPLES = (
     "slo-bench run --base-url http://127.0.0.1:8000 --rates 1,2,4 --requests 200 --seeds 1",
     "slo-bench run --base-url http://10.0.0.9:8000 --rates 500,1000 --executor ray --address auto",
 )
+# In `--help`; the others in `--help-all`.
+SHOWN = (
+    *("--suite", "--system", "--workload", "--rates", "--slo"),
+    *("--model", "--gpu", "--backend", "--base-url", "--out"),
+)
 
 
 @with_options
@@ -37,6 +42,7 @@ def run(
     ] = False,
 ) -> None:
     """Run an experiment: every system at every rate and seed. Writes a run folder with a report."""
+    from ...harness.validation.decisions import compare_decisions
     from ...harness.validation.run_replay import validate_run
     from ...predictors.profiles.profile import read_profile
     from ..options.experiment import experiment_of
@@ -57,6 +63,7 @@ def run(
             levels = validate_run(result.folder, None if judged is None else read_profile(judged))
         except SloBenchError as error:
             problem = error  # what was measured is shown all the same
+    compare_decisions(result.folder)
     page = None if execution.no_report or nothing_to_show else write_page(result.folder)
     if as_json:
         rows = [row for level in levels for row in level.rows()] if validate else result.rows()

@@ -18,6 +18,7 @@ from ..options.from_schema import Given, Offer, with_options
 from ..options.names import listed
 from ..options.parameters import argument, epilog, flag, option
 from ..options.tune import CHANGED, NOT_TUNED, StudyOptions, asked_of
+from ..short_help import short_help
 from .tune_placement import PLACEMENT_EXAMPLES, tune_placement
 
 SYSTEM_EXAMPLES = (
@@ -54,6 +55,16 @@ _NOT_OF_A_SERVER = (
         "server.workers",
     ),
     *("server.moving", "server.clock", "server.kv_store"),
+)
+
+
+# In `--help`; the others in `--help-all`.
+_SEARCHED = ("--search", "--trials", "--max-time", "--objective", "--workload", "--slo", "--out")
+SYSTEM_SHOWN = (*_SEARCHED, "--model", "--gpu", "--gpus", "--resume", "--jobs")
+SERVER_SHOWN = (*_SEARCHED, "--backend", "--model", "--rate")
+PLACEMENT_SHOWN = (
+    *("--model", "--gpu", "--topology", "--devices", "--mode", "--method"),
+    *("--reserve-gib", "--workload", "--out", "--html"),
 )
 
 
@@ -94,7 +105,7 @@ def tune() -> None:
     """
 
 
-@app.command(_SYSTEM, epilog=epilog(SYSTEM_EXAMPLES))
+@app.command(_SYSTEM, epilog=epilog(SYSTEM_EXAMPLES), cls=short_help(SYSTEM_SHOWN))
 @with_options
 def tune_system(
     given: Annotated[Given, Offer(without=(*NOT_TUNED, "client.base_urls"), changed=CHANGED)],
@@ -144,7 +155,7 @@ def tune_system(
     tuned(experiment, settings, kept, where, jobs, no_report=no_report, resume=resume)
 
 
-@app.command("server", epilog=epilog(SERVER_EXAMPLES))
+@app.command("server", epilog=epilog(SERVER_EXAMPLES), cls=short_help(SERVER_SHOWN))
 @with_options
 def tune_server(
     backend: Annotated[str, option("vllm|sglang", "Server to start.", "--backend", "-b")],
@@ -172,9 +183,12 @@ def tune_server(
     tuned(experiment, settings, kept, no_report=no_report)
 
 
-app.command("placement", epilog=epilog(PLACEMENT_EXAMPLES))(tune_placement)
+app.command("placement", epilog=epilog(PLACEMENT_EXAMPLES), cls=short_help(PLACEMENT_SHOWN))(
+    tune_placement
+)
 app.command(  # UELLM's name for it, by which readers of the paper look for it
     "helr",
     help="The same command as `tune placement`; UELLM calls its procedure HELR.",
     epilog=epilog([PLACEMENT_EXAMPLES[0].replace(" placement ", " helr ")]),
+    cls=short_help(PLACEMENT_SHOWN),
 )(tune_placement)

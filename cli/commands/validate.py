@@ -124,12 +124,14 @@ def validate(
 
 def _of_run(folder: Path, cell: str | None, as_json: bool) -> None:
     """Validate a run folder that contains its servers' step logs."""
+    from ...harness.validation.decisions import compare_decisions
     from ...harness.validation.run_replay import validate_run
     from ..output.run import levels_shown
 
     if not folder.is_dir():
         raise SloBenchError(f"{folder} is no run folder with step logs; give --profile FILE")
     levels = validate_run(folder)
+    compare_decisions(folder)
     if cell is not None:
         known = [level.cell for level in levels]
         if cell not in known:

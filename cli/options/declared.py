@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -112,6 +112,14 @@ Address = Annotated[
         panel=RUN,
     ),
 ]
+Live = Annotated[
+    bool,
+    flag(
+        "Serve the report on this machine while cells finish; the address is printed.",
+        "--live",
+        panel=RUN,
+    ),
+]
 NoReport = Annotated[bool, flag("Do not write report.html.", "--no-report", panel=RUN)]
 
 
@@ -125,6 +133,19 @@ class Execution:
     executor: Executor = "local"
     address: Address = None
     no_report: NoReport = False
+    live: Live = False
+
+    @contextmanager
+    def watched(self, folder: Path) -> Iterator[None]:
+        """With --live the report of `folder` is served within the block."""
+        if not self.live:
+            yield
+            return
+        from ...reports.live import live_report
+
+        with live_report(folder) as url:
+            typer.echo(f"live report: {url}", err=True)
+            yield
 
     @property
     def resumed(self) -> Path | None:

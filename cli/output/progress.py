@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import typer
+
 from ..interrupts import check
 
+LINE_EVERY_S = 30.0
 _BAR = 16  # characters
 DESCRIPTION = "{task.description}"  # the column of the text that a display changes
 
@@ -17,13 +21,14 @@ DESCRIPTION = "{task.description}"  # the column of the text that a display chan
 def display(*columns: str) -> Iterator[Callable[..., None]]:
     """Yields a function that changes `completed`, `total` and `description` of a display on stderr.
 
-    Where stderr is no terminal it shows nothing. It raises Ctrl-C that a library has swallowed.
+    Where stderr is no terminal a line says how far it is, every `LINE_EVERY_S` seconds at most. The
+    function raises Ctrl-C that a library has swallowed.
 
     Args:
         columns: names of rich's column classes without `Column`, such as "Bar"; others are text.
     """
     if not sys.stderr.isatty():
-        yield lambda **changes: check()
+        yield _Lines(columns).change
         return
     from rich import progress as shown
     from rich.table import Column
@@ -50,6 +55,34 @@ def display(*columns: str) -> Iterator[Callable[..., None]]:
             bar.update(task, **changes)
 
         yield change
+
+
+class _Lines:
+    """A display without a terminal: now and then a line of what is known."""
+
+    def __init__(self, columns: tuple[str, ...]) -> None:
+        self._what = next((name for name in columns if name.isalpha() and name.islower()), "")
+        self._known: dict[str, Any] = {}
+        self._begin_s = self._last_s = time.monotonic()
+
+    def change(self, **changes: Any) -> None:
+        check()
+        self._known |= changes
+        now_s = time.monotonic()
+        if now_s - self._last_s >= LINE_EVERY_S:
+            self._last_s = now_s
+            typer.echo(self._line(now_s - self._begin_s), err=True)
+
+    def _line(self, passed_s: float) -> str:
+        done, total = (self._known.get(name) for name in ("completed", "total"))
+        parts = [self._known.get("description") or ""]
+        if done is not None:
+            of = "" if total is None else f" of {total:,}"
+            parts.insert(0, f"{done:,}{of} {self._what}".strip())
+        parts.append(f"{passed_s:.0f} s")
+        if done and total:
+            parts.append(f"about {passed_s * (total - done) / done:.0f} s left")
+        return ", ".join(filter(None, parts))
 
 
 @contextlib.contextmanager

@@ -50,7 +50,7 @@ def run_shown(experiment: Experiment, execution: Execution) -> RunResult:
         )
 
     with interruptible(way_on):
-        with _display(folder) as show:
+        with execution.watched(folder), _display(folder) as show:
 
             def watch(progress: Progress) -> None:
                 nonlocal last
@@ -105,11 +105,15 @@ def summarise(result: RunResult, page: Path | None) -> None:
     """Print the tables of a run, and where its report or folder is."""
     from ...harness.results.read import read_runs
     from ...reports.figures.levels import combine
+    from ...reports.pages import decisions
     from ...reports.pages.summary import summary_table
-    from .console import print_result, result_line
+    from .console import print_lines, print_result, result_line
 
-    shown = summary_table(combine(read_runs([result.folder])))
+    runs = read_runs([result.folder])
+    shown = summary_table(combine(runs))
     print_result(shown, result_line(result.folder, page))
+    if beside := decisions.beside_sentences(decisions.simulated_in(runs)):
+        print_lines(*beside)
 
 
 _REPETITIONS = 3  # of every level, by default: separates simulation error from noise

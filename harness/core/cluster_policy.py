@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 from ...predictors.placement import Placement
 from ...predictors.step_time import StepTime
@@ -197,7 +197,12 @@ class ClusterPolicy(Parameters):
 
     Parameters are frozen dataclass fields with bounds, as in `Policy`. Break ties by the smaller
     `index`, so that the same seed gives the same bytes.
+
+    `executed`: the torch engine carries out everything that the policy decides: routing, the
+    hand-over of prefilled requests and moves of modules (`Instance.offload`).
     """
+
+    executed: ClassVar[bool] = False
 
     def layout(self, policy: AnyPolicy, placement: Placement, instances: int) -> Sequence[Role]:
         """Called once before a run. `policy` and `placement` are those of the system, `instances`
@@ -415,6 +420,8 @@ class Routed(ClusterPolicy):
     """Cluster policy of a router: it chooses an instance on arrival, among those that accept
     requests.
     """
+
+    executed = True
 
     router: Router = dataclasses.field(kw_only=True)
 

@@ -71,7 +71,8 @@ class RealLog:
 
     Latencies count from `begin_s`: when the engine received the request, if the log has that time,
     else the arrival (in a run folder of real servers: when the load generator had sent it).
-    `unfinished` counts requests without tokens, which are left out.
+    `unfinished` counts requests without tokens, which are left out; `rows` are the places of the
+    others in the file.
     """
 
     name: str
@@ -82,6 +83,7 @@ class RealLog:
     first_s: Floats
     last_s: Floats
     engine: EngineSettings
+    rows: Ints
     unfinished: int = 0
     cached_tokens: int = 0  # prompt tokens found in the prefix cache, if logged
     shared_blocks: Sequence[tuple[int, ...]] | None = None  # of prompts, 16 tokens each
@@ -377,9 +379,10 @@ def _from_columns(
         )
     order = np.argsort(arrival, kind="stable")
     zero = arrival[order[0]]
+    rows = np.flatnonzero(known)[order]
     ids = columns.get("request_id")
     if ids is not None:
-        ids = [ids[row] for row in np.flatnonzero(known)[order]]
+        ids = [ids[row] for row in rows]
     prompt_tokens = prompt[order].astype(np.int64)
     return RealLog(
         name=str(path),
@@ -390,6 +393,7 @@ def _from_columns(
         first_s=(first - zero)[order],
         last_s=(last - zero)[order],
         engine=settings,
+        rows=rows,
         unfinished=unfinished,
         cached_tokens=int(np.clip(cached[np.isfinite(cached)], 0.0, 2**40).sum()),
         shared_blocks=read_hash_ids(path, ids, prompt_tokens),

@@ -24,14 +24,16 @@ from ...workloads.prefixes import BLOCK_SIZE
 from ...workloads.workload import Workload
 from ..core.policy import Policy
 from ..core.policy import overrides as overrides_hook
-from ..core.records import Outcome, Records, time_per_output_token_s
+from ..core.records import Outcome, Records, Result, time_per_output_token_s
+from ..engine.loop.traced import EngineTrace
 from ..engine.simulator.simulate import simulate
 from ..policies.systems import System, system
 from ..results.engine_logs import EngineSettings, RealLog
 from ..results.metrics import summarise
-from ..results.request_blocks import HASH_IDS
+from ..results.request_blocks import HASH_IDS, RequestBlocks
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 METRICS = ("ttft", "tpot", "e2e")
 STATISTICS = ("mean", "p50", "p90", "p99", "mape")
@@ -76,6 +78,23 @@ class ErrorRow:
 
 
 @dataclass(frozen=True)
+class AskedRequests:
+    """All requests of a level as policies knew them: SLOs, priorities, predicted lengths, and those
+    requests that a log leaves out because they did not finish.
+
+    `order`: the row of each request in the level's records; the workload is in order of sending.
+    `zero_s`: the workload's time zero on the log's clock.
+    """
+
+    workload: Workload
+    order: Ints
+    zero_s: float = 0.0
+    predicted_output_tokens: Ints | None = None
+    output_tokens_p90: Ints | None = None
+    num_cpu_blocks: int | None = None
+
+
+@dataclass(frozen=True)
 class Validation:
     """A log and its simulation, request by request."""
 
@@ -108,6 +127,7 @@ def validate(
     overrides: EngineSettings | None = None,
     host_s: float = 0.0,
     client_s: float = 0.0,
+    asked: AskedRequests | None = None,
 ) -> Validation:
     """Replay `log` on the system named `engine`, with the profile's step times.
 
@@ -121,23 +141,24 @@ def validate(
             added to step times that were fitted to whole steps.
         client_s: seconds between client and engine, which the simulation lacks; added to the first
             and last tokens.
+        asked: what policies knew of the requests; by default their lengths alone.
 
     Raises:
         SloBenchError: a system, model or GPU is unknown, or the system cannot serve the log.
     """
     replayed = replay_of(
-        log, profile, engine, parameters=parameters, overrides=overrides, host_s=host_s
+        log,
+        profile,
+        engine,
+        parameters=parameters,
+        overrides=overrides,
+        host_s=host_s,
+        known_prefixes=asked is not None,
     )
-    records = simulate(
-        replayed.workload,
-        replayed.system,
-        replayed.placement,
-        replayed.step_time.model,
-        instances=replayed.settings.instances or 1,
-        router=replayed.settings.router,
-        overlong_requests="error",
-    ).records
-    simulated = _measured(log, records, client_s)
+    records = simulated_again(replayed, asked).records
+    if asked is not None:
+        records = _records_of(log, records, asked)
+    simulated = _measured(log, records, client_s, may_end=asked is not None)
     real = latencies(log.begin_s, log.first_s, log.last_s, log.output_tokens)
     return Validation(
         log=log,
@@ -151,6 +172,55 @@ def validate(
         notes=replayed.notes,
         client_s=client_s,
     )
+
+
+def simulated_again(
+    replayed: Replay, asked: AskedRequests | None = None, trace: EngineTrace | None = None
+) -> Result:
+    """Simulate a replay: the requests of its log, or those `asked`."""
+    workload, placement = replayed.workload, replayed.placement
+    if asked is not None:
+        workload = _with_own_blocks(asked.workload, replayed.settings)
+        if asked.num_cpu_blocks is not None:
+            placement = dataclasses.replace(placement, fixed_num_cpu_blocks=asked.num_cpu_blocks)
+    return simulate(
+        workload,
+        replayed.system,
+        placement,
+        replayed.step_time.model,
+        instances=replayed.settings.instances or 1,
+        router=replayed.settings.router,
+        overlong_requests="error" if asked is None else "reject",
+        predicted_output_tokens=None if asked is None else asked.predicted_output_tokens,
+        output_tokens_p90=None if asked is None else asked.output_tokens_p90,
+        trace=trace,
+    )
+
+
+def _with_own_blocks(workload: Workload, settings: EngineSettings) -> Workload:
+    """The workload with the blocks that requests find again after a preemption, where it has no
+    prefixes.
+    """
+    if not settings.prefix_caching:
+        return dataclasses.replace(workload, prefix_blocks=None)
+    if workload.prefix_blocks is not None:
+        return workload
+    size = settings.block_size or BLOCK_SIZE
+    tokens = workload.prompt_tokens + workload.output_tokens
+    return dataclasses.replace(
+        workload, prefix_blocks=RequestBlocks(tokens // size), prefix_block_size=size
+    )
+
+
+def _records_of(log: RealLog, records: Records, asked: AskedRequests) -> Records:
+    """The records of the log's requests, in its order and on its clock."""
+    place = np.empty(len(asked.order), dtype=np.int64)
+    place[asked.order] = np.arange(len(asked.order))
+    rows = place[log.rows]
+    columns = {f.name: getattr(records, f.name)[rows] for f in dataclasses.fields(records)}
+    for name in ("first_token_s", "finish_s"):
+        columns[name] = columns[name] + asked.zero_s
+    return Records(**columns)
 
 
 @dataclass(frozen=True)
@@ -174,8 +244,12 @@ def replay_of(
     parameters: Mapping[str, bool | int | float | str] | None = None,
     overrides: EngineSettings | None = None,
     host_s: float = 0.0,
+    known_prefixes: bool = False,
 ) -> Replay:
-    """What `validate` simulates `log` with; arguments and errors are its own."""
+    """What `validate` simulates `log` with; arguments and errors are its own.
+
+    `known_prefixes`: the requests are simulated with prefixes from elsewhere.
+    """
     notes: list[str] = []
     if log.unfinished:
         notes.append(f"{log.unfinished} requests of the log did not finish and are left out")
@@ -192,7 +266,7 @@ def replay_of(
     step_time = profiled_step_time(profile, host)
     if profile.calibration is not None and log.digest in profile.calibration.digests:
         notes.append("the profile was calibrated on this log, so its errors say nothing of others")
-    if settings.prefix_caching and log.shared_blocks is None:
+    if settings.prefix_caching and log.shared_blocks is None and not known_prefixes:
         notes.append(_prefixes_unknown(log))
     if isinstance(served.policy, Policy) and overrides_hook(served.policy, "preemption_mode"):
         notes.append("the time of swapping is the catalogue's, not measured")
@@ -371,9 +445,12 @@ def _workload(log: RealLog, settings: EngineSettings) -> Workload:
     )
 
 
-def _measured(log: RealLog, records: Records, client_s: float) -> dict[str, Floats]:
+def _measured(
+    log: RealLog, records: Records, client_s: float, *, may_end: bool = False
+) -> dict[str, Floats]:
+    """Simulated seconds by metric; `may_end`: a policy may send requests away (NaN)."""
     lost = int((records.outcome != Outcome.FINISHED).sum())
-    if lost:
+    if lost and not may_end:
         raise SloBenchError(f"{lost} of {len(log)} requests did not finish in the simulation")
     first_s, finish_s = records.first_token_s + client_s, records.finish_s + client_s
     return latencies(log.begin_s, first_s, finish_s, log.output_tokens)

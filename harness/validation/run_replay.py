@@ -15,10 +15,8 @@ measurements.
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import dataclasses
-import glob
 import io
 import json
 from collections.abc import Mapping, Sequence
@@ -29,37 +27,34 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...predictors.profiles.profile import Profile, Source, write_profile
-from ...predictors.profiles.whole_steps import LoggedStep, profile_of_steps
+from ...predictors.profiles.profile import Profile, write_profile
 from ...workloads.csv_text import guarded
 from ...workloads.errors import SloBenchError
 from ...workloads.parsing import finite
 from ...workloads.whole_file import write_whole
 from ..experiments.execution.specs import CellSpec
-from ..experiments.experiment import Experiment
 from ..policies.systems import system
 from ..results.cell_files import Column, gzip_csv
 from ..results.engine_logs import (
-    PROFILING,
-    REPEATED,
     RealLog,
-    meta_path,
-    profiling_cell,
-    read_cell,
-    read_meta,
-    repeated_cell,
 )
 from ..results.run_folder import read_rows
 from .log_replay import (
     METRICS,
+    AskedRequests,
     ErrorRow,
     Validation,
-    catalogue_name,
     latencies,
     statistics,
     validate,
 )
-from .step_log import logged_steps
+from .measured_level import (
+    MeasuredLevel,
+    asked_requests,
+    fitted_profile,
+    planned_cells,
+    profiling_level,
+)
 from .step_replay import Replayed, ReplayError, replay
 
 Floats = NDArray[np.float64]
@@ -159,13 +154,15 @@ def validate_run(folder: Path, profile: Profile | None = None) -> list[Validated
     rows = [row for row in read_rows(folder / "cells.csv") if row.get("backend") != "simulated"]
     if not rows:
         raise SloBenchError(f"{folder} has no level of a real server; there is nothing to validate")
-    measured = [_Measured.read(folder, str(row["cell"])) for row in rows]
-    specs = _specs(folder) if any("room" in level.meta for level in measured) else {}
+    measured = [MeasuredLevel.read(folder, str(row["cell"])) for row in rows]
+    specs = planned_cells(folder)
     levels = []
     for row, level in zip(rows, measured, strict=True):
-        others = [one for one in measured if one.comparable(level)] or _profiling(folder, level)
+        others = [one for one in measured if one.comparable(level)] or profiling_level(
+            folder, level
+        )
         identity = {name: row[name] for name in _IDENTITY if row.get(name) is not None}
-        judged = _judged(level, identity, others, profile)
+        judged = _judged(level, identity, others, profile, specs)
         judged = dataclasses.replace(judged, again=tuple(one.log for one in level.again()))
         judged = _with_replay(judged, level, specs.get(level.cell))
         if not row.get("valid"):
@@ -175,52 +172,9 @@ def validate_run(folder: Path, profile: Profile | None = None) -> list[Validated
     return levels
 
 
-@dataclass(frozen=True)
-class _Measured:
-    """Files of a measured level."""
-
-    cell: str
-    root: Path  # the folder that holds its files
-    log: RealLog
-    meta: Mapping[str, Any]
-
-    @classmethod
-    def read(cls, root: Path, cell: str) -> _Measured:
-        path = meta_path(root, cell)
-        return cls(cell, root, read_cell(root, cell), read_meta(path) if path.is_file() else {})
-
-    def again(self) -> list[_Measured]:
-        """Repeated measurements of the level."""
-        found: list[_Measured] = []
-        folder = self.root / REPEATED
-        while True:
-            name = repeated_cell(self.cell, len(found) + 2)
-            if not any((folder / "requests").glob(f"{glob.escape(name)}.*")):
-                return found
-            found.append(_Measured.read(folder, name))
-
-    @property
-    def _server(self) -> Mapping[str, Any]:
-        return {name: value for name, value in self.meta.items() if name != "steps"}
-
-    def comparable(self, other: _Measured) -> bool:
-        """Whether `other` is another level of a server with the same settings."""
-        return self is not other and bool(self.meta) and self._server == other._server
-
-    def steps(self) -> list[LoggedStep]:
-        """Logged steps of all measurements of the level."""
-        levels = self, *self.again()
-        return [step for one in levels for step in logged_steps(one.root, one.meta)]
-
-
-def _specs(folder: Path) -> dict[str, CellSpec]:
-    """The planned cells of the run; empty if the files of its workload are missing."""
-    with contextlib.suppress(SloBenchError):
-        return {s.cell: s for s in Experiment.load(folder / "experiment.toml").plan().cells}
-    return {}
-
-
-def _with_replay(judged: ValidatedPoint, level: _Measured, spec: CellSpec | None) -> ValidatedPoint:
+def _with_replay(
+    judged: ValidatedPoint, level: MeasuredLevel, spec: CellSpec | None
+) -> ValidatedPoint:
     room = level.meta.get("room")
     if room is None or spec is None:
         return judged
@@ -232,20 +186,17 @@ def _with_replay(judged: ValidatedPoint, level: _Measured, spec: CellSpec | None
     return dataclasses.replace(judged, replayed=found)
 
 
-def _profiling(folder: Path, level: _Measured) -> list[_Measured]:
-    name = profiling_cell(level.cell)
-    there = meta_path(folder / PROFILING, name).is_file()
-    return [_Measured.read(folder / PROFILING, name)] if there else []
-
-
 def _judged(
-    level: _Measured,
+    level: MeasuredLevel,
     identity: Mapping[str, Any],
-    others: Sequence[_Measured],
+    others: Sequence[MeasuredLevel],
     profile: Profile | None,
+    specs: Mapping[str, CellSpec],
 ) -> ValidatedPoint:
+    asked = asked_requests(level, specs.get(level.cell))
     if profile is not None:
-        return ValidatedPoint(level.cell, identity, profile, (), _replayed(level, profile))
+        found = _replayed(level, profile, asked=asked)
+        return ValidatedPoint(level.cell, identity, profile, (), found)
     steps = [step for other in others for step in other.steps()]
     if not steps:
         raise SloBenchError(
@@ -253,23 +204,20 @@ def _judged(
             "times could be fitted; measure with `slo-bench run --validate`, or give --profile FILE"
         )
     names = tuple(other.cell for other in others)
-    fitted = profile_of_steps(
-        steps,
-        model=catalogue_name(str(level.meta["model"])),
-        gpu=str(level.meta["gpu"]),
-        tp=level.log.engine.tp or 1,
-        source=Source(
-            project=f"{level.meta['server']}'s own step log",
-            path=f"{len(names)} levels" if len(names) > 1 else names[0],
-            version=str(level.meta.get("version", "")),
-            note=f"whole steps; {level.cell}, which is judged by it, is not among them",
-        ),
+    fitted = fitted_profile(
+        level, others, steps, f"whole steps; {level.cell}, which is judged by it, is not among them"
     )
     client_s = _client_s(others, fitted)
-    return ValidatedPoint(level.cell, identity, fitted, names, _replayed(level, fitted, client_s))
+    found = _replayed(level, fitted, client_s, asked)
+    return ValidatedPoint(level.cell, identity, fitted, names, found)
 
 
-def _replayed(level: _Measured, profile: Profile, client_s: float = 0.0) -> Validation:
+def _replayed(
+    level: MeasuredLevel,
+    profile: Profile,
+    client_s: float = 0.0,
+    asked: AskedRequests | None = None,
+) -> Validation:
     engine, parameters = str(level.meta.get("system") or "vllm"), level.meta.get("parameters") or {}
     own = system(engine).parameters()
     return validate(
@@ -278,10 +226,11 @@ def _replayed(level: _Measured, profile: Profile, client_s: float = 0.0) -> Vali
         engine,
         parameters={name: value for name, value in parameters.items() if name in own},
         client_s=client_s,
+        asked=asked,
     )
 
 
-def _client_s(others: Sequence[_Measured], profile: Profile) -> float:
+def _client_s(others: Sequence[MeasuredLevel], profile: Profile) -> float:
     """Latency between client and engine in seconds, which the simulation lacks.
 
     It is the median delay of measured first tokens after simulated ones, of the other levels with

@@ -53,7 +53,7 @@ def read_step_log(path: Path, begin: int = 0, end: int | None = None) -> StepLog
     begun: deque[tuple[dict[str, Any], bool]] = deque()
     last_s: float | None = None  # when the last result was there, if requests were left
     victims: set[str] = set()  # preempted requests that must be recomputed
-    for line in _lines(path, begin, end):
+    for line in lines_of(path, begin, end):
         event = line.get("event")
         try:
             if event == "step":
@@ -113,7 +113,12 @@ def _step(line: dict[str, Any], duration_s: float) -> LoggedStep:
     )
 
 
-def _lines(path: Path, begin: int, end: int | None) -> Iterator[dict[str, Any]]:
+def lines_of(path: Path, begin: int, end: int | None) -> Iterator[dict[str, Any]]:
+    """The events between two byte offsets of a file.
+
+    Raises:
+        FileFormatError: the file cannot be read, or a line is not one of a step log.
+    """
     try:
         with path.open("rb") as file:
             file.seek(begin)

@@ -35,7 +35,10 @@ GROUPINGS: tuple[tuple[str, str, Callable[[Judged], str]], ...] = (
     ("models", "by model class", lambda row: row.model_class),
     ("regime", "by regime", lambda row: f"{row.mode}, {row.regime}"),
 )
-METRICS = ("ttft", "tpot", "e2e", "throughput")
+# Of which there are figures; units of those that are no latencies.
+METRICS = ("ttft", "tpot", "e2e", "throughput", "max_rate")
+UNITS = {"throughput": "tokens/s", "max_rate": "req/s"}
+TITLES = {"throughput": "Throughput", "max_rate": "Highest rate within bounds"}
 
 
 def regimes(judged: Sequence[Judged]) -> list[ErrorSummary]:
@@ -55,8 +58,8 @@ def _beside(row: ErrorSummary, judged: Sequence[Judged]) -> str:
 
 
 def shown(metric: str) -> bool:
-    """Whether the metric is in tables: means, medians and throughput."""
-    return metric.rpartition("_")[2] in ("mean", "p50", "throughput")
+    """Whether the metric is in tables: means, medians, throughput and rates."""
+    return metric in UNITS or metric.rpartition("_")[2] in ("mean", "p50")
 
 
 def cells(row: ErrorSummary, judged: Sequence[Judged]) -> tuple[str, ...]:
@@ -106,10 +109,10 @@ def _with(statistic: str) -> list[str]:
 
 def _figure(judged: Sequence[Judged], metric: str) -> Figure:
     known = [row for row in judged if metric in row.errors()]
-    form: Format = "number" if metric == "throughput" else "seconds"
-    unit = "tokens/s" if metric == "throughput" else "s"
+    form: Format = "number" if metric in UNITS else "seconds"
+    unit = UNITS.get(metric, "s")
     latency, _, statistic = metric.partition("_")
-    title = f"{latency.upper()} {statistic}" if statistic else "Throughput"
+    title = TITLES.get(metric, f"{latency.upper()} {statistic}")
     return Figure(
         id=metric,
         kind="lines",

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pandas as pd
 
 from ...harness.core.decision_counts import DECISIONS
+from ...harness.results.read import RunResults
+from ...harness.validation.decisions import COUNTS, read_decisions
 from ..figures.figure import rate_text
 from .table import Cell, Table
 
@@ -80,5 +83,83 @@ def table(cells: pd.DataFrame, names: Sequence[str], badge: str) -> Table:
         groups,
         (),
         caption="Counted by the plugin in the server's process, all seeds together",
+        badge=badge,
+    )
+
+
+_MOST_NAMED = 8  # requests in a sentence
+_SIDES = (("server", "inside the server"), ("simulated", "simulated"))
+
+
+def simulated_in(runs: Sequence[RunResults]) -> list[dict[str, Any]]:
+    """Levels of all runs whose decisions were compared with a simulation, invalid ones left out.
+
+    Raises:
+        FileFormatError: what is there cannot be read.
+    """
+    return [
+        level
+        for run in runs
+        for level in read_decisions(run.path)
+        if level["cell"] in set(run.cells.loc[run.cells["valid"], "cell"])
+    ]
+
+
+def beside_sentences(levels: Sequence[Mapping[str, Any]]) -> list[str]:
+    """For each level the decisions inside the server and simulated, and where they differ."""
+    return [_beside(level) for level in levels]
+
+
+def _beside(level: Mapping[str, Any]) -> str:
+    inside = f"{level['cell']}: inside the server {_counts_text(level['server'])}"
+    if level["simulated"] is None:
+        return f"{inside}; {level['note']}."
+    both = f"{inside}; in a simulation of the same requests {_counts_text(level['simulated'])}"
+    if level["alike"] is None:
+        return f"{both}. By request: unknown, {level['note']}."
+    alike = f"{level['alike']} of {level['requests']} requests were treated alike"
+    differing = [
+        f"{name.replace('away', 'sending away')} of {len(rows)} ({_named(rows)})"
+        for name, rows in level["differing"].items()
+        if rows
+    ]
+    return f"{both}. {alike}{_listed(differing)}."
+
+
+def _listed(differing: Sequence[str]) -> str:
+    return f"; different: {', '.join(differing)}" if differing else ""
+
+
+def _named(rows: Sequence[int]) -> str:
+    more = ", …" if len(rows) > _MOST_NAMED else ""
+    return ", ".join(map(str, rows[:_MOST_NAMED])) + more
+
+
+def _counts_text(counts: Mapping[str, int]) -> str:
+    return (
+        f"{counts['decisions_order']} chosen from a queue ({counts['decisions_overtaking']} before "
+        f"an earlier one), {counts['decisions_victim']} victims chosen "
+        f"({counts['decisions_other_victim']} not the latest), {counts['preemptions_swap']} "
+        f"swapped, {counts['preemptions_recompute']} recomputed, {counts['decisions_release']} "
+        "sent away"
+    )
+
+
+def beside_table(levels: Sequence[Mapping[str, Any]], badge: str) -> Table:
+    """Decisions of each level, inside the server and simulated."""
+    groups = []
+    for level in levels:
+        lines = [
+            [text, *(f"{level[side][name]:,}" for name in COUNTS)]
+            for side, text in _SIDES
+            if level[side] is not None
+        ]
+        groups.append((Cell(level["cell"]), lines))
+    return Table(
+        "Decisions inside the servers and in a simulation of the same requests",
+        ("", *_HEADS, *_PREEMPTED),
+        groups,
+        caption="Simulated with step times of the server's step log; arrivals are times of sending",
+        note=" ".join(beside_sentences(levels)),
         badge=badge,
     )

@@ -63,6 +63,8 @@ class Explanation:
     stages: Sequence[Stage] = ()  # of simulated requests
     counts: Mapping[str, int] = dataclasses.field(default_factory=dict)  # of the whole cell
     acts: Sequence[Act] = ()  # of mechanisms on this request
+    # Of a policy inside a server, and of a simulation of the same requests.
+    decisions: Mapping[str, Mapping[str, int | str]] = dataclasses.field(default_factory=dict)
 
     @property
     def parts_s(self) -> dict[SpanKind, float]:
@@ -160,8 +162,13 @@ def _embedding_stages(cell: CellTrace, request: int) -> list[Stage]:
     return [Stage(at_s[0], at_s[2], "embedder", "on arrival", waited)]
 
 
-def explain_measured(cell: MeasuredCell, request: int) -> Explanation:
-    """Explain one request of a real server, as far as its client knows.
+def explain_measured(
+    cell: MeasuredCell,
+    request: int,
+    decisions: Mapping[str, Mapping[str, int | str]] | None = None,
+) -> Explanation:
+    """Explain one request of a real server, as far as its client knows, and `decisions` as the
+    server's step log has them.
 
     Raises:
         SloBenchError: it did not finish.
@@ -180,6 +187,8 @@ def explain_measured(cell: MeasuredCell, request: int) -> Explanation:
     tokens = int(row["output_tokens"])
     each_s = float(time_per_output_token_s(np.array(first_s), np.array(finish_s), np.array(tokens)))
     e2e_s = finish_s - arrival_s
+    decided = decisions or {}
+    inside = decided.get("server", {})
     took_s = {"ttft": first_s - arrival_s, "tpot": each_s, "e2e": e2e_s, "deadline": finish_s}
     missed = [name for name, column in SLO_COLUMNS.items() if late(took_s[name], row[column])]
     return Explanation(
@@ -195,8 +204,9 @@ def explain_measured(cell: MeasuredCell, request: int) -> Explanation:
         e2e_s=took_s["e2e"],
         met=bool(row["slo_met"]),
         missed=tuple(missed),
-        preemptions=0,
+        preemptions=int(inside.get("swaps", 0)) + int(inside.get("recomputations", 0)),
         phases=cell.phases(request),
+        decisions=decided,
     )
 
 
@@ -229,9 +239,9 @@ def explanation_text(explanation: Explanation) -> RenderableType:
         f"Arrived at {e.arrival_s:.3f} s. TTFT {seconds_text(e.ttft_s)}, "
         f"TPOT {seconds_text(e.tpot_s)}, end to end {seconds_text(e.e2e_s)}; "
         f"{'met its SLO' if e.met else missed}"
-        f"{f'; preempted {e.preemptions} times' if e.preemptions else ''}."
+        f"{f'; preempted {_times(e.preemptions)}' if e.preemptions else ''}."
     )
-    lines = [Text(first, style="bold"), Text(second), *map(Text, _mechanisms(e))]
+    lines = [Text(first, style="bold"), Text(second), *map(Text, [*_mechanisms(e), *_decided(e)])]
     moved = any(stage.place != "instance 0" for stage in e.stages)
     tables = [_stages_table(e)] if moved else []
     return Group(*lines, *tables, _parts_table(e), _phases_table(e))
@@ -244,6 +254,39 @@ def _mechanisms(e: Explanation) -> list[str]:
     ]
     lines = [f"Mechanisms on it, from its arrival: {', '.join(acts)}."] if acts else []
     return [*lines, f"In the whole cell: {counts_text(e.counts)}."] if e.counts else lines
+
+
+def _decided(e: Explanation) -> list[str]:
+    """What a policy decided about the request inside the server and in the simulation."""
+    lines = [
+        f"{where}: {_decisions_text(e.decisions[side])}."
+        for side, where in (("server", "Inside the server"), ("simulated", "In the simulation"))
+        if side in e.decisions
+    ]
+    if len(lines) == 2:
+        one, other = (
+            {k: v for k, v in e.decisions[side].items() if k != "entered"}
+            for side in ("server", "simulated")
+        )
+        lines.append("Both treated it alike." if one == other else "They treated it differently.")
+    return lines
+
+
+def _times(count: int) -> str:
+    return f"{count} time{'' if count == 1 else 's'}"
+
+
+def _decisions_text(of: Mapping[str, int | str]) -> str:
+    if of["away"]:
+        return f"{of['away']}"
+    parts = ["never entered a batch"]
+    if int(of["entered"]) >= 0:
+        parts = [f"entered a batch as number {int(of['entered']) + 1}"]
+        parts += ["before an earlier request"] if of["overtook"] else []
+    for name, text in (("swaps", "swapped out"), ("recomputations", "recomputed")):
+        if of[name]:
+            parts.append(f"{text} {_times(int(of[name]))}")
+    return ", ".join(parts)
 
 
 def _stages_table(e: Explanation) -> RichTable:

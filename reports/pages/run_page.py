@@ -110,6 +110,7 @@ def _document(runs: Sequence[RunResults]) -> str:
         recovered=recovered.table(cells, badge),
         mechanisms=mechanisms.table(cells, rows, names, badge),
         decisions=decisions.table(cells, names, badge),
+        decisions_beside=decisions.beside_table(decisions.simulated_in(runs), badge),
         setup=[_setup(run, f" of {run.name}" if len(runs) > 1 else "") for run in runs],
         terms=asset("definitions.html"),
         footer=_footer(cells, runs),

@@ -54,7 +54,7 @@ SMALL = ["-s", "vllm,orca", "--rates", "2", "--seeds", "1", "-n", "10", "--out",
 
 def test_a_new_setting_is_an_option_of_every_command_that_takes_all(tmp_path):
     for command in ("run", "capacity", "tune system"):
-        words = [*command.split(), "--help"]
+        words = [*command.split(), "--help-all"]
         shown = wider(
             f"""
             from slo_bench.cli.main import app

@@ -99,6 +99,7 @@ def simulated_log(
         records.first_token_s - workload.arrival_s[0],
         records.finish_s - workload.arrival_s[0],
         settings,
+        np.arange(len(workload)),
     )
     return log, int(records.preemptions_recompute.sum())
 

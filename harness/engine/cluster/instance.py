@@ -13,6 +13,7 @@ from ...core.device import SplitStepTime, StageDevice
 from ...core.instance import Instance, Sizes
 from ...core.kv_cache_manager import KVCacheManager
 from ...core.kv_store_manager import StoreKVCacheManager
+from ...core.module_moves import Module
 from ...core.state import RequestState
 from ...policies.shared.instance_load import compute_use, estimated, memory_use
 from ..loop.instance import EngineInstance, Movable
@@ -246,11 +247,18 @@ class LazyInstance:
         self.kv_manager.resize(blocks)
         self.decode_only_until_s = -1.0  # blocks may end sooner
 
-    def compute_by(self, step_time: StepTime) -> None:
-        self.movable.compute_by(step_time)
+    def bring_home(self, pause_s: float) -> None:
+        self.movable.bring_home(self.step_time, pause_s)
 
-    def offload(self, step_time: SplitStepTime, device: StageDevice) -> None:
-        self.movable.offload(step_time, device)
+    def offload(
+        self,
+        module: Module,
+        units: int,
+        helper: Instance,
+        step_time: SplitStepTime,
+        pause_s: float,
+    ) -> None:
+        self.movable.offload(module, units, own(helper).movable, step_time, pause_s)
 
     def prefills(self, now_s: float) -> bool:
         """Does it compute prompts now, or has it any to compute?"""

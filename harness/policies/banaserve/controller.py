@@ -125,6 +125,7 @@ class BanaServe(DisaggregatedPolicy):
     instances that have room.
     """
 
+    executed = True
     smoothing: ClassVar[float] = 0.3
 
     store: bool = parameter(True)

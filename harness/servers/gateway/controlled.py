@@ -20,7 +20,8 @@ from ...core.wire import DROPPED, REJECTED, VLLM_FIELD, WAITED_FIELD
 from ...load_generator.http.endpoint import Endpoint
 from ...load_generator.real_cluster import RealCluster, ServerInstance
 from ..http_server import HttpRequest, Reply, refuse
-from .health_checks import MECHANISMS, HealthChecks, Sample, Say
+from ..prometheus import Sample
+from .health_checks import MECHANISMS, HealthChecks, Say
 from .replies import BufferedReply, CollectedReply
 from .states import state_of, wire_of
 from .upstream import ConnectionLostError, UnreachableError

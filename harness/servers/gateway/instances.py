@@ -12,7 +12,8 @@ from ...load_generator.real_cluster import RoutedServers
 from ...policies.routers import PrefixAware
 from ...policies.routers import router as router_by_name
 from ..http_server import HttpRequest, Reply, refuse
-from .health_checks import HealthChecks, Sample, Say
+from ..prometheus import Sample
+from .health_checks import HealthChecks, Say
 from .upstream import ConnectionLostError, UnreachableError
 
 _NO_SLO = Slo()

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from ..http_server import Clients, HttpRequest, Reply, refuse, respond
-from .health_checks import MECHANISMS, Sample
+from ..prometheus import CONTENT_TYPE, Sample, exposition
+from .health_checks import MECHANISMS
 from .instances import RoutedServerGroup
 from .states import prefix_blocks
 
@@ -29,6 +30,7 @@ _KINDS = {
     "slo_bench_gateway_load": "gauge",  # U, where the router measures it
     "slo_bench_gateway_activations_total": "counter",
     "slo_bench_gateway_evictions_total": "counter",
+    "slo_bench_gateway_embed_passes_total": "counter",
     "slo_bench_gateway_taken_over_total": "counter",  # sent there after that, or after a loss
     MECHANISMS: "counter",  # acts of the controller's mechanisms
     "slo_bench_gateway_lengths_requests_total": "counter",
@@ -112,7 +114,9 @@ async def answer(serving: Serving, clients: Clients, asked: HttpRequest, reply: 
     """
     dead = [group.role for group in serving.groups if not group.any_up]
     if asked.path == "/metrics":
-        respond(reply, _metrics(serving, clients).encode(), "text/plain; version=0.0.4")
+        samples = [one for group in serving.groups for one in group.metrics()]
+        text = exposition(_KINDS, [*_requests(clients), *samples])
+        respond(reply, text.encode(), CONTENT_TYPE)
     elif dead:
         refuse(reply, 503, f"no instance is up (role: {', '.join(dead)})")
     elif asked.method == "POST" and not asked.path.endswith(_ASIDE):
@@ -130,15 +134,6 @@ async def answer_with_key(
         await answer(serving, clients, asked, reply)
     else:
         refuse(reply, 401, "an API key is needed: send authorization: Bearer KEY")
-
-
-def _metrics(serving: Serving, clients: Clients) -> str:
-    samples = [*_requests(clients), *(one for group in serving.groups for one in group.metrics())]
-    lines = []
-    for name, kind in _KINDS.items():
-        own = [f"{n}{labels} {value}" for n, labels, value in samples if n == name]
-        lines += [f"# TYPE {name} {kind}", *own] if own else []
-    return "\n".join(lines) + "\n"
 
 
 def _requests(clients: Clients) -> Iterator[Sample]:

@@ -21,6 +21,7 @@ from ...policies.routers import router as router_by_name
 from ..http_limits import DEFAULT_LIMITS, HttpLimits
 from ..http_server import Clients, Ready, in_thread, serve
 from ..plugins.contract import PolicySpec
+from .collocated import CollocatedServing
 from .controlled import ControlledServing
 from .health_checks import MECHANISMS, Say
 from .instances import RoutedServerGroup
@@ -35,7 +36,8 @@ class GatewayPlan:
     """Servers behind a gateway, and their router.
 
     With `prefill` servers the others only decode, and KV reaches them as `transfer` says. A
-    `controller` replaces the router; `roles` then names the role of each server.
+    `controller` replaces the router; `roles` then names the role of each server. An `embedder`
+    stands beside a single server, and `desk` is the socket of the policy that decides on it.
     """
 
     endpoints: Sequence[Endpoint]
@@ -45,6 +47,8 @@ class GatewayPlan:
     health_path: str = "/health"
     controller: ClusterPolicy | None = None
     roles: Sequence[str] = ()
+    embedder: Endpoint | None = None
+    desk: str | None = None
 
     def to_plain(self) -> dict[str, Any]:
         """The plan as JSON values, for another process."""
@@ -60,6 +64,8 @@ class GatewayPlan:
         plain = {**plain, "roles": tuple(plain["roles"])}
         for name in ("endpoints", "prefill"):
             plain[name] = tuple(Endpoint(**one) for one in plain[name])
+        if plain["embedder"] is not None:
+            plain["embedder"] = Endpoint(**plain["embedder"])
         if plain["controller"] is not None:
             plain["controller"] = PolicySpec(**plain["controller"]).made()
         return cls(**{**plain, "transfer": KvTransferMode(plain["transfer"])})
@@ -85,6 +91,11 @@ class GatewayPlan:
                 endpoints, self.router, role=role, health_path=self.health_path, say=say
             )
 
+        if self.embedder is not None:
+            [endpoint] = self.endpoints
+            return CollocatedServing(
+                endpoint, self.embedder, self.desk, health_path=self.health_path, say=say
+            )
         if self.controller is not None:
             return ControlledServing(
                 self.endpoints, self.roles, self.controller, health_path=self.health_path, say=say

@@ -1,14 +1,20 @@
-"""Does the plugin fit an installed server? Its own Python is asked, without a start."""
+"""Does the plugin fit a server? Python with the server's packages is asked, without a start.
+
+A version that is not installed is fetched without its dependencies, and read by the Python of the
+installed version of the same server.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import subprocess
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 
 from ....workloads.errors import SloBenchError
-from .environments import Environment, home, recipe
+from .environments import Environment, environment, fetch_server, home, installed, recipe
 from .recipe import Launch
 from .server_process import plugin_folder
 
@@ -32,32 +38,65 @@ class HookCheck:
     problems: tuple[str, ...]
 
 
-def check_hooks(environment: Environment) -> HookCheck:
-    """Compare the functions that the plugin uses with those of an installed server.
+def check_hooks(name: str) -> HookCheck:
+    """Compare the functions that the plugin uses with those of a server: `vllm`, `vllm==V`, or the
+    name of an environment.
 
     Raises:
-        SloBenchError: the server cannot be imported.
+        SloBenchError: the server cannot be imported; or it is not installed, and cannot be fetched
+            or no other version is installed.
+    """
+    backend, _, version = name.partition("==")
+    try:
+        found = environment(name)
+    except SloBenchError:
+        others = [one for one in installed() if one.backend == backend]
+        if not version or not others:
+            raise
+        # Of the nearest version: its dependencies fit best.
+        nearest = min(others, key=lambda one: _distance(one.version, version))
+        with tempfile.TemporaryDirectory(prefix="slo-bench-") as folder:
+            fetch_server(nearest, version, Path(folder))
+            _, targets, problems = _asked(nearest, folder)
+        return HookCheck(f"{name} with the packages of {nearest.name}", version, targets, problems)
+    version, targets, problems = _asked(found)
+    return HookCheck(found.name, version, targets, problems)
+
+
+def _distance(one: str, other: str) -> list[int]:
+    """How far versions are from each other, part by part."""
+    parts = ([int(n) if n.isdigit() else 0 for n in text.split(".")[:3]] for text in (one, other))
+    return [abs(a - b) for a, b in zip(*parts, strict=False)]
+
+
+def _asked(found: Environment, folder: str = "") -> tuple[str, int, tuple[str, ...]]:
+    """Version, number of functions and what moved, by the Python of an environment; packages in
+    `folder` come first.
     """
     code = (
-        f"import json\n{_CODE[environment.backend]}\n"
+        f"import json\n{_CODE[found.backend]}\n"
         f"print({_MARK!r} + json.dumps([version(), len(names), moved()]))"
     )
+    if folder:  # and nothing else is what was asked
+        path = f"{found.backend}.__file__"
+        code += f"\nimport {found.backend}\nassert {path}.startswith({folder!r}), {path}"
     launch = Launch(model="", port=0)
-    environ = {**recipe(environment.backend).environ(environment.device, launch), **os.environ}
+    environ = {**recipe(found.backend).environ(found.device, launch), **os.environ}
+    paths = os.pathsep.join(filter(None, (folder, str(plugin_folder(home())))))
     try:
         done = subprocess.run(
-            [environment.python, "-c", code],
+            [found.python, "-c", code],
             capture_output=True,
             text=True,
             check=False,
             timeout=_PATIENCE_S,
-            env={**environ, "PYTHONPATH": str(plugin_folder(home()))},
+            env={**environ, "PYTHONPATH": paths},
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise SloBenchError(f"{environment.name} cannot be asked: {error}") from error
+        raise SloBenchError(f"{found.name} cannot be asked: {error}") from error
     said = [line for line in done.stdout.splitlines() if line.startswith(_MARK)]
-    if not said:
+    if not said or (folder and done.returncode):
         last = done.stderr.strip().splitlines()[-1:] or ["it printed nothing"]
-        raise SloBenchError(f"{environment.name} cannot be imported: {last[0]}")
+        raise SloBenchError(f"{found.name} cannot be imported: {last[0]}")
     version, targets, problems = json.loads(said[-1].removeprefix(_MARK))
-    return HookCheck(environment.name, version, targets, tuple(problems))
+    return str(version), int(targets), tuple(problems)

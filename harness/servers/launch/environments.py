@@ -210,6 +210,33 @@ def install(
         return _read(path / _MARKER)
 
 
+def fetch_server(beside: Environment, version: str, folder: Path) -> None:
+    """Put another version of a server into a folder, without its dependencies.
+
+    Raises:
+        SloBenchError: the index does not have it for the Python of `beside`.
+    """
+    names = _DISTRIBUTIONS[beside.backend]
+    said = ""
+    for name in names[::-1] if beside.device == "cpu" else names:
+        wanted = f"{name}=={version}"
+        if uv := shutil.which("uv"):
+            words = [uv, "pip", "install", "--quiet", "--python", str(beside.python)]
+        else:
+            words = [str(beside.python), "-m", "pip", "install", "--quiet"]
+        words += ["--no-deps", "--only-binary", ":all:", "--target", str(folder), wanted]
+        try:
+            done = subprocess.run(
+                words, capture_output=True, text=True, check=False, env=_clean_environ()
+            )
+        except OSError as error:
+            raise SloBenchError(f"{words[0]} cannot be run: {error}") from error
+        if not done.returncode:
+            return
+        said = (done.stderr.strip().splitlines() or ["the installer said nothing"])[-1]
+    raise SloBenchError(f"{beside.backend}=={version} cannot be fetched: {said}")
+
+
 def remove(name: str) -> list[Path]:
     """Delete an environment by its name, or all environments of one server; returns their folders.
 

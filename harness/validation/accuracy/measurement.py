@@ -13,6 +13,7 @@ from ....workloads.prefixes import PrefixRows
 
 CLOSED_LOOP = "closed-loop"
 OPEN_LOOP = "open-loop"
+MAX_RATE = "max-rate"
 LOG = "log"
 BATCH = "batch"
 
@@ -49,6 +50,18 @@ class OpenLoop:
 
 
 @dataclass(frozen=True)
+class HighestRate:
+    """Poisson arrivals of requests of one length, at the highest rate that keeps bounds.
+
+    `bounds`: seconds by figure, such as `("ttft_p99", 0.5)`.
+    """
+
+    prompt_tokens: int
+    output_tokens: int
+    bounds: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True)
 class Case:
     """What was run: all that a prediction may use.
 
@@ -61,7 +74,7 @@ class Case:
     version: str
     gpu: str
     model: str
-    load: ClosedLoop | OpenLoop
+    load: ClosedLoop | OpenLoop | HighestRate
     tp: int = 1
     pp: int = 1
     ep: int = 1
@@ -97,6 +110,9 @@ class Case:
         if isinstance(load, ClosedLoop):
             parts += [f"{load.prompt_tokens} + {load.output_tokens} tokens"]
             parts += [f"{load.concurrency} clients"]
+        elif isinstance(load, HighestRate):
+            parts += [f"{load.prompt_tokens} + {load.output_tokens} tokens"]
+            parts += [f"{name} ≤ {most:g} s" for name, most in load.bounds]
         else:
             n = int(load.answered.sum())
             parts += [f"{n} requests at {n / max(load.span_s, 1e-9):.3g} req/s"]
@@ -105,7 +121,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Measurement:
-    """A case and what was measured; the figures are seconds, or tokens/s for throughput.
+    """A case and what was measured: seconds, tokens/s (`throughput`) or req/s (`max_rate`).
 
     `set` is the stem of the file, `row` what tells the measurement from the others of the file.
     """

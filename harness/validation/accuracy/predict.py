@@ -22,8 +22,9 @@ from ...core.records import Outcome
 from ...engine.simulator.simulate import simulate
 from ...policies.systems import System, system
 from ..log_replay import ASYNCHRONOUS_FROM, latencies, version_of
-from .clients import client_of
-from .measurement import Case, ClosedLoop
+from .clients import Client, client_of
+from .highest_rate import highest_rate
+from .measurement import Case, ClosedLoop, HighestRate, OpenLoop
 from .readers import closed_figures, figures
 
 ENGINES = ("vllm", "sglang", "trtllm")
@@ -85,36 +86,54 @@ def predict(
         placement.check()
     if known is None:
         known = default_step_time(placement) if analytic else step_times(case, placement, without)
-    workload = _workload(case)
-    result = simulate(
-        workload,
-        served,
-        placement,
-        known.model,
-        instances=case.instances,
-        overlong_requests="error",
-    )
-    records = result.records
-    if (records.outcome != Outcome.FINISHED).any():
-        raise SloBenchError("the simulation left requests unfinished")
-    seconds = latencies(
-        records.arrival_s, records.first_token_s, records.finish_s, workload.output_tokens
-    )
-    client = client_of(case.harness, case.engine, case.version)
-    if isinstance(case.load, ClosedLoop):
-        load = case.load
+    load, client = case.load, client_of(case.harness, case.engine, case.version)
+    kind = kind_of(known)
+
+    def served_in(workload: Workload) -> dict[str, NDArray[np.float64]]:
+        return _latencies(workload, served, placement, known.model, case.instances)
+
+    if isinstance(load, ClosedLoop):
+        seconds = served_in(_closed_loop(load, client))
         warm = client.warm_up_each * load.concurrency
         tpot_s = float(np.nanmean(seconds["tpot"][warm:]))
         ttft_s = float(seconds["ttft"][warm:].mean()) + client.delay_s
         ttft_s += client.unseen_s(case.gpu, load.concurrency, tpot_s)
         means = closed_figures(load, ttft_s, tpot_s)
-        regime = _regime(case, means, placement, known.model)
-        return Prediction(means, regime, kind_of(known))
-    kept = {name: found[case.load.answered] for name, found in seconds.items()}
-    if case.harness:  # else the times are the engine's own
-        kept |= {name: kept[name] + client.delay_s for name in ("ttft", "e2e")}
+        regime = _regime(load, means, placement, known.model, load.concurrency)
+        return Prediction(means, regime, kind)
+    # Without a harness the times are the engine's own.
+    delay_s = client.delay_s if case.harness else 0.0
+    if isinstance(load, HighestRate):
+        rate_rps, at_rate = highest_rate(load, served_in)
+        running = rate_rps * (at_rate["e2e_mean"] - at_rate["ttft_mean"]) / case.instances
+        regime = _regime(load, at_rate, placement, known.model, running)
+        return Prediction({"max_rate": rate_rps}, regime, kind)
+    seconds = served_in(_open_loop(load))
+    kept = {name: found[load.answered] for name, found in seconds.items()}
+    kept |= {name: kept[name] + delay_s for name in ("ttft", "e2e")}
     found = figures(kept)
-    return Prediction(found, _regime(case, found, placement, known.model), kind_of(known))
+    served_s = int(load.answered.sum()) * (found["e2e_mean"] - found["ttft_mean"])
+    running = served_s / max(load.span_s, found["e2e_mean"]) / case.instances
+    return Prediction(found, _regime(load, found, placement, known.model, running), kind)
+
+
+def _latencies(
+    workload: Workload, served: System, placement: Placement, known: StepTime, instances: int
+) -> dict[str, NDArray[np.float64]]:
+    """Seconds by metric, a value a request.
+
+    Raises:
+        SloBenchError: a request is too long, or was left unfinished.
+    """
+    result = simulate(
+        workload, served, placement, known, instances=instances, overlong_requests="error"
+    )
+    records = result.records
+    if (records.outcome != Outcome.FINISHED).any():
+        raise SloBenchError("the simulation left requests unfinished")
+    return latencies(
+        records.arrival_s, records.first_token_s, records.finish_s, workload.output_tokens
+    )
 
 
 def token_budget(case: Case) -> int:
@@ -184,18 +203,18 @@ def _system(case: Case) -> System:
     return served.with_parameters(**{name: v for name, v in names.items() if name in known})
 
 
-def _workload(case: Case) -> Workload:
-    load = case.load
-    if not isinstance(load, ClosedLoop):
-        return Workload(
-            load.arrival_s,
-            load.prompt_tokens,
-            load.output_tokens,
-            prefix_blocks=load.prefix_blocks,
-            prefix_block_size=BLOCK_SIZE,
-            name="measured",
-        )
-    client = client_of(case.harness, case.engine, case.version)
+def _open_loop(load: OpenLoop) -> Workload:
+    return Workload(
+        load.arrival_s,
+        load.prompt_tokens,
+        load.output_tokens,
+        prefix_blocks=load.prefix_blocks,
+        prefix_block_size=BLOCK_SIZE,
+        name="measured",
+    )
+
+
+def _closed_loop(load: ClosedLoop, client: Client) -> Workload:
     n = (client.warm_up_each + client.requests_each) * load.concurrency
     draw = np.random.default_rng(0)
     order = np.arange(n)
@@ -218,14 +237,14 @@ def _workload(case: Case) -> Workload:
     )
 
 
-def _regime(case: Case, found: dict[str, float], placement: Placement, step_time: StepTime) -> str:
-    load = case.load
-    if isinstance(load, ClosedLoop):
-        running: float = load.concurrency
-    else:
-        served_s = int(load.answered.sum()) * (found["e2e_mean"] - found["ttft_mean"])
-        running = max(1, round(served_s / max(load.span_s, found["e2e_mean"])))
-        running = -(-running // case.instances)
+def _regime(
+    load: ClosedLoop | OpenLoop | HighestRate,
+    found: dict[str, float],
+    placement: Placement,
+    step_time: StepTime,
+    running: float,
+) -> str:
+    """The regime with so many requests `running` on an instance."""
     return regime_of(
         placement,
         step_time,

@@ -21,9 +21,11 @@ from .lmbenchmark import conversations
 from .measurement import (
     CLOSED_LOOP,
     LOG,
+    MAX_RATE,
     OPEN_LOOP,
     Case,
     ClosedLoop,
+    HighestRate,
     Measurement,
     OpenLoop,
     Skipped,
@@ -42,7 +44,11 @@ _WEIGHTS = {
 }
 _SILICON = {"backend", "system", "model_path", "silicon_ttft_ms", "silicon_tpot_ms"}
 _LEVELS = {"level", "rate_rps", "arrival_s", "ttft_s", "generation_s"}
-_OWN = {"engine", "gpu", "model", "concurrency", "prompt_tokens", "output_tokens"}
+_TOKENS = ("prompt_tokens", "output_tokens")
+_OWN = {"engine", "gpu", "model", *_TOKENS}
+_BOUNDS = tuple(
+    f"{latency}_{of}" for latency in ("ttft", "tpot", "e2e") for of in ("mean", *_QUANTILES)
+)
 _SYSTEMS = {
     "a100_sxm": "a100-80g",
     "h100_sxm": "h100-80g",
@@ -95,7 +101,13 @@ def _reader(file: Path) -> Callable[[Path], Found] | None:
     if not file.name.endswith((".csv", ".csv.gz")):
         return None
     columns = set(_frame(file, nrows=0).columns)
-    for needed, reader in ((_SILICON, _silicon), (_LEVELS, _levels), (_OWN, _own)):
+    layouts = (
+        (_SILICON, _silicon),
+        (_LEVELS, _levels),
+        (_OWN | {"concurrency"}, _own_closed_loop),
+        (_OWN | {"max_rate_rps"}, _own_highest_rate),
+    )
+    for needed, reader in layouts:
         if needed <= columns:
             return reader
     return None
@@ -106,6 +118,12 @@ def _frame(file: Path, nrows: int | None = None) -> pd.DataFrame:
         return pd.read_csv(file, nrows=nrows)
     except (OSError, ValueError, EOFError) as error:
         raise FileFormatError(file, None, f"cannot be read as CSV: {error}") from None
+
+
+def _lines(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The number of each line below the head, and its values by column."""
+    for line, row in enumerate(_frame(file).to_dict("records"), start=2):
+        yield line, {str(name): value for name, value in row.items()}
 
 
 def _catalogue(section: str, name: str) -> str | None:
@@ -125,8 +143,8 @@ def _text(value: Any) -> str:
 
 def _silicon(file: Path) -> Found:
     """AIConfigurator's table of configurations at a closed concurrency (`silicon.csv.gz`)."""
-    for row in _frame(file).to_dict("records"):
-        yield _silicon_row(stem(file), {str(name): value for name, value in row.items()})
+    for _, row in _lines(file):
+        yield _silicon_row(stem(file), row)
 
 
 def _silicon_row(name: str, row: dict[str, Any]) -> Measurement | Skipped:
@@ -209,33 +227,66 @@ def closed_figures(
     return {name: value for name, value in found.items() if np.isfinite(value) and value > 0}
 
 
-def _own(file: Path) -> Found:
-    """A table of one's own: a row a closed-loop measurement (docs/accuracy.md)."""
-    for number, row in enumerate(_frame(file).to_dict("records"), start=2):
-        try:
-            load = ClosedLoop(
-                int(row["concurrency"]), int(row["prompt_tokens"]), int(row["output_tokens"])
-            )
-            case = Case(
-                str(row["engine"]),
-                _text(row.get("version")),
-                recognise("gpus", str(row["gpu"])),
-                recognise("models", str(row["model"])),
-                load,
-                tp=int(row.get("tp", 1)),
-                pp=int(row.get("pp", 1)),
-                ep=int(row.get("ep", 1)),
-                dp=int(row.get("dp", 1)),
-                weight_dtype=_text(row.get("weight_dtype")) or "bf16",
-                kv_dtype=_text(row.get("kv_dtype")) or "bf16",
-            )
-        except (ValueError, SloBenchError) as error:
-            raise FileFormatError(file, number, str(error)) from None
+def _own_case(file: Path, line: int, row: dict[str, Any], load: ClosedLoop | HighestRate) -> Case:
+    """A row of a table of one's own (docs/accuracy.md)."""
+    try:
+        return Case(
+            str(row["engine"]),
+            _text(row.get("version")),
+            recognise("gpus", str(row["gpu"])),
+            recognise("models", str(row["model"])),
+            load,
+            tp=int(row.get("tp", 1)),
+            pp=int(row.get("pp", 1)),
+            ep=int(row.get("ep", 1)),
+            dp=int(row.get("dp", 1)),
+            weight_dtype=_text(row.get("weight_dtype")) or "bf16",
+            kv_dtype=_text(row.get("kv_dtype")) or "bf16",
+        )
+    except (ValueError, SloBenchError) as error:
+        raise FileFormatError(file, line, str(error)) from None
+
+
+def _own_number(file: Path, line: int, row: dict[str, Any], column: str, kind: type = int) -> Any:
+    """A number above 0."""
+    try:
+        value = kind(row[column])
+    except (ValueError, TypeError):
+        value = 0
+    if not 0 < value < np.inf:
+        message = f"{column} = {row[column]!r} is not a number above 0"
+        raise FileFormatError(file, line, message)
+    return value
+
+
+def _own_closed_loop(file: Path) -> Found:
+    """A table of one's own: a row a closed-loop measurement."""
+    for line, row in _lines(file):
+        prompt, output = (_own_number(file, line, row, column) for column in _TOKENS)
+        load = ClosedLoop(_own_number(file, line, row, "concurrency"), prompt, output)
+        case = _own_case(file, line, row, load)
         ttft_s, tpot_s = (float(row.get(c, np.nan)) for c in ("ttft_mean_s", "tpot_mean_s"))
         figures = closed_figures(load, ttft_s, tpot_s)
         if not figures:
-            raise FileFormatError(file, number, "has neither ttft_mean_s nor tpot_mean_s")
-        yield Measurement(stem(file), str(number), CLOSED_LOOP, case, figures)
+            raise FileFormatError(file, line, "has neither ttft_mean_s nor tpot_mean_s")
+        yield Measurement(stem(file), str(line), CLOSED_LOOP, case, figures)
+
+
+def _own_highest_rate(file: Path) -> Found:
+    """A table of one's own: a row the highest rate within bounds on latency."""
+    for line, row in _lines(file):
+        prompt, output = (_own_number(file, line, row, column) for column in _TOKENS)
+        bounds = tuple(
+            (name, _own_number(file, line, row, f"{name}_s", float))
+            for name in _BOUNDS
+            if not pd.isna(row.get(f"{name}_s"))
+        )
+        if not bounds:
+            message = "has no bound: one of the columns ttft_p99_s, tpot_mean_s, e2e_p90_s, …"
+            raise FileFormatError(file, line, message)
+        case = _own_case(file, line, row, HighestRate(prompt, output, bounds))
+        rate_rps = _own_number(file, line, row, "max_rate_rps", float)
+        yield Measurement(stem(file), str(line), MAX_RATE, case, {"max_rate": rate_rps})
 
 
 # ---------------------------------------------------------------- open loop

@@ -13,9 +13,11 @@ from slo_bench.harness.experiments.execution.local_pool import LocalPool
 from slo_bench.harness.validation.accuracy import aiconfigurator, errors, lmbenchmark
 from slo_bench.harness.validation.accuracy.clients import client_of
 from slo_bench.harness.validation.accuracy.errors import judge, judge_one, summaries
+from slo_bench.harness.validation.accuracy.highest_rate import WITHIN, highest_rate
 from slo_bench.harness.validation.accuracy.measurement import (
     Case,
     ClosedLoop,
+    HighestRate,
     Measurement,
     OpenLoop,
     Skipped,
@@ -65,6 +67,68 @@ def test_a_damaged_row_is_named(own, was, now, problem):
     (own / "mine.csv").write_text(OWN.replace(was, now, 1))
     with pytest.raises(FileFormatError, match=problem):
         list(read_folder(own))
+
+
+RATES = """engine,gpu,model,tp,prompt_tokens,output_tokens,ttft_p99_s,tpot_mean_s,max_rate_rps
+vllm,h100-80g,llama-3.1-8b,1,8192,64,2.0,0.05,2
+vllm,h100-80g,llama-3.1-8b,1,8192,64,,0.05,2
+"""
+
+
+def test_a_table_of_highest_rates(tmp_path):
+    (tmp_path / "rates.csv").write_text(RATES)
+    first, second = read_folder(tmp_path)
+    assert first.mode == "max-rate"
+    assert first.measured == {"max_rate": 2.0}
+    assert first.case.load == HighestRate(8192, 64, (("ttft_p99", 2.0), ("tpot_mean", 0.05)))
+    assert second.case.load.bounds == (("tpot_mean", 0.05),)
+    assert "ttft_p99 ≤ 2 s" in str(first.case)
+    judged = judge_one(first)
+    assert judged.predicted["max_rate"] > 2
+    assert judged.in_band("max_rate") is None
+    looser = replace(
+        first.case, load=HighestRate(8192, 64, (("ttft_p99", 4.0), ("tpot_mean", 1.0)))
+    )
+    assert predict(looser).figures["max_rate"] > judged.predicted["max_rate"]
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "problem"),
+    [
+        ("2.0,0.05,2", ",,2", "has no bound"),
+        ("2.0,0.05,2", "2.0,0.05,", "max_rate_rps = nan is not a number above 0"),
+        ("2.0,0.05,2", "-1,0.05,2", "ttft_p99_s = -1.0 is not a number above 0"),
+        ("8192,64,2.0", "8192,0,2.0", "output_tokens = 0 is not"),
+    ],
+)
+def test_a_damaged_row_of_highest_rates_is_named(tmp_path, was, now, problem):
+    (tmp_path / "rates.csv").write_text(RATES.replace(was, now, 1))
+    with pytest.raises(FileFormatError, match=rf"{problem}.*rates.csv, line 2"):
+        list(read_folder(tmp_path))
+
+
+@pytest.mark.parametrize("true_rps", [0.3, 8.0, 700.0])
+def test_the_highest_rate_is_found_where_it_is_known(true_rps):
+    """TTFT 1 / (10 true - rate) seconds: the bound is met up to `true_rps`."""
+
+    def serve(workload):
+        rate_rps = (len(workload) - 1) / np.ptp(workload.arrival_s)
+        ttft_s = 1 / (10 * true_rps - rate_rps) if rate_rps < 10 * true_rps else np.inf
+        return {"ttft": np.full(len(workload), min(ttft_s, 1e9))}
+
+    found, at = highest_rate(HighestRate(1, 1, (("ttft_mean", 1 / (9 * true_rps)),)), serve)
+    # The draws of 1,000 requests or more have a rate of their own, the same at every scale.
+    assert found == pytest.approx(true_rps, rel=WITHIN + 0.07)
+    assert at["ttft_mean"] <= 1 / (9 * true_rps)
+
+
+@pytest.mark.parametrize(("ttft_s", "which"), [(0.0, "every rate"), (1.0, "no rate")])
+def test_bounds_without_a_highest_rate(ttft_s, which):
+    def serve(workload):
+        return {"ttft": np.full(len(workload), ttft_s)}
+
+    with pytest.raises(SloBenchError, match=which):
+        highest_rate(HighestRate(1, 1, (("ttft_mean", 0.5),)), serve)
 
 
 def test_nothing_to_read(tmp_path):

@@ -167,7 +167,10 @@ class Decider:
             "status_code": status,
             "message": why,
         }
-        scheduler.send_abort_output(_make_abort_req(req, finished_reason=finished), req)
+        send = getattr(scheduler, "send_abort_output", None)  # from SGLang 0.5.23 on
+        if send is None:
+            send = scheduler.ipc_channels.send_to_tokenizer.send_output
+        send(_make_abort_req(req, finished_reason=finished), req)
         self.steps.log.write("away", time_s=self.view.now_s, id=str(req.rid), reason=why)
 
     # ---------------------------------------------------------------- order and victims

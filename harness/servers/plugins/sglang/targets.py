@@ -34,7 +34,6 @@ _HOOKED: dict[str, tuple[str, ...]] = {
     VICTIMS: ("reqs",),
 }
 _CALLED: dict[str, tuple[str, ...]] = {
-    f"{_SCHEDULER}.send_abort_output": ("self", "abort_req", "req"),
     f"{_SCHEDULER}._release_aborted_request": ("self", "req"),
     f"{_MANAGERS}.scheduler._make_abort_req": ("req", "finished_reason"),
     f"{_MANAGERS}.schedule_batch.Req.finished": ("self",),
@@ -42,8 +41,16 @@ _CALLED: dict[str, tuple[str, ...]] = {
     "sglang.srt.mem_cache.common.match_kv_cache": ("req", "tree_cache"),
     "sglang.srt.plugins.hook_registry.HookRegistry.register": ("target", "hook", "hook_type"),
 }
+# From 0.5.23 on, and before: how the end of a request is told to its client.
+SEND_ABORT = f"{_SCHEDULER}.send_abort_output"
+_IPC = f"{_MANAGERS}.scheduler_components.ipc_channels"
+_SENDS = {SEND_ABORT: ("self", "abort_req", "req")}
+_SENT_BEFORE: dict[str, tuple[str, ...]] = {
+    f"{_IPC}.SchedulerIpcChannels": (),
+    f"{_IPC}.SenderWrapper.send_output": ("self", "output", "recv_obj"),
+}
 HOOKS = tuple(_HOOKED)
-TARGETS = (*_HOOKED, *_CALLED)
+TARGETS = (*_HOOKED, *_CALLED, SEND_ABORT)
 
 
 def sglang_version() -> str:
@@ -56,4 +63,7 @@ def sglang_version() -> str:
 
 def moved() -> list[str]:
     """Targets that are missing or have other parameters, as texts; empty if all match."""
-    return moved_targets({**_HOOKED, **_CALLED})
+    ends = moved_targets(_SENDS)
+    if ends and not moved_targets(_SENT_BEFORE):
+        ends = []
+    return [*moved_targets({**_HOOKED, **_CALLED}), *ends]

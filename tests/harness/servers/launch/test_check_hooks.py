@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from slo_bench.harness.servers.launch import check_hooks as checking
-from slo_bench.harness.servers.launch import environments
 from slo_bench.harness.servers.launch.environments import Environment
+from slo_bench.workloads.errors import SloBenchError
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Environment:
     script.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     script.chmod(0o755)
     found = Environment(tmp_path / "environment", "vllm", "9.9", "cpu")
-    monkeypatch.setattr(environments, "environment", lambda name: found)
+    monkeypatch.setattr(checking, "environment", lambda name: found)
     return found
 
 
@@ -38,6 +38,37 @@ def test_a_server_that_cannot_be_imported(fake, slo_bench, monkeypatch):
     code, _, err = slo_bench("backends", "check", "vllm")
     assert code == 2
     assert "vllm-9.9-cpu cannot be imported: ModuleNotFoundError" in err
+
+
+def test_a_version_that_is_not_installed_is_fetched(fake, slo_bench, monkeypatch):
+    def none(name):
+        raise SloBenchError(f"{name} is not installed")
+
+    def put(beside, version, folder):
+        (folder / "vllm").mkdir()
+        (folder / "vllm" / "__init__.py").write_text("")
+
+    monkeypatch.setattr(checking, "environment", none)
+    code, _, err = slo_bench("backends", "check", "vllm==9.8")
+    assert code == 2
+    assert "vllm==9.8 is not installed" in err
+    monkeypatch.setattr(checking, "installed", lambda: [fake])
+    monkeypatch.setattr(checking, "fetch_server", put)
+    code, out, _ = slo_bench("backends", "check", "vllm==9.8")
+    assert code == 1
+    assert "vllm==9.8 with the packages of vllm-9.9-cpu: the plugin does not fit version 9.8" in out
+
+
+# Of vLLM the newest release, which has no build for CPU, and the last but one; of SGLang the one
+# before the newest. The installed ones are tested below.
+@pytest.mark.backends
+@pytest.mark.slow
+@pytest.mark.parametrize("server", ["vllm==0.33.0", "vllm==0.31.0", "sglang==0.5.22"])
+def test_the_plugin_fits_other_releases(server, installed, slo_bench):
+    installed(server.partition("==")[0])
+    code, out, err = slo_bench("backends", "check", server)
+    assert code == 0, out + err
+    assert f"{server} with the packages of " in out
 
 
 @pytest.mark.backends

@@ -6,7 +6,12 @@ import pytest
 
 from slo_bench.harness.core.counters import REJECTIONS, Counters
 from slo_bench.harness.core.predictions import LearnedPredictions
-from slo_bench.harness.experiments.backends.launched import growth, plugin_figures, swap_problem
+from slo_bench.harness.experiments.backends.launched import (
+    growth,
+    plugin_figures,
+    policy_problem,
+    swap_problem,
+)
 from slo_bench.harness.servers.launch.server_process import ServerProcess
 from slo_bench.harness.servers.plugins.contract import HANDSHAKE_VARIABLE, Tally, tally_file
 
@@ -64,3 +69,9 @@ def test_the_first_swap_measured_is_believed():
     for _ in range(50):
         learned.learn_swap(4, 0.8)
     assert learned.swap_s(10) == pytest.approx(2.0, rel=1e-3)
+
+
+def test_errors_of_a_policy_are_counted_in_words():
+    assert policy_problem({"policy_errors": 0}) is None
+    assert "raised 1 error inside" in policy_problem({"policy_errors": 1})
+    assert "raised 2 errors inside" in policy_problem({"policy_errors": 2})

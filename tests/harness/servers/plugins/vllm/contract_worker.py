@@ -11,6 +11,7 @@ os.environ.update(
     HF_HUB_OFFLINE="1", VLLM_LOGGING_LEVEL="ERROR", VLLM_NO_USAGE_STATS="1", OMP_NUM_THREADS="1"
 )
 
+import cpu_platform  # noqa: F401  # before the rest of vLLM
 import torch
 import vllm
 from vllm.config import (

@@ -1,0 +1,44 @@
+"""`slo-bench init`: a commented experiment file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ...workloads.errors import SloBenchError, UnknownNameError
+from ..options.names import listed
+from ..options.parameters import argument, option
+
+EXAMPLES = (
+    "slo-bench init",
+    "slo-bench init ascendra.toml --suite ascendra",
+)
+
+
+def init(
+    file: Annotated[Path, argument("[FILE.toml]", "File to write.")] = Path("experiment.toml"),
+    suite: Annotated[
+        str,
+        option(
+            "NAME",
+            "Predefined experiment to begin with (see `slo-bench list suites`).",
+            complete=listed("suites"),
+        ),
+    ] = "quickstart",
+) -> None:
+    """Write an experiment file with a comment on every setting, to edit and to run."""
+    from ...harness.experiments.config.experiment_file import read_toml
+    from ...harness.experiments.config.template import template
+    from ...harness.experiments.experiment import suites
+    from ...workloads.whole_file import write_whole
+
+    known = suites()
+    if suite not in known:
+        raise UnknownNameError("suite", suite, known)
+    if file.exists():
+        raise SloBenchError(f"{file} exists; name another file")
+    table, _ = read_toml(known[suite])
+    write_whole(file, [template(str(file), table).encode()])
+    typer.echo(f"{file}: the experiment {suite}; run it with `slo-bench run {file}`")

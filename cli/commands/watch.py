@@ -1,0 +1,38 @@
+"""`slo-bench watch`: the report of a run at a local address, while it runs elsewhere."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ...workloads.errors import SloBenchError
+from ..options.parameters import argument, option
+
+EXAMPLES = (
+    "slo-bench watch runs/today",
+    "slo-bench watch runs/today --port 8080",
+)
+_LOOK_EVERY_S = 0.5
+
+
+def watch(
+    folder: Annotated[
+        Path, argument("DIR", "Folder of `run`, `capacity` or `tune`, which may still be running.")
+    ],
+    port: Annotated[int, option("N", "Port on this machine. 0: a free one.", min=0, max=65535)] = 0,
+) -> None:
+    """Serve the report of a folder on this machine; it follows the cells that finish.
+
+    Ctrl-C ends it.
+    """
+    from ...reports.live import live_report
+
+    if not folder.is_dir():
+        raise SloBenchError(f"there is no folder {folder}")
+    with live_report(folder, port=port) as url:
+        typer.echo(url)
+        while True:
+            time.sleep(_LOOK_EVERY_S)

@@ -1,0 +1,67 @@
+"""Help of commands with many options: `--help` shows the main ones, `--help-all` all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar
+
+import typer
+from typer.core import TyperCommand, TyperOption
+from typer.main import get_command
+
+from .options.parameters import flag
+
+EXAMPLES = 4  # of a command, in its short help
+
+
+class ShortHelp(TyperCommand):
+    """A command whose `--help` shows the options `shown` alone."""
+
+    shown: ClassVar[frozenset[str]] = frozenset()
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help; options that are not shown are hidden meanwhile."""
+        options = [one for one in self.params if isinstance(one, TyperOption)]
+        less = [one for one in options if not self.shown & set(one.opts) and not one.hidden]
+        examples = self.epilog
+        for option in less:
+            option.hidden = True
+        self.epilog = "\n\n".join((examples or "").split("\n\n")[: 1 + EXAMPLES])
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            self.epilog = examples
+            for option in less:
+                option.hidden = False
+        typer.echo(f" {len(less)} more options: {ctx.command_path} --help-all\n")
+
+    def write_all(self, ctx: Any) -> None:
+        """Write the help with every option."""
+        super().format_help(ctx, ctx.make_formatter())
+
+
+def short_help(shown: Sequence[str]) -> type[TyperCommand]:
+    """The class of a command whose `--help` shows these options, such as "--rates", alone."""
+    names = frozenset((*shown, "--help-all"))
+    return type("ShortHelpCommand", (ShortHelp,), {"shown": names})
+
+
+def help_all_option() -> Any:
+    """The option `--help-all`."""
+
+    def carrier(
+        help_all: Annotated[bool, flag("Show every option and exit.", "--help-all")] = False,
+    ) -> None:
+        pass
+
+    app = typer.Typer(add_completion=False)
+    app.command()(carrier)
+    option: Any = next(p for p in get_command(app).params if p.name == "help_all")
+    option.expose_value, option.is_eager, option.callback = False, True, _write_all
+    return option
+
+
+def _write_all(context: Any, option: Any, given: bool) -> None:
+    if given and not context.resilient_parsing:
+        context.command.write_all(context)
+        raise typer.Exit

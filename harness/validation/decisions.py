@@ -1,0 +1,410 @@
+"""Decisions of a policy inside a server, beside those of a simulation of the same requests.
+
+The plugin's step log says of every step which requests entered the batch and which were preempted,
+and of every request that was sent away why. The simulation has the same requests at their times of
+sending, and step times that are fitted to step logs of the same server.
+
+    decisions.json           counts of every level, and how many requests were treated alike
+    decisions/<cell>.csv.gz  what was decided about each request, in the server and simulated
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...predictors.profiles.profile import Profile, read_profile
+from ...workloads.errors import FileFormatError, SloBenchError
+from ...workloads.parsing import parse_json
+from ...workloads.whole_file import write_whole
+from ..core.decision_counts import DECISIONS, DecisionCounts
+from ..core.records import Outcome, Records
+from ..core.wire import DROPPED, OFFLOADED, REJECTED
+from ..engine.loop.traced import EngineTrace, InstanceLog, State
+from ..experiments.execution.specs import CellSpec
+from ..load_generator.http.wire_requests import REQUEST_ID
+from ..policies.systems import system
+from ..results.cell_files import Choice, Column, gzip_csv
+from ..results.read import read_table
+from ..results.run_folder import read_rows
+from .log_replay import AskedRequests, replay_of, simulated_again
+from .measured_level import (
+    MeasuredLevel,
+    asked_requests,
+    fitted_profile,
+    planned_cells,
+    profiling_level,
+)
+from .run_replay import FOLDER as VALIDATION
+from .step_log import lines_of
+
+Ints = NDArray[np.int64]
+
+FOLDER = "decisions"
+TABLE = "decisions.json"
+PREEMPTIONS = ("preemptions_swap", "preemptions_recompute")
+COUNTS = (*DECISIONS, *PREEMPTIONS)
+AWAY = ("", "rejected", "dropped", "offloaded")  # how a request was sent away
+SIDES = ("server", "simulated")
+ASPECTS = ("overtook", "swaps", "recomputations", "away")  # in which requests may differ
+_ROW = re.compile(rf"{REQUEST_ID}(\d+)(?!\d)")
+_AWAY = {REJECTED: 1, DROPPED: 2, OFFLOADED: 3}
+_OUTCOMES = {Outcome.REJECTED: 1, Outcome.DROPPED: 2}
+
+
+@dataclass(frozen=True)
+class RequestDecisions:
+    """What was decided about each request, by its row in the level's records.
+
+    `entered`: its place among all that entered a batch, from 0 on, by the first time; -1: never.
+    `overtook`: it entered before a request of its instance that had been sent earlier. `away`: its
+    place in `AWAY`.
+    """
+
+    entered: Ints
+    overtook: Ints
+    swaps: Ints
+    recomputations: Ints
+    away: Ints
+
+    def differing(self, other: RequestDecisions) -> dict[str, Ints]:
+        """Rows of the requests that were treated differently, by aspect."""
+        return {
+            name: np.flatnonzero(getattr(self, name) != getattr(other, name)) for name in ASPECTS
+        }
+
+
+@dataclass(frozen=True)
+class LevelDecisions:
+    """Decisions of one level. `simulated` is None where it was not simulated, which `note`
+    explains; `differing` where the log does not tell requests apart.
+    """
+
+    cell: str
+    requests: int
+    server: Mapping[str, int]
+    simulated: Mapping[str, int] | None = None
+    differing: Mapping[str, Ints] | None = None
+    step_times: str = ""
+    note: str = ""
+    by_request: Mapping[str, RequestDecisions] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values, for `decisions.json`."""
+        alike = None
+        if self.differing is not None:
+            alike = self.requests - len(np.unique(np.concatenate([*self.differing.values()])))
+        return {
+            "cell": self.cell,
+            "requests": self.requests,
+            "server": dict(self.server),
+            "simulated": None if self.simulated is None else dict(self.simulated),
+            "alike": alike,
+            "differing": None
+            if self.differing is None
+            else {name: rows.tolist() for name, rows in self.differing.items()},
+            "step_times": self.step_times,
+            "note": self.note,
+        }
+
+
+def compare_decisions(folder: Path) -> list[LevelDecisions]:
+    """Simulate every level of a run in which a policy decided inside servers, and keep both sides
+    in its folder; nothing is written where there is none.
+
+    Raises:
+        SloBenchError: files of the run cannot be read or written.
+    """
+    rows = [
+        row for row in read_rows(folder / "cells.csv") if row.get("decisions_order") is not None
+    ]
+    rows = [row for row in rows if row["decisions_order"] == row["decisions_order"]]
+    if not rows:
+        return []
+    specs = planned_cells(folder)
+    measured: dict[str, MeasuredLevel] = {}
+    for row in rows:
+        with contextlib.suppress(SloBenchError):  # without records it is not simulated
+            measured[str(row["cell"])] = MeasuredLevel.read(folder, str(row["cell"]))
+    found = [_level(folder, row, measured, specs.get(str(row["cell"]))) for row in rows]
+    for level in found:
+        if level.by_request:
+            write_whole(folder / FOLDER / f"{level.cell}.csv.gz", gzip_csv(_columns(level)))
+    table = json.dumps([level.to_json() for level in found], indent=1, allow_nan=False)
+    write_whole(folder / TABLE, [table.encode()])
+    return found
+
+
+def _columns(level: LevelDecisions) -> dict[str, Column]:
+    columns: dict[str, Column] = {"id": np.arange(level.requests, dtype=np.int64)}
+    for side, of in level.by_request.items():
+        for name in ("entered", *ASPECTS):
+            values = getattr(of, name)
+            columns[f"{side}_{name}"] = Choice(values, AWAY) if name == "away" else values
+    return columns
+
+
+def _level(
+    folder: Path,
+    row: Mapping[str, Any],
+    measured: Mapping[str, MeasuredLevel],
+    spec: CellSpec | None,
+) -> LevelDecisions:
+    cell = str(row["cell"])
+    counts = {name: int(row.get(name) or 0) for name in COUNTS}
+    trace = EngineTrace()
+    try:
+        level, asked = _simulable(measured.get(cell), spec)
+        profile, source = _profile(folder, level, list(measured.values()))
+        engine = str(level.meta.get("system"))
+        own = system(engine).parameters()
+        parameters = {k: v for k, v in (level.meta.get("parameters") or {}).items() if k in own}
+        replayed = replay_of(level.log, profile, engine, parameters=parameters)
+        records = simulated_again(replayed, asked, trace).records
+    except SloBenchError as error:
+        return LevelDecisions(cell, int(row["requests"]), counts, note=f"not simulated: {error}")
+    simulated = _simulated(records, trace, asked)
+    inside = _logged(level, asked)
+    both = {} if inside is None else {"server": inside, "simulated": simulated}
+    return LevelDecisions(
+        cell,
+        len(asked.order),
+        counts,
+        simulated=counts_of(records, trace),
+        differing=None if inside is None else inside.differing(simulated),
+        step_times=source,
+        note="" if both else "the step log does not name requests, so counts alone are compared",
+        by_request=both,
+    )
+
+
+def _simulable(
+    level: MeasuredLevel | None, spec: CellSpec | None
+) -> tuple[MeasuredLevel, AskedRequests]:
+    if spec is not None and system(spec.system).cluster is not None:
+        raise SloBenchError("its servers have different roles")
+    asked = None if level is None else asked_requests(level, spec)
+    if level is None or asked is None:
+        raise SloBenchError(
+            "its requests are not known as policies saw them (no experiment or records of "
+            "requests, embedding requests, or adapters)"
+        )
+    return level, asked
+
+
+def _profile(
+    folder: Path, level: MeasuredLevel, measured: Sequence[MeasuredLevel]
+) -> tuple[Profile, str]:
+    """Step times of the level's server, and their source: those of its validation, else of other
+    levels on the same server, else of its own steps.
+    """
+    kept = folder / VALIDATION / f"{level.cell}.toml"
+    if kept.is_file():
+        return read_profile(kept), "those of its validation"
+    others = [one for one in measured if one.comparable(level)] or profiling_level(folder, level)
+    steps = [step for one in others for step in one.steps()]
+    if steps:
+        told = f"fitted to {len(steps):,} steps of {', '.join(one.cell for one in others)}"
+        return fitted_profile(level, others, steps, "whole steps"), told
+    steps = level.steps()
+    if not steps:
+        raise SloBenchError("the server kept no step log, so its step times are not known")
+    fitted = fitted_profile(level, [level], steps, "whole steps of the level itself")
+    return fitted, f"fitted to its own {len(steps):,} steps"
+
+
+def read_decisions(folder: Path) -> list[dict[str, Any]]:
+    """The levels of `decisions.json`; empty where a run has none.
+
+    Raises:
+        FileFormatError: it cannot be read.
+    """
+    path = folder / TABLE
+    if not path.is_file():
+        return []
+    try:
+        found = parse_json(path.read_text("utf-8"))
+        names = {"cell", "requests", "server", "simulated", "alike", "differing", "note"}
+        if not all(names <= set(level) for level in found):
+            raise ValueError("a level lacks some of " + ", ".join(sorted(names)))
+    except (OSError, ValueError, TypeError) as error:
+        raise FileFormatError(path, None, f"cannot be read: {error}") from error
+    return list(found)
+
+
+def decisions_on(folder: Path, cell: str, request: int) -> dict[str, dict[str, int | str]]:
+    """What was decided about one request, in the server and simulated; empty if it is not known.
+
+    Raises:
+        SloBenchError: the file of the cell cannot be read.
+    """
+    path = folder / FOLDER / f"{cell}.csv.gz"
+    if not path.is_file():
+        return {}
+    table = read_table(path)
+    rows = table[table["id"] == request]
+    if rows.empty:
+        return {}
+    found = rows.iloc[0]
+    return {
+        side: {
+            name: (str(found[f"{side}_{name}"]) if found[f"{side}_{name}"] in AWAY else "")
+            if name == "away"
+            else int(found[f"{side}_{name}"])
+            for name in ("entered", *ASPECTS)
+        }
+        for side in SIDES
+    }
+
+
+# ---------------------------------------------------------------- the server's own log
+
+
+def _logged(level: MeasuredLevel, asked: AskedRequests) -> RequestDecisions | None:
+    """What the step logs of a level say of each request; None where they do not name requests."""
+    requests = len(asked.order)
+    columns = {name: np.zeros(requests, dtype=np.int64) for name in ASPECTS}
+    entered: list[tuple[float, int]] = []
+    known = False
+    for part in level.meta.get("steps") or []:
+        here: list[int] = []
+        for time_s, event, row, how in _events(
+            level.root / part["file"], part["begin"], part["end"]
+        ):
+            if not 0 <= row < requests:
+                continue
+            known = True
+            if event == "away":
+                columns["away"][row] = _away(how)
+            elif event == "preempted":
+                columns["swaps" if how == "swap" else "recomputations"][row] += 1
+            elif row not in here:
+                here.append(row)
+                entered.append((time_s, row))
+        columns["overtook"][_overtaking(here, asked.order)] = 1
+    if not known:
+        return None
+    return RequestDecisions(_places(entered, requests), **columns)
+
+
+def _events(path: Path, begin: int, end: int | None) -> Iterator[tuple[float, str, int, str]]:
+    """Time, event, row and manner of everything that a step log says of single requests."""
+    for line in lines_of(path, begin, end):
+        event, time_s = line.get("event"), float(line.get("time_s") or 0.0)
+        if event == "step":
+            for victim in line.get("preempted", ()):
+                yield time_s, "preempted", _row(victim["id"]), str(victim["by"])
+            for one in line.get("entered", ()):
+                yield time_s, "entered", _row(one), ""
+        elif event == "preempted":
+            yield time_s, "preempted", _row(line["id"]), "recompute"
+        elif event == "away":
+            yield time_s, "away", _row(line["id"]), str(line.get("reason") or "")
+
+
+def _row(request_id: object) -> int:
+    found = _ROW.search(str(request_id))
+    return int(found[1]) if found else -1
+
+
+def _away(reason: str) -> int:
+    return next((place for text, place in _AWAY.items() if reason.startswith(text)), 0)
+
+
+def _overtaking(entered: Sequence[int], order: Ints) -> list[int]:
+    """Of the requests of one instance, in the order in which they entered, those that entered
+    before one that had been sent earlier.
+    """
+    place = {int(row): at for at, row in enumerate(order)}
+    found, earliest = [], len(order)
+    for row in reversed(entered):
+        if place[row] > earliest:
+            found.append(row)
+        earliest = min(earliest, place[row])
+    return found
+
+
+def _places(entered: Sequence[tuple[float, int]], requests: int) -> Ints:
+    places = np.full(requests, -1, dtype=np.int64)
+    for at, (_, row) in enumerate(sorted(entered, key=lambda one: one[0])):
+        places[row] = at
+    return places
+
+
+# ---------------------------------------------------------------- the simulation
+
+
+def _simulated(records: Records, trace: EngineTrace, asked: AskedRequests) -> RequestDecisions:
+    requests = len(asked.order)
+    columns = {name: np.zeros(requests, dtype=np.int64) for name in ASPECTS}
+    columns["swaps"][asked.order] = records.preemptions_swap
+    columns["recomputations"][asked.order] = records.preemptions_recompute
+    columns["away"][asked.order] = [_OUTCOMES.get(Outcome(int(o)), 0) for o in records.outcome]
+    entered: list[tuple[float, int]] = []
+    for log in trace.instances.values():
+        first = sorted((changes[0].time_s, r) for r, changes in log.moves.items())
+        here = [(time_s, int(asked.order[r])) for time_s, r in first]
+        columns["overtook"][_overtaking([row for _, row in here], asked.order)] = 1
+        entered += here
+    return RequestDecisions(_places(entered, requests), **columns)
+
+
+def counts_of(records: Records, trace: EngineTrace) -> dict[str, int]:
+    """Decisions of a simulation, counted as the plugin counts them inside a server."""
+    counts = DecisionCounts()
+    for log in trace.instances.values():
+        _count(records, log, counts)
+    away = np.isin(records.outcome, [int(outcome) for outcome in _OUTCOMES])
+    counts.release = int(away.sum())
+    return counts.totals() | {
+        "preemptions_swap": int(records.preemptions_swap.sum()),
+        "preemptions_recompute": int(records.preemptions_recompute.sum()),
+    }
+
+
+_ARRIVES, _ENDS, _PREEMPTED, _ENTERS = range(4)  # in the order in which a scheduler sees them
+
+
+def _count(records: Records, log: InstanceLog, counts: DecisionCounts) -> None:
+    """Count the choices of one instance from the moves of its requests."""
+    events: list[tuple[float, int, int]] = []
+    for r, changes in log.moves.items():
+        events.append((float(records.queued_s[r]), _ARRIVES, r))
+        before: State | None = None
+        for time_s, state in changes:
+            if state is State.DONE:
+                events.append((time_s, _ENDS, r))
+            elif state in (State.PREEMPTED, State.SWAPPED):
+                events.append((time_s, _PREEMPTED, r))
+            elif before in (None, State.PREEMPTED, State.SWAPPED):
+                events.append((time_s, _ENTERS, r))
+            before = state
+    waiting: set[int] = set()
+    batch: set[int] = set()
+    entering: list[int] = []
+    events.sort()
+    for at, (time_s, event, r) in enumerate(events):
+        if event == _ARRIVES:
+            waiting.add(r)
+        elif event == _ENDS:
+            batch.discard(r)
+        elif event == _PREEMPTED:
+            batch.discard(r)
+            counts.preempt(r, batch)
+            waiting.add(r)
+        else:
+            entering.append(r)
+            waiting.discard(r)
+            batch.add(r)
+            last = at + 1 == len(events) or events[at + 1][:2] != (time_s, _ENTERS)
+            if last:
+                counts.enter(entering, waiting)
+                entering = []

@@ -1,0 +1,141 @@
+"""A folder's report at a local address, written anew as cells finish.
+
+The page at `/` holds the report in a frame, asks `/state` every two seconds and loads the frame
+again when the version has changed. Its place on the page is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import csv
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..harness.results.run_folder import CAPACITY_FILE, CELLS, PLANNED, TUNED
+from ..harness.servers.http_server import (
+    HttpRequest,
+    Ready,
+    Reply,
+    in_thread,
+    refuse,
+    respond,
+    respond_json,
+    serve,
+)
+from ..harness.servers.prometheus import CONTENT_TYPE, Sample, exposition, labels
+from ..workloads.errors import SloBenchError
+from ..workloads.parsing import parse_json
+from .pages.document import asset
+from .pages.folder import write_folder
+
+_WATCHED = (CELLS, CAPACITY_FILE, TUNED)
+_LABELS = ("cell", "system", "workload", "model", "gpu", "rate_rps", "seed")
+_COLUMNS = (
+    *("requests", "attainment", "goodput_rps", "throughput_rps", "ttft_p50_s", "ttft_p99_s"),
+    *("tpot_p50_s", "tpot_p99_s"),
+)
+_KINDS = {
+    "slo_bench_cells_finished": "gauge",
+    **{f"slo_bench_cell_{column}": "gauge" for column in _COLUMNS},
+}
+_HTML = "text/html; charset=utf-8"
+
+
+@dataclass
+class LiveReport:
+    """The report of a folder in which cells are being finished."""
+
+    folder: Path
+    _version: str = ""
+    _page: bytes = b""
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def version(self) -> str:
+        """Changes whenever a result has been added to the folder."""
+        found = [(self.folder / name) for name in _WATCHED]
+        return " ".join(str(file.stat().st_mtime_ns) for file in found if file.is_file())
+
+    def text(self) -> str:
+        """How far the run is."""
+        cells = self.folder / CELLS
+        if not cells.is_file():
+            return f"{self.folder}: no cell is finished yet"
+        with cells.open("rb") as file:
+            done = max(0, sum(1 for _ in file) - 1)
+        planned = None
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            environment = (self.folder / "environment.json").read_text(encoding="utf-8")
+            planned = parse_json(environment).get(PLANNED)
+        of = f" of {planned:,}" if isinstance(planned, int) else ""
+        return f"{self.folder}: {done:,}{of} cells finished"
+
+    def metrics(self) -> str:
+        """The finished cells as metrics of Prometheus: those of `cells.csv` by cell."""
+        file = self.folder / CELLS
+        rows = []
+        if file.is_file():
+            with file.open(encoding="utf-8", newline="") as lines:
+                rows = list(csv.DictReader(lines))
+        samples: list[Sample] = [("slo_bench_cells_finished", "", len(rows))]
+        for row in rows:
+            of = labels(**{name: row[name] for name in _LABELS if row.get(name)})
+            for column in _COLUMNS:
+                with contextlib.suppress(KeyError, TypeError, ValueError):
+                    samples.append((f"slo_bench_cell_{column}", of, float(row[column])))
+        return exposition(_KINDS, samples)
+
+    async def page(self) -> bytes:
+        """The report of what is there, or why there is none."""
+        async with self._lock:  # one at a time, however many look
+            version = self.version()
+            if version != self._version or not self._page:
+                self._page = await asyncio.to_thread(self._written)
+                self._version = version
+            return self._page
+
+    def _written(self) -> bytes:
+        with tempfile.TemporaryDirectory() as there:
+            try:
+                return write_folder(self.folder, Path(there) / "report.html").read_bytes()
+            except SloBenchError as error:
+                said = str(error) if (self.folder / CELLS).is_file() else "Waiting for results."
+                return f"<!doctype html><p>{_escaped(said)}</p>".encode()
+
+    async def answer(self, request: HttpRequest, reply: Reply) -> None:
+        """Answer `/`, `/report`, `/state` and `/metrics`."""
+        if request.method != "GET":
+            refuse(reply, 405, "only GET is answered")
+        elif request.path == "/":
+            respond(reply, asset("live.html").encode(), _HTML)
+        elif request.path == "/report":
+            respond(reply, await self.page(), _HTML)
+        elif request.path == "/metrics":
+            respond(reply, self.metrics().encode(), CONTENT_TYPE)
+        elif request.path == "/state":
+            respond_json(reply, {"version": self.version(), "text": self.text()})
+        else:
+            refuse(reply, 404, f"there is no {request.path}; / is the report")
+
+
+@contextlib.contextmanager
+def live_report(folder: Path, *, port: int = 0) -> Iterator[str]:
+    """Serve a folder's report on this machine and yield its address, until the block ends.
+
+    Raises:
+        SloBenchError: the port is taken.
+    """
+
+    async def run(ready: Ready) -> None:
+        await serve(LiveReport(folder).answer, port=port, ready=ready)
+
+    with in_thread("live report", run) as served:
+        yield served.url
+
+
+def _escaped(text: str) -> str:
+    from markupsafe import escape
+
+    return str(escape(text))

@@ -1,0 +1,276 @@
+#!/usr/bin/env python3
+"""Tables of docs/measurements/policies-on-servers.md: policies inside vLLM, and simulated.
+
+Usage: scripts/server_tables.py [--only NAME]... [--work DIR] [--requests N] [--pages-only]
+
+Every experiment of `EXPERIMENTS` is run on vLLM for CPU with `slo-bench run --validate` (about
+three times the time of its requests) into DIR/NAME; a stopped one is continued by the same command,
+and one that is complete is not run again. Then the page is written: under each heading the command
+and, between its two comments, a line for each level. Levels whose client was late are no results:
+their line has the reason in place of figures. `--requests` makes runs shorter, to try them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "measurements" / "policies-on-servers.md"
+KEPT = ROOT / "docs" / "measurements" / "policies-on-servers.json"
+MODEL = "models/tiny"
+_BLOCK = re.compile(r"(<!-- server-table: (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+_HEADS = (
+    ("system", 0),
+    ("req/s", 1),
+    ("in SLO", 1),
+    ("TTFT p50, real", 1),
+    ("simulated", 1),
+    ("TPOT p50, real", 1),
+    ("simulated", 1),
+    ("E2E p50, real", 1),
+    ("simulated", 1),
+    ("spread of E2E p50", 1),
+    ("swapped, real / simulated", 1),
+    ("recomputed", 1),
+    ("sent away", 1),
+    ("treated alike", 1),
+)
+
+# A server with little KV memory: 20 or 24 blocks of 32 tokens beside requests of 50 to 450.
+_SERVER = (
+    *("--backend", "vllm", "--model", MODEL, "--seeds", "1", "--sweep", "block_size=32"),
+    "--server-arg=--max-model-len=512",
+)
+_LENGTHS = (
+    *("--workload", "sharegpt", "--requests", "120"),
+    *("--sweep", "prompt_tokens=uniform(32,256)", "--sweep", "output_tokens=uniform(16,192)"),
+)
+EXPERIMENTS: Mapping[str, tuple[str, ...]] = {
+    "adaptivellm": (
+        *(*_SERVER, *_LENGTHS, "--sweep", "num_gpu_blocks=20", "--sweep", "num_cpu_blocks=200"),
+        *("--system", "adaptivellm", "--system", "vllm-swap", "--system", "vllm-v0"),
+        *("--rates", "2,4", "--slo", "ttft=2,tpot=0.1", "--validate"),
+    ),
+    "uellm": (
+        *(*_SERVER, *_LENGTHS, "--sweep", "num_gpu_blocks=20"),
+        *("--system", "slo-odbs-continuous", "--system", "vllm-v0", "--system", "edf"),
+        *("--rates", "2,4", "--slo", "e2e=uniform(1,20)", "--validate"),
+        *("--sweep", "length_predictor=oracle,noisy(accuracy=0.8)"),
+    ),
+    "collocation": (
+        *(*_SERVER, "--workload", "WORK/priorities.csv", "--replay-speed", "1"),
+        *("--sweep", "num_gpu_blocks=20", "--slo", "ttft=2,tpot=0.1", "--validate"),
+        *("--system", "collocation", "--system", "vllm-v0"),
+    ),
+    "load-aware": (
+        *(*_SERVER, "--system", "vllm", "--instances", "2"),
+        *("--sweep", "router=prefix-aware,load-aware", "--sweep", "num_gpu_blocks=24"),
+        *("--workload", "sharegpt", "--requests", "80", "--rates", "1"),
+        *("--sweep", "prompt_tokens=64", "--sweep", "output_tokens=32"),
+        *("--sweep", "sessions=sessions(turns=3, think_s=1, system_prompt_tokens=128)"),
+        *("--server-arg=--enable-prompt-tokens-details", "--validate"),
+    ),
+    "distserve": (
+        *(*_SERVER, *_LENGTHS, "--sweep", "num_gpu_blocks=24"),
+        *("--system", "distserve", "--rates", "1,2", "--slo", "ttft=2,tpot=0.1"),
+    ),
+    "distserve-colocated": (
+        *(*_SERVER, *_LENGTHS, "--sweep", "num_gpu_blocks=24", "--instances", "2"),
+        *("--system", "vllm", "--rates", "1,2", "--slo", "ttft=2,tpot=0.1", "--validate"),
+    ),
+}
+
+
+def command(name: str, work: str, requests: int | None = None) -> list[str]:
+    """The command of an experiment."""
+    words = [word.replace("WORK", work) for word in EXPERIMENTS[name]]
+    if requests is not None and "--requests" in words:
+        words[words.index("--requests") + 1] = str(requests)
+    return ["slo-bench", "run", *words, "--out", f"{work}/{name}"]
+
+
+def write_priorities(path: Path, requests: int) -> None:
+    """A trace of requests of which a quarter has priority; 3 req/s."""
+    rng = np.random.default_rng(0)
+    arrivals = np.cumsum(rng.exponential(1 / 3, requests))
+    prompts, outputs = rng.integers(32, 257, requests), rng.integers(16, 193, requests)
+    priority = (rng.random(requests) < 0.25).astype(int)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = zip(arrivals, prompts, outputs, priority, strict=True)
+    lines = [f"{a:.4f},{p},{o},{high}" for a, p, o, high in rows]
+    header = "arrival_s,prompt_tokens,output_tokens,priority"
+    path.write_text("\n".join([header, *lines]) + "\n")
+
+
+def run(name: str, work: Path, requests: int | None) -> None:
+    """Run an experiment, or continue it."""
+    folder = work / name
+    if (folder / "environment.json").is_file() and complete(folder):
+        return
+    words = command(name, str(work), requests)
+    if folder.exists():
+        words = ["slo-bench", "run", "--resume", "--out", str(folder)]
+        if "--validate" in EXPERIMENTS[name]:
+            words.append("--validate")
+    print("$", shlex.join(words), flush=True)
+    done = subprocess.run([sys.executable, "-m", "slo_bench.cli.main", *words[1:]], check=False)
+    if done.returncode:
+        print(f"{name} ended with code {done.returncode}", flush=True)
+
+
+def complete(folder: Path) -> bool:
+    """Whether every planned cell has a row, and the report was written after the last."""
+    planned = json.loads((folder / "environment.json").read_text()).get("planned_cells")
+    return len(_rows(folder)) == planned and (folder / "report.html").is_file()
+
+
+def _rows(folder: Path) -> list[dict[str, str]]:
+    path = folder / "cells.csv"
+    if not path.is_file():
+        return []
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def levels(folder: Path) -> list[dict[str, Any]]:
+    """Of each level of a run what the table shows."""
+    validated = _by_cell(folder / "validation.json")
+    decided = _by_cell(folder / "decisions.json")
+    found = []
+    for row in _rows(folder):
+        errors = {
+            (one["metric"], one["statistic"]): one
+            for one in validated.get(row["cell"], {}).get("rows", ())
+        }
+        names = ("router", "length_predictor")
+        extra = [row[name] for name in names if row.get(name) and _several(folder, name)]
+        found.append(
+            {
+                "system": ", ".join([row["system"], *extra]),
+                "rate_rps": float(row["rate_rps"]),
+                "valid": row["valid"] == "True",
+                "invalid_because": row.get("invalid_because") or "",
+                "attainment": float(row["attainment"]) if row["attainment"] else None,
+                "ttft_p50_s": float(row["ttft_p50_s"]),
+                "tpot_p50_s": float(row["tpot_p50_s"]),
+                "e2e_p50_s": float(row["e2e_p50_s"]),
+                "errors": {f"{m} {s}": one for (m, s), one in errors.items()},
+                "measured": validated.get(row["cell"], {}).get("measured"),
+                "decisions": decided.get(row["cell"]),
+                "preemptions": row.get("server_preemptions"),
+            }
+        )
+    return found
+
+
+def _several(folder: Path, column: str) -> bool:
+    return len({row.get(column) for row in _rows(folder)}) > 1
+
+
+def _by_cell(path: Path) -> dict[str, dict[str, Any]]:
+    if not path.is_file():
+        return {}
+    return {level["cell"]: level for level in json.loads(path.read_text())}
+
+
+def table(found: Sequence[Mapping[str, Any]]) -> str:
+    """The levels as a table."""
+    if not found:
+        return "Not measured yet.\n"
+    heads = [name for name, _ in _HEADS]
+    lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
+    for level in found:
+        first = [level["system"], f"{level['rate_rps']:.3g}"]
+        if not level["valid"]:
+            cells = [*first, f"no result: {level['invalid_because']}"]
+            cells += [""] * (len(heads) - len(cells))
+        else:
+            cells = [*first, *_figures(level), *_decisions(level)]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _figures(level: Mapping[str, Any]) -> list[str]:
+    """Attainment, and each latency measured and simulated."""
+    share = level["attainment"]
+    cells = ["" if share is None else f"{100 * share:.1f} %"]
+    for name in ("ttft p50", "tpot p50", "e2e p50"):
+        one = level["errors"].get(name) or {}
+        real_s = one.get("real_s")
+        real_s = level[f"{name.replace(' ', '_')}_s"] if real_s is None else real_s
+        simulated_s: Any = one.get("simulated_s")
+        error: Any = one.get("error")
+        cells.append(_time(real_s))
+        known = simulated_s is not None and error is not None
+        cells.append(f"{_time(simulated_s)} ({100 * error:+.0f} %)" if known else "")
+    spread = (level["errors"].get("e2e p50") or {}).get("spread")
+    return [*cells, "" if spread is None else f"{100 * spread:.0f} %"]
+
+
+def _decisions(level: Mapping[str, Any]) -> list[str]:
+    decided = level["decisions"]
+    if decided is None:
+        return ["", str(level["preemptions"] or ""), "", ""]
+    server, simulated = decided["server"], decided["simulated"] or {}
+    names = ("preemptions_swap", "preemptions_recompute", "decisions_release")
+    cells = [f"{server[name]} / {simulated.get(name, '–')}" for name in names]
+    alike = decided["alike"]
+    return [*cells, "" if alike is None else f"{alike} of {decided['requests']}"]
+
+
+def _time(seconds: float) -> str:
+    return f"{1e3 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+
+
+def written(text: str, kept: Mapping[str, Any]) -> str:
+    """The page with its blocks written again."""
+
+    def again(found: re.Match[str]) -> str:
+        name = found[2]
+        shown = f"```text\n{shlex.join(command(name, 'runs'))}\n```\n\n"
+        return f"{found[1]}{shown}{table(kept.get(name, ()))}{found[4]}"
+
+    return _BLOCK.sub(again, text)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run and write."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--only", action="append", choices=list(EXPERIMENTS), metavar="NAME")
+    parser.add_argument("--work", type=Path, default=Path("runs"))
+    parser.add_argument("--requests", type=int, help="of each level, to try a run")
+    parser.add_argument("--pages-only", action="store_true", help="run nothing")
+    asked = parser.parse_args(arguments)
+    kept = json.loads(KEPT.read_text()) if KEPT.is_file() else {}
+    if not asked.pages_only:
+        if not Path(MODEL).exists():
+            make = ["model", "make", MODEL]
+            subprocess.run([sys.executable, "-m", "slo_bench.cli.main", *make], check=True)
+        trace = asked.work / "priorities.csv"
+        if not trace.is_file():
+            write_priorities(trace, asked.requests or 120)
+        for name in asked.only or EXPERIMENTS:
+            run(name, asked.work, asked.requests)
+            found = levels(asked.work / name)
+            print(table(found), flush=True)
+            if asked.requests is None and found:
+                kept[name] = found
+                KEPT.write_text(json.dumps(kept, indent=1) + "\n")
+    if asked.requests is None:
+        PAGE.write_text(written(PAGE.read_text(), kept))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,60 @@
+"""What `slo-bench` alone, `--help` and `--help-all` show."""
+
+from __future__ import annotations
+
+import pytest
+from typer.main import get_command
+
+from slo_bench.cli.main import app
+from slo_bench.cli.short_help import ShortHelp
+
+CLI = get_command(app)
+SHORT = [
+    (*path, name)
+    for path, group in (((), CLI), (("tune",), CLI.commands["tune"]))
+    for name, command in group.commands.items()
+    if isinstance(command, ShortHelp)
+]
+MANY = 25
+
+
+def _command(words):
+    command = CLI
+    for word in words:
+        command = command.commands[word]
+    return command
+
+
+def test_the_first_words(slo_bench):
+    code, out, _ = slo_bench()
+    assert code == 0
+    assert out.count("\n  slo-bench ") == 3
+    assert "slo-bench --help" in out
+    assert "Usage" not in out
+
+
+def test_commands_with_many_options_have_a_short_help():
+    for name, command in CLI.commands.items():
+        many = len(getattr(command, "params", [])) > MANY
+        assert isinstance(command, ShortHelp) == many, name
+    assert ("run",) in SHORT
+
+
+@pytest.mark.parametrize("words", SHORT, ids=" ".join)
+def test_the_short_help_shows_some_options_and_the_long_one_all(slo_bench, words):
+    command = _command(words)
+    names = {option.opts[0] for option in command.params if option.param_type_name == "option"}
+    assert command.shown - {"--help-all"} <= names
+    assert len(command.shown) <= 14
+    code, short, _ = slo_bench(*words, "--help")
+    assert code == 0
+    [told] = [line for line in short.splitlines() if "more options" in line]
+    assert told.startswith(f" {len(names) - len(command.shown)} more options: ")
+    assert told.endswith(f"slo-bench {' '.join(words)} --help-all")
+    hidden = sorted(names - command.shown)[0]
+    assert f"│ {hidden} " not in short
+    code, long, _ = slo_bench(*words, "--help-all")
+    assert code == 0
+    assert f"│ {hidden} " in long
+    assert long.count("\n") > short.count("\n")
+    assert slo_bench(*words, "--help")[1] == short  # what was hidden is shown again

@@ -1,0 +1,132 @@
+"""The live report: what is served before, while and after cells finish."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+import urllib.error
+import urllib.request
+
+import pytest
+
+from slo_bench.cli.output import progress
+from slo_bench.reports.live import live_report
+
+
+def fetched(url):
+    with urllib.request.urlopen(url, timeout=60) as answer:
+        return answer.read().decode()
+
+
+def refused(url, data=None):
+    """The status with which it is refused."""
+    with pytest.raises(urllib.error.HTTPError) as problem:
+        urllib.request.urlopen(url, data=data, timeout=60)
+    problem.value.close()
+    return problem.value.code
+
+
+def state(url):
+    return json.loads(fetched(f"{url}/state"))
+
+
+def test_the_report_follows_the_cells(make_run, tmp_path):
+    done = make_run("done", environment={"planned_cells": 20})
+    folder = tmp_path / "live"
+    shutil.copytree(done, folder, ignore=shutil.ignore_patterns("cells.csv"))
+    with live_report(folder) as url:
+        assert '<iframe id="report"' in fetched(f"{url}/")
+        first = state(url)
+        assert first["text"].endswith("no cell is finished yet")
+        assert fetched(f"{url}/metrics").endswith("\nslo_bench_cells_finished 0\n")
+        assert "Waiting for results" in fetched(f"{url}/report")
+        shutil.copy(done / "cells.csv", folder / "cells.csv")
+        second = state(url)
+        assert second["version"] != first["version"]
+        assert second["text"] == f"{folder}: 12 of 20 cells finished"
+        page = fetched(f"{url}/report")
+        assert "<svg" in page or "report-data" in page
+        assert state(url) == second
+        metrics = fetched(f"{url}/metrics").splitlines()
+        assert metrics[:2] == [
+            "# TYPE slo_bench_cells_finished gauge",
+            "slo_bench_cells_finished 12",
+        ]
+        [first_cell] = [
+            line for line in metrics if line.startswith('slo_bench_cell_requests{cell="000')
+        ]
+        assert 'system="vllm"' in first_cell
+        assert first_cell.endswith("} 120.0")
+        for path in ("/nothing", "/report/../cells.csv"):
+            assert refused(f"{url}{path}") == 404
+        assert refused(f"{url}/", data=b"x") == 405
+    assert not list(folder.glob("report.html"))
+
+
+def test_a_folder_that_cannot_be_read_is_told_on_the_page(tmp_path):
+    folder = tmp_path / "<b>"
+    folder.mkdir()
+    (folder / "cells.csv").write_text("a,b\n1,2\n")
+    with live_report(folder) as url:
+        page = fetched(f"{url}/report")
+    assert "&lt;b&gt;/experiment.toml is missing" in page
+    assert "<b>" not in page
+
+
+def test_run_and_capacity_say_the_address(slo_bench, tmp_path):
+    small = ["--system", "vllm", "--requests", "20", "--seeds", "1", "--no-report", "--live"]
+    code, _, err = slo_bench("run", *small, "--rates", "1", "--out", "a")
+    assert code == 0
+    assert "live report: http://127.0.0.1:" in err
+    code, _, err = slo_bench("watch", "none")
+    assert code == 2
+    assert "there is no folder none" in err
+
+
+def test_progress_without_a_terminal_is_a_line_now_and_then(monkeypatch, capsys):
+    monkeypatch.setattr(progress, "LINE_EVERY_S", 0.0)
+    with progress.display("Bar", "MofNComplete", "cells", progress.DESCRIPTION) as change:
+        change(completed=3, total=1200, description="vllm 40")
+        change(completed=4)
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("3 of 1,200 cells, vllm 40, 0 s, about ")
+    assert second.startswith("4 of 1,200 cells, vllm 40, ")
+    with progress.changing_line("begins") as say:
+        say("2 of 5: sarathi")
+    assert "2 of 5: sarathi, 0 s" in capsys.readouterr().err
+    monkeypatch.setattr(progress, "LINE_EVERY_S", 1e9)
+    with progress.counted("steps") as count:
+        count(1, 2)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.browser
+def test_the_page_loads_the_new_report_and_keeps_its_place(make_run, tmp_path, headless):
+    program = headless.find_chromium()
+    if program is None:
+        pytest.skip("no chromium on this machine (Debian: apt-get install chromium)")
+    done = make_run("done", environment={"planned_cells": 20})
+    folder = tmp_path / "live"
+    shutil.copytree(done, folder, ignore=shutil.ignore_patterns("cells.csv"))
+    browser = headless.Browser(program)
+    try:
+        with live_report(folder) as url:
+            page = browser.open(url, width=1100)
+            inside = "document.getElementById('report').contentDocument.body.innerText"
+            wait_for(page, f"{inside}.includes('Waiting')")
+            shutil.copy(done / "cells.csv", folder / "cells.csv")
+            wait_for(page, f"{inside}.includes('Goodput')")
+            assert "12 of 20 cells" in page.run("document.getElementById('state').innerText")
+        wait_for(page, "document.getElementById('state').innerText.includes('has ended')")
+        assert page.run(f"{inside}.includes('Goodput')")
+    finally:
+        browser.close()
+
+
+def wait_for(page, condition):
+    for _ in range(600):
+        if page.run(condition):
+            return
+        time.sleep(0.1)
+    raise AssertionError(condition)

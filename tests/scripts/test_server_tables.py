@@ -1,0 +1,70 @@
+"""The page of policies on real servers: its tables are those of the kept figures."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from slo_bench.harness.validation.decisions import TABLE
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "server_tables.py"
+
+
+@pytest.fixture(scope="module")
+def script():
+    spec = importlib.util.spec_from_file_location("server_tables", SCRIPT)
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
+def test_the_page_shows_what_is_kept(script):
+    kept = json.loads(script.KEPT.read_text()) if script.KEPT.is_file() else {}
+    text = script.PAGE.read_text()
+    assert script.written(text, kept) == text
+    assert {found[2] for found in script._BLOCK.finditer(text)} == set(script.EXPERIMENTS)
+
+
+def test_the_tables(script, tmp_path):
+    cells = (
+        "cell,system,rate_rps,valid,invalid_because,attainment,ttft_p50_s,tpot_p50_s,e2e_p50_s\n"
+        "a,edf,2,True,,0.9,0.05,0.01,1.5\n"
+        "b,edf,4,False,sent late,0.5,0.05,0.01,1.5\n"
+    )
+    (tmp_path / "cells.csv").write_text(cells)
+    names = [("ttft", 0.04, 0.05, 0.25), ("tpot", 0.02, 0.01, -0.5), ("e2e", 2.0, 1.0, -0.5)]
+    rows = [
+        {
+            "metric": m,
+            "statistic": "p50",
+            "real_s": real,
+            "simulated_s": simulated,
+            "error": error,
+            "spread": 0.1,
+        }
+        for m, real, simulated, error in names
+    ]
+    (tmp_path / "validation.json").write_text(json.dumps([{"cell": "a", "rows": rows}]))
+    counts = {"preemptions_swap": 3, "preemptions_recompute": 0, "decisions_release": 1}
+    decided = {"cell": "a", "server": counts, "simulated": counts, "alike": 9, "requests": 10}
+    (tmp_path / TABLE).write_text(json.dumps([decided]))
+    first, second = script.table(script.levels(tmp_path)).splitlines()[2:]
+    assert first == (
+        "| edf | 2 | 90.0 % | 40 ms | 50 ms (+25 %) | 20 ms | 10 ms (-50 %) | 2 s | 1 s (-50 %) | "
+        "10 % | 3 / 3 | 0 / 0 | 1 / 1 | 9 of 10 |"
+    )
+    assert second.startswith("| edf | 4 | no result: sent late |")
+    assert "Not measured yet" in script.table([])
+
+
+def test_a_shorter_run_and_its_trace(script, tmp_path):
+    words = script.command("adaptivellm", "work", 8)
+    assert words[words.index("--requests") + 1] == "8"
+    assert words[-1] == "work/adaptivellm"
+    script.write_priorities(tmp_path / "p.csv", 20)
+    lines = (tmp_path / "p.csv").read_text().splitlines()
+    assert lines[0] == "arrival_s,prompt_tokens,output_tokens,priority"
+    assert len(lines) == 21
