@@ -37,7 +37,7 @@ def full_device(tmp_path):
 
 @pytest.mark.parametrize("encoding", ["ascii:strict", "latin-1"])
 def test_an_encoding_without_the_characters_gets_others(encoding):
-    code, out, err = call("run", "--help", env={"PYTHONIOENCODING": encoding})
+    code, out, err = call("run", "--help-all", env={"PYTHONIOENCODING": encoding})
     assert code == 0, err
     assert b"--sweep" in out
     assert b"NAME=A,B,..." in out
