@@ -187,6 +187,10 @@ class PlainInstance:
             return self.now_s
         return max(self.now_s, self.inbox[0].visible_s) if self.inbox else INF
 
+    def next_lookup_s(self) -> float:
+        arrival_s = self.inbox[0].visible_s if self.inbox else INF
+        return max(self.ready_s(), min(self.blocked_till_s, arrival_s))
+
     def run(self, horizon_s: float, stop_on_release: bool) -> None:
         self.blocked_till_s = 0.0
         while True:

@@ -59,6 +59,11 @@ class EngineInstance(Protocol):
     def ready_s(self) -> float:
         """When it would act next; infinite if never."""
 
+    def next_lookup_s(self) -> float:
+        """Lower bound of the begin of its next iteration that may look into a KV store, apart from
+        requests that are still sent to it before then.
+        """
+
     def run(self, horizon_s: float, stop_on_release: bool) -> None:
         """Act until the clock reaches the horizon or nothing is left to do.
 

@@ -95,6 +95,13 @@ class SimulatedInstance(Loop):
             return self.now_s
         return max(self.now_s, self.inbox[0].visible_s) if self.inbox else INF
 
+    def next_lookup_s(self) -> float:
+        ready_s = self.ready_s()
+        if self.blocked_till_s <= ready_s:
+            return max(ready_s, self.decode_only_until_s())
+        arrival_s = self.inbox[0].visible_s if self.inbox else INF
+        return max(ready_s, min(self.blocked_till_s, arrival_s))
+
     def decode_only_until_s(self) -> float:
         """Lower bound of the next arrival, end or change of phase here, apart from requests sent
         before then. An iteration in progress counts as over: until then all steps only decode.

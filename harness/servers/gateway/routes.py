@@ -8,12 +8,16 @@ import hmac
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from ..http_server import HttpRequest, Reply, refuse, respond
+from ..http_server import Clients, HttpRequest, Reply, refuse, respond
 from ..prometheus import CONTENT_TYPE, Sample, exposition
 from .health_checks import MECHANISMS
 
 _ASIDE = ("/tokenize", "/detokenize")  # asked beside the work: they must not turn a round robin
 _KINDS = {
+    "slo_bench_gateway_connections": "gauge",
+    "slo_bench_gateway_requests_received_total": "counter",
+    "slo_bench_gateway_requests_total": "counter",  # by result: a status, cancelled, lost
+    "slo_bench_gateway_requests_refused_total": "counter",  # before they were read whole
     "slo_bench_gateway_up": "gauge",
     "slo_bench_gateway_in_flight": "gauge",
     "slo_bench_gateway_answers_total": "counter",
@@ -99,16 +103,18 @@ class AggregatedServing:
         await self._instances.generate(asked, reply)
 
 
-async def answer(serving: Serving, asked: HttpRequest, reply: Reply) -> None:
+async def answer(serving: Serving, clients: Clients, asked: HttpRequest, reply: Reply) -> None:
     """Answer one request to the gateway.
 
-    `/metrics` returns the gateway's own metrics: which instance is up, its answers and its requests
-    in progress. Each instance has its own metrics at its own address.
+    `/metrics` returns the gateway's own metrics: what became of its requests (each received one is
+    in progress or has a result), which instance is up, its answers and its requests in progress.
+    Each instance has its own metrics at its own address.
     """
     dead = [group.role for group in serving.groups if not group.any_up]
     if asked.path == "/metrics":
-        samples = (sample for group in serving.groups for sample in group.metrics())
-        respond(reply, exposition(_KINDS, samples).encode(), CONTENT_TYPE)
+        samples = [one for group in serving.groups for one in group.metrics()]
+        text = exposition(_KINDS, [*_requests(clients), *samples])
+        respond(reply, text.encode(), CONTENT_TYPE)
     elif dead:
         refuse(reply, 503, f"no instance is up (role: {', '.join(dead)})")
     elif asked.method == "POST" and not asked.path.endswith(_ASIDE):
@@ -117,10 +123,21 @@ async def answer(serving: Serving, asked: HttpRequest, reply: Reply) -> None:
         await serving.groups[0].forward(asked, reply)
 
 
-async def answer_with_key(key: bytes, serving: Serving, asked: HttpRequest, reply: Reply) -> None:
+async def answer_with_key(
+    key: bytes, serving: Serving, clients: Clients, asked: HttpRequest, reply: Reply
+) -> None:
     """Answer a request with the header `authorization: key`; refuse others but for `/health`."""
     given = [value for name, value in asked.headers if name.lower() == b"authorization"]
     if asked.path == "/health" or (len(given) == 1 and hmac.compare_digest(given[0], key)):
-        await answer(serving, asked, reply)
+        await answer(serving, clients, asked, reply)
     else:
         refuse(reply, 401, "an API key is needed: send authorization: Bearer KEY")
+
+
+def _requests(clients: Clients) -> Iterator[Sample]:
+    yield "slo_bench_gateway_connections", "", len(clients.connections)
+    yield "slo_bench_gateway_requests_received_total", "", clients.received
+    for result, count in sorted(clients.ended.items()):
+        yield "slo_bench_gateway_requests_total", f'{{result="{result}"}}', count
+    for status, count in sorted(clients.refused.items()):
+        yield "slo_bench_gateway_requests_refused_total", f'{{status="{status}"}}', count

@@ -19,7 +19,7 @@ from ...core.cluster_policy import ClusterPolicy, Routed
 from ...load_generator.http.endpoint import Endpoint, is_loopback
 from ...policies.routers import router as router_by_name
 from ..http_limits import DEFAULT_LIMITS, HttpLimits
-from ..http_server import Ready, in_thread, serve
+from ..http_server import Clients, Ready, in_thread, serve
 from ..plugins.contract import PolicySpec
 from .collocated import CollocatedServing
 from .controlled import ControlledServing
@@ -155,12 +155,13 @@ def serving(
 
     async def start(ready: Ready) -> None:
         behind = plan.made(say)
+        clients = Clients(limits)
 
         try:
-            handler = partial(answer, behind)
+            handler = partial(answer, behind, clients)
             if api_key is not None:
-                handler = partial(answer_with_key, f"Bearer {api_key}".encode(), behind)
-            await serve(handler, host=host, port=port, limits=limits, ready=ready)
+                handler = partial(answer_with_key, f"Bearer {api_key}".encode(), behind, clients)
+            await serve(handler, host=host, port=port, clients=clients, ready=ready)
         finally:
             for group in behind.groups:
                 group.close()
