@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from .interrupts import leave, watch
+from .interrupts import leave, settle, watch
 from .streams import exit_code_of, lost_output, prepare
 
 
@@ -18,6 +18,7 @@ def main() -> None:
         try:
             run()
         finally:
+            settle()
             if (lost := lost_output()) is not None:
                 sys.exit(exit_code_of(lost))
     except KeyboardInterrupt:

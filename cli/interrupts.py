@@ -28,6 +28,12 @@ def struck() -> bool:
     return _struck is not None
 
 
+def check() -> None:
+    """Raise Ctrl-C again where a library has swallowed it."""
+    if struck():
+        raise KeyboardInterrupt
+
+
 @contextlib.contextmanager
 def interruptible(way_on: str | Callable[[], str]) -> Iterator[None]:
     """Text that a command prints when it is interrupted within the block: how to go on."""
@@ -37,14 +43,25 @@ def interruptible(way_on: str | Callable[[], str]) -> Iterator[None]:
     _way_on = None  # after an error it is still needed
 
 
+def settle() -> None:
+    """Ignore Ctrl-C and SIGTERM from here on: what the command does and its exit code stand.
+
+    While Python takes itself down it would answer a signal with a traceback, or end by it.
+    """
+    for number in _STOPS:
+        signal.signal(number, signal.SIG_IGN)
+
+
 def leave() -> NoReturn:
     """End an interrupted command: print how to go on, exit with 128 plus the signal's number.
 
     Further signals are ignored, so that neither the line nor the exit code is lost.
     """
     global _way_on
-    for number in _STOPS:
-        signal.signal(number, signal.SIG_IGN)
+    settle()
+    # `python -m` ends by SIGINT if Ctrl-C came within an `exec` of a text (a dataclass is made by
+    # one) and no later `exec` succeeded: Python bug 1054041, `unhandled_keyboard_interrupt`.
+    exec("")
     way_on, _way_on = _way_on, None
     if way_on is not None:
         with contextlib.suppress(OSError, ValueError):  # nobody reads it any more

@@ -17,7 +17,8 @@ catalogue, or a table with `bandwidth_gb_per_s` and `latency_us`. Each layer of 
 in flight (1: an eager loop over mapped layers, where one GPU computes at a time; by default as many
 as there are stages). It serves `ready_s` seconds after requests begin to come, if the search for it
 had to run tests on the devices themselves. Other fields, such as those for launchers, are left
-alone.
+alone, but for `vllm.environment.CUDA_VISIBLE_DEVICES`, which numbers the devices of a started
+server.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ class DeviceMap:
     devices: tuple[str, ...]
     lanes: int | None = None
     ready_s: float = 0.0
+    cuda_devices: tuple[str, ...] = ()  # of the stages; empty: unknown
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -134,7 +136,16 @@ def _read(path: Path, table: Any) -> DeviceMap:
     _number(path, "ready_s", ready_s, low=0.0)
     if not isinstance(table.get("model"), str):
         raise FileFormatError(path, None, "model must be a name")
-    return DeviceMap(table["model"], tuple(stages), tuple(devices), lanes, float(ready_s))
+    return DeviceMap(
+        table["model"], tuple(stages), tuple(devices), lanes, float(ready_s), _cuda_devices(table)
+    )
+
+
+def _cuda_devices(table: Mapping[str, Any]) -> tuple[str, ...]:
+    for_server = table.get("vllm")
+    environment = for_server.get("environment") if isinstance(for_server, dict) else None
+    found = environment.get("CUDA_VISIBLE_DEVICES") if isinstance(environment, dict) else None
+    return tuple(found.split(",")) if isinstance(found, str) and found else ()
 
 
 def read_gpu(path: Path, where: str, said: object) -> GpuSpec:

@@ -62,16 +62,11 @@ class Embedder:
         )
 
     def workspace_bytes(self, batch: Iterable[Texts]) -> int:
-        """Bytes of activations on the fullest GPU during a pass; attention is fused.
-
-        At the peak the residual stream, its normed copy, attention output and queries are held
-        together with the MLP's widened activations of one layer (as in
-        `Placement.reserve_bytes_per_gpu`).
-        """
+        """Bytes of activations on the fullest GPU during a pass (`activation_bytes`)."""
         tokens = sum(texts * length for texts, length in self._on_one_gpu(batch))
         model = self.model
         widened = (3 if model.traits.gated_mlp else 2) * model.intermediate / self.split
-        return round(tokens * (4 * model.hidden + widened) * ACTIVATION_BYTES)
+        return round(tokens * activation_bytes(model.hidden, widened))
 
     def blocks(self, batch: Iterable[Texts]) -> int:
         """Number of KV blocks with the memory of a pass."""
@@ -88,6 +83,15 @@ class Embedder:
             if length > longest:
                 longest = length
         return [(-(-together // replicas), longest)]
+
+
+def activation_bytes(hidden: int, widened: float, value_bytes: int = ACTIVATION_BYTES) -> float:
+    """Bytes of activations of a token during a pass; attention is fused.
+
+    At the peak the residual stream, its normed copy, attention output and queries are held together
+    with the MLP's `widened` activations of one layer (as in `Placement.reserve_bytes_per_gpu`).
+    """
+    return (4 * hidden + widened) * value_bytes
 
 
 def own_weight_bytes(model: ModelSpec, beside: ModelSpec, weight_dtype: str = "bf16") -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import csv
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -24,12 +25,22 @@ from ..harness.servers.http_server import (
     respond_json,
     serve,
 )
+from ..harness.servers.prometheus import CONTENT_TYPE, Sample, exposition, labels
 from ..workloads.errors import SloBenchError
 from ..workloads.parsing import parse_json
 from .pages.document import asset
 from .pages.folder import write_folder
 
 _WATCHED = (CELLS, CAPACITY_FILE, TUNED)
+_LABELS = ("cell", "system", "workload", "model", "gpu", "rate_rps", "seed")
+_COLUMNS = (
+    *("requests", "attainment", "goodput_rps", "throughput_rps", "ttft_p50_s", "ttft_p99_s"),
+    *("tpot_p50_s", "tpot_p99_s"),
+)
+_KINDS = {
+    "slo_bench_cells_finished": "gauge",
+    **{f"slo_bench_cell_{column}": "gauge" for column in _COLUMNS},
+}
 _HTML = "text/html; charset=utf-8"
 
 
@@ -61,6 +72,21 @@ class LiveReport:
         of = f" of {planned:,}" if isinstance(planned, int) else ""
         return f"{self.folder}: {done:,}{of} cells finished"
 
+    def metrics(self) -> str:
+        """The finished cells as metrics of Prometheus: those of `cells.csv` by cell."""
+        file = self.folder / CELLS
+        rows = []
+        if file.is_file():
+            with file.open(encoding="utf-8", newline="") as lines:
+                rows = list(csv.DictReader(lines))
+        samples: list[Sample] = [("slo_bench_cells_finished", "", len(rows))]
+        for row in rows:
+            of = labels(**{name: row[name] for name in _LABELS if row.get(name)})
+            for column in _COLUMNS:
+                with contextlib.suppress(KeyError, TypeError, ValueError):
+                    samples.append((f"slo_bench_cell_{column}", of, float(row[column])))
+        return exposition(_KINDS, samples)
+
     async def page(self) -> bytes:
         """The report of what is there, or why there is none."""
         async with self._lock:  # one at a time, however many look
@@ -79,13 +105,15 @@ class LiveReport:
                 return f"<!doctype html><p>{_escaped(said)}</p>".encode()
 
     async def answer(self, request: HttpRequest, reply: Reply) -> None:
-        """Answer `/`, `/report` and `/state`."""
+        """Answer `/`, `/report`, `/state` and `/metrics`."""
         if request.method != "GET":
             refuse(reply, 405, "only GET is answered")
         elif request.path == "/":
             respond(reply, asset("live.html").encode(), _HTML)
         elif request.path == "/report":
             respond(reply, await self.page(), _HTML)
+        elif request.path == "/metrics":
+            respond(reply, self.metrics().encode(), CONTENT_TYPE)
         elif request.path == "/state":
             respond_json(reply, {"version": self.version(), "text": self.text()})
         else:

@@ -42,7 +42,7 @@ class CostFitOptions:
         option("N", "With --like: costs on N GPUs, instead of the profile's number.", min=1),
     ] = None
     degrees: Annotated[
-        str | None, option("N,…", "With --like: degrees of the polynomials (1,2).")
+        str | None, option("N,…", "With --like: degrees of the polynomials (1,2), up to 10.")
     ] = None
 
 
@@ -103,7 +103,7 @@ def _table(found: CostFit, profile: Profile) -> Any:
 
     title = f"{profile.label}: step times, {found.rows:,} rows, mean error held out"
     table = Table(box=box.SIMPLE_HEAD, title=title, padding=(0, 1, 0, 0))
-    for head in ("regressor", "learns", "degree"):
+    for head in ("regressor", "learns", "of", "degree"):
         table.add_column(head)
     for head in ("random %", "whole %", "beyond %", "trained s", "call µs"):
         table.add_column(head, justify="right")
@@ -112,6 +112,7 @@ def _table(found: CostFit, profile: Profile) -> Any:
         table.add_row(
             q.setting.regressor,
             q.setting.target,
+            q.setting.scale,
             str(q.setting.degree),
             *(
                 f"{v:.2f}" if math.isfinite(v) else "–"
@@ -136,7 +137,7 @@ def _lines(found: CostFit) -> list[str]:
     return [
         "random: a fifth of the rows kept out; whole: whole batch sizes and lengths kept out; "
         "beyond: the outer half of the range. Learns: seconds as published, or their ratio to what "
-        "the operators would take.",
+        "the operators would take; of raw features as published, or of their logarithms.",
         f"grid of the best, {shape} (tokens x sequences x KV tokens each): "
         f"{_percent(grid.random_percent)} at random, {_percent(grid.whole_percent)} on whole "
         f"sizes, {1e6 * grid.call_s:.1f} µs a lookup",

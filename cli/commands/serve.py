@@ -30,7 +30,14 @@ EXAMPLES = (
 
 _TAKEN = (
     *("instances", "router", "length_predictor", "num_gpu_blocks", "block_size", "num_cpu_blocks"),
-    *("embedder", "server.kv_transfer", "server.kv_store", "server.kvcached", "server.args"),
+    *(
+        "embedder",
+        "device_map",
+        "server.kv_transfer",
+        "server.kv_store",
+        "server.kvcached",
+        "server.args",
+    ),
     "server.threads",
     "server.startup_timeout_s",
 )
@@ -141,6 +148,7 @@ def serve(
     from ...harness.servers.launch.model_lifecycle import shared_policy
     from ...harness.servers.launch.serve import Serve
     from ...harness.servers.launch.server_process import check_port
+    from ...predictors.device_map import read_device_map
     from .serve_until_stopped import (
         before,
         check_hears,
@@ -161,6 +169,8 @@ def serve(
     asked = given.settings
     instances, router = asked.get("instances", 1), asked.get("router")
     length_predictor, embedder = asked.get("length_predictor"), asked.get("embedder")
+    mapped = asked.get("device_map")
+    placed = None if mapped is None else read_device_map(mapped)
     kv_store, threads = given.value("server.kv_store"), given.value("server.threads")
     blocks: dict[str, Any] = {
         name: asked.get(name) for name in ("num_gpu_blocks", "block_size", "num_cpu_blocks")
@@ -173,6 +183,7 @@ def serve(
             served_name=served_name,
             **{**blocks, "block_size": blocks["block_size"] or 16},
             embedder=embedder,
+            stage_layers=() if placed is None else placed.layers,
             kv_store=kv_store,
             threads=threads,
             device=device or "cpu",
@@ -201,6 +212,7 @@ def serve(
         startup_timeout_s=given.value("server.startup_timeout_s"),
         transfer=transfer_of(given.value("server.kv_transfer")),
         kvcached=given.value("server.kvcached"),
+        device_map=placed,
     )
     router_by_name(router or "round-robin")
     if router is not None and wanted.controller is not None:

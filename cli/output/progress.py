@@ -10,6 +10,8 @@ from typing import Any
 
 import typer
 
+from ..interrupts import check
+
 LINE_EVERY_S = 30.0
 _BAR = 16  # characters
 DESCRIPTION = "{task.description}"  # the column of the text that a display changes
@@ -19,7 +21,8 @@ DESCRIPTION = "{task.description}"  # the column of the text that a display chan
 def display(*columns: str) -> Iterator[Callable[..., None]]:
     """Yields a function that changes `completed`, `total` and `description` of a display on stderr.
 
-    Where stderr is no terminal a line says how far it is, every `LINE_EVERY_S` seconds at most.
+    Where stderr is no terminal a line says how far it is, every `LINE_EVERY_S` seconds at most. The
+    function raises Ctrl-C that a library has swallowed.
 
     Args:
         columns: names of rich's column classes without `Column`, such as "Bar"; others are text.
@@ -46,7 +49,12 @@ def display(*columns: str) -> Iterator[Callable[..., None]]:
         *map(column, columns), console=terminal(stderr=True), transient=True, expand=True
     ) as bar:
         task = bar.add_task("", total=None)
-        yield lambda **changes: bar.update(task, **changes)
+
+        def change(**changes: Any) -> None:
+            check()
+            bar.update(task, **changes)
+
+        yield change
 
 
 class _Lines:
@@ -58,6 +66,7 @@ class _Lines:
         self._begin_s = self._last_s = time.monotonic()
 
     def change(self, **changes: Any) -> None:
+        check()
         self._known |= changes
         now_s = time.monotonic()
         if now_s - self._last_s >= LINE_EVERY_S:

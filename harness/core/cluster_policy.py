@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 from ...predictors.placement import Placement
 from ...predictors.step_time import StepTime
@@ -88,13 +88,15 @@ class OnServers:
 
     `splits`: servers of the first role compute prompts, those of the second answers, and KV goes
     between them. Otherwise the cluster policy itself decides before the servers, as it does in the
-    simulator. `counts` names the parameters that set the numbers of servers. `refusals` maps a
-    backend to the reason why the system cannot run there; "" stands for every backend.
+    simulator. `counts` names the parameters that set the numbers of servers, `settled` those of a
+    split whose values its `refusals` have checked. `refusals` maps a backend to the reason why the
+    system cannot run there; "" stands for every backend.
     """
 
     roles: tuple[ServerRole, ...]
     counts: tuple[str, str]
     splits: bool = False
+    settled: tuple[str, ...] = ()
     refusals: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
@@ -197,7 +199,12 @@ class ClusterPolicy(Parameters):
 
     Parameters are frozen dataclass fields with bounds, as in `Policy`. Break ties by the smaller
     `index`, so that the same seed gives the same bytes.
+
+    `executed`: the torch engine carries out everything that the policy decides: routing, the
+    hand-over of prefilled requests and moves of modules (`Instance.offload`).
     """
+
+    executed: ClassVar[bool] = False
 
     def layout(self, policy: AnyPolicy, placement: Placement, instances: int) -> Sequence[Role]:
         """Called once before a run. `policy` and `placement` are those of the system, `instances`
@@ -415,6 +422,8 @@ class Routed(ClusterPolicy):
     """Cluster policy of a router: it chooses an instance on arrival, among those that accept
     requests.
     """
+
+    executed = True
 
     router: Router = dataclasses.field(kw_only=True)
 

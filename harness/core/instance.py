@@ -12,6 +12,7 @@ from ...predictors.placement import Placement
 from ...predictors.step_time import StepTime
 from .device import SplitStepTime, StageDevice
 from .kv_cache_manager import KVCacheManager
+from .module_moves import Module
 from .state import RequestState
 from .view import View
 
@@ -118,11 +119,23 @@ class Instance(Protocol):
     def resize(self, blocks: int) -> None:
         """Set its number of KV blocks."""
 
-    def compute_by(self, step_time: StepTime) -> None:
-        """Set its step times, with all of the model on its own GPUs."""
+    def bring_home(self, pause_s: float) -> None:
+        """All of its model is on its own GPUs from now on, as at first; it waits `pause_s` for
+        that.
+        """
 
-    def offload(self, step_time: SplitStepTime, device: StageDevice) -> None:
-        """Set its step times while `device` computes a part of its model."""
+    def offload(
+        self,
+        module: Module,
+        units: int,
+        helper: Instance,
+        step_time: SplitStepTime,
+        pause_s: float,
+    ) -> None:
+        """`helper` computes so many layers or KV heads of its model from now on; steps take
+        `step_time`, and it waits `pause_s` for the change. Where steps are executed, the change is,
+        too, and takes as long as it takes.
+        """
 
 
 class Links(Protocol):

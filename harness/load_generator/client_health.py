@@ -78,6 +78,8 @@ def untrusted_because(clients: Sequence[Client], *, send_delay_limit_s: float) -
             who += f", on {client.machine},"
         if client.died:
             return f"{who} died: what became of its {client.requests:,} requests is unknown"
+        if client.clock_error_s == float("inf"):
+            return f"{who} did not tell its clock after the level, so its times are uncertain"
         if client.clock_error_s > send_delay_limit_s:
             return (
                 f"{who} has a clock that is known to ±{client.clock_error_s * 1e3:.1f} ms alone, "

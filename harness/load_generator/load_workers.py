@@ -14,6 +14,7 @@ their intersection).
 from __future__ import annotations
 
 import contextlib
+import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
@@ -31,12 +32,14 @@ from .send_job import SendJob, SendResult, SendShares, Share, ready_processes, r
 
 _AHEAD_S = 1.0  # between "all is ready" and the workload's time zero: everybody must have heard
 _ANSWER_S = 10.0
+_CLOCK_S = 60.0  # a machine with more processes than cores answers late, and its load counts
 _PREPARED_S = 120.0
 _GRACE_S = 240.0  # after the time limit, to read what came and bring it here
 _LOOK_EVERY_S = 0.5
 _READINGS = 20
 
 Files = Mapping[str, bytes]
+_Answers = dict["RemoteLoadWorkers", Any]
 
 
 @dataclass(frozen=True)
@@ -164,6 +167,7 @@ def send_from(
 class _RemoteRun:
     def __init__(self, stations: Sequence[RemoteLoadWorkers], order: SendJob) -> None:
         self._order = order
+        self._lost: dict[RemoteLoadWorkers, str] = {}  # why
         self._shares: dict[RemoteLoadWorkers, range] = {
             station: range(place, order.count, len(stations))
             for place, station in enumerate(stations)
@@ -182,12 +186,17 @@ class _RemoteRun:
             for station, offset in before.items()
         }
         self._follow(begun, start_s, start_s + limit_s + _GRACE_S, progress)
-        parts = _answers(begun)
-        for station, offset in self._clocks(list(parts)).items():
-            error_s = error_over(before[station], offset)
-            for share, part in parts[station].items():
+        parts = self._answers(begun)
+        after = self._clocks(list(parts))
+        for station, shares in parts.items():
+            offset = before[station]
+            error_s = error_over(offset, after[station]) if station in after else math.inf
+            for share, part in shares.items():
                 part = replace(part, start_s=start_s)
-                found[share] = SendResult(part, station.machine, before[station].offset_s, error_s)
+                found[share] = SendResult(part, station.machine, offset.offset_s, error_s)
+        for station, why in self._lost.items():
+            for share in self._shares[station]:
+                found[share] = replace(found[share], lost_because=why)
         return [found[share] for share in range(self._order.count)]
 
     def _prepared(self) -> list[RemoteLoadWorkers]:
@@ -206,13 +215,35 @@ class _RemoteRun:
                 f"{silent[0]} has no core free to send from, or does not answer, for "
                 f"{_PREPARED_S:g} s"
             )
-        return list(_answers(preparing))
+        return list(self._answers(preparing))
 
     def _clocks(self, stations: Sequence[RemoteLoadWorkers]) -> dict[RemoteLoadWorkers, Offset]:
         found = {}
         for station in stations:
-            with contextlib.suppress(LoadWorkersLostError, TimeoutError):
+            try:
                 found[station] = read_offset(partial(_clock, station))
+            except LoadWorkersLostError as error:
+                self._lost[station] = str(error)
+            except TimeoutError:
+                self._lost[station] = f"did not tell its clock within {_CLOCK_S:g} s"
+        return found
+
+    def _answers(self, futures: Mapping[RemoteLoadWorkers, Future[Any]]) -> _Answers:
+        """Return the answers received from load workers that are not lost.
+
+        Raises:
+            SloBenchError: the error of a load worker, with the name of its machine.
+        """
+        found = {}
+        for station, future in futures.items():
+            try:
+                found[station] = future.result(timeout=0)
+            except LoadWorkersLostError as error:
+                self._lost[station] = str(error)
+            except TimeoutError:
+                self._lost[station] = "did not answer in time"
+            except SloBenchError as error:
+                raise SloBenchError(f"{station.machine}: {error}") from error
         return found
 
     def _follow(
@@ -238,22 +269,5 @@ class _RemoteRun:
 
 
 def _clock(station: RemoteLoadWorkers) -> float:
-    read_s: float = station.call("clock").result(timeout=_ANSWER_S)
+    read_s: float = station.call("clock").result(timeout=_CLOCK_S)
     return read_s
-
-
-def _answers(futures: Mapping[RemoteLoadWorkers, Future[Any]]) -> dict[RemoteLoadWorkers, Any]:
-    """Return the answers received from load workers that are not lost.
-
-    Raises:
-        SloBenchError: the error of a load worker, with the name of its machine.
-    """
-    found = {}
-    for station, future in futures.items():
-        try:
-            found[station] = future.result(timeout=0)
-        except (LoadWorkersLostError, TimeoutError):
-            continue
-        except SloBenchError as error:
-            raise SloBenchError(f"{station.machine}: {error}") from error
-    return found

@@ -135,7 +135,13 @@ def measure(
 def _joined(workload: Workload, sent: Sequence[SendResult], options: HttpOptions) -> HttpResult:
     parts = [one.part for one in sent if one.part is not None]
     if not parts:
-        raise SloBenchError("every process that sent has died, and nothing is known of the level")
+        known = dict.fromkeys(
+            f"{one.machine}: {one.lost_because}" for one in sent if one.lost_because
+        )
+        raise SloBenchError(
+            "every process that sent has died, and nothing is known of the level; use fewer "
+            f"--processes if memory or cores are short{''.join(f' ({one})' for one in known)}"
+        )
     clients = clients_of(workload, sent)
     columns = joined_columns(parts, len(workload))
     gaps = joined_gaps(part.gaps for part in parts)

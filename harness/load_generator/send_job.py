@@ -149,12 +149,14 @@ class SendResult:
 
     `machine` is the host name, empty for this machine. `offset_s`: seconds that its clock was ahead
     of ours when the level began; `clock_error_s`: bound on the error of that offset.
+    `lost_because`: what is known of the end of its machine.
     """
 
     part: SenderResult | None
     machine: str = ""
     offset_s: float = 0.0
     clock_error_s: float = 0.0
+    lost_because: str = ""
 
 
 class Senders(Protocol):

@@ -40,6 +40,8 @@ class DistServe(DisaggregatedPolicy):
     unless more are set, all of one degree.
     """
 
+    executed = True
+
     prefill_tp: int = parameter(0, choices=(0, *TP_DEGREES))
     decode_tp: int = parameter(0, choices=(0, *TP_DEGREES))
     nodes: int = parameter(1, 1, 64, given=True)

@@ -263,6 +263,7 @@ _STOCK = {
     "banaserve": _Stock(
         "vllm_layerwise:LayerwiseVllm",
         "BanaServe, Algorithms 4-1 and 4-2",
+        router="load-aware",
         prefix_cache=True,
         cluster="banaserve.controller:BanaServe",
     ),

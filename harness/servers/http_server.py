@@ -14,7 +14,7 @@ import ssl
 import struct
 import sys
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from http import HTTPStatus
@@ -162,13 +162,25 @@ def refuse(reply: Reply, status: int, message: str, param: str | None = None) ->
 Handler = Callable[[HttpRequest, "ClientReply"], Awaitable[None]]
 
 
-class Clients:
-    """The connections of a server, and the bytes of the requests that it has not answered."""
+CANCELLED = "cancelled"  # the client was gone before the end of its answer
+LOST = "lost"  # the answer has no end
 
-    def __init__(self, limits: HttpLimits) -> None:
+
+class Clients:
+    """The connections of a server, the bytes of the requests that it has not answered, and what
+    became of each request.
+
+    `ended` counts whole requests by the status of a whole answer, `CANCELLED` or `LOST`; `refused`
+    counts by status those that were refused before they were read whole.
+    """
+
+    def __init__(self, limits: HttpLimits = DEFAULT_LIMITS) -> None:
         self.limits = limits
         self.connections: set[HttpConnection] = set()
         self.bodies_bytes = 0
+        self.received = 0
+        self.ended: Counter[str] = Counter()
+        self.refused: Counter[int] = Counter()
 
     def close_idle(self) -> None:
         """Close the connections that have been idle for too long."""
@@ -191,12 +203,11 @@ class HttpConnection(asyncio.Protocol):
         self._reply: ClientReply | None = None
         self._full = False
         self._waiting: asyncio.TimerHandle | None = None  # for the rest of a request
+        self._gone = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Prepare the parser of a new connection and register it."""
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
-        found: Any = transport.get_extra_info("socket")
-        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._parser = httptools.HttpRequestParser(self)
         self._received_s = perf_counter()
         self._begin()
@@ -210,11 +221,20 @@ class HttpConnection(asyncio.Protocol):
         self._clients.connections.discard(self)
         self._clients.bodies_bytes -= self._body_bytes + self._held_bytes
         self._body_bytes = self._held_bytes = 0
+        self._gone = True
+        self._clients.ended[CANCELLED] += len(self._ahead)
         self._ahead.clear()
         if self._waiting is not None:
             self._waiting.cancel()
         if self._task is not None:
+            self._count(CANCELLED)  # here: a task that has not begun is cancelled in silence
             self._task.cancel()
+
+    def _count(self, cut: str) -> None:
+        """Count the request in progress, with `cut` for an answer without an end."""
+        reply = self._reply
+        assert reply is not None
+        self._clients.ended[str(reply.status) if reply.complete else cut] += 1
 
     def idle_since(self, time_s: float) -> bool:
         """Whether nothing has been received since `time_s` and no request is in progress."""
@@ -267,6 +287,7 @@ class HttpConnection(asyncio.Protocol):
         if self._task is None and not self._transport.is_closing():
             reply = ClientReply(self._transport, http_1_1=True, head_only=False, stays=False)
             refuse(reply, status, message)
+            self._clients.refused[status] += 1
         self._transport.close()
 
     def _begin(self) -> None:
@@ -323,6 +344,7 @@ class HttpConnection(asyncio.Protocol):
         )
         self._held_bytes += self._body_bytes
         self._begin()
+        self._clients.received += 1
         self._ahead.append((request, reply))
         if self._task is None:
             self._next()
@@ -349,6 +371,8 @@ class HttpConnection(asyncio.Protocol):
             self._held_bytes -= ended
             self._clients.bodies_bytes -= ended
             self._received_s = perf_counter()
+            if not self._gone:
+                self._count(LOST)
             if not reply.complete or not reply.stays:
                 self._transport.close()  # no end: so a client hears that its answer was lost
             self._next()
@@ -372,6 +396,7 @@ class ClientReply:
         self, transport: asyncio.Transport, *, http_1_1: bool, head_only: bool, stays: bool
     ) -> None:
         self.begun = self.complete = False
+        self.status = 0
         self.stays = stays
         self.on_begin: Callable[[], None] | None = None
         self._transport = transport
@@ -383,6 +408,7 @@ class ClientReply:
     def begin(self, status: int, reason: bytes, headers: Headers) -> None:
         """Send the head of the answer."""
         self.begun = True
+        self.status = status
         if self.on_begin is not None:
             self.on_begin()
             self.on_begin = None
@@ -402,21 +428,26 @@ class ClientReply:
             lines.append(b"connection: close\r\n")
         elif not self._http_1_1:
             lines.append(b"connection: keep-alive\r\n")
-        self._transport.write(b"".join(lines) + b"\r\n")
+        self._write(b"".join(lines) + b"\r\n")
 
     def pieces(self, pieces: list[bytes]) -> None:
         """Send pieces of the body."""
-        write, chunked = self._transport.write, self._chunked
+        chunked = self._chunked
         if not self._silent:
             for piece in pieces:
                 if piece:
-                    write(b"%x\r\n%b\r\n" % (len(piece), piece) if chunked else piece)
+                    self._write(b"%x\r\n%b\r\n" % (len(piece), piece) if chunked else piece)
 
     def end(self) -> None:
         """Mark the body as complete."""
         self.complete = True
         if self._chunked:
-            self._transport.write(b"0\r\n\r\n")
+            self._write(b"0\r\n\r\n")
+
+    def _write(self, data: bytes) -> None:
+        """Nothing is written on a connection that closes; the handler is cancelled soon."""
+        if not self._transport.is_closing():
+            self._transport.write(data)
 
     def reset(self) -> None:
         """Break the connection off with RST in place of FIN."""
@@ -447,7 +478,8 @@ class ClientReply:
 def reset(transport: asyncio.Transport) -> None:
     """Close a connection with RST in place of FIN."""
     found: Any = transport.get_extra_info("socket")
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    with contextlib.suppress(OSError):
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     transport.abort()
 
 
@@ -457,7 +489,7 @@ async def serve(
     host: str = "127.0.0.1",
     port: int = 0,
     tls: ssl.SSLContext | None = None,
-    limits: HttpLimits = DEFAULT_LIMITS,
+    clients: Clients | None = None,
     ready: Ready,
 ) -> None:
     """Serve until stopped; then all connections are reset.
@@ -467,7 +499,7 @@ async def serve(
     """
     loop = asyncio.get_running_loop()
     over = asyncio.Event()
-    clients = Clients(limits)
+    clients = clients or Clients()
     server = await loop.create_server(
         lambda: HttpConnection(handler, clients), host, port, ssl=tls, backlog=4096
     )
@@ -481,7 +513,7 @@ async def serve(
         ready(url, stop)
         while not over.is_set():
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(limits.looks_s):
+                async with asyncio.timeout(clients.limits.looks_s):
                     await over.wait()
             clients.close_idle()
     finally:

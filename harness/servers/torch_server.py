@@ -6,24 +6,20 @@ stream; /v1/embeddings where there is an encoder beside it; /v1/models, /health 
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import struct
 import time
-from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote
 
 from ...workloads.errors import SloBenchError
 from ..engine.loop.gc_control import heap_frozen
-from ..engine.torch.encoder import Encoder
 from ..engine.torch.live import LiveEngine
 from ..engine.torch.text import Text
 from .http_server import HttpRequest, Ready, Reply, in_thread, refuse, respond, respond_json, serve
-from .torch_generation import BadRequestError, Generation, GenerationModel, check_model
+from .prometheus import CONTENT_TYPE
+from .torch_embeddings import Embeds, answer_embeddings
+from .torch_generation import BadRequestError, Generation, GenerationModel
 
 
 @contextlib.contextmanager
@@ -48,36 +44,6 @@ def serving(
         yield server.url
 
 
-@dataclass(frozen=True)
-class Embeds:
-    """Encoder for embedding requests, with its name and tokenizer."""
-
-    name: str
-    encoder: Encoder
-    text: Text
-
-    def tokens(self, told: object) -> list[list[int]]:
-        """Token ids of each input.
-
-        Raises:
-            BadRequestError: it is no text, no tokens, and no list of either.
-        """
-        many: list[Any] = [told]
-        if isinstance(told, list) and told and not _are_tokens(told):
-            many = told
-        texts = [self.text.tokens(one) if isinstance(one, str) else one for one in many]
-        vocabulary = self.encoder.config.vocab
-        if not all(_are_tokens(one) and max(one) < vocabulary for one in texts):
-            raise BadRequestError(
-                f"input must be a text, ids of tokens below {vocabulary}, or a list of either"
-            )
-        return texts
-
-
-def _are_tokens(told: object) -> bool:
-    return isinstance(told, list) and bool(told) and all(type(n) is int and n >= 0 for n in told)
-
-
 class _Routes:
     def __init__(self, live: LiveEngine, model: GenerationModel, embeds: Embeds | None) -> None:
         self._live = live
@@ -90,11 +56,11 @@ class _Routes:
         if path == "/health":
             respond(reply, b"", "text/plain", 200 if self._live.running else 503)
         elif path == "/metrics":
-            respond(reply, self._metrics().encode(), "text/plain; version=0.0.4")
+            respond(reply, self._metrics().encode(), CONTENT_TYPE)
         elif path == "/v1/models" or path.startswith("/v1/models/"):
             self._models(reply, path.removeprefix("/v1/models").removeprefix("/"))
         elif path == "/v1/embeddings" and asked.method == "POST" and self._embeds:
-            await self._embed(asked, reply, self._embeds)
+            await answer_embeddings(asked, reply, self._embeds)
         elif path in ("/v1/completions", "/v1/chat/completions") and asked.method == "POST":
             await self._generate(asked, reply, chat="chat" in path)
         else:
@@ -113,29 +79,6 @@ class _Routes:
             respond_json(reply, found[0])
         else:
             refuse(reply, 404, f"there is no model {name!r:.100}", "model")
-
-    async def _embed(self, asked: HttpRequest, reply: Reply, embeds: Embeds) -> None:
-        body = asked.json() or {}
-        try:
-            check_model(body, embeds.name)
-            for name in body.keys() - {"model", "input", "encoding_format", "user"}:
-                raise BadRequestError(f"{name} is not supported by the torch engine", name)
-            form = body.get("encoding_format") or "float"
-            if form not in ("float", "base64"):
-                raise BadRequestError("encoding_format must be float or base64", "encoding_format")
-            texts = embeds.tokens(body.get("input"))
-            found = await asyncio.to_thread(lambda: embeds.encoder.embed(texts).tolist())
-        except (BadRequestError, SloBenchError) as error:
-            _refuse(reply, error)
-            return
-        if form == "base64":  # what OpenAI's client asks for: 32-bit floats, the lowest byte first
-            found = [b64encode(struct.pack(f"<{len(one)}f", *one)).decode() for one in found]
-        tokens = sum(map(len, texts))
-        data = [
-            {"object": "embedding", "index": n, "embedding": one} for n, one in enumerate(found)
-        ]
-        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-        respond_json(reply, {"object": "list", "data": data, "model": embeds.name, "usage": usage})
 
     async def _generate(self, asked: HttpRequest, reply: Reply, *, chat: bool) -> None:
         body = asked.json()
@@ -196,13 +139,15 @@ def serving_model(
     block_size: int = 16,
     num_cpu_blocks: int | None = None,
     embedder: str | None = None,
+    stage_layers: Sequence[int] = (),
     kv_store: Sequence[str] = (),
     threads: int | None = None,
     port: int = 0,
     say: Callable[[str], None] = lambda line: None,
 ) -> Iterator[str]:
     """Load a model, run a server with a policy and yield its address. Servers with the same folders
-    in `kv_store` (`FOLDER=GIB`, fastest first) for the same model share prefix KV. `threads`
+    in `kv_store` (`FOLDER=GIB`, fastest first) for the same model share prefix KV. Each
+    pipeline stage of `stage_layers` is a process of its own, the first is this one. `threads`
     compute (see `thread_count`); `say` is told how many.
 
     Raises:
@@ -214,6 +159,7 @@ def serving_model(
     from ..engine.torch.load import load_decoder
     from ..engine.torch.threads import ThreadLayout
     from ..engine.torch.tiers import TierFolder
+    from ..engine.torch.workers import Workers
     from ..policies.systems import system as system_by_name
     from .launch.backend_names import TORCH
     from .launch.compatibility import check
@@ -224,6 +170,10 @@ def serving_model(
     check(found, TORCH)
     if not isinstance(found.policy, Policy):
         raise SloBenchError(f"{system_name} serves static batches, which no server streams")
+    if found.cluster is not None:
+        raise SloBenchError(
+            f"{system_name} decides across several instances, which `run` executes; a server is one"
+        )
     if kv_store and not found.prefix_cache:
         raise SloBenchError(
             f"{system_name} looks for no prefixes: there is nothing to keep in a KV store"
@@ -233,8 +183,7 @@ def serving_model(
     decoder = load_decoder(folder, device)
     embeds = None
     if embedder is not None:
-        beside = Path(embedder)
-        embeds = Embeds(beside.resolve().name, Encoder(beside, device), Text(beside))
+        embeds = Embeds.load(Path(embedder), device)
     room = KvCacheConfig(
         num_gpu_blocks or blocks_that_fit(decoder, block_size),
         block_size,
@@ -244,10 +193,19 @@ def serving_model(
         block_size if found.prefix_cache else 0,
         tiers,
     )
-    engine = Engine(decoder, room)
-    layout = ThreadLayout.choose(threads)
+    count = max(0, len(stage_layers) - 1)
+    if count and device != "cpu":
+        raise SloBenchError("the stages of a device map compute on the CPU; leave --device out")
+    layout = ThreadLayout.choose(threads, count)
     say(layout.text)
-    with LiveEngine(engine, found.policy, layout) as live:
+    with contextlib.ExitStack() as stack:
+        workers = None
+        if count:
+            workers = stack.enter_context(Workers(count, cores=layout.worker_cores))
+        engine = Engine(decoder, room, workers)
+        if count:
+            engine.place(stage_layers)
+        live = stack.enter_context(LiveEngine(engine, found.policy, layout))
         limits = found.policy.limits(live.instance.view)
         spare = limits.watermark_blocks + limits.decode_headroom_blocks
         most = min(decoder.config.context, (room.blocks - spare) * block_size)

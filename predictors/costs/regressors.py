@@ -16,6 +16,7 @@ from .samples import Samples
 
 Floats = NDArray[np.float64]
 Target = Literal["ratio", "seconds"]
+Scale = Literal["log", "raw"]
 
 DEGREES = (1, 2)
 REGRESSORS = ("linear", "tree", "forest", "ridge", "lasso", "elastic", "boosting", "knn")
@@ -23,27 +24,36 @@ REGRESSORS = ("linear", "tree", "forest", "ridge", "lasso", "elastic", "boosting
 
 @dataclass(frozen=True)
 class Setting:
-    """A regressor, the degree of its polynomials, and its target.
+    """A regressor, the degree of its polynomials, its target and the scale of its features.
 
     `target`: `seconds` of a step, as published; `ratio` of the seconds to those of the operators
-    (non-negative coefficients, fitted on the same rows), whose logarithm is learned.
+    (non-negative coefficients, fitted on the same rows), whose logarithm is learned. `scale`:
+    features as they are, as published, or their logarithms; both are standardised.
     """
 
     regressor: str
     degree: int
     target: Target
+    scale: Scale = "log"
+
+    def scaled(self, features: Floats) -> Floats:
+        """The features on this scale."""
+        return np.log1p(features) if self.scale == "log" else features
 
 
 def settings(degrees: Sequence[int] = DEGREES) -> list[Setting]:
-    """Every regressor with these degrees and both targets.
+    """Every regressor with these degrees: both targets of logarithms, and seconds of raw features.
 
     Raises:
         SloBenchError: a degree that is not from 1 to 10.
     """
     if not degrees or min(degrees) < 1 or max(degrees) > 10:
         raise SloBenchError(f"degrees must be from 1 to 10 but are {list(degrees)}")
-    targets: tuple[Target, ...] = ("ratio", "seconds")
-    return [Setting(r, d, t) for t in targets for r in REGRESSORS for d in degrees]
+    kinds: tuple[tuple[Target, Scale], ...] = (
+        *(("ratio", "log"), ("seconds", "log")),
+        ("seconds", "raw"),
+    )
+    return [Setting(r, d, *kind) for kind in kinds for r in REGRESSORS for d in degrees]
 
 
 @dataclass(frozen=True)
@@ -58,7 +68,7 @@ class TrainedRegressor:
     def predict(self, samples: Samples) -> Floats:
         """Predicted seconds of each step."""
         mean, deviation = self._scale
-        raw = self._model.predict(np.log1p(samples.features)) * deviation + mean
+        raw = self._model.predict(self.setting.scaled(samples.features)) * deviation + mean
         if self.setting.target == "seconds":
             return np.asarray(raw)
         return np.asarray(np.exp(raw) * (samples.operators @ self._coefficients))
@@ -96,7 +106,7 @@ def learn(setting: Setting, seen: Samples, seed: int = 0) -> TrainedRegressor:
 
     with warnings.catch_warnings(), threadpool_limits(1):  # threads wait more than they work here
         warnings.simplefilter("ignore")  # lasso that has not converged says so by its error
-        model.fit(np.log1p(seen.features), (target - mean) / deviation)
+        model.fit(setting.scaled(seen.features), (target - mean) / deviation)
     return TrainedRegressor(setting, model, coefficients, (mean, deviation))
 
 

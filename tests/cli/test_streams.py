@@ -37,7 +37,7 @@ def full_device(tmp_path):
 
 @pytest.mark.parametrize("encoding", ["ascii:strict", "latin-1"])
 def test_an_encoding_without_the_characters_gets_others(encoding):
-    code, out, err = call("run", "--help", env={"PYTHONIOENCODING": encoding})
+    code, out, err = call("run", "--help-all", env={"PYTHONIOENCODING": encoding})
     assert code == 0, err
     assert b"--sweep" in out
     assert b"NAME=A,B,..." in out
@@ -124,6 +124,63 @@ def test_signals_keep_the_way_to_go_on(first, second, code):
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert (ended.returncode, ended.stderr) == (code, b"go on so\n")
+
+
+WITHIN_EXEC = """
+from slo_bench.cli import main as cli
+from slo_bench.cli.interrupts import watch
+watch()
+cli.app = lambda: exec("import os, signal; os.kill(os.getpid(), signal.SIGINT)")
+cli.main()
+"""
+SWALLOWED = """
+import os, signal
+from slo_bench.cli import main as cli
+from slo_bench.cli.interrupts import watch
+from slo_bench.cli.output.progress import counted
+watch()
+
+def command():
+    with counted("steps") as progress:
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+        except BaseException:
+            pass
+        progress(1, 2)
+        print("goes on")
+
+cli.app = command
+cli.main()
+"""
+WHILE_ENDING = """
+import atexit, os, signal
+from slo_bench.cli import entry, main
+main.main = lambda: print("done")
+atexit.register(os.kill, os.getpid(), signal.{signal})
+entry.main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "code", "out"),
+    [
+        (SWALLOWED, 130, b""),
+        (WITHIN_EXEC, 130, b""),  # and not by the signal, as Python itself would
+        (WHILE_ENDING.format(signal="SIGINT"), 0, b"done\n"),
+        (WHILE_ENDING.format(signal="SIGTERM"), 0, b"done\n"),
+    ],
+)
+def test_signals_do_not_change_how_a_command_ends(script, code, out, tmp_path):
+    (tmp_path / "struck.py").write_text(script)
+    ended = subprocess.run(
+        [sys.executable, "-m", "struck"],
+        cwd=tmp_path,
+        capture_output=True,
+        check=False,
+        timeout=60,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (code, out, b"")
 
 
 def test_a_fault_of_ours_is_no_failed_check():

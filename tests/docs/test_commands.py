@@ -72,7 +72,7 @@ NOT_RUN = {
     "slo-bench run --backend torch --model models/tiny --gpu cuda:0 --rates 2 --validate": "GPU",
     "slo-bench workload fetch burstgpt": "downloads 51 MB",
     "slo-bench capacity --base-url http://10.0.0.9:8000 --executor ray --address auto "
-    "--processes 8": "its senders died on two busy cores, and why is not known yet",
+    "--processes 8": "a Ray cluster at that address",
     "python tests/fuzz/campaign.py --engine atheris --only 'event stream' --seconds 60": (
         "atheris has no wheel for every Python"
     ),
@@ -97,6 +97,8 @@ ON_A_SERVER = {
     "profile": "--budget 60 --max-seqs 2 --no-moves",
     "campaign.py": "--seconds 5",
     "killed.py": "--moments 2",
+    "serve_long.py": "--minutes 0.2",
+    "socket_faults.py": "--moments 3",
 }
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -45,3 +47,16 @@ def test_example_is_short_and_documented(example):
     text = example.read_text()
     assert ast.get_docstring(ast.parse(text))
     assert len(text.splitlines()) <= 40
+
+
+def test_the_trials_of_uellm_are_an_experiment_that_runs(slo_bench, tmp_path):
+    file = EXAMPLES[0].with_name("uellm_tuning.toml")
+    assert tomllib.loads(file.read_text())["tune"]["trials"] == 160
+    short = ["--trials", 3, "--requests", 100, "--seeds", 1, "--jobs", 1]
+    code, out, err = slo_bench("tune", file, *short, "--no-report", "--out", tmp_path / "study")
+    assert code == 0, err
+    assert "slo_weight" in out
+    study = tomllib.loads((tmp_path / "study" / "tune.toml").read_text())
+    assert study["tune"]["trials"] == 3
+    assert study["tune"]["search"] == tomllib.loads(file.read_text())["tune"]["search"]
+    assert json.loads((tmp_path / "study" / "tune.json").read_text())

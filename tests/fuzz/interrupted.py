@@ -1,16 +1,20 @@
-"""Ctrl-C at random moments of commands: exit code 130, no traceback, and no process left behind.
+"""Ctrl-C, SIGTERM and kill -9 at random moments of commands: the exit code of the signal, no
+traceback, and no process left behind.
 
     python tests/fuzz/interrupted.py --moments 20
     python tests/fuzz/interrupted.py --only selftest --moments 40
+    python tests/fuzz/interrupted.py --only serve --signals KILL
 
 Each command runs in a session of its own, like one that is typed into a terminal: all of its
-processes get the signal at once, at a moment drawn between its start and the time that it takes.
-A command that is struck while Python takes itself down, with all said and done, ends with 0.
+processes get Ctrl-C at once, and the first one SIGTERM or kill -9, at a moment drawn between its
+start and the time that it takes. A command that is struck while Python takes itself down, with all
+said and done, ends with 0.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import random
 import shutil
@@ -19,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,25 +31,25 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "predictors"))
 from tiny_models import answered, make_model, write_jsonl
 
-SLO_BENCH = (sys.executable, "-m", "slo_bench.cli.main")
+SLO_BENCH = (sys.executable, "-m", "slo_bench.cli.entry")
 _LOAD = "--rates 2:20:2 --seeds 3 --requests 2000"
-PREPARED = (
-    f"run -s vllm,sarathi -w azure-conv {_LOAD} --records csv --no-report --out run",
-    f"run -s vllm,sarathi -w azure-conv {_LOAD} --records csv --no-report --out again",
-    "workload make sharegpt --rate 8 --requests 100000 --out made.csv",
-    "predict-train answers.jsonl --base base --lora-r 2 --epochs 1 --out lengths",
-)
+PREPARED = {
+    "run": f"run -s vllm,sarathi -w azure-conv {_LOAD} --records csv --no-report --out run",
+    "again": f"run -s vllm,sarathi -w azure-conv {_LOAD} --records csv --no-report --out again",
+    "made.csv": "workload make sharegpt --rate 8 --requests 100000 --out made.csv",
+    "lengths": "predict-train answers.jsonl --base base --lora-r 2 --epochs 1 --out lengths",
+}
 COMMANDS = {
     "run": f"run -s vllm,sarathi -w azure-conv {_LOAD} --out OUT --jobs 1",
     "run with workers": f"run -s vllm,sarathi -w azure-conv {_LOAD} --out OUT --jobs 2",
     "report": "report run --out OUT.html",
     "compare": "compare run again --html OUT.html",
     "gate": "gate run again",
-    "capacity": "capacity -s vllm -w azure-conv --out OUT",
+    "capacity": "capacity -s vllm -w azure-conv --requests 200 --seeds 1 --tolerance 0.5 --out OUT",
     "tune": "tune sarathi -w azure-conv --trials 6 --out OUT",
-    "sensitivity": "sensitivity -w azure-conv",
+    "sensitivity": "sensitivity -w azure-conv --requests 200 --seeds 1",
     "explain": "explain run 7 --cell vllm_rate-20_seed-0",
-    "plan": "plan -w azure-conv --rate 8 --out OUT",
+    "plan": "plan -w azure-conv --rate 8 --gpu a100-80g --max-gpus 2 --plans 1 --out OUT",
     "selftest": "selftest --seconds 1 --rates 20 --no-search",
     "workload make": "workload make sharegpt --rate 8 --requests 100000 --out OUT.csv",
     "workload show": "workload show made.csv",
@@ -57,8 +62,13 @@ COMMANDS = {
 ENDLESS = {"serve": 8.0}  # until it is stopped; seconds in which it is, from its start into serving
 
 
+CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}
 ENDED = -1
+_MARK = "SLO_BENCH_FUZZ_MARK"
+_LOOKS = 20
 _STARTED_S = 0.3  # before that Python itself is still being imported
+_AT_ONCE_S = 1.0  # or it ended by itself within this time
+_LATE_SHARE = 0.8  # of its time; from there on a command may have done all that it does
 
 
 @dataclass
@@ -70,20 +80,28 @@ class Interrupted:
 
 
 def interrupt(
-    name: str, words: list[str], folder: Path, moments: int, rng: random.Random
+    name: str,
+    words: list[str],
+    folder: Path,
+    moments: int,
+    rng: random.Random,
+    signals: list[signal.Signals],
 ) -> Interrupted:
     """So many times, each with an output of its own."""
     found = Interrupted(Counter(), [])
-    whole_s = ENDLESS.get(name) or _once(words, folder, None)[2]
+    whole_s = ENDLESS.get(name) or _once(words, folder, None, signals[0])[2]
     for number in range(moments):
         after_s = rng.uniform(_STARTED_S, whole_s)
-        code, said, took_s, left = _once(words, folder, after_s)
+        struck = signals[number % len(signals)]
+        code, said, took_s, left = _once(words, folder, after_s, struck)
         if took_s < after_s:
             found.codes[ENDED] += 1  # before it was struck
             continue
         found.codes[code] += 1
-        where = f"{name}, after {after_s:.2f} of {whole_s:.2f} s ({number})"
-        if code != 130:
+        where = f"{name}, {struck.name} after {after_s:.2f} of {whole_s:.2f} s ({number})"
+        done = after_s > whole_s * _LATE_SHARE or took_s - after_s < _AT_ONCE_S
+        late = code == 0 and done and not said.strip().startswith("error")
+        if code != CODES[struck] and not late:
             late_s = took_s - after_s
             found.problems.append(f"{where}: exit code {code}, {late_s:.2f} s later: {said[-300:]}")
         if "Traceback" in said or "Exception ignored" in said:
@@ -94,10 +112,11 @@ def interrupt(
 
 
 def _once(
-    words: list[str], folder: Path, after_s: float | None
-) -> tuple[int, str, float, list[str]]:
-    """Exit code, what was said on standard error, seconds, and what is left of its session."""
+    words: list[str], folder: Path, after_s: float | None, struck: signal.Signals
+) -> tuple[int, str, float, list[int]]:
+    """Exit code, what was said on standard error, seconds, and processes that are left."""
     out = folder / "out"
+    mark = uuid.uuid4().hex
     typed = [word.replace("OUT", str(out)) for word in words]
     begin_s = time.monotonic()
     process = subprocess.Popen(
@@ -108,20 +127,28 @@ def _once(
         text=True,
         start_new_session=True,
         preexec_fn=_heed,
+        env={**os.environ, _MARK: mark},
     )
     said = ""
     try:
         try:
             _, said = process.communicate(timeout=after_s)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGINT)
+            if struck is signal.SIGINT:
+                os.killpg(process.pid, struck)
+            else:
+                process.send_signal(struck)
             _, said = process.communicate(timeout=120)
         took_s = time.monotonic() - begin_s
-        time.sleep(0.3)
-        left = _of_session(process.pid)
+        left = _still_there(mark)
+        for _ in range(_LOOKS):  # children notice the end of their parent
+            if not left:
+                break
+            time.sleep(0.3)
+            left = _still_there(mark)
     finally:
-        for pid in _of_session(process.pid):
-            os.kill(int(pid.split()[0]), signal.SIGKILL)
+        for pid in _still_there(mark):
+            os.kill(pid, signal.SIGKILL)
     for path in folder.glob("out*"):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     return process.returncode, said, took_s, left
@@ -132,41 +159,41 @@ def _heed() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def _of_session(session: int) -> list[str]:
-    """What still runs there: number and name."""
+def _still_there(mark: str) -> list[int]:
+    """Processes that have inherited the mark in their environment."""
     found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            pid, rest = stat.read_text().split(" (", 1)
-            name, fields = rest.rsplit(") ", 1)
-        except (OSError, ValueError):
-            continue
-        state, *_, told = fields.split()[:4]
-        if int(told) == session and state != "Z":
-            found.append(f"{pid} {name}")
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if f"{_MARK}={mark}\0".encode() in path.read_bytes():
+                found.append(int(path.parent.name))
     return found
 
 
 def main() -> int:
     """See the module."""
     asked = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    asked.add_argument("--only", help="commands whose name contains this")
+    asked.add_argument("--only", help="names of commands, with commas between")
     asked.add_argument("--moments", type=int, default=20, help="of each command")
     asked.add_argument("--seed", type=int, default=0)
+    asked.add_argument("--signals", default="INT,TERM", help="in turn: INT, TERM, KILL")
     options = asked.parse_args()
+    signals = [signal.Signals[f"SIG{word}"] for word in options.signals.split(",")]
     problems = 0
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         make_model(folder / "base")
         write_jsonl(folder / "answers.jsonl", answered(400))
-        for words in PREPARED:
-            subprocess.run(
-                [*SLO_BENCH, *words.split()], cwd=folder, check=True, capture_output=True
-            )
+        chosen = options.only.split(",") if options.only else list(COMMANDS)
+        used = {word for name in chosen for word in COMMANDS[name].split()[1:]}
+        for name, words in PREPARED.items():
+            if name in used:
+                subprocess.run(
+                    [*SLO_BENCH, *words.split()], cwd=folder, check=True, capture_output=True
+                )
         for name, words in COMMANDS.items():
-            if options.only is None or options.only in name:
+            if name in chosen:
                 rng = random.Random(f"{options.seed} {name}")
-                found = interrupt(name, words.split(), folder, options.moments, rng)
+                found = interrupt(name, words.split(), folder, options.moments, rng, signals)
                 codes = ", ".join(f"{code}: {n}" for code, n in sorted(found.codes.items()))
                 print(f"{name}: exit codes {codes}; {len(found.problems)} problems", flush=True)
                 for problem in found.problems:

@@ -54,9 +54,9 @@ def found():
 
 
 def test_all_eight_at_every_degree_are_tried(found):
-    tried = {(q.setting.regressor, q.setting.degree, q.setting.target) for q in found.qualities}
-    assert len(tried) == 8 * 2
-    assert {regressor for regressor, _, _ in tried} == set(REGRESSORS)
+    tried = {dataclasses.astuple(q.setting) for q in found.qualities}
+    assert len(tried) == 8 * 3
+    assert {regressor for regressor, *_ in tried} == set(REGRESSORS)
     assert found.best.held_out_percent == min(q.held_out_percent for q in found.qualities)
     for q in found.qualities:
         assert np.isfinite([q.random_percent, q.whole_percent, q.beyond_percent]).all()
@@ -160,8 +160,23 @@ def test_too_few_steps_are_refused():
         samples([few])
 
 
-def test_settings_are_eight_regressors_by_degree_by_target():
-    assert len(settings()) == 32
+def test_settings_are_eight_regressors_by_degree_target_and_scale():
+    assert len(settings()) == 48
+    published = [one for one in settings((1, 10)) if one.scale == "raw"]
+    assert {(one.target, one.degree) for one in published} == {("seconds", 1), ("seconds", 10)}
+    assert len(published) == 16
+
+
+def test_raw_features_of_high_degree_fit_a_polynomial_of_them():
+    pytest.importorskip("sklearn")
+    seen = samples([measured()])
+    cubic = seen.steps.chunk_tokens**3 * 1e-12 + 0.01
+    steps = dataclasses.replace(seen.steps, seconds=cubic)
+    seen = dataclasses.replace(seen, steps=steps)
+    raw = learn(Setting("ridge", 3, "seconds", "raw"), seen)
+    assert raw.predict(seen) == pytest.approx(cubic, rel=0.01)
+    high = learn(Setting("ridge", 6, "seconds", "raw"), seen)
+    assert np.isfinite(high.predict(seen)).all()
 
 
 # ---------------------------------------------------------------- command line
@@ -176,7 +191,7 @@ def test_the_command_prints_and_writes(tmp_path, monkeypatch):
     done = CliRunner().invoke(app, [*command, "--out", str(out), "--json"])
     assert done.exit_code == 0, done.output
     said = json.loads(done.output)
-    assert len(said["regressors"]) == 4
+    assert len(said["regressors"]) == 6
     assert [q["best"] for q in said["regressors"]].count(True) == 1
     assert said["swap"]["measured"] is False
     assert said["swap"]["held_out_percent"] is None

@@ -20,12 +20,13 @@ from slo_bench.harness.core.decisions import (
 )
 from slo_bench.harness.core.device import Away, SplitStepTime, StageDevice, occupy
 from slo_bench.harness.core.kv_cache_manager import KVCacheManager
+from slo_bench.harness.core.module_moves import Module
 from slo_bench.harness.core.policy import Policy
 from slo_bench.harness.core.queues import REKEY_AT_MOST
 from slo_bench.harness.core.state import Phase, Release, RequestState
 from slo_bench.harness.core.view import Predictions
 from slo_bench.harness.engine.loop.arrival_queue import ArrivalQueue
-from slo_bench.harness.engine.loop.instance import EngineStuckError
+from slo_bench.harness.engine.loop.instance import EngineStuckError, Movable
 from slo_bench.harness.engine.loop.measures import Measures
 from slo_bench.harness.engine.loop.view import LoopView, queue_key_view
 from slo_bench.predictors.roofline import wants_lengths
@@ -106,11 +107,20 @@ class PlainInstance:
     def earliest_release_s(self) -> float:
         return max(self.ready_s(), self.blocked_till_s)
 
-    def compute_by(self, step_time: StepTime) -> None:
+    def bring_home(self, step_time: StepTime, pause_s: float) -> None:
         self.step_time, self.away = step_time, None
+        self.stages[0].owed_s += pause_s
 
-    def offload(self, step_time: SplitStepTime, device: StageDevice) -> None:
-        self.step_time, self.away = step_time, Away(step_time, device)
+    def offload(
+        self,
+        module: Module,
+        units: int,
+        helper: Movable,
+        step_time: SplitStepTime,
+        pause_s: float,
+    ) -> None:
+        self.step_time, self.away = step_time, Away(step_time, helper.stages[0])
+        self.stages[0].owed_s += pause_s
 
     def reconsider(self) -> None:
         self.changed = True
@@ -176,6 +186,10 @@ class PlainInstance:
         if not self.idle:
             return self.now_s
         return max(self.now_s, self.inbox[0].visible_s) if self.inbox else INF
+
+    def next_lookup_s(self) -> float:
+        arrival_s = self.inbox[0].visible_s if self.inbox else INF
+        return max(self.ready_s(), min(self.blocked_till_s, arrival_s))
 
     def run(self, horizon_s: float, stop_on_release: bool) -> None:
         self.blocked_till_s = 0.0

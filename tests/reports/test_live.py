@@ -39,6 +39,7 @@ def test_the_report_follows_the_cells(make_run, tmp_path):
         assert '<iframe id="report"' in fetched(f"{url}/")
         first = state(url)
         assert first["text"].endswith("no cell is finished yet")
+        assert fetched(f"{url}/metrics").endswith("\nslo_bench_cells_finished 0\n")
         assert "Waiting for results" in fetched(f"{url}/report")
         shutil.copy(done / "cells.csv", folder / "cells.csv")
         second = state(url)
@@ -47,6 +48,16 @@ def test_the_report_follows_the_cells(make_run, tmp_path):
         page = fetched(f"{url}/report")
         assert "<svg" in page or "report-data" in page
         assert state(url) == second
+        metrics = fetched(f"{url}/metrics").splitlines()
+        assert metrics[:2] == [
+            "# TYPE slo_bench_cells_finished gauge",
+            "slo_bench_cells_finished 12",
+        ]
+        [first_cell] = [
+            line for line in metrics if line.startswith('slo_bench_cell_requests{cell="000')
+        ]
+        assert 'system="vllm"' in first_cell
+        assert first_cell.endswith("} 120.0")
         for path in ("/nothing", "/report/../cells.csv"):
             assert refused(f"{url}{path}") == 404
         assert refused(f"{url}/", data=b"x") == 405

@@ -448,8 +448,19 @@ class Cluster:
     ) -> None:
         transfer = self._moving[r] = object()
         self._away_s.setdefault(r, begin_s)
-        ends_s = self.links.ends_s(source, target, r.kv_tokens - copied_tokens, begin_s)
+        ends_s = self._carried_s(r, source, target, begin_s, copied_tokens)
         self.at(ends_s, lambda: self._moved(r, source, target, transfer))
+
+    def _carried_s(
+        self,
+        r: RequestState,
+        source: LazyInstance,
+        target: LazyInstance,
+        begin_s: float,
+        copied_tokens: int,
+    ) -> float:
+        """When the KV of `r` is at `target`, if it leaves `source` now."""
+        return self.links.ends_s(source, target, r.kv_tokens - copied_tokens, begin_s)
 
     def _moved(
         self, r: RequestState, source: LazyInstance, target: LazyInstance, transfer: object

@@ -12,6 +12,8 @@ from ....workloads.errors import SloBenchError
 from ...core.device import SplitStepTime, StageDevice
 from ...core.instance import Instance, Sizes
 from ...core.kv_cache_manager import KVCacheManager
+from ...core.kv_store_manager import StoreKVCacheManager
+from ...core.module_moves import Module
 from ...core.state import RequestState
 from ...policies.shared.instance_load import compute_use, estimated, memory_use
 from ..loop.instance import EngineInstance, Movable
@@ -42,7 +44,9 @@ class FrozenClock:
 
 @dataclass(eq=False)
 class DeviceGroup:
-    """Instances that compute on common devices, so that none may run ahead of the others."""
+    """Instances that compute on common devices, so that none may run ahead of the others, or look
+    into a common KV store, which they do in the order in which their iterations begin.
+    """
 
     index: int
     instances: list[LazyInstance] = field(default_factory=list)
@@ -81,6 +85,7 @@ class LazyInstance:
         "placement",
         "role",
         "seen_s",
+        "shares_devices",
         "spare",
         "step_time",
         "up",
@@ -108,6 +113,7 @@ class LazyInstance:
         self.up = up
         self.spare = spare  # off until a policy starts it
         self.device_group = DeviceGroup(-1)
+        self.shares_devices = False
         self.seen_s = -1.0  # up to when it has been brought
         self.decode_only_until_s = -1.0  # until then nothing but decode steps happens
         self._n_requests = 0
@@ -139,6 +145,13 @@ class LazyInstance:
                 place.usable_bytes_per_gpu,
             )
         return self._sizes
+
+    def turn_s(self) -> float:
+        """Lower bound of the begin of its next iteration that concerns others of its group: any, if
+        it shares devices; else one that may look into the KV store, which decode steps do not.
+        """
+        engine = self.engine
+        return engine.ready_s() if self.shares_devices else engine.next_lookup_s()
 
     def run_by(self, clock: ClusterClock) -> None:
         """`clock` lets the instance run up to the present."""
@@ -234,11 +247,18 @@ class LazyInstance:
         self.kv_manager.resize(blocks)
         self.decode_only_until_s = -1.0  # blocks may end sooner
 
-    def compute_by(self, step_time: StepTime) -> None:
-        self.movable.compute_by(step_time)
+    def bring_home(self, pause_s: float) -> None:
+        self.movable.bring_home(self.step_time, pause_s)
 
-    def offload(self, step_time: SplitStepTime, device: StageDevice) -> None:
-        self.movable.offload(step_time, device)
+    def offload(
+        self,
+        module: Module,
+        units: int,
+        helper: Instance,
+        step_time: SplitStepTime,
+        pause_s: float,
+    ) -> None:
+        self.movable.offload(module, units, own(helper).movable, step_time, pause_s)
 
     def prefills(self, now_s: float) -> bool:
         """Does it compute prompts now, or has it any to compute?"""
@@ -271,28 +291,34 @@ def own(instance: Instance) -> LazyInstance:
 def device_groups(
     instances: Sequence[LazyInstance], joined: Sequence[tuple[LazyInstance, LazyInstance]] = ()
 ) -> list[DeviceGroup]:
-    """The instances by the devices they share, and those that are `joined`; tells each its device
-    group.
+    """The instances by the devices and the KV store they share, and those that are `joined`; tells
+    each its device group.
     """
-    of_device: dict[int, DeviceGroup] = {}
-    found: list[DeviceGroup] = []
+    users: dict[int, list[LazyInstance]] = {}  # of a device, a store, or a pair's link
     for instance in instances:
-        stages = [id(stage) for stage in instance.engine.stages]
-        stages += [id(pair) for pair in joined if instance in pair]
-        met = list(dict.fromkeys(of_device[s] for s in stages if s in of_device))
-        device_group = met[0] if met else DeviceGroup(instance.index)
-        if not met:
-            found.append(device_group)
-        for other in met[1:]:
-            device_group.instances += other.instances
-            found.remove(other)
-            for s, of in of_device.items():
-                if of is other:
-                    of_device[s] = device_group
-        device_group.instances.append(instance)
-        of_device.update((s, device_group) for s in stages)
-    for device_group in found:
+        shared = [id(stage) for stage in instance.engine.stages]
+        shared += [id(pair) for pair in joined if instance in pair]
+        for user in shared:
+            users.setdefault(user, []).append(instance)
+    for instance in instances:
+        instance.shares_devices = False
+    for group in users.values():
+        for instance in group if len(group) > 1 else ():
+            instance.shares_devices = True
+    for instance in instances:
+        if isinstance(instance.kv_manager, StoreKVCacheManager):
+            users.setdefault(id(instance.kv_manager.store), []).append(instance)
+    found = {instance: DeviceGroup(instance.index, [instance]) for instance in instances}
+    for first, *others in users.values():
+        for other in others:
+            one, two = found[first], found[other]
+            if one is not two:
+                one.instances += two.instances
+                found.update(dict.fromkeys(two.instances, one))
+    for instance, device_group in found.items():
+        instance.device_group = device_group
+    groups = list(dict.fromkeys(found.values()))
+    for device_group in groups:
         device_group.instances.sort(key=lambda instance: instance.index)
-        for instance in device_group.instances:
-            instance.device_group = device_group
-    return found
+        device_group.index = device_group.instances[0].index
+    return groups

@@ -2,8 +2,9 @@
 
 Each runs on its own for as long as nothing could be sent to it: up to the next event, or to the
 earliest moment at which another may give a request back (`Instance.earliest_release_s`). One that
-gives nothing back lags behind until it is looked at. Those that share devices are a device group
-and take turns within it.
+gives nothing back lags behind until it is looked at. Those that share devices or a KV store are a
+device group and take turns within it: iterations that look into the store do so in the order in
+which they begin, and what an iteration puts there is found by those that begin later.
 """
 
 from __future__ import annotations
@@ -137,15 +138,18 @@ class InstanceRunner:
         self.note(device_group)
 
     def _take_turns(self, instances: Sequence[LazyInstance], horizon_s: float) -> None:
-        """Those that share devices: always the one that is furthest behind."""
+        """Those that share devices or a KV store: always the one whose turn is first, of equals the
+        one with the smallest index.
+        """
         parked = 0
         while True:
-            ready = [instance.engine.ready_s() for instance in instances]
-            now_s = min(ready)
+            turns = [instance.turn_s() for instance in instances]
+            now_s = min(turns)
             if now_s >= horizon_s:
+                self._catch_up(instances, horizon_s)
                 return
-            at = ready.index(now_s)
-            others_s = min(s for k, s in enumerate(ready) if k != at)
+            at = turns.index(now_s)
+            others_s = min(s for k, s in enumerate(turns) if k != at)
             upto_s = min(horizon_s, max(others_s, math.nextafter(now_s, INF)))
             if parked > len(instances):
                 # All wait and none can act: they would hand each other the least of time for ever.
@@ -156,3 +160,11 @@ class InstanceRunner:
             if engine.outbox:
                 self._collect(instances[at])
                 return
+
+    def _catch_up(self, instances: Sequence[LazyInstance], horizon_s: float) -> None:
+        """Run those that only decode until the horizon."""
+        for instance in instances:
+            if instance.engine.ready_s() < horizon_s:
+                instance.engine.run(horizon_s, True)
+                if instance.engine.outbox:
+                    self._collect(instance)

@@ -93,6 +93,9 @@ class BatchInstance:
         """Requests that wait, run or are in transit to this instance."""
         return len(self.decoding) + self.waiting.live + len(self.inbox)
 
+    def next_lookup_s(self) -> float:
+        return self.ready_s()
+
     def ready_s(self) -> float:
         """When it would act next; infinite if never."""
         if not self.idle:

@@ -10,6 +10,7 @@ from ....workloads.errors import SloBenchError
 from ...core.counters import Counters
 from ...core.device import SplitStepTime, StageDevice
 from ...core.kv_cache_manager import KVCacheManager
+from ...core.module_moves import Module
 from ...core.policy import Policy
 from ...core.state import Release, RequestState
 from ...core.view import Predictions
@@ -58,6 +59,11 @@ class EngineInstance(Protocol):
     def ready_s(self) -> float:
         """When it would act next; infinite if never."""
 
+    def next_lookup_s(self) -> float:
+        """Lower bound of the begin of its next iteration that may look into a KV store, apart from
+        requests that are still sent to it before then.
+        """
+
     def run(self, horizon_s: float, stop_on_release: bool) -> None:
         """Act until the clock reaches the horizon or nothing is left to do.
 
@@ -91,11 +97,20 @@ class Movable(EngineInstance, Protocol):
     def reconsider(self) -> None:
         """Make the policy decide again after a change outside this instance."""
 
-    def compute_by(self, step_time: StepTime) -> None:
-        """Its steps take so long from now on; all of its model is on its own GPUs."""
+    def bring_home(self, step_time: StepTime, pause_s: float) -> None:
+        """All of its model is on its own GPUs from now on, where steps take `step_time`; see
+        `core.instance.Instance`.
+        """
 
-    def offload(self, step_time: SplitStepTime, device: StageDevice) -> None:
-        """Its steps take so long from now on, and `device` computes a part of them."""
+    def offload(
+        self,
+        module: Module,
+        units: int,
+        helper: Movable,
+        step_time: SplitStepTime,
+        pause_s: float,
+    ) -> None:
+        """`helper` computes a part of its model from now on; see `core.instance.Instance`."""
 
     def take_out(self, r: RequestState) -> None:
         """Remove `r`: in transit if it has KV on the GPU, else as a waiting request."""

@@ -9,22 +9,25 @@ gives the same decisions.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
+from ...core.decisions import Limits
 from ...core.predictions import LearnedPredictions
 from ..simulator.simulated import SimulatedInstance
 from .batch_state import INF
 
 
 class Ran(NamedTuple):
-    """One iteration, or a pause in which blocks were only swapped. It includes `swap_s` and
-    `moving_s`, the time of module moves.
+    """One iteration, or a pause in which blocks were only swapped. It includes `swap_s`,
+    `moving_s`, the time of module moves, and `away_s`, for which another instance computed.
     """
 
     duration_s: float
     swapped_blocks: int = 0
     swap_s: float = 0.0
     moving_s: float = 0.0
+    away_s: float = 0.0
 
 
 Heard = Callable[[int, int, Sequence[tuple[int, int]], Ran], None]
@@ -44,7 +47,9 @@ class RecordedStepTime:
     def step_s(self, seqs: int, kv_tokens: int, chunks: Sequence[tuple[int, int]]) -> float:
         """Seconds of the iteration, which the predictions learn at once."""
         ran = self.next(seqs, kv_tokens, chunks)
-        self._predictions.learn(seqs, kv_tokens, chunks, ran.duration_s - ran.swap_s - ran.moving_s)
+        if not ran.away_s:  # predictions are those of a whole instance
+            computed_s = ran.duration_s - ran.swap_s - ran.moving_s
+            self._predictions.learn(seqs, kv_tokens, chunks, computed_s)
         self._predictions.learn_swap(ran.swapped_blocks, ran.swap_s)
         if self.heard is not None:
             self.heard(seqs, kv_tokens, chunks, ran)
@@ -77,6 +82,19 @@ class TimedInstance(SimulatedInstance):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._swapped = False
+
+    def decode_only_until_s(self) -> float:
+        return min(super().decode_only_until_s(), self.ready_s())
+
+    def earliest_release_s(self) -> float:
+        """As soon as it may act: how long its steps take is not known beforehand."""
+        earliest_s = super().earliest_release_s()
+        if self.decoding and (self.reports_all_ends or self.reports_empty_queue):
+            return min(earliest_s, self.now_s)
+        return earliest_s
+
+    def _limits(self) -> Limits:
+        return replace(super()._limits(), store_s_per_token=0.0)  # storing is measured, too
 
     def schedule(self) -> bool:
         runs = super().schedule()

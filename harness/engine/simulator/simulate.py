@@ -63,6 +63,7 @@ def simulate(
     ready_s: float = 0.0,
     lora: Lora | None = None,
     engine: Engine | None = None,
+    cluster: Callable[..., Cluster] | None = None,
     progress: Callable[[int, float], None] | None = None,
     trace: EngineTrace | None = None,
     step_time_of: Callable[[Placement], StepTime] | None = None,
@@ -94,6 +95,8 @@ def simulate(
         lora: slots for adapters: the models that requests name are adapters of the placement's;
             those that name it, or none, use the model itself.
         engine: makes the instances in place of `SimulatedInstance`, by the same arguments.
+        cluster: likewise, in place of `Cluster`. With both, `engine.torch.cluster` executes what is
+            simulated here.
         progress: called now and then with (requests ended, clock in seconds).
         trace: is filled with everything that instances do (not those of an `engine`).
         step_time_of: the true step times of a role with a placement of its own; by default those
@@ -183,14 +186,14 @@ def simulate(
     recorder = Recorder(len(workload), workload.arrival_s)
     arrivals = Arrivals(workload, skip=rejected)
     recorder.rejected(rejected)
-    kind = Cluster if trace is None else partial(TracedCluster, trace=trace)
-    cluster = kind(
+    kind = cluster or (Cluster if trace is None else partial(TracedCluster, trace=trace))
+    ran = kind(
         [*handles, *beside], across, arrivals, recorder, failures=failures, progress=progress
     )
     for role in roles:
-        cluster.expect(role)
+        ran.expect(role)
     with collections_off():
-        cluster.run(closed=workload.closed)
+        ran.run(closed=workload.closed)
     _number(recorder, handles)
     for each in built:
         kv_manager = each.kv_manager
@@ -200,8 +203,8 @@ def simulate(
         assert kv_manager.host_free == kv_manager.host_total, "host KV blocks were lost"
     managers = (each.kv_manager for each in built)
     stores = [one for one in managers if isinstance(one, StoreKVCacheManager)]
-    if STORE_HITS in cluster.counters or placement.kv_offload_gib or placement.kv_disk_gib:
-        cluster.counters[STORE_HITS] = sum(one.store_hits for one in stores)
+    if STORE_HITS in ran.counters or placement.kv_offload_gib or placement.kv_disk_gib:
+        ran.counters[STORE_HITS] = sum(one.store_hits for one in stores)
     adapter_loads = [
         {ADAPTER_LOADS: each.adapters.loads}
         for each in built
@@ -214,14 +217,14 @@ def simulate(
         dataclasses.replace(
             timeline_of(built),
             timeseries=(
-                *_timeseries(handles, across, cluster.state, cluster.counters, totals.makespan_s),
+                *_timeseries(handles, across, ran.state, ran.counters, totals.makespan_s),
                 *_memory(handles, beside, totals.makespan_s),
             ),
         ),
         dataclasses.replace(
             totals,
             gpu_busy_s=sum(map(_gpu_busy_s, handles)),
-            gpu_paid_s=cluster.paid.total_gpu_s(totals.makespan_s)
+            gpu_paid_s=ran.paid.total_gpu_s(totals.makespan_s)
             if any(role.spare for role in roles)
             else math.nan,
         ),
@@ -229,8 +232,8 @@ def simulate(
         overlong=len(rejected),
         served=None if workload is given else workload,
         instances=_by_instance(handles, totals.makespan_s),
-        cluster=cluster.state,
-        counts=summed((cluster.counters, *(engine.counters for engine in built), *adapter_loads)),
+        cluster=ran.state,
+        counts=summed((ran.counters, *(engine.counters for engine in built), *adapter_loads)),
     )
 
 

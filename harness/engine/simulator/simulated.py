@@ -14,11 +14,12 @@ from ....predictors.roofline import LengthAwareStepTime, wants_lengths
 from ....predictors.step_time import StepTime
 from ...core.device import Away, SplitStepTime, StageDevice, free_after, occupy
 from ...core.kv_cache_manager import KVCacheManager
+from ...core.module_moves import Module
 from ...core.policy import Policy
 from ...core.predictions import Learner
 from ...core.view import Predictions
 from ..loop.batch_state import INF
-from ..loop.instance import EngineStuckError
+from ..loop.instance import EngineStuckError, Movable
 from ..loop.loop import Loop
 from ..loop.measures import Measures
 
@@ -61,6 +62,7 @@ class SimulatedInstance(Loop):
         self.compute_by(step_time)
 
     def compute_by(self, step_time: StepTime) -> None:
+        """Its steps take so long from now on."""
         self._away = None
         self.step_time = step_time
         self._step_of = step_time.step_s
@@ -72,14 +74,33 @@ class SimulatedInstance(Loop):
             self._step_of, self._span_of = aware.step_s, aware.span_s
             self._within_of = aware.steps_within
 
-    def offload(self, step_time: SplitStepTime, device: StageDevice) -> None:
+    def bring_home(self, step_time: StepTime, pause_s: float) -> None:
         self.compute_by(step_time)
-        self._away = Away(step_time, device)
+        self.stages[0].owed_s += pause_s
+
+    def offload(
+        self,
+        module: Module,
+        units: int,
+        helper: Movable,
+        step_time: SplitStepTime,
+        pause_s: float,
+    ) -> None:
+        self.compute_by(step_time)
+        self._away = Away(step_time, helper.stages[0])
+        self.stages[0].owed_s += pause_s
 
     def ready_s(self) -> float:
         if not self.idle:
             return self.now_s
         return max(self.now_s, self.inbox[0].visible_s) if self.inbox else INF
+
+    def next_lookup_s(self) -> float:
+        ready_s = self.ready_s()
+        if self.blocked_till_s <= ready_s:
+            return max(ready_s, self.decode_only_until_s())
+        arrival_s = self.inbox[0].visible_s if self.inbox else INF
+        return max(ready_s, min(self.blocked_till_s, arrival_s))
 
     def decode_only_until_s(self) -> float:
         """Lower bound of the next arrival, end or change of phase here, apart from requests sent

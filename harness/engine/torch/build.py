@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
+from ...core.device import StageDevice
 from ...core.policy import AnyPolicy, Policy, StaticPolicy, overrides
 from ...core.predictions import Guess
 from ..loop.measures import Measures
@@ -14,14 +16,14 @@ from .cache import KvCache, Swapper
 from .clock import WallClock
 from .decoder import Decoder, fingerprint, unit_shape
 from .distributed import Spread, SpreadSwapper
-from .errors import DoesNotFitError
+from .errors import DoesNotFitError, ModelError
 from .execution import Execution, Opens, PagedInstance
 from .kv_cache_manager import PagedStoreKVCacheManager, SharedUnits, TorchKVCacheManager
 from .load import check_room, free_bytes, kv_bytes
 from .runner import Runner
 from .static import PagedStaticInstance, StaticExecution
 from .tiers import TierFolder, Tiers
-from .workers import Workers
+from .workers import HERE, Workers
 
 _GIB = 1 << 30
 _CPU_KV_BYTES = _GIB  # where nothing is said
@@ -29,8 +31,9 @@ _CPU_KV_BYTES = _GIB  # where nothing is said
 
 @dataclass(frozen=True)
 class KvCacheConfig:
-    """The KV blocks of an instance. `prefix_block_size`: of a hash of the workload; 0: no cache
-    of prefixes. `store`: the tiers, fastest first, where prefixes are kept for all processes that
+    """The KV blocks of an instance. `spare_blocks`: more, that it may get while others compute
+    a part of its model. `prefix_block_size`: of a hash of the workload; 0: no cache of prefixes.
+    `store`: the tiers, fastest first, where prefixes are kept for all processes that
     name the same; none: on the device alone.
     """
 
@@ -39,6 +42,7 @@ class KvCacheConfig:
     num_cpu_blocks: int = 0
     prefix_block_size: int = 0
     store: tuple[TierFolder, ...] = ()
+    spare_blocks: int = 0
 
 
 def num_gpu_blocks(decoder: Decoder, block_size: int, memory_share: float = 0.9) -> int:
@@ -70,21 +74,26 @@ def swaps(policy: AnyPolicy) -> bool:
 
 class Engine:
     """A model with its KV cache, used by one instance after another. With `workers`, its layers and
-    heads may move to them (`decoder` is then a `Spread`).
+    heads may move to them (`decoder` is then a `Spread`); at first they are in the process `home`.
 
     Raises:
         DoesNotFitError: the device, or the host, has no memory for this number of blocks.
     """
 
     def __init__(
-        self, decoder: Decoder, room: KvCacheConfig, workers: Workers | None = None
+        self,
+        decoder: Decoder,
+        room: KvCacheConfig,
+        workers: Workers | None = None,
+        home: int = HERE,
     ) -> None:
         self.room = room
         each = kv_bytes(decoder.config, decoder.dtype, room.block_size)
         cpu = torch.device("cpu")
-        check_room(each * room.blocks, decoder.device, f"{room.blocks} KV blocks")
+        blocks = room.blocks + room.spare_blocks
+        check_room(each * blocks, decoder.device, f"{blocks} KV blocks")
         check_room(each * room.num_cpu_blocks, cpu, f"{room.num_cpu_blocks} host KV blocks")
-        made = (decoder.config, room.blocks, room.block_size, decoder.dtype, decoder.device)
+        made = (decoder.config, blocks, room.block_size, decoder.dtype, decoder.device)
         self.cache = KvCache(*made)
         self.swapper: Swapper | None = None
         host = None
@@ -101,11 +110,29 @@ class Engine:
             self.swapper = Swapper(self.cache, host)
         self.spread = None
         if workers is not None:
-            decoder = self.spread = Spread(decoder, self.cache, workers, host)
+            decoder = self.spread = Spread(decoder, self.cache, workers, host, home)
             if host is not None:
-                self.swapper = SpreadSwapper(self.spread, self.cache, host, workers)
+                self.swapper = SpreadSwapper(self.spread, self.cache, host)
         self.decoder = decoder
         self.runner = Runner(decoder, self.cache)
+
+    def place(self, layers: Sequence[int]) -> None:
+        """Put each pipeline stage of so many layers into a process of its own: the first, with the
+        embeddings and the head, stays here.
+
+        Raises:
+            ModelError: the model has another number of layers.
+        """
+        assert self.spread is not None
+        if sum(layers) != self.decoder.config.layers:
+            raise ModelError(
+                f"the device map has {sum(layers)} layers, but the model has "
+                f"{self.decoder.config.layers}"
+            )
+        first = layers[0]
+        for rank, count in enumerate(layers[1:], 1):
+            self.spread.move_layers(range(first, first + count), rank)
+            first += count
 
     def instance(
         self,
@@ -115,22 +142,34 @@ class Engine:
         *,
         predictions: Guess | None = None,
         sample_s: float = float("inf"),
+        stages: tuple[StageDevice, ...] = (),
+        index: int = 0,
     ) -> PagedInstance | PagedStaticInstance:
-        """An empty instance. There must be no other that is in use."""
+        """An empty instance. There must be no other that is in use. `stages`: what computes for it
+        and for other instances; none: nothing does.
+        """
         kv_manager = self._kv_manager()
         predictions = predictions or Guess()
         measures = Measures(sample_s)
         if isinstance(policy, StaticPolicy):
             executes = StaticExecution(self.runner, kv_manager, clock, opens)
             return PagedStaticInstance(policy, kv_manager, predictions, executes, measures)
-        execution = Execution(self.runner, kv_manager, self.swapper, clock, predictions, opens)
+        execution = Execution(
+            self.runner, kv_manager, self.swapper, clock, predictions, opens, self.spread
+        )
         if self.spread is not None:
             self.spread.in_use = execution.in_use
-        return PagedInstance(policy, kv_manager, predictions, execution, measures)
+        return PagedInstance(policy, kv_manager, predictions, execution, measures, index, stages)
 
     def _kv_manager(self) -> TorchKVCacheManager:
         room = self.room
-        held = (room.blocks, room.block_size, room.num_cpu_blocks, room.prefix_block_size)
+        held = (
+            room.blocks,
+            room.block_size,
+            room.num_cpu_blocks,
+            room.prefix_block_size,
+            room.spare_blocks,
+        )
         if not (room.store and room.prefix_block_size):
             return TorchKVCacheManager(*held)
         unit_tokens = math.lcm(room.prefix_block_size, room.block_size)

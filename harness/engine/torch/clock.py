@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 
@@ -32,6 +33,27 @@ class RealClock:
     def wait_until(self, time_s: float) -> None:
         while (left_s := time_s - self.now_s()) > 0:
             time.sleep(left_s)
+
+
+class TurnClock:
+    """The clock of one of several instances that take turns: it stands at the time of the instance
+    when its iteration begins, and goes on with `elapsed_s` from there. So every instance has the
+    time that it takes by itself, whoever computed meanwhile.
+    """
+
+    def __init__(self, elapsed_s: Callable[[], float]) -> None:
+        self._elapsed_s = elapsed_s
+        self.begin()
+
+    def begin(self) -> None:
+        """Set the clock to zero."""
+        self._offset_s = -self._elapsed_s()
+
+    def now_s(self) -> float:
+        return self._elapsed_s() + self._offset_s
+
+    def wait_until(self, time_s: float) -> None:
+        self._offset_s = time_s - self._elapsed_s()
 
 
 class CpuClock:

@@ -27,7 +27,7 @@ from .decoder import Decoder, store
 from .errors import ModelError
 from .pipeline import Carrier, Pipeline, Traffic
 from .sequence import OffloadedBlocks, Sequence
-from .workers import HERE, Workers
+from .workers import HERE, ModelWorkers, Workers
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class CompletedMove:
 class _SpreadCarrier:
     """Carries the traffic of an iteration here and at the workers."""
 
-    def __init__(self, here: Pipeline, workers: Workers, busy: Callable[[], Seq[int]]) -> None:
+    def __init__(self, here: Pipeline, workers: ModelWorkers, busy: Callable[[], Seq[int]]) -> None:
         self._here = here
         self._workers = workers
         self._busy = busy
@@ -71,10 +71,10 @@ class _SpreadCarrier:
 class SpreadSwapper(Swapper):
     """Swaps here and at the workers."""
 
-    def __init__(self, spread: Spread, cache: KvCache, host: KvCache, workers: Workers) -> None:
+    def __init__(self, spread: Spread, cache: KvCache, host: KvCache) -> None:
         super().__init__(cache, host)
         self._spread = spread
-        self._workers = workers
+        self._workers = spread.workers
 
     def out(self, blocks: Seq[int], num_cpu_blocks: Seq[int]) -> None:
         super().out(blocks, num_cpu_blocks)
@@ -95,31 +95,44 @@ class Spread(Decoder):
         cache: its own part of the KV.
         workers: processes that may take layers, heads or blocks.
         host: swapped KV; it moves with its layers and heads.
+        home: the process where all layers are at first; at a worker, this process only embeds
+            tokens, computes logits and says what to do.
 
     `in_use` returns the blocks that must move with a layer; None: all.
     """
 
     def __init__(
-        self, decoder: Decoder, cache: KvCache, workers: Workers, host: KvCache | None = None
+        self,
+        decoder: Decoder,
+        cache: KvCache,
+        workers: Workers,
+        host: KvCache | None = None,
+        home: int = HERE,
     ) -> None:
         layers = list(decoder.weights.layers)  # the decoder's own stay where they are
         super().__init__(decoder.config, replace(decoder.weights, layers=layers))
         self._cache = cache
         self._host = [layer[:, :0] for layer in cache.layers] if host is None else host.layers
         self.in_use: Callable[[], InUse] | None = None
-        self._workers = workers
+        self.workers = workers.of(home)  # whose layers and heads these are there
         self._at = [HERE] * decoder.config.layers
         self._helped: dict[int, tuple[int, int]] = {}  # by layer: helper, its KV heads
         self._offloaded: dict[int, list[int]] = {}  # free blocks for parts of sequences, by worker
         self._split_up: set[Sequence] = set()
         self.moves: list[CompletedMove] = []
         for rank in workers.ranks:
-            workers.ask(rank, "begin", decoder.config)
+            self.workers.ask(rank, "begin", decoder.config)
+        self.home = home
+        if home != HERE:
+            self.in_use = lambda: InUse(())  # nothing has been computed
+            self.move_layers(self._all, home)
+            self.in_use = None
+            self.moves.clear()
 
     def carrier(self, cache: list[Tensor]) -> Carrier:
         """Makes the transfer of KV between a store and all processes, each for its own layers."""
         here = Pipeline(cache.__getitem__, lambda: [n for n, at in enumerate(self._at) if not at])
-        return _SpreadCarrier(here, self._workers, self.busy)
+        return _SpreadCarrier(here, self.workers, self.busy)
 
     def busy(self) -> list[int]:
         """Workers where anything of this model lives."""
@@ -131,7 +144,12 @@ class Spread(Decoder):
         for rank, group in groupby(range(self.config.layers), self._at.__getitem__):
             numbers = list(group)
             if rank != HERE:
-                x = self._workers.ask(rank, "run", numbers, x, batch)
+                for whole, part in groupby(numbers, lambda n: n not in self._helped):
+                    if whole:
+                        x = self.workers.ask(rank, "run", list(part), x, batch)
+                        continue
+                    for n in part:
+                        x = self._helped_at(rank, n, x, batch)
                 continue
             for n in numbers:
                 layer = self.weights.layers[n]
@@ -153,11 +171,21 @@ class Spread(Decoder):
         mine = self.config.kv_heads - theirs
         cut = mine * self.config.group
         away = (n, queries[:, cut:], keys[:, mine:], values[:, mine:], self._of(batch, theirs))
-        self._workers.tell(helper, ("attend", away))
+        self.workers.tell(helper, "attend", *away)
         own = self._of(batch, mine)
         store(kv, keys[:, :mine], values[:, :mine], own)
         here = self.attention(queries[:, :cut], keys[:, :mine], values[:, :mine], kv, own)
-        return torch.cat([here, self._workers.answer(helper)], 1)
+        return torch.cat([here, self.workers.answer(helper)], 1)
+
+    def _helped_at(self, rank: int, n: int, x: Tensor, batch: Batch) -> Tensor:
+        """A layer of worker `rank`, some heads of which are at another: both attend at once."""
+        helper, theirs = self._helped[n]
+        mine = self.config.kv_heads - theirs
+        away = self.workers.ask(rank, "project", n, x, batch, mine)
+        self.workers.tell(helper, "attend", n, *away, self._of(batch, theirs))
+        self.workers.ask(rank, "attend_own", n, self._of(batch, mine))
+        found: Tensor = self.workers.ask(rank, "finish", n, self.workers.answer(helper))
+        return found
 
     def _split(
         self, n: int, queries: Tensor, keys: Tensor, values: Tensor, kv: Tensor, batch: Batch
@@ -165,12 +193,12 @@ class Spread(Decoder):
         """Workers attend to the beginnings of sequences while their ends are attended to here."""
         for part in batch.elsewhere:
             queries_of_rows = queries.index_select(0, part.rows)
-            self._workers.tell(part.rank, ("attend_part", (n, queries_of_rows, part.decodes)))
+            self.workers.tell(part.rank, "attend_part", n, queries_of_rows, part.decodes)
         store(kv, keys, values, batch)
 
         def joined(here: Partial) -> Partial:
             for part in batch.elsewhere:
-                rows, there = part.rows, self._workers.answer(part.rank)
+                rows, there = part.rows, self.workers.answer(part.rank)
                 mine = [t.index_select(0, rows) for t in (here.values, here.weight, here.peak)]
                 whole = merged([there, Partial(*mine)])
                 for held, found in zip(vars(here).values(), vars(whole).values(), strict=True):
@@ -225,7 +253,7 @@ class Spread(Decoder):
         return own if self.config.tied else own + self.weights.head.nbytes
 
     def held_bytes(self, rank: int, blocks: int) -> int:
-        """Bytes of weights and of that many KV blocks at a worker."""
+        """Bytes of weights and of that many KV blocks at a process; `home` is this one."""
         every, kv = self.config.kv_heads, self.kv_bytes(blocks)
         there = self.layer_bytes(blocks)
         held = sum(there[n] for n, at in enumerate(self._at) if at == rank)
@@ -236,7 +264,9 @@ class Spread(Decoder):
 
     def busy_s(self) -> dict[int, float]:
         """CPU seconds of each worker since it began."""
-        return {rank: self._workers.ask(rank, "busy_s") for rank in self._workers.ranks}
+        for rank in self.workers.ranks:
+            self.workers.ask(rank, "echo", torch.empty(0))
+        return dict(self.workers.workers.busy_s)
 
     # ---------------------------------------------------------------- moving
 
@@ -261,16 +291,43 @@ class Spread(Decoder):
             if source == HERE:
                 layer, kv = self.weights.layers[n], packed(self._kv(n), in_use)
             else:
-                layer, kv = self._workers.ask(source, "give_layer", n, in_use)
+                layer, kv = self.workers.ask(source, "give_layer", n, in_use)
             if target == HERE:
                 self.weights.layers[n] = layer
                 self._put(n, unpacked(kv))
             else:
-                self._workers.ask(target, "take_layer", n, layer, kv)
+                self.workers.ask(target, "take_layer", n, layer, kv)
                 self._put(n, self._kv(n).gone)
             moved += kv.nbytes + layer.weight_bytes
             self._at[n] = target
         return self._moved("layers", tuple(layers), source, target, moved, begin_s)
+
+    def offload_layers(self, count: int, helper: int) -> None:
+        """Let worker `helper` have the last `count` layers, and home all others: what is away stays
+        one stretch, so that activations travel twice a step.
+
+        Raises:
+            WorkerError: a worker has ended.
+        """
+        there = self.movable(helper)
+        if count > len(there):
+            here = self.movable(self.home)
+            self.move_layers(here[len(there) - count :], helper)
+        elif count < len(there):
+            self.move_layers(there[: len(there) - count], self.home)
+
+    def offload_heads(self, count: int, helper: int) -> None:
+        """Let worker `helper` have the last `count` KV heads of every layer, and home all others.
+
+        Raises:
+            WorkerError: a worker has ended.
+        """
+        for n, heads in self.helped_by(helper).items():
+            if heads != count:
+                self.return_heads(n)
+        if count:
+            for n in self.movable(self.home):
+                self.move_heads(n, count, helper)
 
     def _in_use(self) -> InUse | None:
         return None if self.in_use is None else self.in_use()
@@ -282,23 +339,27 @@ class Spread(Decoder):
         self._cache.layers[n], self._host[n] = held
 
     def move_heads(self, n: int, heads: int, helper: int) -> CompletedMove:
-        """Move the last `heads` KV heads of layer `n` of this process to worker `helper`.
+        """Move the last `heads` KV heads of layer `n` from its home to worker `helper`.
 
         Raises:
-            ModelError: the layer is at another worker, has a helper already, or has no more heads
-                than that.
+            ModelError: the layer is not at home, has a helper already, or has no more heads than
+                that.
             WorkerError: the worker has ended.
         """
         self._whole()
         mine = self.config.kv_heads - heads
-        if self._at[n] != HERE or n in self._helped or heads < 1 or mine < 1:
+        if self._at[n] != self.home or n in self._helped or heads < 1 or mine < 1:
             raise ModelError(f"{heads} KV heads of layer {n} cannot move to worker {helper}")
-        begin_s, held = time.perf_counter(), self._kv(n)
-        kv = packed(held.heads(slice(mine, None)), self._in_use())
-        self._workers.ask(helper, "take_heads", n, kv)
-        self._put(n, held.heads(slice(0, mine)))
+        begin_s = time.perf_counter()
+        if self.home == HERE:
+            held = self._kv(n)
+            kv = packed(held.heads(slice(mine, None)), self._in_use())
+            self._put(n, held.heads(slice(0, mine)))
+        else:
+            kv = self.workers.ask(self.home, "split_heads", n, mine, self._in_use())
+        self.workers.ask(helper, "take_heads", n, kv)
         self._helped[n] = (helper, heads)
-        return self._moved("heads", (n,), HERE, helper, kv.nbytes, begin_s)
+        return self._moved("heads", (n,), self.home, helper, kv.nbytes, begin_s)
 
     def return_heads(self, n: int) -> CompletedMove:
         """The heads of layer `n` that a helper has come back.
@@ -308,17 +369,48 @@ class Spread(Decoder):
         """
         helper, _ = self._helped[n]
         begin_s = time.perf_counter()
-        kv = self._workers.ask(helper, "give_heads", n, self._in_use())
-        self._put(n, self._kv(n).joined(unpacked(kv)))
+        kv = self.workers.ask(helper, "give_heads", n, self._in_use())
+        if self.home == HERE:
+            self._put(n, self._kv(n).joined(unpacked(kv)))
+        else:
+            self.workers.ask(self.home, "join_heads", n, kv)
         del self._helped[n]
-        return self._moved("heads", (n,), helper, HERE, kv.nbytes, begin_s)
+        return self._moved("heads", (n,), helper, self.home, kv.nbytes, begin_s)
+
+    def read_blocks(self, blocks: Seq[int]) -> list[Tensor]:
+        """KV of these blocks, [2, blocks, KV heads, block tokens, head_dim] of each layer, from
+        wherever its layers and heads are. Its home is a worker.
+
+        Raises:
+            WorkerError: a worker has ended.
+        """
+        found: dict[int, Tensor] = {}
+        last: dict[int, Tensor] = {}
+        for rank in self.busy():
+            layers, heads = self.workers.ask(rank, "read_blocks", list(blocks))
+            found |= layers
+            last |= heads
+        return [torch.cat([found[n], last[n]], 2) if n in last else found[n] for n in self._all]
+
+    def write_blocks(self, blocks: Seq[int], kv: Seq[Tensor]) -> None:
+        """What `read_blocks` of an equal model gave, into these blocks.
+
+        Raises:
+            WorkerError: a worker has ended.
+        """
+        mine = {n: self.config.kv_heads - heads for n, (_, heads) in self._helped.items()}
+        for rank in self.busy():
+            here = [n for n in self._all if self._at[n] == rank]
+            layers = {n: kv[n][:, :, : mine.get(n)].contiguous() for n in here}
+            heads = {n: kv[n][:, :, mine[n] :].contiguous() for n in self.helped_by(rank)}
+            self.workers.ask(rank, "write_blocks", list(blocks), layers, heads)
 
     def lend_room(self, helper: int, blocks: int) -> None:
         """Let worker `helper` allocate `blocks` blocks for split sequences, of which it holds none
         yet.
         """
         room = (blocks, self._cache.block_size, self.dtype)
-        self._workers.ask(helper, "room", *room)
+        self.workers.ask(helper, "room", *room)
         self._offloaded[helper] = list(range(blocks))
 
     def split(self, sequence: Sequence, blocks: int, helper: int) -> CompletedMove:
@@ -348,7 +440,7 @@ class Spread(Decoder):
         index = torch.tensor(sequence.blocks[:blocks], device=self.device)
         kv = [layer.index_select(1, index) for layer in self._cache.layers]
         there = [free.pop(0) for _ in range(blocks)]
-        self._workers.ask(helper, "take_blocks", there, kv)
+        self.workers.ask(helper, "take_blocks", there, kv)
         sequence.offloaded = OffloadedBlocks(helper, there)
         del sequence.blocks[:blocks]
         self._split_up.add(sequence)
@@ -368,7 +460,7 @@ class Spread(Decoder):
                 f"{sequence.offloaded_blocks} blocks cannot come back into {len(blocks)}"
             )
         begin_s = time.perf_counter()
-        kv = self._workers.ask(offloaded.rank, "give_blocks", offloaded.blocks)
+        kv = self.workers.ask(offloaded.rank, "give_blocks", offloaded.blocks)
         index = torch.tensor(blocks, device=self.device)
         for held, coming in zip(self._cache.layers, kv, strict=True):
             held.index_copy_(1, index, coming)

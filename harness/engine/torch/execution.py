@@ -4,18 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from typing import NamedTuple
 
+from torch import Tensor
+
+from ....predictors.step_time import StepTime
+from ...core.device import Away, SplitStepTime, StageDevice
+from ...core.module_moves import Module
 from ...core.policy import Policy
 from ...core.predictions import LearnedPredictions
 from ...core.state import Phase, RequestState
+from ..loop.instance import Movable
 from ..loop.measures import Measures
 from ..loop.timed import Ran, RecordedStepTime, TimedInstance
 from .batch import Piece
 from .cache import InUse, Swapper
 from .clock import WallClock
+from .distributed import CompletedMove, Spread
 from .kv_cache_manager import TorchKVCacheManager
 from .runner import Runner
 from .sequence import Sequence
+from .workers import HERE
 
 Opens = Callable[[RequestState], Sequence]  # the prompt of a request that enters
 
@@ -30,6 +39,7 @@ class Execution(RecordedStepTime):
         clock: real time.
         predictions: learn from every iteration.
         opens: makes the sequence of a request when it first enters.
+        spread: the runner's model, if it is one over several processes.
     """
 
     def __init__(
@@ -40,8 +50,11 @@ class Execution(RecordedStepTime):
         clock: WallClock,
         predictions: LearnedPredictions,
         opens: Opens,
+        spread: Spread | None = None,
     ) -> None:
         super().__init__(predictions)
+        self.spread = spread
+        self.received: dict[RequestState, list[Tensor]] = {}  # KV of others, in host memory
         self.clock = clock
         self.sequences: dict[RequestState, Sequence] = {}
         self.given: list[tuple[RequestState, int]] = []  # tokens of the last iteration
@@ -56,6 +69,7 @@ class Execution(RecordedStepTime):
         self._moving_s = 0.0
         self._loop: TimedInstance | None = None
         self.between: Callable[[], None] | None = None  # called before every iteration
+        self.away_s = 0.0  # of the last iteration: another instance's process computed
 
     def serves(self, loop: TimedInstance) -> None:
         """The instance whose iterations are executed."""
@@ -73,6 +87,7 @@ class Execution(RecordedStepTime):
         loop, kv_manager = self._loop, self._kv_manager
         assert loop is not None
         self.clock.wait_until(loop.now_s)
+        away_s = self._away_s()
         if self.between is not None:
             begin_s = self.clock.now_s()
             self.between()
@@ -97,13 +112,22 @@ class Execution(RecordedStepTime):
             self.given = list(zip(deciding, output_tokens, strict=True))
             for r, token in self.given:
                 self.sequences[r].tokens.append(token)
+        self.away_s = self._away_s() - away_s
         return self._ran_since(loop.now_s)
 
     def _ran_since(self, begin_s: float) -> Ran:
         took_s = self.clock.now_s() - begin_s
-        ran = Ran(took_s, self._swapped_blocks, self._swap_s, self._moving_s)
+        ran = Ran(took_s, self._swapped_blocks, self._swap_s, self._moving_s, self.away_s)
         self._swapped_blocks, self._swap_s, self._moving_s = 0, 0.0, 0.0
         return ran
+
+    def _away_s(self) -> float:
+        """CPU seconds that workers other than its own have computed so far, for anyone."""
+        spread = self.spread
+        if spread is None or spread.home == HERE:
+            return 0.0
+        busy_s = spread.workers.workers.busy_s
+        return sum(busy_s.get(rank, 0.0) for rank in spread.busy() if rank != spread.home)
 
     # ---------------------------------------------------------------- host memory
 
@@ -126,20 +150,41 @@ class Execution(RecordedStepTime):
 
     def comes_back(self, r: RequestState) -> None:
         """`r` decodes from the next iteration on; its KV is brought in before that."""
-        if r in self.sequences and self.sequences[r].num_cpu_blocks:
+        if r in self.received or (r in self.sequences and self.sequences[r].num_cpu_blocks):
             self._coming.append(r)
 
     def _swap_in(self) -> None:
         for r in self._coming:
-            assert self._swapper is not None
             begin_s = self.clock.now_s()
             sequence = self.sequence(r)
+            if r in self.received:
+                self._write_received(r, sequence)
+                self._swapped(len(sequence.blocks), begin_s)
+                continue
+            assert self._swapper is not None
             held = sequence.num_cpu_blocks
             self._kv_manager.allocate_slots(r, len(held) * self._kv_manager.block_size)
             self._swapper.into(held, sequence.blocks)
             self._forget_host(sequence)
             self._swapped(len(held), begin_s)
         self._coming.clear()
+
+    def _write_received(self, r: RequestState, sequence: Sequence) -> None:
+        assert self.spread is not None
+        kv = self.received.pop(r)
+        self._kv_manager.allocate_slots(r, kv[0].shape[1] * self._kv_manager.block_size)
+        self.spread.write_blocks(sequence.blocks, kv)
+
+    def hand_over(self, r: RequestState, target: Execution) -> float:
+        """Read the KV of `r` into host memory, from where `target` takes it when `r` enters there;
+        the seconds that reading took.
+        """
+        assert self.spread is not None
+        begin_s = self.clock.now_s()
+        table = self._kv_manager.table(r)[: self._kv_manager.blocks(r.kv_tokens)]
+        target.received[r] = self.spread.read_blocks(table)
+        target.sequences[r] = self.sequences.pop(r)
+        return self.clock.now_s() - begin_s
 
     def _swapped(self, blocks: int, begin_s: float) -> None:
         self._swapped_blocks += blocks
@@ -152,9 +197,31 @@ class Execution(RecordedStepTime):
     def closes(self, r: RequestState) -> Sequence | None:
         """`r` is gone: its sequence, if it ever entered."""
         sequence = self.sequences.pop(r, None)
+        self.received.pop(r, None)
         if sequence is not None:
             self._forget_host(sequence)
         return sequence
+
+
+class ModulesMoved(NamedTuple):
+    """Modules that went to the instance `helper`, or came back from it, at `time_s`."""
+
+    time_s: float
+    helper: int
+    move: CompletedMove
+
+
+class _MeasuredAway(Away):
+    """Books what another instance's process really computed."""
+
+    __slots__ = ("_execution",)
+
+    def __init__(self, step_time: SplitStepTime, device: StageDevice, execution: Execution) -> None:
+        super().__init__(step_time, device)
+        self._execution = execution
+
+    def step(self, decode_seqs: int, decode_kv_tokens: int, chunks: Seq[tuple[int, int]]) -> None:
+        self._device.owed_s += self._execution.away_s
 
 
 class PagedInstance(TimedInstance):
@@ -163,7 +230,7 @@ class PagedInstance(TimedInstance):
     output, its length is unknown before: until then the scheduler assumes the maximum.
     """
 
-    __slots__ = ("_execution", "ended", "gave")
+    __slots__ = ("_execution", "_helper", "ended", "gave", "moves")
 
     def __init__(
         self,
@@ -173,9 +240,14 @@ class PagedInstance(TimedInstance):
         execution: Execution,
         measures: Measures,
         index: int = 0,
+        stages: tuple[StageDevice, ...] = (),
     ) -> None:
-        super().__init__(policy, kv_manager, predictions, execution, (), measures, index)
+        super().__init__(
+            policy, kv_manager, predictions, execution, stages, measures, index, alone=not stages
+        )
         self._execution = execution
+        self._helper: PagedInstance | None = None
+        self.moves: list[ModulesMoved] = []
         self.ended: Callable[[RequestState, Sequence], None] | None = None
         self.gave: Callable[[RequestState, int], None] | None = None
         execution.serves(self)
@@ -194,6 +266,49 @@ class PagedInstance(TimedInstance):
                 self._finish(r)
                 ended = True
         return ended
+
+    # ---------------------------------------------------------------- other instances
+
+    def hand_over(self, r: RequestState, target: PagedInstance) -> float:
+        """`r`, which is in transfer from here, goes to `target` with its KV; see `Execution`."""
+        return self._execution.hand_over(r, target._execution)
+
+    def bring_home(self, step_time: StepTime, pause_s: float) -> None:
+        self._moves(Module.LAYERS, 0)
+        self._moves(Module.HEADS, 0)
+        self._away = self._helper = None
+
+    def offload(
+        self,
+        module: Module,
+        units: int,
+        helper: Movable,
+        step_time: SplitStepTime,
+        pause_s: float,
+    ) -> None:
+        assert isinstance(helper, PagedInstance)
+        self._helper = helper
+        self._moves(module, units)
+        self._away = _MeasuredAway(step_time, helper.stages[0], self._execution)
+
+    def _moves(self, module: Module, units: int) -> None:
+        """Have so many units at the helper; both wait for as long as that takes."""
+        spread, clock, helper = self._execution.spread, self._execution.clock, self._helper
+        if helper is None:
+            return
+        assert spread is not None
+        target = helper._execution.spread
+        assert target is not None
+        begin_s, before = clock.now_s(), len(spread.moves)
+        if module is Module.LAYERS:
+            spread.offload_layers(units, target.home)
+        else:
+            spread.offload_heads(units, target.home)
+        took_s = clock.now_s() - begin_s
+        done = spread.moves[before:]
+        self.moves += [ModulesMoved(self.now_s, helper.index, one) for one in done]
+        for instance in (self, helper):
+            instance.stages[0].owed_s += took_s
 
     def _preempt(self) -> None:
         there = len(self.swapped)

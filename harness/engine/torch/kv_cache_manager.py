@@ -23,7 +23,9 @@ from .tiers import Tiers, path_of
 
 
 class TorchKVCacheManager(KVCacheManager):
-    """The lowest free ids are taken first: what is in use stays close together."""
+    """The lowest free ids are taken first: what is in use stays close together. `spare`: blocks
+    that it may be given beside its `total`.
+    """
 
     def __init__(
         self,
@@ -31,9 +33,11 @@ class TorchKVCacheManager(KVCacheManager):
         block_size: int = 16,
         host_total: int = 0,
         prefix_block_size: int = 0,
+        spare: int = 0,
     ) -> None:
         super().__init__(total, block_size, host_total, prefix_block_size)
-        self._free_ids = list(range(total))
+        self._ids = total + spare
+        self._free_ids = list(range(self._ids))
         self._tables: dict[RequestState, list[int]] = {}
         self._unit_ids: dict[int, list[int]] = {}  # by hash
         self.last_released: list[int] = []
@@ -76,10 +80,13 @@ class TorchKVCacheManager(KVCacheManager):
             if unit not in self._unit_ids and len(table) >= (place + 1) * size:
                 self._unit_ids[unit] = table[place * size : (place + 1) * size]
 
+    def resize(self, total: int) -> None:
+        super().resize(min(total, self._ids))
+
     def ids_in_use(self) -> list[int]:
         """Ids of blocks that a request holds or that hold a cached prefix."""
         free = set(self._free_ids)
-        return [block for block in range(self.total) if block not in free]
+        return [block for block in range(self._ids) if block not in free]
 
     def traffic(self) -> Traffic | None:
         """What the next iteration brings from a store, and writes there; None: there is none."""
@@ -123,7 +130,7 @@ class TorchKVCacheManager(KVCacheManager):
             shared = len(r.shared or ()) * self.unit_blocks
             seen += table[shared:]
             assert all(block in cached for block in table[:shared])
-        assert sorted(seen) == list(range(self.total)), "a block is lost or held twice"
+        assert sorted(seen) == list(range(self._ids)), "a block is lost or held twice"
 
 
 _MOST_OPEN = 512  # units held open between a look and the iteration that loads them
@@ -204,8 +211,10 @@ class PagedStoreKVCacheManager(StoreKVCacheManager, TorchKVCacheManager):
         block_size: int = 16,
         host_total: int = 0,
         prefix_block_size: int = 0,
+        spare: int = 0,
     ) -> None:
-        super().__init__(store, total, block_size, host_total, prefix_block_size)
+        TorchKVCacheManager.__init__(self, total, block_size, host_total, prefix_block_size, spare)
+        self.store, self.store_hits = store, 0
         self.shared_units = store
         self._coming: dict[int, None] = {}  # units that the next iteration loads
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import defaultdict
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +29,15 @@ from .threads import pin
 from .weights import DecoderWeights, Layer
 from .workers import join, leave, receive, send
 
+_IDLE = timedelta(days=30)  # nobody may need it for long; where rank 0 ends, it ends at once
+
 
 class TorchWorker:
-    """Answers each message with another; `distributed.Spread` sends them."""
+    """What lives here of one model. Answers each message of `distributed.Spread` with another."""
+
+    def echo(self, payload: Tensor) -> Tensor:
+        """What came."""
+        return payload
 
     def begin(self, config: DecoderConfig) -> None:
         """Nothing of this model is here yet, and of none before it any more."""
@@ -72,10 +80,6 @@ class TorchWorker:
             else:
                 copy_blocks(held.host, num_cpu_blocks, held.kv, blocks)
 
-    def busy_s(self) -> float:
-        """CPU seconds of this process since it began."""
-        return time.process_time()
-
     def run(self, numbers: list[int], x: Tensor, batch: Batch) -> Tensor:
         """[rows, hidden] through layers that live here, in their order."""
         turn = self._decoder.turn(batch)
@@ -85,6 +89,62 @@ class TorchWorker:
             x = self._decoder.layer(x, layer, held.kv, batch, turn)
             self._carriers[0].computed(number)
         return x
+
+    def project(
+        self, number: int, x: Tensor, batch: Batch, mine: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """A layer that lives here begins, but for its KV heads from `mine` on: their queries, keys
+        and values. `attend_rest` goes on with it.
+        """
+        layer, _ = self._layers[number]
+        found = self._decoder.projected(x, layer, self._decoder.turn(batch))
+        cut = mine * self._config.group
+        self._begun = x, found[0][:, :cut], found[1][:, :mine], found[2][:, :mine]
+        away = found[0][:, cut:], found[1][:, mine:], found[2][:, mine:]
+        return away[0].contiguous(), away[1].contiguous(), away[2].contiguous()
+
+    def attend_own(self, number: int, batch: Batch) -> None:
+        """Attention of the heads that the layer has here."""
+        _, queries, keys, values = self._begun
+        kv = self._layers[number][1].kv
+        self._carriers[0].ready(number)
+        store(kv, keys, values, batch)
+        self._carriers[0].computed(number)
+        self._seen = self._decoder.attention(queries, keys, values, kv, batch)
+
+    def finish(self, number: int, seen: Tensor) -> Tensor:
+        """The rest of that layer, with the attention of its other heads."""
+        layer, _ = self._layers[number]
+        return self._decoder.rest(self._begun[0], torch.cat([self._seen, seen], 1), layer)
+
+    def split_heads(self, number: int, mine: int, in_use: InUse | None) -> Packed:
+        """Remove and return the KV heads from `mine` on of a layer."""
+        layer, held = self._layers[number]
+        gone = packed(held.heads(slice(mine, None)), in_use)
+        self._layers[number] = layer, held.heads(slice(0, mine))
+        return gone
+
+    def join_heads(self, number: int, kv: Packed) -> None:
+        """Those heads come back."""
+        layer, held = self._layers[number]
+        self._layers[number] = layer, held.joined(unpacked(kv))
+
+    def read_blocks(self, blocks: list[int]) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
+        """KV of these blocks, of each layer and of each layer's heads that live here."""
+        index = torch.tensor(blocks)
+        layers = {n: held.kv.index_select(1, index) for n, (_, held) in self._layers.items()}
+        heads = {n: held.kv.index_select(1, index) for n, (_, held) in self._heads.items()}
+        return layers, heads
+
+    def write_blocks(
+        self, blocks: list[int], layers: dict[int, Tensor], heads: dict[int, Tensor]
+    ) -> None:
+        """What `read_blocks` gave, into these blocks."""
+        index = torch.tensor(blocks)
+        for n, kv in layers.items():
+            self._layers[n][1].kv.index_copy_(1, index, kv)
+        for n, kv in heads.items():
+            self._heads[n][1].kv.index_copy_(1, index, kv)
 
     def take_heads(self, number: int, kv: Packed) -> None:
         """The last KV heads of a layer live here from now on."""
@@ -134,12 +194,16 @@ def main() -> None:
     pin([int(one) for one in core])
     try:
         join(Path(place), int(rank), int(size), float(timeout_s))
-        worker = TorchWorker()
+        models: defaultdict[int, TorchWorker] = defaultdict(TorchWorker)
         with torch.inference_mode():
-            while (message := receive(0)) is not None:
-                what, arguments = message
-                answer: Any = getattr(worker, what)(*arguments)
-                send(0, answer)
+            while (message := receive(0, _IDLE)) is not None:
+                owner, what, arguments = message
+                answer: Any = None
+                if owner is None:
+                    models.clear()
+                else:
+                    answer = getattr(models[owner], what)(*arguments)
+                send(0, (time.process_time(), answer))
     except WorkerError:
         pass  # rank 0 is gone
     finally:

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import io
 import os
+import statistics
 import subprocess
 import tempfile
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -48,6 +51,7 @@ class Workers:
         self._cores = cores
         self._timeout_s = timeout_s
         self.processes: list[subprocess.Popen[bytes]] = []
+        self.busy_s: dict[int, float] = {}  # CPU seconds of each when it answered last
 
     def __enter__(self) -> Workers:
         self._folder = tempfile.TemporaryDirectory(prefix="slo-bench-workers-")
@@ -88,14 +92,28 @@ class Workers:
         """Ranks of all workers."""
         return range(1, self.count + 1)
 
-    def ask(self, rank: int, what: str, *arguments: Any) -> Any:
-        """Call a method of `worker.Worker` there.
+    def of(self, owner: int) -> ModelWorkers:
+        """The same for one of several models of a run."""
+        return ModelWorkers(self, owner)
+
+    def forget(self) -> None:
+        """No model is anywhere any more.
 
         Raises:
-            WorkerError: it has ended, or does not answer.
+            WorkerError: a worker has ended.
         """
-        self.tell(rank, (what, arguments))
-        return self.answer(rank)
+        for rank in self.ranks:
+            self.tell(rank, (None, "", ()))
+            self.answer(rank)
+
+    def echo_s(self, payload: torch.Tensor, times: int = 5) -> float:
+        """Seconds for a tensor to the first worker and back: the median of several times."""
+        found = []
+        for _ in range(times):
+            begin_s = time.perf_counter()
+            self.of(HERE).ask(self.ranks[0], "echo", payload)
+            found.append(time.perf_counter() - begin_s)
+        return statistics.median(found)
 
     def answer(self, rank: int) -> Any:
         """Receive the answer to the last message of a worker.
@@ -104,10 +122,11 @@ class Workers:
             WorkerError: the worker has ended or does not answer.
         """
         try:
-            return receive(rank)
+            self.busy_s[rank], found = receive(rank)
         except WorkerError:
             self._check(rank)
             raise
+        return found
 
     def tell(self, rank: int, message: Any) -> int:
         """Send without waiting for an answer; the bytes sent."""
@@ -118,6 +137,41 @@ class Workers:
         code = self.processes[rank - 1].poll()
         if code is not None:
             raise WorkerError(f"worker {rank} has ended with exit code {code}; its KV is lost")
+
+
+@dataclass(frozen=True)
+class ModelWorkers:
+    """The workers as one model sees them: what lives there of another does not concern it."""
+
+    workers: Workers
+    owner: int = 0
+
+    @property
+    def ranks(self) -> range:
+        """Ranks of all workers."""
+        return self.workers.ranks
+
+    @property
+    def processes(self) -> list[subprocess.Popen[bytes]]:
+        """All workers."""
+        return self.workers.processes
+
+    def ask(self, rank: int, what: str, *arguments: Any) -> Any:
+        """Call a method of `worker.TorchWorker` there.
+
+        Raises:
+            WorkerError: it has ended, or does not answer.
+        """
+        self.tell(rank, what, *arguments)
+        return self.answer(rank)
+
+    def tell(self, rank: int, what: str, *arguments: Any) -> None:
+        """Call it without waiting for the answer."""
+        self.workers.tell(rank, (self.owner, what, arguments))
+
+    def answer(self, rank: int) -> Any:
+        """What it answered to the last call."""
+        return self.workers.answer(rank)
 
 
 _MESSAGE_CLASSES = [
@@ -183,15 +237,23 @@ def send(to: int, message: Any) -> int:
     return len(content)
 
 
-def receive(source: int) -> Any:
+def receive(source: int, within: timedelta | None = None) -> Any:
     """Receive a message that `send` sent.
+
+    Args:
+        source: the rank that sends it.
+        within: longest time until it begins; None: the time for an answer, as `join` was told.
 
     Raises:
         WorkerError: the other process has ended, or no message came in time.
     """
     length = torch.zeros(1, dtype=torch.int64)
     try:
-        dist.recv(length, source)
+        if within is None:
+            dist.recv(length, source)
+        else:
+            begun: Any = dist.irecv(length, source)
+            begun.wait(within)
         content = torch.empty(int(length), dtype=torch.uint8)
         dist.recv(content, source)
     except (RuntimeError, ValueError) as error:

@@ -21,10 +21,12 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from ....predictors.device_map import read_device_map
 from ....predictors.speculation import OFF, parse_speculation
 from ....workloads.errors import SloBenchError
 from ....workloads.whole_file import write_whole
 from ....workloads.workload import Workload
+from ...core.collocated_policy import Collocated
 from ...core.counters import COUNT
 from ...core.decision_counts import DECISIONS
 from ...load_generator.http.endpoint import Endpoint
@@ -36,12 +38,15 @@ from ...results.metrics import Hardware
 from ...results.run_folder import Value
 from ...servers.gateway import mechanism_counts, serving_apart
 from ...servers.gateway.split import transfer_of
+from ...servers.launch.compatibility import check_embedder
+from ...servers.launch.embedding_server import EmbeddingServer, embedding_server
 from ...servers.launch.environments import environment, home
 from ...servers.launch.kv_offload_args import kv_offload_args
 from ...servers.launch.parallel_args import parallel_args
 from ...servers.launch.serve import Serve
 from ...servers.launch.server_process import ServerError, ServerProcess
 from ...servers.launch.speculative_args import speculative_args
+from ...servers.plugins.contract import EMBED_PASSES
 from ..config.client_schema import ClientSchema
 from ..config.server_schema import ServerSchema
 from ..execution.cells import workload_of
@@ -77,7 +82,10 @@ class LaunchedBackend:
 
     def check(self, spec: CellSpec) -> None:
         """Check that the server can run the system with its parameters and instances."""
-        self._wanted(spec).check(spec.instances)
+        wanted = self._wanted(spec)
+        wanted.check(spec.instances)
+        if spec.placement.embedder is not None:
+            self._check_embedder(spec, wanted)
         if self.server.validated and parse_speculation(spec.placement.speculation or OFF):
             raise SloBenchError(
                 "a run with speculation cannot be validated: fitted step times have none; leave "
@@ -88,6 +96,15 @@ class LaunchedBackend:
                 f"{spec.system} cannot be validated: its servers have different roles"
             )
 
+    def _check_embedder(self, spec: CellSpec, wanted: Serve) -> None:
+        check_embedder(wanted.found(), self.name)
+        if spec.instances > 1:
+            raise SloBenchError("an embedder stands beside one started server; leave instances out")
+        if self.server.validated:
+            raise SloBenchError(
+                "a run with an embedder beside the server cannot be validated; leave --validate out"
+            )
+
     def configuration(self, spec: CellSpec) -> Hashable:
         """The system, its parameters, the placement, and whether there is a gateway."""
         parameters = tuple(sorted(spec.parameters.items()))
@@ -96,6 +113,8 @@ class LaunchedBackend:
     def _through_gateway(self, spec: CellSpec) -> bool:
         """Whether a gateway routes requests; else the client does."""
         wanted = self._wanted(spec)
+        if spec.placement.embedder is not None:
+            return True
         return wanted.gateway or router_by_name(spec.router or wanted.router).measures
 
     def profiling(self, group: Sequence[CellSpec]) -> CellSpec | None:
@@ -116,13 +135,28 @@ class LaunchedBackend:
         log = _unused(folder / "servers" / f"{wanted.label}.log")
         if self.server.step_log or self.server.validated or wanted.patched:
             wanted = replace(wanted, step_log=log.with_suffix(".steps.jsonl"))
+        device = environment(wanted.backend).device
         with contextlib.ExitStack() as stack:
+            embedder = None
+            if spec.placement.embedder is not None:
+                embedder = stack.enter_context(
+                    embedding_server(spec.placement.embedder, device, wanted.cores)
+                )
+                if isinstance(wanted.found().policy, Collocated) and wanted.patched:
+                    wanted = replace(wanted, embedder=embedder.beside)
             with _kept_logs(log.parent):
                 servers = wanted.start(stack, log, instances=spec.instances)
-            device = environment(wanted.backend).device
             urls, gateway = [server.url for server in servers], None
             if self._through_gateway(spec):
                 plan = wanted.behind(servers, spec.router)
+                if embedder is not None:
+                    plan = replace(
+                        plan,
+                        embedder=Endpoint.parse(embedder.url),
+                        scheduler_socket=None
+                        if wanted.embedder is None
+                        else wanted.embedder.socket,
+                    )
                 gateway = stack.enter_context(serving_apart(plan))
                 urls = [gateway]
             attached = Attached(
@@ -137,13 +171,16 @@ class LaunchedBackend:
                     peak_flops=math.nan,
                 ),
             )
-            yield Launched(attached, servers, wanted.step_logs(spec.instances), wanted, gateway)
+            logs = wanted.step_logs(spec.instances)
+            yield Launched(attached, servers, logs, wanted, gateway, embedder)
 
     def _wanted(self, spec: CellSpec) -> Serve:
         place = spec.placement
+        placed = None if place.device_map is None else read_device_map(place.device_map)
+        pp = place.pp if placed is None else 1  # its stages are given with it
         args = [
             *self.server.args,
-            *parallel_args(self.name, tp=place.tp, pp=place.pp, ep=place.ep, dp=place.dp),
+            *parallel_args(self.name, tp=place.tp, pp=pp, ep=place.ep, dp=place.dp),
         ]
         args += speculative_args(parse_speculation(place.speculation or OFF))
         args += kv_offload_args(self.name, place.kv_offload_gib, place.gpus)
@@ -167,6 +204,7 @@ class LaunchedBackend:
             transfer=transfer_of(self.server.kv_transfer),
             cores=core_share().server,
             kvcached=self.server.kvcached,
+            device_map=placed,
         )
 
     def _client_for(self, model: str) -> ClientSchema:
@@ -186,6 +224,7 @@ class Launched:
     step_logs: Sequence[Path]
     wanted: Serve
     gateway: str | None = None  # its address
+    embedder: EmbeddingServer | None = None
     model: str = field(init=False)
     gpu: str = field(init=False)
     hardware: Hardware = field(init=False)
@@ -232,6 +271,7 @@ class Launched:
             policy_problem(counted),
             swap_problem(counted),
             _expired_problem(before, after),
+            None if self.embedder is None else self.embedder.problem(),
         )
         reasons = "; ".join(filter(None, problems))
         figures = {**measured.figures, **grown, "invalid_because": reasons or None}
@@ -387,11 +427,12 @@ def plugin_figures(grown: Mapping[str, int]) -> Mapping[str, Value]:
     """Columns of `cells.csv`; empty without plugins."""
     if not grown:
         return {}
+    named = {*DECISIONS, *EMBED_PASSES}
     return {
         "preemptions_swap": grown.get("preempted_swap"),
         "preemptions_recompute": grown.get("preempted_recompute"),
         **({"policy_errors": grown["policy_errors"]} if "policy_errors" in grown else {}),
-        **{name: n for name, n in grown.items() if name.startswith(COUNT) or name in DECISIONS},
+        **{name: n for name, n in grown.items() if name.startswith(COUNT) or name in named},
     }
 
 

@@ -1,4 +1,5 @@
-"""The torch backend: the small engine of `harness.engine.torch`, in this process.
+"""The torch backend: the small engine of `harness.engine.torch`, in this process; several instances
+have a process each (`harness.engine.torch.cluster`).
 
 Requests arrive inside the process, on the engine's clock, so metrics include no client and no
 network. `model` is a folder, or the name of the tiny random Llama; `gpu` is the device: `cpu`,
@@ -12,10 +13,11 @@ import json
 import math
 import tempfile
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ....predictors.device_map import read_device_map
 from ....predictors.specs import GIB
 from ....workloads.errors import SloBenchError
 from ....workloads.request import RequestType
@@ -30,12 +32,13 @@ from ...engine.loop.gc_control import collections_off, heap_frozen
 from ...engine.loop.instance import EngineInstance
 from ...engine.loop.overlong_requests import fit
 from ...engine.loop.timed import Ran, RecordedStepTime, TimedInstance
+from ...engine.simulator.simulate import simulate
 from ...engine.torch.errors import need_torch
 from ...engine.torch.execute import execute
 from ...engine.torch.migrating import Migrator
 from ...engine.torch.threads import CpuWait, ThreadLayout, thread_count
 from ...load_generator.http.prompts import PromptMaker, Vocabulary
-from ...policies.systems import module_policy
+from ...policies.systems import System, module_policy
 from ...results.engine_logs import meta_path, profiling_cell
 from ...results.metrics import Hardware
 from ...results.read import REASON_COLUMN
@@ -46,11 +49,12 @@ from ...servers.launch.model_folders import model_folder
 from ..config.server_schema import ServerSchema
 from ..execution.cells import output_tokens_p90, predicted_output_tokens
 from ..execution.lookup import configured
-from ..execution.specs import CellSpec
+from ..execution.specs import CellSpec, PlacementSpec
 from .base import CellMeasurement, Progress
 
 if TYPE_CHECKING:
     from ...engine.torch.build import Engine, KvCacheConfig
+    from ...engine.torch.cluster import InstanceProcesses
     from ...engine.torch.decoder import Decoder
     from ...engine.torch.tiers import TierFolder
     from ...engine.torch.workers import Workers
@@ -62,7 +66,7 @@ PROFILING_SEEDS = 1_000_003  # away from the seeds of the experiment
 
 @dataclass(frozen=True)
 class TorchBackend:
-    """One instance on one device. Cells of one model share its loading.
+    """One instance on one device, or several in processes. Cells of one model share its loading.
 
     With `server.validated` the steps of every cell are logged, for its simulation afterwards.
     """
@@ -74,29 +78,72 @@ class TorchBackend:
         """Check that the engine can run the system and the cell's settings."""
         need_torch()
         place = spec.placement
-        if place.gpus * spec.instances > 1:
+        if place.gpus > 1 and place.device_map is None:
             raise SloBenchError(
-                "backend torch runs one instance on one device; leave tp, pp and instances at 1"
+                "backend torch runs each instance on one device, or on the processes of a "
+                "device_map; leave tp and pp at 1"
+            )
+        if place.device_map is not None and (self.server.workers or _in_processes(spec)):
+            raise SloBenchError(
+                "a device_map has a process for each stage of one instance; leave server.workers "
+                "out and instances at 1"
             )
         if place.embedder is not None:
             raise SloBenchError("backend torch runs no embedder beside the language model")
         check_system(configured(spec.system, spec.parameters), TORCH)
         module_policy(self.server.moving)
+        if _in_processes(spec):
+            self._check_processes(spec)
         if self.server.workers and isinstance(configured(spec.system, {}).policy, StaticPolicy):
             raise SloBenchError("layers move between iterations, and static batches have none")
-        if self.server.clock == "cpu" and (self.server.workers or place.gpu != "cpu"):
+        workers = self._workers(place)
+        if self.server.clock == "cpu" and (workers or place.gpu != "cpu"):
             raise SloBenchError(
-                "server.clock cpu is the time of one thread: gpu must be cpu, server.workers 0"
+                "server.clock cpu is the time of one thread: gpu must be cpu, without "
+                "server.workers and device_map"
             )
         if self.threads > 1 and self.server.clock == "cpu":
             raise SloBenchError(
                 f"server.clock cpu is the time of one thread, but server.threads is "
                 f"{self.server.threads}; leave it out or set it to 1"
             )
-        if self.server.workers and place.gpu != "cpu":
-            raise SloBenchError("server.workers compute on the CPU; leave gpu at cpu")
+        if workers and place.gpu != "cpu":
+            raise SloBenchError(
+                "server.workers and the stages of a device_map compute on the CPU; leave gpu at cpu"
+            )
         if self.server.kv_store:
             self._check_store(spec)
+
+    def _check_processes(self, spec: CellSpec) -> None:
+        """Several instances: each is executed in a process of its own."""
+        server, system = self.server, configured(spec.system, spec.parameters)
+        if spec.placement.gpu != "cpu":
+            raise SloBenchError("several instances of backend torch are on the CPU: leave gpu out")
+        if isinstance(system.policy, StaticPolicy):
+            raise SloBenchError(f"{spec.system} forms static batches: leave instances at 1")
+        if server.workers or server.moving:
+            raise SloBenchError(
+                "server.workers and server.moving are for the processes of one instance; between "
+                "instances modules move by the parameters of the system, as banaserve.rise"
+            )
+        if server.validated or server.step_log:
+            raise SloBenchError(
+                "the steps of one instance can be logged and validated: leave instances at 1"
+            )
+        for name, bounds in (system.cluster.bounds() if system.cluster else {}).items():
+            if bounds.given and getattr(system.cluster, name) != getattr(
+                type(system.cluster), name
+            ):
+                raise SloBenchError(
+                    f"{spec.system}.{name} says what a simulated machine is like; here it is "
+                    "measured: leave it out"
+                )
+
+    def _workers(self, place: PlacementSpec) -> int:
+        """Worker processes: those of the settings, or one for each stage but the first."""
+        if place.device_map is None:
+            return self.server.workers
+        return len(read_device_map(place.device_map).stages) - 1
 
     @property
     def threads(self) -> int:
@@ -128,7 +175,8 @@ class TorchBackend:
 
     def configuration(self, spec: CellSpec) -> Hashable:
         """The settings of loading: cells with equal ones share a loaded model."""
-        return spec.system, tuple(sorted(spec.parameters.items())), spec.placement
+        parameters = tuple(sorted(spec.parameters.items()))
+        return spec.system, parameters, spec.placement, spec.instances
 
     def profiling(self, group: Sequence[CellSpec]) -> CellSpec | None:
         """For a single cell: the same level with another seed."""
@@ -147,12 +195,13 @@ class TorchBackend:
         place, server = spec.placement, self.server
         model = model_folder(place.model)
         logged = server.step_log or server.validated
-        threads = ThreadLayout.choose(self.threads, server.workers)
+        count = spec.instances if _in_processes(spec) else self._workers(place)
+        threads = ThreadLayout.choose(self.threads, count)
         with contextlib.ExitStack() as stack:
             workers = rule = None
+            if count:
+                workers = stack.enter_context(Workers(count, cores=threads.worker_cores))
             if server.workers:
-                cores = threads.worker_cores
-                workers = stack.enter_context(Workers(server.workers, cores=cores))
                 rule = module_policy(server.moving)
             stack.enter_context(threads.pinned())
             yield LoadedModel(
@@ -217,7 +266,69 @@ class LoadedModel:
         unit = workload.prefix_block_size if cached else 0
         with _own_tiers(self.store) as tiers:
             room = replace(self._room(spec, system.policy, unit), store=tiers)
+            if _in_processes(spec):
+                return self._measured_processes(spec, workload, folder, progress, system, room)
             return self._measured(spec, workload, folder, progress, system.policy, room)
+
+    def _measured_processes(
+        self,
+        spec: CellSpec,
+        workload: Workload,
+        folder: Path,
+        progress: Progress | None,
+        system: System,
+        room: KvCacheConfig,
+    ) -> CellMeasurement:
+        """Several instances under the system's cluster policy, or behind a router."""
+        from ...engine.torch.cluster import ExecutedCluster, InstanceProcesses, spare_blocks
+        from ...engine.torch.sequence import Sequence as Tokens
+
+        assert self.workers is not None
+        if system.cluster is not None and system.cluster.control_interval_s < math.inf:
+            room = replace(room, spare_blocks=spare_blocks(self.folder, self.decoder, room))
+        told, longest = predicted_output_tokens(spec, workload), output_tokens_p90(spec, workload)
+        lengths = workload.output_tokens if told is None else told
+        most = lengths if longest is None else longest
+        prompts = PromptMaker(Vocabulary.read(self.folder), workload.prefix_block_size, spec.cell)
+        processes = InstanceProcesses(
+            self.decoder,
+            self.folder,
+            room,
+            self.workers,
+            # A prompt that was cut lacks its front.
+            lambda r: Tokens(prompts.token_ids(workload[r.id])[-r.prompt_tokens :]),
+            Guess(lambda r: int(lengths[r.id]), lambda r: int(most[r.id])),
+            cpu_time=self.clock == "cpu",
+        )
+        with heap_frozen():
+            pids = [process.pid for process in self.workers.processes]
+            cpu_wait = CpuWait(self.threads, pids)
+            result = simulate(
+                workload,
+                system,
+                processes.placement,
+                processes.step_time,
+                instances=spec.instances,
+                router=spec.router,
+                overlong_requests=spec.overlong_requests,
+                predicted_output_tokens=told,
+                output_tokens_p90=longest,
+                engine=processes.make,
+                cluster=ExecutedCluster,
+                progress=progress,
+            )
+            wait_share = cpu_wait.share()
+        processes.flush()
+        log = "".join(f"{line}\n" for line in _moves_of(processes))
+        if log:
+            write_whole(folder / "servers" / f"{spec.cell}.moves.jsonl", [log.encode()])
+        invalid = self._invalid_because(wait_share)
+        figures: dict[str, Value] = {
+            "cpu_threads": self.threads.threads,
+            "cpu_wait_share": wait_share,
+            REASON_COLUMN: invalid,
+        }
+        return CellMeasurement(result, invalid, figures=figures)
 
     def _measured(
         self,
@@ -233,6 +344,8 @@ class LoadedModel:
         from ...engine.torch.sequence import Sequence as Tokens
 
         engine = Engine(self.decoder, room, self.workers)
+        if spec.placement.device_map is not None and self.workers is not None:
+            engine.place(read_device_map(spec.placement.device_map).layers)
         most_tokens = self._most_tokens(engine, policy)
         given = workload
         workload, rejected = fit(
@@ -313,7 +426,8 @@ class LoadedModel:
         place = spec.placement
         blocks = place.num_gpu_blocks
         if blocks is None:
-            blocks = num_gpu_blocks(self.decoder, place.block_size, place.memory_share)
+            all_blocks = num_gpu_blocks(self.decoder, place.block_size, place.memory_share)
+            blocks = max(1, all_blocks // spec.instances)
         num_cpu_blocks = 0
         if swaps(policy):
             each = kv_bytes(self.decoder.config, self.decoder.dtype, place.block_size)
@@ -343,6 +457,18 @@ class LoadedModel:
         one = Tokens([1] * size, blocks=blocks)
         one.tokens += engine.runner.run([], [Piece(one, 0, size)])
         engine.runner.run([one], [])
+
+
+def _in_processes(spec: CellSpec) -> bool:
+    """Whether every instance of the cell has a process of its own."""
+    return spec.instances > 1 or configured(spec.system, {}).cluster is not None
+
+
+def _moves_of(processes: InstanceProcesses) -> Iterator[str]:
+    """A line for each move of modules between instances."""
+    for owner, (time_s, helper, move) in processes.moves():
+        move_of = {**asdict(move), "source": move.source - 1, "target": move.target - 1}
+        yield json.dumps({"time_s": time_s, "owner": owner, "helper": helper, **move_of})
 
 
 def _log_steps(instance: TimedInstance, lines: list[str]) -> None:

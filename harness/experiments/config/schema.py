@@ -378,7 +378,8 @@ class ExperimentSchema(BaseModel):
     )
     embedder: Axis[str | None] = setting(
         SERVES,
-        "Embedding model served beside the language model, for workloads with embedding requests.",
+        "Embedding model served beside the language model, for workloads with embedding requests. "
+        "With vllm: folder of an encoder.",
         metavar="MODEL",
         file="maybe",
         backends=NOT_ATTACHED,
@@ -387,7 +388,8 @@ class ExperimentSchema(BaseModel):
     device_map: Axis[str | None] = setting(
         SERVES,
         "Device map (layers to devices): a file written by `tune placement --out`, or the "
-        "name of a shipped map. Replaces --gpu, --tp and --pp.",
+        "name of a shipped map. Replaces --gpu, --tp and --pp. With torch: a process for each "
+        "stage; with vllm and sglang: pipeline stages.",
         metavar="MAP",
         file="maybe",
         backends=NOT_ATTACHED,

@@ -385,7 +385,7 @@ def _combination_of(values: Mapping[str, Any], asked: ExperimentSchema, least: i
     if asked.client.base_urls:
         values = {**values, "instances": values["instances"] or len(asked.client.base_urls)}
     if values["device_map"] is not None:
-        values = _mapped(values, simulated)
+        values = _mapped(values, asked.backend)
     if simulated and values["models"] is None:
         weights = model(values["model"]).dtype_of(values["weight_dtype"])
         values = {**values, "weight_dtype": weights}
@@ -435,14 +435,13 @@ def _workload(values: Mapping[str, Any], asked: ExperimentSchema) -> WorkloadSpe
     return WorkloadSpec(**named, trace_format=asked.trace_format)
 
 
-def _mapped(values: Mapping[str, Any], simulated: bool) -> Mapping[str, Any]:
-    """The same, on the GPUs that a device map names."""
-    if not simulated:
-        raise SloBenchError("device_map is simulated; servers take settings that its file holds")
+def _mapped(values: Mapping[str, Any], backend: str) -> Mapping[str, Any]:
+    """The same, on the GPUs that a device map names, or on as many as it has stages."""
     if values["tp"] not in (None, 1) or values["pp"] != 1:
         raise SloBenchError("device_map says what is on which device; leave tp and pp out")
     found = read_device_map(values["device_map"])
-    return {**values, "gpu": found.gpus_text, "tp": 1, "pp": len(found.stages)}
+    gpus = found.gpus_text if backend == SIMULATED else values["gpu"]
+    return {**values, "gpu": gpus, "tp": 1, "pp": len(found.stages)}
 
 
 def _several(values: Mapping[str, Any], asked: ExperimentSchema) -> Combination:

@@ -89,6 +89,7 @@ class Connection(asyncio.Protocol):
 
     __slots__ = (
         "_framed",
+        "_lost",
         "_now_s",
         "_parser",
         "_pool",
@@ -107,22 +108,28 @@ class Connection(asyncio.Protocol):
         self._streams = False  # it is a chunked body
         self._stays = True  # the connection may be used again
         self._used = False  # has carried a whole exchange
+        self._lost: tuple[Exception | None] | None = None  # with the reason
         self._now_s = 0.0
         self.exchange: Exchange | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
-        found: Any = transport.get_extra_info("socket")
-        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._pool.open.add(self)
 
     def send(self, exchange: Exchange) -> None:
-        """Send a request; the pool is told when its exchange has ended."""
+        """Send a request; the pool is told when its exchange has ended.
+
+        On a connection that closes just now nothing is sent; `connection_lost` ends the exchange.
+        """
         self.exchange = exchange
         self._parser = None
         self._framed = self._streams = False
         request = self._pool.request_of(exchange.row)
         exchange.sent_s = perf_counter()
-        self._transport.writelines(request)
+        if self._lost is not None:
+            self.connection_lost(*self._lost)
+        elif not self._transport.is_closing():
+            self._transport.writelines(request)
 
     def data_received(self, data: bytes) -> None:
         now_s = perf_counter()
@@ -231,6 +238,7 @@ class Connection(asyncio.Protocol):
             self._pool.ended(exchange)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._lost = (exc,)
         pool = self._pool
         pool.lost(self)
         exchange, self.exchange = self.exchange, None
@@ -347,7 +355,6 @@ class ConnectionPool:
             _fail(exchange, connect_fault(error), detail)
             self.ended(exchange)
             return
-        self.open.add(connection)
         connection.send(exchange)
 
     def stalled(self, before_s: float) -> list[Connection]:

@@ -12,7 +12,16 @@ from typing import ClassVar
 from ....predictors.placement import Placement
 from ....predictors.specs import LinkSpec
 from ....workloads.errors import SloBenchError
-from ...core.cluster_policy import HOLD, INF, Action, ClusterView, Role, RouteOutcome
+from ...core.cluster_policy import (
+    HOLD,
+    INF,
+    Action,
+    ClusterView,
+    OnServers,
+    Role,
+    RouteOutcome,
+    ServerRole,
+)
 from ...core.counters import STORE_HITS
 from ...core.decisions import UNLIMITED
 from ...core.instance import Instance, Links
@@ -125,6 +134,7 @@ class BanaServe(DisaggregatedPolicy):
     instances that have room.
     """
 
+    executed = True
     smoothing: ClassVar[float] = 0.3
 
     store: bool = parameter(True)
@@ -207,6 +217,38 @@ class BanaServe(DisaggregatedPolicy):
         if self._moves:
             found["returns"] = "transfers of offloaded modules back to their instance"
         return found
+
+    def on_servers(self, policy: AnyPolicy) -> OnServers | None:
+        """Algorithm 4-2 before prefill servers, and the least load before decode servers."""
+        moved = [name for name in ("store", "layer_moves", "head_moves") if getattr(self, name)]
+        given = ""
+        if moved:
+            off = ", ".join(f"{name}=false" for name in moved)
+            given = (
+                "a running server cannot compute a part of another's model, nor read the prefixes "
+                f"of another: with {off} it is routing by load before a split"
+            )
+        elif not self.load_aware:
+            given = "without load_aware its router compares prefixes: that is distserve"
+        elif (self.window_s, self.load_threshold) != (BanaServe.window_s, BanaServe.load_threshold):
+            given = "the router load-aware has a window and a threshold of its own: leave these out"
+        return OnServers(
+            (
+                ServerRole(PREFILL, max(1, self.prefill_instances)),
+                ServerRole(DECODE, max(1, self.decode_instances)),
+            ),
+            ("prefill_instances", "decode_instances"),
+            splits=True,
+            settled=(
+                "store",
+                "layer_moves",
+                "head_moves",
+                "load_aware",
+                "window_s",
+                "load_threshold",
+            ),
+            refusals={"": given} if given else {},
+        )
 
     def planner(self, moves: int = 1) -> Balancer:
         """Algorithm 4-1 with these thresholds, at most `moves` moves a cycle."""

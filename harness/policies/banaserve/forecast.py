@@ -13,7 +13,7 @@ from ....predictors.load_forecaster import LoadForecaster
 from ...core.cluster_policy import Action, ClusterView, RouteOutcome
 from ...core.decisions import UNLIMITED
 from ...core.instance import Instance
-from ...core.policy import parameter
+from ...core.policy import AnyPolicy, parameter
 from ...core.state import RequestState
 from ..shared.disaggregated import PREFILL
 from ..shared.instance_load import queued_tokens
@@ -36,6 +36,9 @@ class BanaServeForecast(BanaServe):
     """
 
     history_s: float = parameter(10.0, 0.1, 600.0, log=True)
+
+    def on_servers(self, policy: AnyPolicy) -> None:
+        """Only its moves differ, and real servers have none."""
 
     def new_state(self) -> ForecastState:
         arrivals = LoadForecaster(self.history_s)

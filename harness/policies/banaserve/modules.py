@@ -408,13 +408,13 @@ class Modules:
         offloaded.helper_blocks = blocks.helper_blocks
         if not units:
             del self.offloaded[owner.index], self.received[helper.index]
-            owner.compute_by(owner.step_time)
+            owner.bring_home(pause_s)
             cluster.separate(owner, helper)
         else:
             cluster.unite(owner, helper)
             over = _network(cluster).network.spec
-            owner.offload(moved_step_time(owner, module, units, over), helper.devices[0])
-        owner.devices[0].owed_s += pause_s
+            step_time = moved_step_time(owner, module, units, over)
+            owner.offload(module, units, helper, step_time, pause_s)
         self.in_motion -= {owner.index, helper.index}
         for instance in (owner, helper):
             cluster.reconsider(instance)

@@ -20,7 +20,8 @@ from ...core.wire import DROPPED, REJECTED, VLLM_FIELD, WAITED_FIELD
 from ...load_generator.http.endpoint import Endpoint
 from ...load_generator.real_cluster import RealCluster, ServerInstance
 from ..http_server import HttpRequest, Reply, refuse
-from .health_checks import MECHANISMS, HealthChecks, Sample, Say
+from ..prometheus import Sample
+from .health_checks import MECHANISMS, HealthChecks, Say
 from .replies import BufferedReply, CollectedReply
 from .states import state_of, wire_of
 from .upstream import ConnectionLostError, UnreachableError
@@ -32,9 +33,11 @@ _METRICS = HttpRequest("GET", "/metrics", [])
 
 
 class ControlledServing:
-    """One group of servers; a request that was lost before its answer began starts again."""
+    """One group of servers; a request that was lost before its answer began starts again.
 
-    role = "serve"
+    Of a split it is one stage (`role`); a prompt counts until its answer begins, also at a server
+    for which another has computed it.
+    """
 
     def __init__(
         self,
@@ -42,10 +45,12 @@ class ControlledServing:
         roles: Sequence[str],
         policy: ClusterPolicy,
         *,
+        role: str = "serve",
         health_path: str = "/health",
         say: Say = lambda line: None,
     ) -> None:
         """`roles`: of each server, as the policy's `layout` names them, in its order."""
+        self.role = role
         self.groups = (self,)
         self._cluster = RealCluster(policy, roles, time.monotonic)
         self._servers = HealthChecks(
@@ -67,6 +72,10 @@ class ControlledServing:
         return bool(self._cluster.up)
 
     async def work(self, asked: HttpRequest, reply: Reply) -> None:
+        """As `generate`."""
+        await self.generate(asked, reply)
+
+    async def generate(self, asked: HttpRequest, reply: Reply) -> None:
         """Route a request and let that server answer; a request that the controller rejects or
         drops ends with status 503.
         """

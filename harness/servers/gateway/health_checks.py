@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from ...load_generator.http.endpoint import Endpoint
 from ..http_server import HttpRequest
+from ..prometheus import Sample
 from .replies import CollectedReply
 from .upstream import ConnectionLostError, UnreachableError, Upstream
 
@@ -16,7 +17,6 @@ _LOOK_EVERY_S = 1.0
 _LOOK_LIMIT_S = 10.0
 
 Say = Callable[[str], None]
-Sample = tuple[str, str, float]
 MECHANISMS = "slo_bench_gateway_mechanism_total"
 
 

@@ -12,7 +12,9 @@ from ...load_generator.real_cluster import RoutedServers
 from ...policies.routers import PrefixAware
 from ...policies.routers import router as router_by_name
 from ..http_server import HttpRequest, Reply, refuse
-from .health_checks import HealthChecks, Sample, Say
+from ..prometheus import Sample
+from .health_checks import HealthChecks, Say
+from .states import prefix_blocks
 from .upstream import ConnectionLostError, UnreachableError
 
 _NO_SLO = Slo()
@@ -40,8 +42,9 @@ class RoutedServerGroup:
             UnknownNameError: no such router.
         """
         self.role = role
-        self._router = router_by_name(router)
-        self._balanced = RoutedServers(len(endpoints), self._router)
+        made = router_by_name(router)
+        self._looks_at_prompts = isinstance(made, PrefixAware)
+        self._balanced = RoutedServers(len(endpoints), made)
         self._servers = HealthChecks(
             endpoints,
             health_path=health_path,
@@ -52,29 +55,30 @@ class RoutedServerGroup:
         self._number = 0
 
     @property
-    def looks_at_prompts(self) -> bool:
-        """Whether the router compares prompts."""
-        return isinstance(self._router, PrefixAware)
-
-    @property
     def any_up(self) -> bool:
         """Whether at least one server is up."""
         return bool(self._balanced.up)
 
+    async def generate(self, asked: HttpRequest, reply: Reply) -> None:
+        """Send a request to the server that the router selects."""
+        body = asked.json() if self._looks_at_prompts else None
+        await self.forward(asked, reply, () if body is None else prefix_blocks(body))
+
     async def forward(
-        self, asked: HttpRequest, reply: Reply, prefix_blocks: tuple[int, ...] | None = None
+        self, asked: HttpRequest, reply: Reply, blocks: tuple[int, ...] | None = None
     ) -> None:
         """Send a request to one of the servers and pass its answer on.
 
-        With `prefix_blocks` (possibly empty) the router selects and counts the server; without, the
-        first server that is up answers. The answer is a 503 if no server could be reached, and a
-        502 if the server was lost before its answer began. If it is lost later, `reply` has no end.
+        With `blocks` of the prompt (possibly none) the router selects and counts the server;
+        without, the first server that is up answers. The answer is a 503 if no server could be
+        reached, and a 502 if the server was lost before its answer began. If it is lost later,
+        `reply` has no end.
         """
         servers = self._servers
         for _ in range(2 * len(servers.upstreams)):
             if not self.any_up:
                 break
-            with self._chosen(prefix_blocks) as index:
+            with self._chosen(blocks) as index:
                 upstream = servers.upstreams[index]
                 try:
                     await upstream.exchange(asked, reply)
@@ -87,19 +91,19 @@ class RoutedServerGroup:
                         url = upstream.endpoint.url
                         refuse(reply, 502, f"the instance at {url} was lost: {error}")
                     return
-                servers.answers[index] += prefix_blocks is not None
+                servers.answers[index] += blocks is not None
                 return
         refuse(reply, 503, f"no instance is up (role: {self.role})")
 
     @contextmanager
-    def _chosen(self, prefix_blocks: tuple[int, ...] | None) -> Iterator[int]:
+    def _chosen(self, blocks: tuple[int, ...] | None) -> Iterator[int]:
         balanced = self._balanced
-        if prefix_blocks is None:
+        if blocks is None:
             yield balanced.up[0]
             return
         self._number += 1
         index = balanced.choose(
-            RequestState(self._number, 0.0, 0, 0, 0, _NO_SLO, prefix_blocks=prefix_blocks)
+            RequestState(self._number, 0.0, 0, 0, 0, _NO_SLO, prefix_blocks=blocks)
         )
         try:
             yield index

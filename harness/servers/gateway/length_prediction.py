@@ -18,7 +18,8 @@ from ...core.wire import PredictedLength, predicted_length_from_wire
 from ...load_generator.http.answers import Raw
 from ...load_generator.http.length_prediction import BatchedPredictions, LengthPrediction, Predicted
 from ..http_server import HttpRequest, Reply
-from .health_checks import Sample, Say
+from ..prometheus import Sample
+from .health_checks import Say
 from .replies import CountedReply
 from .routes import Serving
 from .running import GatewayTarget

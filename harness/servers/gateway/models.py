@@ -23,7 +23,8 @@ from ...core.multi_model_policy import IdleModel, SharingPolicy
 from ...core.state import RequestState
 from ...load_generator.http.endpoint import Endpoint
 from ..http_server import HttpRequest, Reply, refuse, respond, respond_json
-from .health_checks import Sample, Say
+from ..prometheus import Sample
+from .health_checks import Say
 from .replies import BufferedReply
 from .states import state_of
 from .upstream import ConnectionLostError, UnreachableError, Upstream

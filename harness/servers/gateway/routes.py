@@ -8,13 +8,16 @@ import hmac
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from ..http_server import HttpRequest, Reply, refuse, respond
-from .health_checks import MECHANISMS, Sample
-from .instances import RoutedServerGroup
-from .states import prefix_blocks
+from ..http_server import Clients, HttpRequest, Reply, refuse, respond
+from ..prometheus import CONTENT_TYPE, Sample, exposition
+from .health_checks import MECHANISMS
 
 _ASIDE = ("/tokenize", "/detokenize")  # asked beside the work: they must not turn a round robin
 _KINDS = {
+    "slo_bench_gateway_connections": "gauge",
+    "slo_bench_gateway_requests_received_total": "counter",
+    "slo_bench_gateway_requests_total": "counter",  # by result: a status, cancelled, lost
+    "slo_bench_gateway_requests_refused_total": "counter",  # before they were read whole
     "slo_bench_gateway_up": "gauge",
     "slo_bench_gateway_in_flight": "gauge",
     "slo_bench_gateway_answers_total": "counter",
@@ -25,6 +28,7 @@ _KINDS = {
     "slo_bench_gateway_load": "gauge",  # U, where the router measures it
     "slo_bench_gateway_activations_total": "counter",
     "slo_bench_gateway_evictions_total": "counter",
+    "slo_bench_gateway_embed_passes_total": "counter",
     "slo_bench_gateway_taken_over_total": "counter",  # sent there after that, or after a loss
     MECHANISMS: "counter",  # acts of the controller's mechanisms
     "slo_bench_gateway_lengths_requests_total": "counter",
@@ -66,6 +70,14 @@ class ServerGroup(Protocol):
         ...
 
 
+class Stage(ServerGroup, Protocol):
+    """Servers one of which takes a request, as a router or a controller says."""
+
+    async def generate(self, asked: HttpRequest, reply: Reply) -> None:
+        """Send a request to the server that is chosen for it, and pass its answer on."""
+        ...
+
+
 class Serving(Protocol):
     """Server groups and the path of a request through them."""
 
@@ -82,32 +94,27 @@ class Serving(Protocol):
 class AggregatedServing:
     """Every instance serves a request from its prompt to its last token."""
 
-    def __init__(self, instances: RoutedServerGroup) -> None:
+    def __init__(self, instances: Stage) -> None:
         self._instances = instances
         self.groups = (instances,)
 
     async def work(self, asked: HttpRequest, reply: Reply) -> None:
-        """Forward a request to the server that the router selects."""
-        await self._instances.forward(asked, reply, blocks_for(self._instances, asked))
+        """Forward a request to the server that is chosen for it."""
+        await self._instances.generate(asked, reply)
 
 
-def blocks_for(instances: RoutedServerGroup, asked: HttpRequest) -> tuple[int, ...]:
-    """Block hashes of the prompt, if the router compares prompts; else empty."""
-    if not instances.looks_at_prompts:
-        return ()
-    body = asked.json()
-    return prefix_blocks(body) if body is not None else ()
-
-
-async def answer(serving: Serving, asked: HttpRequest, reply: Reply) -> None:
+async def answer(serving: Serving, clients: Clients, asked: HttpRequest, reply: Reply) -> None:
     """Answer one request to the gateway.
 
-    `/metrics` returns the gateway's own metrics: which instance is up, its answers and its requests
-    in progress. Each instance has its own metrics at its own address.
+    `/metrics` returns the gateway's own metrics: what became of its requests (each received one is
+    in progress or has a result), which instance is up, its answers and its requests in progress.
+    Each instance has its own metrics at its own address.
     """
     dead = [group.role for group in serving.groups if not group.any_up]
     if asked.path == "/metrics":
-        respond(reply, _metrics(serving).encode(), "text/plain; version=0.0.4")
+        samples = [one for group in serving.groups for one in group.metrics()]
+        text = exposition(_KINDS, [*_requests(clients), *samples])
+        respond(reply, text.encode(), CONTENT_TYPE)
     elif dead:
         refuse(reply, 503, f"no instance is up (role: {', '.join(dead)})")
     elif asked.method == "POST" and not asked.path.endswith(_ASIDE):
@@ -116,19 +123,21 @@ async def answer(serving: Serving, asked: HttpRequest, reply: Reply) -> None:
         await serving.groups[0].forward(asked, reply)
 
 
-async def answer_with_key(key: bytes, serving: Serving, asked: HttpRequest, reply: Reply) -> None:
+async def answer_with_key(
+    key: bytes, serving: Serving, clients: Clients, asked: HttpRequest, reply: Reply
+) -> None:
     """Answer a request with the header `authorization: key`; refuse others but for `/health`."""
     given = [value for name, value in asked.headers if name.lower() == b"authorization"]
     if asked.path == "/health" or (len(given) == 1 and hmac.compare_digest(given[0], key)):
-        await answer(serving, asked, reply)
+        await answer(serving, clients, asked, reply)
     else:
         refuse(reply, 401, "an API key is needed: send authorization: Bearer KEY")
 
 
-def _metrics(serving: Serving) -> str:
-    samples = [sample for group in serving.groups for sample in group.metrics()]
-    lines = []
-    for name, kind in _KINDS.items():
-        own = [f"{n}{labels} {value}" for n, labels, value in samples if n == name]
-        lines += [f"# TYPE {name} {kind}", *own] if own else []
-    return "\n".join(lines) + "\n"
+def _requests(clients: Clients) -> Iterator[Sample]:
+    yield "slo_bench_gateway_connections", "", len(clients.connections)
+    yield "slo_bench_gateway_requests_received_total", "", clients.received
+    for result, count in sorted(clients.ended.items()):
+        yield "slo_bench_gateway_requests_total", f'{{result="{result}"}}', count
+    for status, count in sorted(clients.refused.items()):
+        yield "slo_bench_gateway_requests_refused_total", f'{{status="{status}"}}', count

@@ -19,12 +19,13 @@ from ...core.cluster_policy import ClusterPolicy, Routed
 from ...load_generator.http.endpoint import Endpoint, is_loopback
 from ...policies.routers import router as router_by_name
 from ..http_limits import DEFAULT_LIMITS, HttpLimits
-from ..http_server import Ready, in_thread, serve
+from ..http_server import Clients, Ready, in_thread, serve
 from ..plugins.contract import PolicySpec
+from .collocated import CollocatedServing
 from .controlled import ControlledServing
 from .health_checks import MECHANISMS, Say
 from .instances import RoutedServerGroup
-from .routes import AggregatedServing, Serving, answer, answer_with_key
+from .routes import AggregatedServing, Serving, Stage, answer, answer_with_key
 from .split import DisaggregatedServing, KvTransferMode
 
 _START_S = 20.0
@@ -35,7 +36,8 @@ class GatewayPlan:
     """Servers behind a gateway, and their router.
 
     With `prefill` servers the others only decode, and KV reaches them as `transfer` says. A
-    `controller` replaces the router; `roles` then names the role of each server.
+    `controller` replaces the router; `roles` then names the role of each server. An `embedder`
+    stands beside a single server, and `scheduler_socket` is that of the policy that decides on it.
     """
 
     endpoints: Sequence[Endpoint]
@@ -45,6 +47,8 @@ class GatewayPlan:
     health_path: str = "/health"
     controller: ClusterPolicy | None = None
     roles: Sequence[str] = ()
+    embedder: Endpoint | None = None
+    scheduler_socket: str | None = None
 
     def to_plain(self) -> dict[str, Any]:
         """The plan as JSON values, for another process."""
@@ -60,6 +64,8 @@ class GatewayPlan:
         plain = {**plain, "roles": tuple(plain["roles"])}
         for name in ("endpoints", "prefill"):
             plain[name] = tuple(Endpoint(**one) for one in plain[name])
+        if plain["embedder"] is not None:
+            plain["embedder"] = Endpoint(**plain["embedder"])
         if plain["controller"] is not None:
             plain["controller"] = PolicySpec(**plain["controller"]).made()
         return cls(**{**plain, "transfer": KvTransferMode(plain["transfer"])})
@@ -68,35 +74,42 @@ class GatewayPlan:
         """Check the router and the number of servers.
 
         Raises:
-            SloBenchError: there is no such router, or no server, or the router cannot stand there.
+            SloBenchError: there is no such router, or no server.
         """
-        if router_by_name(self.router).measures and self.prefill:
-            raise SloBenchError(
-                f"{self.router} stands before whole servers; use another router before a split"
-            )
+        router_by_name(self.router)
         if not self.endpoints:
             raise SloBenchError("a gateway needs a server behind it")
 
     def made(self, say: Say) -> Serving:
         """The servers with a router or controller of their own."""
+        router = router_by_name(self.router)
 
-        def instances(endpoints: Sequence[Endpoint], role: str) -> RoutedServerGroup:
-            return RoutedServerGroup(
-                endpoints, self.router, role=role, health_path=self.health_path, say=say
+        def instances(endpoints: Sequence[Endpoint], role: str) -> Stage:
+            if not router.measures:
+                return RoutedServerGroup(
+                    endpoints, self.router, role=role, health_path=self.health_path, say=say
+                )
+            return ControlledServing(
+                endpoints,
+                [role] * len(endpoints),
+                Routed(router=router_by_name(self.router)),
+                role=role,
+                health_path=self.health_path,
+                say=say,
             )
 
+        if self.embedder is not None:
+            [endpoint] = self.endpoints
+            return CollocatedServing(
+                endpoint,
+                self.embedder,
+                self.scheduler_socket,
+                health_path=self.health_path,
+                say=say,
+            )
         if self.controller is not None:
             return ControlledServing(
                 self.endpoints, self.roles, self.controller, health_path=self.health_path, say=say
-            )
-        router = router_by_name(self.router)
-        if router.measures:
-            return ControlledServing(
-                self.endpoints,
-                ["serve"] * len(self.endpoints),
-                Routed(router=router),
-                health_path=self.health_path,
-                say=say,
             )
         if not self.prefill:
             return AggregatedServing(instances(self.endpoints, "serve"))
@@ -142,12 +155,13 @@ def serving(
 
     async def start(ready: Ready) -> None:
         behind = plan.made(say)
+        clients = Clients(limits)
 
         try:
-            handler = partial(answer, behind)
+            handler = partial(answer, behind, clients)
             if api_key is not None:
-                handler = partial(answer_with_key, f"Bearer {api_key}".encode(), behind)
-            await serve(handler, host=host, port=port, limits=limits, ready=ready)
+                handler = partial(answer_with_key, f"Bearer {api_key}".encode(), behind, clients)
+            await serve(handler, host=host, port=port, clients=clients, ready=ready)
         finally:
             for group in behind.groups:
                 group.close()

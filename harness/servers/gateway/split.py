@@ -15,9 +15,8 @@ from typing import Any
 from ....workloads.errors import UnknownNameError
 from ...core.wire import LOAD_KV, STORE_KV
 from ..http_server import HttpRequest, Reply, refuse
-from .instances import RoutedServerGroup
 from .replies import CollectedReply
-from .routes import blocks_for
+from .routes import Stage
 
 _GENERATES = ("/v1/completions", "/v1/chat/completions")
 
@@ -73,9 +72,7 @@ def prefill_body(body: Mapping[str, Any], kv_transfer_params: object) -> dict[st
 class DisaggregatedServing:
     """A prefill group and a decode group; each request passes through one server of each."""
 
-    def __init__(
-        self, prefill: RoutedServerGroup, decode: RoutedServerGroup, transfer: KvTransferMode
-    ) -> None:
+    def __init__(self, prefill: Stage, decode: Stage, transfer: KvTransferMode) -> None:
         self._prefill = prefill
         self._decode = decode
         self._transfer = transfer
@@ -86,22 +83,21 @@ class DisaggregatedServing:
         is the answer.
         """
         if not asked.path.endswith(_GENERATES):
-            await self._prefill.forward(asked, reply, ())
+            await self._prefill.generate(asked, reply)
             return
         body = asked.json()
         if body is None:
             refuse(reply, 400, "the body is no JSON object")
             return
-        blocks = blocks_for(self._prefill, asked)
         name = uuid.uuid4().hex
         by_files = self._transfer is KvTransferMode.FILES
         keep = {STORE_KV: name} if by_files else KEEP_FOR_OTHERS
         first = CollectedReply()
-        await self._prefill.forward(asked.with_json(prefill_body(body, keep)), first, blocks)
+        await self._prefill.generate(asked.with_json(prefill_body(body, keep)), first)
         if first.status != 200:
             first.pass_on(reply)
             return
         body["kv_transfer_params"] = (
             {LOAD_KV: name} if by_files else first.json().get("kv_transfer_params")
         )
-        await self._decode.forward(asked.with_json(body), reply, blocks)
+        await self._decode.generate(asked.with_json(body), reply)

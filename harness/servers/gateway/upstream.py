@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
-from typing import Any, cast
+from typing import cast
 
 import httptools
 
@@ -91,11 +90,10 @@ class _Connection(asyncio.Protocol):
     def __init__(self, upstream: Upstream) -> None:
         self._upstream = upstream
         self._done: asyncio.Future[None] | None = None
+        self._lost = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
-        found: Any = transport.get_extra_info("socket")
-        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._upstream.open.add(self)
 
     async def exchange(self, request: list[bytes], reply: Reply) -> None:
@@ -103,8 +101,11 @@ class _Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._begin_head()
         self._heard = self._framed = self._begun = False
+        if self._lost:
+            raise _StaleError
         self._done = asyncio.get_running_loop().create_future()
-        self._transport.writelines(request)
+        if not self._transport.is_closing():  # else `connection_lost` ends the exchange
+            self._transport.writelines(request)
         reply.comes_from(self._transport)
         try:
             await self._done
@@ -184,6 +185,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         upstream = self._upstream
+        self._lost = True
         upstream.open.discard(self)
         if self in upstream.idle:
             upstream.idle.remove(self)

@@ -62,7 +62,9 @@ def _on_sglang(system: System) -> str:
 def _on_torch(system: System) -> str:
     if system.sharing is not None:
         return _ONE_MODEL
-    return "" if system.cluster is None else "it runs one instance on one device"
+    if system.cluster is None or system.cluster.executed:
+        return ""
+    return "what its controller decides is carried out in the simulator alone"
 
 
 _REFUSALS: Mapping[str, Callable[[System], str]] = {
@@ -82,10 +84,27 @@ def refusal(system: System, backend: str) -> str | None:
     return (reason(system) or None) if reason else None
 
 
+def check_embedder(system: System, backend: str) -> None:
+    """Raise SloBenchError if no embedder can stand beside the system's server there."""
+    if backend != "vllm":
+        raise SloBenchError(f"an embedder beside a started server goes with vllm, not {backend}")
+    if system.cluster is not None:
+        raise SloBenchError(f"{system.name} has several servers: no embedder stands beside them")
+    if getattr(system.policy, "merges", False):
+        raise SloBenchError(
+            f"{system.name} computes texts in the language model's batches, which vLLM does not do "
+            "beside generation; use collocation, static-split or collocated-fcfs"
+        )
+
+
 def limitation(system: System, backend: str) -> str:
     """What of a system that can run on this backend does not happen there; empty if nothing."""
-    if backend != SIMULATED and isinstance(system.policy, Collocated):
+    if backend == SIMULATED or not isinstance(system.policy, Collocated):
+        return ""
+    if backend != "vllm":
         return "it decides on generation requests alone; no embedder runs beside the model there"
+    if system.policy.merges:
+        return "it decides on generation requests alone; vLLM does not merge texts into its batches"
     return ""
 
 

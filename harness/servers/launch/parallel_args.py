@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ....workloads.errors import SloBenchError
 
 _SIZES = {
@@ -9,6 +11,16 @@ _SIZES = {
     "sglang": ("--tp-size", "--pp-size"),
 }
 PARALLEL_SERVERS = tuple(_SIZES)
+
+
+def stage_layers(backend: str, layers: Sequence[int]) -> dict[str, str]:
+    """Environment of a server whose pipeline stages have so many layers each; empty: equal shares.
+
+    vLLM: `vllm.distributed.utils.get_pp_indices`; SGLang: `sglang.srt.distributed.utils`.
+    """
+    if len(layers) < 2:
+        return {}
+    return {f"{backend.upper()}_PP_LAYER_PARTITION": ",".join(map(str, layers))}
 
 
 def parallel_args(backend: str, tp: int = 1, pp: int = 1, ep: int = 1, dp: int = 1) -> list[str]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...core.policy import AnyPolicy
+from ..plugins.contract import EmbedderBeside
 from .server_args import check_no_secrets
 
 # Variables that switch kvcached on, if it is installed in the server's environment: KV pages are
@@ -80,6 +81,8 @@ class Launch:
     gpus: tuple[str, ...] = ()  # the only ones it may use, by UUID; none: all
     cores: tuple[int, ...] = ()  # the only ones it may use; none: all
     kvcached: bool = False
+    stage_layers: tuple[int, ...] = ()  # layers of each pipeline stage; none: equal shares
+    embedder: EmbedderBeside | None = None  # the policy inside decides on its passes
     sleeps: bool = False  # it can be told to give its memory back, and to take it again
 
     def __post_init__(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import tempfile
@@ -10,6 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from ....predictors.device_map import DeviceMap
 from ....workloads.errors import SloBenchError
 from ...core.cluster_policy import ClusterPolicy, OnServers
 from ...core.policy import AnyPolicy, Policy, overrides
@@ -19,10 +21,12 @@ from ...policies.systems import System
 from ...policies.systems import system as system_by_name
 from ..gateway.running import GatewayPlan
 from ..gateway.split import KvTransferMode
+from ..plugins.contract import EmbedderBeside
 from .compatibility import check
 from .environments import Environment, environment, recipe
 from .gpus import gpus_each, shares, visible_gpus
 from .nixl_handshake import nixl_handshake
+from .parallel_args import parallel_args
 from .recipe import KvTransfer, Launch
 from .server_process import READY_S, ServerProcess, free_low_port, free_port, serving
 
@@ -89,6 +93,8 @@ class Serve:
     cores: tuple[int, ...] = ()  # of all servers together; none: all
     kvcached: bool = False
     sleeps: bool = False
+    embedder: EmbedderBeside | None = None
+    device_map: DeviceMap | None = None  # its stages are those of a pipeline
 
     @property
     def label(self) -> str:
@@ -155,10 +161,37 @@ class Serve:
             self._check_kvcached(found)
         if not self.patched:
             self._own_options(name)
+        if self.device_map is not None:
+            self._check_map(self.device_map, instances)
         for what in ("num_gpu_blocks", "block_size", "max_model_tokens"):
             value = getattr(self, what)
             if value is not None and value < 1:
                 raise SloBenchError(f"{what} must be at least 1 but is {value}")
+
+    def _check_map(self, placed: DeviceMap, instances: int) -> None:
+        """Raise SloBenchError if the servers cannot be started on these stages."""
+        if self._on_servers is not None or instances > 1:
+            raise SloBenchError("a device map is for one server; leave instances out")
+        if len(placed.stages) == 1:
+            return
+        found = environment(self.backend)
+        if (found.backend, found.device) == ("vllm", "cpu"):
+            raise SloBenchError(
+                "vLLM's build for CPUs starts with pipeline stages, and its first request fails: "
+                "use a build for CUDA, or --backend torch"
+            )
+        if self.patched and found.backend == "sglang":
+            raise SloBenchError(
+                f"{self.system} inside SGLang has no pipeline stages, but the device map has "
+                f"{len(placed.stages)}; use the system sglang, or vllm"
+            )
+        config = Path(self.model) / "config.json"
+        known = json.loads(config.read_text("utf-8")) if config.is_file() else {}
+        layers = known.get("num_hidden_layers", sum(placed.layers))
+        if layers != sum(placed.layers):
+            raise SloBenchError(
+                f"the device map has {sum(placed.layers)} layers, but {self.model} has {layers}"
+            )
 
     def start(
         self,
@@ -213,6 +246,8 @@ class Serve:
 
     def _gpus(self, servers: int) -> Sequence[tuple[str, ...]]:
         """GPUs of each server; empty where a single server may use all."""
+        if self.device_map is not None and environment(self.backend).device == "cuda":
+            return [self.device_map.cuda_devices] * servers
         visible = [gpu.uuid for gpu in visible_gpus()]
         if servers == 1 or not visible or environment(self.backend).device != "cuda":
             return [()] * servers
@@ -309,12 +344,19 @@ class Serve:
         if self.system is not None:
             self.found()  # checks names and bounds
         options = OWN_OPTIONS.get(backend, {})
-        counts = self._on_servers.counts if self._on_servers is not None else ()
-        parameters = {name: value for name, value in self.parameters.items() if name not in counts}
+        found = self._on_servers
+        known = (*found.counts, *found.settled) if found is not None else ()
+        parameters = {name: value for name, value in self.parameters.items() if name not in known}
         strangers = set(parameters) - set(options)
         if strangers:
             raise SloBenchError(f"{min(strangers)} is no option of an unpatched {backend}")
         return tuple(word for k, v in parameters.items() for word in (options[k], str(v)))
+
+    def _all_args(self) -> tuple[str, ...]:
+        if self.device_map is None:
+            return self.server_args
+        stages = parallel_args(environment(self.backend).backend, pp=len(self.device_map.stages))
+        return (*stages, *self.server_args)
 
     def _launch(self, port: int, step_log: Path | None) -> Launch:
         launch = Launch(
@@ -324,14 +366,15 @@ class Serve:
             num_gpu_blocks=self.num_gpu_blocks,
             block_size=self.block_size,
             max_model_tokens=self.max_model_tokens,
-            server_args=self.server_args,
+            server_args=self._all_args(),
+            stage_layers=() if self.device_map is None else self.device_map.layers,
             cores=self.cores,
             kvcached=self.kvcached,
             sleeps=self.sleeps,
         )
         if not self.patched:
             options = self._own_options(environment(self.backend).backend)
-            args = (*options, *self.server_args)
+            args = (*options, *launch.server_args)
             return replace(launch, server_args=args, step_log=step_log)
         policy = self.found().policy
         num_cpu_blocks = None
@@ -343,6 +386,7 @@ class Serve:
             policy=policy,
             step_log=step_log,
             num_cpu_blocks=num_cpu_blocks,
+            embedder=self.embedder,
         )
 
 

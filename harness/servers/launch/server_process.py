@@ -29,6 +29,7 @@ import httpx
 from ....workloads.errors import SloBenchError
 from ...load_generator.machine import started_on
 from ..plugins.contract import (
+    EMBEDDER_VARIABLE,
     HANDSHAKE_VARIABLE,
     NUM_CPU_BLOCKS_VARIABLE,
     POLICY_VARIABLE,
@@ -45,7 +46,10 @@ _GRACE_S = 20.0
 _LOOK_EVERY_S = 0.2
 _LOW_PORTS = range(20_000, 32_000)
 _GUARD = Path(__file__).with_name("guard.py")
-_OURS = (POLICY_VARIABLE, HANDSHAKE_VARIABLE, STEP_LOG_VARIABLE, NUM_CPU_BLOCKS_VARIABLE)
+_OURS = (
+    *(POLICY_VARIABLE, HANDSHAKE_VARIABLE, STEP_LOG_VARIABLE, NUM_CPU_BLOCKS_VARIABLE),
+    EMBEDDER_VARIABLE,
+)
 _PACKAGE = Path(__file__).resolve().parents[3]
 # Both servers load their group in every one of their processes.
 _ENTRY_POINTS = """\
@@ -255,6 +259,8 @@ def _environ(recipe: Recipe, environment: Environment, launch: Launch) -> dict[s
     if launch.system is not None and launch.policy is not None:
         environ[POLICY_VARIABLE] = PolicySpec.of(launch.system, launch.policy).to_json()
         environ[NUM_CPU_BLOCKS_VARIABLE] = str(launch.num_cpu_blocks or 0)
+        if launch.embedder is not None:
+            environ[EMBEDDER_VARIABLE] = launch.embedder.to_json()
     return environ
 
 

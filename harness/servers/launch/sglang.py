@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ....workloads.errors import SloBenchError
+from .parallel_args import stage_layers
 from .recipe import KVCACHED, TORCH_CPU_INDEX, Build, InstallStep, Launch, Recipe
 
 _VERSION = "0.5.23"
@@ -137,6 +138,7 @@ def _environ(device: str, launch: Launch) -> Mapping[str, str]:
         # Being stopped looks like a crash to SGLang: without this it waits 5 s to look into it.
         "SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0",
     }
+    found |= stage_layers("sglang", launch.stage_layers)
     if launch.kvcached:
         found |= KVCACHED
     if device == "cpu":

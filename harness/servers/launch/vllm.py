@@ -9,9 +9,11 @@ from pathlib import Path
 from ...core.decisions import UNLIMITED
 from ...core.policy import Policy
 from ..plugins.contract import IdleView
+from .parallel_args import stage_layers
 from .recipe import KVCACHED, TORCH_CPU_INDEX, Build, InstallStep, KvTransfer, Launch, Recipe
 
 _SCHEDULER = "slo_bench.harness.servers.plugins.vllm.scheduler.PolicyScheduler"
+_COLLOCATED = "slo_bench.harness.servers.plugins.vllm.collocated.CollocatedScheduler"
 _CONNECTOR = "slo_bench.harness.servers.plugins.vllm.connector"
 _SHARED_FOLDER = "slo_bench.harness.servers.plugins.vllm.shared_folder"
 _MOST_TOKENS = 16384  # of an iteration, where a policy sets no limit
@@ -105,7 +107,8 @@ def _patched(launch: Launch) -> list[str]:
     policy = launch.policy
     assert isinstance(policy, Policy)
     # A victim whose token is still being computed cannot be swapped: no asynchronous scheduling.
-    argv = ["--scheduler-cls", _SCHEDULER, "--no-async-scheduling"]
+    scheduler = _SCHEDULER if launch.embedder is None else _COLLOCATED
+    argv = ["--scheduler-cls", scheduler, "--no-async-scheduling"]
     blocks = launch.num_gpu_blocks
     # The policy stays within the limits that the server is started with.
     limits = policy.limits(IdleView(policy) if blocks is None else IdleView(policy, blocks))
@@ -159,6 +162,7 @@ def _environ(device: str, launch: Launch) -> Mapping[str, str]:
     if launch.transfer is not None and launch.transfer.port is not None:
         found["VLLM_NIXL_SIDE_CHANNEL_HOST"] = launch.host
         found["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(launch.transfer.port)
+    found |= stage_layers("vllm", launch.stage_layers)
     if launch.sleeps:
         found["VLLM_SERVER_DEV_MODE"] = "1"  # else it has no /sleep and no /wake_up
     if launch.kvcached:

@@ -18,6 +18,7 @@ from ..http_server import (
     respond,
     respond_json,
 )
+from ..prometheus import CONTENT_TYPE
 from .config import InjectedFault
 from .service import MockJob, Service, Truth
 
@@ -64,7 +65,7 @@ class MockHandler:
         elif path == "/metrics":
             gauges = {"running": service.running, "waiting": len(service.waiting)}
             lines = [f"vllm:num_requests_{name} {float(n)}\n" for name, n in gauges.items()]
-            respond(reply, "".join(lines).encode(), "text/plain; version=0.0.4")
+            respond(reply, "".join(lines).encode(), CONTENT_TYPE)
         elif path == "/truth":  # of this mock only: the true times
             respond_json(reply, [dataclasses.asdict(truth) for truth in service.truths])
         else:

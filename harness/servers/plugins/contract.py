@@ -7,6 +7,7 @@ and `SLO_BENCH_STEP_LOG` it does nothing; with the log alone it changes no decis
     SLO_BENCH_HANDSHAKE    file that the plugin writes when all its hooks are in place
     SLO_BENCH_STEP_LOG     file for a line of JSON for each step (batch, duration); may be unset
     SLO_BENCH_NUM_CPU_BLOCKS  KV blocks of host memory for swapping; unset: none
+    SLO_BENCH_EMBEDDER     an `EmbedderBeside` as JSON; unset: no embedder beside the model
 """
 
 from __future__ import annotations
@@ -36,6 +37,10 @@ POLICY_VARIABLE = "SLO_BENCH_POLICY"
 HANDSHAKE_VARIABLE = "SLO_BENCH_HANDSHAKE"
 STEP_LOG_VARIABLE = "SLO_BENCH_STEP_LOG"
 NUM_CPU_BLOCKS_VARIABLE = "SLO_BENCH_NUM_CPU_BLOCKS"
+EMBEDDER_VARIABLE = "SLO_BENCH_EMBEDDER"
+
+# Columns of `cells.csv` about an embedder's passes: how many, and what they held in all.
+EMBED_PASSES = ("embed_passes", "embed_pass_requests", "embed_pass_texts", "embed_pass_blocks")
 
 
 @dataclass(frozen=True)
@@ -123,6 +128,29 @@ def asked_for() -> PolicySpec | None:
     """The policy for this process; None: leave the server unchanged."""
     text = os.environ.get(POLICY_VARIABLE)
     return PolicySpec.from_json(text) if text else None
+
+
+@dataclass(frozen=True)
+class EmbedderBeside:
+    """An embedding server on the device of a language model, whose passes the policy inside the
+    language model's server decides on.
+
+    `socket`: Unix socket at which that server listens for the gateway that holds the texts.
+    `activation_bytes_per_token`: memory of a pass.
+    """
+
+    socket: str
+    activation_bytes_per_token: int
+
+    def to_json(self) -> str:
+        """The values as JSON, for the environment variable."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def asked_for(cls) -> EmbedderBeside | None:
+        """The embedder of this process; None: there is none."""
+        text = os.environ.get(EMBEDDER_VARIABLE)
+        return cls(**json.loads(text)) if text else None
 
 
 def announce(server: str, version: str, hooks: Sequence[str], **more: Any) -> None:

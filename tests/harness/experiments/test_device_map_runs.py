@@ -88,7 +88,6 @@ def test_no_instance_is_as_fast_as_its_fastest_gpu_alone(file):
         ({"model": "llama-3.1-8b"}, "is for chatglm2-6b, but model is llama-3.1-8b"),
         ({"pp": 2}, "leave tp and pp out"),
         ({"systems": ("distserve",)}, "distserve places layers itself"),
-        ({"backend": "vllm"}, "device_map is simulated"),
     ],
 )
 def test_what_does_not_go_together(file, settings, problem):

@@ -252,8 +252,32 @@ def test_a_machine_that_is_lost_makes_the_level_invalid(workload):
 def test_where_nobody_is_left_nothing_is_known(workload):
     senders = Machines(0.0)
     senders.begun = lambda stations: stations[0].lost.set()
-    with pytest.raises(SloBenchError, match="every process that sent has died"):
+    with pytest.raises(SloBenchError, match=r"every process that sent has died.*machine-0: gone"):
         sent(workload(30, gap_s=0.1), senders)
+
+
+@pytest.mark.parametrize("ended", [0, 1])
+def test_a_clock_that_is_silent_costs_no_results(workload, monkeypatch, ended):
+    """After the level, as on a machine with more processes than cores; before it nothing is
+    sent.
+    """
+    monkeypatch.setattr("slo_bench.harness.load_generator.load_workers._CLOCK_S", 0.05)
+    answered, begun = Near.call, []
+
+    def call(near, method, *given):
+        begun.extend([method] if method == "send" else [])
+        silent = method == "clock" and len(begun) >= ended
+        return Future() if silent else answered(near, method, *given)
+
+    monkeypatch.setattr(Near, "call", call)
+    if not ended:
+        with pytest.raises(SloBenchError, match="machine-0: did not tell its clock within"):
+            sent(workload(), Machines(0.0))
+        return
+    found, _ = sent(workload(), Machines(0.0))
+    assert (found.columns.outcome == Outcome.FINISHED).all()
+    assert found.invalid_because is not None
+    assert "did not tell its clock after the level" in found.invalid_because
 
 
 def test_what_is_wrong_there_is_told_with_the_machine(workload, monkeypatch):

@@ -37,6 +37,8 @@ _TARGETS: dict[str, tuple[str, ...]] = {
     "vllm.v1.core.kv_cache_manager:KVCacheManager.get_block_ids": ("self", "request_id"),
     "vllm.v1.core.kv_cache_manager:KVCacheManager.get_computed_blocks": ("self", "request"),
     "vllm.v1.core.block_pool:BlockPool.get_num_free_blocks": ("self",),
+    "vllm.v1.core.block_pool:BlockPool.get_new_blocks": ("self", "num_blocks"),
+    "vllm.v1.core.block_pool:BlockPool.free_blocks": ("self", "ordered_blocks"),
     "vllm.v1.engine:EngineCoreOutput": ("request_id", "new_token_ids"),
     "vllm.v1.engine:EngineCoreOutputs": (),
     "vllm.v1.engine.async_llm:AsyncLLM.generate": ("self", "prompt", "sampling_params"),

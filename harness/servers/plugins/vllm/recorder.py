@@ -28,6 +28,7 @@ class StepRecorder:
         self._victims = {PreemptionMode.SWAP: 0, PreemptionMode.RECOMPUTE: 0}
         self._executed_out = self._executed_in = 0  # swaps, by the workers' own count
         self._began: tuple[float, Composition] | None = None
+        self.passes: dict[str, int] = {}  # of an embedder, by the names of `EMBED_PASSES`
 
     def preempts(self, request_id: str, how: PreemptionMode, kv_tokens: int) -> None:
         """A request is preempted."""
@@ -82,6 +83,11 @@ class StepRecorder:
             self.predictions.learn_swap(moved.blocks, moved.duration_s)
             if moved.copies:
                 self.log.write("swaps", copies=moved.copies)
+        self.write_tally()
+
+    def write_tally(self) -> None:
+        """Write all counters for the process that started the server."""
+        scheduler = self._scheduler
         self._tally.write(
             scheduler.counters,
             preempted_swap=self._victims[PreemptionMode.SWAP],
@@ -92,4 +98,5 @@ class StepRecorder:
             executed_in=self._executed_in,
             policy_errors=scheduler.policy_errors.count,
             **self.decisions.totals(),
+            **self.passes,
         )

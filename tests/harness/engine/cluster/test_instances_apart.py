@@ -18,7 +18,9 @@ from slo_bench import Experiment
 from slo_bench.harness.core.cluster_policy import Failure
 from slo_bench.harness.core.phase_capacity import PhaseCapacity, PhaseSplit, phase_capacity
 from slo_bench.harness.core.records import Outcome
+from slo_bench.harness.engine.cluster.instance import device_groups
 from slo_bench.harness.engine.simulator.simulate import simulate
+from slo_bench.harness.engine.simulator.simulated_instances import Builder, instances_of
 from slo_bench.harness.experiments.execution.cells import simulated, workload_of
 from slo_bench.harness.policies.banaserve.controller import BanaServe
 from slo_bench.harness.policies.distserve import DistServe
@@ -125,11 +127,10 @@ def test_leaping_is_stepping(name, workload, num_gpu_blocks):
     assert_leaping_is_stepping(name, workload, num_gpu_blocks)
 
 
-@pytest.mark.parametrize("name", [n for n in STILL if n.startswith(("distserve", "splitwise"))])
+@pytest.mark.parametrize("name", STILL)
 @RELAXED
 @given(workload=workloads(), num_gpu_blocks=st.sampled_from([45, 70]))
 def test_parked_kv_that_blocks_prefill_blocks_it_until_it_has_gone(name, workload, num_gpu_blocks):
-    """Not those with a shared store: what is put there in iterations that overlap has no order."""
     assert_leaping_is_stepping(name, workload, num_gpu_blocks)
 
 
@@ -403,6 +404,22 @@ def test_the_store_serves_every_prefill_instance():
         ).records.cached_tokens.tolist()
     assert sorted(found["distserve over a slow network"]) == [0, 0, 624]
     assert found["banaserve, eager"] == found["mooncake"] == [0, 624, 624]
+
+
+def test_the_order_of_instances_does_not_matter():
+    """Those that share a store are one group, whose turns go by time and then by index."""
+    of = Mooncake(3, 1, store_cpu_gib=1.0)
+    builders = [
+        Builder(role, one_prefix(), PLACEMENT, STEP_TIME, lambda r: 1, prefix_cache=True)
+        for role in of.layout(Vllm(), PLACEMENT, 4)
+    ]
+    instances = instances_of(builders)
+    for order in (instances, instances[::-1]):
+        groups = device_groups(order)
+        members = sorted([one.index for one in group.instances] for group in groups)
+        assert members == [[0, 1, 2, 3]]
+        assert [group.index for group in groups] == [0]
+        assert not any(one.shares_devices for one in instances)
 
 
 def busy(prefill: bool) -> Workload:

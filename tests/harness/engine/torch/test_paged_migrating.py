@@ -208,7 +208,7 @@ def test_a_run_whose_worker_is_killed_in_a_move(
     processes, real = [], Spread.move_layers
 
     def killed(self: Spread, layers: list[int], target: int) -> CompletedMove:
-        (process,) = self._workers.processes
+        (process,) = self.workers.processes
         processes.append(process)
         process.send_signal(signal.SIGSTOP)
         threading.Timer(0.2, process.kill).start()

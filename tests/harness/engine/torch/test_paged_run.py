@@ -86,11 +86,11 @@ def test_what_runs_where_nothing_is_said() -> None:
 @pytest.mark.parametrize(
     ("more", "word"),
     [
-        (["--instances", "2"], "one instance"),
+        (["--tp", "2"], "one device"),
         (["--model", "nowhere"], "no config.json"),
         (["--gpu", "tpu"], "device must be"),
         (["--sweep", "num_gpu_blocks=100000000"], "GiB"),
-        (["--system", "distserve"], "distserve cannot run on torch"),
+        (["--system", "splitwise"], "splitwise cannot run on torch"),
     ],
 )
 def test_what_cannot_be_run(tmp_path: Path, more: list[str], word: str) -> None:

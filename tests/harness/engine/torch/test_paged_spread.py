@@ -30,10 +30,10 @@ TOKENS, SIZE = 22, 8
 class Scene:
     """Three sequences, one of them in chunks, step by step."""
 
-    def __init__(self, folder: Path, workers: Workers) -> None:
+    def __init__(self, folder: Path, workers: Workers, home: int = 0) -> None:
         decoder = load_decoder(folder)
         self.cache = KvCache(decoder.config, 60, SIZE, decoder.dtype, decoder.device)
-        self.spread = Spread(decoder, self.cache, workers)
+        self.spread = Spread(decoder, self.cache, workers, home=home)
         self.runner = Runner(self.spread, self.cache)
         draw = random.Random(4)
         self.prompts = [[draw.randrange(3, 160) for _ in range(n)] for n in (5, 30, 17)]
@@ -96,6 +96,34 @@ def test_tokens_while_layers_and_heads_move(
         assert len(sequence.tokens) >= len(prompt) + TOKENS - 2
     assert len(spread.moves) == len(moves)
     assert all(move.moved_bytes > 0 and move.seconds > 0 for move in spread.moves)
+
+
+@pytest.mark.parametrize("name", ["llama", "opt", "mistral"])
+def test_tokens_of_a_model_whose_home_is_a_worker(
+    name: str, workers: Workers, model_folder: Callable[[str], Path], generated: Greedy
+) -> None:
+    scene = Scene(model_folder(name), workers, home=1)
+    spread = scene.spread
+    moves = {
+        1: lambda: spread.offload_heads(1, helper=2),
+        4: lambda: spread.offload_heads(0, helper=2),
+        7: lambda: spread.offload_layers(1, helper=2),
+        12: lambda: spread.offload_layers(0, helper=2),
+        15: lambda: spread.offload_heads(1, helper=2),
+    }
+    for step in range(TOKENS + 2):
+        if step in moves:
+            moves[step]()
+        if step in (3, 9, 17):  # to another place, and back again
+            blocks = scene.sequences[0].blocks
+            kv = spread.read_blocks(blocks)
+            spread.write_blocks(blocks, [torch.zeros_like(layer) for layer in kv])
+            spread.write_blocks(blocks, kv)
+        scene.step()
+    for prompt, sequence in zip(scene.prompts, scene.sequences, strict=True):
+        assert sequence.tokens == generated(name, prompt, len(sequence.tokens) - len(prompt))
+    assert [move.what for move in spread.moves] == ["heads"] * 4 + ["layers"] * 2 + ["heads"] * 2
+    assert spread.busy() == [1, 2]
 
 
 def test_moves_that_cannot_be(workers: Workers, model_folder: Callable[[str], Path]) -> None:

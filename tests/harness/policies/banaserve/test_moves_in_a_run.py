@@ -90,3 +90,16 @@ def test_over_a_slow_link_rho_forbids_what_is_not_worth_its_cost(efficiency, mov
     made = moves(run(steady(15, 30), network_gb_per_s=2.0, efficiency=efficiency))
     assert bool(made) == moved
     assert all(one.move.cost_s > 0.1 for one in made)
+
+
+def test_before_real_servers_it_is_routing_by_load():
+    assert "store=false, layer_moves=false" in SYSTEMS["banaserve"].on_servers.refusals[""]
+    bare = SYSTEMS["banaserve"].with_parameters(
+        store=False, layer_moves=False, head_moves=False, prefill_instances=2
+    )
+    assert not bare.on_servers.refusals
+    assert [role.servers for role in bare.on_servers.roles] == [2, 1]
+    assert bare.router == "load-aware"
+    assert "distserve" in bare.with_parameters(load_aware=False).on_servers.refusals[""]
+    assert "threshold" in bare.with_parameters(load_threshold=2.0).on_servers.refusals[""]
+    assert SYSTEMS["banaserve-forecast"].on_servers is None

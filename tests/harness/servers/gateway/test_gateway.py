@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import queue
+import re
 import socket
 import socketserver
 import threading
@@ -493,6 +494,33 @@ def test_an_answer_must_begin_in_time(limited):
     with limited(**limits) as address, socket.create_connection(address, PATIENCE_S) as wire:
         wire.sendall(head(len(body)) + body)
         assert answered(wire) == 504
+
+
+def counted(wire_address):
+    with socket.create_connection(wire_address, PATIENCE_S) as wire:
+        wire.sendall(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        text = b"".join(iter(lambda: wire.recv(65536), b"")).decode()
+    pattern = r'^slo_bench_gateway_requests_(\w+)(?:\{\w+="(\w+)"\})? (\d+)$'
+    found = re.findall(pattern, text, re.MULTILINE)
+    return {f"{name} {label}".strip(): int(count) for name, label, count in found}
+
+
+def test_each_request_is_counted_once(limited):
+    endless = json.dumps({"prompt": "a", "max_tokens": 60_000, "stream": True}).encode()
+    with limited(body_bytes=1 << 20) as address:
+        for sent in (head(2) + b"{}", head(OVER) + b" " * OVER):
+            with socket.create_connection(address, PATIENCE_S) as wire:
+                wire.sendall(sent)
+                answered(wire)
+        with socket.create_connection(address, PATIENCE_S) as wire:  # two; the first never ends
+            wire.sendall(2 * (head(len(endless), close=False) + endless))
+            assert wire.recv(1)
+        eventually(lambda: counted(address).get("total cancelled") == 2)
+        found = counted(address)
+        assert (found["total 200"] - 1, found["refused_total 413"]) == (
+            found["received_total"] - 4,
+            1,
+        )
 
 
 def test_clients_need_the_key_where_there_is_one(mocks):

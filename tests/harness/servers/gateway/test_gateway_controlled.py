@@ -22,7 +22,6 @@ from slo_bench.harness.policies.ascendra.controller import Ascendra
 from slo_bench.harness.servers.gateway import GatewayPlan, mechanism_counts, serving, serving_apart
 from slo_bench.harness.servers.mock import InjectedFault, MockConfig
 from slo_bench.harness.servers.mock import serving as mock
-from slo_bench.workloads.errors import SloBenchError
 
 PATIENCE_S = 30
 QUICK = MockConfig(ttft_s=0.002, itl_s=0.001)
@@ -301,12 +300,3 @@ vllm:kv_cache_usage_perc 0.9
             with urllib.request.urlopen(f"{url}/metrics", timeout=PATIENCE_S) as answer:
                 loads = re.findall(rb"^slo_bench_gateway_load{.*} (\S+)$", answer.read(), re.M)
             assert float(loads[0]) >= 0.9
-
-
-def test_load_aware_cannot_stand_everywhere(server):
-    endpoint = Endpoint.parse(server())
-    with (
-        pytest.raises(SloBenchError, match="before whole servers"),
-        serving(GatewayPlan([endpoint], "load-aware", prefill=[endpoint])),
-    ):
-        pass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import json
+import re
 import threading
 import urllib.error
 import urllib.request
@@ -73,10 +74,12 @@ def split() -> Iterator[tuple[Recorder, Recorder]]:
 
 @contextmanager
 def gateway(
-    split: tuple[Recorder, Recorder], transfer: KvTransferMode = KvTransferMode.FILES
+    split: tuple[Recorder, Recorder],
+    transfer: KvTransferMode = KvTransferMode.FILES,
+    router: str = "round-robin",
 ) -> Iterator[str]:
     prefill, decode = (Endpoint.parse(one.url) for one in split)
-    with serving(GatewayPlan([decode], prefill=[prefill], transfer=transfer)) as url:
+    with serving(GatewayPlan([decode], router, prefill=[prefill], transfer=transfer)) as url:
         yield url
 
 
@@ -86,13 +89,17 @@ def post(url: str, body: object) -> dict:
         return json.load(answer)
 
 
-def test_the_prompt_goes_first_and_its_files_are_named(split):
+@pytest.mark.parametrize("router", ["round-robin", "load-aware"])
+def test_the_prompt_goes_first_and_its_files_are_named(split, router):
     prefill, decode = split
     body = {"prompt": "a b", "max_tokens": 9, "min_tokens": 9, "stream": True, "temperature": 0}
     body["stream_options"] = {"include_usage": True}
-    with gateway(split) as url:
+    with gateway(split, router=router) as url:
         for _ in range(2):
             assert post(f"{url}/v1/completions", body) == {"from": "decode"}
+        with urllib.request.urlopen(f"{url}/metrics", timeout=PATIENCE_S) as answer:
+            loads = re.findall(rb'^slo_bench_gateway_load{.*role="(\w+)"', answer.read(), re.M)
+    assert loads == ([b"prefill", b"decode"] if router == "load-aware" else [])
     names = set()
     for (path, first), (_, then) in zip(prefill.asked, decode.asked, strict=True):
         assert path == "/v1/completions"

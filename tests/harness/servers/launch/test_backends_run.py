@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 from slo_bench.cli.main import app
 from slo_bench.harness.results.acceptance import with_acceptance
 from slo_bench.predictors.speculation import parse_speculation
+from slo_bench.workloads.errors import SloBenchError
 
 pytestmark = pytest.mark.backends
 
@@ -82,6 +84,62 @@ def test_adapters_are_served_beside_the_model(run, installed, tiny_model, tmp_pa
     assert int(cell["server_output_tokens"]) == sum(20 + k for k in range(12))
     [kept] = (ran / "servers").glob(f"{cell['cell']}.metrics")
     assert 'max_lora="2"' in kept.read_text()
+
+
+def test_an_embedder_beside_vllm_under_one_policy(installed, tiny_model, tmp_path):
+    """Algorithms 1 to 3 on real servers: generation and embedding compete for 256 KV blocks."""
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    installed("vllm")
+    sizes = {"vocab_size": 3000, "hidden_size": 128, "num_hidden_layers": 2}
+    config = transformers.BertConfig(**sizes, num_attention_heads=4, intermediate_size=512)
+    transformers.BertModel(config).save_pretrained(tmp_path / "encoder")
+    words = ["--workload", "collocated(3:7,output=uniform(40,200),texts=uniform(16,128),tokens=16)"]
+    words += ["--model", tiny_model("vllm"), "--embedder", tmp_path / "encoder", "--requests", 60]
+    words += ["--rates", 20, "--seeds", 1, "--slo", "ttft=1000; embed:e2e=1000"]
+    words += ["--sweep", "num_gpu_blocks=256", "--sweep", "block_size=32", "--records", "csv"]
+    words += ["--step-log", "--no-report", "--out", tmp_path / "out"]
+    systems = ["--system", "collocation", "--system", "collocated-fcfs", "--system", "vllm"]
+    asked = ["run", "--backend", "vllm", *systems, *words]
+    done = CliRunner().invoke(app, list(map(str, asked)))
+    assert done.exit_code == 0, done.output
+    cells = {cell["system"]: cell for cell in cells_of(tmp_path / "out")}
+    requests = 0
+    for name, cell in cells.items():
+        assert float(cell["attainment"]) == 1.0
+        with gzip.open(tmp_path / "out" / "requests" / f"{cell['cell']}.csv.gz", "rt") as file:
+            rows = [row for row in csv.DictReader(file) if row["request_type"] == "1"]
+        texts = [int(row["num_inputs"]) for row in rows]
+        requests = len(rows)
+        assert 16 <= min(texts) < max(texts) <= 128
+        if name != "vllm":  # which nothing coordinates with the embedder
+            assert int(cell["embed_pass_texts"]) == sum(texts)
+            assert int(cell["embed_pass_requests"]) == len(rows)
+            assert 1 <= int(cell["embed_passes"]) <= len(rows)
+            log = (tmp_path / "out" / "servers" / f"{name}.steps.jsonl").read_text()
+            passes = [json.loads(line) for line in log.splitlines() if '"pass"' in line]
+            assert sum(one["texts"] for one in passes) == sum(texts)
+            assert all(one["duration_s"] > 0 and 0 < one["blocks"] <= 256 for one in passes)
+    assert requests > 20
+    assert cells["vllm"].get("embed_passes", "") == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--system", "merged-batches"], "computes texts in the language model's batches"),
+        (["--system", "collocation", "--instances", "2"], "beside one started server"),
+        (["--system", "collocation", "--validate"], "cannot be validated"),
+        (["--system", "distserve"], "has several servers"),
+    ],
+)
+def test_where_no_embedder_can_stand(installed, tiny_model, words, message):
+    installed("vllm")
+    load = ["--workload", "collocated(1:1)", "--rates", "2", "--seeds", "1", "--requests", "4"]
+    served = ["--model", tiny_model("vllm"), "--embedder", "/nowhere"]
+    asked = ["run", "--backend", "vllm", *served, *load, *words]
+    done = CliRunner().invoke(app, list(map(str, asked)))
+    assert isinstance(done.exception, SloBenchError)
+    assert message in str(done.exception)
 
 
 def without_attention(model, copy):

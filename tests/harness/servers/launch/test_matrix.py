@@ -7,6 +7,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,12 +18,15 @@ from slo_bench.harness.core.predictions import LearnedPredictions
 from slo_bench.harness.experiments.config.schema import ExperimentSchema
 from slo_bench.harness.experiments.execution.plan import plan
 from slo_bench.harness.policies.systems import SYSTEMS, system
+from slo_bench.harness.servers.launch import serve as serve_module
 from slo_bench.harness.servers.launch.compatibility import check, compatibility_of, refusal
 from slo_bench.harness.servers.launch.recipe import KvTransfer, Launch
 from slo_bench.harness.servers.launch.serve import Serve
 from slo_bench.harness.servers.launch.server_process import plugin_folder
+from slo_bench.harness.servers.launch.sglang import SGLANG
 from slo_bench.harness.servers.launch.vllm import VLLM
 from slo_bench.harness.servers.plugins.contract import PolicySpec
+from slo_bench.predictors.device_map import read_device_map
 from slo_bench.workloads.errors import SloBenchError
 
 SWAP_ALWAYS = str(Path(__file__).with_name("swap_always.py"))
@@ -70,8 +74,10 @@ def test_a_split_says_itself_how_many_it_is_made_of(backend):
 def test_of_a_collocating_policy_servers_run_a_part():
     [shown] = [e for e in KINDS["compatibility"]() if e["name"] == "collocation"]
     assert shown["simulated"] == "yes"
-    for backend in ("vllm", "torch"):
-        assert str(shown[backend]).startswith("part: it decides on generation requests alone")
+    assert shown["vllm"] == "yes"
+    assert str(shown["torch"]).startswith("part: it decides on generation requests alone")
+    [merges] = [e for e in KINDS["compatibility"]() if e["name"] == "merged-batches"]
+    assert str(merges["vllm"]).startswith("part: it decides on generation requests alone")
     assert str(shown["sglang"]).startswith("no: ")
     [shown] = [e for e in KINDS["compatibility"]() if e["name"] == "edf"]
     assert not any("part" in str(value) for value in shown.values())
@@ -232,3 +238,42 @@ def test_a_controller_is_planned_with_all_of_its_servers():
         systems=("ascendra",), parameters=parameters, backend="vllm", rates=1, seeds=1, tp=1
     )
     assert {(c.columns["gpus"], c.instances) for c in plan(asked).cells} == {(2, 1), (3, 1)}
+
+
+LINK = {"bandwidth_gb_per_s": 12, "latency_us": 10}
+STAGES = {
+    "model": "m",
+    "stages": [
+        {"device": "a", "gpu": "a100-40g", "layers": 20, "link": LINK},
+        {"device": "b", "gpu": "a40", "layers": 12},
+    ],
+    "vllm": {"environment": {"CUDA_VISIBLE_DEVICES": "2,0"}},
+}
+
+
+def test_a_device_map_becomes_pipeline_stages(tmp_path, monkeypatch):
+    path = tmp_path / "map.json"
+    path.write_text(json.dumps(STAGES))
+    placed = read_device_map(str(path))
+    device = SimpleNamespace(backend="vllm", device="cuda", name="vllm", version="")
+    monkeypatch.setattr(serve_module, "environment", lambda name: device)
+    wanted = Serve("vllm", str(tmp_path), "edf", device_map=placed)
+    wanted._check_map(placed, 1)
+    assert wanted._gpus(1) == [("2", "0")]
+    launch = wanted._launch(1, None)
+    words = list(VLLM.argv(Path("/env/bin"), "cuda", launch))
+    assert words[words.index("--pipeline-parallel-size") + 1] == "2"
+    assert VLLM.environ("cuda", launch)["VLLM_PP_LAYER_PARTITION"] == "20,12"
+    assert SGLANG.environ("cuda", launch)["SGLANG_PP_LAYER_PARTITION"] == "20,12"
+    assert "VLLM_PP_LAYER_PARTITION" not in VLLM.environ("cuda", Launch(model="m", port=1))
+    (tmp_path / "config.json").write_text('{"num_hidden_layers": 30}')
+    with pytest.raises(SloBenchError, match=r"has 32 layers, but .* has 30"):
+        wanted._check_map(placed, 1)
+    with pytest.raises(SloBenchError, match="is for one server"):
+        wanted._check_map(placed, 2)
+    device.backend = "sglang"
+    with pytest.raises(SloBenchError, match="edf inside SGLang has no pipeline stages"):
+        wanted._check_map(placed, 1)
+    device.backend, device.device = "vllm", "cpu"
+    with pytest.raises(SloBenchError, match="use a build for CUDA, or --backend torch"):
+        wanted._check_map(placed, 1)
