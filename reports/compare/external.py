@@ -2,7 +2,7 @@
 
 | | vllm `--save-detailed` | guidellm `benchmarks.json` | aiperf `profile_export.jsonl` |
 |---|---|---|---|
-| latencies count from | sending | the moment aimed at | sending |
+| latencies count from | sending | the moment aimed at, or sending | sending |
 | TPOT of ours is its | TPOT | ITL; its TPOT includes the first token | ITL, a mean per request |
 | tokens are counted by | the server | the server | its tokenizer; the server's are taken |
 | its goodput counts | met of those that succeeded | none | met of those that succeeded |
@@ -41,10 +41,15 @@ _GAPS_NOTE = (
 _Row = tuple[float, float, float, float, float, bool]
 
 
-def _requests(rows: Sequence[_Row], duration_s: float | None = None) -> RequestResults:
+def _requests(
+    rows: Sequence[_Row],
+    duration_s: float | None = None,
+    sent_s: Sequence[float] | None = None,
+) -> RequestResults:
     """In order of arrival, times from the first; of one that failed nothing later counts."""
     table = np.array(rows, dtype=np.float64).T
-    table = table[:, np.argsort(table[0], kind="stable")]
+    order = np.argsort(table[0], kind="stable")
+    table = table[:, order]
     begin_s = float(np.nanmin(table[0])) if duration_s is None else 0.0
     finished = table[5] == 1
     return RequestResults(
@@ -55,6 +60,7 @@ def _requests(rows: Sequence[_Row], duration_s: float | None = None) -> RequestR
         output_tokens=np.where(finished, table[4], 0.0),
         expected_output_tokens=None,
         finished=finished,
+        sent_s=None if sent_s is None else np.array(sent_s)[order] - begin_s,
         duration_s=duration_s,
     )
 
@@ -293,6 +299,7 @@ def _guidellm(path: Path, document: Json) -> Results:
 
 def _guidellm_requests(path: Path, benchmark: Json, by_status: Json) -> tuple[RequestResults, int]:
     rows: list[_Row] = []
+    sent: list[float] = []
     incomplete = 0
     begin_s, end_s = number(benchmark.get("start_time")), number(benchmark.get("end_time"))
     for status in ("successful", "incomplete", "errored"):
@@ -304,7 +311,10 @@ def _guidellm_requests(path: Path, benchmark: Json, by_status: Json) -> tuple[Re
             sent_s = number(times.get("request_start"))
             aimed_s = number(times.get("targeted_start"))
             arrival_s = sent_s if math.isnan(aimed_s) else aimed_s
-            if arrival_s < begin_s or arrival_s > end_s:
+            # The time of the benchmark begins when its first request is sent, which is later than
+            # the moment aimed at.
+            began_s = arrival_s if math.isnan(sent_s) else sent_s
+            if began_s < begin_s or began_s > end_s:
                 continue  # warm-up and cool-down, as guidellm was told
             if math.isnan(arrival_s):
                 continue  # cancelled before it was ever due
@@ -313,6 +323,7 @@ def _guidellm_requests(path: Path, benchmark: Json, by_status: Json) -> tuple[Re
             if math.isnan(tokens):
                 tokens = number((request.get("output_metrics") or {}).get("total_tokens"))
             last_s = number(times.get("last_token_iteration"))
+            sent.append(began_s)
             rows.append(
                 (
                     arrival_s,
@@ -325,7 +336,7 @@ def _guidellm_requests(path: Path, benchmark: Json, by_status: Json) -> tuple[Re
             )
     if not rows:
         raise FileFormatError(path, None, "has a benchmark that holds no request")
-    return _requests(rows), incomplete
+    return _requests(rows, sent_s=sent), incomplete
 
 
 # ---------------------------------------------------------------- aiperf

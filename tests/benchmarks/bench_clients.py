@@ -164,7 +164,7 @@ def sent(client: Client, program: str, load: Load) -> tuple[float, Any]:
     environ = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     argv = client.argv(program, load)
     begin_s = perf_counter()
-    child = os.posix_spawn(argv[0], argv, environ, file_actions=actions)
+    child = os.posix_spawnp(argv[0], argv, environ, file_actions=actions)
     _, status, usage = os.wait4(child, 0)
     os.close(log)
     if status:

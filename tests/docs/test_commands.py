@@ -52,6 +52,11 @@ NOT_RUN = {
     "slo-bench backends install vllm --cpu": ".ci/run types it with --with nixl",
     "slo-bench run --suite parallelism-map": "two minutes; the page keeps its results",
     # Too long; the command is tested on a small folder.
+    "slo-bench serve vllm --backend vllm --model models/tiny --port 8000 "
+    "--server-arg=--max-model-len=2048": "waits; for the clients of the next line",
+    "python tests/benchmarks/bench_clients.py --server http://127.0.0.1:8000 --model models/tiny "
+    "--tokenizer models/tiny --rates 1,2,4 --requests 24 --output-tokens 32 --vllm vllm "
+    "--guidellm guidellm": "other clients, and a server",
     "python scripts/server_tables.py --work runs": "an hour of real servers",
     "slo-bench accuracy --out errors.jsonl": "predicts 800 measurements",
     "slo-bench accuracy --out errors.jsonl --resume": "the same",
@@ -88,7 +93,7 @@ LEFT_OPEN = {
 # moments are counted, and where a program needs minutes.
 ON_A_SERVER = {
     "run": "--requests 4 --seeds 1",
-    "tune": "--trials 2 --requests 4 --seeds 1 --no-confirm",
+    "tune": "--trials 2 --requests 100 --tolerance 0.5 --max-time 60 --seeds 1 --no-confirm",
     "profile": "--budget 60 --max-seqs 2 --no-moves",
     "campaign.py": "--seconds 5",
     "killed.py": "--moments 2",

@@ -10,8 +10,10 @@ from ...harness.experiments.experiment import Experiment
 from ...harness.policies.systems import system
 from ...harness.servers.launch.backend_names import SIMULATED
 from ...workloads.errors import SloBenchError
+from ..capacity.asked import CapacityOptions
+from ..capacity.options import SearchOptions
 from .evaluate import cell_of, gpus_of
-from .objectives import COST, Aim
+from .objectives import CAPACITY, COST, Aim
 from .outcome import on_backend
 from .samplers import checked
 from .settings import TuneSettings
@@ -48,6 +50,9 @@ def prepared(experiment: Experiment, settings: TuneSettings) -> Tuning:
     if any("concurrency" in arrivals for arrivals in experiment.arrivals):
         raise SloBenchError("concurrency(…) has no rate to tune for; choose other arrivals")
     aim = settings.aim
+    if CAPACITY in aim.names:  # what a search would refuse is refused before the first server
+        options = CapacityOptions(targets=(aim.target,), tolerance=settings.tolerance)
+        SearchOptions.of(experiment, options)
     gpus = _gpus(experiment)
     space = space_of(experiment, settings.search, gpus)
     counting = counts_gpus(space)

@@ -166,6 +166,21 @@ def test_guidellm_tpot_leaves_out_the_first_token(tmp_path):
     assert any("first token" in note for note in results.notes)
 
 
+def test_guidellm_counts_the_request_that_begins_its_time(tmp_path):
+    """`start_time` is when the first request was sent, later than the moment aimed at."""
+    requests = [guidellm_request(10.2 + k, 11.0 + k, 13.0 + k, 5, aimed=10.0 + k) for k in range(3)]
+    document = guidellm(requests)
+    document["benchmarks"][0]["start_time"] = 10.2
+    results = read_results(write(tmp_path / "benchmarks.json", document))
+    of = only(results)
+    assert of.latency_s["ttft"] == pytest.approx([1.0] * 3)
+    (cell,) = results.cells
+    from_sending = cell.read().sample("sent", None)
+    assert from_sending.latency_s["ttft"] == pytest.approx([0.8] * 3)
+    document["benchmarks"][0]["start_time"] = 11.0  # after a warm-up
+    assert len(only(read_results(write(tmp_path / "b.json", document)))) == 2
+
+
 def test_guidellm_errors_and_interruptions_are_misses(tmp_path):
     good, bad = guidellm_request(1, 2, 3, 5), guidellm_request(2, 3, 4, 5)
     document = guidellm([good], errored=[bad], incomplete=[guidellm_request(3, 4, 5, 2)])

@@ -303,6 +303,13 @@ def test_clocks_on_the_wall_count_once(tmp_path, monkeypatch):
     assert not working(study, name)
 
 
+def test_what_a_search_refuses_is_found_before_any_trial(tmp_path):
+    few = Experiment(systems="sarathi", requests=40)
+    with pytest.raises(SloBenchError, match="requests must be at least 100 but is 40"):
+        tune(few, quick(), tmp_path / "o")
+    assert not (tmp_path / "o").exists()
+
+
 @pytest.mark.parametrize(
     ("url", "problem"),
     [
