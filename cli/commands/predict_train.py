@@ -33,6 +33,14 @@ class Training:
     epochs: Annotated[int, option("N", "Passes over the data.")] = 3
     batch: Annotated[int, option("N", "Batch size in prompts.")] = 24
     learning_rate: Annotated[float, option("X", "Peak learning rate.")] = 1e-3
+    waiting_weight: Annotated[
+        float,
+        option(
+            "X",
+            "Weight in the loss of how much longer requests wait in the predicted order than "
+            "shortest first.",
+        ),
+    ] = 0.0
     max_tokens: Annotated[
         int, option("N", "Maximum number of input tokens (prompt and model name); the rest is cut.")
     ] = 128

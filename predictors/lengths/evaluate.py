@@ -47,6 +47,7 @@ class Score:
     within_one: float  # or in a neighbour of it
     mae_tokens: float  # of the median
     kendall_tau: float  # order of medians against order of lengths; NaN if all are alike
+    waiting_saved: float  # `waiting_saved`; NaN if all are alike
     calibration_error: float  # ECE of the likeliest bucket's probability, ten bins
     coverage: float  # share within the 90 % interval, after conformal correction
     interval_ratio: float  # median of upper end / lower end, each + 1
@@ -219,11 +220,31 @@ def score(
         within_one=float((np.abs(true - named) <= 1).mean()),
         mae_tokens=float(np.abs(median - tokens).mean()),
         kendall_tau=float(kendalltau(median, tokens).statistic) if varied else float("nan"),
+        waiting_saved=waiting_saved(median, tokens),
         calibration_error=sum(abs(b.said - b.true) * b.rows for b in bins) / len(tokens),
         coverage=float(((tokens >= low) & (tokens <= high)).mean()),
         longest_coverage=float((tokens <= lengths.longest_tokens()).mean()),
         interval_ratio=float(np.median((1 + high) / (1 + low))),
     )
+
+
+def waiting_saved(scores: Floats | Ints, tokens: Ints) -> float:
+    """Waiting that the order of `scores` saves over random order, as a share of shortest first's.
+
+    For requests of lengths `tokens` that all wait for one server: of two, the later one waits for
+    the length of the earlier one. 1: the order of true lengths; 0: as random; NaN: all are alike.
+    Kendall's tau with each pair weighted by the difference of its lengths.
+    """
+
+    def saved(by: Floats | Ints) -> float:
+        """Sum of the differences of pairs in the right order, less those in the wrong one."""
+        ordered = np.sort(by)
+        below = np.searchsorted(ordered, by, "left")
+        above = len(by) - np.searchsorted(ordered, by, "right")
+        return float((tokens * (below - above)).sum())
+
+    most = saved(tokens)
+    return saved(scores) / most if most else float("nan")
 
 
 def reliability(lengths: PredictedDistributions, true: Ints) -> list[Bin]:

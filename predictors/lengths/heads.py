@@ -27,6 +27,9 @@ class Head(Protocol):
     def loss(self, raw: Tensor, tokens: Tensor) -> Tensor:
         """Mean loss for true lengths in tokens, shape (n,)."""
 
+    def mean_log(self, raw: Tensor) -> Tensor:
+        """Mean of log(1 + tokens), shape (n,)."""
+
     def lengths(self, raw: Tensor) -> PredictedDistributions:
         """Predicted distributions of the length."""
 
@@ -48,6 +51,9 @@ class Softmax:
         below = torch.special.ndtr((self._inner.to(length.device) - length) / _DOUBT)
         ends = torch.zeros_like(length), torch.ones_like(length)
         return functional.cross_entropy(raw, torch.cat([ends[0], below, ends[1]], 1).diff(dim=1))
+
+    def mean_log(self, raw: Tensor) -> Tensor:
+        return raw.softmax(1) @ _middles(self._edges).to(raw.device)
 
     def lengths(self, raw: Tensor) -> PredictedDistributions:
         return PredictedDistributions.of_buckets(self._edges, _numpy(raw.softmax(1)))
@@ -78,6 +84,9 @@ class Ordinal:
         true = torch.bucketize(tokens, self._inner.to(tokens.device), right=True)
         return functional.nll_loss(self._probabilities(raw).log(), true)
 
+    def mean_log(self, raw: Tensor) -> Tensor:
+        return self._probabilities(raw) @ _middles(self._edges).to(raw.device)
+
     def lengths(self, raw: Tensor) -> PredictedDistributions:
         return PredictedDistributions.of_buckets(self._edges, _numpy(self._probabilities(raw)))
 
@@ -100,6 +109,9 @@ class Quantile:
         level = self._levels.to(off.device)
         return torch.maximum(level * off, (level - 1) * off).sum(1).mean()
 
+    def mean_log(self, raw: Tensor) -> Tensor:
+        return self._quantiles(raw).mean(1)
+
     def lengths(self, raw: Tensor) -> PredictedDistributions:
         """Predicted distributions; beyond the outermost quantiles they continue with the nearest
         slope.
@@ -112,6 +124,25 @@ class Quantile:
         x = np.maximum.accumulate(np.hstack([x, np.maximum(top, x[:, -1:])]), axis=1)
         below = np.concatenate([[0.0], _LEVELS, [1.0 - 1e-6, 1.0]])
         return PredictedDistributions(self._edges, x, np.broadcast_to(below, x.shape))
+
+
+def waiting_loss(scores: Tensor, tokens: Tensor) -> Tensor:
+    """How much longer requests wait, in order of `scores`, than shortest first; shapes (n,).
+
+    Of two requests that wait, the second waits for the first: in the wrong order by as much longer
+    as their lengths differ. The logistic loss of each pair's order, weighted by the difference of
+    their lengths in tokens; 0 where all lengths are equal.
+    """
+    longer = tokens[:, None] - tokens[None, :]
+    weights = longer.clamp_min(0)
+    wrong = functional.softplus((scores[None, :] - scores[:, None]) / _DOUBT)
+    return (weights * wrong).sum() / weights.sum().clamp_min(1)
+
+
+def _middles(edges: tuple[int, ...]) -> Tensor:
+    """Middle of each bucket in log(1 + tokens)."""
+    bounds = torch.tensor(log_edges(edges), dtype=torch.float32)
+    return (bounds[1:] + bounds[:-1]) / 2
 
 
 HEADS: dict[str, type[Head]] = {"softmax": Softmax, "ordinal": Ordinal, "quantile": Quantile}

@@ -300,7 +300,8 @@ class OnlinePredictor:
     def _teach(self, new: Sequence[LabelledPrompt], epochs: int, progress: Watch) -> None:
         shape = self.config.shape
         old = self.samples[TRAIN]
-        rate = _GENTLY * float(self.config.training["settings"]["learning_rate"])
+        trained = self.config.training["settings"]
+        rate = _GENTLY * float(trained["learning_rate"])
         optimizer = optimizer_of(self._network, rate)
         steps = -(-epochs * len(new) // _BATCH)
         order = np.concatenate([self._rng.permutation(len(new)) for _ in range(epochs)])
@@ -316,6 +317,7 @@ class OnlinePredictor:
                 encode(self._tokenizer, shape, prompts_of(rows)),
                 np.arange(len(rows)),
                 _tokens(rows),
+                waiting_weight=float(trained.get("waiting_weight", 0.0)),
                 bf16=self._bf16,
             )
             progress(step + 1, steps)

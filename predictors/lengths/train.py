@@ -32,6 +32,7 @@ from .distribution import (
     share_of,
 )
 from .encoded import Encoded
+from .heads import Head, waiting_loss
 from .network import (
     UNKNOWN_MODEL,
     LengthNetwork,
@@ -66,6 +67,7 @@ class TrainSettings:
     epochs: int = 3
     batch: int = 24  # prompts of different texts in a step, each with all of its answers
     learning_rate: float = 1e-3
+    waiting_weight: float = 0.0  # of `waiting_loss`, beside the head's loss
     max_tokens: int = 128
     patience: int = 2  # epochs without a better validation loss
     test_share: float = 0.05  # of the prompts, kept out for predict-eval
@@ -86,6 +88,8 @@ class TrainSettings:
             raise SloBenchError(
                 f"learning_rate must be between 0 and 1 but is {self.learning_rate:g}"
             )
+        if not 0 <= self.waiting_weight < math.inf:
+            raise SloBenchError(f"waiting_weight must be at least 0 but is {self.waiting_weight:g}")
         if not 0 <= self.test_share <= 0.5:
             raise SloBenchError(f"test_share must be from 0 to 0.5 but is {self.test_share:g}")
 
@@ -334,6 +338,7 @@ class _Training:
                 rows,
                 self._tokens[torch.from_numpy(rows)],
                 bf16=self._bf16,
+                waiting_weight=self._settings.waiting_weight,
             )
             self._loss_sum += loss
             self.step += 1
@@ -346,7 +351,8 @@ class _Training:
 
     def _end_epoch(self) -> Epoch:
         raw = raw_outputs(self._network, self._held, autocast=self._bf16)
-        loss = float(self._network.head.loss(raw, self._held_tokens))
+        weight = self._settings.waiting_weight
+        loss = float(loss_of(self._network.head, raw, self._held_tokens, weight))
         best = all(loss < epoch.validation_loss for epoch in self.epochs)
         epoch = Epoch(len(self.epochs) + 1, self._loss_sum / self._per_epoch, loss, best)
         self.epochs.append(epoch)
@@ -458,6 +464,7 @@ def learn(
     tokens: Tensor,
     *,
     bf16: bool,
+    waiting_weight: float = 0.0,
 ) -> float:
     """One step on one batch; returns its loss before the step."""
     if not network.training:
@@ -468,14 +475,22 @@ def learn(
     for at in _pieces(encoded, rows):
         with torch.autocast(device.partition(":")[0], torch.bfloat16, enabled=bf16):
             raw = network(*encoded.batch(rows[at], device, pad_to=_PAD_TO))
-        loss = network.head.loss(raw.float(), tokens[torch.from_numpy(at)].to(device)) * (
-            len(raw) / len(rows)
-        )
+        loss = loss_of(
+            network.head, raw.float(), tokens[torch.from_numpy(at)].to(device), waiting_weight
+        ) * (len(raw) / len(rows))
         loss.backward()
         whole += float(loss.detach())
     torch.nn.utils.clip_grad_norm_(network.trained().values(), 1.0)
     optimizer.step()
     return whole
+
+
+def loss_of(head: Head, raw: Tensor, tokens: Tensor, waiting_weight: float) -> Tensor:
+    """The head's loss, and that of the order of lengths with its weight."""
+    loss = head.loss(raw, tokens)
+    if waiting_weight:
+        loss = loss + waiting_weight * waiting_loss(head.mean_log(raw), tokens)
+    return loss
 
 
 def _pieces(encoded: Encoded, rows: np.ndarray) -> list[np.ndarray]:

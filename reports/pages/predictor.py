@@ -26,7 +26,7 @@ CLAIMED = (
     "over 80 % on Natural Questions and Alpaca-GPT4, which it was not trained on."
 )
 _CURVES = ("as trained", "online", "baseline")
-_HEADS = ("predictor", "rows", "exact", "± 1", "MAE", "τ", "ECE", "in 90 %", "width")
+_HEADS = ("predictor", "rows", "exact", "± 1", "MAE", "τ", "saved", "ECE", "in 90 %", "width")
 
 
 def _share(share: float, rows: int) -> str:
@@ -127,6 +127,7 @@ def _cells(score: Score) -> list[Cell]:
         f"{score.within_one:.1%}",
         f"{score.mae_tokens:.1f}",
         tau,
+        f"{score.waiting_saved:.1%}" if math.isfinite(score.waiting_saved) else "–",
         f"{score.calibration_error:.3f}",
         f"{score.coverage:.1%}",
         f"× {score.interval_ratio:.1f}",

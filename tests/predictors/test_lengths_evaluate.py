@@ -20,6 +20,7 @@ from slo_bench.predictors.lengths.evaluate import (
     leak_accuracy,
     reliability,
     score,
+    waiting_saved,
     write_predictions,
 )
 from slo_bench.workloads.errors import SloBenchError
@@ -31,6 +32,30 @@ _spec = importlib.util.spec_from_file_location(
 tiny_models = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(tiny_models)
 answered = tiny_models.answered
+
+
+def test_the_waiting_that_an_order_saves():
+    """Brute force over pairs: who comes first makes the other one wait for its length."""
+    draw = np.random.default_rng(0)
+    tokens = draw.integers(1, 50, 40)
+    scores = tokens + draw.integers(-20, 20, 40)
+
+    def waiting(by):
+        return sum(
+            tokens[i] * (1.0 if by[i] < by[j] else 0.5 if by[i] == by[j] else 0.0)
+            for i in range(40)
+            for j in range(40)
+            if i != j
+        )
+
+    random, best = waiting(np.zeros(40)), waiting(tokens)
+    found = waiting_saved(scores, tokens)
+    assert found == pytest.approx((random - waiting(scores)) / (random - best))
+    assert 0.3 < found < 1
+    assert waiting_saved(tokens * 2.0, tokens) == 1
+    assert waiting_saved(-tokens, tokens) == -1
+    assert waiting_saved(np.zeros(40), tokens) == 0
+    assert np.isnan(waiting_saved(scores, np.full(40, 7)))
 
 
 def test_a_score_by_hand():

@@ -24,8 +24,11 @@ NEEDED = "learnt predictors need the extra torch (torch, transformers, peft, sci
 for module in ("torch", "transformers", "peft", "safetensors", "sklearn"):
     pytest.importorskip(module, reason=NEEDED)
 
+import torch  # noqa: E402
 from safetensors.torch import load, save  # noqa: E402
 
+from slo_bench.predictors.lengths.evaluate import waiting_saved  # noqa: E402
+from slo_bench.predictors.lengths.heads import waiting_loss  # noqa: E402
 from slo_bench.predictors.lengths.predictor import TrainedPredictor  # noqa: E402
 from slo_bench.predictors.lengths.samples import Prompt  # noqa: E402
 from slo_bench.predictors.lengths.train import TrainSettings, train  # noqa: E402
@@ -98,6 +101,43 @@ def test_other_heads(base, tmp_path, head):
     told = predictor.lengths([Prompt(f"{verb} apples clouds please", 4, "a") for verb in TELLING])
     assert (np.diff(told.median_tokens()) > 0).all()
     assert told.bucket_probabilities().sum(axis=1) == pytest.approx(1)
+
+
+def test_the_loss_of_an_order_is_the_waiting_that_it_costs():
+    """Two in the wrong order cost as much more as their lengths differ; equal lengths nothing."""
+    tokens = torch.tensor([10.0, 20.0, 200.0])
+    apart = 100.0  # so far apart that the logistic loss of a pair is nothing, or the distance
+    right_order, swapped = waiting_loss(tokens * apart, tokens), waiting_loss(-tokens, tokens)
+    assert right_order == 0
+    assert swapped > 1
+    nearly = waiting_loss(torch.tensor([2.0, 1.0, 3.0]) * apart, tokens)
+    badly = waiting_loss(torch.tensor([1.0, 3.0, 2.0]) * apart, tokens)
+    assert badly / nearly == pytest.approx((200 - 20) / (20 - 10))
+    assert waiting_loss(tokens, torch.full((3,), 7.0)) == 0
+
+
+@pytest.mark.parametrize("head", ["softmax", "ordinal", "quantile"])
+def test_training_for_the_order_learns_it(base, tmp_path, head):
+    settings = TrainSettings(
+        head=head,
+        epochs=8,
+        learning_rate=8e-3,
+        lora_r=4,
+        batch=16,
+        edges=(0, 10, 50, 300),
+        waiting_weight=1.0,
+    )
+    train(ROWS, tmp_path / "out", labels="", base=str(base), settings=settings)
+    predictor = TrainedPredictor.load(tmp_path / "out")
+    rows = answered(100, seed=5)
+    told = predictor.lengths([Prompt(r.prompt, r.prompt_tokens, r.model) for r in rows])
+    tokens = np.array([r.output_tokens for r in rows])
+    assert waiting_saved(told.median_tokens(), tokens) > 0.8
+
+
+def test_the_weight_of_waiting_is_not_negative():
+    with pytest.raises(SloBenchError, match="waiting_weight must be at least 0"):
+        TrainSettings(waiting_weight=-1)
 
 
 @pytest.mark.parametrize("kind", ["llama", "glm"])
