@@ -118,6 +118,7 @@ class _Pool:
 
     def __init__(self) -> None:
         self.idle: list[Connection] = []
+        self.open: set[Connection] = set()
         self.heard: list[Exchange] = []
         self.ended = self.heard.append
 
