@@ -86,6 +86,7 @@ def test_a_clock_that_is_set_while_a_run_goes_on_changes_nothing(tmp_path, monke
 WALL_CLOCK = {  # what reads it, and none of it is a duration of anything measured
     "harness/servers/launch/environments.py": "when an environment was made",
     "harness/experiments/backends/launched.py": "the name of a folder",
+    "harness/servers/torch_embeddings.py": "a field of OpenAI's answers",
     "harness/servers/torch_generation.py": "a field of OpenAI's answers",
     "harness/servers/torch_server.py": "a field of OpenAI's answers",
     "harness/experiments/backends/vllm_json.py": "a field of vLLM's files",

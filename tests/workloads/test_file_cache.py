@@ -124,6 +124,7 @@ def test_other_caches_hold_no_file_of_a_user():
     assert found == {
         "harness/experiments/config/setting.py",  # the schema
         "harness/validation/accuracy/aiconfigurator.py",  # in the package, as all below
+        "harness/validation/accuracy/highest_rate.py",  # the levels of one search
         "predictors/bands.py",
         "predictors/lengths/confusion.py",
         "predictors/operators/kernels.py",
