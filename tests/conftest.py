@@ -140,6 +140,7 @@ VLLM = RECIPES["vllm"].builds["cpu"]
 # Releases whose kernels no torch at hand fits, or that have no build for CPU: their schedulers run
 # without kernels, in the environment of another release.
 BORROWED_VLLM = {"0.33.0": VLLM.version, "0.31.0": VLLM.version, "0.19.1": VLLM.also_tested[-1]}
+OLD_VLLM = "0.19.1"  # weekly; the newest release and those before it each time
 VLLM_FOLDERS = "SLO_BENCH_VLLM_FOLDERS"  # a folder for each, named by its version
 
 
@@ -178,7 +179,13 @@ class VllmPython:
     folder: str
 
 
-@pytest.fixture(scope="session", params=[VLLM.version, *VLLM.also_tested, *BORROWED_VLLM])
+def _releases() -> list[object]:
+    found: list[object] = [VLLM.version, *VLLM.also_tested, *BORROWED_VLLM]
+    found.remove(OLD_VLLM)
+    return [*found, pytest.param(OLD_VLLM, marks=pytest.mark.slow)]
+
+
+@pytest.fixture(scope="session", params=_releases())
 def vllm_python(
     request: pytest.FixtureRequest, installed: Callable[..., Environment]
 ) -> VllmPython:
