@@ -76,7 +76,7 @@ def _print_version(asked: bool) -> None:
 _FIRST = """\
 slo-bench measures, compares and tunes how LLM serving systems meet their latency objectives (SLOs).
 
-  slo-bench run                            compare three systems in simulation; writes a report
+  slo-bench run                            compare schedulers in simulation; writes a report
   slo-bench capacity --system vllm         find the load that a system carries within its SLO
   slo-bench run --base-url URL --rates 1,2 measure a running server
 
