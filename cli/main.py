@@ -74,11 +74,12 @@ def _print_version(asked: bool) -> None:
 
 
 _FIRST = """\
-slo-bench measures, compares and tunes how LLM serving systems meet their latency objectives (SLOs).
+slo-bench measures, compares and tunes how LLM serving systems meet their
+latency objectives (SLOs).
 
-  slo-bench run                            compare schedulers in simulation; writes a report
-  slo-bench capacity --system vllm         find the load that a system carries within its SLO
-  slo-bench run --base-url URL --rates 1,2 measure a running server
+  slo-bench run                     compare schedulers in simulation
+  slo-bench capacity --system vllm  find the load that vLLM carries in its SLO
+  slo-bench run --base-url URL      measure a running server
 
 All commands: slo-bench --help. An experiment file to edit: slo-bench init."""
 

@@ -31,6 +31,7 @@ def test_the_first_words(slo_bench):
     assert out.count("\n  slo-bench ") == 3
     assert "slo-bench --help" in out
     assert "Usage" not in out
+    assert max(map(len, out.splitlines())) <= 80
 
 
 def test_commands_with_many_options_have_a_short_help():
