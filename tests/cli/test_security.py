@@ -232,7 +232,7 @@ def of_a_stranger(slo_bench):
         ["explain", "theirs", "slowest"],
         ["run", "--resume", "--out", "theirs"],
         ["run", "theirs/experiment.toml", "--out", "again"],
-        ["tune", "theirs/experiment.toml", "--out", "tuned"],
+        ["tune", "theirs/experiment.toml", "--requests", "100", "--out", "tuned"],
     ],
     ids=lambda words: " ".join(words[:2]),
 )

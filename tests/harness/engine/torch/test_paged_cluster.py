@@ -4,10 +4,12 @@ not a token is another.
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,7 @@ from slo_bench.workloads.workload import Workload
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("safetensors", reason="safetensors is not installed")
 
+from slo_bench.harness.engine.torch import distributed  # noqa: E402
 from slo_bench.harness.engine.torch.build import Engine, KvCacheConfig  # noqa: E402
 from slo_bench.harness.engine.torch.clock import CpuClock  # noqa: E402
 from slo_bench.harness.engine.torch.cluster import (  # noqa: E402
@@ -64,11 +67,22 @@ class Processes(InstanceProcesses):
         self.ticks += 1
         return self.ticks * 1e-3
 
+    def _link(self) -> str:
+        return "1gb/s@100us"
+
     def make(self, *arguments: Any, **settings: Any) -> Any:
         made = super().make(*arguments, **settings)
         if isinstance(made, PagedInstance):
             made.ended = lambda r, sequence: self.answers.update({r.id: sequence.tokens})
         return made
+
+
+@pytest.fixture(autouse=True)
+def moves_take_a_millisecond(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the machine: what is decided does not hang on its speed."""
+    ticks = itertools.count()
+    clock = SimpleNamespace(perf_counter=lambda: next(ticks) * 1e-3)
+    monkeypatch.setattr(distributed, "time", clock)
 
 
 @pytest.fixture(scope="module")
@@ -151,18 +165,20 @@ EAGER = {
 
 
 @pytest.mark.parametrize(
-    ("module", "prefill_instances", "output_tokens"), [("layers", 1, 12), ("heads", 2, 40)]
+    ("module", "prefill_instances", "output_tokens", "every_s"),
+    [("layers", 1, 12, 0.01), ("heads", 2, 40, 0.002)],
 )
 def test_modules_move_between_instances_in_a_run(
     module: str,
     prefill_instances: int,
     output_tokens: int,
+    every_s: float,
     workers: Workers,
     save_model: Callable[..., Path],
 ) -> None:
     heads = {"num_attention_heads": 8, "num_key_value_heads": 8}
     folder = save_model("qwen3", num_hidden_layers=4, **heads)
-    workload = requests(30, every_s=0.002, output_tokens=output_tokens)
+    workload = requests(30, every_s=every_s, output_tokens=output_tokens)
     processes, found = executed(
         "banaserve",
         folder,
