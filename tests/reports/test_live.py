@@ -113,7 +113,9 @@ def test_the_page_loads_the_new_report_and_keeps_its_place(make_run, tmp_path, h
     try:
         with live_report(folder) as url:
             page = browser.open(url, width=1100)
-            inside = "document.getElementById('report').contentDocument.body.innerText"
+            # While the frame is loaded anew it has no body.
+            frame = "document.getElementById('report').contentDocument"
+            inside = f"({frame}?.body?.innerText ?? '')"
             wait_for(page, f"{inside}.includes('Waiting')")
             shutil.copy(done / "cells.csv", folder / "cells.csv")
             wait_for(page, f"{inside}.includes('Goodput')")
