@@ -262,6 +262,8 @@ def replay_of(
     profile = with_log_link(profile, log)
     placement, settings = _placed(profile, settings, notes)
     served = _configured(served, settings)
+    if log.engine.prefix_caching is not None:  # whatever the system has in simulations
+        served = dataclasses.replace(served, prefix_cache=log.engine.prefix_caching)
     host = Host() if is_whole(profile) else _host(settings, host_s)
     step_time = profiled_step_time(profile, host)
     if profile.calibration is not None and log.digest in profile.calibration.digests:
