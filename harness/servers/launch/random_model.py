@@ -1,8 +1,8 @@
 """Small models with random weights, in the format of Hugging Face, where no model is at hand.
 
 A folder is written with numpy alone: `config.json`, safetensors, a tokenizer and a chat template.
-vLLM, SGLang, `transformers` and the torch engine load it; `bert` is an encoder for embeddings. Speed and memory are those of a real
-model of that shape; the text is nonsense.
+vLLM, SGLang, `transformers` and the torch engine load it; `bert` is an encoder for embeddings.
+Speed and memory are those of a real model of that shape; the text is nonsense.
 """
 
 from __future__ import annotations
