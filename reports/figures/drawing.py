@@ -21,6 +21,7 @@ Plot = dict[str, Any]
 
 ROW_PX = 40
 _FRAME_PX = 46  # beside the rows
+_TITLE_PX = 90  # with what is said below it, and the label of the y axis
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 _NUMBER = ",.4~r"
 _BAR = 0.35  # of a row
@@ -501,7 +502,7 @@ class _Drawing:
             **self._layout(),
             "hovermode": "y unified" if self._cumulative else hover,
             "hoversort": "value ascending" if self._cumulative else "value descending",
-            "margin": {"l": 12, "r": 16, "t": 78, "b": 46},
+            "margin": {"l": 12, "r": 16, "t": _TITLE_PX, "b": 46},
             "annotations": [{**label, "yshift": 6}],
             "xaxis": {
                 **self._axis(figure.x, self.x),
@@ -527,9 +528,9 @@ class _Drawing:
             "hovermode": "y unified",
             "hoverdistance": ROW_PX // 2,
             "barmode": "stack",
-            "height": len(rows) * ROW_PX + _FRAME_PX + 78,
+            "height": len(rows) * ROW_PX + _FRAME_PX + _TITLE_PX,
             "annotations": [{**name, "font": {"color": LIGHT["ink"]}} for name in named],
-            "margin": {"l": 14, "r": 72, "t": 78, "b": 46},
+            "margin": {"l": 14, "r": 72, "t": _TITLE_PX, "b": 46},
             "xaxis": axis,
             "yaxis": {
                 **{"spikecolor": LIGHT["card"], "spikethickness": 0},
@@ -544,7 +545,8 @@ class _Drawing:
             "title": {
                 "text": escape(figure.title, quote=False),
                 "subtitle": {"text": self.origin},
-                **{"x": 0, "xref": "paper", "font": {"size": 16, "color": LIGHT["ink"]}},
+                **{"x": 0, "xref": "paper", "y": 1, "yref": "container", "yanchor": "top"},
+                **{"pad": {"t": 14}, "font": {"size": 16, "color": LIGHT["ink"]}},
             },
             "font": {"family": _FONT, "size": 12, "color": LIGHT["soft"]},
             "paper_bgcolor": LIGHT["card"],

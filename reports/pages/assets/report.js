@@ -155,11 +155,11 @@ class Chart {
     if (rows) this.rowNames(found, width);
     Plotly.react(this.plot, found.traces, {
       ...layout, width, height: this.height(), title: { text: "" }, showlegend: false,
-      margin: { ...layout.margin, t: rows ? 6 : 28 }, dragmode: touch ? false : "zoom",
+      margin: { ...layout.margin, t: rows ? 12 : 28 }, dragmode: touch ? false : "zoom",
     }, this.config);
   }
   height() {
-    if (this.figure.kind !== "lines") return this.rows() * page.row_px + 52;
+    if (this.figure.kind !== "lines") return this.rows() * page.row_px + 58;
     return this.own === null ? Math.round(Math.min(330, Math.max(240, this.plot.clientWidth * 0.56))) : 190;
   }
   // Systems that are shown.
@@ -183,7 +183,7 @@ class Chart {
   }
   // Names above rows end where the figure does; those of rows that are switched off are left out.
   rowNames({ known, layout, names }, width) {
-    const fits = Math.max(8, Math.floor((width - 30) / 6.6)), shown = new Map(known.map((t) => [`s${t.meta.s}`, this.name(t.meta.s, names)]));
+    const fits = Math.max(8, Math.floor((width - 30) / 7.2)), shown = new Map(known.map((t) => [`s${t.meta.s}`, this.name(t.meta.s, names)]));
     layout.annotations = layout.annotations.filter(({ name }) => shown.has(name)).map((note) => {
       const text = shown.get(note.name);
       return { ...note, text: escaped(text.length <= fits ? text : `${text.slice(0, fits - 1)}…`) };
