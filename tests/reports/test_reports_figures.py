@@ -118,16 +118,7 @@ def test_classes_only_where_there_are_any():
     assert [(f.id, f.categories) for f in of_latency] == [("classes-tpot", ["chat"])]
 
 
-def opened(value, data):
-    """A value of `page_data` with what it refers to."""
-    if isinstance(value, dict):
-        if "$" in value:
-            return opened(data["shared"][value["$"]], data)
-        return {key: opened(inner, data) for key, inner in value.items()}
-    return [opened(inner, data) for inner in value] if isinstance(value, list) else value
-
-
-def test_json_is_plain_finite_and_holds_everything_once():
+def test_json_is_plain_finite_and_holds_everything_once(opened):
     drawn = [figures.over_time([detail()], NAMES, column) for column in figures.STATES]
     data = page_data(NAMES, "simulated", drawn)
     json.dumps(data, allow_nan=False)
