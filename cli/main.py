@@ -36,6 +36,7 @@ class _Commands(LazyGroup):
         "accuracy": "accuracy:accuracy",
         "derive-slo": "derive_slo:derive_slo",
         "plan": "plan:plan",
+        "observe": "observe:observe",
         "tune": "tune:app",
         "profile": "profile:app",
         "workload": "workload:app",
