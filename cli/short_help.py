@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import typer
 from typer.core import TyperCommand, TyperOption
-from typer.main import get_command
 
-from .options.parameters import flag
+from .options.parameters import added_flag
 
 EXAMPLES = 4  # of a command, in its short help
 
@@ -48,16 +47,8 @@ def short_help(shown: Sequence[str]) -> type[TyperCommand]:
 
 def help_all_option() -> Any:
     """The option `--help-all`."""
-
-    def carrier(
-        help_all: Annotated[bool, flag("Show every option and exit.", "--help-all")] = False,
-    ) -> None:
-        pass
-
-    app = typer.Typer(add_completion=False)
-    app.command()(carrier)
-    option: Any = next(p for p in get_command(app).params if p.name == "help_all")
-    option.expose_value, option.is_eager, option.callback = False, True, _write_all
+    option = added_flag("--help-all", "Show every option and exit.", _write_all)
+    option.is_eager = True
     return option
 
 

@@ -6,13 +6,12 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
-from typer.main import get_command
 
 from ..workloads.errors import SloBenchError
-from .options.parameters import flag
+from .options.parameters import added_flag
 
 COMMANDS = (
     *("run", "capacity", "report", "compare", "gate", "explain", "sensitivity", "validate"),
@@ -24,24 +23,12 @@ _trusted = False
 
 def trust_option() -> Any:
     """The option, for a command that reads experiments or studies that others may have written."""
-
-    def carrier(
-        trust_code: Annotated[
-            bool,
-            flag(
-                "Run policy files that an experiment file or run folder names, and use the "
-                "storage that a study names, without asking.",
-                "--trust-code",
-            ),
-        ] = False,
-    ) -> None:
-        pass
-
-    app = typer.Typer(add_completion=False)
-    app.command()(carrier)
-    option: Any = next(p for p in get_command(app).params if p.name == "trust_code")
-    option.expose_value, option.callback = False, _trust
-    return option
+    return added_flag(
+        "--trust-code",
+        "Run policy files that an experiment file or run folder names, and use the storage that a "
+        "study names, without asking.",
+        _trust,
+    )
 
 
 def consent(claim: str) -> None:

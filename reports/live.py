@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from markupsafe import escape
+
 from ..harness.results.run_folder import CAPACITY_FILE, CELLS, PLANNED, TUNED
 from ..harness.servers.http_server import (
     HttpRequest,
@@ -60,11 +62,9 @@ class LiveReport:
 
     def text(self) -> str:
         """How far the run is."""
-        cells = self.folder / CELLS
-        if not cells.is_file():
+        done = len(self._rows())
+        if not done:
             return f"{self.folder}: no cell is finished yet"
-        with cells.open("rb") as file:
-            done = max(0, sum(1 for _ in file) - 1)
         planned = None
         with contextlib.suppress(OSError, ValueError, AttributeError):
             environment = (self.folder / "environment.json").read_text(encoding="utf-8")
@@ -74,11 +74,7 @@ class LiveReport:
 
     def metrics(self) -> str:
         """The finished cells as metrics of Prometheus: those of `cells.csv` by cell."""
-        file = self.folder / CELLS
-        rows = []
-        if file.is_file():
-            with file.open(encoding="utf-8", newline="") as lines:
-                rows = list(csv.DictReader(lines))
+        rows = self._rows()
         samples: list[Sample] = [("slo_bench_cells_finished", "", len(rows))]
         for row in rows:
             of = labels(**{name: row[name] for name in _LABELS if row.get(name)})
@@ -86,6 +82,14 @@ class LiveReport:
                 with contextlib.suppress(KeyError, TypeError, ValueError):
                     samples.append((f"slo_bench_cell_{column}", of, float(row[column])))
         return exposition(_KINDS, samples)
+
+    def _rows(self) -> list[dict[str, str]]:
+        """The finished cells."""
+        file = self.folder / CELLS
+        if not file.is_file():
+            return []
+        with file.open(encoding="utf-8", newline="") as lines:
+            return list(csv.DictReader(lines))
 
     async def page(self) -> bytes:
         """The report of what is there, or why there is none."""
@@ -102,7 +106,7 @@ class LiveReport:
                 return write_folder(self.folder, Path(there) / "report.html").read_bytes()
             except SloBenchError as error:
                 said = str(error) if (self.folder / CELLS).is_file() else "Waiting for results."
-                return f"<!doctype html><p>{_escaped(said)}</p>".encode()
+                return f"<!doctype html><p>{escape(said)}</p>".encode()
 
     async def answer(self, request: HttpRequest, reply: Reply) -> None:
         """Answer `/`, `/report`, `/state` and `/metrics`."""
@@ -133,9 +137,3 @@ def live_report(folder: Path, *, port: int = 0) -> Iterator[str]:
 
     with in_thread("live report", run) as served:
         yield served.url
-
-
-def _escaped(text: str) -> str:
-    from markupsafe import escape
-
-    return str(escape(text))

@@ -12,6 +12,7 @@ from ..options.parameters import argument, epilog, option
 EXAMPLES = (
     "slo-bench model make models/tiny",
     "slo-bench model make models/small --like qwen3 --size 100m",
+    "slo-bench model make models/encoder --like bert",
 )
 
 app = typer.Typer(
@@ -29,14 +30,17 @@ def model() -> None:
 @app.command(epilog=epilog(EXAMPLES))
 def make(
     folder: Annotated[Path, argument("DIR", "Folder to write: new or empty.")],
-    like: Annotated[str, option("NAME", "Architecture: llama, mistral, qwen2 or qwen3.")] = "llama",
+    like: Annotated[
+        str, option("NAME", "Architecture: llama, mistral, qwen2, qwen3 or bert, an encoder.")
+    ] = "llama",
     size: Annotated[str, option("N", "Number of parameters: 4m, 100m, 1.5b.")] = "4m",
     seed: Annotated[int, option("N", "Seed of the weights.", min=0)] = 0,
 ) -> None:
     """Write a model with random weights, a tokenizer and a chat template, in float32.
 
     vLLM, SGLang, transformers and `--backend torch` load it. Its speed is that of a model of its
-    shape; its answers are nonsense and end at their token limit.
+    shape; its answers are nonsense and end at their token limit. `bert` has no answers: it is a
+    model for `--embedder`.
     """
     from ...harness.servers.launch.random_model import (
         make_model,

@@ -9,9 +9,10 @@ help; `complete` returns the values that begin with what was typed. Further keyw
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import typer
+from typer.main import get_command
 
 Complete = Callable[[str], list[str]]
 
@@ -38,6 +39,22 @@ def option(
 def flag(text: str, *names: str, panel: str | None = None) -> Any:
     """An option without a value."""
     return typer.Option(*names, help=text, rich_help_panel=panel)
+
+
+def added_flag(name: str, text: str, then: Callable[[Any, Any, bool], None]) -> Any:
+    """A flag, such as "--help-all", to be added to the parameters of a command that has been made:
+    `then` is called with the context, the flag and whether it was given.
+    """
+
+    def carrier(given: bool = False) -> None:
+        pass
+
+    carrier.__annotations__["given"] = Annotated[bool, flag(text, name)]
+    app = typer.Typer(add_completion=False)
+    app.command()(carrier)
+    made: Any = get_command(app).params[0]
+    made.expose_value, made.callback = False, then
+    return made
 
 
 def argument(metavar: str, text: str, *, complete: Callable[..., list[str]] | None = None) -> Any:

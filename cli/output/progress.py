@@ -1,4 +1,4 @@
-"""Progress on an interactive terminal: a bar if the total is known, else a status line."""
+"""Progress: on a terminal a bar if the total is known, else a status line; elsewhere lines."""
 
 from __future__ import annotations
 

@@ -26,8 +26,17 @@ from ...workloads.child_process import Parent
 from ...workloads.errors import SloBenchError
 from ..engine.torch.encoder import Encoder
 from ..engine.torch.text import Text
-from .http_server import HttpRequest, Ready, Reply, error_body, in_thread, refuse, respond, serve
-from .http_server import respond_json as send_json
+from .http_server import (
+    HttpRequest,
+    Ready,
+    Reply,
+    error_body,
+    in_thread,
+    refuse,
+    respond,
+    respond_json,
+    serve,
+)
 from .torch_generation import BadRequestError, check_model
 
 _VALUE_BYTES = 4  # the encoder computes in 32 bits
@@ -125,7 +134,7 @@ async def answer_embeddings(asked: HttpRequest, reply: Reply, embeds: Embeds) ->
     """Answer a request to /v1/embeddings."""
     body = asked.json() or {}
     [(status, answer)] = await asyncio.to_thread(embeds.answers, [body])
-    send_json(reply, answer, status)
+    respond_json(reply, answer, status)
 
 
 class _Routes:
@@ -139,7 +148,7 @@ class _Routes:
             respond(reply, b"", "text/plain")
         elif path == "/v1/models":
             model = {"id": self._embeds.name, "object": "model", "owned_by": "slo-bench"}
-            send_json(reply, {"object": "list", "data": [model | {"created": self._created}]})
+            respond_json(reply, {"object": "list", "data": [model | {"created": self._created}]})
         elif path == "/v1/embeddings" and asked.method == "POST":
             await answer_embeddings(asked, reply, self._embeds)
         elif path == "/passes" and asked.method == "POST":
@@ -159,7 +168,7 @@ class _Routes:
 
         answers, pass_s = await asyncio.to_thread(compute)
         told = [{"status": status, "body": body} for status, body in answers]
-        send_json(reply, {"answers": told, "pass_s": pass_s})
+        respond_json(reply, {"answers": told, "pass_s": pass_s})
 
 
 def main() -> None:

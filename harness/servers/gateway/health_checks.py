@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 
 from ...load_generator.http.endpoint import Endpoint
+from .. import prometheus
 from ..http_server import HttpRequest
 from ..prometheus import Sample
 from .replies import CollectedReply
@@ -88,7 +89,7 @@ class HealthChecks:
 
     def labels(self, index: int, role: str) -> str:
         """Prometheus labels of a server's samples."""
-        return f'{{instance="{self.url(index)}",role="{role}"}}'
+        return prometheus.labels(instance=self.url(index), role=role)
 
     def close(self) -> None:
         """Stop the health checks and close the connections to all servers."""

@@ -1,8 +1,8 @@
 """Small models with random weights, in the format of Hugging Face, where no model is at hand.
 
 A folder is written with numpy alone: `config.json`, safetensors, a tokenizer and a chat template.
-vLLM, SGLang, `transformers` and the torch engine load it. Speed and memory are those of a real
-model of that shape; the text is nonsense.
+vLLM, SGLang, `transformers` and the torch engine load it; `bert` is an encoder for embeddings.
+Speed and memory are those of a real model of that shape; the text is nonsense.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ....workloads.errors import SloBenchError, UnknownNameError
 from ...load_generator.http.prompts import FREQUENT_WORDS
 
-# Fields of each architecture that differ from Llama's.
+# Fields by which each architecture is known.
 ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
     "llama": {"architectures": ["LlamaForCausalLM"], "model_type": "llama"},
     "mistral": {
@@ -40,11 +40,13 @@ ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
         "use_sliding_window": False,
         "attention_bias": False,
     },
+    "bert": {"architectures": ["BertModel"], "model_type": "bert"},
 }
 TINY_PARAMETERS = 4_000_000
 LEAST_PARAMETERS, MOST_PARAMETERS = 1_000_000, 20_000_000_000
 
 _CONTEXT = 8192
+_ENCODER_CONTEXT = 512
 _VOCABULARY = 2048
 _SPECIAL = ("<pad>", "<s>", "</s>")
 _TEMPLATE = (
@@ -100,20 +102,31 @@ def _shape(like: str, hidden: int, parameters: int) -> dict[str, Any]:
         **ARCHITECTURES[like],
         "vocab_size": _VOCABULARY,
         "hidden_size": hidden,
-        "intermediate_size": 16 * round(hidden / 6),  # 8/3 of the width
         "num_hidden_layers": 1,
         "num_attention_heads": heads,
-        "num_key_value_heads": heads // 2,
-        "max_position_embeddings": _CONTEXT,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 10_000.0,
-        "hidden_act": "silu",
-        "tie_word_embeddings": False,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
         "pad_token_id": 0,
         "torch_dtype": "float32",
     }
+    if like == "bert":
+        fields |= {
+            "intermediate_size": 4 * hidden,
+            "max_position_embeddings": _ENCODER_CONTEXT,
+            "type_vocab_size": 2,
+            "layer_norm_eps": 1e-12,
+            "hidden_act": "gelu",
+        }
+    else:
+        fields |= {
+            "intermediate_size": 16 * round(hidden / 6),  # 8/3 of the width
+            "num_key_value_heads": heads // 2,
+            "max_position_embeddings": _CONTEXT,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 10_000.0,
+            "hidden_act": "silu",
+            "tie_word_embeddings": False,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        }
     if like == "qwen3":
         fields["head_dim"] = head_dim
     one = parameter_count(fields)
@@ -153,8 +166,9 @@ def make_model(folder: Path, fields: Mapping[str, Any] | None = None, seed: int 
         "pad_token": "<pad>",
         "model_max_length": fields["max_position_embeddings"],
         "clean_up_tokenization_spaces": False,
-        "chat_template": _TEMPLATE,
     }
+    if fields["model_type"] != "bert":
+        words["chat_template"] = _TEMPLATE
     (folder / "tokenizer_config.json").write_text(json.dumps(words, indent=1), "utf-8")
     about.write_text(text, "utf-8")  # last: a folder without it is unfinished
     return folder
@@ -162,6 +176,35 @@ def make_model(folder: Path, fields: Mapping[str, Any] | None = None, seed: int 
 
 def _tensors(fields: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Name and shape of each tensor, as `transformers` names them."""
+    return _encoder(fields) if fields["model_type"] == "bert" else _decoder(fields)
+
+
+def _encoder(fields: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    hidden, inner = fields["hidden_size"], fields["intermediate_size"]
+    for table, rows in (
+        ("word", fields["vocab_size"]),
+        ("position", fields["max_position_embeddings"]),
+        ("token_type", fields["type_vocab_size"]),
+    ):
+        yield f"embeddings.{table}_embeddings.weight", (rows, hidden)
+    norms = ["embeddings"]
+    linear = [("pooler.dense", hidden, hidden)]
+    for layer in range(fields["num_hidden_layers"]):
+        at = f"encoder.layer.{layer}"
+        names = ("self.query", "self.key", "self.value", "output.dense")
+        linear += [(f"{at}.attention.{name}", hidden, hidden) for name in names]
+        linear.append((f"{at}.intermediate.dense", inner, hidden))
+        linear.append((f"{at}.output.dense", hidden, inner))
+        norms += [f"{at}.attention.output", f"{at}.output"]
+    for name, rows, columns in linear:
+        yield f"{name}.weight", (rows, columns)
+        yield f"{name}.bias", (rows,)
+    for at in norms:
+        yield f"{at}.LayerNorm.weight", (hidden,)
+        yield f"{at}.LayerNorm.bias", (hidden,)
+
+
+def _decoder(fields: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
     hidden, inner, vocab = (
         fields[name] for name in ("hidden_size", "intermediate_size", "vocab_size")
     )
@@ -207,7 +250,7 @@ def _write_weights(
         file.write(struct.pack("<Q", len(head)))
         file.write(head)
         for name, shape in _tensors(fields):
-            if name.endswith("norm.weight"):
+            if name.endswith(("norm.weight", "LayerNorm.weight")):
                 values = np.ones(shape, dtype="<f4")
             else:
                 values = draw.standard_normal(shape, dtype=np.float32).astype("<f4") * scale

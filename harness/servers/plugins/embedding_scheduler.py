@@ -5,10 +5,10 @@ policy answers with rejections and with the requests of the next pass, whose mem
 the server's KV blocks until the pass has ended. Lines of JSON over a Unix socket:
 
     to the scheduler    {"arrive": N, "num_inputs": …, "prompt_tokens": …, "values": {…}}
-                   {"leave": N}                   the client has gone; a begun pass goes on
-                   {"end": SECONDS}               the pass has ended and took so long; null: failed
-    from the scheduler  {"begin": [N, …]}              the requests of the next pass
-                   {"reject": N, "because": …}
+                        {"leave": N}         the client has gone; a begun pass goes on
+                        {"end": SECONDS}     the pass has ended and took so long; null: failed
+    from the scheduler  {"begin": [N, …]}    the requests of the next pass
+                        {"reject": N, "because": …}
 
 One gateway is served at a time. When it is gone, its requests are forgotten.
 """
