@@ -30,7 +30,6 @@ EXAMPLES = (
 )
 _LIVE_S, _LIVE_EVERY_S = 300.0, 2.0
 _PAST_S, _PAST_EVERY_S = 3600.0, 15.0
-_DRAWN = 4096  # requests from which loads are made
 _SIMULATED = 2000  # requests of a simulation
 _LEAST_READINGS = 30
 
@@ -202,17 +201,13 @@ def _written(server: ObservedServer, given: Given, folder: Path) -> tuple[dict[s
         Path(file).write_bytes(config.read_bytes())
     profile = server.profile(model_of(file or name), file)
     header = write_profile(profile, folder / "profile.toml")
-    seen, drawn = folder / "seen.jsonl", folder / "drawn.jsonl"
-    for path, rows in ((seen, server.drawn()), (drawn, server.drawn(_DRAWN))):
-        path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), "utf-8")
-    burst = server.burstiness
+    seen = folder / "seen.jsonl"
+    seen.write_text("".join(f"{json.dumps(row)}\n" for row in server.trace()), "utf-8")
     settings: dict[str, Any] = {
+        **server.load,
         "name": "observed",
         "systems": (server.last.engine,),
         "profile": str(header),
-        "workload": (str(drawn),),
-        "arrivals": "poisson" if burst == 1 else f"gamma(cv={burst:.3g})",
-        "rates": (server.arrival_rps,),
         "requests": _SIMULATED,
         "seeds": 1,
     }

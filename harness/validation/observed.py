@@ -28,17 +28,17 @@ from ...predictors.profiles.whole_steps import LEAST_STEPS, LoggedStep, made_of,
 from ...predictors.specs import gpu
 from ...workloads.errors import SloBenchError
 from ...workloads.lengths import Quantiles, mean_tokens
+from ...workloads.prefixes import BLOCK_SIZE
 from ..load_generator.server_metrics import HistogramCounts, MetricsSnapshot
 
 Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 _NOTHING = HistogramCounts(0.0, 0.0)
 _FULL_KV = 0.9  # from this share on, requests may wait for KV instead of for a place in the batch
 _CHANCE = 3.0  # standard deviations, above which arrivals are burstier than Poisson's
 _LEAST_REQUESTS = 30
 _PARTS = 10
-_BLOCK, _MOST_OF_A_ROW = 16, 1 << 20  # tokens; blocks
+_MOST_OF_A_ROW = 1 << 20  # blocks
 _MEMORY_SHARE = 0.9
 _BLOCK_BYTES = 1 << 20  # more, as blocks are whole
 _ANY_GPU = "h100-80g"  # on which a forward pass needs as much beside the weights
@@ -246,26 +246,46 @@ class ObservedServer:
             errors.append(math.log(sum(step.duration_s for step in own) / said_s))
         return np.array(errors)
 
-    def drawn(self, requests: int | None = None, seed: int = 0) -> list[dict[str, Any]]:
-        """Requests as lines of a trace: those that were seen, at times drawn in their windows, or
-        `requests` of them at the mean rate.
-
-        Lengths are drawn from the histograms, prompt and answer on their own. Prompts begin with
-        as many tokens that all of them share as makes the prefix cache's hits those that were seen.
+    @property
+    def shared_tokens(self) -> int:
+        """Tokens at the beginning of all prompts that would make as many hits in a prefix cache as
+        were seen; whole blocks.
         """
+        mean = mean_tokens(self.lengths("prompt"))
+        return int(self.cached_share * mean) // BLOCK_SIZE * BLOCK_SIZE
+
+    @property
+    def load(self) -> dict[str, Any]:
+        """Settings of an experiment whose requests are like those that were seen.
+
+        Lengths are those of the histograms, prompt and answer on their own.
+        """
+        prompt, output = (self.lengths(of) for of in ("prompt", "output"))
+        burst, shared = self.burstiness, self.shared_tokens
+        found: dict[str, Any] = {
+            "workload": ("synthetic",),
+            "prompt_tokens": (_spec(_less(prompt, shared)),),
+            "output_tokens": (_spec(output),),
+            "arrivals": ("poisson" if burst == 1 else f"gamma(cv={burst:.3g})",),
+            "rates": (self.arrival_rps,),
+        }
+        if shared:
+            found["sessions"] = (f"sessions(turns=1, system_prompt_tokens={shared})",)
+        return found
+
+    def trace(self, seed: int = 0) -> list[dict[str, Any]]:
+        """The requests that were seen, as lines of a trace, at times drawn in their windows."""
         rng = np.random.default_rng(seed)
-        if requests is None:
-            begins = [window.before.time_s for window in self.windows]
-            counts = [round(window.arrivals) for window in self.windows]
-            spans = [window.span_s for window in self.windows]
-            at = np.concatenate(
-                [b + s * rng.random(n) for b, s, n in zip(begins, spans, counts, strict=True)]
-            )
-            at = np.sort(at - begins[0])
-        else:
-            at = np.arange(requests) / self.arrival_rps
+        begins = [window.before.time_s for window in self.windows]
+        at = np.concatenate(
+            [
+                begin + window.span_s * rng.random(round(window.arrivals))
+                for begin, window in zip(begins, self.windows, strict=True)
+            ]
+        )
+        at = np.sort(at - begins[0])
         prompt, output = (self.lengths(of).at(rng.random(len(at))) for of in ("prompt", "output"))
-        shared = _shared_blocks(prompt, self.cached_share)
+        shared = self.shared_tokens // BLOCK_SIZE
         rows: list[dict[str, Any]] = []
         for row, (time_s, n, m) in enumerate(zip(at.tolist(), prompt, output, strict=True)):
             found = {
@@ -274,9 +294,9 @@ class ObservedServer:
                 "output_tokens": int(m),
             }
             if shared:
-                blocks = -(-int(n) // _BLOCK)
                 own = shared + row * _MOST_OF_A_ROW
-                found["hash_ids"] = [b if b < shared else own + b for b in range(blocks)]
+                blocks = range(-(-int(n) // BLOCK_SIZE))
+                found["hash_ids"] = [b if b < shared else own + b for b in blocks]
             rows.append(found)
         return rows
 
@@ -304,15 +324,17 @@ class ObservedServer:
         return dataclasses.replace(made, model=spec.name, model_file=model_file, device=device)
 
 
-def _shared_blocks(prompt_tokens: Ints, share: float) -> int:
-    """Full blocks at the beginning of all prompts that are this share of all their tokens."""
-    if share <= 0:
-        return 0
-    blocks = prompt_tokens // _BLOCK
-    for shared in range(int(blocks.max()) + 1):
-        if _BLOCK * np.minimum(blocks, shared).sum() >= share * prompt_tokens.sum():
-            return shared
-    return int(blocks.max())
+def _less(of: Quantiles, tokens: int) -> Quantiles:
+    """Lengths without their first `tokens`, where they have as many."""
+    if not tokens:
+        return of
+    return Quantiles(of.probabilities, tuple(max(1.0, t - tokens) for t in of.tokens))
+
+
+def _spec(of: Quantiles) -> str:
+    """As `parse_lengths` reads it."""
+    knots = {f"{p:.6g}": f"{t:.6g}" for p, t in zip(of.probabilities, of.tokens, strict=True)}
+    return f"quantiles({', '.join(f'{p}={t}' for p, t in knots.items())})"
 
 
 def _prefill_s(window: Window) -> float:

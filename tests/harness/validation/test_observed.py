@@ -20,6 +20,7 @@ from slo_bench.harness.validation.observed import observed
 from slo_bench.predictors.profiles.whole_steps import made_of
 from slo_bench.predictors.specs import model
 from slo_bench.workloads.lengths import mean_tokens
+from slo_bench.workloads.source import load_source
 
 RECORDED = Path(__file__).parent / "recorded"
 
@@ -130,16 +131,26 @@ def test_a_restart_is_left_out():
     assert all(step.duration_s > 0 for step in server.steps)
 
 
-def test_hits_of_the_prefix_cache_are_shared_blocks():
+def test_hits_of_the_prefix_cache_are_shared_blocks(monkeypatch):
     server = seen("vllm-0.32.0")
-    rows = server.drawn(200)
-    assert "hash_ids" not in rows[0]
-    server = seen("sglang-0.5.23")
-    rows = server.drawn()
+    assert "sessions" not in server.load
+    assert "hash_ids" not in server.trace()[0]
+    monkeypatch.setattr(type(server), "cached_share", 0.5)
+    shared = server.shared_tokens
+    assert shared == 96  # of 218
+    assert server.load["sessions"] == ("sessions(turns=1, system_prompt_tokens=96)",)
+    rows = server.trace()
     assert len(rows) == pytest.approx(server.requests, abs=30)
-    first = {row["hash_ids"][0] for row in rows if row["prompt_tokens"] >= 16}
-    assert first == {0}
+    assert {row["hash_ids"][0] for row in rows} == {0}
     assert all(len(row["hash_ids"]) == -(-row["prompt_tokens"] // 16) for row in rows)
+    rest = load_source("synthetic", **load_settings(server)).make(rate_rps=5, requests=4000)
+    assert rest.prompt_tokens.mean() == pytest.approx(218, rel=0.1)
+    assert all(blocks[:6] == (0, 1, 2, 3, 4, 5) for blocks in rest.prefix_blocks[:50])
+
+
+def load_settings(server):
+    names = ("prompt_tokens", "output_tokens", "arrivals", "sessions")
+    return {name: server.load[name][0] for name in names}
 
 
 @pytest.mark.parametrize(
