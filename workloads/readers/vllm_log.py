@@ -160,14 +160,15 @@ def read_vllm_log(path: Path) -> WorkloadTrace:
         FileFormatError: no request has the token ids of its prompt and a length of its answer.
     """
     found = _requests(path, enumerate(lines(path), 1), _Blocks())
+    # A JSON body has an id of its own where the client sent none.
+    found = {k: r for k, r in found.items() if r.prompt_tokens or r.max_tokens or r.output_tokens}
     timed = [r for r in found.values() if r.arrival_s is not None and r.prompt_tokens]
     whole = [r for r in timed if r.output_tokens or r.max_tokens]
     if not whole:
         raise FileFormatError(
             path,
             None,
-            f"the log of vLLM has {len(found):,} requests, but none with the token ids of its "
-            f"prompt and an answer; {_REMEDY}",
+            f"no request in the log of vLLM has the token ids of its prompt and an answer; {_REMEDY}",
         )
     notes = [
         "times are those of the log, in whole seconds; requests of a second are spread over it"
