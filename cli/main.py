@@ -27,6 +27,7 @@ class _Commands(LazyGroup):
         "run": "run:run",
         "capacity": "capacity:capacity",
         "report": "report:report",
+        "export": "export:export",
         "watch": "watch:watch",
         "compare": "compare:compare",
         "gate": "gate:gate",

@@ -371,6 +371,8 @@ def _enclosing(
 def _spans(path: Path, table: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str], _Span]]:
     """Spans of an OTLP object by trace and id."""
     try:
+        if "resourceSpans" not in table and {"resourceMetrics", "resourceLogs"} & table.keys():
+            return  # other signals, which a collector may write to the same file
         for resource in table["resourceSpans"]:
             for scope in resource["scopeSpans"]:
                 for one in scope["spans"]:

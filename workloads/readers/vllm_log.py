@@ -168,7 +168,8 @@ def read_vllm_log(path: Path) -> WorkloadTrace:
         raise FileFormatError(
             path,
             None,
-            f"no request in the log of vLLM has the token ids of its prompt and an answer; {_REMEDY}",
+            "no request in the log of vLLM has the token ids of its prompt and an answer; "
+            f"{_REMEDY}",
         )
     notes = [
         "times are those of the log, in whole seconds; requests of a second are spread over it"
