@@ -1,4 +1,4 @@
-"""`slo-bench export`: a run for MLflow, Weights & Biases, OpenTelemetry or Grafana."""
+"""`slo-bench export`: a run for MLflow, Weights & Biases, OpenTelemetry, Grafana or MLPerf."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ class Tool(StrEnum):
     WANDB = "wandb"
     OTEL = "otel"
     GRAFANA = "grafana"
+    MLPERF = "mlperf"
 
 
 def export(
@@ -35,7 +36,7 @@ def export(
             "TOOL",
             "mlflow: a run for each cell, with the report. wandb: the same in Weights & Biases. "
             "otel: metrics and a span for each request, as OTLP/JSON. grafana: a dashboard for the "
-            "metrics that --live and watch serve.",
+            "metrics that --live and watch serve. mlperf: LoadGen's summary of each cell.",
         ),
     ],
     destination: Annotated[
@@ -43,8 +44,8 @@ def export(
         option(
             "WHERE",
             "mlflow: tracking URI; wandb: project; otel: collector (http://…:4318) or file; "
-            "grafana: file. Default: as the tool's environment variables say, or a file in the run "
-            "folder.",
+            "grafana: file; mlperf: folder. Default: as the tool's environment variables say, or "
+            "in the run folder.",
         ),
     ] = None,
 ) -> None:

@@ -1,4 +1,4 @@
-"""Runs for other people's tools: MLflow, Weights & Biases, OpenTelemetry and Grafana.
+"""Runs for other people's tools: MLflow, Weights & Biases, OpenTelemetry, Grafana and MLPerf.
 
 Each format is a function from a run and a destination to a sentence on what was written where.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ...workloads.errors import UnknownNameError
 
-FORMATS = ("mlflow", "wandb", "otel", "grafana")
+FORMATS = ("mlflow", "wandb", "otel", "grafana", "mlperf")
 
 
 def export(folder: Path, to: str, destination: str | None = None) -> str:

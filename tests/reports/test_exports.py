@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from slo_bench import Experiment, SloBenchError
 from slo_bench.cli.main import app
 from slo_bench.harness.results.run_folder import read_rows
+from slo_bench.reports.compare.comparing import read_results
 from slo_bench.reports.exports import export
 from slo_bench.reports.exports.grafana import dashboard
 from slo_bench.reports.live import LiveReport
@@ -233,6 +234,27 @@ def test_grafana(run, tmp_path):
     asked = [target["expr"] for panel in found["panels"] for target in panel["targets"]]
     assert {expr.partition("{")[0] for expr in asked} <= served
     assert len({panel["id"] for panel in found["panels"]}) == len(found["panels"])
+
+
+def test_mlperf(run, tmp_path):
+    """The lines that readers of LoadGen's summaries look for."""
+    assert "2 cells" in export(run, "mlperf", str(tmp_path))
+    for row in read_rows(run / "cells.csv"):
+        file = tmp_path / row["cell"] / "mlperf_log_summary.txt"
+        found = dict(line.split(":", 1) for line in file.read_text().splitlines() if ":" in line)
+        found = {name.strip(): value.strip() for name, value in found.items()}
+        assert found["Scenario"] == "Server"
+        kept = row["ttft_p99_s"] <= 1 and row["tpot_p99_s"] <= 0.15
+        assert found["Result is"] == ("VALID" if kept else "INVALID")
+        mean_ns = int(found["Mean First Token latency (ns)"])
+        assert mean_ns == pytest.approx(1e9 * row["ttft_mean_s"], rel=1e-3)
+        mean_ns = int(found["Mean Time per Output Token (ns)"])
+        assert mean_ns == pytest.approx(1e9 * row["tpot_mean_s"], rel=1e-3)
+        p99_ns = int(found["99.00 percentile first token latency (ns)"])
+        assert p99_ns >= int(found["50.00 percentile first token latency (ns)"])
+        assert found["ttft_latency (ns)"] == "1000000000"
+    with pytest.raises(SloBenchError, match="LoadGen's summary, which has no single requests"):
+        read_results(file)
 
 
 def test_what_is_missing_is_said(run, tmp_path, monkeypatch):

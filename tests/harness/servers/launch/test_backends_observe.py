@@ -17,7 +17,7 @@ REQUESTS = 60
 
 def send(url, answered, over):
     """Requests one after another, until enough are answered and the watching is over."""
-    body = {"model": "tiny", "prompt": "Tell me a story about " * 8, "max_tokens": 24}
+    body = {"model": "tiny", "prompt": "Tell me a story about " * 40, "max_tokens": 24}
     data = json.dumps(body | {"ignore_eos": True}).encode()
     headers = {"content-type": "application/json"}
     while not over.is_set():
