@@ -59,6 +59,7 @@ _LENGTHS = (
     *("--workload", "sharegpt", "--requests", "120"),
     *("--sweep", "prompt_tokens=uniform(32,256)", "--sweep", "output_tokens=uniform(16,192)"),
 )
+_MIX = "prompt=uniform(32,256),output=uniform(16,160),texts=uniform(2,12),tokens=16"
 EXPERIMENTS: Mapping[str, tuple[str, ...]] = {
     "adaptivellm": (
         *(*_SERVER, *_LENGTHS, "--sweep", "num_gpu_blocks=20", "--sweep", "num_cpu_blocks=200"),
@@ -82,9 +83,9 @@ EXPERIMENTS: Mapping[str, tuple[str, ...]] = {
         *("--system", "collocation", "--system", "vllm-v0"),
     ),
     "collocation-embedder": (
-        *(*_SERVER, "--workload", "collocated(7:3,output=uniform(16,160),texts=uniform(4,32))"),
-        *("--embedder", ENCODER, "--requests", "240", "--rates", "4"),
-        *("--sweep", "num_gpu_blocks=64", "--slo", "ttft=2,tpot=0.1;embed:e2e=3"),
+        *(*_SERVER, "--workload", f"collocated(7:3,{_MIX})"),
+        *("--embedder", ENCODER, "--requests", "300", "--rates", "6"),
+        *("--sweep", "num_gpu_blocks=128", "--slo", "ttft=2,tpot=0.1;embed:e2e=1"),
         *("--system", "collocation", "--system", "collocated-fcfs", "--system", "vllm"),
     ),
     "load-aware": (
