@@ -27,6 +27,7 @@ from ...harness.experiments.execution.plan import plan
 from ...harness.experiments.execution.specs import CellSpec, WorkloadSpec
 from ...harness.experiments.experiment import Experiment
 from ...harness.policies.systems import system
+from ...harness.results.stationarity import horizon_s
 from ...harness.validation.observed import ObservedServer
 from ...workloads.errors import SloBenchError
 from ..capacity.cells import CellRunner, Simulator
@@ -35,7 +36,8 @@ from ..capacity.search import find_capacity
 from ..sensitivity.perturbations import ScaledStepTime
 from ..sensitivity.study import highest_rps
 
-_REQUESTS = 2000
+_REQUESTS, _MOST_REQUESTS = 2000, 20_000
+_HORIZONS = 4.0
 _BUDGET = 60_000
 _TOLERANCE = 0.05
 _WORTH = 1.02  # a smaller gain is within the search's own tolerance
@@ -48,6 +50,10 @@ _OPTIONS = {
     "max_running_requests": "--max-running-requests",
     "chunked_prefill_tokens": "--chunked-prefill-size",
 }
+_NOT_FOUND = (
+    "the search found no rate at which attainment crosses the target; the band is that of short "
+    "runs on fixed seeds, and may end where they did not look further"
+)
 Say = Callable[[str], None]
 
 
@@ -141,7 +147,7 @@ def headroom_of(
     slow, fast = math.exp(max(logs)), math.exp(min(logs))
     say("searching the capacity")
     capacity = _capacity(spec, rate_rps, target)
-    around = capacity.capacity_rps or rate_rps
+    around = capacity.capacity_rps or max(rate_rps, capacity.low_rps)
 
     def highest(of: CellSpec, factor: float) -> float:
         return highest_rps(lambda rate: _attainment(of, rate, factor) >= target, around)
@@ -159,7 +165,9 @@ def headroom_of(
             dataclasses.replace(change, gain=gains[1], gain_low=min(gains), gain_high=max(gains))
         )
     changes.sort(key=lambda one: -one.gain_low)
-    scale = around / today[1] if today[1] else 1.0
+    # What fixed seeds and short runs are off, the search is not.
+    found = capacity.capacity_rps
+    scale = found / today[1] if found and today[1] else 1.0
     band = (
         min(capacity.low_rps, scale * today[0]),
         max(capacity.high_rps if math.isfinite(capacity.high_rps) else 0.0, scale * today[2]),
@@ -172,7 +180,7 @@ def headroom_of(
         seen_over_simulated=compared,
         changes=tuple(changes),
         next_change=_next(changes, band[0] / rate_rps),
-        notes=tuple(_notes(server, spec, compared)),
+        notes=(*_notes(server, spec, compared), *([_NOT_FOUND] if found is None else [])),
     )
 
 
@@ -239,8 +247,13 @@ def _compared(spec: CellSpec, server: ObservedServer, workload: str) -> dict[str
 
 
 def _attainment(spec: CellSpec, rate_rps: float, factor: float) -> float:
+    """Attainment in a run that lasts some horizons of the SLO, so that an overload is seen."""
     spec = dataclasses.replace(spec, rate_rps=rate_rps)
     made = workload_of(spec)
+    least = min(_MOST_REQUESTS, math.ceil(_HORIZONS * horizon_s(made) * rate_rps))
+    if least > len(made):
+        spec = dataclasses.replace(spec, requests=least)
+        made = workload_of(spec)
     step_time = ScaledStepTime(placed(spec.placement).step_time.model, factor)
     result = simulated(spec, made, predicted_output_tokens(spec, made), step_time=step_time)
     return float(simulated_figures(spec, made, result)["attainment"] or 0.0)

@@ -41,7 +41,7 @@ def test_a_server_under_load(installed, tiny_model, started_serve, tmp_path):
             client.start()
         while len(answered) < 6:
             over.wait(0.1)
-        words = ["observe", server.url, "--model", model, "--slo", "e2e=60", "--json"]
+        words = ["observe", server.url, "--model", model, "--slo", "ttft=5,tpot=1", "--json"]
         done = CliRunner().invoke(
             app, [*words, "--duration", "40", "--interval", "0.8", "--out", str(out)]
         )
