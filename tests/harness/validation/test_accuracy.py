@@ -11,7 +11,7 @@ import pytest
 
 from slo_bench.harness.experiments.execution.local_pool import LocalPool
 from slo_bench.harness.validation.accuracy import aiconfigurator, errors, lmbenchmark
-from slo_bench.harness.validation.accuracy.clients import client_of
+from slo_bench.harness.validation.accuracy.clients import INFERENCEX, client_of, server_of
 from slo_bench.harness.validation.accuracy.errors import judge, judge_one, summaries
 from slo_bench.harness.validation.accuracy.highest_rate import WITHIN, highest_rate
 from slo_bench.harness.validation.accuracy.measurement import (
@@ -340,6 +340,20 @@ def test_rows_of_one_case_are_predicted_once(own, monkeypatch):
     assert (first.measured["ttft_mean"], third.measured["ttft_mean"]) == (0.03, 0.05)
     assert (first.row, third.row) == ("2", "4")
     assert first.key != third.key
+
+
+def test_servers_look_for_requests_as_their_recipes_say():
+    """Every 10 or 30 steps, or every step; half of that passes on average."""
+    seconds = {
+        (model, weights): [
+            server_of(INFERENCEX, "sglang", "b200", model, weights, 8).unseen_s(clients, 0.01)
+            for clients in (8, 16)
+        ]
+        for model, weights in (("deepseek-r1", "fp8"), ("glm-5", "fp8"), ("glm-5", "nvfp4"))
+    }
+    assert seconds["deepseek-r1", "fp8"] == pytest.approx([0.045, 0.145])
+    assert seconds["glm-5", "fp8"] == [0, 0]
+    assert seconds["glm-5", "nvfp4"] == pytest.approx([0.045, 0.045])
 
 
 def test_which_rows_a_fit_has_seen():
