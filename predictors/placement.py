@@ -264,7 +264,7 @@ class Placement:
     def swap_s_per_block(self) -> float:
         """Seconds to move one block over the host links, every GPU its own part at once.
 
-        Without the latency of starting a transfer, which `transfer.swap_s` adds.
+        Without the latency of starting a transfer.
         """
         return self.block_bytes_per_gpu / self.host_link.bandwidth_bytes_per_s
 

@@ -8,6 +8,9 @@ three times the time of its requests) into DIR/NAME; a stopped one is continued 
 and one that is complete is not run again. Then the page is written: under each heading the command
 and, between its two comments, a line for each level. Levels whose client was late are no results:
 their line has the reason in place of figures. `--requests` makes runs shorter, to try them.
+
+Servers with different roles cannot be validated: the same command is simulated with the step times
+of the experiment that `FITTED_BY` names.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "measurements" / "policies-on-servers.md"
 KEPT = ROOT / "docs" / "measurements" / "policies-on-servers.json"
-MODEL = "models/tiny"
+MODEL, ENCODER = "models/tiny", "models/encoder"
 _BLOCK = re.compile(r"(<!-- server-table: (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 _HEADS = (
     ("system", 0),
@@ -56,6 +59,7 @@ _LENGTHS = (
     *("--workload", "sharegpt", "--requests", "120"),
     *("--sweep", "prompt_tokens=uniform(32,256)", "--sweep", "output_tokens=uniform(16,192)"),
 )
+_MIX = "prompt=uniform(32,256),output=uniform(16,160),texts=uniform(2,12),tokens=16"
 EXPERIMENTS: Mapping[str, tuple[str, ...]] = {
     "adaptivellm": (
         *(*_SERVER, *_LENGTHS, "--sweep", "num_gpu_blocks=20", "--sweep", "num_cpu_blocks=200"),
@@ -66,12 +70,23 @@ EXPERIMENTS: Mapping[str, tuple[str, ...]] = {
         *(*_SERVER, *_LENGTHS, "--sweep", "num_gpu_blocks=20"),
         *("--system", "slo-odbs-continuous", "--system", "vllm-v0", "--system", "edf"),
         *("--rates", "2,4", "--slo", "e2e=uniform(1,20)", "--validate"),
-        *("--sweep", "length_predictor=oracle,noisy(accuracy=0.8)"),
+        *("--sweep", "length_predictor=noisy(accuracy=0.8)"),
+    ),
+    "prism-queue": (
+        *(*_SERVER, *_LENGTHS, "--sweep", "num_gpu_blocks=20", "--sweep", "num_cpu_blocks=200"),
+        *("--system", "prism-queue", "--system", "vllm-v0", "--rates", "4"),
+        *("--slo", "ttft=uniform(0.1,4),tpot=0.1", "--validate"),
     ),
     "collocation": (
         *(*_SERVER, "--workload", "WORK/priorities.csv", "--replay-speed", "1"),
         *("--sweep", "num_gpu_blocks=20", "--slo", "ttft=2,tpot=0.1", "--validate"),
         *("--system", "collocation", "--system", "vllm-v0"),
+    ),
+    "collocation-embedder": (
+        *(*_SERVER, "--workload", f"collocated(7:3,{_MIX})"),
+        *("--embedder", ENCODER, "--requests", "300", "--rates", "6"),
+        *("--sweep", "num_gpu_blocks=128", "--slo", "ttft=2,tpot=0.1;embed:e2e=1"),
+        *("--system", "collocation", "--system", "collocated-fcfs", "--system", "vllm"),
     ),
     "load-aware": (
         *(*_SERVER, "--system", "vllm", "--instances", "2"),
@@ -89,7 +104,13 @@ EXPERIMENTS: Mapping[str, tuple[str, ...]] = {
         *(*_SERVER, *_LENGTHS, "--sweep", "num_gpu_blocks=24", "--instances", "2"),
         *("--system", "vllm", "--rates", "1,2", "--slo", "ttft=2,tpot=0.1", "--validate"),
     ),
+    "ascendra": (
+        *(*_SERVER, *_LENGTHS, "--sweep", "num_gpu_blocks=24"),
+        *("--system", "ascendra", "--sweep", "ascendra.n_lp=1", "--sweep", "ascendra.n_hp=1"),
+        *("--rates", "2,4", "--slo", "ttft=0.5,tpot=0.1"),
+    ),
 }
+FITTED_BY = {"distserve": "distserve-colocated", "ascendra": "distserve-colocated"}
 
 
 def command(name: str, work: str, requests: int | None = None) -> list[str]:
@@ -129,6 +150,26 @@ def run(name: str, work: Path, requests: int | None) -> None:
         print(f"{name} ended with code {done.returncode}", flush=True)
 
 
+def simulate(name: str, work: Path, requests: int | None) -> None:
+    """Simulate an experiment of servers with different roles into DIR/NAME-simulated."""
+    folder, by = work / f"{name}-simulated", work / FITTED_BY[name] / "validation"
+    profiles = sorted(by.glob("*.toml"))
+    if folder.exists() or not profiles:
+        return
+    profile = profiles[-1].read_text()
+    beside = by / f"{name}.toml"  # step times are measured and blocks are given: any GPU will do
+    beside.write_text(re.sub(r'(?m)^gpu = ".*"$', 'gpu = "a10"', profile))
+    words = command(name, str(work), requests)[:-1]
+    at = words.index("--backend")
+    words[at : at + 2] = ["--gpu", "a10", "--profile", str(beside)]
+    words = [word for word in words if not word.startswith("--server-arg")]
+    print("$", shlex.join([*words, str(folder)]), flush=True)
+    subprocess.run(
+        [sys.executable, "-m", "slo_bench.cli.main", *words[1:], str(folder)], check=True
+    )
+    beside.unlink()
+
+
 def complete(folder: Path) -> bool:
     """Whether every planned cell has a row, and the report was written after the last."""
     planned = json.loads((folder / "environment.json").read_text()).get("planned_cells")
@@ -147,12 +188,14 @@ def levels(folder: Path) -> list[dict[str, Any]]:
     """Of each level of a run what the table shows."""
     validated = _by_cell(folder / "validation.json")
     decided = _by_cell(folder / "decisions.json")
+    simulated = {row["cell"]: row for row in _rows(folder.with_name(f"{folder.name}-simulated"))}
     found = []
     for row in _rows(folder):
         errors = {
             (one["metric"], one["statistic"]): one
             for one in validated.get(row["cell"], {}).get("rows", ())
         }
+        errors |= _beside(row, simulated.get(row["cell"]))
         names = ("router", "length_predictor")
         extra = [row[name] for name in names if row.get(name) and _several(folder, name)]
         found.append(
@@ -171,6 +214,17 @@ def levels(folder: Path) -> list[dict[str, Any]]:
                 "preemptions": row.get("server_preemptions"),
             }
         )
+    return found
+
+
+def _beside(row: Mapping[str, str], simulated: Mapping[str, str] | None) -> dict[Any, Any]:
+    if simulated is None:
+        return {}
+    found = {}
+    for metric in ("ttft", "tpot", "e2e"):
+        real_s, simulated_s = (float(one[f"{metric}_p50_s"]) for one in (row, simulated))
+        error = simulated_s / real_s - 1
+        found[metric, "p50"] = {"real_s": real_s, "simulated_s": simulated_s, "error": error}
     return found
 
 
@@ -254,14 +308,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = parser.parse_args(arguments)
     kept = json.loads(KEPT.read_text()) if KEPT.is_file() else {}
     if not asked.pages_only:
-        if not Path(MODEL).exists():
-            make = ["model", "make", MODEL]
+        for folder, like in ((MODEL, "llama"), (ENCODER, "bert")):
+            make = ["model", "make", folder, "--like", like]
             subprocess.run([sys.executable, "-m", "slo_bench.cli.main", *make], check=True)
         trace = asked.work / "priorities.csv"
         if not trace.is_file():
             write_priorities(trace, asked.requests or 120)
         for name in asked.only or EXPERIMENTS:
             run(name, asked.work, asked.requests)
+            if name in FITTED_BY:
+                simulate(name, asked.work, asked.requests)
             found = levels(asked.work / name)
             print(table(found), flush=True)
             if asked.requests is None and found:

@@ -42,6 +42,7 @@ from .measured_level import (
     fitted_profile,
     planned_cells,
     profiling_level,
+    swap_s_per_token,
 )
 from .run_replay import FOLDER as VALIDATION
 from .step_log import lines_of
@@ -163,11 +164,13 @@ def _level(
     trace = EngineTrace()
     try:
         level, asked = _simulable(measured.get(cell), spec)
-        profile, source = _profile(folder, level, list(measured.values()))
+        profile, source, swap_s = _profile(folder, level, list(measured.values()))
         engine = str(level.meta.get("system"))
         own = system(engine).parameters()
         parameters = {k: v for k, v in (level.meta.get("parameters") or {}).items() if k in own}
-        replayed = replay_of(level.log, profile, engine, parameters=parameters)
+        replayed = replay_of(
+            level.log, profile, engine, parameters=parameters, swap_s_per_token=swap_s
+        )
         records = simulated_again(replayed, asked, trace).records
     except SloBenchError as error:
         return LevelDecisions(cell, int(row["requests"]), counts, note=f"not simulated: {error}")
@@ -202,23 +205,25 @@ def _simulable(
 
 def _profile(
     folder: Path, level: MeasuredLevel, measured: Sequence[MeasuredLevel]
-) -> tuple[Profile, str]:
-    """Step times of the level's server, and their source: those of its validation, else of other
-    levels on the same server, else of its own steps.
+) -> tuple[Profile, str, float | None]:
+    """Step times of the level's server, their source (those of its validation, else of other
+    levels on the same server, else of its own steps), and the time of its swaps by token.
     """
     kept = folder / VALIDATION / f"{level.cell}.toml"
-    if kept.is_file():
-        return read_profile(kept), "those of its validation"
     others = [one for one in measured if one.comparable(level)] or profiling_level(folder, level)
+    if kept.is_file():
+        profile = read_profile(kept)
+        return profile, "those of its validation", swap_s_per_token(others, profile)
     steps = [step for one in others for step in one.steps()]
     if steps:
         told = f"fitted to {len(steps):,} steps of {', '.join(one.cell for one in others)}"
-        return fitted_profile(level, others, steps, "whole steps"), told
+        profile = fitted_profile(level, others, steps, "whole steps")
+        return profile, told, swap_s_per_token(others, profile)
     steps = level.steps()
     if not steps:
         raise SloBenchError("the server kept no step log, so its step times are not known")
     fitted = fitted_profile(level, [level], steps, "whole steps of the level itself")
-    return fitted, f"fitted to its own {len(steps):,} steps"
+    return fitted, f"fitted to its own {len(steps):,} steps", swap_s_per_token([level], fitted)
 
 
 def read_decisions(folder: Path) -> list[dict[str, Any]]:

@@ -128,6 +128,7 @@ def validate(
     host_s: float = 0.0,
     client_s: float = 0.0,
     asked: AskedRequests | None = None,
+    swap_s_per_token: float | None = None,
 ) -> Validation:
     """Replay `log` on the system named `engine`, with the profile's step times.
 
@@ -142,6 +143,7 @@ def validate(
         client_s: seconds between client and engine, which the simulation lacks; added to the first
             and last tokens.
         asked: what policies knew of the requests; by default their lengths alone.
+        swap_s_per_token: time of a swap; by default that of the GPU's link in the catalogue.
 
     Raises:
         SloBenchError: a system, model or GPU is unknown, or the system cannot serve the log.
@@ -154,6 +156,7 @@ def validate(
         overrides=overrides,
         host_s=host_s,
         known_prefixes=asked is not None,
+        swap_s_per_token=swap_s_per_token,
     )
     records = simulated_again(replayed, asked).records
     if asked is not None:
@@ -245,6 +248,7 @@ def replay_of(
     overrides: EngineSettings | None = None,
     host_s: float = 0.0,
     known_prefixes: bool = False,
+    swap_s_per_token: float | None = None,
 ) -> Replay:
     """What `validate` simulates `log` with; arguments and errors are its own.
 
@@ -270,7 +274,12 @@ def replay_of(
         notes.append("the profile was calibrated on this log, so its errors say nothing of others")
     if settings.prefix_caching and log.shared_blocks is None and not known_prefixes:
         notes.append(_prefixes_unknown(log))
-    if isinstance(served.policy, Policy) and overrides_hook(served.policy, "preemption_mode"):
+    if swap_s_per_token is not None:
+        block_s = max(1e-9, swap_s_per_token * placement.block_size)
+        bytes_per_s = placement.block_bytes_per_gpu / block_s
+        hardware = dataclasses.replace(placement.gpu, host_link=f"{bytes_per_s / 1e9:.9f}gb/s@0us")
+        placement = dataclasses.replace(placement, gpu=hardware)
+    elif isinstance(served.policy, Policy) and overrides_hook(served.policy, "preemption_mode"):
         notes.append("the time of swapping is the catalogue's, not measured")
     workload = _workload(log, settings)
     return Replay(workload, served, placement, settings, host, step_time, tuple(notes))

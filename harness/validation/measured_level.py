@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from ...predictors.profiles.models import is_whole, profiled_step_time
 from ...predictors.profiles.profile import Profile, Source
+from ...predictors.profiles.table import Host
 from ...predictors.profiles.whole_steps import LoggedStep, profile_of_steps
 from ...workloads.errors import SloBenchError
 from ...workloads.workload import take
@@ -31,7 +33,9 @@ from ..results.engine_logs import (
 )
 from ..results.read import detail_file, read_table
 from .log_replay import AskedRequests, catalogue_name
-from .step_log import logged_steps
+from .step_log import StepLogContent, logged
+
+_LEAST_SWAPS = 10
 
 
 @dataclass(frozen=True)
@@ -68,9 +72,28 @@ class MeasuredLevel:
         return self is not other and bool(self.meta) and self._server == other._server
 
     def steps(self) -> list[LoggedStep]:
-        """Logged steps of all measurements of the level."""
+        """Logged steps of all measurements of the level, but for those that swapped."""
+        return self.content().steps
+
+    def content(self) -> StepLogContent:
+        """The step logs of all measurements of the level."""
         levels = self, *self.again()
-        return [step for one in levels for step in logged_steps(one.root, one.meta)]
+        return StepLogContent.joined(logged(one.root, one.meta) for one in levels)
+
+
+def swap_s_per_token(levels: Sequence[MeasuredLevel], profile: Profile) -> float | None:
+    """Seconds that steps of `levels` took beyond the profile's times, for each KV token that was
+    swapped before them; None where that was rare.
+    """
+    swapping = [one for level in levels for one in level.content().swapping]
+    if len(swapping) < _LEAST_SWAPS or not is_whole(profile):
+        return None
+    fitted = profiled_step_time(profile, Host()).model
+    added_s = sum(
+        step.duration_s - fitted.step_s(step.decode_seqs, step.decode_kv_tokens, step.chunks)
+        for _, step in swapping
+    )
+    return max(0.0, added_s) / sum(tokens for tokens, _ in swapping)
 
 
 def planned_cells(folder: Path) -> dict[str, CellSpec]:

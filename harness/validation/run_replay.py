@@ -54,6 +54,7 @@ from .measured_level import (
     fitted_profile,
     planned_cells,
     profiling_level,
+    swap_s_per_token,
 )
 from .step_replay import Replayed, ReplayError, replay
 
@@ -208,7 +209,7 @@ def _judged(
         level, others, steps, f"whole steps; {level.cell}, which is judged by it, is not among them"
     )
     client_s = _client_s(others, fitted)
-    found = _replayed(level, fitted, client_s, asked)
+    found = _replayed(level, fitted, client_s, asked, swap_s_per_token(others, fitted))
     return ValidatedPoint(level.cell, identity, fitted, names, found)
 
 
@@ -217,6 +218,7 @@ def _replayed(
     profile: Profile,
     client_s: float = 0.0,
     asked: AskedRequests | None = None,
+    swap_s: float | None = None,
 ) -> Validation:
     engine, parameters = str(level.meta.get("system") or "vllm"), level.meta.get("parameters") or {}
     own = system(engine).parameters()
@@ -227,6 +229,7 @@ def _replayed(
         parameters={name: value for name, value in parameters.items() if name in own},
         client_s=client_s,
         asked=asked,
+        swap_s_per_token=swap_s,
     )
 
 

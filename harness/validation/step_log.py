@@ -23,11 +23,13 @@ from ...workloads.parsing import parse_json
 @dataclass(frozen=True)
 class StepLogContent:
     """The steps of a log; of those the `recomputations`, which only prefilled preempted sequences
-    again; and the swaps, each as (direction, bytes, seconds).
+    again; `swapping` steps, which are not among them, each with the KV tokens that went to host
+    memory or came back before it; and the copies, each as (direction, bytes, seconds).
     """
 
     steps: list[LoggedStep]
     recomputations: list[LoggedStep]
+    swapping: list[tuple[int, LoggedStep]]
     copies: list[tuple[str, int, float]]
 
     @classmethod
@@ -37,6 +39,7 @@ class StepLogContent:
         return cls(
             [step for part in every for step in part.steps],
             [step for part in every for step in part.recomputations],
+            [step for part in every for step in part.swapping],
             [copy for part in every for copy in part.copies],
         )
 
@@ -49,29 +52,38 @@ def read_step_log(path: Path, begin: int = 0, end: int | None = None) -> StepLog
     """
     steps: list[LoggedStep] = []
     recomputations: list[LoggedStep] = []
+    swapping: list[tuple[int, LoggedStep]] = []
     copies: list[tuple[str, int, float]] = []
-    begun: deque[tuple[dict[str, Any], bool]] = deque()
+    begun: deque[tuple[dict[str, Any], bool, int]] = deque()
     last_s: float | None = None  # when the last result was there, if requests were left
     victims: set[str] = set()  # preempted requests that must be recomputed
+    swapped: dict[str, int] = {}  # KV tokens of requests in host memory
     for line in lines_of(path, begin, end):
         event = line.get("event")
         try:
             if event == "step":
-                victims |= {v["id"] for v in line.get("preempted", ()) if v["by"] == "recompute"}
+                preempted = line.get("preempted", ())
+                victims |= {v["id"] for v in preempted if v["by"] == "recompute"}
                 entered = line.get("entered", [])
+                moved = sum(swapped.pop(name, 0) for name in entered)
+                out = {v["id"]: int(v["kv_tokens"]) for v in preempted if v["by"] == "swap"}
+                swapped |= out
+                moved += sum(out.values())
                 again = bool(entered) and victims.issuperset(entered)
                 victims.difference_update(entered)
                 if line["decode_seqs"] or line["chunks"]:
                     alone = not line["decode_seqs"] and len(line["chunks"]) == len(entered)
-                    begun.append((line, again and alone))
+                    begun.append((line, again and alone, moved))
             elif event == "done" and begun:
-                step, recomputes = begun.popleft()
+                step, recomputes, moved = begun.popleft()
                 since_s = float(step["time_s"])
                 if last_s is not None:
                     since_s = last_s
                 took = _step(step, float(line["time_s"]) - since_s)
                 last_s = float(line["time_s"]) if line["left"] else None
-                if took.duration_s > 0:
+                if took.duration_s > 0 and moved:
+                    swapping.append((moved, took))
+                elif took.duration_s > 0:
                     steps.append(took)
                     if recomputes:
                         recomputations.append(took)
@@ -79,7 +91,7 @@ def read_step_log(path: Path, begin: int = 0, end: int | None = None) -> StepLog
                 copies += [(str(way), int(n), float(took)) for way, n, took in line["copies"]]
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
             raise FileFormatError(path, None, f"is no step log: {error} in {line}") from None
-    return StepLogContent(steps, recomputations, copies)
+    return StepLogContent(steps, recomputations, swapping, copies)
 
 
 def read_steps(path: Path, begin: int = 0, end: int | None = None) -> list[LoggedStep]:
@@ -89,11 +101,6 @@ def read_steps(path: Path, begin: int = 0, end: int | None = None) -> list[Logge
         FileFormatError: the file cannot be read, or a line is not one of a step log.
     """
     return read_step_log(path, begin, end).steps
-
-
-def logged_steps(root: Path, meta: Mapping[str, Any]) -> list[LoggedStep]:
-    """Read the steps of a measured cell; `meta` names the parts of step logs below `root`."""
-    return logged(root, meta).steps
 
 
 def logged(root: Path, meta: Mapping[str, Any]) -> StepLogContent:

@@ -6,9 +6,9 @@ traceback, and no process left behind.
     python tests/fuzz/interrupted.py --only serve --signals KILL
 
 Each command runs in a session of its own, like one that is typed into a terminal: all of its
-processes get Ctrl-C at once, and the first one SIGTERM or kill -9, at a moment drawn between its
-start and the time that it takes. A command that is struck while Python takes itself down, with all
-said and done, ends with 0.
+processes get Ctrl-C at once, and the first one SIGTERM or kill -9, at a moment drawn between the
+installation of its handlers and the time that it takes. A command that is struck while Python takes
+itself down, with all said and done, ends with 0.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import argparse
 import contextlib
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -66,7 +67,6 @@ CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}
 ENDED = -1
 _MARK = "SLO_BENCH_FUZZ_MARK"
 _LOOKS = 20
-_STARTED_S = 0.3  # before that Python itself is still being imported
 _AT_ONCE_S = 1.0  # or it ended by itself within this time
 _LATE_SHARE = 0.8  # of its time; from there on a command may have done all that it does
 
@@ -91,7 +91,7 @@ def interrupt(
     found = Interrupted(Counter(), [])
     whole_s = ENDLESS.get(name) or _once(words, folder, None, signals[0])[2]
     for number in range(moments):
-        after_s = rng.uniform(_STARTED_S, whole_s)
+        after_s = rng.uniform(0.0, whole_s)
         struck = signals[number % len(signals)]
         code, said, took_s, left = _once(words, folder, after_s, struck)
         if took_s < after_s:
@@ -118,7 +118,6 @@ def _once(
     out = folder / "out"
     mark = uuid.uuid4().hex
     typed = [word.replace("OUT", str(out)) for word in words]
-    begin_s = time.monotonic()
     process = subprocess.Popen(
         [*SLO_BENCH, *typed],
         cwd=folder,
@@ -131,6 +130,9 @@ def _once(
     )
     said = ""
     try:
+        while not _handled(process.pid) and process.poll() is None:
+            time.sleep(0.005)
+        begin_s = time.monotonic()
         try:
             _, said = process.communicate(timeout=after_s)
         except subprocess.TimeoutExpired:
@@ -152,6 +154,14 @@ def _once(
     for path in folder.glob("out*"):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     return process.returncode, said, took_s, left
+
+
+def _handled(pid: int) -> bool:
+    """Whether the process has handlers of its own: Python alone has none of SIGTERM."""
+    with contextlib.suppress(OSError):
+        found = re.search(r"SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
+        return found is not None and bool(int(found[1], 16) >> signal.SIGTERM - 1 & 1)
+    return False
 
 
 def _heed() -> None:

@@ -60,6 +60,19 @@ def test_the_tables(script, tmp_path):
     assert "Not measured yet" in script.table([])
 
 
+def test_what_was_simulated_beside(script, tmp_path):
+    for folder, seconds in (("distserve", 0.04), ("distserve-simulated", 0.03)):
+        (tmp_path / folder).mkdir()
+        head = (
+            "cell,system,rate_rps,valid,invalid_because,attainment,ttft_p50_s,tpot_p50_s,e2e_p50_s"
+        )
+        row = f"a,distserve,2,True,,0.9,{seconds},{seconds},{seconds}"
+        (tmp_path / folder / "cells.csv").write_text(f"{head}\n{row}\n")
+    (line,) = script.table(script.levels(tmp_path / "distserve")).splitlines()[2:]
+    assert line.startswith("| distserve | 2 | 90.0 % | 40 ms | 30 ms (-25 %) | 40 ms | 30 ms")
+    assert set(script.FITTED_BY) | set(script.FITTED_BY.values()) <= set(script.EXPERIMENTS)
+
+
 def test_a_shorter_run_and_its_trace(script, tmp_path):
     words = script.command("adaptivellm", "work", 8)
     assert words[words.index("--requests") + 1] == "8"

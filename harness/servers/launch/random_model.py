@@ -1,12 +1,13 @@
 """Small models with random weights, in the format of Hugging Face, where no model is at hand.
 
 A folder is written with numpy alone: `config.json`, safetensors, a tokenizer and a chat template.
-vLLM, SGLang, `transformers` and the torch engine load it; `bert` is an encoder for embeddings. Speed and memory are those of a real
-model of that shape; the text is nonsense.
+vLLM, SGLang, `transformers` and the torch engine load it; `bert` is an encoder for embeddings.
+Speed and memory are those of a real model of that shape; the text is nonsense.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import random
@@ -19,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....workloads.errors import SloBenchError, UnknownNameError
+from ....workloads.parsing import parse_json
 from ...load_generator.http.prompts import FREQUENT_WORDS
 
 # Fields by which each architecture is known.
@@ -150,9 +152,9 @@ def make_model(folder: Path, fields: Mapping[str, Any] | None = None, seed: int 
     """
     fields = model_fields() if fields is None else fields
     about = folder / "config.json"
-    text = json.dumps(fields, indent=1)
-    if about.is_file() and about.read_text("utf-8") == text:
-        return folder
+    with contextlib.suppress(OSError, ValueError):
+        if parse_json(about.read_bytes()) == fields:
+            return folder
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise SloBenchError(f"{folder} exists and is not this model; name another folder")
     folder.mkdir(parents=True, exist_ok=True)
@@ -170,6 +172,7 @@ def make_model(folder: Path, fields: Mapping[str, Any] | None = None, seed: int 
     if fields["model_type"] != "bert":
         words["chat_template"] = _TEMPLATE
     (folder / "tokenizer_config.json").write_text(json.dumps(words, indent=1), "utf-8")
+    text = json.dumps(fields, indent=1)
     about.write_text(text, "utf-8")  # last: a folder without it is unfinished
     return folder
 

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from reference.logs import LOGS as REAL
 from reference.logs import PROFILE, log_file, needs_data, simulated_log
 from slo_bench.cli.main import app
+from slo_bench.harness.policies.systems import system
 from slo_bench.harness.results.engine_logs import EngineSettings, read_log
 from slo_bench.harness.validation.log_replay import METRICS, STATISTICS, validate
 from slo_bench.predictors.profiles.importers import ImportOptions, import_profile
@@ -33,6 +34,33 @@ def test_the_simulators_own_log_comes_out_as_it_went_in(num_gpu_blocks, caching)
     ]
     for row in found.rows():
         assert abs(row.error) < 1e-9, row
+
+
+def test_the_prefix_cache_is_the_servers_whatever_the_system_has():
+    replayed = {}
+    for caching in (False, True):
+        log, _ = simulated_log(400, caching)
+        replayed[caching] = {
+            name: validate(log, PROFILE, name, host_s=0.004) for name in ("vllm", "vllm-v0")
+        }
+    assert not system("vllm-v0").prefix_cache
+    with_cache, without = (
+        np.mean(replayed[caching]["vllm-v0"].simulated["e2e"]) for caching in (True, False)
+    )
+    assert replayed[True]["vllm-v0"].preemptions > 5
+    assert with_cache < 0.99 * without
+
+
+def test_swaps_take_what_they_took():
+    log, _ = simulated_log(400, caching=False)
+    slow, fast = (
+        validate(log, PROFILE, "vllm-swap", host_s=0.004, swap_s_per_token=each_s)
+        for each_s in (1e-3, 1e-9)
+    )
+    assert fast.preemptions > 5
+    assert np.mean(slow.simulated["e2e"]) > np.mean(fast.simulated["e2e"]) + 0.05
+    assert not any("swapping" in note for note in fast.notes)
+    assert any("swapping" in note for note in validate(log, PROFILE, "vllm-swap").notes)
 
 
 def test_settings_matter():

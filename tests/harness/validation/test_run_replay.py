@@ -167,6 +167,14 @@ def test_each_level_is_judged_by_the_steps_of_the_other(run):
         assert level.found.settings.max_num_seqs == 16
 
 
+def test_the_clients_delay_is_known_from_a_level_with_queues(tmp_path):
+    """Which a server of other step times has: half as fast, so that its queues are longer."""
+    folder = tmp_path / "run"
+    rows = [measure(folder, "low", 5.0, 0), measure(folder, "full", 14.0, 1, slower=1.03)]
+    low, _ = validate_run(table(folder, *rows))
+    assert low.found.client_s == pytest.approx(CLIENT_S, abs=0.002)
+
+
 def test_the_steps_of_a_level_do_not_count_for_itself(run):
     before = validate_run(run)[0].profile.fits
     text = (run / "servers" / "vllm.steps.jsonl").read_text()

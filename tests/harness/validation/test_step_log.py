@@ -109,7 +109,8 @@ def test_swaps_and_recomputations_are_told_apart(tmp_path):
     found = read_step_log(path)
     assert found.copies == [("to-host", 4096, 0.25), ("to-gpu", 4096, 0.125)]
     assert seconds(found.recomputations) == [0.75]
-    assert len(found.steps) == 5
+    assert [(moved, one.duration_s) for moved, one in found.swapping] == [(9, 0.5), (9, 0.25)]
+    assert seconds(found.steps) == [0.5, 0.75, 1.0]
     assert seconds(read_steps(path)) == seconds(found.steps)
 
 

@@ -48,6 +48,18 @@ def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
+def test_a_model_that_is_there_is_kept(tmp_path: Path) -> None:
+    folder = make_model(tmp_path / "a")
+    about = folder / "config.json"
+    about.write_text(json.dumps(json.loads(about.read_text()), sort_keys=True))
+    (folder / "model.safetensors").write_bytes(b"")
+    assert make_model(folder).samefile(folder)
+    assert not (folder / "model.safetensors").stat().st_size
+    about.write_text("{")
+    with pytest.raises(SloBenchError, match="name another folder"):
+        make_model(folder)
+
+
 def test_the_command(tmp_path: Path, slo_bench) -> None:
     code, out, _ = slo_bench("model", "make", "models/tiny", "--like", "qwen2")
     assert code == 0
