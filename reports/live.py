@@ -35,13 +35,13 @@ from .pages.folder import write_folder
 
 _WATCHED = (CELLS, CAPACITY_FILE, TUNED)
 _LABELS = ("cell", "system", "workload", "model", "gpu", "rate_rps", "seed")
-_COLUMNS = (
+CELL_METRICS = (
     *("requests", "attainment", "goodput_rps", "throughput_rps", "ttft_p50_s", "ttft_p99_s"),
     *("tpot_p50_s", "tpot_p99_s"),
 )
 _KINDS = {
     "slo_bench_cells_finished": "gauge",
-    **{f"slo_bench_cell_{column}": "gauge" for column in _COLUMNS},
+    **{f"slo_bench_cell_{column}": "gauge" for column in CELL_METRICS},
 }
 _HTML = "text/html; charset=utf-8"
 
@@ -78,7 +78,7 @@ class LiveReport:
         samples: list[Sample] = [("slo_bench_cells_finished", "", len(rows))]
         for row in rows:
             of = labels(**{name: row[name] for name in _LABELS if row.get(name)})
-            for column in _COLUMNS:
+            for column in CELL_METRICS:
                 with contextlib.suppress(KeyError, TypeError, ValueError):
                     samples.append((f"slo_bench_cell_{column}", of, float(row[column])))
         return exposition(_KINDS, samples)

@@ -215,6 +215,23 @@ class TraceSource(WorkloadSource):
             SloBenchError: it has arrivals, and other arrivals are set without `redraw_arrivals`.
         """
         trace = read(path, format_name)
+        return cls.of_trace(trace, path, arrivals, models, redraw_arrivals=redraw_arrivals)
+
+    @classmethod
+    def of_trace(
+        cls,
+        trace: WorkloadTrace,
+        path: str,
+        arrivals: str,
+        models: Models | None,
+        *,
+        redraw_arrivals: bool,
+    ) -> TraceSource:
+        """A file's trace as it was read; arguments as those of `load_source`.
+
+        Raises:
+            SloBenchError: it has arrivals, and other arrivals are set without `redraw_arrivals`.
+        """
         process, workload, name = parse_arrivals(arrivals), trace.workload, Path(path).name
         keeps = trace.has_arrivals and not redraw_arrivals
         if keeps and process != Poisson():

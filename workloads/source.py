@@ -17,7 +17,7 @@ from .call_parser import Call, build, parse_call, positive
 from .errors import SloBenchError, UnknownNameError
 from .lengths import Fixed, LengthDistribution, MixtureComponent, PairLengths, pair, parse_lengths
 from .models import Models, MultiModelArrivals, parse_models
-from .readers.agents import TASK_FORMATS, read_tasks, task_format
+from .readers.agents import TASK_FORMATS, RecordedTasks, read_tasks, task_format
 from .sessions import Sessions, parse_sessions
 
 
@@ -93,7 +93,13 @@ def load_source(
                 "sessions are for catalogue workloads"
             )
         if (format or task_format(Path(text))) in TASK_FORMATS:
-            return _recorded_tasks(text, format, process, choice)
+            found = read_tasks(Path(text), format)
+            if not found.single:
+                return _recorded_tasks(text, found, process, choice)
+            trace = found.trace(Path(text))
+            return TraceSource.of_trace(
+                trace, text, arrivals, choice, redraw_arrivals=redraw_arrivals
+            )
         return TraceSource.of_file(text, format, arrivals, choice, redraw_arrivals=redraw_arrivals)
     entry = catalogue.find(text)
     lengths = entry.lengths
@@ -122,10 +128,9 @@ def _talks(text: str) -> Sessions | Agents:
 
 
 def _recorded_tasks(
-    text: str, format_name: str | None, arrivals: ArrivalProcess, models: Models | None
+    text: str, found: RecordedTasks, arrivals: ArrivalProcess, models: Models | None
 ) -> TaskSource:
     """Tasks of a file, which begin by the arrival process; their own starts are not used."""
-    found = read_tasks(Path(text), format_name)
     return TaskSource(
         name=Path(text).name,
         arrivals=arrivals,

@@ -40,6 +40,10 @@ def gate(
     systems: Systems = None,
     *,
     compared: Compared,
+    markdown: Annotated[
+        Path | None,
+        option("FILE", "Also write the table with intervals, for a pull request.", "--markdown"),
+    ] = None,
     as_json: Annotated[bool, flag("Print only JSON.", "--json")] = False,
 ) -> None:
     """Exit with 1 if the candidate is significantly worse by more than the bound, else with 0.
@@ -48,6 +52,7 @@ def gate(
     common cell.
     """
     from ...reports.compare.comparing import judge_comparison, parse_regression
+    from ...reports.compare.markdown import judgement_markdown, not_comparable_markdown
     from ...reports.compare.results import NotComparableError
 
     bound = parse_regression(max_regression)
@@ -55,12 +60,16 @@ def gate(
         comparison = compared.comparison(a, b, systems, metric, gated=True)
         judgement = judge_comparison(comparison, bound)
     except NotComparableError as error:
+        if markdown is not None:
+            markdown.write_text(not_comparable_markdown(str(error)), "utf-8")
         if as_json:
             typer.echo(
                 json.dumps({"verdict": "not comparable", "passed": False, "reason": str(error)})
             )
             raise typer.Exit(2) from None
         raise SloBenchError(f"not comparable: {error}") from None
+    if markdown is not None:
+        markdown.write_text(judgement_markdown(comparison, judgement), "utf-8")
     if as_json:
         typer.echo(json.dumps(_json(comparison, judgement), allow_nan=False, ensure_ascii=False))
     else:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ...predictors.speculation import Speculation
 from ...workloads.errors import FileFormatError
+from ..load_generator.server_metrics import samples
 from .run_folder import Value, read_rows
 
 _DRAFTS, _PROPOSED, _ACCEPTED = "server_drafts", "server_draft_tokens", "server_accepted_tokens"
@@ -27,7 +28,6 @@ _NAMES = {
     f"{_COUNTER}accepted_tokens_total": _ACCEPTED,
 }
 _OUTPUT, _FIRST = "vllm:generation_tokens_total", "vllm:time_to_first_token_seconds_count"
-_SAMPLE = re.compile(r"^(vllm:\w+)(?:\{(.*)\})? +(\S+)$", re.MULTILINE)
 _POSITION = re.compile(r'position="(\d+)"')
 _LOGGED = re.compile(
     r"SpecDecoding metrics: .*?Drafted: (\d+) tokens, Per-position acceptance rate: ([\d., ]+),"
@@ -42,7 +42,7 @@ def speculation_counts(metrics: str) -> Counter[str]:
     accepted ones. Tokens accepted behind the end of an answer make it a little too small.
     """
     found: Counter[str] = Counter()
-    for name, labels, value in _SAMPLE.findall(metrics):
+    for name, labels, value in samples(metrics):
         position = _POSITION.search(labels)
         if name in _NAMES:
             found[_NAMES[name]] += round(float(value))

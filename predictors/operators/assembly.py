@@ -33,21 +33,29 @@ _CHUNKS = np.array([1, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384], dt
 
 @dataclass(frozen=True)
 class HostTimes:
-    """Seconds that the host adds to a step, and to a step for each of its sequences."""
+    """Seconds that the host adds to a step, and to a step for each of its sequences; `kernel_s`:
+    seconds in which it launches a kernel of a step with prompts (0: faster than the GPU).
+    """
 
     step_s: float
     sequence_s: float
+    kernel_s: float = 0.0
 
 
 DEFAULT_ENGINE = "vllm"
 NAME = "operators"  # in place of a profile's file
 GRAPH_TOKENS = 512  # the largest CUDA graph that is captured
+# SGLang launches prompts kernel by kernel, with Python between. Chosen with half of its rows of
+# mixtures of experts in view: 110 ms for the 1,575 kernels of DeepSeek-V3 (`Operators.launches`).
+# Published: 82.6 ms for a prompt of one token, 23.1 ms with a CUDA graph
+# (github.com/sgl-project/sglang/pull/12160).
+EAGER_KERNEL_S = 70e-6
 # Chosen with closed-loop rows in view (docs/accuracy.md); not for TensorRT-LLM. `vllm-async`:
 # asynchronous scheduling, the default from vLLM 0.14 on.
 HOSTS = {
     "vllm": HostTimes(1.3e-3, 30e-6),
     "vllm-async": HostTimes(0.0, 10e-6),
-    "sglang": HostTimes(0.8e-3, 10e-6),
+    "sglang": HostTimes(0.8e-3, 10e-6, EAGER_KERNEL_S),
     "trtllm": HostTimes(0.0, 10e-6),
 }
 
@@ -83,14 +91,14 @@ def operator_step_time(
     host = HOSTS[engine]
     step_s = host.step_s if host_s is None else host_s
     known = kernels(placement.gpu, engine, without)
-    listed = operators(placement)
+    listed = operators(_as_run(placement, engine))
     linear, experts = _linear(known, listed, placement), _experts(known, listed, placement)
     decode = _decode(known, listed, placement)
     rest = (
         _per_sequence(known, listed, host),
         decode,
         _mixed(known, listed, placement, decode),
-        Host(step_s=step_s, graph_tokens=GRAPH_TOKENS),
+        Host(step_s, graph_tokens=GRAPH_TOKENS, prefill_s=host.kernel_s * listed.launches),
     )
     if placement.dp > 1 and experts is not None:
         made: TableStepTime = DataParallelStepTime(placement.dp, linear, experts, *rest)
@@ -106,6 +114,25 @@ def operator_step_time(
         origin += "; linear attention by its roofline"
     fitted = known.exact and listed.recurrence is None
     return StepTimeModel(made, fitted=fitted, provenance=origin)
+
+
+def _as_run(placement: Placement, engine: str) -> Placement:
+    """A placement as the engine runs it: without expert parallelism SGLang computes DeepSeek-V3's
+    shared expert as one more routed expert, which every token chooses
+    (`determine_num_fused_shared_experts`, github.com/sgl-project/sglang/pull/5571).
+    """
+    spec, experts = placement.model, placement.model.experts
+    if engine != "sglang" or spec.latent is None or spec.sparse is not None or experts is None:
+        return placement
+    if placement.ep > 1 or experts.routed != 256 or experts.shared_intermediate == 0:
+        return placement
+    fused = replace(
+        experts,
+        routed=experts.routed + 1,
+        per_token=experts.per_token + 1,
+        shared_intermediate=0,
+    )
+    return replace(placement, model=replace(spec, experts=fused))
 
 
 def speculative_step_time(
@@ -258,7 +285,11 @@ def _mixed(
 
     contexts = _CONTEXTS[None, :]
     later = a.calls * behind(contexts, alone)
-    if a.window_calls:
+    if a.window_calls and (chosen_s := known.chosen_s(a, listed.indexer)):
+        dense = behind(contexts, alone)
+        chosen = chosen_s * _CHUNKS[:, None]
+        later += a.window_calls * np.where(contexts + _CHUNKS[:, None] > a.window, chosen, dense)
+    elif a.window_calls:
         later += a.window_calls * behind(np.minimum(contexts, a.window), windowed)
     if listed.indexer is not None:
         later += listed.indexer.calls * indexed(contexts, listed.indexer)

@@ -30,6 +30,8 @@ DISTURBED = 1.25  # times the time of a larger size
 # clock falls. Chosen with Qwen3-32B on H100 in view.
 SUSTAINED = 1.07
 _SCORE_BYTES = 4
+_SPARSE_HEADS = 64
+_SPARSE_SHARE = 640 / 989
 _FOLDER = "tables"
 
 
@@ -162,6 +164,20 @@ class Kernels:
         """
         moved = read * wanted.key_bytes + 2 * _SCORE_BYTES * pairs
         return self.roofline_s(moved, pairs * wanted.operations, 8)
+
+    def chosen_s(self, wanted: Attention, indexer: Indexer | None) -> float:
+        """Seconds in which a query of a prompt attends to the tokens that an indexer chose; 0: as
+        long as with a window.
+
+        Prompts longer than the number of chosen tokens run through FlashMLA's sparse kernel on
+        Hopper, which takes multiples of 64 heads: fewer are padded (SGLang,
+        `_forward_flashmla_sparse`), and reaches 640 TFLOP/s on H800, 65 % of the data sheet (its
+        README). On Blackwell servers take TensorRT-LLM's kernel, of which no times are known.
+        """
+        if indexer is None or not wanted.latent or self.gpu.flops_4bit:
+            return 0.0
+        heads = _SPARSE_HEADS * -(-wanted.heads // _SPARSE_HEADS)
+        return heads * indexer.chosen_operations / (_SPARSE_SHARE * self.gpu.flops_16bit)
 
     def _attention(
         self, kind: str, wanted: Attention, dtype: str

@@ -65,11 +65,13 @@ class Indexer:
     """Scores of sparse attention in one layer, `calls` times in a pass; every GPU has all heads.
 
     A query reads `key_bytes` of each earlier token and does `operations` in 8 bits; its score is
-    written, and read by the choice of the highest.
+    written, and read by the choice of the highest. `chosen_operations`: of one head and query with
+    the chosen tokens, in 16 bits, where keys and values are latent vectors.
     """
 
     key_bytes: float
     operations: float
+    chosen_operations: float
     calls: int
 
 
@@ -115,6 +117,33 @@ class Operators:
     recurrence: Recurrence | None = None
     indexer: Indexer | None = None
 
+    @property
+    def launches(self) -> int:
+        """Kernels that a pass launches where nothing is compiled or captured in a CUDA graph.
+
+        Activations are quantised before each matrix multiplication in 8 or 4 bits. Experts are
+        sorted, multiplied twice with an activation between, and combined (fused MoE of SGLang and
+        vLLM); linear attention in chunks takes the kernels of flash-linear-attention
+        (`chunk_gated_delta_rule_fwd`: norms of queries and keys, gates, their sums, products,
+        triangular solve, weights, states, outputs).
+        """
+        found = sum(gemm.calls * _multiplied(gemm.dtype) for gemm in self.gemms)
+        found += sum(small.calls for small in self.small if small.name != "quantise")
+        found += sum(reduce.calls for reduce in self.all_reduces)
+        found += self.attention.calls + self.attention.window_calls
+        if self.experts is not None:
+            found += self.experts.calls * (3 + 2 * _multiplied(self.experts.dtype))
+        if self.recurrence is not None:
+            found += 10 * self.recurrence.calls
+        if self.indexer is not None:
+            found += self.indexer.calls
+        return found
+
+
+def _multiplied(dtype: str) -> int:
+    """Kernels of a matrix multiplication."""
+    return 2 if weight_dtype(dtype).compute_bits < 16 else 1
+
 
 def operators(placement: Placement) -> Operators:
     """The operators of a pass through the model on each GPU of a tensor-parallel group."""
@@ -143,7 +172,7 @@ def operators(placement: Placement) -> Operators:
         query = heads * (spec.latent.key_dim + spec.latent.rope_dim)
         if spec.sparse is not None:
             gemms += _indexer_gemms(spec.sparse, spec.latent, hidden, dtype, layers)
-            small.append(Small("index_cache", 4 * spec.sparse.head_dim * width, layers))
+            small += _indexer_small(spec.sparse, layers)
         small.append(Small("latent_norm", 4 * gemms[0].n * width, 2 * layers))
     small.append(Small("rotary_and_cache", (2 * query + 4 * kv) * width, 2 * attending))
     if traits.qk_norm:
@@ -160,6 +189,11 @@ def operators(placement: Placement) -> Operators:
     if experts:
         mlps.append(("shared_", experts.shared_intermediate, layers - dense_layers))
         gemms.append(Gemm("router", experts.routed, hidden, "bf16", layers - dense_layers))
+        if spec.linear is not None and experts.shared_intermediate:
+            # `shared_expert_gate` of Qwen3-Next and Qwen3.5 weighs their shared expert.
+            gemms.append(Gemm("shared_gate", 1, hidden, "bf16", layers - dense_layers))
+            small.append(Small("shared_scale", 3 * hidden * width, layers - dense_layers))
+            small.append(Small("shared_add", 3 * hidden * width, layers - dense_layers))
         small.append(Small("top_k", 2 * experts.routed * width, layers - dense_layers))
         routed = ExpertLayer(
             hidden,
@@ -205,20 +239,26 @@ def operators(placement: Placement) -> Operators:
         Gemm("lm_head", -(-spec.vocab // tp), hidden, "bf16", 1),
         -(-spec.vocab // tp) * 4.0,
         None if spec.linear is None else _recurrence(spec.linear, tp),
-        None if spec.sparse is None else _indexer(spec.sparse, attending),
+        None if spec.sparse is None else _indexer(spec.sparse, spec.latent, attending),
     )
 
 
 def _linear_operators(
     linear: LinearAttention, hidden: int, tp: int, dtype: str
 ) -> tuple[list[Gemm], list[Small]]:
-    """Projections of linear attention, its convolution and its gated norm."""
+    """Projections of linear attention (`in_proj_qkvz` and `in_proj_ba`, whose results are split),
+    its convolution and its gated norm.
+    """
     mixed, value = linear.mixed_width // tp, linear.value_width // tp
+    gates = 2 * linear.value_heads
+    projected = (linear.projected_width - gates) // tp
     gemms = [
-        Gemm("linear_in_proj", linear.projected_width // tp, hidden, dtype, linear.layers),
+        Gemm("linear_in_proj", projected, hidden, dtype, linear.layers),
+        Gemm("linear_gates_proj", max(1, gates // tp), hidden, dtype, linear.layers),
         Gemm("linear_out_proj", hidden, value, dtype, linear.layers),
     ]
     small = [
+        Small("linear_split", 2 * projected * SIXTEEN_BIT_BYTES, linear.layers),
         Small("convolution", 2 * mixed * SIXTEEN_BIT_BYTES, linear.layers),
         Small("gated_norm", 3 * value * SIXTEEN_BIT_BYTES, linear.layers),
     ]
@@ -237,9 +277,30 @@ def _indexer_gemms(
     ]
 
 
-def _indexer(sparse: SparseAttention, layers: int) -> Indexer:
+def _indexer_small(sparse: SparseAttention, layers: int) -> list[Small]:
+    """Kernels around the scores, as in DeepSeek-V3.2's `Indexer` (vLLM and SGLang follow it): norm
+    of the key; rotary embedding, rotation and quantisation of queries and key; two factors of the
+    heads' weights; the cache; the choice.
+    """
+    key = sparse.head_dim * SIXTEEN_BIT_BYTES
+    queries = sparse.heads * key
+    return [
+        Small("index_norm", 2 * key, layers),
+        Small("index_rotary", 2 * (queries + key), layers),
+        Small("index_rotate_queries", 2 * queries, layers),
+        Small("index_rotate_key", 2 * key, layers),
+        Small("index_quantise_queries", 1.5 * queries, layers),
+        Small("index_quantise_key", 1.5 * key, layers),
+        Small("index_weights", 8 * sparse.heads, 2 * layers),
+        Small("index_cache", 2 * key, layers),
+        Small("index_choice", 4 * sparse.tokens, layers),
+    ]
+
+
+def _indexer(sparse: SparseAttention, latent: LatentAttention | None, layers: int) -> Indexer:
     scores = 2 * sparse.heads * sparse.head_dim
-    return Indexer(sparse.key_bytes, scores, layers)
+    width = 0 if latent is None else 2 * latent.kv_rank + latent.rope_dim
+    return Indexer(sparse.key_bytes, scores, 2 * sparse.tokens * width, layers)
 
 
 def _recurrence(linear: LinearAttention, tp: int) -> Recurrence:

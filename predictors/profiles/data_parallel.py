@@ -57,12 +57,13 @@ class DataParallelStepTime(TableStepTime):
         tokens, length, before = as_one_chunk(busiest)
         decoding = -(-decode_seqs // ranks)
         sequences = decoding + len(busiest)
-        return (
+        seconds = (
             self._of_rank(tokens + decoding)
             + self._of_experts(decode_seqs + sum(chunk for _, chunk in chunks))
             + (self._sequence_s.get(sequences) or super()._sequences(sequences))
             + self._attention(decode_seqs, decode_kv_tokens, length, before)
         )
+        return max(seconds, self.host.prefill_s)
 
     def _busiest(self, chunks: Sequence[tuple[int, int]]) -> Sequence[tuple[int, int]]:
         """The chunks of the rank with most tokens, where each goes to the rank with the fewest."""

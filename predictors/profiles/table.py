@@ -76,13 +76,15 @@ class Host:
     """Host overhead of a step.
 
     `step_s` seconds go before every step; `launch_s` more before one that is launched kernel by
-    kernel. Steps of up to `graph_tokens` tokens (0: none) are replayed from a CUDA graph instead,
-    whose sizes are those that vLLM captures.
+    kernel. A step with prompts takes at least `prefill_s`, where it is launched kernel by kernel
+    and the host takes longer than the GPU. Steps of up to `graph_tokens` tokens (0: none) are
+    replayed from a CUDA graph instead, whose sizes are those that vLLM captures.
     """
 
     step_s: float = 0.0
     launch_s: float = 0.0
     graph_tokens: int = 0
+    prefill_s: float = 0.0
 
     def graph_size(self, tokens: int) -> int:
         """The captured size that a step with `tokens` tokens is padded to; `tokens` itself without
@@ -189,7 +191,8 @@ class TableStepTime:
         fixed_s = self._fixed_s.get(tokens) or self._fixed(tokens)
         per_sequence_s = self._sequence_s.get(sequences) or self._sequences(sequences)
         mixed_s = self._attention(decode_seqs, decode_kv_tokens, length, before)
-        return fixed_s + per_sequence_s + mixed_s + tail_s
+        seconds = fixed_s + per_sequence_s + mixed_s + tail_s
+        return max(seconds, self.host.prefill_s)
 
     def tail_s(self, begins: Sequence[int], total: int) -> float:
         """Seconds that unequal sequences take longer than equal ones (`LengthAwareStepTime`).

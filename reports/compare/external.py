@@ -110,6 +110,13 @@ def _documents(path: Path) -> Iterator[Json]:
         raise FileFormatError(path, None, f"cannot be read: {error}") from error
     if not text.strip():
         raise FileFormatError(path, None, "is empty")
+    if "MLPerf Results Summary" in text[:1000]:
+        raise FileFormatError(
+            path,
+            None,
+            "is LoadGen's summary, which has no single requests and so no interval; `slo-bench "
+            "export RUN --to mlperf` writes ours in its terms, to hold beside it",
+        )
     try:
         pieces: list[tuple[int | None, Any]] = [(None, parse_json(text))]
     except json.JSONDecodeError:

@@ -64,6 +64,8 @@ NOT_RUN = {
     "python -m slo_bench.harness.servers.mock --slots 32 --service 0.68 --port 8777": "waits",
     "slo-bench capacity --base-url http://127.0.0.1:8777 --model mock --workload synthetic "
     "--prompt-tokens 64 --output-tokens 8 --slo ttft=0.1": "four minutes by the clock",
+    "slo-bench observe http://127.0.0.1:8000 --model models/tiny --slo ttft=1,tpot=0.1 "
+    "--duration 120": "a server under load: tests/harness/servers/launch/test_backends_observe.py",
     # Not on these machines.
     "python scripts/gpu_check.py gpu-check": "GPU; tests/scripts/test_gpu_check.py",
     "slo-bench backends install vllm": "installs the build for CUDA",

@@ -46,7 +46,8 @@ def test_operators_of_the_two_kinds_of_layers():
     listed = operators(put(4).placement)
     calls = {gemm.name: (gemm.n, gemm.k, gemm.calls) for gemm in listed.gemms}
     assert calls["qkv_proj"] == ((2 * 16 * 256) // 4 + 2 * 256, 2048, 12)  # with its gate
-    assert calls["linear_in_proj"] == ((8192 + 4096 + 64) // 4, 2048, 36)
+    assert calls["linear_in_proj"] == ((8192 + 4096) // 4, 2048, 36)
+    assert calls["linear_gates_proj"] == (64 // 4, 2048, 36)
     assert calls["linear_out_proj"] == (2048, 1024, 36)
     assert calls["router"][2] == 48
     assert listed.attention.calls == 12

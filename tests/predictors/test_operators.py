@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slo_bench.predictors.operators.assembly import operator_step_time
+from slo_bench.predictors.operators.assembly import EAGER_KERNEL_S, operator_step_time
 from slo_bench.predictors.operators.kernels import has_tables, kernels
 from slo_bench.predictors.operators.layers import Attention, operators
 from slo_bench.predictors.placement import Placement
@@ -128,6 +128,28 @@ def test_asynchronous_scheduling_hides_the_host():
     plain = operator_step_time(placed()).model.step_s(1, 100, ())
     ahead = operator_step_time(placed(), "vllm-async").model.step_s(1, 100, ())
     assert plain - ahead == pytest.approx(1.3e-3 + 20e-6, rel=0.01)
+
+
+def test_sglang_launches_prompts_kernel_by_kernel():
+    """A short prompt takes as long as its launches, a long one longer, a decode step less."""
+    deepseek = Placement(model("deepseek-v3"), gpu("h200-141g"), tp=8, weight_dtype="fp8")
+    made = operator_step_time(deepseek, "sglang").model
+    # Its shared expert is one of the routed ones: two multiplications with their quantisation and
+    # an activation less in each of 58 layers.
+    launches = operators(deepseek).launches - 58 * 5
+    assert made.host.prefill_s == pytest.approx(launches * EAGER_KERNEL_S)
+    assert made.step_s(0, 0, [(0, 16)]) == made.step_s(4, 4096, [(0, 64)]) == made.host.prefill_s
+    assert made.step_s(0, 0, [(0, 8192)]) > made.host.prefill_s > made.step_s(4, 4096, ())
+    assert operator_step_time(deepseek, "vllm-async").model.host.prefill_s == 0
+
+
+def test_experts_over_gpus_keep_the_shared_one_apart():
+    """DeepSeek-V3's shared expert is fused where tensor parallelism alone splits experts."""
+    step_s = {}
+    for ep in (1, 8):
+        place = Placement(model("deepseek-v3"), gpu("h200-141g"), tp=8, ep=ep, weight_dtype="fp8")
+        step_s[ep] = [operator_step_time(place, e).model.host.prefill_s for e in ("sglang", "vllm")]
+    assert step_s[1][0] < step_s[8][0]
 
 
 def test_what_cannot_be_assembled_says_so():

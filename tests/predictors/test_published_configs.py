@@ -8,8 +8,10 @@ import pytest
 from slo_bench.harness.experiments.execution.lookup import placed
 from slo_bench.harness.experiments.execution.specs import PlacementSpec
 from slo_bench.predictors.model_spec import SparseAttention
+from slo_bench.predictors.operators.assembly import operator_step_time
 from slo_bench.predictors.operators.layers import operators
-from slo_bench.predictors.specs import model
+from slo_bench.predictors.placement import Placement
+from slo_bench.predictors.specs import gpu, model
 from slo_bench.workloads.errors import FileFormatError
 
 SIGLIP = {
@@ -267,6 +269,22 @@ def test_a_sparse_decode_hardly_grows_with_length():
     read = 61 * 32 * (65_536 - 8_192) * 140
     assert grows(place) == pytest.approx(read / 0.8 / 4.8e12, rel=0.1)
     assert grows(place) < grows(dense)
+
+
+def test_long_prompts_with_chosen_tokens_pad_their_heads_on_hopper():
+    """FlashMLA takes multiples of 64 heads: 8 of 64 on each of 8 GPUs cost what 64 do."""
+    spec = model("glm-5")
+
+    def of_attention(tp, tokens):
+        place = Placement(spec, gpu("h200-141g"), tp=tp, weight_dtype="fp8")
+        mixed = operator_step_time(place).model.tables[3]
+        return mixed.seconds[list(mixed.chunk_tokens).index(tokens), 0, 0, 0]
+
+    a_query = 64 * 2 * 2048 * (2 * 512 + 64) / (640 / 989 * 989.5e12)
+    assert of_attention(8, 8192) > 78 * 8192 * a_query
+    assert of_attention(8, 8192) == pytest.approx(of_attention(4, 8192))  # heads are padded anyway
+    assert of_attention(8, 1024) < of_attention(4, 1024)  # a short prompt attends to all its tokens
+    assert spec.sparse.tokens == 2048
 
 
 @pytest.mark.parametrize(

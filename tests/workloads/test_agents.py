@@ -221,6 +221,29 @@ def test_opentelemetry(tmp_path):
     assert not set(steps[1].blocks) & set(steps[0].blocks)
 
 
+def test_requests_of_a_server_keep_their_times(tmp_path):
+    """As vLLM writes them with --otlp-traces-endpoint: a trace a request, no operation."""
+    spans = []
+    for number, (start_s, prompt, output) in enumerate([(3, 40, 9), (1, 20, 5), (9, 60, 2)]):
+        one = span(f"s{number}", "", start_s, start_s + 1, "", (prompt, output))
+        one["traceId"] = f"t{number}"
+        one["attributes"] = [
+            {"key": f"gen_ai.usage.{name}", "value": {"intValue": str(tokens)}}
+            for name, tokens in (("prompt_tokens", prompt), ("completion_tokens", output))
+        ]
+        spans.append(one)
+    path = tmp_path / "server.json"
+    path.write_text(json.dumps(otlp(spans)))
+    source = load_source(path)
+    assert source.has_arrivals
+    workload = source.make()
+    assert workload.arrival_s.tolist() == [0, 2, 8]
+    assert workload.prompt_tokens.tolist() == [20, 40, 60]
+    assert workload.output_tokens.tolist() == [5, 9, 2]
+    again = load_source(path, redraw_arrivals=True)
+    assert again.make(rate_rps=1, requests=2).prompt_tokens.tolist() == [20, 40]
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [

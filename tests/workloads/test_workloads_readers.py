@@ -8,6 +8,7 @@ import pytest
 
 from slo_bench.workloads.errors import FileFormatError, SloBenchError, UnknownNameError
 from slo_bench.workloads.readers.formats import read
+from slo_bench.workloads.source import load_source
 
 SHARED = Path(os.environ.get("SLO_BENCH_SHARED", Path(__file__).resolve().parents[3] / "shared"))
 
@@ -282,3 +283,53 @@ def test_shared_traces(name, requests, block_size):
     assert (workload.prefix_blocks is not None) == (block_size is not None)
     if block_size:
         assert workload.prefix_block_size == block_size
+
+
+AT = "(APIServer pid=7) {} {} [entrypoints/.../utils/request_logger.py:74] "
+
+
+def vllm_log(path, *requests):
+    """As RequestLogger of vLLM 0.32 prints; a request: time, ids of prompt, of answer or limit."""
+    lines = ["INFO 12-31 23:59:57 [api_server.py:1] Started"]
+    for number, (time, ids, answer) in enumerate(requests):
+        debug, info = (AT.format(level, time) for level in ("DEBUG", "INFO"))
+        lines.append(
+            f"{debug}Request cmpl-{number} details: prompt: 'x', prompt_token_ids: {ids}, "
+        )
+        limit = answer if isinstance(answer, int) else 99
+        params = f"SamplingParams(n=1, max_tokens={limit}, min_tokens=0)"
+        lines.append(f"{info}Received request cmpl-{number}: params: {params}, lora_request: None.")
+        if not isinstance(answer, int):
+            lines.append(
+                f"{debug}Generated response cmpl-{number} details: output_token_ids: {answer}"
+            )
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def test_a_request_log_of_vllm(tmp_path):
+    system = list(range(40))
+    path = vllm_log(
+        tmp_path / "server.log",
+        ("12-31 23:59:58", system, [1, 2, 3]),
+        ("12-31 23:59:58", [*system, 7, 8], [1]),
+        ("01-01 00:00:01", [*system[:32], *range(50, 66)], 12),  # the next year
+    )
+    trace = read(path)
+    assert trace.format == "vllm-log"
+    work = trace.workload
+    assert work.arrival_s.tolist() == [0.0, 0.5, 3.0]
+    assert work.prompt_tokens.tolist() == [40, 42, 48]
+    assert work.output_tokens.tolist() == [3, 1, 12]
+    first, second, third = work.prefix_blocks
+    assert first == second == third[:2]
+    assert len(third) == 3
+    assert "1 answers are not logged" in trace.notes[1]
+    assert load_source(path).has_arrivals
+
+
+def test_a_request_log_without_prompts(tmp_path):
+    path = tmp_path / "server.log"
+    path.write_text(AT.format("INFO", "12-31 23:59:58") + "Received request a: params: x.\n")
+    with pytest.raises(FileFormatError, match=r"no request .*--log-level DEBUG"):
+        read(path)

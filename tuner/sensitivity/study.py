@@ -179,7 +179,7 @@ class _Study:
             return figure(found)
         assert spec.rate_rps is not None
         key = (system, spec.seed)
-        crossing_rps = _crossing_rps(
+        crossing_rps = highest_rps(
             lambda rate_rps: figure(figures(rate_rps)) >= self.ranked.target,
             self.guesses_rps.get(key, spec.rate_rps),
         )
@@ -295,7 +295,7 @@ def _simulated(spec: CellSpec, changed: World) -> Result:
     )
 
 
-def _crossing_rps(holds: Callable[[float], bool], guess_rps: float) -> float:
+def highest_rps(holds: Callable[[float], bool], guess_rps: float) -> float:
     """The highest rate that holds, to `TOLERANCE`, on fixed seeds; 0 where none seems to.
 
     On fixed seeds the same requests come faster or slower, so that what holds at a rate holds, but

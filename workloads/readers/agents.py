@@ -4,8 +4,9 @@
   a task with `block_size` and `requests`; a request has `t` (s from the task's start), `in`, `out`,
   `hash_ids` and, in newer files, `api_time` (s); one of type `subagent` has `requests` of its own.
 - OpenTelemetry (https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/), as OTLP/JSON:
-  spans with `gen_ai.usage.input_tokens` are requests, `invoke_agent` spans are agents, nested by
-  parent id; a trace is a task.
+  spans with `gen_ai.usage.input_tokens` (vLLM's own: `prompt_tokens`) are requests, `invoke_agent`
+  spans are agents, nested by parent id; a trace is a task. Where each is one request, as a server
+  writes them, they are a trace of requests with the times at which they began.
 
 Both record when requests began and ended. A request waits for those of its agent and of its
 sub-agents that had ended when it began and that no other had waited for; so requests that ran side
@@ -21,13 +22,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..agents import AGENT, SUBAGENT, TASK_BITS, Step, Task
 from ..errors import FileFormatError
 from ..file_cache import depends_on
 from ..lengths import MOST_TOKENS
 from ..parsing import number, parse_json
 from ..prefixes import BLOCK_SIZE
-from .table import lines
+from .table import FileTable, WorkloadTrace, in_order, lines
 
 _CALLS = ("chat", "text_completion", "generate_content")
 _AGENTS = ("invoke_agent", "invoke_workflow")
@@ -64,11 +67,35 @@ class _Agent:
 
 @dataclass(frozen=True)
 class RecordedTasks:
-    """Tasks of a file, and the tokens of their prefix blocks."""
+    """Tasks of a file, and the tokens of their prefix blocks; `starts_s` where they are on one
+    clock.
+    """
 
     tasks: list[Task]
     block_size: int
     notes: tuple[str, ...] = ()
+    starts_s: tuple[float, ...] = ()
+
+    @property
+    def single(self) -> bool:
+        """Whether every task is one request that has a time: then they are a trace."""
+        return len(self.starts_s) == len(self.tasks) and all(len(one) == 1 for one in self.tasks)
+
+    def trace(self, path: Path) -> WorkloadTrace:
+        """The single requests as a trace, at their times."""
+        steps = [task[0] for task in self.tasks]
+        prompt, output = (
+            np.array([getattr(step, name) for step in steps], dtype=np.int64)
+            for name in ("prompt_tokens", "output_tokens")
+        )
+        return in_order(
+            FileTable(path, {}, [0] * len(steps)),
+            "otel",
+            np.array(self.starts_s),
+            np.arange(len(steps)),
+            {"prompt_tokens": prompt, "output_tokens": output},
+            notes=("no trace has several requests: they arrive when they did",),
+        )
 
 
 class _Graph:
@@ -294,19 +321,22 @@ def _otel(path: Path) -> RecordedTasks:
             prompt, output = (_count(path, span, keys) for keys in _TOKENS.values())
             if prompt and output:
                 here.items.append(_Call(span.start_s, span.end_s, prompt, output))
-    tasks = []
+    tasks: list[Task] = []
+    starts_s: list[float] = []
     for root in traces.values():
         # A trace that is one agent is that agent.
         while len(root.items) == 1 and isinstance(root.items[0], _Agent):
             root = root.items[0]
         graph = _Graph(path, BLOCK_SIZE)
         graph.add(_from_zero(root, root.start_s), (), AGENT)
-        tasks.append(graph.steps)
+        if graph.steps:
+            tasks.append(graph.steps)
+            starts_s.append(min((one.start_s for one in root.items), default=root.start_s))
     notes = (
         "models that the spans name are not used; sub-agents are the class subagent",
         "a prompt that is as long as the agent's last prompt and answer begins with them",
     )
-    return RecordedTasks([one for one in tasks if one], BLOCK_SIZE, notes)
+    return RecordedTasks(tasks, BLOCK_SIZE, notes, tuple(starts_s))
 
 
 def _from_zero(agent: _Agent, zero_s: float) -> _Agent:
@@ -341,6 +371,8 @@ def _enclosing(
 def _spans(path: Path, table: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str], _Span]]:
     """Spans of an OTLP object by trace and id."""
     try:
+        if "resourceSpans" not in table and {"resourceMetrics", "resourceLogs"} & table.keys():
+            return  # other signals, which a collector may write to the same file
         for resource in table["resourceSpans"]:
             for scope in resource["scopeSpans"]:
                 for one in scope["spans"]:

@@ -25,6 +25,7 @@ from ..request import SLO_COLUMNS, RequestType
 from .table import FileTable, WorkloadTrace, in_order, lines, parse_object, read_csv, served
 from .texts import read_custom_jsonl, read_json_array, read_lengths_jsonl, read_longbench
 from .timed_jsonl import read_bailian, read_mooncake, read_plain_jsonl
+from .vllm_log import is_vllm_log, read_vllm_log
 
 AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 BURSTGPT = ("Timestamp", "Model", "Request tokens", "Response tokens")
@@ -219,6 +220,7 @@ FORMATS: dict[str, Callable[[Path], WorkloadTrace]] = {
     "sharegpt": read_json_array,
     "alpaca": read_json_array,
     "longbench": read_longbench,
+    "vllm-log": read_vllm_log,
 }
 
 
@@ -275,6 +277,8 @@ def _format_of(path: Path, number: int, line: str) -> str:
             "the object has neither timestamp and input_length, nor arrival_s and prompt_tokens, "
             f"nor prompt, but {', '.join(keys)}",
         )
+    if is_vllm_log(path):
+        return "vllm-log"
     header = [name.strip() for name in next(csv.reader([line]))]
     if set(AZURE) <= set(header):
         return "azure"

@@ -1,4 +1,4 @@
-"""vLLM's log of requests and answers (0.19 to 0.32), as rows of labelled prompts.
+"""vLLM's log of requests and answers (0.19 to 0.32): rows of labelled prompts, or a trace.
 
 `vllm serve --enable-log-requests --enable-log-outputs --log-level DEBUG` (older versions:
 `VLLM_LOGGING_LEVEL=DEBUG`) prints for each request of the chat or responses API:
@@ -21,11 +21,16 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..errors import FileFormatError
 from ..parsing import parse_json
+from ..prefixes import BLOCK_SIZE
+from .table import FileTable, WorkloadTrace, in_order, lines
 
 _TEXT = r"""('[^'\\]*(?:\\.[^'\\]*)*'|"[^"\\]*(?:\\.[^"\\]*)*")"""
 _IDS = r"[\[(]([\d, ]*)[\])]"
@@ -37,6 +42,10 @@ _ANSWERED = re.compile(
     rf"(?: details)?: (?:output: {_TEXT})?(?:, )?(?:output_token_ids: {_IDS})?(.*)",
     re.S,
 )
+_TIME = re.compile(r"\b(\d\d)-(\d\d) (\d\d):(\d\d):(\d\d)\b")
+_MAX_TOKENS = re.compile(r"\bmax_tokens=(\d+)")
+_MOST_LINES = 20_000  # in which a log's first request is looked for
+_YEAR_S = 366 * 86400.0  # of 2000, as lines have no year
 _STREAMED = re.compile(r"<streaming_complete: (\d+) tokens>")
 _REMEDY = (
     "start vLLM with --enable-log-requests --enable-log-outputs --log-level DEBUG and without "
@@ -54,6 +63,9 @@ class _Request:
     answer: str | None = None
     output_tokens: int | None = None
     cut_off: bool = False  # by max_tokens: how long it would have been is unknown
+    arrival_s: float | None = None
+    max_tokens: int | None = None
+    blocks: tuple[int, ...] = ()
 
 
 def logged_requests(
@@ -72,17 +84,7 @@ def logged_requests(
     Raises:
         FileFormatError: no request has both a prompt and an answer.
     """
-    found: dict[str, _Request] = {}
-    for number, line in numbered:
-        matches = [m for m in (_ASKED.search(line), _ANSWERED.search(line)) if m is not None]
-        if not matches:
-            continue
-        match = min(matches, key=re.Match.start)  # what comes later is quoted
-        request = found.setdefault(_key(match[1] or match[2]), _Request(number))
-        try:
-            (_ask if match.re is _ASKED else _answer)(request, match)
-        except (SyntaxError, ValueError) as error:
-            raise FileFormatError(path, number, f"a logged text is damaged: {error}") from error
+    found = _requests(path, numbered)
     if not found:
         return []
     prompted = [r for r in found.values() if r.body is not None or r.prompt is not None]
@@ -102,13 +104,129 @@ def logged_requests(
     return [(r.line, _row(r)) for r in kept]
 
 
+def _requests(
+    path: Path, numbered: Iterable[tuple[int, str]], blocks: _Blocks | None = None
+) -> dict[str, _Request]:
+    """All requests by id, in the order in which they came; with `blocks`, the prompts' own."""
+    found: dict[str, _Request] = {}
+    for number, line in numbered:
+        matches = [m for m in (_ASKED.search(line), _ANSWERED.search(line)) if m is not None]
+        if not matches:
+            continue
+        match = min(matches, key=re.Match.start)  # what comes later is quoted
+        request = found.setdefault(_key(match[1] or match[2]), _Request(number))
+        try:
+            if match.re is _ASKED:
+                if request.arrival_s is None:
+                    request.arrival_s = _time_s(line[: match.start()])
+                _ask(request, match, blocks)
+            else:
+                _answer(request, match)
+        except (SyntaxError, ValueError) as error:
+            raise FileFormatError(path, number, f"a logged text is damaged: {error}") from error
+    return found
+
+
+class _Blocks:
+    """Numbers the full blocks of prompts: alike where all tokens up to their end are alike."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, str], int] = {}
+
+    def of(self, ids: str) -> tuple[int, ...]:
+        """The blocks of a prompt from its token ids, as they are logged."""
+        tokens = [one.strip() for one in ids.split(",") if one.strip()]
+        found: list[int] = []
+        for at in range(0, len(tokens) - BLOCK_SIZE + 1, BLOCK_SIZE):
+            key = (found[-1] if found else -1, ",".join(tokens[at : at + BLOCK_SIZE]))
+            found.append(self._known.setdefault(key, len(self._known)))
+        return tuple(found)
+
+
+def is_vllm_log(path: Path) -> bool:
+    """Whether a request of vLLM's is logged among the first lines of a file."""
+    return any(
+        _ASKED.search(line) for _, line in zip(range(_MOST_LINES), lines(path), strict=False)
+    )
+
+
+def read_vllm_log(path: Path) -> WorkloadTrace:
+    """The requests of a log as a trace: times, lengths, and prefixes that prompts share.
+
+    Times are logged in whole seconds; requests of one second are spread over it. Where an answer is
+    not logged, it is as long as `max_tokens`.
+
+    Raises:
+        FileFormatError: no request has the token ids of its prompt and a length of its answer.
+    """
+    found = _requests(path, enumerate(lines(path), 1), _Blocks())
+    # A JSON body has an id of its own where the client sent none.
+    found = {k: r for k, r in found.items() if r.prompt_tokens or r.max_tokens or r.output_tokens}
+    timed = [r for r in found.values() if r.arrival_s is not None and r.prompt_tokens]
+    whole = [r for r in timed if r.output_tokens or r.max_tokens]
+    if not whole:
+        raise FileFormatError(
+            path,
+            None,
+            "no request in the log of vLLM has the token ids of its prompt and an answer; "
+            f"{_REMEDY}",
+        )
+    notes = [
+        "times are those of the log, in whole seconds; requests of a second are spread over it"
+    ]
+    if len(whole) < len(found):
+        notes.append(f"{len(found) - len(whole):,} requests without prompt or answer left out")
+    guessed = sum(not r.output_tokens for r in whole)
+    if guessed:
+        notes.append(f"{guessed:,} answers are not logged and taken to be as long as max_tokens")
+    columns = {
+        "prompt_tokens": np.array([r.prompt_tokens for r in whole], dtype=np.int64),
+        "output_tokens": np.array([r.output_tokens or r.max_tokens for r in whole], dtype=np.int64),
+    }
+    return in_order(
+        FileTable(path, {}, [r.line for r in whole]),
+        "vllm-log",
+        _spread([r.arrival_s or 0.0 for r in whole]),
+        np.arange(len(whole)),
+        columns,
+        {"prefix_blocks": [r.blocks for r in whole]},
+        tuple(notes),
+        {"prefix_block_size": BLOCK_SIZE},
+    )
+
+
+def _spread(seconds: list[float]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Times in order; those of one second evenly over it, and on after the end of a year."""
+    at = np.array(seconds)
+    at += _YEAR_S * np.cumsum(np.diff(at, prepend=at[0]) < -_YEAR_S / 2)
+    _, where, n = np.unique(at, return_inverse=True, return_counts=True)
+    rank = np.zeros(len(at))
+    for second in range(len(n)):
+        rows = np.flatnonzero(where == second)
+        rank[rows] = np.arange(len(rows)) / len(rows)
+    return np.asarray(at + rank)
+
+
+def _time_s(before: str) -> float | None:
+    """Seconds since the year's beginning, of a line's own time."""
+    found = _TIME.search(before)
+    if found is None:
+        return None
+    month, day, hour, minute, second = map(int, found.groups())
+    at = datetime(2000, month, day, hour, minute, second, tzinfo=UTC)
+    return (at - datetime(2000, 1, 1, tzinfo=UTC)).total_seconds()
+
+
 def _key(request_id: str) -> str:
     """A JSON body is printed with the id alone, everything else with the API's name before it."""
     return request_id.removeprefix("chatcmpl-")
 
 
-def _ask(request: _Request, found: re.Match[str]) -> None:
+def _ask(request: _Request, found: re.Match[str], blocks: _Blocks | None) -> None:
     text = found[3]
+    limit = _MAX_TOKENS.search(text) if found[2] else None  # in the sampling parameters
+    if limit is not None:
+        request.max_tokens = int(limit[1])
     if text.startswith("{"):
         try:
             body = parse_json(text.strip())
@@ -123,6 +241,8 @@ def _ask(request: _Request, found: re.Match[str]) -> None:
     ids = _PROMPT_IDS.search(text)
     if ids is not None:
         request.prompt_tokens = _count(ids[1])
+        if blocks is not None:
+            request.blocks = blocks.of(ids[1])
 
 
 def _answer(request: _Request, found: re.Match[str]) -> None:

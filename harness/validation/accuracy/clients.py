@@ -31,8 +31,6 @@ class Client:
         delay_s: mean seconds between the end of an answer and the engine's having the next request.
         stagger_s: seconds between the first requests of two clients.
         kv_dtypes: KV cache format of plain models by GPU, where it is not 16-bit.
-        polls: steps after which the server looks for new requests, by GPU: with up to 15 clients,
-            and with more (`--scheduler-recv-interval` of SGLang); 1 elsewhere.
         latent_kv_dtypes: the same of models with latent attention.
         async_scheduling: whether the next step is scheduled during the present one; None: by
             version.
@@ -48,7 +46,6 @@ class Client:
     delay_s: float = 0.01
     stagger_s: float = 0.0005
     kv_dtypes: Mapping[str, str] = field(default_factory=dict, hash=False)
-    polls: Mapping[str, tuple[int, int]] = field(default_factory=dict, hash=False)
     latent_kv_dtypes: Mapping[str, str] = field(default_factory=dict, hash=False)
     async_scheduling: bool | None = None
     prompts: int | None = None
@@ -60,11 +57,6 @@ class Client:
         if self.step_tokens is None:
             return None
         return prompt_tokens + self.step_tokens + concurrency
-
-    def unseen_s(self, gpu: str, concurrency: int, step_s: float) -> float:
-        """Mean seconds until the server looks for a request that has arrived, beyond one step."""
-        few, many = self.polls.get(gpu, (1, 1))
-        return ((few if concurrency < 16 else many) - 1) / 2 * step_s
 
     def kv_dtype(self, gpu: str, model: ModelSpec) -> str:
         """KV cache format of a model on a GPU; 16 bits where no recipe says otherwise."""
@@ -80,10 +72,18 @@ class Server:
     Attributes:
         memory_share: share of a GPU's memory that it may use.
         step_tokens: tokens of a step; None: the client's, else the engine's default.
+        polls: decode steps after which it looks for new requests: with up to 15 clients, and with
+            more (`--scheduler-recv-interval` of SGLang).
     """
 
     memory_share: float = 0.9
     step_tokens: int | None = None
+    polls: tuple[int, int] = (1, 1)
+
+    def unseen_s(self, concurrency: int, step_s: float) -> float:
+        """Mean seconds until the server looks for a request that has arrived, beyond one step."""
+        few, many = self.polls
+        return ((few if concurrency < 16 else many) - 1) / 2 * step_s
 
 
 INFERENCEX = "inferencex"
@@ -93,9 +93,7 @@ AICONFIGURATOR = "aiconfigurator"
 _INFERENCEX = Client(
     shortest=0.8, kv_dtypes={"h200-141g": "fp8", "b200": "fp8"}, async_scheduling=True
 )
-_INFERENCEX_SGLANG = replace(
-    _INFERENCEX, latent_kv_dtypes={"b200": "fp8"}, polls={"b200": (10, 30)}
-)
+_INFERENCEX_SGLANG = replace(_INFERENCEX, latent_kv_dtypes={"b200": "fp8"})
 _OTHER = Client()
 _IN_STEP = Client(shortest=1.0)
 _VLLM = Client(shortest=1.0, step_tokens=1500)
@@ -106,13 +104,24 @@ _VLLM_AIPERF = replace(
 
 # Engine, GPU, model, weights -> options by tp; 0: any other.
 _DEEPSEEK = ("deepseek-r1", "deepseek-v3")
+_QWEN35 = "qwen3.5-397b-a17b"
+_POLLS = (10, 30)
 _RECIPES: dict[tuple[str, str, str, str], dict[int, Server]] = {
     **{("sglang", "h200-141g", m, "fp8"): {0: Server(0.82, 32768)} for m in _DEEPSEEK},
     **{
-        ("sglang", "b200", m, "fp8"): {0: Server(0.82, 32768), 4: Server(0.95, 8192)}
+        ("sglang", "b200", m, "fp8"): {
+            0: Server(0.82, 32768, _POLLS),
+            4: Server(0.95, 8192, _POLLS),
+        }
         for m in _DEEPSEEK
     },
-    **{("sglang", "b200", m, "nvfp4"): {0: Server(0.85, 16384)} for m in _DEEPSEEK},
+    **{("sglang", "b200", m, "nvfp4"): {0: Server(0.85, 16384, _POLLS)} for m in _DEEPSEEK},
+    ("sglang", "h200-141g", _QWEN35, "fp8"): {0: Server(0.8, 16384)},
+    **{("sglang", "b200", _QWEN35, w): {0: Server(0.82, 32768, _POLLS)} for w in ("bf16", "fp8")},
+    ("sglang", "b200", _QWEN35, "nvfp4"): {0: Server(0.85, 32768, (30, 30))},
+    ("sglang", "h200-141g", "glm-5", "fp8"): {0: Server(0.85)},
+    ("sglang", "b200", "glm-5", "fp8"): {0: Server(0.85, 32768)},
+    ("sglang", "b200", "glm-5", "nvfp4"): {0: Server(0.9, 32768, (10, 10))},
     **{("vllm", g, "minimax-m2.5", "fp8"): {0: Server(0.95)} for g in ("h200-141g", "b200")},
     ("vllm", "b200", "kimi-k2.5", "int4"): {0: Server(0.97)},
 }

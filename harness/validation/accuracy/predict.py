@@ -22,7 +22,7 @@ from ...core.records import Outcome
 from ...engine.simulator.simulate import simulate
 from ...policies.systems import System, system
 from ..log_replay import ASYNCHRONOUS_FROM, latencies, version_of
-from .clients import Client, client_of
+from .clients import Client, client_of, server_of
 from .highest_rate import highest_rate
 from .measurement import Case, ClosedLoop, HighestRate, OpenLoop
 from .readers import closed_figures, figures
@@ -97,7 +97,10 @@ def predict(
         warm = client.warm_up_each * load.concurrency
         tpot_s = float(np.nanmean(seconds["tpot"][warm:]))
         ttft_s = float(seconds["ttft"][warm:].mean()) + client.delay_s
-        ttft_s += client.unseen_s(case.gpu, load.concurrency, tpot_s)
+        server = server_of(
+            case.harness, case.engine, case.gpu, case.model, case.weight_dtype, case.tp
+        )
+        ttft_s += server.unseen_s(load.concurrency, tpot_s)
         means = closed_figures(load, ttft_s, tpot_s)
         regime = _regime(load, means, placement, known.model, load.concurrency)
         return Prediction(means, regime, kind)

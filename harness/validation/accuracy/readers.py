@@ -206,8 +206,12 @@ def _silicon_row(name: str, row: dict[str, Any]) -> Measurement | Skipped:
 
 
 def _origin(source: str, load: ClosedLoop) -> str:
-    """Who measured: InferenceX's nightly runs, AIConfigurator's sweeps (thousands), or others."""
-    if re.search(r"source_file=\d{4}-\d\d-\d\d\.csv|db-dump", source):
+    """Who measured: InferenceX's nightly runs, AIConfigurator's sweeps (thousands), or others.
+
+    Two `gap-analysis` files hold figures of InferenceX's rows again.
+    """
+    nightly = r"source_file=(\d{4}-\d\d-\d\d|(qwen3\.5-397b|kimi-k2\.5)-gap-analysis)\.csv|db-dump"
+    if re.search(nightly, source):
         return INFERENCEX
     return "other" if load.prompt_tokens % 1000 else AICONFIGURATOR
 

@@ -17,7 +17,8 @@ def seen(measurement: Measurement) -> bool:
     on H200. Host time of vLLM with asynchronous scheduling, KV formats of InferenceX and the choice
     of matrix sizes: Llama-3.1-70B on H100 and H200; KV format alone: B200, and of latent attention
     on H200. All-reduces of MiniMax-M2.5: its rows. How often SGLang looks for
-    requests on B200, its chunks and memory: DeepSeek.
+    requests on B200, its chunks and memory: DeepSeek. How long SGLang launches a kernel of a
+    prompt: half of its mixtures of experts on H200 and B200.
     """
     case = measurement.case
     if measurement.mode != CLOSED_LOOP or not isinstance(case.load, ClosedLoop):
@@ -36,4 +37,10 @@ def seen(measurement: Measurement) -> bool:
         ("vllm", "b200", "minimax-m2.5"),
         ("sglang", "b200", "deepseek-r1"),
         ("sglang", "b200", "deepseek-v3"),
+        ("sglang", "h200-141g", "deepseek-v3"),
+        ("sglang", "h200-141g", "glm-5"),
+        ("sglang", "h200-141g", "qwen3-235b-a22b"),
+        ("sglang", "h200-141g", "qwen3.5-397b-a17b"),
+        ("sglang", "b200", "glm-5"),
+        ("sglang", "b200", "qwen3.5-397b-a17b"),
     }

@@ -11,7 +11,7 @@ import pytest
 
 from slo_bench.harness.experiments.execution.local_pool import LocalPool
 from slo_bench.harness.validation.accuracy import aiconfigurator, errors, lmbenchmark
-from slo_bench.harness.validation.accuracy.clients import client_of
+from slo_bench.harness.validation.accuracy.clients import INFERENCEX, client_of, server_of
 from slo_bench.harness.validation.accuracy.errors import judge, judge_one, summaries
 from slo_bench.harness.validation.accuracy.highest_rate import WITHIN, highest_rate
 from slo_bench.harness.validation.accuracy.measurement import (
@@ -342,6 +342,20 @@ def test_rows_of_one_case_are_predicted_once(own, monkeypatch):
     assert first.key != third.key
 
 
+def test_servers_look_for_requests_as_their_recipes_say():
+    """Every 10 or 30 steps, or every step; half of that passes on average."""
+    seconds = {
+        (model, weights): [
+            server_of(INFERENCEX, "sglang", "b200", model, weights, 8).unseen_s(clients, 0.01)
+            for clients in (8, 16)
+        ]
+        for model, weights in (("deepseek-r1", "fp8"), ("glm-5", "fp8"), ("glm-5", "nvfp4"))
+    }
+    assert seconds["deepseek-r1", "fp8"] == pytest.approx([0.045, 0.145])
+    assert seconds["glm-5", "fp8"] == [0, 0]
+    assert seconds["glm-5", "nvfp4"] == pytest.approx([0.045, 0.045])
+
+
 def test_which_rows_a_fit_has_seen():
     """Constants were chosen with these rows in view, and with no others."""
     rows = [m for m in read_folder(SHIPPED) if isinstance(m, Measurement)]
@@ -412,7 +426,7 @@ def test_shipped_measurements_are_met():
     experts = [row for row in closed if not catalogue_model(row.model).is_plain]
     opened = [row for row in judged if row.mode == "open-loop"]
     bounds = [(dense, "tpot_mean", 0.07), (dense, "ttft_mean", 0.20)]
-    bounds += [(experts, "tpot_mean", 0.12), (experts, "ttft_mean", 0.40)]
+    bounds += [(experts, "tpot_mean", 0.11), (experts, "ttft_mean", 0.33)]
     for gpu in ("a100-80g", "h100-80g"):
         levels = [row for row in opened if row.gpu == gpu]
         bounds += [(levels, "e2e_p50", 0.08), (levels, "e2e_p99", 0.10), (levels, "ttft_p50", 0.15)]

@@ -18,7 +18,7 @@ from slo_bench.tuner.sensitivity.perturbations import (
     perturbation,
     world,
 )
-from slo_bench.tuner.sensitivity.study import Point, Ranked, _crossing_rps, _flips, study
+from slo_bench.tuner.sensitivity.study import Point, Ranked, _flips, highest_rps, study
 from slo_bench.workloads.errors import SloBenchError, UnknownNameError
 
 STEP_TIME = step_time(Placement(model("llama-3.1-8b"), gpu("a100-80g"))).model
@@ -106,14 +106,14 @@ def test_bad_values():
 
 @given(st.floats(0.3, 30), st.floats(0.5, 20))
 def test_crossings(truth, guess):
-    found = _crossing_rps(lambda rate: rate <= truth, guess)
+    found = highest_rps(lambda rate: rate <= truth, guess)
     if guess / 20 < truth < guess * 20:
         assert found == pytest.approx(truth, rel=0.021)
 
 
 def test_no_crossing():
-    assert _crossing_rps(lambda rate: False, 1.0) == 0.0
-    assert math.isfinite(_crossing_rps(lambda rate: True, 1.0))
+    assert highest_rps(lambda rate: False, 1.0) == 0.0
+    assert math.isfinite(highest_rps(lambda rate: True, 1.0))
 
 
 def test_flips_by_hand():

@@ -1,0 +1,55 @@
+"""`slo-bench export`: a run for MLflow, Weights & Biases, OpenTelemetry, Grafana or MLPerf."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..options.parameters import argument, option
+
+EXAMPLES = (
+    "slo-bench export runs/today --to mlflow",
+    "slo-bench export runs/today --to mlflow --destination http://127.0.0.1:5000",
+    "slo-bench export runs/today --to otel --destination http://127.0.0.1:4318",
+    "slo-bench export runs/today --to grafana --destination dashboard.json",
+)
+
+
+class Tool(StrEnum):
+    """What a run is exported to."""
+
+    MLFLOW = "mlflow"
+    WANDB = "wandb"
+    OTEL = "otel"
+    GRAFANA = "grafana"
+    MLPERF = "mlperf"
+
+
+def export(
+    run_dir: Annotated[Path, argument("RUN", "Run folder.")],
+    to: Annotated[
+        Tool,
+        option(
+            "TOOL",
+            "mlflow: a run for each cell, with the report. wandb: the same in Weights & Biases. "
+            "otel: metrics and a span for each request, as OTLP/JSON. grafana: a dashboard for the "
+            "metrics that --live and watch serve. mlperf: LoadGen's summary of each cell.",
+        ),
+    ],
+    destination: Annotated[
+        str | None,
+        option(
+            "WHERE",
+            "mlflow: tracking URI; wandb: project; otel: collector (http://…:4318) or file; "
+            "grafana: file; mlperf: folder. Default: as the tool's environment variables say, or "
+            "in the run folder.",
+        ),
+    ] = None,
+) -> None:
+    """Hand a finished run on to another tool."""
+    from ...reports.exports import export as written
+
+    typer.echo(written(run_dir, to.value, destination))

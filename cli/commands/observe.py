@@ -1,0 +1,329 @@
+"""`slo-bench observe`: what a running server carries, from its metrics alone."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from time import monotonic, sleep
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ...workloads.errors import SloBenchError
+from ..interrupts import interruptible
+from ..options.from_schema import Given, Offer, with_options
+from ..options.parameters import argument, flag, option
+from ..output.progress import changing_line
+
+if TYPE_CHECKING:
+    from ...harness.load_generator.metrics_source import MetricsSource
+    from ...harness.load_generator.server_metrics import MetricsSnapshot
+    from ...harness.validation.observed import ObservedServer
+    from ...tuner.planning.headroom import Headroom
+
+EXAMPLES = (
+    "slo-bench observe http://127.0.0.1:8000 --model models/tiny --duration 120",
+    "slo-bench observe http://127.0.0.1:8000 --model llama-3.1-8b --slo ttft=1,tpot=0.05",
+    "slo-bench observe http://prometheus:9090 --only instance=10.0.0.1:8000 --duration 3600",
+)
+_LIVE_S, _LIVE_EVERY_S = 300.0, 2.0
+_PAST_S, _PAST_EVERY_S = 3600.0, 15.0
+_SIMULATED = 2000  # requests of a simulation
+_LEAST_READINGS = 30
+
+
+@with_options
+def observe(
+    url: Annotated[
+        str, argument("URL", "Address of vLLM or SGLang, or of a Prometheus server that reads it.")
+    ],
+    given: Annotated[
+        Given,
+        Offer(
+            only=("systems", "set", "model", "slo", "slo_scale", "seed"),
+            changed={
+                "systems": {
+                    "repeated": False,
+                    "help": "System that the server runs. Default: vllm or sglang, as it says.",
+                },
+                "model": {
+                    "help": "Model that it serves: a catalogue name, or a folder with a "
+                    "config.json. Default: the name that it says.",
+                },
+            },
+        ),
+    ],
+    duration: Annotated[
+        float | None,
+        option(
+            "S",
+            "Time to watch; of a Prometheus server the last S seconds. Default: 300; 3600.",
+            min=1,
+        ),
+    ] = None,
+    interval: Annotated[
+        float | None,
+        option(
+            "S",
+            "Time between two readings; of a Prometheus server not below its scrape interval. "
+            "Default: 2; 15.",
+            min=0.1,
+        ),
+    ] = None,
+    target: Annotated[
+        float, option("SHARE", "Target attainment: share of requests that must meet their SLO.")
+    ] = 0.9,
+    only: Annotated[
+        list[str] | None,
+        option("LABEL=VALUE", "Label that metrics must have, to choose one server of several."),
+    ] = None,
+    api_key_env: Annotated[
+        str | None, option("NAME", "Environment variable with the API key (Bearer).")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        option(
+            "DIR",
+            "Folder for the fitted profile, the requests that were seen and an experiment file.",
+            "--out",
+            "-o",
+        ),
+    ] = None,
+    as_json: Annotated[bool, flag("Print only JSON.", "--json")] = False,
+) -> None:
+    """Watch a running vLLM or SGLang and say what it carries, and which change is safest.
+
+    Only its metrics are read; no request is sent. Capacity, headroom and changes are simulated with
+    step times fitted to the metrics.
+    """
+    from ...harness.load_generator.metrics_source import MetricsSource
+    from ...harness.validation.observed import observed
+    from ...tuner.planning.headroom import headroom_of
+    from ..options.experiment import experiment_of
+
+    labels = _labels(only or [])
+    source = MetricsSource(url, labels, _headers(api_key_env))
+    duration_s = duration or (_PAST_S if source.is_prometheus else _LIVE_S)
+    interval_s = interval or (_PAST_EVERY_S if source.is_prometheus else _LIVE_EVERY_S)
+    if duration_s < _LEAST_READINGS * interval_s:
+        interval_s = duration_s / _LEAST_READINGS if interval is None else interval_s
+    with interruptible("interrupted while it watched"), changing_line("first reading") as say:
+        if source.is_prometheus:
+            snapshots = list(source.history(duration_s, interval_s))
+        else:
+            snapshots = _watched(source, duration_s, interval_s, say)
+        server = observed(snapshots)
+        with tempfile.TemporaryDirectory(prefix="slo-bench-") as scratch:
+            folder = Path(scratch) if out is None else out
+            settings, seen = _written(server, given, folder)
+            experiment = experiment_of(
+                Given({**settings, **given.settings}, sets=_sets(server, given))
+            )
+            if out is not None:
+                (folder / "experiment.toml").write_text(experiment.to_toml(), "utf-8")
+            found = headroom_of(server, experiment, str(seen), target, say)
+    if as_json:
+        typer.echo(json.dumps(_json(server, found), allow_nan=False))
+        return
+    for line in _lines(server, found):
+        typer.echo(line)
+    if out is not None:
+        typer.echo(f"profile, requests and experiment: {out}")
+
+
+def _labels(only: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for one in only:
+        name, equals, value = one.partition("=")
+        if not (name and equals):
+            raise SloBenchError(f"cannot read --only {one!r}; write LABEL=VALUE")
+        found[name] = value
+    return found
+
+
+def _headers(variable: str | None) -> bytes:
+    import os
+
+    if variable is None:
+        return b""
+    key = os.environ.get(variable)
+    if not key:
+        raise SloBenchError(f"the environment variable {variable} of --api-key-env is not set")
+    return f"authorization: Bearer {key}\r\n".encode("latin-1", "replace")
+
+
+def _watched(
+    source: MetricsSource, duration_s: float, interval_s: float, say: Any
+) -> list[MetricsSnapshot]:
+    from ...harness.validation.observed import Window
+
+    begin_s = monotonic()
+    found: list[MetricsSnapshot] = []
+    while True:
+        now_s = monotonic() - begin_s
+        found.append(source.read(now_s))
+        figures = found[-1].figures
+        said = f"{now_s:.0f} of {duration_s:.0f} s"
+        if len(found) > 1:
+            recent = Window(found[max(0, len(found) - 6)], found[-1])
+            said += f" · {recent.arrivals / recent.span_s:.3g} req/s"
+        said += f" · {figures.get('running', 0):.0f} running, {figures.get('waiting', 0):.0f} wait"
+        if found[-1].kv_usage is not None:
+            said += f" · KV {found[-1].kv_usage:.0%}"
+        say(said)
+        if now_s >= duration_s:
+            return found
+        due_s = min(duration_s, len(found) * interval_s)
+        sleep(max(0.0, begin_s + due_s - monotonic()))
+
+
+def _written(server: ObservedServer, given: Given, folder: Path) -> tuple[dict[str, Any], Path]:
+    """Write profile and requests; return the settings of their experiment, and what was seen."""
+    from ...predictors.profiles.profile import write_profile
+    from ...predictors.specs import model as model_of
+    from ...predictors.specs import models
+
+    named = given.settings.pop("model", (server.last.model,))
+    name = named if isinstance(named, str) else named[0]
+    folder.mkdir(parents=True, exist_ok=True)
+    file = ""
+    if name not in models():
+        path = Path(name).expanduser().absolute()
+        config = path if path.suffix == ".json" else path / "config.json"
+        if not config.is_file():
+            raise SloBenchError(
+                f"the model {name!r} is neither in `slo-bench list models` nor a folder with a "
+                "config.json; name it by --model"
+            )
+        file = str(folder / "model.json")  # beside the profile, which names it
+        Path(file).write_bytes(config.read_bytes())
+    profile = server.profile(model_of(file or name), file)
+    header = write_profile(profile, folder / "profile.toml")
+    seen = folder / "seen.jsonl"
+    seen.write_text("".join(f"{json.dumps(row)}\n" for row in server.trace()), "utf-8")
+    settings: dict[str, Any] = {
+        **server.load,
+        "name": "observed",
+        "systems": (server.last.engine,),
+        "profile": str(header),
+        "requests": _SIMULATED,
+        "seeds": 1,
+    }
+    if server.last.kv_tokens:
+        size = max(16, server.last.block_size)
+        settings |= {"num_gpu_blocks": server.last.kv_tokens // size, "block_size": size}
+    return settings, seen
+
+
+def _sets(server: ObservedServer, given: Given) -> tuple[str, ...]:
+    """The batch's limit where it was seen and not given, beside what was."""
+    from ...tuner.planning.headroom import BATCH
+
+    name = BATCH[server.last.engine]
+    said = any(text.partition("=")[0].rpartition(".")[2] == name for text in given.sets)
+    if said or server.most_sequences is None or "systems" in given.settings:
+        return given.sets
+    return (*given.sets, f"{name}={server.most_sequences}")
+
+
+def _lines(server: ObservedServer, found: Headroom) -> list[str]:
+    from ...workloads.lengths import mean_tokens
+
+    last, (kv_mean, kv_peak) = server.last, server.kv_usage
+    prompt, output = (mean_tokens(server.lengths(of)) for of in ("prompt", "output"))
+    burst = "" if server.burstiness == 1 else f", bursty (cv {server.burstiness:.2g})"
+    lines = [
+        f"{last.model} on {last.engine}, {server.span_s:.0f} s seen",
+        f"load       {server.arrival_rps:.3g} req/s{burst}; prompts {prompt:.0f} tokens, answers "
+        f"{output:.0f} in the mean",
+        f"latencies  TTFT {_ms(server.mean_s('ttft'))}, between tokens {_ms(server.mean_s('itl'))},"
+        f" whole {_ms(server.mean_s('e2e'))} in the mean",
+        f"server     {server.mean('running'):.1f} run in the mean, {server.peak('running'):.0f} at "
+        f"most; {server.peak('waiting'):.0f} waited at most; KV {kv_mean:.0%}, peak {kv_peak:.0%}",
+        f"           {server.cached_share:.0%} of prompt tokens from the prefix cache; "
+        f"{server.total('preemptions'):.0f} preemptions",
+    ]
+    low, high = found.band_rps
+    capacity = found.capacity
+    carried = "not found" if capacity.capacity_rps is None else f"{capacity.capacity_rps:.3g} req/s"
+    lines.append(
+        f"capacity   {carried} with {capacity.target:.0%} in SLO (simulated); by the errors seen "
+        f"{low:.3g} to {high:.3g}"
+    )
+    if found.headroom is not None:
+        least, most = found.headroom_band
+        lines.append(f"headroom   {found.headroom:+.0%}, between {least:+.0%} and {most:+.0%}")
+    for change in found.changes:
+        mark = "  batches larger than seen" if change.unseen else ""
+        lines.append(
+            f"change     {change.gain - 1:+.0%} [{change.gain_low - 1:+.0%}, "
+            f"{change.gain_high - 1:+.0%}]  {change.what}{mark}"
+        )
+    safest = found.next_change
+    if safest is None:
+        lines.append("next       none of these changes is better for sure: leave it as it is")
+    else:
+        lines.append(f"next       {safest.what}: {safest.how}")
+    return [*lines, *(f"note: {note}" for note in found.notes)]
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.3g} ms"
+
+
+def _json(server: ObservedServer, found: Headroom) -> dict[str, Any]:
+    import math
+
+    from ...workloads.lengths import mean_tokens
+
+    def finite(value: float | None) -> float | None:
+        return value if value is not None and math.isfinite(value) else None
+
+    def lengths(name: str) -> dict[str, Any]:
+        of = server.lengths(name)
+        return {
+            "mean_tokens": mean_tokens(of),
+            "quantiles": [list(knot) for knot in zip(of.probabilities, of.tokens, strict=True)],
+        }
+
+    kv_mean, kv_peak = server.kv_usage
+    capacity = found.capacity
+    return {
+        "engine": server.last.engine,
+        "model": server.last.model,
+        "observed_s": server.span_s,
+        "arrival_rps": server.arrival_rps,
+        "burstiness_cv": server.burstiness,
+        "prompt": lengths("prompt"),
+        "output": lengths("output"),
+        "latency_mean_s": {of: finite(server.mean_s(of)) for of in ("ttft", "itl", "e2e", "queue")},
+        "running_mean": server.mean("running"),
+        "running_peak": server.peak("running"),
+        "waiting_mean": server.mean("waiting"),
+        "waiting_peak": server.peak("waiting"),
+        "kv_cache_usage_mean": kv_mean,
+        "kv_cache_usage_peak": kv_peak,
+        "kv_cache_tokens": server.last.kv_tokens,
+        "prefix_cache_hit_share": server.cached_share,
+        "preemptions": server.total("preemptions"),
+        "target": capacity.target,
+        "capacity_rps": capacity.capacity_rps,
+        "capacity_low_rps": capacity.low_rps,
+        "capacity_high_rps": finite(capacity.high_rps),
+        "capacity_band_rps": [finite(one) for one in found.band_rps],
+        "headroom": found.headroom,
+        "headroom_band": [finite(one) for one in found.headroom_band],
+        "step_time_factors": list(found.step_time_factors),
+        "seen_over_simulated": dict(found.seen_over_simulated),
+        "changes": [_change(change) for change in found.changes],
+        "next_change": None if found.next_change is None else _change(found.next_change),
+        "notes": list(found.notes),
+    }
+
+
+def _change(change: Any) -> dict[str, Any]:
+    import math
+
+    return {k: None if v == math.inf else v for k, v in vars(change).items()}

@@ -1,0 +1,133 @@
+"""Where metrics of a running server are read: its own `/metrics`, or a Prometheus server."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import quote
+
+from ...workloads.errors import SloBenchError
+from ...workloads.parsing import number, parse_json
+from .http.endpoint import Endpoint
+from .http.single_request import NoAnswerError, get
+from .server_metrics import MetricsSnapshot, read_text, samples, snapshot
+
+_LIMIT_S = 10.0
+_MOST_BYTES = 64 << 20
+_MOST_POINTS = 2000
+_SERIES = '{__name__=~"(vllm|sglang):.+"}'
+
+
+class MetricsSource:
+    """The metrics of one server: its own `/metrics`, or those that a Prometheus server has of it.
+
+    Args:
+        url: address of the server, or of a Prometheus server.
+        only: labels that samples must have.
+        headers: lines that end with CRLF, sent as well.
+
+    Raises:
+        SloBenchError: nothing answers there, or what answers has no metrics of vLLM or SGLang.
+    """
+
+    def __init__(self, url: str, only: Mapping[str, str], headers: bytes = b"") -> None:
+        self._endpoint = Endpoint.parse(url.rstrip("/").removesuffix("/metrics"))
+        self._only = only
+        self._headers = headers
+        text = self._get("/metrics", needed=False)
+        self.is_prometheus = text is None or not samples(text)
+        if not self.is_prometheus:
+            return
+        now = self._prometheus("/api/v1/query?query=time()", needed=False)
+        if not isinstance(now, list) or len(now) != 2:
+            raise SloBenchError(
+                f"{self._endpoint.url}/metrics has no metrics of vLLM or SGLang (start SGLang with "
+                "--enable-metrics), and it is no Prometheus server either"
+            )
+        self._now_s = number(now[0])
+        if math.isnan(self._now_s):
+            raise SloBenchError(f"the answer of {self._endpoint.url} is none of Prometheus")
+
+    def read(self, time_s: float) -> MetricsSnapshot:
+        """What the server's metrics say now.
+
+        Raises:
+            SloBenchError: it does not answer, or its answer cannot be read.
+        """
+        found = read_text(self._get("/metrics") or "", time_s, self._only)
+        if found is None:
+            raise self._none()
+        return found
+
+    def history(self, duration_s: float, interval_s: float) -> Iterator[MetricsSnapshot]:
+        """What the Prometheus server has of the last `duration_s` seconds, oldest first.
+
+        Raises:
+            SloBenchError: it has nothing of vLLM or SGLang, or its answer cannot be read.
+        """
+        if duration_s / interval_s > _MOST_POINTS:
+            raise SloBenchError(
+                f"{duration_s / interval_s:,.0f} points are more than {_MOST_POINTS:,}; take a "
+                "longer --interval"
+            )
+        query = f"query={quote(_SERIES)}&start={self._now_s - duration_s}&end={self._now_s}"
+        found = self._prometheus(f"/api/v1/query_range?{query}&step={interval_s}")
+        at: dict[float, list[tuple[str, Mapping[str, str], float]]] = {}
+        try:
+            for series in found["result"]:
+                labels = {str(k): str(v) for k, v in series["metric"].items()}
+                for time_s, value in series["values"]:
+                    at.setdefault(float(time_s), []).append(
+                        (labels["__name__"], labels, float(value))
+                    )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise SloBenchError(
+                f"the answer of {self._endpoint.url} is none of Prometheus: {error!r:.80}"
+            ) from None
+        shots = [snapshot(at[time_s], time_s, self._only) for time_s in sorted(at)]
+        known = [one for one in shots if one is not None]
+        if not known:
+            raise self._none()
+        yield from known
+
+    def _none(self) -> SloBenchError:
+        chosen = "".join(f" with {label}={value}" for label, value in self._only.items())
+        return SloBenchError(f"{self._endpoint.url} has no metrics of vLLM or SGLang{chosen}")
+
+    def _get(self, path: str, *, needed: bool = True) -> str | None:
+        """The text at a path; None where there is none and it is not `needed`."""
+        try:
+            status, body = get(
+                self._endpoint, path, self._headers, limit_s=_LIMIT_S, most_bytes=_MOST_BYTES
+            )
+        except NoAnswerError as error:
+            raise SloBenchError(
+                f"{self._endpoint.url}{path.partition('?')[0]} does not answer: {error}"
+            ) from None
+        if status in (401, 403):
+            raise SloBenchError(
+                f"{self._endpoint.url} answers with status {status}: it needs an API key; "
+                "--api-key-env names the environment variable that holds it"
+            )
+        if status != 200:
+            if not needed:
+                return None
+            raise SloBenchError(
+                f"{self._endpoint.url}{path.partition('?')[0]} answers with status {status}"
+            )
+        return body.decode("utf-8", "replace")
+
+    def _prometheus(self, path: str, *, needed: bool = True) -> Any:
+        """`data` of an answer of Prometheus' HTTP API; of a scalar its (time, value)."""
+        text = self._get(path, needed=needed)
+        try:
+            found = None if text is None else parse_json(text)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict) or not isinstance(found.get("data"), dict):
+            if not needed:
+                return None
+            raise SloBenchError(f"the answer of {self._endpoint.url} is none of Prometheus")
+        data = found["data"]
+        return data.get("result") if data.get("resultType") == "scalar" else data

@@ -1,0 +1,397 @@
+"""What a running server's metrics tell: its load, and the times of its steps.
+
+Metrics have no steps, but windows between two readings have means of them. Of a window with mean
+batch n, the sum of inter-token latencies is n times the time of steps that only decode, and those
+of steps that compute a prompt for the sequences that decode meanwhile: with P prompts of f seconds
+each, a step that only decodes takes (sum - P n f) / (count - P n). A prompt's own step takes f. The
+formula that step logs are fitted to (`predictors.profiles.whole_steps`) is linear in a batch's
+sums, so the windows' means obey it as steps do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...predictors.model_spec import ModelSpec
+from ...predictors.placement import Placement
+from ...predictors.profiles.profile import MeasuredDevice, Profile, Source
+from ...predictors.profiles.whole_steps import LEAST_STEPS, LoggedStep, made_of, profile_of_steps
+from ...predictors.specs import gpu
+from ...workloads.errors import SloBenchError
+from ...workloads.lengths import Quantiles, mean_tokens
+from ...workloads.prefixes import BLOCK_SIZE
+from ..load_generator.server_metrics import HistogramCounts, MetricsSnapshot
+
+Floats = NDArray[np.float64]
+
+_NOTHING = HistogramCounts(0.0, 0.0)
+_FULL_KV = 0.9  # from this share on, requests may wait for KV instead of for a place in the batch
+_CHANCE = 3.0  # standard deviations, above which arrivals are burstier than Poisson's
+_LEAST_REQUESTS = 30
+_PARTS = 10
+_MOST_OF_A_ROW = 1 << 20  # blocks
+_MEMORY_SHARE = 0.9
+_BLOCK_BYTES = 1 << 20  # more, as blocks are whole
+_ANY_GPU = "h100-80g"  # on which a forward pass needs as much beside the weights
+
+
+@dataclass(frozen=True)
+class Window:
+    """What happened between two readings."""
+
+    before: MetricsSnapshot
+    after: MetricsSnapshot
+
+    @property
+    def span_s(self) -> float:
+        """Its length."""
+        return self.after.time_s - self.before.time_s
+
+    def grown(self, name: str) -> float:
+        """By how much a counter grew; 0 where the server has none."""
+        return self.after.figures.get(name, 0.0) - self.before.figures.get(name, 0.0)
+
+    def mean(self, name: str) -> float:
+        """Mean of a gauge at its two ends."""
+        return 0.5 * (self.before.figures.get(name, 0.0) + self.after.figures.get(name, 0.0))
+
+    def counts(self, name: str) -> HistogramCounts:
+        """What was added to a histogram."""
+        return self.after.histograms.get(name, _NOTHING) - self.before.histograms.get(
+            name, _NOTHING
+        )
+
+    @property
+    def arrivals(self) -> float:
+        """Requests that ended, and those that the server has more of."""
+        held = sum(
+            self.after.figures.get(name, 0.0) - self.before.figures.get(name, 0.0)
+            for name in ("running", "waiting")
+        )
+        return max(0.0, self.counts("e2e").count + held)
+
+    @property
+    def kv_usage(self) -> float:
+        """Mean share of the KV cache in use."""
+        return 0.5 * ((self.before.kv_usage or 0.0) + (self.after.kv_usage or 0.0))
+
+
+@dataclass(frozen=True)
+class ObservedServer:
+    """A server as it was seen over some windows; `notes` say what could not be seen."""
+
+    windows: tuple[Window, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def last(self) -> MetricsSnapshot:
+        """The last reading."""
+        return self.windows[-1].after
+
+    @property
+    def span_s(self) -> float:
+        """Time that was seen."""
+        return sum(window.span_s for window in self.windows)
+
+    def total(self, name: str) -> float:
+        """Growth of a counter over all windows."""
+        return sum(window.grown(name) for window in self.windows)
+
+    @cached_property
+    def requests(self) -> float:
+        """Requests that arrived."""
+        return sum(window.arrivals for window in self.windows)
+
+    @property
+    def arrival_rps(self) -> float:
+        """Mean arrival rate."""
+        return self.requests / self.span_s
+
+    def mean_s(self, name: str) -> float:
+        """Mean of a histogram of seconds; NaN: nothing was observed."""
+        counts = self.counts(name)
+        return counts.total / counts.count if counts.count else math.nan
+
+    def counts(self, name: str) -> HistogramCounts:
+        """What was added to a histogram over all windows."""
+        parts = [window.counts(name) for window in self.windows]
+        bounds = sorted({le for part in parts for le, _ in part.buckets})
+        sums = {le: sum(dict(part.buckets).get(le, 0.0) for part in parts) for le in bounds}
+        return HistogramCounts(
+            sum(part.total for part in parts),
+            sum(part.count for part in parts),
+            tuple(sums.items()),
+        )
+
+    def mean(self, name: str) -> float:
+        """Mean of a gauge over time."""
+        return sum(w.mean(name) * w.span_s for w in self.windows) / self.span_s
+
+    def peak(self, name: str) -> float:
+        """Largest reading of a gauge."""
+        return max(w.after.figures.get(name, 0.0) for w in self.windows)
+
+    @property
+    def kv_usage(self) -> tuple[float, float]:
+        """Mean and peak share of the KV cache in use."""
+        mean = sum(window.kv_usage * window.span_s for window in self.windows) / self.span_s
+        return mean, max(window.after.kv_usage or 0.0 for window in self.windows)
+
+    @property
+    def cached_share(self) -> float:
+        """Share of prompt tokens that the prefix cache held."""
+        prompts = self.total("prompt_tokens")
+        return min(1.0, self.total("cached_tokens") / prompts) if prompts else 0.0
+
+    @cached_property
+    def burstiness(self) -> float:
+        """Coefficient of variation of the gaps between arrivals; 1: Poisson's.
+
+        The variance of arrivals in a window over their mean is, over long windows, the square of
+        it (D. R. Cox, Renewal Theory, 1962). The variance is that of neighbouring windows (J. von
+        Neumann, 1941), so that a rate that drifts is no burstiness. Where chance may have made it,
+        it is 1.
+        """
+        counts = np.array([window.arrivals for window in self.windows])
+        if len(counts) < 3 or not counts.mean():
+            return 1.0
+        dispersion = float((np.diff(counts) ** 2).mean() / 2 / counts.mean())
+        by_chance = 1 + _CHANCE * math.sqrt(3 / (len(counts) - 1))
+        return math.sqrt(dispersion) if dispersion > by_chance else 1.0
+
+    @property
+    def most_sequences(self) -> int | None:
+        """The batch's limit, seen where requests waited beside free KV cache; None: never."""
+        full = [
+            one.figures.get("running", 0.0)
+            for one in (window.after for window in self.windows)
+            if one.figures.get("waiting", 0.0) > 0 and (one.kv_usage or 0.0) < _FULL_KV
+        ]
+        return int(max(full)) if full and max(full) >= self.peak("running") else None
+
+    def lengths(self, name: str) -> Quantiles:
+        """Prompt (`prompt`) or answer (`output`) lengths of requests that ended.
+
+        Between the bounds of a histogram they are spread evenly by their logarithm, then scaled to
+        the mean, which is exact. Without a histogram all have the mean.
+        """
+        counts = self.counts(f"{name}_length")
+        if not counts.count or not counts.buckets:
+            of = self.counts("ttft" if name == "prompt" else "e2e").count
+            mean = max(1.0, self.total(f"{name}_tokens") / max(of, 1.0))
+            return Quantiles((0.0, 1.0), (mean, mean))
+        known = [(0.0, 0.0), *counts.buckets]
+        knots: list[tuple[float, float]] = []  # probability, tokens
+        for (low, below), (high, up_to) in pairwise(known):
+            if up_to <= below:
+                continue
+            top = high if math.isfinite(high) else 2 * max(low, 1.0)
+            if not knots:
+                knots.append((0.0, max(1.0, low)))
+            knots.append((up_to / counts.count, max(1.0, top)))
+        wanted = counts.total / counts.count
+        made = Quantiles((*(p for p, _ in knots[:-1]), 1.0), tuple(t for _, t in knots))
+        for _ in range(4):  # where short ones are cut at one token, the mean stays a little off
+            factor = wanted / mean_tokens(made, 2000)
+            made = Quantiles(made.probabilities, tuple(max(1.0, factor * t) for t in made.tokens))
+        return made
+
+    @cached_property
+    def steps(self) -> list[LoggedStep]:
+        """Mean steps of the windows: those that only decode, and those that compute a prompt."""
+        found: list[LoggedStep] = []
+        for window in self.windows:
+            itl, prompts = window.counts("itl"), window.counts("ttft").count
+            running = window.mean("running")
+            kv_tokens = window.kv_usage * self.last.kv_tokens
+            prefill_s = _prefill_s(window)
+            beside = prompts * running
+            if math.isnan(prefill_s):
+                prefill_s, beside = 0.0, 0.0
+            if itl.count > 2 * beside and running >= 0.5:
+                decode_s = (itl.total - beside * prefill_s) / (itl.count - beside)
+                sequences = max(1, round(running))
+                if decode_s > 0:
+                    found.append(LoggedStep(sequences, round(kv_tokens), (), decode_s))
+            computed = window.grown("prompt_tokens") - window.grown("cached_tokens")
+            if prompts > 0 and prefill_s > 0 and computed >= prompts:
+                chunk = (0, round(computed / prompts))
+                found.append(LoggedStep(round(running), round(kv_tokens), (chunk,), prefill_s))
+        return found
+
+    def step_errors(self) -> Floats:
+        """Logarithms of seen over fitted step times of each tenth of the time that was seen, by a
+        fit to the other nine; empty where these are too few.
+        """
+        errors: list[float] = []
+        parts = np.array_split(np.arange(len(self.steps)), _PARTS)
+        for part in parts:
+            left_out = set(part.tolist())
+            rest = [step for at, step in enumerate(self.steps) if at not in left_out]
+            if len(rest) < LEAST_STEPS or not left_out:
+                return np.empty(0)
+            fitted = _fit(rest, "")
+            made = made_of(fitted.fits[fitted.best].coefficients)
+            own = [self.steps[at] for at in part.tolist()]
+            said_s = sum(made.step_s(s.decode_seqs, s.decode_kv_tokens, s.chunks) for s in own)
+            errors.append(math.log(sum(step.duration_s for step in own) / said_s))
+        return np.array(errors)
+
+    @property
+    def shared_tokens(self) -> int:
+        """Tokens at the beginning of all prompts that would make as many hits in a prefix cache as
+        were seen; whole blocks.
+        """
+        mean = mean_tokens(self.lengths("prompt"))
+        return int(self.cached_share * mean) // BLOCK_SIZE * BLOCK_SIZE
+
+    @property
+    def load(self) -> dict[str, Any]:
+        """Settings of an experiment whose requests are like those that were seen.
+
+        Lengths are those of the histograms, prompt and answer on their own.
+        """
+        prompt, output = (self.lengths(of) for of in ("prompt", "output"))
+        burst, shared = self.burstiness, self.shared_tokens
+        found: dict[str, Any] = {
+            "workload": ("synthetic",),
+            "prompt_tokens": (_spec(_less(prompt, shared)),),
+            "output_tokens": (_spec(output),),
+            "arrivals": ("poisson" if burst == 1 else f"gamma(cv={burst:.3g})",),
+            "rates": (self.arrival_rps,),
+        }
+        if shared:
+            found["sessions"] = (f"sessions(turns=1, system_prompt_tokens={shared})",)
+        return found
+
+    def trace(self, seed: int = 0) -> list[dict[str, Any]]:
+        """The requests that were seen, as lines of a trace, at times drawn in their windows."""
+        rng = np.random.default_rng(seed)
+        begins = [window.before.time_s for window in self.windows]
+        at = np.concatenate(
+            [
+                begin + window.span_s * rng.random(round(window.arrivals))
+                for begin, window in zip(begins, self.windows, strict=True)
+            ]
+        )
+        at = np.sort(at - begins[0])
+        prompt, output = (self.lengths(of).at(rng.random(len(at))) for of in ("prompt", "output"))
+        shared = self.shared_tokens // BLOCK_SIZE
+        rows: list[dict[str, Any]] = []
+        for row, (time_s, n, m) in enumerate(zip(at.tolist(), prompt, output, strict=True)):
+            found = {
+                "arrival_s": round(time_s, 6),
+                "prompt_tokens": int(n),
+                "output_tokens": int(m),
+            }
+            if shared:
+                own = shared + row * _MOST_OF_A_ROW
+                blocks = range(-(-int(n) // BLOCK_SIZE))
+                found["hash_ids"] = [b if b < shared else own + b for b in blocks]
+            rows.append(found)
+        return rows
+
+    def profile(self, spec: ModelSpec, model_file: str) -> Profile:
+        """Step times fitted to the windows.
+
+        The device is what was seen of it: it holds the weights and the KV cache, and reads and
+        computes at least as fast as in these steps.
+
+        Raises:
+            SloBenchError: too few windows had requests.
+        """
+        made = _fit(self.steps, self.last.model)
+        kv_bytes = self.last.kv_tokens * spec.kv_bytes_per_token(made.kv_dtype)
+        weights = spec.weight_bytes(made.weight_dtype)
+        reserve = Placement(spec, gpu(_ANY_GPU)).reserve_bytes_per_gpu
+        fastest_s = min(step.duration_s for step in self.steps)
+        tokens_per_s = (self.total("prompt_tokens") + self.total("output_tokens")) / self.span_s
+        device = MeasuredDevice(
+            memory_bytes=float(weights + kv_bytes + reserve) / _MEMORY_SHARE + _BLOCK_BYTES,
+            kv_bytes=float(kv_bytes),
+            bandwidth_bytes_per_s=weights / fastest_s,
+            flops=2 * spec.parameters * tokens_per_s,
+        )
+        return dataclasses.replace(made, model=spec.name, model_file=model_file, device=device)
+
+
+def _less(of: Quantiles, tokens: int) -> Quantiles:
+    """Lengths without their first `tokens`, where they have as many."""
+    if not tokens:
+        return of
+    return Quantiles(of.probabilities, tuple(max(1.0, t - tokens) for t in of.tokens))
+
+
+def _spec(of: Quantiles) -> str:
+    """As `parse_lengths` reads it."""
+    knots = {f"{p:.6g}": f"{t:.6g}" for p, t in zip(of.probabilities, of.tokens, strict=True)}
+    return f"quantiles({', '.join(f'{p}={t}' for p, t in knots.items())})"
+
+
+def _prefill_s(window: Window) -> float:
+    """Mean time from a prompt's start in the engine to its first token; NaN: unknown."""
+    own = window.counts("prefill")
+    if own.count:
+        return own.total / own.count
+    ttft, queue = window.counts("ttft"), window.counts("queue")
+    if not ttft.count:
+        return math.nan
+    waited_s = queue.total / queue.count if queue.count else 0.0
+    return max(0.0, ttft.total / ttft.count - waited_s) or math.nan
+
+
+def _fit(steps: Sequence[LoggedStep], model: str) -> Profile:
+    if len(steps) < LEAST_STEPS:
+        raise SloBenchError(
+            f"only {len(steps)} times of steps were seen, {LEAST_STEPS} are needed: watch longer "
+            "(--duration), more often (--interval), or while the server has requests"
+        )
+    source = Source("metrics of a running server", f"{len(steps)} times from windows")
+    return profile_of_steps(steps, model=model or "observed", gpu="observed", source=source)
+
+
+def observed(snapshots: Sequence[MetricsSnapshot]) -> ObservedServer:
+    """What the readings tell.
+
+    Raises:
+        SloBenchError: too little happened between them.
+    """
+    windows: list[Window] = []
+    restarts = 0
+    for before, after in pairwise(snapshots):
+        window = Window(before, after)
+        back = any(after.figures.get(k, 0.0) < v for k, v in before.figures.items() if k in _COUNTS)
+        restarts += back
+        if window.span_s > 0 and not back:
+            windows.append(window)
+    if not windows:
+        raise SloBenchError("two readings at least are needed; watch longer (--duration)")
+    notes = []
+    if restarts:
+        notes.append(f"the server was started anew {restarts} times; what it did then is left out")
+    found = ObservedServer(tuple(windows), ())
+    if found.requests < _LEAST_REQUESTS:
+        raise SloBenchError(
+            f"{found.requests:.0f} requests arrived within {found.span_s:.0f} s, "
+            f"{_LEAST_REQUESTS} are needed: watch longer (--duration), or while there is load"
+        )
+    if not found.counts("prompt_length").buckets:
+        notes.append(
+            "the server has no histograms of lengths (SGLang: --collect-tokens-histogram): all "
+            "prompts and answers are taken to be of mean length"
+        )
+    if not found.last.kv_tokens:
+        notes.append("the server does not tell the size of its KV cache")
+    return dataclasses.replace(found, notes=tuple(notes))
+
+
+_COUNTS = ("prompt_tokens", "output_tokens")

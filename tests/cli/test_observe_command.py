@@ -1,0 +1,206 @@
+"""`slo-bench observe`: what vLLM, SGLang and Prometheus said, and odd answers."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+import re
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from slo_bench.cli.commands import observe
+from slo_bench.cli.main import app
+from slo_bench.tuner.planning import headroom
+from slo_bench.workloads.errors import SloBenchError
+
+RECORDED = Path(__file__).parents[1] / "harness" / "validation" / "recorded"
+
+
+def recorded(name):
+    with gzip.open(RECORDED / f"{name}.jsonl.gz", "rt") as file:
+        return [json.loads(line) for line in file]
+
+
+@pytest.fixture
+def answering():
+    """Starts a server whose answers are `answer(path)`: a status and a text."""
+    up = []
+
+    def start(answer):
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self):
+                status, text = answer(self.path)
+                body = text.encode()
+                self.send_response(status)
+                self.send_header("content-length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *words):
+                pass
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        up.append(server)
+        return f"http://127.0.0.1:{server.server_address[1]}"
+
+    yield start
+    for server in up:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.fixture
+def small(monkeypatch, tmp_path):
+    """Short simulations, and a model to name."""
+    monkeypatch.setattr(observe, "_SIMULATED", 200)
+    monkeypatch.setattr(headroom, "_BUDGET", 20_000)
+    monkeypatch.setattr(observe, "sleep", lambda seconds: None)
+    config = {
+        **{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 256},
+        **{"intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4},
+        **{"num_key_value_heads": 4, "vocab_size": 2048, "max_position_embeddings": 2048},
+    }
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "config.json").write_text(json.dumps(config))
+    return str(tmp_path / "tiny")
+
+
+def in_turn(monkeypatch, rows):
+    """Each reading is the next one, at the time at which it was recorded."""
+    at = iter(rows)
+    monkeypatch.setattr(
+        "slo_bench.harness.load_generator.metrics_source.MetricsSource.read",
+        lambda source, time_s: _read(next(at)),
+    )
+    monkeypatch.setattr(observe, "monotonic", _clock())
+
+
+def _read(row):
+    from slo_bench.harness.load_generator.server_metrics import read_text
+
+    return read_text(row[1], row[0], {})
+
+
+def _clock():
+    """A clock that goes on by a second with each look."""
+    ticks = itertools.count()
+    return lambda: float(next(ticks))
+
+
+@pytest.mark.parametrize(
+    ("name", "engine", "batch"),
+    [("vllm-0.32.0", "vllm", 32), ("sglang-0.5.23", "sglang", None)],
+)
+def test_a_recorded_server(name, engine, batch, answering, small, monkeypatch, tmp_path):
+    rows = recorded(name)
+    url = answering(lambda path: (200, rows[-1][1]) if path == "/metrics" else (404, ""))
+    in_turn(monkeypatch, rows)
+    out = tmp_path / "out"
+    words = ["observe", url, "--model", small, "--slo", "ttft=1,tpot=0.1", "--duration", "60"]
+    done = CliRunner().invoke(app, [*words, "--interval", "1", "--json", "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert found["engine"] == engine
+    assert found["capacity_band_rps"][0] <= found["capacity_rps"] <= found["capacity_band_rps"][1]
+    assert found["headroom_band"][0] <= found["headroom"] <= found["headroom_band"][1]
+    assert found["step_time_factors"][0] <= 1 <= found["step_time_factors"][1]
+    for change in found["changes"]:
+        assert change["gain_low"] <= change["gain"] <= change["gain_high"]
+    more = next(change for change in found["changes"] if change["instances"])
+    assert more["gain"] > 1.2
+    text = (out / "experiment.toml").read_text()
+    assert (f"max_num_seqs = {batch}" in text) == (batch is not None)
+    again = ["run", str(out / "experiment.toml"), "--rates", "2", "--requests", "50"]
+    ran = CliRunner().invoke(app, [*again, "--out", str(tmp_path / "run"), "--no-report"])
+    assert ran.exit_code == 0, ran.output
+
+
+def prometheus(rows, labels=""):
+    """Answers of a Prometheus server that has these readings."""
+    series = {}
+    for time_s, text in rows:
+        for line in text.splitlines():
+            name, of, value = re.fullmatch(r"([\w:]+)(?:\{(.*)\})? (\S+)", line).groups()
+            metric = dict(re.findall(r'(\w+)="([^"]*)"', f"{of or ''},{labels}"))
+            key = json.dumps({"__name__": name, **metric})
+            series.setdefault(key, []).append([time_s, value])
+    matrix = [{"metric": json.loads(key), "values": values} for key, values in series.items()]
+    result = {"status": "success", "data": {"resultType": "matrix", "result": matrix}}
+
+    def answer(path):
+        if path.startswith("/api/v1/query_range?"):
+            return 200, json.dumps(result)
+        if path == "/api/v1/query?query=time()":
+            scalar = {"resultType": "scalar", "result": [rows[-1][0], str(rows[-1][0])]}
+            return 200, json.dumps({"status": "success", "data": scalar})
+        return (200, "prometheus_build_info 1\n") if path == "/metrics" else (404, "")
+
+    return answer
+
+
+def test_a_prometheus_server(answering, small):
+    url = answering(prometheus(recorded("vllm-0.32.0"), 'instance="10.0.0.1:8000"'))
+    words = ["observe", url, "--model", small, "--slo", "ttft=1,tpot=0.1"]
+    done = CliRunner().invoke(app, [*words, "--only", "instance=10.0.0.1:8000"])
+    assert done.exit_code == 0, done.output
+    for begin in ("load", "latencies", "server", "capacity", "headroom", "change", "next"):
+        assert re.search(rf"^{begin} ", done.stdout, re.MULTILINE), begin
+    assert all(len(line) < 160 for line in done.stdout.splitlines())
+    other = CliRunner().invoke(app, [*words, "--only", "instance=10.0.0.2:8000"])
+    assert isinstance(other.exception, SloBenchError)
+    assert "has no metrics of vLLM or SGLang with instance=10.0.0.2:8000" in str(other.exception)
+
+
+ODD = {
+    "no metrics": lambda path: (404, "not here"),
+    "a page": lambda path: (200, "<html>welcome</html>"),
+    "other metrics": lambda path: (200, "up 1\n"),
+    "a key": lambda path: (401, ""),
+    "an error": lambda path: (500, "x" * 100),
+    "no numbers": lambda path: (200, "vllm:num_requests_running \x1b]0;owned\x07\n"),
+    "another JSON": lambda path: (200, "[]" if "api" in path else ""),
+    "a scalar of words": lambda path: (
+        200,
+        '{"data": {"resultType": "scalar", "result": ["a", 1]}}' if "api" in path else "",
+    ),
+    "no load": lambda path: (200, "vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n"),
+    "series that are none": lambda path: (
+        200,
+        '{"data": {"resultType": "scalar", "result": [9, "9"]}}'
+        if path.endswith("time()")
+        else '{"data": {"resultType": "matrix", "result": [{"metric": 3}]}}',
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_servers(name, answering, small):
+    url = answering(ODD[name])
+    words = ["observe", url, "--model", small, "--duration", "1"]
+    done = CliRunner().invoke(app, words)
+    assert isinstance(done.exception, SloBenchError), done.exception
+    assert "\n" not in str(done.exception)
+
+
+def test_what_is_said_wrongly(small):
+    for words, problem in (
+        (["http://127.0.0.1:1"], "does not answer"),
+        (["ftp://x"], "should look like"),
+        (["http://127.0.0.1:1", "--only", "x"], "LABEL=VALUE"),
+        (["http://127.0.0.1:1", "--api-key-env", "NOT_SET_AT_ALL"], "is not set"),
+    ):
+        done = CliRunner().invoke(app, ["observe", *words])
+        assert problem in str(done.exception), words
+
+
+def test_a_model_that_nobody_knows(answering, small, monkeypatch):
+    rows = recorded("vllm-0.32.0")
+    url = answering(prometheus(rows))
+    done = CliRunner().invoke(app, ["observe", url])
+    assert "name it by --model" in str(done.exception)

@@ -1,0 +1,188 @@
+"""What is read from metrics: recorded ones of vLLM and SGLang on a CPU, and ones that are made."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from slo_bench import SloBenchError
+from slo_bench.harness.load_generator.server_metrics import (
+    HistogramCounts,
+    MetricsSnapshot,
+    read_text,
+)
+from slo_bench.harness.validation.observed import observed
+from slo_bench.predictors.profiles.whole_steps import made_of
+from slo_bench.predictors.specs import model
+from slo_bench.workloads.lengths import mean_tokens
+from slo_bench.workloads.source import load_source
+
+RECORDED = Path(__file__).parent / "recorded"
+
+
+def recorded(name):
+    """Times and texts of `/metrics`, in order."""
+    with gzip.open(RECORDED / f"{name}.jsonl.gz", "rt") as file:
+        return [json.loads(line) for line in file]
+
+
+def seen(name):
+    return observed([read_text(text, time_s, {}) for time_s, text in recorded(name)])
+
+
+def test_vllm():
+    """Three rates of uniform(20,400) prompts and uniform(20,120) answers, 32 at a time."""
+    server = seen("vllm-0.32.0")
+    assert (server.last.engine, server.last.model) == ("vllm", "tiny")
+    assert server.last.kv_tokens == 400 * 128
+    assert server.requests == 612
+    assert server.most_sequences == 32
+    assert server.cached_share == server.total("preemptions") == 0
+    assert mean_tokens(server.lengths("prompt")) == pytest.approx(133122 / 612, rel=0.01)
+    assert mean_tokens(server.lengths("output")) == pytest.approx(44059 / 612, rel=0.01)
+    assert server.mean_s("ttft") < server.mean_s("e2e")
+    kinds = {bool(step.chunks) for step in server.steps}
+    assert kinds == {False, True}
+    assert len(server.step_errors()) == 10
+    assert not server.notes
+
+
+def test_sglang():
+    server = seen("sglang-0.5.23")
+    assert (server.last.engine, server.last.model) == ("sglang", "tiny")
+    assert server.last.kv_tokens == 1_692_837
+    assert server.most_sequences is None
+    assert 0 < server.cached_share < 0.02
+    assert server.peak("running") == 136
+    assert {bool(step.chunks) for step in server.steps} == {False, True}
+
+
+BASE_S, SEQUENCE_S, TOKEN_S = 0.004, 0.0005, 0.0001
+
+
+def made_snapshots(windows=60, seed=0):
+    """Metrics of a server whose steps take a constant, and time for sequences and tokens."""
+    rng = np.random.default_rng(seed)
+    shots, total = [], dict.fromkeys(("prompt", "output", "itl", "itl_n", "ttft", "ttft_n"), 0.0)
+    for at in range(windows + 1):
+        figures = {"running": 0.0, "waiting": 0.0, "output_tokens": total["output"]}
+        running = 1.0 + at % 24
+        figures |= {"running": running, "prompt_tokens": total["prompt"], "cached_tokens": 0.0}
+        histograms = {
+            "itl": HistogramCounts(total["itl"], total["itl_n"]),
+            "ttft": HistogramCounts(total["ttft"], total["ttft_n"]),
+            "e2e": HistogramCounts(total["ttft"] + total["itl"], total["ttft_n"]),
+        }
+        shots.append(MetricsSnapshot(2.0 * at, "vllm", "m", figures, histograms, 0.1, 100_000, 16))
+        batch, prompts = running + 0.5 if (at + 1) % 24 else 12.5, 1 + int(rng.integers(6))
+        tokens = int(rng.integers(50, 800))
+        prefill_s = BASE_S + SEQUENCE_S * batch + TOKEN_S * tokens
+        steps = 200
+        total["prompt"] += prompts * tokens
+        total["output"] += steps * batch + prompts
+        total["itl"] += steps * batch * (BASE_S + SEQUENCE_S * batch) + prompts * batch * prefill_s
+        total["itl_n"] += (steps + prompts) * batch
+        total["ttft"] += prompts * prefill_s
+        total["ttft_n"] += prompts
+    return shots
+
+
+def test_known_step_times_come_back():
+    server = observed(made_snapshots())
+    made = server.profile(model("llama-3.1-8b"), "")
+    step_time = made_of(made.fits[made.best].coefficients)
+    for batch in (2, 8, 20):
+        assert step_time.step_s(batch, 0, []) == pytest.approx(BASE_S + SEQUENCE_S * batch, rel=0.1)
+        expected = BASE_S + SEQUENCE_S * batch + TOKEN_S * 400
+        assert step_time.step_s(batch, 0, [(0, 400)]) == pytest.approx(expected, rel=0.1)
+    assert np.abs(server.step_errors()).max() < 0.1
+
+
+def test_poisson_arrivals_are_not_bursty_and_others_are():
+    server = observed(made_snapshots())
+    assert server.burstiness >= 1
+
+    def counted(per_window):
+        total, shots = 0, []
+        for at, n in enumerate([0, *per_window]):
+            total += n
+            figures = {"running": 1.0, "waiting": 0.0, "prompt_tokens": 100.0 * total}
+            histograms = {"e2e": HistogramCounts(total, total)}
+            shots.append(MetricsSnapshot(at, "vllm", "m", figures, histograms, 0.1, 1000, 16))
+        return observed(shots).burstiness
+
+    rng = np.random.default_rng(0)
+    assert counted(rng.poisson(8, 100).tolist()) == 1
+    assert counted(rng.poisson(np.linspace(2, 40, 100)).tolist()) == 1  # a drift
+    assert counted((rng.poisson(2, 100) * 6).tolist()) == pytest.approx(math.sqrt(6), rel=0.3)
+
+
+def test_a_restart_is_left_out():
+    shots = made_snapshots()
+    again = made_snapshots(seed=1)
+    later = [MetricsSnapshot(200.0 + s.time_s, *list(vars(s).values())[1:]) for s in again]
+    server = observed([*shots, *later])
+    assert "started anew 1 times" in server.notes[0]
+    assert all(step.duration_s > 0 for step in server.steps)
+
+
+def test_hits_of_the_prefix_cache_are_shared_blocks(monkeypatch):
+    server = seen("vllm-0.32.0")
+    assert "sessions" not in server.load
+    assert "hash_ids" not in server.trace()[0]
+    monkeypatch.setattr(type(server), "cached_share", 0.5)
+    shared = server.shared_tokens
+    assert shared == 96  # of 218
+    assert server.load["sessions"] == ("sessions(turns=1, system_prompt_tokens=96)",)
+    rows = server.trace()
+    assert len(rows) == pytest.approx(server.requests, abs=30)
+    assert {row["hash_ids"][0] for row in rows} == {0}
+    assert all(len(row["hash_ids"]) == -(-row["prompt_tokens"] // 16) for row in rows)
+    rest = load_source("synthetic", **load_settings(server)).make(rate_rps=5, requests=4000)
+    assert rest.prompt_tokens.mean() == pytest.approx(218, rel=0.1)
+    assert all(blocks[:6] == (0, 1, 2, 3, 4, 5) for blocks in rest.prefix_blocks[:50])
+
+
+def load_settings(server):
+    names = ("prompt_tokens", "output_tokens", "arrivals", "sessions")
+    return {name: server.load[name][0] for name in names}
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("vllm:num_requests_running abc\n", "is no number"),
+        ('vllm:x_bucket{le="?"} 1\nvllm:num_requests_running 1\n', "is no number"),
+        (
+            'vllm:num_requests_running{model_name="a"} 1\n'
+            'vllm:num_requests_running{model_name="b"} 1\n',
+            "--only model_name=…: a, b",
+        ),
+    ],
+)
+def test_odd_metrics(text, problem):
+    with pytest.raises(SloBenchError, match=problem):
+        read_text(text, 0.0, {})
+
+
+def test_one_of_several_models_is_chosen():
+    text = (
+        'vllm:num_requests_running{model_name="a"} 1\nvllm:num_requests_running{model_name="b"} 2\n'
+    )
+    found = read_text(text, 0.0, {"model_name": "b"})
+    assert (found.model, found.figures["running"]) == ("b", 2)
+    assert read_text(text, 0.0, {"model_name": "c"}) is None
+    assert read_text("other_metric 1\n", 0.0, {}) is None
+
+
+def test_too_little_is_said():
+    shots = made_snapshots()
+    with pytest.raises(SloBenchError, match="two readings"):
+        observed(shots[:1])
+    with pytest.raises(SloBenchError, match="requests arrived within"):
+        observed(shots[:3])

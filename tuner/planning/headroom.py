@@ -1,0 +1,320 @@
+"""Capacity of an observed server, its headroom, and the change that is the safest to make next.
+
+Everything is simulated with step times fitted to the server's metrics. How far these are off is
+seen three times: each tenth of the observed time against a fit to the rest, and latencies of the
+observed load, simulated, against those of the server. Capacities and gains are computed again with
+step times as long and as short as the worst of these; that makes their bands.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...harness.core.records import Outcome
+from ...harness.experiments.execution.cells import (
+    predicted_output_tokens,
+    simulated,
+    simulated_figures,
+    workload_of,
+)
+from ...harness.experiments.execution.lookup import placed
+from ...harness.experiments.execution.plan import plan
+from ...harness.experiments.execution.specs import CellSpec, WorkloadSpec
+from ...harness.experiments.experiment import Experiment
+from ...harness.policies.systems import system
+from ...harness.results.stationarity import horizon_s
+from ...harness.validation.observed import ObservedServer
+from ...workloads.errors import SloBenchError
+from ..capacity.cells import CellRunner, Simulator
+from ..capacity.options import Budget, Capacity, SearchOptions
+from ..capacity.search import find_capacity
+from ..sensitivity.perturbations import ScaledStepTime
+from ..sensitivity.study import highest_rps
+
+_REQUESTS, _MOST_REQUESTS = 2000, 20_000
+_HORIZONS = 4.0
+_BUDGET = 60_000
+_TOLERANCE = 0.05
+_WORTH = 1.02  # a smaller gain is within the search's own tolerance
+_UNLIKE = math.log(2)  # latencies of the observed load that are off by more
+BATCH = {"vllm": "max_num_seqs", "sglang": "max_running_requests"}
+_TOKENS = {"vllm": "max_num_batched_tokens", "sglang": "chunked_prefill_tokens"}
+_OPTIONS = {
+    "max_num_seqs": "--max-num-seqs",
+    "max_num_batched_tokens": "--max-num-batched-tokens",
+    "max_running_requests": "--max-running-requests",
+    "chunked_prefill_tokens": "--chunked-prefill-size",
+}
+_NOT_FOUND = (
+    "the search found no rate at which attainment crosses the target; the band is that of short "
+    "runs on fixed seeds, and may end where they did not look further"
+)
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change of the deployment, and the capacity with it over that of today.
+
+    `gain_low` and `gain_high` are its ends over the band of step times. `unseen`: with it batches
+    may be larger than any that was observed. `instances`: of the server, more than today.
+    """
+
+    what: str
+    how: str
+    gain: float
+    gain_low: float
+    gain_high: float
+    unseen: bool = False
+    instances: int = 0
+
+    @property
+    def safe(self) -> bool:
+        """Whether it is better at both ends of the band, within what was observed."""
+        return not self.unseen and self.gain_low >= _WORTH
+
+
+@dataclass(frozen=True)
+class Headroom:
+    """What a server carries, and what would change it.
+
+    Attributes:
+        rate_rps: arrival rate that was observed.
+        capacity: by simulation, with its statistical interval.
+        band_rps: between these the real server's capacity lies, as far as was seen.
+        step_time_factors: shortest and longest step times, over the fitted ones.
+        seen_over_simulated: latencies of the observed load, by name.
+        changes: the best first, by the low end of their gains.
+        next_change: the safest; None: none is better for sure.
+        notes: what to bear in mind.
+    """
+
+    rate_rps: float
+    capacity: Capacity
+    band_rps: tuple[float, float]
+    step_time_factors: tuple[float, float]
+    seen_over_simulated: Mapping[str, float]
+    changes: tuple[Change, ...]
+    next_change: Change | None
+    notes: tuple[str, ...]
+
+    @property
+    def headroom(self) -> float | None:
+        """By how much the load may grow, as a share of it; None: no capacity was found."""
+        found = self.capacity.capacity_rps
+        return None if found is None else found / self.rate_rps - 1
+
+    @property
+    def headroom_band(self) -> tuple[float, float]:
+        """The same at the ends of the band."""
+        low, high = self.band_rps
+        return low / self.rate_rps - 1, high / self.rate_rps - 1
+
+
+def headroom_of(
+    server: ObservedServer,
+    experiment: Experiment,
+    seen_workload: str,
+    target: float,
+    say: Say = lambda line: None,
+) -> Headroom:
+    """Capacity, headroom and changes of an observed server.
+
+    Args:
+        server: what was seen.
+        experiment: one system with the server's settings and the fitted profile, a workload like
+            the one that was seen, and its SLO.
+        seen_workload: file with the requests that were seen, at their times.
+        target: attainment.
+        say: called with what is simulated next.
+
+    Raises:
+        SloBenchError: the experiment is not of one configuration, or cannot be simulated.
+    """
+    cells = plan(experiment).cells
+    if len(cells) != 1:
+        raise SloBenchError("observe takes one system and one value of each setting")
+    spec = cells[0]
+    rate_rps = server.arrival_rps
+    say("simulating the load that was seen")
+    compared = _compared(spec, server, seen_workload)
+    logs = [*server.step_errors().tolist(), *map(math.log, compared.values()), 0.0]
+    slow, fast = math.exp(max(logs)), math.exp(min(logs))
+    say("searching the capacity")
+    capacity = _capacity(spec, rate_rps, target)
+    around = capacity.capacity_rps or max(rate_rps, capacity.low_rps)
+
+    def highest(of: CellSpec, factor: float) -> float:
+        return highest_rps(lambda rate: _attainment(of, rate, factor) >= target, around)
+
+    factors = (slow, 1.0, fast)
+    today = [highest(spec, factor) for factor in factors]
+    changes = []
+    for changed, change in _changes(spec, server):
+        say(f"simulating {change.what}")
+        after = [highest(changed, factor) for factor in factors]
+        gains = [
+            a / b if b else (math.inf if a else 1.0) for a, b in zip(after, today, strict=True)
+        ]
+        changes.append(
+            dataclasses.replace(change, gain=gains[1], gain_low=min(gains), gain_high=max(gains))
+        )
+    changes.sort(key=lambda one: -one.gain_low)
+    # What fixed seeds and short runs are off, the search is not.
+    found = capacity.capacity_rps
+    scale = found / today[1] if found and today[1] else 1.0
+    band = (
+        min(capacity.low_rps, scale * today[0]),
+        max(capacity.high_rps if math.isfinite(capacity.high_rps) else 0.0, scale * today[2]),
+    )
+    return Headroom(
+        rate_rps=rate_rps,
+        capacity=capacity,
+        band_rps=band,
+        step_time_factors=(fast, slow),
+        seen_over_simulated=compared,
+        changes=tuple(changes),
+        next_change=_next(changes, band[0] / rate_rps),
+        notes=(*_notes(server, spec, compared), *([_NOT_FOUND] if found is None else [])),
+    )
+
+
+def _next(changes: list[Change], least_headroom: float) -> Change | None:
+    """The safest change: of those that cost nothing the best; another instance only where the load
+    may be more than is carried.
+    """
+    free = next((one for one in changes if one.safe and not one.instances), None)
+    if free is not None and least_headroom * free.gain_low >= 1:
+        return free
+    if least_headroom < 1:
+        return next((one for one in changes if one.instances and one.gain_low >= _WORTH), free)
+    return free
+
+
+def _notes(server: ObservedServer, spec: CellSpec, compared: Mapping[str, float]) -> Iterator[str]:
+    yield from server.notes
+    if server.most_sequences is None:
+        of = BATCH.get(spec.system)
+        if of is not None and of not in spec.parameters:
+            yield (
+                f"the batch's limit was not seen, as no request waited: it is taken to be the "
+                f"default; --set {of}=N says another"
+            )
+    outside_s = server.mean_s("ttft") - server.mean_s("queue") - server.mean_s("prefill")
+    if outside_s > 0.1 * server.mean_s("ttft"):
+        yield (
+            f"{1e3 * outside_s:.0f} ms of the mean TTFT pass outside the engine (HTTP, tokenizer), "
+            "which is not simulated"
+        )
+    if any(abs(math.log(ratio)) > _UNLIKE for ratio in compared.values()):
+        yield (
+            "the simulation of the observed load is off by more than a factor of 2: other things "
+            "than these settings decide this server's latencies"
+        )
+
+
+def _compared(spec: CellSpec, server: ObservedServer, workload: str) -> dict[str, float]:
+    """Mean latencies of the server over those of the same load, simulated."""
+    spec = dataclasses.replace(
+        spec,
+        workload=WorkloadSpec(workload),
+        rate_rps=None,
+        replay_speed=1.0,
+        requests=None,
+    )
+    made = workload_of(spec)
+    records = simulated(spec, made, predicted_output_tokens(spec, made)).records
+    done = records.outcome == Outcome.FINISHED
+    if not done.any():
+        return {}
+    ttft_s, e2e_s = records.ttft_s[done], records.e2e_s[done]
+    decodes = np.maximum(0, made.output_tokens[done] - 1)
+    means = {
+        "itl": float((e2e_s - ttft_s).sum() / max(1, decodes.sum())),
+        "e2e": float(e2e_s.mean()),
+    }
+    seen = {name: server.mean_s(name) for name in means}
+    return {
+        name: seen[name] / means[name]
+        for name in means
+        if means[name] > 0 and math.isfinite(seen[name]) and seen[name] > 0
+    }
+
+
+def _attainment(spec: CellSpec, rate_rps: float, factor: float) -> float:
+    """Attainment in a run that lasts some horizons of the SLO, so that an overload is seen."""
+    spec = dataclasses.replace(spec, rate_rps=rate_rps)
+    made = workload_of(spec)
+    least = min(_MOST_REQUESTS, math.ceil(_HORIZONS * horizon_s(made) * rate_rps))
+    if least > len(made):
+        spec = dataclasses.replace(spec, requests=least)
+        made = workload_of(spec)
+    step_time = ScaledStepTime(placed(spec.placement).step_time.model, factor)
+    result = simulated(spec, made, predicted_output_tokens(spec, made), step_time=step_time)
+    return float(simulated_figures(spec, made, result)["attainment"] or 0.0)
+
+
+def _capacity(spec: CellSpec, rate_rps: float, target: float) -> Capacity:
+    runner = CellRunner(spec, "observed", Simulator(), lambda cell, row: None)
+    options = SearchOptions(
+        targets=(target,),
+        tolerance=_TOLERANCE,
+        requests=spec.requests or _REQUESTS,
+        first_seed=spec.seed,
+        budget=Budget(_BUDGET),
+    )
+    return find_capacity(runner, start_rps=rate_rps, options=options).capacities[0]
+
+
+def _changes(spec: CellSpec, server: ObservedServer) -> Iterator[tuple[CellSpec, Change]]:
+    """Changes to try; each is one setting away from the server of today."""
+    own = system(spec.system)
+    values = own.with_parameters(**spec.parameters).parameters()
+    for name in (BATCH.get(spec.system), _TOKENS.get(spec.system)):
+        if name is None:
+            continue
+        for value in (values[name] // 2, values[name] * 2):
+            changed = {**spec.parameters, name: value}
+            try:
+                own.with_parameters(**changed)
+            except SloBenchError:  # beyond what it may be
+                continue
+            larger = name in BATCH.values() and value > values[name]
+            unseen = larger and value > server.peak("running")
+            what = f"{name} {value} (today {values[name]})"
+            option = f"{_OPTIONS[name]} {value}"
+            yield (
+                dataclasses.replace(spec, parameters=changed),
+                Change(what, option, 1.0, 1.0, 1.0, unseen=unseen),
+            )
+    if spec.system == "vllm":
+        yield (
+            dataclasses.replace(spec, system="edf", parameters=_known("edf", spec.parameters)),
+            Change(
+                "earliest deadline first (edf) in place of first come, first served",
+                "slo-bench serve edf --backend vllm",
+                *(1.0, 1.0, 1.0),
+            ),
+        )
+    more = spec.instances + 1
+    yield (
+        dataclasses.replace(spec, instances=more, router="least-loaded"),
+        Change(
+            f"{more} instances behind a router (today {spec.instances})",
+            f"{more} servers, least-loaded first",
+            *(1.0, 1.0, 1.0),
+            instances=1,
+        ),
+    )
+
+
+def _known(
+    name: str, parameters: Mapping[str, bool | int | float | str]
+) -> dict[str, bool | int | float | str]:
+    known = system(name).parameters()
+    return {key: value for key, value in parameters.items() if key in known}
