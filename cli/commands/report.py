@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from operator import attrgetter
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from ..options.parameters import argument, option
 
@@ -30,6 +30,15 @@ def report(
             "-o",
         ),
     ] = None,
+    plotly: Annotated[
+        Literal["inline", "cdn", "file"],
+        option(
+            "SOURCE",
+            "Where the page has plotly.js from: itself (opens without a network), a content "
+            "delivery network (a smaller page), or a file beside it.",
+            "--plotly",
+        ),
+    ] = "inline",
 ) -> None:
     """Write the report of finished runs and print a summary."""
     from ...harness.results.read import read_runs
@@ -46,9 +55,9 @@ def report(
     if len(run_dirs) == 1 and (run_dirs[0] / TUNED).is_file():
         from ...reports.pages.tuning import rewrite_tuning, tuning_text
 
-        console.print(tuning_text(rewrite_tuning(run_dirs[0], out)))
+        console.print(tuning_text(rewrite_tuning(run_dirs[0], out, plotly=plotly)))
     else:
-        write_report(run_dirs, out)
+        write_report(run_dirs, out, plotly=plotly)
         runs = read_runs(run_dirs)
         searched = found_in(runs)
         if searched:

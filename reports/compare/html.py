@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..figures.figure import ONLY, Axis, Figure, View, as_json
+from ..figures.drawing import page_data
+from ..figures.figure import ONLY, Axis, Figure, View
 from ..pages.document import page, write_page
 from .comparing import Comparison, Row
 from .results import Metric
@@ -31,7 +32,7 @@ def comparison_page(comparison: Comparison) -> str:
         badge = "simulated and measured"
     return page(
         "comparison.html",
-        {"series": names, "origin": badge, **as_json(drawn)},
+        page_data(names, badge, drawn),
         heading=f"{comparison.name_b} against {comparison.name_a}",
         answer=headline(comparison),
         differing=list(differing_lines(comparison)),

@@ -1,4 +1,4 @@
-"""A figure as plain data, which `assets/chart.js` draws.
+"""What a figure shows, as plain data; `drawing` makes plotly's figure of it.
 
 A figure holds one or more views: of a percentile, of a rate, or a single one. Its series are
 indices into the page's list of series, so that colours agree over all figures.
@@ -7,9 +7,8 @@ indices into the page's list of series, so that colours agree over all figures.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal, cast
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import pandas as pd
 
@@ -48,56 +47,6 @@ class Figure:
     markers: bool = True
     categories: list[str] = field(default_factory=list)
     palette: Literal["", "cause", "phase"] = ""  # colours of the categories, else of the series
-
-
-_SHARED = ("x", "y", "lo", "hi")
-
-
-def as_json(*facets: Iterable[Figure], always: Iterable[Figure] = ()) -> dict[str, Any]:
-    """`figures` by id, as plain JSON values, and the `arrays` they share.
-
-    Args:
-        facets: the figures of each facet of the page; a figure's `views` become a list, with its
-            views in each facet ({} in one that has no such figure).
-        always: figures that are the same in every facet; their list has one place.
-
-    Numbers have four significant digits; what is not finite becomes null. A curve's x, y, lo and
-    hi are places in `arrays`, since many curves have the same.
-    """
-    arrays: dict[tuple[Any, ...], int] = {}
-    plain: dict[str, dict[str, Any]] = {}
-    for place, drawn in enumerate(facets):
-        for figure in drawn:
-            views = _views(figure, arrays)
-            frame = plain.setdefault(figure.id, _frame(figure, [{} for _ in facets]))
-            frame["views"][place] = views
-    for figure in always:
-        plain[figure.id] = _frame(figure, [_views(figure, arrays)])
-    return {"figures": plain, "arrays": [list(array) for array in arrays]}
-
-
-def _frame(figure: Figure, views: list[Any]) -> dict[str, Any]:
-    return {**cast("dict[str, Any]", _plain(asdict(replace(figure, views={})))), "views": views}
-
-
-def _views(figure: Figure, arrays: dict[tuple[Any, ...], int]) -> dict[str, Any]:
-    views = cast("dict[str, Any]", _plain(figure.views))
-    if figure.kind == "lines":
-        for view in views.values():
-            for curve in view["series"]:
-                for key in [key for key in _SHARED if key in curve]:
-                    curve[key] = arrays.setdefault(tuple(curve[key]), len(arrays))
-    return views
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, Mapping):
-        return {k: _plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    if isinstance(value, float):
-        return float(f"{value:.4g}") if math.isfinite(value) else None
-    return value
 
 
 def rate_keys(cells: pd.DataFrame) -> pd.Series[str]:

@@ -1,23 +1,20 @@
-"""The report's curves as plotly figures, to go on with in a notebook."""
+"""The report's figures as objects of plotly, to go on with in a notebook or to save as images."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...harness.results.read import read_runs
 from . import figures
+from .drawing import plots
 from .facets import full_names
-from .figure import Figure, View
+from .figure import Figure
 from .levels import combine, levels, origin, series_names
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
-
-# Okabe and Ito's colours, which stay apart for colour-blind eyes.
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f")
-_TICKS = {"percent": ".0%", "dollars": "$,.2~f", "seconds": ".3~s", "rate": "~g", "number": "~g"}
 
 
 def plotly_figures(run_dirs: Sequence[Path | str]) -> dict[str, go.Figure]:
@@ -44,43 +41,6 @@ def plotly_figures(run_dirs: Sequence[Path | str]) -> dict[str, go.Figure]:
 def _plotly(figure: Figure, names: Sequence[str], how: str) -> go.Figure:
     import plotly.graph_objects as go
 
-    view: View = figure.views.get("p99") or next(iter(figure.views.values()))
-    made = go.Figure()
-    for curve in view["series"]:
-        _add(made, curve, names[curve["s"]], _COLOURS[curve["s"] % len(_COLOURS)])
-    made.update_layout(
-        title={"text": figure.title, "subtitle": {"text": how}},
-        template="plotly_white",
-        xaxis={"title": figure.x.label, "tickformat": _TICKS[figure.x.format]},
-        yaxis={
-            "title": figure.y.label,
-            "tickformat": _TICKS[figure.y.format],
-            "type": figure.y.scale,
-        },
-    )
-    return made
-
-
-def _add(made: go.Figure, curve: View, name: str, colour: str) -> None:
-    import plotly.graph_objects as go
-
-    common: dict[str, Any] = {"legendgroup": name, "name": name}
-    if "lo" in curve:
-        made.add_trace(
-            go.Scatter(
-                x=[*curve["x"], *reversed(curve["x"])],
-                y=[*curve["hi"], *reversed(curve["lo"])],
-                fill="toself",
-                fillcolor=colour,
-                opacity=0.15,
-                line={"width": 0},
-                hoverinfo="skip",
-                showlegend=False,
-                **common,
-            )
-        )
-    made.add_trace(
-        go.Scatter(
-            x=curve["x"], y=curve["y"], mode="lines+markers", line={"color": colour}, **common
-        )
-    )
+    views = plots(figure, names, how)
+    made = views.get("p99") or next(iter(views.values()))
+    return go.Figure(data=made["data"], layout=made["layout"])

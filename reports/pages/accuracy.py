@@ -12,7 +12,8 @@ from rich.text import Text
 from ...harness.validation.accuracy.aiconfigurator import beside
 from ...harness.validation.accuracy.errors import ErrorSummary, Judged, summaries
 from ...workloads.errors import SloBenchError
-from ..figures.figure import Axis, Figure, Format, View, as_json
+from ..figures.drawing import page_data
+from ..figures.figure import Axis, Figure, Format, View
 from .document import page, write_page
 from .table import Table, one_group
 
@@ -168,7 +169,7 @@ def write_accuracy(judged: Sequence[Judged], skipped: Counter[tuple[str, str]], 
     drawn = figures(judged)
     text = page(
         "accuracy.html",
-        {"series": [], "origin": "simulated", **as_json(always=drawn)},
+        page_data([], "simulated and measured", always=drawn),
         heading="How far predictions are from measurements",
         answer=f"{len(judged):,} measurements of real GPUs beside their predictions.",
         figures=drawn,

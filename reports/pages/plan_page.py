@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..figures.figure import ONLY, Axis, Figure, View, as_json, percent_text, seconds_text
+from ..figures.drawing import page_data
+from ..figures.figure import ONLY, Axis, Figure, View, percent_text, seconds_text
 from .document import page, write_page
 from .plan import (
     confirmed_lines,
@@ -47,7 +48,7 @@ def write_plan(planned: DeploymentPlan, out: Path) -> Path:
     wanted = planned.wanted
     text = page(
         "plan.html",
-        {"series": [FRONT, OTHERS], "origin": "simulated", **as_json(figures)},
+        page_data([FRONT, OTHERS], "simulated", figures),
         heading=f"Plans for {wanted.rate_rps:g} req/s",
         facts=[f"at least {wanted.target:.4g} of requests in SLO", prices[0]],
         answer=_answer(rows[0]),

@@ -17,7 +17,8 @@ from ...predictors.lengths.distribution import COVERAGE
 from ...predictors.lengths.evaluate import ALL, LORA, MODEL, PredictorEvaluation, Score
 from ...predictors.lengths.stream import StreamEvaluation, StreamWindow
 from ...workloads.parsing import finite
-from ..figures.figure import ONLY, Axis, Figure, View, as_json
+from ..figures.drawing import page_data
+from ..figures.figure import ONLY, Axis, Figure, View
 from .document import page, write_page
 from .table import Cell, Table, one_group
 
@@ -179,7 +180,7 @@ def write_evaluation(found: PredictorEvaluation, config: PredictorConfig, out: P
     figures = [reliability_figure(found)]
     text = page(
         "predictor.html",
-        {"series": [LORA], "origin": "measured", "rate": "", **as_json(figures)},
+        page_data([LORA], "measured", figures),
         heading="Predicted lengths of answers",
         answer=headline(found),
         scores=_scores(found),
@@ -297,7 +298,7 @@ def write_stream(came: StreamEvaluation, config: PredictorConfig, out: Path) -> 
     figures = [drift_figure(came)]
     text = page(
         "stream.html",
-        {"series": list(_CURVES), "origin": "measured", "rate": "", **as_json(figures)},
+        page_data(list(_CURVES), "measured", figures),
         heading="Predicted lengths of answers, as they came",
         figures=figures,
         windows=_windows(came),

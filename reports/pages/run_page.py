@@ -16,8 +16,9 @@ from ...harness.results.read import RunResults, read_runs
 from ...workloads.errors import SloBenchError
 from ..figures import figures, mechanism
 from ..figures.details import LevelDetail, SloRange, level_details
+from ..figures.drawing import page_data
 from ..figures.facets import abbreviated, facet_noun, facets_of
-from ..figures.figure import Figure, as_json, rate_key, rate_keys, rate_text, seconds_text
+from ..figures.figure import Figure, rate_key, rate_keys, rate_text, seconds_text
 from ..figures.labels import labels, stand_alone
 from ..figures.levels import (
     combine,
@@ -43,22 +44,29 @@ from . import (
     winners,
 )
 from .answer import answer
-from .document import asset, page, write_page
+from .document import PlotlyJs, asset, page, write_page
 from .published_verdicts import RULES
 
 MANY = 4
 """Largest number of values listed in the page's title; more are counted."""
 
 
-def write_report(run_dirs: Sequence[Path], out: Path) -> Path:
+def write_report(run_dirs: Sequence[Path], out: Path, *, plotly: PlotlyJs = "inline") -> Path:
     """Write the report of `run_dirs` to `out`, whole or not at all, and return `out`.
 
-    Raises SloBenchError where a run folder is incomplete or malformed or `out` cannot be written.
+    Args:
+        run_dirs: the run folders.
+        out: where it is written.
+        plotly: where the page has plotly.js from: itself (no network is needed), a content
+            delivery network (a smaller file), or a file beside it.
+
+    Raises:
+        SloBenchError: a run folder is incomplete or malformed, or `out` cannot be written.
     """
-    return write_page(_document(read_runs(run_dirs)), Path(out))
+    return write_page(_document(read_runs(run_dirs), plotly), Path(out))
 
 
-def _document(runs: Sequence[RunResults]) -> str:
+def _document(runs: Sequence[RunResults], plotly: PlotlyJs) -> str:
     cells = combine(runs)
     if not cells["valid"].any():
         folders = ", ".join(str(run.path) for run in runs)
@@ -74,14 +82,16 @@ def _document(runs: Sequence[RunResults]) -> str:
     swept = figures.sweeps(cells, rows)
     badge = _badge(cells)
     data = {
-        "series": list(names),
-        "origin": origin(cells),
+        **page_data(names, origin(cells), *facets, always=[*scatters, *swept]),
         "facets": [{"rates": f.rates, "rate": f.rate, "series": f.series} for f in facets],
-        **as_json(*facets, always=[*scatters, *swept]),
+    }
+    parts: dict[str, Any] = {
+        part: _once(facets, part) for part in ("capacity", "load", "detail", "worth")
     }
     return page(
         "run.html",
         data,
+        plotly=plotly,
         heading=_title(cells),
         facts=_facts(cells, bounds),
         notices=_notices(cells, rows, runs),
@@ -100,7 +110,7 @@ def _document(runs: Sequence[RunResults]) -> str:
         swept=swept,
         facets=facets,
         choices=[(str(place), of.label) for place, of in enumerate(facets)],
-        **{part: _once(facets, part) for part in ("capacity", "load", "detail", "worth")},
+        **parts,
         validation=validation.shown(validated),
         scatters=scatters,
         allowed=allowed.table_of(runs),

@@ -13,12 +13,12 @@ from rich.text import Text
 from ...tuner.sensitivity.perturbations import Perturbation
 from ...tuner.sensitivity.study import CAPACITY, Flip, Point, Ranked, Sensitivity
 from ...workloads.parsing import finite
+from ..figures.drawing import page_data
 from ..figures.figure import (
     Axis,
     Figure,
     Format,
     View,
-    as_json,
     percent_text,
     rate_text,
     seconds_text,
@@ -181,7 +181,7 @@ def write_sensitivity(found: Sensitivity, out: Path) -> Path:
     drawn = figure(found)
     text = page(
         "sensitivity.html",
-        {"series": list(found.systems), "origin": "simulated", **as_json([drawn])},
+        page_data(found.systems, "simulated", [drawn]),
         heading=f"{' or '.join(found.systems)}: how certain is the ranking?",
         answer=headline(found),
         figures=[drawn],

@@ -13,10 +13,11 @@ from ...tuner.search.objectives import OBJECTIVES, TuningObjective
 from ...tuner.search.outcome import FILE, read_tuning
 from ...workloads.errors import FileFormatError, SloBenchError
 from ..figures import tuning_figures
-from ..figures.figure import as_json, percent_text, rate_text, seconds_text
+from ..figures.drawing import page_data
+from ..figures.figure import percent_text, rate_text, seconds_text
 from ..figures.levels import GOODPUT_DIVISOR, window_text
 from ..figures.tuning_figures import FINISHED, MARKS, Plain, objectives_of, parallel_coordinates
-from .document import page, write_page
+from .document import PlotlyJs, page, write_page
 from .summary import NOT_STATIONARY
 from .table import Table, one_group
 
@@ -237,7 +238,7 @@ def first_line(text: str | None) -> str:
     return (text or "").partition("\n")[0]
 
 
-def rewrite_tuning(folder: Path, out: Path) -> Plain:
+def rewrite_tuning(folder: Path, out: Path, *, plotly: PlotlyJs = "inline") -> Plain:
     """Write the page of a tuning run that has ended, and return what it found.
 
     Raises:
@@ -247,14 +248,14 @@ def rewrite_tuning(folder: Path, out: Path) -> Plain:
     if found is None:
         raise SloBenchError(f"{folder} is no tuning run that has ended: it has no {FILE}")
     try:
-        write_tuning(found, out)
+        write_tuning(found, out, plotly=plotly)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         what = f"is not what a tuning run writes: {error!r}"
         raise FileFormatError(folder / FILE, None, what) from error
     return found
 
 
-def write_tuning(found: Plain, out: Path) -> Path:
+def write_tuning(found: Plain, out: Path, *, plotly: PlotlyJs = "inline") -> Path:
     """Write the page, whole or not at all, and return where it is.
 
     Raises:
@@ -268,10 +269,11 @@ def write_tuning(found: Plain, out: Path) -> Path:
     ]
     compared = tuning_figures.compared(found, names)
     space = "; ".join(f"{name} {text}" for name, text in found["space"].items())
-    data = {"series": names, "origin": origin(found), **as_json([*figures, *compared])}
+    data = page_data(names, origin(found), [*figures, *compared])
     text = page(
         "tuning.html",
         data,
+        plotly=plotly,
         heading=f"{found['system']}: tuned for {' and '.join(found['objectives'])}",
         facts=[
             f"{found['model']} on {found['gpu']}",

@@ -23,7 +23,8 @@ from ...harness.validation.log_replay import METRICS, STATISTICS, TOLERANCE, Err
 from ...harness.validation.run_replay import FOLDER, TABLE, ValidatedPoint
 from ...workloads.errors import FileFormatError
 from ...workloads.parsing import finite, parse_json
-from ..figures.figure import ONLY, Axis, Figure, View, as_json, seconds_text
+from ..figures.drawing import page_data
+from ..figures.figure import ONLY, Axis, Figure, View, seconds_text
 from .document import page, write_page
 from .table import Cell, Table, one_group
 
@@ -197,7 +198,7 @@ def write_validation(found: Validation, out: Path) -> Path:
     figures = [*(scatter(found, metric) for metric in METRICS), quantiles(found)]
     text = page(
         "validation.html",
-        {"series": ["simulated", "real"], "origin": "simulated", **as_json(figures)},
+        page_data(["simulated", "real"], "simulated and measured", figures),
         heading=f"{found.engine}: a real log and its simulation",
         answer=headline(found),
         errors=_errors(found.rows()),

@@ -93,8 +93,10 @@ class Browser:
         line, self._rest = self._rest.split(b"\0", 1)
         return json.loads(line)
 
-    def open(self, url: str, *, width: int, dark: bool = False, height: int = 900) -> Page:
-        """A new page at `url`, loaded and laid out."""
+    def open(
+        self, url: str, *, width: int, dark: bool = False, height: int = 900, before: str = ""
+    ) -> Page:
+        """A new page at `url`, loaded and laid out; the script `before` runs ahead of its own."""
         target = self.send("Target.createTarget", url="about:blank")["targetId"]
         session = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         page = Page(self, session, target)
@@ -103,6 +105,8 @@ class Browser:
         page.resize(width, height)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         page.send("Emulation.setEmulatedMedia", features=[scheme])
+        if before:
+            page.send("Page.addScriptToEvaluateOnNewDocument", source=before)
         page.send("Page.navigate", url=url)
         page.settle()
         return page
@@ -168,6 +172,11 @@ class Page:
         path.write_bytes(base64.b64decode(data))
         return path
 
+    def picture(self, path: Path) -> Path:
+        """A picture of what is in sight."""
+        path.write_bytes(base64.b64decode(self.send("Page.captureScreenshot")["data"]))
+        return path
+
     def _events(self, method: str) -> list[dict[str, Any]]:
         self.run("1")
         return [
@@ -179,7 +188,7 @@ class Page:
     def requests(self) -> list[str]:
         """Addresses asked for over the network, the page itself and data: left out."""
         asked = [e["request"]["url"] for e in self._events("Network.requestWillBeSent")]
-        return [url for url in asked if not url.startswith(("file:", "data:", "about:"))]
+        return [url for url in asked if not url.startswith(("file:", "data:", "about:", "blob:"))]
 
     def complaints(self) -> list[str]:
         """Console errors and warnings, uncaught exceptions, and what the browser logged."""

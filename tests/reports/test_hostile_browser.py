@@ -45,6 +45,7 @@ def opened_and_used(browser, path):
     """Open the page and everything on it that opens, hover over the figures, press every button."""
     page = browser.open(path.as_uri(), width=1100)
     page.run("document.querySelectorAll('details').forEach(d => { d.open = true; })")
+    page.run("charts.forEach(c => { c.seen = true; c.draw(); })")
     page.run("document.querySelectorAll('button').forEach(b => b.click())")
     page.run(
         "document.querySelectorAll('select').forEach(s => [...s.options].forEach((o, k) => {"

@@ -1,5 +1,6 @@
 """Figures as data, by hand-made levels and details."""
 
+import json
 import math
 
 import numpy as np
@@ -16,7 +17,9 @@ from slo_bench.reports.figures.details import (
     attainment_over_time,
     distribution,
 )
-from slo_bench.reports.figures.figure import as_json
+from slo_bench.reports.figures.drawing import page_data, plots
+from slo_bench.reports.figures.figure import ONLY, Axis, Figure
+from slo_bench.reports.pages.validation import scatter_of, scatter_view
 
 NAMES = ["a", "b"]
 
@@ -115,21 +118,100 @@ def test_classes_only_where_there_are_any():
     assert [(f.id, f.categories) for f in of_latency] == [("classes-tpot", ["chat"])]
 
 
-def test_json_is_plain_finite_and_shares_its_arrays():
+def test_json_is_plain_finite_and_holds_everything_once(opened):
     drawn = [figures.over_time([detail()], NAMES, column) for column in figures.STATES]
-    plain = as_json(drawn)
-    times = {f["views"][0]["2"]["series"][0]["x"] for f in plain["figures"].values()}
-    assert len(times) == 1
-    assert plain["arrays"][times.pop()] == pytest.approx(np.linspace(0, 10, 11).tolist())
+    data = page_data(NAMES, "simulated", drawn)
+    json.dumps(data, allow_nan=False)
+    texts = [json.dumps(value) for value in data["shared"]]
+    assert len(set(texts)) == len(texts)
+    for figure in drawn:
+        plot = opened(data["figures"][figure.id]["views"][0]["2"], data)
+        assert plot == plots(figure, NAMES, "simulated")["2"]
+        assert plot["data"][0]["x"] == pytest.approx(np.linspace(0, 10, 11).tolist())
     broken = detail(
         missed_phase_s={"waiting": math.inf, "prefill": 0.0, "transfer": 0.0, "decode": 1 / 3}
     )
-    (figure,) = as_json([figures.phases([broken], NAMES, until="last")])["figures"].values()
-    assert figure["views"][0]["2"]["series"][0]["parts"] == [None, 0.0, 0.0, 0.3333]
+    plot = plots(figures.phases([broken], NAMES, until="last"), NAMES, "")["2"]
+    assert [t["x"] for t in plot["data"] if t["type"] == "bar"] == [[333.3]]
+    assert plot["layout"]["xaxis"]["ticksuffix"] == " ms"
 
 
-def test_arrays_stand_in_the_order_of_the_curves():
+def test_shared_values_stand_in_the_order_of_the_curves():
     """Not in that of a set: the same run gives the same page."""
-    (figure,) = as_json([figures.over_time([detail()], NAMES, "waiting")])["figures"].values()
-    curve = figure["views"][0]["2"]["series"][0]
-    assert (curve["x"], curve["y"]) == (0, 1)
+    drawn = [figures.over_time([detail()], NAMES, "waiting")]
+    data = page_data(NAMES, "simulated", drawn)
+    assert data == page_data(NAMES, "simulated", drawn)
+
+
+def line(y, *, format="percent", scale="linear", **more):  # noqa: A002
+    """A figure of one curve."""
+    curve = {"s": 0, "x": [float(n) for n in range(len(y))], "y": y, **more}
+    return Figure(
+        id="f", kind="lines", title="t", note="", x=Axis("x", "number"),
+        y=Axis("y", format, scale), views={ONLY: {"series": [curve], "lines": []}},
+    )  # fmt: skip
+
+
+def test_a_share_is_cut_off_rather_than_rounded():
+    (trace,) = plots(line([0.8999, 0.9, 0.99996, 1.0, math.nan]), NAMES, "")[ONLY]["data"]
+    assert trace["y"] == [89.9, 90.0, 99.9, 100.0, None]
+    assert trace["hovertemplate"].endswith(" %")
+
+
+@pytest.mark.parametrize(
+    ("format", "values", "shown", "suffix"),
+    [
+        ("seconds", [0.02, 0.3], [20.0, 300.0], " ms"),
+        ("seconds", [0.02, 3.0], [0.02, 3.0], " s"),
+        ("duration", [40.0, 120.0], [40.0, 120.0], " s"),
+        ("duration", [40.0, 1500.0], [0.6667, 25.0], " min"),
+        ("duration", [0.0, 86_400.0], [0.0, 24.0], " h"),
+        ("number", [12_345.0], [12_340.0], ""),
+    ],
+)
+def test_an_axis_has_the_unit_that_its_values_ask_for(format, values, shown, suffix):  # noqa: A002
+    plot = plots(line(values, format=format), NAMES, "")[ONLY]
+    assert plot["data"][0]["y"] == shown
+    assert plot["layout"]["yaxis"]["ticksuffix"] == suffix
+
+
+def test_a_band_stays_above_nothing_on_a_logarithmic_axis():
+    figure = line([1.0, 2.0], format="number", scale="log", lo=[0.0, 1.0], hi=[3.0, math.inf])
+    band, curve = plots(figure, NAMES, "")[ONLY]["data"]
+    assert band["x"] == [0.0, 1.0, 1.0, 0.0]
+    assert band["y"] == [3.0, 2.0, 1.0, 1.0]
+    assert curve["customdata"] == [[0.0, 3.0], [1.0, None]]
+
+
+def test_names_are_text_to_plotly():
+    name = "<a href='javascript:x'>&</a>"
+    plot = plots(line([1.0]), [name], "")[ONLY]
+    assert plot["data"][0]["name"] == "&lt;a href='javascript:x'&gt;&amp;&lt;/a&gt;"
+
+
+def test_plotly_knows_every_attribute_of_every_kind_of_figure():
+    """Its classes refuse what they do not know."""
+    import plotly.graph_objects as go
+
+    rows = pd.DataFrame({"series": ["a", "a"], "rate_rps": [2.0, 3.0], "attainment": [0.5, 0.9]})
+    numbers = ("attainment", "tpot_p50_s", "tpot_p99_s", "ttft_p99_s", "attainment_x")
+    for column in (*numbers, "output_tokens_per_s", "gpus", "attainment_y"):
+        rows[column] = [0.5, 0.9]
+        rows[f"{column}_lo"], rows[f"{column}_hi"] = [0.4, 0.8], [0.6, 1.0]
+    details = [detail(), detail("b")]
+    drawn = [
+        figures.against_rate(rows, NAMES, "attainment"),
+        figures.compared(rows, NAMES, "attainment"),
+        figures.latency_distribution(details, NAMES, "ttft"),
+        figures.causes(details, NAMES),
+        figures.phases(details, NAMES, until="last"),
+        figures.over_time(details, NAMES, "waiting"),
+        figures.efficiency(rows, NAMES),
+        figures.cost(details, NAMES, compared=False),
+        figures.classes(rows, NAMES, "attainment_"),
+        scatter_of("ttft", {ONLY: scatter_view(np.ones(3), np.ones(3), 0)}, []),
+    ]
+    for figure in drawn:
+        for plot in plots(figure, NAMES, "simulated").values():
+            made = go.Figure(data=plot["data"], layout=plot["layout"])
+            assert len(made.data), figure.id

@@ -1,5 +1,7 @@
 """The page as text: escaped, whole, and saying where its numbers come from."""
 
+import base64
+import hashlib
 import json
 import re
 from html.parser import HTMLParser
@@ -7,8 +9,10 @@ from html.parser import HTMLParser
 import pandas as pd
 import pytest
 
-from slo_bench.reports.pages.document import json_for_html
+from slo_bench.reports.pages.document import asset, json_for_html, plotly_version
+from slo_bench.reports.pages.document import page as page_of
 from slo_bench.reports.pages.run_page import write_report
+from slo_bench.reports.pages.table import one_group
 from slo_bench.workloads.errors import SloBenchError
 
 HOSTILE = '</script><script>window.owned=1</script><img src=x onerror="window.owned=1">'
@@ -40,6 +44,18 @@ class Elements(HTMLParser):
     def data(self):
         return json.loads(self.data_text)
 
+    def plot(self, figure, key="only", facet=0):
+        """What plotly draws for a view of a figure."""
+        return self.opened(self.data["figures"][figure]["views"][facet][key])
+
+    def opened(self, value):
+        """A value of the page's data with what it refers to."""
+        if isinstance(value, dict):
+            if "$" in value:
+                return self.opened(self.data["shared"][value["$"]])
+            return {key: self.opened(inner) for key, inner in value.items()}
+        return [self.opened(inner) for inner in value] if isinstance(value, list) else value
+
 
 @pytest.fixture
 def page(make_run, tmp_path):
@@ -57,7 +73,40 @@ def test_the_page_asks_for_nothing_outside_itself(page):
     for tag, attributes in elements.found:
         assert attributes.get("src") is None, tag
         assert attributes.get("href", "#").startswith(("#", "data:")), tag
-    assert len(elements.of("script")) == 2
+    assert len(elements.of("script")) == 3  # data, plotly.js, ours
+
+
+@pytest.mark.parametrize("plotly", ["inline", "cdn", "file"])
+def test_plotly_js_is_in_the_page_on_the_network_or_beside_it(make_run, tmp_path, plotly):
+    page = write_report([make_run(requests=30)], tmp_path / "page.html", plotly=plotly)
+    elements = Elements(page.read_text())
+    policy = elements.of("meta")[1]["content"]
+    bundle = asset("plotly-basic.min.js").encode()
+    beside = tmp_path / f"plotly-basic-{plotly_version()}.min.js"
+    [library] = elements.of("script")[1:-1]
+    assert ("unsafe" in policy.partition("script-src")[2]) is False
+    assert beside.is_file() == (plotly == "file")
+    if plotly == "inline":
+        assert page.stat().st_size > len(bundle)
+        assert base64.b64encode(hashlib.sha256(bundle).digest()).decode() in policy
+        return
+    assert page.stat().st_size < len(bundle) / 4
+    if plotly == "cdn":
+        digest = base64.b64encode(hashlib.sha384(bundle).digest()).decode()
+        assert library["integrity"] == f"sha384-{digest}"
+        assert library["src"] in policy
+        assert f"@{plotly_version()}/" in library["src"]
+    else:
+        assert library["src"] == beside.name
+        assert beside.read_bytes() == bundle
+
+
+def test_a_page_without_figures_has_no_plotly_js():
+    methods = one_group("M", ("a",), [["b"]])
+    shown = {"heading": "h", "answer": "a", "rows": [], "notes": [], "footer": "f"}
+    data = {"series": [], "figures": {}}
+    text = page_of("placement.html", data, layers=1, methods=methods, **shown)
+    assert len(text) < 50_000
 
 
 def test_every_figure_on_the_page_has_data_and_says_simulated(page):
@@ -83,20 +132,24 @@ def test_measured_and_unfitted_pages_say_so(page):
 
 
 def test_curves_hold_what_the_cells_say(page, tmp_path):
-    data = Elements(page(rates=[1.0, 3.0])).data
-    curve = data["figures"]["attainment"]["views"][0]["only"]["series"][0]
-    assert data["arrays"][curve["x"]] == [1, 3]
-    shares = data["arrays"][curve["y"]]
+    elements = Elements(page(rates=[1.0, 3.0]))
+    data = elements.data
+    curve = next(t for t in elements.plot("attainment")["data"] if t["mode"] == "lines+markers")
+    assert curve["x"] == [1, 3]
+    shares = [share / 100 for share in curve["y"]]
     lines = (tmp_path / "run/cells.csv").read_text().splitlines()
     at, system = (lines[0].split(",").index(c) for c in ("attainment", "system"))
     rows = [r.split(",") for r in lines[1:]]
     of_first = [float(r[at]) for r in rows if r[system] == data["series"][0]]
-    assert shares[0] == pytest.approx(sum(of_first[:2]) / 2, rel=1e-3)
+    assert shares[0] == pytest.approx(sum(of_first[:2]) / 2, abs=1e-3)
 
 
 def test_no_curve_has_more_than_two_hundred_points(page):
-    data = Elements(page(requests=400)).data
-    assert max(map(len, data["arrays"])) <= 200
+    elements = Elements(page(requests=400))
+    for name, figure in elements.data["figures"].items():
+        for key in figure["views"][0]:
+            traces = elements.plot(name, key)["data"]
+            assert all(len(t["x"]) <= 200 for t in traces if t.get("mode") != "lines"), name
 
 
 def test_hostile_text_is_escaped_everywhere(page):
@@ -108,7 +161,7 @@ def test_hostile_text_is_escaped_everywhere(page):
         environment={HOSTILE: HOSTILE, "step_time": {HOSTILE: {"provenance": HOSTILE}}},
     )
     elements = Elements(text)
-    assert len(elements.of("script")) == 2
+    assert len(elements.of("script")) == 3
     assert not elements.of("img")
     assert not [a for _, a in elements.found if any(k.startswith("on") for k in a)]
     assert any(HOSTILE in name for name in elements.data["series"])
@@ -153,7 +206,8 @@ def test_conditions_are_facets_with_figures_and_rates_of_their_own(page):
     for figure in data["figures"].values():
         assert len(figure["views"]) == 6
         for views in figure["views"]:
-            assert all(len(view["series"]) <= 2 for view in views.values())
+            for plot in map(elements.opened, views.values()):
+                assert {t["meta"]["s"] for t in plot["data"] if "meta" in t} <= {0, 1}
     panels = [a for a in elements.of("figure") if "data-facet" in a]
     assert [a["data-facet"] for a in panels] == list("012345")
     assert text.count('<option value="0" selected>chat prompt uniform(1,500) · x</option>') == 1
@@ -236,7 +290,8 @@ def test_facets_without_an_offered_rate_are_counted_apart(make_run, tmp_path):
 
 def test_all_at_once_has_bars_over_systems_and_no_word_of_capacity(page):
     text = page(rates=[4.0], rate_rps="", requests=60, toml='slo = ""\n', attainment=1.0)
-    data = Elements(text).data
+    elements = Elements(text)
+    data = elements.data
     assert "carr" not in answer_of(text)
     assert "≥ " not in text.partition("Definitions")[0]
     assert "Against load" not in text
@@ -244,9 +299,9 @@ def test_all_at_once_has_bars_over_systems_and_no_word_of_capacity(page):
     assert "no SLO" in text
     assert {"throughput", "makespan", "ttft-compared", "e2e-compared"} <= set(data["figures"])
     assert not {"attainment", "ttft-rate", "causes", "classes"} & set(data["figures"])
-    bars = data["figures"]["throughput"]["views"][0]["only"]["series"]
-    assert [bar["s"] for bar in bars] == [0, 1]
-    assert all(bar["lo"] <= bar["parts"][0] <= bar["hi"] for bar in bars)
+    bars = [t for t in elements.plot("throughput")["data"] if t["type"] == "bar"]
+    assert [bar["meta"]["s"] for bar in bars] == [0, 1]
+    assert all(low <= bar["x"][0] <= high for bar in bars for low, high in bar["customdata"])
 
 
 def test_what_was_published_follows_the_summary(make_run, tmp_path):
@@ -278,7 +333,8 @@ def test_invalid_cells_are_named_and_left_out(make_run, tmp_path):
     (folder / "cells.csv").write_text("\n".join(cells) + "\n")
     text = write_report([folder], tmp_path / "r.html").read_text()
     assert "Invalid cells.</strong> 1 of 2" in text
-    assert Elements(text).data["arrays"][0] == [1]
+    [curve] = Elements(text).plot("attainment")["data"]
+    assert curve["x"] == [1]
     cells[1] = cells[1].replace(",True,", ",False,")
     (folder / "cells.csv").write_text("\n".join(cells) + "\n")
     with pytest.raises(SloBenchError, match=r"no cell of .* is valid"):

@@ -38,7 +38,7 @@ def test_the_front_is_what_no_plan_beats_in_all(rows, front):
     assert undominated(rows) == front
 
 
-def test_the_page_shows_every_plan_with_its_figures(tmp_path):
+def test_the_page_shows_every_plan_with_its_figures(tmp_path, opened):
     asked = Experiment(
         systems=["vllm"],
         slo="ttft=1,tpot=0.1",
@@ -59,6 +59,7 @@ def test_the_page_shows_every_plan_with_its_figures(tmp_path):
         assert not known or one["gpu_power_mean_w"] <= one["gpu_power_limit_w"]
     assert planned.prices.title in text
     data = json.loads(re.search(r'id="report-data">(.*?)</script>', text).group(1))
-    drawn = data["figures"]["price-ttft_p99_s"]["views"][0]["only"]["series"]
-    prices = [x for curve in drawn for x in data["arrays"][curve["x"]]]
-    assert sorted(prices) == pytest.approx([one["usd_per_hour"] for one in plan_rows(planned)])
+    plot = opened(data["figures"]["price-ttft_p99_s"]["views"][0]["only"], data)
+    prices = [x for trace in plot["data"] for x in trace["x"]]
+    told = [one["usd_per_hour"] for one in plan_rows(planned)]
+    assert sorted(prices) == pytest.approx(told, rel=1e-3)
