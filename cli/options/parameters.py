@@ -53,6 +53,7 @@ def added_flag(name: str, text: str, then: Callable[[Any, Any, bool], None]) -> 
     app = typer.Typer(add_completion=False)
     app.command()(carrier)
     made: Any = get_command(app).params[0]
+    made.name = name.removeprefix("--").replace("-", "_")
     made.expose_value, made.callback = False, then
     return made
 

@@ -282,3 +282,10 @@ def test_ctrl_c_once_ends_cleanly(words, tmp_path):
     assert process.returncode == 130, out + err
     assert "Traceback" not in err
     assert not list(tmp_path.rglob("*.part"))
+
+
+def test_no_two_options_share_a_name():
+    """Which would give each the value of the other."""
+    for path, command in commands(CLI):
+        names = [param.name for param in command.params]
+        assert len(set(names)) == len(names), path
