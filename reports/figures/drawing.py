@@ -27,6 +27,7 @@ _NUMBER = ",.4~r"
 _BAR = 0.35  # of a row
 _LATE = 5.0  # times the median: a longer bar is cut
 _SHORT_S = 0.5  # the middle of an axis of latencies below which they are shown in ms
+_FEW_DECADES, _MANY_DECADES = 0.85, 2.3  # between them 1, 2 and 5 are labelled
 
 
 @dataclass(frozen=True)
@@ -505,13 +506,25 @@ class _Drawing:
             "margin": {"l": 12, "r": 16, "t": _TITLE_PX, "b": 46},
             "annotations": [{**label, "yshift": 6}],
             "xaxis": {
-                **self._axis(figure.x, self.x),
-                **({"nticks": 5} if self._log_x else {}),
+                **self._axis(figure.x, self.x) | self._log_ticks("x"),
                 **{"title": self._title(figure.x.label), "showgrid": False},
                 **{"showline": True, "linecolor": LIGHT["line"]},
             },
-            "yaxis": self._axis(figure.y, self.y) | {"automargin": True},
+            "yaxis": self._axis(figure.y, self.y) | self._log_ticks("y") | {"automargin": True},
         }
+
+    def _log_ticks(self, axis: str) -> Plot:
+        """The most ticks of a logarithmic axis with which plotly labels 1, 2 and 5 of each decade,
+        or powers of ten alone where there are many: it does so by the decades of a tick, from 0.3
+        and from 0.7 on, and evenly within a decade (`autoTicks`).
+        """
+        if getattr(self.figure, axis).scale != "log":
+            return {}
+        found = [value for trace in self.data for value in _known(trace.get(axis, ())) if value > 0]
+        decades = math.log10(max(found) / min(found)) if found else 0.0
+        if decades > _MANY_DECADES:
+            return {"nticks": int(decades / 0.71)}
+        return {"nticks": 5 if decades < _FEW_DECADES else math.ceil(decades / 0.7)}
 
     def _row_layout(self) -> Plot:
         """Rows with their names above them."""
