@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -212,3 +212,17 @@ def tiny_model(
         return make_model(folder, {**model_fields(), "max_position_embeddings": 4096})
 
     return make
+
+
+@pytest.fixture
+def opened() -> Callable[[object, Mapping[str, object]], object]:
+    """A function from a value of a page's data to the value with what it refers to."""
+
+    def whole(value, data):
+        if isinstance(value, dict):
+            if "$" in value:
+                return whole(data["shared"][value["$"]], data)
+            return {key: whole(inner, data) for key, inner in value.items()}
+        return [whole(inner, data) for inner in value] if isinstance(value, list) else value
+
+    return whole

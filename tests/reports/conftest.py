@@ -181,20 +181,6 @@ def _timeline(requests: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-@pytest.fixture
-def opened() -> Callable[[object, Mapping[str, object]], object]:
-    """A function from a value of a page's data to the value with what it refers to."""
-
-    def whole(value, data):
-        if isinstance(value, dict):
-            if "$" in value:
-                return whole(data["shared"][value["$"]], data)
-            return {key: whole(inner, data) for key, inner in value.items()}
-        return [whole(inner, data) for inner in value] if isinstance(value, list) else value
-
-    return whole
-
-
 @pytest.fixture(scope="session")
 def headless() -> ModuleType:
     """`headless.py` beside this file; tests are no package, so it is loaded by its path."""

@@ -35,6 +35,15 @@ TRACES = {
         [{"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Ho"}]}] * 2
     ).encode(),
     "alpaca": json.dumps([{"instruction": "Say", "input": "it", "output": "it"}] * 2).encode(),
+    "vllm-log": "".join(
+        f"(APIServer pid=7) {level} 11-23 10:00:0{n} [request_logger.py:74] {said}\n"
+        for n in range(2)
+        for level, said in (
+            ("DEBUG", f"Request cmpl-{n} details: prompt: 'x', prompt_token_ids: [1, 2, {n}], "),
+            ("INFO", f"Received request cmpl-{n}: params: SamplingParams(n=1, max_tokens=9), "),
+            ("DEBUG", f"Generated response cmpl-{n} details: output_token_ids: [4, 5]"),
+        )
+    ).encode(),
 }
 
 

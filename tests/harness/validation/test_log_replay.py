@@ -192,15 +192,15 @@ def test_the_command(tmp_path):
     assert "scatter-ttft" in page.read_text()
 
 
-def test_the_page_has_all_requests_and_no_foreign_text(tmp_path):
+def test_the_page_has_all_requests_and_no_foreign_text(tmp_path, opened):
     log, _ = simulated_log(400, caching=False)
     found = validate(dataclasses.replace(log, name="<script>"), PROFILE)
     text = write_validation(found, tmp_path / "page.html").read_text()
     assert "<script>alert" not in text
     assert "&lt;script&gt;" in text
     data = json.loads(text.split('id="report-data">')[1].split("</script>")[0])
-    curve = data["figures"]["scatter-e2e"]["views"][0]["only"]["series"][0]
-    assert len(data["arrays"][curve["x"]]) == len(log)
+    _, points = opened(data["figures"]["scatter-e2e"]["views"][0]["only"], data)["data"]
+    assert len(points["x"]) == len(log)
     assert headline(found) in text
     with pytest.raises(SloBenchError, match="cannot write"):
         write_validation(found, tmp_path / "no" / "page.html")
