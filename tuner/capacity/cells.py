@@ -12,6 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
+from ...harness.core.judging import judge
 from ...harness.experiments.backends.base import CellMeasurement, Deployment
 from ...harness.experiments.backends.measuring import measured_row
 from ...harness.experiments.config.schema import ExperimentSchema
@@ -27,7 +28,6 @@ from ...harness.experiments.execution.specs import CellSpec
 from ...harness.experiments.execution.workers import WorkerPool, packed, unpack
 from ...harness.load_generator.http.faults import REFUSALS
 from ...harness.results.cell_files import Choice, Column
-from ...harness.results.metrics import judge
 from ...harness.results.run_folder import Row
 from ...harness.results.stationarity import WARMUP_SHARE, batches_of, horizon_s, left_s
 from ...workloads.workload import Workload
@@ -87,7 +87,8 @@ class RealServer:
         self, spec: CellSpec, workload: Workload, progress: Ended | None
     ) -> CellMeasurement:
         """Send the workload to the servers and record every request."""
-        return self.deployment.measure_cell(spec, workload, self.folder, progress)
+        told = None if progress is None else lambda load, clock_s: progress(load.ended, clock_s)
+        return self.deployment.measure_cell(spec, workload, self.folder, told)
 
     def row(self, spec: CellSpec, workload: Workload, measured: CellMeasurement) -> Row:
         """Write the cell's details and return its row of `cells.csv`."""
