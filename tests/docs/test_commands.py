@@ -55,7 +55,7 @@ NOT_RUN = {
     "--server-arg=--max-model-len=2048": "waits; for the clients of the next line",
     "python tests/benchmarks/bench_clients.py --server http://127.0.0.1:8000 "
     "--model models/tiny --tokenizer models/tiny --rates 1,2,4 --requests 24 "
-    "--output-tokens 32 --vllm vllm --guidellm guidellm --aiperf aiperf": "other clients, and a server",
+    "--output-tokens 32 --vllm vllm --guidellm guidellm --aiperf aiperf": "other clients",
     "python scripts/server_tables.py --work runs": "an hour of real servers",
     "slo-bench accuracy --out errors.jsonl": "predicts 800 measurements",
     "slo-bench accuracy --out errors.jsonl --resume": "the same",
