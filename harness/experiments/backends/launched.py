@@ -52,7 +52,7 @@ from ..config.client_schema import ClientSchema
 from ..config.server_schema import ServerSchema
 from ..execution.cells import workload_of
 from ..execution.specs import CellSpec, PlacementSpec
-from .attached import Attached
+from .attached import Attached, with_tokenizer_of
 from .base import CellMeasurement
 
 _BLOCK_SIZE = 16  # an experiment's default: the server then chooses itself
@@ -162,7 +162,7 @@ class LaunchedBackend:
                 urls = [gateway]
             attached = Attached(
                 [Endpoint.parse(url) for url in urls],
-                self._client_for(spec.placement.model),
+                with_tokenizer_of(spec.placement.model, self.client),
                 model=_served_name(spec.placement.model),
                 gpu="cpu" if device == "cpu" else "unknown",
                 values_field=wanted.values_field if wanted.patched else None,
@@ -207,13 +207,6 @@ class LaunchedBackend:
             kvcached=self.server.kvcached,
             device_map=placed,
         )
-
-    def _client_for(self, model: str) -> ClientSchema:
-        """Prompts are made of tokens that this model has, if its tokenizer is at hand."""
-        known = (Path(model) / "tokenizer.json").is_file()
-        if self.client.tokenizer is None and known:
-            return self.client.model_copy(update={"tokenizer": model})
-        return self.client
 
 
 @dataclass(frozen=True)

@@ -74,5 +74,17 @@ def test_a_run_shows_them(tmp_path, monkeypatch):
         words += ["--slo", "ttft=30", "--seeds", "1", "--no-report", "--out", str(tmp_path / "run")]
         shown = CliRunner().invoke(app, words)
     assert shown.exit_code == 0, shown.output
-    assert "in flight, 100.0 % in SLO, mean TTFT" in shown.output
-    assert ", client late " in shown.output
+    assert "in flight, 100.0 % in SLO, TTFT" in shown.output
+    assert ", late " in shown.output
+
+
+def test_a_run_says_why_requests_failed(tmp_path):
+    with serving(MockConfig(fault=InjectedFault.TOO_LONG, fault_every=3)) as server:
+        words = ["run", "--base-url", server.url, "--workload", "synthetic", "--rates", "20"]
+        words += ["--set", "prompt_tokens=8", "--set", "output_tokens=4", "--requests", "30"]
+        words += ["--slo", "ttft=30", "--seeds", "1", "--out", str(tmp_path / "run")]
+        shown = CliRunner().invoke(app, words)
+    assert shown.exit_code == 0, shown.output
+    said = "10 of 30 requests failed (status: 400: the prompt is too long)"
+    assert said in " ".join(shown.output.split())
+    assert said in (tmp_path / "run" / "report.html").read_text()
