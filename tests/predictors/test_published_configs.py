@@ -9,6 +9,7 @@ from slo_bench.harness.experiments.execution.lookup import placed
 from slo_bench.harness.experiments.execution.specs import PlacementSpec
 from slo_bench.predictors.model_spec import SparseAttention
 from slo_bench.predictors.operators.assembly import operator_step_time
+from slo_bench.predictors.operators.kernels import Kernels, kernels
 from slo_bench.predictors.operators.layers import operators
 from slo_bench.predictors.placement import Placement
 from slo_bench.predictors.specs import gpu, model
@@ -271,20 +272,38 @@ def test_a_sparse_decode_hardly_grows_with_length():
     assert grows(place) < grows(dense)
 
 
-def test_long_prompts_with_chosen_tokens_pad_their_heads_on_hopper():
-    """FlashMLA takes multiples of 64 heads: 8 of 64 on each of 8 GPUs cost what 64 do."""
+def test_long_prompts_with_chosen_tokens_take_the_measured_layer():
+    """With what is counted apart, a layer takes the time of vLLM's module for long prompts."""
     spec = model("glm-5")
 
-    def of_attention(tp, tokens):
-        place = Placement(spec, gpu("h200-141g"), tp=tp, weight_dtype="fp8")
+    def of_attention(tp, tokens, kv_dtype="bf16", gpu_name="h200-141g"):
+        place = Placement(spec, gpu(gpu_name), tp=tp, weight_dtype="fp8", kv_dtype=kv_dtype)
         mixed = operator_step_time(place).model.tables[3]
         return mixed.seconds[list(mixed.chunk_tokens).index(tokens), 0, 0, 0]
 
-    a_query = 64 * 2 * 2048 * (2 * 512 + 64) / (640 / 989 * 989.5e12)
-    assert of_attention(8, 8192) > 78 * 8192 * a_query
-    assert of_attention(8, 8192) == pytest.approx(of_attention(4, 8192))  # heads are padded anyway
+    known = kernels(gpu("h200-141g"))
+    heads = operators(Placement(spec, gpu("h200-141g"), tp=8)).attention
+    tokens, layer_s = known.sparse_context(heads, "bf16")
+    at_8192 = 78 * layer_s[list(tokens).index(8192)]
+    assert 0.7 * at_8192 < of_attention(8, 8192) < at_8192  # the rest: its projections
+    assert of_attention(8, 8192) < of_attention(8, 8192, kv_dtype="fp8")  # which is widened first
+    assert of_attention(8, 8192, "fp8", "b200") < of_attention(8, 8192)
     assert of_attention(8, 1024) < of_attention(4, 1024)  # a short prompt attends to all its tokens
     assert spec.sparse.tokens == 2048
+
+
+def test_without_a_measured_layer_heads_are_padded_on_hopper():
+    """FlashMLA takes multiples of 64 heads: 8 of 64 on each of 8 GPUs cost what 64 do."""
+    known = kernels(gpu("h200-141g"))
+    names = {name for name in known._tables if not name.startswith("sparse_context/")}
+    bare = Kernels(known.gpu, known.source, {name: known._tables[name] for name in names})
+    of_gpu = {tp: operators(Placement(model("glm-5"), gpu("h200-141g"), tp=tp)) for tp in (1, 4, 8)}
+    assert bare.sparse_context(of_gpu[8].attention, "bf16") is None
+    peak = known.gpu.flops_16bit
+    a_query = 64 * 2 * 2048 * (2 * 512 + 64) / (640 / 989 * peak)
+    for listed in of_gpu.values():
+        assert bare.chosen_s(listed.attention, listed.indexer) == pytest.approx(a_query)
+    assert kernels(gpu("b200")).chosen_s(of_gpu[8].attention, of_gpu[8].indexer) == 0
 
 
 @pytest.mark.parametrize(
