@@ -142,6 +142,7 @@ def serve(
     import signal
 
     from ...harness.load_generator.http.options import environment_variable
+    from ...harness.load_generator.machine import core_share, cores
     from ...harness.policies.routers import router as router_by_name
     from ...harness.servers.gateway import serving as gateway
     from ...harness.servers.gateway.split import transfer_of
@@ -213,7 +214,11 @@ def serve(
         transfer=transfer_of(given.value("server.kv_transfer")),
         kvcached=given.value("server.kvcached"),
         device_map=placed,
+        # Without a key only clients on this machine reach it: they need a core of their own.
+        cores=() if api_key is not None else core_share().server,
     )
+    if wanted.cores:
+        say(f"the servers use {len(wanted.cores)} of {cores()} cores, clients have the rest")
     router_by_name(router or "round-robin")
     if router is not None and wanted.controller is not None:
         raise SloBenchError(f"{system} decides across instances itself; leave --router out")

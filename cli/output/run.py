@@ -13,6 +13,7 @@ import typer
 
 from ...harness.experiments.execution.estimate import estimate
 from ...harness.experiments.experiment import Experiment, Progress, RunResult, new_folder
+from ...harness.load_generator.http.load_progress import LoadProgress
 from ...harness.load_generator.machine import cores
 from ...harness.validation.run_replay import ValidatedPoint
 from ...workloads.errors import SloBenchError
@@ -84,7 +85,11 @@ def _display(folder: Path) -> Iterator[Callable[[Progress], None]]:
                 told = True
                 cells = f"{progress.cells:,} cell{'s' if progress.cells != 1 else ''}"
                 typer.echo(f"running {cells} into {folder}", err=True)
-            running = (f"{cell} {ended:,}" for cell, ended in progress.running.items())
+            loads = progress.loads
+            running = (
+                f"{cell} {ended:,}{_so_far(loads.get(cell))}"
+                for cell, ended in progress.running.items()
+            )
             change(
                 total=progress.cells,
                 completed=progress.finished,
@@ -92,6 +97,20 @@ def _display(folder: Path) -> Iterator[Callable[[Progress], None]]:
             )
 
         yield show
+
+
+def _so_far(load: LoadProgress | None) -> str:
+    """What the requests of a running cell show: nothing before the first answer."""
+    from ...reports.figures.figure import percent_text, seconds_text
+
+    if load is None or load.attainment is None:
+        return ""
+    parts = [f"{load.in_flight:,} in flight", f"{percent_text(load.attainment)} in SLO"]
+    for name, seconds in (("TTFT", load.mean_ttft_s), ("TPOT", load.mean_tpot_s)):
+        if seconds is not None:
+            parts.append(f"mean {name} {seconds_text(seconds)}")
+    parts.append(f"client late {seconds_text(load.send_delay_s)}")
+    return f" ({', '.join(parts)})"
 
 
 def write_page(folder: Path) -> Path:

@@ -24,6 +24,7 @@ from ...load_generator.client_health import Client
 from ...load_generator.http.columns import FAULTS
 from ...load_generator.http.endpoint import Endpoint, is_loopback
 from ...load_generator.http.faults import RequestFault
+from ...load_generator.http.load_progress import Progress
 from ...load_generator.http.single_request import NoAnswerError, get
 from ...load_generator.routed_load import HttpResult, measure
 from ...load_generator.send_job import Senders
@@ -33,7 +34,7 @@ from ...results.run_folder import Value
 from ...servers.launch.gpus import Gpu, visible_gpus
 from ..config.client_schema import ClientSchema
 from ..execution.specs import CellSpec
-from .base import CellMeasurement, Progress
+from .base import CellMeasurement
 from .gpu_watch import GpuWatch, watching
 from .vllm_json import write_vllm_json
 

@@ -30,6 +30,7 @@ from ...core.collocated_policy import Collocated
 from ...core.counters import COUNT
 from ...core.decision_counts import DECISIONS
 from ...load_generator.http.endpoint import Endpoint
+from ...load_generator.http.load_progress import Progress
 from ...load_generator.machine import core_share
 from ...policies.routers import router as router_by_name
 from ...results.acceptance import speculation_figures
@@ -52,7 +53,7 @@ from ..config.server_schema import ServerSchema
 from ..execution.cells import workload_of
 from ..execution.specs import CellSpec, PlacementSpec
 from .attached import Attached
-from .base import CellMeasurement, Progress
+from .base import CellMeasurement
 
 _BLOCK_SIZE = 16  # an experiment's default: the server then chooses itself
 # The servers' own counters, summed over labels: their growth over a cell goes into its row.
