@@ -150,6 +150,7 @@ def serve(
     from ...harness.servers.launch.serve import Serve
     from ...harness.servers.launch.server_process import check_port
     from ...predictors.device_map import read_device_map
+    from ..output.serving import serving_display
     from .serve_until_stopped import (
         before,
         check_hears,
@@ -264,4 +265,5 @@ def serve(
                 say(f"{server.name} at {server.url}: {server.log}")
         typer.echo(url)
         say(f"logs: {log.parent.absolute()}; Ctrl-C stops")
-        wait_while_served(wanted.stand_ins(servers), say)
+        look = stack.enter_context(serving_display([server.url for server in servers]))
+        wait_while_served(wanted.stand_ins(servers), say, look)
