@@ -11,7 +11,7 @@ import pandas as pd
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.text import Text
 
-from ...harness.results.read import REASON_COLUMN
+from ...harness.results.read import FAULT_COLUMN, REASON_COLUMN
 from ..figures.details import LevelDetail
 from ..figures.facets import abbreviated, by_facet, facets_of
 from ..figures.figure import percent_text, rate_text, seconds_text
@@ -229,13 +229,13 @@ def short_answers_text(cells: pd.DataFrame) -> str:
 
 def failed_text(cells: pd.DataFrame) -> str:
     """`12 of 300 requests failed (status: 400: too long)`; empty where none did."""
-    if "fault_detail" not in cells:
+    if FAULT_COLUMN not in cells:
         return ""
     columns = [name for name in cells.columns if name.startswith("fault_")]
-    counts = cells[columns].drop(columns="fault_detail").apply(pd.to_numeric).sum(axis=1)
+    counts = cells[columns].drop(columns=FAULT_COLUMN).apply(pd.to_numeric).sum(axis=1)
     if not (failed := int(counts.sum())):
         return ""
-    said = cells["fault_detail"].fillna("")[counts.idxmax()]
+    said = cells[FAULT_COLUMN].fillna("")[counts.idxmax()]
     of = f"{failed:,} of {int(cells['requests'].sum()):,} requests failed"
     return f"{of} ({said})" if said else of
 

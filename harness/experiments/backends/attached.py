@@ -30,6 +30,7 @@ from ...load_generator.routed_load import HttpResult, measure
 from ...load_generator.send_job import Senders
 from ...results.cell_files import Choice, Column, gzip_csv
 from ...results.metrics import Hardware
+from ...results.read import FAULT_COLUMN
 from ...results.run_folder import Value
 from ...servers.launch.gpus import Gpu, visible_gpus
 from ..config.client_schema import ClientSchema
@@ -267,7 +268,7 @@ def _figures(workload: Workload, found: HttpResult) -> dict[str, Value]:
         "client_processes": client.processes,
     }
     counts = found.faults()
-    figures["fault_detail"] = _most_common_detail(found)
+    figures[FAULT_COLUMN] = _most_common_detail(found)
     figures |= {
         f"fault_{fault.value.replace('-', '_')}": counts.get(fault, 0)
         for fault in RequestFault
