@@ -83,8 +83,10 @@ def _display(folder: Path, *, real: bool) -> Iterator[Callable[[Progress], None]
     The cells of `real` servers run one after the other: what the requests show replaces the bar.
     """
     told = sys.stderr.isatty()
-    bar, left = ((), ()) if real else (("Bar",), ("TimeRemaining",))
-    with display(*bar, "MofNComplete", "cells", "TimeElapsed", *left, DESCRIPTION) as change:
+    columns = ["Bar", "MofNComplete", "cells", "TimeElapsed", "TimeRemaining", DESCRIPTION]
+    if real:
+        columns = ["MofNComplete", "cells", "TimeElapsed", DESCRIPTION]
+    with display(*columns) as change:
 
         def show(progress: Progress) -> None:
             nonlocal told
@@ -113,10 +115,11 @@ def _so_far(cell: str, ended: int, load: LoadProgress | None) -> str:
         return f"{cell} {ended:,}"
     parts = [f"{ended:,} ended", f"{load.in_flight:,} in flight"]
     parts.append(f"{percent_text(load.attainment)} in SLO")
+    parts.append(f"late {seconds_text(load.send_delay_s)}")
     for name, seconds in (("TTFT", load.mean_ttft_s), ("TPOT", load.mean_tpot_s)):
         if seconds is not None:
             parts.append(f"{name} {seconds_text(seconds)}")
-    return ", ".join([*parts, f"late {seconds_text(load.send_delay_s)}", cell])
+    return ", ".join([*parts, cell])
 
 
 def write_page(folder: Path) -> Path:

@@ -48,10 +48,10 @@ class ServingStatus:
         if usages:
             parts.append(f"KV {percent_text(sum(usages) / len(usages))}")
         parts.append(f"{rate_text(arrivals / span_s)} req/s")
-        parts.append(f"{rate_text(tokens / span_s)} output tokens/s")
+        parts.append(f"{rate_text(tokens / span_s)} tokens/s")
         ttft = [window.counts("ttft") for window in windows]
         if (first_tokens := sum(one.count for one in ttft)) > 0:
-            parts.append(f"mean TTFT {seconds_text(sum(one.total for one in ttft) / first_tokens)}")
+            parts.append(f"TTFT {seconds_text(sum(one.total for one in ttft) / first_tokens)}")
         return ", ".join(parts)
 
     def _read(self, url: str, now_s: float) -> MetricsSnapshot | None:

@@ -36,12 +36,12 @@ def test_servers_are_added_up_and_one_without_metrics_is_left_out(answering):
     other.update(BUSY, kv=0.75, ttft=0.9)
     # 12 requests ended and 8 are held: 20 in 5 s.
     assert status.line(110.0) == (
-        "6 running, 2 waiting, KV 50.0 %, 4 req/s, 200 output tokens/s, mean TTFT 100 ms"
+        "6 running, 2 waiting, KV 50.0 %, 4 req/s, 200 tokens/s, TTFT 100 ms"
     )
     one.update(running=0, waiting=0, ended=10, tokens=700, ttft=0.7)
     other.update(running=0, waiting=0, ended=10, tokens=700, ttft=1.3)
     assert status.line(120.0) == (
-        "0 running, 0 waiting, KV 50.0 %, 0 req/s, 40 output tokens/s, mean TTFT 100 ms"
+        "0 running, 0 waiting, KV 50.0 %, 0 req/s, 40 tokens/s, TTFT 100 ms"
     )
     assert status.line(125.0) is None
 
