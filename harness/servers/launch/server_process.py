@@ -221,7 +221,7 @@ def plugin_folder(under: Path) -> Path:
     """
     content = f"{_PACKAGE}\n{_METADATA}\n{_ENTRY_POINTS}"
     if core_is_compiled():
-        content += f"\n{_PACKAGE.stat().st_mtime_ns}"  # of this installation
+        content += f"\n{(_PACKAGE / '__init__.py').stat().st_mtime_ns}"  # of this installation
     folder = under / "plugins" / hashlib.sha256(content.encode()).hexdigest()[:12]
     if folder.is_dir():
         return folder
