@@ -72,6 +72,7 @@ def examine() -> Iterator[Finding]:
     """Run every check."""
     yield _python()
     yield _version()
+    yield _core()
     yield from _packages()
     yield from _extras()
     yield _encoder()
@@ -105,6 +106,13 @@ def _version() -> Finding:
             "pip install --upgrade --force-reinstall slo-bench",
         )
     return Finding("slo-bench", "ok", installed)
+
+
+def _core() -> Finding:
+    from ...harness.core.compiled import core_is_compiled
+
+    found = "compiled" if core_is_compiled() else "not compiled (SLO_BENCH_COMPILE=1)"
+    return Finding("simulator core", "ok", found)
 
 
 def _packages() -> Iterator[Finding]:

@@ -6,6 +6,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from ...workloads.request import Slo
+from .compiled import mypyc_attr
 from .decisions import ReleaseReason
 
 NOT_YET_S = float("nan")
@@ -25,6 +26,7 @@ class Phase(Enum):
 WAITING = Phase.WAITING  # looking up an enum member a million times costs
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class RequestState:
     """Progress of a request. `id` is its row in the workload.
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...workloads.errors import SloBenchError, UnknownNameError
+from ..core.compiled import core_is_compiled
 from ..load_generator.http.load_progress import LoadProgress
 from ..load_generator.machine import cores
 from ..results.run_folder import (
@@ -260,6 +261,7 @@ def environment(
     return {
         **({} if results is None else {"results": results}),
         "slo_bench": _version("slo-bench"),
+        "core": "compiled" if core_is_compiled() else "source",
         "python": platform.python_version(),
         "platform": platform.platform(),
         **{name: _version(name) for name in _REPORTED_PACKAGES},

@@ -25,6 +25,7 @@ from ...core.cluster_policy import (
     least_loaded,
     overrides,
 )
+from ...core.compiled import mypyc_attr
 from ...core.counters import Counters, TimedCounters
 from ...core.decisions import ReleaseReason
 from ...core.instance import Instance, Links
@@ -41,6 +42,7 @@ _TOGETHER = 1024  # ended requests that are recorded at once
 _FRUITLESS = 10_000  # control steps without progress after which a run is stuck
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Cluster:
     """Runs a workload over instances. Its policy sees it as `policy.View`; actions act on it.
 

@@ -297,7 +297,7 @@ def device_groups(
     users: dict[int, list[LazyInstance]] = {}  # of a device, a store, or a pair's link
     for instance in instances:
         shared = [id(stage) for stage in instance.engine.stages]
-        shared += [id(pair) for pair in joined if instance in pair]
+        shared += [-1 - at for at, pair in enumerate(joined) if instance in pair]
         for user in shared:
             users.setdefault(user, []).append(instance)
     for instance in instances:

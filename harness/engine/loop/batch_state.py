@@ -11,6 +11,7 @@ from dataclasses import replace
 from heapq import heappop, heappush
 
 from ...core.adapter_slots import AdapterSlots
+from ...core.compiled import mypyc_attr
 from ...core.counters import Counters, TimedCounters
 from ...core.decisions import Admission, Limits, NextQueue, ReleaseReason
 from ...core.kv_cache_manager import KVCacheManager
@@ -38,6 +39,7 @@ def _queue(policy: Policy, view: View, kv_manager: KVCacheManager) -> Queue:
     return WaitQueue(policy, view)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class BatchState(DecodeCounters):
     """State of one instance between two iterations, and how requests enter and leave it."""
 

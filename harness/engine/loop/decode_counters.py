@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from heapq import heappop, heappush
 
 from ....workloads.errors import SloBenchError
+from ...core.compiled import mypyc_attr
 from ...core.kv_cache_manager import KVCacheManager
 from ...core.state import Phase, RequestState
 from .measures import Measures
@@ -18,6 +19,7 @@ from .measures import Measures
 _DECODE = Phase.DECODE
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class DecodeCounters:
     """The decoding part of a batch. What stands on a request holds as of the tick it began at."""
 

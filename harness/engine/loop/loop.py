@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ...core.compiled import mypyc_attr
 from ...core.decisions import Limits, NextQueue, PreemptionMode, ReleaseReason
 from ...core.line_queue import overtaken_s
 from ...core.state import WAITING, Phase, Release, RequestState
@@ -17,6 +18,7 @@ from .batch_state import INF, BatchState
 _DONE, _PREFILL = Phase.DONE, Phase.PREFILL
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Loop(BatchState):
     """State and transitions of one instance. An engine calls `schedule`, executes, `complete`.
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from ....predictors.roofline import LengthAwareStepTime, wants_lengths
 from ....predictors.step_time import StepTime
+from ...core.compiled import mypyc_attr
 from ...core.device import Away, SplitStepTime, StageDevice, free_after, occupy
 from ...core.kv_cache_manager import KVCacheManager
 from ...core.module_moves import Module
@@ -26,6 +27,7 @@ from ..loop.measures import Measures
 _ROUNDING = 1 - 1e-9  # a sum of many steps, against the same steps in a row
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class SimulatedInstance(Loop):
     """One instance with continuous batching in simulated time."""
 

@@ -27,6 +27,7 @@ from pathlib import Path
 import httpx
 
 from ....workloads.errors import SloBenchError
+from ...core.compiled import core_is_compiled
 from ...load_generator.machine import started_on
 from ..plugins.contract import (
     EMBEDDER_VARIABLE,
@@ -219,13 +220,15 @@ def plugin_folder(under: Path) -> Path:
         SloBenchError: it cannot be written.
     """
     content = f"{_PACKAGE}\n{_METADATA}\n{_ENTRY_POINTS}"
+    if core_is_compiled():
+        content += f"\n{(_PACKAGE / '__init__.py').stat().st_mtime_ns}"  # of this installation
     folder = under / "plugins" / hashlib.sha256(content.encode()).hexdigest()[:12]
     if folder.is_dir():
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         part = Path(tempfile.mkdtemp(dir=folder.parent))
-        (part / "slo_bench").symlink_to(_PACKAGE, target_is_directory=True)
+        _link_sources(part / "slo_bench")
         info = part / f"slo_bench-{_VERSION}.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(_METADATA, "utf-8")
@@ -236,6 +239,20 @@ def plugin_folder(under: Path) -> Path:
         part.rename(folder)
     shutil.rmtree(part, ignore_errors=True)
     return folder
+
+
+def _link_sources(folder: Path) -> None:
+    """Make `folder` this package. A server runs the source, so that extension modules of a compiled
+    core stay out.
+    """
+    if not core_is_compiled():
+        folder.symlink_to(_PACKAGE, target_is_directory=True)
+        return
+    for path in _PACKAGE.rglob("*"):
+        if path.is_file() and path.suffix not in (".so", ".pyd", ".pyc"):
+            link = folder / path.relative_to(_PACKAGE)
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(path)
 
 
 def _environ(recipe: Recipe, environment: Environment, launch: Launch) -> dict[str, str]:

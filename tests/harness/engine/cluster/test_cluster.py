@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -83,15 +84,14 @@ def test_least_loaded_looks_at_who_is_there(serve_each_way, requests):
 
 @pytest.mark.parametrize("kind", [Loop, PlainInstance])
 def test_requests_are_counted_wherever_they_stand(kind):
-    there = SimpleNamespace(
-        inbox=range(1),
-        waiting=SimpleNamespace(live=2),
-        swapped=range(4),
-        stalled=range(8),
-        prefilling=range(16),
-        decoding=range(32),
-    )
-    assert kind.n_requests.fget(there) == 63
+    there = kind.__new__(kind)
+    there.inbox = deque(range(1))
+    there.waiting = SimpleNamespace(live=2)
+    there.swapped = list(range(4))
+    there.stalled = list(range(8))
+    there.prefilling = list(range(16))
+    there.decoding = dict.fromkeys(range(32))
+    assert there.n_requests == 63
 
 
 def test_prefix_aware_follows_the_prefix(serve, requests):

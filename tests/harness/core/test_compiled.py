@@ -1,0 +1,161 @@
+"""The compiled core (scripts/compile_core.py) against its source."""
+
+import ast
+import inspect
+import os
+import pkgutil
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import slo_bench
+from slo_bench import Experiment
+from slo_bench.harness import core, engine, policies, servers, validation
+from slo_bench.harness.core.compiled import core_is_compiled
+from slo_bench.harness.servers.launch.server_process import plugin_folder
+
+ROOT = Path(__file__).parents[3]
+
+SEVERAL = {
+    "models": "fleet(llama-3.1-8b*2, qwen2.5-7b*2, mistral-7b*2, qwen3-8b*2)",
+    "gpu": "h100-80g",
+    "gpus": 2,
+    "slo": "ttft=0.5",
+    "overlong_requests": "reject",
+}
+TIGHT = {"num_gpu_blocks": 1200}  # requests are preempted
+TALKS = {"workload": "sharegpt", "sessions": "sessions(4,3)", "num_gpu_blocks": 1500}
+BESIDE = {"workload": "collocated(1:1)", "embedder": "bge-m3", "num_gpu_blocks": 1500}
+RUNS = [
+    ("vllm", 5.0, {}),
+    ("vllm", 12.0, TIGHT),
+    ("vllm", 24.0, {"instances": 4}),
+    ("vllm", 12.0, {"gpu": "h100-80g"}),
+    ("sarathi", 12.0, TIGHT),
+    ("vllm-v0", 12.0, TIGHT),
+    ("vllm-swap", 12.0, TIGHT),
+    ("sglang", 6.0, TALKS),
+    ("orca", 5.0, {}),
+    ("fastserve", 8.0, TIGHT),
+    ("fastertransformer", 3.0, {}),
+    ("edf", 12.0, TIGHT),
+    ("edf-drop", 12.0, TIGHT),
+    ("adaptivellm", 12.0, TIGHT),
+    ("ascendra", 36.0, {"instances": 3}),
+    ("llumnix", 14.0, {"instances": 2, "num_gpu_blocks": 1500}),
+    ("distserve", 16.0, {"instances": 4}),
+    ("mooncake", 6.0, TALKS | {"instances": 2}),
+    ("memserve", 6.0, TALKS | {"instances": 2}),
+    ("banaserve", 40.0, {"instances": 4}),
+    ("collocation", 14.0, BESIDE | {"slo": "ttft=1; embed:e2e=3"}),
+    ("qlm", 4.0, SEVERAL),
+    ("static-partition", 30.0, SEVERAL),
+    ("prism", 30.0, SEVERAL),
+]
+
+
+def write_all(folder: Path) -> None:
+    """Run all experiments into `folder`."""
+    for number, (system, rate, settings) in enumerate(RUNS):
+        chosen = {"workload": "azure-conv", "slo": "ttft=1,tpot=0.15,e2e=30"} | settings
+        experiment = Experiment(systems=[system], rates=[rate], requests=300, seeds=1, **chosen)
+        experiment.run(folder / f"{number:02}-{system}", jobs=1)
+
+
+def _write_in_a_process(python_path: Path, folder: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, __file__, str(folder)],
+        env={**os.environ, "PYTHONPATH": str(python_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert not done.returncode, done.stderr[-2000:]
+    return done.stdout.strip()
+
+
+@pytest.mark.skipif(not core_is_compiled(), reason="the core is not compiled (.ci/compiled)")
+def test_compiled_core_and_source_write_the_same_bytes(tmp_path):
+    compiled = Path(slo_bench.__file__).parents[1]
+    assert _write_in_a_process(compiled, tmp_path / "compiled") == "compiled"
+    assert _write_in_a_process(plugin_folder(tmp_path), tmp_path / "source") == "source"
+    files = [
+        {
+            path.relative_to(side): path.read_bytes()
+            for path in side.rglob("*")
+            if path.is_file() and path.name != "environment.json"
+        }
+        for side in (tmp_path / "compiled", tmp_path / "source")
+    ]
+    assert len(files[0]) > 3 * len(RUNS)
+    assert [name for name in files[0] if files[0][name] != files[1].get(name)] == []
+    assert files[0].keys() == files[1].keys()
+
+
+def _modules() -> list[str]:
+    listed = ast.parse((ROOT / "scripts" / "compile_core.py").read_text("utf-8"))
+    return next(
+        ast.literal_eval(line.value)
+        for line in listed.body
+        if isinstance(line, ast.Assign) and line.targets[0].id == "MODULES"
+    )
+
+
+def test_what_is_compiled_is_there():
+    for module in _modules():
+        assert (ROOT / module).is_file()
+        found = import_module(f"slo_bench.{module.removesuffix('.py').replace('/', '.')}")
+        assert found.__file__.endswith(".py") != core_is_compiled()
+
+
+def _classes() -> set[type]:
+    found = set()
+    for folder in (core, engine, policies, servers, validation):
+        for info in pkgutil.walk_packages(folder.__path__, f"{folder.__name__}."):
+            try:
+                module = import_module(info.name)
+            except ImportError:  # of torch, vLLM or SGLang
+                continue
+            found.update(one for _, one in inspect.getmembers(module, inspect.isclass))
+    return {one for one in found if one.__module__.startswith("slo_bench.")}
+
+
+def _compiled_bases() -> list[tuple[type, type]]:
+    """Classes that stay source, each with a base that is compiled."""
+    compiled = {f"slo_bench.{one.removesuffix('.py').replace('/', '.')}" for one in _modules()}
+    return [
+        (one, base)
+        for one in _classes()
+        if one.__module__ not in compiled
+        for base in one.__mro__[1:]
+        if base.__module__ in compiled and not getattr(base, "_is_protocol", False)
+    ]
+
+
+def test_classes_that_source_extends_say_so_to_the_compiler():
+    """Otherwise the compiled class refuses its subclass when that is first made."""
+    allowed = set()
+    for module in _modules():
+        for line in ast.parse((ROOT / module).read_text("utf-8")).body:
+            if isinstance(line, ast.ClassDef):
+                said = [ast.unparse(one) for one in line.decorator_list]
+                if "mypyc_attr(allow_interpreted_subclasses=True)" in said:
+                    allowed.add(line.name)
+    assert {base.__name__ for _, base in _compiled_bases()} - allowed == set()
+
+
+def test_no_class_makes_a_property_of_what_is_an_attribute_of_a_compiled_one():
+    """Compiled methods read attributes where they lie, and would not see the property."""
+    hidden = []
+    for one, base in _compiled_bases():
+        names = {*getattr(base, "__slots__", ()), *getattr(base, "__annotations__", ())}
+        hidden += [(one, name) for name in names if isinstance(vars(one).get(name), property)]
+    assert hidden == []
+
+
+if __name__ == "__main__":
+    write_all(Path(sys.argv[1]))
+    print("compiled" if core_is_compiled() else "source")
