@@ -34,6 +34,7 @@ from slo_bench.predictors.bands import (
     model_kind,
     residuals,
 )
+from slo_bench.predictors.operators.kernels import has_tables
 from slo_bench.predictors.specs import model
 from slo_bench.reports.pages.accuracy import regimes
 
@@ -142,13 +143,19 @@ def main(file: Path, left_out: Sequence[Path]) -> None:
     dense = [row for row in wanted if model(row.model).is_plain]
     experts = [row for row in wanted if not model(row.model).is_plain]
     whole = summaries(dense, lambda row: ("", "vLLM and SGLang", "all", "all", ""))
+    with_tables = summaries(
+        [row for row in experts if has_tables(row.gpu)],
+        lambda row: ("", "vLLM and SGLang", "those with tables", "all", ""),
+    )
     parts = {
         "whole": _wide(whole, CLOSED, {("vLLM and SGLang", "all", "all")}),
         "closed": _wide([row for row in closed if model(row.model).is_plain], CLOSED, seen_groups),
         "experts": _wide(
-            _by_engine(experts) + summaries(experts),
+            with_tables + _by_engine(experts) + summaries(experts),
             CLOSED,
-            seen_groups | {(engine, "all", "all") for engine in ("vllm", "sglang")},
+            seen_groups
+            | {(engine, "all", "all") for engine in ("vllm", "sglang")}
+            | {("vLLM and SGLang", "those with tables", "all")},
         ),
         "left_out": _wide(_left_out(left_out), CLOSED, seen_groups),
         "open": _wide(opened, OPEN, set()),

@@ -4,14 +4,15 @@
 
 FOLDER is a copy of its database (`SYSTEM/OP/BACKEND/VERSION/*.parquet`, `SYSTEM.yaml`). Writes
 `predictors/operators/tables/GPU_ENGINE.npz`: matrix multiplications, attention of prompts and of
-decoding sequences, experts, collectives. Times are log2 of microseconds in 16 bits (0.3 % off at
-most).
+decoding sequences, linear and sparse attention, experts, collectives. Times are log2 of
+microseconds in 16 bits (0.3 % off at most).
 """
 
 from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +32,25 @@ GPUS = {
 LEAST_SIDE, MOST_TOKENS = 128, 16384  # of a matrix; of a step
 HEAD_DIMS = (64, 128)
 LATENT = "latent"  # in place of a head size
+SPARSE_MODEL = "GLM-5"
+LINEAR_DIM = 128  # of keys and values of linear attention
 ENGINES = ("vllm", "sglang")
 DTYPES = {"bfloat16": "bf16", "fp8": "fp8", "nvfp4": "nvfp4"}
-# Of experts: hidden size, width, experts a token, experts.
+# Of experts: hidden size, width, experts a token, experts. All shapes of the catalogue that the
+# database has.
 EXPERTS = [
+    (2048, 512, 8, 256),
+    (2048, 512, 10, 512),
     (2048, 768, 8, 128),
     (2880, 2880, 4, 32),
     (2880, 2880, 4, 128),
     (3072, 1536, 8, 256),
+    (4096, 1024, 10, 512),
     (4096, 1536, 8, 128),
     (4096, 14336, 2, 8),
+    (5120, 8192, 1, 16),
+    (5120, 8192, 1, 128),
+    (6144, 2048, 8, 256),
     (7168, 2048, 8, 256),
     (7168, 2048, 8, 384),
 ]
@@ -50,6 +60,19 @@ MOE_DTYPES = {
     "int4_wo": "int4",
     "w4a16_mxfp4": "mxfp4",
     "nvfp4": "nvfp4",
+}
+# Kernels of experts that servers are told to take in place of their own choice: GPUs, vLLM's
+# version, source, format, shapes. Marlin with MXFP4 weights was measured with the experts of one
+# other model alone.
+MOE_KERNELS = {
+    "triton": (("b200_sxm",), "0.19.0", "vllm_fused_moe", "fp8_block", EXPERTS),
+    "marlin": (
+        ("h100_sxm", "h200_sxm"),
+        "0.24.0",
+        "marlin",
+        "w4a16_mxfp4",
+        [(3584, 3072, 16, 896)],
+    ),
 }
 DISTRIBUTION = "power_law_1.01"  # touches as many experts as independent choices do
 GRAPH = ("vllm_graph", "sglang_graph")
@@ -97,18 +120,55 @@ def _attention(
         }
 
 
-def _experts(frame: pd.DataFrame, packed: dict[str, NDArray[Any]]) -> None:
+def _experts(
+    frame: pd.DataFrame,
+    shapes: Sequence[tuple[int, ...]],
+    packed: dict[str, NDArray[Any]],
+    kernel: str = "",
+) -> None:
     axes = ["hidden_size", "inter_size", "topk", "num_experts"]
     kept = (frame.distribution == DISTRIBUTION) & (frame.num_tokens <= MOST_TOKENS)
     kept &= frame.moe_dtype.isin(MOE_DTYPES) & (frame.moe_tp_size <= 8) & (frame.moe_ep_size <= 8)
-    kept &= pd.MultiIndex.from_frame(frame[axes]).isin(EXPERTS)
+    kept &= pd.MultiIndex.from_frame(frame[axes]).isin(shapes)
     for dtype, rows in frame[kept].groupby("moe_dtype"):
         least = rows.groupby([*axes, "moe_tp_size", "moe_ep_size", "num_tokens"])["latency"].min()
         times = least.unstack("num_tokens")
-        name = f"moe/{MOE_DTYPES[str(dtype)]}"
+        name = f"moe/{MOE_DTYPES[str(dtype)]}{'-' if kernel else ''}{kernel}"
         packed |= {
             f"{name}/shape": np.array(times.index.tolist(), dtype=np.int32),
             f"{name}/tokens": times.columns.to_numpy(),
+            f"{name}/time": np.log2(times.to_numpy() * 1e3).astype(np.float16),
+        }
+
+
+def _sparse(frame: pd.DataFrame, packed: dict[str, NDArray[Any]]) -> None:
+    """A layer's sparse attention of one prompt, projections and indexer included, by the heads of a
+    GPU and the prompt's tokens.
+    """
+    kept = frame.model.str.contains(SPARSE_MODEL) & (frame.gemm_type == "bfloat16")
+    kept &= (frame.batch_size == 1) & (frame.step == 0) & (frame.isl <= MOST_TOKENS)
+    for dtype, rows in frame[kept].groupby("kv_cache_dtype"):
+        (heads, length), times = _grid(rows, ["num_heads", "isl"])
+        name = f"sparse_context/{DTYPES[str(dtype)]}"
+        packed |= {f"{name}/heads": heads, f"{name}/length": length, f"{name}/time": times}
+
+
+def _recurrences(frame: pd.DataFrame, packed: dict[str, NDArray[Any]]) -> None:
+    """The gated delta rule of one prompt by its tokens, and of decoding sequences by their number,
+    for the key and value heads of a GPU.
+    """
+    heads = ["num_k_heads", "num_v_heads"]
+    kept = (frame.head_k_dim == LINEAR_DIM) & (frame.head_v_dim == LINEAR_DIM)
+    kept &= frame.kernel_source.str.contains("gated_delta_rule")
+    for phase, at in (("context", "seq_len"), ("generation", "batch_size")):
+        rows = frame[kept & (frame.phase == phase)]
+        if phase == "context":
+            rows = rows[(rows.batch_size == 1) & (rows.seq_len <= MOST_TOKENS)]
+        times = rows.groupby([*heads, at])["latency"].min().unstack(at)
+        name = f"linear_{phase}"
+        packed |= {
+            f"{name}/shape": np.array(times.index.tolist(), dtype=np.int32),
+            f"{name}/at": times.columns.to_numpy(),
             f"{name}/time": np.log2(times.to_numpy() * 1e3).astype(np.float16),
         }
 
@@ -145,7 +205,18 @@ def pack(folder: Path, system: str, engine: str) -> None:
             shared = latent.assign(num_key_value_heads=1, head_dim=LATENT, attn_dtype="bfloat16")
             _attention(shared, kind, length, packed)
     if experts is not None:
-        _experts(experts, packed)
+        _experts(experts, EXPERTS, packed)
+    for kernel, (systems, version, source, dtype, shapes) in MOE_KERNELS.items():
+        if engine == "vllm" and system in systems:
+            found = pd.read_parquet(folder / system / "moe" / engine / version / "moe_perf.parquet")
+            named = found.kernel_source.str.contains(source) & (found.moe_dtype == dtype)
+            _experts(found[named], shapes, packed, kernel)
+    sparse = newest("sparse_attention", "dsa_context_module_perf")
+    if sparse is not None:
+        _sparse(sparse, packed)
+    recurrences = newest("linear_attention", "gdn_perf")
+    if recurrences is not None:
+        _recurrences(recurrences, packed)
     nccl = newest("comm", "nccl_perf")
     if nccl is not None:
         for name in ("all_gather", "reduce_scatter"):

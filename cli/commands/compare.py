@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from ...workloads.errors import SloBenchError
 from ..options.declared import HtmlOrJson
@@ -20,6 +23,7 @@ EXAMPLES = (
     "slo-bench compare runs/quickstart --systems vllm,sarathi --html comparison.html",
     "slo-bench compare runs/before runs/after --metric attainment,ttft_p99 --rates 4,6 --json",
     "slo-bench compare vllm-before.json vllm-after.json --slo ttft=1,tpot=0.15",
+    "slo-bench compare runs/before mlperf_log_summary.txt --rates 4",
 )
 
 A = Annotated[
@@ -27,7 +31,7 @@ A = Annotated[
     argument(
         "A",
         "Run folder, or a result file of `vllm bench serve` (--save-detailed), guidellm "
-        "(benchmarks.json) or aiperf (profile_export.jsonl).",
+        "(benchmarks.json), aiperf (profile_export.jsonl) or MLPerf (mlperf_log_summary.txt).",
     ),
 ]
 Systems = Annotated[
@@ -115,14 +119,44 @@ def compare(
 ) -> None:
     """Compare two sets of results: differences, their intervals, and which are significant."""
     from ...reports.compare.html import write_comparison
+    from ...reports.compare.loadgen import is_summary
     from ...reports.compare.text import comparison_json, comparison_text
 
+    if b is not None and (is_summary(a) or is_summary(b)):
+        if output.html is not None or systems is not None or metric is not None:
+            raise SloBenchError(
+                "LoadGen's summary has no single requests: --html, --systems and --metric do not "
+                "go with it"
+            )
+        _beside_summary(a, b, compared, output)
+        return
     output.show(
         compared.comparison(a, b, systems, metric),
         write_comparison,
         comparison_json,
         comparison_text,
     )
+
+
+def _beside_summary(a: Path, b: Path, compared: Compared, output: HtmlOrJson) -> None:
+    """Show runs and LoadGen's summaries figure by figure."""
+    from rich.console import Group
+    from rich.text import Text
+
+    from ...reports.compare.loadgen import beside_table, summaries
+    from ..options.experiment import numbers
+    from ..output.console import print_result
+
+    rates = numbers(compared.rates, "--rates")
+    found = [one for path in (a, b) for one in summaries(path, rates)]
+    if output.as_json:
+        typer.echo(json.dumps([one.plain() for one in found], ensure_ascii=False))
+        return
+    note = (
+        "Single figures without intervals: a summary of LoadGen has no single requests. "
+        "Percentiles count requests that did not finish."
+    )
+    print_result(Group(beside_table(found).rich(), Text(note)))
 
 
 def _pair(systems: str | None) -> tuple[str, str] | None:

@@ -142,6 +142,7 @@ def serve(
     import signal
 
     from ...harness.load_generator.http.options import environment_variable
+    from ...harness.load_generator.machine import core_share, cores
     from ...harness.policies.routers import router as router_by_name
     from ...harness.servers.gateway import serving as gateway
     from ...harness.servers.gateway.split import transfer_of
@@ -149,6 +150,7 @@ def serve(
     from ...harness.servers.launch.serve import Serve
     from ...harness.servers.launch.server_process import check_port
     from ...predictors.device_map import read_device_map
+    from ..output.serving import serving_display
     from .serve_until_stopped import (
         before,
         check_hears,
@@ -213,7 +215,11 @@ def serve(
         transfer=transfer_of(given.value("server.kv_transfer")),
         kvcached=given.value("server.kvcached"),
         device_map=placed,
+        # Without a key only clients on this machine reach it: they need a core of their own.
+        cores=() if api_key is not None else core_share().server,
     )
+    if wanted.cores:
+        say(f"the servers use {len(wanted.cores)} of {cores()} cores, clients have the rest")
     router_by_name(router or "round-robin")
     if router is not None and wanted.controller is not None:
         raise SloBenchError(f"{system} decides across instances itself; leave --router out")
@@ -259,4 +265,5 @@ def serve(
                 say(f"{server.name} at {server.url}: {server.log}")
         typer.echo(url)
         say(f"logs: {log.parent.absolute()}; Ctrl-C stops")
-        wait_while_served(wanted.stand_ins(servers), say)
+        look = stack.enter_context(serving_display([server.url for server in servers]))
+        wait_while_served(wanted.stand_ins(servers), say, look)

@@ -58,9 +58,13 @@ def stop_on_signals(*numbers: int) -> None:
 
 
 def wait_while_served(
-    groups: Sequence[Sequence[ServerProcess]], say: Callable[[str], None]
+    groups: Sequence[Sequence[ServerProcess]],
+    say: Callable[[str], None],
+    look: Callable[[], None] = lambda: None,
 ) -> None:
     """Wait until every server of a group has ended; print a line for each other server that ends.
+
+    `look` is called again and again meanwhile.
 
     Raises:
         ServerError: it has; with the end of the last one's log.
@@ -75,6 +79,7 @@ def wait_while_served(
                     server.check()
                 ended.add(server.url)
                 say(f"{server.name} at {server.url} has ended; its log is {server.log}")
+        look()
         time.sleep(_LOOK_EVERY_S)
 
 

@@ -55,6 +55,15 @@ Sweep = Annotated[
         panel=COMPARED,
     ),
 ]
+Variant = Annotated[
+    str | None,
+    option(
+        "NAME",
+        "Only this one of the file's [variants].",
+        "--variant",
+        panel=COMPARED,
+    ),
+]
 PeerLink = Annotated[
     str | None,
     option(

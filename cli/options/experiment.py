@@ -48,7 +48,12 @@ def experiment_of(given: Given, resumed: Path | None = None) -> Experiment:
         base = Experiment.load(kept)
     else:
         base = Experiment() if given else Experiment.suite(DEFAULT_SUITE)
-    return changed_experiment(base, given) if given else base
+    changed = changed_experiment(base, given) if given else base
+    if given.variant is None:
+        return changed
+    if given.variant not in changed.variants:
+        raise UnknownNameError("variant", given.variant, changed.variants)
+    return changed.variant(given.variant)
 
 
 def changed_experiment(base: Experiment, given: Given) -> Experiment:

@@ -27,7 +27,7 @@ from ...harness.experiments.config.setting import (
 )
 from ...workloads.errors import SloBenchError
 from ...workloads.parsing import parse_json
-from .declared import STORAGE, File, Set, Suite, Sweep
+from .declared import STORAGE, File, Set, Suite, Sweep, Variant
 from .names import among, listed
 
 _OWN = "panels of a command's own"
@@ -35,7 +35,8 @@ _PANELS = (
     *(None, COMPARED, _OWN, ARRIVES, SERVES, RUN, CLIENT),
     *(SERVERS, STORAGE, ARRIVES_MORE, SERVES_MORE),
 )
-_BESIDE = {"file": File, "suite": Suite, "set": Set, "sweep": Sweep}  # what is no setting itself
+# What is no setting itself.
+_BESIDE = {"file": File, "suite": Suite, "set": Set, "sweep": Sweep, "variant": Variant}
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class Given:
     """The options of settings that were given.
 
     `settings` are their values by path (`tp`, `client.api`); `sets` and `sweeps` are as typed.
+    `variant`: the name of the only variant that is wanted.
     """
 
     settings: dict[str, Any]
@@ -50,10 +52,11 @@ class Given:
     suite: str | None = None
     sets: tuple[str, ...] = ()
     sweeps: tuple[str, ...] = ()
+    variant: str | None = None
 
     def __bool__(self) -> bool:
         """Does any of them change an experiment?"""
-        return bool(self.settings or self.sets or self.sweeps)
+        return bool(self.settings or self.sets or self.sweeps or self.variant)
 
     def value(self, path: str) -> Any:
         """Return the given value of a setting of an experiment, or its default."""
@@ -67,7 +70,7 @@ class Offer:
     """Which settings a command has options for: all of `schema`, or `only` these, `without` those.
 
     `changed` says what a command's option has in place of the schema's: fields of `Setting`.
-    Beside settings there are `file`, `suite`, `set` and `sweep`.
+    Beside settings there are `file`, `suite`, `set`, `sweep` and `variant`.
     """
 
     schema: type[BaseModel] = ExperimentSchema
@@ -101,6 +104,7 @@ class Offer:
             beside.get("suite"),
             tuple(beside.get("set") or ()),
             tuple(beside.get("sweep") or ()),
+            beside.get("variant"),
         )
 
     def _settings(self) -> list[Declared]:

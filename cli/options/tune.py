@@ -60,7 +60,7 @@ class StudyOptions:
 
 NOT_TUNED = (
     *("file", "suite", "sweep", "systems", "rates", "replay_speeds", "load_factors"),
-    *("duration_s", "name"),
+    *("duration_s", "name", "variant"),
 )
 CHANGED = {
     "requests": {

@@ -39,8 +39,9 @@ def display(*columns: str) -> Iterator[Callable[..., None]]:
         if name == "Bar":
             return shown.BarColumn(bar_width=_BAR)
         made = getattr(shown, f"{name}Column", None)
-        if made is None:  # text is cut where the line ends
-            ends = Column(ratio=1, no_wrap=True, overflow="ellipsis")
+        if made is None:  # a text that changes has the rest of the line, and is cut at its end
+            rest = 1 if name == DESCRIPTION else None
+            ends = Column(ratio=rest, no_wrap=True, overflow="ellipsis")
             return shown.TextColumn(name, markup=False, table_column=ends)
         fixed: shown.ProgressColumn = made(table_column=Column(no_wrap=True))
         return fixed

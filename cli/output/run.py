@@ -13,7 +13,9 @@ import typer
 
 from ...harness.experiments.execution.estimate import estimate
 from ...harness.experiments.experiment import Experiment, Progress, RunResult, new_folder
+from ...harness.load_generator.http.load_progress import LoadProgress
 from ...harness.load_generator.machine import cores
+from ...harness.servers.launch.backend_names import SIMULATED
 from ...harness.validation.run_replay import ValidatedPoint
 from ...workloads.errors import SloBenchError
 from ...workloads.machine_memory import gib
@@ -38,7 +40,7 @@ def run_shown(experiment: Experiment, execution: Execution) -> RunResult:
     last = Progress(0, 0, {})
     size = estimate(experiment)
     size.check()
-    if experiment.backend == "simulated" and size.cpu_s >= _LONG_S:
+    if experiment.backend == SIMULATED and size.cpu_s >= _LONG_S:
         typer.echo(f"about {size.text} {gib(size.memory_bytes)} of memory", err=True)
 
     def way_on() -> str:
@@ -50,7 +52,10 @@ def run_shown(experiment: Experiment, execution: Execution) -> RunResult:
         )
 
     with interruptible(way_on):
-        with execution.watched(folder), _display(folder) as show:
+        with (
+            execution.watched(folder),
+            _display(folder, real=experiment.backend != SIMULATED) as show,
+        ):
 
             def watch(progress: Progress) -> None:
                 nonlocal last
@@ -66,16 +71,21 @@ def run_shown(experiment: Experiment, execution: Execution) -> RunResult:
                 progress=watch,
                 command=sys.argv[1:],
             )
-        if experiment.backend != "simulated":
+        if experiment.backend != SIMULATED:
             typer.echo(f"took {time.monotonic() - begin_s:.0f} s", err=True)
         return result
 
 
 @contextlib.contextmanager
-def _display(folder: Path) -> Iterator[Callable[[Progress], None]]:
-    """Show a progress bar on an interactive terminal, otherwise one line."""
+def _display(folder: Path, *, real: bool) -> Iterator[Callable[[Progress], None]]:
+    """Show a progress bar on an interactive terminal, otherwise lines.
+
+    The cells of `real` servers run one after the other: what the requests show replaces the bar.
+    """
     told = sys.stderr.isatty()
-    columns = ("Bar", "MofNComplete", "cells", "TimeElapsed", "TimeRemaining", DESCRIPTION)
+    columns = ["Bar", "MofNComplete", "cells", "TimeElapsed", "TimeRemaining", DESCRIPTION]
+    if real:
+        columns = ["MofNComplete", "cells", "TimeElapsed", DESCRIPTION]
     with display(*columns) as change:
 
         def show(progress: Progress) -> None:
@@ -84,7 +94,10 @@ def _display(folder: Path) -> Iterator[Callable[[Progress], None]]:
                 told = True
                 cells = f"{progress.cells:,} cell{'s' if progress.cells != 1 else ''}"
                 typer.echo(f"running {cells} into {folder}", err=True)
-            running = (f"{cell} {ended:,}" for cell, ended in progress.running.items())
+            running = (
+                _so_far(cell, ended, progress.loads.get(cell))
+                for cell, ended in progress.running.items()
+            )
             change(
                 total=progress.cells,
                 completed=progress.finished,
@@ -92,6 +105,21 @@ def _display(folder: Path) -> Iterator[Callable[[Progress], None]]:
             )
 
         yield show
+
+
+def _so_far(cell: str, ended: int, load: LoadProgress | None) -> str:
+    """A running cell with its ended requests; of a real server, what they show."""
+    from ...reports.figures.figure import percent_text, seconds_text
+
+    if load is None or load.attainment is None:
+        return f"{cell} {ended:,}"
+    parts = [f"{ended:,} ended", f"{load.in_flight:,} in flight"]
+    parts.append(f"{percent_text(load.attainment)} in SLO")
+    parts.append(f"late {seconds_text(load.send_delay_s)}")
+    for name, seconds in (("TTFT", load.mean_ttft_s), ("TPOT", load.mean_tpot_s)):
+        if seconds is not None:
+            parts.append(f"{name} {seconds_text(seconds)}")
+    return ", ".join([*parts, cell])
 
 
 def write_page(folder: Path) -> Path:
@@ -125,7 +153,7 @@ def validated(experiment: Experiment, profile: Path | None) -> Experiment:
     Raises:
         SloBenchError: the backend is simulated, or no step times are known.
     """
-    if experiment.backend == "simulated":
+    if experiment.backend == SIMULATED:
         raise SloBenchError(
             "--validate compares a real server with its simulation; choose one with --backend "
             "vllm or sglang"

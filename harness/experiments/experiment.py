@@ -7,13 +7,14 @@ import math
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...workloads.errors import SloBenchError, UnknownNameError
+from ..load_generator.http.load_progress import LoadProgress
 from ..load_generator.machine import cores
 from ..results.run_folder import (
     CHECKSUMS,
@@ -40,11 +41,15 @@ _WORTH_A_PROCESS = 4000  # requests, simulated in about the second that a proces
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress of a run. `running` is the number of requests processed in unfinished cells."""
+    """Progress of a run. `running` is the number of requests processed in unfinished cells.
+
+    `loads`: on real servers, what the requests of unfinished cells show so far.
+    """
 
     finished: int
     cells: int
     running: Mapping[str, int]
+    loads: Mapping[str, LoadProgress] = field(default_factory=dict)
 
 
 class Experiment(ExperimentSchema):
@@ -142,15 +147,19 @@ def _run_missing(
     missing = set(held.missing)
     todo = [spec for spec in planned.cells if spec.cell in missing]
     running: dict[str, int] = {}
+    loads: dict[str, LoadProgress] = {}
 
     def tell(event: Event) -> None:
         if isinstance(event, CellDone):
             running.pop(event.cell, None)
+            loads.pop(event.cell, None)
             held.add(event.cell, event.row)
         else:
             running[event.cell] = event.requests
+            if event.load is not None:
+                loads[event.cell] = event.load
         if progress is not None:
-            progress(Progress(len(held.finished), len(held.cells), running))
+            progress(Progress(len(held.finished), len(held.cells), running, loads))
 
     records = planned.resolved.records
     if planned.resolved.backend == SIMULATED:
@@ -166,7 +175,7 @@ def _run_missing(
             held.path,
             records=records,
             repetitions=planned.resolved.server.repetitions,
-            progress=lambda cell, requests: tell(CellProgress(cell, requests)),
+            progress=lambda cell, load, _: tell(CellProgress(cell, load.ended, load)),
             done=lambda cell, row: tell(CellDone(cell, row)),
         )
 

@@ -27,7 +27,7 @@ from typing import Any, Protocol
 from ... import __version__
 from ...workloads.errors import SloBenchError
 from .http.columns import SenderResult
-from .http.drive import Progress
+from .http.load_progress import LoadProgress, Progress
 from .send_job import SendJob, SendResult, SendShares, Share, ready_processes, rows_of
 
 _AHEAD_S = 1.0  # between "all is ready" and the workload's time zero: everybody must have heard
@@ -92,7 +92,7 @@ class LoadWorkers:
     def __init__(self) -> None:
         self._stack = contextlib.ExitStack()
         self._send: SendShares | None = None
-        self._ended = 0
+        self._so_far = LoadProgress()
 
     def prepare(self, files: Files, shares: Sequence[int]) -> None:
         """Start the sending processes of `shares`; `files` are those of the `SendJob`.
@@ -121,14 +121,14 @@ class LoadWorkers:
         """
         assert self._send is not None
 
-        def told(ended: int) -> None:
-            self._ended = ended
+        def told(so_far: LoadProgress) -> None:
+            self._so_far = so_far
 
         return self._send(start_s, time_s, told)
 
-    def ended(self) -> int:
-        """Number of requests that have ended so far."""
-        return self._ended
+    def so_far(self) -> LoadProgress:
+        """What is known so far of what this machine sends."""
+        return self._so_far
 
     def close(self) -> None:
         """Stop the running sending processes."""
@@ -254,18 +254,19 @@ class _RemoteRun:
         progress: Progress | None,
     ) -> None:
         """Wait until all have answered or `until_s` has passed, and report progress."""
-        ended = dict.fromkeys(begun, 0)
+        so_far = dict.fromkeys(begun, LoadProgress())
         while perf_counter() < until_s:
             _, running = wait(begun.values(), timeout=_LOOK_EVERY_S)
             if not running:
                 return
-            asked = {s: s.call("ended") for s, future in begun.items() if future in running}
+            asked = {s: s.call("so_far") for s, future in begun.items() if future in running}
             wait(asked.values(), timeout=_ANSWER_S)
             for station, answer in asked.items():
                 if answer.done() and answer.exception() is None:
-                    ended[station] = answer.result()
+                    so_far[station] = answer.result()
             if progress is not None:
-                progress(sum(ended.values()), max(0.0, perf_counter() - start_s))
+                told = sum(so_far.values(), LoadProgress())
+                progress(told, max(0.0, perf_counter() - start_s))
 
 
 def _clock(station: RemoteLoadWorkers) -> float:

@@ -10,8 +10,8 @@ from typing import Any
 from ... import __version__
 from ...workloads.errors import SloBenchError
 from ...workloads.workload import Workload
-from .http.drive import Progress
 from .http.endpoint import is_loopback
+from .http.load_progress import Progress
 from .load_workers import LoadWorkers, LoadWorkersLostError, RemoteLoadWorkers, send_from
 from .send_job import SendJob, SendResult, processes_for
 

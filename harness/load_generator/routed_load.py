@@ -24,9 +24,9 @@ from .client_health import (
     untrusted_because,
 )
 from .http.columns import FAULTS, RequestColumns, SenderResult, joined_columns, joined_gaps
-from .http.drive import Progress
 from .http.endpoint import Endpoint
 from .http.faults import RequestFault
+from .http.load_progress import Progress
 from .http.options import HttpOptions
 from .http.wire_requests import Bodies
 from .send_job import (
@@ -91,7 +91,7 @@ def measure(
         endpoints: the servers.
         options: API, request fields and limits.
         router: name of the router that chooses among the servers.
-        progress: called now and then with (requests ended, clock in seconds).
+        progress: called now and then with what is known so far, and the clock in seconds.
         senders: where requests are sent from; by default this machine.
 
     Raises:

@@ -28,9 +28,10 @@ from ...workloads.workload import Workload
 from ..engine.cluster.arrivals import Arrivals
 from ..policies.routers import router as router_by_name
 from .http.columns import SenderResult, read_part
-from .http.drive import Driver, Progress
+from .http.drive import Driver
 from .http.endpoint import Endpoint
 from .http.length_prediction import prompt_lengths
+from .http.load_progress import LoadProgress, LoadWatch, Progress
 from .http.options import HttpOptions
 from .http.wire_requests import Bodies, WireRequests
 from .machine import cores
@@ -51,7 +52,7 @@ _LITTLE_WORK_S = 0.5  # less CPU time than this is not worth a second process
 _BUSY_SHARE = 0.5  # of a core; above it, timestamps are delayed by other work
 
 # Sends shares: start time, time limit, callback with the number of ended requests.
-SendShares = Callable[[float, float, Callable[[int], None]], dict[int, SenderResult]]
+SendShares = Callable[[float, float, Callable[[LoadProgress], None]], dict[int, SenderResult]]
 _Said = queue.SimpleQueue[tuple[int, dict[str, Any] | None]]
 
 
@@ -191,8 +192,9 @@ def send_share(
     servers = RoutedServers(len(endpoints), router_by_name(job.router), share.index)
     requests = WireRequests(own, endpoints, options, job.bodies)
     lengths = prompt_lengths(own, options) if options.length_predictor else None
+    told = None if progress is None else (LoadWatch(own), progress)
     driver = Driver(
-        arrivals, servers, requests, endpoints, options, job.time_limit_s, progress, lengths
+        arrivals, servers, requests, endpoints, options, job.time_limit_s, told, lengths
     )
     try:
         driven = driver.run(start_s)
@@ -225,9 +227,9 @@ class ThisMachine:
         with ready_processes(folder, range(order.count)) as send:
             start_s = perf_counter() + _AHEAD_S
 
-            def told(ended: int) -> None:
+            def told(so_far: LoadProgress) -> None:
                 if progress is not None:
-                    progress(ended, max(0.0, perf_counter() - start_s))
+                    progress(so_far, max(0.0, perf_counter() - start_s))
 
             parts = send(start_s, order.time_limit_s, told)
         return [SendResult(parts.get(share)) for share in range(order.count)]
@@ -239,7 +241,7 @@ def ready_processes(folder: Path, shares: Sequence[int]) -> Iterator[SendShares]
 
     `folder` holds the files of a `SendJob` and the bodies. The function that the block gets sends
     from `start_s` on, for at most `time_s` seconds, and returns the results of the shares whose
-    processes did not die; `told` is called with the number of requests that have ended.
+    processes did not die; `told` is called with what is known so far.
 
     Raises:
         SloBenchError: one of the processes cannot send.
@@ -249,21 +251,23 @@ def ready_processes(folder: Path, shares: Sequence[int]) -> Iterator[SendShares]
     def hear(share: int, message: dict[str, Any] | None) -> None:
         said.put((share, message))
 
-    def send(start_s: float, time_s: float, told: Callable[[int], None]) -> dict[int, SenderResult]:
+    def send(
+        start_s: float, time_s: float, told: Callable[[LoadProgress], None]
+    ) -> dict[int, SenderResult]:
         for child in children:
             child.send(start_s)
         until_s = start_s + time_s + _GRACE_S
-        ended = dict.fromkeys(shares, 0)
+        so_far = dict.fromkeys(shares, LoadProgress())
         left, done = set(shares), set()
         while left:
             share, message = _next(said, until_s)
-            if message is not None and "ended" in message:
-                ended[share] = message["ended"]
+            if message is not None and "so_far" in message:
+                so_far[share] = LoadProgress(**message["so_far"])
             else:
                 left.discard(share)
                 if message is not None:
                     done.add(share)
-            told(sum(ended.values()))
+            told(sum(so_far.values(), LoadProgress()))
         return {
             share: pickle.loads(_part_of(folder, share).read_bytes())
             for share in shares
@@ -306,11 +310,11 @@ def _work(folder: Path, index: int, parent: Parent) -> None:
     """Main function of a sending process."""
     said_s = 0.0
 
-    def progress(ended: int, clock_s: float) -> None:
+    def progress(so_far: LoadProgress, clock_s: float) -> None:
         nonlocal said_s
         if clock_s - said_s > 0.2:
             said_s = clock_s
-            parent.send({"ended": ended})
+            parent.send({"so_far": vars(so_far)})
 
     def start_s() -> float:
         parent.send({"ready": True})

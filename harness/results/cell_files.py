@@ -22,8 +22,8 @@ from ...workloads.csv_text import guarded
 from ...workloads.request import SLO_COLUMNS
 from ...workloads.whole_file import whole_file, write_whole
 from ...workloads.workload import Workload
+from ..core.judging import Judged
 from ..core.records import Misprediction, Outcome, Records, Timeline, TimeseriesRow
-from .metrics import Judged
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -7,7 +7,6 @@ bound that it has; rejected, dropped, cancelled, failed and unfinished requests 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,9 +14,10 @@ from numpy.typing import NDArray
 
 from ...workloads.call_parser import number, parse_values
 from ...workloads.errors import SloBenchError
-from ...workloads.request import SLO_COLUMNS, RequestType
+from ...workloads.request import RequestType
 from ...workloads.workload import Workload
 from ..core.counters import COUNT
+from ..core.judging import Judged
 from ..core.records import Outcome, Records, Result
 from ..policies.columns import COLUMNS
 from .energy import Energy, unit_costs
@@ -28,51 +28,8 @@ from .stationarity import LEAST_REQUESTS, batches_of, horizon_s, left_s, station
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
-# Sums of floating-point times may pass a bound by rounding alone: a nanosecond is not late.
-TOLERANCE_S = 1e-9
 NOT_A_NUMBER = float("nan")
 _MOST_NAMES = 32  # models or adapters with columns of their own
-
-
-@dataclass(frozen=True)
-class Judged:
-    """Which requests met their SLO, and which bound the others missed.
-
-    `late` holds a mask for each key of `SLO_COLUMNS`, true for finished requests only; one request
-    may miss several bounds.
-    """
-
-    met: Mask
-    late: Mapping[str, Mask]
-
-
-def late(
-    seconds: Floats | float, bound_s: Floats | float, tolerance_s: float = TOLERANCE_S
-) -> Mask:
-    """Which times exceed their bound. NaN (one token has no TPOT) exceeds none."""
-    with np.errstate(invalid="ignore"):
-        missed: Mask = np.asarray(seconds) > np.asarray(bound_s) + tolerance_s
-    return missed
-
-
-def judge_times(
-    finished: Mask, seconds: Mapping[str, Floats], bounds_s: Mapping[str, Floats | float]
-) -> Judged:
-    """Compare times with bounds, both by the keys of `SLO_COLUMNS`; a deadline with the finish."""
-    missed = {name: finished & late(of, bounds_s[name]) for name, of in seconds.items()}
-    return Judged(finished & ~np.any(list(missed.values()), axis=0), missed)
-
-
-def judge(workload: Workload, records: Records) -> Judged:
-    """Compare the times of every request with its own bounds."""
-    seconds = {
-        "ttft": records.ttft_s,
-        "tpot": records.tpot_s,
-        "e2e": records.e2e_s,
-        "deadline": records.finish_s,
-    }
-    bounds_s = {name: getattr(workload, column) for name, column in SLO_COLUMNS.items()}
-    return judge_times(records.outcome == Outcome.FINISHED, seconds, bounds_s)
 
 
 @dataclass(frozen=True)

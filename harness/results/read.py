@@ -42,6 +42,9 @@ TEXT_COLUMNS = ("cell", "system", "backend", "workload", "model", "gpu", "step_t
 REASON_COLUMN = "invalid_because"
 """Why a measured cell must not be used; only cells on real servers have it."""
 
+FAULT_COLUMN = "fault_detail"
+"""What was said of a failed request; only cells on real servers have it."""
+
 NUMBER_COLUMNS = (
     "gpus",
     "rate_rps",
@@ -298,7 +301,8 @@ def _read_cells(path: Path) -> tuple[pd.DataFrame, tuple[str, ...]]:
     for column in names:
         if column == CHECKSUMS:
             continue
-        if column in TEXT_COLUMNS or column in axes or column in (REASON_COLUMN, BAND_BASIS):
+        words = (*TEXT_COLUMNS, *axes, REASON_COLUMN, FAULT_COLUMN, BAND_BASIS)
+        if column in words:
             columns[column] = raw[column]
         elif column == "valid":
             columns[column] = raw[column].map({"True": True, "False": False})

@@ -239,12 +239,12 @@ def _rises(counts: Sequence[tuple[int, ...]], least: float) -> bool:
     return bool(changes.mean() > _GROWTH_SIGMAS * error)
 
 
-def keeps_up(runs: Sequence[RunBatches]) -> bool:
+def keeps_up(runs: Sequence[RunBatches], most_growth: float = MOST_GROWTH) -> bool:
     """Whether runs at one rate show that the served throughput keeps up with the offered load.
 
     The backlog's trend over a run, a straight line by least squares, has an upper confidence bound
-    (2 standard errors, for residuals with their correlation from edge to edge) below 1 % of the
-    arrivals. Where neither this holds nor `grows`, the runs are too short to tell.
+    (2 standard errors, for residuals with their correlation from edge to edge) below `most_growth`
+    of the arrivals. Where neither this holds nor `grows`, the runs are too short to tell.
     """
     trends, errors, lengths = [], [], []
     for run in runs:
@@ -262,7 +262,7 @@ def keeps_up(runs: Sequence[RunBatches]) -> bool:
     weights = np.array(lengths) ** 3  # a trend's variance falls with the third power of the length
     weights /= weights.sum()
     bound = float(weights @ trends) + 2 * float(np.linalg.norm(weights * errors))
-    return bound <= MOST_GROWTH
+    return bound <= most_growth
 
 
 def drifts(run: RunBatches) -> bool:

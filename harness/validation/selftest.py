@@ -142,6 +142,18 @@ def self_test(
     )
 
 
+# Ends with the process that holds the other end of its input, however that one ends; Ctrl-C in the
+# terminal is none of its business.
+_SPIN = """
+import os, sys, threading
+def end():
+    sys.stdin.read()
+    os._exit(0)
+threading.Thread(target=end).start()
+while True: pass
+"""
+
+
 @contextlib.contextmanager
 def _busy(share: CoreShare) -> Iterator[None]:
     """Compute on all cores of servers, as a server on a CPU does; on all there are, if unknown."""
@@ -149,13 +161,15 @@ def _busy(share: CoreShare) -> Iterator[None]:
     try:
         with started_on(share.server):
             for _ in share.server or [0]:
-                argv = [sys.executable, "-S", "-E", "-c", "while True: pass"]
-                spinning.append(subprocess.Popen(argv))
+                argv = [sys.executable, "-S", "-E", "-c", _SPIN]
+                spinning.append(
+                    subprocess.Popen(argv, stdin=subprocess.PIPE, start_new_session=True)
+                )
         yield
     finally:
         for one in spinning:
             one.kill()
-            one.wait()
+            one.communicate()
 
 
 def _search(run: Callable[[float], SelfTestLevel], levels: Sequence[SelfTestLevel]) -> None:

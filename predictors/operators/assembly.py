@@ -22,7 +22,7 @@ from ..specs import model
 from ..speculation import SpeculativeStepTime, parse_speculation
 from ..step_time import DEFAULT_HOST_S, StepTimeModel, step_time
 from .kernels import Kernels, kernels
-from .layers import Indexer, Operators, operators
+from .layers import ExpertLayer, Indexer, Operators, operators
 
 Floats = NDArray[np.float64]
 
@@ -44,6 +44,7 @@ class HostTimes:
 
 DEFAULT_ENGINE = "vllm"
 NAME = "operators"  # in place of a profile's file
+_OF_ATTENTION = ("qkv_a_proj", "q_b_proj", "kv_b_proj", "o_proj")
 GRAPH_TOKENS = 512  # the largest CUDA graph that is captured
 # SGLang launches prompts kernel by kernel, with Python between. Chosen with half of its rows of
 # mixtures of experts in view: 110 ms for the 1,575 kernels of DeepSeek-V3 (`Operators.launches`).
@@ -74,11 +75,13 @@ def operator_step_time(
     *,
     host_s: float | None = None,
     without: tuple[str, ...] = (),
+    experts_kernel: str = "",
 ) -> StepTimeModel:
     """The step-time model of a placement on `engine` (a name of `HOSTS`), from kernel times.
 
     `host_s` replaces the host's seconds of a step. Tables of GPUs `without` are not used (to see
-    what a GPU without tables would get).
+    what a GPU without tables would get). `experts_kernel` (`triton`, `marlin`): the one that the
+    server is told to take for experts; its own choice where that was not measured.
 
     Raises:
         UnknownNameError: there are no host times of the engine.
@@ -92,6 +95,8 @@ def operator_step_time(
     step_s = host.step_s if host_s is None else host_s
     known = kernels(placement.gpu, engine, without)
     listed = operators(_as_run(placement, engine))
+    if listed.experts is not None:
+        listed = replace(listed, experts=_with_kernel(listed.experts, experts_kernel))
     linear, experts = _linear(known, listed, placement), _experts(known, listed, placement)
     decode = _decode(known, listed, placement)
     rest = (
@@ -110,9 +115,10 @@ def operator_step_time(
     if not known.exact:
         origin += f", scaled to {placement.gpu.name}"
     origin += " (AIConfigurator)"
-    if listed.recurrence is not None:
+    by_roofline = listed.recurrence is not None and not known.has_recurrences
+    if by_roofline:
         origin += "; linear attention by its roofline"
-    fitted = known.exact and listed.recurrence is None
+    fitted = known.exact and not by_roofline
     return StepTimeModel(made, fitted=fitted, provenance=origin)
 
 
@@ -133,6 +139,22 @@ def _as_run(placement: Placement, engine: str) -> Placement:
         shared_intermediate=0,
     )
     return replace(placement, model=replace(spec, experts=fused))
+
+
+def _with_kernel(layer: ExpertLayer, kernel: str) -> ExpertLayer:
+    """The experts by this kernel. For Marlin with MXFP4 weights vLLM pads the hidden size to a
+    multiple of 256 and the width on a GPU to one of 128
+    (`mxfp4_round_up_hidden_size_and_intermediate_size`).
+    """
+    if kernel == "marlin" and layer.dtype == "mxfp4":
+        width = 128 * layer.tp
+        padded = width * -(-layer.experts.intermediate // width)
+        layer = replace(
+            layer,
+            hidden=256 * -(-layer.hidden // 256),
+            experts=replace(layer.experts, intermediate=padded),
+        )
+    return replace(layer, kernel=kernel)
 
 
 def speculative_step_time(
@@ -195,11 +217,6 @@ def _linear(known: Kernels, listed: Operators, placement: Placement) -> Curve:
         seconds += gemm.calls * known.sustained_gemm_s(tokens, gemm.n, gemm.k, gemm.dtype)
     for small in listed.small:
         seconds += small.calls * known.small_s(small.bytes_per_token * tokens)
-    if (recurrence := listed.recurrence) is not None:
-        of_pass = known.roofline_s(
-            recurrence.token_bytes * tokens, recurrence.token_operations * tokens
-        )
-        seconds += recurrence.calls * of_pass
     for reduce in listed.all_reduces:
         seconds += reduce.calls * known.all_reduce_s(
             placement.tp, reduce.bytes_per_token * tokens, placement.peer_link
@@ -227,9 +244,8 @@ def _per_sequence(known: Kernels, listed: Operators, host: HostTimes) -> Curve:
     head = listed.head
     seconds = known.gemm_s(_SEQUENCES, head.n, head.k, head.dtype)
     sampled = known.small_s(4 * listed.logits_bytes * _SEQUENCES)
-    if (recurrence := listed.recurrence) is not None:  # its launch is counted with the tokens
-        states = recurrence.state_bytes * _SEQUENCES
-        sampled += recurrence.calls * (known.small_s(states) - known.small_s(np.zeros(1)))
+    if (recurrence := listed.recurrence) is not None:
+        sampled += recurrence.calls * known.recurrent_s(_SEQUENCES, recurrence)
     return Curve(_SEQUENCES, seconds + sampled + host.sequence_s * _SEQUENCES)
 
 
@@ -285,7 +301,7 @@ def _mixed(
 
     contexts = _CONTEXTS[None, :]
     later = a.calls * behind(contexts, alone)
-    if a.window_calls and (chosen_s := known.chosen_s(a, listed.indexer)):
+    if a.window_calls and (chosen_s := _chosen_s(known, listed, placement)):
         dense = behind(contexts, alone)
         chosen = chosen_s * _CHUNKS[:, None]
         later += a.window_calls * np.where(contexts + _CHUNKS[:, None] > a.window, chosen, dense)
@@ -293,7 +309,33 @@ def _mixed(
         later += a.window_calls * behind(np.minimum(contexts, a.window), windowed)
     if listed.indexer is not None:
         later += listed.indexer.calls * indexed(contexts, listed.indexer)
+    if (recurrence := listed.recurrence) is not None:
+        later = later + recurrence.calls * known.recurrence_s(_CHUNKS[:, None], recurrence)
     sequences = np.concatenate([[0.0], decode.sequences])
     decodes = np.concatenate([np.zeros((1, len(decode.kv_tokens))), decode.seconds])
     total = later[:, :, None, None] + decodes[None, None, :, :]
     return MixedGrid(_CHUNKS, _CONTEXTS, sequences, decode.kv_tokens, total)
+
+
+def _chosen_s(known: Kernels, listed: Operators, placement: Placement) -> float:
+    """Seconds in which a query of a prompt attends to the tokens that an indexer chose.
+
+    Of a measured layer with the longest prompt, less what is computed apart here: projections,
+    small kernels and scores of the indexer.
+    """
+    indexer, a = listed.indexer, listed.attention
+    if indexer is None:
+        return 0.0
+    measured = known.sparse_context(a, placement.kv_dtype)
+    if measured is None:
+        return known.chosen_s(a, indexer)
+    at, seconds = (found[-1:] for found in measured)
+    beside = known.index_s(at, 0.5 * at**2, indexer)
+    for gemm in listed.gemms:
+        if gemm.name in _OF_ATTENTION or gemm.name.startswith("index_"):
+            beside = beside + known.gemm_s(at, gemm.n, gemm.k, "bf16")
+    for small in listed.small:
+        if small.name.startswith(("index_", "latent_", "rotary_")):
+            calls = small.calls / indexer.calls
+            beside = beside + calls * known.small_s(small.bytes_per_token * at)
+    return max(0.0, float((seconds - beside)[0] / at[0]))

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ..dtypes import kv_dtype, weight_dtype
 from ..model_spec import Experts
 from ..specs import GpuSpec, LinkSpec, gpus
-from .layers import Attention, ExpertLayer, Indexer
+from .layers import Attention, ExpertLayer, Indexer, Recurrence
 
 Floats = NDArray[np.float64]
 
@@ -165,16 +165,31 @@ class Kernels:
         moved = read * wanted.key_bytes + 2 * _SCORE_BYTES * pairs
         return self.roofline_s(moved, pairs * wanted.operations, 8)
 
-    def chosen_s(self, wanted: Attention, indexer: Indexer | None) -> float:
-        """Seconds in which a query of a prompt attends to the tokens that an indexer chose; 0: as
-        long as with a window.
+    def sparse_context(self, wanted: Attention, dtype: str) -> tuple[Floats, Floats] | None:
+        """Tokens of a prompt, and the seconds of one layer's sparse attention with 16-bit
+        projections and its indexer (vLLM's module); None: not measured.
+        """
+        name = f"sparse_context/{dtype}"
+        if f"{name}/heads" not in self._tables:
+            return None
+        heads = self._tables[f"{name}/heads"]
+        nearest = int(np.argmin(np.abs(np.log(heads / wanted.heads))))
+        times = _seconds(self._tables[f"{name}/time"][nearest])
+        there = np.isfinite(times)
+        if not self.exact:
+            times = times * self._measured.flops[16] / self._own.flops[16]
+        return np.asarray(self._tables[f"{name}/length"], dtype=np.float64)[there], times[there]
+
+    def chosen_s(self, wanted: Attention, indexer: Indexer) -> float:
+        """Seconds in which a query of a prompt attends to the tokens that an indexer chose, where
+        no table has them; 0: as long as with a window.
 
         Prompts longer than the number of chosen tokens run through FlashMLA's sparse kernel on
         Hopper, which takes multiples of 64 heads: fewer are padded (SGLang,
         `_forward_flashmla_sparse`), and reaches 640 TFLOP/s on H800, 65 % of the data sheet (its
-        README). On Blackwell servers take TensorRT-LLM's kernel, of which no times are known.
+        README).
         """
-        if indexer is None or not wanted.latent or self.gpu.flops_4bit:
+        if not wanted.latent or self.gpu.flops_4bit:
             return 0.0
         heads = _SPARSE_HEADS * -(-wanted.heads // _SPARSE_HEADS)
         return heads * indexer.chosen_operations / (_SPARSE_SHARE * self.gpu.flops_16bit)
@@ -207,17 +222,59 @@ class Kernels:
         )
         return measured, times, batch, length
 
+    # ---------------------------------------------------------------- linear attention
+
+    @property
+    def has_recurrences(self) -> bool:
+        """Whether linear attention was measured; otherwise it is computed by its roofline."""
+        return "linear_context/shape" in self._tables
+
+    def recurrence_s(self, tokens: Floats, wanted: Recurrence) -> Floats:
+        """Seconds in which one layer computes a prompt's chunk of each number of `tokens`."""
+        tokens = np.asarray(tokens, dtype=np.float64)
+        if not self.has_recurrences:
+            return self.roofline_s(wanted.token_bytes * tokens, wanted.token_operations * tokens)
+        return self._recurrence("context", tokens, wanted)
+
+    def recurrent_s(self, sequences: Floats, wanted: Recurrence) -> Floats:
+        """Seconds of one layer's update of the states of decoding sequences."""
+        if not self.has_recurrences:
+            return self.small_s(wanted.state_bytes * sequences)
+        return self._recurrence("generation", sequences, wanted)
+
+    def _recurrence(self, phase: str, counts: Floats, wanted: Recurrence) -> Floats:
+        """Times of the heads nearest to the wanted ones, along logarithms; beyond the table in
+        proportion. What is bound by bandwidth or arithmetic grows with the value heads, which
+        are scaled where another number was measured.
+        """
+        shapes = self._tables[f"linear_{phase}/shape"]
+        heads = np.array([wanted.key_heads, wanted.value_heads])
+        nearest = int(np.argmin(np.abs(np.log(shapes / heads)) @ [1.0, 2.0]))
+        at = np.asarray(self._tables[f"linear_{phase}/at"], dtype=np.float64)
+        times = _seconds(self._tables[f"linear_{phase}/time"][nearest])
+        there = np.isfinite(times)
+        at, times = at[there], times[there]
+        inside = np.exp(np.interp(np.log(np.maximum(counts, at[0])), np.log(at), np.log(times)))
+        found = inside * np.maximum(1.0, counts / at[-1])
+        scale = wanted.value_heads / shapes[nearest, 1]
+        if not self.exact:
+            scale *= self._measured.bandwidth / self._own.bandwidth
+        return np.asarray(np.maximum(LAUNCH_S, found * scale))
+
     # ---------------------------------------------------------------- experts
 
     def experts_s(self, tokens: Floats, wanted: ExpertLayer) -> Floats:
         """Seconds of one layer's experts on the GPU with most load, for each number of tokens.
 
-        Under a server's load, as `sustained_gemm_s`.
+        Under a server's load, as `sustained_gemm_s`. Where another number of experts was measured,
+        it is with as many tokens an expert.
         """
         known = f"moe/{wanted.dtype}/shape" in self._tables
         dtype = wanted.dtype if known else "bf16"
+        told = f"{wanted.dtype}-{wanted.kernel}"
+        name = f"moe/{told if f'moe/{told}/shape' in self._tables else dtype}"
         roofline = _experts_roofline(self._own, tokens, wanted)
-        shapes = self._tables[f"moe/{dtype}/shape"]
+        shapes = self._tables[f"{name}/shape"]
         e = wanted.experts
         sides = (wanted.hidden, e.intermediate, e.per_token, e.routed, wanted.tp, wanted.ep)
         nearest = int(np.argmin(np.abs(np.log(shapes / np.array(sides))).sum(axis=1)))
@@ -231,10 +288,11 @@ class Kernels:
             skew=0.0,
             dtype=dtype,
         )
-        times = _seconds(self._tables[f"moe/{dtype}/time"][nearest])
+        times = _seconds(self._tables[f"{name}/time"][nearest])
         there = np.isfinite(times)
-        at = np.asarray(self._tables[f"moe/{dtype}/tokens"], dtype=np.float64)[there]
+        at = np.asarray(self._tables[f"{name}/tokens"], dtype=np.float64)[there]
         ratio = np.log(times[there] / _experts_roofline(self._measured, at, measured))
+        at = at * (per_token / routed) / (e.per_token / e.routed)
         measured_s = np.exp(np.interp(np.log(tokens), np.log(at), ratio)) * roofline
         slowed = self._slowed(_experts_operations(tokens, wanted), wanted.dtype, roofline)
         return np.asarray(measured_s * slowed)

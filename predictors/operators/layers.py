@@ -50,14 +50,17 @@ class Attention:
 class Recurrence:
     """Linear attention of one layer on one GPU, `calls` times in a pass.
 
-    A pass reads and writes the state of each sequence. Prompts are computed in chunks of
-    `CHUNK_TOKENS`, with matrix products inside a chunk and between chunks.
+    `key_heads` and `value_heads` are those of the GPU. A pass reads and writes the state of each
+    sequence. Prompts are computed in chunks of `CHUNK_TOKENS`, with matrix products inside a chunk
+    and between chunks.
     """
 
     state_bytes: float
     token_bytes: float
     token_operations: float
     calls: int
+    key_heads: float
+    value_heads: float
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,8 @@ CHUNK_TOKENS = 64  # of the kernels that vLLM and SGLang use (flash-linear-atten
 class ExpertLayer:
     """The experts of one layer on one GPU, `calls` times in a pass.
 
-    Each of `ep` groups holds its share of the experts whole, over `tp` GPUs.
+    Each of `ep` groups holds its share of the experts whole, over `tp` GPUs. `kernel`: the one
+    that the server was told to take; empty: its own choice.
     """
 
     hidden: int
@@ -93,6 +97,7 @@ class ExpertLayer:
     skew: float
     dtype: str
     calls: int
+    kernel: str = ""
 
 
 @dataclass(frozen=True)
@@ -314,6 +319,8 @@ def _recurrence(linear: LinearAttention, tp: int) -> Recurrence:
         (linear.mixed_width + linear.value_width) / tp * SIXTEEN_BIT_BYTES,
         products * linear.value_heads / tp,
         linear.layers,
+        linear.key_heads / tp,
+        linear.value_heads / tp,
     )
 
 

@@ -115,7 +115,7 @@ def _documents(path: Path) -> Iterator[Json]:
             path,
             None,
             "is LoadGen's summary, which has no single requests and so no interval; `slo-bench "
-            "export RUN --to mlperf` writes ours in its terms, to hold beside it",
+            "compare RUN mlperf_log_summary.txt` shows its figures beside those of a run",
         )
     try:
         pieces: list[tuple[int | None, Any]] = [(None, parse_json(text))]

@@ -239,6 +239,8 @@ def _notices(
     if overlong_requests := summary.oversize_text(cells):
         told = f"{overlong_requests} exceed the context or the KV cache; they count as missed."
         lines.append(("Too long.", told))
+    if failed := summary.failed_text(cells):
+        lines.append(("Failed requests.", f"{failed}; they count as missed."))
     if short := summary.short_answers_text(cells):
         lines.append(("Short answers.", f"{short}: those levels had less work than offered."))
     if without := [run.name for run in runs if not run.keeps_requests]:

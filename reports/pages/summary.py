@@ -11,7 +11,7 @@ import pandas as pd
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.text import Text
 
-from ...harness.results.read import REASON_COLUMN
+from ...harness.results.read import FAULT_COLUMN, REASON_COLUMN
 from ..figures.details import LevelDetail
 from ..figures.facets import abbreviated, by_facet, facets_of
 from ..figures.figure import percent_text, rate_text, seconds_text
@@ -154,6 +154,8 @@ def _notes(cells: pd.DataFrame, rows: pd.DataFrame) -> list[str]:
         notes.append(f"{short}: those levels had less work than offered.")
     if shared := shared_cores_text(cells):
         notes.append(f"{shared}.")
+    if failed := failed_text(cells):
+        notes.append(f"{failed}.")
     if truncated := truncated_text(cells):
         notes.append(f"Served with fewer tokens than the workload has: {truncated}.")
     return [*notes, *bands.notes(cells), *mechanisms.notes(cells), *decisions.sentences(cells)]
@@ -223,6 +225,19 @@ def truncated_text(cells: pd.DataFrame) -> str:
 def short_answers_text(cells: pd.DataFrame) -> str:
     """`12 of 3,000 answers have fewer tokens than requested`; empty where none has."""
     return _counted(cells, "truncated_outputs", "answers have fewer tokens than requested")
+
+
+def failed_text(cells: pd.DataFrame) -> str:
+    """`12 of 300 requests failed (status: 400: too long)`; empty where none did."""
+    if FAULT_COLUMN not in cells:
+        return ""
+    columns = [name for name in cells.columns if name.startswith("fault_")]
+    counts = cells[columns].drop(columns=FAULT_COLUMN).apply(pd.to_numeric).sum(axis=1)
+    if not (failed := int(counts.sum())):
+        return ""
+    said = cells[FAULT_COLUMN].fillna("")[counts.idxmax()]
+    of = f"{failed:,} of {int(cells['requests'].sum()):,} requests failed"
+    return f"{of} ({said})" if said else of
 
 
 def _counted(cells: pd.DataFrame, column: str, what: str) -> str:

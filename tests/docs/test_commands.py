@@ -51,11 +51,11 @@ NOT_RUN = {
     "slo-bench backends install vllm --cpu": ".ci/run types it with --with nixl",
     "slo-bench run --suite parallelism-map": "two minutes; the page keeps its results",
     # Too long; the command is tested on a small folder.
-    "taskset -c 1 slo-bench serve vllm --backend vllm --model models/tiny --port 8000 "
+    "slo-bench serve vllm --backend vllm --model models/tiny --port 8000 "
     "--server-arg=--max-model-len=2048": "waits; for the clients of the next line",
-    "taskset -c 0 python tests/benchmarks/bench_clients.py --server http://127.0.0.1:8000 "
+    "python tests/benchmarks/bench_clients.py --server http://127.0.0.1:8000 "
     "--model models/tiny --tokenizer models/tiny --rates 1,2,4 --requests 24 "
-    "--output-tokens 32 --vllm vllm --guidellm guidellm": "other clients, and a server",
+    "--output-tokens 32 --vllm vllm --guidellm guidellm --aiperf aiperf": "other clients",
     "python scripts/server_tables.py --work runs": "an hour of real servers",
     "python tests/benchmarks/bench_parts.py --requests 50000": "a minute of CPU time",
     "python tests/benchmarks/bench_parts.py --growth": "two minutes of CPU time",

@@ -2,12 +2,14 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from slo_bench.harness.experiments.execution.lookup import placed
 from slo_bench.harness.experiments.execution.specs import PlacementSpec
+from slo_bench.predictors.operators.kernels import Kernels, kernels
 from slo_bench.predictors.operators.layers import operators
-from slo_bench.predictors.specs import model
+from slo_bench.predictors.specs import gpu, model
 from slo_bench.workloads.errors import SloBenchError
 
 NAME = "qwen3-next-80b-a3b"
@@ -63,9 +65,49 @@ def test_a_decode_reads_and_writes_states_and_hardly_grows_with_length():
     assert 0.8 * kv_s < long - short < 2.5 * kv_s
 
 
-def test_it_is_said_to_be_an_estimate():
-    made = put(4).step_time
-    assert not made.fitted
-    assert made.provenance.endswith("linear attention by its roofline")
+def test_prompts_take_the_measured_times_of_the_recurrence():
+    """In proportion beyond the table, and between its sizes between their times; a GPU without
+    tables takes those of the nearest, scaled by the bandwidth.
+    """
+    place = put(4).placement
+    recurrence = operators(place).recurrence
+    assert (recurrence.key_heads, recurrence.value_heads) == (4, 8)
+    known = kernels(place.gpu)
+    tokens = np.array([1024.0, 1536.0, 2048.0, 16384.0, 32768.0])
+    first, between, second, last, beyond = known.recurrence_s(tokens, recurrence)
+    assert first < between < second
+    assert beyond == pytest.approx(2 * last)
+    roofline_s = known.roofline_s(recurrence.token_bytes * 1024, recurrence.token_operations * 1024)
+    assert first > 2 * roofline_s  # one chunk waits for the one before it
+    table = place.gpu.bandwidth_bytes_per_s / gpu("b300").bandwidth_bytes_per_s
+    elsewhere = kernels(gpu("b300"), without=("b200", "h200-141g"))
+    assert elsewhere.source.startswith("h100-80g")
+    assert elsewhere.recurrence_s(tokens, recurrence)[2] == pytest.approx(second * table, rel=0.01)
+
+
+def test_a_prompt_pays_the_recurrence_and_a_decode_only_its_states():
+    made = put(4).step_time.model
+    place = put(4).placement
+    known, recurrence = kernels(place.gpu), operators(place).recurrence
+    of_prompt = recurrence.calls * float(known.recurrence_s(np.array([2048.0]), recurrence)[0])
+    assert made.step_s(0, 0, ((0, 2048),)) > of_prompt
+    one, many = (made.step_s(n, 0, ()) for n in (1, 256))
+    states = known.recurrent_s(np.array([1.0, 256.0]), recurrence)
+    assert many - one > 0.9 * recurrence.calls * (states[1] - states[0])
+
+
+def test_it_says_where_it_is_an_estimate():
+    assert put(4).step_time.fitted
+    known = kernels(put(4).placement.gpu)
+    names = {name for name in known._tables if not name.startswith("linear_")}
+    without = Kernels(known.gpu, known.source, {name: known._tables[name] for name in names})
+    recurrence = operators(put(4).placement).recurrence
+    assert not without.has_recurrences
+    assert without.recurrence_s(np.array([1024.0]), recurrence) < known.recurrence_s(
+        np.array([1024.0]), recurrence
+    )
+
+
+def test_speculation_is_refused():
     with pytest.raises(SloBenchError, match="speculation with linear attention"):
         put(4, speculation="eagle:3@0.7")

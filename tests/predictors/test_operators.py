@@ -9,8 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slo_bench.predictors.operators.assembly import EAGER_KERNEL_S, operator_step_time
-from slo_bench.predictors.operators.kernels import has_tables, kernels
+from slo_bench.predictors.operators.assembly import (
+    EAGER_KERNEL_S,
+    _with_kernel,
+    operator_step_time,
+)
+from slo_bench.predictors.operators.kernels import _experts_roofline, has_tables, kernels
 from slo_bench.predictors.operators.layers import Attention, operators
 from slo_bench.predictors.placement import Placement
 from slo_bench.predictors.specs import gpu, link, model
@@ -150,6 +154,48 @@ def test_experts_over_gpus_keep_the_shared_one_apart():
         place = Placement(model("deepseek-v3"), gpu("h200-141g"), tp=8, ep=ep, weight_dtype="fp8")
         step_s[ep] = [operator_step_time(place, e).model.host.prefill_s for e in ("sglang", "vllm")]
     assert step_s[1][0] < step_s[8][0]
+
+
+def test_a_server_may_be_told_which_kernel_its_experts_take():
+    """Triton on B200 takes longer than TensorRT-LLM's kernels, Marlin longer with long prompts;
+    a kernel that was not measured changes nothing.
+    """
+
+    def prompt_s(name: str, weights: str, gpu_name: str, kernel: str) -> float:
+        place = Placement(model(name), gpu(gpu_name), tp=2, weight_dtype=weights)
+        made = operator_step_time(place, "vllm-async", experts_kernel=kernel).model
+        return made.step_s(0, 0, ((0, 8192),))
+
+    own, triton, unknown = (
+        prompt_s("minimax-m2.5", "fp8", "b200", kernel) for kernel in ("", "triton", "marlin")
+    )
+    assert 1.2 * own < triton < 2 * own
+    assert unknown == own
+    own, marlin = (prompt_s("gpt-oss-120b", "mxfp4", "h200-141g", k) for k in ("", "marlin"))
+    assert 1.2 * own < marlin < 2 * own
+
+
+def test_marlin_pads_what_it_multiplies():
+    """gpt-oss-120b with tp 8: 2,880 x 360 become 3,072 x 384."""
+    place = Placement(model("gpt-oss-120b"), gpu("h100-80g"), tp=8, weight_dtype="mxfp4")
+    layer = operators(place).experts
+    padded = _with_kernel(layer, "marlin")
+    assert (padded.hidden, padded.experts.intermediate, padded.kernel) == (3072, 3072, "marlin")
+    assert _with_kernel(layer, "triton") == dataclasses.replace(layer, kernel="triton")
+
+
+def test_experts_of_another_number_are_compared_with_as_many_tokens_each():
+    """The table's own shape keeps its times; with twice the experts they are those of half the
+    tokens, in proportion to the roofline.
+    """
+    place = Placement(model("minimax-m2.5"), gpu("h100-80g"), tp=4, weight_dtype="fp8")
+    known, layer = kernels(place.gpu), operators(place).experts
+    tokens = np.array([64.0, 512.0, 4096.0])
+    twice = dataclasses.replace(layer.experts, routed=2 * layer.experts.routed)
+    other = dataclasses.replace(layer, experts=twice)
+    ratio = known.experts_s(tokens, layer) / _experts_roofline(known._own, tokens, layer)
+    later = known.experts_s(2 * tokens, other) / _experts_roofline(known._own, 2 * tokens, other)
+    assert later == pytest.approx(ratio, rel=0.08)  # but for what arithmetic slows
 
 
 def test_what_cannot_be_assembled_says_so():

@@ -9,6 +9,7 @@ from slo_bench.harness.experiments.execution.lookup import placed
 from slo_bench.harness.experiments.execution.specs import PlacementSpec
 from slo_bench.predictors.model_spec import SparseAttention
 from slo_bench.predictors.operators.assembly import operator_step_time
+from slo_bench.predictors.operators.kernels import Kernels, kernels
 from slo_bench.predictors.operators.layers import operators
 from slo_bench.predictors.placement import Placement
 from slo_bench.predictors.specs import gpu, model
@@ -166,7 +167,76 @@ QWEN_35B = {
     "tie_word_embeddings": False,
     "vision_config": QWEN_VISION,
 }
+KIMI = {
+    "architectures": ["KimiK25ForConditionalGeneration"],
+    "media_placeholder_token_id": 163605,
+    "model_type": "kimi_k25",
+    "text_config": {
+        "attention_bias": False,
+        "ep_size": 1,
+        "first_k_dense_replace": 1,
+        "hidden_size": 7168,
+        "intermediate_size": 18432,
+        "is_encoder_decoder": False,
+        "kv_lora_rank": 512,
+        "max_position_embeddings": 262144,
+        "model_type": "kimi_k2",
+        "moe_intermediate_size": 2048,
+        "moe_layer_freq": 1,
+        "n_group": 1,
+        "n_routed_experts": 384,
+        "n_shared_experts": 1,
+        "num_attention_heads": 64,
+        "num_experts_per_tok": 8,
+        "num_hidden_layers": 61,
+        "num_key_value_heads": 64,
+        "num_nextn_predict_layers": 0,
+        "q_lora_rank": 1536,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "quantization_config": {
+            "config_groups": {
+                "group_0": {
+                    "targets": ["Linear"],
+                    "weights": {
+                        "group_size": 32,
+                        "num_bits": 4,
+                        "strategy": "group",
+                        "type": "int",
+                    },
+                }
+            },
+            "format": "pack-quantized",
+            "ignore": ["lm_head", "re:.*self_attn.*", "re:.*shared_experts.*"],
+            "quant_method": "compressed-tensors",
+        },
+        "topk_group": 1,
+        "topk_method": "noaux_tc",
+        "v_head_dim": 128,
+        "vocab_size": 163840,
+    },
+    "tie_word_embeddings": False,
+    "use_unified_vision_chunk": True,
+    "vision_config": {
+        "init_pos_emb_height": 64,
+        "init_pos_emb_time": 4,
+        "init_pos_emb_width": 64,
+        "merge_kernel_size": [2, 2],
+        "merge_type": "sd2_tpool",
+        "mm_hidden_size": 1152,
+        "mm_projector_type": "patchmerger",
+        "patch_size": 14,
+        "pos_emb_type": "divided_fixed",
+        "text_hidden_size": 7168,
+        "video_attn_type": "spatial_temporal",
+        "vt_hidden_size": 1152,
+        "vt_intermediate_size": 4304,
+        "vt_num_attention_heads": 16,
+        "vt_num_hidden_layers": 27,
+    },
+}
 FILES = {
+    "kimi-k2.5": KIMI,
     "gemma-3-4b": GEMMA_4B,
     "gemma-3-12b": GEMMA_12B,
     "llama-4-scout": SCOUT,
@@ -176,6 +246,7 @@ FILES = {
 }
 # Parameters by the models' cards and the checkpoints' indexes.
 PARAMETERS = {
+    "kimi-k2.5": 1_026_877_933_056,
     "gemma-3-1b": 999_885_952,
     "gemma-3-4b": 4_300_079_472,
     "gemma-3-12b": 12_187_325_040,
@@ -271,20 +342,38 @@ def test_a_sparse_decode_hardly_grows_with_length():
     assert grows(place) < grows(dense)
 
 
-def test_long_prompts_with_chosen_tokens_pad_their_heads_on_hopper():
-    """FlashMLA takes multiples of 64 heads: 8 of 64 on each of 8 GPUs cost what 64 do."""
+def test_long_prompts_with_chosen_tokens_take_the_measured_layer():
+    """With what is counted apart, a layer takes the time of vLLM's module for long prompts."""
     spec = model("glm-5")
 
-    def of_attention(tp, tokens):
-        place = Placement(spec, gpu("h200-141g"), tp=tp, weight_dtype="fp8")
+    def of_attention(tp, tokens, kv_dtype="bf16", gpu_name="h200-141g"):
+        place = Placement(spec, gpu(gpu_name), tp=tp, weight_dtype="fp8", kv_dtype=kv_dtype)
         mixed = operator_step_time(place).model.tables[3]
         return mixed.seconds[list(mixed.chunk_tokens).index(tokens), 0, 0, 0]
 
-    a_query = 64 * 2 * 2048 * (2 * 512 + 64) / (640 / 989 * 989.5e12)
-    assert of_attention(8, 8192) > 78 * 8192 * a_query
-    assert of_attention(8, 8192) == pytest.approx(of_attention(4, 8192))  # heads are padded anyway
+    known = kernels(gpu("h200-141g"))
+    heads = operators(Placement(spec, gpu("h200-141g"), tp=8)).attention
+    tokens, layer_s = known.sparse_context(heads, "bf16")
+    at_8192 = 78 * layer_s[list(tokens).index(8192)]
+    assert 0.7 * at_8192 < of_attention(8, 8192) < at_8192  # the rest: its projections
+    assert of_attention(8, 8192) < of_attention(8, 8192, kv_dtype="fp8")  # which is widened first
+    assert of_attention(8, 8192, "fp8", "b200") < of_attention(8, 8192)
     assert of_attention(8, 1024) < of_attention(4, 1024)  # a short prompt attends to all its tokens
     assert spec.sparse.tokens == 2048
+
+
+def test_without_a_measured_layer_heads_are_padded_on_hopper():
+    """FlashMLA takes multiples of 64 heads: 8 of 64 on each of 8 GPUs cost what 64 do."""
+    known = kernels(gpu("h200-141g"))
+    names = {name for name in known._tables if not name.startswith("sparse_context/")}
+    bare = Kernels(known.gpu, known.source, {name: known._tables[name] for name in names})
+    of_gpu = {tp: operators(Placement(model("glm-5"), gpu("h200-141g"), tp=tp)) for tp in (1, 4, 8)}
+    assert bare.sparse_context(of_gpu[8].attention, "bf16") is None
+    peak = known.gpu.flops_16bit
+    a_query = 64 * 2 * 2048 * (2 * 512 + 64) / (640 / 989 * peak)
+    for listed in of_gpu.values():
+        assert bare.chosen_s(listed.attention, listed.indexer) == pytest.approx(a_query)
+    assert kernels(gpu("b200")).chosen_s(of_gpu[8].attention, of_gpu[8].indexer) == 0
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,29 @@ from slo_bench.workloads.source import load_source
 
 REQUESTS = 20
 
+LOADGEN = """\
+================================================
+MLPerf Results Summary
+================================================
+SUT name : PySUT
+Scenario : Server
+Mode     : PerformanceOnly
+Completed samples per second    : 4.25
+Completed tokens per second: 1203.50
+Result is : VALID
+  Performance constraints satisfied : Yes
+
+================================================
+Additional Stats
+================================================
+99.00 percentile latency (ns)   : 9500000000
+99.90 percentile latency (ns)   : 11000000000
+Completed tokens per second                 : 1203.50
+Mean First Token latency (ns)               : 200000000
+99.00 percentile first token latency (ns)   : 450000000
+99.00 percentile time to output token (ns)   : 12500000
+"""
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
@@ -255,6 +278,42 @@ def test_mlperf(run, tmp_path):
         assert found["ttft_latency (ns)"] == "1000000000"
     with pytest.raises(SloBenchError, match="LoadGen's summary, which has no single requests"):
         read_results(file)
+
+
+def test_a_run_beside_a_summary_of_loadgen(run, tmp_path):
+    other = tmp_path / "mlperf_log_summary.txt"
+    other.write_text(LOADGEN)
+    words = ["compare", str(run), str(other)]
+    done = CliRunner().invoke(app, [*words, "--json"])
+    assert done.exit_code == 0, done.output
+    *ours, theirs = json.loads(done.output)
+    assert theirs == {
+        "name": other.name,
+        "scenario": "Server",
+        "valid": True,
+        "samples_per_s": 4.25,
+        "tokens_per_s": 1203.5,
+        "ttft_mean_s": 0.2,
+        "ttft_p99_s": 0.45,
+        "tpot_p99_s": 0.0125,
+        "e2e_p99_s": 9.5,
+        "e2e_p99.9_s": 11.0,
+    }
+    for row, one in zip(read_rows(run / "cells.csv"), ours, strict=True):
+        assert one["name"] == row["cell"]
+        assert one["tpot_mean_s"] == pytest.approx(row["tpot_mean_s"], rel=1e-3)
+    shown = CliRunner().invoke(app, words)
+    assert "450 ms" in shown.output
+    assert "without intervals" in shown.output
+    assert max(map(len, shown.output.splitlines())) <= 80
+    nothing = CliRunner().invoke(app, [*words, "--rates", "99"])
+    assert "has no cell at these rates" in str(nothing.exception)
+    other.write_text(LOADGEN.replace("4.25", "many"))
+    wrong = CliRunner().invoke(app, words)
+    assert isinstance(wrong.exception, SloBenchError)
+    assert "'many', which is no number" in str(wrong.exception)
+    refused = CliRunner().invoke(app, [*words, "--html", "page.html"])
+    assert "--html, --systems and --metric do not go with it" in str(refused.exception)
 
 
 def test_what_is_missing_is_said(run, tmp_path, monkeypatch):

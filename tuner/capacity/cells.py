@@ -10,6 +10,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
+import numpy as np
+
+from ...harness.core.judging import judge
 from ...harness.experiments.backends.base import CellMeasurement, Deployment
 from ...harness.experiments.backends.measuring import measured_row
 from ...harness.experiments.config.schema import ExperimentSchema
@@ -23,12 +26,14 @@ from ...harness.experiments.execution.cells import (
 from ...harness.experiments.execution.lookup import source
 from ...harness.experiments.execution.specs import CellSpec
 from ...harness.experiments.execution.workers import WorkerPool, packed, unpack
-from ...harness.results.metrics import judge
+from ...harness.load_generator.http.faults import REFUSALS
+from ...harness.results.cell_files import Choice, Column
 from ...harness.results.run_folder import Row
 from ...harness.results.stationarity import WARMUP_SHARE, batches_of, horizon_s, left_s
 from ...workloads.workload import Workload
 from .samples import LevelSample
 
+_OVERLOAD = (408, *REFUSALS)  # client errors that a lower rate may avoid
 Ended = Callable[[int, float], None]  # requests ended, clock in seconds
 Level = tuple[LevelSample, str, Row, Mapping[str, bytes]]
 T = TypeVar("T")
@@ -82,7 +87,8 @@ class RealServer:
         self, spec: CellSpec, workload: Workload, progress: Ended | None
     ) -> CellMeasurement:
         """Send the workload to the servers and record every request."""
-        return self.deployment.measure_cell(spec, workload, self.folder, progress)
+        told = None if progress is None else lambda load, clock_s: progress(load.ended, clock_s)
+        return self.deployment.measure_cell(spec, workload, self.folder, told)
 
     def row(self, spec: CellSpec, workload: Workload, measured: CellMeasurement) -> Row:
         """Write the cell's details and return its row of `cells.csv`."""
@@ -154,7 +160,21 @@ class CellRunner:
             requests=len(records.arrival_s),
             wall_s=wall_s,
             invalid_because=measured.invalid_because,
+            **_refused(measured.columns),
         )
+
+
+def _refused(columns: Mapping[str, Column]) -> dict[str, Any]:
+    """Requests that a real server refuses at any rate: client errors but those of overload."""
+    if "status" not in columns:
+        return {}
+    status, detail = np.asarray(columns["status"]), columns["detail"]
+    refused = (status // 100 == 4) & ~np.isin(status, _OVERLOAD)
+    if not refused.any():
+        return {}
+    assert isinstance(detail, Choice)
+    most = int(np.bincount(detail.index[refused]).argmax())
+    return {"refused": int(refused.sum()), "refused_because": detail.names[most]}
 
 
 def without_length(experiment: ExperimentSchema) -> dict[str, tuple[Any, ...]]:

@@ -47,10 +47,15 @@ _LEAST_FREEDOM = 4
 
 @dataclass(frozen=True)
 class CapacityLevel:
-    """All runs at one rate, of which the invalid ones count for nothing."""
+    """All runs at one rate, of which the invalid ones count for nothing.
+
+    `most_growth`: growth of the backlog, as a share of the arrivals, up to which the system keeps
+    up. A capacity may be so much too high, so a rough search allows more and needs shorter runs.
+    """
 
     rate_rps: float
     samples: tuple[LevelSample, ...]
+    most_growth: float = MOST_GROWTH
 
     @cached_property
     def valid(self) -> tuple[LevelSample, ...]:
@@ -106,7 +111,8 @@ class CapacityLevel:
     @cached_property
     def sustained(self) -> bool:
         """Whether settled runs show that the system keeps up with the load."""
-        return any(sample.settled for sample in self.valid) and keeps_up(self.judged)
+        settled = any(sample.settled for sample in self.valid)
+        return settled and keeps_up(self.judged, self.most_growth)
 
     def passes(self, target: float) -> bool | None:
         """Whether attainment reaches the target, by what was run so far.
@@ -259,6 +265,7 @@ class _Likelihood:
         self._most = min(
             (math.log(level.rate_rps) for level in levels if level.growing), default=math.inf
         )
+        self._most_growth = max(level.most_growth for level in levels)
         self._logit = math.log(target / (1 - target))
         self._slopes = _SLOPES if slope is None else slope * _NEAR_SLOPES
         self._prior = np.zeros(len(self._slopes))
@@ -269,7 +276,7 @@ class _Likelihood:
         """Best values and interval on a grid, a coarse one and then around what that left."""
         fit = _Fit(0.0, 1.0, 0.0, 0.0)
         low, high = self._log_rate[0] - _MARGIN, min(self._log_rate[-1] + _MARGIN, self._most)
-        unseen = 0.0 if math.isinf(self._most) else 2 * MOST_GROWTH
+        unseen = 0.0 if math.isinf(self._most) else 2 * self._most_growth
         for _ in range(2):
             grid = np.linspace(low, high, _POINTS)
             away = self._log_rate - grid[:, None, None]

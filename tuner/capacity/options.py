@@ -9,6 +9,7 @@ from enum import Enum
 from typing import Self
 
 from ...harness.experiments.config.schema import ExperimentSchema
+from ...harness.results.stationarity import MOST_GROWTH
 from ...harness.servers.launch.backend_names import SIMULATED
 from ...workloads.errors import SloBenchError
 from .asked import (
@@ -27,6 +28,8 @@ from .asked import (
     CapacityOptions,
 )
 from .curve import CapacityLevel
+
+_GROWTH_SHARE = 0.2  # of the tolerance, that a capacity may be too high for growth not seen
 
 
 @dataclass(frozen=True)
@@ -100,6 +103,11 @@ class SearchOptions:
             budget=budget,
             most_horizons=SIMULATED_HORIZONS if simulated else REAL_HORIZONS,
         )
+
+    @property
+    def most_growth(self) -> float:
+        """Growth of a backlog, as a share of the arrivals, up to which a level keeps up."""
+        return max(MOST_GROWTH, _GROWTH_SHARE * self.tolerance)
 
     def __post_init__(self) -> None:
         if not self.targets:

@@ -11,13 +11,19 @@ from ...harness.results.stationarity import RunBatches
 
 @dataclass(frozen=True, kw_only=True)
 class LevelSample(RunBatches):
-    """Result of one run at one rate. `wall_s` is the duration of the run."""
+    """Result of one run at one rate. `wall_s` is the duration of the run.
+
+    `refused`: requests that the server answers with an error whatever the rate is (too long, for
+    example), and `refused_because` what it says of most of them.
+    """
 
     rate_rps: float
     seed: int
     requests: int  # all that were sent
     wall_s: float = 0.0
     invalid_because: str | None = None
+    refused: int = 0
+    refused_because: str = ""
 
     @property
     def valid(self) -> bool:

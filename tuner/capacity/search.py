@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...harness.results.stationarity import SETTLED_HORIZONS, requests_in
 from ...workloads.errors import SloBenchError
@@ -188,7 +188,7 @@ class _Search:
             needed = self._needed(level.rate_rps, found) // 2
             runs = tuple(run for run in level.samples if run.requests >= needed)
             if any(run.valid for run in runs):
-                long.append(CapacityLevel(level.rate_rps, runs))
+                long.append(replace(level, samples=runs))
         return crossing(long, target) or found
 
     def _precise(self, found: Crossing) -> bool:
@@ -266,13 +266,21 @@ class _Search:
             raise _BudgetSpentError(refusal)
         sample = self._runner.run(rate_rps, self._options.first_seed + self._runs, requests)
         self._runs += 1
+        if sample.refused > (1 - min(self._options.targets)) * sample.requests:
+            raise SloBenchError(
+                f"the server refuses {sample.refused:,} of {sample.requests:,} requests at any "
+                f"rate ({sample.refused_because}): no rate meets the target; give requests that it "
+                "serves, for example shorter ones"
+            )
         self._spent += sample.requests
         self._wall_s += sample.wall_s
         if target is not None:
             own, own_s = self._own[target]
             self._own[target] = own + sample.requests, own_s + sample.wall_s
         before = self._known[rate_rps].samples if rate_rps in self._known else ()
-        self._known[rate_rps] = CapacityLevel(rate_rps, (*before, sample))
+        self._known[rate_rps] = CapacityLevel(
+            rate_rps, (*before, sample), self._options.most_growth
+        )
         self._horizon_s = max(self._horizon_s, sample.horizon_s)
         if sample.attainment >= min(self._options.targets):  # overloaded, requests stay ever longer
             self._stay_s = max(self._stay_s, sample.stay_s)

@@ -70,7 +70,7 @@ def find_trace_capacity(
                 stopped, spent_all = refusal, True
                 break
             sample = runner.run(rate, options.first_seed, requests)
-            levels[rate] = CapacityLevel(rate, (sample,))
+            levels[rate] = CapacityLevel(rate, (sample,), options.most_growth)
             spent += sample.requests
             wall_s += sample.wall_s
             if watch is not None:

@@ -67,6 +67,7 @@ class ConfigurationEvaluator:
     servers: Servers
     ended: Ended | None = None
     pool: WorkerPool | None = None
+    max_search_s: float | None = None  # of a capacity search on a real server; None: its default
 
     @property
     def simulated(self) -> bool:
@@ -76,7 +77,10 @@ class ConfigurationEvaluator:
     @property
     def options(self) -> SearchOptions:
         """Options of every capacity search."""
-        asked = CapacityOptions(targets=(self.aim.target,), tolerance=self.tolerance)
+        limit_s = None if self.simulated else self.max_search_s
+        asked = CapacityOptions(
+            targets=(self.aim.target,), tolerance=self.tolerance, max_time_s=limit_s
+        )
         return SearchOptions.of(self.experiment, asked)
 
     def runs_of(self, configuration: Configuration) -> Runs:

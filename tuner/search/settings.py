@@ -95,7 +95,12 @@ class TuneSettings(BaseModel):
     sampler_seed: int = setting(SEARCHED, "Seed of the sampler.", 0)
     trials: Count = setting(SEARCHED, "Number of configurations to try.", 50)
     max_requests: Count | None = setting(SEARCHED, "Start no trial after this number of requests.")
-    max_time_s: Positive | None = setting(SEARCHED, "Start no trial after this time.", unit="s")
+    max_time_s: Positive | None = setting(
+        SEARCHED,
+        "Start no trial after this time. On a real server one capacity search takes at most a "
+        "sixth of it.",
+        unit="s",
+    )
     confirm_workloads: Several[str] = setting(
         PROVED,
         "Also measure the best configuration and the default on this workload. May be repeated.",

@@ -44,6 +44,7 @@ from .worker import StudyWorker, TuneProgress, Watch
 _ASKED = "asked"
 _SETTING_UP_S = 10.0  # whoever made a study and has not set it up after that is gone
 _MEDIAN_STARTUP = 5
+_SEARCH_SHARE = 1 / 6  # of the maximum time, for one capacity search on a real server
 
 
 def tune(
@@ -105,7 +106,15 @@ def tune(
             study = _study(kept, place.study, made, alone=place.storage is None)
         with Servers(folder / "servers") as servers:
             evaluation = ConfigurationEvaluator(
-                made.experiment, made.space, made.aim, asked.tolerance, folder, servers, ended, pool
+                made.experiment,
+                made.space,
+                made.aim,
+                asked.tolerance,
+                folder,
+                servers,
+                ended,
+                pool,
+                max_search_s=asked.max_time_s and asked.max_time_s * _SEARCH_SHARE,
             )
             watch = None if progress is None else _one_by_one(progress)
             alone = dataclasses.replace(evaluation, folder=folder / "alone", ended=None, pool=None)

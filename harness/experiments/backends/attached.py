@@ -24,16 +24,18 @@ from ...load_generator.client_health import Client
 from ...load_generator.http.columns import FAULTS
 from ...load_generator.http.endpoint import Endpoint, is_loopback
 from ...load_generator.http.faults import RequestFault
+from ...load_generator.http.load_progress import Progress
 from ...load_generator.http.single_request import NoAnswerError, get
 from ...load_generator.routed_load import HttpResult, measure
 from ...load_generator.send_job import Senders
 from ...results.cell_files import Choice, Column, gzip_csv
 from ...results.metrics import Hardware
+from ...results.read import FAULT_COLUMN
 from ...results.run_folder import Value
 from ...servers.launch.gpus import Gpu, visible_gpus
 from ..config.client_schema import ClientSchema
 from ..execution.specs import CellSpec
-from .base import CellMeasurement, Progress
+from .base import CellMeasurement
 from .gpu_watch import GpuWatch, watching
 from .vllm_json import write_vllm_json
 
@@ -80,14 +82,26 @@ class HttpBackend:
         headers = self.client.options(model="", salt="").header_lines()
         models = [first_model(endpoint, headers) for endpoint in endpoints]
         asked = spec.placement.model
+        model = models[0] if asked == SERVED else asked
         yield Attached(
             endpoints,
-            self.client,
-            model=models[0] if asked == SERVED else asked,
+            with_tokenizer_of(model, self.client),
+            model=model,
             gpu=spec.placement.gpu,
             hardware=_hardware(spec),
             senders=self.senders,
         )
+
+
+def with_tokenizer_of(model: str, client: ClientSchema) -> ClientSchema:
+    """Prompts are made of tokens that the model has, if it is a folder with its tokenizer."""
+    try:
+        known = (Path(model) / "tokenizer.json").is_file()
+    except OSError:  # longer than names of files are
+        known = False
+    if client.tokenizer is None and known:
+        return client.model_copy(update={"tokenizer": model})
+    return client
 
 
 @dataclass(frozen=True)
@@ -254,12 +268,23 @@ def _figures(workload: Workload, found: HttpResult) -> dict[str, Value]:
         "client_processes": client.processes,
     }
     counts = found.faults()
+    figures[FAULT_COLUMN] = _most_common_detail(found)
     figures |= {
         f"fault_{fault.value.replace('-', '_')}": counts.get(fault, 0)
         for fault in RequestFault
         if fault
     }
     return figures
+
+
+def _most_common_detail(found: HttpResult) -> str | None:
+    """What was said of the first request with the most common fault; None without a fault."""
+    counts = found.faults()
+    if not counts:
+        return None
+    most = FAULTS.index(max(counts, key=lambda fault: counts[fault]))
+    row = int(np.argmax(found.columns.fault == most))
+    return f"{FAULTS[most].value}: {found.details[row]}" if row in found.details else None
 
 
 def _rounded(value: float) -> float:

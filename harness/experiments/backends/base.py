@@ -9,7 +9,7 @@ share one start.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,12 +17,11 @@ from typing import Protocol
 
 from ....workloads.workload import Workload
 from ...core.records import Result
+from ...load_generator.http.load_progress import Progress
 from ...results.cell_files import Column
 from ...results.metrics import Hardware
 from ...results.run_folder import Value
 from ..execution.specs import CellSpec
-
-Progress = Callable[[int, float], None]  # requests ended, clock in seconds
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from ...core.collocated_policy import Collocated
 from ...core.counters import COUNT
 from ...core.decision_counts import DECISIONS
 from ...load_generator.http.endpoint import Endpoint
+from ...load_generator.http.load_progress import Progress
 from ...load_generator.machine import core_share
 from ...policies.routers import router as router_by_name
 from ...results.acceptance import speculation_figures
@@ -51,8 +52,8 @@ from ..config.client_schema import ClientSchema
 from ..config.server_schema import ServerSchema
 from ..execution.cells import workload_of
 from ..execution.specs import CellSpec, PlacementSpec
-from .attached import Attached
-from .base import CellMeasurement, Progress
+from .attached import Attached, with_tokenizer_of
+from .base import CellMeasurement
 
 _BLOCK_SIZE = 16  # an experiment's default: the server then chooses itself
 # The servers' own counters, summed over labels: their growth over a cell goes into its row.
@@ -161,7 +162,7 @@ class LaunchedBackend:
                 urls = [gateway]
             attached = Attached(
                 [Endpoint.parse(url) for url in urls],
-                self._client_for(spec.placement.model),
+                with_tokenizer_of(spec.placement.model, self.client),
                 model=_served_name(spec.placement.model),
                 gpu="cpu" if device == "cpu" else "unknown",
                 values_field=wanted.values_field if wanted.patched else None,
@@ -206,13 +207,6 @@ class LaunchedBackend:
             kvcached=self.server.kvcached,
             device_map=placed,
         )
-
-    def _client_for(self, model: str) -> ClientSchema:
-        """Prompts are made of tokens that this model has, if its tokenizer is at hand."""
-        known = (Path(model) / "tokenizer.json").is_file()
-        if self.client.tokenizer is None and known:
-            return self.client.model_copy(update={"tokenizer": model})
-        return self.client
 
 
 @dataclass(frozen=True)

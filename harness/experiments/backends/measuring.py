@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ....workloads.errors import SloBenchError
 from ....workloads.workload import Workload
+from ...load_generator.http.load_progress import LoadProgress, Progress
 from ...load_generator.send_job import Senders
 from ...results.energy import unit_costs
 from ...results.engine_logs import PROFILING, REPEATED, repeated_cell
@@ -18,7 +19,7 @@ from ..config.schema import ExperimentSchema
 from ..execution.cells import kept_cell, workload_of
 from ..execution.specs import CellSpec
 from ..execution.workers import now_and_then
-from .base import Backend, CellMeasurement, Deployment, Progress
+from .base import Backend, CellMeasurement, Deployment
 
 
 def backend_of(asked: ExperimentSchema, senders: Senders | None = None) -> Backend:
@@ -60,10 +61,11 @@ def measure_cells(
     *,
     records: str,
     repetitions: int,
-    progress: Callable[[str, int], None],
+    progress: Callable[[str, LoadProgress, float], None],
     done: Callable[[str, Row], None],
 ) -> None:
-    """Measure all cells; `progress` receives the numbers of ended requests, `done` each cell's row.
+    """Measure all cells; `progress` receives what is known of a running cell with its clock,
+    `done` each cell's row.
 
     Cells that share a start are measured `repetitions` times, in rounds: all cells once before any
     is repeated, so that slow changes of the machine show as differences between repetitions.

@@ -12,7 +12,7 @@ import contextlib
 import json
 import math
 import tempfile
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +37,7 @@ from ...engine.torch.errors import need_torch
 from ...engine.torch.execute import execute
 from ...engine.torch.migrating import Migrator
 from ...engine.torch.threads import CpuWait, ThreadLayout, thread_count
+from ...load_generator.http.load_progress import LoadProgress, Progress
 from ...load_generator.http.prompts import PromptMaker, Vocabulary
 from ...policies.systems import System, module_policy
 from ...results.engine_logs import meta_path, profiling_cell
@@ -50,7 +51,7 @@ from ..config.server_schema import ServerSchema
 from ..execution.cells import output_tokens_p90, predicted_output_tokens
 from ..execution.lookup import configured
 from ..execution.specs import CellSpec, PlacementSpec
-from .base import CellMeasurement, Progress
+from .base import CellMeasurement
 
 if TYPE_CHECKING:
     from ...engine.torch.build import Engine, KvCacheConfig
@@ -315,7 +316,7 @@ class LoadedModel:
                 output_tokens_p90=longest,
                 engine=processes.make,
                 cluster=ExecutedCluster,
-                progress=progress,
+                progress=_counted(progress),
             )
             wait_share = cpu_wait.share()
         processes.flush()
@@ -376,7 +377,7 @@ class LoadedModel:
             processes = self.workers.processes if self.workers else ()
             cpu_wait = CpuWait(self.threads, [process.pid for process in processes])
             clock.begin()
-            result = execute(workload, instance, rejected=rejected, progress=progress)
+            result = execute(workload, instance, rejected=rejected, progress=_counted(progress))
             wait_share = cpu_wait.share()
         if workload is not given:
             result = replace(result, served=workload)
@@ -457,6 +458,13 @@ class LoadedModel:
         one = Tokens([1] * size, blocks=blocks)
         one.tokens += engine.runner.run([], [Piece(one, 0, size)])
         engine.runner.run([one], [])
+
+
+def _counted(progress: Progress | None) -> Callable[[int, float], None] | None:
+    """The engine counts requests that ended, and knows no more of them before the end."""
+    if progress is None:
+        return None
+    return lambda ended, clock_s: progress(LoadProgress(ended), clock_s)
 
 
 def _in_processes(spec: CellSpec) -> bool:

@@ -556,8 +556,8 @@ class ExperimentSchema(BaseModel):
         """Raise SloBenchError if there are variants, for a command that searches one experiment."""
         if self.variants:
             raise SloBenchError(
-                f"{command} takes no variants ({', '.join(self.variants)}): keep the settings of "
-                "one in the experiment"
+                f"{command} takes no variants ({', '.join(self.variants)}): take one of them, "
+                "experiment.variant(NAME)"
             )
 
     def check_effects(self, tables: bool = True) -> None:

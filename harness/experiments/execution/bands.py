@@ -15,8 +15,8 @@ from ....predictors.operators.assembly import chosen_engine
 from ....predictors.regime import OVERLOADED, regime_of
 from ....workloads.request import SLO_COLUMNS
 from ....workloads.workload import Workload
+from ...core.judging import judge_times
 from ...core.records import Outcome, Result
-from ...results.metrics import judge_times
 from ...results.rate_window import counted_requests
 from ...results.run_folder import BAND_BASIS, Row
 from .lookup import configured, placed

@@ -23,6 +23,7 @@ from ....workloads.models import parse_models, shape_of
 from ....workloads.request_bodies import check_simulated
 from ....workloads.slo import parse_slo
 from ....workloads.workload import Workload
+from ...core.judging import Judged, judge
 from ...core.multi_model_policy import SharingPolicy
 from ...core.records import Result, mispredictions
 from ...engine.cluster.failures import parse_failures
@@ -39,9 +40,7 @@ from ...results.cell_files import (
 from ...results.energy import Energy
 from ...results.metrics import (
     Hardware,
-    Judged,
     cell_metrics,
-    judge,
     parse_objective,
 )
 from ...results.run_folder import Row

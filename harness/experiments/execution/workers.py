@@ -18,22 +18,25 @@ from typing import Any, Protocol, TypeVar
 from ....workloads.child_process import ChildProcess, Parent, exit_reason
 from ....workloads.errors import SloBenchError
 from ....workloads.whole_file import write_whole
+from ...load_generator.http.load_progress import LoadProgress
 from ...load_generator.send_job import Senders, ThisMachine
 from ...results.run_folder import Row
 from .cells import run_cell
 from .specs import CellSpec
 
 Answer = TypeVar("Answer")
+Known = TypeVar("Known")
 
 _BETWEEN_REPORTS_S = 0.1
 
 
 @dataclass(frozen=True)
 class CellProgress:
-    """A running cell and its number of ended requests."""
+    """A running cell and its number of ended requests; `load`: what a real server's show so far."""
 
     cell: str
     requests: int
+    load: LoadProgress | None = None
 
 
 @dataclass(frozen=True)
@@ -169,20 +172,20 @@ class LocalExecutor:
         yield ThisMachine()
 
 
-def _tell_progress(tell: Callable[[Event], None], cell: str, ended: int) -> None:
+def _tell_progress(tell: Callable[[Event], None], cell: str, ended: int, clock_s: float) -> None:
     tell(CellProgress(cell, ended))
 
 
-def now_and_then(report: Callable[[int], None]) -> Callable[[int, float], None]:
-    """A progress callback that calls `report` with the ended requests, at most every 0.1 s."""
+def now_and_then(report: Callable[[Known, float], None]) -> Callable[[Known, float], None]:
+    """A progress callback that passes on what is known and the clock, at most every 0.1 s."""
     reported_s = -math.inf
 
-    def progress(ended: int, clock_s: float) -> None:
+    def progress(known: Known, clock_s: float) -> None:
         nonlocal reported_s
         now_s = time.monotonic()
         if now_s - reported_s >= _BETWEEN_REPORTS_S:
             reported_s = now_s
-            report(ended)
+            report(known, clock_s)
 
     return progress
 
@@ -241,7 +244,7 @@ def _work(parent: Parent) -> None:
     if order is None:
         return  # the parent was killed before it sent any work
     folder, records = Path(order["folder"]), order["records"]
-    progress = now_and_then(lambda ended: parent.send({"requests": ended}))
+    progress = now_and_then(lambda ended, clock_s: parent.send({"requests": ended}))
     for message in messages:
         try:
             spec = CellSpec.from_plain(message)

@@ -27,16 +27,17 @@ from .connection import ConnectionPool, Exchange
 from .endpoint import Endpoint
 from .faults import RequestFault
 from .length_prediction import BatchedPredictions, LengthPrediction, Predicted
+from .load_progress import LoadWatch, Progress
 from .options import HttpOptions
 from .wire_requests import WireRequests
 
 Found = TypeVar("Found")
-Progress = Callable[[int, float], None]
 _TICK_S = 0.02
 # The loop's timers count whole milliseconds: waiting for less would be spinning. So a request may
 # leave this much early; on average it is then neither early nor late.
 _EARLY_S = 0.0005
 _SWEEP_TICKS = 25
+_SAY_TICKS = 5
 
 
 class Driver:
@@ -53,7 +54,7 @@ class Driver:
         endpoints: Sequence[Endpoint],
         options: HttpOptions,
         time_limit_s: float,
-        progress: Progress | None = None,
+        progress: tuple[LoadWatch, Progress] | None = None,
         lengths: LengthPrediction[int] | None = None,
     ) -> None:
         self._lengths = lengths
@@ -66,7 +67,7 @@ class Driver:
         self._options = options
         self._time_limit_s = time_limit_s
         self._tls = ssl.create_default_context() if any(e.tls for e in endpoints) else None
-        self._progress = progress
+        self._told = progress
         self._spool = Spool()
         self._exchanges: list[Exchange] = []
         self._in_flight = 0
@@ -181,6 +182,8 @@ class Driver:
     def _ended(self, exchange: Exchange) -> None:
         self._in_flight -= 1
         self._servers.ended(exchange.endpoint)
+        if self._told is not None:
+            self._told[0].ended(exchange, self._start_s)
         self._spool.keep(exchange)
         if self._lengths is not None and self._lengths.learns:
             said = self._said.pop(exchange.row, None)
@@ -210,9 +213,9 @@ class Driver:
             return
         now_s = perf_counter()
         self._lag_s.append(max(0.0, now_s - self._tick_due_s))
-        if self._progress is not None:
-            ended = len(self._exchanges) - self._in_flight
-            self._progress(ended, max(0.0, now_s - self._start_s))
+        if self._told is not None and number % _SAY_TICKS == 0:
+            watch, progress = self._told
+            progress(watch.progress(self._in_flight), max(0.0, now_s - self._start_s))
         if number % _SWEEP_TICKS == 0:
             limit_s = self._options.stall_limit_s
             for pool in self._pools:

@@ -46,7 +46,10 @@ def main() -> None:
         settings = {one.name: getattr(asked, one.name) for one in dataclasses.fields(MockConfig)}
         if asked.child:
             parent = Parent()
-            settings = next(parent.messages())
+            sent = next(parent.messages(), None)
+            if sent is None:
+                return  # the parent ended before it said anything
+            settings = sent
             parent.exit_with()
             say = parent.send
         fault = settings.pop("fault")

@@ -27,6 +27,7 @@ _AT_ONCE = {
     InjectedFault.OFFLOADED: (503, f"{OFFLOADED} by the policy"),
 }
 _REFUSALS = {
+    InjectedFault.TOO_LONG: (400, "the prompt is too long"),
     InjectedFault.TOO_MANY: (429, "too many requests"),
     InjectedFault.BROKEN: (500, "out of order"),
 }

@@ -11,6 +11,7 @@ from ....workloads.errors import SloBenchError
 class InjectedFault(StrEnum):
     """Fault that replaces a complete answer."""
 
+    TOO_LONG = "400"  # refused at any rate
     TOO_MANY = "429"  # refused with a status
     BROKEN = "500"
     REFUSED_IN_STREAM = "error-event"  # status 200, then an error as the first event

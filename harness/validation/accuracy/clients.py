@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from ....predictors.model_spec import ModelSpec
+from ..log_replay import version_of
 
 
 @dataclass(frozen=True)
@@ -74,11 +75,15 @@ class Server:
         step_tokens: tokens of a step; None: the client's, else the engine's default.
         polls: decode steps after which it looks for new requests: with up to 15 clients, and with
             more (`--scheduler-recv-interval` of SGLang).
+        expert_parallel: whether experts are split over all GPUs, whatever the table says.
+        experts_kernel: the kernel of experts that it is told to take; empty: its own choice.
     """
 
     memory_share: float = 0.9
     step_tokens: int | None = None
     polls: tuple[int, int] = (1, 1)
+    expert_parallel: bool = False
+    experts_kernel: str = ""
 
     def unseen_s(self, concurrency: int, step_s: float) -> float:
         """Mean seconds until the server looks for a request that has arrived, beyond one step."""
@@ -122,15 +127,45 @@ _RECIPES: dict[tuple[str, str, str, str], dict[int, Server]] = {
     ("sglang", "h200-141g", "glm-5", "fp8"): {0: Server(0.85)},
     ("sglang", "b200", "glm-5", "fp8"): {0: Server(0.85, 32768)},
     ("sglang", "b200", "glm-5", "nvfp4"): {0: Server(0.9, 32768, (10, 10))},
-    **{("vllm", g, "minimax-m2.5", "fp8"): {0: Server(0.95)} for g in ("h200-141g", "b200")},
+    ("vllm", "h200-141g", "minimax-m2.5", "fp8"): {
+        0: Server(0.95),
+        8: Server(0.95, expert_parallel=True),
+    },
+    ("vllm", "b200", "minimax-m2.5", "fp8"): {0: Server(0.95)},
     ("vllm", "b200", "kimi-k2.5", "int4"): {0: Server(0.97)},
+    # `VLLM_MXFP4_USE_MARLIN=1`
+    **{
+        ("vllm", g, "gpt-oss-120b", "mxfp4"): {0: Server(experts_kernel="marlin")}
+        for g in ("h100-80g", "h200-141g")
+    },
+}
+# Recipes before a version. Of MiniMax-M2.5 they turned expert parallelism on in every case (a guard
+# that is always true: github.com/SemiAnalysisAI/InferenceX/pull/966; on H200 with tp 8), on B200
+# with `VLLM_USE_FLASHINFER_MOE_FP8=0` and `VLLM_MOE_USE_DEEP_GEMM=0`, which leaves Triton. Marlin
+# for gpt-oss came with vLLM 0.13 (pull/327).
+_EARLIER = {
+    ("vllm", "b200", "minimax-m2.5", "fp8"): (
+        (0, 18),
+        Server(0.95, expert_parallel=True, experts_kernel="triton"),
+    ),
+    **{
+        ("vllm", g, "gpt-oss-120b", "mxfp4"): ((0, 13), Server()) for g in ("h100-80g", "h200-141g")
+    },
 }
 
 
-def server_of(harness: str, engine: str, gpu: str, model: str, weights: str, tp: int) -> Server:
+def server_of(
+    harness: str, engine: str, version: str, gpu: str, model: str, weights: str, tp: int
+) -> Server:
     """What is known of the options of the server that a harness started."""
-    recipe = _RECIPES.get((engine, gpu, model, weights)) if harness == INFERENCEX else None
-    return Server() if recipe is None else recipe.get(tp, recipe[0])
+    key = (engine, gpu, model, weights)
+    if harness != INFERENCEX or key not in _RECIPES:
+        return Server()
+    if key in _EARLIER:
+        changed, earlier = _EARLIER[key]
+        if version and version_of(version) < changed:
+            return earlier
+    return _RECIPES[key].get(tp, _RECIPES[key][0])
 
 
 def client_of(harness: str, engine: str, version: str) -> Client:

@@ -22,7 +22,7 @@ from ...core.records import Outcome
 from ...engine.simulator.simulate import simulate
 from ...policies.systems import System, system
 from ..log_replay import ASYNCHRONOUS_FROM, latencies, version_of
-from .clients import Client, client_of, server_of
+from .clients import Client, Server, client_of, server_of
 from .highest_rate import highest_rate
 from .measurement import Case, ClosedLoop, HighestRate, OpenLoop
 from .readers import closed_figures, figures
@@ -97,10 +97,7 @@ def predict(
         warm = client.warm_up_each * load.concurrency
         tpot_s = float(np.nanmean(seconds["tpot"][warm:]))
         ttft_s = float(seconds["ttft"][warm:].mean()) + client.delay_s
-        server = server_of(
-            case.harness, case.engine, case.gpu, case.model, case.weight_dtype, case.tp
-        )
-        ttft_s += server.unseen_s(load.concurrency, tpot_s)
+        ttft_s += _server(case).unseen_s(load.concurrency, tpot_s)
         means = closed_figures(load, ttft_s, tpot_s)
         regime = _regime(load, means, placement, known.model, load.concurrency)
         return Prediction(means, regime, kind)
@@ -189,7 +186,20 @@ def step_times(case: Case, placement: Placement, without: tuple[str, ...] = ()) 
     if not tables and coefficients_of(placement).fitted:
         return step_time(placement)
     engine = "vllm-async" if schedules_ahead(case) else case.engine
-    return operator_step_time(placement, engine, without=without)
+    kernel = _server(case).experts_kernel
+    return operator_step_time(placement, engine, without=without, experts_kernel=kernel)
+
+
+def _server(case: Case) -> Server:
+    return server_of(
+        case.harness,
+        case.engine,
+        case.version,
+        case.gpu,
+        case.model,
+        case.weight_dtype,
+        case.tp,
+    )
 
 
 def _system(case: Case) -> System:

@@ -181,7 +181,9 @@ def _silicon_row(name: str, row: dict[str, Any]) -> Measurement | Skipped:
     load = ClosedLoop(int(row["batch_size"]) * ranks, int(row["isl"]), int(row["osl"]))
     harness = _origin(str(row["silicon_data_source"]), load)
     client = client_of(harness, engine, version)
-    server = server_of(harness, engine, gpu, model, weights, tp)
+    server = server_of(harness, engine, version, gpu, model, weights, tp)
+    if server.expert_parallel and spec.experts is not None:
+        ep = tp * dp
     case = Case(
         engine,
         version,

@@ -16,9 +16,10 @@ def seen(measurement: Measurement) -> bool:
     lengths of AIConfigurator's harness: Qwen3-32B on H100. Its prompts and KV format: Llama-3.1-8B
     on H200. Host time of vLLM with asynchronous scheduling, KV formats of InferenceX and the choice
     of matrix sizes: Llama-3.1-70B on H100 and H200; KV format alone: B200, and of latent attention
-    on H200. All-reduces of MiniMax-M2.5: its rows. How often SGLang looks for
-    requests on B200, its chunks and memory: DeepSeek. How long SGLang launches a kernel of a
-    prompt: half of its mixtures of experts on H200 and B200.
+    on H200. All-reduces of MiniMax-M2.5, and how its experts run: its rows. Kernels of
+    gpt-oss-120b's experts: Hopper. How often SGLang looks for requests on B200, its chunks and
+    memory: DeepSeek. How long SGLang launches a kernel of a prompt: half of its mixtures of experts
+    on H200 and B200.
     """
     case = measurement.case
     if measurement.mode != CLOSED_LOOP or not isinstance(case.load, ClosedLoop):
@@ -35,6 +36,8 @@ def seen(measurement: Measurement) -> bool:
         ("vllm", "h100-80g", "minimax-m2.5"),
         ("vllm", "h200-141g", "minimax-m2.5"),
         ("vllm", "b200", "minimax-m2.5"),
+        ("vllm", "h100-80g", "gpt-oss-120b"),
+        ("vllm", "h200-141g", "gpt-oss-120b"),
         ("sglang", "b200", "deepseek-r1"),
         ("sglang", "b200", "deepseek-v3"),
         ("sglang", "h200-141g", "deepseek-v3"),

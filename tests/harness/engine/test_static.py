@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from slo_bench.harness.core.judging import judge
 from slo_bench.harness.core.policy import StaticPolicy
 from slo_bench.harness.policies.fifo import Fifo
 from slo_bench.harness.policies.ljf import LongestJobFirst
 from slo_bench.harness.policies.sjf import ShortestJobFirst
 from slo_bench.harness.policies.systems import System
-from slo_bench.harness.results.metrics import judge
 from slo_bench.workloads.errors import SloBenchError
 from slo_bench.workloads.slo import parse_slo
 

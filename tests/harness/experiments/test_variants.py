@@ -119,6 +119,22 @@ def test_allowances_name_the_variant():
     assert found == ["vllm (tp4)", "vllm (4 × tp1)", "distserve (split)"]
 
 
+def test_one_variant_of_a_file_runs_alone(slo_bench, tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text(
+        'systems = "vllm"\ngpu = "h100-80g"\ngpus = 4\nworkload = "sharegpt"\nrates = 1\n'
+        "requests = 20\nseeds = 1\n[variants.tp4]\ntp = 4\n[variants.tp2]\ntp = 2\n"
+    )
+    run = ("run", file, "--jobs", 1)
+    code, _, err = slo_bench(*run, "--variant", "tp2", "--out", tmp_path / "one")
+    assert code == 0, err
+    kept = Experiment.load(tmp_path / "one" / "experiment.toml")
+    assert (kept.tp, kept.variants) == ((2,), {})
+    code, _, err = slo_bench(*run, "--variant", "tp8", "--out", tmp_path / "two")
+    assert code == 2
+    assert "unknown variant 'tp8'; did you mean" in err
+
+
 def test_a_search_takes_none():
     with pytest.raises(SloBenchError, match="plan takes no variants"):
         choices(experiment())

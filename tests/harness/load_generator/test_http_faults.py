@@ -20,6 +20,7 @@ from slo_bench.harness.servers.mock import MockConfig
 from slo_bench.workloads.errors import SloBenchError
 
 EXPECTED = {
+    MockFault.TOO_LONG: (RequestFault.STATUS, Outcome.FAILED, 0),
     MockFault.TOO_MANY: (RequestFault.STATUS, Outcome.REJECTED, 0),
     MockFault.BROKEN: (RequestFault.STATUS, Outcome.FAILED, 0),
     MockFault.REFUSED_IN_STREAM: (RequestFault.ERROR_EVENT, Outcome.FAILED, 0),

@@ -1,9 +1,11 @@
 import json
+import subprocess
 import sys
 
 import pytest
 
 from slo_bench.cli.main import main
+from slo_bench.harness.validation import selftest
 
 
 def test_it_tells_our_error_and_cost(monkeypatch, capsys):
@@ -38,3 +40,17 @@ def test_wrong_options(monkeypatch, capsys):
             main()
         assert ended.value.code == 2
         assert "must be positive" in capsys.readouterr().err
+
+
+def test_what_computes_on_the_servers_cores_ends_with_its_parent():
+    argv = [sys.executable, "-S", "-E", "-c", selftest._SPIN]
+    spinning = subprocess.Popen(argv, stdin=subprocess.PIPE)
+    assert spinning.poll() is None
+    spinning.stdin.close()  # as when the parent was killed
+    assert spinning.wait() == 0
+
+
+def test_a_mock_whose_parent_ends_says_nothing():
+    argv = [sys.executable, "-m", "slo_bench.harness.servers.mock", "--child"]
+    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")

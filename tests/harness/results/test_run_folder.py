@@ -7,9 +7,9 @@ import sys
 import numpy as np
 import pytest
 
+from slo_bench.harness.core.judging import judge
 from slo_bench.harness.core.records import Outcome, Records, Timeline
 from slo_bench.harness.results.cell_files import request_columns, write_details
-from slo_bench.harness.results.metrics import judge
 from slo_bench.harness.results.run_folder import (
     open_run_folder,
     read_rows,

@@ -346,7 +346,7 @@ def test_servers_look_for_requests_as_their_recipes_say():
     """Every 10 or 30 steps, or every step; half of that passes on average."""
     seconds = {
         (model, weights): [
-            server_of(INFERENCEX, "sglang", "b200", model, weights, 8).unseen_s(clients, 0.01)
+            server_of(INFERENCEX, "sglang", "", "b200", model, weights, 8).unseen_s(clients, 0.01)
             for clients in (8, 16)
         ]
         for model, weights in (("deepseek-r1", "fp8"), ("glm-5", "fp8"), ("glm-5", "nvfp4"))
@@ -354,6 +354,30 @@ def test_servers_look_for_requests_as_their_recipes_say():
     assert seconds["deepseek-r1", "fp8"] == pytest.approx([0.045, 0.145])
     assert seconds["glm-5", "fp8"] == [0, 0]
     assert seconds["glm-5", "nvfp4"] == pytest.approx([0.045, 0.045])
+
+
+def test_servers_run_experts_as_their_recipes_say():
+    """Recipes of MiniMax-M2.5 turned expert parallelism on in every case, on B200 with Triton's
+    kernels before vLLM 0.18; gpt-oss takes Marlin on Hopper.
+    """
+
+    def told(version: str, gpu: str, model: str, weights: str, tp: int) -> tuple[bool, str]:
+        server = server_of(INFERENCEX, "vllm", version, gpu, model, weights, tp)
+        return server.expert_parallel, server.experts_kernel
+
+    minimax = ("minimax-m2.5", "fp8")
+    assert told("0.17.0", "b200", *minimax, 2) == (True, "triton")
+    assert told("0.19.0", "b200", *minimax, 2) == told("", "b200", *minimax, 2) == (False, "")
+    assert told("0.18.0", "h200-141g", *minimax, 8) == (True, "")
+    assert told("0.16.0", "h200-141g", *minimax, 4) == (False, "")
+    for version, kernel in (("0.11.2", ""), ("0.18.0", "marlin")):
+        assert told(version, "h100-80g", "gpt-oss-120b", "mxfp4", 4) == (False, kernel)
+    other = server_of("other", "vllm", "0.17.0", "b200", *minimax, 2)
+    assert not other.expert_parallel
+    rows = [m.case for m in read_folder(SHIPPED) if isinstance(m, Measurement)]
+    early = [c for c in rows if c.model == "minimax-m2.5" and c.version.startswith("0.17.")]
+    assert {(c.gpu, c.weight_dtype) for c in early} == {("b200", "fp8")}
+    assert all(c.ep == c.tp * c.dp > 1 for c in early)
 
 
 def test_which_rows_a_fit_has_seen():
@@ -426,7 +450,7 @@ def test_shipped_measurements_are_met():
     experts = [row for row in closed if not catalogue_model(row.model).is_plain]
     opened = [row for row in judged if row.mode == "open-loop"]
     bounds = [(dense, "tpot_mean", 0.07), (dense, "ttft_mean", 0.20)]
-    bounds += [(experts, "tpot_mean", 0.11), (experts, "ttft_mean", 0.33)]
+    bounds += [(experts, "tpot_mean", 0.09), (experts, "ttft_mean", 0.27)]
     for gpu in ("a100-80g", "h100-80g"):
         levels = [row for row in opened if row.gpu == gpu]
         bounds += [(levels, "e2e_p50", 0.08), (levels, "e2e_p99", 0.10), (levels, "ttft_p50", 0.15)]

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from reference.plain import PlainInstance
 from slo_bench.cli.main import app
+from slo_bench.harness.core.judging import judge
 from slo_bench.harness.engine.simulator.simulate import simulate
 from slo_bench.harness.policies.systems import system
 from slo_bench.harness.results.cell_files import gzip_csv, request_columns
@@ -27,7 +28,6 @@ from slo_bench.harness.results.engine_logs import (
     read_log,
     repeated_cell,
 )
-from slo_bench.harness.results.metrics import judge
 from slo_bench.harness.servers.mock import MockConfig, serving
 from slo_bench.harness.validation.log_replay import METRICS, STATISTICS
 from slo_bench.harness.validation.run_replay import validate_run

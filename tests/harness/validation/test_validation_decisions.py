@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from slo_bench.harness.core.judging import judge
 from slo_bench.harness.core.records import Outcome
 from slo_bench.harness.engine.loop.traced import EngineTrace, State
 from slo_bench.harness.engine.simulator.simulate import simulate
 from slo_bench.harness.experiments.experiment import Experiment
 from slo_bench.harness.policies.systems import system
 from slo_bench.harness.results.cell_files import gzip_csv, request_columns
-from slo_bench.harness.results.metrics import judge
 from slo_bench.harness.validation import decisions
 from slo_bench.harness.validation.trace import MeasuredCell
 from slo_bench.predictors.placement import Placement

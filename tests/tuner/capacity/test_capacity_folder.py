@@ -6,7 +6,7 @@ import pytest
 
 from slo_bench import Experiment
 from slo_bench.harness.results.run_folder import CAPACITY_FILE
-from slo_bench.harness.servers.mock.config import MockConfig
+from slo_bench.harness.servers.mock.config import InjectedFault, MockConfig
 from slo_bench.harness.servers.mock.running import serving
 from slo_bench.reports.pages.run_page import write_report
 from slo_bench.tuner.capacity.asked import CapacityOptions
@@ -198,22 +198,26 @@ def test_a_folder_without_capacities_starts_nothing(tmp_path):
         search_capacity(experiment(), tmp_path / "run", asked=asked)
 
 
+def over_http(mock, **changes):
+    return Experiment(
+        systems="mock",
+        backend="openai",
+        client={"base_urls": [mock.url], "send_delay_limit_s": 0.5},
+        model="mock",
+        workload="synthetic",
+        prompt_tokens="8",
+        output_tokens="2",
+        slo="ttft=0.05",
+        requests=100,
+        seeds=1,
+        **changes,
+    )
+
+
 def test_a_server_over_http(tmp_path):
     with serving(MockConfig(ttft_s=0.002, slots=4, service_s=0.02)) as mock:
         found = search_capacity(
-            Experiment(
-                systems="mock",
-                backend="openai",
-                client={"base_urls": [mock.url], "send_delay_limit_s": 0.5},
-                model="mock",
-                workload="synthetic",
-                prompt_tokens="8",
-                output_tokens="2",
-                slo="ttft=0.05",
-                requests=100,
-                seeds=1,
-                rates=[100, 400],
-            ),
+            over_http(mock, rates=[100, 400]),
             tmp_path / "run",
             asked=QUICK.model_copy(update={"max_requests": 600}),
         )
@@ -224,3 +228,10 @@ def test_a_server_over_http(tmp_path):
     assert 0 <= row["low_rps"] <= 200
     carried = [level["rate_rps"] for level in row["levels"] if level["sustained"]]
     assert row["low_rps"] in [0, *carried]
+
+
+def test_requests_that_a_server_refuses_at_any_rate_end_the_search(tmp_path):
+    refusing = MockConfig(fault=InjectedFault.TOO_LONG, fault_every=2)
+    says = r"refuses 50 of 100 requests at any rate \(400: the prompt is too long\)"
+    with serving(refusing) as mock, pytest.raises(SloBenchError, match=says):
+        search_capacity(over_http(mock, rates=[100, 400]), tmp_path / "run", asked=QUICK)

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from slo_bench.tuner.capacity.curve import CapacityLevel
 from slo_bench.tuner.capacity.options import Budget, SearchOptions, SearchOutcome
 from slo_bench.tuner.capacity.queues import MdcQueue
 from slo_bench.tuner.capacity.search import find_capacity
@@ -210,3 +211,14 @@ def test_a_search_that_ends_before_both_sides_are_known_is_undecided():
     assert one.capacity_rps is None
     assert one.low_rps == 1.0
     assert one.high_rps == math.inf
+
+
+def test_a_rough_search_decides_by_shorter_runs():
+    runs = [MdcQueue(4, 1.0, 1.0).run(2.5, seed, 200) for seed in range(8)]
+
+    def undecided(tolerance):
+        most = SearchOptions(tolerance=tolerance).most_growth
+        return sum(CapacityLevel(2.5, (run,), most).passes(0.9) is None for run in runs)
+
+    assert undecided(0.03) == undecided(0.05) > 0
+    assert undecided(0.2) == 0

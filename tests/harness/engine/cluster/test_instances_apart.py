@@ -16,6 +16,7 @@ from reference.plain import PlainInstance
 from reference.workloads import one_prefix
 from slo_bench import Experiment
 from slo_bench.harness.core.cluster_policy import Failure
+from slo_bench.harness.core.judging import judge
 from slo_bench.harness.core.phase_capacity import PhaseCapacity, PhaseSplit, phase_capacity
 from slo_bench.harness.core.records import Outcome
 from slo_bench.harness.engine.cluster.instance import device_groups
@@ -31,7 +32,6 @@ from slo_bench.harness.policies.shared.disaggregated import KvNetwork
 from slo_bench.harness.policies.splitwise import Splitwise
 from slo_bench.harness.policies.systems import System
 from slo_bench.harness.policies.vllm import Vllm
-from slo_bench.harness.results.metrics import judge
 from slo_bench.predictors.placement import Placement
 from slo_bench.predictors.specs import gpu, model
 from slo_bench.predictors.step_time import step_time

@@ -1,0 +1,99 @@
+"""What is known of a load while it is sent: how many requests have ended, and how they fared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ....workloads.request import SLO_COLUMNS
+from ....workloads.workload import Workload
+from ...core.judging import judge_times
+from ...core.records import time_per_output_token_s
+from .connection import Exchange
+from .faults import RequestFault
+
+
+@dataclass(frozen=True)
+class LoadProgress:
+    """Requests of a load so far, in counts and sums, so that those of several senders add up.
+
+    Times are from the scheduled arrival. TTFT is to the first data of the answer, and the number of
+    its tokens is taken to be the one asked for: answers are read after the load, when every figure
+    is exact. `met` counts requests within their SLO.
+    """
+
+    ended: int = 0
+    in_flight: int = 0
+    answered: int = 0  # of those that ended, whole and with status 200
+    met: int = 0
+    ttft_sum_s: float = 0.0
+    timed: int = 0  # answered with more than one token
+    tpot_sum_s: float = 0.0
+    send_delay_s: float = 0.0  # the longest
+
+    def __add__(self, other: LoadProgress) -> LoadProgress:
+        sums = {name: value + getattr(other, name) for name, value in vars(self).items()}
+        return LoadProgress(**sums | {"send_delay_s": max(self.send_delay_s, other.send_delay_s)})
+
+    @property
+    def mean_ttft_s(self) -> float | None:
+        """Mean time to the first data of the answers so far; None without one."""
+        return self.ttft_sum_s / self.answered if self.answered else None
+
+    @property
+    def mean_tpot_s(self) -> float | None:
+        """Mean time per output token of the answers so far; None without one of several tokens."""
+        return self.tpot_sum_s / self.timed if self.timed else None
+
+    @property
+    def attainment(self) -> float | None:
+        """Share in SLO of the requests that have ended; None before the first."""
+        return self.met / self.ended if self.ended else None
+
+
+Progress = Callable[[LoadProgress, float], None]  # and the clock in seconds
+
+
+class LoadWatch:
+    """Collects the times of exchanges as they end, and judges them when it is asked."""
+
+    def __init__(self, workload: Workload) -> None:
+        self._workload = workload
+        self._new: list[tuple[int, float, float, float, float, bool]] = []
+        self._known = LoadProgress()
+
+    def ended(self, exchange: Exchange, start_s: float) -> None:
+        """Note an exchange that still has its stamps; `start_s` is the workload's time zero."""
+        stamps = exchange.stamps
+        due_s = start_s + exchange.arrival_s
+        answered = exchange.fault is RequestFault.NONE and exchange.status == 200 and bool(stamps)
+        first_s, last_s = (stamps[0] - due_s, stamps[-1] - due_s) if answered else (0.0, 0.0)
+        delay_s = exchange.started_s - due_s
+        due = exchange.arrival_s
+        self._new.append((exchange.row, due, first_s, last_s, delay_s, answered))
+
+    def progress(self, in_flight: int) -> LoadProgress:
+        """All exchanges that ended so far, with `in_flight` others."""
+        new, self._new = self._new, []
+        if new:
+            columns = np.array(new)
+            rows, answered = columns[:, 0].astype(np.int64), columns[:, 5].astype(bool)
+            first_s, last_s = columns[:, 2], columns[:, 3]
+            work = self._workload
+            tpot_s = time_per_output_token_s(first_s, last_s, work.output_tokens[rows])
+            seconds = {"ttft": first_s, "tpot": tpot_s, "e2e": last_s}
+            seconds["deadline"] = last_s + columns[:, 1]
+            bounds_s = {key: getattr(work, column)[rows] for key, column in SLO_COLUMNS.items()}
+            timed = answered & np.isfinite(tpot_s)
+            self._known += LoadProgress(
+                ended=len(new),
+                answered=int(answered.sum()),
+                met=int(judge_times(answered, seconds, bounds_s).met.sum()),
+                ttft_sum_s=float(first_s[answered].sum()),
+                timed=int(timed.sum()),
+                tpot_sum_s=float(tpot_s[timed].sum()),
+                send_delay_s=float(columns[:, 4].max()),
+            )
+        return self._known + LoadProgress(in_flight=in_flight)

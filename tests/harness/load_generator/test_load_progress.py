@@ -1,0 +1,90 @@
+"""What is known of a load while it is sent."""
+
+from array import array
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from slo_bench.cli.main import app
+from slo_bench.harness.load_generator.http import Endpoint, HttpOptions
+from slo_bench.harness.load_generator.http.connection import Exchange
+from slo_bench.harness.load_generator.http.faults import RequestFault
+from slo_bench.harness.load_generator.http.load_progress import LoadProgress, LoadWatch
+from slo_bench.harness.load_generator.routed_load import measure
+from slo_bench.harness.servers.mock import InjectedFault, MockConfig, serving
+from slo_bench.workloads.slo import parse_slo
+
+
+def exchange(row, arrival_s, *stamps, started_s, status=200, fault=RequestFault.NONE):
+    made = Exchange(row, 0, arrival_s, waited_for=False)
+    made.started_s, made.status, made.fault = started_s, status, fault
+    made.stamps = array("d", stamps)
+    return made
+
+
+def test_times_count_from_the_scheduled_arrival(workload):
+    load = parse_slo("ttft=0.5,tpot=0.1").apply(workload(4, gap_s=1.0), np.random.default_rng(0))
+    watch = LoadWatch(load)
+    assert watch.progress(3).attainment is None
+    watch.ended(exchange(0, 0.0, 100.25, 100.65, started_s=100.125), 100.0)  # 5 tokens: 0.1 s each
+    watch.ended(exchange(1, 1.0, 101.75, 101.75, started_s=101.0), 100.0)  # its first comes late
+    found = watch.progress(2)
+    assert (found.ended, found.in_flight, found.answered, found.met) == (2, 2, 2, 1)
+    assert found.mean_ttft_s == pytest.approx(0.5)
+    assert found.mean_tpot_s == pytest.approx(0.1)  # of the first: the other's came all at once
+    assert found.send_delay_s == pytest.approx(0.125)
+    watch.ended(exchange(2, 2.0, started_s=102.0, fault=RequestFault.RESET), 100.0)
+    watch.ended(exchange(3, 3.0, 103.1, started_s=103.0, status=500), 100.0)
+    found = watch.progress(0)
+    assert (found.ended, found.answered, found.met, found.attainment) == (4, 2, 1, 0.25)
+
+
+def test_those_of_several_senders_add_up():
+    one = LoadProgress(4, 1, 2, 2, 1.0, 1, 0.5, 0.25)
+    other = LoadProgress(6, 2, 3, 1, 2.0, 3, 1.5, 0.125)
+    assert one + other == LoadProgress(10, 3, 5, 3, 3.0, 4, 2.0, 0.25)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_load_tells_what_is_known(workload, processes):
+    load = parse_slo("ttft=30").apply(workload(60, gap_s=0.02), np.random.default_rng(0))
+    config = MockConfig(ttft_s=0.005, itl_s=0.002, fault=InjectedFault.BROKEN, fault_every=3)
+    heard = []
+    options = HttpOptions(processes=processes, send_delay_limit_s=60.0)
+    with serving(config) as server:
+        measure(
+            load,
+            [Endpoint.parse(server.url)],
+            options,
+            progress=lambda known, clock_s: heard.append((known, clock_s)),
+        )
+    known, clock_s = heard[-1]
+    assert 0 < known.ended <= 60
+    assert known.met == known.answered == known.ended - known.ended // 3 or processes > 1
+    assert clock_s > 0
+    assert [one.ended for one, _ in heard] == sorted(one.ended for one, _ in heard)
+
+
+def test_a_run_shows_them(tmp_path, monkeypatch):
+    monkeypatch.setattr("slo_bench.cli.output.progress.LINE_EVERY_S", 0.0)
+    with serving(MockConfig(ttft_s=0.005, itl_s=0.002)) as server:
+        words = ["run", "--base-url", server.url, "--workload", "synthetic", "--rates", "20"]
+        words += ["--set", "prompt_tokens=8", "--set", "output_tokens=4", "--requests", "30"]
+        words += ["--slo", "ttft=30", "--seeds", "1", "--no-report", "--out", str(tmp_path / "run")]
+        shown = CliRunner().invoke(app, words)
+    assert shown.exit_code == 0, shown.output
+    assert "in flight, 100.0 % in SLO, late " in shown.output
+    assert ", TTFT " in shown.output
+
+
+def test_a_run_says_why_requests_failed(tmp_path):
+    with serving(MockConfig(fault=InjectedFault.TOO_LONG, fault_every=3)) as server:
+        words = ["run", "--base-url", server.url, "--workload", "synthetic", "--rates", "20"]
+        words += ["--set", "prompt_tokens=8", "--set", "output_tokens=4", "--requests", "30"]
+        words += ["--slo", "ttft=30", "--seeds", "1", "--out", str(tmp_path / "run")]
+        shown = CliRunner().invoke(app, words)
+    assert shown.exit_code == 0, shown.output
+    said = "10 of 30 requests failed (status: 400: the prompt is too long)"
+    assert said in " ".join(shown.output.split())
+    assert said in (tmp_path / "run" / "report.html").read_text()
