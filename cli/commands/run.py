@@ -42,8 +42,6 @@ def run(
     ] = False,
 ) -> None:
     """Run an experiment: every system at every rate and seed. Writes a run folder with a report."""
-    from ...harness.validation.decisions import compare_decisions
-    from ...harness.validation.run_replay import validate_run
     from ...predictors.profiles.profile import read_profile
     from ..options.experiment import experiment_of
     from ..output.run import levels_shown, run_shown, summarise, validated, write_page
@@ -59,11 +57,16 @@ def run(
     nothing_to_show = not any(row["valid"] for row in result.rows())
     levels, problem = [], None
     if validate:
+        from ...harness.validation.run_replay import validate_run
+
         try:
             levels = validate_run(result.folder, None if judged is None else read_profile(judged))
         except SloBenchError as error:
             problem = error  # what was measured is shown all the same
-    compare_decisions(result.folder)
+    if experiment.backend != "simulated":
+        from ...harness.validation.decisions import compare_decisions
+
+        compare_decisions(result.folder)
     page = None if execution.no_report or nothing_to_show else write_page(result.folder)
     if as_json:
         rows = [row for level in levels for row in level.rows()] if validate else result.rows()

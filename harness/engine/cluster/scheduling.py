@@ -144,12 +144,11 @@ class InstanceRunner:
         parked = 0
         while True:
             turns = [instance.turn_s() for instance in instances]
-            now_s = min(turns)
+            now_s, others_s, *_ = sorted(turns)
             if now_s >= horizon_s:
                 self._catch_up(instances, horizon_s)
                 return
             at = turns.index(now_s)
-            others_s = min(s for k, s in enumerate(turns) if k != at)
             upto_s = min(horizon_s, max(others_s, math.nextafter(now_s, INF)))
             if parked > len(instances):
                 # All wait and none can act: they would hand each other the least of time for ever.

@@ -336,15 +336,19 @@ class Queues:
         is short, no other request gets the memory that the next one lacks.
         """
         cluster, policy, queue = self._fleet, self._policy, self._of[gpu]
-        full: set[int] = set()
+        begin: dict[int, ModelInstance] = {}
+        for model in {cluster.model_of(r) for r in queue}:
+            model_instance = cluster.serving[model]
+            ready = model_instance is not None and model_instance.ready_s <= now_s
+            if model_instance and ready and self._begins_at_once(model_instance):
+                begin[model] = model_instance
+        if not begin:  # whatever the order
+            return
         for r in queue.ordered(now_s):
             model = cluster.model_of(r)
-            model_instance = cluster.serving[model]
-            if model in full or model_instance is None or model_instance.ready_s > now_s:
+            if model not in begin:
                 continue
-            if not self._begins_at_once(model_instance):
-                full.add(model)
-                continue
+            model_instance = begin[model]
             kv_manager = model_instance.kv_manager
             spare = int(policy.reserve * kv_manager.total)
             coming = max(sum(t.coming_pages for t in cluster.on(g)) for g in model_instance.gpus)
@@ -355,6 +359,10 @@ class Queues:
                 return
             queue.remove(r)
             model_instance.receive(r, now_s)
+            if not self._begins_at_once(model_instance):
+                del begin[model]
+                if not begin:
+                    return
 
     def _begins_at_once(self, model_instance: ModelInstance) -> bool:
         """Is there room in the next iteration of its engine?"""

@@ -15,9 +15,10 @@ def waiting_tokens(instance: Instance, enough: float = math.inf) -> int:
     `enough`.
     """
     tokens = 0
+    snapshot = instance.snapshot
     waiting: Iterable[RequestState] = instance.inbox
-    if instance.snapshot.n_waiting:
-        waiting = itertools.chain(instance.snapshot.waiting(), waiting)
+    if snapshot.n_waiting:
+        waiting = itertools.chain(snapshot.waiting(), waiting)
     for r in waiting:
         if r.phase is Phase.WAITING:
             tokens += r.target_tokens
@@ -28,7 +29,8 @@ def waiting_tokens(instance: Instance, enough: float = math.inf) -> int:
 
 def queued_tokens(instance: Instance, enough: float = math.inf) -> int:
     """Prompt tokens that are still to be computed there; counting ends at `enough`."""
-    unfilled = instance.snapshot.remaining_prefill_tokens if instance.snapshot.n_prefilling else 0
+    snapshot = instance.snapshot
+    unfilled = snapshot.remaining_prefill_tokens if snapshot.n_prefilling else 0
     return unfilled + waiting_tokens(instance, enough)
 
 
