@@ -123,9 +123,10 @@ def compare(
     from ...reports.compare.text import comparison_json, comparison_text
 
     if b is not None and (is_summary(a) or is_summary(b)):
-        if output.html is not None or systems is not None or metric is not None:
+        named = (output.html, systems, metric, compared.slo)
+        if any(one is not None for one in named) or compared != Compared(rates=compared.rates):
             raise SloBenchError(
-                "LoadGen's summary has no single requests: --html, --systems and --metric do not "
+                "LoadGen's summary has no single requests: of the options only --rates and --json "
                 "go with it"
             )
         _beside_summary(a, b, compared, output)

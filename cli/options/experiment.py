@@ -51,6 +51,8 @@ def experiment_of(given: Given, resumed: Path | None = None) -> Experiment:
     changed = changed_experiment(base, given) if given else base
     if given.variant is None:
         return changed
+    if not changed.variants:
+        raise SloBenchError("--variant NAME takes one of an experiment's variants; this has none")
     if given.variant not in changed.variants:
         raise UnknownNameError("variant", given.variant, changed.variants)
     return changed.variant(given.variant)

@@ -15,6 +15,7 @@ from ...workloads.errors import SloBenchError
 from .progress import DESCRIPTION, LINE_EVERY_S, display
 
 READ_EVERY_S = 5.0  # reading takes a server some milliseconds
+_LIMIT_S = 1.0  # for an answer: who reads also looks whether servers still run
 
 
 class ServingStatus:
@@ -26,29 +27,30 @@ class ServingStatus:
         self._before: dict[str, MetricsSnapshot] = {}
 
     def line(self, now_s: float) -> str | None:
-        """What has happened since the last line; None where nothing has, or nothing is known."""
+        """What the servers hold, and what has happened since the last reading; "" where they are
+        idle, None where nothing is known.
+        """
         found = {url: one for url in self._urls if (one := self._read(url, now_s)) is not None}
-        windows = [
-            Window(self._before[url], one) for url, one in found.items() if url in self._before
-        ]
-        self._before = found
-        if not windows:
+        before, self._before = self._before, found
+        if not found:
             return None
-        span_s = max(window.span_s for window in windows)
+        held = [
+            sum(one.figures.get(name, 0.0) for one in found.values())
+            for name in ("running", "waiting")
+        ]
+        windows = [Window(before[url], one) for url, one in found.items() if url in before]
         arrivals = sum(window.arrivals for window in windows)
         tokens = sum(window.grown("output_tokens") for window in windows)
-        held = {
-            name: sum(one.figures.get(name, 0.0) for one in found.values())
-            for name in ("running", "waiting")
-        }
-        if not any((arrivals, tokens, *held.values())):
-            return None
-        parts = [f"{held['running']:.0f} running, {held['waiting']:.0f} waiting"]
+        if not any((arrivals, tokens, *held)):
+            return ""
+        parts = [f"{held[0]:.0f} running, {held[1]:.0f} waiting"]
         usages = [one.kv_usage for one in found.values() if one.kv_usage is not None]
         if usages:
             parts.append(f"KV {percent_text(sum(usages) / len(usages))}")
-        parts.append(f"{rate_text(arrivals / span_s)} req/s")
-        parts.append(f"{rate_text(tokens / span_s)} tokens/s")
+        if windows:
+            span_s = max(window.span_s for window in windows)
+            parts.append(f"{rate_text(arrivals / span_s)} req/s")
+            parts.append(f"{rate_text(tokens / span_s)} tokens/s")
         ttft = [window.counts("ttft") for window in windows]
         if (first_tokens := sum(one.count for one in ttft)) > 0:
             parts.append(f"TTFT {seconds_text(sum(one.total for one in ttft) / first_tokens)}")
@@ -57,7 +59,7 @@ class ServingStatus:
     def _read(self, url: str, now_s: float) -> MetricsSnapshot | None:
         try:
             if url not in self._sources:
-                self._sources[url] = MetricsSource(url, {})
+                self._sources[url] = MetricsSource(url, {}, limit_s=_LIMIT_S)
             source = self._sources[url]
             return None if source.is_prometheus else source.read(now_s)
         except SloBenchError:  # it starts, has ended, or has no metrics
@@ -75,7 +77,7 @@ def serving_display(urls: Sequence[str]) -> Iterator[Callable[[], None]]:
     every_s = READ_EVERY_S if on_terminal else LINE_EVERY_S
     status, read_s = ServingStatus(urls), time.monotonic()
     with display("Spinner", "TimeElapsed", DESCRIPTION) as change:
-        change(description="no request yet")
+        change(description="served" if on_terminal else "")
 
         def look() -> None:
             nonlocal read_s
@@ -83,7 +85,10 @@ def serving_display(urls: Sequence[str]) -> Iterator[Callable[[], None]]:
                 return
             read_s = time.monotonic()
             line = status.line(read_s)
-            if line is not None or on_terminal:
-                change(description=line or "no request now")
+            if on_terminal:
+                idle = "the servers tell no metrics" if line is None else "no request now"
+                change(description=line or idle)
+            elif line:
+                change(description=line)
 
         yield look

@@ -265,8 +265,8 @@ class _RemoteRun:
                 if answer.done() and answer.exception() is None:
                     so_far[station] = answer.result()
             if progress is not None:
-                told = sum(so_far.values(), LoadProgress())
-                progress(told, max(0.0, perf_counter() - start_s))
+                total = sum(so_far.values(), LoadProgress())
+                progress(total, max(0.0, perf_counter() - start_s))
 
 
 def _clock(station: RemoteLoadWorkers) -> float:

@@ -13,7 +13,6 @@ from .http.endpoint import Endpoint
 from .http.single_request import NoAnswerError, get
 from .server_metrics import MetricsSnapshot, read_text, samples, snapshot
 
-_LIMIT_S = 10.0
 _MOST_BYTES = 64 << 20
 _MOST_POINTS = 2000
 _SERIES = '{__name__=~"(vllm|sglang):.+"}'
@@ -26,12 +25,20 @@ class MetricsSource:
         url: address of the server, or of a Prometheus server.
         only: labels that samples must have.
         headers: lines that end with CRLF, sent as well.
+        limit_s: time for an answer.
 
     Raises:
         SloBenchError: nothing answers there, or what answers has no metrics of vLLM or SGLang.
     """
 
-    def __init__(self, url: str, only: Mapping[str, str], headers: bytes = b"") -> None:
+    def __init__(
+        self,
+        url: str,
+        only: Mapping[str, str],
+        headers: bytes = b"",
+        limit_s: float = 10.0,
+    ) -> None:
+        self._limit_s = limit_s
         self._endpoint = Endpoint.parse(url.rstrip("/").removesuffix("/metrics"))
         self._only = only
         self._headers = headers
@@ -99,7 +106,7 @@ class MetricsSource:
         """The text at a path; None where there is none and it is not `needed`."""
         try:
             status, body = get(
-                self._endpoint, path, self._headers, limit_s=_LIMIT_S, most_bytes=_MOST_BYTES
+                self._endpoint, path, self._headers, limit_s=self._limit_s, most_bytes=_MOST_BYTES
             )
         except NoAnswerError as error:
             raise SloBenchError(

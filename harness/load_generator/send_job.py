@@ -51,7 +51,7 @@ TOKEN_CPU_S = 10e-6
 _LITTLE_WORK_S = 0.5  # less CPU time than this is not worth a second process
 _BUSY_SHARE = 0.5  # of a core; above it, timestamps are delayed by other work
 
-# Sends shares: start time, time limit, callback with the number of ended requests.
+# Sends shares: start time, time limit, callback with what is known so far.
 SendShares = Callable[[float, float, Callable[[LoadProgress], None]], dict[int, SenderResult]]
 _Said = queue.SimpleQueue[tuple[int, dict[str, Any] | None]]
 
@@ -192,9 +192,9 @@ def send_share(
     servers = RoutedServers(len(endpoints), router_by_name(job.router), share.index)
     requests = WireRequests(own, endpoints, options, job.bodies)
     lengths = prompt_lengths(own, options) if options.length_predictor else None
-    told = None if progress is None else (LoadWatch(own), progress)
+    watched = None if progress is None else (LoadWatch(own), progress)
     driver = Driver(
-        arrivals, servers, requests, endpoints, options, job.time_limit_s, told, lengths
+        arrivals, servers, requests, endpoints, options, job.time_limit_s, watched, lengths
     )
     try:
         driven = driver.run(start_s)
@@ -265,6 +265,7 @@ def ready_processes(folder: Path, shares: Sequence[int]) -> Iterator[SendShares]
                 so_far[share] = LoadProgress(**message["so_far"])
             else:
                 left.discard(share)
+                so_far[share] = dataclasses.replace(so_far[share], in_flight=0)
                 if message is not None:
                     done.add(share)
             told(sum(so_far.values(), LoadProgress()))

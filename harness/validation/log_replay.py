@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -310,7 +311,7 @@ def version_of(text: str | None) -> tuple[int, ...]:
     """Major and minor version; an unknown version counts as the newest."""
     parts = (text or "").split(".")
     if len(parts) < 2 or not (parts[0].isdigit() and parts[1].isdigit()):
-        return ASYNCHRONOUS_FROM
+        return (sys.maxsize,)
     return int(parts[0]), int(parts[1])
 
 

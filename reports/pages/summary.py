@@ -229,15 +229,18 @@ def short_answers_text(cells: pd.DataFrame) -> str:
 
 def failed_text(cells: pd.DataFrame) -> str:
     """`12 of 300 requests failed (status: 400: too long)`; empty where none did."""
-    if FAULT_COLUMN not in cells:
-        return ""
-    columns = [name for name in cells.columns if name.startswith("fault_")]
-    counts = cells[columns].drop(columns=FAULT_COLUMN).apply(pd.to_numeric).sum(axis=1)
+    columns = [
+        name for name in map(str, cells) if name.startswith("fault_") and name != FAULT_COLUMN
+    ]
+    counts = cells[columns].apply(pd.to_numeric).sum(axis=1)
     if not (failed := int(counts.sum())):
         return ""
-    said = cells[FAULT_COLUMN].fillna("")[counts.idxmax()]
     of = f"{failed:,} of {int(cells['requests'].sum()):,} requests failed"
-    return f"{of} ({said})" if said else of
+    told = cells[cells[FAULT_COLUMN].fillna("") != ""] if FAULT_COLUMN in cells else cells[:0]
+    if told.empty:
+        return of
+    said = told[FAULT_COLUMN][counts[told.index].idxmax()]
+    return f"{of} ({said})" if (counts > 0).sum() == 1 else f"{of} (most in one run: {said})"
 
 
 def _counted(cells: pd.DataFrame, column: str, what: str) -> str:

@@ -175,6 +175,7 @@ WRONG = [
     (["run", "--rates", "8:2"], "--rates: '8:2' has no values"),
     (["run", "--rates", "2", "--replay-speed", "1"], "rates and replay_speeds contradict"),
     (["run", "--requests", "1", "--duration", "1"], "requests and duration_s contradict"),
+    (["run", "--variant", "x"], "this has none"),
     (["run", "none.toml"], "No such file"),
     (["run", "none.toml", "--suite", "quickstart"], "not both"),
     (["run", "--resume"], "--out DIR"),

@@ -30,8 +30,8 @@ def test_servers_are_added_up_and_one_without_metrics_is_left_out(answering):
     one, other = dict(IDLE), dict(IDLE)
     dead = "http://127.0.0.1:9"
     status = ServingStatus([saying(answering, one), saying(answering, other), dead])
-    assert status.line(100.0) is None  # nothing before it
-    assert status.line(105.0) is None  # nothing happened
+    assert ServingStatus([dead]).line(100.0) is None  # nothing is known
+    assert status.line(100.0) == status.line(105.0) == ""  # nothing happens
     one.update(BUSY)
     other.update(BUSY, kv=0.75, ttft=0.9)
     # 12 requests ended and 8 are held: 20 in 5 s.
@@ -43,7 +43,12 @@ def test_servers_are_added_up_and_one_without_metrics_is_left_out(answering):
     assert status.line(120.0) == (
         "0 running, 0 waiting, KV 50.0 %, 0 req/s, 40 tokens/s, TTFT 100 ms"
     )
-    assert status.line(125.0) is None
+    assert status.line(125.0) == ""
+    one.update(running=2)
+    fresh = ServingStatus([saying(answering, one)])
+    assert (
+        fresh.line(130.0) == "2 running, 0 waiting, KV 25.0 %"
+    )  # no rate without a reading before
 
 
 def test_without_a_terminal_a_line_is_printed_where_there_were_requests(

@@ -312,8 +312,9 @@ def test_a_run_beside_a_summary_of_loadgen(run, tmp_path):
     wrong = CliRunner().invoke(app, words)
     assert isinstance(wrong.exception, SloBenchError)
     assert "'many', which is no number" in str(wrong.exception)
-    refused = CliRunner().invoke(app, [*words, "--html", "page.html"])
-    assert "--html, --systems and --metric do not go with it" in str(refused.exception)
+    for option in (["--html", "page.html"], ["--slo", "ttft=1"], ["--seed", "4"]):
+        refused = CliRunner().invoke(app, [*words, *option])
+        assert "only --rates and --json go with it" in str(refused.exception)
 
 
 def test_what_is_missing_is_said(run, tmp_path, monkeypatch):

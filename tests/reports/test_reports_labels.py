@@ -1,10 +1,12 @@
 """Short labels: distinct, short, and of what differs."""
 
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from slo_bench.reports.figures.labels import LONGEST, SHORT, is_letter, labels
+from slo_bench.reports.pages.summary import failed_text
 
 MIX = (
     "mix(chat=synthetic(prompt=uniform(100,500),output={output},priority=1):{shares[0]},"
@@ -55,3 +57,27 @@ def test_labels_are_distinct_and_short_whatever_the_texts(texts):
     assert len(set(found.values())) == len(texts)
     for text, label in found.items():
         assert len(label) <= (SHORT if label == text else LONGEST)
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({}, ""),
+        ({"fault_status": [0.0, 0.0], "fault_detail": ["", ""]}, ""),
+        ({"fault_status": [0.0, 4.0]}, "4 of 60 requests failed"),  # of an older version
+        (
+            {"fault_status": [0.0, 4.0], "fault_detail": ["", "status: 400: long"]},
+            "4 of 60 requests failed (status: 400: long)",
+        ),
+        (
+            {
+                "fault_status": [3.0, 0.0],
+                "fault_reset": [0.0, 4.0],
+                "fault_detail": ["status: 400: long", ""],
+            },
+            "7 of 60 requests failed (most in one run: status: 400: long)",
+        ),
+    ],
+)
+def test_failed_requests_are_counted_with_their_reason(columns, said):
+    assert failed_text(pd.DataFrame({"requests": [30, 30], **columns})) == said

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...harness.results.stationarity import MOST_GROWTH, design_effect, grows, keeps_up
-from .samples import LevelSample
+from .samples import LevelSample, wilson_interval
 
 Floats = NDArray[np.float64]
 
@@ -96,12 +96,7 @@ class CapacityLevel:
     @cached_property
     def attainment_interval(self) -> tuple[float, float]:
         """Wilson's 95 % interval for as many independent requests as the runs are worth."""
-        n = self.counted / design_effect(self.judged)
-        z2 = NormalDist().inv_cdf(0.975) ** 2
-        middle = (self.attainment + z2 / (2 * n)) / (1 + z2 / n)
-        spread = self.attainment * (1 - self.attainment) / n + z2 / (4 * n * n)
-        half = math.sqrt(z2 * spread) / (1 + z2 / n)
-        return max(0.0, middle - half), min(1.0, middle + half)
+        return wilson_interval(self.attainment, self.counted / design_effect(self.judged))
 
     @cached_property
     def growing(self) -> bool:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Any, Protocol
 
 from ...harness.results.stationarity import RunBatches
+from ...workloads.errors import SloBenchError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +32,33 @@ class LevelSample(RunBatches):
     def valid(self) -> bool:
         """Whether anything can be concluded: not where the client was late."""
         return self.invalid_because is None
+
+
+def check_refused(samples: Sequence[LevelSample], targets: Sequence[float]) -> None:
+    """Raise where so many requests are refused at any rate that no target can be met.
+
+    Raises:
+        SloBenchError: the refused share, by the low end of its 95 % interval, is more than a target
+            leaves.
+    """
+    refused = sum(sample.refused for sample in samples)
+    requests = sum(sample.requests for sample in samples)
+    if not refused or wilson_interval(refused / requests, requests)[0] <= 1 - min(targets):
+        return
+    why = next(one.refused_because for one in reversed(samples) if one.refused)
+    raise SloBenchError(
+        f"the server refuses {refused:,} of {requests:,} requests at any rate ({why}): no rate "
+        "meets the target; give requests that it serves, for example shorter ones, or begin in a "
+        "new folder once the server takes them"
+    )
+
+
+def wilson_interval(share: float, n: float) -> tuple[float, float]:
+    """Wilson's 95 % interval for a share of `n` independent requests."""
+    z2 = NormalDist().inv_cdf(0.975) ** 2
+    middle = (share + z2 / (2 * n)) / (1 + z2 / n)
+    half = math.sqrt(z2 * (share * (1 - share) / n + z2 / (4 * n * n))) / (1 + z2 / n)
+    return max(0.0, middle - half), min(1.0, middle + half)
 
 
 def sample_from_plain(plain: Mapping[str, Any]) -> LevelSample:

@@ -24,7 +24,7 @@ from .options import (
     SearchOutcome,
     within_budget,
 )
-from .samples import LevelRunner, LevelSample
+from .samples import LevelRunner, LevelSample, check_refused
 
 _WIDEST_BRACKET = 1.25
 _FARTHEST = 2.0**14  # from the first rate
@@ -266,12 +266,6 @@ class _Search:
             raise _BudgetSpentError(refusal)
         sample = self._runner.run(rate_rps, self._options.first_seed + self._runs, requests)
         self._runs += 1
-        if sample.refused > (1 - min(self._options.targets)) * sample.requests:
-            raise SloBenchError(
-                f"the server refuses {sample.refused:,} of {sample.requests:,} requests at any "
-                f"rate ({sample.refused_because}): no rate meets the target; give requests that it "
-                "serves, for example shorter ones"
-            )
         self._spent += sample.requests
         self._wall_s += sample.wall_s
         if target is not None:
@@ -284,6 +278,8 @@ class _Search:
         self._horizon_s = max(self._horizon_s, sample.horizon_s)
         if sample.attainment >= min(self._options.targets):  # overloaded, requests stay ever longer
             self._stay_s = max(self._stay_s, sample.stay_s)
+        runs = [run for level in self._levels() for run in level.samples]
+        check_refused(runs, self._options.targets)
         self._note_late(self._known[rate_rps])
         if self._watch is not None:
             known = tuple(self._crossings[target] for target in self._options.targets)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from .curve import CapacityLevel
 from .options import Capacity, CapacitySearch, SearchOptions, SearchOutcome, within_budget
-from .samples import LevelRunner
+from .samples import LevelRunner, check_refused
 from .search import SearchProgress, three_digits
 
 _FARTHEST = 2.0**14
@@ -71,6 +71,9 @@ def find_trace_capacity(
                 break
             sample = runner.run(rate, options.first_seed, requests)
             levels[rate] = CapacityLevel(rate, (sample,), options.most_growth)
+            check_refused(
+                [one for level in levels.values() for one in level.samples], options.targets
+            )
             spent += sample.requests
             wall_s += sample.wall_s
             if watch is not None:

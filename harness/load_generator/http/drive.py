@@ -67,7 +67,7 @@ class Driver:
         self._options = options
         self._time_limit_s = time_limit_s
         self._tls = ssl.create_default_context() if any(e.tls for e in endpoints) else None
-        self._told = progress
+        self._progress = progress
         self._spool = Spool()
         self._exchanges: list[Exchange] = []
         self._in_flight = 0
@@ -182,8 +182,8 @@ class Driver:
     def _ended(self, exchange: Exchange) -> None:
         self._in_flight -= 1
         self._servers.ended(exchange.endpoint)
-        if self._told is not None:
-            self._told[0].ended(exchange, self._start_s)
+        if self._progress is not None:
+            self._progress[0].ended(exchange, self._start_s)
         self._spool.keep(exchange)
         if self._lengths is not None and self._lengths.learns:
             said = self._said.pop(exchange.row, None)
@@ -213,8 +213,8 @@ class Driver:
             return
         now_s = perf_counter()
         self._lag_s.append(max(0.0, now_s - self._tick_due_s))
-        if self._told is not None and number % _SAY_TICKS == 0:
-            watch, progress = self._told
+        if self._progress is not None and number % _SAY_TICKS == 0:
+            watch, progress = self._progress
             progress(watch.progress(self._in_flight), max(0.0, now_s - self._start_s))
         if number % _SWEEP_TICKS == 0:
             limit_s = self._options.stall_limit_s

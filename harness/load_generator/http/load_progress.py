@@ -21,13 +21,15 @@ class LoadProgress:
 
     Times are from the scheduled arrival. TTFT is to the first data of the answer, and the number of
     its tokens is taken to be the one asked for: answers are read after the load, when every figure
-    is exact. `met` counts requests within their SLO.
+    is exact. `judged` counts the ended requests of which it is known whether they are within their
+    SLO, `met` those that are.
     """
 
     ended: int = 0
     in_flight: int = 0
-    answered: int = 0  # of those that ended, whole and with status 200
+    judged: int = 0
     met: int = 0
+    answered: int = 0  # of those that ended, whole and with status 200
     ttft_sum_s: float = 0.0
     timed: int = 0  # answered with more than one token
     tpot_sum_s: float = 0.0
@@ -49,8 +51,8 @@ class LoadProgress:
 
     @property
     def attainment(self) -> float | None:
-        """Share in SLO of the requests that have ended; None before the first."""
-        return self.met / self.ended if self.ended else None
+        """Share in SLO of the judged requests; None before the first."""
+        return self.met / self.judged if self.judged else None
 
 
 Progress = Callable[[LoadProgress, float], None]  # and the clock in seconds
@@ -89,6 +91,7 @@ class LoadWatch:
             timed = answered & np.isfinite(tpot_s)
             self._known += LoadProgress(
                 ended=len(new),
+                judged=len(new),
                 answered=int(answered.sum()),
                 met=int(judge_times(answered, seconds, bounds_s).met.sum()),
                 ttft_sum_s=float(first_s[answered].sum()),

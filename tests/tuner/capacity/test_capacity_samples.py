@@ -1,3 +1,5 @@
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -11,6 +13,7 @@ from slo_bench.harness.results.stationarity import (
     stationary,
 )
 from slo_bench.tuner.capacity.queues import MdcQueue
+from slo_bench.tuner.capacity.samples import check_refused, wilson_interval
 from slo_bench.workloads.errors import SloBenchError
 
 
@@ -162,3 +165,25 @@ def test_what_arrives_within_the_slo_of_either_end_does_not_count():
     found = sample(arrival_s, arrival_s + 1, horizon_s=200.0)
     assert (found.counted, found.window_s) == (599, 599.0)
     assert sample(arrival_s, arrival_s + 1, horizon_s=400.0).counted == 870  # too short for it
+
+
+def test_refused_requests_end_a_search_only_where_no_target_can_be_met():
+    def runs(*refused):
+        run = MdcQueue(4, 1.0, 1.0).run(1.0, 0, 200)
+        return [
+            dataclasses.replace(run, refused=count, refused_because="400: too long")
+            for count in refused
+        ]
+
+    check_refused(runs(0, 0), [0.9])
+    check_refused(runs(20), [0.9])  # exactly what the target leaves
+    check_refused(runs(27), [0.9])  # more, but perhaps by chance
+    check_refused(runs(0, 40, 0), [0.9])  # 6.7 % of all
+    for refused in (runs(40), runs(27, 27, 27, 27)):
+        with pytest.raises(SloBenchError, match=r"at any rate \(400: too long\): no rate meets"):
+            check_refused(refused, [0.9, 0.99])
+
+
+def test_wilson_interval_of_a_known_case():
+    low, high = wilson_interval(0.1, 100)  # E. B. Wilson 1927; 10 of 100
+    assert (low, high) == pytest.approx((0.0552, 0.1744), abs=1e-4)
