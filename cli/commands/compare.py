@@ -123,8 +123,8 @@ def compare(
     from ...reports.compare.text import comparison_json, comparison_text
 
     if b is not None and (is_summary(a) or is_summary(b)):
-        named = (output.html, systems, metric, compared.slo)
-        if any(one is not None for one in named) or compared != Compared(rates=compared.rates):
+        named = any(one is not None for one in (output.html, systems, metric))
+        if named or compared != Compared(rates=compared.rates):
             raise SloBenchError(
                 "LoadGen's summary has no single requests: of the options only --rates and --json "
                 "go with it"

@@ -32,6 +32,7 @@ from .results import Cell, RequestResults, Results
 Json = Mapping[str, Any]
 
 VLLM, GUIDELLM, AIPERF = "vllm bench serve", "guidellm", "aiperf"
+HEAD_CHARACTERS = 1000  # of a file, by which it is recognised
 _GAPS_NOTE = (
     "{name}: time per output token is (last − first token) / (tokens − 1) of each request, {what}."
 )
@@ -102,6 +103,11 @@ def _results(path: Path, documents: Sequence[Json]) -> Results:
     )
 
 
+def is_loadgen_summary(text: str) -> bool:
+    """Whether a text begins as LoadGen's summary of MLPerf does."""
+    return "MLPerf Results Summary" in text[:HEAD_CHARACTERS]
+
+
 def _documents(path: Path) -> Iterator[Json]:
     """The JSON object of a file, or those of its lines."""
     try:
@@ -110,7 +116,7 @@ def _documents(path: Path) -> Iterator[Json]:
         raise FileFormatError(path, None, f"cannot be read: {error}") from error
     if not text.strip():
         raise FileFormatError(path, None, "is empty")
-    if "MLPerf Results Summary" in text[:1000]:
+    if is_loadgen_summary(text):
         raise FileFormatError(
             path,
             None,

@@ -20,8 +20,8 @@ from ..exports.cells import exported_run
 from ..exports.mlperf import summary
 from ..figures.figure import rate_text, seconds_text
 from ..pages.table import Table
+from .external import HEAD_CHARACTERS, is_loadgen_summary
 
-_MARK = "MLPerf Results Summary"
 _LATENCIES = {
     "ttft": ("first token latency", "First Token latency"),
     "tpot": ("time to output token", "Time per Output Token"),
@@ -50,7 +50,7 @@ def is_summary(path: Path) -> bool:
     """Whether a file is LoadGen's summary."""
     try:
         with path.open(encoding="utf-8") as file:
-            return _MARK in file.read(1000)
+            return is_loadgen_summary(file.read(HEAD_CHARACTERS))
     except (OSError, UnicodeError):
         return False
 

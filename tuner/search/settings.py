@@ -97,8 +97,8 @@ class TuneSettings(BaseModel):
     max_requests: Count | None = setting(SEARCHED, "Start no trial after this number of requests.")
     max_time_s: Positive | None = setting(
         SEARCHED,
-        "Start no trial after this time. On a real server one capacity search takes at most a "
-        "sixth of it.",
+        "Start no trial after this time. On a real server a capacity search has a sixth of "
+        "it; bursts before it and runs that others are raced against come on top.",
         unit="s",
     )
     confirm_workloads: Several[str] = setting(

@@ -73,20 +73,19 @@ class LoadWatch:
         answered = exchange.fault is RequestFault.NONE and exchange.status == 200 and bool(stamps)
         first_s, last_s = (stamps[0] - due_s, stamps[-1] - due_s) if answered else (0.0, 0.0)
         delay_s = exchange.started_s - due_s
-        due = exchange.arrival_s
-        self._new.append((exchange.row, due, first_s, last_s, delay_s, answered))
+        arrival_s = exchange.arrival_s
+        self._new.append((exchange.row, arrival_s, first_s, last_s, delay_s, answered))
 
     def progress(self, in_flight: int) -> LoadProgress:
         """All exchanges that ended so far, with `in_flight` others."""
         new, self._new = self._new, []
         if new:
-            columns = np.array(new)
-            rows, answered = columns[:, 0].astype(np.int64), columns[:, 5].astype(bool)
-            first_s, last_s = columns[:, 2], columns[:, 3]
+            row, arrival_s, first_s, last_s, delay_s, whole = np.array(new).T
+            rows, answered = row.astype(np.int64), whole.astype(bool)
             work = self._workload
             tpot_s = time_per_output_token_s(first_s, last_s, work.output_tokens[rows])
             seconds = {"ttft": first_s, "tpot": tpot_s, "e2e": last_s}
-            seconds["deadline"] = last_s + columns[:, 1]
+            seconds["deadline"] = arrival_s + last_s
             bounds_s = {key: getattr(work, column)[rows] for key, column in SLO_COLUMNS.items()}
             timed = answered & np.isfinite(tpot_s)
             self._known += LoadProgress(
@@ -97,6 +96,6 @@ class LoadWatch:
                 ttft_sum_s=float(first_s[answered].sum()),
                 timed=int(timed.sum()),
                 tpot_sum_s=float(tpot_s[timed].sum()),
-                send_delay_s=float(columns[:, 4].max()),
+                send_delay_s=float(delay_s.max()),
             )
         return self._known + LoadProgress(in_flight=in_flight)
