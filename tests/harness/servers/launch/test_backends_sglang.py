@@ -46,6 +46,9 @@ pytestmark = pytest.mark.backends
 
 HERE = Path(__file__).parent
 BLOCK_SIZE = 16
+LONGEST_TOKENS = 16_384
+BLOCKER_TOKENS = 15_000  # it runs until it is told to end
+PATIENCE_S = 300
 
 
 @pytest.fixture(scope="module")
@@ -59,12 +62,13 @@ def sglang():
 @pytest.fixture(scope="module")
 def model(sglang, tmp_path_factory):
     folder = tmp_path_factory.mktemp("sglang") / "tiny-llama"
-    return make_model(folder, {**model_fields(), "max_position_embeddings": 4096})
+    return make_model(folder, {**model_fields(), "max_position_embeddings": LONGEST_TOKENS})
 
 
+# An idle SGLang polls and takes a whole core: a server ends with the tests that need it.
 @contextlib.contextmanager
 def started(
-    sglang, model, folder, *, num_gpu_blocks=80, server_args=(), named=None, parameters=None
+    sglang, model, folder, *, num_gpu_blocks=1200, server_args=(), named=None, parameters=None
 ):
     launch = Launch(
         model=str(model),
@@ -72,7 +76,7 @@ def started(
         served_name="tiny",
         num_gpu_blocks=num_gpu_blocks,
         block_size=BLOCK_SIZE,
-        max_model_tokens=1024,
+        max_model_tokens=min(num_gpu_blocks * BLOCK_SIZE, LONGEST_TOKENS),
         step_log=folder / "steps.jsonl",
         server_args=("--dtype", "float32", *server_args),
         system=named,
@@ -83,23 +87,33 @@ def started(
         yield server
 
 
-@pytest.fixture(scope="module")
-def stock(sglang, model, tmp_path_factory):
+@pytest.fixture
+def stock(sglang, model, tmp_path):
     """Unpatched, one request at a time."""
-    folder = tmp_path_factory.mktemp("stock")
-    with started(sglang, model, folder, server_args=("--max-running-requests", "1")) as server:
-        yield server
+    with started(sglang, model, tmp_path, server_args=("--max-running-requests", "1")) as server:
+        yield Logged(server, tmp_path / "steps.jsonl")
 
 
-@pytest.fixture(scope="module")
-def edf(sglang, model, tmp_path_factory):
+@pytest.fixture
+def edf(sglang, model, tmp_path):
+    """Earliest deadline first, one at a time."""
+    with started(sglang, model, tmp_path, named="edf", parameters={"max_num_seqs": 1}) as server:
+        yield Logged(server, tmp_path / "steps.jsonl")
+
+
+@pytest.fixture
+def scarce_edf(sglang, model, tmp_path):
     """Earliest deadline first, three at a time, KV for fewer, and an SGLang that is optimistic."""
-    folder = tmp_path_factory.mktemp("edf")
-    args = ("--schedule-conservativeness", "0.1")
     with started(
-        sglang, model, folder, server_args=args, named="edf", parameters={"max_num_seqs": 3}
+        sglang,
+        model,
+        tmp_path,
+        num_gpu_blocks=80,
+        server_args=("--schedule-conservativeness", "0.1"),
+        named="edf",
+        parameters={"max_num_seqs": 3},
     ) as server:
-        yield Patched(server, folder / "steps.jsonl")
+        yield Logged(server, tmp_path / "steps.jsonl")
 
 
 @pytest.fixture(scope="module")
@@ -110,17 +124,27 @@ def turns_away(sglang, model, tmp_path_factory):
     with started(
         sglang, model, folder, named=policy, parameters={"max_num_seqs": 1, "caution": 0.0}
     ) as server:
-        yield Patched(server, folder / "steps.jsonl")
+        yield Logged(server, folder / "steps.jsonl")
 
 
 @dataclass
-class Patched:
+class Logged:
     server: object
     step_log: Path
 
     def events(self, kind):
         lines = [json.loads(line) for line in self.step_log.read_text().splitlines()]
         return [line for line in lines if line["event"] == kind]
+
+    def waiting(self):
+        return self.events("step")[-1]["waiting"]
+
+
+async def eventually(holds):
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline_s
+        await asyncio.sleep(0.05)
 
 
 @dataclass
@@ -154,7 +178,7 @@ class Client:
         self._tasks = []
 
     async def __aenter__(self):
-        self._http = httpx.AsyncClient(base_url=self._url, timeout=300, trust_env=False)
+        self._http = httpx.AsyncClient(base_url=self._url, timeout=PATIENCE_S, trust_env=False)
         return self
 
     async def __aexit__(self, *error):
@@ -163,10 +187,22 @@ class Client:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._http.aclose()
 
-    async def send(self, *asks):
-        for ask in asks:
-            self._tasks.append(asyncio.create_task(self._generate(ask)))
-            await asyncio.sleep(0.05)  # so that they arrive in this order
+    def send(self, *asks):
+        self._tasks += [asyncio.create_task(self._generate(ask)) for ask in asks]
+
+    async def queue_up(self, logged, *asks):
+        """Let one request run until those wait in this order; then it ends."""
+        blocker = Ask("blocker", 20, BLOCKER_TOKENS)
+        await self.block(blocker)
+        for come, ask in enumerate(asks, 1):
+            self.send(ask)
+            await eventually(lambda come=come: logged.waiting() == come)
+        await self.end(blocker)
+
+    async def end(self, ask):
+        assert ask.rid not in self.done
+        answer = await self._http.post("/abort_request", json={"rid": ask.rid})
+        answer.raise_for_status()
 
     async def block(self, *asks):
         """Send, and wait until each has given its first token."""
@@ -214,7 +250,7 @@ def greedy(sglang, model, asks):
         capture_output=True,
         check=True,
         text=True,
-        timeout=300,
+        timeout=PATIENCE_S,
     )
     return json.loads(done.stdout)
 
@@ -266,44 +302,39 @@ def _inside(sglang, code, system_name=None):
         spec = PolicySpec.of(system_name, system(system_name).policy)
         environ[POLICY_VARIABLE] = spec.to_json()
     command = [sglang.python, "-W", "ignore", "-c", code]
-    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=PATIENCE_S)
 
 
 def test_unpatched_serves_in_order_of_arrival_and_answers_greedily(sglang, model, stock):
     async def run():
-        async with Client(stock.url) as client:
-            await client.block(Ask("blocker", 20, 400))
-            await client.send(*waiting())
+        async with Client(stock.server.url) as client:
+            await client.queue_up(stock, *waiting())
             await client.rest()
             return client
 
     client = asyncio.run(run())
-    assert "system" not in stock.handshake  # its steps are logged, and that is all
+    assert "system" not in stock.server.handshake  # its steps are logged, and that is all
     assert client.done == ["blocker", *(ask.rid for ask in waiting())]
     ids = [client.output_ids(ask.rid) for ask in waiting()]
     assert ids == greedy(sglang, model, waiting())
 
 
 def test_edf_serves_in_order_of_deadlines(edf):
-    # The three end one after another, so that whoever enters first also ends first.
-    blockers = [Ask(f"blocker{i}", 20, 300 + 20 * i) for i in range(3)]
-
     async def run():
         async with Client(edf.server.url) as client:
-            await client.block(*blockers)
-            await client.send(*waiting())
+            await client.queue_up(edf, *waiting())
             return await client.rest()
 
     assert edf.server.handshake["hooks"] == list(HOOKS)
     assert edf.server.handshake["system"] == "edf"
     done = asyncio.run(run())
     entered = [rid for step in edf.events("step") for rid in step["entered"]]
-    by_deadline = [ask.rid for ask in reversed(waiting())]
-    assert [rid for rid in entered if rid.startswith("r")] == by_deadline
-    assert [rid for rid in done if rid.startswith("r")] == by_deadline
+    expected = ["blocker", *(ask.rid for ask in reversed(waiting()))]
+    assert entered[-7:] == expected
+    assert done == expected
 
 
-def test_edf_retracts_who_is_due_last_and_answers_stay_the_same(sglang, model, edf):
+def test_edf_retracts_who_is_due_last_and_answers_stay_the_same(sglang, model, scarce_edf):
     # SGLang would retract whoever has given the fewest tokens: the urgent one, who comes last.
     # Three cannot be held to their ends, nor two; one can.
     asks = [
@@ -313,13 +344,13 @@ def test_edf_retracts_who_is_due_last_and_answers_stay_the_same(sglang, model, e
     ]
 
     async def run():
-        async with Client(edf.server.url) as client:
+        async with Client(scarce_edf.server.url) as client:
             await client.block(*asks)
             await client.rest()
             return client
 
     client = asyncio.run(run())
-    victims = [line["id"] for line in edf.events("preempted")]
+    victims = [line["id"] for line in scarce_edf.events("preempted")]
     assert victims[:2] == ["relaxed", "middle"]
     assert "urgent" not in victims
     assert client.done[0] == "urgent"
@@ -330,18 +361,42 @@ def test_edf_retracts_who_is_due_last_and_answers_stay_the_same(sglang, model, e
     assert [client.output_ids(ask.rid) for ask in asks] == greedy(sglang, model, asks)
 
 
+def test_a_server_that_is_killed_is_reported_and_leaves_nothing(sglang, model, tmp_path):
+    with started(sglang, model, tmp_path) as server:
+        (process,) = _children(server._process.pid)
+        family = _descendants(process)
+        assert len(family) > 2  # scheduler and detokenizer are processes of their own
+
+        async def run():
+            async with Client(server.url) as client:
+                await client.block(Ask("long", 20, BLOCKER_TOKENS))
+                os.kill(process, signal.SIGKILL)
+                with pytest.raises(httpx.HTTPError):
+                    await client.rest()
+
+        asyncio.run(run())
+        server.wait()
+        with pytest.raises(ServerError, match="ended with exit code 137"):
+            server.check()
+    assert [pid for pid in family if _alive(pid)] == []
+
+
 def test_who_is_late_or_too_long_is_turned_away_and_told_so(turns_away):
     late = {"deadline_in_s": 0.1}
 
     async def run():
         async with Client(turns_away.server.url) as client:
-            await client.block(Ask("blocker", 20, 600))
-            await client.send(
+            blocker = Ask("blocker", 20, BLOCKER_TOKENS)
+            await client.block(blocker)
+            client.send(
                 Ask("late", 20, 5, late),
                 Ask("late too", 20, 5, late),
                 Ask("long", 200, 5),
                 Ask("patient", 20, 5, {"deadline_in_s": 1000}),
             )
+            await eventually(lambda: len(turns_away.events("away")) == 3)
+            await eventually(lambda: turns_away.waiting() == 1)
+            await client.end(blocker)
             await client.rest()
             return client
 
@@ -389,26 +444,6 @@ def test_the_load_generator_tells_who_was_dropped_and_who_was_turned_away(turns_
     assert found.details[1].startswith(REJECTED)
     assert found.details[2].startswith(DROPPED)
     assert found.columns.output_tokens.tolist() == [5, 0, 0]
-
-
-def test_a_server_that_is_killed_is_reported_and_leaves_nothing(sglang, model, tmp_path):
-    with started(sglang, model, tmp_path, num_gpu_blocks=80) as server:
-        (process,) = _children(server._process.pid)
-        family = _descendants(process)
-        assert len(family) > 2  # scheduler and detokenizer are processes of their own
-
-        async def run():
-            async with Client(server.url) as client:
-                await client.block(Ask("long", 20, 900))
-                os.kill(process, signal.SIGKILL)
-                with pytest.raises(httpx.HTTPError):
-                    await client.rest()
-
-        asyncio.run(run())
-        server.wait()
-        with pytest.raises(ServerError, match="ended with exit code 137"):
-            server.check()
-    assert [pid for pid in family if _alive(pid)] == []
 
 
 def _children(pid):
