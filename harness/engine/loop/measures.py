@@ -119,13 +119,18 @@ class Measures:
         self.last_decode_s = now_s
 
     def gaps(self) -> Gaps:
-        """All inter-token gaps of the instance."""
-        return Gaps(np.array(self._gap_s), np.array(self._gap_count, dtype=np.int64))
+        """All inter-token gaps of the instance, without a copy: as long as they are held, none can
+        be added.
+        """
+        return Gaps(np.frombuffer(self._gap_s), np.frombuffer(self._gap_count, dtype=np.int64))
 
 
 def gaps_of(measures: Iterable[Measures]) -> Gaps:
     """All gaps of several instances; there may be none."""
-    parts = [Gaps(np.empty(0), np.empty(0, dtype=np.int64)), *(m.gaps() for m in measures)]
+    parts = [measured.gaps() for measured in measures]
+    if len(parts) == 1:
+        return parts[0]
+    parts.append(Gaps(np.empty(0), np.empty(0, dtype=np.int64)))
     return Gaps(np.concatenate([p.gap_s for p in parts]), np.concatenate([p.count for p in parts]))
 
 
