@@ -153,7 +153,7 @@ def growths(
             options = of_cluster("distserve", EIGHT)
             yield "requests", "distserve", requests, requests, rate_rps * EIGHT, options
     for system in ("llumnix", "distserve", "banaserve"):
-        for instances in (2, EIGHT, 32, 64, 256):
+        for instances in (2, EIGHT, 32, 64, 128 if system in SPLIT else 256):
             options = of_cluster(system, instances)
             yield "instances", system, instances, GROWS, rate_rps * instances, options
     for system in FLEETS:
