@@ -80,7 +80,13 @@ def growth(browser: Any, there: Path) -> Path:
         for system, points in of.items():
             place = systems.index(system)
             x, y = zip(*points, strict=True)
-            trace = {"type": "scatter", "x": x, "y": y, "mode": "lines+markers", "name": system}
+            trace: dict[str, Any] = {
+                "type": "scatter",
+                "x": x,
+                "y": y,
+                "mode": "lines+markers",
+                "name": system,
+            }
             trace |= {"line": {"color": colour(place)}, "marker": {"symbol": symbol(place)}}
             trace |= {"legendgroup": system}
             shown = not any(other["name"] == system for other in figure.data)
