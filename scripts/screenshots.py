@@ -99,7 +99,7 @@ def growth(browser: Any, there: Path) -> Path:
     )
     page_path = there / "growth.html"
     figure.write_html(page_path, config={"displayModeBar": False})
-    page = browser.open(page_path.as_uri(), width=WIDTH, height=420)
+    page = browser.open(page_path.as_uri(), width=WIDTH, height=450)
     page.send("Emulation.setScrollbarsHidden", hidden=True)
     page.settle()
     return Path(page.picture(IMAGES / "growth.png"))
