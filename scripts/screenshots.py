@@ -80,7 +80,13 @@ def growth(browser: Any, there: Path) -> Path:
         for system, points in of.items():
             place = systems.index(system)
             x, y = zip(*points, strict=True)
-            trace = {"type": "scatter", "x": x, "y": y, "mode": "lines+markers", "name": system}
+            trace: dict[str, Any] = {
+                "type": "scatter",
+                "x": x,
+                "y": y,
+                "mode": "lines+markers",
+                "name": system,
+            }
             trace |= {"line": {"color": colour(place)}, "marker": {"symbol": symbol(place)}}
             trace |= {"legendgroup": system}
             shown = not any(other["name"] == system for other in figure.data)
@@ -89,11 +95,12 @@ def growth(browser: Any, there: Path) -> Path:
     figure.update_yaxes(type="log", dtick="D2", gridcolor=LIGHT["grid"])
     figure.update_yaxes(title="CPU time of a request, µs", col=1)
     figure.update_layout(
-        width=WIDTH, height=420, plot_bgcolor=LIGHT["card"], margin={"t": 50, "b": 40, "r": 20}
+        width=WIDTH - 30, height=400, plot_bgcolor=LIGHT["card"], margin={"t": 50, "b": 40, "r": 20}
     )
     page_path = there / "growth.html"
     figure.write_html(page_path, config={"displayModeBar": False})
-    page = browser.open(page_path.as_uri(), width=WIDTH, height=436)
+    page = browser.open(page_path.as_uri(), width=WIDTH, height=450)
+    page.send("Emulation.setScrollbarsHidden", hidden=True)
     page.settle()
     return Path(page.picture(IMAGES / "growth.png"))
 

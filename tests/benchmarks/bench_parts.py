@@ -161,7 +161,7 @@ def growths(
             options = ["--models", f"fleet(llama-3.1-8b*{models})", "--gpus", str(models)]
             yield "models", system, models, GROWS, rate_rps * models, options
     for system in QUEUES:
-        for queued in (1_000, 10_000, 100_000):
+        for queued in (10_000, 100_000):
             if queued <= most_requests:
                 yield "queue", system, queued, queued, float(queued), one
 
