@@ -134,7 +134,7 @@ class _Drawing:
         self.x, self.y = units
         self.data: list[Plot] = []
         self.shapes: list[Plot] = []
-        self.notes: list[Plot] = []
+        self.in_legend: set[int] = set()  # series, each once
 
     def plot(self) -> Plot:
         """All of it."""
@@ -218,6 +218,11 @@ class _Drawing:
         )
         if not scatter:
             trace["line"] = {"color": colour(place), "dash": dash(place), "width": 2}
+            if "opacity" in curve:
+                trace |= {"mode": "lines", "opacity": curve["opacity"]}
+        if place in self.in_legend:
+            trace["showlegend"] = False
+        self.in_legend.add(place)
         low, high = (self.y.all(curve.get(key, ())) for key in ("lo", "hi"))
         if low != high:
             trace["customdata"] = [list(ends) for ends in zip(low, high, strict=True)]
@@ -226,11 +231,13 @@ class _Drawing:
         if figure.hover == "point":
             labels = [escape(label, quote=False) for label in curve.get("labels", ())]
             trace |= {"text": labels} if labels else {}
-            trace["hovertemplate"] = (
-                f"<b>%{{fullData.name}}</b><br>{'%{text}<br>' if labels else ''}"
-                f"{_plain(figure.x.label)}: {self.x.template('x')}<br>"
-                f"{_plain(figure.y.label)}: {self.y.template('y')}<extra></extra>"
-            )
+            told = [
+                f"{_plain(axis.label)}: {unit.template(variable)}"
+                for axis, unit, variable in ((figure.x, self.x, "x"), (figure.y, self.y, "y"))
+                if not figure.x.names
+            ]
+            lines = ["<b>%{fullData.name}</b>", *(["%{text}"] if labels else []), *told]
+            trace["hovertemplate"] = "<br>".join(lines) + "<extra></extra>"
         self.data.append(trace)
 
     def _scatter_diagonal(self) -> None:
@@ -507,10 +514,22 @@ class _Drawing:
             "annotations": [{**label, "yshift": 6}],
             "xaxis": {
                 **self._axis(figure.x, self.x) | self._log_ticks("x"),
-                **{"title": self._title(figure.x.label), "showgrid": False},
+                **{"title": self._title(figure.x.label), "showgrid": bool(figure.x.names)},
                 **{"showline": True, "linecolor": LIGHT["line"]},
+                **self._named_ticks(),
             },
             "yaxis": self._axis(figure.y, self.y) | self._log_ticks("y") | {"automargin": True},
+        }
+
+    def _named_ticks(self) -> Plot:
+        names = self.figure.x.names
+        if not names:
+            return {}
+        lines = [[escape(line, quote=False) for line in name] for name in names]
+        return {
+            **{"tickmode": "array", "tickvals": list(range(len(names)))},
+            **{"ticktext": ["<br>".join(name) for name in lines], "tickangle": 0},
+            **{"range": [-0.4, len(names) - 0.6], "automargin": True, "gridcolor": LIGHT["line"]},
         }
 
     def _log_ticks(self, axis: str) -> Plot:

@@ -22,12 +22,15 @@ ONLY = "only"
 
 @dataclass(frozen=True)
 class Axis:
-    """`scale` is `linear` or `log`; `top` fixes the end of a linear axis."""
+    """`scale` is `linear` or `log`; `top` fixes the end of a linear axis; `names` stand at 0, 1,
+    … of an axis that has no numbers.
+    """
 
     label: str
     format: Format
     scale: Literal["linear", "log"] = "linear"
     top: float | None = None
+    names: tuple[tuple[str, ...], ...] = ()  # the lines of each
 
 
 @dataclass(frozen=True)

@@ -182,36 +182,61 @@ def compared(found: Plain, names: Sequence[str]) -> list[Figure]:
 
 _MOST_LINES = 400
 _SHADES = 5
+_MOST_NAME = 18  # characters under an axis
 
 
-def parallel_coordinates(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Data of the template `parallel.html`; None with fewer than two finished trials."""
+def parallel_coordinates(found: Plain, names: Sequence[str]) -> list[Figure]:
+    """An axis a dimension and one for the first objective, a line a trial; none with fewer than two
+    trials that have a value.
+    """
     rows = [row for row in found["trials"] if row["values"] and row["values"][0] is not None]
-    names = [*found["space"]]
-    if len(rows) < 2 or not names:
-        return {}
-    objective = OBJECTIVES[found["objectives"][0]]
+    dimensions = [*found["space"]]
+    if len(rows) < 2 or not dimensions:
+        return []
+    objective = objectives_of(found)[0]
     rows.sort(key=lambda row: row["values"][0], reverse=not objective.maximise)
     rows = rows[-_MOST_LINES:]  # the best are drawn last, on top
-    columns: list[list[Any]] = [[row["configuration"].get(n) for row in rows] for n in names]
+    columns: list[list[Any]] = [[row["configuration"].get(n) for row in rows] for n in dimensions]
     columns.append([row["values"][0] for row in rows])
     logs = [text.endswith(":log") for text in found["space"].values()] + [False]
     places = [_places(values, log) for values, log in zip(columns, logs, strict=True)]
-    return {
-        "axes": [
-            (_short(name), *_ends(values))
-            for name, values in zip([*names, objective.label], columns, strict=True)
-        ],
-        "lines": [
-            {
-                "trial": row["number"],
-                "best": row["number"] in found["best"],
-                "at": [of[number] for of in places],
-                "shade": math.ceil(_SHADES * (number + 1) / len(rows)) / 10,
-            }
-            for number, row in enumerate(rows)
-        ],
-    }
+    labels = [*dimensions, objective.label]
+    best = FRONT if len(found["objectives"]) > 1 else TUNED
+
+    def curve(number: int, row: Plain) -> View:
+        series = LOST if row["state"] == "lost" else DEFAULT if row["default"] else FINISHED
+        points = [
+            f"trial {row['number']}: {label} {_value_text(of[number])}"
+            for label, of in zip(labels, columns, strict=True)
+        ]
+        made = {
+            "s": names.index(best if row["number"] in found["best"] else series),
+            "x": list(range(len(labels))),
+            "y": [of[number] for of in places],
+            "labels": points,
+        }
+        shade = math.ceil(_SHADES * (number + 1) / len(rows)) / 10
+        return made if row["number"] in found["best"] else {**made, "opacity": shade}
+
+    return [
+        Figure(
+            id="parallel",
+            kind="lines",
+            title="Parallel coordinates",
+            note="A line a trial, the darker the better. Raced out trials have estimates.",
+            x=Axis(
+                "",
+                "number",
+                names=tuple(
+                    (_short(label), *_ends(values))
+                    for label, values in zip(labels, columns, strict=True)
+                ),
+            ),
+            y=Axis("place in the range of the trials", "percent", top=1.0),
+            views={ONLY: {"series": [*itertools.starmap(curve, enumerate(rows))], "lines": []}},
+            hover="point",
+        )
+    ]
 
 
 def _places(values: Sequence[Any], log: bool) -> list[float]:
@@ -224,11 +249,24 @@ def _places(values: Sequence[Any], log: bool) -> list[float]:
     return [(n - low) / (high - low) if high > low else 0.5 for n in numbers]
 
 
-def _ends(values: Sequence[Any]) -> tuple[str, str]:
+def _ends(values: Sequence[Any]) -> tuple[str, ...]:
     if not all(_is_number(value) for value in values):
         words = sorted({str(value) for value in values})
-        return _short(words[0]), _short(words[-1])
-    return _number(min(values)), _number(max(values))
+        ends = [_short(words[0]), _short(words[-1])]
+    else:
+        ends = [_number(min(values)), _number(max(values))]
+    if ends[0] == ends[1]:
+        return (ends[0],)
+    both = " – ".join(ends)
+    return (both,) if len(both) <= _MOST_NAME else (f"{ends[0]} –", ends[1])
+
+
+def _value_text(value: object) -> str:
+    return (
+        _number(float(value))
+        if isinstance(value, int | float) and _is_number(value)
+        else str(value)
+    )
 
 
 def _number(value: float) -> str:
@@ -240,4 +278,4 @@ def _is_number(value: object) -> bool:
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= 18 else text[:17] + "…"
+    return text if len(text) <= _MOST_NAME else text[: _MOST_NAME - 1] + "…"

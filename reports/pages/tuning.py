@@ -16,7 +16,7 @@ from ..figures import tuning_figures
 from ..figures.drawing import page_data
 from ..figures.figure import percent_text, rate_text, seconds_text
 from ..figures.levels import GOODPUT_DIVISOR, window_text
-from ..figures.tuning_figures import FINISHED, MARKS, Plain, objectives_of, parallel_coordinates
+from ..figures.tuning_figures import FINISHED, MARKS, Plain, objectives_of
 from .document import PlotlyJs, page, write_page
 from .summary import NOT_STATIONARY
 from .table import Table, one_group
@@ -268,8 +268,9 @@ def write_tuning(found: Plain, out: Path, *, plotly: PlotlyJs = "inline") -> Pat
         *tuning_figures.importances(found, names),
     ]
     compared = tuning_figures.compared(found, names)
+    parallel = tuning_figures.parallel_coordinates(found, names)
     space = "; ".join(f"{name} {text}" for name, text in found["space"].items())
-    data = page_data(names, origin(found), [*figures, *compared])
+    data = page_data(names, origin(found), [*figures, *parallel, *compared])
     text = page(
         "tuning.html",
         data,
@@ -287,7 +288,7 @@ def write_tuning(found: Plain, out: Path, *, plotly: PlotlyJs = "inline") -> Pat
         confirmed=_confirmed_table(found),
         ablations=_ablation_table(found) if found["ablations"] else None,
         figures=figures,
-        parallel=parallel_coordinates(found),
+        parallel=parallel,
         winners=[(of["trial"], of["file"], "\n".join(of["commands"])) for of in found["winners"]],
         trials=_trials(found),
         footer=f"Searched: {space}. Trials: {origin(found)}.",

@@ -3,7 +3,8 @@ import io
 import pytest
 from rich.console import Console
 
-from slo_bench.reports.figures.tuning_figures import parallel_coordinates
+from slo_bench.reports.figures.drawing import plots
+from slo_bench.reports.figures.tuning_figures import MARKS, parallel_coordinates
 from slo_bench.reports.pages.tuning import confirmed_sentence, headline, tuning_text, write_tuning
 from slo_bench.workloads.errors import SloBenchError
 
@@ -138,10 +139,8 @@ def test_the_page_escapes_and_shows_everything(found, tmp_path):
     assert "<b>" not in page.replace("<b></b>", "")
     assert "&lt;b&gt;" in page
     assert "slo-bench serve sarathi &lt;x&gt;" in page
-    for figure in ("history", "importances", "compared-capacity"):
+    for figure in ("history", "importances", "compared-capacity", "parallel"):
         assert f'data-figure="{figure}"' in page
-    assert 'id="parallel"' in page
-    assert page.count("<polyline") == 3
     assert "failed: &lt;OOM&gt;" in page
     assert "simulated" in page
 
@@ -154,11 +153,46 @@ def test_a_front_has_a_figure_of_its_own(found, tmp_path):
     assert 'data-figure="front"' in write_tuning(found, tmp_path / "r.html").read_text()
 
 
+def test_parallel_coordinates_hold_a_line_a_trial_the_best_on_top(found):
+    (figure,) = parallel_coordinates(found, MARKS)
+    assert len(figure.x.names) == 3  # two dimensions and the objective
+    (view,) = figure.views.values()
+    lines = view["series"]
+    assert len(lines) == 3
+    assert MARKS[lines[-1]["s"]] == "tuned"
+    assert "opacity" not in lines[-1]
+    assert [line["y"][-1] for line in lines[:: len(lines) - 1]] == [0.0, 1.0]  # the objective
+    (plot,) = plots(figure, MARKS, "simulated").values()
+    assert plot["layout"]["xaxis"]["tickvals"] == [0, 1, 2]
+    assert "&lt;" in "".join(plot["data"][0]["text"]) + "".join(plot["layout"]["xaxis"]["ticktext"])
+
+
+@pytest.mark.browser
+def test_lines_of_trials_are_drawn_and_told_in_a_browser(found, tmp_path, headless):
+    program = headless.find_chromium()
+    if program is None:
+        pytest.skip("no chromium on this machine (Debian: apt-get install chromium)")
+    browser = headless.Browser(program)
+    try:
+        page = browser.open(write_tuning(found, tmp_path / "r.html").as_uri(), width=700)
+        page.run("charts.forEach(c => { c.seen = true; c.draw(); })")
+        page.settle()
+        figure = "document.querySelector('[data-figure=parallel]')"
+        assert page.run(f"{figure}.querySelectorAll('path.js-line').length") == 3
+        page.run(f"{figure}.querySelector('details').open = true")
+        page.settle()
+        rows = page.run(f"[...{figure}.querySelectorAll('tbody tr')].map(r => r.textContent)")
+    finally:
+        browser.close()
+    assert len(rows) == 9
+    assert any("order <b> – a (trial 1: order <b>)" in row for row in rows)
+
+
 def test_parallel_coordinates_need_two_trials(found, tmp_path):
-    assert len(parallel_coordinates(found)["axes"]) == 3  # two dimensions and the objective
     found["trials"] = found["trials"][:1]
-    assert parallel_coordinates(found) == {}
-    assert 'id="parallel"' not in write_tuning(found, tmp_path / "r.html").read_text()
+    assert parallel_coordinates(found, MARKS) == []
+    page = write_tuning(found, tmp_path / "r.html").read_text()
+    assert 'data-figure="parallel"' not in page
 
 
 def test_a_page_that_cannot_be_written(found, tmp_path):

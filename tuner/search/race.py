@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ...harness.results.stationarity import grows
+from ...harness.results.stationarity import backlog_growth, grows
 from ..capacity.options import CapacitySearch
 from ..capacity.samples import LevelRunner, LevelSample
 
@@ -104,7 +104,10 @@ def _lost(runs: Sequence[LevelSample], met: Sequence[Sequence[int]], *, last: bo
 
 
 def _outcome(runs: Sequence[LevelSample], pace: PruningThreshold, *, lost: bool) -> RaceResult:
-    """Estimate the capacity with the best configuration's slope of attainment over the rate."""
+    """Estimate the capacity with the best configuration's slope of attainment over the rate.
+
+    A loser whose backlog grows without end carries no more than what it served.
+    """
     if not runs:
         return RaceResult(lost, pace.rate_rps, 0, math.nan)
     counted = sum(run.counted for run in runs)
@@ -113,7 +116,8 @@ def _outcome(runs: Sequence[LevelSample], pace: PruningThreshold, *, lost: bool)
     away = (_logit(own, counted) - _logit(best, counted)) / max(pace.slope, 0.1)
     estimate = pace.rate_rps * math.exp(min(max(away, -math.log(_FARTHEST)), math.log(_FARTHEST)))
     if lost:
-        estimate = min(estimate, pace.rate_rps)
+        served_share = 1 - backlog_growth(runs) if grows(runs) else 1.0
+        estimate = min(estimate, max(served_share, 1 / _FARTHEST) * pace.rate_rps)
     return RaceResult(lost, estimate, sum(run.requests for run in runs), own / counted)
 
 

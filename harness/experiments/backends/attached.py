@@ -156,6 +156,7 @@ class Attached:
             columns=_columns(found),
             figures={
                 **_figures(workload, found),
+                "prompt_tokenizer": self.client.tokenizer,
                 **_gpu_figures(watch, found),
                 **_lengths_figures(found),
                 **_machines_figures(found.clients),

@@ -228,7 +228,8 @@ class Chart {
   }
   number(axis, value) {
     if (value === null || value === undefined) return "–";
-    const { tickprefix = "", ticksuffix = "" } = axis;
+    const { tickprefix = "", ticksuffix = "", ticktext } = axis;
+    if (ticktext) return plain(ticktext[value]).replaceAll("<br>", " ");
     return `${tickprefix}${value.toLocaleString("en", { maximumSignificantDigits: 4 })}${ticksuffix}`;
   }
   fillNumbers() {

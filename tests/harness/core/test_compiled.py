@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import slo_bench
+from reference.settings import BESIDE, SEVERAL, TALKS
 from slo_bench import Experiment
 from slo_bench.harness import core, engine, policies, servers, validation
 from slo_bench.harness.core.compiled import core_is_compiled
@@ -19,16 +20,7 @@ from slo_bench.harness.servers.launch.server_process import plugin_folder
 
 ROOT = Path(__file__).parents[3]
 
-SEVERAL = {
-    "models": "fleet(llama-3.1-8b*2, qwen2.5-7b*2, mistral-7b*2, qwen3-8b*2)",
-    "gpu": "h100-80g",
-    "gpus": 2,
-    "slo": "ttft=0.5",
-    "overlong_requests": "reject",
-}
 TIGHT = {"num_gpu_blocks": 1200}  # requests are preempted
-TALKS = {"workload": "sharegpt", "sessions": "sessions(4,3)", "num_gpu_blocks": 1500}
-BESIDE = {"workload": "collocated(1:1)", "embedder": "bge-m3", "num_gpu_blocks": 1500}
 RUNS = [
     ("vllm", 5.0, {}),
     ("vllm", 12.0, TIGHT),

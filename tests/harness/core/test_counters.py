@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from reference.settings import BESIDE, SEVERAL, TALKS
 from slo_bench import Experiment
 from slo_bench.harness.core.counters import Counters
 from slo_bench.harness.core.records import Outcome, Records
@@ -77,16 +78,7 @@ def test_a_page_of_a_paper_lists_the_counters(name):
             assert any(f"`{name}`" in row for row in listed), counter
 
 
-SEVERAL = {
-    "models": "fleet(llama-3.1-8b*2, qwen2.5-7b*2, mistral-7b*2, qwen3-8b*2)",
-    "gpu": "h100-80g",
-    "gpus": 2,
-    "slo": "ttft=0.5",
-    "overlong_requests": "reject",
-}
 ONE = {"slo": "ttft=1,tpot=0.15,e2e=30"}
-TALKS = {"workload": "sharegpt", "sessions": "sessions(4,3)", "num_gpu_blocks": 1500}
-BESIDE = {"workload": "collocated(1:1)", "embedder": "bge-m3", "num_gpu_blocks": 1500}
 UNDER_PRESSURE = [
     ("static-partition", 30.0, SEVERAL, {"quota_hits"}),
     ("qlm", 4.0, SEVERAL, {"model_swaps", "overtakes"}),

@@ -7,6 +7,7 @@ import pytest
 
 from slo_bench.cli.commands.run import EXAMPLES
 from slo_bench.harness.experiments.experiment import Experiment
+from slo_bench.harness.servers.launch.random_model import make_model, model_fields
 from slo_bench.harness.servers.mock import InjectedFault, MockConfig, serving
 from slo_bench.predictors.specs import gpu
 from slo_bench.workloads.errors import FileFormatError, SloBenchError
@@ -53,6 +54,15 @@ def test_a_run_folder_as_of_a_simulation(tmp_path):
     first = times.groupby("id")["token_s"].min()
     np.testing.assert_allclose(first, requests["first_token_s"], atol=2e-6)
     assert (tmp_path / "run" / "timelines" / f"{row['cell']}.csv.gz").is_file()
+
+
+def test_the_tokenizer_of_a_model_in_a_folder_makes_the_prompts_and_is_recorded(tmp_path):
+    model = make_model(tmp_path / "model", model_fields())
+    with serving(QUICK) as server:
+        own = experiment(server.url, model=str(model)).run(tmp_path / "own")
+        none = experiment(server.url).run(tmp_path / "none")
+    assert own.rows()[0]["prompt_tokenizer"] == str(model)
+    assert none.rows()[0]["prompt_tokenizer"] is None
 
 
 def test_records_come_back_as_a_workload(tmp_path):

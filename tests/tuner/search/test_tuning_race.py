@@ -1,3 +1,4 @@
+import dataclasses
 import math
 
 import numpy as np
@@ -53,6 +54,34 @@ def test_who_carries_less_is_out_after_the_shortest_run(pace):
     assert found.lost
     assert runner.spent == pace.requests[0] == pytest.approx(pace.requests[-1] * LADDER[0], abs=1)
     assert found.estimate_rps == pytest.approx(3.0, rel=0.15)
+
+
+class Overloaded:
+    """Serves at most `throughput_rps`; what is above that stays, and misses its SLO."""
+
+    def __init__(self, throughput_rps):
+        self.throughput_rps = throughput_rps
+
+    def run(self, rate_rps, seed, requests):
+        served_share = self.throughput_rps / rate_rps
+        batch = requests // BATCHES
+        noise = np.random.default_rng(seed).integers(-2, 3, BATCHES + 1)
+        backlog = np.arange(BATCHES + 1) * batch * (1 - served_share) + noise
+        return LevelSample(
+            rate_rps=rate_rps,
+            seed=seed,
+            requests=requests,
+            batch_met=(0,) * BATCHES,
+            batch_requests=(batch,) * BATCHES,
+            backlog=tuple(backlog.round().astype(int).tolist()),
+        )
+
+
+def test_a_loser_is_estimated_at_no_more_than_its_throughput(pace):
+    steep = dataclasses.replace(pace, slope=500.0)  # its line alone would say 3.9 req/s
+    found = race(Overloaded(2.0), steep, first_seed=77)
+    assert found.lost
+    assert found.estimate_rps == pytest.approx(2.0, rel=0.05)
 
 
 def test_who_carries_more_wins(pace):
