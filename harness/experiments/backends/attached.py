@@ -30,7 +30,7 @@ from ...load_generator.routed_load import HttpResult, measure
 from ...load_generator.send_job import Senders
 from ...results.cell_files import Choice, Column, gzip_csv
 from ...results.metrics import Hardware
-from ...results.read import FAULT_COLUMN
+from ...results.read import FAULT_COLUMN, TOKENIZER_COLUMN
 from ...results.run_folder import Value
 from ...servers.launch.gpus import Gpu, visible_gpus
 from ..config.client_schema import ClientSchema
@@ -156,7 +156,7 @@ class Attached:
             columns=_columns(found),
             figures={
                 **_figures(workload, found),
-                "prompt_tokenizer": self.client.tokenizer,
+                TOKENIZER_COLUMN: self.client.tokenizer,
                 **_gpu_figures(watch, found),
                 **_lengths_figures(found),
                 **_machines_figures(found.clients),
