@@ -208,6 +208,7 @@ def test_what_a_model_proposes_is_measured(run, tiny_model, tmp_path, draft):
         head = {"eagle": eagle_head, "eagle3": eagle3_head}[draft]
         method = f"{draft}={head(tmp_path / 'head', model, embeddings_only(model))}"
     options = ["--sweep", f"speculation={method}:3", "--sweep", "block_size=32"]
+    options += ["--server-arg=--dtype", "--server-arg=float32"]  # in 16 bits two tokens may tie
     ran = run("vllm", "--system", "vllm", *options, output_tokens=40, model=model)
     (cell,) = cells_of(ran)
     drafts, reached = proposals(cell, 3)
@@ -216,7 +217,7 @@ def test_what_a_model_proposes_is_measured(run, tiny_model, tmp_path, draft):
     if draft == "another":
         assert reached[0] < 0.05 * drafts
         assert settled.tokens_per_step < 1.05
-    else:  # in 16 bits two tokens may tie
+    else:
         assert reached[2] > 0.9 * drafts
         assert 3.7 < settled.tokens_per_step <= 4
 
