@@ -80,7 +80,7 @@ class Workload:
             column = getattr(self, f.name)
             if isinstance(column, np.ndarray):
                 if len(column) == 1 and n != 1:
-                    object.__setattr__(self, f.name, np.full(n, column[0], dtype=column.dtype))
+                    object.__setattr__(self, f.name, np.broadcast_to(column, n))
                 elif len(column) != n:
                     raise SloBenchError(
                         f"column {f.name} has {len(column)} rows, arrival_s has {n}"

@@ -46,7 +46,7 @@ FAULT_COLUMN = "fault_detail"
 """What was said of a failed request; only cells on real servers have it."""
 
 TOKENIZER_COLUMN = "prompt_tokenizer"
-"""Whose tokenizer made the prompts; only cells on real servers have it."""
+"""Folder of the tokenizer of generated prompts; only cells on real servers have it."""
 
 NUMBER_COLUMNS = (
     "gpus",
@@ -304,10 +304,7 @@ def _read_cells(path: Path) -> tuple[pd.DataFrame, tuple[str, ...]]:
     for column in names:
         if column == CHECKSUMS:
             continue
-        words = (
-            *(*TEXT_COLUMNS, *axes),
-            *(REASON_COLUMN, FAULT_COLUMN, TOKENIZER_COLUMN, BAND_BASIS),
-        )
+        words = (*TEXT_COLUMNS, *axes, REASON_COLUMN, FAULT_COLUMN, TOKENIZER_COLUMN, BAND_BASIS)
         if column in words:
             columns[column] = raw[column]
         elif column == "valid":

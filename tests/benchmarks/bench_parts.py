@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -98,8 +99,8 @@ def sampled(words: list[str]) -> Counter[str]:
 
 def measured(
     system: str, requests: int, rate_rps: float, *options: str
-) -> tuple[float, Counter[str]]:
-    """CPU seconds of one run in a process of its own, and samples by part."""
+) -> tuple[float, float, Counter[str]]:
+    """CPU seconds and peak memory (MB) of one run in a process of its own, and samples by part."""
     with tempfile.TemporaryDirectory() as folder:
         words = ["run", "--system", system, "--workload", "azure-conv", "--gpu", "a100-80g"]
         words += ["--rates", str(rate_rps), "--requests", str(requests), "--seeds", "1"]
@@ -112,9 +113,11 @@ def measured(
             text=True,
             check=True,
         )
-    *_, cpu, counts = done.stdout.splitlines()
-    return float(cpu), Counter(
-        {name: int(n) for name, n in (one.split("=") for one in counts.split(","))}
+    *_, cpu_s, peak_mb, counts = done.stdout.splitlines()
+    return (
+        float(cpu_s),
+        float(peak_mb),
+        Counter({name: int(n) for name, n in (one.split("=") for one in counts.split(","))}),
     )
 
 
@@ -131,7 +134,7 @@ def of_cluster(system: str, instances: int) -> list[str]:
 
 def row(system: str, instances: int, requests: int, rate_rps: float) -> str:
     """One run by part."""
-    cpu_s, found = measured(system, requests, rate_rps, *of_cluster(system, instances))
+    cpu_s, _, found = measured(system, requests, rate_rps, *of_cluster(system, instances))
     shares = [f"{100 * found[name] / found.total():.0f} %" for name in NAMES]
     speed = f"{requests / cpu_s:,.0f}"
     return f"| {' | '.join([system, str(instances), f'{rate_rps:g}', speed, *shares])} |"
@@ -142,19 +145,19 @@ def growths(
 ) -> Iterator[tuple[str, str, int, int, float, list[str]]]:
     """What grows, the system, how far, requests, their rate and the options."""
     one = of_cluster("vllm", 1)
-    for requests in (10_000, 100_000, 1_000_000):
+    for requests in (10_000, 100_000, 1_000_000, 10_000_000):
         if requests <= most_requests:
             yield "requests", "vllm", requests, requests, rate_rps, one
-    for requests in (10_000, 100_000):
+    for requests in (10_000, 100_000, 1_000_000):
         if requests <= most_requests:
             options = of_cluster("distserve", EIGHT)
             yield "requests", "distserve", requests, requests, rate_rps * EIGHT, options
     for system in ("llumnix", "distserve", "banaserve"):
-        for instances in (2, EIGHT, 32, 64):
+        for instances in (2, EIGHT, 32, 64, 128 if system in SPLIT else 256):
             options = of_cluster(system, instances)
             yield "instances", system, instances, GROWS, rate_rps * instances, options
     for system in FLEETS:
-        for models in (1, 4, 10, 30):
+        for models in (1, 4, 10, 30, 100):
             options = ["--models", f"fleet(llama-3.1-8b*{models})", "--gpus", str(models)]
             yield "models", system, models, GROWS, rate_rps * models, options
     for system in QUEUES:
@@ -165,13 +168,14 @@ def growths(
 
 def grow(rate_rps: float, most_requests: int) -> None:
     """Print what a request costs as the work grows."""
-    heads = ["what grows", "system", "number", "requests", "CPU s", "CPU us a request"]
+    heads = ["what grows", "system", "number", "requests", "CPU s", "CPU us a request", "peak MB"]
     print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
     for what, system, number, requests, rate, options in growths(rate_rps, most_requests):
-        cpu_s, _ = measured(system, requests, rate, *options)
-        start_s, _ = measured(system, START, rate, *options)
+        cpu_s, peak_mb, _ = measured(system, requests, rate, *options)
+        start_s, _, _ = measured(system, START, rate, *options)
         each_us = 1e6 * (cpu_s - start_s) / (requests - START)
-        cells = [what, system, f"{number:,}", f"{requests:,}", f"{cpu_s:.2f}", f"{each_us:.0f}"]
+        cells = [what, system, f"{number:,}", f"{requests:,}"]
+        cells += [f"{cpu_s:.2f}", f"{each_us:.0f}", f"{peak_mb:,.0f}"]
         print(f"| {' | '.join(cells)} |", flush=True)
 
 
@@ -180,6 +184,7 @@ def main() -> None:
     if sys.argv[1:2] == ["--sample"]:
         found = sampled(sys.argv[2:])
         print(f"\n{time.process_time()}")
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3 * 1.024)
         print(",".join(f"{name}={found[name]}" for name in NAMES))
         return
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])

@@ -118,14 +118,20 @@ class Measures:
                 self._add_count(seqs * (share + (1 if k < rest else 0)))
         self.last_decode_s = now_s
 
-    def gaps(self) -> Gaps:
-        """All inter-token gaps of the instance."""
-        return Gaps(np.array(self._gap_s), np.array(self._gap_count, dtype=np.int64))
+    def take_gaps(self) -> Gaps:
+        """All inter-token gaps of the instance until now, without a copy; it begins anew."""
+        taken = Gaps(np.frombuffer(self._gap_s), np.frombuffer(self._gap_count, dtype=np.int64))
+        self._gap_s, self._gap_count = array("d"), array("q")
+        self._add_gap, self._add_count = self._gap_s.append, self._gap_count.append
+        return taken
 
 
 def gaps_of(measures: Iterable[Measures]) -> Gaps:
-    """All gaps of several instances; there may be none."""
-    parts = [Gaps(np.empty(0), np.empty(0, dtype=np.int64)), *(m.gaps() for m in measures)]
+    """Take all gaps of several instances; there may be none."""
+    parts = [measured.take_gaps() for measured in measures]
+    if len(parts) == 1:
+        return parts[0]
+    parts.append(Gaps(np.empty(0), np.empty(0, dtype=np.int64)))
     return Gaps(np.concatenate([p.gap_s for p in parts]), np.concatenate([p.count for p in parts]))
 
 

@@ -55,7 +55,7 @@ def execute(
     assert kv_manager.host_free == kv_manager.host_total, "host KV blocks were lost"
     return Result(
         recorder.records,
-        instance.measures.gaps(),
+        instance.measures.take_gaps(),
         timeline_of([instance]),
         totals_of([instance], recorder.records),
         (instance.view.policy_state,),

@@ -7,7 +7,7 @@ import pytest
 
 from slo_bench.cli.commands.run import EXAMPLES
 from slo_bench.harness.experiments.experiment import Experiment
-from slo_bench.harness.results.read import read_run
+from slo_bench.harness.results.read import read_runs
 from slo_bench.harness.servers.launch.random_model import make_model, model_fields
 from slo_bench.harness.servers.mock import InjectedFault, MockConfig, serving
 from slo_bench.predictors.specs import gpu
@@ -63,8 +63,9 @@ def test_the_tokenizer_of_a_model_in_a_folder_makes_the_prompts_and_is_recorded(
         own = experiment(server.url, model=str(model)).run(tmp_path / "own")
         none = experiment(server.url).run(tmp_path / "none")
     assert own.rows()[0]["prompt_tokenizer"] == str(model)
-    assert read_run(tmp_path / "own").cells["prompt_tokenizer"].tolist() == [str(model)]
     assert none.rows()[0]["prompt_tokenizer"] is None
+    (read,) = read_runs([tmp_path / "own"])
+    assert read.cells["prompt_tokenizer"].tolist() == [str(model)]
 
 
 def test_records_come_back_as_a_workload(tmp_path):
