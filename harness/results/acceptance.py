@@ -13,10 +13,10 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
-from ...predictors.speculation import Speculation
+from ...predictors.speculation import OFF, Speculation, parse_speculation
 from ...workloads.errors import FileFormatError
 from ..load_generator.server_metrics import samples
-from .run_folder import Value, read_rows
+from .run_folder import Row, Value, read_rows
 
 _DRAFTS, _PROPOSED, _ACCEPTED = "server_drafts", "server_draft_tokens", "server_accepted_tokens"
 _STEPS, _RATE = "server_sequence_steps", "acceptance_rate"
@@ -73,8 +73,8 @@ def speculation_figures(before: Iterable[str], after: Iterable[str]) -> Mapping[
 
 
 def with_acceptance(asked: Speculation) -> Speculation:
-    """The same with the acceptance that its `source` holds: the run folder of a real server, a
-    server's log, or the text of its `/metrics`.
+    """The same with the acceptance that its `source` holds: the run folder of a real server (the
+    cells with its method where the run had several), a server's log, or the text of its `/metrics`.
 
     Raises:
         FileFormatError: the source cannot be read, or nothing was proposed in it.
@@ -85,7 +85,7 @@ def with_acceptance(asked: Speculation) -> Speculation:
     table = path / "cells.csv"
     if path.is_dir():
         counts: Counter[str] = Counter()
-        for row in read_rows(table):
+        for row in _rows_of(asked, table):
             counts.update({k: v for k, v in row.items() if isinstance(v, int) and _counted(k)})
         return _from_counts(asked, table, counts)
     try:
@@ -95,6 +95,24 @@ def with_acceptance(asked: Speculation) -> Speculation:
     if logged := _LOGGED.findall(text):
         return _from_log(asked, path, logged)
     return _from_counts(asked, path, speculation_counts(text))
+
+
+def _rows_of(asked: Speculation, table: Path) -> list[Row]:
+    """All cells, or those with the method asked for where a run had several."""
+    rows = read_rows(table)
+    ran = [parse_speculation(str(row.get("speculation") or OFF)) for row in rows]
+    methods = sorted({one.method for one in ran if one is not None})
+    if len(methods) < 2:
+        return rows
+    if asked.method not in methods:
+        raise FileFormatError(
+            table, None, f"has cells with {', '.join(methods)} but none with {asked.method}"
+        )
+    return [
+        row
+        for row, one in zip(rows, ran, strict=True)
+        if one is not None and one.method == asked.method
+    ]
 
 
 def _counted(column: str) -> bool:

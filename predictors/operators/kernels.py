@@ -198,7 +198,8 @@ class Kernels:
         self, kind: str, wanted: Attention, dtype: str
     ) -> tuple[Attention, Floats, Floats, Floats]:
         """The measured shape nearest to the wanted one, its times, and the axes."""
-        dim: int | str = min((64, 128), key=lambda known: abs(known - wanted.head_dim))
+        measured_dims = [dim for dim in (64, 128) if f"{kind}/{dim}/bf16/shape" in self._tables]
+        dim: int | str = min(measured_dims, key=lambda known: abs(known - wanted.head_dim))
         if wanted.latent and f"{kind}/latent/bf16/shape" in self._tables:
             dim = "latent"
         name = f"{kind}/{dim}/{dtype}"

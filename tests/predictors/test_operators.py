@@ -214,3 +214,14 @@ def test_arithmetic_takes_longer_under_load():
             of(tokens, 8192, 8192, "bf16") for of in (known.sustained_gemm_s, known.gemm_s)
         )
         assert sustained / alone == pytest.approx(slower)
+
+
+def test_heads_of_a_size_without_tables_are_scaled():
+    """A100 has tables of heads of 128 alone: those of 64 read half of their KV."""
+    llama = Attention(heads=32, kv_heads=8, head_dim=128, calls=1)
+    known = kernels(gpu("a100-80g"))
+    _, _, whole = known.generation_s(llama, "bf16")
+    _, _, half = known.generation_s(dataclasses.replace(llama, head_dim=64), "bf16")
+    ratios = (half / whole)[np.isfinite(whole)]
+    assert ratios.max() <= 1.0
+    assert ratios.min() == pytest.approx(0.5, rel=0.05)

@@ -75,6 +75,19 @@ def test_a_run_folder(tmp_path):
     assert settled.tokens_per_step == pytest.approx((200 + 120) / 200)
 
 
+def test_a_run_with_several_methods(tmp_path):
+    """Of each only its own cells count."""
+    cells = {"none": [0, 0, 0], "ngram:2": [100, 80, 40], "to/draft:2": [100, 50, 10]}
+    rows = ["cell,speculation,server_drafts,server_accepted_1,server_accepted_2"]
+    rows += [f"c{k},{name},{','.join(map(str, of))}" for k, (name, of) in enumerate(cells.items())]
+    (tmp_path / "cells.csv").write_text("\n".join(rows) + "\n")
+    assert acceptance_of(tmp_path) == "ngram:2@0.8/0.5<64"
+    draft = with_acceptance(parse_speculation(f"to/draft:2@{tmp_path}"))
+    assert draft.acceptance == (0.5, 0.2)
+    with pytest.raises(SloBenchError, match="with ngram, to/draft but none with eagle"):
+        with_acceptance(parse_speculation(f"eagle:2@{tmp_path}"))
+
+
 def test_the_text_of_metrics(tmp_path):
     (tmp_path / "metrics").write_text(BEFORE)
     # 10 drafts, 5 pass position 1, none position 2; 30 - 5 - 5 steps.

@@ -14,8 +14,11 @@ from typer.testing import CliRunner
 
 from slo_bench.cli.main import app
 from slo_bench.harness.results.acceptance import with_acceptance
+from slo_bench.harness.servers.launch.random_model import make_model, model_fields
 from slo_bench.predictors.speculation import parse_speculation
 from slo_bench.workloads.errors import SloBenchError
+
+from .speculators import eagle3_head, eagle_head, embeddings_only, with_mtp_layer
 
 pytestmark = pytest.mark.backends
 
@@ -158,24 +161,65 @@ def without_attention(model, copy):
     return copy
 
 
+def proposals(cell, tokens):
+    """Drafts, and how many were accepted up to each position, from counts that agree."""
+    drafts, proposed, accepted, steps = (
+        int(cell[f"server_{name}"])
+        for name in ("drafts", "draft_tokens", "accepted_tokens", "sequence_steps")
+    )
+    reached = [int(cell[f"server_accepted_{position}"]) for position in range(1, tokens + 1)]
+    output_tokens = int(cell["server_output_tokens"])
+    assert float(cell["attainment"]) == 1.0
+    assert drafts < proposed <= tokens * drafts
+    assert [drafts, *reached] == sorted([drafts, *reached], reverse=True)
+    assert sum(reached) == accepted
+    assert steps == output_tokens - 12 - accepted  # the first token of each answer is no step's
+    assert float(cell["acceptance_rate"]) == pytest.approx(accepted / proposed)
+    return drafts, reached
+
+
 def test_n_gram_speculation_is_measured(run, tiny_model, tmp_path):
     options = ["--sweep", "speculation=ngram:3", "--sweep", "block_size=32"]
     model = without_attention(tiny_model("vllm"), tmp_path / "repeats")
     ran = run("vllm", "--system", "vllm", *options, output_tokens=150, model=model)
     (cell,) = cells_of(ran)
-    drafts, proposed, accepted = (
-        int(cell[f"server_{name}"]) for name in ("drafts", "draft_tokens", "accepted_tokens")
-    )
-    by_position = [int(cell[f"server_accepted_{position}"]) for position in (1, 2, 3)]
-    assert float(cell["attainment"]) == 1.0
+    drafts, reached = proposals(cell, 3)
+    assert reached[2] > 0
     assert int(cell["server_output_tokens"]) == sum(150 + k for k in range(12))
-    assert 0 < by_position[2] <= by_position[1] <= by_position[0] <= drafts < proposed
-    assert sum(by_position) == accepted <= proposed
-    assert int(cell["server_sequence_steps"]) == sum(149 + k for k in range(12)) - accepted
     # A simulation takes the acceptance of this run.
     settled = with_acceptance(parse_speculation(f"ngram:3@{ran}"))
-    assert settled.acceptance[0] == pytest.approx(by_position[0] / drafts, abs=1e-4)
+    assert settled.acceptance[0] == pytest.approx(reached[0] / drafts, abs=1e-4)
     assert 1 < settled.tokens_per_step <= 4
+
+
+@pytest.mark.parametrize("draft", ["the same model", "another", "eagle", "eagle3", "mtp"])
+def test_what_a_model_proposes_is_measured(run, tiny_model, tmp_path, draft):
+    """Drafts of the model itself and of heads that are right by construction are accepted; those
+    of other weights are not.
+    """
+    model = tiny_model("vllm")
+    method = str(model)
+    if draft == "another":
+        method = str(make_model(tmp_path / "draft", model_fields(), seed=1))
+    elif draft == "mtp":
+        model, method = with_mtp_layer(tmp_path / "model"), "mtp"
+    elif draft != "the same model":
+        model = tmp_path / "model"
+        head = {"eagle": eagle_head, "eagle3": eagle3_head}[draft]
+        method = f"{draft}={head(tmp_path / 'head', model, embeddings_only(model))}"
+    options = ["--sweep", f"speculation={method}:3", "--sweep", "block_size=32"]
+    options += ["--server-arg=--dtype", "--server-arg=float32"]  # in 16 bits two tokens may tie
+    ran = run("vllm", "--system", "vllm", *options, output_tokens=40, model=model)
+    (cell,) = cells_of(ran)
+    drafts, reached = proposals(cell, 3)
+    assert int(cell["server_draft_tokens"]) == 3 * drafts
+    settled = with_acceptance(parse_speculation(f"{method}:3@{ran}"))
+    if draft == "another":
+        assert reached[0] < 0.05 * drafts
+        assert settled.tokens_per_step < 1.05
+    else:
+        assert reached[2] > 0.9 * drafts
+        assert 3.7 < settled.tokens_per_step <= 4
 
 
 @pytest.mark.parametrize(("backend", "block_size"), [("vllm", 32), ("sglang", 16)])
