@@ -42,7 +42,9 @@ class CompletionResult:
     prompt_tokens: int = -1  # from the server's usage; -1: unknown
     completion_tokens: int = -1
     cached_tokens: int = -1
-    text: str = ""
+    text: str = ""  # all texts, those of reasoning included; empty if they were not kept
+    content: str = ""  # the answer alone; empty if it was not kept
+    token_ids: list[int] = field(default_factory=list)  # likewise, where the server returns them
     finish: str = ""  # `finish_reason` of the server
 
 
@@ -146,6 +148,7 @@ class _Reader:
         self._keep_text = keep_text
         self._events: list[_Event] = []
         self._texts: list[str] = []
+        self._contents: list[str] = []
         self._done = False
         self._finish = ""
         self._stop = ""
@@ -248,6 +251,15 @@ class _Reader:
             self._events.append(_Event(time_s, has_tokens))
         if self._keep_text:
             self._texts.append(text)
+            if not choice.get("index"):
+                self._keep_content(part, choice.get("token_ids"))
+
+    def _keep_content(self, part: Mapping[str, Any], token_ids: object) -> None:
+        content = part.get("content") or part.get("text")
+        if isinstance(content, str):
+            self._contents.append(content)
+        if isinstance(token_ids, list) and all(type(one) is int for one in token_ids):
+            self._answer.token_ids += token_ids
 
     def _usage(self, usage: object) -> None:
         if not isinstance(usage, dict):
@@ -268,6 +280,7 @@ class _Reader:
         """Convert events to token times, and set the fault of an incomplete answer."""
         answer = self._answer
         answer.text = "".join(self._texts)
+        answer.content = "".join(self._contents)
         answer.finish = self._finish
         self._check_usage()
         self._count_tokens()

@@ -188,11 +188,23 @@ class Driver:
         if self._lengths is not None and self._lengths.learns:
             said = self._said.pop(exchange.row, None)
             self._lengths.heard(said, self._raw(exchange), exact=True)
+        talks = self._requests.conversations
         if exchange.waited_for:
-            answered = read_answer(self._raw(exchange)).outcome is Outcome.FINISHED
+            held = talks is not None and talks.needs(exchange.row)
+            answer = read_answer(self._raw(exchange), keep_text=held)
+            answered = answer.outcome is Outcome.FINISHED
+            if talks is not None:
+                try:
+                    talks.ended(exchange.row, answer if answered else None)
+                except SloBenchError as error:
+                    self._on_error(self._loop, {"exception": error})
+                    return
             self._arrivals.ended(exchange.row, exchange.end_s - self._start_s, answered)
             self._dispatch()
-        elif self._in_flight == 0:
+            return
+        if talks is not None:
+            talks.ended(exchange.row, None)
+        if self._in_flight == 0:
             self._finish_if_done()
 
     def _raw(self, exchange: Exchange) -> Raw:

@@ -49,17 +49,19 @@ class PromptMaker:
         self._salt = np.uint64(zlib.crc32(salt.encode()) << 32)
         self._encoder = encoder
 
-    def token_ids(self, request: Request) -> list[int]:
-        """Return one token id per prompt token."""
-        drawn = self._drawn(request)
+    def token_ids(self, request: Request, first: int = 0) -> list[int]:
+        """Return one token id per prompt token, from the `first` on."""
+        drawn = self._drawn(request)[first:]
         ids: list[int] = self._ids[drawn % np.uint64(len(self._ids))].tolist()
         return ids
 
-    def words(self, request: Request) -> str:
-        """Return a text with one word per token; with a tokenizer, of exactly as many tokens."""
-        drawn = (self._drawn(request) % np.uint64(len(FREQUENT_WORDS))).tolist()
+    def words(self, request: Request, first: int = 0) -> str:
+        """Return a text with one word per token from the `first` on; with a tokenizer, of exactly
+        as many tokens.
+        """
+        drawn = (self._drawn(request)[first:] % np.uint64(len(FREQUENT_WORDS))).tolist()
         text = " ".join([FREQUENT_WORDS[k] for k in drawn])
-        return text if self._encoder is None else self._cut(text, request.prompt_tokens)
+        return text if self._encoder is None else self._cut(text, len(drawn))
 
     def _cut(self, text: str, tokens: int) -> str:
         """Return the longest start of a text with this number of tokens, or the nearest possible

@@ -19,12 +19,15 @@ from ....workloads.request_bodies import with_fields
 from ....workloads.workload import Workload
 from ...core.wire import PredictedLength, to_wire
 from .connection import MOST_BODY_BYTES
+from .conversations import Conversations, contexts_of, encode_body, encode_json, tokens_before
 from .endpoint import Endpoint
 from .options import Api, HttpOptions, PromptFormat
 from .prompts import PromptMaker, Vocabulary, load_encoder
 
 # Of an answer, with what frames it. An event of a token with its logprobs takes a few KiB.
 _HEAD, _TOKEN = 4 << 20, 16 << 10
+
+_ENDS, _CONTEXTS = ".ends", ".contexts"  # files beside the bodies
 
 REQUEST_ID = "slo-bench-"  # what `x-request-id` begins with; the row follows
 
@@ -47,8 +50,10 @@ class BodyMaker:
                 "the chat API takes no token ids; use --prompt-format text, or --api completions"
             )
 
-    def body(self, request: Request) -> dict[str, Any]:
-        """Return all fields of the request body."""
+    def body(self, request: Request, first: int = 0) -> dict[str, Any]:
+        """Return all fields of the request body; a prompt that is made begins with the token
+        `first`.
+        """
         options = self._options
         api = options.api.of(request.request_type)
         body: dict[str, Any] = {}
@@ -57,9 +62,9 @@ class BodyMaker:
         if api is Api.EMBEDDINGS:
             body["input"] = self._inputs(request)
         elif api is Api.CHAT:
-            body["messages"] = [{"role": "user", "content": self._prompt(request, api)}]
+            body["messages"] = [{"role": "user", "content": self._prompt(request, api, first)}]
         else:
-            body["prompt"] = self._prompt(request, api)
+            body["prompt"] = self._prompt(request, api, first)
         if api is not Api.EMBEDDINGS:
             body |= self._generation(request)
         if request.body is not None:
@@ -77,12 +82,12 @@ class BodyMaker:
         tokens = request.output_tokens
         return {"max_tokens": tokens, "min_tokens": tokens, "ignore_eos": True, **common}
 
-    def _prompt(self, request: Request, api: Api) -> str | list[int]:
+    def _prompt(self, request: Request, api: Api, first: int = 0) -> str | list[int]:
         if request.text is not None:
             return request.text
         if self._wordy(api):
-            return self._prompts.words(request)
-        return self._prompts.token_ids(request)
+            return self._prompts.words(request, first)
+        return self._prompts.token_ids(request, first)
 
     def _inputs(self, request: Request) -> str | list[int] | list[str] | list[list[int]]:
         """The texts of an embedding request, of equal length; several as a list."""
@@ -111,10 +116,15 @@ def _used(workload: Workload, options: HttpOptions) -> set[Api]:
 
 
 class Bodies:
-    """Bodies of all requests in one file, so that memory does not grow with the workload."""
+    """Bodies of all requests in one file, so that memory does not grow with the workload.
 
-    def __init__(self, path: Path, ends: array[int]) -> None:
+    `contexts`: see `contexts_of`; of a request that continues another the body has the new message
+    alone, and `Conversations` puts the rest before it.
+    """
+
+    def __init__(self, path: Path, ends: array[int], contexts: array[int]) -> None:
         self.path = path
+        self.contexts = contexts
         self._file = path.open("rb")
         self._ends = ends
 
@@ -126,26 +136,34 @@ class Bodies:
             SloBenchError: a prompt cannot be made, or the file cannot be written.
         """
         maker = BodyMaker(workload, options)
-        # No non-ASCII escapes: what is sent is what a text holds, byte for byte.
-        encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+        contexts = contexts_of(workload, options)
+        encode = encode_body if contexts else encode_json
         ends = array("q")
         try:
             with path.open("wb", buffering=1 << 20) as file:
                 for request in workload:
-                    body = encode(maker.body(request)).encode()
+                    first = 0
+                    if contexts and contexts[request.id] >= 0:
+                        first = tokens_before(workload, request.id)
+                    fields = maker.body(request, first)
+                    if contexts and "prompt" in fields:
+                        fields["return_token_ids"] = True
+                    body = encode(fields).encode()
                     file.write(body)
                     ends.append(file.tell() if not ends else ends[-1] + len(body))
-            path.with_suffix(".ends").write_bytes(ends.tobytes())
+            path.with_suffix(_ENDS).write_bytes(ends.tobytes())
+            path.with_suffix(_CONTEXTS).write_bytes(contexts.tobytes())
         except OSError as error:
             raise SloBenchError(f"cannot write {path}: {error.strerror or error}") from error
-        return cls(path, ends)
+        return cls(path, ends, contexts)
 
     @classmethod
     def read(cls, path: Path) -> Bodies:
         """Open bodies written by `write`, possibly in another process."""
-        ends = array("q")
-        ends.frombytes(path.with_suffix(".ends").read_bytes())
-        return cls(path, ends)
+        ends, contexts = array("q"), array("q")
+        ends.frombytes(path.with_suffix(_ENDS).read_bytes())
+        contexts.frombytes(path.with_suffix(_CONTEXTS).read_bytes())
+        return cls(path, ends, contexts)
 
     def __getitem__(self, row: int) -> bytes:
         first = self._ends[row - 1] if row else 0
@@ -155,8 +173,9 @@ class Bodies:
         """Files for `read` with the bodies of these rows; other bodies are empty."""
         found = [self[row] if row in rows else b"" for row in range(len(self._ends))]
         ends = array("q", accumulate(map(len, found)))
-        names = self.path.name, self.path.with_suffix(".ends").name
-        return dict(zip(names, (b"".join(found), ends.tobytes()), strict=True))
+        names = self.path.name, *(self.path.with_suffix(end).name for end in (_ENDS, _CONTEXTS))
+        held = b"".join(found), ends.tobytes(), self.contexts.tobytes()
+        return dict(zip(names, held, strict=True))
 
     def close(self) -> None:
         """Close the file."""
@@ -197,6 +216,9 @@ class WireRequests:
         self._values = f'"{options.values_field}":{{'.encode()  # no text has these quotes bare
         self._told: dict[int, bytes] = {}
         self._bodies = bodies
+        self.conversations = (
+            Conversations(workload, bodies.contexts, options) if bodies.contexts else None
+        )
         self._kinds = [RequestType(kind) for kind in workload.request_type.tolist()]
         self._most_tokens = _most_tokens(workload, options)
         self._embeds = {kind: not options.api.of(kind).streams for kind in RequestType}
@@ -211,6 +233,8 @@ class WireRequests:
         told = self._told.get(row)
         if told is not None:
             body = body.replace(self._values, self._values + told, 1)
+        if self.conversations is not None:
+            body = self.conversations.body(row, body)
         head = self._heads[endpoint][self._kinds[row]]
         return [head % (row, len(body)), body]
 

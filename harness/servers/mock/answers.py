@@ -33,6 +33,7 @@ _REFUSALS = {
 }
 _STREAM: Headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
 _DONE = b"data: [DONE]\n\n"
+_TOKEN_ID = 7  # of each token, where ids are asked for
 _PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/embeddings")
 
 
@@ -119,7 +120,12 @@ class Streamed:
         self._streams = bool(body.get("stream")) and not self._embeds
         self._with_usage = bool((body.get("stream_options") or {}).get("include_usage"))
         self._model = service.config.model
-        self._answer = _CompletionEvents(self._model, service.arrived, chat=self._chat)
+        self._answer = _CompletionEvents(
+            self._model,
+            service.arrived,
+            chat=self._chat,
+            token_ids=bool(body.get("return_token_ids")),
+        )
         given = body.get("messages") or body.get("input") or body.get("prompt") or ""
         self._inputs = len(given) if isinstance(given, list) and _nested(given) else 1
         self.prompt_tokens = _count_tokens(given)
@@ -205,8 +211,9 @@ def _event(value: object) -> bytes:
 class _CompletionEvents:
     """The events of one answer, for completions or chat."""
 
-    def __init__(self, model: str, number: int, *, chat: bool) -> None:
+    def __init__(self, model: str, number: int, *, chat: bool, token_ids: bool) -> None:
         self._chat = chat
+        self._token_ids = token_ids
         self._base: Mapping[str, Any] = {
             "id": f"{'chatcmpl' if chat else 'cmpl'}-{number}",
             "object": "chat.completion.chunk" if chat else "text_completion",
@@ -214,12 +221,16 @@ class _CompletionEvents:
             "model": model,
         }
         # Drawn once: all tokens but the last differ by nothing.
-        self._token = _event(self._choice(" tok", None))
+        self._token = _event(self._choice(" tok", None, tokens=1))
 
-    def _choice(self, text: str, finish: str | None, **more: Any) -> dict[str, Any]:
+    def _choice(
+        self, text: str, finish: str | None, tokens: int = 0, **more: Any
+    ) -> dict[str, Any]:
         content: dict[str, Any]
         content = {"delta": {"content": text, **more}} if self._chat else {"text": text}
         choice = {"index": 0, **content, "logprobs": None, "finish_reason": finish}
+        if self._token_ids:
+            choice["token_ids"] = [_TOKEN_ID] * tokens
         return {**self._base, "choices": [choice]}
 
     def role(self) -> bytes:
@@ -234,7 +245,7 @@ class _CompletionEvents:
         """An event with `count` tokens."""
         if count == 1 and not last:
             return self._token
-        return _event(self._choice(" tok" * count, "length" if last else None))
+        return _event(self._choice(" tok" * count, "length" if last else None, tokens=count))
 
     def usage(self, prompt_tokens: int, output_tokens: int) -> bytes:
         """The usage event of `stream_options.include_usage`."""

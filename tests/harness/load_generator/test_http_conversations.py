@@ -1,0 +1,263 @@
+"""Follow-ups hold what the server answered: bodies as a recording server receives them."""
+
+import json
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import numpy as np
+import pytest
+
+from slo_bench.harness.core.records import Outcome
+from slo_bench.harness.load_generator.http import Api, Endpoint, HttpOptions, PromptFormat
+from slo_bench.harness.load_generator.http.conversations import contexts_of
+from slo_bench.harness.load_generator.http.wire_requests import BodyMaker
+from slo_bench.harness.load_generator.routed_load import measure
+from slo_bench.harness.servers.mock import MockConfig
+from slo_bench.workloads.agents import parse_agents
+from slo_bench.workloads.arrivals import Poisson
+from slo_bench.workloads.errors import SloBenchError
+from slo_bench.workloads.lengths import Fixed, pair
+from slo_bench.workloads.prefixes import SessionBlocks
+from slo_bench.workloads.sessions import parse_sessions
+from slo_bench.workloads.streams import Streams
+from slo_bench.workloads.workload import Workload
+
+LENIENT = {"send_delay_limit_s": 60.0, "rate_limit_share": 1.0}
+PIECES = ('an "', "é", "\ud83d", "\ude00", "\n", " end")  # halves of a character, as streams have
+
+
+def answer_of(row, tokens):
+    """Token ids that no other row has."""
+    return [100_000 + 1000 * row + k for k in range(tokens)]
+
+
+@contextmanager
+def recording(*, fails=(), with_ids=True, reasons=False):
+    """A server that keeps the bodies it gets by row; all answers differ."""
+    got = {}
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self):
+            row = int(self.headers["x-request-id"].removeprefix("slo-bench-"))
+            got[row] = body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            if row in fails:
+                self.send_error(500)
+                return
+            events = []
+            for k in range(body["max_tokens"]):
+                text = f"{row}:" if k == 0 else PIECES[(k - 1) % len(PIECES)]
+                if "messages" in body:
+                    thought = reasons and k < 2
+                    choice = {"delta": {"reasoning_content" if thought else "content": text}}
+                else:
+                    choice = {"text": text}
+                if with_ids and body.get("return_token_ids"):
+                    choice["token_ids"] = [answer_of(row, k + 1)[-1]]
+                events.append({"choices": [choice]})
+            size = len(json.dumps(body))
+            usage = {"prompt_tokens": size, "completion_tokens": body["max_tokens"]}
+            events.append({"choices": [], "usage": usage})
+            said = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
+            data = f"{said}data: [DONE]\n\n".encode()
+            self.send_response(200)
+            self.send_header("content-type", "text/event-stream")
+            self.send_header("content-length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield Endpoint.parse(f"http://127.0.0.1:{server.server_port}"), got
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def sent(workload, **options):
+    server = {
+        name: options.pop(name) for name in ("fails", "with_ids", "reasons") if name in options
+    }
+    with recording(**server) as (endpoint, got):
+        found = measure(workload, [endpoint], HttpOptions(**LENIENT, **{"processes": 1, **options}))
+    return found, got
+
+
+def sessions(count=1, turns=3):
+    """Prompts of 20 tokens more a turn and answers of 8; rows turn by turn."""
+    n, each = count * turns, 28
+    session = np.tile(np.arange(count), turns)
+    turn = np.repeat(np.arange(turns), count)
+    prompt = 20 + each * turn
+    return Workload(
+        np.zeros(n),
+        prompt,
+        np.full(n, 8),
+        session=session,
+        follows=np.where(turn, np.arange(n) - count, -1),
+        prefix_blocks=SessionBlocks.of(session, prompt + 8, 0, 16),
+    )
+
+
+def text_of(row, tokens):
+    said = "".join((f"{row}:", *(PIECES[k % len(PIECES)] for k in range(tokens - 1))))
+    return said.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def test_token_ids_are_those_of_the_answers():
+    asked = sessions()
+    found, got = sent(asked)
+    made = [BodyMaker(asked, HttpOptions()).body(asked[row])["prompt"] for row in range(3)]
+    assert got[0]["prompt"] == made[0]
+    assert got[1]["prompt"] == made[0] + answer_of(0, 8) + made[1][28:]
+    assert got[2]["prompt"] == got[1]["prompt"] + answer_of(1, 8) + made[2][56:]
+    assert [len(got[row]["prompt"]) for row in range(3)] == asked.prompt_tokens.tolist()
+    # The record holds what the server counted.
+    assert found.columns.prompt_tokens.tolist() == [len(json.dumps(got[row])) for row in range(3)]
+
+
+def test_chat_has_a_message_for_each_turn():
+    _, got = sent(sessions(), api=Api.CHAT)
+    first, second, third = (got[row]["messages"] for row in range(3))
+    assert [one["role"] for one in third] == ["user", "assistant"] * 2 + ["user"]
+    assert second[0] == first[0]
+    assert second[1] == {"role": "assistant", "content": text_of(0, 8)}
+    assert third[:3] == second
+    assert third[3]["content"] == text_of(1, 8)
+    assert len(third[4]["content"].split()) == 20
+    assert "return_token_ids" not in got[0]
+
+
+def test_a_thought_is_in_no_later_message():
+    _, got = sent(sessions(turns=2), api=Api.CHAT, reasons=True)
+    assert got[1]["messages"][1]["content"] == text_of(0, 8).removeprefix('0:an "')
+
+
+def test_text_prompts_hold_the_text():
+    _, got = sent(sessions(turns=2), prompt_format=PromptFormat.TEXT)
+    assert got[1]["prompt"].startswith(got[0]["prompt"] + text_of(0, 8) + " ")
+    assert len(got[1]["prompt"].removeprefix(got[0]["prompt"] + text_of(0, 8)).split()) == 20
+
+
+def test_an_answer_that_is_shorter_than_the_workload_says():
+    """`max_tokens` of the body is 5: the prompt holds 5 tokens of an answer, not 8."""
+    asked = sessions(turns=2)
+    _, got = sent(asked, body={"max_tokens": 5})
+    assert got[1]["prompt"][20:-20] == answer_of(0, 5)
+
+
+def test_parallel_sub_agents():
+    """An agent, two sub-agents with two steps each, and the agent's next step, which holds its own
+    answer and theirs.
+    """
+    parent, left, right = range(0, 10), range(100, 110), range(200, 210)
+    asked = Workload(
+        np.zeros(6),
+        np.array([32, 20, 20, 48, 48, 32 + 8 + 16 + 4]),
+        np.full(6, 8),
+        session=np.zeros(6, dtype=np.int64),
+        class_index=np.array([0, 1, 1, 1, 1, 0]),
+        class_names=("agent", "subagent"),
+        follows=np.array([-1, 0, 0, 1, 2, 0]),
+        joins=[(), (), (), (), (), (3, 4)],
+        prefix_blocks=[
+            tuple(of[:n])
+            for of, n in zip(
+                (parent, left, right, left, right, parent), (2, 1, 1, 3, 3, 3), strict=True
+            )
+        ],
+    )
+    assert contexts_of(asked, HttpOptions()).tolist() == [-1, -1, -1, 1, 2, 0]
+    _, got = sent(asked)
+    ids = {row: body["prompt"] for row, body in got.items()}
+    for row, before in ((3, 1), (4, 2)):
+        assert ids[row][:28] == ids[before] + answer_of(before, 8)
+    assert ids[5][:-4] == ids[0] + answer_of(0, 8) + answer_of(3, 8) + answer_of(4, 8)
+    assert [len(ids[row]) for row in range(6)] == asked.prompt_tokens.tolist()
+    _, got = sent(asked, api=Api.CHAT)
+    *context, message = got[5]["messages"]
+    assert context == [*got[0]["messages"], {"role": "assistant", "content": text_of(0, 8)}]
+    assert message["content"].startswith(f"{text_of(3, 8)}\n{text_of(4, 8)}\n")
+
+
+def test_thoughts_are_cut_from_token_ids():
+    """The next prompt has place for 4 of 8 tokens and a message of one: the answer's end."""
+    asked = Workload(np.zeros(2), np.array([16, 21]), np.full(2, 8), follows=np.array([-1, 0]))
+    _, got = sent(asked)
+    assert got[1]["prompt"][16:-1] == answer_of(0, 8)[4:]
+
+
+def test_a_session_ends_with_a_failed_answer():
+    found, got = sent(sessions(count=2), fails={2})
+    assert sorted(got) == [0, 1, 2, 3, 5]
+    assert found.columns.outcome[[2, 4]].tolist() == [Outcome.FAILED, Outcome.CANCELLED]
+    assert got[5]["prompt"][: 48 + 8] == got[3]["prompt"] + answer_of(3, 8)
+
+
+def test_several_processes():
+    asked = sessions(count=5)
+    _, got = sent(asked, processes=2)
+    for row in range(5, 15):
+        before = got[row - 5]["prompt"]
+        assert got[row]["prompt"][: len(before) + 8] == before + answer_of(row - 5, 8)
+
+
+def test_a_server_that_tells_no_token_ids():
+    with pytest.raises(SloBenchError, match="--prompt-format text, --api chat"):
+        sent(sessions(turns=2), with_ids=False)
+    sent(sessions(turns=2), with_ids=False, prompt_format=PromptFormat.TEXT)
+
+
+def test_single_requests_are_sent_as_written(workload):
+    """Also those that follow others without their context."""
+    asked = workload(4, follows=np.array([-1, 0, -1, 2]))
+    assert not contexts_of(asked, HttpOptions())
+    assert not contexts_of(workload(4), HttpOptions())
+    _, got = sent(asked)
+    assert got == {row: BodyMaker(asked, HttpOptions()).body(asked[row]) for row in range(4)}
+
+
+@pytest.mark.parametrize(
+    "given", [{"texts": ["a", "b", "c"]}, {"bodies": [None, {"messages": []}, None]}]
+)
+def test_given_prompts_are_sent_as_they_are(given):
+    asked = Workload(
+        np.zeros(3), np.array([8, 20, 30]), np.full(3, 4), follows=np.array([-1, 0, 1]), **given
+    )
+    assert not contexts_of(asked, HttpOptions(api=Api.CHAT))
+
+
+@pytest.mark.parametrize(
+    "drawn",
+    [
+        parse_sessions("sessions(turns=fixed(3), think_s=0, system_prompt_tokens=32)"),
+        parse_agents(
+            "agents(steps=fixed(4), spawn=0.5, subagents=fixed(2), subagent_steps=fixed(2),"
+            " tool_s=0, think_tokens=fixed(5))"
+        ),
+    ],
+    ids=["sessions", "agents"],
+)
+def test_drawn_workloads_keep_their_lengths(drawn, run):
+    """Whatever is answered, prompts are as long as the simulation has them."""
+    asked = drawn.make(
+        pair(Fixed(24), Fixed(6)),
+        Poisson(),
+        Streams(3),
+        rate_rps=200.0,
+        requests=40,
+        duration_s=None,
+    )
+    found, truths = run(asked, MockConfig(ttft_s=0.0, itl_s=0.0))
+    assert (found.columns.outcome == Outcome.FINISHED).all()
+    assert [truths[row].prompt_tokens for row in range(len(asked))] == asked.prompt_tokens.tolist()
+    held = [row for row, one in enumerate(contexts_of(asked, HttpOptions())) if one >= 0]
+    assert len(held) > 10
