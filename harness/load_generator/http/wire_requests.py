@@ -146,7 +146,7 @@ class Bodies:
                     if contexts and contexts[request.id] >= 0:
                         first = tokens_before(workload, request.id)
                     fields = maker.body(request, first)
-                    if contexts and "prompt" in fields:
+                    if contexts and isinstance(fields.get("prompt"), list):
                         fields["return_token_ids"] = True
                     body = encode(fields).encode()
                     file.write(body)

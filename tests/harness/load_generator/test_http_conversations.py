@@ -143,6 +143,7 @@ def test_a_thought_is_in_no_later_message():
 
 def test_text_prompts_hold_the_text():
     _, got = sent(sessions(turns=2), prompt_format=PromptFormat.TEXT)
+    assert "return_token_ids" not in got[0]
     assert got[1]["prompt"].startswith(got[0]["prompt"] + text_of(0, 8) + " ")
     assert len(got[1]["prompt"].removeprefix(got[0]["prompt"] + text_of(0, 8)).split()) == 20
 
