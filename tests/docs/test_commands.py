@@ -58,7 +58,7 @@ NOT_RUN = {
     "--output-tokens 32 --vllm vllm --guidellm guidellm --aiperf aiperf": "other clients",
     "python scripts/server_tables.py --work runs": "an hour of real servers",
     "python tests/benchmarks/bench_parts.py --requests 100000": "a minute of CPU time",
-    "python tests/benchmarks/bench_parts.py --growth --requests 10000000": "six minutes of CPU time",
+    "python tests/benchmarks/bench_parts.py --growth --requests 10000000": "six minutes of CPU",
     "python tests/benchmarks/bench_compiled.py vllm:1 sarathi:1 distserve:8 mooncake:8 "
     "banaserve:8": "four minutes of CPU time, and a C compiler",
     "slo-bench accuracy --out errors.jsonl": "predicts 800 measurements",
