@@ -224,7 +224,7 @@ def grows(runs: Sequence[RunBatches]) -> bool:
 def backlog_growth(runs: Sequence[RunBatches]) -> float:
     """Share of the counted arrivals, in runs at one rate, which the backlog holds more at the end.
 
-    Where the backlog grows without end, the system serves the rest: its throughput.
+    Where the backlog grows without end, the rest of the arrivals leaves: served, or dropped.
     """
     grown = sum(run.backlog[-1] - run.backlog[0] for run in runs)
     return min(max(grown / sum(run.counted for run in runs), 0.0), 1.0)

@@ -199,7 +199,9 @@ class Kernels:
     ) -> tuple[Attention, Floats, Floats, Floats]:
         """The measured shape nearest to the wanted one, its times, and the axes."""
         measured_dims = [dim for dim in (64, 128) if f"{kind}/{dim}/bf16/shape" in self._tables]
-        dim: int | str = min(measured_dims, key=lambda known: abs(known - wanted.head_dim))
+        dim: int | str = min(
+            measured_dims, key=lambda known: abs(known - wanted.head_dim), default=128
+        )
         if wanted.latent and f"{kind}/latent/bf16/shape" in self._tables:
             dim = "latent"
         name = f"{kind}/{dim}/{dtype}"

@@ -134,7 +134,7 @@ class _Drawing:
         self.x, self.y = units
         self.data: list[Plot] = []
         self.shapes: list[Plot] = []
-        self.in_legend: set[int] = set()  # series, each once
+        self.in_legend: dict[int, Plot] = {}  # of each series one curve
 
     def plot(self) -> Plot:
         """All of it."""
@@ -220,9 +220,9 @@ class _Drawing:
             trace["line"] = {"color": colour(place), "dash": dash(place), "width": 2}
             if "opacity" in curve:
                 trace |= {"mode": "lines", "opacity": curve["opacity"]}
-        if place in self.in_legend:
-            trace["showlegend"] = False
-        self.in_legend.add(place)
+        if place in self.in_legend:  # the last one is drawn on top
+            self.in_legend[place]["showlegend"] = False
+        self.in_legend[place] = trace
         low, high = (self.y.all(curve.get(key, ())) for key in ("lo", "hi"))
         if low != high:
             trace["customdata"] = [list(ends) for ends in zip(low, high, strict=True)]
@@ -231,12 +231,12 @@ class _Drawing:
         if figure.hover == "point":
             labels = [escape(label, quote=False) for label in curve.get("labels", ())]
             trace |= {"text": labels} if labels else {}
-            told = [
+            values = [
                 f"{_plain(axis.label)}: {unit.template(variable)}"
                 for axis, unit, variable in ((figure.x, self.x, "x"), (figure.y, self.y, "y"))
                 if not figure.x.names
             ]
-            lines = ["<b>%{fullData.name}</b>", *(["%{text}"] if labels else []), *told]
+            lines = ["<b>%{fullData.name}</b>", *(["%{text}"] if labels else []), *values]
             trace["hovertemplate"] = "<br>".join(lines) + "<extra></extra>"
         self.data.append(trace)
 

@@ -22,8 +22,8 @@ ONLY = "only"
 
 @dataclass(frozen=True)
 class Axis:
-    """`scale` is `linear` or `log`; `top` fixes the end of a linear axis; `names` stand at 0, 1,
-    … of an axis that has no numbers.
+    """`scale` is `linear` or `log`; `top` fixes the end of a linear axis; `names`: texts of
+    the places 0, 1, … of an axis without numbers.
     """
 
     label: str

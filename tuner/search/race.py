@@ -106,7 +106,7 @@ def _lost(runs: Sequence[LevelSample], met: Sequence[Sequence[int]], *, last: bo
 def _outcome(runs: Sequence[LevelSample], pace: PruningThreshold, *, lost: bool) -> RaceResult:
     """Estimate the capacity with the best configuration's slope of attainment over the rate.
 
-    A loser whose backlog grows without end carries no more than what it served.
+    A loser whose backlog grows without end carries no more than the rate at which requests left.
     """
     if not runs:
         return RaceResult(lost, pace.rate_rps, 0, math.nan)

@@ -73,7 +73,8 @@ def answers_held(workload: Workload, row: int) -> Iterator[tuple[int, int]]:
     before = int(workload.follows[row])
     joins = workload.joins[row] if workload.joins is not None else ()
     room = int(workload.prompt_tokens[row] - workload.prompt_tokens[before]) - 1
-    for other in dict.fromkeys((before, *joins)):
+    generated = (one for one in joins if workload.request_type[one] == RequestType.GENERATE)
+    for other in dict.fromkeys((before, *generated)):
         tokens = min(room, int(workload.output_tokens[other]))
         room -= tokens
         yield other, tokens
@@ -154,10 +155,11 @@ class Conversations:
         return ",".join(map(str, ids)).encode()
 
     def ended(self, row: int, answer: CompletionResult | None) -> None:
-        """Keep the answer of a row that later prompts hold; None: it failed, or none does.
+        """Keep the answer of a row that later prompts hold; None: it failed or was never sent, or
+        no later prompt holds it.
 
         Raises:
-            SloBenchError: prompts are token ids, and the server tells none of its answer.
+            SloBenchError: prompts are token ids, and the server returns none with its answer.
         """
         for other in self._holds.get(row, ()):
             self._needed[other] -= 1
@@ -166,7 +168,7 @@ class Conversations:
             self._needed[row] = 0
             self._forget(row)
             return
-        if self._in_ids and not answer.token_ids:
+        if self._in_ids and not answer.token_ids and answer.content:
             answer.token_ids = self._encoded(answer.content)
         self._answers[row] = answer
 

@@ -188,22 +188,25 @@ class Driver:
         if self._lengths is not None and self._lengths.learns:
             said = self._said.pop(exchange.row, None)
             self._lengths.heard(said, self._raw(exchange), exact=True)
-        talks = self._requests.conversations
+        conversations = self._requests.conversations
         if exchange.waited_for:
-            held = talks is not None and talks.needs(exchange.row)
+            held = conversations is not None and conversations.needs(exchange.row)
             answer = read_answer(self._raw(exchange), keep_text=held)
             answered = answer.outcome is Outcome.FINISHED
-            if talks is not None:
+            cancelled = len(self._arrivals.cancelled)
+            self._arrivals.ended(exchange.row, exchange.end_s - self._start_s, answered)
+            if conversations is not None:
                 try:
-                    talks.ended(exchange.row, answer if answered else None)
+                    conversations.ended(exchange.row, answer if answered else None)
                 except SloBenchError as error:
                     self._on_error(self._loop, {"exception": error})
                     return
-            self._arrivals.ended(exchange.row, exchange.end_s - self._start_s, answered)
+                for row in self._arrivals.cancelled[cancelled:]:
+                    conversations.ended(row, None)
             self._dispatch()
             return
-        if talks is not None:
-            talks.ended(exchange.row, None)
+        if conversations is not None:
+            conversations.ended(exchange.row, None)
         if self._in_flight == 0:
             self._finish_if_done()
 

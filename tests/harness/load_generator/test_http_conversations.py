@@ -10,7 +10,13 @@ import pytest
 
 from slo_bench.harness.core.records import Outcome
 from slo_bench.harness.load_generator.http import Api, Endpoint, HttpOptions, PromptFormat
-from slo_bench.harness.load_generator.http.conversations import contexts_of
+from slo_bench.harness.load_generator.http.answers import CompletionResult
+from slo_bench.harness.load_generator.http.conversations import (
+    Conversations,
+    answers_held,
+    contexts_of,
+)
+from slo_bench.harness.load_generator.http.faults import RequestFault
 from slo_bench.harness.load_generator.http.wire_requests import BodyMaker
 from slo_bench.harness.load_generator.routed_load import measure
 from slo_bench.harness.servers.mock import MockConfig
@@ -19,6 +25,7 @@ from slo_bench.workloads.arrivals import Poisson
 from slo_bench.workloads.errors import SloBenchError
 from slo_bench.workloads.lengths import Fixed, pair
 from slo_bench.workloads.prefixes import SessionBlocks
+from slo_bench.workloads.request import RequestType
 from slo_bench.workloads.sessions import parse_sessions
 from slo_bench.workloads.streams import Streams
 from slo_bench.workloads.workload import Workload
@@ -201,6 +208,47 @@ def test_a_session_ends_with_a_failed_answer():
     assert sorted(got) == [0, 1, 2, 3, 5]
     assert found.columns.outcome[[2, 4]].tolist() == [Outcome.FAILED, Outcome.CANCELLED]
     assert got[5]["prompt"][: 48 + 8] == got[3]["prompt"] + answer_of(3, 8)
+
+
+def joined(**given):
+    """A request, two that come after it, and one that continues it and joins both."""
+    return Workload(
+        np.zeros(4),
+        np.array([16, 8, 8, 40]),
+        np.full(4, 4),
+        follows=np.array([-1, 0, 0, 0]),
+        joins=[(), (), (), (1, 2)],
+        **given,
+    )
+
+
+def finished(**more):
+    return CompletionResult(Outcome.FINISHED, RequestFault.NONE, "", **more)
+
+
+def test_an_embedding_that_is_waited_for_has_no_answer_in_the_prompt():
+    kinds = np.array([RequestType.GENERATE, RequestType.EMBED, *[RequestType.GENERATE] * 2])
+    assert list(answers_held(joined(request_type=kinds), 3)) == [(0, 4), (2, 4)]
+
+
+def test_answers_are_held_as_long_as_a_later_prompt_may_hold_them():
+    asked, options = joined(), HttpOptions()
+    conversations = Conversations(asked, contexts_of(asked, options), options)
+    answer = finished(content="x", token_ids=[1])
+    conversations.ended(0, answer)
+    conversations.ended(1, answer)
+    assert [conversations.needs(row) for row in range(4)] == [True, True, True, False]
+    conversations.ended(2, None)  # it failed, so that the last one is never sent
+    conversations.ended(3, None)
+    assert not any(conversations.needs(row) for row in range(4))
+
+
+def test_an_empty_answer_is_held_as_none():
+    asked, options = joined(), HttpOptions()
+    conversations = Conversations(asked, contexts_of(asked, options), options)
+    conversations.ended(0, finished())
+    with pytest.raises(SloBenchError, match="does not return their token ids"):
+        conversations.ended(1, finished(content="x"))
 
 
 def test_several_processes():
