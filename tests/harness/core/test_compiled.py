@@ -19,6 +19,7 @@ from slo_bench.harness.core.compiled import core_is_compiled
 from slo_bench.harness.servers.launch.server_process import plugin_folder
 
 ROOT = Path(__file__).parents[3]
+TESTS = ROOT / "tests"
 
 TIGHT = {"num_gpu_blocks": 1200}  # requests are preempted
 RUNS = [
@@ -60,7 +61,7 @@ def write_all(folder: Path) -> None:
 def _write_in_a_process(python_path: Path, folder: Path) -> str:
     done = subprocess.run(
         [sys.executable, __file__, str(folder)],
-        env={**os.environ, "PYTHONPATH": str(python_path)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(python_path), str(TESTS)))},
         capture_output=True,
         text=True,
         check=False,
