@@ -261,12 +261,8 @@ def _ends(values: Sequence[Any]) -> tuple[str, ...]:
     return (both,) if len(both) <= _MOST_NAME else (f"{ends[0]} –", ends[1])
 
 
-def _value_text(value: object) -> str:
-    return (
-        _number(float(value))
-        if isinstance(value, int | float) and _is_number(value)
-        else str(value)
-    )
+def _value_text(value: Any) -> str:
+    return _number(value) if _is_number(value) else str(value)
 
 
 def _number(value: float) -> str:

@@ -168,7 +168,7 @@ def test_parallel_coordinates_hold_a_line_a_trial_the_best_on_top(found):
 
 
 @pytest.mark.browser
-def test_lines_of_trials_are_drawn_and_told_in_a_browser(found, tmp_path, headless):
+def test_lines_of_trials_are_drawn_and_listed_in_a_browser(found, tmp_path, headless):
     program = headless.find_chromium()
     if program is None:
         pytest.skip("no chromium on this machine (Debian: apt-get install chromium)")
