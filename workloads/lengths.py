@@ -338,12 +338,17 @@ def normal_quantile(u: Floats) -> Floats:
     """
     u = np.clip(u, 1e-300, 1 - 1e-16)
     q = u - 0.5
-    r = 0.180625 - q * q
-    middle = (
-        q
+    z = np.empty_like(q)
+    central = np.abs(q) <= 0.425
+    inner = q[central]
+    r = 0.180625 - inner * inner
+    z[central] = (
+        inner
         * _poly(r, 3.3871327179, 50.434271938, 159.29113202, 59.109374720)
         / _poly(r, 1.0, 17.895169469, 78.757757664, 67.187563600)
     )
+    outer = ~central
+    u, q = u[outer], q[outer]
     r = np.sqrt(-np.log(np.minimum(u, 1 - u)))
     near = _poly(r - 1.6, 1.4234372777, 2.7568153900, 1.3067284816, 0.17023821103) / _poly(
         r - 1.6, 1.0, 0.73700164250, 0.12021132975
@@ -351,8 +356,8 @@ def normal_quantile(u: Floats) -> Floats:
     far = _poly(r - 5, 6.6579051150, 3.0812263860, 0.42868294337, 0.017337203997) / _poly(
         r - 5, 1.0, 0.24197894225, 0.012258202635
     )
-    tail = np.where(r <= 5, near, far)
-    return np.where(np.abs(q) <= 0.425, middle, np.sign(q) * tail)
+    z[outer] = np.sign(q) * np.where(r <= 5, near, far)
+    return z
 
 
 def normal_cumulative(z: Floats) -> Floats:

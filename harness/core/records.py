@@ -108,7 +108,7 @@ class Gaps:
         """The smallest gap that at least a share `q` of all gaps do not exceed; NaN if none."""
         if not len(self.gap_s):
             return float("nan")
-        order = np.argsort(self.gap_s, kind="stable")
+        order = np.argsort(self.gap_s)  # equal gaps in any order
         cumulative = np.cumsum(self.count[order])
         at = int(np.searchsorted(cumulative, q * cumulative[-1], side="left"))
         return float(self.gap_s[order[min(at, len(order) - 1)]])

@@ -181,10 +181,22 @@ def _filling(arrived: Floats, ended: Floats, moments: Floats) -> Floats:
     ends = ended[np.isfinite(ended)]
     last_s = max(float(ends.max(initial=0.0)), float(moments.max(initial=0.0)))
     first = math.ceil(len(arrived) * _FIRST_SHARE)
-    stays = np.sort(np.minimum(ended, last_s)[:first] - arrived[:first])
-    ages = (moment - arrived[arrived <= moment] for moment in moments)
-    gone = (np.searchsorted(stays, age, side="right") for age in ages)
-    return np.array([float((1 - g / first).sum()) for g in gone])
+    stays_s = np.sort(np.minimum(ended[:first], last_s) - arrived[:first])
+    return np.array([_staying(arrived, moment_s, stays_s) for moment_s in moments.tolist()])
+
+
+def _staying(arrived: Floats, moment_s: float, stays_s: Floats) -> float:
+    """Expected number in the system at a moment of those that had `arrived`, ascending, if each
+    stays as long as one of `stays_s`, ascending, taken at random.
+    """
+    if not len(stays_s):
+        return 0.0
+    # Earlier ones are gone for certain; the margin is for the rounding of the difference.
+    from_s = moment_s - stays_s[-1] - 1e-9 * abs(moment_s)
+    begin, end = np.searchsorted(arrived, from_s), np.searchsorted(arrived, moment_s, side="right")
+    ages_s = moment_s - arrived[begin:end]
+    gone = int(np.searchsorted(stays_s, ages_s, side="right").sum())
+    return len(ages_s) - gone / len(stays_s)
 
 
 def left_s(records: Records) -> Floats:

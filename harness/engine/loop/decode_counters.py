@@ -7,7 +7,6 @@ KV lengths; `residues[k]` counts those that need a new block whenever tick = k (
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
 from heapq import heappop, heappush
 
 from ....workloads.errors import SloBenchError
@@ -93,9 +92,10 @@ class DecodeCounters:
         del self.decoding[r]
         r.version += 1
 
-    def _take_out_due(self) -> Iterator[RequestState]:
-        """Remove and yield the requests whose last token is out, one after another."""
+    def finish_due(self) -> bool:
+        """Finish decoding requests whose last token is out. Returns True if there was one."""
         ends, tick, bs = self.ends, self.tick, self.kv_manager.block_size
+        ended = False
         while ends and ends[0][0] <= tick:
             _, _, version, r = heappop(ends)
             if version == r.version:
@@ -109,4 +109,10 @@ class DecodeCounters:
                     del self.begins[bisect_left(self.begins, tick - kv_tokens)]
                 del self.decoding[r]
                 self.measures.decode_tokens += steps
-                yield r
+                self._finish(r)
+                ended = True
+        return ended
+
+    def _finish(self, r: RequestState) -> None:
+        """`r` has all its tokens and decodes no more."""
+        raise NotImplementedError

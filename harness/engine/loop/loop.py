@@ -33,17 +33,16 @@ class Loop(BatchState):
 
     def schedule(self) -> bool:
         """Decide the next iteration. False if there is nothing to run now."""
-        kv_manager = self.kv_manager
+        kv_manager, lim = self.kv_manager, self._lim
         if self.now_s >= self.overtaken_s:
             self.overtaken_s = INF
             self._dirty = True
         if self._dirty and self._dynamic_limits:
-            self._lim = self._limits()
-        lim = self._lim
-        decoding = self.decoding
+            lim = self._lim = self._limits()
+        decoding, prefilling = self.decoding, self.prefilling
         before = len(decoding)
         growth = need = self.residues[self.tick & self._mask] if before else 0
-        if self.prefilling and lim.allocate_per_chunk:
+        if prefilling and lim.allocate_per_chunk:
             need += self._chunk_need(lim)
         preempted = False
         if kv_manager.free - lim.decode_headroom_blocks < need:
@@ -60,7 +59,7 @@ class Loop(BatchState):
             self._dirty = True
 
         seqs = len(decoding)
-        if self.prefilling:
+        if prefilling:
             seqs = self._plan_chunks(lim, seqs)
         elif self.chunks:
             self.chunks = []
@@ -85,23 +84,16 @@ class Loop(BatchState):
         ended = False
         if self.pending_free:
             self.free_finished()
-        if self.decode_seqs:
+        seqs = self.decode_seqs
+        if seqs:
             self.tick = tick = self.tick + 1
-            self.kv_sum += self.decode_seqs
-            self.measures.decode_step(self.now_s, self.decode_seqs)
+            self.kv_sum += seqs
+            self.measures.decode_step(self.now_s, seqs)
             if self.ends[0][0] <= tick:
                 ended = self.finish_due()
         if self._filled:
             ended = self._complete_prefills() or ended
         return ended
-
-    def finish_due(self) -> bool:
-        """Finish decoding requests whose last token is out. Returns True if there was one."""
-        any_ended = False
-        for r in self._take_out_due():
-            self._finish(r)
-            any_ended = True
-        return any_ended
 
     # ---------------------------------------------------------------- KV growth and preemption
 
