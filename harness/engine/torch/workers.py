@@ -12,7 +12,7 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -32,6 +32,7 @@ from .tiers import UnitShape
 from .weights import Layer, Linear
 
 HERE = 0
+_LOOK_S = 0.02  # how often the start of the others is looked at
 
 
 class Workers:
@@ -62,7 +63,7 @@ class Workers:
                 argv = [str(store_file), str(rank), str(size), str(self._timeout_s)]
                 argv += [str(core) for core in self._cores[rank - 1 : rank]]
                 self.processes.append(start_module(f"{__package__}.worker", *argv))
-            join(store_file, HERE, size, self._timeout_s)
+            join(store_file, HERE, size, self._timeout_s, self._ended)
         except BaseException:
             self._stop()
             raise
@@ -77,6 +78,13 @@ class Workers:
                     break
         leave()
         self._stop()
+
+    def _ended(self) -> str | None:
+        """Which worker has ended, and how."""
+        for rank, process in enumerate(self.processes, 1):
+            if process.poll() is not None:
+                return f"process {rank} ended with code {process.returncode}"
+        return None
 
     def _stop(self) -> None:
         for process in self.processes:
@@ -193,22 +201,37 @@ _MESSAGE_CLASSES = [
 ]
 
 
-def join(store: Path, rank: int, size: int, timeout_s: float) -> None:
+def join(
+    store: Path,
+    rank: int,
+    size: int,
+    timeout_s: float,
+    ended: Callable[[], str | None] = lambda: None,
+) -> None:
     """Become one of `size` processes of this machine that know each other by the file `store`.
 
-    They listen on loopback alone; by itself gloo takes the address of the machine's name.
+    They listen on loopback alone; by itself gloo takes the address of the machine's name. `ended`
+    says which of the others has ended, if one has.
 
     Raises:
-        WorkerError: the others did not come in time.
+        WorkerError: the others did not come in time, or one ended.
     """
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    there = dist.FileStore(str(store), size)
+    # They meet before the group is made: after a group that failed, a process can make no other.
+    there.set(f"here {rank}", "")
+    everyone = [f"here {other}" for other in range(size)]
+    begin_s = time.monotonic()
+    while not there.check(everyone):
+        why = ended()
+        if why is None and time.monotonic() - begin_s > timeout_s:
+            why = f"they did not start within {timeout_s:g} s"
+        if why is not None:
+            raise WorkerError(f"process {rank} of {size} found no others: {why}")
+        time.sleep(_LOOK_S)
     try:
         dist.init_process_group(
-            "gloo",
-            init_method=f"file://{store}",
-            rank=rank,
-            world_size=size,
-            timeout=timedelta(seconds=timeout_s),
+            "gloo", store=there, rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s)
         )
     except (RuntimeError, ValueError) as error:
         raise WorkerError(f"process {rank} of {size} found no others: {error}") from None

@@ -99,8 +99,22 @@ def test_a_worker_that_dies_in_the_midst_of_a_move(
 
 
 def test_workers_that_do_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.executable", "/bin/false")
-    workers = Workers(1, timeout_s=2.0)
-    with pytest.raises(WorkerError, match="found no others"), workers:
+    with monkeypatch.context() as broken:
+        broken.setattr("sys.executable", "/bin/false")
+        workers = Workers(1)
+        with pytest.raises(WorkerError, match="process 1 ended with code 1"), workers:
+            pass
+    assert all(process.poll() is not None for process in workers.processes)
+    with Workers(1) as others:  # the next ones in this process start
+        assert others.echo_s(torch.zeros(1)) > 0
+
+
+def test_workers_that_never_come(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    sleeper = tmp_path / "sleeper"
+    sleeper.write_text("#!/bin/sh\nexec sleep 60\n")
+    sleeper.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(sleeper))
+    workers = Workers(1, timeout_s=0.2)
+    with pytest.raises(WorkerError, match=r"did not start within 0\.2 s"), workers:
         pass
     assert all(process.poll() is not None for process in workers.processes)
