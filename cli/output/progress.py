@@ -81,7 +81,7 @@ class _Lines:
             of = "" if total is None else f" of {total:,}"
             parts.insert(0, f"{done:,}{of} {self._what}".strip())
         parts.append(f"{passed_s:.0f} s")
-        if done and total:
+        if done and total and done < total:
             parts.append(f"about {passed_s * (total - done) / done:.0f} s left")
         return ", ".join(filter(None, parts))
 

@@ -6,9 +6,10 @@ import heapq
 import importlib.util
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -191,3 +192,14 @@ def headless() -> ModuleType:
     sys.modules["headless"] = module
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def browser(headless: ModuleType) -> Iterator[Any]:
+    """One Chromium (`headless.Browser`) for all tests of a file."""
+    program = headless.find_chromium()
+    if program is None:
+        pytest.skip("no chromium on this machine (Debian: apt-get install chromium)")
+    found = headless.Browser(program)
+    yield found
+    found.close()

@@ -30,17 +30,6 @@ ATTACKS = (
 HOSTILE = " ".join(ATTACKS)
 
 
-@pytest.fixture(scope="module")
-def browser(headless):
-    """One Chromium for all tests of this file."""
-    program = headless.find_chromium()
-    if program is None:
-        pytest.skip("no chromium on this machine (Debian: apt-get install chromium)")
-    browser = headless.Browser(program)
-    yield browser
-    browser.close()
-
-
 def opened_and_used(browser, path):
     """Open the page and everything on it that opens, hover over the figures, press every button."""
     page = browser.open(path.as_uri(), width=1100)

@@ -89,9 +89,12 @@ def test_progress_without_a_terminal_is_a_line_now_and_then(monkeypatch, capsys)
     with progress.display("Bar", "MofNComplete", "cells", progress.DESCRIPTION) as change:
         change(completed=3, total=1200, description="vllm 40")
         change(completed=4)
-    first, second = capsys.readouterr().err.splitlines()
+        change(completed=1200)  # nothing is said of the time that repetitions still take
+    first, second, third = capsys.readouterr().err.splitlines()
     assert first.startswith("3 of 1,200 cells, vllm 40, 0 s, about ")
     assert second.startswith("4 of 1,200 cells, vllm 40, ")
+    assert third.startswith("1,200 of 1,200 cells, ")
+    assert "left" not in third
     with progress.changing_line("begins") as say:
         say("2 of 5: sarathi")
     assert "2 of 5: sarathi, 0 s" in capsys.readouterr().err
@@ -102,28 +105,21 @@ def test_progress_without_a_terminal_is_a_line_now_and_then(monkeypatch, capsys)
 
 
 @pytest.mark.browser
-def test_the_page_loads_the_new_report_and_keeps_its_place(make_run, tmp_path, headless):
-    program = headless.find_chromium()
-    if program is None:
-        pytest.skip("no chromium on this machine (Debian: apt-get install chromium)")
+def test_the_page_loads_the_new_report_and_keeps_its_place(make_run, tmp_path, browser):
     done = make_run("done", environment={"planned_cells": 20})
     folder = tmp_path / "live"
     shutil.copytree(done, folder, ignore=shutil.ignore_patterns("cells.csv"))
-    browser = headless.Browser(program)
-    try:
-        with live_report(folder) as url:
-            page = browser.open(url, width=1100)
-            # While the frame is loaded anew it has no body.
-            frame = "document.getElementById('report').contentDocument"
-            inside = f"({frame}?.body?.innerText ?? '')"
-            wait_for(page, f"{inside}.includes('Waiting')")
-            shutil.copy(done / "cells.csv", folder / "cells.csv")
-            wait_for(page, f"{inside}.includes('Goodput')")
-            assert "12 of 20 cells" in page.run("document.getElementById('state').innerText")
-        wait_for(page, "document.getElementById('state').innerText.includes('has ended')")
-        assert page.run(f"{inside}.includes('Goodput')")
-    finally:
-        browser.close()
+    with live_report(folder) as url:
+        page = browser.open(url, width=1100)
+        # While the frame is loaded anew it has no body.
+        frame = "document.getElementById('report').contentDocument"
+        inside = f"({frame}?.body?.innerText ?? '')"
+        wait_for(page, f"{inside}.includes('Waiting')")
+        shutil.copy(done / "cells.csv", folder / "cells.csv")
+        wait_for(page, f"{inside}.includes('Goodput')")
+        assert "12 of 20 cells" in page.run("document.getElementById('state').innerText")
+    wait_for(page, "document.getElementById('state').innerText.includes('has ended')")
+    assert page.run(f"{inside}.includes('Goodput')")
 
 
 def wait_for(page, condition):

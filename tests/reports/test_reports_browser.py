@@ -26,17 +26,6 @@ def curves(name):
     return f"document.querySelectorAll('#figure-{name} .scatterlayer .trace:has(.point)').length"
 
 
-@pytest.fixture(scope="module")
-def browser(headless):
-    """One Chromium for all tests of this file."""
-    program = headless.find_chromium()
-    if program is None:
-        pytest.skip("no chromium on this machine (Debian: apt-get install chromium)")
-    browser = headless.Browser(program)
-    yield browser
-    browser.close()
-
-
 @pytest.fixture
 def report(make_run, tmp_path):
     """The address of a report with ordinary and hostile names, long names and classes."""

@@ -168,22 +168,15 @@ def test_parallel_coordinates_hold_a_line_a_trial_the_best_on_top(found):
 
 
 @pytest.mark.browser
-def test_lines_of_trials_are_drawn_and_listed_in_a_browser(found, tmp_path, headless):
-    program = headless.find_chromium()
-    if program is None:
-        pytest.skip("no chromium on this machine (Debian: apt-get install chromium)")
-    browser = headless.Browser(program)
-    try:
-        page = browser.open(write_tuning(found, tmp_path / "r.html").as_uri(), width=700)
-        page.run("charts.forEach(c => { c.seen = true; c.draw(); })")
-        page.settle()
-        figure = "document.querySelector('[data-figure=parallel]')"
-        assert page.run(f"{figure}.querySelectorAll('path.js-line').length") == 3
-        page.run(f"{figure}.querySelector('details').open = true")
-        page.settle()
-        rows = page.run(f"[...{figure}.querySelectorAll('tbody tr')].map(r => r.textContent)")
-    finally:
-        browser.close()
+def test_lines_of_trials_are_drawn_and_listed_in_a_browser(found, tmp_path, browser):
+    page = browser.open(write_tuning(found, tmp_path / "r.html").as_uri(), width=700)
+    page.run("charts.forEach(c => { c.seen = true; c.draw(); })")
+    page.settle()
+    figure = "document.querySelector('[data-figure=parallel]')"
+    assert page.run(f"{figure}.querySelectorAll('path.js-line').length") == 3
+    page.run(f"{figure}.querySelector('details').open = true")
+    page.settle()
+    rows = page.run(f"[...{figure}.querySelectorAll('tbody tr')].map(r => r.textContent)")
     assert len(rows) == 9
     assert any("order <b> – a (trial 1: order <b>)" in row for row in rows)
 
