@@ -58,10 +58,11 @@ class Recorder:
             return
         self.ended += len(requests)
         columns = _ALWAYS | _EVENTFUL if eventful else _ALWAYS
-        values = zip(*map(attrgetter("id", *columns.values()), requests), strict=True)
-        rows = np.array(next(values))
-        for name in columns:
-            getattr(self.records, name)[rows] = next(values)
+        n = len(requests)
+        rows = np.fromiter(map(attrgetter("id"), requests), np.int64, n)
+        for name, attribute in columns.items():
+            column = getattr(self.records, name)
+            column[rows] = np.fromiter(map(attrgetter(attribute), requests), column.dtype, n)
         self.records.outcome[rows] = Outcome.FINISHED
         self.records.instance[rows] = instance
 
