@@ -6,7 +6,7 @@ difference between a long and a short run. `--checkout FOLDER` adds another stat
 `--sessions` compares conversations of four turns, whose follow-ups hold the answers, with the same
 requests and made-up answers.
 
-With `--processes 1,2`: each number of sending processes at rates that double until one is late.
+With `--processes 1,2`: each number of sending processes at rates that grow until one is late twice.
 `--servers N` starts several mock servers, `--chunk N` sends as many tokens at once.
 
 `--server-cores 0 --client-cores 1` pins both sides; without, they share all cores.
@@ -133,7 +133,7 @@ def mocks(asked: argparse.Namespace) -> Iterator[list[Mock]]:
 def costs(asked: argparse.Namespace) -> None:
     """Print each turn, then medians and the ratios to the first client (least and largest)."""
     if asked.sessions:
-        how = "sessions(turns=fixed(4),think_s=none"
+        how = "sessions(turns=fixed(4),think_s=0"
         ours = [
             Client("made-up answers", CHECKOUT, f"{how},closed=false,answer_s={ANSWER_S})"),
             Client("real answers", CHECKOUT, f"{how})"),
@@ -165,12 +165,12 @@ def costs(asked: argparse.Namespace) -> None:
 def senders(asked: argparse.Namespace) -> None:
     """Print a line of a table for each rate and number of sending processes."""
     print(
-        "| processes | req/s offered | req/s sent | CPU a request | cores | send delay p50 | p99 | "
-        "max | event loop p99 | server late p99 | |\n|---|---|---|---|---|---|---|---|---|---|---|"
+        "| processes | req/s due | sent | answered | CPU a request | send delay p50 | p99 | max | "
+        "event loop p99 | server late p99 | |\n|---|---|---|---|---|---|---|---|---|---|---|"
     )
     for processes in asked.processes:
         rate_rps = asked.rate
-        while level(asked, processes, rate_rps):
+        while any(level(asked, processes, rate_rps) for _ in range(2)):  # others may have been busy
             rate_rps *= asked.step
 
 
@@ -197,7 +197,7 @@ def level(asked: argparse.Namespace, processes: int, rate_rps: float) -> bool:
     said = [found.invalid_because or "valid"] + ([f"{failed} failed"] if failed else [])
     print(
         f"| {processes} | {client.offered_rps:.0f} | {client.sent_rps:.0f} | "
-        f"{client.cpu_s / n * 1e3:.3f} ms | {client.cpu_s / busy_s:.2f} | "
+        f"{(n - failed) / (busy_s - ANSWER_S):.0f} | {client.cpu_s / n * 1e3:.3f} ms | "
         f"{' | '.join(f'{1e3 * one:.1f} ms' for one in ms)} | {'; '.join(said)} |",
         flush=True,
     )
