@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import re
 from array import array
-from bisect import bisect_left
-from collections.abc import Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from functools import lru_cache
+from itertools import accumulate, compress, repeat
+from operator import and_
 from typing import Any, cast
 
 from ....workloads.parsing import parse_event, parse_json
@@ -25,6 +27,8 @@ _DATA = re.compile(rb"data:[ ]?([^\r\n]*)\r?\n")
 _FAILED = re.compile(rb"^event:[ ]?error[ ]*\r?$", re.MULTILINE)
 _LINE_ENDS = b"\r\n"
 _TEXT_FIELD = re.compile(rb'"(?:text|content)": ?"([^"\\]+)"')
+_ID_FIELD = re.compile(rb'"token_ids": ?\[([0-9]+)\]')
+_RUN_BYTES = 16 << 10  # of events that are looked at together
 _TEXTS = ("content", "reasoning_content", "reasoning", "refusal")
 _DETAIL_CHARACTERS = 200
 _MOST_TOKENS = 1 << 24  # more than any context holds
@@ -101,42 +105,64 @@ def _message(body: bytes) -> str:
     return str(found)
 
 
-@dataclass(slots=True)
-class _Event:
-    """One event of a stream that may have brought tokens."""
-
-    time_s: float
-    has_text: bool
-    total_tokens: int = -1  # running usage, where it is sent
-
-
 @dataclass(frozen=True)
 class _Shape:
-    """Constant text around the content of an event. Most events of a stream differ only in the
-    content, so one event is parsed as JSON and the others are compared with it.
+    """Constant text around what differs in most events of a stream: the text and, where the server
+    returns them, the id of its token. One event is parsed as JSON and others are compared with it.
+
+    `before` begins with the field's name and ends with the quote before the text. `between` stands
+    between text and id; None: there is no id. `after` ends with the event.
     """
 
     before: bytes
+    between: bytes | None
     after: bytes
 
     @classmethod
-    def of(cls, data: bytes) -> _Shape | None:
+    def of(cls, event: bytes) -> _Shape | None:
         """Shape of an event with one text that has no escapes; None for other events."""
-        found = list(_TEXT_FIELD.finditer(data))
+        found = list(_TEXT_FIELD.finditer(event))
         if len(found) != 1:
             return None
         start, end = found[0].span(1)
-        return cls(data[:start], data[end:])
+        ids = list(_ID_FIELD.finditer(event, end))
+        if len(ids) != 1:
+            return cls(event[:start], None, event[end:])
+        return cls(event[:start], event[end : ids[0].start(1)], event[ids[0].end(1) :])
 
-    def fits(self, data: bytes) -> bool:
-        """Return True if the event has this shape; a quote within the text is escaped in JSON."""
-        start, end = len(self.before), len(data) - len(self.after)
-        return (
-            start < end
-            and data.startswith(self.before)
-            and data.endswith(self.after)
-            and data.find(b'"', start, end) < 0
-        )
+    def run(self, body: bytes, at: int, until: int, escapes: bytes) -> _Run:
+        """Return the events of this shape from `at` on, at most `_RUN_BYTES`. A quote within a text
+        is escaped in JSON, so texts have none; nor one of `escapes`.
+        """
+        before, between = self.before, self.between
+        parts = body[at : min(until, at + _RUN_BYTES)].split(self.after)[:-1]
+        begins = list(map(bytes.startswith, parts, repeat(before)))
+        texts = list(map(bytes.removeprefix, parts, repeat(before)))
+        ids: list[bytes] = []
+        if between is not None:
+            apart = list(map(bytes.partition, texts, repeat(between)))
+            texts, ids = [one[0] for one in apart], [one[2] for one in apart]
+        whole = all(begins) and (all(map(bytes.isdigit, ids)) if ids else all(texts))
+        joined = b"".join(texts)
+        if not whole or any(one in joined for one in escapes):
+            fits = zip(begins, map(bytes.isdigit, ids) if ids else texts, texts, strict=True)
+            bad = (
+                k
+                for k, (begun, some, text) in enumerate(fits)
+                if not (begun and some) or any(one in text for one in escapes)
+            )
+            n = next(bad, len(parts))
+            parts, texts, ids = parts[:n], texts[:n], ids[:n]
+        return _Run([len(part) + len(self.after) for part in parts], texts, ids)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Events that follow each other: their bytes, texts and, where they are sent, token ids."""
+
+    lengths: list[int]
+    texts: list[bytes]
+    ids: list[bytes]
 
 
 class _Reader:
@@ -146,7 +172,10 @@ class _Reader:
         self._raw = raw
         self._answer = answer
         self._keep_text = keep_text
-        self._events: list[_Event] = []
+        # Of the events that may have brought tokens: times, whether they surely did, running usage.
+        self._times_s: array[float] = array("d")
+        self._brought = bytearray()
+        self._totals: dict[int, int] = {}
         self._texts: list[str] = []
         self._contents: list[str] = []
         self._done = False
@@ -184,24 +213,32 @@ class _Reader:
 
     def read_stream(self) -> None:
         """Read server-sent events; the time of an event is that of its last byte."""
-        raw = self._raw
-        stamps, lengths, body = raw.stamps, raw.lengths, raw.body
-        events = self._events
-        piece, piece_end = 0, lengths[0] if lengths else 0
+        raw, body = self._raw, self._raw.body
+        stamps, ends = raw.stamps, list(accumulate(raw.lengths))
         failed = _FAILED.search(body) if b"event:" in body else None
         until = len(body) if failed is None else _event_start(body, failed.start())
-        for found in _DATA.finditer(body, 0, until):
-            start = found.start()
-            if start and body[start - 1] not in _LINE_ENDS:
-                continue  # within a comment or another field
-            data = found[1]
-            end = found.end(1)
-            while piece_end < end and piece + 1 < len(lengths):
-                piece += 1
-                piece_end += lengths[piece]
-            if self._shape is not None and self._shape.fits(data):
-                events.append(_Event(stamps[piece], True))
-            elif not self._event(data, stamps[piece]):
+        at = 0
+        while at < until:
+            shape = self._shape
+            if shape is not None and body.startswith(shape.before, at):
+                run = shape.run(body, at, until, b'"\\\n' if self._keep_text else b'"\n')
+                if run.lengths and self._keep(run):
+                    blank = len(shape.after) - len(shape.after.rstrip(_LINE_ENDS))
+                    data_ends = list(accumulate(run.lengths, initial=at - blank))
+                    places = map(bisect_left, repeat(ends), data_ends[1:])
+                    self._times_s.extend(map(stamps.__getitem__, places))
+                    self._brought.extend(b"\1" * len(run.lengths))
+                    at = data_ends[-1] + blank
+                    continue
+            found = _DATA.search(body, at, until)
+            if found is None:
+                break
+            start, at = found.span()
+            if start and body[start - 1] not in _LINE_ENDS:  # within a comment or another field
+                continue
+            blank = 1 if body.startswith(b"\n", at) else 2 if body.startswith(b"\r\n", at) else 0
+            at += blank
+            if not self._event(found[1], body[start:at], stamps[bisect_left(ends, found.end(1))]):
                 return
         if failed is not None:
             said = _DATA.search(body, until)
@@ -209,8 +246,21 @@ class _Reader:
             return
         self._settle()
 
-    def _event(self, data: bytes, time_s: float) -> bool:
-        """Read any event; False ends the reading."""
+    def _keep(self, run: _Run) -> bool:
+        """Keep texts and ids, if they are asked for; False: the texts are no UTF-8."""
+        if not self._keep_text:
+            return True
+        try:
+            text = b"".join(run.texts).decode()
+        except UnicodeDecodeError:
+            return False
+        self._texts.append(text)
+        self._contents.append(text)
+        self._answer.token_ids += map(int, run.ids)
+        return True
+
+    def _event(self, data: bytes, event: bytes, time_s: float) -> bool:
+        """Read any event; `data` is what it holds. False ends the reading."""
         if data.strip() == b"[DONE]":
             self._done = True
             return True
@@ -230,14 +280,35 @@ class _Reader:
         if choices is None:
             self._fault(RequestFault.MALFORMED, "choices are no list of objects")
             return False
+        n_ids = len(self._answer.token_ids)
         for choice in choices:
             self._choice(choice, time_s)
         if isinstance(usage, dict):
-            if choices and self._events:
-                self._events[-1].total_tokens = _count(usage.get("completion_tokens"))
-        elif choices and not self._finish and not self._keep_text:
-            self._shape = _Shape.of(data)
+            if choices and self._times_s:
+                self._totals[len(self._times_s) - 1] = _count(usage.get("completion_tokens"))
+        elif choices and not self._finish:
+            shape = _Shape.of(event)
+            if (
+                shape is not None
+                and self._keep_text
+                and not self._keeps(shape, event, choices, n_ids)
+            ):
+                shape = None
+            self._shape = shape
         return True
+
+    def _keeps(
+        self, shape: _Shape, event: bytes, choices: Sequence[Mapping[str, Any]], n_ids: int
+    ) -> bool:
+        """Whether the shape of an event has what was kept of it: its text, and its ids after the
+        first `n_ids`.
+        """
+        run = shape.run(event, 0, len(event), b'"\\\n')
+        if len(run.texts) != 1 or len(choices) != 1 or choices[0].get("index"):
+            return False
+        text, ids = [run.texts[0].decode()], list(map(int, run.ids))
+        kept_ids = self._answer.token_ids[n_ids:]
+        return kept_ids == ids and self._texts[-1:] == self._contents[-1:] == text
 
     def _choice(self, choice: Mapping[str, Any], time_s: float) -> None:
         part = choice.get("delta") or choice.get("message") or choice
@@ -248,7 +319,8 @@ class _Reader:
         self._stop = str(choice.get("stop_reason") or self._stop)
         # A role, and a last event that only says why it is the last, bring no token.
         if has_tokens or not (part.get("role") or choice.get("finish_reason")):
-            self._events.append(_Event(time_s, has_tokens))
+            self._times_s.append(time_s)
+            self._brought.append(has_tokens)
         if self._keep_text:
             self._texts.append(text)
             if not choice.get("index"):
@@ -299,49 +371,46 @@ class _Reader:
     def _check_usage(self) -> None:
         """Refuse a usage of more tokens than were asked for; its counts are not used."""
         answer, most = self._answer, self._raw.most_tokens
-        counted = max(
-            answer.completion_tokens, max((e.total_tokens for e in self._events), default=-1)
-        )
+        counted = max(answer.completion_tokens, *self._totals.values(), -1)
         if most is None or counted <= most:
             return
         answer.completion_tokens = -1
-        for event in self._events:
-            event.total_tokens = -1
+        self._totals.clear()
         if answer.fault is RequestFault.NONE:
             answer.fault = RequestFault.MALFORMED
             answer.detail = f"usage of {counted:,} tokens, and max_tokens was {most:,}"
 
     def _count_tokens(self) -> None:
-        answer, events = self._answer, self._events
-        if any(event.total_tokens >= 0 for event in events):
+        answer, times_s, brought = self._answer, self._times_s, self._brought
+        totals = {place: total for place, total in self._totals.items() if total >= 0}
+        if totals:
             before = 0
-            for event in events:
-                total = event.total_tokens if event.total_tokens >= 0 else before + event.has_text
-                self._bring(event.time_s, total - before)
+            for place, time_s in enumerate(times_s):
+                total = totals.get(place, before + brought[place])
+                self._bring(time_s, total - before)
                 before = max(before, total)
             return
-        with_text = sum(event.has_text for event in events)
+        with_text = brought.count(True)
         known = answer.completion_tokens
         if known <= with_text or answer.fault is not RequestFault.NONE:
             # As many as there are texts: usage that counts fewer (tokens without a meaning left
             # out) does not take back what was seen.
-            for event in events:
-                if event.has_text:
-                    self._bring(event.time_s, 1)
+            answer.chunks = with_text
+            answer.token_s = array("d", compress(times_s, brought))
             return
         # More tokens than texts. First the events without text had some; what is left was spread
         # evenly, as speculation and multi-step scheduling do on average.
         silent = known - with_text
         bringers = []
-        for event in events:
-            if event.has_text:
-                bringers.append(event)
+        for time_s, has_text in zip(times_s, brought, strict=True):
+            if has_text:
+                bringers.append(time_s)
             elif silent > 0:
-                bringers.append(event)
+                bringers.append(time_s)
                 silent -= 1
-        for place, event in enumerate(bringers):
+        for place, time_s in enumerate(bringers):
             share = known * (place + 1) // len(bringers) - known * place // len(bringers)
-            self._bring(event.time_s, share)
+            self._bring(time_s, share)
 
     def _bring(self, time_s: float, tokens: int) -> None:
         if tokens > 0:
@@ -387,16 +456,38 @@ class Unchunked:
     problem: str = ""
 
 
+@lru_cache(maxsize=1 << 12)
+def _chunk_head(read_bytes: int) -> bytes:
+    """How a read of this length begins if it is one whole chunk; too long if none has it."""
+    for digits in range(1, 8):
+        size = read_bytes - digits - 4
+        if size > 0 and len(head := b"%x" % size) == digits:
+            return head + b"\r\n"
+    return b" " * (read_bytes + 1)
+
+
 def unchunk(reads: list[bytes], stamps: array[float]) -> Unchunked:
     """Split the bytes read so far into chunks (RFC 9112, 7.1); `reads[i]` came at `stamps[i]`.
 
     The part of an incomplete chunk that has arrived counts as a chunk.
     """
     raw = b"".join(reads)
-    ends = list(accumulate(map(len, reads)))
+    lengths = list(map(len, reads))
+    ends = list(accumulate(lengths))
+    # As a rule a read is a chunk.
+    heads = list(map(_chunk_head, lengths))
+    ended = map(bytes.endswith, reads, repeat(b"\r\n"))
+    whole = [*map(and_, map(bytes.startswith, reads, heads), ended), False]
     found = Unchunked([], array("d"), False)
-    at = 0
+    at = k = 0
     while True:
+        if whole[k] and at == ends[k] - lengths[k]:
+            stop = whole.index(False, k)
+            found.pieces += [
+                r[len(h) : -2] for r, h in zip(reads[k:stop], heads[k:stop], strict=True)
+            ]
+            found.stamps += stamps[k:stop]
+            at, k = ends[stop - 1], stop
         line_end = raw.find(b"\r\n", at)
         if line_end < 0:
             return found
@@ -413,7 +504,9 @@ def unchunk(reads: list[bytes], stamps: array[float]) -> Unchunked:
         piece = raw[start : start + size]
         if piece:
             found.pieces.append(piece)
-            found.stamps.append(stamps[bisect_left(ends, start + len(piece))])
+            k = bisect_left(ends, start + len(piece), k)
+            found.stamps.append(stamps[k])
         if len(piece) < size:
             return found
         at = start + size + 2
+        k = bisect_right(ends, at, k)

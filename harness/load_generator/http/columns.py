@@ -10,13 +10,13 @@ import tempfile
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...core.records import Gaps, Outcome, TimeseriesRow
-from .answers import Raw, read_answer, unchunk
+from .answers import CompletionResult, Raw, read_answer, unchunk
 from .connection import Exchange
 from .faults import RequestFault
 from .wire_requests import WireRequests
@@ -65,33 +65,33 @@ class Spool:
     def raw(
         self, exchange: Exchange, *, embeds: bool = False, most_tokens: int | None = None
     ) -> Raw:
-        """Return an exchange with its bytes."""
-        stamps, lengths, body = array("d"), array("I"), b""
+        """Return an exchange with its bytes, whether they are in the file or not yet."""
+        stamps, pieces = exchange.stamps, exchange.pieces
         fault, detail = exchange.fault, exchange.detail
         place = self._places.get(exchange.row)
         if place is not None:
-            offset, pieces, body_bytes = place
-            heads = [pieces * stamps.itemsize, pieces * lengths.itemsize]
-            record = os.pread(self._file.fileno(), sum(heads) + body_bytes, offset)
-            stamps.frombytes(record[: heads[0]])
-            lengths.frombytes(record[heads[0] : sum(heads)])
-            body = record[sum(heads) :]
+            stamps, pieces = self._read(*place)
         if exchange.chunked:
-            found = unchunk(_apart(body, lengths), stamps)
-            stamps, body = found.stamps, b"".join(found.pieces)
-            lengths = array("I", map(len, found.pieces))
+            found = unchunk(pieces, stamps)
+            stamps, pieces = found.stamps, found.pieces
             if found.problem or (fault is RequestFault.NONE and not found.complete):
                 fault, detail = RequestFault.MALFORMED, found.problem or "the chunks do not add up"
+        lengths, body = array("I", map(len, pieces)), b"".join(pieces)
         return Raw(exchange.status, fault, detail, stamps, lengths, body, embeds, most_tokens)
+
+    def _read(self, offset: int, pieces: int, body_bytes: int) -> tuple[array[float], list[bytes]]:
+        stamps, lengths = array("d"), array("I")
+        stamp_bytes = pieces * stamps.itemsize
+        at = stamp_bytes + pieces * lengths.itemsize
+        record = os.pread(self._file.fileno(), at + body_bytes, offset)
+        stamps.frombytes(record[:stamp_bytes])
+        lengths.frombytes(record[stamp_bytes:at])
+        ends = accumulate(lengths, initial=at)
+        return stamps, [record[start:end] for start, end in pairwise(ends)]
 
     def close(self) -> None:
         """Delete the temporary file."""
         self._file.close()
-
-
-def _apart(joined: bytes, lengths: array[int]) -> list[bytes]:
-    ends = list(accumulate(lengths))
-    return [joined[end - length : end] for end, length in zip(ends, lengths, strict=True)]
 
 
 @dataclass
@@ -101,6 +101,7 @@ class DriveResult:
     start_s: float  # the workload's time zero
     exchanges: list[Exchange]
     spool: Spool
+    answers: dict[int, CompletionResult]  # by row, those that were read during the run
     lag_s: array[float]  # delay of the event loop, sampled 50 times a second
     cpu_s: float
     peak_rss_bytes: int
@@ -181,8 +182,11 @@ def read_part(
     texts: dict[int, str] = {}
     token_s: array[float] = array("d")
     for place, exchange in enumerate(exchanges):
-        raw = driven.spool.raw(exchange, **requests.expects(exchange.row))
-        answer = read_answer(raw, keep_text=keep_texts)
+        expected = requests.expects(exchange.row)
+        answer = driven.answers.pop(exchange.row, None)
+        if answer is None:
+            raw = driven.spool.raw(exchange, **expected)
+            answer = read_answer(raw, keep_text=keep_texts)
         columns.arrival_s[place] = exchange.arrival_s
         columns.started_s[place] = exchange.started_s - start_s
         columns.sent_s[place] = exchange.sent_s - start_s
@@ -200,14 +204,14 @@ def read_part(
         columns.prompt_tokens[place] = answer.prompt_tokens
         columns.completion_tokens[place] = answer.completion_tokens
         columns.cached_tokens[place] = answer.cached_tokens
-        if not raw.embeds:
+        if not expected["embeds"]:
             gaps.add(answer.token_s)
             columns.output_tokens[place] = len(answer.token_s)
         if answer.detail:
             details[exchange.row] = answer.detail
         if keep_texts:
             texts[exchange.row] = answer.text
-        if save_token_times and not raw.embeds:
+        if save_token_times and not expected["embeds"]:
             token_s.extend(answer.token_s)
     driven.spool.close()
     return SenderResult(
@@ -235,14 +239,15 @@ class _GapCounts:
     def add(self, token_s: Sequence[float]) -> None:
         if len(token_s) < 2:
             return
-        self._pending.append(np.rint(np.diff(token_s) * _MICROSECONDS))
+        self._pending.append(np.diff(token_s))
         self._n += len(token_s) - 1
         if self._n >= _GAPS_AT_ONCE:
             self.total()
 
     def total(self) -> Gaps:
         if self._pending:
-            values, counts = np.unique(np.concatenate(self._pending), return_counts=True)
+            gaps = np.rint(np.concatenate(self._pending) * _MICROSECONDS)
+            values, counts = np.unique(gaps, return_counts=True)
             self._total = joined_gaps([self._total, Gaps(values / _MICROSECONDS, counts)])
             self._pending, self._n = [], 0
         return self._total

@@ -139,12 +139,11 @@ class Connection(asyncio.Protocol):
         elif self._streams:
             exchange.stamps.append(now_s)
             exchange.pieces.append(data)
-            exchange.body_bytes += len(data)
+            n_bytes = len(data)
+            exchange.body_bytes += n_bytes
             if exchange.body_bytes > exchange.most_bytes:
                 self._too_long(exchange)
-            elif data.endswith(_END) or (
-                (len(data) < 4 or data.endswith(b"\r\n\r\n")) and _is_whole(exchange)
-            ):
+            elif (n_bytes < 4 or data.endswith(b"\r\n\r\n")) and _is_whole(exchange):
                 self._end(exchange, now_s, stays=self._stays)
         else:
             if exchange.first_byte_s != exchange.first_byte_s:
@@ -260,8 +259,12 @@ class Connection(asyncio.Protocol):
 
 def _is_whole(exchange: Exchange) -> bool:
     """Return True if the last chunk has arrived, alone, split, or with trailers after it."""
-    end = _tail(exchange, 6)
-    if not end.endswith(b"\r\n\r\n") or end.startswith(b"\r\n"):  # of an event, as a rule
+    if exchange.pieces[-1].endswith(_END):
+        return True
+    end = _tail(exchange, len(_END))
+    if end == _END:
+        return True
+    if not end.endswith(b"\r\n\r\n") or end[-6:-4] == b"\r\n":  # of an event, as a rule
         return False
     return _LAST_CHUNK.search(_tail(exchange, _MOST_TRAILER_BYTES)) is not None
 

@@ -10,6 +10,7 @@ import sys
 from array import array
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from time import perf_counter, process_time
 from typing import Any, TypeVar
@@ -21,7 +22,7 @@ from ...engine.cluster.arrivals import Arrivals
 from ...engine.loop.gc_control import collections_off, heap_frozen
 from ..machine import allow_many_sockets, before_other_programs
 from ..real_cluster import RoutedServers
-from .answers import Raw, read_answer
+from .answers import CompletionResult, Raw, read_answer
 from .columns import DriveResult, Spool
 from .connection import ConnectionPool, Exchange
 from .endpoint import Endpoint
@@ -37,6 +38,7 @@ _TICK_S = 0.02
 # leave this much early; on average it is then neither early nor late.
 _EARLY_S = 0.0005
 _SWEEP_TICKS = 25
+_READ_TOKENS = 1 << 22  # of answers read during the run, whose times stay in memory: 32 MiB
 _SAY_TICKS = 5
 
 
@@ -69,6 +71,8 @@ class Driver:
         self._tls = ssl.create_default_context() if any(e.tls for e in endpoints) else None
         self._progress = progress
         self._spool = Spool()
+        self._answers: dict[int, CompletionResult] = {}
+        self._room_tokens = _READ_TOKENS
         self._exchanges: list[Exchange] = []
         self._in_flight = 0
         self._dispatching = False
@@ -117,6 +121,7 @@ class Driver:
             self._start_s,
             self._exchanges,
             self._spool,
+            self._answers,
             self._lag_s,
             process_time() - cpu_before_s,
             _peak_rss_bytes(),
@@ -184,14 +189,19 @@ class Driver:
         self._servers.ended(exchange.endpoint)
         if self._progress is not None:
             self._progress[0].ended(exchange, self._start_s)
-        self._spool.keep(exchange)
         if self._lengths is not None and self._lengths.learns:
             said = self._said.pop(exchange.row, None)
             self._lengths.heard(said, self._raw(exchange), exact=True)
+        read_once = exchange.waited_for and self._room_tokens > 0
+        if not read_once:
+            self._spool.keep(exchange)
         conversations = self._requests.conversations
         if exchange.waited_for:
             held = conversations is not None and conversations.needs(exchange.row)
-            answer = read_answer(self._raw(exchange), keep_text=held)
+            keep_text = held or self._options.keep_texts
+            answer = read_answer(self._raw(exchange), keep_text=keep_text)
+            if read_once:
+                self._keep(exchange, answer)
             answered = answer.outcome is Outcome.FINISHED
             cancelled = len(self._arrivals.cancelled)
             self._arrivals.ended(exchange.row, exchange.end_s - self._start_s, answered)
@@ -209,6 +219,13 @@ class Driver:
             conversations.ended(exchange.row, None)
         if self._in_flight == 0:
             self._finish_if_done()
+
+    def _keep(self, exchange: Exchange, answer: CompletionResult) -> None:
+        """Keep what was read of an answer in place of its bytes."""
+        self._room_tokens -= len(answer.token_s)
+        exchange.pieces, exchange.stamps = [], array("d")
+        text = answer.text if self._options.keep_texts else ""
+        self._answers[exchange.row] = replace(answer, text=text, content="", token_ids=[])
 
     def _raw(self, exchange: Exchange) -> Raw:
         return self._spool.raw(exchange, **self._requests.expects(exchange.row))

@@ -82,17 +82,22 @@ class PromptMaker:
     def _drawn(self, request: Request) -> Hashes:
         """Draw one number for each token of the prompt."""
         tokens = request.prompt_tokens
+        row = np.uint64(_ROW_STREAM + request.id)
+        if not request.prefix_blocks:
+            return self._of_row(row, tokens)
         size = self._block_size
         shared = request.prefix_blocks[: -(-tokens // size)]
         known = min(tokens, len(shared) * size)
         blocks = np.array([hash_ & 0xFFFFFFFFFFFFFFFF for hash_ in shared], dtype=np.uint64)
         place = np.arange(size, dtype=np.uint64)
-        rest = np.arange(tokens - known, dtype=np.uint64)
-        row = np.uint64(_ROW_STREAM + request.id)
         with np.errstate(over="ignore"):
             of_blocks = _mixed(_mixed(blocks + self._salt)[:, None] + place * _GOLDEN).ravel()
-            of_row = _mixed(_mixed(np.array([row]) + self._salt) + rest * _GOLDEN)
-        return np.concatenate([of_blocks[:known], of_row])
+        return np.concatenate([of_blocks[:known], self._of_row(row, tokens - known)])
+
+    def _of_row(self, row: np.uint64, tokens: int) -> Hashes:
+        with np.errstate(over="ignore"):
+            begin = _mixed(np.array([row]) + self._salt)
+            return _mixed(begin + np.arange(tokens, dtype=np.uint64) * _GOLDEN)
 
 
 def _mixed(values: Hashes) -> Hashes:

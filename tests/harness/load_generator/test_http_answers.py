@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slo_bench.harness.core.records import Outcome
+from slo_bench.harness.load_generator.http import answers
 from slo_bench.harness.load_generator.http.answers import Raw, read_answer, unchunk
 from slo_bench.harness.load_generator.http.faults import RequestFault
 
@@ -176,6 +177,30 @@ def test_reads_torn_anywhere_bring_the_same_tokens(text, data):
     last = [sum(len(e) for e in events[: k + 1]) - 2 for k in range(3)]  # bytes, the newlines aside
     expected = [1 + sum(end < at for end in ends) for at in last]
     assert list(answer.token_s) == expected
+
+
+@pytest.mark.parametrize("keep_text", [False, True])
+@given(st.data())
+def test_events_compared_with_one_are_read_as_json_is(keep_text, data):
+    """Events of one shape are not parsed; what they say is the same."""
+    text = st.sampled_from(["", " a", " bc", '"', "\\", "\n", "é", "\ud83d", '"text":""'])
+    ids = st.sampled_from([None, [5], [12], [3, 4], []])
+    like = st.builds(lambda t, i: event(t, **({} if i is None else {"token_ids": i})), text, ids)
+    odd = st.sampled_from(
+        [
+            *(b": ping\n\n", b"data: {no\n\n", event(" u", usage=usage(1)), delta(content=" a")),
+            *(event(" o", index=1), event(" a").replace(b"\n", b"\r\n"), b'data: {"x":"\n\n'),
+        ]
+    )
+    events = data.draw(st.lists(like, max_size=12)) + data.draw(st.lists(odd, max_size=1))
+    events += [*data.draw(st.lists(like, max_size=6)), event(" z", finish="length"), DONE]
+    stream = b"".join(events)
+    ends = data.draw(st.lists(st.integers(1, len(stream) - 1), unique=True).map(sorted))
+    pieces = [stream[a:b] for a, b in zip([0, *ends], [*ends, len(stream)], strict=True)]
+    found = read_answer(raw(*pieces), keep_text=keep_text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(answers._Shape, "of", lambda event: None)
+        assert found == read_answer(raw(*pieces), keep_text=keep_text)
 
 
 def chunk(body):

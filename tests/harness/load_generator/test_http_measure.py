@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from slo_bench.harness.core.records import Outcome
-from slo_bench.harness.load_generator.http import Api, Endpoint, HttpOptions
+from slo_bench.harness.load_generator.http import Api, Endpoint, HttpOptions, drive
 from slo_bench.harness.load_generator.routed_load import measure
 from slo_bench.harness.load_generator.send_job import Share, processes_for, rows_elsewhere
 from slo_bench.harness.servers.mock import InjectedFault, MockConfig, serving
@@ -26,6 +26,21 @@ def most_at_once(truths):
         at_once += move
         most = max(most, at_once)
     return most
+
+
+@pytest.mark.parametrize("room_tokens", [0, 8, 1 << 20])
+def test_answers_read_during_the_run_are_as_those_read_after_it(
+    workload, run, monkeypatch, room_tokens
+):
+    monkeypatch.setattr(drive, "_READ_TOKENS", room_tokens)
+    found, truths = run(workload(4, concurrency=2), save_token_times=True, keep_texts=True)
+    columns = found.columns
+    assert columns.output_tokens.tolist() == columns.chunks.tolist() == [5] * 4
+    assert columns.prompt_tokens.tolist() == [8] * 4
+    assert found.texts == dict.fromkeys(range(4), " tok" * 5)
+    for row, token_s in enumerate(found.token_s.reshape(4, 5)):
+        assert (token_s >= np.array(truths[row].token_s) - found.start_s).all()
+        assert (columns.first_token_s[row], columns.last_token_s[row]) == (token_s[0], token_s[-1])
 
 
 def test_times_are_those_of_the_server(workload, run):
