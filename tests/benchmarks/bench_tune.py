@@ -3,7 +3,7 @@
 Run `python tests/benchmarks/bench_tune.py [slo-odbs] [ascendra] [--seeds 10] [--jobs N]`.
 
 Every point of a small space is searched for its capacity; then the space is tuned by TPE with a
-tenth of the requests that this took, once for each seed of the sampler. Grid and tuning use the
+tenth of the requests that this took (`--share`), once for each seed of the sampler. Grid and tuning use the
 same capacity search, the same seeds of requests and the same width of the interval. The best of
 many estimates is too high, and on a plateau that is all that makes it the best; so the grid's best
 point and what was tuned are then searched again, on three times fresh seeds, and the means
@@ -13,7 +13,7 @@ slo-odbs   slo_weight × output_weight × threshold, 8 × 8 × 4: an RTX 3090 wi
            the suite uellm, but with SLOs of up to a minute, which make runs short
 ascendra   LP to HP instances on four GPUs (3:1, 2:2, 1:3) × threshold, 12 values
 
-`--points K` takes every K-th point of the grid alone (the budget stays a tenth of the whole grid,
+`--points K` takes every K-th point of the grid alone (the budget stays a share of the whole grid,
 reckoned from the mean of those points): a quick look, whose best is that of those points and of
 what was tuned, searched in the same way.
 """
@@ -39,7 +39,6 @@ from slo_bench.tuner.search.settings import TuneSettings
 from slo_bench.tuner.search.space import key_of
 from slo_bench.tuner.search.tune import tune
 
-SHARE = 0.1
 WANTED = 0.99
 FRESH = 3
 
@@ -131,7 +130,7 @@ def grid(name: str, folder: Path, points: int, part: int, parts: int) -> None:
             print(f"  {name}: {place} of {len(chosen)} points", file=sys.stderr, flush=True)
 
 
-def bench(name: str, seeds: int, jobs: int, out: Path, points: int) -> None:
+def bench(name: str, seeds: int, jobs: int, out: Path, points: int, share: float) -> None:
     case = CASES[name]
     folder = out / name / "grid"
     began_s = time.monotonic()
@@ -154,9 +153,9 @@ def bench(name: str, seeds: int, jobs: int, out: Path, points: int) -> None:
     for seed in range(seeds):
         found = tune(
             case.experiment,
-            settings_of(case, sampler_seed=seed, trials=100_000, max_requests=round(SHARE * spent)),
-            out / name / f"tune-{seed}",
-            resume=(out / name / f"tune-{seed}").is_dir(),
+            settings_of(case, sampler_seed=seed, trials=100_000, max_requests=round(share * spent)),
+            out / name / f"tune-{share:g}-{seed}",
+            resume=(out / name / f"tune-{share:g}-{seed}").is_dir(),
         ).found
         configuration = dict(found.best[0].configuration)
         known[key_of(configuration)] = (configuration, *capacity_of(evaluation, configuration))
@@ -179,7 +178,7 @@ def bench(name: str, seeds: int, jobs: int, out: Path, points: int) -> None:
         )
     middle = median(shares)
     kept = median(requests for _, requests, _ in tuned) / spent
-    told = "reached" if middle >= WANTED and kept <= SHARE * 1.1 else "missed"
+    told = "reached" if middle >= WANTED and kept <= share * 1.1 else "missed"
     print(f"  median of {seeds} seeds: {middle:.1%} with {kept:.1%} of the requests: {told}")
 
 
@@ -189,6 +188,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--points", type=int, default=1)
+    parser.add_argument("--share", type=float, default=0.1, help="of the grid's requests")
     parser.add_argument("--out", type=Path, default=Path("runs/bench-tune"))
     parser.add_argument("--part", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--parts", type=int, default=1, help=argparse.SUPPRESS)
@@ -197,7 +197,7 @@ def main() -> None:
         if asked.part is not None:
             grid(name, asked.out / name / "grid", asked.points, asked.part, asked.parts)
         else:
-            bench(name, asked.seeds, asked.jobs, asked.out, asked.points)
+            bench(name, asked.seeds, asked.jobs, asked.out, asked.points, asked.share)
 
 
 if __name__ == "__main__":
