@@ -3,11 +3,11 @@
 Run `python tests/benchmarks/bench_tune.py [slo-odbs] [ascendra] [--seeds 10] [--jobs N]`.
 
 Every point of a small space is searched for its capacity; then the space is tuned by TPE with a
-tenth of the requests that this took (`--share`), once for each seed of the sampler. Grid and tuning use the
-same capacity search, the same seeds of requests and the same width of the interval. The best of
-many estimates is too high, and on a plateau that is all that makes it the best; so the grid's best
-point and what was tuned are then searched again, on three times fresh seeds, and the means
-compared. Their shares of the grid's own estimates are printed beside that.
+tenth of the requests that this took (`--share`), once for each seed of the sampler. Grid and
+tuning use the same capacity search, the same seeds of requests and the same width of the interval.
+The best of many estimates is too high, and on a plateau that is all that makes it the best; so the
+grid's best point and what was tuned are then searched again, on three times fresh seeds, and the
+means compared. Their shares of the grid's own estimates are printed beside that.
 
 slo-odbs   slo_weight × output_weight × threshold, 8 × 8 × 4: an RTX 3090 with ChatGLM2-6B, as in
            the suite uellm, but with SLOs of up to a minute, which make runs short
