@@ -121,13 +121,17 @@ def residual_id(set_name: str, row: str) -> str:
 
 
 class Residuals:
-    """Residuals: `names` by column of `NAMES`, `logs` [rows, METRICS] (NaN: not measured)."""
+    """Residuals: `names` by column of `NAMES`, `logs` [rows, METRICS] (NaN: not measured).
+
+    What was computed from them is kept, so they may not change.
+    """
 
     def __init__(self, names: Mapping[str, NDArray[np.str_]], logs: Floats) -> None:
         self.names = names
         self.logs = logs
         self._levels: dict[tuple[str, str, tuple[str, ...]], float] = {}
         self._masks: dict[tuple[str, str], Mask] = {}
+        self._spreads: dict[tuple[Setting, tuple[str, ...]], Spread | None] = {}
 
     def __len__(self) -> int:
         return len(self.logs)
@@ -155,6 +159,15 @@ class Residuals:
         A quantile that was not measured takes the residual of its mean. The measurement `without`
         (`residual_id`) is left out, since a band must not know what it is judged by.
         """
+        if without:
+            return self._spread(setting, metrics, without)
+        asked = setting, tuple(metrics)
+        if asked not in self._spreads:
+            self._spreads[asked] = self._spread(setting, metrics)
+        return self._spreads[asked]
+
+    def _spread(self, setting: Setting, metrics: Sequence[str], without: str = "") -> Spread | None:
+        """`spread`, found anew."""
         exact = self.logs[:, [METRICS.index(metric) for metric in metrics]]
         means = self.logs[:, [METRICS.index(_mean_of(metric)) for metric in metrics]]
         logs = np.where(np.isfinite(exact), exact, means)
@@ -253,10 +266,13 @@ def _mean_of(metric: str) -> str:
 
 def read_residuals(text: str) -> Residuals:
     """Read the file of residuals, whose first lines (`#`) say where it comes from."""
-    rows = list(csv.DictReader(line for line in io.StringIO(text) if not line.startswith("#")))
-    names = {name: np.array([row[name] for row in rows], dtype=np.str_) for name in NAMES}
-    logs = np.array([[float(row[metric] or "nan") for metric in METRICS] for row in rows])
-    return Residuals(names, logs.reshape(-1, len(METRICS)))
+    heads, *rows = csv.reader(line for line in io.StringIO(text) if not line.startswith("#"))
+    of = (
+        dict(zip(heads, zip(*rows, strict=True), strict=True)) if rows else dict.fromkeys(heads, ())
+    )
+    names = {name: np.array(of[name], dtype=np.str_) for name in NAMES}
+    logs = np.array([[float(one or "nan") for one in of[metric]] for metric in METRICS])
+    return Residuals(names, logs.reshape(len(METRICS), -1).T.copy())
 
 
 @lru_cache(maxsize=1)

@@ -8,20 +8,23 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from ...harness.experiments.execution.estimate import estimate
 from ...harness.experiments.experiment import Experiment, Progress, RunResult, new_folder
-from ...harness.load_generator.http.load_progress import LoadProgress
+from ...harness.load_generator.load_progress import LoadProgress
 from ...harness.load_generator.machine import cores
 from ...harness.servers.launch.backend_names import SIMULATED
-from ...harness.validation.run_replay import ValidatedPoint
 from ...workloads.errors import SloBenchError
 from ...workloads.machine_memory import gib
 from ..interrupts import interruptible
 from ..options.declared import Execution
 from .progress import DESCRIPTION, display
+
+if TYPE_CHECKING:
+    from ...harness.validation.run_replay import ValidatedPoint
 
 _LONG_S = 120.0  # CPU time from which on the estimate is printed
 

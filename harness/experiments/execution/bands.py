@@ -114,12 +114,11 @@ def attainments(joint: Spread, workload: Workload, result: Result, warmup_s: flo
     bounds_s = {name: getattr(workload, of)[some] for name, of in SLO_COLUMNS.items()}
     arrival_s, ttft_s = records.arrival_s[some], records.ttft_s[some]
     tpot_s, e2e_s = records.tpot_s[some], records.e2e_s[some]
-    shares = []
-    for ttft, tpot, e2e in np.exp(joint.logs):
-        seconds = {"ttft": ttft * ttft_s, "tpot": tpot * tpot_s, "e2e": e2e * e2e_s}
-        seconds["deadline"] = arrival_s + seconds["e2e"]
-        shares.append(judge_times(finished, seconds, bounds_s).met.mean())
-    return np.array(shares)
+    ttft, tpot, e2e = np.exp(joint.logs).T[:, :, None]
+    seconds = {"ttft": ttft * ttft_s, "tpot": tpot * tpot_s, "e2e": e2e * e2e_s}
+    seconds["deadline"] = arrival_s + seconds["e2e"]
+    shares: Floats = judge_times(finished, seconds, bounds_s).met.mean(axis=1)
+    return shares
 
 
 def share_that_keeps(
