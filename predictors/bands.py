@@ -131,6 +131,7 @@ class Residuals:
         self.logs = logs
         self._levels: dict[tuple[str, str, tuple[str, ...]], float] = {}
         self._masks: dict[tuple[str, str], Mask] = {}
+        self._numbers: dict[str, Ints] = {}
         self._spreads: dict[tuple[Setting, tuple[str, ...]], Spread | None] = {}
 
     def __len__(self) -> int:
@@ -205,33 +206,43 @@ class Residuals:
         group, a model, a GPU. `key`: step times, kind of model and metrics.
         """
         if key not in self._levels:
+            logs, groups = logs[known], self.groups[known]
+            regimes = self._codes("regime")[known]
             enough = np.ones(len(_LEVELS), dtype=np.bool_)
-            for parts in (self.groups, self.names["model"], self.names["gpu"]):
-                if len(np.unique(parts[known])) == 1:
+            for parts in (groups, self._codes("model")[known], self._codes("gpu")[known]):
+                each = np.flatnonzero(np.bincount(parts))
+                if len(each) == 1:
                     continue
                 inside = np.zeros(len(_LEVELS))
-                for part in np.unique(parts[known]):
-                    inside += self._inside(logs, known, parts == part)
-                enough &= inside >= LEVEL * known.sum() * logs.shape[1]
+                for part in each:
+                    inside += _inside(logs, groups, regimes, parts == part)
+                enough &= inside >= LEVEL * len(logs) * logs.shape[1]
             self._levels[key] = float(_LEVELS[np.argmax(enough)]) if enough.any() else 1.0
         return self._levels[key]
 
-    def _inside(self, logs: Floats, known: Mask, left_out: Mask) -> Floats:
-        """How many residuals of the rows `left_out` the other groups' bands hold, by `_LEVELS`."""
-        inside = np.zeros(len(_LEVELS))
-        for name in np.unique(self.names["regime"][known & left_out]):
-            regime = self.having("regime", str(name))
-            rows = _regime_rows(self.groups, known & ~left_out, regime)
-            weights = _group_weights(self.groups[rows])
-            for column in logs.T:
-                mine = column[known & left_out & regime, None]
-                high = _quantiles(*_mirrored(column[rows], weights), (1 + _LEVELS) / 2)
-                inside += (np.abs(mine) <= high).sum(axis=0)
-        return inside
+    def _codes(self, name: str) -> Ints:
+        """A column of `NAMES` as numbers, in the order of its values."""
+        if name not in self._numbers:
+            self._numbers[name] = np.unique(self.names[name], return_inverse=True)[1]
+        return self._numbers[name]
+
+
+def _inside(logs: Floats, groups: Ints, regimes: Ints, left_out: Mask) -> Floats:
+    """How many residuals of the rows `left_out` the other groups' bands hold, by `_LEVELS`."""
+    inside = np.zeros(len(_LEVELS))
+    for number in np.flatnonzero(np.bincount(regimes[left_out])):
+        regime = regimes == number
+        rows = _regime_rows(groups, ~left_out, regime)
+        weights = _group_weights(groups[rows])
+        mine = logs[left_out & regime]
+        for own, others in zip(mine.T, logs[rows].T, strict=True):
+            high = _quantiles(*_mirrored(others, weights), (1 + _LEVELS) / 2)
+            inside += np.searchsorted(np.sort(np.abs(own)), high, side="right")
+    return inside
 
 
 def _n_groups(groups: Ints) -> int:
-    return len(np.unique(groups))
+    return int(np.count_nonzero(np.bincount(groups)))
 
 
 def _regime_rows(groups: Ints, known: Mask, regime: Mask) -> Mask:
@@ -242,8 +253,8 @@ def _regime_rows(groups: Ints, known: Mask, regime: Mask) -> Mask:
 
 def _group_weights(groups: Ints) -> Floats:
     """Weights that give every group the same, 1 a row in the mean."""
-    _, index, n = np.unique(groups, return_inverse=True, return_counts=True)
-    weights: Floats = len(groups) / len(n) / n[index]
+    n = np.bincount(groups)
+    weights: Floats = len(groups) / np.count_nonzero(n) / n[groups]
     return weights
 
 

@@ -112,10 +112,10 @@ def _display(folder: Path, *, real: bool) -> Iterator[Callable[[Progress], None]
 
 def _so_far(cell: str, ended: int, load: LoadProgress | None) -> str:
     """A running cell with its ended requests; of a real server, what they show."""
-    from ...reports.figures.figure import percent_text, seconds_text
-
     if load is None or load.attainment is None:
         return f"{cell} {ended:,}"
+    from ...reports.figures.figure import percent_text, seconds_text
+
     parts = [f"{ended:,} ended", f"{load.in_flight:,} in flight"]
     parts.append(f"{percent_text(load.attainment)} in SLO")
     parts.append(f"late {seconds_text(load.send_delay_s)}")
