@@ -121,13 +121,18 @@ def residual_id(set_name: str, row: str) -> str:
 
 
 class Residuals:
-    """Residuals: `names` by column of `NAMES`, `logs` [rows, METRICS] (NaN: not measured)."""
+    """Residuals: `names` by column of `NAMES`, `logs` [rows, METRICS] (NaN: not measured).
+
+    What was computed from them is kept, so they may not change.
+    """
 
     def __init__(self, names: Mapping[str, NDArray[np.str_]], logs: Floats) -> None:
         self.names = names
         self.logs = logs
         self._levels: dict[tuple[str, str, tuple[str, ...]], float] = {}
         self._masks: dict[tuple[str, str], Mask] = {}
+        self._numbers: dict[str, Ints] = {}
+        self._spreads: dict[tuple[Setting, tuple[str, ...]], Spread | None] = {}
 
     def __len__(self) -> int:
         return len(self.logs)
@@ -155,6 +160,15 @@ class Residuals:
         A quantile that was not measured takes the residual of its mean. The measurement `without`
         (`residual_id`) is left out, since a band must not know what it is judged by.
         """
+        if without:
+            return self._spread(setting, metrics, without)
+        asked = setting, tuple(metrics)
+        if asked not in self._spreads:
+            self._spreads[asked] = self._spread(setting, metrics)
+        return self._spreads[asked]
+
+    def _spread(self, setting: Setting, metrics: Sequence[str], without: str = "") -> Spread | None:
+        """`spread`, found anew."""
         exact = self.logs[:, [METRICS.index(metric) for metric in metrics]]
         means = self.logs[:, [METRICS.index(_mean_of(metric)) for metric in metrics]]
         logs = np.where(np.isfinite(exact), exact, means)
@@ -192,33 +206,43 @@ class Residuals:
         group, a model, a GPU. `key`: step times, kind of model and metrics.
         """
         if key not in self._levels:
+            logs, groups = logs[known], self.groups[known]
+            regimes = self._codes("regime")[known]
             enough = np.ones(len(_LEVELS), dtype=np.bool_)
-            for parts in (self.groups, self.names["model"], self.names["gpu"]):
-                if len(np.unique(parts[known])) == 1:
+            for parts in (groups, self._codes("model")[known], self._codes("gpu")[known]):
+                each = np.flatnonzero(np.bincount(parts))
+                if len(each) == 1:
                     continue
                 inside = np.zeros(len(_LEVELS))
-                for part in np.unique(parts[known]):
-                    inside += self._inside(logs, known, parts == part)
-                enough &= inside >= LEVEL * known.sum() * logs.shape[1]
+                for part in each:
+                    inside += _inside(logs, groups, regimes, parts == part)
+                enough &= inside >= LEVEL * len(logs) * logs.shape[1]
             self._levels[key] = float(_LEVELS[np.argmax(enough)]) if enough.any() else 1.0
         return self._levels[key]
 
-    def _inside(self, logs: Floats, known: Mask, left_out: Mask) -> Floats:
-        """How many residuals of the rows `left_out` the other groups' bands hold, by `_LEVELS`."""
-        inside = np.zeros(len(_LEVELS))
-        for name in np.unique(self.names["regime"][known & left_out]):
-            regime = self.having("regime", str(name))
-            rows = _regime_rows(self.groups, known & ~left_out, regime)
-            weights = _group_weights(self.groups[rows])
-            for column in logs.T:
-                mine = column[known & left_out & regime, None]
-                high = _quantiles(*_mirrored(column[rows], weights), (1 + _LEVELS) / 2)
-                inside += (np.abs(mine) <= high).sum(axis=0)
-        return inside
+    def _codes(self, name: str) -> Ints:
+        """A column of `NAMES` as numbers, in the order of its values."""
+        if name not in self._numbers:
+            self._numbers[name] = np.unique(self.names[name], return_inverse=True)[1]
+        return self._numbers[name]
+
+
+def _inside(logs: Floats, groups: Ints, regimes: Ints, left_out: Mask) -> Floats:
+    """How many residuals of the rows `left_out` the other groups' bands hold, by `_LEVELS`."""
+    inside = np.zeros(len(_LEVELS))
+    for number in np.flatnonzero(np.bincount(regimes[left_out])):
+        regime = regimes == number
+        rows = _regime_rows(groups, ~left_out, regime)
+        weights = _group_weights(groups[rows])
+        mine = logs[left_out & regime]
+        for own, others in zip(mine.T, logs[rows].T, strict=True):
+            high = _quantiles(*_mirrored(others, weights), (1 + _LEVELS) / 2)
+            inside += np.searchsorted(np.sort(np.abs(own)), high, side="right")
+    return inside
 
 
 def _n_groups(groups: Ints) -> int:
-    return len(np.unique(groups))
+    return int(np.count_nonzero(np.bincount(groups)))
 
 
 def _regime_rows(groups: Ints, known: Mask, regime: Mask) -> Mask:
@@ -229,8 +253,8 @@ def _regime_rows(groups: Ints, known: Mask, regime: Mask) -> Mask:
 
 def _group_weights(groups: Ints) -> Floats:
     """Weights that give every group the same, 1 a row in the mean."""
-    _, index, n = np.unique(groups, return_inverse=True, return_counts=True)
-    weights: Floats = len(groups) / len(n) / n[index]
+    n = np.bincount(groups)
+    weights: Floats = len(groups) / np.count_nonzero(n) / n[groups]
     return weights
 
 
@@ -253,10 +277,13 @@ def _mean_of(metric: str) -> str:
 
 def read_residuals(text: str) -> Residuals:
     """Read the file of residuals, whose first lines (`#`) say where it comes from."""
-    rows = list(csv.DictReader(line for line in io.StringIO(text) if not line.startswith("#")))
-    names = {name: np.array([row[name] for row in rows], dtype=np.str_) for name in NAMES}
-    logs = np.array([[float(row[metric] or "nan") for metric in METRICS] for row in rows])
-    return Residuals(names, logs.reshape(-1, len(METRICS)))
+    heads, *rows = csv.reader(line for line in io.StringIO(text) if not line.startswith("#"))
+    of = (
+        dict(zip(heads, zip(*rows, strict=True), strict=True)) if rows else dict.fromkeys(heads, ())
+    )
+    names = {name: np.array(of[name], dtype=np.str_) for name in NAMES}
+    logs = np.array([[float(one or "nan") for one in of[metric]] for metric in METRICS])
+    return Residuals(names, logs.reshape(len(METRICS), -1).T.copy())
 
 
 @lru_cache(maxsize=1)

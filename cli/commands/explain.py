@@ -57,7 +57,7 @@ def explain(
             raise SloBenchError("--cell and --trace go with a REQUEST, such as slowest")
         _explain_run(run, as_json=as_json)
         return
-    from ...harness.validation.decisions import decisions_on
+    from ...harness.results.compared_decisions import decisions_on
     from ...harness.validation.trace import (
         MeasuredCell,
         cell_names,

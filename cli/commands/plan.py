@@ -111,6 +111,7 @@ def plan(
     plans: Plans = 5,
     out: options.Out = None,
     resume: options.Resume = False,
+    jobs: options.Jobs = None,
     html: Html = None,
     as_json: AsJson = False,
 ) -> None:
@@ -119,6 +120,7 @@ def plan(
     Every plan is confirmed by long simulations on seeds that the search did not use; its capacity
     has an interval. With --out, the first plan's launch script and experiment are written too.
     """
+    from ...harness.load_generator.machine import cores
     from ...tuner.planning import (
         PlanOptions,
         TargetLoad,
@@ -144,8 +146,12 @@ def plan(
     kinds = tuple(name for one in gpu or () for name in one.split(","))
     priced = listed.changed(_prices(price or []))
     where = "" if out is None else f"; go on with the same command and --resume --out {out}"
-    with interruptible(f"interrupted{where}"), changing_line("first simulation") as say:
-        how = PlanOptions(kinds, priced, out, resume, say)
+    with (
+        interruptible(f"interrupted{where}"),
+        changing_line("first simulation") as say,
+        options.pool_of(None, cores() if jobs is None else jobs) as pool,
+    ):
+        how = PlanOptions(kinds, priced, out, resume, say, pool)
         if fleet is None:
             planned = plan_cheapest(experiment, wanted, how)
         else:

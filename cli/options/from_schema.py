@@ -27,6 +27,7 @@ from ...harness.experiments.config.setting import (
 )
 from ...workloads.errors import SloBenchError
 from ...workloads.parsing import parse_json
+from ..one_thread import import_numpy
 from .declared import STORAGE, File, Set, Suite, Sweep, Variant
 from .names import among, listed
 
@@ -146,6 +147,7 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def called(**typed: Any) -> None:
+        import_numpy()
         given: dict[str, Any] = {}
         for name, offer in offers.items():
             if isinstance(offer, Offer):

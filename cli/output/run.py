@@ -8,20 +8,23 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from ...harness.experiments.execution.estimate import estimate
 from ...harness.experiments.experiment import Experiment, Progress, RunResult, new_folder
-from ...harness.load_generator.http.load_progress import LoadProgress
+from ...harness.load_generator.load_progress import LoadProgress
 from ...harness.load_generator.machine import cores
 from ...harness.servers.launch.backend_names import SIMULATED
-from ...harness.validation.run_replay import ValidatedPoint
 from ...workloads.errors import SloBenchError
 from ...workloads.machine_memory import gib
 from ..interrupts import interruptible
 from ..options.declared import Execution
 from .progress import DESCRIPTION, display
+
+if TYPE_CHECKING:
+    from ...harness.validation.run_replay import ValidatedPoint
 
 _LONG_S = 120.0  # CPU time from which on the estimate is printed
 
@@ -109,10 +112,10 @@ def _display(folder: Path, *, real: bool) -> Iterator[Callable[[Progress], None]
 
 def _so_far(cell: str, ended: int, load: LoadProgress | None) -> str:
     """A running cell with its ended requests; of a real server, what they show."""
-    from ...reports.figures.figure import percent_text, seconds_text
-
     if load is None or load.attainment is None:
         return f"{cell} {ended:,}"
+    from ...reports.figures.figure import percent_text, seconds_text
+
     parts = [f"{ended:,} ended", f"{load.in_flight:,} in flight"]
     parts.append(f"{percent_text(load.attainment)} in SLO")
     parts.append(f"late {seconds_text(load.send_delay_s)}")

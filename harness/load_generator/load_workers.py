@@ -27,7 +27,7 @@ from typing import Any, Protocol
 from ... import __version__
 from ...workloads.errors import SloBenchError
 from .http.columns import SenderResult
-from .http.load_progress import LoadProgress, Progress
+from .load_progress import LoadProgress, Progress
 from .send_job import SendJob, SendResult, SendShares, Share, ready_processes, rows_of
 
 _AHEAD_S = 1.0  # between "all is ready" and the workload's time zero: everybody must have heard

@@ -11,7 +11,7 @@ from ... import __version__
 from ...workloads.errors import SloBenchError
 from ...workloads.workload import Workload
 from .http.endpoint import is_loopback
-from .http.load_progress import Progress
+from .load_progress import Progress
 from .load_workers import LoadWorkers, LoadWorkersLostError, RemoteLoadWorkers, send_from
 from .send_job import SendJob, SendResult, processes_for
 

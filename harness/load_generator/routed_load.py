@@ -26,9 +26,9 @@ from .client_health import (
 from .http.columns import FAULTS, RequestColumns, SenderResult, joined_columns, joined_gaps
 from .http.endpoint import Endpoint
 from .http.faults import RequestFault
-from .http.load_progress import Progress
 from .http.options import HttpOptions
 from .http.wire_requests import Bodies
+from .load_progress import Progress
 from .send_job import (
     BODIES,
     Senders,

@@ -22,10 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...predictors.profiles.profile import Profile, read_profile
-from ...workloads.errors import FileFormatError, SloBenchError
-from ...workloads.parsing import parse_json
+from ...workloads.errors import SloBenchError
 from ...workloads.whole_file import write_whole
-from ..core.decision_counts import DECISIONS, DecisionCounts
+from ..core.decision_counts import DecisionCounts
 from ..core.records import Outcome, Records
 from ..core.wire import DROPPED, OFFLOADED, REJECTED
 from ..engine.loop.traced import EngineTrace, InstanceLog, State
@@ -33,7 +32,7 @@ from ..experiments.execution.specs import CellSpec
 from ..load_generator.http.wire_requests import REQUEST_ID
 from ..policies.systems import system
 from ..results.cell_files import Choice, Column, gzip_csv
-from ..results.read import read_table
+from ..results.compared_decisions import ASPECTS, AWAY, COUNTS, FOLDER, TABLE
 from ..results.run_folder import read_rows
 from .log_replay import AskedRequests, replay_of, simulated_again
 from .measured_level import (
@@ -49,13 +48,6 @@ from .step_log import lines_of
 
 Ints = NDArray[np.int64]
 
-FOLDER = "decisions"
-TABLE = "decisions.json"
-PREEMPTIONS = ("preemptions_swap", "preemptions_recompute")
-COUNTS = (*DECISIONS, *PREEMPTIONS)
-AWAY = ("", "rejected", "dropped", "offloaded")  # how a request was sent away
-SIDES = ("server", "simulated")
-ASPECTS = ("overtook", "swaps", "recomputations", "away")  # in which requests may differ
 _ROW = re.compile(rf"{REQUEST_ID}(\d+)(?!\d)")
 _AWAY = {REJECTED: 1, DROPPED: 2, OFFLOADED: 3}
 _OUTCOMES = {Outcome.REJECTED: 1, Outcome.DROPPED: 2}
@@ -224,50 +216,6 @@ def _profile(
         raise SloBenchError("the server kept no step log, so its step times are not known")
     fitted = fitted_profile(level, [level], steps, "whole steps of the level itself")
     return fitted, f"fitted to its own {len(steps):,} steps", swap_s_per_token([level], fitted)
-
-
-def read_decisions(folder: Path) -> list[dict[str, Any]]:
-    """The levels of `decisions.json`; empty where a run has none.
-
-    Raises:
-        FileFormatError: it cannot be read.
-    """
-    path = folder / TABLE
-    if not path.is_file():
-        return []
-    try:
-        found = parse_json(path.read_text("utf-8"))
-        names = {"cell", "requests", "server", "simulated", "alike", "differing", "note"}
-        if not all(names <= set(level) for level in found):
-            raise ValueError("a level lacks some of " + ", ".join(sorted(names)))
-    except (OSError, ValueError, TypeError) as error:
-        raise FileFormatError(path, None, f"cannot be read: {error}") from error
-    return list(found)
-
-
-def decisions_on(folder: Path, cell: str, request: int) -> dict[str, dict[str, int | str]]:
-    """What was decided about one request, in the server and simulated; empty if it is not known.
-
-    Raises:
-        SloBenchError: the file of the cell cannot be read.
-    """
-    path = folder / FOLDER / f"{cell}.csv.gz"
-    if not path.is_file():
-        return {}
-    table = read_table(path)
-    rows = table[table["id"] == request]
-    if rows.empty:
-        return {}
-    found = rows.iloc[0]
-    return {
-        side: {
-            name: (str(found[f"{side}_{name}"]) if found[f"{side}_{name}"] in AWAY else "")
-            if name == "away"
-            else int(found[f"{side}_{name}"])
-            for name in ("entered", *ASPECTS)
-        }
-        for side in SIDES
-    }
 
 
 # ---------------------------------------------------------------- the server's own log

@@ -8,8 +8,8 @@ from typing import Any
 import pandas as pd
 
 from ...harness.core.decision_counts import DECISIONS
+from ...harness.results.compared_decisions import COUNTS, read_decisions
 from ...harness.results.read import RunResults
-from ...harness.validation.decisions import COUNTS, read_decisions
 from ..figures.figure import rate_text
 from .table import Cell, Table
 

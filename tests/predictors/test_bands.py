@@ -72,6 +72,7 @@ def test_rows_of_the_regime_come_first():
 def test_a_quantile_that_nobody_measured_takes_the_mean():
     known = rows(("h100", "decode-bound", [0.5] * 19))
     assert known.spread(at("h100"), ["ttft_p99"]).factors() == pytest.approx((np.exp(0.5),) * 2)
+    known = rows(("h100", "decode-bound", [0.5] * 19))
     known.logs[:, TTFT_P99] = 0.7
     assert known.spread(at("h100"), ["ttft_p99"]).factors() == pytest.approx((np.exp(0.7),) * 2)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from slo_bench.harness.validation.decisions import TABLE
+from slo_bench.harness.results.compared_decisions import TABLE
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "server_tables.py"
 

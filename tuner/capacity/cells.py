@@ -8,14 +8,12 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
 from ...harness.core.judging import judge
 from ...harness.experiments.backends.base import CellMeasurement, Deployment
-from ...harness.experiments.backends.measuring import measured_row
-from ...harness.experiments.config.schema import ExperimentSchema
 from ...harness.experiments.execution.cells import (
     predicted_output_tokens,
     simulated,
@@ -32,6 +30,9 @@ from ...harness.results.run_folder import Row
 from ...harness.results.stationarity import WARMUP_SHARE, batches_of, horizon_s, left_s
 from ...workloads.workload import Workload
 from .samples import LevelSample
+
+if TYPE_CHECKING:
+    from ...harness.experiments.config.schema import ExperimentSchema
 
 _OVERLOAD = (408, *REFUSALS)  # client errors that a lower rate may avoid
 Ended = Callable[[int, float], None]  # requests ended, clock in seconds
@@ -92,6 +93,8 @@ class RealServer:
 
     def row(self, spec: CellSpec, workload: Workload, measured: CellMeasurement) -> Row:
         """Write the cell's details and return its row of `cells.csv`."""
+        from ...harness.experiments.backends.measuring import measured_row
+
         return measured_row(
             self.deployment, spec, workload, measured, self.folder, records=self.records
         )

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,7 +24,6 @@ from ...harness.experiments.execution.plan import ExperimentPlan, plan
 from ...harness.experiments.execution.specs import CellSpec
 from ...harness.experiments.execution.workers import WorkerPool
 from ...harness.experiments.experiment import Experiment, environment, new_folder
-from ...harness.load_generator.send_job import Senders
 from ...harness.results.run_folder import CAPACITY_FILE, Value, open_run_folder
 from ...harness.servers.launch.backend_names import SIMULATED
 from ...workloads.errors import SloBenchError
@@ -45,6 +44,9 @@ from .options import CapacitySearch, SearchOptions
 from .samples import LevelRunner
 from .search import Foresee, SearchProgress, find_capacity, throughput_of_bursts
 from .traces import find_trace_capacity
+
+if TYPE_CHECKING:
+    from ...harness.load_generator.send_job import Senders
 
 _START_SHARE = 0.6  # of the estimated capacity, which knows no SLO
 _BURST_SHARE = 0.75  # of the throughput of bursts, which know none either

@@ -35,8 +35,9 @@ from ...harness.experiments.config.experiment_file import (
 )
 from ...harness.experiments.config.schema import ExperimentSchema
 from ...workloads.errors import FileFormatError, SloBenchError
+from .levels import Say
 from .prices import PriceList
-from .search import PlanOptions, PlanSearch, Say, SizedOffer, TargetLoad
+from .search import PlanOptions, PlanSearch, SizedOffer, TargetLoad
 
 HOURS = 24
 

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 
 from ...harness.experiments.config.schema import ExperimentSchema
@@ -26,17 +27,17 @@ from ...harness.experiments.execution.cells import (
 )
 from ...harness.experiments.execution.lookup import placed, source
 from ...harness.experiments.execution.specs import CellSpec
+from ...harness.experiments.execution.workers import WorkerPool
 from ...harness.results.checkpoint import Checkpoint
 from ...harness.results.run_folder import Row
 from ...workloads.errors import SloBenchError
 from ..capacity.asked import SIMULATED_BUDGET_HORIZONS
-from ..capacity.cells import CellRunner, Simulator
 from ..capacity.options import Budget, Capacity, SearchOptions
-from ..capacity.samples import LevelRunner
 from ..capacity.search import find_capacity
+from .levels import Level, Levels, RunnerOf, Say, simulated_runner
 from .offers import Offer, Value, offers, spec_of
 from .prices import PriceList, default_prices
-from .verdict import CONFIRM, LIGHT, SEARCH, RunLength, Verdict, verdict
+from .verdict import CONFIRM, LIGHT, SEARCH, RunLength, Verdict
 
 LEVELS = "plan.jsonl"  # in the folder of a plan: the levels that were simulated
 _FRESH_SEEDS = 1_000_000  # from the first seed on: those of the confirmation
@@ -45,9 +46,6 @@ _LIKELY_SHARE = 0.6  # of the estimated capacity, which knows no SLO
 _STEP = 1.3
 _TOLERANCE = 0.05
 _CAPACITY_REQUESTS = 60_000
-
-Say = Callable[[str], None]
-RunnerOf = Callable[[CellSpec], LevelRunner]
 
 
 @dataclass(frozen=True)
@@ -146,11 +144,6 @@ class DeploymentPlan:
     refuted: tuple[SizedOffer, ...] = ()
 
 
-def simulated_runner(spec: CellSpec) -> LevelRunner:
-    """Simulates a cell at the rates that are asked for."""
-    return CellRunner(spec, "plan", Simulator(), lambda cell, row: None)
-
-
 @dataclass(frozen=True)
 class PlanOptions:
     """How to search for plans.
@@ -161,7 +154,8 @@ class PlanOptions:
         folder: where simulated levels are kept.
         resume: use the levels in `folder`.
         say: called with the name of each level before it is simulated.
-        runner_of: makes the runner of a cell; by default the simulator.
+        pool: processes that simulate, several levels at once, with the same results.
+        runner_of: makes the runner of a cell, without a pool; by default the simulator.
     """
 
     kinds: tuple[str, ...] = ()
@@ -169,7 +163,12 @@ class PlanOptions:
     folder: Path | None = None
     resume: bool = False
     say: Say = lambda line: None
+    pool: WorkerPool | None = None
     runner_of: RunnerOf = simulated_runner
+
+    def __post_init__(self) -> None:
+        if self.pool is not None and self.runner_of is not simulated_runner:
+            raise SloBenchError("a pool simulates: leave it out with a runner_of of your own")
 
 
 def plan_cheapest(
@@ -202,14 +201,14 @@ class PlanSearch:
         open_yet = {"gpu": (), "instances": (), "rates": None}
         text = asked.model_copy(update=open_yet).model_dump_json()
         settings = f"{wanted.whole_rps:g} {wanted.target:g} {text}"
-        self._checkpoint = None if folder is None else Checkpoint(folder / LEVELS, settings)
-        self._levels: dict[str, Verdict] = {}
-        if self._checkpoint is not None and self._checkpoint.path.exists():
-            if not self.options.resume:
-                raise SloBenchError(
-                    f"{folder} holds a plan; continue it with --resume, or choose another --out"
-                )
-            self._levels = {one["name"]: Verdict(**one["level"]) for one in self._checkpoint.read()}
+        checkpoint = None if folder is None else Checkpoint(folder / LEVELS, settings)
+        if checkpoint is not None and checkpoint.path.exists() and not self.options.resume:
+            raise SloBenchError(
+                f"{folder} holds a plan; continue it with --resume, or choose another --out"
+            )
+        options = self.options
+        self._levels = Levels(checkpoint, options.runner_of, options.pool, options.say)
+        self._ahead: Sequence[Offer] = ()  # the next to be tried, in their order
         self._found: list[SizedOffer] = []
         self._refuted: list[SizedOffer] = []
 
@@ -220,7 +219,7 @@ class PlanSearch:
         self._check_arrivals(every[0])
         tried = 0
         absent = {name: str(error) for name, error in refused.items()}
-        for offer in every:
+        for place, offer in enumerate(every):
             least_usd = offer.least_instances * offer.usd_per_hour
             if least_usd >= self._limit_usd:
                 absent.setdefault(offer.system, f"it costs at least {least_usd:.2f} USD per hour")
@@ -228,6 +227,7 @@ class PlanSearch:
             if offer.least_instances * offer.gpus > wanted.most_gpus:
                 continue
             tried += 1
+            self._ahead = every[place + 1 :]
             found = self._smallest(offer) if self._quick_enough(offer) else None
             if found is not None:
                 absent[offer.system] = f"its plans cost {found.usd_per_hour:.2f} USD per hour"
@@ -236,13 +236,14 @@ class PlanSearch:
                     key=lambda one: (one.usd_per_hour, one.gpus, -one.verdict.attainment)
                 )
                 del self._found[wanted.plans :]
+        self._ahead = ()
         if not self._found:
             raise SloBenchError(
                 f"no offer of up to {wanted.most_gpus} GPUs carries {wanted.whole_rps:g} req/s "
                 f"with {wanted.target:.0%} of requests in SLO; allow more (--max-gpus), or a lower "
                 "rate: even alone a request may be too slow for the SLO on these GPUs"
             )
-        plans = tuple(self._with_capacity(one) for one in self._found)
+        plans = self._with_capacities()
         ranked = sorted(plans, key=lambda one: (one.usd_per_hour, one.gpus, -_capacity(one)))
         for name in self.asked.systems:
             absent.setdefault(
@@ -274,9 +275,7 @@ class PlanSearch:
         """Whether the target is reached at 5 % load, almost without waiting; if not, more instances
         do not help.
         """
-        least = offer.least_instances
-        rate = min(self.wanted.whole_rps, _LIGHT_SHARE * offer.alone_rps * least)
-        return bool(self._carrying(offer, least, rate, LIGHT))
+        return bool(self._carrying(offer, *_light(offer, self.wanted.whole_rps)))
 
     def _smallest(self, offer: Offer) -> SizedOffer | None:
         """The fewest instances that carry the load, confirmed, if they cost less than the results
@@ -285,9 +284,10 @@ class PlanSearch:
         least = offer.least_instances
         while shapes := self._fewest(offer, least):
             for one in shapes:
-                rate = self.wanted.whole_rps
-                spec = spec_of(self.asked, offer, one.parameters, one.instances, rate)
-                confirmed = replace(one, verdict=self._verdict(one.name, spec, rate, CONFIRM))
+                [(_, level)] = self._levels_of(
+                    offer, one.instances, self.wanted.whole_rps, CONFIRM, [one.parameters]
+                )
+                confirmed = replace(one, verdict=self._judged([level])[0])
                 if confirmed.verdict.carries:
                     return confirmed
                 self._refuted.append(confirmed)
@@ -296,10 +296,9 @@ class PlanSearch:
 
     def _fewest(self, offer: Offer, least: int) -> list[SizedOffer]:
         """What carries the load with the fewest instances, from `least` on; empty if none does."""
-        affordable = math.ceil(min(self._limit_usd / offer.usd_per_hour, 1e9)) - 1
-        most = min(self.wanted.most_gpus // offer.gpus, affordable)
+        most = self._most(offer)
         failing = least - 1
-        count = max(least, round(offer.least_instances / _LIKELY_SHARE))
+        count = _likely(offer, least)
         best: list[SizedOffer] = []
         while failing + 1 <= most and (not best or failing + 1 < best[0].instances):
             found = self._carrying(offer, min(count, most), self.wanted.whole_rps, SEARCH)
@@ -351,65 +350,134 @@ class PlanSearch:
         shapes: Iterable[Mapping[str, Value]] | None = None,
     ) -> list[SizedOffer]:
         """The shapes that carry the rate with `instances` instances, the best first."""
-        found = []
+        levels = list(self._levels_of(offer, instances, rate_rps, length, shapes))
+        verdicts = self._judged([level for _, level in levels])
+        found = [
+            SizedOffer(offer, instances, parameters, judged)
+            for (parameters, _), judged in zip(levels, verdicts, strict=True)
+            if judged.carries
+        ]
+        return sorted(found, key=lambda one: -one.verdict.attainment)
+
+    def _levels_of(
+        self,
+        offer: Offer,
+        instances: int,
+        rate_rps: float,
+        length: RunLength,
+        shapes: Iterable[Mapping[str, Value]] | None = None,
+    ) -> Iterator[tuple[Mapping[str, Value], Level]]:
+        """The levels of all shapes, or of those given, with their parameters."""
+        seed = self.asked.seed + (_FRESH_SEEDS if length is CONFIRM else 0)
         for parameters in offer.shapes(instances) if shapes is None else shapes:
             try:
                 spec = spec_of(self.asked, offer, parameters, instances, rate_rps)
             except SloBenchError:  # the system cannot have that number of instances
                 continue
             name = name_of(offer, instances, parameters)
-            judged = self._verdict(name, spec, rate_rps, length)
-            if judged.carries:
-                found.append(SizedOffer(offer, instances, parameters, judged))
-        return sorted(found, key=lambda one: -one.verdict.attainment)
+            yield parameters, Level(name, spec, rate_rps, self.wanted.target, seed, length)
 
-    def _verdict(self, name: str, spec: CellSpec, rate_rps: float, length: RunLength) -> Verdict:
-        """The verdict on a deployment at a rate, kept in the folder."""
-        line = f"{name} at {rate_rps:.3g} req/s, runs of {length.requests:,}"
-        if line not in self._levels:
-            self.options.say(line)
-            seed = self.asked.seed + (_FRESH_SEEDS if length is CONFIRM else 0)
-            judged = verdict(
-                self.options.runner_of(spec), rate_rps, self.wanted.target, seed, length
+    def _judged(self, levels: Sequence[Level]) -> list[Verdict]:
+        """The verdicts on some levels; a pool begins them together, and then what may be next."""
+        for level in levels:
+            self._levels.begin(level)
+        if self.options.pool is not None:
+            self._look_ahead(self.options.pool.at_once - 1)
+        return [self._levels.verdict(level) for level in levels]
+
+    def _look_ahead(self, offers: int) -> None:
+        """Begin the first levels of the next offers, which are probably tried."""
+        rate_rps = self.wanted.whole_rps
+        cheap = (one for one in self._ahead if self._most(one) >= one.least_instances)
+        for offer in islice(cheap, offers):
+            light = [level for _, level in self._levels_of(offer, *_light(offer, rate_rps))]
+            for level in light:
+                self._levels.begin(level)
+            if not any(map(self._levels.carried, light)):
+                continue
+            count = min(_likely(offer, offer.least_instances), self._most(offer))
+            for _, level in self._levels_of(offer, count, rate_rps, SEARCH):
+                self._levels.begin(level)
+
+    def _most(self, offer: Offer) -> int:
+        """The most instances that are allowed and not more expensive than the results so far."""
+        affordable = math.ceil(min(self._limit_usd / offer.usd_per_hour, 1e9)) - 1
+        return min(self.wanted.most_gpus // offer.gpus, affordable)
+
+    def _with_capacities(self) -> tuple[SizedOffer, ...]:
+        """The plans found, with their capacity; a pool searches several at once."""
+        rate_rps, pool = self.wanted.whole_rps, self.options.pool
+        given = [
+            (
+                spec_of(self.asked, one.offer, one.parameters, one.instances, rate_rps),
+                rate_rps,
+                self.wanted.target,
+                self.asked.seed,
             )
-            self._levels[line] = judged
-            if self._checkpoint is not None:
-                self._checkpoint.append({"name": line, "level": asdict(judged)})
-        return self._levels[line]
+            for one in self._found
+        ]
+        begun = [] if pool is None else [pool.begin(spare_capacity, *one) for one in given]
+        plans = []
+        for place, one in enumerate(self._found):
+            self.options.say(f"capacity of {one.instances} × {one.offer.name}")
+            if begun:
+                capacity, fitted, figures = begun[place].result()
+            else:
+                capacity, fitted, figures = spare_capacity(*given[place], self.options.runner_of)
+            plans.append(replace(one, capacity=capacity, fitted=fitted, figures=figures))
+        return tuple(plans)
 
-    def _with_capacity(self, one: SizedOffer) -> SizedOffer:
-        self.options.say(f"capacity of {one.instances} × {one.offer.name}")
-        rate = self.wanted.whole_rps
-        spec = spec_of(self.asked, one.offer, one.parameters, one.instances, rate)
-        options = SearchOptions(
-            targets=(self.wanted.target,),
-            tolerance=_TOLERANCE,
-            first_seed=self.asked.seed,
-            budget=Budget(_CAPACITY_REQUESTS, horizons=SIMULATED_BUDGET_HORIZONS),
-        )
-        [capacity] = find_capacity(
-            self.options.runner_of(spec),
-            start_rps=rate,
-            options=options,
-            neighbours=(rate, rate * 1.2),
-        ).capacities
-        fitted = placed(spec.placement).step_time.fitted
-        figures = self._figures(spec) if self.options.runner_of is simulated_runner else None
-        return replace(one, capacity=capacity, fitted=fitted, figures=figures)
 
-    def _figures(self, spec: CellSpec) -> PlanFigures:
-        """Those of one run as long as the confirming ones."""
-        spec = replace(spec, requests=CONFIRM.requests, seed=spec.seed + _FRESH_SEEDS)
-        workload = workload_of(spec)
-        result = simulated(spec, workload, predicted_output_tokens(spec, workload))
-        row: Row = dict(simulated_figures(spec, workload, result))
-        return PlanFigures(
-            ttft_p99_s=_known(row["ttft_p99_s"]),
-            tpot_p99_s=_known(row["tpot_p99_s"]),
-            gpu_power_mean_w=_known(row["gpu_power_mean_w"]),
-            joules_per_output_token=_known(row["joules_per_output_token"]),
-            keeps=share_that_keeps(spec, workload, result, row, self.wanted.target),
-        )
+def _light(offer: Offer, rate_rps: float) -> tuple[int, float, RunLength]:
+    """Instances, rate and runs of a load at which hardly a request waits."""
+    least = offer.least_instances
+    return least, min(rate_rps, _LIGHT_SHARE * offer.alone_rps * least), LIGHT
+
+
+def _likely(offer: Offer, least: int) -> int:
+    """The number of instances with which a search begins."""
+    return max(least, round(offer.least_instances / _LIKELY_SHARE))
+
+
+def spare_capacity(
+    spec: CellSpec,
+    rate_rps: float,
+    target: float,
+    first_seed: int,
+    runner_of: RunnerOf = simulated_runner,
+) -> tuple[Capacity, bool, PlanFigures | None]:
+    """Capacity of a deployment, whether its step times are fitted, and figures at its rate; these
+    are simulated ones, and None with another runner.
+    """
+    options = SearchOptions(
+        targets=(target,),
+        tolerance=_TOLERANCE,
+        first_seed=first_seed,
+        budget=Budget(_CAPACITY_REQUESTS, horizons=SIMULATED_BUDGET_HORIZONS),
+    )
+    [capacity] = find_capacity(
+        runner_of(spec),
+        start_rps=rate_rps,
+        options=options,
+        neighbours=(rate_rps, rate_rps * 1.2),
+    ).capacities
+    fitted = placed(spec.placement).step_time.fitted
+    return capacity, fitted, _figures(spec, target) if runner_of is simulated_runner else None
+
+
+def _figures(spec: CellSpec, target: float) -> PlanFigures:
+    """Those of one run as long as the confirming ones."""
+    spec = replace(spec, requests=CONFIRM.requests, seed=spec.seed + _FRESH_SEEDS)
+    workload = workload_of(spec)
+    result = simulated(spec, workload, predicted_output_tokens(spec, workload))
+    row: Row = dict(simulated_figures(spec, workload, result))
+    return PlanFigures(
+        ttft_p99_s=_known(row["ttft_p99_s"]),
+        tpot_p99_s=_known(row["tpot_p99_s"]),
+        gpu_power_mean_w=_known(row["gpu_power_mean_w"]),
+        joules_per_output_token=_known(row["joules_per_output_token"]),
+        keeps=share_that_keeps(spec, workload, result, row, target),
+    )
 
 
 def _known(value: object) -> float | None:

@@ -24,8 +24,8 @@ from ...load_generator.client_health import Client
 from ...load_generator.http.columns import FAULTS
 from ...load_generator.http.endpoint import Endpoint, is_loopback
 from ...load_generator.http.faults import RequestFault
-from ...load_generator.http.load_progress import Progress
 from ...load_generator.http.single_request import NoAnswerError, get
+from ...load_generator.load_progress import Progress
 from ...load_generator.routed_load import HttpResult, measure
 from ...load_generator.send_job import Senders
 from ...results.cell_files import Choice, Column, gzip_csv

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from ....workloads.workload import Workload
 from ...core.records import Result
-from ...load_generator.http.load_progress import Progress
+from ...load_generator.load_progress import Progress
 from ...results.cell_files import Column
 from ...results.metrics import Hardware
 from ...results.run_folder import Value

@@ -30,7 +30,7 @@ from ...core.collocated_policy import Collocated
 from ...core.counters import COUNT
 from ...core.decision_counts import DECISIONS
 from ...load_generator.http.endpoint import Endpoint
-from ...load_generator.http.load_progress import Progress
+from ...load_generator.load_progress import Progress
 from ...load_generator.machine import core_share
 from ...policies.routers import router as router_by_name
 from ...results.acceptance import speculation_figures

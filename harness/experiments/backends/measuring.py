@@ -6,11 +6,11 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ....workloads.errors import SloBenchError
 from ....workloads.workload import Workload
-from ...load_generator.http.load_progress import LoadProgress, Progress
-from ...load_generator.send_job import Senders
+from ...load_generator.load_progress import LoadProgress, Progress
 from ...results.energy import unit_costs
 from ...results.engine_logs import PROFILING, REPEATED, repeated_cell
 from ...results.run_folder import Row
@@ -20,6 +20,9 @@ from ..execution.cells import kept_cell, workload_of
 from ..execution.specs import CellSpec
 from ..execution.workers import now_and_then
 from .base import Backend, CellMeasurement, Deployment
+
+if TYPE_CHECKING:
+    from ...load_generator.send_job import Senders
 
 
 def backend_of(asked: ExperimentSchema, senders: Senders | None = None) -> Backend:

@@ -37,8 +37,8 @@ from ...engine.torch.errors import need_torch
 from ...engine.torch.execute import execute
 from ...engine.torch.migrating import Migrator
 from ...engine.torch.threads import CpuWait, ThreadLayout, thread_count
-from ...load_generator.http.load_progress import LoadProgress, Progress
 from ...load_generator.http.prompts import PromptMaker, Vocabulary
+from ...load_generator.load_progress import LoadProgress, Progress
 from ...policies.systems import System, module_policy
 from ...results.engine_logs import meta_path, profiling_cell
 from ...results.metrics import Hardware

@@ -112,14 +112,17 @@ def attainments(joint: Spread, workload: Workload, result: Result, warmup_s: flo
     some = counted[:: 1 + len(counted) // _MOST_REQUESTS]
     finished = (records.outcome == Outcome.FINISHED)[some]
     bounds_s = {name: getattr(workload, of)[some] for name, of in SLO_COLUMNS.items()}
-    arrival_s, ttft_s = records.arrival_s[some], records.ttft_s[some]
-    tpot_s, e2e_s = records.tpot_s[some], records.e2e_s[some]
-    shares = []
-    for ttft, tpot, e2e in np.exp(joint.logs):
-        seconds = {"ttft": ttft * ttft_s, "tpot": tpot * tpot_s, "e2e": e2e * e2e_s}
-        seconds["deadline"] = arrival_s + seconds["e2e"]
-        shares.append(judge_times(finished, seconds, bounds_s).met.mean())
-    return np.array(shares)
+    ttft, tpot, e2e = np.exp(joint.logs).T[:, :, None]
+    factors = {"ttft": ttft, "tpot": tpot, "e2e": e2e, "deadline": e2e}
+    times_s = {"ttft": records.ttft_s, "tpot": records.tpot_s, "e2e": records.e2e_s}
+    times_s["deadline"] = records.e2e_s
+    # Nothing is later than a bound that is infinite for all.
+    bounded = [name for name, of in bounds_s.items() if np.isfinite(of).any()] or ["ttft"]
+    seconds = {name: factors[name] * times_s[name][some] for name in bounded}
+    if "deadline" in seconds:
+        seconds["deadline"] += records.arrival_s[some]
+    shares: Floats = judge_times(finished, seconds, bounds_s).met.mean(axis=1)
+    return shares
 
 
 def share_that_keeps(

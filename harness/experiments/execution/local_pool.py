@@ -27,7 +27,11 @@ _Work = tuple[Future[Any], _Message]
 
 
 class LocalPool:
-    """A `Pool` of `jobs` processes, for as long as the block lasts."""
+    """A `Pool` of up to `jobs` processes, for as long as the block lasts.
+
+    A process is started when no other is idle, and the one that was busy last is used first: work
+    that comes one piece after another takes one process, on a machine of any size.
+    """
 
     def __init__(self, jobs: int) -> None:
         """Raises SloBenchError unless there is at least one."""
@@ -38,7 +42,11 @@ class LocalPool:
         self._lock = threading.Lock()
         self._pending: set[Future[Any]] = set()
         self._stopped = False
-        self._workers = [_Worker(self._todo) for _ in range(jobs)]
+        self._processes: set[_Process] = set()
+        self._idle: list[_Process] = []
+        self._threads = [threading.Thread(target=self._serve, daemon=True) for _ in range(jobs)]
+        for thread in self._threads:
+            thread.start()
 
     def __enter__(self) -> LocalPool:
         return self
@@ -63,59 +71,53 @@ class LocalPool:
             if self._stopped:
                 return
             self._stopped = True
+            for process in self._processes:
+                process.kill()
         for future in tuple(self._pending):
             future.cancel()
-        for _ in self._workers:
+        for _ in self._threads:
             self._todo.put(None)
-        for worker in self._workers:
-            worker.stop()
-
-
-class _Worker:
-    """A thread with its child process, which is started when there is work for it."""
-
-    def __init__(self, todo: queue.SimpleQueue[_Work | None]) -> None:
-        self._todo = todo
-        self._process: _Process | None = None
-        self._stops = False
-        self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        with self._lock:
-            self._stops = True
-            if self._process is not None:
-                self._process.kill()
-        self._thread.join()
+        for thread in self._threads:
+            thread.join()
+        for process in self._processes:
+            process.close()
 
     def _serve(self) -> None:
+        """Give work to processes, one piece at a time."""
         while (work := self._todo.get()) is not None:
             future, message = work
             if future.cancelled():
                 continue
             with contextlib.suppress(InvalidStateError):  # the future was cancelled
                 try:
-                    process = self._running()
-                    answer = process.call(message)
+                    answer = self._answer(message)
                 except BaseException as error:
                     future.set_exception(error)
                 else:
                     future.set_result(answer)
-        if self._process is not None:
-            self._process.close()
 
-    def _running(self) -> _Process:
-        """The process; another one if it has died."""
+    def _answer(self, message: _Message) -> Any:
+        process = self._free()
+        try:
+            return process.call(message)
+        finally:  # before its answer is known, so that who waits for it finds the process idle
+            with self._lock:
+                self._idle.append(process)
+
+    def _free(self) -> _Process:
+        """The process that was busy last, of those that are idle and live; a new one if none is."""
         with self._lock:
-            if self._stops:
+            if self._stopped:
                 raise CancelledError
-            if self._process is not None and not self._process.alive:
-                self._process.close()
-                self._process = None
-            if self._process is None:
-                self._process = _Process()
-            return self._process
+            while self._idle:
+                process = self._idle.pop()
+                if process.alive:
+                    return process
+                self._processes.remove(process)
+                process.close()
+            process = _Process()
+            self._processes.add(process)
+            return process
 
 
 class _Process:

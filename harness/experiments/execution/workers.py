@@ -13,16 +13,18 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ....workloads.child_process import ChildProcess, Parent, exit_reason
 from ....workloads.errors import SloBenchError
 from ....workloads.whole_file import write_whole
-from ...load_generator.http.load_progress import LoadProgress
-from ...load_generator.send_job import Senders, ThisMachine
+from ...load_generator.load_progress import LoadProgress
 from ...results.run_folder import Row
 from .cells import run_cell
 from .specs import CellSpec
+
+if TYPE_CHECKING:
+    from ...load_generator.send_job import Senders
 
 Answer = TypeVar("Answer")
 Known = TypeVar("Known")
@@ -169,6 +171,8 @@ class LocalExecutor:
     @contextmanager
     def senders(self) -> Iterator[Senders]:
         """The only sender: this machine."""
+        from ...load_generator.send_job import ThisMachine
+
         yield ThisMachine()
 
 

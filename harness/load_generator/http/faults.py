@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
-import ssl
 from enum import StrEnum
 
 from ...core.records import Outcome
@@ -52,9 +50,11 @@ _OURS = (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.E
 
 def connect_fault(error: BaseException) -> RequestFault:
     """Return the fault of a failed connection attempt."""
+    import ssl  # for a simulation, a hundredth of a second of start-up
+
     if isinstance(error, ssl.SSLError | ssl.CertificateError):
         return RequestFault.TLS
-    if isinstance(error, TimeoutError | asyncio.TimeoutError):
+    if isinstance(error, TimeoutError):
         return RequestFault.CONNECT_TIMEOUT
     if isinstance(error, OSError) and error.errno in _OURS:
         return RequestFault.CLIENT

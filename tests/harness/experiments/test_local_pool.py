@@ -27,6 +27,11 @@ def test_answers_come_from_other_processes():
         assert pool.at_once == 2
 
 
+def test_work_in_turn_takes_one_process():
+    with LocalPool(3) as pool:
+        assert len({pool.begin(os.getpid).result(PATIENCE_S) for _ in range(6)}) == 1
+
+
 def test_what_work_raises_is_raised_here():
     with LocalPool(1) as pool:
         with pytest.raises(SloBenchError, match="did you mean"):

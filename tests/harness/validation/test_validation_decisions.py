@@ -19,6 +19,7 @@ from slo_bench.harness.engine.simulator.simulate import simulate
 from slo_bench.harness.experiments.experiment import Experiment
 from slo_bench.harness.policies.systems import system
 from slo_bench.harness.results.cell_files import gzip_csv, request_columns
+from slo_bench.harness.results.compared_decisions import TABLE, decisions_on, read_decisions
 from slo_bench.harness.validation import decisions
 from slo_bench.harness.validation.trace import MeasuredCell
 from slo_bench.predictors.placement import Placement
@@ -148,7 +149,7 @@ def test_the_same_decisions(run):
     assert level.server["decisions_release"] > 0
     assert level.server["preemptions_recompute"] > 0
     assert level.differing == {name: pytest.approx([]) for name in decisions.ASPECTS}
-    (kept,) = decisions.read_decisions(folder)
+    (kept,) = read_decisions(folder)
     assert kept["alike"] == REQUESTS
     (line,) = page.beside_sentences([kept])
     assert f"{REQUESTS} of {REQUESTS} requests were treated alike." in line
@@ -166,11 +167,11 @@ def test_where_they_differ(run):
     folder = run("edf", without_a_victim)
     (level,) = decisions.compare_decisions(folder)
     (victim,) = level.differing["recomputations"].tolist()
-    (kept,) = decisions.read_decisions(folder)
+    (kept,) = read_decisions(folder)
     assert kept["alike"] == REQUESTS - 1
     (line,) = page.beside_sentences([kept])
     assert f"different: recomputations of 1 ({victim})" in line
-    both = decisions.decisions_on(folder, CELL, victim)
+    both = decisions_on(folder, CELL, victim)
     assert both["simulated"]["recomputations"] == both["server"]["recomputations"] + 1
     told = explain_measured(MeasuredCell.read(folder, CELL), victim, both)
     console = Console(width=200)
@@ -188,10 +189,10 @@ def test_a_log_without_our_request_ids_is_compared_by_counts(run):
     folder = run("edf", renamed)
     (level,) = decisions.compare_decisions(folder)
     assert level.simulated == level.server
-    (kept,) = decisions.read_decisions(folder)
+    (kept,) = read_decisions(folder)
     assert kept["alike"] is None
     assert "does not name requests" in page.beside_sentences([kept])[0]
-    assert decisions.decisions_on(folder, CELL, 0) == {}
+    assert decisions_on(folder, CELL, 0) == {}
 
 
 def test_what_cannot_be_simulated_says_so(run):
@@ -200,11 +201,11 @@ def test_what_cannot_be_simulated_says_so(run):
     (level,) = decisions.compare_decisions(folder)
     assert level.simulated is None
     assert "not simulated: its requests are not known" in level.note
-    assert level.note in page.beside_sentences(decisions.read_decisions(folder))[0]
+    assert level.note in page.beside_sentences(read_decisions(folder))[0]
 
 
 def test_servers_without_a_policy_write_nothing(run):
     folder = run("edf")
     (folder / "cells.csv").write_text("cell,backend,requests\nx,vllm,3\n")
     assert decisions.compare_decisions(folder) == []
-    assert not (folder / decisions.TABLE).exists()
+    assert not (folder / TABLE).exists()

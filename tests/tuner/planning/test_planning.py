@@ -128,6 +128,23 @@ def test_a_plan_carries_its_load_and_is_taken_up_again(tmp_path):
         plan_cheapest(asked, TargetLoad(5), PlanOptions(folder=tmp_path, resume=True))
 
 
+def test_a_pool_finds_the_same_plans(tmp_path, pool_of):
+    budget = {"vllm": {"max_num_batched_tokens": (512,)}}
+    asked = ASKED.model_copy(update={"parameters": budget, "tp": (1, 2)})
+    wanted, kinds = TargetLoad(4, plans=1), ("a100-80g",)
+    here = plan_cheapest(asked, wanted, PlanOptions(kinds=kinds, folder=tmp_path / "here"))
+    with pool_of(2) as pool:
+        options = PlanOptions(kinds=kinds, folder=tmp_path / "pool", pool=pool)
+        assert plan_cheapest(asked, wanted, options) == here
+    written = [(tmp_path / name / "plan.jsonl").read_bytes() for name in ("here", "pool")]
+    assert written[0] == written[1]
+
+
+def test_a_pool_has_no_runner_of_another_kind(pool_of):
+    with pool_of(1) as pool, pytest.raises(SloBenchError, match="runner_of"):
+        PlanOptions(pool=pool, runner_of=each_carries_two)
+
+
 @dataclass
 class Flattering(Formula):
     """On the seeds of the search two instances carry what takes four."""
