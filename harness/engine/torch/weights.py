@@ -20,7 +20,7 @@ from .rope import interleaved
 
 Norm = tuple[Tensor, Tensor | None]  # weight, bias
 
-_LARGE_BYTES = 1 << 20
+_LARGE_BYTES = 2 << 20  # more than a large page, or the second cache of a core, holds
 _PANEL = 32  # measured, with 1 to 512 rows; 16, 64, 128 and 256 take longer
 _TILE = 256  # rows at once: their outputs are put in order while they are in a cache
 _MKL = torch.backends.mkl.is_available()
@@ -36,8 +36,8 @@ class Linear:
     def __call__(self, x: Tensor, plus: Tensor | None = None) -> Tensor:
         """[rows, out] from `x` [rows, in], with `plus` [rows, out] added."""
         if len(self.weight) == 1:
-            first = plus if self.bias is None else self.bias
-            found = x @ self.weight[0] if first is None else torch.addmm(first, x, self.weight[0])
+            first, weight = plus if self.bias is None else self.bias, self.weight[0]
+            found = x @ weight if first is None else torch.addmm(first, x, weight)
             return found if plus is None or self.bias is None else found.add_(plus)
         rows, (count, _, width) = len(x), self.weight.shape
         found = x.new_empty(rows, count * width)
@@ -64,10 +64,11 @@ def panels(weight: Tensor) -> Tensor:
 
     With MKL, a batch of products with narrow panels reads each weight once; a product with the
     whole matrix first copies it into an order of its own, which takes longer than the product of
-    few rows. Elsewhere there is one panel.
+    few rows. Elsewhere, and where a cache holds the matrix, there is one panel.
     """
     out, width = len(weight), _PANEL
-    if not (weight.dtype == torch.float32 and weight.device.type == "cpu" and _MKL) or out % width:
+    fast = _MKL and weight.device.type == "cpu" and weight.dtype == torch.float32
+    if not fast or weight.nbytes <= _LARGE_BYTES or out % width:
         width = out
     return weight.unflatten(0, (-1, width)).transpose(1, 2)
 
@@ -75,7 +76,7 @@ def panels(weight: Tensor) -> Tensor:
 def in_large_pages(tensor: Tensor) -> Tensor:
     """A contiguous copy; of a large one in host memory in pages of 2 MiB, where there are such."""
     advice = getattr(mmap, "MADV_HUGEPAGE", None)
-    if tensor.device.type != "cpu" or tensor.nbytes < _LARGE_BYTES or advice is None:
+    if tensor.device.type != "cpu" or tensor.nbytes <= _LARGE_BYTES or advice is None:
         return tensor.contiguous()
     memory = mmap.mmap(-1, tensor.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):  # a kernel without them
