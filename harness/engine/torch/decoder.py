@@ -15,7 +15,7 @@ from .config import DecoderConfig
 from .pipeline import Carrier, Pipeline
 from .rope import rotate, rotations
 from .tiers import UnitShape
-from .weights import DecoderWeights, Layer, Linear, Norm
+from .weights import DecoderWeights, Layer, Norm
 
 
 class Decoder:
@@ -73,7 +73,7 @@ class Decoder:
         """[rows wanted, vocabulary] from what the last layer gave."""
         if batch.wanted is not None:
             x = x.index_select(0, batch.wanted)
-        return self._norm(x, self.weights.norm) @ self.weights.head
+        return self.weights.head(self._norm(x, self.weights.norm))
 
     def layer(
         self, x: Tensor, layer: Layer, kv: Tensor, batch: Batch, turn: Tensor | None
@@ -90,7 +90,7 @@ class Decoder:
         """Queries, keys and values, each [rows, its heads, head_dim]."""
         config = self.config
         both = config.heads + config.kv_heads
-        found = _linear(self._norm(x, layer.norm), layer.qkv)
+        found = layer.qkv(self._norm(x, layer.norm))
         found = found.view(len(x), -1, config.head_dim)
         qk, values = found[:, :both], found[:, both:]
         if layer.qk_norm is not None:
@@ -104,9 +104,9 @@ class Decoder:
 
     def rest(self, x: Tensor, seen: Tensor, layer: Layer) -> Tensor:
         """What follows attention in a layer."""
-        x = _added(x, seen.reshape(len(x), -1), layer.out)
-        inner = _linear(self._norm(x, layer.mlp_norm), layer.up)
-        return _added(x, self._activated(inner), layer.down)
+        x = layer.out(seen.reshape(len(x), -1), plus=x)
+        inner = layer.up(self._norm(x, layer.mlp_norm))
+        return layer.down(self._activated(inner), plus=x)
 
     def attention(
         self,
@@ -166,17 +166,6 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def _linear(x: Tensor, to: Linear) -> Tensor:
-    return x @ to.weight if to.bias is None else torch.addmm(to.bias, x, to.weight)
-
-
-def _added(x: Tensor, y: Tensor, to: Linear) -> Tensor:
-    """`x` and the projection of `y`, in one operation where there is no bias."""
-    if to.bias is None:
-        return torch.addmm(x, y, to.weight)
-    return torch.addmm(to.bias, y, to.weight).add_(x)
-
-
 def unit_shape(decoder: Decoder, blocks: int, block_size: int) -> UnitShape:
     """Shape of a unit of that many blocks of a model."""
     c = decoder.config
@@ -186,6 +175,6 @@ def unit_shape(decoder: Decoder, blocks: int, block_size: int) -> UnitShape:
 def fingerprint(decoder: Decoder) -> str:
     """Names a model by its configuration and a sample of its weights."""
     layer = decoder.weights.layers[0]
-    sample = [decoder.weights.embed[:8], layer.qkv.weight[:8], decoder.weights.norm[0]]
+    sample = [decoder.weights.embed[:8], layer.qkv.weight[0, :, :8], decoder.weights.norm[0]]
     content = b"".join(t.float().cpu().contiguous().numpy().tobytes() for t in sample)
     return hashlib.sha256(repr(decoder.config).encode() + content).hexdigest()

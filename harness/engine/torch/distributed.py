@@ -250,7 +250,7 @@ class Spread(Decoder):
     def own_weight_bytes(self) -> int:
         """Of what never moves: embeddings and head."""
         own: int = self.weights.embed.nbytes
-        return own if self.config.tied else own + self.weights.head.nbytes
+        return own if self.config.tied else own + self.weights.head.weight.nbytes
 
     def held_bytes(self, rank: int, blocks: int) -> int:
         """Bytes of weights and of that many KV blocks at a process; `home` is this one."""

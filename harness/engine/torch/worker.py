@@ -26,7 +26,7 @@ from .decoder import Decoder, store
 from .errors import WorkerError
 from .pipeline import Pipeline, Traffic
 from .threads import pin
-from .weights import DecoderWeights, Layer
+from .weights import DecoderWeights, Layer, Linear
 from .workers import join, leave, receive, send
 
 _IDLE = timedelta(days=30)  # nobody may need it for long; where rank 0 ends, it ends at once
@@ -42,7 +42,7 @@ class TorchWorker:
     def begin(self, config: DecoderConfig) -> None:
         """Nothing of this model is here yet, and of none before it any more."""
         nothing = torch.empty(0)
-        weights = DecoderWeights(nothing, None, [], (nothing, None), nothing)
+        weights = DecoderWeights(nothing, None, [], (nothing, None), Linear(nothing))
         self._config = config
         self._decoder = Decoder(config, weights)
         self._layers: dict[int, tuple[Layer, LayerKv]] = {}

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("safetensors", reason="safetensors is not installed")
 
+from slo_bench.harness.engine.torch import weights  # noqa: E402
 from slo_bench.harness.engine.torch.batch import Piece  # noqa: E402
 from slo_bench.harness.engine.torch.cache import KvCache, Swapper, stretches  # noqa: E402
 from slo_bench.harness.engine.torch.load import load_decoder  # noqa: E402
@@ -69,9 +70,17 @@ def prompt(draw: random.Random, tokens: int) -> list[int]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("scattered", [False, True])
+@pytest.mark.parametrize("in_panels", [False, True])
 def test_mixed_batches_of_chunks_and_decodes(
-    family: str, scattered: bool, model_folder: Folder, generated: Greedy
+    family: str,
+    scattered: bool,
+    in_panels: bool,
+    model_folder: Folder,
+    generated: Greedy,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if in_panels:  # else these small weights have one panel
+        monkeypatch.setattr(weights, "_LARGE_BYTES", 0)
     draw = random.Random(3)
     bench = Bench(model_folder(family), draw=draw if scattered else None)
     prompts = [prompt(draw, tokens) for tokens in (1, 7, 8, 33, 61)]
@@ -92,6 +101,22 @@ def test_mixed_batches_of_chunks_and_decodes(
         if decodes or pieces:
             bench.step(decodes, pieces)
     assert [s.tokens for s in sequences] == wanted
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 257])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("plus", [False, True])
+def test_a_projection_in_panels(
+    rows: int, bias: bool, plus: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weights, "_LARGE_BYTES", 0)
+    torch.manual_seed(0)
+    weight, x = torch.randn(96, 40), torch.randn(rows, 40)
+    added = torch.randn(96) if bias else None
+    onto = torch.randn(rows, 96) if plus else None
+    linear = weights.Linear(weights.in_large_pages(weights.panels(weight)), added)
+    wanted = torch.nn.functional.linear(x, weight, added)
+    torch.testing.assert_close(linear(x, onto), wanted if onto is None else wanted + onto)
 
 
 @pytest.mark.parametrize("family", ["llama", "opt"])
