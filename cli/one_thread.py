@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 _THREADS = "OPENBLAS_NUM_THREADS"  # OpenBLAS reads it once, when it is loaded
+_GIVEN = (_THREADS, "OMP_NUM_THREADS", "GOTO_NUM_THREADS")  # what else it reads
 
 
 def import_numpy() -> None:
@@ -12,7 +13,7 @@ def import_numpy() -> None:
 
     The environment is as before when this returns, since servers are started with it.
     """
-    if _THREADS in os.environ:
+    if any(name in os.environ for name in _GIVEN):
         return
     os.environ[_THREADS] = "1"
     try:

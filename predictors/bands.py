@@ -277,7 +277,8 @@ def _mean_of(metric: str) -> str:
 
 def read_residuals(text: str) -> Residuals:
     """Read the file of residuals, whose first lines (`#`) say where it comes from."""
-    heads, *rows = csv.reader(line for line in io.StringIO(text) if not line.startswith("#"))
+    lines = (line for line in io.StringIO(text) if line.strip() and not line.startswith("#"))
+    heads, *rows = csv.reader(lines)
     of = (
         dict(zip(heads, zip(*rows, strict=True), strict=True)) if rows else dict.fromkeys(heads, ())
     )

@@ -27,7 +27,7 @@ def simulated_runner(spec: CellSpec) -> LevelRunner:
 
 
 @dataclass(frozen=True)
-class Level:
+class DeploymentLevel:
     """A deployment at a rate, in runs of a length from a seed on."""
 
     name: str  # of the deployment
@@ -43,7 +43,7 @@ class Level:
         return f"{self.name} at {self.rate_rps:.3g} req/s, runs of {self.length.requests:,}"
 
 
-def judged(level: Level, runner_of: RunnerOf = simulated_runner) -> Verdict:
+def judged(level: DeploymentLevel, runner_of: RunnerOf = simulated_runner) -> Verdict:
     """Run a level until its verdict is certain."""
     runner = runner_of(level.spec)
     return verdict(runner, level.rate_rps, level.target, level.first_seed, level.length)
@@ -68,21 +68,29 @@ class Levels:
         if checkpoint is not None and checkpoint.path.exists():
             self._known = {one["name"]: Verdict(**one["level"]) for one in checkpoint.read()}
 
-    def begin(self, level: Level) -> None:
+    def begin(self, level: DeploymentLevel) -> None:
         """Start a level in the pool, if there is one and the level is not known or started."""
         line = level.line
         if self._pool is not None and line not in self._known and line not in self._begun:
             self._begun[line] = self._pool.begin(judged, level)
 
-    def carried(self, level: Level) -> bool:
+    def carried(self, level: DeploymentLevel) -> bool:
         """Whether the level is known by now, and carries its rate."""
         line = level.line
         if line in self._known:
             return self._known[line].carries
         begun = self._begun.get(line)
-        return begun is not None and begun.done() and begun.result().carries
+        if begun is None or not begun.done() or begun.exception() is not None:
+            return False  # an error of a level that is needed comes from `verdict`
+        return begun.result().carries
 
-    def verdict(self, level: Level) -> Verdict:
+    def drop_begun(self) -> None:
+        """Give up the levels that were started and asked for by nobody."""
+        for begun in self._begun.values():
+            begun.cancel()
+        self._begun.clear()
+
+    def verdict(self, level: DeploymentLevel) -> Verdict:
         """The verdict on a level, which is kept in the folder."""
         line = level.line
         if line not in self._known:

@@ -34,7 +34,7 @@ from ...workloads.errors import SloBenchError
 from ..capacity.asked import SIMULATED_BUDGET_HORIZONS
 from ..capacity.options import Budget, Capacity, SearchOptions
 from ..capacity.search import find_capacity
-from .levels import Level, Levels, RunnerOf, Say, simulated_runner
+from .levels import DeploymentLevel, Levels, RunnerOf, Say, simulated_runner
 from .offers import Offer, Value, offers, spec_of
 from .prices import PriceList, default_prices
 from .verdict import CONFIRM, LIGHT, SEARCH, RunLength, Verdict
@@ -44,6 +44,7 @@ _FRESH_SEEDS = 1_000_000  # from the first seed on: those of the confirmation
 _LIGHT_SHARE = 0.05
 _LIKELY_SHARE = 0.6  # of the estimated capacity, which knows no SLO
 _STEP = 1.3
+_MOST_AHEAD = 3  # offers that a pool begins before it is known that they are tried
 _TOLERANCE = 0.05
 _CAPACITY_REQUESTS = 60_000
 
@@ -243,6 +244,7 @@ class PlanSearch:
                 f"with {wanted.target:.0%} of requests in SLO; allow more (--max-gpus), or a lower "
                 "rate: even alone a request may be too slow for the SLO on these GPUs"
             )
+        self._levels.drop_begun()
         plans = self._with_capacities()
         ranked = sorted(plans, key=lambda one: (one.usd_per_hour, one.gpus, -_capacity(one)))
         for name in self.asked.systems:
@@ -366,7 +368,7 @@ class PlanSearch:
         rate_rps: float,
         length: RunLength,
         shapes: Iterable[Mapping[str, Value]] | None = None,
-    ) -> Iterator[tuple[Mapping[str, Value], Level]]:
+    ) -> Iterator[tuple[Mapping[str, Value], DeploymentLevel]]:
         """The levels of all shapes, or of those given, with their parameters."""
         seed = self.asked.seed + (_FRESH_SEEDS if length is CONFIRM else 0)
         for parameters in offer.shapes(instances) if shapes is None else shapes:
@@ -375,14 +377,17 @@ class PlanSearch:
             except SloBenchError:  # the system cannot have that number of instances
                 continue
             name = name_of(offer, instances, parameters)
-            yield parameters, Level(name, spec, rate_rps, self.wanted.target, seed, length)
+            yield (
+                parameters,
+                DeploymentLevel(name, spec, rate_rps, self.wanted.target, seed, length),
+            )
 
-    def _judged(self, levels: Sequence[Level]) -> list[Verdict]:
+    def _judged(self, levels: Sequence[DeploymentLevel]) -> list[Verdict]:
         """The verdicts on some levels; a pool begins them together, and then what may be next."""
         for level in levels:
             self._levels.begin(level)
         if self.options.pool is not None:
-            self._look_ahead(self.options.pool.at_once - 1)
+            self._look_ahead(min(self.options.pool.at_once - 1, _MOST_AHEAD))
         return [self._levels.verdict(level) for level in levels]
 
     def _look_ahead(self, offers: int) -> None:

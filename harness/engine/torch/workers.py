@@ -65,6 +65,8 @@ class Workers:
                 self.processes.append(start_module(f"{__package__}.worker", *argv))
             join(store_file, HERE, size, self._timeout_s, self._ended)
         except BaseException:
+            for process in self.processes:
+                process.kill()
             self._stop()
             raise
         return self
@@ -217,12 +219,12 @@ def join(
         WorkerError: the others did not come in time, or one ended.
     """
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    there = dist.FileStore(str(store), size)
+    meeting = dist.FileStore(str(store), size)
     # They meet before the group is made: after a group that failed, a process can make no other.
-    there.set(f"here {rank}", "")
+    meeting.set(f"here {rank}", "")
     everyone = [f"here {other}" for other in range(size)]
     begin_s = time.monotonic()
-    while not there.check(everyone):
+    while not meeting.check(everyone):
         why = ended()
         if why is None and time.monotonic() - begin_s > timeout_s:
             why = f"they did not start within {timeout_s:g} s"
@@ -231,10 +233,10 @@ def join(
         time.sleep(_LOOK_S)
     try:
         dist.init_process_group(
-            "gloo", store=there, rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s)
+            "gloo", store=meeting, rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s)
         )
     except (RuntimeError, ValueError) as error:
-        raise WorkerError(f"process {rank} of {size} found no others: {error}") from None
+        raise WorkerError(f"process {rank} of {size} found no others: {ended() or error}") from None
 
 
 def leave() -> None:

@@ -71,10 +71,11 @@ class LocalPool:
             if self._stopped:
                 return
             self._stopped = True
+        for future in tuple(self._pending):  # first: a process that is killed is no error then
+            future.cancel()
+        with self._lock:
             for process in self._processes:
                 process.kill()
-        for future in tuple(self._pending):
-            future.cancel()
         for _ in self._threads:
             self._todo.put(None)
         for thread in self._threads:
@@ -100,7 +101,7 @@ class LocalPool:
         process = self._free()
         try:
             return process.call(message)
-        finally:  # before its answer is known, so that who waits for it finds the process idle
+        finally:  # before its answer is known: who gets it finds the process idle
             with self._lock:
                 self._idle.append(process)
 

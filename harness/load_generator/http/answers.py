@@ -28,7 +28,8 @@ _FAILED = re.compile(rb"^event:[ ]?error[ ]*\r?$", re.MULTILINE)
 _LINE_ENDS = b"\r\n"
 _TEXT_FIELD = re.compile(rb'"(?:text|content)": ?"([^"\\]+)"')
 _ID_FIELD = re.compile(rb'"token_ids": ?\[([0-9]+)\]')
-_RUN_BYTES = 16 << 10  # of events that are looked at together
+_MOST_TOGETHER_BYTES = 16 << 10  # of events that are compared at once
+_MOST_PREFIX_BYTES = 1 << 10  # of other fields and comments before an event's data
 _TEXTS = ("content", "reasoning_content", "reasoning", "refusal")
 _DETAIL_CHARACTERS = 200
 _MOST_TOKENS = 1 << 24  # more than any context holds
@@ -130,12 +131,16 @@ class _Shape:
             return cls(event[:start], None, event[end:])
         return cls(event[:start], event[end : ids[0].start(1)], event[ids[0].end(1) :])
 
-    def run(self, body: bytes, at: int, until: int, escapes: bytes) -> _Run:
-        """Return the events of this shape from `at` on, at most `_RUN_BYTES`. A quote within a text
-        is escaped in JSON, so texts have none; nor one of `escapes`.
+    def frames(self, event: bytes) -> bool:
+        """Whether an event differs within this shape alone: its text has escapes, or is empty."""
+        return event.startswith(self.before) and event.endswith(self.after)
+
+    def matching(self, body: bytes, at: int, until: int, escapes: bytes) -> _Matching:
+        """Return the events of this shape that follow each other from `at` on. A quote within a
+        text is escaped in JSON, so texts have none; nor one of `escapes`.
         """
         before, between = self.before, self.between
-        parts = body[at : min(until, at + _RUN_BYTES)].split(self.after)[:-1]
+        parts = body[at:until].split(self.after)[:-1]
         begins = list(map(bytes.startswith, parts, repeat(before)))
         texts = list(map(bytes.removeprefix, parts, repeat(before)))
         ids: list[bytes] = []
@@ -153,16 +158,28 @@ class _Shape:
             )
             n = next(bad, len(parts))
             parts, texts, ids = parts[:n], texts[:n], ids[:n]
-        return _Run([len(part) + len(self.after) for part in parts], texts, ids)
+        return _Matching([len(part) + len(self.after) for part in parts], texts, ids)
 
 
 @dataclass(frozen=True)
-class _Run:
+class _Matching:
     """Events that follow each other: their bytes, texts and, where they are sent, token ids."""
 
     lengths: list[int]
     texts: list[bytes]
     ids: list[bytes]
+
+
+def _data_start(body: bytes, at: int, until: int, before: bytes) -> int:
+    """Where an event begins as a shape does: at once, or after other fields and comments; -1 if
+    none does.
+    """
+    if body.startswith(before, at):
+        return at
+    if body.startswith(b"data:", at):
+        return -1
+    begin = body.find(b"\ndata:", at, min(until, at + _MOST_PREFIX_BYTES)) + 1
+    return begin if begin and body.startswith(before, begin) else -1
 
 
 class _Reader:
@@ -217,18 +234,21 @@ class _Reader:
         stamps, ends = raw.stamps, list(accumulate(raw.lengths))
         failed = _FAILED.search(body) if b"event:" in body else None
         until = len(body) if failed is None else _event_start(body, failed.start())
-        at = 0
+        escapes = b'"\\\n' if self._keep_text else b'"\n'
+        at = together = 0
         while at < until:
             shape = self._shape
-            if shape is not None and body.startswith(shape.before, at):
-                run = shape.run(body, at, until, b'"\\\n' if self._keep_text else b'"\n')
-                if run.lengths and self._keep(run):
+            if shape is not None and (begin := _data_start(body, at, until, shape.before)) >= 0:
+                like = shape.matching(body, begin, min(until, begin + together), escapes)
+                if like.lengths and self._keep(like):
                     blank = len(shape.after) - len(shape.after.rstrip(_LINE_ENDS))
-                    data_ends = list(accumulate(run.lengths, initial=at - blank))
+                    data_ends = list(accumulate(like.lengths, initial=begin - blank))
                     places = map(bisect_left, repeat(ends), data_ends[1:])
                     self._times_s.extend(map(stamps.__getitem__, places))
-                    self._brought.extend(b"\1" * len(run.lengths))
+                    self._brought.extend(b"\1" * len(like.lengths))
                     at = data_ends[-1] + blank
+                    # As many again as there were: an odd event costs no more than those before it.
+                    together = min(2 * sum(like.lengths), _MOST_TOGETHER_BYTES)
                     continue
             found = _DATA.search(body, at, until)
             if found is None:
@@ -238,6 +258,7 @@ class _Reader:
                 continue
             blank = 1 if body.startswith(b"\n", at) else 2 if body.startswith(b"\r\n", at) else 0
             at += blank
+            together = 2 * (at - start)
             if not self._event(found[1], body[start:at], stamps[bisect_left(ends, found.end(1))]):
                 return
         if failed is not None:
@@ -246,17 +267,17 @@ class _Reader:
             return
         self._settle()
 
-    def _keep(self, run: _Run) -> bool:
+    def _keep(self, like: _Matching) -> bool:
         """Keep texts and ids, if they are asked for; False: the texts are no UTF-8."""
         if not self._keep_text:
             return True
         try:
-            text = b"".join(run.texts).decode()
+            text = b"".join(like.texts).decode()
         except UnicodeDecodeError:
             return False
         self._texts.append(text)
         self._contents.append(text)
-        self._answer.token_ids += map(int, run.ids)
+        self._answer.token_ids += map(int, like.ids)
         return True
 
     def _event(self, data: bytes, event: bytes, time_s: float) -> bool:
@@ -286,7 +307,7 @@ class _Reader:
         if isinstance(usage, dict):
             if choices and self._times_s:
                 self._totals[len(self._times_s) - 1] = _count(usage.get("completion_tokens"))
-        elif choices and not self._finish:
+        elif choices and not self._finish and not (self._shape and self._shape.frames(event)):
             shape = _Shape.of(event)
             if (
                 shape is not None
@@ -303,10 +324,10 @@ class _Reader:
         """Whether the shape of an event has what was kept of it: its text, and its ids after the
         first `n_ids`.
         """
-        run = shape.run(event, 0, len(event), b'"\\\n')
-        if len(run.texts) != 1 or len(choices) != 1 or choices[0].get("index"):
+        like = shape.matching(event, 0, len(event), b'"\\\n')
+        if len(like.texts) != 1 or len(choices) != 1 or choices[0].get("index"):
             return False
-        text, ids = [run.texts[0].decode()], list(map(int, run.ids))
+        text, ids = [like.texts[0].decode()], list(map(int, like.ids))
         kept_ids = self._answer.token_ids[n_ids:]
         return kept_ids == ids and self._texts[-1:] == self._contents[-1:] == text
 

@@ -39,7 +39,8 @@ _TICK_S = 0.02
 # leave this much early; on average it is then neither early nor late.
 _EARLY_S = 0.0005
 _SWEEP_TICKS = 25
-_READ_TOKENS = 1 << 22  # of answers read during the run, whose times stay in memory: 32 MiB
+_READ_BYTES = 32 << 20  # of answers that are read during the run and stay in memory, about
+_ANSWER_BYTES = 512  # of one without its tokens' times
 _SAY_TICKS = 5
 
 
@@ -73,7 +74,7 @@ class Driver:
         self._progress = progress
         self._spool = Spool()
         self._answers: dict[int, CompletionResult] = {}
-        self._room_tokens = _READ_TOKENS
+        self._room_bytes = _READ_BYTES
         self._exchanges: list[Exchange] = []
         self._in_flight = 0
         self._dispatching = False
@@ -193,7 +194,7 @@ class Driver:
         if self._lengths is not None and self._lengths.learns:
             said = self._said.pop(exchange.row, None)
             self._lengths.heard(said, self._raw(exchange), exact=True)
-        read_once = exchange.waited_for and self._room_tokens > 0
+        read_once = exchange.waited_for and self._room_bytes > 0
         if not read_once:
             self._spool.keep(exchange)
         conversations = self._requests.conversations
@@ -223,7 +224,7 @@ class Driver:
 
     def _keep(self, exchange: Exchange, answer: CompletionResult) -> None:
         """Keep what was read of an answer in place of its bytes."""
-        self._room_tokens -= len(answer.token_s)
+        self._room_bytes -= _ANSWER_BYTES + answer.token_s.itemsize * len(answer.token_s)
         exchange.pieces, exchange.stamps = [], array("d")
         text = answer.text if self._options.keep_texts else ""
         self._answers[exchange.row] = replace(answer, text=text, content="", token_ids=[])

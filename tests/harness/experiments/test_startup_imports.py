@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -36,18 +37,27 @@ def test_imports_what_it_needs(modules, without):
     assert loaded_by(f"import {modules}").isdisjoint(without)
 
 
-def test_numpy_has_one_thread_and_the_environment_is_as_it_was():
-    statement = (
-        "import os\nos.environ.pop('OPENBLAS_NUM_THREADS', None)\nbefore = dict(os.environ)\n"
-        "from slo_bench.cli.one_thread import import_numpy\nimport_numpy()\n"
-        "assert dict(os.environ) == before"
-    )
-    assert "numpy" in loaded_by(statement)
+THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "GOTO_NUM_THREADS")
+IMPORT = (
+    f"import os\nfor name in {THREADS}: os.environ.pop(name, None)\nbefore = dict(os.environ)\n"
+    "from slo_bench.cli.one_thread import import_numpy\nimport_numpy()\n"
+)
 
 
-def test_a_number_of_threads_that_is_given_stays():
+def test_the_environment_is_as_it_was():
+    assert "numpy" in loaded_by(f"{IMPORT}assert dict(os.environ) == before")
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="counts threads as Linux does")
+def test_numpy_has_one_thread():
+    assert "numpy" in loaded_by(f"{IMPORT}assert len(os.listdir('/proc/self/task')) == 1")
+
+
+@pytest.mark.parametrize("name", THREADS)
+def test_a_number_of_threads_that_is_given_stays(name):
     statement = (
-        "from slo_bench.cli.one_thread import import_numpy\nimport_numpy()\n"
-        "import os\nassert os.environ['OPENBLAS_NUM_THREADS'] == '3'"
+        "import os\nbefore = dict(os.environ)\nfrom slo_bench.cli import one_thread\n"
+        "one_thread.import_numpy()\nassert dict(os.environ) == before\n"
+        "import sys\nassert 'numpy' not in sys.modules  # whoever needs it imports it"
     )
-    loaded_by(statement, OPENBLAS_NUM_THREADS="3")
+    loaded_by(statement, **{name: "3"})

@@ -221,7 +221,7 @@ def test_a_full_temporary_folder_is_a_fault_of_ours(workload, run, monkeypatch):
         return pwrite(file, data[: 1 + len(data) // 2], offset)  # half of it, as disks may
 
     monkeypatch.setattr(columns.os, "pwrite", full)
-    monkeypatch.setattr(drive, "_READ_TOKENS", 0)  # nothing stays in memory
+    monkeypatch.setattr(drive, "_READ_BYTES", 0)  # nothing stays in memory
     found, _ = run(workload(4, concurrency=1))
     assert found.faults()[RequestFault.CLIENT] == len(found.details) > 0
     assert "requests failed on our side" in found.invalid_because

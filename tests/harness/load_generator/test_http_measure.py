@@ -28,11 +28,11 @@ def most_at_once(truths):
     return most
 
 
-@pytest.mark.parametrize("room_tokens", [0, 8, 1 << 20])
+@pytest.mark.parametrize("room_bytes", [0, 600, 1 << 20])
 def test_answers_read_during_the_run_are_as_those_read_after_it(
-    workload, run, monkeypatch, room_tokens
+    workload, run, monkeypatch, room_bytes
 ):
-    monkeypatch.setattr(drive, "_READ_TOKENS", room_tokens)
+    monkeypatch.setattr(drive, "_READ_BYTES", room_bytes)
     found, truths = run(workload(4, concurrency=2), save_token_times=True, keep_texts=True)
     columns = found.columns
     assert columns.output_tokens.tolist() == columns.chunks.tolist() == [5] * 4

@@ -88,7 +88,7 @@ def test_the_parts_of_every_request_are_all_of_its_time(name):
     for column in ("first_scheduled_s", "first_token_s", "finish_s", "preemptions_recompute"):
         before, after = (getattr(r.records, column) for r in (plain, result))
         assert np.array_equal(before, after, equal_nan=True)
-    assert plain.totals == result.totals
+    assert repr(plain.totals) == repr(result.totals)  # some are NaN
     check(result, trace)
 
 

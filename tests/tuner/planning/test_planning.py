@@ -8,6 +8,7 @@ import math
 import os
 import subprocess
 from collections import defaultdict
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -138,6 +139,35 @@ def test_a_pool_finds_the_same_plans(tmp_path, pool_of):
         assert plan_cheapest(asked, wanted, options) == here
     written = [(tmp_path / name / "plan.jsonl").read_bytes() for name in ("here", "pool")]
     assert written[0] == written[1]
+
+
+class PoolThatFailsAt:
+    """Runs work at once; levels that `needed` does not hold end with an error."""
+
+    at_once = 8
+
+    def __init__(self, needed):
+        self.needed = needed
+        self.failed = []
+
+    def begin(self, work, *given):
+        future = Future()
+        line = getattr(given[0], "line", None)
+        if line is None or line in self.needed:
+            future.set_result(work(*given))
+        else:
+            self.failed.append(line)
+            future.set_exception(SloBenchError("this process was killed"))
+        return future
+
+
+def test_levels_that_nobody_needs_may_fail():
+    asked = ASKED.model_copy(update={"systems": ("vllm", "sarathi")})
+    wanted, kinds, needed = TargetLoad(4, plans=1), ("a100-80g", "l40s"), []
+    here = plan_cheapest(asked, wanted, PlanOptions(kinds=kinds, say=needed.append))
+    pool = PoolThatFailsAt(needed)
+    assert plan_cheapest(asked, wanted, PlanOptions(kinds=kinds, pool=pool)) == here
+    assert pool.failed
 
 
 def test_a_pool_has_no_runner_of_another_kind(pool_of):

@@ -17,7 +17,7 @@ from slo_bench import Experiment
 from slo_bench.tuner.search import trial_leases as claims
 from slo_bench.tuner.search.outcome import read_tuning
 from slo_bench.tuner.search.settings import TuneSettings, load
-from slo_bench.tuner.search.storage import open_storage
+from slo_bench.tuner.search.storage import open_storage, opened
 from slo_bench.tuner.search.study_results import (
     KEY,
     OWNER,
@@ -50,8 +50,8 @@ def runs_of(folder):
 
 
 def trials_of(folder, storage=None, name=None):
-    study = optuna.load_study(study_name=name or folder.name, storage=open_storage(storage, folder))
-    return study.get_trials(deepcopy=False)
+    with opened(storage, folder) as kept:
+        return optuna.load_study(study_name=name or folder.name, storage=kept).get_trials()
 
 
 def test_a_grid_is_searched_once_and_the_best_is_found(tmp_path):
