@@ -29,7 +29,7 @@ _LINE_ENDS = b"\r\n"
 _TEXT_FIELD = re.compile(rb'"(?:text|content)": ?"([^"\\]+)"')
 _ID_FIELD = re.compile(rb'"token_ids": ?\[([0-9]+)\]')
 _MOST_TOGETHER_BYTES = 16 << 10  # of events that are compared at once
-_MOST_PREFIX_BYTES = 1 << 10  # of other fields and comments before an event's data
+_MOST_UNLIKE = 8  # shapes in a row that no other event has: no more are tried
 _TEXTS = ("content", "reasoning_content", "reasoning", "refusal")
 _DETAIL_CHARACTERS = 200
 _MOST_TOKENS = 1 << 24  # more than any context holds
@@ -111,8 +111,8 @@ class _Shape:
     """Constant text around what differs in most events of a stream: the text and, where the server
     returns them, the id of its token. One event is parsed as JSON and others are compared with it.
 
-    `before` begins with the field's name and ends with the quote before the text. `between` stands
-    between text and id; None: there is no id. `after` ends with the event.
+    `before` begins with the event, its other fields included, and ends with the quote before the
+    text. `between` stands between text and id; None: there is no id. `after` ends with the event.
     """
 
     before: bytes
@@ -170,18 +170,6 @@ class _Matching:
     ids: list[bytes]
 
 
-def _data_start(body: bytes, at: int, until: int, before: bytes) -> int:
-    """Where an event begins as a shape does: at once, or after other fields and comments; -1 if
-    none does.
-    """
-    if body.startswith(before, at):
-        return at
-    if body.startswith(b"data:", at):
-        return -1
-    begin = body.find(b"\ndata:", at, min(until, at + _MOST_PREFIX_BYTES)) + 1
-    return begin if begin and body.startswith(before, begin) else -1
-
-
 class _Reader:
     """Parser of the events of one answer."""
 
@@ -199,6 +187,7 @@ class _Reader:
         self._finish = ""
         self._stop = ""
         self._shape: _Shape | None = None
+        self._unlike = 0  # shapes since the last event that had one
 
     def read_whole(self, body: bytes) -> None:
         """Read an answer that is one JSON object: embeddings, or a server that does not stream."""
@@ -238,11 +227,12 @@ class _Reader:
         at = together = 0
         while at < until:
             shape = self._shape
-            if shape is not None and (begin := _data_start(body, at, until, shape.before)) >= 0:
-                like = shape.matching(body, begin, min(until, begin + together), escapes)
+            if shape is not None and body.startswith(shape.before, at):
+                like = shape.matching(body, at, min(until, at + together), escapes)
                 if like.lengths and self._keep(like):
+                    self._unlike = 0
                     blank = len(shape.after) - len(shape.after.rstrip(_LINE_ENDS))
-                    data_ends = list(accumulate(like.lengths, initial=begin - blank))
+                    data_ends = list(accumulate(like.lengths, initial=at - blank))
                     places = map(bisect_left, repeat(ends), data_ends[1:])
                     self._times_s.extend(map(stamps.__getitem__, places))
                     self._brought.extend(b"\1" * len(like.lengths))
@@ -250,7 +240,7 @@ class _Reader:
                     # As many again as there were: an odd event costs no more than those before it.
                     together = min(2 * sum(like.lengths), _MOST_TOGETHER_BYTES)
                     continue
-            found = _DATA.search(body, at, until)
+            begin, found = at, _DATA.search(body, at, until)
             if found is None:
                 break
             start, at = found.span()
@@ -258,8 +248,8 @@ class _Reader:
                 continue
             blank = 1 if body.startswith(b"\n", at) else 2 if body.startswith(b"\r\n", at) else 0
             at += blank
-            together = 2 * (at - start)
-            if not self._event(found[1], body[start:at], stamps[bisect_left(ends, found.end(1))]):
+            together = 2 * (at - begin)
+            if not self._event(found[1], body[begin:at], stamps[bisect_left(ends, found.end(1))]):
                 return
         if failed is not None:
             said = _DATA.search(body, until)
@@ -281,7 +271,9 @@ class _Reader:
         return True
 
     def _event(self, data: bytes, event: bytes, time_s: float) -> bool:
-        """Read any event; `data` is what it holds. False ends the reading."""
+        """Read any event; `data` is what it holds, `event` has what stands before it, too. False
+        ends the reading.
+        """
         if data.strip() == b"[DONE]":
             self._done = True
             return True
@@ -307,16 +299,24 @@ class _Reader:
         if isinstance(usage, dict):
             if choices and self._times_s:
                 self._totals[len(self._times_s) - 1] = _count(usage.get("completion_tokens"))
-        elif choices and not self._finish and not (self._shape and self._shape.frames(event)):
-            shape = _Shape.of(event)
-            if (
-                shape is not None
-                and self._keep_text
-                and not self._keeps(shape, event, choices, n_ids)
-            ):
-                shape = None
-            self._shape = shape
+        elif choices and not self._finish and self._is_new(event):
+            self._unlike += 1
+            self._shape = self._shape_of(event, choices, n_ids)
         return True
+
+    def _is_new(self, event: bytes) -> bool:
+        """Whether a shape is to be made of an event."""
+        if self._unlike >= _MOST_UNLIKE:
+            return False
+        return self._shape is None or not self._shape.frames(event)
+
+    def _shape_of(
+        self, event: bytes, choices: Sequence[Mapping[str, Any]], n_ids: int
+    ) -> _Shape | None:
+        shape = _Shape.of(event)
+        if shape is None or not self._keep_text or self._keeps(shape, event, choices, n_ids):
+            return shape
+        return None
 
     def _keeps(
         self, shape: _Shape, event: bytes, choices: Sequence[Mapping[str, Any]], n_ids: int
