@@ -30,17 +30,19 @@ def overtaken_s(lines: Sequence[Line], now_s: float) -> float:
 
 
 def _crossed_s(keys: np.ndarray, per_s: np.ndarray, first: int, now_s: float) -> float:
-    faster = per_s < per_s[first]
-    if not faster.any():
+    faster = (per_s < per_s[first]).nonzero()[0]
+    if not len(faster):
         return math.inf
-    waits_s = (keys[faster] - keys[first]) / (per_s[first] - per_s[faster])
+    waits_s = (keys.take(faster) - keys[first]) / (per_s[first] - per_s.take(faster))
     return now_s + max(0.0, float(waits_s.min()) - _EARLY_S)
 
 
 class LineQueue:
     """Keys are lines in time: the head in one pass over columns, and when it will be overtaken.
 
-    Lines of one slope never cross, so only the first of each slope has a row in the columns.
+    Lines of one slope never cross, so only the first of each slope has a row in the columns. The
+    head is kept until it leaves, another line crosses its own, or a request with a smaller key
+    comes; a request that comes is compared with the head alone.
     """
 
     def __init__(self, policy: Policy, view: View) -> None:
@@ -53,7 +55,9 @@ class LineQueue:
         self._value = np.empty(64)
         self._per_s = np.empty(64)
         self._seq = np.empty(64, dtype=np.int64)
-        self._head_row = -1
+        self._head_row = -1  # negative: not known
+        self._head_until_s = -math.inf  # what is known of the head holds up to and including then
+        self._crossing_known = False  # whether that is when the head is overtaken
         self._known = np.empty(0)  # keys of all rows at `_known_s`
         self._known_s = math.nan
 
@@ -75,6 +79,30 @@ class LineQueue:
         self._row[r] = row
         if heap[0][3] is r:
             self._show(row)
+            self._compare_with_head(row)
+
+    def _compare_with_head(self, row: int) -> None:
+        """The first request of this row has just come: is it the head, or when will it be?"""
+        now_s, head_row = self._view.now_s, self._head_row
+        if head_row < 0:
+            return
+        if now_s > self._head_until_s:
+            self._head_row = -1
+            return
+        _, seq, _, _, line = self._heaps[row][0]
+        _, head_seq, _, _, head_line = self._heaps[head_row][0]
+        key, head_key = line.at(now_s), head_line.at(now_s)
+        if row == head_row or key < head_key or (key == head_key and seq < head_seq):
+            self._set_head(row, now_s)
+        elif self._crossing_known and line.per_s < head_line.per_s:
+            wait_s = (key - head_key) / (head_line.per_s - line.per_s)
+            crossed_s = now_s + max(0.0, wait_s - _EARLY_S)
+            self._head_until_s = min(self._head_until_s, crossed_s)
+
+    def _set_head(self, row: int, now_s: float) -> None:
+        self._head_row = row
+        self._head_until_s = now_s
+        self._crossing_known = False
 
     def _new_row(self, kind: tuple[float, float]) -> int:
         if len(self._heaps) == len(self._value):
@@ -98,6 +126,7 @@ class LineQueue:
         moved = {old: row for row, old in enumerate(rows)}
         self._row = {r: moved[old] for r, old in self._row.items()}
         self._known_s = math.nan
+        self._head_row = -1
 
     def _show(self, row: int) -> None:
         """Update the columns to the first request of this row."""
@@ -122,13 +151,15 @@ class LineQueue:
 
     def head(self) -> RequestState:
         """The next request by today's keys; the queue must not be empty."""
-        keys = self._keys()
-        row = int(keys.argmin())
-        equal = np.flatnonzero(keys == keys[row])
-        if len(equal) > 1:
-            row = int(equal[self._seq[equal].argmin()])
-        self._head_row = row
-        return self._heaps[row][0][3]
+        now_s = self._view.now_s
+        if self._head_row < 0 or now_s > self._head_until_s:
+            keys = self._keys()
+            row = int(keys.argmin())
+            equal = (keys == keys[row]).nonzero()[0]
+            if len(equal) > 1:
+                row = int(equal[self._seq[equal].argmin()])
+            self._set_head(row, now_s)
+        return self._heaps[self._head_row][0][3]
 
     def take_head(self) -> None:
         """The request that `head` has just named leaves."""
@@ -140,6 +171,8 @@ class LineQueue:
         r.version += 1
         if self._heaps[row][0][3] is r:
             self._show(row)
+            if row == self._head_row or self._crossing_known:
+                self._head_row = -1  # another is the head, or the line that was to cross is gone
 
     def __iter__(self) -> Iterator[RequestState]:
         return iter(list(self._row))
@@ -160,8 +193,11 @@ class LineQueue:
         if self.live < 2:
             return math.inf
         self.head()
-        per_s = self._per_s[: len(self._heaps)]
-        return _crossed_s(self._keys(), per_s, self._head_row, self._view.now_s)
+        if not self._crossing_known:
+            per_s = self._per_s[: len(self._heaps)]
+            self._head_until_s = _crossed_s(self._keys(), per_s, self._head_row, self._view.now_s)
+            self._crossing_known = True
+        return self._head_until_s
 
 
 def _kind_and_rank(line: Line) -> tuple[tuple[float, float], float]:
