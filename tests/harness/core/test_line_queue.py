@@ -3,7 +3,7 @@
 import math
 from types import SimpleNamespace
 
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from slo_bench.harness.core.decisions import Line
@@ -29,11 +29,11 @@ LINES = st.builds(
 )
 STEPS = st.lists(
     st.one_of(
-        st.tuples(st.just("push"), LINES),
+        *[st.tuples(st.just("push"), LINES)] * 3,
         st.tuples(st.just("take"), st.none()),
         st.tuples(st.just("remove"), st.integers(0, 20)),
         st.tuples(st.just("wait"), st.sampled_from([0.125, 0.5, 1.0, 3.0])),
-        st.tuples(st.just("crossing"), st.none()),
+        *[st.tuples(st.just("crossing"), st.none())] * 2,
         st.tuples(st.just("ask"), st.none()),
     ),
     max_size=60,
@@ -44,7 +44,17 @@ def _first(waiting, now_s):
     return min(waiting, key=lambda r: (r.line.at(now_s), r.seq))
 
 
+@settings(max_examples=500)
 @given(STEPS)
+@example(  # a steeper line comes when the next crossing is known
+    [
+        ("push", Line(0.0, 0.0, -0.5)),
+        ("push", Line(0.0, 0.0, 0.0)),
+        ("crossing", None),
+        ("push", Line(3.0, 0.0, -2.0)),
+        ("crossing", None),
+    ]
+)
 def test_head_is_the_smallest_key_and_no_crossing_is_missed(steps):
     view = SimpleNamespace(now_s=0.0)
     queue, waiting = LineQueue(POLICY, view), []
