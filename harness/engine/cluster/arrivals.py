@@ -81,11 +81,13 @@ class Arrivals:
         made = self._made(rows, arrival_s)
         if self._marked:
             w = self._workload
-            for r in made:
-                r.priority = int(w.priority[r.id])
-                r.num_inputs = (
-                    int(w.num_inputs[r.id]) if w.request_type[r.id] == RequestType.EMBED else 0
-                )
+            embeds = w.request_type[rows] == int(RequestType.EMBED)
+            inputs = np.where(embeds, w.num_inputs[rows], 0).tolist()
+            for r, priority, num_inputs in zip(
+                made, w.priority[rows].tolist(), inputs, strict=True
+            ):
+                r.priority = priority
+                r.num_inputs = num_inputs
         return made
 
     def _made(self, rows: NDArray[np.int64], arrival_s: list[float]) -> list[RequestState]:
