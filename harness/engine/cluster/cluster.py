@@ -482,7 +482,7 @@ class Cluster:
         self, r: RequestState, source: LazyInstance, target: LazyInstance, transfer: int
     ) -> None:
         """The KV of `r` is at `target`: it enters there when there is room."""
-        if self._moving.get(r) is transfer:  # else the source failed, and `r` has begun again
+        if self._moving.get(r) == transfer:  # else the source failed, and `r` has begun again
             del self._moving[r]
             self._leave(r, source)
             self._enters(r, target)
