@@ -69,7 +69,10 @@ class TimedCounters(Counters):
     def add(self, name: str, r: RequestState | None = None, why: str = "") -> None:
         super().add(name, r, why)
         label = f"{name}: {why}" if why else name
-        self.times_s.setdefault(label, array("d")).append(self._clock())
+        times_s = self.times_s.get(label)
+        if times_s is None:
+            times_s = self.times_s[label] = array("d")
+        times_s.append(self._clock())
 
 
 def summed(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ...predictors.specs import LinkSpec
 from ...workloads.errors import SloBenchError
@@ -25,8 +25,7 @@ class Link:
         self.busy_s = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class TransferTimes:
+class TransferTimes(NamedTuple):
     """When a transfer began to flow, and when all of it had arrived."""
 
     begin_s: float
@@ -47,13 +46,17 @@ def send(path: Sequence[Link], moved_bytes: int, now_s: float) -> TransferTimes:
         raise SloBenchError(f"a transfer must have at least 0 bytes but has {moved_bytes}")
     if not moved_bytes or not path:
         return TransferTimes(now_s, now_s, moved_bytes)
-    begin_s = max(now_s, *(link.free_at_s for link in path))
-    flow_s = moved_bytes / min(link.spec.bandwidth_bytes_per_s for link in path)
+    begin_s, pace, latency_s = now_s, math.inf, 0.0
+    for link in path:
+        spec = link.spec
+        begin_s = max(begin_s, link.free_at_s)
+        pace = min(pace, spec.bandwidth_bytes_per_s)
+        latency_s += spec.latency_s
+    flow_s = moved_bytes / pace
     for link in path:
         link.free_at_s = begin_s + flow_s
         link.carried_bytes += moved_bytes
         link.busy_s += flow_s
-    latency_s = sum(link.spec.latency_s for link in path)
     return TransferTimes(begin_s, begin_s + flow_s + latency_s, moved_bytes)
 
 
@@ -83,11 +86,17 @@ class SwitchNetwork:
 
     def out(self, instance: int) -> Link:
         """Link away from an instance."""
-        return self._out.setdefault(instance, Link(self.spec))
+        link = self._out.get(instance)
+        if link is None:
+            link = self._out[instance] = Link(self.spec)
+        return link
 
     def into(self, instance: int) -> Link:
         """Link towards an instance."""
-        return self._into.setdefault(instance, Link(self._free_of_charge))
+        link = self._into.get(instance)
+        if link is None:
+            link = self._into[instance] = Link(self._free_of_charge)
+        return link
 
     def send(self, source: int, target: int, moved_bytes: int, now_s: float) -> TransferTimes:
         """From one instance to another; within one, at once."""

@@ -39,6 +39,7 @@ from .scheduling import InstanceRunner
 
 Progress = Callable[[int, float], None]
 _TOGETHER = 1024  # ended requests that are recorded at once
+_FINISH = ReleaseReason.FINISH
 _FRUITLESS = 10_000  # control steps without progress after which a run is stuck
 
 
@@ -80,7 +81,7 @@ class Cluster:
         self._held: dict[RequestState, None] = {}
         # prefilled there, and sent nowhere yet
         self._prefilled: dict[RequestState, LazyInstance] = {}
-        self._moving: dict[RequestState, object] = {}  # by transfer
+        self._moving: dict[RequestState, int] = {}  # by the number of the transfer's end
         self._away_s: dict[RequestState, float] = {}  # when they left an instance, with their KV
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._made = 0
@@ -115,13 +116,17 @@ class Cluster:
 
     def send(self, r: RequestState, instance: LazyInstance, travel_s: float = 0.0) -> None:
         """`r`, waiting or with its KV free to enter, is at `instance` in `travel_s`."""
-        self._held.pop(r, None)
+        if self._held:
+            self._held.pop(r, None)
         r.visible_s = self.now_s + travel_s
         inbox = instance.engine.inbox
         place = len(inbox)
         while place and inbox[place - 1].visible_s > r.visible_s:
             place -= 1
-        inbox.insert(place, r)
+        if place == len(inbox):
+            inbox.append(r)
+        else:
+            inbox.insert(place, r)
         self._runner.note(instance.device_group)
 
     def migrate(
@@ -325,10 +330,14 @@ class Cluster:
         """Process the releases of an instance."""
         engine = instance.engine
         for release in engine.outbox:
-            r, reason, _ = release
-            if reason is ReleaseReason.FINISH and r.notify_on_finish:
-                self._arrivals.ended(r.id, r.finish_s, answered=True)
-            if self._tells or reason not in (ReleaseReason.FINISH, ReleaseReason.BEGUN):
+            reason = release.reason
+            if reason is _FINISH:
+                r = release.request
+                if r.notify_on_finish:
+                    self._arrivals.ended(r.id, r.finish_s, answered=True)
+                if self._tells:
+                    self.at(release.time_s, partial(self._left, instance))
+            elif self._tells or reason is not ReleaseReason.BEGUN:
                 self._heard(release, instance)
         engine.outbox.clear()
         if len(engine.finished) >= _TOGETHER:
@@ -374,7 +383,12 @@ class Cluster:
             self._given_back(release)
         elif reason in (ReleaseReason.DROP, ReleaseReason.REJECT):
             self._gone(release)
-        if self._prefilled and reason is ReleaseReason.FINISH:
+        if self._held and instance.role != EMBEDS:
+            self._offer_capacity(instance)
+
+    def _left(self, instance: LazyInstance) -> None:
+        """A request has ended at an instance."""
+        if self._prefilled:
             self._route_prefilled()
         if self._held and instance.role != EMBEDS:
             self._offer_capacity(instance)
@@ -448,10 +462,10 @@ class Cluster:
         begin_s: float,
         copied_tokens: int = 0,
     ) -> None:
-        transfer = self._moving[r] = object()
         self._away_s.setdefault(r, begin_s)
         ends_s = self._carried_s(r, source, target, begin_s, copied_tokens)
-        self.at(ends_s, lambda: self._moved(r, source, target, transfer))
+        transfer = self._moving[r] = self._made + 1
+        self.at(ends_s, partial(self._moved, r, source, target, transfer))
 
     def _carried_s(
         self,
@@ -465,17 +479,17 @@ class Cluster:
         return self.links.ends_s(source, target, r.kv_tokens - copied_tokens, begin_s)
 
     def _moved(
-        self, r: RequestState, source: LazyInstance, target: LazyInstance, transfer: object
+        self, r: RequestState, source: LazyInstance, target: LazyInstance, transfer: int
     ) -> None:
         """The KV of `r` is at `target`: it enters there when there is room."""
-        if self._moving.get(r) is transfer:  # else the source failed, and `r` has begun again
+        if self._moving.get(r) == transfer:  # else the source failed, and `r` has begun again
             del self._moving[r]
             self._leave(r, source)
             self._enters(r, target)
 
     def _leave(self, r: RequestState, source: LazyInstance) -> None:
         r.transfer_s += self.now_s - self._away_s.pop(r)
-        self._runner.bring(source)
+        self._runner.catch_up(source)
         source.movable.free_transferred(r)
         self._runner.note(source.device_group)
 

@@ -51,17 +51,23 @@ class DeviceGroup:
     index: int
     instances: list[LazyInstance] = field(default_factory=list)
     earliest_release_s: float = float("inf")  # no request is released before this
+    changed: bool = False  # since `earliest_release_s` was asked for
 
     def decode_only_until_s(self) -> float:
         """Until then nothing but decode steps happens here; see
-        `SimulatedInstance.decode_only_until_s`.
+        `SimulatedInstance.decode_only_until_s`. Below any time if that is not known, or if one of
+        several has requests on their way.
         """
+        instances = self.instances
+        if len(instances) == 1:
+            simulated = instances[0].simulated
+            return -1.0 if simulated is None else simulated.decode_only_until_s()
         decode_only_until_s = float("inf")
-        for instance in self.instances:
-            engine = instance.engine
-            if not isinstance(engine, SimulatedInstance):
+        for instance in instances:
+            simulated = instance.simulated
+            if simulated is None or simulated.inbox:
                 return -1.0
-            decode_only_until_s = min(decode_only_until_s, engine.decode_only_until_s())
+            decode_only_until_s = min(decode_only_until_s, simulated.decode_only_until_s())
         return decode_only_until_s
 
 
@@ -74,6 +80,7 @@ class LazyInstance:
 
     __slots__ = (
         "_clock",
+        "_movable",
         "_n_requests",
         "_sizes",
         "decode_only_until_s",
@@ -86,6 +93,7 @@ class LazyInstance:
         "role",
         "seen_s",
         "shares_devices",
+        "simulated",
         "spare",
         "step_time",
         "up",
@@ -104,6 +112,8 @@ class LazyInstance:
         spare: bool = False,
     ) -> None:
         self.engine = engine
+        self.simulated = engine if isinstance(engine, SimulatedInstance) else None
+        self._movable = cast("Movable", engine) if hasattr(engine, "take_out") else None
         self.kv_manager: KVCacheManager = engine.kv_manager
         self.index = index
         self.role = role
@@ -158,11 +168,11 @@ class LazyInstance:
         self._clock = clock
 
     def _settle(self) -> None:
-        now_s = self._clock.now_s
-        decode_only_until_s = self.device_group.decode_only_until_s()
+        device_group, now_s = self.device_group, self._clock.now_s
+        decode_only_until_s = device_group.decode_only_until_s()
         if decode_only_until_s < now_s:
             self._clock.bring(self)
-            decode_only_until_s = max(now_s, self.device_group.decode_only_until_s())
+            decode_only_until_s = max(now_s, device_group.decode_only_until_s())
         self.decode_only_until_s = decode_only_until_s
         self._n_requests = self.engine.n_requests
 
@@ -209,10 +219,10 @@ class LazyInstance:
         now_s = self._clock.now_s
         if now_s > self.decode_only_until_s:
             self._settle()
-        engine = self.engine
-        if isinstance(engine, SimulatedInstance):
-            return engine.ahead(now_s)
-        return engine.view.free_blocks, engine.view.decode_kv_tokens
+        if self.simulated is not None:
+            return self.simulated.ahead(now_s)
+        view = self.engine.view
+        return view.free_blocks, view.decode_kv_tokens
 
     @property
     def view(self) -> LoopView:
@@ -274,9 +284,8 @@ class LazyInstance:
         Raises:
             SloBenchError: it serves static batches, or embeds.
         """
-        engine = self.engine
-        if hasattr(engine, "take_out"):
-            return cast("Movable", engine)
+        if self._movable is not None:
+            return self._movable
         raise SloBenchError(
             f"requests of {self!r} cannot move to another instance: it serves static batches"
         )

@@ -31,6 +31,7 @@ class InstanceRunner:
         self._collect = collect
         self._joined: list[tuple[LazyInstance, LazyInstance]] = []  # compute for each other
         self._emitters: list[tuple[float, int, DeviceGroup]] = []  # stale where the time differs
+        self._changed: list[DeviceGroup] = []  # their time is asked for before the next run
         for instance in instances:
             instance.run_by(self)
 
@@ -49,25 +50,37 @@ class InstanceRunner:
         for instance in self.instances:
             self.bring(instance)
         self._emitters.clear()
+        self._changed.clear()
         self._joined = joined
         self.device_groups = device_groups(self.instances, joined)
         for device_group in self.device_groups:
             self.note(device_group)
 
     def note(self, device_group: DeviceGroup) -> None:
-        """Something changed there: ask anew when it may give a request back."""
-        instances = device_group.instances
-        if len(instances) == 1:
-            instances[0].decode_only_until_s = -1.0
+        """Something changed there: before the next run, ask anew when it may give a request
+        back.
+        """
+        for instance in device_group.instances:
+            instance.decode_only_until_s = -1.0
+        if not device_group.changed:
+            device_group.changed = True
+            self._changed.append(device_group)
+
+    def _ask_changed(self) -> None:
+        """Ask the device groups that have changed when they may give a request back."""
+        for device_group in self._changed:
+            device_group.changed = False
+            instances = device_group.instances
             earliest_release_s = instances[0].engine.earliest_release_s()
-        else:
-            for instance in instances:
-                instance.decode_only_until_s = -1.0
-            earliest_release_s = min(instance.engine.earliest_release_s() for instance in instances)
-        if earliest_release_s != device_group.earliest_release_s:
-            device_group.earliest_release_s = earliest_release_s
-            if earliest_release_s < INF:
-                heappush(self._emitters, (earliest_release_s, device_group.index, device_group))
+            for instance in instances[1:] if len(instances) > 1 else ():
+                other_s = instance.engine.earliest_release_s()
+                if other_s < earliest_release_s:
+                    earliest_release_s = other_s
+            if earliest_release_s != device_group.earliest_release_s:
+                device_group.earliest_release_s = earliest_release_s
+                if earliest_release_s < INF:
+                    heappush(self._emitters, (earliest_release_s, device_group.index, device_group))
+        self._changed.clear()
 
     # ---------------------------------------------------------------- running
 
@@ -76,32 +89,45 @@ class InstanceRunner:
         arrive during an iteration are delivered as if it had ended.
         """
         engine, device_group, now_s = instance.engine, instance.device_group, self.now_s
-        if instance.seen_s < now_s:
+        if len(device_group.instances) == 1:
+            self.catch_up(instance)
+        elif instance.seen_s < now_s:
             instance.seen_s = now_s
             # What ends later than now interrupts; those that share devices then still lag behind.
-            if len(device_group.instances) == 1:
-                while engine.ready_s() < now_s:
-                    self._advance(device_group, now_s)
-            else:
-                while any(one.engine.ready_s() < now_s for one in device_group.instances):
-                    self._advance(device_group, now_s)
+            while any([one.engine.ready_s() < now_s for one in device_group.instances]):
+                self._advance(device_group, now_s)
         if engine.inbox:
             engine.run(now_s, True)
             if engine.outbox:
                 self._collect(instance)
             self.note(device_group)
 
+    def catch_up(self, instance: LazyInstance) -> None:
+        """As `bring`, but what arrives during an iteration of one that is alone stays on its way
+        until the iteration ends.
+        """
+        device_group, now_s = instance.device_group, self.now_s
+        if len(device_group.instances) > 1:
+            self.bring(instance)
+        elif instance.seen_s < now_s:
+            instance.seen_s = now_s
+            engine = instance.engine
+            while engine.now_s < now_s and engine.ready_s() < now_s:
+                self._advance(device_group, now_s)
+
     def run_first(self, until_s: float) -> bool:
         """Run the instance with the earliest possible release; False if none is before
         `until_s`.
         """
-        first = self._first_emitter()
-        if first is None or first.earliest_release_s >= until_s:
+        if self._changed:
+            self._ask_changed()
+        first_s = self._first_release_s()
+        if first_s >= until_s:
             return False
-        first_s = heappop(self._emitters)[0]
+        first = heappop(self._emitters)[2]
         first.earliest_release_s = -1.0  # it is not in the heap
-        second = self._first_emitter()
-        horizon_s = until_s if second is None else min(until_s, second.earliest_release_s)
+        second_s = self._first_release_s()
+        horizon_s = second_s if second_s < until_s else until_s
         if horizon_s <= first_s:  # both at once: this one goes on for an iteration
             ready_s = min(instance.engine.ready_s() for instance in first.instances)
             horizon_s = max(horizon_s, math.nextafter(ready_s, INF))
@@ -116,15 +142,15 @@ class InstanceRunner:
                 return True
         return False
 
-    def _first_emitter(self) -> DeviceGroup | None:
-        """Where a request may be given back first."""
+    def _first_release_s(self) -> float:
+        """When a request may be given back first, by the first in the heap; infinite if never."""
         emitters = self._emitters
         while emitters:
             earliest_release_s, _, device_group = emitters[0]
             if earliest_release_s == device_group.earliest_release_s:
-                return device_group
+                return earliest_release_s
             heappop(emitters)
-        return None
+        return INF
 
     def _advance(self, device_group: DeviceGroup, horizon_s: float) -> None:
         """Run until the horizon, or until a request is given back."""

@@ -107,9 +107,12 @@ class SimulatedInstance(Loop):
     def decode_only_until_s(self) -> float:
         """Lower bound of the next arrival, end or change of phase here, apart from requests sent
         before then. An iteration in progress counts as over: until then all steps only decode.
+        Below any time if one that has arrived may be released at once.
         """
         if self.inbox:
-            return -1.0
+            if self._calls_admit or self._calls_timeout or self.blocked_till_s > self.now_s:
+                return -1.0
+            return self.ready_s()
         if self.prefilling or self.waiting.live or self.swapped or self.stalled:
             return self.now_s
         if not self.decoding:
