@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ....workloads.errors import SloBenchError
-from .parallel_args import stage_layers
 from .recipe import KVCACHED, TORCH_CPU_INDEX, Build, InstallStep, Launch, Recipe
+from .server_args import stage_layers
 
 _VERSION = "0.5.23"
 _TORCH = "torch==2.13.0+cpu"
