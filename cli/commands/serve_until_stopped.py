@@ -190,7 +190,7 @@ def serve_torch(
     from ...harness.policies.systems import system as system_by_name
     from ...harness.servers.gateway import GatewayPlan
     from ...harness.servers.gateway import serving as gateway
-    from ...harness.servers.launch.model_folders import TINY
+    from ...harness.servers.launch.random_model import TINY
     from ...harness.servers.torch_server import serving_model
 
     if model is None:

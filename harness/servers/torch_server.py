@@ -163,7 +163,7 @@ def serving_model(
     from ..policies.systems import system as system_by_name
     from .launch.backend_names import TORCH
     from .launch.compatibility import check
-    from .launch.model_folders import model_folder
+    from .launch.random_model import model_folder
     from .launch.serve import NUM_CPU_BLOCKS
 
     found = system_by_name(system_name).with_parameters(**parameters)

@@ -12,7 +12,7 @@ from slo_bench.harness.experiments.config.schema import ExperimentSchema
 from slo_bench.harness.experiments.execution.lookup import placed
 from slo_bench.harness.experiments.execution.specs import PlacementSpec
 from slo_bench.harness.policies.systems import system
-from slo_bench.harness.servers.launch.speculative_args import speculative_args
+from slo_bench.harness.servers.launch.server_args import speculative_args
 from slo_bench.predictors.specs import model
 from slo_bench.predictors.speculation import parse_speculation
 from slo_bench.workloads.errors import SloBenchError

@@ -13,8 +13,8 @@ from ...harness.experiments.execution.workers import WorkerPool
 from ...harness.experiments.experiment import Experiment
 from ...harness.policies.systems import system
 from ...harness.servers.launch.backend_names import SIMULATED
-from ...harness.servers.launch.parallel_args import PARALLEL_SERVERS, parallel_args
 from ...harness.servers.launch.serve import OWN_OPTIONS
+from ...harness.servers.launch.server_args import PARALLEL_SERVERS, parallel_args
 from ...workloads.checksums import sealed, unsealed
 from ...workloads.errors import FileFormatError, SloBenchError
 from ...workloads.parsing import finite, parse_json

@@ -42,11 +42,9 @@ from ...servers.gateway.split import transfer_of
 from ...servers.launch.compatibility import check_embedder
 from ...servers.launch.embedding_server import EmbeddingServer, embedding_server
 from ...servers.launch.environments import environment, home
-from ...servers.launch.kv_offload_args import kv_offload_args
-from ...servers.launch.parallel_args import parallel_args
 from ...servers.launch.serve import Serve
+from ...servers.launch.server_args import kv_offload_args, parallel_args, speculative_args
 from ...servers.launch.server_process import ServerError, ServerProcess
-from ...servers.launch.speculative_args import speculative_args
 from ...servers.plugins.contract import EMBED_PASSES
 from ..config.client_schema import ClientSchema
 from ..config.server_schema import ServerSchema

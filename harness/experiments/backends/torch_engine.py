@@ -46,7 +46,7 @@ from ...results.read import REASON_COLUMN
 from ...results.run_folder import Value
 from ...servers.launch.backend_names import TORCH
 from ...servers.launch.compatibility import check as check_system
-from ...servers.launch.model_folders import model_folder
+from ...servers.launch.random_model import model_folder
 from ..config.server_schema import ServerSchema
 from ..execution.cells import output_tokens_p90, predicted_output_tokens
 from ..execution.lookup import configured

@@ -21,7 +21,7 @@ from ...load_generator.http.endpoint import Endpoint
 from ...load_generator.real_cluster import RealCluster, ServerInstance
 from ..http_server import HttpRequest, Reply, refuse
 from ..prometheus import Sample
-from .health_checks import MECHANISMS, HealthChecks, Say
+from .health_checks import MECHANISMS, CheckedServers, Say
 from .replies import BufferedReply, CollectedReply
 from .states import state_of, wire_of
 from .upstream import ConnectionLostError, UnreachableError
@@ -32,7 +32,7 @@ _SHOWN_WINDOW_S = 1.0
 _METRICS = HttpRequest("GET", "/metrics", [])
 
 
-class ControlledServing:
+class ControlledServing(CheckedServers):
     """One group of servers; a request that was lost before its answer began starts again.
 
     Of a split it is one stage (`role`); a prompt counts until its answer begins, also at a server
@@ -50,30 +50,21 @@ class ControlledServing:
         say: Say = lambda line: None,
     ) -> None:
         """`roles`: of each server, as the policy's `layout` names them, in its order."""
-        self.role = role
-        self.groups = (self,)
+        super().__init__(endpoints, role=role, health_path=health_path, say=say)
         self._cluster = RealCluster(policy, roles, time.monotonic)
-        self._servers = HealthChecks(
-            endpoints,
-            health_path=health_path,
-            say=say,
-            leave=self._cluster.leave,
-            join=self._cluster.join,
-        )
         self._dispatched = [0] * len(endpoints)
         self._offloaded = [0] * len(endpoints)
         self._taken = [0] * len(endpoints)
         self._number = 0
         self._looks: asyncio.Task[None] | None = None
 
-    @property
-    def any_up(self) -> bool:
-        """Whether at least one server is up."""
-        return bool(self._cluster.up)
+    def leave(self, index: int) -> None:
+        """Give a server that went down no more requests."""
+        self._cluster.leave(index)
 
-    async def work(self, asked: HttpRequest, reply: Reply) -> None:
-        """As `generate`."""
-        await self.generate(asked, reply)
+    def join(self, index: int) -> None:
+        """Give requests to a server that is up again."""
+        self._cluster.join(index)
 
     async def generate(self, asked: HttpRequest, reply: Reply) -> None:
         """Route a request and let that server answer; a request that the controller rejects or
@@ -108,21 +99,21 @@ class ControlledServing:
         """Let a server answer. Returns None, or the release if the server gave the request back or
         was lost.
         """
-        servers, index = self._servers, instance.index
+        index = instance.index
         held = BufferedReply(reply, lambda: instance.begun(r))
-        upstream = servers.upstreams[index]
+        upstream = self.upstreams[index]
         instance.sent(r)
         try:
             await upstream.exchange(asked, held)
         except (UnreachableError, ConnectionLostError) as error:
-            servers.down(index, error)
+            self.down(index, error)
             return None if reply.begun else Release(r, ReleaseReason.FAIL, self._cluster.now_s)
         finally:
             instance.ended(r)
         if held.given_back:
             self._offloaded[index] += 1
             return Release(r, ReleaseReason.OFFLOAD, self._cluster.now_s)
-        servers.answers[index] += 1
+        self.answers[index] += 1
         return None
 
     async def _look(self) -> None:
@@ -132,7 +123,7 @@ class ControlledServing:
             await asyncio.sleep(_LOOK_EVERY_S)
 
     async def _look_at(self, instance: ServerInstance) -> None:
-        upstream, found = self._servers.upstreams[instance.index], CollectedReply()
+        upstream, found = self.upstreams[instance.index], CollectedReply()
         with contextlib.suppress(UnreachableError, ConnectionLostError, TimeoutError):
             async with asyncio.timeout(_LOOK_LIMIT_S):
                 await upstream.exchange(_METRICS, found)
@@ -143,11 +134,11 @@ class ControlledServing:
         """Answer a request that generates nothing, at the first server that is up."""
         while self._cluster.up:
             index = self._cluster.up[0].index
-            upstream = self._servers.upstreams[index]
+            upstream = self.upstreams[index]
             try:
                 await upstream.exchange(asked, reply)
             except (UnreachableError, ConnectionLostError) as error:
-                self._servers.down(index, error)
+                self.down(index, error)
                 if not reply.begun:
                     continue
             return
@@ -157,8 +148,8 @@ class ControlledServing:
         """Prometheus samples: name, labels and value."""
         for instance in self._cluster.instances:
             index = instance.index
-            labels = self._servers.labels(index, instance.role)
-            yield from self._servers.samples(index, labels, instance.n_waiting + instance.n_running)
+            labels = self.labels(index, instance.role)
+            yield from self.samples(index, labels, instance.n_waiting + instance.n_running)
             yield "slo_bench_gateway_dispatched_total", labels, self._dispatched[index]
             yield "slo_bench_gateway_offloaded_total", labels, self._offloaded[index]
             yield "slo_bench_gateway_taken_over_total", labels, self._taken[index]
@@ -171,4 +162,4 @@ class ControlledServing:
         """Close the connections to all servers."""
         if self._looks is not None:
             self._looks.cancel()
-        self._servers.close()
+        super().close()

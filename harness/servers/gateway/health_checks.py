@@ -1,15 +1,16 @@
-"""Health of the servers behind a gateway: which are down, when they come back, and counts of
-answers and losses.
+"""Equal servers behind a gateway: which are down, when they come back, and counts of answers and
+losses.
 """
 
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 
 from ...load_generator.http.endpoint import Endpoint
 from .. import prometheus
-from ..http_server import HttpRequest
+from ..http_server import HttpRequest, Reply
 from ..prometheus import Sample
 from .replies import CollectedReply
 from .upstream import ConnectionLostError, UnreachableError, Upstream
@@ -21,30 +22,58 @@ Say = Callable[[str], None]
 MECHANISMS = "slo_bench_gateway_mechanism_total"
 
 
-class HealthChecks:
-    """Tracks which servers are up; a server that is down is checked until it is healthy again.
+class CheckedServers(ABC):
+    """Servers that can replace each other; one that is down is checked until it is healthy again.
 
-    `leave` and `join` receive the number of a server that goes down or is up again.
+    A group that serves alone is a `Serving` itself.
     """
 
     def __init__(
         self,
         endpoints: Sequence[Endpoint],
         *,
-        health_path: str,
-        say: Say,
-        leave: Callable[[int], None],
-        join: Callable[[int], None],
+        role: str = "serve",
+        health_path: str = "/health",
+        say: Say = lambda line: None,
     ) -> None:
+        self.role = role
+        self.groups = (self,)
         self.upstreams = [Upstream(endpoint) for endpoint in endpoints]
         self.answers = [0] * len(endpoints)
         self.losses = [0] * len(endpoints)
         self._up = set(range(len(endpoints)))
         self._health_path = health_path
         self._say = say
-        self._leave = leave
-        self._join = join
         self._watches: set[asyncio.Task[None]] = set()
+
+    @property
+    def any_up(self) -> bool:
+        """Whether at least one server is up."""
+        return bool(self._up)
+
+    @abstractmethod
+    def leave(self, index: int) -> None:
+        """Give a server that went down no more requests."""
+
+    @abstractmethod
+    def join(self, index: int) -> None:
+        """Give requests to a server that is up again."""
+
+    @abstractmethod
+    async def generate(self, asked: HttpRequest, reply: Reply) -> None:
+        """Send a request to the server that is chosen for it, and pass its answer on."""
+
+    @abstractmethod
+    async def forward(self, asked: HttpRequest, reply: Reply) -> None:
+        """Answer a request that generates nothing, at a server that is up."""
+
+    @abstractmethod
+    def metrics(self) -> Iterator[Sample]:
+        """Prometheus samples: name, labels and value."""
+
+    async def work(self, asked: HttpRequest, reply: Reply) -> None:
+        """As `generate`."""
+        await self.generate(asked, reply)
 
     def url(self, index: int) -> str:
         """URL of a server."""
@@ -57,7 +86,7 @@ class HealthChecks:
         if index not in self._up:
             return
         self._up.discard(index)
-        self._leave(index)
+        self.leave(index)
         self._say(f"{self.url(index)} is down: {why}")
         watch = asyncio.get_running_loop().create_task(self._until_well(index))
         self._watches.add(watch)
@@ -75,7 +104,7 @@ class HealthChecks:
                 pass
             if found.status == 200:
                 self._up.add(index)
-                self._join(index)
+                self.join(index)
                 self._say(f"{self.url(index)} is up again")
                 return
             await asyncio.sleep(_LOOK_EVERY_S)

@@ -13,14 +13,14 @@ from ...policies.routers import PrefixAware
 from ...policies.routers import router as router_by_name
 from ..http_server import HttpRequest, Reply, refuse
 from ..prometheus import Sample
-from .health_checks import HealthChecks, Say
+from .health_checks import CheckedServers, Say
 from .states import prefix_blocks
 from .upstream import ConnectionLostError, UnreachableError
 
 _NO_SLO = Slo()
 
 
-class RoutedServerGroup:
+class RoutedServerGroup(CheckedServers):
     """Servers behind a router.
 
     One that refuses a connection, or loses one in the middle of an answer, is down until it says
@@ -41,23 +41,19 @@ class RoutedServerGroup:
         Raises:
             UnknownNameError: no such router.
         """
-        self.role = role
+        super().__init__(endpoints, role=role, health_path=health_path, say=say)
         made = router_by_name(router)
         self._looks_at_prompts = isinstance(made, PrefixAware)
         self._balanced = RoutedServers(len(endpoints), made)
-        self._servers = HealthChecks(
-            endpoints,
-            health_path=health_path,
-            say=say,
-            leave=self._balanced.leave,
-            join=self._balanced.join,
-        )
         self._number = 0
 
-    @property
-    def any_up(self) -> bool:
-        """Whether at least one server is up."""
-        return bool(self._balanced.up)
+    def leave(self, index: int) -> None:
+        """Give a server that went down no more requests."""
+        self._balanced.leave(index)
+
+    def join(self, index: int) -> None:
+        """Give requests to a server that is up again."""
+        self._balanced.join(index)
 
     async def generate(self, asked: HttpRequest, reply: Reply) -> None:
         """Send a request to the server that the router selects."""
@@ -74,24 +70,23 @@ class RoutedServerGroup:
         reached, and a 502 if the server was lost before its answer began. If it is lost later,
         `reply` has no end.
         """
-        servers = self._servers
-        for _ in range(2 * len(servers.upstreams)):
+        for _ in range(2 * len(self.upstreams)):
             if not self.any_up:
                 break
             with self._chosen(blocks) as index:
-                upstream = servers.upstreams[index]
+                upstream = self.upstreams[index]
                 try:
                     await upstream.exchange(asked, reply)
                 except UnreachableError as error:
-                    servers.down(index, error)
+                    self.down(index, error)
                     continue
                 except ConnectionLostError as error:
-                    servers.down(index, error)
+                    self.down(index, error)
                     if not reply.begun:
                         url = upstream.endpoint.url
                         refuse(reply, 502, f"the instance at {url} was lost: {error}")
                     return
-                servers.answers[index] += blocks is not None
+                self.answers[index] += blocks is not None
                 return
         refuse(reply, 503, f"no instance is up (role: {self.role})")
 
@@ -112,11 +107,6 @@ class RoutedServerGroup:
 
     def metrics(self) -> Iterator[Sample]:
         """Prometheus samples: name, labels and value."""
-        servers, balanced = self._servers, self._balanced
-        for index in range(len(servers.upstreams)):
-            labels = servers.labels(index, self.role)
-            yield from servers.samples(index, labels, balanced.in_flight(index))
-
-    def close(self) -> None:
-        """Close the connections to all servers."""
-        self._servers.close()
+        for index in range(len(self.upstreams)):
+            labels = self.labels(index, self.role)
+            yield from self.samples(index, labels, self._balanced.in_flight(index))

@@ -70,14 +70,6 @@ class ServerGroup(Protocol):
         ...
 
 
-class Stage(ServerGroup, Protocol):
-    """Servers one of which takes a request, as a router or a controller says."""
-
-    async def generate(self, asked: HttpRequest, reply: Reply) -> None:
-        """Send a request to the server that is chosen for it, and pass its answer on."""
-        ...
-
-
 class Serving(Protocol):
     """Server groups and the path of a request through them."""
 
@@ -89,18 +81,6 @@ class Serving(Protocol):
     async def work(self, asked: HttpRequest, reply: Reply) -> None:
         """Answer a request that the router or controller places."""
         ...
-
-
-class AggregatedServing:
-    """Every instance serves a request from its prompt to its last token."""
-
-    def __init__(self, instances: Stage) -> None:
-        self._instances = instances
-        self.groups = (instances,)
-
-    async def work(self, asked: HttpRequest, reply: Reply) -> None:
-        """Forward a request to the server that is chosen for it."""
-        await self._instances.generate(asked, reply)
 
 
 async def answer(serving: Serving, clients: Clients, asked: HttpRequest, reply: Reply) -> None:

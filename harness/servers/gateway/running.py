@@ -23,9 +23,9 @@ from ..http_server import Clients, Ready, in_thread, serve
 from ..plugins.contract import PolicySpec
 from .collocated import CollocatedServing
 from .controlled import ControlledServing
-from .health_checks import MECHANISMS, Say
+from .health_checks import MECHANISMS, CheckedServers, Say
 from .instances import RoutedServerGroup
-from .routes import AggregatedServing, Serving, Stage, answer, answer_with_key
+from .routes import Serving, answer, answer_with_key
 from .split import DisaggregatedServing, KvTransferMode
 
 _START_S = 20.0
@@ -84,7 +84,7 @@ class GatewayPlan:
         """The servers with a router or controller of their own."""
         router = router_by_name(self.router)
 
-        def instances(endpoints: Sequence[Endpoint], role: str) -> Stage:
+        def instances(endpoints: Sequence[Endpoint], role: str) -> CheckedServers:
             if not router.measures:
                 return RoutedServerGroup(
                     endpoints, self.router, role=role, health_path=self.health_path, say=say
@@ -112,7 +112,7 @@ class GatewayPlan:
                 self.endpoints, self.roles, self.controller, health_path=self.health_path, say=say
             )
         if not self.prefill:
-            return AggregatedServing(instances(self.endpoints, "serve"))
+            return instances(self.endpoints, "serve")
         prefill, decode = instances(self.prefill, "prefill"), instances(self.endpoints, "decode")
         return DisaggregatedServing(prefill, decode, self.transfer)
 

@@ -15,8 +15,8 @@ from typing import Any
 from ....workloads.errors import UnknownNameError
 from ...core.wire import LOAD_KV, STORE_KV
 from ..http_server import HttpRequest, Reply, refuse
+from .health_checks import CheckedServers
 from .replies import CollectedReply
-from .routes import Stage
 
 _GENERATES = ("/v1/completions", "/v1/chat/completions")
 
@@ -72,7 +72,9 @@ def prefill_body(body: Mapping[str, Any], kv_transfer_params: object) -> dict[st
 class DisaggregatedServing:
     """A prefill group and a decode group; each request passes through one server of each."""
 
-    def __init__(self, prefill: Stage, decode: Stage, transfer: KvTransferMode) -> None:
+    def __init__(
+        self, prefill: CheckedServers, decode: CheckedServers, transfer: KvTransferMode
+    ) -> None:
         self._prefill = prefill
         self._decode = decode
         self._transfer = transfer

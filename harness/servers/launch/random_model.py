@@ -11,6 +11,7 @@ import contextlib
 import json
 import math
 import random
+import shutil
 import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 from ....workloads.errors import SloBenchError, UnknownNameError
 from ....workloads.parsing import parse_json
 from ...load_generator.http.prompts import FREQUENT_WORDS
+from .environments import home
 
 # Fields by which each architecture is known.
 ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
@@ -44,6 +46,7 @@ ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
     },
     "bert": {"architectures": ["BertModel"], "model_type": "bert"},
 }
+TINY = "tiny-llama"
 TINY_PARAMETERS = 4_000_000
 LEAST_PARAMETERS, MOST_PARAMETERS = 1_000_000, 20_000_000_000
 
@@ -175,6 +178,18 @@ def make_model(folder: Path, fields: Mapping[str, Any] | None = None, seed: int 
     text = json.dumps(fields, indent=1)
     about.write_text(text, "utf-8")  # last: a folder without it is unfinished
     return folder
+
+
+def model_folder(model: str) -> Path:
+    """Folder of a model; that of the tiny random Llama is made if it does not exist."""
+    if model != TINY or Path(model).is_dir():
+        return Path(model)
+    folder = home() / "models" / "random" / TINY
+    try:
+        return make_model(folder, model_fields())
+    except SloBenchError:
+        shutil.rmtree(folder)  # an earlier version's, or unfinished
+        return make_model(folder, model_fields())
 
 
 def _tensors(fields: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:

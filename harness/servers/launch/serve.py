@@ -26,8 +26,8 @@ from .compatibility import check
 from .environments import Environment, environment, recipe
 from .gpus import gpus_each, shares, visible_gpus
 from .nixl_handshake import nixl_handshake
-from .parallel_args import parallel_args
 from .recipe import KvTransfer, Launch
+from .server_args import parallel_args
 from .server_process import READY_S, ServerProcess, free_low_port, free_port, serving
 
 NUM_CPU_BLOCKS = 1024  # for swapping, where nothing is said

@@ -7,70 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ....workloads.errors import SloBenchError
-from .parallel_args import stage_layers
 from .recipe import KVCACHED, TORCH_CPU_INDEX, Build, InstallStep, Launch, Recipe
+from .server_args import stage_layers
 
 _VERSION = "0.5.23"
 _TORCH = "torch==2.13.0+cpu"
 
-# Dependencies of SGLang besides its kernels. The package itself requires CUDA builds,
-# so on CPU it is installed without dependencies, and those of its version are listed here.
-_CPU_NEEDS = (
-    "aiohttp",
-    "anthropic>=0.20.0",
-    "apache-tvm-ffi==0.1.11",
-    "blobfile==3.0.0",
-    "compressed-tensors==0.18.0",
-    "datasets",
-    "distro",
-    "easydict",
-    "einops",
-    "fastapi",
-    "gguf",
-    "interegular",
-    "IPython",
-    "kernels>=0.14.1,<0.15",
-    "llguidance>=1.7.6,<2.0.0",
-    "mistral_common>=1.11.5",
-    "msgspec",
-    "ninja",
-    "numba==0.65.1",
-    "numpy",
-    "nvidia-ml-py",
-    "openai==2.8.0",
-    "openai-harmony==0.0.4",
-    "orjson",
-    "outlines==0.1.11",
-    "packaging",
-    "partial_json_parser",
-    "pillow",
-    "prometheus-client>=0.20.0",
-    "psutil",
-    "pybase64",
-    "pydantic",
-    "python-dateutil<3",
-    "python-multipart",
-    "pyzmq>=25.1.2",
-    "regex",
-    "requests",
-    "scipy",
-    "sentencepiece==0.2.1",
-    "setproctitle",
-    "setuptools",
-    "soundfile==0.13.1",
-    "tiktoken",
-    "tokenizers==0.23.2",
-    "tqdm",
-    "transformers==5.19.0",
-    "triton",
-    "uvicorn>=0.51",
-    "uvloop",
-    "watchfiles",
-    "xgrammar==0.2.7",
-    "xxhash",
-    "zstandard",
-)
-_STAND_INS = Path(__file__).with_name("sglang_cpu")
+_CPU_FILES = Path(__file__).with_name("sglang_cpu")  # what the CPU build lacks
 
 
 def _cpu_steps(version: str) -> Sequence[InstallStep]:
@@ -79,11 +22,13 @@ def _cpu_steps(version: str) -> Sequence[InstallStep]:
             f"SGLang {version} has no recipe for CPU: it is put together from parts, and those of "
             f"{_VERSION} are known; leave --version out"
         )
+    lines = (_CPU_FILES / "requirements.txt").read_text("utf-8").splitlines()
+    needs = [line for line in lines if line and not line.startswith("#")]
     return (
         # Alone: PyTorch's CPU index is then asked for nothing else.
         InstallStep((_TORCH,), dependencies=False, index=TORCH_CPU_INDEX),
         InstallStep((f"sglang=={version}", "torchvision==0.28.0"), dependencies=False),
-        InstallStep((_TORCH, *_CPU_NEEDS)),  # torch again, so that nothing replaces it
+        InstallStep((_TORCH, *needs)),  # torch again, so that nothing replaces it
     )
 
 
@@ -97,9 +42,9 @@ def _add_stand_ins(site_packages: Path, version: str) -> None:
     """
     kernels = site_packages / "sgl_kernel"
     kernels.mkdir(exist_ok=True)
-    shutil.copyfile(_STAND_INS / "sgl_kernel.py", kernels / "__init__.py")
+    shutil.copyfile(_CPU_FILES / "sgl_kernel.py", kernels / "__init__.py")
     name = "slo_bench_torchvision"
-    shutil.copyfile(_STAND_INS / f"{name}.py", site_packages / f"{name}.py")
+    shutil.copyfile(_CPU_FILES / f"{name}.py", site_packages / f"{name}.py")
     (site_packages / f"{name}.pth").write_text(f"import {name}\n", "utf-8")
 
 

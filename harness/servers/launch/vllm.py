@@ -9,8 +9,8 @@ from pathlib import Path
 from ...core.decisions import UNLIMITED
 from ...core.policy import Policy
 from ..plugins.contract import IdleView
-from .parallel_args import stage_layers
 from .recipe import KVCACHED, TORCH_CPU_INDEX, Build, InstallStep, KvTransfer, Launch, Recipe
+from .server_args import stage_layers
 
 _SCHEDULER = "slo_bench.harness.servers.plugins.vllm.scheduler.PolicyScheduler"
 _COLLOCATED = "slo_bench.harness.servers.plugins.vllm.collocated.CollocatedScheduler"

@@ -217,6 +217,19 @@ class StepLog:
             self._file.write(json.dumps({"event": event, **values}) + "\n")
 
 
+@dataclass(frozen=True)
+class Composition:
+    """Composition of a batch. `chunks` are (tokens in KV before, tokens prefilled)."""
+
+    decode_seqs: int
+    decode_kv_tokens: int
+    chunks: list[tuple[int, int]]
+
+    def teach(self, predictions: LearnedPredictions, duration_s: float) -> None:
+        """Let the predictions learn how long this batch took."""
+        predictions.learn(self.decode_seqs, self.decode_kv_tokens, self.chunks, duration_s)
+
+
 def moved_targets(targets: Mapping[str, Iterable[str]]) -> list[str]:
     """Names in a server that do not exist or take other parameters than expected, as texts; empty
     if all do.

@@ -13,7 +13,7 @@ from slo_bench.harness.experiments.execution.lookup import placed
 from slo_bench.harness.experiments.execution.plan import plan
 from slo_bench.harness.experiments.execution.specs import PlacementSpec
 from slo_bench.harness.policies.systems import system
-from slo_bench.harness.servers.launch.kv_offload_args import kv_offload_args
+from slo_bench.harness.servers.launch.server_args import kv_offload_args
 from slo_bench.predictors.specs import GIB
 from slo_bench.workloads.errors import SloBenchError
 from slo_bench.workloads.workload import Workload

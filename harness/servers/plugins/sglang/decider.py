@@ -11,23 +11,18 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable
-from heapq import heappop, heappush
 from http import HTTPStatus
 from typing import Any
 
 from sglang.srt.managers.scheduler import _make_abort_req
 from sglang.srt.managers.utils import is_health_check_generate_req
 
-from ....core.counters import Counters
-from ....core.decision_counts import DecisionCounts
-from ....core.decisions import Admission, ReleaseReason
-from ....core.policy import Key, Policy, clock_read_error, key_is_kept, overrides
-from ....core.predictions import LearnedPredictions
+from ....core.decisions import ReleaseReason
+from ....core.policy import Key, Policy
 from ....core.queues import REKEY_AT_MOST
 from ....core.state import Phase
 from ....core.wire import DROPPED, REJECTED
-from ..contract import StepLog, Tally
-from ..guarded import PolicyErrors, guarded
+from ..hosted import HostedPolicy
 from .compatibility import refusal_of
 from .steps import SglangSteps, requests_left
 from .view import SglangRequest, SglangView, all_ours, ours
@@ -40,21 +35,13 @@ class Decider:
 
     def __init__(self, scheduler: Any, policy: Policy) -> None:
         self._scheduler = scheduler
-        self._errors = PolicyErrors()
         self._failed: dict[Any, str] = {}  # messages of requests that are to end
-        self._policy = policy = guarded(policy, self._errors)
-        predictions = LearnedPredictions()
-        self.steps = SglangSteps(predictions, StepLog())
-        self.view = SglangView(
-            scheduler, predictions, policy.new_state(), Counters(policy.mechanisms())
-        )
-        self._tally = Tally()
-        self._decisions = DecisionCounts()
+        self._hosted = HostedPolicy(policy)
+        self._policy = self._hosted.policy
+        self.steps = SglangSteps(self._hosted.predictions, self._hosted.log)
+        self.view = SglangView(scheduler, self._hosted)
         self._victims: list[int] = []  # requests of which some are being retracted
         self._arrived = self._retracted = 0
-        self._timeouts: list[tuple[float, int, SglangRequest, ReleaseReason]] = []
-        self._calls_admit = overrides(policy, "admit")
-        self._calls_timeout = overrides(policy, "timeout")
         self._limit()
 
     def _limit(self) -> None:
@@ -85,7 +72,7 @@ class Decider:
             self._retracted += 1
             if r.seq in self._victims:
                 self._victims.remove(r.seq)
-            self._decisions.preempt(r.seq, self._victims)
+            self._hosted.decisions.preempt(r.seq, self._victims)
             self._place(r)
             self.steps.log.write("preempted", time_s=self.view.now_s, id=str(req.rid))
             return True
@@ -94,13 +81,12 @@ class Decider:
         self._arrived += 1
         received_s = float(getattr(req.time_stats, "scheduler_recv_time", 0.0)) or self.view.now_s
         r = SglangRequest(req, self._arrived, min(received_s, self.view.now_s))
-        if self._calls_admit and self._policy.admit(r, self.view) is Admission.REJECT:
+        if self._hosted.rejects(r, self.view):
             self._send_away(req, ReleaseReason.REJECT)
             return False
         self._place(r)
-        if self._calls_timeout and (timeout := self._policy.timeout(r, self.view)) is not None:
-            heappush(self._timeouts, (timeout.time_s, r.seq, r, timeout.reason))
-        self._failed |= self._errors.failed()
+        self._hosted.add_timeout(r, self.view)
+        self._failed |= self._hosted.errors.failed()
         if (why := self._failed.pop(r, None)) is not None:
             self._end(req, why, HTTPStatus.INTERNAL_SERVER_ERROR)
             return False
@@ -110,32 +96,18 @@ class Decider:
         if self._policy.queue_order == "linear-in-time":
             r.line = self._policy.queue_key_line(r, self.view)
         elif self._policy.queue_order == "static":
-            r.key = self._queue_key(r)
-
-    def _queue_key(self, r: SglangRequest) -> Key:
-        if not key_is_kept(self._policy):
-            return self._policy.queue_key(r, self.view)
-        self.view.clock_error = clock_read_error(self._policy)
-        try:
-            return self._policy.queue_key(r, self.view)
-        finally:
-            self.view.clock_error = None
+            r.key = self._hosted.queue_key(r, self.view)
 
     def write_tally(self) -> None:
         """Write what was counted so far, for the process that started the server."""
-        self._tally.write(
-            self.view.counters,
-            preempted_recompute=self._retracted,
-            policy_errors=self._errors.count,
-            **self._decisions.totals(),
-        )
+        self._hosted.write_tally(preempted_recompute=self._retracted)
 
     def expire_timeouts(self, batches: Iterable[Any]) -> None:
         """Drop or offload waiting requests whose timeout has passed; `batches` run now."""
         queue = self._scheduler.waiting_queue
         running = [batch.reqs for batch in batches if batch is not None]
         self.view.look(type(self).clock(), running)
-        self._failed |= self._errors.failed()
+        self._failed |= self._hosted.errors.failed()
         for r, why in list(self._failed.items()):
             at = next((i for i, one in enumerate(queue) if one is r.req), None)
             if at is not None:
@@ -143,8 +115,8 @@ class Decider:
                 self._end(r.req, why, HTTPStatus.INTERNAL_SERVER_ERROR)
             elif r.phase is Phase.DONE:
                 del self._failed[r]
-        while self._timeouts and self._timeouts[0][0] <= self.view.now_s:
-            _, _, r, reason = heappop(self._timeouts)
+        for r, reason in self._hosted.timed_out(self.view.now_s):
+            assert isinstance(r, SglangRequest)
             req = r.req
             if req is None or not math.isnan(r.first_scheduled_s):
                 continue
@@ -154,7 +126,7 @@ class Decider:
                 self._send_away(req, reason)
 
     def _send_away(self, req: Any, reason: ReleaseReason) -> None:
-        self._decisions.release += 1
+        self._hosted.decisions.release += 1
         why = REJECTED if reason is ReleaseReason.REJECT else DROPPED
         self._end(req, f"{why} by the policy", HTTPStatus.SERVICE_UNAVAILABLE)
 
@@ -181,10 +153,10 @@ class Decider:
         if self._policy.queue_order == "prefix-cache":
             by_arrival = len(queue) > REKEY_AT_MOST
             for r in all_ours(queue):
-                r.key = r.arrival_s if by_arrival else self._queue_key(r)
+                r.key = r.arrival_s if by_arrival else self._hosted.queue_key(r, self.view)
         elif self._policy.queue_order == "dynamic":
             for r in all_ours(queue):
-                r.key = self._queue_key(r)
+                r.key = self._hosted.queue_key(r, self.view)
         queue.sort(key=self._rank)
 
     def _rank(self, req: Any) -> tuple[bool, Key, int]:
@@ -216,7 +188,7 @@ class Decider:
         entered = [r.seq for r in all_ours(batch.reqs) if prefill and r.phase is Phase.WAITING]
         if entered:
             waiting = [r.seq for r in all_ours(self._scheduler.waiting_queue)]
-            self._decisions.enter(entered, waiting)
+            self._hosted.decisions.enter(entered, waiting)
         for r in all_ours(batch.reqs):
             r.phase = Phase.PREFILL if prefill else Phase.DECODE
             if math.isnan(r.first_scheduled_s):

@@ -3,22 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from typing import Any
 
 from ....core.predictions import LearnedPredictions
-from ..contract import StepLog
-
-
-@dataclass(frozen=True)
-class SglangStep:
-    """Composition of a batch. `chunks` are (tokens in KV before, tokens prefilled)."""
-
-    begin_s: float
-    decode_seqs: int
-    decode_kv_tokens: int
-    chunks: list[tuple[int, int]]
-    entered: list[str]
+from ..contract import Composition, StepLog
 
 
 class SglangSteps:
@@ -27,23 +15,21 @@ class SglangSteps:
     def __init__(self, predictions: LearnedPredictions, log: StepLog) -> None:
         self.log = log
         self._predictions = predictions
-        self._begun: deque[SglangStep] = deque()
+        self._begun: deque[tuple[float, Composition]] = deque()
         self._done_s = 0.0
 
     def begin(self, batch: Any, now_s: float, *, waiting: int, free_blocks: int) -> None:
         """Record a batch that starts now."""
-        step = _step(batch, now_s)
-        self._begun.append(step)
+        step, entered = _step(batch)
+        self._begun.append((now_s, step))
         if self.log.wanted:
             self.log.write(
                 "step",
                 time_s=now_s,
-                decode_seqs=step.decode_seqs,
-                decode_kv_tokens=step.decode_kv_tokens,
-                chunks=step.chunks,
+                **vars(step),
                 waiting=waiting,
                 free_blocks=free_blocks,
-                entered=step.entered,
+                entered=entered,
             )
 
     def done(self, now_s: float, left: int) -> None:
@@ -53,11 +39,10 @@ class SglangSteps:
         """
         if not self._begun:
             return
-        step = self._begun.popleft()
-        duration_s = now_s - max(step.begin_s, self._done_s)
+        begin_s, step = self._begun.popleft()
+        duration_s = now_s - max(begin_s, self._done_s)
         self._done_s = now_s
-        decodes = step.decode_seqs, step.decode_kv_tokens
-        self._predictions.learn(*decodes, step.chunks, duration_s)
+        step.teach(self._predictions, duration_s)
         self.log.write("done", time_s=now_s, duration_s=duration_s, left=left)
 
 
@@ -92,12 +77,13 @@ def engine_settings(scheduler: Any) -> dict[str, Any]:
     return found
 
 
-def _step(batch: Any, now_s: float) -> SglangStep:
+def _step(batch: Any) -> tuple[Composition, list[str]]:
+    """Composition of a batch, and the ids of the requests that enter with it."""
     mode = batch.forward_mode
     if not mode.is_extend():
         reqs = batch.reqs if mode.is_decode() else []
         kv_tokens = sum(int(req.kv.kv_committed_len) for req in reqs)
-        return SglangStep(now_s, len(reqs), kv_tokens, [], [])
+        return Composition(len(reqs), kv_tokens, []), []
     decoding = {id(req) for req in batch.decoding_reqs or ()}  # in a mixed batch
     lengths = zip(batch.reqs, batch.prefix_lens, batch.extend_lens, strict=True)
     chunks, entered, kv_tokens = [], [], 0
@@ -107,4 +93,4 @@ def _step(batch: Any, now_s: float) -> SglangStep:
         else:
             chunks.append((int(before), int(tokens)))
             entered.append(str(req.rid))
-    return SglangStep(now_s, len(decoding), kv_tokens, chunks, entered)
+    return Composition(len(decoding), kv_tokens, chunks), entered

@@ -8,13 +8,11 @@ from typing import Any
 
 from sglang.srt.mem_cache.common import match_kv_cache
 
-from .....workloads.errors import SloBenchError
-from ....core.counters import Counters
 from ....core.decisions import Line, NextQueue
 from ....core.policy import Key
 from ....core.state import RequestState
-from ....core.view import Predictions
 from ....core.wire import predicted_length_from_wire, priority_from_wire, slo_from_wire
+from ..hosted import HostedPolicy, HostedView
 
 _ATTRIBUTE = "slo_bench"  # of SGLang's request, where ours is kept
 
@@ -61,37 +59,25 @@ def all_ours(reqs: Iterable[Any]) -> list[SglangRequest]:
     return [r for req in reqs if (r := ours(req)) is not None]
 
 
-class SglangView:
+class SglangView(HostedView):
     """Implements `harness.core.view.View` over SGLang's scheduler.
 
     `look` sets the running requests before the policy is called: while SGLang plans a step, its own
     `running_batch` is out of date.
     """
 
-    def __init__(
-        self, scheduler: Any, predictions: Predictions, state: Any, counters: Counters
-    ) -> None:
+    def __init__(self, scheduler: Any, hosted: HostedPolicy) -> None:
+        super().__init__(hosted)
         self._scheduler = scheduler
-        self.predict = predictions
-        self.policy_state = state
-        self.counters = counters
-        self._now_s = 0.0
-        self.clock_error: SloBenchError | None = None  # raised where the clock must not be read
         self._running: Sequence[Sequence[Any]] = ()
         self._batch: list[SglangRequest] | None = None
 
     def look(self, now_s: float, running: Sequence[Sequence[Any]] | None = None) -> None:
         """Set the clock and the lists of SGLang's running requests; None: unchanged."""
-        self._now_s = now_s
+        self.time_s = now_s
         self._batch = None
         if running is not None:
             self._running = running
-
-    @property
-    def now_s(self) -> float:
-        if self.clock_error is not None:
-            raise self.clock_error
-        return self._now_s
 
     @property
     def batch(self) -> list[SglangRequest]:

@@ -28,9 +28,7 @@ class CollocatedScheduler(PolicyScheduler):
         spec, policy = EmbedderBeside.asked_for(), self.slo_policy
         if spec is None or not isinstance(policy, Collocated):
             raise RuntimeError("no embedder, or a policy that decides on none")
-        EmbeddingScheduler(
-            self, policy, spec, self.policy_errors, clock=type(self).clock, log=self.recorder.log
-        ).listen()
+        EmbeddingScheduler(self, policy, spec, self.hosted, clock=type(self).clock).listen()
 
     # ---------------------------------------------------------------- read by the scheduler
 

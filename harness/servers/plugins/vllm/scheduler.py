@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from heapq import heappop, heappush
 from typing import Any, ClassVar
 
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
@@ -20,9 +19,8 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.request import Request, RequestStatus
 
-from ....core.counters import Counters
-from ....core.decisions import Admission, NextQueue, PreemptionMode, ReleaseReason
-from ....core.policy import Policy, key_is_kept, overrides
+from ....core.decisions import NextQueue, PreemptionMode, ReleaseReason
+from ....core.policy import Policy, overrides
 from ....core.state import Phase, RequestState
 from ....core.wire import (
     DROPPED,
@@ -34,11 +32,11 @@ from ....core.wire import (
     waited_s,
 )
 from ..contract import announce, asked_for, num_cpu_blocks
-from ..guarded import PolicyErrors, guarded
+from ..hosted import HostedPolicy
 from .hooks import HOOKS, vllm_version
 from .queue import PolicyQueue
-from .recorder import StepRecorder
-from .view import KeptKeyView, VllmView, engine_settings
+from .steps import StepRecorder, engine_settings
+from .view import VllmView
 
 _GOODBYES = {
     ReleaseReason.REJECT: REJECTED,
@@ -66,21 +64,17 @@ class PolicyScheduler(Scheduler):
         policy = spec.load()
         if not isinstance(policy, Policy):
             raise RuntimeError(f"{spec.system} forms static batches, which vLLM does not")
-        self.policy_errors = PolicyErrors()
-        policy = guarded(policy, self.policy_errors)
-        self.slo_policy = policy
-        self.policy_state = policy.new_state()
-        self.counters = Counters(policy.mechanisms())
+        self.hosted = HostedPolicy(policy)
+        self.slo_policy = policy = self.hosted.policy
         self.recorder = StepRecorder(self)
-        self.predictions = self.recorder.predictions
-        self.now_s = type(self).clock()
+        self.view = VllmView(self, self.hosted)
+        self.view.time_s = type(self).clock()
         self.states: dict[str, RequestState] = {}
         self._apart: list[Request] = []  # in the batch, but not in `running` at this moment
         self.num_cpu_blocks = self._checked_num_cpu_blocks()
         self._requests: dict[int, Request] = {}  # by the number of their state
         self._arrived = 0
         self._reserved_blocks = 0
-        self._timeouts: list[tuple[float, int, str, ReleaseReason]] = []
         self._goodbyes: list[tuple[int, EngineCoreOutput]] = []
         self._own_limits = (self.max_num_scheduled_tokens, self.max_num_running_reqs)
         self._decode_next = False
@@ -89,7 +83,6 @@ class PolicyScheduler(Scheduler):
         self._seen_free: int | None = None
         self._asks_room = any(overrides(policy, h) for h in ("headroom_blocks", "reserved_blocks"))
         self._calls_next_queue = overrides(policy, "next_queue")
-        self._calls_timeout = overrides(policy, "timeout")
         # Answers that change while requests decode are taken when something happened.
         self._answers_drift = (
             policy.queue_order == "dynamic" or self._calls_next_queue or policy.dynamic_limits
@@ -101,8 +94,6 @@ class PolicyScheduler(Scheduler):
             lambda r: r.request_id in self.swapped,
             hangs_on_view=policy.queue_order == "dynamic",
         )
-        self.view = VllmView(self)
-        self._key_view = KeptKeyView(self, policy) if key_is_kept(policy) else self.view
         self._limits = policy.limits(self.view)
         self._apply_limits()
         announce(
@@ -155,41 +146,29 @@ class PolicyScheduler(Scheduler):
             return lacks
         return bool(chunk) or lacks or request.num_output_tokens == 0
 
-    def cached_tokens(self, request: Request) -> int:
-        """Number of leading tokens in the prefix cache."""
-        if not self.cache_config.enable_prefix_caching:
-            return 0
-        return int(self.kv_cache_manager.get_computed_blocks(request)[1])
-
     # ---------------------------------------------------------------- coming and going
 
     def add_request(self, request: Request) -> None:
         if request.request_id in self.requests:  # the next input of a streaming session
             super().add_request(request)
             return
-        self.now_s = type(self).clock()
+        self.view.time_s = type(self).clock()
         self._changed = True
         r = self._state_of(request)
         self.states[request.request_id] = r
         self._requests[r.id] = request
-        policy = self.slo_policy
-        if overrides(policy, "admit") and policy.admit(r, self.view) is Admission.REJECT:
-            super().add_request(request)
+        rejected = self.hosted.rejects(r, self.view)
+        super().add_request(request)
+        if rejected:
             self._send_away(request, ReleaseReason.REJECT)
             return
-        super().add_request(request)
-        if self._calls_timeout:
-            timeout = policy.timeout(r, self.view)
-            if timeout is not None:
-                heappush(
-                    self._timeouts, (timeout.time_s, r.seq, request.request_id, timeout.reason)
-                )
+        self.hosted.add_timeout(r, self.view)
         self._dismiss_failed()
 
     def _state_of(self, request: Request) -> RequestState:
         params = request.sampling_params or request.pooling_params
         wire = getattr(params, "extra_args", None) or getattr(params, "extra_kwargs", None) or {}
-        arrival_s = min(float(request.arrival_time), self.now_s) - waited_s(wire)
+        arrival_s = min(float(request.arrival_time), self.view.time_s) - waited_s(wire)
         output = int(request.max_tokens)
         self._arrived += 1
         r = RequestState(
@@ -207,21 +186,20 @@ class PolicyScheduler(Scheduler):
 
     def _dismiss(self) -> None:
         """Drop or offload waiting requests whose timeout has passed."""
-        while self._timeouts and self._timeouts[0][0] <= self.now_s:
-            _, _, request_id, reason = heappop(self._timeouts)
-            request = self.requests.get(request_id)
+        for r, reason in self.hosted.timed_out(self.view.time_s):
+            request = self._requests.get(r.id)
             if request is not None and request.status == RequestStatus.WAITING:
                 self._send_away(request, reason)
 
     def _dismiss_failed(self) -> None:
         """End the requests about which the policy raised an error."""
-        for r, why in self.policy_errors.failed().items():
+        for r, why in self.hosted.errors.failed().items():
             request = self._requests.get(r.id)
             if request is not None:
                 self._end(request, why)
 
     def _send_away(self, request: Request, reason: ReleaseReason) -> None:
-        self.recorder.decisions.release += 1
+        self.hosted.decisions.release += 1
         self._end(request, _GOODBYES[reason])
 
     def _end(self, request: Request, why: str) -> None:
@@ -247,14 +225,14 @@ class PolicyScheduler(Scheduler):
             if request.status in stopped:
                 self.slo_policy.on_finished(r, self.view)
             del self.states[request.request_id], self._requests[r.id]
-            if self.recorder.log.wanted:
+            if self.hosted.log.wanted:
                 self.recorder.ended.append(request.request_id)
         return super()._free_request(request, *args, **kwargs)
 
     # ---------------------------------------------------------------- one step
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        self.now_s = type(self).clock()
+        self.view.time_s = type(self).clock()
         self.recorder.preempted.clear()
         if not self.slo_policy.may_start_at_timeout:
             self._dismiss()
@@ -536,12 +514,12 @@ class PolicyScheduler(Scheduler):
             r.target_tokens = request.num_tokens
         self.recorder.preempts(request.request_id, how, tokens)
         others = [self.states[one.request_id].seq for one in self.batch if one is not request]
-        self.recorder.decisions.preempt(r.seq, others)
+        self.hosted.decisions.preempt(r.seq, others)
         super()._preempt_request(request, *args, **kwargs)
 
     def _key(self, request: Request) -> tuple[Any, int]:
         r = self.states[request.request_id]
-        return self.slo_policy.queue_key(r, self._key_view), r.seq
+        return self.hosted.queue_key(r, self.view), r.seq
 
     def _note(self, output: Any) -> None:
         """Record the requests that entered, and the step."""
@@ -551,13 +529,13 @@ class PolicyScheduler(Scheduler):
             r = self.states[request_id]
             r.phase = Phase.PREFILL
             if r.first_scheduled_s != r.first_scheduled_s:  # not yet
-                r.first_scheduled_s = self.now_s
+                r.first_scheduled_s = self.view.time_s
             if self._asks_room and not r.reserved_blocks:
                 r.reserved_blocks = self.slo_policy.reserved_blocks(r, self.view)
                 self._reserved_blocks += r.reserved_blocks
         if entered:
             waiting = [self.states[one.request_id].seq for one in self.waiting]
-            self.recorder.decisions.enter([self.states[one].seq for one in entered], waiting)
+            self.hosted.decisions.enter([self.states[one].seq for one in entered], waiting)
         self.recorder.begins(output, entered)
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
@@ -565,7 +543,7 @@ class PolicyScheduler(Scheduler):
         duration_s = self.recorder.ran(model_runner_output, now_s)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         self._note_first_tokens(outputs, now_s)
-        log = self.recorder.log
+        log = self.hosted.log
         if duration_s is not None and log.wanted:
             left = int(self.get_num_unfinished_requests())
             log.write("done", time_s=now_s, duration_s=duration_s, left=left)

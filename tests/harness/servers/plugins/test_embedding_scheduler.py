@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 
 from slo_bench.harness.core.collocated_policy import Beside, Collocated
-from slo_bench.harness.core.counters import Counters
+from slo_bench.harness.core.state import RequestState
 from slo_bench.harness.core.wire import REJECTED
 from slo_bench.harness.policies.collocation.baselines import CollocatedFcfs, StaticSplit
 from slo_bench.harness.policies.collocation.policy import Collocation
 from slo_bench.harness.servers.plugins.contract import EMBED_PASSES, EmbedderBeside
 from slo_bench.harness.servers.plugins.embedding_scheduler import EmbeddingScheduler
-from slo_bench.harness.servers.plugins.guarded import PolicyErrors
+from slo_bench.harness.servers.plugins.hosted import HostedPolicy
+from slo_bench.workloads.request import Slo
 
 TOKENS = 10  # whose activations fill a block
 SPEC = EmbedderBeside("", 100)
@@ -28,8 +29,6 @@ SPEC = EmbedderBeside("", 100)
 class Server:
     """A language model's server with 100 KV blocks."""
 
-    policy_state: Any
-    counters: Counters
     used: int = 0
     taken: int = 0
     n_running: int = 0
@@ -66,8 +65,11 @@ class Clock:
 
 
 def scheduler_of(policy: Collocated, spec: EmbedderBeside = SPEC) -> EmbeddingScheduler:
-    server = Server(policy.new_state(), Counters(policy.mechanisms()))
-    return EmbeddingScheduler(server, policy, spec, PolicyErrors(), clock=Clock())
+    return EmbeddingScheduler(Server(), policy, spec, HostedPolicy(policy), clock=Clock())
+
+
+def prompt(tokens: int) -> list[RequestState]:
+    return [RequestState(0, 0.0, tokens, 0, 0, Slo())]
 
 
 def arrive(number: int, blocks: int, texts: int = 1, **values: Any) -> dict[str, Any]:
@@ -85,7 +87,7 @@ def test_a_pass_takes_blocks_until_it_ends():
     assert scheduler.step([arrive(1, 30, texts=16), arrive(2, 20, texts=64)]) == [{"begin": [1, 2]}]
     assert (host.taken, scheduler.held_blocks) == (50, 50)
     assert scheduler.step([arrive(3, 5)]) == []  # one pass at a time
-    assert [r.id for r in scheduler._view.running()] == [1, 2]
+    assert [r.id for r in scheduler.running()] == [1, 2]
     assert scheduler.step([{"end": 0.5}]) == [{"begin": [3]}]
     assert scheduler.step([{"end": 0.1}]) == []
     assert host.taken == 0
@@ -107,14 +109,14 @@ def test_the_quota_of_algorithm_2_cuts_passes_beside_generation():
     scheduler.step([{"end": 0.1}])
     scheduler.host.n_running = 1
     assert scheduler.step([arrive(3, 6), arrive(4, 6)]) == [{"begin": [3]}]
-    assert scheduler.host.counters.of_policy()["passes_cut"] == 1
+    assert scheduler.counters.of_policy()["passes_cut"] == 1
     assert scheduler.step([{"end": 0.1}]) == [{"begin": [4]}]
 
 
 def test_the_policy_of_the_language_model_sees_the_embedder():
     scheduler = scheduler_of(Collocation())
-    embedder = scheduler.host.policy_state.embedder
-    assert isinstance(scheduler.host.policy_state, Beside)
+    embedder = scheduler.policy_state.embedder
+    assert isinstance(scheduler.policy_state, Beside)
     scheduler.host.used = 100
     scheduler.step([arrive(1, 30, priority=1, e2e_slo_s=2.0, waited_s=0.5)])
     [r] = embedder.waiting(0.0)
@@ -132,9 +134,9 @@ def test_pass_times_are_learned():
         blocks = 1 + number % 7
         assert scheduler.step([arrive(number, blocks)]) == [{"begin": [number]}]
         scheduler.step([{"end": 0.01 + 0.002 * blocks * TOKENS}])
-    assert scheduler.predicted_s(100) == pytest.approx(0.21, rel=0.02)
+    assert scheduler.pass_s(prompt(100)) == pytest.approx(0.21, rel=0.02)
     scheduler.step([arrive(99, 10)])
-    assert scheduler._view.now_s == pytest.approx(1000.21, abs=0.01)  # the end of the pass
+    assert scheduler.now_s == pytest.approx(1000.21, abs=0.01)  # the end of the pass
 
 
 def test_first_come_waits_for_an_older_generation_request():
@@ -160,7 +162,7 @@ def test_a_client_that_has_gone_is_forgotten_before_its_pass_alone():
     scheduler.step([arrive(3, 5), {"leave": 1}, {"leave": 3}])
     assert scheduler.host.taken == 10
     assert scheduler.step([{"end": None}]) == []
-    assert scheduler.predicted_s(100) == 0.0  # nothing is learned from a pass that failed
+    assert scheduler.pass_s(prompt(100)) == 0.0  # nothing is learned from a pass that failed
 
 
 class Broken(Collocated):
@@ -171,7 +173,7 @@ class Broken(Collocated):
 def test_an_error_of_the_policy_leaves_the_models_uncoordinated(capsys):
     scheduler = scheduler_of(Broken())
     assert scheduler.step([arrive(1, 5)]) == [{"begin": [1]}]
-    assert scheduler._errors.count == 1
+    assert scheduler._hosted.errors.count == 1
     assert "ValueError: no" in capsys.readouterr().err
 
 

@@ -133,7 +133,7 @@ def made(case: dict) -> PolicyScheduler:
 def run(case: dict) -> dict:
     Ticks.now = 0
     scheduler = made(case)
-    scheduler.predictions = costs = Costs(**case["costs"])
+    scheduler.view.predict = costs = Costs(**case["costs"])
     todo = list(enumerate(case["requests"]))
     finish_ticks: dict[str, int] = {}
     rounds = 0

@@ -12,7 +12,7 @@ from slo_bench.harness.core.policy import Policy, overrides, parameter
 from slo_bench.harness.core.state import RequestState
 from slo_bench.harness.core.wire import FAILED
 from slo_bench.harness.servers.plugins.contract import IdleView
-from slo_bench.harness.servers.plugins.guarded import FIRST, PolicyErrors, guarded
+from slo_bench.harness.servers.plugins.hosted import FIRST, PolicyErrors, guarded
 from slo_bench.workloads.errors import SloBenchError
 from slo_bench.workloads.request import Slo
 

@@ -1,8 +1,8 @@
-"""A policy whose errors end requests, not the server.
+"""A policy inside a server's process: its errors, and what is kept for it.
 
-In a server's process an exception of a policy would end the engine, and all requests with it. Here
-every hook is called in a guard: the request that it was asked about fails with the error, and the
-answer is one that changes as little as possible.
+An exception of a policy would end the engine, and all requests with it. Here every hook is called
+in a guard: the request that it was asked about fails with the error, and the answer is one that
+changes as little as possible.
 """
 
 from __future__ import annotations
@@ -10,14 +10,20 @@ from __future__ import annotations
 import functools
 import sys
 import traceback
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from heapq import heappop, heappush
+from typing import Any, Protocol
 
 from ....workloads.errors import SloBenchError
-from ...core.decisions import Admission, Line, PreemptionMode
-from ...core.policy import Policy, overrides
+from ...core.counters import Counters
+from ...core.decision_counts import DecisionCounts
+from ...core.decisions import Admission, Line, PreemptionMode, ReleaseReason
+from ...core.policy import Key, Policy, clock_read_error, key_is_kept, overrides
+from ...core.predictions import LearnedPredictions
 from ...core.state import RequestState
+from ...core.view import Predictions, View
 from ...core.wire import FAILED
+from .contract import StepLog, Tally
 
 
 @functools.total_ordering
@@ -135,3 +141,75 @@ def _limits(hook: Callable[..., Any], policy: str, errors: PolicyErrors) -> Call
         return last[0]
 
     return called
+
+
+class ClockedView(View, Protocol):
+    """A view whose clock can be closed while a key is computed that is kept."""
+
+    clock_is_closed: bool
+
+
+class HostedPolicy:
+    """A guarded policy of a server, with its state, predictions, counters, log and timeouts."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.errors = PolicyErrors()
+        self.policy = guarded(policy, self.errors)
+        self.state = policy.new_state()
+        self.counters = Counters(policy.mechanisms())
+        self.predictions = LearnedPredictions()
+        self.decisions = DecisionCounts()
+        self.log = StepLog()
+        self._tally = Tally()
+        self._timeouts: list[tuple[float, int, RequestState, ReleaseReason]] = []
+        self._calls_admit = overrides(policy, "admit")
+        self._calls_timeout = overrides(policy, "timeout")
+        self._keeps_keys = key_is_kept(policy)
+
+    def rejects(self, r: RequestState, view: ClockedView) -> bool:
+        """Whether the policy rejects a request that arrives."""
+        return self._calls_admit and self.policy.admit(r, view) is Admission.REJECT
+
+    def add_timeout(self, r: RequestState, view: ClockedView) -> None:
+        """Ask for the timeout of a request that has entered the queue."""
+        if self._calls_timeout and (timeout := self.policy.timeout(r, view)) is not None:
+            heappush(self._timeouts, (timeout.time_s, r.seq, r, timeout.reason))
+
+    def timed_out(self, now_s: float) -> Iterator[tuple[RequestState, ReleaseReason]]:
+        """Requests whose timeout has passed, with the reason, also those that have begun."""
+        while self._timeouts and self._timeouts[0][0] <= now_s:
+            _, _, r, reason = heappop(self._timeouts)
+            yield r, reason
+
+    def queue_key(self, r: RequestState, view: ClockedView) -> Key:
+        """The policy's key of a request; one that is kept cannot read the clock."""
+        if not self._keeps_keys:
+            return self.policy.queue_key(r, view)
+        view.clock_is_closed = True
+        try:
+            return self.policy.queue_key(r, view)
+        finally:
+            view.clock_is_closed = False
+
+    def write_tally(self, **own: int) -> None:
+        """Write all counters, with the server's `own`, for the process that started the server."""
+        totals = {"policy_errors": self.errors.count, **self.decisions.totals()}
+        self._tally.write(self.counters, **totals, **own)
+
+
+class HostedView:
+    """What the views of all servers have in common: time, predictions, state and counters."""
+
+    def __init__(self, hosted: HostedPolicy) -> None:
+        self.predict: Predictions = hosted.predictions
+        self.policy_state: Any = hosted.state
+        self.counters = hosted.counters
+        self.time_s = 0.0
+        self.clock_is_closed = False
+        self._policy = hosted.policy
+
+    @property
+    def now_s(self) -> float:
+        if self.clock_is_closed:
+            raise clock_read_error(self._policy)
+        return self.time_s
