@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from .agents import Agents, Task, begun, graph_of
+from .arrays import Floats, Ints
 from .arrivals import ArrivalProcess, Concurrency, Poisson, parse_arrivals
 from .call_parser import positive
 from .errors import SloBenchError
@@ -23,13 +22,11 @@ from .prefixes import Continuations
 from .readers.formats import read
 from .readers.table import WorkloadTrace
 from .request import SLO_COLUMNS, RequestType
-from .sessions import Sessions
+from .sessions import Agents, Sessions, Task, begun, graph_of
 from .slo import SloSpec
 from .streams import Streams
 from .workload import Workload, take
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 NO_SLO = SloSpec()
 
 
@@ -291,7 +288,7 @@ class TraceSource(WorkloadSource):
             n = min(n, int(np.searchsorted(arrival_s, limit_s, side="left")))
         return take(workload, np.arange(n), arrival_s[:n])
 
-    def _rows(self, n: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    def _rows(self, n: int, rng: np.random.Generator) -> Ints:
         size = len(self.trace.workload)
         if self.trace.has_arrivals:
             if n > size:

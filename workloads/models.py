@@ -7,17 +7,14 @@ import re
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from .arrays import Floats, Ints
 from .arrivals import Extent
 from .call_parser import Call, build, parse_call, positive
 from .errors import SloBenchError, UnknownNameError
 from .machine_memory import check_memory
 from .streams import Streams
 from .workload import Workload
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import catalogue
-from .agents import Agents, parse_agents
 from .arrivals import ArrivalProcess, parse_arrivals
 from .base import DrawnSource, Member, MixedSource, TaskSource, TraceSource, WorkloadSource
 from .call_parser import Call, build, parse_call, positive
@@ -18,7 +17,7 @@ from .errors import SloBenchError, UnknownNameError
 from .lengths import Fixed, LengthDistribution, MixtureComponent, PairLengths, pair, parse_lengths
 from .models import Models, MultiModelArrivals, parse_models
 from .readers.agents import TASK_FORMATS, RecordedTasks, read_tasks, task_format
-from .sessions import Sessions, parse_sessions
+from .sessions import Agents, Sessions, parse_agents, parse_sessions
 
 
 def load_source(

@@ -12,15 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ...workloads.arrays import Floats
 from ...workloads.errors import SloBenchError
 from ..specs import ModelSpec, model
 from .build import ALL_REDUCE
 from .importers import ImportOptions
 from .profile import Profile, Source, read_parquet, table_of
 
-Floats = NDArray[np.float64]
 _DTYPE = "bfloat16"
 _REDUCES_A_LAYER = 2
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ...workloads.errors import SloBenchError, UnknownNameError
-from ..catalogue import entries
+from ..specs import entries
 from .profile import Profile
 
 

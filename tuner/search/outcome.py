@@ -20,8 +20,7 @@ from ...workloads.errors import FileFormatError, SloBenchError
 from ...workloads.parsing import finite, parse_json
 from ...workloads.whole_file import write_whole
 from ..capacity.cells import Ended
-from .ablation import Ablation, ablated
-from .confirm import MOST_WINNERS, Confirmed, Confirming, confirm
+from .confirm import MOST_WINNERS, Ablation, Confirmed, Confirming, ablated, confirm
 from .settings import TuneSettings
 from .space import SETTINGS, Space
 from .study_results import StudyResults, TrialRow
