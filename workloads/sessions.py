@@ -13,7 +13,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,21 @@ from .streams import Streams
 from .workload import Workload
 
 N = TypeVar("N", np.int64, np.float64)
+
+
+class Wanted(NamedTuple):
+    """How much to make at a rate: a number of requests, a duration, or whichever ends first."""
+
+    rate_rps: float
+    requests: int | None
+    duration_s: float | None
+
+    def start_s(self, arrivals: ArrivalProcess, streams: Streams, each: float) -> Floats:
+        """When things of `each` requests in the mean begin."""
+        rng = streams.rng("arrivals")
+        return arrivals.times_s(
+            self.rate_rps / each, rng, requests=self.requests, duration_s=self.duration_s
+        )
 
 
 Pauses = LengthDistribution
@@ -80,14 +95,7 @@ class Sessions:
             raise SloBenchError("max_context_tokens must exceed the system prompt")
 
     def make(
-        self,
-        lengths: PairLengths,
-        arrivals: ArrivalProcess,
-        streams: Streams,
-        *,
-        rate_rps: float,
-        requests: int | None,
-        duration_s: float | None,
+        self, lengths: PairLengths, arrivals: ArrivalProcess, streams: Streams, wanted: Wanted
     ) -> Workload:
         """Sessions that begin by the arrival process, so that turns come at the rate on average.
 
@@ -100,10 +108,7 @@ class Sessions:
         """
         if isinstance(arrivals, Concurrency):
             raise SloBenchError("sessions set the order of requests already; leave out concurrency")
-        sessions_rps = rate_rps / mean_tokens(self.turns)
-        start_s = arrivals.times_s(
-            sessions_rps, streams.rng("arrivals"), requests=requests, duration_s=duration_s
-        )
+        start_s = wanted.start_s(arrivals, streams, mean_tokens(self.turns))
         turns = self.turns.at(streams.rng("turns").random(len(start_s)))
         requested = float(turns.sum(dtype=np.float64))
         check_memory(requested * MADE_BYTES, f"making {requested:,.0f} turns of sessions")
@@ -121,9 +126,9 @@ class Sessions:
         arrival_s = start_s[session] + _since(np.cumsum(waits), begin)
         # Tokens only grow within a session, so that dropping rows drops its last turns.
         keep = prompt + pairs.output_tokens <= self.max_context_tokens
-        keep &= arrival_s < (duration_s or np.inf)
+        keep &= arrival_s < (wanted.duration_s or np.inf)
         order = np.flatnonzero(keep)
-        order = order[np.argsort(arrival_s[order], kind="stable")][:requests]
+        order = order[np.argsort(arrival_s[order], kind="stable")][: wanted.requests]
         if not len(order):
             raise SloBenchError(
                 f"no first turn fits into max_context_tokens={self.max_context_tokens}"
@@ -299,14 +304,7 @@ class Agents:
         return steps + (steps - 1) * self.spawn * spawned
 
     def make(
-        self,
-        lengths: PairLengths,
-        arrivals: ArrivalProcess,
-        streams: Streams,
-        *,
-        rate_rps: float,
-        requests: int | None,
-        duration_s: float | None,
+        self, lengths: PairLengths, arrivals: ArrivalProcess, streams: Streams, wanted: Wanted
     ) -> Workload:
         """Tasks that begin by the arrival process, so that requests come at the rate on average.
 
@@ -314,16 +312,8 @@ class Agents:
             SloBenchError: the arrivals are a closed loop over single requests.
         """
         rng = streams.rng("agents"), streams.rng("lengths")
-        return begun(
-            (_Drawing(self, lengths, rng).task() for _ in itertools.count()),
-            self.mean_requests,
-            BLOCK_SIZE,
-            arrivals,
-            streams,
-            rate_rps=rate_rps,
-            requests=requests,
-            duration_s=duration_s,
-        )
+        tasks = (_Drawing(self, lengths, rng).task() for _ in itertools.count())
+        return begun(tasks, self.mean_requests, BLOCK_SIZE, arrivals, streams, wanted)
 
 
 def begun(
@@ -332,10 +322,7 @@ def begun(
     block_size: int,
     arrivals: ArrivalProcess,
     streams: Streams,
-    *,
-    rate_rps: float,
-    requests: int | None,
-    duration_s: float | None,
+    wanted: Wanted,
 ) -> Workload:
     """Tasks that begin by the arrival process, at the rate over their mean number of requests.
 
@@ -344,18 +331,16 @@ def begun(
     """
     if isinstance(arrivals, Concurrency):
         raise SloBenchError("agents set the order of requests already; leave out concurrency")
-    start_s = arrivals.times_s(
-        rate_rps / mean_requests, streams.rng("arrivals"), requests=requests, duration_s=duration_s
-    )
-    wanted = len(start_s) * mean_requests if requests is None else 2.0 * requests
-    check_memory(wanted * MADE_BYTES, f"making {wanted:,.0f} requests of agents")
+    start_s, requests = wanted.start_s(arrivals, streams, mean_requests), wanted.requests
+    made_at_once = len(start_s) * mean_requests if requests is None else 2.0 * requests
+    check_memory(made_at_once * MADE_BYTES, f"making {made_at_once:,.0f} requests of agents")
     drawn: list[Task] = []
     while True:
         # Tasks that begin after the last request that is kept are not drawn.
         enough = len(start_s) if requests is None else math.ceil(requests / mean_requests)
         count = min(len(start_s), max(2 * len(drawn), enough))
         drawn += itertools.islice(tasks, count - len(drawn))
-        made = graph_of(drawn, start_s[:count], block_size, requests, duration_s)
+        made = graph_of(drawn, start_s[:count], block_size, requests, wanted.duration_s)
         last_s = made.span_s if len(made) == requests else math.inf
         if count == len(start_s) or start_s[count] > last_s:
             return made
