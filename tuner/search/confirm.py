@@ -24,16 +24,15 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ...harness.experiments.execution.workers import NotDoneError, WorkerPool, together
-from ...harness.experiments.experiment import Experiment
+from ...harness.experiments.execution.workers import NotDoneError, together
+from ...workloads.arrays import Floats
 from ...workloads.errors import FileFormatError, SloBenchError
 from ...workloads.parsing import finite
-from ..capacity.cells import Ended
 from ..capacity.curve import student_t
 from .evaluate import ConfigurationEvaluator, RaceResult, drifting_after_s
 from .runs import Runs, Servers
 from .settings import CAPACITY, COST, OBJECTIVES, Aim, TuningObjective
-from .space import Configuration, Space
+from .space import Configuration
 from .study_results import TrialRow
 
 FRESH_SEEDS = 1_000_000  # away from those of searches and races
@@ -67,39 +66,24 @@ class Confirmed:
     problem: str | None = None
     drifting_after_s: float | None = None
 
-    def plain(self) -> dict[str, Any]:
-        """The row as plain values for JSON."""
-        return dataclasses.asdict(self)
-
 
 def confirm(
-    experiment: Experiment,
-    space: Space,
-    aim: Aim,
+    tuned: ConfigurationEvaluator,
     winners: Sequence[TrialRow],
     workloads: Sequence[str],
     folder: Path,
-    *,
-    tolerance: float,
-    ended: Ended | None = None,
     progress: Confirming = lambda done, of: None,
-    pool: WorkerPool | None = None,
 ) -> list[Confirmed]:
     """Measure the default and the winners again, on every workload and with new seeds.
 
     Args:
-        experiment: the tuned experiment; on a real backend its servers are started.
-        space: the search space.
-        aim: the objectives.
+        tuned: of the tuned experiment; on a real backend its servers are started.
         winners: at most `MOST_WINNERS` of them are confirmed.
         workloads: workloads besides the experiment's own.
         folder: for runs and server logs.
-        tolerance: of capacity searches.
-        ended: called within a run.
         progress: called with (done, total).
-        pool: processes that simulate; None: this process.
     """
-    own = experiment.workload[0]
+    own, pool = tuned.experiment.workload[0], tuned.pool
     asked: list[tuple[str, Configuration]] = [(DEFAULT, {})]
     asked += [
         (f"trial {row.number}", row.configuration)
@@ -122,11 +106,8 @@ def confirm(
 
     with Servers(folder / "servers") as servers:
         for place, workload in enumerate(dict.fromkeys((own, *workloads))):
-            table = experiment.model_dump(exclude_unset=True)
-            table |= {"workload": (workload,), "seed": experiment.seed + FRESH_SEEDS}
-            again, kept = Experiment(**table), folder / str(place)
-            evaluation = ConfigurationEvaluator(
-                again, space, aim, tolerance, kept, servers, ended, pool
+            evaluation = tuned.again(
+                folder / str(place), servers, seeds_from=FRESH_SEEDS, workload=(workload,)
             )
             calls += [partial(told, evaluation, workload, one) for one in asked]
         found = [call() for call in calls] if pool is None else together(calls, pool)
@@ -134,7 +115,7 @@ def confirm(
     return [
         row
         for defaults, *others in of_workloads
-        for rows in (defaults, *(_judged(rows, defaults, aim) for rows in others))
+        for rows in (defaults, *(_judged(rows, defaults, tuned.aim) for rows in others))
         for row in rows
     ]
 
@@ -214,6 +195,12 @@ def _figures(
     return found, after_s
 
 
+def _half(values: Sequence[float] | Floats) -> float:
+    """Half of the 95 % interval of a mean, by Student's t."""
+    half = student_t(_QUANTILE, len(values) - 1) * float(np.std(values, ddof=1))
+    return half / math.sqrt(len(values))
+
+
 def _mean(values: Sequence[float]) -> Interval:
     """The mean of runs and its 95 % interval, by Student's t."""
     if not values:
@@ -221,8 +208,7 @@ def _mean(values: Sequence[float]) -> Interval:
     mean = float(np.mean(values))
     if len(values) < 2:
         return mean, None, None
-    half = student_t(_QUANTILE, len(values) - 1) * float(np.std(values, ddof=1))
-    half /= math.sqrt(len(values))
+    half = _half(values)
     return mean, max(0.0, mean - half), mean + half  # no figure is below 0
 
 
@@ -266,34 +252,19 @@ class Ablation:
     matters: bool
     problem: str | None = None
 
-    def plain(self) -> dict[str, Any]:
-        """The row as plain values for JSON."""
-        return dataclasses.asdict(self)
-
 
 def ablated(
-    experiment: Experiment,
-    space: Space,
-    aim: Aim,
-    row: TrialRow,
-    folder: Path,
-    *,
-    tolerance: float,
-    ended: Ended | None = None,
-    pool: WorkerPool | None = None,
+    tuned: ConfigurationEvaluator, row: TrialRow, folder: Path
 ) -> tuple[TrialRow, list[Ablation]]:
     """The winner with parameters that make no difference at their defaults, and the comparisons.
 
     Args:
-        experiment: the tuned experiment, simulated.
-        space: the search space; a dimension without a default is kept.
-        aim: the objectives; the first one that a run has is compared.
+        tuned: of the tuned experiment, simulated. A dimension of its space without a default is
+            kept; its first objective that a run has is compared.
         row: the winner.
         folder: for the runs.
-        tolerance: of capacity searches.
-        ended: called within a run.
-        pool: processes that simulate; None: this process.
     """
+    space, aim = tuned.space, tuned.aim
     changed = [
         name
         for name, value in row.configuration.items()
@@ -305,11 +276,8 @@ def ablated(
         rate_rps = row.values[aim.names.index(CAPACITY)]
     if not changed or not rate_rps:
         return row, []
-    table = experiment.model_dump(exclude_unset=True) | {"seed": experiment.seed + _FIRST_SEED}
     with Servers(folder / "servers") as servers:
-        evaluation = ConfigurationEvaluator(
-            Experiment(**table), space, aim, tolerance, folder, servers, ended, pool
-        )
+        evaluation = tuned.again(folder, servers, seeds_from=_FIRST_SEED)
 
         def figures(configuration: Configuration) -> Sequence[float]:
             assert objective.column is not None
@@ -348,8 +316,7 @@ def _difference(one: Sequence[float], other: Sequence[float]) -> tuple[float, fl
     by_seed = np.subtract(one, other)
     if not np.isfinite(by_seed).all():
         raise SloBenchError("a run has no figure of the objective")
-    half = student_t(_QUANTILE, len(by_seed) - 1) * float(by_seed.std(ddof=1))
-    return float(by_seed.mean()), half / math.sqrt(len(by_seed))
+    return float(by_seed.mean()), _half(by_seed)
 
 
 def _reduced(

@@ -53,13 +53,9 @@ class PruningThreshold:
     met: tuple[tuple[int, ...], ...]  # by run and batch
     requests: tuple[int, ...]  # in each run
 
-    def plain(self) -> dict[str, Any]:
-        """The threshold as plain values, for a trial's attributes."""
-        return vars(self)
-
     @classmethod
     def of_plain(cls, plain: Mapping[str, Any]) -> PruningThreshold:
-        """The inverse of `plain`."""
+        """From `vars` of a threshold, as a trial's attributes have them."""
         met = tuple(tuple(batches) for batches in plain["met"])
         return cls(**{**plain, "met": met, "requests": tuple(plain["requests"])})
 
@@ -198,6 +194,17 @@ class ConfigurationEvaluator:
             targets=(self.aim.target,), tolerance=self.tolerance, max_time_s=limit_s
         )
         return SearchOptions.of(self.experiment, asked)
+
+    def again(
+        self, folder: Path, servers: Servers, *, seeds_from: int, **changes: Any
+    ) -> ConfigurationEvaluator:
+        """The same with `changes` of the experiment, on seeds that are `seeds_from` further on."""
+        table = self.experiment.model_dump(exclude_unset=True) | changes
+        table["seed"] = self.experiment.seed + seeds_from
+        experiment = Experiment(**table)
+        return replace(
+            self, experiment=experiment, folder=folder, servers=servers, max_search_s=None
+        )
 
     def runs_of(self, configuration: Configuration) -> Runs:
         """The runs of a configuration so far.

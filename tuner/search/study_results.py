@@ -59,10 +59,6 @@ class TrialRow:
     figures: Mapping[str, Any]
     reason: str | None = None
 
-    def plain(self) -> dict[str, Any]:
-        """The trial as plain values for JSON."""
-        return vars(self)
-
 
 @dataclass(frozen=True)
 class StudyResults:

@@ -189,7 +189,7 @@ class StudyWorker:
         for name, value in worth.figures.items():
             trial.set_user_attr(name, value)
         if worth.pace is not None:
-            note(trial, PACE, worth.pace.plain())
+            note(trial, PACE, vars(worth.pace))
         if self.made.aim.must_attain and not worth.lost:
             trial.set_constraint("attainment", worth.missed)
         if worth.lost:

@@ -103,4 +103,4 @@ def test_invalid_runs_decide_nothing(pace):
 
 
 def test_a_pace_survives_storage(pace):
-    assert PruningThreshold.of_plain(pace.plain()) == pace
+    assert PruningThreshold.of_plain(vars(pace)) == pace
