@@ -12,6 +12,8 @@
   Prediction Sets for Two-Layer Hierarchical Models). Which way a new group is off the others do not
   tell: residuals count with either sign. Quantiles lie as far out as makes the band hold `LEVEL` of
   the rows of groups, of models and of GPUs left out in turn.
+
+The regime is what bounds a server: KV cache, prompts, decoding, or more load than it can serve.
 """
 
 from __future__ import annotations
@@ -28,12 +30,11 @@ from importlib.resources import files
 import numpy as np
 from numpy.typing import NDArray
 
+from ..workloads.arrays import Floats, Ints, Mask
 from .model_spec import ModelSpec
+from .placement import Placement
+from .roofline import StepTime
 from .step_time import StepTimeModel
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Mask = NDArray[np.bool_]
 
 LEVEL = 0.9
 LEAST_ROWS = 19  # the fewest whose extremes hold 90 % of new ones
@@ -67,7 +68,7 @@ def model_kind(spec: ModelSpec) -> str:
 
 @dataclass(frozen=True)
 class Setting:
-    """What a prediction's residual may depend on; `regime` as `regime.regime_of` has it."""
+    """What a prediction's residual may depend on; `regime` as `regime_of` has it."""
 
     engine: str
     gpu: str
@@ -320,3 +321,37 @@ def coverage(
                 low, high = spread.factors()
                 inside.append(low <= np.exp(known.logs[row, column]) <= high)
     return float(np.mean(inside)) if inside else float("nan")
+
+
+KV_BOUND, OVERLOADED = "kv-bound", "overloaded"
+PREFILL_BOUND, DECODE_BOUND = "prefill-bound", "decode-bound"
+_WAITING = 0.5  # of the time in the system
+_SLOWED = 1.5  # times the step that decodes alone
+
+
+def regime_of(
+    placement: Placement,
+    step_time: StepTime,
+    *,
+    clients: int | None,
+    running: float,
+    prompt_tokens: float,
+    output_tokens: float,
+    ttft_s: float,
+    tpot_s: float,
+    e2e_s: float,
+) -> str:
+    """The regime of one instance, by its prediction and its inputs (means over requests).
+
+    KV-bound: a closed loop with more `clients` than fit. Overloaded: an open loop (`clients` None)
+    whose requests wait longer than they are served. Prefill-bound: steps take 1.5 times what
+    decoding `running` requests alone would.
+    """
+    if clients is not None and clients * (prompt_tokens + output_tokens) > placement.kv_tokens:
+        return KV_BOUND
+    if clients is None and ttft_s > _WAITING * e2e_s:
+        return OVERLOADED
+    together = max(1, round(running))
+    kv_tokens = round(together * (prompt_tokens + output_tokens / 2))
+    alone_s = step_time.step_s(together, kv_tokens, ())
+    return PREFILL_BOUND if tpot_s > _SLOWED * alone_s else DECODE_BOUND

@@ -110,47 +110,42 @@ _READ_OR_HARMLESS = re.compile(
 _SPECULATIVE_TYPES = ("eagle", "medusa", "mlp_speculator", "speculator")
 _INTEGERS = {"4": "int4", "8": "int8"}
 _MODELOPT = {"FP8": "fp8", "NVFP4": "nvfp4", "FP4": "nvfp4"}
+_OF_THEIR_NAME = ("llama", "mistral", "qwen", "qwen2", "qwen3", "opt", "glm", "glm4", "bert")
 _FAMILY_OF_TYPE = {
-    "llama": "llama",
-    "mistral": "mistral",
-    "qwen": "qwen",
-    "qwen2": "qwen2",
-    "qwen3": "qwen3",
-    "opt": "opt",
-    "glm": "glm",
-    "glm4": "glm4",
-    "bert": "bert",
-    "xlm-roberta": "xlm-roberta",
-    "roberta": "xlm-roberta",
+    **{name: name for name in _OF_THEIR_NAME},
+    **dict.fromkeys(("xlm-roberta", "roberta"), "xlm-roberta"),
     "mixtral": "mistral",
     "qwen2_moe": "qwen2",
     "qwen3_moe": "qwen3",
-    "deepseek_v2": "deepseek",
-    "deepseek_v3": "deepseek",
-    "kimi_k2": "deepseek",
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "kimi_k2", *_SPARSE_TYPES), "deepseek"),
     "gpt_oss": "gpt-oss",
     "minimax_m2": "minimax",
     "gemma3_text": "gemma3",
     "llama4_text": "llama",
-    **dict.fromkeys(_SPARSE_TYPES, "deepseek"),
     **dict.fromkeys(_LINEAR_TYPES, "qwen3-next"),
 }
 
 
-class _Config:
-    """The fields of one file, with errors that name the file and the field."""
+class Fields:
+    """The fields of one file or entry, with errors that name the file, the entry and the field."""
 
-    def __init__(self, path: Path, fields: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path | str, fields: Mapping[str, Any], entry: str = "") -> None:
         self.path = path
         self.fields = fields
+        self.entry = entry
 
     def fail(self, problem: str) -> FileFormatError:
-        return FileFormatError(self.path, None, problem)
+        return FileFormatError(
+            self.path, None, f"{self.entry}: {problem}" if self.entry else problem
+        )
+
+    def get(self, name: str) -> Any:
+        return self.fields.get(name)
 
     def count(self, *names: str, default: int | None = None) -> int:
         """The first of the fields `names` that is there; a whole number of at least one."""
         for name in names:
-            value = self.fields.get(name)
+            value = self.get(name)
             if value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -162,11 +157,13 @@ class _Config:
 
     def size(self, *names: str) -> int:
         """As `count`, but 0 where no field says a number above 0."""
-        held = [name for name in names if self.fields.get(name) not in (None, 0)]
+        held = [name for name in names if self.get(name) not in (None, 0)]
         return self.count(*held) if held else 0
 
     def flag(self, name: str, default: bool) -> bool:
-        value = self.fields.get(name, default)
+        value = self.get(name)
+        if value is None and name not in self.fields:
+            return default
         if not isinstance(value, bool):
             raise self.fail(f"field {name!r} must be true or false but is {value!r}")
         return value
@@ -199,7 +196,7 @@ def read_model(path: Path) -> ModelSpec:
 
 def model_from_config(fields: Mapping[str, Any], name: str, path: Path) -> ModelSpec:
     """The shape that the fields of a `config.json` describe. Errors as in `read_model`."""
-    whole = _Config(path, fields)
+    whole = Fields(path, fields)
     config = _language_model(whole)
     _refuse_unmodelled(config)
     family = _family(config)
@@ -240,24 +237,24 @@ def model_from_config(fields: Mapping[str, Any], name: str, path: Path) -> Model
     return spec
 
 
-def _language_model(whole: _Config) -> _Config:
+def _language_model(whole: Fields) -> Fields:
     """The language model of a file: its `text_config` where it has one, and what holds for all."""
     text = whole.fields.get("text_config")
     if text is None:
         found = dict(whole.fields)
     elif isinstance(text, dict):
         around = {name: one for name, one in whole.fields.items() if name != "text_config"}
-        _refuse_unmodelled(_Config(whole.path, around | {"vision_config": None}))
+        _refuse_unmodelled(Fields(whole.path, around | {"vision_config": None}))
         shared = ("quantization_config", "tie_word_embeddings")
         found = {name: around[name] for name in shared if name in around} | text
     else:
         raise whole.fail(f"field 'text_config' must be an object but is {text!r:.60}")
     kind = found.get("model_type")
     defaults = _DEFAULTS.get(kind, {}) if isinstance(kind, str) else {}
-    return _Config(whole.path, defaults | found)
+    return Fields(whole.path, defaults | found)
 
 
-def _image_encoder_parameters(whole: _Config, hidden: int) -> int:
+def _image_encoder_parameters(whole: Fields, hidden: int) -> int:
     """Parameters of the vision transformer beside a language model of width `hidden`: layers,
     patches, and one matrix between the two (half a percent of such models lies in other parts).
     """
@@ -266,7 +263,7 @@ def _image_encoder_parameters(whole: _Config, hidden: int) -> int:
         return 0
     if not isinstance(vision, dict):
         raise whole.fail(f"field 'vision_config' must be an object but is {vision!r:.60}")
-    config = _Config(whole.path, vision)
+    config = Fields(whole.path, vision)
     try:
         width = config.count("hidden_size", "vt_hidden_size")
         inner = config.count("intermediate_size", "vt_intermediate_size")
@@ -277,7 +274,7 @@ def _image_encoder_parameters(whole: _Config, hidden: int) -> int:
     return layers * (4 * width + 2 * inner) * width + width * (patch + hidden)
 
 
-def _refuse_unmodelled(config: _Config) -> None:
+def _refuse_unmodelled(config: Fields) -> None:
     kind = str(config.fields.get("model_type", ""))
     for name in _EXPERTS:
         value = config.fields.get(name)
@@ -308,7 +305,7 @@ def _refuse_unmodelled(config: _Config) -> None:
             )
 
 
-def _checkpoint_dtype(config: _Config) -> str:
+def _checkpoint_dtype(config: Fields) -> str:
     """The weight format that `quantization_config` describes; 16 bits without one."""
     said = config.fields.get("quantization_config")
     if not said:
@@ -345,7 +342,7 @@ def _group_dtype(form: str, group: Any) -> str | None:
     return {"8": "fp8", "4": "mxfp4" if "mxfp4" in form else "nvfp4"}.get(bits)
 
 
-def _family(config: _Config) -> str:
+def _family(config: Fields) -> str:
     kind = config.fields.get("model_type")
     if kind == "chatglm":
         # One name, two designs: ChatGLM-6B has a plain MLP, its successors a gated one.
@@ -356,7 +353,7 @@ def _family(config: _Config) -> str:
     return _FAMILY_OF_TYPE[kind]
 
 
-def _experts(config: _Config, layers: int) -> Experts | None:
+def _experts(config: Fields, layers: int) -> Experts | None:
     """The experts of a configuration whose model_type has some.
 
     Multi-token prediction layers (`num_nextn_predict_layers`, `num_mtp_modules`) serve speculative
@@ -403,7 +400,7 @@ def _experts(config: _Config, layers: int) -> Experts | None:
     return found
 
 
-def _sparse(config: _Config) -> SparseAttention | None:
+def _sparse(config: Fields) -> SparseAttention | None:
     if config.fields.get("model_type") not in _SPARSE_TYPES:
         return None
     shared = config.size("index_topk_freq") > 1
@@ -420,7 +417,7 @@ def _sparse(config: _Config) -> SparseAttention | None:
     )
 
 
-def _llama4_experts(config: _Config, layers: int) -> Experts | None:
+def _llama4_experts(config: Fields, layers: int) -> Experts | None:
     """Experts of the layers in `moe_layers`, else of every n-th; a shared one is as large."""
     listed = config.fields.get("moe_layers")
     if isinstance(listed, list):
@@ -441,7 +438,7 @@ def _llama4_experts(config: _Config, layers: int) -> Experts | None:
     )
 
 
-def _latent(config: _Config) -> LatentAttention | None:
+def _latent(config: Fields) -> LatentAttention | None:
     if not config.size("kv_lora_rank"):
         return None
     return LatentAttention(
@@ -453,7 +450,7 @@ def _latent(config: _Config) -> LatentAttention | None:
     )
 
 
-def _window(config: _Config, layers: int, context_tokens: int) -> SlidingWindow | None:
+def _window(config: Fields, layers: int, context_tokens: int) -> SlidingWindow | None:
     """The layers that slide: those of `layer_types`, else all but every n-th, or all, where
     `sliding_window` is set. Chunks of Llama 4 are taken as windows of their size, which is an upper
     bound: a token sees those of its chunk alone, in the mean half of them.
@@ -478,7 +475,7 @@ def _window(config: _Config, layers: int, context_tokens: int) -> SlidingWindow 
     return SlidingWindow(tokens, sliding) if sliding and on else None
 
 
-def _kinds_of_layers(config: _Config, layers: int) -> Any:
+def _kinds_of_layers(config: Fields, layers: int) -> Any:
     """`layer_types`, or what older files say in its place; None: nothing."""
     fields = config.fields
     if fields.get("layer_types") is not None:
@@ -500,7 +497,7 @@ def _kinds_of_layers(config: _Config, layers: int) -> Any:
     return None
 
 
-def _linear(config: _Config, layers: int) -> LinearAttention | None:
+def _linear(config: Fields, layers: int) -> LinearAttention | None:
     """The layers with linear attention: those of `layer_types`, else all but every n-th."""
     if config.fields.get("model_type") not in _LINEAR_TYPES:
         return None
@@ -529,7 +526,7 @@ def _linear(config: _Config, layers: int) -> LinearAttention | None:
     return found
 
 
-def _refuse_other_opt(config: _Config) -> None:
+def _refuse_other_opt(config: Fields) -> None:
     projected = config.fields.get("word_embed_proj_dim")
     if projected is not None and projected != config.fields.get("hidden_size"):
         raise config.fail(
@@ -538,7 +535,7 @@ def _refuse_other_opt(config: _Config) -> None:
         )
 
 
-def _kv_heads(config: _Config, family: str, heads: int) -> int:
+def _kv_heads(config: Fields, family: str, heads: int) -> int:
     if family == "chatglm2":
         if not config.flag("multi_query_attention", default=False):
             return heads
@@ -546,7 +543,7 @@ def _kv_heads(config: _Config, family: str, heads: int) -> int:
     return config.count("num_key_value_heads", default=heads)
 
 
-def _intermediate(config: _Config, family: str) -> int:
+def _intermediate(config: Fields, family: str) -> int:
     if family == "qwen":  # the first Qwen counts both halves of its gated MLP
         return max(1, config.count("intermediate_size") // 2)
     if config.fields.get("model_type") == "llama4_text":  # `intermediate_size` is of the experts
@@ -556,7 +553,7 @@ def _intermediate(config: _Config, family: str) -> int:
     return config.count(*names, default=config.size("moe_intermediate_size") or None)
 
 
-def _context_tokens(config: _Config, family: str) -> int:
+def _context_tokens(config: Fields, family: str) -> int:
     tokens = config.count(
         "max_position_embeddings", "seq_length", "max_sequence_length", "n_positions"
     )
@@ -565,7 +562,7 @@ def _context_tokens(config: _Config, family: str) -> int:
     return tokens
 
 
-def _tied(config: _Config, family: str) -> bool:
+def _tied(config: Fields, family: str) -> bool:
     if FAMILIES[family].kind == "encoder":
         return True
     default = family in ("opt", "chatglm")

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ..workloads.arrays import Floats
 from .dtypes import AUTO, SIXTEEN_BIT_BYTES, kv_dtype, weight_dtype
 
 SET_ASIDE_TOKENS = 256  # windows up to this have room of their own
@@ -95,7 +95,7 @@ class Experts:
         """Share of all tokens' choices that falls on the GPU with most load of `ep`."""
         return float(self._shares(skew)[::ep].sum())
 
-    def _shares(self, skew: float) -> NDArray[np.float64]:
+    def _shares(self, skew: float) -> Floats:
         weight = np.arange(1, self.routed + 1, dtype=np.float64) ** -skew
         return np.asarray(weight / weight.sum())
 

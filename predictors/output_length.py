@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ..workloads.arrays import Floats, Ints
 from ..workloads.call_parser import build, parse_call
 from ..workloads.errors import SloBenchError, UnknownNameError
 from ..workloads.file_cache import file_cache
 from ..workloads.length_buckets import BUCKET_EDGES, bucket_middle_tokens
 from ..workloads.workload import Workload
 from .lengths.config import PredictorConfig, find_base
-from .lengths.confusion import error_shares
+from .lengths.distribution import error_shares
 
 if TYPE_CHECKING:
     from .lengths.baselines import Baseline
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from .lengths.predictor import TrainedPredictor
     from .lengths.samples import Prompt
 
-Ints = NDArray[np.int64]
 
 _EDGES = np.array(BUCKET_EDGES)
 _MIDDLES = np.array([bucket_middle_tokens(bucket) for bucket in range(len(BUCKET_EDGES))])
@@ -45,7 +44,7 @@ def buckets_of(tokens: Ints) -> Ints:
     return found
 
 
-def _drawn_from(shares: NDArray[np.float64], rows: Ints, rng: np.random.Generator) -> Ints:
+def _drawn_from(shares: Floats, rows: Ints, rng: np.random.Generator) -> Ints:
     """A column for each of `rows`, with the probabilities in that row of `shares`."""
     cumulative = np.cumsum(shares, axis=1)
     above = rng.random(len(rows))[:, None] >= cumulative[rows]
@@ -71,7 +70,7 @@ class Oracle:
 @dataclass(frozen=True)
 class NoisyOracle:
     """The middle of the true bucket with probability `accuracy`, else of one that a real predictor
-    told instead (`lengths.confusion`).
+    told instead (`lengths.distribution`).
     """
 
     accuracy: float

@@ -1,19 +1,24 @@
-"""GPUs, links and models by name: from the catalogues, the user's files or a model's own folder."""
+"""GPUs, links and models by name: from the catalogues, the user's files or a model's own folder.
+
+The user's own files are laid over the shipped catalogues.
+"""
 
 from __future__ import annotations
 
 import math
+import os
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+import tomllib
+from dataclasses import MISSING, dataclass, fields, replace
+from importlib.resources import files
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ..workloads.errors import FileFormatError, SloBenchError, UnknownNameError
+from ..workloads.file_cache import depends_on, depends_on_variable, file_cache
 from ..workloads.parsing import number
-from .catalogue import Entry, entries
 from .dtypes import weight_dtype
-from .model_config import read_model
+from .model_config import Fields, read_model
 from .model_spec import (
     FAMILIES,
     Experts,
@@ -23,6 +28,89 @@ from .model_spec import (
     SlidingWindow,
     SparseAttention,
 )
+
+CATALOGUE_VARIABLE = "SLO_BENCH_CATALOGUE"
+SECTIONS = ("gpus", "links", "models")
+
+Entry = dict[str, Any]
+
+
+def entries(section: str) -> dict[str, Entry]:
+    """All entries of `section` (gpus, links, models) by name; `_file` in each says where from.
+
+    A user's TOML file holds tables such as `[gpus.a100-80g]`; its fields replace those of the
+    shipped entry of that name, or make a new entry. Files: the one, or all of the folder, that
+    SLO_BENCH_CATALOGUE names; else the TOML files of `~/.config/slo-bench`.
+
+    Raises:
+        FileFormatError: a file is not TOML or holds something other than these tables.
+        SloBenchError: SLO_BENCH_CATALOGUE names nothing that exists.
+    """
+    return _merged(_user_files())[section]
+
+
+def price_basis() -> Entry:
+    """`basis` and `date` of the prices in the shipped catalogue of GPUs."""
+    shipped = files(__package__) / "catalogues" / "gpus.toml"
+    found: Entry = tomllib.loads(shipped.read_text(encoding="utf-8"))["prices"]
+    return found
+
+
+def _user_files() -> tuple[Path, ...]:
+    for variable in (CATALOGUE_VARIABLE, "XDG_CONFIG_HOME", "HOME"):
+        depends_on_variable(variable)
+    named = os.environ.get(CATALOGUE_VARIABLE)
+    if named:
+        path = Path(named).expanduser()
+        if path.is_file():
+            return (path,)
+        if path.is_dir():
+            depends_on(path)
+            return tuple(sorted(path.glob("*.toml")))
+        raise SloBenchError(
+            f"{CATALOGUE_VARIABLE} names {named!r}, which does not exist; "
+            "it should be a TOML file or a folder of them"
+        )
+    home = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser()
+    folder = home / "slo-bench"
+    depends_on(folder)
+    return tuple(sorted(folder.glob("*.toml")))
+
+
+@file_cache(maxsize=8)
+def _merged(user_files: tuple[Path, ...]) -> dict[str, dict[str, Entry]]:
+    shipped = files(__package__) / "catalogues"
+    merged: dict[str, dict[str, Entry]] = {}
+    for section in SECTIONS:
+        file = shipped / f"{section}.toml"
+        table = tomllib.loads(file.read_text(encoding="utf-8"))[section]
+        merged[section] = {
+            name: {**entry, "_file": f"{section}.toml"} for name, entry in table.items()
+        }
+    for path in user_files:
+        for section, table in _read(path).items():
+            for name, entry in table.items():
+                known = merged[section].get(name, {})
+                merged[section][name] = {**known, **entry, "_file": str(path)}
+    return merged
+
+
+def _read(path: Path) -> dict[str, dict[str, Entry]]:
+    depends_on(path)
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise FileFormatError(path, None, f"not TOML: {error}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise FileFormatError(path, None, f"cannot be read: {error}") from None
+    for section, table in content.items():
+        if section not in SECTIONS:
+            expected = ", ".join(f"[{name}.NAME]" for name in SECTIONS)
+            raise FileFormatError(path, None, f"unknown table [{section}]; use {expected}")
+        if not isinstance(table, dict) or not all(isinstance(e, dict) for e in table.values()):
+            raise FileFormatError(path, None, f"{section} must hold tables [{section}.NAME]")
+    return content
+
 
 __all__ = [
     "GpuSpec",
@@ -43,7 +131,7 @@ POWER_EXPONENT = 1 / 3
 _NUMBER = r"\d+(?:\.\d+)?(?:e-?\d+)?"
 
 
-Part = TypeVar("Part")
+Part = TypeVar("Part", Experts, LatentAttention, LinearAttention, SlidingWindow, SparseAttention)
 _BY_FIGURES = "as its name says"  # origin of a link that is named by its figures
 
 
@@ -182,31 +270,30 @@ def model(name_or_path: str | Path) -> ModelSpec:
     raise UnknownNameError("model", name, known)
 
 
-class _Fields:
-    """Typed access to one entry, with errors that name the file, the entry and the field."""
+class _Fields(Fields):
+    """Typed access to one entry, every field of which must be read."""
 
-    def __init__(self, section: str, name: str, entry: Entry) -> None:
-        self.section = section
-        self.name = name
-        self.entry = entry
+    def __init__(self, name: str, entry: Entry) -> None:
+        super().__init__(entry["_file"], entry, name)
         self.unread = set(entry) - {"_file"}
 
-    def _fail(self, problem: str) -> FileFormatError:
-        return FileFormatError(self.entry["_file"], None, f"{self.section}.{self.name}: {problem}")
+    def get(self, name: str) -> Any:
+        self.unread.discard(name)
+        return super().get(name)
 
-    def _get(self, field: str, default: object) -> object:
-        self.unread.discard(field)
-        if field in self.entry:
-            return self.entry[field]
-        if default is None:
-            raise self._fail(f"field {field!r} is missing")
-        return default
+    def _held(self, field: str, default: object) -> object:
+        value = self.get(field)
+        if value is None:
+            value = default
+        if value is None:
+            raise self.fail(f"field {field!r} is missing")
+        return value
 
     def number(self, field: str, default: float | None = None, low: float = 0.0) -> float:
-        value = self._get(field, default)
+        value = self._held(field, default)
         found = number(value)
         if not low <= found < math.inf:
-            raise self._fail(
+            raise self.fail(
                 f"field {field!r} must be a number from {low:g} on but is {value!r:.40}"
             )
         return found
@@ -214,151 +301,112 @@ class _Fields:
     def positive(self, field: str) -> float:
         value = self.number(field)
         if value == 0:
-            raise self._fail(f"field {field!r} must be above 0 but is 0")
-        return value
-
-    def count(self, field: str, default: int | None = None) -> int:
-        value = self._get(field, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise self._fail(f"field {field!r} must be a whole number above 0 but is {value!r}")
+            raise self.fail(f"field {field!r} must be above 0 but is 0")
         return value
 
     def text(self, field: str, default: str | None = None) -> str:
-        value = self._get(field, default)
+        value = self._held(field, default)
         if not isinstance(value, str):
-            raise self._fail(f"field {field!r} must be text but is {value!r}")
+            raise self.fail(f"field {field!r} must be text but is {value!r}")
         return value
 
-    def flag(self, field: str, default: bool) -> bool:
-        value = self._get(field, default)
-        if not isinstance(value, bool):
-            raise self._fail(f"field {field!r} must be true or false but is {value!r}")
-        return value
+    def origin(self) -> str:
+        return self.text("origin", f"user catalogue {self.path}")
 
     def link(self, field: str) -> str:
         value = self.text(field)
         if value not in entries("links"):
             known = ", ".join(sorted(entries("links")))
-            raise self._fail(f"field {field!r} names no link: {value!r}; known: {known}")
+            raise self.fail(f"field {field!r} names no link: {value!r}; known: {known}")
         return value
 
-    def part(self, field: str) -> _Fields | None:
-        """The table `field` of this entry; None: it has none."""
-        value = self._get(field, {})
-        if not isinstance(value, dict):
-            raise self._fail(f"field {field!r} must be a table but is {value!r}")
-        held = {**value, "_file": self.entry["_file"]}
-        return _Fields(self.section, f"{self.name}.{field}", held) if value else None
+    def part(self, field: str, cls: type[Part], **defaults: int) -> Part | None:
+        """The table `field` of this entry as a `cls`; None: it has none.
+
+        Its fields are counts, but from 0 on where the class has a default.
+        """
+        table = self._held(field, {})
+        if not isinstance(table, dict):
+            raise self.fail(f"field {field!r} must be a table but is {table!r}")
+        if not table:
+            return None
+        held = _Fields(f"{self.entry}.{field}", {**table, "_file": self.path})
+        values = {
+            of.name: held.count(of.name, default=defaults.get(of.name))
+            if of.default is MISSING
+            else int(held.number(of.name, 0)) or of.default
+            for of in fields(cls)
+        }
+        held.done()
+        return cls(**values)
 
     def done(self) -> None:
         if self.unread:
-            raise self._fail(f"unknown field {min(self.unread)!r}")
+            raise self.fail(f"unknown field {min(self.unread)!r}")
 
 
 def _gpu(name: str, entry: Entry) -> GpuSpec:
-    fields = _Fields("gpus", name, entry)
+    said = _Fields(f"gpus.{name}", entry)
     spec = GpuSpec(
         name=name,
-        memory_bytes=round(fields.positive("memory_gib") * GIB),
-        bandwidth_bytes_per_s=fields.positive("bandwidth_gb_per_s") * 1e9,
-        flops_16bit=fields.positive("tflops_16bit") * 1e12,
-        flops_8bit=fields.number("tflops_8bit", 0.0) * 1e12,
-        flops_4bit=fields.number("tflops_4bit", 0.0) * 1e12,
-        host_link=fields.link("host_link"),
-        peer_link=fields.link("peer_link"),
-        power_w=fields.positive("power_w"),
-        price_per_hour_usd=fields.number("price_per_hour_usd", 0.0),
-        origin=fields.text("origin", f"user catalogue {entry['_file']}"),
+        memory_bytes=round(said.positive("memory_gib") * GIB),
+        bandwidth_bytes_per_s=said.positive("bandwidth_gb_per_s") * 1e9,
+        flops_16bit=said.positive("tflops_16bit") * 1e12,
+        flops_8bit=said.number("tflops_8bit", 0.0) * 1e12,
+        flops_4bit=said.number("tflops_4bit", 0.0) * 1e12,
+        host_link=said.link("host_link"),
+        peer_link=said.link("peer_link"),
+        power_w=said.positive("power_w"),
+        price_per_hour_usd=said.number("price_per_hour_usd", 0.0),
+        origin=said.origin(),
     )
-    fields.done()
+    said.done()
     return spec
 
 
 def _link(name: str, entry: Entry) -> LinkSpec:
-    fields = _Fields("links", name, entry)
+    said = _Fields(f"links.{name}", entry)
     spec = LinkSpec(
         name=name,
-        bandwidth_bytes_per_s=fields.positive("bandwidth_gb_per_s") * 1e9,
-        latency_s=fields.number("latency_us", 0.0) * 1e-6,
-        origin=fields.text("origin", f"user catalogue {entry['_file']}"),
+        bandwidth_bytes_per_s=said.positive("bandwidth_gb_per_s") * 1e9,
+        latency_s=said.number("latency_us", 0.0) * 1e-6,
+        origin=said.origin(),
     )
-    fields.done()
+    said.done()
     return spec
 
 
 def _model(name: str, entry: Entry) -> ModelSpec:
-    fields = _Fields("models", name, entry)
-    family = fields.text("family")
+    said = _Fields(f"models.{name}", entry)
+    family = said.text("family")
     if family not in FAMILIES:
         raise UnknownNameError(f"family of model {name} in {entry['_file']}:", family, FAMILIES)
-    heads, hidden = fields.count("heads"), fields.count("hidden")
-    layers = fields.count("layers")
-    latent = _part(fields, "latent", _latent)
+    heads, hidden = said.count("heads"), said.count("hidden")
+    layers = said.count("layers")
+    latent = said.part("latent", LatentAttention)
     spec = ModelSpec(
         name=name,
         family=family,
         layers=layers,
         hidden=hidden,
         heads=heads,
-        kv_heads=fields.count("kv_heads", 1 if latent else heads),
-        head_dim=fields.count(
-            "head_dim", latent.kv_rank + latent.rope_dim if latent else max(1, hidden // heads)
+        kv_heads=said.count("kv_heads", default=1 if latent else heads),
+        head_dim=said.count(
+            "head_dim",
+            default=latent.kv_rank + latent.rope_dim if latent else max(1, hidden // heads),
         ),
-        intermediate=fields.count("intermediate"),
-        vocab=fields.count("vocab"),
-        context_tokens=fields.count("context_tokens"),
-        tied_embeddings=fields.flag("tied_embeddings", default=False),
-        origin=fields.text("origin", f"user catalogue {entry['_file']}"),
-        experts=_part(fields, "experts", _experts),
+        intermediate=said.count("intermediate"),
+        vocab=said.count("vocab"),
+        context_tokens=said.count("context_tokens"),
+        tied_embeddings=said.flag("tied_embeddings", default=False),
+        origin=said.origin(),
+        experts=said.part("experts", Experts),
         latent=latent,
-        sparse=_part(fields, "sparse", _sparse),
-        window=_part(
-            fields,
-            "window",
-            lambda part: SlidingWindow(part.count("tokens"), part.count("layers", layers)),
-        ),
-        linear=_part(fields, "linear", _linear),
-        image_encoder_parameters=int(fields.number("image_encoder_parameters", 0)),
-        checkpoint_dtype=weight_dtype(fields.text("checkpoint_dtype", "bf16")).name,
+        sparse=said.part("sparse", SparseAttention),
+        window=said.part("window", SlidingWindow, layers=layers),
+        linear=said.part("linear", LinearAttention),
+        image_encoder_parameters=int(said.number("image_encoder_parameters", 0)),
+        checkpoint_dtype=weight_dtype(said.text("checkpoint_dtype", "bf16")).name,
     )
-    fields.done()
+    said.done()
     return spec
-
-
-def _part(fields: _Fields, name: str, make: Callable[[_Fields], Part]) -> Part | None:
-    """What `make` reads from the table `name` of an entry; None: it has none."""
-    part = fields.part(name)
-    if part is None:
-        return None
-    found = make(part)
-    part.done()
-    return found
-
-
-def _experts(part: _Fields) -> Experts:
-    return Experts(
-        routed=part.count("routed"),
-        per_token=part.count("per_token"),
-        intermediate=part.count("intermediate"),
-        shared_intermediate=int(part.number("shared_intermediate", 0)),
-        dense_layers=int(part.number("dense_layers", 0)),
-    )
-
-
-def _sparse(part: _Fields) -> SparseAttention:
-    return SparseAttention(part.count("tokens"), part.count("heads"), part.count("head_dim"))
-
-
-def _linear(part: _Fields) -> LinearAttention:
-    names = ("layers", "key_heads", "value_heads", "key_dim", "value_dim", "kernel")
-    return LinearAttention(**{name: part.count(name) for name in names})
-
-
-def _latent(part: _Fields) -> LatentAttention:
-    return LatentAttention(
-        kv_rank=part.count("kv_rank"),
-        rope_dim=part.count("rope_dim"),
-        key_dim=part.count("key_dim"),
-        value_dim=part.count("value_dim"),
-        query_rank=int(part.number("query_rank", 0)) or None,
-    )

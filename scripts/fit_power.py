@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from slo_bench.predictors.operators.assembly import operator_step_time
@@ -25,8 +24,8 @@ from slo_bench.predictors.placement import Placement
 from slo_bench.predictors.power import PowerModel
 from slo_bench.predictors.specs import gpu, model
 from slo_bench.scripts.accuracy_page import replace_part, table
+from slo_bench.workloads.arrays import Floats
 
-Floats = NDArray[np.float64]
 OUT = Path(__file__).parents[1] / "predictors" / "power.toml"
 GPUS = {"H100": "h100-80g", "B200": "b200"}
 MODELS = {

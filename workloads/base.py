@@ -11,25 +11,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from .agents import Agents, Task, begun, graph_of
+from .arrays import Floats, Ints
 from .arrivals import ArrivalProcess, Concurrency, Poisson, parse_arrivals
 from .call_parser import positive
 from .errors import SloBenchError
 from .lengths import LengthDistribution, PairLengths
 from .models import Models, MultiModelArrivals
 from .prefixes import Continuations
-from .readers.formats import read
 from .readers.table import WorkloadTrace
 from .request import SLO_COLUMNS, RequestType
-from .sessions import Sessions
+from .sessions import Agents, Sessions, Task, Wanted, begun, graph_of
 from .slo import SloSpec
 from .streams import Streams
 from .workload import Workload, take
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 NO_SLO = SloSpec()
 
 
@@ -116,16 +112,12 @@ class WorkloadSource(ABC):
         if rate_rps is None and not self.closed_loop:
             raise SloBenchError(f"{self.name} has no arrivals of its own; give it a rate_rps")
         rate = 1.0 if rate_rps is None else positive(rate_rps, "rate_rps")
-        return self._drawn(rate, streams, requests, duration_s)
+        return self._drawn(Wanted(rate, requests, duration_s), streams)
 
-    def _drawn(
-        self, rate_rps: float, streams: Streams, requests: int | None, duration_s: float | None
-    ) -> Workload:
+    def _drawn(self, wanted: Wanted, streams: Streams) -> Workload:
         """Requests whose arrivals the process draws."""
         assert self.arrivals is not None
-        rng = streams.rng("arrivals")
-        arrival_s = self.arrivals.times_s(rate_rps, rng, requests=requests, duration_s=duration_s)
-        return self.at_times(arrival_s, streams)
+        return self.at_times(wanted.start_s(self.arrivals, streams, 1.0), streams)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,27 +133,18 @@ class DrawnSource(WorkloadSource):
     texts: LengthDistribution | None = None
     priority: int = 0
 
-    def _drawn(
-        self, rate_rps: float, streams: Streams, requests: int | None, duration_s: float | None
-    ) -> Workload:
+    def _drawn(self, wanted: Wanted, streams: Streams) -> Workload:
         if isinstance(self.models, MultiModelArrivals):
-            coming = self.models.draw(rate_rps, streams, requests, duration_s)
+            coming = self.models.draw(wanted.rate_rps, streams, wanted.requests, wanted.duration_s)
             return dataclasses.replace(
                 self.at_times(coming.arrival_s, streams),
                 model_index=coming.model_index,
                 model_names=self.models.names,
             )
         if self.sessions is None:
-            return super()._drawn(rate_rps, streams, requests, duration_s)
+            return super()._drawn(wanted, streams)
         assert self.arrivals is not None
-        return self.sessions.make(
-            self.lengths,
-            self.arrivals,
-            streams,
-            rate_rps=rate_rps,
-            requests=requests,
-            duration_s=duration_s,
-        )
+        return self.sessions.make(self.lengths, self.arrivals, streams, wanted)
 
     def at_times(self, arrival_s: Floats, streams: Streams) -> Workload:
         priority = np.full(1, self.priority)
@@ -197,25 +180,6 @@ class TraceSource(WorkloadSource):
     """
 
     trace: WorkloadTrace
-
-    @classmethod
-    def of_file(
-        cls,
-        path: str,
-        format_name: str | None,
-        arrivals: str,
-        models: Models | None,
-        *,
-        redraw_arrivals: bool,
-    ) -> TraceSource:
-        """Read a trace file; arguments as those of `load_source`.
-
-        Raises:
-            FileFormatError: the file cannot be read.
-            SloBenchError: it has arrivals, and other arrivals are set without `redraw_arrivals`.
-        """
-        trace = read(path, format_name)
-        return cls.of_trace(trace, path, arrivals, models, redraw_arrivals=redraw_arrivals)
 
     @classmethod
     def of_trace(
@@ -291,7 +255,7 @@ class TraceSource(WorkloadSource):
             n = min(n, int(np.searchsorted(arrival_s, limit_s, side="left")))
         return take(workload, np.arange(n), arrival_s[:n])
 
-    def _rows(self, n: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    def _rows(self, n: int, rng: np.random.Generator) -> Ints:
         size = len(self.trace.workload)
         if self.trace.has_arrivals:
             if n > size:
@@ -314,20 +278,10 @@ class TaskSource(WorkloadSource):
         chosen = list(islice(self._shuffled(streams), len(arrival_s)))
         return graph_of(chosen, arrival_s, self.block_size)
 
-    def _drawn(
-        self, rate_rps: float, streams: Streams, requests: int | None, duration_s: float | None
-    ) -> Workload:
+    def _drawn(self, wanted: Wanted, streams: Streams) -> Workload:
         assert self.arrivals is not None
-        return begun(
-            self._shuffled(streams),
-            sum(map(len, self.tasks)) / len(self.tasks),
-            self.block_size,
-            self.arrivals,
-            streams,
-            rate_rps=rate_rps,
-            requests=requests,
-            duration_s=duration_s,
-        )
+        tasks, mean = self._shuffled(streams), sum(map(len, self.tasks)) / len(self.tasks)
+        return begun(tasks, mean, self.block_size, self.arrivals, streams, wanted)
 
     def _shuffled(self, streams: Streams) -> Iterator[Task]:
         """The tasks in a random order, again in another one when they run out."""

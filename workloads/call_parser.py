@@ -145,13 +145,18 @@ _BY_TYPE: dict[str, Convert] = {
     "bool": flag,
     "str": lambda text, what: text,
 }
+# Of a first field that takes all positional values.
+_OF_ALL: dict[str, Convert] = {
+    "tuple[float, ...]": _BY_TYPE["float"],
+    "tuple[str, ...]": _BY_TYPE["str"],
+}
 
 
 def build(cls: type[T], call: Call, extra: Mapping[str, Convert] | None = None) -> T:
     """Make the dataclass `cls` from a call: values by position, then by the fields' names.
 
-    A field of type `tuple[float, ...]` takes all positional values. `extra` converts further
-    field types, by their written name.
+    A first field of type `tuple[float, ...]` or `tuple[str, ...]` takes all positional values.
+    `extra` converts further field types, by their written name.
 
     Raises:
         SloBenchError: a value is missing, superfluous, or not of its field's type.
@@ -161,10 +166,11 @@ def build(cls: type[T], call: Call, extra: Mapping[str, Convert] | None = None) 
     fields = [f for f in dataclasses.fields(cls) if f.init]  # type: ignore[arg-type]
     types = {f.name: str(f.type) for f in fields}
     values: dict[str, Any] = {}
-    if fields and types[fields[0].name] == "tuple[float, ...]":
-        values[fields[0].name] = tuple(
-            number(p, f"{call.name} {fields[0].name}") for p in call.positional
-        )
+    first = fields[0].name if fields else ""
+    convert = _OF_ALL.get(types.get(first, ""))
+    if convert is not None:
+        values[first] = tuple(convert(p, f"{call.name} {first}") for p in call.positional)
+        del types[first]  # which no key sets
     else:
         if len(call.positional) > len(fields):
             raise SloBenchError(
@@ -176,7 +182,7 @@ def build(cls: type[T], call: Call, extra: Mapping[str, Convert] | None = None) 
             for f, p in zip(fields, call.positional, strict=False)
         }
     for key, text in call.named.items():
-        if key not in types or types[key] == "tuple[float, ...]":
+        if key not in types:
             raise UnknownNameError(f"setting of {call.name}", key, types)
         if key in values:
             raise SloBenchError(f"{key} is given twice in {call.text!r}")

@@ -10,6 +10,8 @@ Logs of OpenAI's chat API have `messages` (or `request.messages`), of which the 
 prompt, and `usage.completion_tokens` or `choices.0.message.content` (or these under `response`).
 CSV has a column for each field. Logs of vLLM are read as `readers.vllm_log` says. A name with dots
 is a path into objects and lists.
+
+Texts without a count of tokens get one by `tokenizer_count`, or else an approximate one.
 """
 
 from __future__ import annotations
@@ -388,3 +390,30 @@ def _refuse_told(path: Path, rows: Sequence[LabelledPrompt]) -> None:
             f"{path}: {told} of {len(telling)} prompts contain their answer word for word; a "
             "predictor would read its length off. Leave the answer out of the prompt"
         )
+
+
+def tokenizer_count(folder: Path) -> TokenCount:
+    """The tokenizer in a folder, without special tokens; named by its place and its hash.
+
+    Raises:
+        SloBenchError: there is none.
+    """
+    from tokenizers import Tokenizer
+
+    path = folder / "tokenizer.json" if folder.is_dir() else folder
+    try:
+        content = path.read_bytes()
+        tokenizer = Tokenizer.from_buffer(content)
+    except OSError:
+        raise SloBenchError(
+            f"there is no tokenizer in {folder}: it has no tokenizer.json"
+        ) from None
+    except Exception as error:  # tokenizers raises nothing more precise
+        raise SloBenchError(f"{path} is no tokenizer: {error}") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    digest = hashlib.sha256(content).hexdigest()[:12]
+    return TokenCount(
+        lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids),
+        f"the tokenizer {folder.name} (sha256 {digest}…)",
+    )

@@ -8,7 +8,7 @@ at every arrival rate.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
@@ -301,26 +301,6 @@ def _coupled(u: Floats, v: Floats, rank_correlation: float) -> Floats:
 def mean_tokens(lengths: LengthDistribution, points: int = 100_000) -> float:
     """Mean of a distribution, by the midpoint rule over its quantiles."""
     return float(lengths.at((np.arange(points) + 0.5) / points).mean())
-
-
-def quantiles_of(values: Sequence[int] | Ints, knots: int) -> Quantiles:
-    """A compact `Quantiles` of a sample: knots stand where its quantile curve bends most."""
-    ordered = np.sort(np.asarray(values, dtype=np.float64))
-    if not len(ordered):
-        raise SloBenchError("quantiles need one value at least")
-    p = np.linspace(0, 1, len(ordered)) if len(ordered) > 1 else np.array([0.0, 1.0])
-    ordered = ordered if len(ordered) > 1 else np.repeat(ordered, 2)
-    chosen = [0, len(ordered) - 1]
-    while len(chosen) < min(knots, len(ordered)):
-        curve = np.exp(np.interp(p, p[chosen], np.log(ordered[chosen])))
-        gap = np.add.reduceat(np.abs(curve - ordered), chosen[:-1])
-        worst = int(np.argmax(gap))
-        a, b = chosen[worst], chosen[worst + 1]
-        if b - a < 2:
-            break
-        error = np.abs(curve - ordered)[a + 1 : b]
-        chosen.insert(worst + 1, a + 1 + int(np.argmax(error)))
-    return Quantiles(tuple(float(x) for x in p[chosen]), tuple(float(x) for x in ordered[chosen]))
 
 
 def _poly(x: Floats, *coefficients: float) -> Floats:

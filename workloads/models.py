@@ -7,17 +7,14 @@ import re
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from .arrays import Floats, Ints
 from .arrivals import Extent
 from .call_parser import Call, build, parse_call, positive
 from .errors import SloBenchError, UnknownNameError
 from .machine_memory import check_memory
 from .streams import Streams
 from .workload import Workload
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -145,15 +142,6 @@ def _edges(
     return ends
 
 
-@dataclass(frozen=True)
-class _Settings:
-    exponent: float = MultiModelArrivals.exponent
-    active_s: float = MultiModelArrivals.active_s
-    idle_s: float = MultiModelArrivals.idle_s
-    swing: float = MultiModelArrivals.swing
-    swing_s: float = MultiModelArrivals.swing_s
-
-
 def expanded(names: tuple[str, ...]) -> tuple[str, ...]:
     """`a*3, b*2` as a#1, b#1, a#2, b#2, a#3: models of one shape, fine-tuned apart."""
     counted = []
@@ -183,14 +171,8 @@ def parse_fleet(call: Call) -> MultiModelArrivals:
     Raises:
         SloBenchError: the text has another form or a value makes no sense.
     """
-    settings = build(_Settings, Call(call.name, (), call.named, call.text))
-    return MultiModelArrivals(
-        expanded(call.positional),
-        settings.exponent,
-        settings.active_s,
-        settings.idle_s,
-        settings.swing,
-        settings.swing_s,
+    return build(
+        MultiModelArrivals, Call(call.name, expanded(call.positional), call.named, call.text)
     )
 
 

@@ -9,15 +9,13 @@ from dataclasses import dataclass
 from typing import overload
 
 import numpy as np
-from numpy.typing import NDArray
 
+from .arrays import Floats, Ints, Mask
 from .call_parser import positive
 from .errors import SloBenchError
 from .lengths import PairLengths, TokenPairs, normal_cumulative, normal_quantile
 from .streams import Streams
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 BLOCK_SIZE = 16
 
 
@@ -139,7 +137,7 @@ class Continuations:
         return SharedPairs(pairs, root, blocks)
 
 
-def _parents(arrival_s: Floats, wanted_s: Floats, continues: NDArray[np.bool_]) -> Ints:
+def _parents(arrival_s: Floats, wanted_s: Floats, continues: Mask) -> Ints:
     """For each request that continues one, the last free request at or before the wanted time."""
     parent = np.full(len(arrival_s), -1, dtype=np.int64)
     taken = np.zeros(len(arrival_s), dtype=bool)

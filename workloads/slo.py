@@ -8,15 +8,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from .arrays import Floats, Mask
 from .call_parser import parse_call, parse_values, positive, split_outside
 from .errors import SloBenchError, UnknownNameError
 from .models import shape_of
 from .request import SLO_COLUMNS
 from .workload import Workload
-
-Floats = NDArray[np.float64]
 
 
 class SloBound(Protocol):
@@ -113,10 +111,10 @@ def _is_model(name: str, asked: str) -> bool:
     return asked in (name, shape_of(name))
 
 
-def _members(workload: Workload, class_name: str | None) -> NDArray[np.bool_]:
+def _members(workload: Workload, class_name: str | None) -> Mask:
     if class_name is None:
         return np.ones(len(workload), dtype=bool)
-    mine: NDArray[np.bool_]
+    mine: Mask
     named = [i for i, name in enumerate(workload.model_names) if _is_model(name, class_name)]
     if named:
         mine = np.isin(workload.model_index, named)

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import catalogue
-from .agents import Agents, parse_agents
 from .arrivals import ArrivalProcess, parse_arrivals
 from .base import DrawnSource, Member, MixedSource, TaskSource, TraceSource, WorkloadSource
 from .call_parser import Call, build, parse_call, positive
 from .errors import SloBenchError, UnknownNameError
 from .lengths import Fixed, LengthDistribution, MixtureComponent, PairLengths, pair, parse_lengths
 from .models import Models, MultiModelArrivals, parse_models
-from .readers.agents import TASK_FORMATS, RecordedTasks, read_tasks, task_format
-from .sessions import Sessions, parse_sessions
+from .readers.agents import TASK_FORMATS, read_tasks, task_format
+from .readers.formats import read
+from .sessions import Agents, Sessions, parse_agents, parse_sessions
 
 
 def load_source(
@@ -94,13 +94,20 @@ def load_source(
             )
         if (format or task_format(Path(text))) in TASK_FORMATS:
             found = read_tasks(Path(text), format)
-            if not found.single:
-                return _recorded_tasks(text, found, process, choice)
+            if not found.single:  # they begin by the arrival process; their starts are not used
+                return TaskSource(
+                    name=Path(text).name,
+                    arrivals=process,
+                    origin=f"file {Path(text).name}",
+                    notes=found.notes,
+                    models=choice,
+                    tasks=found.tasks,
+                    block_size=found.block_size,
+                )
             trace = found.trace(Path(text))
-            return TraceSource.of_trace(
-                trace, text, arrivals, choice, redraw_arrivals=redraw_arrivals
-            )
-        return TraceSource.of_file(text, format, arrivals, choice, redraw_arrivals=redraw_arrivals)
+        else:
+            trace = read(text, format)
+        return TraceSource.of_trace(trace, text, arrivals, choice, redraw_arrivals=redraw_arrivals)
     entry = catalogue.find(text)
     lengths = entry.lengths
     if prompt or output:
@@ -125,21 +132,6 @@ def load_source(
 def _talks(text: str) -> Sessions | Agents:
     called = text.partition("(")[0].strip()
     return parse_agents(text) if called == "agents" else parse_sessions(text)
-
-
-def _recorded_tasks(
-    text: str, found: RecordedTasks, arrivals: ArrivalProcess, models: Models | None
-) -> TaskSource:
-    """Tasks of a file, which begin by the arrival process; their own starts are not used."""
-    return TaskSource(
-        name=Path(text).name,
-        arrivals=arrivals,
-        origin=f"file {Path(text).name}",
-        notes=found.notes,
-        models=models,
-        tasks=found.tasks,
-        block_size=found.block_size,
-    )
 
 
 def _exists(text: str) -> bool:

@@ -6,12 +6,10 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from .arrays import Floats, Ints
 from .workload import Workload
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.9, 0.99)
 WINDOWS_S = (1.0, 10.0, 60.0)
 

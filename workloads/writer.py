@@ -9,8 +9,8 @@ from itertools import count
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from .arrays import Floats
 from .csv_text import guarded
 from .errors import SloBenchError
 from .request import SLO_COLUMNS
@@ -67,7 +67,7 @@ def _columns(workload: Workload) -> dict[str, Iterable[object]]:
     if (workload.num_inputs != 1).any():
         columns["num_inputs"] = workload.num_inputs.tolist()
     for name in SLO_COLUMNS.values():
-        column: NDArray[np.float64] = getattr(workload, name)
+        column: Floats = getattr(workload, name)
         if np.isfinite(column).any():
             columns[name] = ["" if s == np.inf else s for s in column.tolist()]
     if workload.prefix_blocks is not None:

@@ -183,7 +183,7 @@ def _summary(profile: Profile) -> Any:
         least, most = min(made.factors), max(made.factors)
         origin = ", ".join(made.origin)
         table.add_row("calibrated", Text(f"factors {least:.2f} to {most:.2f}, from {origin}"))
-    from ...predictors.profiles.models import available
+    from ...predictors.profiles.formulas import available
 
     known = available(profile)
     used = profile.best or (known[0] if known else "nothing yet (attention or a fit is missing)")
@@ -208,7 +208,7 @@ def _samples(profile: Profile) -> list[tuple[str, dict[str, float]]]:
     """Step times of a few batches by formula, in seconds; empty if the profile has no step
     times.
     """
-    from ...predictors.profiles.models import available, profiled_step_time
+    from ...predictors.profiles.formulas import available, profiled_step_time
     from ...predictors.profiles.table import Host
 
     models = {name: profiled_step_time(profile, Host(), name).model for name in available(profile)}

@@ -37,7 +37,7 @@ def link_line(name: str, link: MeasuredLink) -> str:
 
 def links_shown(profile: Profile) -> None:
     """Print a line for each link, and one for each direction of copies, which swaps cost."""
-    from ...predictors.profiles.link_fit import fit_directions
+    from ...predictors.profiles.fit import fit_directions
 
     for name, link in profile.links.items():
         typer.echo(link_line(f"{name} link", link))

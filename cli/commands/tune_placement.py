@@ -178,10 +178,9 @@ def tune_placement(
     from ...predictors.specs import model as model_of
     from ...reports.pages import placement as shown
     from ...tuner.placement.compare import CHECK, METHODS, SolverResult, answer, answers
-    from ...tuner.placement.contexts import kv_tokens_of
     from ...tuner.placement.launch import document
     from ...tuner.placement.morphling import Bench, morphling
-    from ...tuner.placement.problem import problem_of
+    from ...tuner.placement.problem import kv_tokens_of, problem_of
 
     if asked.method not in (*METHODS, "morphling"):
         raise SloBenchError(
@@ -270,7 +269,7 @@ def _show_splits(problem: Problem, splits: list[str], batch: int, *, as_json: bo
 
 def _show_gaps(cases: int, seed: int, *, as_json: bool) -> None:
     """The paper's procedure against the exact solver, in every mode."""
-    from ...tuner.placement.random_cases import random_gaps
+    from ...tuner.placement.compare import random_gaps
     from ..output.console import print_result
 
     rows = [one.row() for one in random_gaps(cases, seed)]

@@ -155,7 +155,7 @@ def check_units(labels: str, found: ReadData) -> None:
 
 
 def _tokenizer(folder: str) -> TokenCount:
-    from ...predictors.lengths.counting import tokenizer_count
+    from ...workloads.labelled_prompts import tokenizer_count
 
     return tokenizer_count(Path(folder))
 

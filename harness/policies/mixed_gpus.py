@@ -10,9 +10,8 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...predictors.catalogue import entries
 from ...predictors.placement import Placement
-from ...predictors.specs import gpu
+from ...predictors.specs import entries, gpu
 from ...workloads.errors import SloBenchError
 from ..core.cluster_policy import (
     HOLD,

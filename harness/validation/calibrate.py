@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ...predictors.profiles.build import linear_curve
 from ...predictors.profiles.calibration import Calibration, hats
-from ...predictors.profiles.models import TABLE, available
+from ...predictors.profiles.formulas import TABLE, available
 from ...predictors.profiles.profile import Profile
 from ...predictors.profiles.table import Curve
 from ...workloads.errors import SloBenchError

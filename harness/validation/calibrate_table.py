@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ...predictors.profiles.build import GRAPH_TOKENS
 from ...predictors.profiles.calibration import Calibration
-from ...predictors.profiles.models import profiled_step_time
+from ...predictors.profiles.formulas import profiled_step_time
 from ...predictors.profiles.profile import Profile
 from ...predictors.profiles.table import Host
 from ...predictors.step_time import DEFAULT_HOST_S

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ...predictors.profiles.models import is_whole, profiled_step_time
+from ...predictors.profiles.formulas import is_whole, profiled_step_time
 from ...predictors.profiles.profile import Profile, Source
 from ...predictors.profiles.table import Host
 from ...predictors.profiles.whole_steps import LoggedStep, profile_of_steps

@@ -9,17 +9,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ...workloads.arrays import Floats, Mask
 from ..placement import Placement
-from ..profiles.link_fit import DIRECTIONS, fit_direction
+from ..profiles.fit import DIRECTIONS, fit_direction
 from ..profiles.observations import Observations, placement_of
 from ..profiles.profile import Profile
 from .grid import CostGrid, Swap
-from .regressors import Setting, TrainedRegressor, learn, need_scikit_learn, settings
-from .samples import Mask, Samples, described, random_rows, samples, whole_sizes
-
-Floats = NDArray[np.float64]
+from .regressors import (
+    Samples,
+    Setting,
+    TrainedRegressor,
+    described,
+    learn,
+    need_scikit_learn,
+    random_rows,
+    samples,
+    settings,
+    whole_sizes,
+)
 
 _HELD_OUT = 0.2
 _CALLS = 20  # single predictions that are timed

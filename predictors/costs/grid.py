@@ -12,13 +12,11 @@ from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ...workloads.arrays import Floats
 from ...workloads.errors import FileFormatError, SloBenchError
 from ...workloads.file_cache import depends_on, file_cache
 from ...workloads.parsing import parse_json
-
-Floats = NDArray[np.float64]
 
 FORMAT = 1
 _AXES = ("tokens", "sequences", "kv_tokens")

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...workloads.arrays import Floats
 from ...workloads.labelled_prompts import LabelledPrompt
-from .distribution import Floats, PredictedDistributions, buckets_in, recalibration
+from .distribution import PredictedDistributions, buckets_in, recalibration
 
 _PSEUDO = 0.5  # of an answer in each bucket, before any was seen
 _BINS = 20

@@ -11,17 +11,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ...workloads.arrays import Floats, Ints
 from ...workloads.errors import SloBenchError
 from ...workloads.labelled_prompts import LabelledPrompt
 from .baselines import baselines, calibrated_on
-from .distribution import (
-    Floats,
-    Ints,
-    PredictedDistributions,
-    buckets_in,
-    conformal_offset,
-    neighbours_worth,
-)
+from .distribution import PredictedDistributions, buckets_in, conformal_offset, neighbours_worth
 from .samples import CALIBRATION, TRAIN, Parts, prompts_of
 
 if TYPE_CHECKING:

@@ -16,11 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...workloads.arrays import Floats
 from ...workloads.errors import FileFormatError, SloBenchError
 from ...workloads.labelled_prompts import LabelledPrompt, split_by_prompt
 from ...workloads.parsing import parse_json
 from .config import PredictorConfig, find_base
-from .distribution import Floats, PredictedDistributions, buckets_in
+from .distribution import PredictedDistributions, buckets_in
 from .network import LengthNetwork, bf16_runs, checked_device, encode, load_base
 from .predictor import check_base, lengths_of, put_weights, raw_outputs
 from .samples import (

@@ -21,10 +21,11 @@ from typing import IO
 import numpy as np
 import torch
 
+from ...workloads.arrays import Floats
 from ...workloads.errors import SloBenchError
 from ...workloads.labelled_prompts import LabelledPrompt
 from .config import PredictorConfig, find_base
-from .distribution import Floats, buckets_in
+from .distribution import buckets_in
 from .online import FEWEST, QUEUE, RECENT, PriorCorrection, read_queue, write_queue
 from .predictor import TrainedPredictor
 from .samples import Prompt, without_answer

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ...workloads.arrays import Floats
 from ...workloads.errors import FileFormatError, SloBenchError
 from .config import PredictorConfig, find_base
-from .distribution import Floats, PredictedDistributions
-from .encoded import SIZES, Encoded
+from .distribution import PredictedDistributions
 from .network import (
     LengthNetwork,
     LoadedBase,
@@ -22,7 +22,7 @@ from .network import (
     pack_linears,
 )
 from .samples import Prompt
-from .tfidf import PREFIX, TfIdfClassifier
+from .tfidf import PREFIX, SIZES, Encoded, TfIdfClassifier
 
 _BATCH = 8  # prompts of like length; larger ones only pad more
 

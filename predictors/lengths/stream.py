@@ -11,10 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
+from ...workloads.arrays import Ints
 from ...workloads.errors import SloBenchError
 from ...workloads.labelled_prompts import LabelledPrompt
 from .config import PredictorConfig
-from .distribution import Ints, PredictedDistributions, buckets_in
+from .distribution import PredictedDistributions, buckets_in
 from .online import FEWEST, OnlinePredictor, Update
 from .predictor import TrainedPredictor
 from .samples import TEST, prompts_of, read_samples, seen_in

@@ -31,20 +31,20 @@ from .distribution import (
     recalibration,
     share_of,
 )
-from .encoded import Encoded
-from .heads import Head, waiting_loss
 from .network import (
     UNKNOWN_MODEL,
+    Head,
     LengthNetwork,
     LoadedBase,
     bf16_runs,
     checked_device,
     encode,
     load_base,
+    waiting_loss,
 )
 from .predictor import TrainedPredictor, raw_outputs
 from .samples import CALIBRATION, TEST, TRAIN, VALIDATION, Parts, pack, prompts_of
-from .tfidf import TfIdfClassifier
+from .tfidf import Encoded, TfIdfClassifier
 
 CHECKPOINT = "checkpoint.safetensors"
 _FEWEST = 20  # prompts to learn from

@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from ...workloads.arrays import Floats
 from ...workloads.child_process import ChildProcess, Parent
 from ...workloads.errors import SloBenchError
 from ...workloads.labelled_prompts import LabelledPrompt
-from .distribution import Floats
 from .samples import without_answer
 
 NICENESS = 15  # whoever answers requests goes first

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ...workloads.arrays import Floats
 from ...workloads.errors import SloBenchError, UnknownNameError
 from ..dtypes import SIXTEEN_BIT_BYTES
 from ..placement import Placement
@@ -23,8 +23,6 @@ from ..speculation import SpeculativeStepTime, parse_speculation
 from ..step_time import DEFAULT_HOST_S, StepTimeModel, step_time
 from .kernels import Kernels, kernels
 from .layers import ExpertLayer, Indexer, Operators, operators
-
-Floats = NDArray[np.float64]
 
 _SEQUENCES = np.array([1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024], dtype=np.float64)
 _CONTEXTS = np.array([0, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536], dtype=np.float64)

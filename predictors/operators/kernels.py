@@ -16,12 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...workloads.arrays import Floats, Mask
 from ..dtypes import kv_dtype, weight_dtype
 from ..model_spec import Experts
 from ..specs import GpuSpec, LinkSpec, gpus
 from .layers import Attention, ExpertLayer, Indexer, Recurrence
-
-Floats = NDArray[np.float64]
 
 LAUNCH_S = 2e-6  # of one kernel in a CUDA graph: the least time in the tables of all GPUs
 DISTURBED = 1.25  # times the time of a larger size
@@ -114,9 +113,9 @@ class Kernels:
         name = f"gemm/{dtype}/m" if f"gemm/{dtype}/m" in self._tables else "gemm/bf16/m"
         return np.asarray(self._tables[name][self._sizes(name)], dtype=np.float64)
 
-    def _sizes(self, name: str) -> NDArray[np.bool_]:
+    def _sizes(self, name: str) -> Mask:
         at = self._tables[name]
-        kept: NDArray[np.bool_] = (at <= 64) | (at % 16 == 0)
+        kept: Mask = (at <= 64) | (at % 16 == 0)
         return kept
 
     def _gemm_ratios(self, n: int, k: int, dtype: str) -> tuple[Floats, Floats]:

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ...workloads.arrays import Floats
 from ...workloads.errors import SloBenchError
 from ..dtypes import SIXTEEN_BIT_BYTES
 from ..step_time import ALL_REDUCES_PER_LAYER
 from .hardware import profiled_model
 from .profile import Profile, ProfileTable
 from .table import Curve, DecodeGrid, Host, MixedGrid, TableStepTime
-
-Floats = NDArray[np.float64]
 
 # Two thread blocks (a decoding sequence and one KV head each) share a multiprocessor.
 BLOCKS_PER_MULTIPROCESSOR = 2

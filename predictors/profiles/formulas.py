@@ -1,4 +1,7 @@
-"""Formulas of step time that are linear in their coefficients, and so can be fitted."""
+"""Step times that a profile stands for: its tables, or one of the formulas fitted to them.
+
+Formulas are linear in their coefficients, and so can be fitted.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from .. import stretches
+from ...predictors import stretches
+from ...workloads.arrays import Floats
+from ...workloads.errors import SloBenchError, UnknownNameError
+from ..profiles import whole_steps
 from ..roofline import Coefficients, OperatorRoofline, StepTime, Work
-from ..step_time import work
-from . import whole_steps
+from ..step_time import StepTimeModel, work
+from .build import default_host, table_step_time
 from .observations import Observations, placement_of
 from .profile import Profile
 from .table import Host
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -248,3 +251,49 @@ FORMULAS = {
     ),
     "distserve": Formula("DistServe's two phases", _PHASES, _phase_terms, _phased),
 }
+
+
+TABLE = "table"
+
+
+def available(profile: Profile) -> tuple[str, ...]:
+    """The formulas that the profile can be used with; tables first."""
+    tables = (TABLE,) if {"linear", "attention"} <= set(profile.tables) else ()
+    return (*tables, *profile.fits)
+
+
+def is_whole(profile: Profile) -> bool:
+    """Are its step times of whole steps, the host's share included?"""
+    known = available(profile)
+    chosen = profile.best or (known[0] if known else TABLE)
+    return chosen in FORMULAS and FORMULAS[chosen].whole
+
+
+def profiled_step_time(
+    profile: Profile, host: Host | None = None, formula: str | None = None
+) -> StepTimeModel:
+    """Step times from the profile, by `formula` or else by its best one.
+
+    Raises:
+        SloBenchError: it has no such formula, or none at all.
+    """
+    known = available(profile)
+    if not known:
+        raise SloBenchError(
+            f"the profile of {profile.label} gives no step times yet: it needs tables of linear "
+            "layers and attention (`slo-bench profile import … --add`) or a fit (`slo-bench "
+            "profile fit`)"
+        )
+    chosen = formula or profile.best or known[0]
+    if chosen not in known:
+        raise UnknownNameError(f"formula in the profile of {profile.label}", chosen, known)
+    host = default_host() if host is None else host
+    made: StepTime
+    if chosen == TABLE:
+        made = table_step_time(profile, host)
+    else:
+        made = FORMULAS[chosen].step_time(profile, profile.fits[chosen].coefficients, host)
+    projects = ", ".join(dict.fromkeys(source.project for source in profile.sources))
+    return StepTimeModel(
+        made, fitted=True, provenance=f"profile: {profile.label}, {chosen} ({projects})"
+    )

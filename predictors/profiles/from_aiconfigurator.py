@@ -12,20 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ...workloads.arrays import Floats
 from ...workloads.errors import SloBenchError
 from ..specs import ModelSpec, model
 from .build import ALL_REDUCE
 from .importers import ImportOptions
 from .profile import Profile, Source, read_parquet, table_of
 
-Floats = NDArray[np.float64]
 _DTYPE = "bfloat16"
 _REDUCES_A_LAYER = 2
 
 
-def read(path: Path, options: ImportOptions) -> Profile:
+def read_aiconfigurator(path: Path, options: ImportOptions) -> Profile:
     """Read all Parquet files in `path` and below (or next to it: `SYSTEM_*` of one system)."""
     if options.model is None:
         raise SloBenchError("aiconfigurator's tables are by shape: name the model with --model")
@@ -44,21 +43,14 @@ def read(path: Path, options: ImportOptions) -> Profile:
         "attention": table_of("attention", _attention(files, spec, tp)),
     }
     version = str(_column(files, "generation_attention_perf", "version")[0])
-    return Profile(
-        model=options.model,
-        gpu=gpu,
-        tp=tp,
-        sources=(
-            Source(
-                "aiconfigurator (ai-dynamo/aiconfigurator)",
-                path.name,
-                licence="Apache-2.0",
-                version=f"vLLM {version}",
-                note="prefill and decode attention apart, never mixed; no norms, no activation",
-            ),
-        ),
-        tables=tables,
+    source = Source(
+        "aiconfigurator (ai-dynamo/aiconfigurator)",
+        path.name,
+        "Apache-2.0",
+        f"vLLM {version}",
+        "prefill and decode attention apart, never mixed; no norms, no activation",
     )
+    return Profile(options.model, gpu, tp, sources=(source,), tables=tables)
 
 
 def _files(path: Path) -> dict[str, Path]:

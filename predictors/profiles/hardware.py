@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 from ...workloads.errors import SloBenchError, UnknownNameError
-from ..catalogue import entries
 from ..dtypes import weight_dtype
 from ..model_spec import ModelSpec
-from ..specs import GpuSpec, gpu, link, model
+from ..specs import GpuSpec, entries, gpu, link, model
 from .profile import MeasuredLink, Profile
 
 _BITS_OF_FLOPS = 16

@@ -1,5 +1,5 @@
-"""The importers: one a file, each reads one project's measurements into a `Profile`. They turn the
-names that other projects use into those of the catalogues.
+"""The importers: each reads one project's measurements into a `Profile`. They turn the names that
+other projects use into those of the catalogues.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ...workloads.errors import SloBenchError, UnknownNameError
-from ..catalogue import entries
+from ..specs import entries
 from .profile import Profile
 
 
@@ -32,7 +32,7 @@ class ImportOptions:
         return self.gpu or recognise("gpus", found or "")
 
 
-# Module of a source, and the meaning of its path. Each has `read(path, options) -> Profile`.
+# The meaning of each source's path; `read_SOURCE(path, options) -> Profile` reads it.
 IMPORTERS = {
     "llmservingsim": "a folder with dense.csv, per_sequence.csv and attention.csv",
     "vidur": "GPU__ORG__MODEL__linear.csv, or Vidur's own mlp.csv",
@@ -52,8 +52,9 @@ def import_profile(source: str, path: Path, options: ImportOptions) -> Profile:
     """
     if source not in IMPORTERS:
         raise UnknownNameError("source of profiles", source, IMPORTERS)
-    module = importlib.import_module(f".from_{source}", __package__)
-    read: Callable[[Path, ImportOptions], Profile] = module.read
+    name = "from_aiconfigurator" if source == "aiconfigurator" else "from_projects"
+    module = importlib.import_module(f".{name}", __package__)
+    read: Callable[[Path, ImportOptions], Profile] = getattr(module, f"read_{source}")
     profile = read(path, options)
     return replace(profile, multiprocessors=MULTIPROCESSORS.get(profile.gpu, 0))
 

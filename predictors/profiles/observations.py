@@ -6,16 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ...workloads.arrays import Floats, Mask
 from ...workloads.errors import SloBenchError
 from ..placement import Placement
 from .build import linear_curve, summed_curve
 from .hardware import profiled_gpu, profiled_model
 from .profile import Profile, ProfileTable
 from .table import Curve
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -34,7 +32,7 @@ class Observations:
     def __len__(self) -> int:
         return len(self.seconds)
 
-    def __getitem__(self, rows: NDArray[np.bool_]) -> Observations:
+    def __getitem__(self, rows: Mask) -> Observations:
         return Observations(*(column[rows] for column in vars(self).values()))
 
     @property
@@ -53,7 +51,7 @@ class Observations:
         return self.chunks * (self.context_tokens + self.chunk_tokens)
 
     @property
-    def outermost(self) -> NDArray[np.bool_]:
+    def outermost(self) -> Mask:
         """Rows in the outer half of what was measured, by chunk, context, batch or KV."""
         outer = np.zeros(len(self), dtype=np.bool_)
         for column in (self.chunk_tokens, self.context_tokens, self.sequences, self.kv_tokens):

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...workloads.arrays import Floats, Mask
 from ...workloads.errors import FileFormatError, SloBenchError, UnknownNameError
 from ...workloads.file_cache import depends_on
 from ...workloads.input_files import open_bounded
@@ -31,7 +32,6 @@ from .calibration import Calibration
 
 FORMAT = 1
 _NESTED = ("sources", "tables", "fits", "links", "device", "calibration")
-Floats = NDArray[np.float64]
 Words = NDArray[np.str_]
 
 
@@ -110,7 +110,7 @@ class ProfileTable:
     def __getitem__(self, column: str) -> Floats:
         return self.columns[column]
 
-    def rows(self, chosen: NDArray[np.bool_]) -> ProfileTable:
+    def rows(self, chosen: Mask) -> ProfileTable:
         """Rows of the table that match."""
         return ProfileTable(
             {name: column[chosen] for name, column in self.columns.items()},

@@ -11,15 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ...workloads.arrays import Floats, Mask
 from ...workloads.errors import SloBenchError
 from ..stretches import EvenSpans
 from .least_squares import non_negative
 from .observations import Observations, observed
 from .profile import Fitted, Profile, ProfileTable, Source, table_of
-
-Floats = NDArray[np.float64]
 
 NAME = "sums"
 LEAST_STEPS = 30
@@ -247,13 +245,13 @@ def _fitted(columns: Floats, seconds: Floats, typical: bool) -> Floats:
     return found
 
 
-def _stalled(seen: Observations) -> NDArray[np.bool_]:
+def _stalled(seen: Observations) -> Mask:
     said = terms(seen) @ np.array(list(coefficients(seen, typical=True).values()))
     ratio = seen.seconds / np.maximum(said, _SHORTEST_S)
     return np.asarray(ratio > STALLED * np.median(ratio))
 
 
-def _error_percent(seen: Observations, kept: NDArray[np.bool_]) -> float:
+def _error_percent(seen: Observations, kept: Mask) -> float:
     if kept.all() or kept.sum() < LEAST_STEPS // 2:
         return math.nan
     found = np.array(list(coefficients(seen[kept]).values()))

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...tuner.capacity.options import SearchOutcome
-from ...tuner.search.objectives import OBJECTIVES, TuningObjective
+from ...tuner.search.settings import OBJECTIVES, TuningObjective
 from .figure import ONLY, Axis, Figure, Format, View
 from .figures import bar_figure
 

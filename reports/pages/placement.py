@@ -12,10 +12,9 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ...predictors.specs import ModelSpec
-from ...tuner.placement.compare import SolverResult
+from ...tuner.placement.compare import SolverResult, unused_reasons
 from ...tuner.placement.problem import CostWeights, Problem
 from ...tuner.placement.topology import Topology
-from ...tuner.placement.unused import unused_reasons
 from .document import page, write_page
 from .table import Table, one_group
 

@@ -9,8 +9,8 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from ...tuner.search.evaluate import DRIFTING
-from ...tuner.search.objectives import OBJECTIVES, TuningObjective
 from ...tuner.search.outcome import FILE, read_tuning
+from ...tuner.search.settings import OBJECTIVES, TuningObjective
 from ...workloads.errors import FileFormatError, SloBenchError
 from ..figures import tuning_figures
 from ..figures.drawing import page_data

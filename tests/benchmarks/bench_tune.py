@@ -30,9 +30,8 @@ from pathlib import Path
 from statistics import median
 
 from slo_bench import Experiment
-from slo_bench.tuner.search.evaluate import ConfigurationEvaluator, InfeasibleError
+from slo_bench.tuner.search.evaluate import ConfigurationEvaluator, InfeasibleError, RaceResult
 from slo_bench.tuner.search.prepare import prepared
-from slo_bench.tuner.search.race import RaceResult
 from slo_bench.tuner.search.runs import Servers
 from slo_bench.tuner.search.samplers import grid_of
 from slo_bench.tuner.search.settings import TuneSettings

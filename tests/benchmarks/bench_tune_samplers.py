@@ -21,9 +21,8 @@ import numpy as np
 import optuna
 
 from slo_bench import Experiment
-from slo_bench.tuner.search.evaluate import ConfigurationEvaluator, InfeasibleError
+from slo_bench.tuner.search.evaluate import ConfigurationEvaluator, InfeasibleError, RaceResult
 from slo_bench.tuner.search.prepare import prepared
-from slo_bench.tuner.search.race import RaceResult
 from slo_bench.tuner.search.runs import Servers
 from slo_bench.tuner.search.samplers import grid_of
 from slo_bench.tuner.search.settings import TuneSettings

@@ -14,8 +14,15 @@ from typer.testing import CliRunner
 from slo_bench.cli.main import app
 from slo_bench.predictors.costs.fit import fit_costs, swap_costs
 from slo_bench.predictors.costs.grid import read_cost_grid
-from slo_bench.predictors.costs.regressors import REGRESSORS, Setting, learn, settings
-from slo_bench.predictors.costs.samples import described, samples, whole_sizes
+from slo_bench.predictors.costs.regressors import (
+    REGRESSORS,
+    Setting,
+    described,
+    learn,
+    samples,
+    settings,
+    whole_sizes,
+)
 from slo_bench.predictors.profiles.formulas import FORMULAS
 from slo_bench.predictors.profiles.observations import observations, placement_of
 from slo_bench.predictors.profiles.profile import Profile, table_of, write_profile

@@ -28,7 +28,7 @@ import torch  # noqa: E402
 from safetensors.torch import load, save  # noqa: E402
 
 from slo_bench.predictors.lengths.evaluate import waiting_saved  # noqa: E402
-from slo_bench.predictors.lengths.heads import waiting_loss  # noqa: E402
+from slo_bench.predictors.lengths.network import waiting_loss  # noqa: E402
 from slo_bench.predictors.lengths.predictor import TrainedPredictor  # noqa: E402
 from slo_bench.predictors.lengths.samples import Prompt  # noqa: E402
 from slo_bench.predictors.lengths.train import TrainSettings, train  # noqa: E402

@@ -7,7 +7,7 @@ import pytest
 
 from slo_bench.harness.experiments.execution.cells import predicted_output_tokens
 from slo_bench.harness.experiments.experiment import Experiment
-from slo_bench.predictors.lengths.confusion import error_shares, measured_confusion
+from slo_bench.predictors.lengths.distribution import error_shares, measured_confusion
 from slo_bench.predictors.output_length import bucket_accuracy, buckets_of, length_predictor
 from slo_bench.workloads.errors import SloBenchError
 from slo_bench.workloads.length_buckets import bucket_last_tokens, bucket_middle_tokens, bucket_of

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slo_bench.predictors.profiles.fit import coefficients, fit
-from slo_bench.predictors.profiles.formulas import FORMULAS
+from slo_bench.predictors.profiles.formulas import FORMULAS, profiled_step_time
 from slo_bench.predictors.profiles.least_squares import non_negative
-from slo_bench.predictors.profiles.models import profiled_step_time
 from slo_bench.predictors.profiles.observations import observations
 from slo_bench.predictors.profiles.profile import Fitted, Profile, table_of
 from slo_bench.predictors.profiles.table import Host

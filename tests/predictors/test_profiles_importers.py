@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from slo_bench.predictors.profiles.fit import fit
+from slo_bench.predictors.profiles.formulas import profiled_step_time
 from slo_bench.predictors.profiles.importers import ImportOptions, import_profile
-from slo_bench.predictors.profiles.models import profiled_step_time
 from slo_bench.predictors.profiles.table import Host
 from slo_bench.workloads.errors import FileFormatError, SloBenchError, UnknownNameError
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from slo_bench.predictors.profiles.build import grid_of, table_step_time
-from slo_bench.predictors.profiles.models import available, profiled_step_time
+from slo_bench.predictors.profiles.formulas import available, profiled_step_time
 from slo_bench.predictors.profiles.profile import Profile, ProfileTable, table_of
 from slo_bench.predictors.profiles.table import Curve, Host
 from slo_bench.workloads.errors import SloBenchError

@@ -9,8 +9,7 @@ for module in ("torch", "transformers", "peft", "safetensors", "sklearn"):
     pytest.importorskip(module, reason="learnt predictors need the extra torch")
 
 from slo_bench.predictors.lengths.distribution import PredictedDistributions, share_of  # noqa: E402
-from slo_bench.predictors.lengths.encoded import Encoded  # noqa: E402
-from slo_bench.predictors.lengths.tfidf import TfIdfClassifier  # noqa: E402
+from slo_bench.predictors.lengths.tfidf import Encoded, TfIdfClassifier  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

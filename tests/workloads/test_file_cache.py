@@ -127,7 +127,7 @@ def test_other_caches_hold_no_file_of_a_user():
         "harness/validation/accuracy/aiconfigurator.py",  # in the package, as all below
         "harness/validation/accuracy/highest_rate.py",  # the levels of one search
         "predictors/bands.py",
-        "predictors/lengths/confusion.py",
+        "predictors/lengths/distribution.py",
         "predictors/operators/kernels.py",
         "predictors/power.py",
         "predictors/profiles/table.py",  # look-ups by a grid's values

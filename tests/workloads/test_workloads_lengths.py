@@ -2,7 +2,7 @@ from statistics import NormalDist
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from slo_bench.workloads.errors import SloBenchError, UnknownNameError
@@ -15,7 +15,6 @@ from slo_bench.workloads.lengths import (
     normal_quantile,
     pair,
     parse_lengths,
-    quantiles_of,
 )
 
 GRID = (np.arange(100_000) + 0.5) / 100_000
@@ -66,22 +65,6 @@ def test_mixture_weights():
     assert (tokens == 10).mean() == pytest.approx(0.75, abs=1e-4)
     assert tokens[tokens > 10].min() == 100
     assert tokens[tokens > 10].max() == 200
-
-
-@given(st.lists(st.integers(1, 100_000), min_size=1, max_size=200), st.integers(2, 40))
-@settings(max_examples=50, deadline=None)
-def test_compact_quantiles_stay_within_the_sample(values, knots):
-    lengths = quantiles_of(values, knots)
-    tokens = lengths.at(GRID[::100])
-    assert min(values) <= tokens.min()
-    assert tokens.max() <= max(values)
-    assert (np.diff(tokens) >= 0).all()
-
-
-def test_more_knots_come_closer():
-    values = np.random.default_rng(0).lognormal(5, 1.5, 5000).astype(int) + 1
-    errors = [abs(mean_tokens(quantiles_of(values, k)) / values.mean() - 1) for k in (3, 40)]
-    assert errors[1] < 0.01 < errors[0]
 
 
 @pytest.mark.parametrize("rho", [-0.8, -0.3, 0.0, 0.5, 0.9])

@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, OptimizeResult, milp
 from scipy.sparse import csr_array
 
+from ...workloads.arrays import Floats, Ints
 from .problem import INF, Candidate, CostWeights, LayerRange, Map, Problem, no_room
 
 LIMIT_S = 1.3  # of the search; the solver may exceed it by a few tenths
@@ -27,7 +27,6 @@ EQUAL = 1e-7  # costs that differ by less, as a share, are equal
 _SCALE = 1e3  # of the objective: HiGHS stops at a gap of 1e-6
 _LONGEST_MOVED = 3  # devices moved together by the local search
 
-Floats = NDArray[np.float64]
 Walk = list[int]  # groups in the order of the pass, one entry a device
 
 
@@ -49,7 +48,7 @@ class Groups:
     members: tuple[tuple[int, ...], ...]
     kinds: tuple[Candidate, ...]
     hop_s: Floats  # from group to group; within a group from one device to another
-    sizes: NDArray[np.int64]
+    sizes: Ints
 
     def device_walk(self, walk: Walk) -> list[int]:
         """Its devices: the first ones of each group."""

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...harness.engine.simulator.simulate import simulate
 from ...harness.policies.systems import system
@@ -29,6 +28,7 @@ from ...predictors.dtypes import AUTO
 from ...predictors.placement import Placement
 from ...predictors.specs import ModelSpec, link, model
 from ...predictors.staged import staged_step_time
+from ...workloads.arrays import Floats
 from ...workloads.errors import SloBenchError
 from ...workloads.source import load_source
 from .launch import device_map, even_map
@@ -39,8 +39,6 @@ BATCHES = (1, 2, 4, 8, 10)
 TEACHERS = ("llama-2-7b", "opt-6.7b", "mistral-7b", "qwen2.5-7b", "chatglm-6b")
 RESTART_S = 15.0  # a process starts and warms up; an assumption
 _BURST_RPS = 1000.0
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,8 @@ where `ideal` is the latency of all layers on the fastest device, as if they fit
 a2 then weigh like with like. Ties go to the lower latency, then to fewer devices.
 
 Source: UELLM (see docs/papers.md), §3.5 and §3.5.3.
+
+`kv_tokens_of` says how many tokens' KV must fit beside the layers for a workload to be served.
 """
 
 from __future__ import annotations
@@ -19,12 +21,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
+import numpy as np
+
 from ...predictors.dtypes import AUTO
 from ...predictors.placement import PipelineStage, Placement
 from ...predictors.specs import ModelSpec
 from ...predictors.staged import stage_step_time
 from ...predictors.step_time import DEFAULT_HOST_S
+from ...workloads.base import TraceSource
 from ...workloads.errors import SloBenchError, UnknownNameError
+from ...workloads.source import load_source
 from .topology import Machine, Topology
 
 INF = math.inf
@@ -245,3 +251,27 @@ def problem_of(
         for row in topology.links
     )
     return Problem(model.layers, tuple(devices), hop_s)
+
+
+DRAWN = 2_000  # requests
+_BLOCK = 16  # KV is held in blocks; a request may leave one partly empty
+
+
+def kv_tokens_of(workload: str, model: ModelSpec, batch: int, seed: int) -> int:
+    """Tokens of the longest of 2,000 requests (a trace: of all), or of `batch` mean ones if more.
+
+    Requests beyond the model's context are left out: no map serves them.
+
+    Raises:
+        SloBenchError: there is no such workload, or a file cannot be read.
+    """
+    source = load_source(workload)
+    if isinstance(source, TraceSource) or source.has_arrivals:
+        made = source.make(seed=seed)
+    else:
+        made = source.make(rate_rps=None if source.closed_loop else 1.0, requests=DRAWN, seed=seed)
+    tokens = np.asarray(made.prompt_tokens) + np.asarray(made.output_tokens)
+    tokens = tokens[tokens <= model.context_tokens]
+    if not len(tokens):
+        return model.context_tokens
+    return int(max(tokens.max(), batch * tokens.mean())) + _BLOCK

@@ -21,8 +21,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ...harness.experiments.config.experiment_file import line_of, read_toml, setting_error
-from ...predictors.catalogue import entries, price_basis
-from ...predictors.specs import gpu, gpus
+from ...predictors.specs import entries, gpu, gpus, price_basis
 from ...workloads.errors import FileFormatError, SloBenchError, UnknownNameError
 
 _SHIPPED = "price_lists"

@@ -34,10 +34,20 @@ from ...workloads.errors import SloBenchError
 from ..capacity.asked import SIMULATED_BUDGET_HORIZONS
 from ..capacity.options import Budget, Capacity, SearchOptions
 from ..capacity.search import find_capacity
-from .levels import DeploymentLevel, Levels, RunnerOf, Say, simulated_runner
+from .levels import (
+    CONFIRM,
+    LIGHT,
+    SEARCH,
+    DeploymentLevel,
+    Levels,
+    RunLength,
+    RunnerOf,
+    Say,
+    Verdict,
+    simulated_runner,
+)
 from .offers import Offer, Value, offers, spec_of
 from .prices import PriceList, default_prices
-from .verdict import CONFIRM, LIGHT, SEARCH, RunLength, Verdict
 
 LEVELS = "plan.jsonl"  # in the folder of a plan: the levels that were simulated
 _FRESH_SEEDS = 1_000_000  # from the first seed on: those of the confirmation

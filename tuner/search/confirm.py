@@ -1,7 +1,14 @@
 """Confirm that the winner is better than the default, on seeds that tuning did not use.
 
 The best of many trials is partly lucky. So the default and the winners are measured on new seeds,
-on the tuned workload and on others, each with its 95 % interval.
+on the tuned workload and on others, each with its 95 % interval (`confirm`).
+
+What each parameter of a winner gives shows the winner with that one at its default (`ablated`).
+Both serve the same requests, so the difference of each seed comes from the parameter alone. With
+the objective capacity they run at the winner's capacity, where attainment is most sensitive; with
+one at a rate, at that rate. A parameter whose difference has 0 in its 95 % interval, or is a gain,
+makes no difference that can be shown, and goes back to its default. If the winner is then worse
+than it was, those with the largest losses are put back, one after another.
 """
 
 from __future__ import annotations
@@ -17,17 +24,15 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ...harness.experiments.execution.workers import NotDoneError, WorkerPool, together
-from ...harness.experiments.experiment import Experiment
+from ...harness.experiments.execution.workers import NotDoneError, together
+from ...workloads.arrays import Floats
 from ...workloads.errors import FileFormatError, SloBenchError
 from ...workloads.parsing import finite
-from ..capacity.cells import Ended
 from ..capacity.curve import student_t
-from .evaluate import ConfigurationEvaluator, drifting_after_s
-from .objectives import CAPACITY, COST, Aim, TuningObjective
-from .race import RaceResult
+from .evaluate import ConfigurationEvaluator, RaceResult, drifting_after_s
 from .runs import Runs, Servers
-from .space import Configuration, Space
+from .settings import CAPACITY, COST, OBJECTIVES, Aim, TuningObjective
+from .space import Configuration
 from .study_results import TrialRow
 
 FRESH_SEEDS = 1_000_000  # away from those of searches and races
@@ -61,39 +66,24 @@ class Confirmed:
     problem: str | None = None
     drifting_after_s: float | None = None
 
-    def plain(self) -> dict[str, Any]:
-        """The row as plain values for JSON."""
-        return dataclasses.asdict(self)
-
 
 def confirm(
-    experiment: Experiment,
-    space: Space,
-    aim: Aim,
+    tuned: ConfigurationEvaluator,
     winners: Sequence[TrialRow],
     workloads: Sequence[str],
     folder: Path,
-    *,
-    tolerance: float,
-    ended: Ended | None = None,
     progress: Confirming = lambda done, of: None,
-    pool: WorkerPool | None = None,
 ) -> list[Confirmed]:
     """Measure the default and the winners again, on every workload and with new seeds.
 
     Args:
-        experiment: the tuned experiment; on a real backend its servers are started.
-        space: the search space.
-        aim: the objectives.
+        tuned: of the tuned experiment; on a real backend its servers are started.
         winners: at most `MOST_WINNERS` of them are confirmed.
         workloads: workloads besides the experiment's own.
         folder: for runs and server logs.
-        tolerance: of capacity searches.
-        ended: called within a run.
         progress: called with (done, total).
-        pool: processes that simulate; None: this process.
     """
-    own = experiment.workload[0]
+    own, pool = tuned.experiment.workload[0], tuned.pool
     asked: list[tuple[str, Configuration]] = [(DEFAULT, {})]
     asked += [
         (f"trial {row.number}", row.configuration)
@@ -116,11 +106,8 @@ def confirm(
 
     with Servers(folder / "servers") as servers:
         for place, workload in enumerate(dict.fromkeys((own, *workloads))):
-            table = experiment.model_dump(exclude_unset=True)
-            table |= {"workload": (workload,), "seed": experiment.seed + FRESH_SEEDS}
-            again, kept = Experiment(**table), folder / str(place)
-            evaluation = ConfigurationEvaluator(
-                again, space, aim, tolerance, kept, servers, ended, pool
+            evaluation = tuned.again(
+                folder / str(place), servers, seeds_from=FRESH_SEEDS, workload=(workload,)
             )
             calls += [partial(told, evaluation, workload, one) for one in asked]
         found = [call() for call in calls] if pool is None else together(calls, pool)
@@ -128,7 +115,7 @@ def confirm(
     return [
         row
         for defaults, *others in of_workloads
-        for rows in (defaults, *(_judged(rows, defaults, aim) for rows in others))
+        for rows in (defaults, *(_judged(rows, defaults, tuned.aim) for rows in others))
         for row in rows
     ]
 
@@ -208,6 +195,12 @@ def _figures(
     return found, after_s
 
 
+def _half(values: Sequence[float] | Floats) -> float:
+    """Half of the 95 % interval of a mean, by Student's t."""
+    half = student_t(_QUANTILE, len(values) - 1) * float(np.std(values, ddof=1))
+    return half / math.sqrt(len(values))
+
+
 def _mean(values: Sequence[float]) -> Interval:
     """The mean of runs and its 95 % interval, by Student's t."""
     if not values:
@@ -215,8 +208,7 @@ def _mean(values: Sequence[float]) -> Interval:
     mean = float(np.mean(values))
     if len(values) < 2:
         return mean, None, None
-    half = student_t(_QUANTILE, len(values) - 1) * float(np.std(values, ddof=1))
-    half /= math.sqrt(len(values))
+    half = _half(values)
     return mean, max(0.0, mean - half), mean + half  # no figure is below 0
 
 
@@ -233,3 +225,120 @@ def _verdict(row: Confirmed, base: Confirmed, objective: TuningObjective) -> Ver
     if high < base_low:
         return "worse" if objective.maximise else "better"
     return "not told apart"
+
+
+SEEDS = 8
+_FIRST_SEED = 2 * FRESH_SEEDS  # neither of the search nor of the confirmation
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """The winner of a trial with one parameter at its default, against the winner itself.
+
+    `objective` is what was measured at `rate_rps`; `change` is with the default minus with the
+    winner's value, in the objective's unit, and `low` to `high` its 95 % interval. `matters`: the
+    interval lies on the worse side of 0. `problem`: why there is no figure.
+    """
+
+    trial: int
+    parameter: str
+    value: Any
+    default: Any
+    objective: str
+    rate_rps: float
+    change: float | None
+    low: float | None
+    high: float | None
+    matters: bool
+    problem: str | None = None
+
+
+def ablated(
+    tuned: ConfigurationEvaluator, row: TrialRow, folder: Path
+) -> tuple[TrialRow, list[Ablation]]:
+    """The winner with parameters that make no difference at their defaults, and the comparisons.
+
+    Args:
+        tuned: of the tuned experiment, simulated. A dimension of its space without a default is
+            kept; its first objective that a run has is compared.
+        row: the winner.
+        folder: for the runs.
+    """
+    space, aim = tuned.space, tuned.aim
+    changed = [
+        name
+        for name, value in row.configuration.items()
+        if name in space.defaults and value != space.defaults[name]
+    ]
+    objective = next((o for o in aim.objectives if o.column is not None), OBJECTIVES["attainment"])
+    rate_rps = aim.rate_rps
+    if aim.searches_capacity and row.values is not None:
+        rate_rps = row.values[aim.names.index(CAPACITY)]
+    if not changed or not rate_rps:
+        return row, []
+    with Servers(folder / "servers") as servers:
+        evaluation = tuned.again(folder, servers, seeds_from=_FIRST_SEED)
+
+        def figures(configuration: Configuration) -> Sequence[float]:
+            assert objective.column is not None
+            options, runs = evaluation.options, evaluation.runs_of(configuration)
+            seeds = range(options.first_seed, options.first_seed + SEEDS)
+            runs.expect(rate_rps, seeds, options.requests)
+            found = [runs.level(rate_rps, seed, options.requests).figures for seed in seeds]
+            return [one.get(objective.column, math.nan) for one in found]
+
+        sign = 1.0 if objective.maximise else -1.0
+        whole = figures(row.configuration)
+        rows = []
+        for name in changed:
+            value, default = row.configuration[name], space.defaults[name]
+            told = (row.number, name, value, default, objective.name, rate_rps)
+            try:
+                without = figures({**row.configuration, name: default})
+                change, half = _difference(without, whole)
+            except NotDoneError:
+                raise
+            except SloBenchError as error:
+                rows.append(Ablation(*told, None, None, None, True, str(error)))
+                continue
+            matters = not sign * change + half >= 0
+            rows.append(Ablation(*told, change, change - half, change + half, matters))
+        reduced = _reduced(row.configuration, rows, figures, whole, sign)
+    return dataclasses.replace(row, configuration=reduced), rows
+
+
+def _difference(one: Sequence[float], other: Sequence[float]) -> tuple[float, float]:
+    """Mean of the differences by seed, and half of its 95 % interval (Student's t).
+
+    Raises:
+        SloBenchError: a run has no figure.
+    """
+    by_seed = np.subtract(one, other)
+    if not np.isfinite(by_seed).all():
+        raise SloBenchError("a run has no figure of the objective")
+    return float(by_seed.mean()), _half(by_seed)
+
+
+def _reduced(
+    winner: Configuration,
+    rows: Sequence[Ablation],
+    figures: Callable[[Configuration], Sequence[float]],
+    whole: Sequence[float],
+    sign: float,
+) -> Configuration:
+    """The winner with defaults where they make no difference, together, either."""
+    idle = sorted(
+        (row for row in rows if not row.matters), key=lambda row: sign * (row.change or 0.0)
+    )
+    while idle:
+        tried = {**winner, **{row.parameter: row.default for row in idle}}
+        try:
+            change, half = _difference(figures(tried), whole)
+            if sign * change + half >= 0:
+                return tried
+        except NotDoneError:
+            raise
+        except SloBenchError:
+            pass  # together they cannot be deployed or measured
+        idle = idle[1:]
+    return winner

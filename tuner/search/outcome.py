@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ...harness.experiments.execution.workers import WorkerPool
 from ...harness.experiments.experiment import Experiment
 from ...harness.policies.systems import system
 from ...harness.servers.launch.backend_names import SIMULATED
@@ -19,9 +18,8 @@ from ...workloads.checksums import sealed, unsealed
 from ...workloads.errors import FileFormatError, SloBenchError
 from ...workloads.parsing import finite, parse_json
 from ...workloads.whole_file import write_whole
-from ..capacity.cells import Ended
-from .ablation import Ablation, ablated
-from .confirm import MOST_WINNERS, Confirmed, Confirming, confirm
+from .confirm import MOST_WINNERS, Ablation, Confirmed, Confirming, ablated, confirm
+from .evaluate import ConfigurationEvaluator
 from .settings import TuneSettings
 from .space import SETTINGS, Space
 from .study_results import StudyResults, TrialRow
@@ -68,7 +66,7 @@ class TuningOutcome:
             "sampler": self.settings.sampler,
             "space": {one.name: str(one) for one in found.space.dimensions},
             "requests": found.requests,
-            "trials": [row.plain() for row in found.trials],
+            "trials": [vars(row) for row in found.trials],
             "best": [row.number for row in found.best],
             "importances": found.importances,
             "winners": [
@@ -81,26 +79,23 @@ class TuningOutcome:
                 }
                 for winner in self.winners
             ],
-            "ablations": [row.plain() for row in self.ablations],
-            "confirmed": [row.plain() for row in self.confirmed],
+            "ablations": [vars(row) for row in self.ablations],
+            "confirmed": [vars(row) for row in self.confirmed],
         }
 
 
 def concluded(
-    experiment: Experiment,
+    tuned: ConfigurationEvaluator,
     settings: TuneSettings,
     found: StudyResults,
-    folder: Path,
-    *,
-    ended: Ended | None = None,
     progress: Confirming = lambda done, of: None,
-    pool: WorkerPool | None = None,
 ) -> TuningOutcome:
     """Confirm the winners and write all result files.
 
     Raises:
         SloBenchError: no configuration could be evaluated; gives the last one's reason.
     """
+    experiment, folder = tuned.experiment, tuned.folder
     if not found.best:
         reasons = [row.reason for row in found.trials if row.reason]
         last = reasons[-1] if reasons else "no trial has ended"
@@ -109,36 +104,23 @@ def concluded(
         winners, ablations = list[Winner](), list[Ablation]()
         for place, best in enumerate(found.best[:MOST_WINNERS]):
             row = best
-            if settings.confirm and experiment.backend == SIMULATED:
-                row, rows = ablated(
-                    experiment,
-                    found.space,
-                    found.aim,
-                    best,
-                    folder / "ablation",
-                    tolerance=settings.tolerance,
-                    ended=ended,
-                    pool=pool,
-                )
+            if settings.confirm and tuned.simulated:
+                row, rows = ablated(tuned, best, folder / "ablation")
                 ablations += rows
             name = "winner.toml" if len(found.best) == 1 else f"winner-{place + 1}.toml"
             winners.append(_written(experiment, found.space, row, folder / name))
         confirmed: list[Confirmed] = []
-        backends = [experiment] if settings.confirm else []
+        where = [tuned] if settings.confirm else []
         if settings.confirm_backend is not None:
-            backends.append(on_backend(experiment, settings.confirm_backend))
-        for where in backends:
+            real = on_backend(experiment, settings.confirm_backend)
+            where.append(replace(tuned, experiment=real, pool=None))
+        for one in where:
             confirmed += confirm(
-                where,
-                found.space,
-                found.aim,
+                one,
                 [winner.row for winner in winners],
                 settings.confirm_workloads,
-                folder / "confirm" / where.backend,
-                tolerance=settings.tolerance,
-                ended=ended,
-                progress=progress,
-                pool=pool if where.backend == SIMULATED else None,
+                folder / "confirm" / one.experiment.backend,
+                progress,
             )
         outcome = TuningOutcome(
             folder, experiment, settings, found, tuple(winners), tuple(confirmed), tuple(ablations)

@@ -13,10 +13,9 @@ from ...workloads.errors import SloBenchError
 from ..capacity.asked import CapacityOptions
 from ..capacity.options import SearchOptions
 from .evaluate import cell_of, gpus_of
-from .objectives import CAPACITY, COST, Aim
 from .outcome import on_backend
 from .samplers import checked
-from .settings import TuneSettings
+from .settings import CAPACITY, COST, Aim, TuneSettings
 from .space import Space, counts_gpus, space_of
 
 

@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import TypeGuard
 
 from ...harness.experiments.backends.base import Backend
@@ -123,12 +122,7 @@ class Servers:
     def __enter__(self) -> Servers:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *problem: object) -> None:
         self.stop()
 
     def stop(self) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
-import optuna
+from optuna import samplers
 from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler
 from optuna.study import Study
@@ -22,6 +22,8 @@ _POPULATION = 20
 GRID_POINTS = 5  # of a range that has no steps
 MOST_GRID_POINTS = 20_000
 
+MakeSampler = Callable[[int, Sequence[Dimension]], BaseSampler]
+
 
 @dataclass(frozen=True)
 class SamplerKind:
@@ -32,7 +34,7 @@ class SamplerKind:
     with its estimated value. `needs` are packages.
     """
 
-    make: Callable[[int, Sequence[Dimension]], BaseSampler]
+    make: MakeSampler
     several: bool = True
     numbers: bool = False
     learns_from_pruned: bool = True
@@ -98,7 +100,7 @@ class ByNumber(BaseSampler):
         self._of(trial).after_trial(study, trial, state, values)
 
 
-class Grid(optuna.samplers.GridSampler):
+class Grid(samplers.GridSampler):
     """Optuna's grid for studies with an ask-and-tell loop, which ends without an exception.
 
     Grid points are the same in every process; the seed determines the order.
@@ -112,41 +114,39 @@ class Grid(optuna.samplers.GridSampler):
         """Optuna's own would stop `Study.optimize`, which is not what runs here."""
 
 
-def _tpe(seed: int, dimensions: Sequence[Dimension]) -> BaseSampler:
-    return optuna.samplers.TPESampler(
-        seed=seed, n_startup_trials=_STARTUP, multivariate=True, constant_liar=True
-    )
-
-
-def _gp(seed: int, dimensions: Sequence[Dimension]) -> BaseSampler:
-    return optuna.samplers.GPSampler(seed=seed, n_startup_trials=_STARTUP)
-
-
-def _cmaes(seed: int, dimensions: Sequence[Dimension]) -> BaseSampler:
-    return optuna.samplers.CmaEsSampler(
-        seed=seed, n_startup_trials=1, consider_pruned_trials=True, warn_independent_sampling=False
-    )
-
-
-def _nsga2(seed: int, dimensions: Sequence[Dimension]) -> BaseSampler:
-    return optuna.samplers.NSGAIISampler(seed=seed, population_size=_POPULATION)
-
-
-def _random(seed: int, dimensions: Sequence[Dimension]) -> BaseSampler:
-    return optuna.samplers.RandomSampler(seed=seed)
-
-
-def _grid(seed: int, dimensions: Sequence[Dimension]) -> BaseSampler:
-    return Grid(dimensions, seed)
+def _optuna(kind: Callable[..., BaseSampler], **settings: Any) -> MakeSampler:
+    """Makes one of Optuna's samplers, which need not know the dimensions."""
+    return lambda seed, dimensions: kind(seed=seed, **settings)
 
 
 SAMPLERS: Mapping[str, SamplerKind] = {
-    "tpe": SamplerKind(_tpe),
-    "gp": SamplerKind(_gp, learns_from_pruned=False, needs=("torch", "scipy"), extra="torch"),
-    "cmaes": SamplerKind(_cmaes, several=False, numbers=True, needs=("cmaes",)),
-    "nsga2": SamplerKind(_nsga2, learns_from_pruned=False),
-    "random": SamplerKind(_random),
-    "grid": SamplerKind(_grid),
+    "tpe": SamplerKind(
+        _optuna(
+            samplers.TPESampler, n_startup_trials=_STARTUP, multivariate=True, constant_liar=True
+        )
+    ),
+    "gp": SamplerKind(
+        _optuna(samplers.GPSampler, n_startup_trials=_STARTUP),
+        learns_from_pruned=False,
+        needs=("torch", "scipy"),
+        extra="torch",
+    ),
+    "cmaes": SamplerKind(
+        _optuna(
+            samplers.CmaEsSampler,
+            n_startup_trials=1,
+            consider_pruned_trials=True,
+            warn_independent_sampling=False,
+        ),
+        several=False,
+        numbers=True,
+        needs=("cmaes",),
+    ),
+    "nsga2": SamplerKind(
+        _optuna(samplers.NSGAIISampler, population_size=_POPULATION), learns_from_pruned=False
+    ),
+    "random": SamplerKind(_optuna(samplers.RandomSampler)),
+    "grid": SamplerKind(lambda seed, dimensions: Grid(dimensions, seed)),
 }
 
 

@@ -26,8 +26,8 @@ from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
 from ...workloads.errors import SloBenchError
 from ..capacity.options import SearchOutcome
-from .objectives import CAPACITY, Aim
-from .race import PruningThreshold
+from .evaluate import PruningThreshold
+from .settings import CAPACITY, Aim
 from .space import Configuration, Space
 
 KEY = "key"
@@ -58,10 +58,6 @@ class TrialRow:
     requests: int
     figures: Mapping[str, Any]
     reason: str | None = None
-
-    def plain(self) -> dict[str, Any]:
-        """The trial as plain values for JSON."""
-        return vars(self)
 
 
 @dataclass(frozen=True)

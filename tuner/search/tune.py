@@ -133,9 +133,7 @@ def tune(
         found = study_results(study, made.aim, made.space)
         if found.running:  # the last process concludes
             return TuningOutcome(folder, made.experiment, asked, found, (), ())
-        return concluded(
-            made.experiment, asked, found, folder, ended=ended, progress=confirming, pool=pool
-        )
+        return concluded(evaluation, asked, found, confirming)
 
 
 def _check_pool(experiment: Experiment, pool: WorkerPool | None, jobs: int | None) -> None:

@@ -13,11 +13,16 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from ...harness.experiments.execution.workers import NotDoneError
 from ...workloads.errors import SloBenchError
-from .evaluate import ConfigurationEvaluator, ConfigurationResult, InfeasibleError, gpus_of
-from .objectives import CAPACITY, COST
+from .evaluate import (
+    ConfigurationEvaluator,
+    ConfigurationResult,
+    InfeasibleError,
+    PruningThreshold,
+    gpus_of,
+)
 from .prepare import Tuning
-from .race import PruningThreshold
 from .samplers import SAMPLERS, ByNumber
+from .settings import CAPACITY, COST
 from .space import key_of
 from .study_results import (
     CONFIGURATION,
@@ -184,7 +189,7 @@ class StudyWorker:
         for name, value in worth.figures.items():
             trial.set_user_attr(name, value)
         if worth.pace is not None:
-            note(trial, PACE, worth.pace.plain())
+            note(trial, PACE, vars(worth.pace))
         if self.made.aim.must_attain and not worth.lost:
             trial.set_constraint("attainment", worth.missed)
         if worth.lost:

@@ -7,17 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...harness.experiments.execution.cells import predicted_output_tokens, workload_of
 from ...harness.experiments.execution.lookup import placed
 from ...harness.experiments.execution.specs import CellSpec
 from ...predictors.roofline import OperatorRoofline, StepTime
 from ...predictors.step_time import step_time
+from ...workloads.arrays import Ints
 from ...workloads.errors import SloBenchError, UnknownNameError
 from ...workloads.workload import Workload
-
-Ints = NDArray[np.int64]
 
 _LENGTHS_STREAM = 20  # of random numbers, so that noise is the same for every system and rate
 

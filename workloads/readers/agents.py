@@ -24,12 +24,12 @@ from typing import Any
 
 import numpy as np
 
-from ..agents import AGENT, SUBAGENT, TASK_BITS, Step, Task
 from ..errors import FileFormatError
 from ..file_cache import depends_on
 from ..lengths import MOST_TOKENS
 from ..parsing import number, parse_json
 from ..prefixes import BLOCK_SIZE
+from ..sessions import AGENT, SUBAGENT, TASK_BITS, Step, Task
 from .table import FileTable, WorkloadTrace, in_order, lines
 
 _CALLS = ("chat", "text_completion", "generate_content")

@@ -1,4 +1,4 @@
-"""Trace formats: each is recognised by its first line; the CSV formats are read here.
+"""Trace formats: each is recognised by its first line; CSV and timed JSON lines are read here.
 
 - Azure LLM inference traces of 2023 and 2024: `TIMESTAMP,ContextTokens,GeneratedTokens`. Source:
   https://github.com/Azure/AzurePublicDataset (CC-BY-4.0).
@@ -8,6 +8,14 @@
 - The plain CSV: `arrival_s,prompt_tokens,output_tokens` and any other column of a workload.
   `workload make` writes it, and the request records of a run have these columns too, so that both
   can be replayed. Other columns are ignored.
+- Timed JSON lines with prefix block hashes of Mooncake (https://github.com/kvcache-ai/Mooncake,
+  FAST25-release/traces, Apache-2.0): `timestamp` in ms, `input_length`, `output_length`, `hash_ids`
+  of 512-token blocks.
+- Qwen-Bailian (https://github.com/alibaba-edu/qwen-bailian-usagetraces-anon, Apache-2.0): the same
+  keys and `chat_id`, `turn` and others; `timestamp` in s, 16-token blocks.
+- JSON lines with `arrival_s`, `prompt_tokens`, `output_tokens`, and `hash_ids` if there are any.
+
+vLLM's `timed_trace` data set reads the forms of Mooncake and Bailian.
 """
 
 from __future__ import annotations
@@ -22,10 +30,103 @@ import numpy as np
 from ..errors import FileFormatError, SloBenchError, UnknownNameError
 from ..file_cache import depends_on
 from ..request import SLO_COLUMNS, RequestType
-from .table import FileTable, WorkloadTrace, in_order, lines, parse_object, read_csv, served
+from .table import (
+    FileTable,
+    WorkloadTrace,
+    in_order,
+    lines,
+    parse_object,
+    read_csv,
+    read_jsonl,
+    served,
+)
 from .texts import read_custom_jsonl, read_json_array, read_lengths_jsonl, read_longbench
-from .timed_jsonl import read_bailian, read_mooncake, read_plain_jsonl
 from .vllm_log import is_vllm_log, read_vllm_log
+
+BLOCK_SIZE = (512, 16, 32, 64, 128, 256, 1024, 8, 4, 2, 1)
+
+
+def read_mooncake(path: Path) -> WorkloadTrace:
+    """Read Mooncake's form, `timestamp` in milliseconds.
+
+    Raises:
+        FileFormatError: a row cannot be read.
+    """
+    table = read_jsonl(path, ("timestamp", "input_length", "output_length"), ("hash_ids",))
+    return _trace(table, "mooncake", "timestamp", 1e-3, "input_length", "output_length")
+
+
+def read_bailian(path: Path) -> WorkloadTrace:
+    """Read Bailian's form, `timestamp` in seconds; the request type becomes the class.
+
+    Raises:
+        FileFormatError: a row cannot be read.
+    """
+    table = read_jsonl(path, ("timestamp", "input_length", "output_length"), ("hash_ids", "type"))
+    return _trace(table, "bailian", "timestamp", 1.0, "input_length", "output_length")
+
+
+def read_plain_jsonl(path: Path) -> WorkloadTrace:
+    """Read `arrival_s`, `prompt_tokens`, `output_tokens`, and `hash_ids` if there are any.
+
+    Raises:
+        FileFormatError: a row cannot be read.
+    """
+    table = read_jsonl(path, ("arrival_s", "prompt_tokens", "output_tokens"), ("hash_ids",))
+    return _trace(table, "jsonl", "arrival_s", 1.0, "prompt_tokens", "output_tokens")
+
+
+def _trace(
+    table: FileTable, format_name: str, time: str, unit_s: float, prompt: str, output: str
+) -> WorkloadTrace:
+    prompt_tokens, output_tokens = table.ints(prompt), table.ints(output)
+    kept = served(prompt_tokens, output_tokens, table)
+    columns = {"prompt_tokens": prompt_tokens, "output_tokens": output_tokens}
+    settings: dict[str, Any] = {}
+    sequences: dict[str, Any] = {}
+    if any(table.columns["hash_ids"]):
+        block_size = _block_size(table, prompt_tokens.tolist())
+        settings["prefix_block_size"] = block_size
+        sequences["prefix_blocks"] = _full_blocks(table, prompt_tokens.tolist(), block_size)
+    if any(table.columns.get("type", ())):
+        columns["class_index"], settings["class_names"] = table.names("type")
+    # Milliseconds are whole numbers: dividing is exact where multiplying by 0.001 is not.
+    arrival_s = table.floats(time)
+    arrival_s = (arrival_s - np.min(arrival_s)) / round(1 / unit_s)
+    return in_order(
+        table,
+        format_name,
+        arrival_s,
+        kept.rows,
+        columns,
+        sequences,
+        notes=kept.notes,
+        settings=settings,
+    )
+
+
+def _block_size(table: FileTable, prompt_tokens: list[int]) -> int:
+    """The block size under which each prompt has as many hashes as blocks."""
+    hashes = table.columns["hash_ids"]
+    for row, found in enumerate(hashes):
+        if not isinstance(found, list) or not all(type(h) is int for h in found):
+            raise table.fail(row, "hash_ids must be a list of whole numbers")
+    rows = [row for row in range(min(len(table), 200)) if hashes[row]]
+    for size in BLOCK_SIZE:
+        if all(len(hashes[row]) == -(-prompt_tokens[row] // size) for row in rows):
+            return size
+    raise FileFormatError(
+        table.path,
+        table.line[rows[0]] if rows else None,
+        "hash_ids fit no block size: a prompt of n tokens needs n / block size of them, rounded up",
+    )
+
+
+def _full_blocks(table: FileTable, prompt_tokens: list[int], size: int) -> list[tuple[int, ...]]:
+    """The hashes of full blocks: a block that is only partly filled cannot be shared."""
+    hashes = table.columns["hash_ids"]
+    return [tuple(h[: n // size]) for h, n in zip(hashes, prompt_tokens, strict=True)]
+
 
 AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 BURSTGPT = ("Timestamp", "Model", "Request tokens", "Response tokens")

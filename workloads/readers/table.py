@@ -18,14 +18,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..arrays import Floats, Ints
 from ..csv_text import unguarded
 from ..errors import FileFormatError, SloBenchError
 from ..input_files import check_input, open_bounded
 from ..parsing import parse_json
 from ..workload import MOST_S, Workload, renumbered, too_late
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
 def lines(path: Path) -> Iterator[str]:

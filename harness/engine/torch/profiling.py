@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ....predictors.profiles.link_fit import fit_links
+from ....predictors.profiles.fit import fit_links
 from ....predictors.profiles.profile import Profile, Source, table_of, write_profile
 from ....predictors.profiles.whole_steps import LEAST_STEPS, LoggedStep, profile_of_steps
 from ....predictors.specs import models

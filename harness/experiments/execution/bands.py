@@ -10,9 +10,16 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ....predictors.bands import Setting, Spread, kind_of, model_kind, residuals
+from ....predictors.bands import (
+    OVERLOADED,
+    Setting,
+    Spread,
+    kind_of,
+    model_kind,
+    regime_of,
+    residuals,
+)
 from ....predictors.operators.assembly import chosen_engine
-from ....predictors.regime import OVERLOADED, regime_of
 from ....workloads.request import SLO_COLUMNS
 from ....workloads.workload import Workload
 from ...core.judging import judge_times

@@ -13,11 +13,12 @@ import numpy as np
 
 from ....predictors.dtypes import weight_dtype
 from ....predictors.operators.assembly import default_step_time
-from ....predictors.output_length import Ints, bucket_accuracy, length_predictor, longest_tokens
+from ....predictors.output_length import bucket_accuracy, length_predictor, longest_tokens
 from ....predictors.placement import Placement, smallest_tp
 from ....predictors.power import power_model
 from ....predictors.roofline import StepTime
 from ....predictors.specs import gpu, model
+from ....workloads.arrays import Ints
 from ....workloads.errors import SloBenchError
 from ....workloads.models import parse_models, shape_of
 from ....workloads.request_bodies import check_simulated

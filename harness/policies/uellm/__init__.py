@@ -11,7 +11,8 @@ reserved KV memory while answers grow, and maps the layers of a model to unequal
 Which file answers what:
 
 - Algorithm 3-1 (SLO-ODBS, phases 1 to 3): `slo_odbs.py`; systems `slo-odbs`, `slo-dbs`, `odbs`.
-- Algorithm 3-1, lines 5 to 12 and 20, Eq. 3-3 to 3-5 (when a batch closes): `odbs_rule.py`.
+- Algorithm 3-1, lines 5 to 12 and 20, Eq. 3-3 to 3-5 (when a batch closes):
+  `slo_odbs.BatchRule` and `OpenBatch`.
 - §3.4.3, the variants with one of the two terms: `slo_odbs.SloDbs` (SLO alone), `slo_odbs.Odbs`
   (length alone).
 - Eq. 3-2 (resource profile of a request): `slo_odbs.Profile`.

@@ -18,8 +18,14 @@ from ...core.state import WAITING, RequestState
 from ...core.view import View
 from ..vllm import Vllm
 from .length_monitor import MISPREDICTIONS, UNDERESTIMATES, LengthMonitor
-from .odbs_rule import CLOSED_BY_CM, CLOSED_BY_SIZE, CLOSED_BY_THRESHOLD, BatchRule, OpenBatch
-from .slo_odbs import stated_slo_s
+from .slo_odbs import (
+    CLOSED_BY_CM,
+    CLOSED_BY_SIZE,
+    CLOSED_BY_THRESHOLD,
+    BatchRule,
+    OpenBatch,
+    stated_slo_s,
+)
 
 _Place = tuple[float, int, int, RequestState]  # order, seq, how often it began anew
 

@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ....predictors.bands import kind_of
+from ....predictors.bands import kind_of, regime_of
 from ....predictors.operators.assembly import default_step_time, operator_step_time
 from ....predictors.operators.kernels import has_tables
 from ....predictors.placement import Placement
-from ....predictors.regime import regime_of
 from ....predictors.roofline import StepTime
 from ....predictors.specs import GIB, gpu, model
 from ....predictors.step_time import StepTimeModel, coefficients_of, step_time

@@ -21,11 +21,9 @@ from slo_bench.harness.engine.torch.tiers import TierFolder, Tiers, UnitShape
 from slo_bench.harness.engine.torch.workers import loaded
 from slo_bench.harness.servers.launch.random_model import make_model, model_fields
 from slo_bench.predictors.lengths.config import CONFIG, Base, NetworkShape, PredictorConfig
-from slo_bench.predictors.lengths.encoded import SIZES, Encoded
-from slo_bench.predictors.lengths.heads import HEADS
-from slo_bench.predictors.lengths.network import LengthNetwork
+from slo_bench.predictors.lengths.network import HEADS, LengthNetwork
 from slo_bench.predictors.lengths.predictor import put_weights
-from slo_bench.predictors.lengths.tfidf import TfIdfClassifier
+from slo_bench.predictors.lengths.tfidf import SIZES, Encoded, TfIdfClassifier
 from slo_bench.predictors.lengths.train import save_weights
 
 from .target import Target, beside, from_file

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from slo_bench.tuner.placement.nvidia_smi import parse_gpus, parse_topo
-from slo_bench.tuner.placement.topology import read_topology
+from slo_bench.tuner.placement.topology import parse_gpus, parse_topo, read_topology
 from slo_bench.tuner.search.outcome import FILE, read_tuning
 from slo_bench.tuner.search.settings import load
 

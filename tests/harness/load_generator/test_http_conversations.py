@@ -20,13 +20,12 @@ from slo_bench.harness.load_generator.http.faults import RequestFault
 from slo_bench.harness.load_generator.http.wire_requests import BodyMaker
 from slo_bench.harness.load_generator.routed_load import measure
 from slo_bench.harness.servers.mock import MockConfig
-from slo_bench.workloads.agents import parse_agents
 from slo_bench.workloads.arrivals import Poisson
 from slo_bench.workloads.errors import SloBenchError
 from slo_bench.workloads.lengths import Fixed, pair
 from slo_bench.workloads.prefixes import SessionBlocks
 from slo_bench.workloads.request import RequestType
-from slo_bench.workloads.sessions import parse_sessions
+from slo_bench.workloads.sessions import parse_agents, parse_sessions
 from slo_bench.workloads.streams import Streams
 from slo_bench.workloads.workload import Workload
 

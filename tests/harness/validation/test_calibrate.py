@@ -227,7 +227,7 @@ vllm,0.19,h100-80g,llama-3.1-8b,8,512,64,1,1
 def test_a_closed_loop_table_gives_two_factors(tmp_path):
     from slo_bench.harness.validation.accuracy.predict import predict
     from slo_bench.harness.validation.accuracy.readers import read_folder
-    from slo_bench.predictors.profiles.models import profiled_step_time
+    from slo_bench.predictors.profiles.formulas import profiled_step_time
     from slo_bench.predictors.profiles.table import Host
 
     file = tmp_path / "loops.csv"

@@ -23,7 +23,7 @@ from slo_bench.harness.results.compared_decisions import TABLE, decisions_on, re
 from slo_bench.harness.validation import decisions
 from slo_bench.harness.validation.trace import MeasuredCell
 from slo_bench.predictors.placement import Placement
-from slo_bench.predictors.profiles.models import profiled_step_time
+from slo_bench.predictors.profiles.formulas import profiled_step_time
 from slo_bench.predictors.profiles.profile import Source, write_profile
 from slo_bench.predictors.profiles.whole_steps import LoggedStep, profile_of_steps
 from slo_bench.predictors.specs import gpu, model

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from slo_bench.tuner.placement import exact as exact_module
-from slo_bench.tuner.placement.compare import search
+from slo_bench.tuner.placement.compare import search, unused_reasons
 from slo_bench.tuner.placement.exact import exact, optimum
 from slo_bench.tuner.placement.paper import paper
 from slo_bench.tuner.placement.problem import (
@@ -19,7 +19,6 @@ from slo_bench.tuner.placement.problem import (
     Problem,
     weights_of,
 )
-from slo_bench.tuner.placement.unused import unused_reasons
 from slo_bench.workloads.errors import SloBenchError, UnknownNameError
 
 

@@ -9,7 +9,7 @@ from slo_bench.predictors.device_map import read_device_map
 from slo_bench.predictors.placement import Placement
 from slo_bench.predictors.specs import gpu, link, model
 from slo_bench.predictors.staged import staged_step_time
-from slo_bench.tuner.placement import nvidia_smi
+from slo_bench.tuner.placement import topology
 from slo_bench.tuner.placement.compare import answer, answers
 from slo_bench.tuner.placement.exact import exact
 from slo_bench.tuner.placement.launch import (
@@ -20,9 +20,16 @@ from slo_bench.tuner.placement.launch import (
     server_settings,
 )
 from slo_bench.tuner.placement.morphling import Bench, Setup, Stress, adapt, morphling
-from slo_bench.tuner.placement.nvidia_smi import link_of, parse_gpus, parse_topo
 from slo_bench.tuner.placement.problem import LayerRange, problem_of, weights_of
-from slo_bench.tuner.placement.topology import alike, named_topology, read_topology, this_machine
+from slo_bench.tuner.placement.topology import (
+    alike,
+    link_of,
+    named_topology,
+    parse_gpus,
+    parse_topo,
+    read_topology,
+    this_machine,
+)
 from slo_bench.workloads.errors import SloBenchError, UnknownNameError
 
 # Written after the format that nvidia-smi documents, for machines that do not exist.
@@ -114,7 +121,7 @@ def test_this_machine(monkeypatch):
         query = "0, NVIDIA A100-SXM4-80GB, 81920, 400.00, 400.00\n" * 3
         return subprocess.CompletedProcess(command, 0, NVSWITCH if "topo" in command else query, "")
 
-    monkeypatch.setattr(nvidia_smi.subprocess, "run", run)
+    monkeypatch.setattr(topology.subprocess, "run", run)
     found = this_machine()
     assert [device.gpu.name for device in found.devices] == ["a100-80g"] * 3
     assert found.links[0][0] is None
@@ -125,7 +132,7 @@ def test_a_machine_without_gpus(monkeypatch):
     def run(*_, **__):
         raise FileNotFoundError
 
-    monkeypatch.setattr(nvidia_smi.subprocess, "run", run)
+    monkeypatch.setattr(topology.subprocess, "run", run)
     with pytest.raises(SloBenchError, match=r"--topology FILE\.toml"):
         this_machine()
 

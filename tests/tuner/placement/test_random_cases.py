@@ -1,6 +1,6 @@
 """The paper's procedure over random devices: no better than the optimum, and seeded."""
 
-from slo_bench.tuner.placement.random_cases import random_gaps
+from slo_bench.tuner.placement.compare import random_gaps
 
 
 def test_the_exact_solver_is_never_beaten():

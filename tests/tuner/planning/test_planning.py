@@ -25,9 +25,9 @@ from slo_bench.reports.pages.plan import confirmed_lines, plan_rows, price_lines
 from slo_bench.tuner.capacity.samples import LevelSample
 from slo_bench.tuner.planning import PlanOptions, TargetLoad, plan_cheapest
 from slo_bench.tuner.planning.launch_files import launch_script, write_launch_files
+from slo_bench.tuner.planning.levels import CONFIRM, SEARCH, verdict
 from slo_bench.tuner.planning.offers import offers
 from slo_bench.tuner.planning.prices import PriceList, default_prices, read_prices, shipped_lists
-from slo_bench.tuner.planning.verdict import CONFIRM, SEARCH, verdict
 from slo_bench.workloads.errors import SloBenchError
 
 KINDS = ("a100-80g", "l40s", "h100-80g")

@@ -18,8 +18,8 @@ from slo_bench.harness.experiments.experiment import Experiment
 from slo_bench.tuner.capacity.samples import LevelSample
 from slo_bench.tuner.planning import PlanOptions, PriceList, SizedOffer, TargetLoad
 from slo_bench.tuner.planning.fleet import Fleet, Pool, PoolPlan, plan_fleet, read_fleet
+from slo_bench.tuner.planning.levels import Verdict
 from slo_bench.tuner.planning.offers import offers
-from slo_bench.tuner.planning.verdict import Verdict
 from slo_bench.workloads.errors import SloBenchError
 
 ASKED = Experiment(

@@ -7,7 +7,7 @@ import pytest
 from slo_bench.tuner.capacity.options import Budget, SearchOptions
 from slo_bench.tuner.capacity.samples import LevelSample
 from slo_bench.tuner.capacity.search import find_capacity
-from slo_bench.tuner.search.race import LADDER, PruningThreshold, pace_of, race
+from slo_bench.tuner.search.evaluate import LADDER, PruningThreshold, pace_of, race
 
 BATCHES = 20
 
@@ -103,4 +103,4 @@ def test_invalid_runs_decide_nothing(pace):
 
 
 def test_a_pace_survives_storage(pace):
-    assert PruningThreshold.of_plain(pace.plain()) == pace
+    assert PruningThreshold.of_plain(vars(pace)) == pace

@@ -228,7 +228,7 @@ def test_nothing_is_left_of_a_file_that_a_kill_cut_short(tmp_path):
 
 
 def timeless(row):
-    return {**row.plain(), "figures": {k: v for k, v in row.figures.items() if k != "wall_s"}}
+    return {**vars(row), "figures": {k: v for k, v in row.figures.items() if k != "wall_s"}}
 
 
 def test_several_processes_share_a_study(tmp_path):

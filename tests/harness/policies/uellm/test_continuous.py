@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from slo_bench.harness.policies.systems import SYSTEMS
-from slo_bench.harness.policies.uellm.odbs_rule import OpenBatch
+from slo_bench.harness.policies.uellm.slo_odbs import OpenBatch
 from slo_bench.harness.policies.uellm.slo_odbs_continuous import SloOdbsContinuous
 from slo_bench.harness.servers.launch.compatibility import refusal
 
