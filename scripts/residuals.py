@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
-from slo_bench.harness.experiments.execution.local_pool import LocalPool
+from slo_bench.harness.experiments.execution.workers import LocalPool
 from slo_bench.harness.load_generator.machine import cores
 from slo_bench.harness.validation.accuracy.errors import Judged, judge
 from slo_bench.harness.validation.accuracy.shipped import SHIPPED

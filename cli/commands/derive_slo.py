@@ -46,8 +46,7 @@ def derive_slo(
     Prints a value for --slo; --slo-scale multiplies it.
     """
     from ...harness.experiments.execution.cells import models_of
-    from ...harness.experiments.execution.lookup import source
-    from ...harness.experiments.execution.specs import PlacementSpec, WorkloadSpec
+    from ...harness.experiments.execution.specs import PlacementSpec, WorkloadSpec, source
     from ...harness.validation.derived_slo import by_shape, dedicated_slos, slo_text
 
     if not 0 < quantile <= 1:

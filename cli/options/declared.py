@@ -234,6 +234,6 @@ def pool_of(where: OnRay | None, jobs: int) -> AbstractContextManager[WorkerPool
         return where.pool()
     if jobs == 1:
         return nullcontext()
-    from ...harness.experiments.execution.local_pool import LocalPool
+    from ...harness.experiments.execution.workers import LocalPool
 
     return LocalPool(jobs)

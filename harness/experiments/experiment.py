@@ -30,10 +30,13 @@ from ..servers.launch.backend_names import SIMULATED, TORCH
 from .config.schema import ExperimentSchema
 from .execution.plan import ExperimentPlan, plan
 from .execution.specs import CellSpec
-from .execution.workers import CellDone, CellProgress, Event, Executor, LocalExecutor
+from .execution.workers import CellDone, Event, Executor, LocalExecutor
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from ..load_generator.send_job import Senders
+    from .backends.measuring import Backend
 
 SUITES = Path(__file__).parent / "suites"
 _REPORTED_PACKAGES = ("numpy", "pandas", "pyarrow", "pydantic")
@@ -167,7 +170,7 @@ def _run_missing(
         local = LocalExecutor(jobs or min(cores(), _worthwhile_processes(todo)))
         (executor or local).run(todo, held.path, records=records, tell=tell)
         return
-    from .backends.measuring import backend_of, measure_cells
+    from .backends.measuring import measure_cells
 
     with nullcontext() if executor is None else executor.senders() as senders:
         measure_cells(
@@ -176,9 +179,43 @@ def _run_missing(
             held.path,
             records=records,
             repetitions=planned.resolved.server.repetitions,
-            progress=lambda cell, load, _: tell(CellProgress(cell, load.ended, load)),
-            done=lambda cell, row: tell(CellDone(cell, row)),
+            tell=tell,
         )
+
+
+def backend_of(asked: ExperimentSchema, senders: Senders | None = None) -> Backend:
+    """The backend that measures the experiment's cells; not for simulated ones.
+
+    `senders` are the machines that send the load to servers that already run; None: this machine.
+
+    Raises:
+        SloBenchError: settings contradict each other.
+    """
+    if senders is not None and asked.backend != "openai":
+        raise SloBenchError(
+            "several machines can send the load only to running servers (--base-url); "
+            f"leave --executor out with {asked.backend}"
+        )
+    server = asked.server
+    of_torch = {
+        "server.clock goes": server.clock != "real",
+        "server.workers go": server.workers,
+        "server.kv_store goes": server.kv_store,
+    }
+    for said, given in of_torch.items():
+        if given and asked.backend != TORCH:
+            raise SloBenchError(f"{said} with backend torch, not with {asked.backend}")
+    if asked.backend == "openai":
+        from .backends.attached import HttpBackend
+
+        return HttpBackend(asked.client, senders=senders)
+    if asked.backend == TORCH:
+        from .backends.torch_engine import TorchBackend
+
+        return TorchBackend(server=asked.server)
+    from .backends.launched import LaunchedBackend
+
+    return LaunchedBackend(asked.backend, asked.client, asked.server)
 
 
 @dataclass(frozen=True)

@@ -31,10 +31,9 @@ from .http.columns import SenderResult, read_part
 from .http.drive import Driver
 from .http.endpoint import Endpoint
 from .http.length_prediction import prompt_lengths
-from .http.load_watch import LoadWatch
 from .http.options import HttpOptions
 from .http.wire_requests import Bodies, WireRequests
-from .load_progress import LoadProgress, Progress
+from .load_progress import LoadProgress, LoadWatch, Progress
 from .machine import cores
 from .real_cluster import RoutedServers
 

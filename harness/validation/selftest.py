@@ -18,12 +18,11 @@ from numpy.typing import NDArray
 
 from ...workloads.workload import Workload
 from ..core.records import Outcome
-from ..load_generator.client_health import quantile
 from ..load_generator.http.endpoint import Endpoint
 from ..load_generator.http.options import HttpOptions
 from ..load_generator.http.wire_requests import REQUEST_ID
 from ..load_generator.machine import CoreShare, core_share, started_on
-from ..load_generator.routed_load import HttpResult, measure
+from ..load_generator.routed_load import HttpResult, measure, quantile
 from ..servers.mock import MockConfig, serving_apart
 from ..servers.mock.service import Truth
 

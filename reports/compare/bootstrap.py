@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...harness.results.rate_window import per_second
+from ...harness.results.metrics import per_second
 from .results import Metric, RunSample
 
 Floats = NDArray[np.float64]

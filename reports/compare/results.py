@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ...harness.core.judging import judge_times
 from ...harness.core.records import time_per_output_token_s
-from ...harness.results.rate_window import RateWindow, counted_requests, rate_window
+from ...harness.results.metrics import RateWindow, counted_requests, rate_window
 from ...harness.results.read import RunResults, detail_file, read_run, read_table
 from ...workloads.errors import FileFormatError, SloBenchError, UnknownNameError
 from ...workloads.parsing import parse_toml

@@ -7,8 +7,7 @@ import pytest
 
 import slo_bench
 from slo_bench import Experiment
-from slo_bench.harness.experiments.execution.lookup import placed
-from slo_bench.harness.experiments.execution.specs import PlacementSpec
+from slo_bench.harness.experiments.execution.specs import PlacementSpec, placed
 from slo_bench.predictors.device_map import shipped_device_maps
 from slo_bench.workloads.file_cache import depends_on, file_cache
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 import numpy as np
 
 from ...harness.core.judging import judge
-from ...harness.experiments.backends.base import CellMeasurement, Deployment
+from ...harness.experiments.backends.measuring import CellMeasurement, Deployment
 from ...harness.experiments.execution.cells import (
     predicted_output_tokens,
     simulated,
@@ -21,8 +21,7 @@ from ...harness.experiments.execution.cells import (
     simulated_row,
     workload_of,
 )
-from ...harness.experiments.execution.lookup import source
-from ...harness.experiments.execution.specs import CellSpec
+from ...harness.experiments.execution.specs import CellSpec, source
 from ...harness.experiments.execution.workers import WorkerPool, packed, unpack
 from ...harness.load_generator.http.faults import REFUSALS
 from ...harness.results.cell_files import Choice, Column

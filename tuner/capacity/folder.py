@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...harness.experiments.backends.base import Backend
+from ...harness.experiments.backends.measuring import Backend
 from ...harness.experiments.config.load import estimated_capacity_rps
-from ...harness.experiments.execution.lookup import source
 from ...harness.experiments.execution.plan import ExperimentPlan, plan
-from ...harness.experiments.execution.specs import CellSpec
+from ...harness.experiments.execution.specs import CellSpec, source
 from ...harness.experiments.execution.workers import WorkerPool
 from ...harness.experiments.experiment import Experiment, environment, new_folder
 from ...harness.results.run_folder import CAPACITY_FILE, Value, open_run_folder
@@ -371,7 +370,7 @@ def search_cell(
 
 
 def _backend(planned: ExperimentPlan, senders: Senders | None) -> Backend:
-    from ...harness.experiments.backends.measuring import backend_of
+    from ...harness.experiments.experiment import backend_of
 
     return backend_of(planned.resolved, senders)
 

@@ -22,9 +22,8 @@ from ...harness.experiments.execution.cells import (
     simulated_figures,
     workload_of,
 )
-from ...harness.experiments.execution.lookup import placed
 from ...harness.experiments.execution.plan import plan
-from ...harness.experiments.execution.specs import CellSpec, WorkloadSpec
+from ...harness.experiments.execution.specs import CellSpec, WorkloadSpec, placed
 from ...harness.experiments.experiment import Experiment
 from ...harness.policies.systems import system
 from ...harness.results.stationarity import horizon_s

@@ -25,8 +25,7 @@ from ...harness.experiments.execution.cells import (
     simulated_figures,
     workload_of,
 )
-from ...harness.experiments.execution.lookup import placed, source
-from ...harness.experiments.execution.specs import CellSpec
+from ...harness.experiments.execution.specs import CellSpec, placed, source
 from ...harness.experiments.execution.workers import WorkerPool
 from ...harness.results.checkpoint import Checkpoint
 from ...harness.results.run_folder import Row

@@ -216,7 +216,7 @@ class ConfigurationEvaluator:
             applied = self.space.applied(self.experiment, configuration)
             spec = cell_of(applied, key_of(configuration))
             if not self.simulated:
-                from ...harness.experiments.backends.measuring import backend_of
+                from ...harness.experiments.experiment import backend_of
 
                 backend_of(applied).check(spec)
         except SloBenchError as error:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...harness.experiments.execution.lookup import source
-from ...harness.experiments.execution.specs import WorkloadSpec
+from ...harness.experiments.execution.specs import WorkloadSpec, source
 from ...harness.experiments.experiment import Experiment
 from ...harness.policies.systems import system
 from ...harness.servers.launch.backend_names import SIMULATED
@@ -95,7 +94,7 @@ def _gpus(experiment: Experiment) -> int:
 
 
 def _check_backend(experiment: Experiment, backend: str) -> None:
-    from ...harness.experiments.backends.measuring import backend_of
+    from ...harness.experiments.experiment import backend_of
 
     if experiment.backend != SIMULATED:
         raise SloBenchError(f"this is tuned on {experiment.backend} already: leave --confirm out")

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeGuard
 
-from ...harness.experiments.backends.base import Backend
+from ...harness.experiments.backends.measuring import Backend
 from ...harness.experiments.execution.specs import CellSpec
 from ...harness.experiments.execution.workers import WorkerPool
 from ...harness.experiments.experiment import Experiment
@@ -139,7 +139,7 @@ class Servers:
         """
         if experiment.backend == SIMULATED:
             return Simulator()
-        from ...harness.experiments.backends.measuring import backend_of
+        from ...harness.experiments.experiment import backend_of
 
         return self._started(backend_of(experiment), spec)
 

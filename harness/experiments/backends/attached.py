@@ -20,23 +20,22 @@ from ....workloads.errors import SloBenchError
 from ....workloads.parsing import parse_json
 from ....workloads.whole_file import write_whole
 from ....workloads.workload import Workload
-from ...load_generator.client_health import Client
 from ...load_generator.http.columns import FAULTS
 from ...load_generator.http.endpoint import Endpoint, is_loopback
 from ...load_generator.http.faults import RequestFault
 from ...load_generator.http.single_request import NoAnswerError, get
 from ...load_generator.load_progress import Progress
-from ...load_generator.routed_load import HttpResult, measure
+from ...load_generator.routed_load import Client, HttpResult, measure
 from ...load_generator.send_job import Senders
 from ...results.cell_files import Choice, Column, gzip_csv
 from ...results.metrics import Hardware
 from ...results.read import FAULT_COLUMN, TOKENIZER_COLUMN
 from ...results.run_folder import Value
 from ...servers.launch.gpus import Gpu, visible_gpus
-from ..config.client_schema import ClientSchema
+from ..config.tables import ClientSchema
 from ..execution.specs import CellSpec
-from .base import CellMeasurement
 from .gpu_watch import GpuWatch, watching
+from .measuring import CellMeasurement, Deployment
 from .vllm_json import write_vllm_json
 
 SERVED = "served"  # as a model's name: the first one that the server lists
@@ -105,17 +104,14 @@ def with_tokenizer_of(model: str, client: ClientSchema) -> ClientSchema:
 
 
 @dataclass(frozen=True)
-class Attached:
+class Attached(Deployment):
     """Running servers. `values_field`: the request field for a policy's inputs; `senders`: the
     machines that send requests, None: this machine.
     """
 
     endpoints: Sequence[Endpoint]
     client: ClientSchema
-    model: str
-    gpu: str
     values_field: str | None = None
-    hardware: Hardware = _UNKNOWN_HARDWARE
     senders: Senders | None = None
 
     def measure_cell(

@@ -46,12 +46,11 @@ from ...servers.launch.serve import Serve
 from ...servers.launch.server_args import kv_offload_args, parallel_args, speculative_args
 from ...servers.launch.server_process import ServerError, ServerProcess
 from ...servers.plugins.contract import EMBED_PASSES
-from ..config.client_schema import ClientSchema
-from ..config.server_schema import ServerSchema
+from ..config.tables import ClientSchema, ServerSchema
 from ..execution.cells import workload_of
-from ..execution.specs import CellSpec, PlacementSpec
+from ..execution.specs import CellSpec
 from .attached import Attached, with_tokenizer_of
-from .base import CellMeasurement
+from .measuring import CellMeasurement
 
 _BLOCK_SIZE = 16  # an experiment's default: the server then chooses itself
 # The servers' own counters, summed over labels: their growth over a cell goes into its row.
@@ -158,20 +157,20 @@ class LaunchedBackend:
                     )
                 gateway = stack.enter_context(serving_apart(plan))
                 urls = [gateway]
-            attached = Attached(
+            gpus = 0 if device == "cpu" else len(servers) * spec.placement.gpus
+            yield Launched(
                 [Endpoint.parse(url) for url in urls],
                 with_tokenizer_of(spec.placement.model, self.client),
+                wanted.values_field if wanted.patched else None,
                 model=_served_name(spec.placement.model),
                 gpu="cpu" if device == "cpu" else "unknown",
-                values_field=wanted.values_field if wanted.patched else None,
-                hardware=Hardware(
-                    gpus=0 if device == "cpu" else len(servers) * _devices(spec.placement),
-                    parameters=math.nan,
-                    peak_flops=math.nan,
-                ),
+                hardware=Hardware(gpus=gpus, parameters=math.nan, peak_flops=math.nan),
+                servers=servers,
+                step_logs=wanted.step_logs(spec.instances),
+                wanted=wanted,
+                gateway=gateway,
+                embedder=embedder,
             )
-            logs = wanted.step_logs(spec.instances)
-            yield Launched(attached, servers, logs, wanted, gateway, embedder)
 
     def _wanted(self, spec: CellSpec) -> Serve:
         place = spec.placement
@@ -207,23 +206,15 @@ class LaunchedBackend:
         )
 
 
-@dataclass(frozen=True)
-class Launched:
+@dataclass(frozen=True, kw_only=True)
+class Launched(Attached):
     """Running servers of a `LaunchedBackend`."""
 
-    attached: Attached
     servers: Sequence[ServerProcess]
     step_logs: Sequence[Path]
     wanted: Serve
-    gateway: str | None = None  # its address
-    embedder: EmbeddingServer | None = None
-    model: str = field(init=False)
-    gpu: str = field(init=False)
-    hardware: Hardware = field(init=False)
-
-    def __post_init__(self) -> None:
-        for name in ("model", "gpu", "hardware"):
-            object.__setattr__(self, name, getattr(self.attached, name))
+    gateway: str | None  # its address
+    embedder: EmbeddingServer | None
 
     def measure_cell(
         self, spec: CellSpec, workload: Workload, folder: Path, progress: Progress | None
@@ -239,9 +230,9 @@ class Launched:
         before = [server.metrics() for server in self.servers]
         tallies = self._tallies()
         begins = [_size(log) for log in self.step_logs]
-        alone = len(self.attached.endpoints) == 1  # or a gateway, which has the router
+        alone = len(self.endpoints) == 1  # or a gateway, which has the router
         seen = replace(spec, router=None) if alone else spec
-        measured = self.attached.measure_cell(seen, workload, folder, progress)
+        measured = super().measure_cell(seen, workload, folder, progress)
         self._write_meta(spec, folder, begins, before[0])
         try:
             after = [server.metrics() for server in self.servers]
@@ -311,11 +302,6 @@ def _cores() -> Mapping[str, Value]:
     if not share.server:
         return {}
     return {"server_cores": len(share.server), "client_cores": len(share.client)}
-
-
-def _devices(place: PlacementSpec) -> int:
-    """GPUs of one instance."""
-    return place.gpus
 
 
 def _size(log: Path) -> int:

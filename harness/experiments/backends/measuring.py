@@ -1,60 +1,110 @@
-"""The backend of an experiment, and the measurement of its cells, one start per configuration."""
+"""Cells measured on real servers: the interface of backends, which start a configuration once and
+measure its cells in sequence.
+
+with backend.started(spec, folder) as deployment:
+    measured = deployment.measure_cell(spec, workload, folder, progress)
+
+Cells on real servers never run at the same time. Cells with equal `backend.configuration(spec)`
+share one start.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
-from functools import partial
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from ....workloads.errors import SloBenchError
 from ....workloads.workload import Workload
+from ...core.records import Result
 from ...load_generator.load_progress import LoadProgress, Progress
+from ...results.cell_files import Column
 from ...results.energy import unit_costs
 from ...results.engine_logs import PROFILING, REPEATED, repeated_cell
-from ...results.run_folder import Row
-from ...servers.launch.backend_names import TORCH
-from ..config.schema import ExperimentSchema
+from ...results.metrics import Hardware
+from ...results.run_folder import Row, Value
 from ..execution.cells import kept_cell, workload_of
 from ..execution.specs import CellSpec
-from ..execution.workers import now_and_then
-from .base import Backend, CellMeasurement, Deployment
-
-if TYPE_CHECKING:
-    from ...load_generator.send_job import Senders
+from ..execution.workers import CellDone, CellProgress, Event, now_and_then
 
 
-def backend_of(asked: ExperimentSchema, senders: Senders | None = None) -> Backend:
-    """The backend that measures the experiment's cells; not for simulated ones.
+@dataclass(frozen=True)
+class CellMeasurement:
+    """Result of a measured cell.
 
-    `senders` are the machines that send the load to servers that already run; None: this machine.
-
-    Raises:
-        SloBenchError: settings contradict each other.
+    `invalid_because` is the reason why the level must not be used (the client was late, ...), or
+    None. `columns` are added to the simulator's in the per-request table; `figures` are added to
+    the row of `cells.csv`, after the columns that every cell has.
     """
-    if senders is not None and asked.backend != "openai":
-        raise SloBenchError(
-            "several machines can send the load only to running servers (--base-url); "
-            f"leave --executor out with {asked.backend}"
-        )
-    if asked.backend != TORCH and asked.server.clock != "real":
-        raise SloBenchError(f"server.clock goes with backend torch, not with {asked.backend}")
-    if asked.backend != TORCH and asked.server.workers:
-        raise SloBenchError(f"server.workers go with backend torch, not with {asked.backend}")
-    if asked.backend != TORCH and asked.server.kv_store:
-        raise SloBenchError(f"server.kv_store goes with backend torch, not with {asked.backend}")
-    if asked.backend == "openai":
-        from .attached import HttpBackend
 
-        return HttpBackend(asked.client, senders=senders)
-    if asked.backend == TORCH:
-        from .torch_engine import TorchBackend
+    result: Result
+    invalid_because: str | None = None
+    columns: Mapping[str, Column] = field(default_factory=dict)
+    figures: Mapping[str, Value] = field(default_factory=dict)
 
-        return TorchBackend(server=asked.server)
-    from .launched import LaunchedBackend
 
-    return LaunchedBackend(asked.backend, asked.client, asked.server)
+@dataclass(frozen=True, kw_only=True)
+class Deployment(ABC):
+    """Running servers. `model` and `gpu` are the values of these columns in `cells.csv`: the
+    server's name for the model; a GPU of the catalogue, `cpu` or `unknown`. `hardware` is for
+    utilisation and cost, NaN where unknown.
+    """
+
+    model: str
+    gpu: str
+    hardware: Hardware
+
+    @abstractmethod
+    def measure_cell(
+        self, spec: CellSpec, workload: Workload, folder: Path, progress: Progress | None
+    ) -> CellMeasurement:
+        """Send `workload` to the servers and record every request to its end.
+
+        Files of the cell are written to sub-folders of `folder`, under the name `spec.cell`.
+
+        Raises:
+            SloBenchError: the cell cannot be measured. Failures of single requests are outcomes,
+                not errors.
+        """
+
+
+class Backend(Protocol):
+    """Starts the servers that a cell needs."""
+
+    @property
+    def name(self) -> str:
+        """The name in `--backend` and in the column `backend`."""
+        ...
+
+    def check(self, spec: CellSpec) -> None:
+        """Refuse a cell that this backend cannot run, before anything is started.
+
+        Raises:
+            SloBenchError: the cell cannot be run; gives the reason.
+        """
+        ...
+
+    def configuration(self, spec: CellSpec) -> Hashable:
+        """A key of the server start: cells with equal keys are measured on the same start."""
+        ...
+
+    def profiling(self, group: Sequence[CellSpec]) -> CellSpec | None:
+        """The level to measure first, to fit a step-time profile to.
+
+        None: no profile is needed, or the other cells of the group serve for it.
+        """
+        ...
+
+    def started(self, spec: CellSpec, folder: Path) -> AbstractContextManager[Deployment]:
+        """Start the servers and wait until they are ready; leaving the block always stops them.
+
+        Raises:
+            SloBenchError: a server did not start; gives the reason and the path of its log in
+                `folder`.
+        """
+        ...
 
 
 def measure_cells(
@@ -64,11 +114,9 @@ def measure_cells(
     *,
     records: str,
     repetitions: int,
-    progress: Callable[[str, LoadProgress, float], None],
-    done: Callable[[str, Row], None],
+    tell: Callable[[Event], None],
 ) -> None:
-    """Measure all cells; `progress` receives what is known of a running cell with its clock,
-    `done` each cell's row.
+    """Measure all cells; `tell` receives events of progress and of finished cells.
 
     Cells that share a start are measured `repetitions` times, in rounds: all cells once before any
     is repeated, so that slow changes of the machine show as differences between repetitions.
@@ -80,16 +128,25 @@ def measure_cells(
         with backend.started(group[0], folder) as deployment:
             first = backend.profiling(group)
             if first is not None:
-                watch = now_and_then(partial(progress, f"{first.cell} (profiling)"))
+                watch = _watch(tell, f"{first.cell} (profiling)")
                 _measured(deployment, first, folder / PROFILING, "csv", watch)
             for spec in group:
-                watch = now_and_then(partial(progress, spec.cell))
-                done(spec.cell, _measured(deployment, spec, folder, records, watch))
+                watch = _watch(tell, spec.cell)
+                tell(CellDone(spec.cell, _measured(deployment, spec, folder, records, watch)))
             for number in range(2, repetitions + 1):
                 for spec in group:
                     again = replace(spec, cell=repeated_cell(spec.cell, number))
-                    watch = now_and_then(partial(progress, f"{spec.cell} (time {number})"))
+                    watch = _watch(tell, f"{spec.cell} (time {number})")
                     _measured(deployment, again, folder / REPEATED, "csv", watch)
+
+
+def _watch(tell: Callable[[Event], None], cell: str) -> Progress:
+    """Tells what is known of a running cell."""
+
+    def report(known: LoadProgress, clock_s: float) -> None:
+        tell(CellProgress(cell, known.ended, known))
+
+    return now_and_then(report)
 
 
 def grouped_by_start(backend: Backend, specs: Sequence[CellSpec]) -> list[list[CellSpec]]:

@@ -12,7 +12,7 @@ import contextlib
 import json
 import math
 import tempfile
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,7 @@ from ....workloads.workload import Workload
 from ...core.module_moves import ModulePolicy
 from ...core.policy import AnyPolicy, Policy, StaticPolicy, overrides
 from ...core.predictions import Guess
+from ...core.records import Result
 from ...core.state import RequestState
 from ...engine.loop.gc_control import collections_off, heap_frozen
 from ...engine.loop.instance import EngineInstance
@@ -47,11 +48,10 @@ from ...results.run_folder import Value
 from ...servers.launch.backend_names import TORCH
 from ...servers.launch.compatibility import check as check_system
 from ...servers.launch.random_model import model_folder
-from ..config.server_schema import ServerSchema
+from ..config.tables import ServerSchema
 from ..execution.cells import output_tokens_p90, predicted_output_tokens
-from ..execution.lookup import configured
-from ..execution.specs import CellSpec, PlacementSpec
-from .base import CellMeasurement
+from ..execution.specs import CellSpec, PlacementSpec, configured
+from .measuring import CellMeasurement, Deployment
 
 if TYPE_CHECKING:
     from ...engine.torch.build import Engine, KvCacheConfig
@@ -195,7 +195,6 @@ class TorchBackend:
 
         place, server = spec.placement, self.server
         model = model_folder(place.model)
-        logged = server.step_log or server.validated
         count = spec.instances if _in_processes(spec) else self._workers(place)
         threads = ThreadLayout.choose(self.threads, count)
         with contextlib.ExitStack() as stack:
@@ -205,45 +204,35 @@ class TorchBackend:
             if server.workers:
                 rule = module_policy(server.moving)
             stack.enter_context(threads.pinned())
+            decoder = load_decoder(model, place.gpu)
+            gpus = int(decoder.device.type == "cuda")
             yield LoadedModel(
-                load_decoder(model, place.gpu),
-                model,
-                threads,
-                logged,
-                workers,
-                rule,
-                server.clock,
-                server.kv_store,
-                server.cpu_wait_limit,
+                model=model.name,
+                gpu=str(decoder.device),
+                hardware=Hardware(gpus, math.nan, math.nan),
+                decoder=decoder,
+                folder=model,
+                threads=threads,
+                server=server,
+                workers=workers,
+                rule=rule,
             )
 
 
-@dataclass(frozen=True)
-class LoadedModel:
-    """A model in memory. With `workers`, layers and heads move to them by `rule`. `store`: tiers
-    beyond the device, of which each cell has some of its own while it is measured. A cell whose
-    threads waited for a core for a larger share than `cpu_wait_limit` is invalid.
+@dataclass(frozen=True, kw_only=True)
+class LoadedModel(Deployment):
+    """A model in memory. With `workers`, layers and heads move to them by `rule`.
+
+    Of the tiers in `server.kv_store` each cell has some of its own while it is measured. A cell
+    whose threads waited for a core for a larger share than `server.cpu_wait_limit` is invalid.
     """
 
     decoder: Decoder
     folder: Path
     threads: ThreadLayout
-    logged: bool = False  # keep a log of every step
-    workers: Workers | None = None
-    rule: ModulePolicy | None = None
-    clock: str = "real"
-    store: tuple[str, ...] = ()
-    cpu_wait_limit: float = 1.0
-    model: str = field(init=False)
-    gpu: str = field(init=False)
-    hardware: Hardware = field(init=False)
-
-    def __post_init__(self) -> None:
-        device = self.decoder.device
-        object.__setattr__(self, "model", self.folder.name)
-        object.__setattr__(self, "gpu", str(device))
-        gpus = int(device.type == "cuda")
-        object.__setattr__(self, "hardware", Hardware(gpus, math.nan, math.nan))
+    server: ServerSchema
+    workers: Workers | None
+    rule: ModulePolicy | None
 
     def measure_cell(
         self, spec: CellSpec, workload: Workload, folder: Path, progress: Progress | None
@@ -259,13 +248,13 @@ class LoadedModel:
         check_simulated(workload.bodies)  # no images and no tools here either
         system = configured(spec.system, spec.parameters)
         cached = system.prefix_cache and workload.prefix_blocks is not None
-        if self.store and not cached:
+        if self.server.kv_store and not cached:
             raise SloBenchError(
                 f"no requests of {workload.name} share a prefix: there is nothing to keep in "
                 "server.kv_store"
             )
         unit = workload.prefix_block_size if cached else 0
-        with _own_tiers(self.store) as tiers:
+        with _own_tiers(self.server.kv_store) as tiers:
             room = replace(self._room(spec, system.policy, unit), store=tiers)
             if _in_processes(spec):
                 return self._measured_processes(spec, workload, folder, progress, system, room)
@@ -299,7 +288,7 @@ class LoadedModel:
             # A prompt that was cut lacks its front.
             lambda r: Tokens(prompts.token_ids(workload[r.id])[-r.prompt_tokens :]),
             Guess(lambda r: int(lengths[r.id]), lambda r: int(most[r.id])),
-            cpu_time=self.clock == "cpu",
+            cpu_time=self.server.clock == "cpu",
         )
         with heap_frozen():
             pids = [process.pid for process in self.workers.processes]
@@ -323,13 +312,7 @@ class LoadedModel:
         log = "".join(f"{line}\n" for line in _moves_of(processes))
         if log:
             write_whole(folder / "servers" / f"{spec.cell}.moves.jsonl", [log.encode()])
-        invalid = self._invalid_because(wait_share)
-        figures: dict[str, Value] = {
-            "cpu_threads": self.threads.threads,
-            "cpu_wait_share": wait_share,
-            REASON_COLUMN: invalid,
-        }
-        return CellMeasurement(result, invalid, figures=figures)
+        return self._found(result, wait_share, {})
 
     def _measured(
         self,
@@ -361,7 +344,7 @@ class LoadedModel:
         longest = lengths if longest is None else longest
         prompts = PromptMaker(Vocabulary.read(self.folder), workload.prefix_block_size, spec.cell)
         self._warm_up(engine)
-        clock = RealClock() if self.clock == "real" else CpuClock()
+        clock = RealClock() if self.server.clock == "real" else CpuClock()
         instance = engine.instance(
             policy,
             lambda r: Tokens(prompts.token_ids(workload[r.id])),
@@ -371,7 +354,8 @@ class LoadedModel:
         )
         migrator = self._migrator(engine, instance)
         lines: list[str] = []
-        if self.logged and isinstance(instance, TimedInstance):
+        logged = self.server.step_log or self.server.validated
+        if logged and isinstance(instance, TimedInstance):
             _log_steps(instance, lines)
         with heap_frozen(), collections_off():
             processes = self.workers.processes if self.workers else ()
@@ -384,25 +368,29 @@ class LoadedModel:
         if migrator is not None:
             log = "".join(f"{moved.line()}\n" for moved in migrator.history)
             write_whole(folder / "servers" / f"{spec.cell}.moves.jsonl", [log.encode()])
-        if self.logged:
+        if logged:
             _keep_log(folder, spec, self, engine, lines, most_tokens)
-        invalid = self._invalid_because(wait_share)
-        figures: dict[str, Value] = {
+        return self._found(result, wait_share, _store_figures(engine, instance))
+
+    def _found(
+        self, result: Result, wait_share: float | None, figures: Mapping[str, Value]
+    ) -> CellMeasurement:
+        """A measured cell; invalid if other programs took the engine's cores. By the CPU clock
+        waiting takes no time.
+        """
+        invalid, limit = None, self.server.cpu_wait_limit
+        if wait_share is not None and wait_share > limit and self.server.clock != "cpu":
+            invalid = (
+                f"other programs had the engine's cores: its threads waited for one for "
+                f"{wait_share:.0%} of their busy time, {limit:.0%} is the limit "
+                "(server.cpu_wait_limit)"
+            )
+        own: dict[str, Value] = {
             "cpu_threads": self.threads.threads,
             "cpu_wait_share": wait_share,
             REASON_COLUMN: invalid,
         }
-        return CellMeasurement(result, invalid, figures=figures | _store_figures(engine, instance))
-
-    def _invalid_because(self, wait_share: float | None) -> str | None:
-        """Other programs took the engine's cores. By the CPU clock waiting takes no time."""
-        if wait_share is None or wait_share <= self.cpu_wait_limit or self.clock == "cpu":
-            return None
-        return (
-            f"other programs had the engine's cores: its threads waited for one for "
-            f"{wait_share:.0%} of their busy time, {self.cpu_wait_limit:.0%} is the limit "
-            "(server.cpu_wait_limit)"
-        )
+        return CellMeasurement(result, invalid, figures={**own, **figures})
 
     def _migrator(self, engine: Engine, instance: EngineInstance) -> Migrator | None:
         from ...engine.torch.execution import Execution
@@ -514,7 +502,7 @@ def _keep_log(
     }
     meta = {
         "server": TORCH,
-        "clock": loaded.clock,
+        "clock": loaded.server.clock,
         "model": loaded.model,
         "gpu": loaded.gpu,
         "system": spec.system,

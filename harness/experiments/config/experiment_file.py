@@ -15,10 +15,8 @@ from pydantic_core import ErrorDetails
 from ....workloads.errors import FileFormatError, SloBenchError, UnknownNameError
 from ....workloads.input_files import check_input
 from ....workloads.parsing import parse_toml
-from .client_schema import ClientSchema
-from .server_schema import ServerSchema
 from .setting import declared
-from .tuning_record import TuningRecord
+from .tables import ClientSchema, ServerSchema, TuningRecord
 
 TABLES: Mapping[str, type[BaseModel]] = {"client": ClientSchema, "server": ServerSchema}
 _HEADER = re.compile(r"\s*\[\[?([^\]]+)\]\]?")

@@ -18,8 +18,7 @@ from ....workloads.slo import parse_slo
 from ....workloads.workload import Workload, take
 from ...core.phase_capacity import PhaseCapacity, phase_capacity
 from ...servers.launch.backend_names import SIMULATED
-from ..execution.lookup import Placed, placed, source
-from ..execution.specs import PlacementSpec, WorkloadSpec
+from ..execution.specs import Placed, PlacementSpec, WorkloadSpec, placed, source
 from .schema import DEFAULT_REPLAY_SPEEDS, DEFAULT_REQUESTS, DEFAULT_SEEDS, ExperimentSchema
 
 LADDER = (0.2, 0.4, 0.6, 0.8, 1.0, 1.2)  # of the estimated capacity

@@ -17,7 +17,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from ....predictors.dtypes import AUTO
 from ....workloads.errors import FileFormatError, SloBenchError
 from ....workloads.trust import check as check_trust
-from .client_schema import ClientSchema
 from .experiment_file import (
     TABLES,
     SettingError,
@@ -27,7 +26,6 @@ from .experiment_file import (
     setting_error,
     to_toml,
 )
-from .server_schema import ServerSchema
 from .setting import (
     ARRIVES,
     ARRIVES_MORE,
@@ -46,7 +44,7 @@ from .setting import (
     number_list,
     setting,
 )
-from .tuning_record import TuningRecord
+from .tables import ClientSchema, ServerSchema, TuningRecord
 
 DEFAULT_REQUESTS = 1000  # where a workload has no end of its own
 DEFAULT_SEEDS = 3

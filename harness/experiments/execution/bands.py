@@ -24,10 +24,9 @@ from ....workloads.request import SLO_COLUMNS
 from ....workloads.workload import Workload
 from ...core.judging import judge_times
 from ...core.records import Outcome, Result
-from ...results.rate_window import counted_requests
+from ...results.metrics import counted_requests
 from ...results.run_folder import BAND_BASIS, Row
-from .lookup import configured, placed
-from .specs import CellSpec
+from .specs import CellSpec, configured, placed
 
 Floats = NDArray[np.float64]
 

@@ -13,8 +13,7 @@ from ...results.run_folder import Value
 from ...servers.launch.backend_names import SIMULATED
 from ..config.load import OperatingPoint
 from ..config.schema import ExperimentSchema
-from .lookup import source
-from .specs import CellSpec, WorkloadSpec
+from .specs import CellSpec, WorkloadSpec, source
 
 _ALWAYS_COLUMNS = ("workload", "model", "gpu", "gpus")
 _LONGEST_NAME = 150  # characters of a cell's name, which is a file name

@@ -46,8 +46,7 @@ from ...results.metrics import (
 )
 from ...results.run_folder import Row
 from .bands import band_columns
-from .lookup import configured, placed, source
-from .specs import CellSpec, PlacementSpec, WorkloadSpec
+from .specs import CellSpec, PlacementSpec, WorkloadSpec, configured, placed, source
 
 Progress = Callable[[int, float], None]  # requests ended, clock in seconds
 MOST_TP = 8  # of a model that shares its GPUs

@@ -46,8 +46,7 @@ from .cell_names import (
 )
 from .cells import models_of
 from .estimate import estimate
-from .lookup import placed, source
-from .specs import CellSpec, PlacementSpec, WorkloadSpec
+from .specs import CellSpec, PlacementSpec, WorkloadSpec, placed, source
 
 _SHAPE = ("model", "gpu", "tp", "pp")  # fields of a placement that are settled together
 # Settings of an experiment with one model.

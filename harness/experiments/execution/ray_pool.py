@@ -22,7 +22,7 @@ from typing import Any
 
 from .... import __version__
 from ....workloads.errors import SloBenchError
-from ...load_generator.ray_senders import RaySenders
+from ...load_generator.load_workers import RaySenders
 from ...results.run_folder import Row
 from .cells import run_cell
 from .specs import CellSpec

@@ -1,21 +1,36 @@
-"""Cells side by side: worker processes receive cells and answer with rows."""
+"""Cells and other work in several processes: what runs them, and processes of this machine.
+
+Each process receives one piece of work at a time and sends its result back. It ends with the parent
+process, even if that is killed.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import importlib
 import math
+import os
 import queue
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from contextlib import AbstractContextManager, contextmanager
+from concurrent.futures import (
+    CancelledError,
+    Future,
+    InvalidStateError,
+    ThreadPoolExecutor,
+    as_completed,
+)
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from ....workloads.child_process import ChildProcess, Parent, exit_reason
+from ....workloads.child_process import exit_reason, start_module
 from ....workloads.errors import SloBenchError
 from ....workloads.whole_file import write_whole
 from ...load_generator.load_progress import LoadProgress
@@ -145,6 +160,23 @@ def unpack(files: Mapping[str, bytes], folder: Path) -> None:
         write_whole(folder / name, [content])
 
 
+def now_and_then(report: Callable[[Known, float], None]) -> Callable[[Known, float], None]:
+    """A progress callback that passes on what is known and the clock, at most every 0.1 s."""
+    reported_s = -math.inf
+
+    def progress(known: Known, clock_s: float) -> None:
+        nonlocal reported_s
+        now_s = time.monotonic()
+        if now_s - reported_s >= _BETWEEN_REPORTS_S:
+            reported_s = now_s
+            report(known, clock_s)
+
+    return progress
+
+
+_TOLD = "told"
+
+
 @dataclass(frozen=True)
 class LocalExecutor:
     """In `jobs` processes of this machine; a single one is this process."""
@@ -165,33 +197,15 @@ class LocalExecutor:
             _side_by_side(specs, folder, records, jobs, tell)
             return
         for spec in specs:
-            progress = now_and_then(partial(_tell_progress, tell, spec.cell))
-            tell(CellDone(spec.cell, run_cell(spec, folder, records=records, progress=progress)))
+            heard = partial(_tell_progress, tell, spec.cell)
+            tell(CellDone(spec.cell, _row(spec, folder, records, heard)))
 
-    @contextmanager
+    @contextlib.contextmanager
     def senders(self) -> Iterator[Senders]:
         """The only sender: this machine."""
         from ...load_generator.send_job import ThisMachine
 
         yield ThisMachine()
-
-
-def _tell_progress(tell: Callable[[Event], None], cell: str, ended: int, clock_s: float) -> None:
-    tell(CellProgress(cell, ended))
-
-
-def now_and_then(report: Callable[[Known, float], None]) -> Callable[[Known, float], None]:
-    """A progress callback that passes on what is known and the clock, at most every 0.1 s."""
-    reported_s = -math.inf
-
-    def progress(known: Known, clock_s: float) -> None:
-        nonlocal reported_s
-        now_s = time.monotonic()
-        if now_s - reported_s >= _BETWEEN_REPORTS_S:
-            reported_s = now_s
-            report(known, clock_s)
-
-    return progress
 
 
 def _side_by_side(
@@ -201,62 +215,213 @@ def _side_by_side(
     jobs: int,
     tell: Callable[[Event], None],
 ) -> None:
-    todo = iter(specs)
-    events: queue.SimpleQueue[tuple[ChildProcess, str, Any]] = queue.SimpleQueue()
+    events: queue.SimpleQueue[CellProgress | tuple[str, Future[Row]]] = queue.SimpleQueue()
 
-    def begin(child: ChildProcess) -> None:
-        cell = ""  # of the child; its listener alone reads and writes it from here on
+    def begin(pool: LocalPool, spec: CellSpec) -> None:
+        told = partial(_tell_progress, events.put, spec.cell)
+        row = pool.begin(_row, spec, folder, records, told=told, called=f"cell {spec.cell}")
+        row.add_done_callback(lambda done: events.put((spec.cell, done)))
 
-        def give() -> None:
-            nonlocal cell
-            spec = next(todo, None)
-            cell = "" if spec is None else spec.cell
-            if spec is not None:
-                child.send(dataclasses.asdict(spec))
-
-        def heard(message: Any) -> None:
-            events.put((child, cell, message))
-            if message is not None and "row" in message:
-                give()
-
-        child.send({"folder": str(folder), "records": records})
-        give()
-        child.listen(heard)
-
-    with contextlib.ExitStack() as stack:
-        for child in [stack.enter_context(ChildProcess(__name__)) for _ in range(jobs)]:
-            begin(child)
+    with LocalPool(jobs) as pool:
+        for spec in specs:
+            begin(pool, spec)
         left = len(specs)
         while left:
-            child, cell, message = events.get()
-            if message is None:
-                if cell:
-                    raise SloBenchError(exit_reason(child.process, f"cell {cell}"))
-            elif "error" in message:
-                raise SloBenchError(message["error"])
-            elif "row" in message:
-                left -= 1
-                tell(CellDone(cell, message["row"]))
+            event = events.get()
+            if isinstance(event, CellProgress):
+                tell(event)
             else:
-                tell(CellProgress(cell, message["requests"]))
+                left -= 1
+                cell, done = event
+                tell(CellDone(cell, done.result()))
 
 
-def _work(parent: Parent) -> None:
-    """Run the cells that the parent process sends."""
-    messages = parent.messages()
-    order = next(messages, None)
-    if order is None:
-        return  # the parent was killed before it sent any work
-    folder, records = Path(order["folder"]), order["records"]
-    progress = now_and_then(lambda ended, clock_s: parent.send({"requests": ended}))
-    for message in messages:
+def _tell_progress(tell: Callable[[CellProgress], None], cell: str, ended: int) -> None:
+    tell(CellProgress(cell, ended))
+
+
+def _row(spec: CellSpec, folder: Path, records: str, told: Callable[[int], None]) -> Row:
+    """Simulate a cell; `told` gets the number of ended requests now and then."""
+
+    def report(ended: int, clock_s: float) -> None:
+        told(ended)
+
+    return run_cell(spec, folder, records=records, progress=now_and_then(report))
+
+
+@dataclass(frozen=True)
+class _Work:
+    """A function of a module and what it is given; `told`: the function reports to it."""
+
+    future: Future[Any]
+    module: str
+    name: str
+    given: tuple[object, ...]
+    told: Callable[[Any], None] | None
+    called: str  # in messages
+
+
+class LocalPool:
+    """A `Pool` of up to `jobs` processes, for as long as the block lasts.
+
+    A process is started when no other is idle, and the one that was busy last is used first: work
+    that comes one piece after another takes one process, on a machine of any size.
+    """
+
+    def __init__(self, jobs: int) -> None:
+        """Raises SloBenchError unless there is at least one."""
+        if jobs < 1:
+            raise SloBenchError(f"jobs must be at least 1 but is {jobs}")
+        self.at_once = jobs
+        self._todo: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._pending: set[Future[Any]] = set()
+        self._stopped = False
+        self._processes: set[_Process] = set()
+        self._idle: list[_Process] = []
+        self._threads = [threading.Thread(target=self._serve, daemon=True) for _ in range(jobs)]
+        for thread in self._threads:
+            thread.start()
+
+    def __enter__(self) -> LocalPool:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self.stop()
+
+    def begin(
+        self,
+        work: Callable[..., Answer],
+        *given: object,
+        told: Callable[[Any], None] | None = None,
+        called: str = "",
+    ) -> Future[Answer]:
+        """Queue `work(*given)` for the next free process.
+
+        With `told`, work gets a function as last argument, and what it calls that with is passed on
+        to `told` in a thread of the pool. `called`: what messages call the work.
+        """
+        future: Future[Answer] = Future()
+        with self._lock:
+            if self._stopped:
+                raise CancelledError
+            self._pending.add(future)
+        future.add_done_callback(self._pending.discard)
+        name = work.__name__
+        self._todo.put(_Work(future, work.__module__, name, given, told, called or name))
+        return future
+
+    def stop(self) -> None:
+        """Kill the processes and cancel all work."""
+        with self._lock:
+            if self._stopped:
+                return
+            self._stopped = True
+        for future in tuple(self._pending):  # first: a process that is killed is no error then
+            future.cancel()
+        with self._lock:
+            for process in self._processes:
+                process.kill()
+        for _ in self._threads:
+            self._todo.put(None)
+        for thread in self._threads:
+            thread.join()
+        for process in self._processes:
+            process.close()
+
+    def _serve(self) -> None:
+        """Give work to processes, one piece at a time."""
+        while (work := self._todo.get()) is not None:
+            future = work.future
+            if future.cancelled():
+                continue
+            with contextlib.suppress(InvalidStateError):  # the future was cancelled
+                try:
+                    answer = self._answer(work)
+                except BaseException as error:
+                    future.set_exception(error)
+                else:
+                    future.set_result(answer)
+
+    def _answer(self, work: _Work) -> Any:
+        process = self._free()
         try:
-            spec = CellSpec.from_plain(message)
-            parent.send({"row": run_cell(spec, folder, records=records, progress=progress)})
+            return process.call(work)
+        finally:  # before its answer is known: who gets it finds the process idle
+            with self._lock:
+                self._idle.append(process)
+
+    def _free(self) -> _Process:
+        """The process that was busy last, of those that are idle and live; a new one if none is."""
+        with self._lock:
+            if self._stopped:
+                raise CancelledError
+            while self._idle:
+                process = self._idle.pop()
+                if process.alive:
+                    return process
+                self._processes.remove(process)
+                process.close()
+            process = _Process()
+            self._processes.add(process)
+            return process
+
+
+class _Process:
+    """A child process and the pipe to it."""
+
+    def __init__(self) -> None:
+        self._line, theirs = Pipe()
+        with theirs:
+            number = theirs.fileno()
+            self._process = start_module(__name__, str(number), pass_fds=(number,))
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def call(self, work: _Work) -> Any:
+        """Send one piece of work and wait for its result.
+
+        Raises:
+            SloBenchError: what the work raised.
+            NotDoneError: the process died.
+        """
+        try:
+            self._line.send((work.module, work.name, work.given, work.told is not None))
+            kind, answer = self._line.recv()
+            while kind == _TOLD and work.told is not None:
+                work.told(answer)
+                kind, answer = self._line.recv()
+        except (EOFError, OSError):
+            raise NotDoneError(exit_reason(self._process, work.called)) from None
+        if kind is None:
+            return answer
+        raise (NotDoneError if kind == NotDoneError.__name__ else SloBenchError)(answer)
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def close(self) -> None:
+        self.kill()
+        self._process.wait()
+        self._line.close()
+
+
+def _work(line: Connection[Any, Any]) -> None:
+    """Run pieces of work in the child process until the pipe is closed."""
+    while True:
+        module, name, given, tells = line.recv()
+        more = [lambda told: line.send((_TOLD, told))] if tells else []
+        said: tuple[str | None, object]
+        try:
+            said = None, getattr(importlib.import_module(module), name)(*given, *more)
         except SloBenchError as error:
-            parent.send({"error": str(error)})
+            said = type(error).__name__, str(error)
+        line.send(said)
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(BrokenPipeError):  # the parent has ended
-        _work(Parent())
+    os.dup2(2, 1)  # prints of a user's policy must not mix with results
+    with contextlib.suppress(EOFError, BrokenPipeError):  # the parent is gone
+        _work(Connection(int(sys.argv[1])))

@@ -20,7 +20,7 @@ from ...core.records import Outcome
 from ...core.state import RequestState
 from ...engine.cluster.arrivals import Arrivals
 from ...engine.loop.gc_control import collections_off, heap_frozen
-from ..load_progress import Progress
+from ..load_progress import LoadWatch, Progress
 from ..machine import allow_many_sockets, before_other_programs
 from ..real_cluster import RoutedServers
 from .answers import CompletionResult, Raw, read_answer
@@ -29,7 +29,6 @@ from .connection import ConnectionPool, Exchange
 from .endpoint import Endpoint
 from .faults import RequestFault
 from .length_prediction import BatchedPredictions, LengthPrediction, Predicted
-from .load_watch import LoadWatch
 from .options import HttpOptions
 from .wire_requests import WireRequests
 

@@ -5,8 +5,7 @@ import json
 import pandas as pd
 import pytest
 
-from slo_bench.harness.experiments.execution.lookup import placed
-from slo_bench.harness.experiments.execution.specs import PlacementSpec
+from slo_bench.harness.experiments.execution.specs import PlacementSpec, placed
 from slo_bench.harness.experiments.experiment import Experiment
 from slo_bench.harness.validation.trace import replay
 from slo_bench.workloads.errors import SloBenchError

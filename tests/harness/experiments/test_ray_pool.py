@@ -19,7 +19,7 @@ from slo_bench.cli.main import app
 from slo_bench.harness.experiments.execution.ray_pool import OnRay, _cell, _done
 from slo_bench.harness.experiments.execution.workers import LocalExecutor
 from slo_bench.harness.experiments.experiment import Experiment
-from slo_bench.harness.load_generator.ray_senders import _check_versions
+from slo_bench.harness.load_generator.load_workers import _check_versions
 from slo_bench.harness.results.run_folder import CAPACITY_FILE
 from slo_bench.harness.servers.mock import MockConfig, serving
 from slo_bench.tuner.capacity.asked import CapacityOptions

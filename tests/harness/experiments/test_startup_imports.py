@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-_SIMULATES = "slo_bench.tuner.capacity.cells, slo_bench.harness.experiments.execution.local_pool"
+_SIMULATES = "slo_bench.tuner.capacity.cells, slo_bench.harness.experiments.execution.workers"
 _EXPERIMENT = "slo_bench.harness.experiments.experiment"
 
 

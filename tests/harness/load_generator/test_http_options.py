@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 
-from slo_bench.harness.load_generator.client_health import client_figures, invalid_because
 from slo_bench.harness.load_generator.http import Endpoint, HttpOptions, RequestFault
 from slo_bench.harness.load_generator.http.columns import (
     FAULTS,
@@ -9,6 +8,7 @@ from slo_bench.harness.load_generator.http.columns import (
     SenderResult,
     joined_gaps,
 )
+from slo_bench.harness.load_generator.routed_load import client_figures, invalid_because
 from slo_bench.workloads.errors import SloBenchError
 
 

@@ -11,8 +11,7 @@ from slo_bench.cli.output.run import _so_far
 from slo_bench.harness.load_generator.http import Endpoint, HttpOptions
 from slo_bench.harness.load_generator.http.connection import Exchange
 from slo_bench.harness.load_generator.http.faults import RequestFault
-from slo_bench.harness.load_generator.http.load_watch import LoadWatch
-from slo_bench.harness.load_generator.load_progress import LoadProgress
+from slo_bench.harness.load_generator.load_progress import LoadProgress, LoadWatch
 from slo_bench.harness.load_generator.routed_load import measure
 from slo_bench.harness.servers.mock import InjectedFault, MockConfig, serving
 from slo_bench.workloads.slo import parse_slo

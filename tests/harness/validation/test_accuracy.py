@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slo_bench.harness.experiments.execution.local_pool import LocalPool
+from slo_bench.harness.experiments.execution.workers import LocalPool
 from slo_bench.harness.validation.accuracy import aiconfigurator, errors, lmbenchmark
 from slo_bench.harness.validation.accuracy.clients import INFERENCEX, client_of, server_of
 from slo_bench.harness.validation.accuracy.errors import judge, judge_one, summaries

@@ -15,8 +15,12 @@ from slo_bench.harness.core.policy import Policy
 from slo_bench.harness.core.records import Outcome
 from slo_bench.harness.engine.loop.traced import EngineTrace
 from slo_bench.harness.engine.simulator.simulate import simulate
-from slo_bench.harness.experiments.execution.lookup import placed, source
-from slo_bench.harness.experiments.execution.specs import PlacementSpec, WorkloadSpec
+from slo_bench.harness.experiments.execution.specs import (
+    PlacementSpec,
+    WorkloadSpec,
+    placed,
+    source,
+)
 from slo_bench.harness.experiments.experiment import Experiment
 from slo_bench.harness.policies.systems import SYSTEMS, system
 from slo_bench.harness.servers.mock import InjectedFault, MockConfig, serving

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slo_bench.harness.results.rate_window import RateWindow
+from slo_bench.harness.results.metrics import RateWindow
 from slo_bench.reports.compare.bootstrap import (
     block_count,
     block_length,

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from slo_bench import Experiment
-from slo_bench.harness.experiments.execution.local_pool import LocalPool
+from slo_bench.harness.experiments.execution.workers import LocalPool
 from slo_bench.harness.results.run_folder import CAPACITY_FILE
 from slo_bench.tuner.capacity.asked import CapacityOptions
 from slo_bench.tuner.capacity.folder import search_capacity

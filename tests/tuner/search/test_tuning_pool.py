@@ -7,8 +7,7 @@ import optuna
 import pytest
 
 from slo_bench import Experiment
-from slo_bench.harness.experiments.execution.local_pool import LocalPool
-from slo_bench.harness.experiments.execution.workers import NotDoneError
+from slo_bench.harness.experiments.execution.workers import LocalPool, NotDoneError
 from slo_bench.tuner.search.settings import TuneSettings
 from slo_bench.tuner.search.storage import open_storage
 from slo_bench.tuner.search.tune import tune

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from slo_bench import Experiment
-from slo_bench.harness.experiments.backends import measuring
-from slo_bench.harness.experiments.backends.base import CellMeasurement
+from slo_bench.harness.experiments import experiment
+from slo_bench.harness.experiments.backends.measuring import CellMeasurement
 from slo_bench.harness.results.metrics import Hardware
 from slo_bench.harness.servers.launch.server_process import ServerError
 from slo_bench.tuner.capacity.cells import Simulator
@@ -90,7 +90,7 @@ def _simulated(spec):
 @pytest.fixture
 def servers(monkeypatch):
     fake = FakeServers()
-    monkeypatch.setattr(measuring, "backend_of", fake.backend_of)
+    monkeypatch.setattr(experiment, "backend_of", fake.backend_of)
     return fake
 
 
@@ -153,7 +153,7 @@ def test_an_interruption_leaves_nothing_running(servers, tmp_path, monkeypatch):
         tune(EXPERIMENT, settings("64"), tmp_path / "o")
     assert servers.running == 0
     monkeypatch.undo()
-    monkeypatch.setattr(measuring, "backend_of", servers.backend_of)
+    monkeypatch.setattr(experiment, "backend_of", servers.backend_of)
     found = tune(EXPERIMENT, settings("64"), tmp_path / "o", resume=True).found
     assert [(row.number, row.state) for row in found.trials] == [(0, "finished")]
 

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from slo_bench.harness.experiments.execution.local_pool import LocalPool
-from slo_bench.harness.experiments.execution.workers import NotDoneError
+from slo_bench.harness.experiments.execution.workers import LocalPool, NotDoneError
 from slo_bench.predictors.specs import gpu
 from slo_bench.workloads.errors import SloBenchError
 
@@ -67,7 +66,7 @@ def test_at_least_one_job():
 
 ORPHANS = """
 import os, sys, time
-from slo_bench.harness.experiments.execution.local_pool import LocalPool
+from slo_bench.harness.experiments.execution.workers import LocalPool
 pool = LocalPool(2)
 begun = [pool.begin(os.getpid) for _ in range(8)]
 print(*{one.result() for one in begun}, flush=True)

@@ -1,0 +1,299 @@
+"""Tables of an experiment file: `[client]`, the load generator for real servers; `[server]`,
+servers that are started; `[tuning]`, how a suite chose its systems' parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from .setting import CLIENT, SERVERS, Count, Positive, Several, number_list, setting
+
+if TYPE_CHECKING:
+    from ...load_generator.http.options import HttpOptions
+
+
+class TuningRecord(BaseModel):
+    """How the parameters of one system were chosen: by trials of `slo-bench tune`, or as `note`
+    says. Frozen.
+
+    Args:
+        note: the reason for values that were not tuned, or more about the tuning.
+        command: the command that tuned them.
+        trials: configurations that were tried.
+        whole_space: there were no others in the search space.
+        seeds: seeds of the requests that they were tried on.
+        objective: what was maximised or minimised, with the rate and the target.
+        default_value: the objective with default parameters.
+        best_value: the objective with the parameters chosen.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    note: str = ""
+    command: str = ""
+    trials: Count | None = None
+    whole_space: bool = False
+    seeds: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    objective: str = ""
+    default_value: float | None = None
+    best_value: float | None = None
+
+    @model_validator(mode="after")
+    def _complete(self) -> TuningRecord:
+        tuned = (self.command, self.trials, self.seeds, self.objective, self.best_value)
+        given = [value not in ("", None, ()) for value in tuned]
+        if any(given) and not all(given):
+            raise ValueError("needs command, trials, seeds, objective and best_value together")
+        if not (any(given) or self.note):
+            raise ValueError("needs a note, or trials with their command")
+        return self
+
+    @property
+    def text(self) -> str:
+        """The record as a sentence for tables."""
+        if self.trials is None:
+            return self.note
+        seeds = ", ".join(map(str, self.seeds))
+        before = "" if self.default_value is None else f"{self.default_value:g} → "
+        tried = f"all {self.trials} configurations" if self.whole_space else f"{self.trials} trials"
+        told = f"{tried} on seeds {seeds}: {self.objective} {before}{self.best_value:g}"
+        return f"{told}. {self.note}".rstrip(". ")
+
+
+class ClientSchema(BaseModel):
+    """Settings of the load generator; `HttpOptions` is their form for one cell. Frozen.
+
+    `base_urls` are the servers that `backend = "openai"` attaches to; several are placed behind
+    the router. Secrets are kept in environment variables: `api_key_env` names one, and `$NAME` in a
+    header's value another.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    base_urls: Several[str] = setting(
+        CLIENT,
+        "URL of a running OpenAI-compatible server. Repeated: several servers, behind the router.",
+        (),
+        option="--base-url",
+        metavar="URL",
+        repeated=True,
+        backends=("openai",),
+    )
+    api: Literal["completions", "chat", "embeddings"] = setting(
+        CLIENT, "API that generation requests use.", "completions"
+    )
+    headers: dict[str, str] = setting(
+        CLIENT,
+        "HTTP header sent with every request; $NAME in the value is replaced by that "
+        "environment variable. May be repeated.",
+        {},
+        option="--header",
+    )
+    api_key_env: str | None = setting(
+        CLIENT,
+        "Name of the environment variable that holds the API key; the key is never written to "
+        "a file.",
+        metavar="NAME",
+    )
+    body: dict[str, Any] = setting(
+        CLIENT, "Field of every request body; replaces the default value. May be repeated.", {}
+    )
+    exact_output: bool = setting(
+        CLIENT, "Make servers generate exactly the number of output tokens in the workload.", True
+    )
+    prompt_format: Literal["auto", "token-ids", "text"] = setting(
+        CLIENT,
+        "Form of generated prompts, where the workload has no text. Default: token ids; for "
+        "chat: text.",
+        "auto",
+    )
+    tokenizer: str | None = setting(
+        CLIENT,
+        "Folder of the served model's tokenizer; generated prompts use its vocabulary.",
+        metavar="DIR",
+        file="yes",
+    )
+    token_ids: tuple[int, int] = setting(
+        CLIENT,
+        "Range of the token ids in generated prompts.",
+        (1000, 30000),
+        metavar="LOW,HIGH",
+        read=number_list,
+    )
+    time_limit_s: Positive | None = setting(
+        CLIENT,
+        "Time limit of a cell; requests not finished by then are missed. Default: ten minutes "
+        "after the last arrival.",
+        unit="s",
+    )
+    stall_limit_s: Positive = setting(
+        CLIENT, "A request that receives no token for this time fails.", 120.0, unit="s"
+    )
+    send_delay_limit_s: Positive = setting(
+        CLIENT,
+        "A cell is invalid if the 99th percentile of its send delays exceeds this.",
+        0.01,
+        unit="s",
+    )
+    processes: Count | None = setting(
+        CLIENT,
+        "Sending processes. Default: as many as the load needs; with --executor ray at least "
+        "one on each machine.",
+    )
+    save_token_times: bool = setting(CLIENT, "Save the time of every token.", False)
+    export: Several[Literal["vllm"]] = setting(
+        CLIENT,
+        "Also write each cell in the format of `vllm bench serve --save-result --save-detailed`.",
+        (),
+        repeated=True,
+    )
+
+    @field_validator("base_urls")
+    @classmethod
+    def _are_addresses(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
+        from ...load_generator.http.endpoint import Endpoint
+
+        for url in urls:
+            Endpoint.parse(url)
+        return urls
+
+    @field_validator("headers")
+    @classmethod
+    def _are_headers(cls, headers: dict[str, str]) -> dict[str, str]:
+        from ...load_generator.http.options import check_header
+
+        for name, value in headers.items():
+            check_header(name, value)
+        return headers
+
+    @field_validator("body")
+    @classmethod
+    def _has_no_null(cls, body: dict[str, Any]) -> dict[str, Any]:
+        """Reject null values, which a TOML file cannot hold."""
+        if _has_none(body):
+            raise ValueError("cannot hold null; leave the field out")
+        return body
+
+    def options(self, *, model: str, salt: str, values_field: str | None = None) -> HttpOptions:
+        """Return the options of the load generator for one cell."""
+        from ...load_generator.http.options import Api, HttpOptions, PromptFormat
+
+        alike = {one.name for one in fields(HttpOptions)} & set(type(self).model_fields)
+        exported = "vllm" in self.export
+        own = {
+            "api": Api(self.api),
+            "prompt_format": PromptFormat(self.prompt_format),
+            "tokenizer": None if self.tokenizer is None else Path(self.tokenizer),
+            "save_token_times": self.save_token_times or exported,
+        }
+        return HttpOptions(
+            **{name: getattr(self, name) for name in alike} | own,
+            model=model,
+            values_field=values_field,
+            salt=salt,
+            keep_texts=exported,
+        )
+
+
+def _has_none(value: object) -> bool:
+    if isinstance(value, dict):
+        return any(map(_has_none, value.values()))
+    if isinstance(value, list):
+        return any(map(_has_none, value))
+    return value is None
+
+
+class ServerSchema(BaseModel):
+    """Settings of the backends `vllm`, `sglang` and `torch`. Frozen.
+
+    With `validated` every level is simulated afterwards, with step times fitted to the step log.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    version: str | None = setting(
+        SERVERS,
+        "Server version, if several are installed.",
+        option="--server-version",
+        metavar="V",
+    )
+    args: Several[str] = setting(
+        SERVERS,
+        "Argument passed unchanged to the started servers (--server-arg=--dtype=float32); "
+        "--option=$NAME is filled in from the environment variable NAME. May be repeated.",
+        (),
+        option="--server-arg",
+        metavar="ARG",
+        repeated=True,
+    )
+    max_model_tokens: Count | None = setting(
+        SERVERS, "Maximum number of prompt and output tokens of a request.", unit="tokens"
+    )
+    startup_timeout_s: Positive = setting(
+        SERVERS, "Maximum time for a server to start.", 300.0, option="--startup-timeout", unit="s"
+    )
+    step_log: bool = setting(SERVERS, "Write one line per iteration (batch, duration).", False)
+    kv_transfer: Literal["files", "nixl"] = setting(
+        SERVERS,
+        "KV transfer from prefill to decode instances: files (in a temporary folder) or nixl.",
+        "files",
+    )
+    validated: bool = False  # on the command line --validate
+    repetitions: Count = setting(
+        SERVERS,
+        "Measure every level N times. Tables show the first measurement; --validate reports "
+        "the spread.",
+        1,
+        backends=("openai", "vllm", "sglang", "torch"),
+    )
+    kvcached: bool = setting(
+        SERVERS,
+        "On GPUs: use the library kvcached, which maps KV pages on demand, so that servers on "
+        "one GPU share its memory.",
+        False,
+    )
+    workers: Annotated[int, Field(ge=0, le=64)] = setting(
+        SERVERS, "With torch: worker processes to which layers and KV heads can migrate.", 0
+    )
+    moving: Mapping[str, float] = setting(
+        SERVERS, "With torch: a threshold of module migration. May be repeated.", {}
+    )
+    clock: Literal["real", "cpu"] = setting(
+        SERVERS,
+        "With torch: `cpu` measures the CPU time of the engine's thread and skips waits, "
+        "which reduces noise on a busy machine.",
+        "real",
+    )
+    threads: Count | None = setting(
+        SERVERS,
+        "With torch: CPU threads that compute, pinned to a core each. Default: all cores but one "
+        "for the client and one for each worker, at most OMP_NUM_THREADS.",
+    )
+    cpu_wait_limit: Annotated[float, Field(gt=0, le=1)] = setting(
+        SERVERS,
+        "With torch: a cell is invalid if its threads waited for a core for more than this share "
+        "of the time in which they were ready to compute.",
+        0.1,
+    )
+    kv_store: Several[str] = setting(
+        SERVERS,
+        "With torch: also store prefix KV in this folder, with this capacity (/dev/shm/kv=2: "
+        "2 GiB of host memory). Repeated: tiers, the fastest first. Servers of one model that "
+        "use the same folder share it.",
+        (),
+        metavar="FOLDER=GIB",
+        repeated=True,
+    )
+
+    @field_validator("args")
+    @classmethod
+    def _hold_no_secret(cls, args: tuple[str, ...]) -> tuple[str, ...]:
+        from ...servers.launch.server_args import check_no_secrets
+
+        check_no_secrets(args)
+        return args
