@@ -51,7 +51,12 @@ class Llumnix(KvTransferPolicy):
     def route(self, r: RequestState, cluster: ClusterView) -> Instance | RouteOutcome:
         if not cluster.up:
             return HOLD
-        return max(cluster.up, key=lambda s: (freeness(s), -s.index))
+        best, greatest = cluster.up[0], freeness(cluster.up[0])
+        for other in cluster.up[1:]:
+            free = freeness(other)
+            if free > greatest or (free == greatest and other.index < best.index):
+                best, greatest = other, free
+        return best
 
     @property
     def control_interval_s(self) -> float:

@@ -274,11 +274,11 @@ class BanaServe(DisaggregatedPolicy):
         self, r: RequestState, source: Instance, cluster: ClusterView
     ) -> Instance | RouteOutcome:
         known: BanaServeState = cluster.state
-        uses = {
-            instance: decode_load(instance, known.blocks(instance))
+        uses = [
+            (decode_load(instance, known.blocks(instance)), instance.index, instance)
             for instance in cluster.role(DECODE)
-        }
-        for instance in sorted(uses, key=lambda s: (uses[s], s.index)):
+        ]
+        for _, _, instance in sorted(uses):
             if has_room(r.kv_tokens, instance, known):
                 known.held.pop(r, None)
                 return self.handed(r, instance, cluster)

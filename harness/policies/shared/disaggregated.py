@@ -25,6 +25,7 @@ from ...core.policy import AnyPolicy, parameter
 from ...core.state import Phase, Release, RequestState
 
 PREFILL, DECODE = "prefill", "decode"
+_SWAPPED, _WAITING, _DONE = Phase.SWAPPED, Phase.WAITING, Phase.DONE
 NETWORK_LATENCY_S = 10e-6  # of an RDMA network
 
 
@@ -45,8 +46,9 @@ class KvNetwork:
     @staticmethod
     def bytes_on_a_link(source: Instance, target: Instance, kv_tokens: int) -> int:
         """What the busiest link carries: the side with fewer GPUs sets it."""
-        gpus = min(source.placement.gpus, target.placement.gpus)
-        return kv_tokens * source.placement.kv_bytes_per_token // gpus
+        there, here = source.placement, target.placement
+        gpus = there.gpus if there is here else min(there.gpus, here.gpus)
+        return kv_tokens * there.kv_bytes_per_token // gpus
 
 
 @dataclass
@@ -60,27 +62,34 @@ class ReservedBlocks:
         """Reserved blocks of one instance. A reservation ends when its request has entered or has
         no KV to transfer; that is detected once all earlier reservations have ended, too.
         """
-        promised = self.at.get(instance.index)
+        index = instance.index
+        promised = self.at.get(index)
         while promised:
             r = next(iter(promised))
-            if not _settled(r, instance):
-                return self.total[instance.index]
-            self.drop(r, instance)
+            if not _settled(r, index):
+                return self.total[index]
+            self.total[index] -= promised.pop(r)
         return 0
 
     def promise(self, r: RequestState, instance: Instance, blocks: int) -> None:
         """Reserve `blocks` blocks for `r`."""
-        self.at.setdefault(instance.index, {})[r] = blocks
-        self.total[instance.index] = self.total.get(instance.index, 0) + blocks
+        index = instance.index
+        promised = self.at.get(index)
+        if promised is None:
+            promised, self.total[index] = self.at.setdefault(index, {}), 0
+        promised[r] = blocks
+        self.total[index] += blocks
 
     def drop(self, r: RequestState, instance: Instance) -> None:
         """Cancel the reservation of `r`."""
         self.total[instance.index] -= self.at[instance.index].pop(r, 0)
 
 
-def _settled(r: RequestState, instance: Instance) -> bool:
-    entered = r.instance == instance.index and r.phase is not Phase.SWAPPED
-    return entered or r.phase in (Phase.WAITING, Phase.DONE)
+def _settled(r: RequestState, index: int) -> bool:
+    phase = r.phase
+    if phase is _SWAPPED:
+        return False
+    return r.instance == index or phase is _WAITING or phase is _DONE
 
 
 class KvTransferPolicy(ClusterPolicy):
