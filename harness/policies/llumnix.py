@@ -19,8 +19,9 @@ from ..core.cluster_policy import (
 from ..core.instance import Instance
 from ..core.policy import parameter
 from ..core.state import Phase, RequestState
-from .shared.disaggregated import KvTransferPolicy, ReservedBlocks, has_room, needed_blocks
+from .shared.disaggregated import KvTransferPolicy
 from .shared.instance_load import waiting_tokens
+from .shared.kv_transfer import ReservedBlocks, has_room, needed_blocks
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,7 @@ class InstanceRunner:
         elif instance.seen_s < now_s:
             instance.seen_s = now_s
             # What ends later than now interrupts; those that share devices then still lag behind.
-            while any([_lags(one, now_s) for one in device_group.instances]):
+            while any(_lags(one, now_s) for one in device_group.instances):
                 self._advance(device_group, now_s)
         if engine.inbox:
             engine.run(now_s, True)
