@@ -19,7 +19,8 @@ from ..core.network import NodeNetwork
 from ..core.phase_capacity import PhaseCapacity
 from ..core.policy import AnyPolicy, parameter
 from ..core.state import RequestState
-from .shared.disaggregated import DECODE, PREFILL, DisaggregatedPolicy, KvNetwork, has_room
+from .shared.disaggregated import DECODE, PREFILL, DisaggregatedPolicy
+from .shared.kv_transfer import KvNetwork, has_room
 
 
 @dataclass(frozen=True)

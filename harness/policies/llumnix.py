@@ -19,8 +19,9 @@ from ..core.cluster_policy import (
 from ..core.instance import Instance
 from ..core.policy import parameter
 from ..core.state import Phase, RequestState
-from .shared.disaggregated import KvTransferPolicy, ReservedBlocks, has_room, needed_blocks
+from .shared.disaggregated import KvTransferPolicy
 from .shared.instance_load import waiting_tokens
+from .shared.kv_transfer import ReservedBlocks, has_room, needed_blocks
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,12 @@ class Llumnix(KvTransferPolicy):
     def route(self, r: RequestState, cluster: ClusterView) -> Instance | RouteOutcome:
         if not cluster.up:
             return HOLD
-        return max(cluster.up, key=lambda s: (freeness(s), -s.index))
+        best, greatest = cluster.up[0], freeness(cluster.up[0])
+        for other in cluster.up[1:]:
+            free = freeness(other)
+            if free > greatest or (free == greatest and other.index < best.index):
+                best, greatest = other, free
+        return best
 
     @property
     def control_interval_s(self) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeVar, cast
 
+from ..core.compiled import mypyc_attr
 from ..core.state import RequestState
 
 
@@ -32,6 +33,7 @@ class LoadedInstance(Protocol):
 T = TypeVar("T")
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class LoadAware:
     """The least loaded by measured compute and memory; past a threshold the shortest queue.
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from ..core.cluster_policy import HOLD, ClusterView, RouteOutcome
 from ..core.instance import Instance, Links
 from ..core.state import RequestState
-from .shared.disaggregated import PREFILL, DisaggregatedPolicy, KvNetwork
+from .shared.disaggregated import PREFILL, DisaggregatedPolicy
 from .shared.instance_load import queued_tokens
+from .shared.kv_transfer import KvNetwork
 
 
 class LayerWise(KvNetwork):

@@ -17,6 +17,19 @@ from .arrivals import INF
 from .instance import DeviceGroup, LazyInstance, device_groups
 
 
+def _lags(instance: LazyInstance, now_s: float) -> bool:
+    """Whether it has anything to do before that time."""
+    if (simulated := instance.simulated) is not None:
+        return simulated.now_s < now_s and simulated.ready_s() < now_s
+    return instance.engine.ready_s() < now_s
+
+
+def _earliest_release_s(instance: LazyInstance) -> float:
+    if (simulated := instance.simulated) is not None:
+        return simulated.earliest_release_s()
+    return instance.engine.earliest_release_s()
+
+
 class InstanceRunner:
     """The clock of all instances; `collect` is called with an instance whose engine has
     releases.
@@ -71,11 +84,10 @@ class InstanceRunner:
         for device_group in self._changed:
             device_group.changed = False
             instances = device_group.instances
-            earliest_release_s = instances[0].engine.earliest_release_s()
-            for instance in instances[1:] if len(instances) > 1 else ():
-                other_s = instance.engine.earliest_release_s()
-                if other_s < earliest_release_s:
-                    earliest_release_s = other_s
+            earliest_release_s = _earliest_release_s(instances[0])
+            if len(instances) > 1:
+                for instance in instances[1:]:
+                    earliest_release_s = min(earliest_release_s, _earliest_release_s(instance))
             if earliest_release_s != device_group.earliest_release_s:
                 device_group.earliest_release_s = earliest_release_s
                 if earliest_release_s < INF:
@@ -94,7 +106,7 @@ class InstanceRunner:
         elif instance.seen_s < now_s:
             instance.seen_s = now_s
             # What ends later than now interrupts; those that share devices then still lag behind.
-            while any([one.engine.ready_s() < now_s for one in device_group.instances]):
+            while any(_lags(one, now_s) for one in device_group.instances):
                 self._advance(device_group, now_s)
         if engine.inbox:
             engine.run(now_s, True)
@@ -111,8 +123,7 @@ class InstanceRunner:
             self.bring(instance)
         elif instance.seen_s < now_s:
             instance.seen_s = now_s
-            engine = instance.engine
-            while engine.now_s < now_s and engine.ready_s() < now_s:
+            while _lags(instance, now_s):
                 self._advance(device_group, now_s)
 
     def run_first(self, until_s: float) -> bool:
@@ -156,8 +167,13 @@ class InstanceRunner:
         """Run until the horizon, or until a request is given back."""
         if len(device_group.instances) == 1:
             instance = device_group.instances[0]
-            instance.engine.run(horizon_s, True)
-            if instance.engine.outbox:
+            if (simulated := instance.simulated) is not None:
+                simulated.run(horizon_s, True)
+                released = bool(simulated.outbox)
+            else:
+                instance.engine.run(horizon_s, True)
+                released = bool(instance.engine.outbox)
+            if released:
                 self._collect(instance)
         else:
             self._take_turns(device_group.instances, horizon_s)

@@ -93,7 +93,7 @@ class SimulatedInstance(Loop):
         self.stages[0].owed_s += pause_s
 
     def ready_s(self) -> float:
-        if not self.idle:
+        if self.decoding or not self.idle:
             return self.now_s
         return max(self.now_s, self.inbox[0].visible_s) if self.inbox else INF
 
@@ -142,7 +142,7 @@ class SimulatedInstance(Loop):
     def earliest_release_s(self) -> float:
         """Lower bound of the next release or report of a request; see `Instance`."""
         now_s, inbox = self.now_s, self.inbox
-        tells = self.prefill_only or self.reports_all_ends or self.reports_empty_queue
+        tells = self.reports_all_ends or self.prefill_only or self.reports_empty_queue
         earliest_s = INF
         if inbox and (tells or self._calls_timeout or self._calls_admit):
             earliest_s = inbox[0].visible_s
@@ -152,16 +152,17 @@ class SimulatedInstance(Loop):
             earliest_s = min(earliest_s, max(now_s, self.next_timeout_s()))
         if self.blocked_till_s > now_s:
             return min(earliest_s, self.blocked_till_s)
-        if tells:
-            if self.prefilling or self.waiting.live or self.swapped or self.stalled:
-                return now_s
-            if self.reports_all_ends and self.decoding:
-                steps = self.next_end_tick() - self.tick
-                if not self._lasts(steps):
-                    return now_s  # preempted requests lengthen steps no more
-                span_s = self._span_of(len(self.decoding), self.kv_sum, steps)
-                ends_s = now_s + span_s * _ROUNDING
-                return ends_s if ends_s < earliest_s else earliest_s
+        if not tells:
+            return earliest_s
+        if self.prefilling or self.waiting.live or self.swapped or self.stalled:
+            return now_s
+        if self.reports_all_ends and self.decoding:
+            steps = self.next_end_tick() - self.tick
+            if not self._lasts(steps):
+                return now_s  # preempted requests lengthen steps no more
+            span_s = self._span_of(len(self.decoding), self.kv_sum, steps)
+            ends_s = now_s + span_s * _ROUNDING
+            return ends_s if ends_s < earliest_s else earliest_s
         return earliest_s
 
     def run(self, horizon_s: float, stop_on_release: bool) -> None:
@@ -186,9 +187,7 @@ class SimulatedInstance(Loop):
                     self.deliver(self.now_s)
             if timeouts and timeouts[0][0] <= self.now_s and not may_start_at_timeout:
                 self.expire_timeouts()
-            if stop_on_release and self.outbox:
-                return
-            if self.now_s >= horizon_s:
+            if self.now_s >= horizon_s or (stop_on_release and self.outbox):
                 return
             if not self.decoding and self.idle:
                 if not inbox or inbox[0].visible_s >= horizon_s:

@@ -33,7 +33,7 @@ from ...core.policy import Policy
 from ...core.predictions import Guess
 from ...core.state import RequestState
 from ...core.view import Predictions
-from ...policies.shared.disaggregated import KvNetwork
+from ...policies.shared.kv_transfer import KvNetwork
 from ..cluster.cluster import Cluster
 from ..cluster.instance import LazyInstance
 from ..loop.instance import Iterating

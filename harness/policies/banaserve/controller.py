@@ -33,16 +33,10 @@ from ...core.records import TimeseriesRow
 from ...core.state import Release, RequestState
 from ..load_aware import LoadAware
 from ..routers import PrefixAware
-from ..shared.disaggregated import (
-    DECODE,
-    PREFILL,
-    DisaggregatedPolicy,
-    KvNetwork,
-    ReservedBlocks,
-    has_room,
-)
+from ..shared.disaggregated import DECODE, PREFILL, DisaggregatedPolicy
 from ..shared.instance_load import decode_load, decode_use, queued_tokens
 from ..shared.kv_store_parameters import SharedStoreLedgers
+from ..shared.kv_transfer import KvNetwork, ReservedBlocks, has_room
 from ..vllm_layerwise import with_store
 from .module_balancing import Balancer, Thresholds
 from .modules import Modules, ShiftModules
@@ -274,11 +268,11 @@ class BanaServe(DisaggregatedPolicy):
         self, r: RequestState, source: Instance, cluster: ClusterView
     ) -> Instance | RouteOutcome:
         known: BanaServeState = cluster.state
-        uses = {
-            instance: decode_load(instance, known.blocks(instance))
+        uses = [
+            (decode_load(instance, known.blocks(instance)), instance.index, instance)
             for instance in cluster.role(DECODE)
-        }
-        for instance in sorted(uses, key=lambda s: (uses[s], s.index)):
+        ]
+        for _, _, instance in sorted(uses):
             if has_room(r.kv_tokens, instance, known):
                 known.held.pop(r, None)
                 return self.handed(r, instance, cluster)

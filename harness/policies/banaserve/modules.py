@@ -13,7 +13,8 @@ from ....predictors.specs import LinkSpec
 from ...core.cluster_policy import ClusterControl
 from ...core.instance import Instance
 from ...core.module_moves import Module, ModuleMove, Offers
-from ..shared.disaggregated import DECODE, KvNetwork
+from ..shared.disaggregated import DECODE
+from ..shared.kv_transfer import KvNetwork
 from .module_costs import (
     SYNC_S,
     MoveCost,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Self
 
 from ....predictors.placement import Placement
@@ -19,68 +19,13 @@ from ...core.cluster_policy import (
 )
 from ...core.instance import Instance, Links
 from ...core.kv_cache_manager import KVCacheManager
-from ...core.network import InstanceNetwork, SwitchNetwork
 from ...core.phase_capacity import PhaseCapacity
 from ...core.policy import AnyPolicy, parameter
-from ...core.state import Phase, Release, RequestState
+from ...core.state import Release, RequestState
+from .kv_transfer import KvNetwork, ReservedBlocks, has_room, needed_blocks
 
 PREFILL, DECODE = "prefill", "decode"
 NETWORK_LATENCY_S = 10e-6  # of an RDMA network
-
-
-class KvNetwork:
-    """KV over a network: every GPU of an instance sends its part over a link of its own."""
-
-    def __init__(self, over: LinkSpec, network: InstanceNetwork | None = None) -> None:
-        """`network` carries the bytes; by default a switch between all instances, with links
-        `over`.
-        """
-        self.network: InstanceNetwork = network or SwitchNetwork(over)
-
-    def ends_s(self, source: Instance, target: Instance, kv_tokens: int, now_s: float) -> float:
-        return self.network.send(
-            source.number, target.number, self.bytes_on_a_link(source, target, kv_tokens), now_s
-        ).end_s
-
-    @staticmethod
-    def bytes_on_a_link(source: Instance, target: Instance, kv_tokens: int) -> int:
-        """What the busiest link carries: the side with fewer GPUs sets it."""
-        gpus = min(source.placement.gpus, target.placement.gpus)
-        return kv_tokens * source.placement.kv_bytes_per_token // gpus
-
-
-@dataclass
-class ReservedBlocks:
-    """Blocks that are set aside at instances for requests that have not entered there yet."""
-
-    at: dict[int, dict[RequestState, int]] = field(default_factory=dict)  # in order
-    total: dict[int, int] = field(default_factory=dict)
-
-    def blocks(self, instance: Instance) -> int:
-        """Reserved blocks of one instance. A reservation ends when its request has entered or has
-        no KV to transfer; that is detected once all earlier reservations have ended, too.
-        """
-        promised = self.at.get(instance.index)
-        while promised:
-            r = next(iter(promised))
-            if not _settled(r, instance):
-                return self.total[instance.index]
-            self.drop(r, instance)
-        return 0
-
-    def promise(self, r: RequestState, instance: Instance, blocks: int) -> None:
-        """Reserve `blocks` blocks for `r`."""
-        self.at.setdefault(instance.index, {})[r] = blocks
-        self.total[instance.index] = self.total.get(instance.index, 0) + blocks
-
-    def drop(self, r: RequestState, instance: Instance) -> None:
-        """Cancel the reservation of `r`."""
-        self.total[instance.index] -= self.at[instance.index].pop(r, 0)
-
-
-def _settled(r: RequestState, instance: Instance) -> bool:
-    entered = r.instance == instance.index and r.phase is not Phase.SWAPPED
-    return entered or r.phase in (Phase.WAITING, Phase.DONE)
 
 
 class KvTransferPolicy(ClusterPolicy):
@@ -205,16 +150,6 @@ class DisaggregatedPolicy(KvTransferPolicy):
         promised.promise(r, instance, needed_blocks(r.kv_tokens, instance))
         cluster.counters.add("handovers", r)
         return instance
-
-
-def needed_blocks(kv_tokens: int, instance: Instance) -> int:
-    """Blocks for so much KV and the next token."""
-    return instance.kv_manager.blocks(kv_tokens + 1)
-
-
-def has_room(kv_tokens: int, instance: Instance, promised: ReservedBlocks) -> bool:
-    """Whether a request with `blocks` blocks of KV could enter if no other came."""
-    return needed_blocks(kv_tokens, instance) + promised.blocks(instance) <= instance.free_blocks
 
 
 def link_between(placement: Placement, network_gb_per_s: float) -> LinkSpec:

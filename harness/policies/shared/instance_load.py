@@ -7,20 +7,23 @@ import math
 from collections.abc import Iterable
 
 from ...core.instance import Instance
-from ...core.state import Phase, RequestState
+from ...core.state import WAITING, RequestState
 
 
 def waiting_tokens(instance: Instance, enough: float = math.inf) -> int:
     """Prompt tokens of all requests that wait there or are in transit; counting ends at
     `enough`.
     """
+    snapshot, waiting = instance.snapshot, instance.inbox
+    if not snapshot.n_waiting:
+        return _prompt_tokens(waiting, enough) if waiting else 0
+    return _prompt_tokens(itertools.chain(snapshot.waiting(), waiting), enough)
+
+
+def _prompt_tokens(requests: Iterable[RequestState], enough: float) -> int:
     tokens = 0
-    snapshot = instance.snapshot
-    waiting: Iterable[RequestState] = instance.inbox
-    if snapshot.n_waiting:
-        waiting = itertools.chain(snapshot.waiting(), waiting)
-    for r in waiting:
-        if r.phase is Phase.WAITING:
+    for r in requests:
+        if r.phase is WAITING:
             tokens += r.target_tokens
             if tokens >= enough:
                 break
@@ -39,9 +42,8 @@ def decode_use(instance: Instance) -> float:
     n = instance.snapshot.n_decoding
     if not n:
         return 0.0
-    return (
-        n * instance.sizes.s_per_token / instance.step_time.step_s(n, instance.decode_kv_tokens, ())
-    )
+    step_s = instance.step_time.step_s(n, instance.decode_kv_tokens, ())
+    return n * instance.sizes.s_per_token / step_s
 
 
 def decode_load(instance: Instance, promised_blocks: int) -> float:
@@ -58,8 +60,8 @@ def decode_load(instance: Instance, promised_blocks: int) -> float:
 
 def memory_bytes(instance: Instance) -> float:
     """Weights and KV in use on each GPU of the instance (Eq. 4-19 and 4-21)."""
-    used = instance.kv_manager.total - instance.free_blocks
-    return instance.sizes.weight_bytes + used * instance.sizes.block_bytes
+    sizes, used = instance.sizes, instance.kv_manager.total - instance.free_blocks
+    return sizes.weight_bytes + used * sizes.block_bytes
 
 
 def memory_use(instance: Instance) -> float:

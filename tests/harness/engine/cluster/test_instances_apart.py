@@ -28,7 +28,7 @@ from slo_bench.harness.policies.distserve import DistServe
 from slo_bench.harness.policies.llumnix import Llumnix
 from slo_bench.harness.policies.memserve import MemServe
 from slo_bench.harness.policies.mooncake import Mooncake
-from slo_bench.harness.policies.shared.disaggregated import KvNetwork
+from slo_bench.harness.policies.shared.kv_transfer import KvNetwork
 from slo_bench.harness.policies.splitwise import Splitwise
 from slo_bench.harness.policies.systems import System
 from slo_bench.harness.policies.vllm import Vllm

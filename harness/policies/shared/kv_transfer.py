@@ -1,0 +1,88 @@
+"""KV that moves between instances: what carries it, and the blocks that wait for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ....predictors.specs import LinkSpec
+from ...core.compiled import mypyc_attr
+from ...core.instance import Instance
+from ...core.network import InstanceNetwork, SwitchNetwork
+from ...core.state import Phase, RequestState
+
+_SWAPPED, _WAITING, _DONE = Phase.SWAPPED, Phase.WAITING, Phase.DONE
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class KvNetwork:
+    """KV over a network: every GPU of an instance sends its part over a link of its own."""
+
+    def __init__(self, over: LinkSpec, network: InstanceNetwork | None = None) -> None:
+        """`network` carries the bytes; by default a switch between all instances, with links
+        `over`.
+        """
+        self.network: InstanceNetwork = network or SwitchNetwork(over)
+
+    def ends_s(self, source: Instance, target: Instance, kv_tokens: int, now_s: float) -> float:
+        return self.network.send(
+            source.number, target.number, self.bytes_on_a_link(source, target, kv_tokens), now_s
+        ).end_s
+
+    @staticmethod
+    def bytes_on_a_link(source: Instance, target: Instance, kv_tokens: int) -> int:
+        """What the busiest link carries: the side with fewer GPUs sets it."""
+        there, here = source.placement, target.placement
+        gpus = there.gpus if there is here else min(there.gpus, here.gpus)
+        return kv_tokens * there.kv_bytes_per_token // gpus
+
+
+@mypyc_attr(native_class=False)
+@dataclass
+class ReservedBlocks:
+    """Blocks that are set aside at instances for requests that have not entered there yet."""
+
+    at: dict[int, dict[RequestState, int]] = field(default_factory=dict)  # in order
+    total: dict[int, int] = field(default_factory=dict)
+
+    def blocks(self, instance: Instance) -> int:
+        """Reserved blocks of one instance. A reservation ends when its request has entered or has
+        no KV to transfer; that is detected once all earlier reservations have ended, too.
+        """
+        index = instance.index
+        promised = self.at.get(index)
+        while promised:
+            r = next(iter(promised))
+            if not _settled(r, index):
+                return self.total[index]
+            self.total[index] -= promised.pop(r)
+        return 0
+
+    def promise(self, r: RequestState, instance: Instance, blocks: int) -> None:
+        """Reserve `blocks` blocks for `r`."""
+        index = instance.index
+        promised = self.at.get(index)
+        if promised is None:
+            promised, self.total[index] = self.at.setdefault(index, {}), 0
+        promised[r] = blocks
+        self.total[index] += blocks
+
+    def drop(self, r: RequestState, instance: Instance) -> None:
+        """Cancel the reservation of `r`."""
+        self.total[instance.index] -= self.at[instance.index].pop(r, 0)
+
+
+def _settled(r: RequestState, index: int) -> bool:
+    phase = r.phase
+    if phase is _SWAPPED:
+        return False
+    return r.instance == index or phase is _WAITING or phase is _DONE
+
+
+def needed_blocks(kv_tokens: int, instance: Instance) -> int:
+    """Blocks for so much KV and the next token."""
+    return instance.kv_manager.blocks(kv_tokens + 1)
+
+
+def has_room(kv_tokens: int, instance: Instance, promised: ReservedBlocks) -> bool:
+    """Whether a request with `blocks` blocks of KV could enter if no other came."""
+    return needed_blocks(kv_tokens, instance) + promised.blocks(instance) <= instance.free_blocks
