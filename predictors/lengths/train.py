@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ...workloads.errors import FileFormatError, SloBenchError
 from ...workloads.labelled_prompts import LabelledPrompt, split_by_prompt
+from ...workloads.whole_file import write_whole
 from .config import CONFIG, DEFAULT_BASE, HEADS, NetworkShape, PredictorConfig
 from .distribution import (
     DEFAULT_EDGES,
@@ -43,7 +44,7 @@ from .network import (
     waiting_loss,
 )
 from .predictor import TrainedPredictor, raw_outputs
-from .samples import CALIBRATION, TEST, TRAIN, VALIDATION, Parts, pack, prompts_of
+from .samples import CALIBRATION, TEST, TRAIN, VALIDATION, Parts, pack, prompts_of, tokens_of
 from .tfidf import Encoded, TfIdfClassifier
 
 CHECKPOINT = "checkpoint.safetensors"
@@ -184,7 +185,7 @@ def train(
     )
     del loaded
     save_weights(weights, words, out / config.weights_file)
-    write_whole(out / config.samples_file, packed)
+    write_whole(out / config.samples_file, [packed])
     config = calibrated(config, out, parts[CALIBRATION], base=base, device=device)
     config.save(out)
     checkpoint.unlink()
@@ -197,22 +198,19 @@ def calibrated(
     """With the share of words, offset, worth of neighbours and confusion that suit these rows."""
     predictor = TrainedPredictor.load(folder, base=base, device=device, config=config)
     network, words = predictor.parts(prompts_of(rows))
-    tokens = np.array([row.output_tokens for row in rows])
+    tokens = tokens_of(rows)
     words_share = share_of(words, network, tokens)
     lengths = network.blended(words, words_share)
     shares = recalibration(lengths, tokens)
     lengths = lengths.recalibrated(shares)
-    edges = config.shape.edges
-    confusion = np.zeros((len(edges), len(edges)), dtype=int)
     neighbours = neighbours_worth(lengths, tokens)
-    np.add.at(confusion, (buckets_in(edges, tokens), lengths.buckets(neighbours)), 1)
     return replace(
         config,
         conformal_offset=conformal_offset(lengths, tokens),
         words_share=words_share,
         neighbours=neighbours,
         recalibration=shares,
-        confusion=tuple(tuple(row) for row in confusion.tolist()),
+        confusion=tuple(map(tuple, lengths.confusion(tokens, neighbours).tolist())),
     )
 
 
@@ -220,8 +218,8 @@ def tfidf_from(
     encoded: Encoded, rows: Sequence[LabelledPrompt], shape: NetworkShape
 ) -> TfIdfClassifier:
     """The linear model of answered prompts."""
-    tokens = np.array([row.output_tokens for row in rows])
-    return TfIdfClassifier.fit(encoded, buckets_in(shape.edges, tokens), len(shape.edges))
+    true = buckets_in(shape.edges, tokens_of(rows))
+    return TfIdfClassifier.fit(encoded, true, len(shape.edges))
 
 
 def save_weights(weights: Mapping[str, Tensor], words: TfIdfClassifier, path: Path) -> None:
@@ -230,14 +228,7 @@ def save_weights(weights: Mapping[str, Tensor], words: TfIdfClassifier, path: Pa
 
     linear = {name: torch.from_numpy(value) for name, value in words.tensors().items()}
     tensors = {name: weight.contiguous() for name, weight in weights.items()} | linear
-    write_whole(path, save(tensors))
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file, whole or not at all."""
-    partial = path.with_name(f".{path.name}.part")
-    partial.write_bytes(content)
-    partial.replace(path)
+    write_whole(path, [save(tensors)])
 
 
 def _check_folder(out: Path, resume: bool) -> None:
@@ -270,7 +261,7 @@ def _parts(rows: Sequence[LabelledPrompt], settings: TrainSettings) -> Parts:
             f"be left to learn from, {len(parts[VALIDATION])} to stop early and "
             f"{len(parts[CALIBRATION])} to calibrate; give some hundreds"
         )
-    tokens = np.array([row.output_tokens for row in parts[TRAIN]])
+    tokens = tokens_of(parts[TRAIN])
     found = np.unique(buckets_in(settings.edges, tokens))
     if len(found) < 2:
         begin = settings.edges[int(found[0])]
@@ -279,6 +270,11 @@ def _parts(rows: Sequence[LabelledPrompt], settings: TrainSettings) -> Parts:
             "there is nothing to tell apart; give other data, or finer --buckets"
         )
     return parts
+
+
+def tokens_tensor(rows: Sequence[LabelledPrompt]) -> Tensor:
+    """Lengths of the answers of these rows, as losses take them."""
+    return torch.tensor([float(row.output_tokens) for row in rows])
 
 
 class _Training:
@@ -304,10 +300,10 @@ class _Training:
         by_text = np.argsort(self.encoded.place, kind="stable")
         ends = np.cumsum(np.bincount(self.encoded.place))
         self._rows_of = np.split(by_text, ends[:-1])
-        self._tokens = torch.tensor([float(row.output_tokens) for row in rows])
+        self._tokens = tokens_tensor(rows)
         held = parts[VALIDATION]
         self._held = encode(loaded.tokenizer, shape, prompts_of(held))
-        self._held_tokens = torch.tensor([float(row.output_tokens) for row in held])
+        self._held_tokens = tokens_tensor(held)
         self._per_epoch = -(-len(self._rows_of) // settings.batch)
         self._total = self._per_epoch * settings.epochs
         self._optimizer = optimizer_of(self._network, settings.learning_rate)
@@ -400,7 +396,7 @@ class _Training:
             "epochs": [asdict(epoch) for epoch in self.epochs],
             "same": same,
         }
-        write_whole(path, save(tensors, metadata={"state": json.dumps(state)}))
+        write_whole(path, [save(tensors, metadata={"state": json.dumps(state)})])
 
     def restore(self, path: Path, same: str) -> None:
         """The state that `keep` kept.

@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -341,16 +341,12 @@ def _otel(path: Path) -> RecordedTasks:
 
 def _from_zero(agent: _Agent, zero_s: float) -> _Agent:
     """The same on the task's clock."""
-    items: list[_Call | _Agent] = []
-    for one in agent.items:
-        if isinstance(one, _Agent):
-            items.append(_from_zero(one, zero_s))
-        else:
-            items.append(
-                _Call(
-                    one.start_s - zero_s, one.end_s - zero_s, one.prompt_tokens, one.output_tokens
-                )
-            )
+    items = [
+        _from_zero(one, zero_s)
+        if isinstance(one, _Agent)
+        else replace(one, start_s=one.start_s - zero_s, end_s=one.end_s - zero_s)
+        for one in agent.items
+    ]
     return _Agent(agent.start_s - zero_s, items)
 
 
