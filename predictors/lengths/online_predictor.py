@@ -6,8 +6,9 @@ process of its own trains on the queue (`TrainerProcess`), and an accepted updat
 predictor in use.
 
 The trainer, this module run as a program, answers a line of JSON for each that it is given: first
-`{"folder": …, "base": …}`, then `{"new": [answer, …], "lately": [answer, …]}`. What is accepted lies
-in the folder as its next generation before the answer is written. It ends with its standard input.
+`{"folder": …, "base": …}`, then `{"new": [answer, …], "lately": [answer, …]}`. What is accepted
+lies in the folder as its next generation before the answer is written. It ends with its standard
+input.
 """
 
 from __future__ import annotations

@@ -216,13 +216,13 @@ def _weka(path: Path) -> RecordedTasks:
     tasks: list[Task] = []
     sizes: set[int] = set()
     for place, task in enumerate(_objects(path)):
-        where = f"object {place + 1}"
+        where = _Place(path, f"object {place + 1}")
         size, scope = task.get("block_size"), task.get("hash_id_scope", "local")
         if not isinstance(size, int) or not 1 <= size <= 1 << 16:
-            raise FileFormatError(path, None, f"{where}: block_size must be a number of tokens")
+            raise where.fail("block_size must be a number of tokens")
         sizes.add(size)
         graph = _Graph(path, size)
-        graph.add(_weka_agent(path, where, task, 0.0, scope == "global"), (), AGENT)
+        graph.add(_weka_agent(where, task, 0.0, scope == "global"), (), AGENT)
         tasks.append(graph.steps)
     if len(sizes) > 1:
         raise FileFormatError(path, None, f"tasks have several block sizes: {sorted(sizes)}")
@@ -230,34 +230,41 @@ def _weka(path: Path) -> RecordedTasks:
     return RecordedTasks([one for one in tasks if one], sizes.pop() if sizes else 1, notes)
 
 
-def _weka_agent(
-    path: Path, where: str, table: Mapping[str, Any], offset_s: float, shared: bool
-) -> _Agent:
+@dataclass(frozen=True)
+class _Place:
+    """Where in a file something stands."""
+
+    path: Path
+    where: str
+
+    def fail(self, problem: str) -> FileFormatError:
+        return FileFormatError(self.path, None, f"{self.where}: {problem}")
+
+
+def _weka_agent(where: _Place, table: Mapping[str, Any], offset_s: float, shared: bool) -> _Agent:
     rows = table.get("requests")
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise FileFormatError(path, None, f"{where}: requests must be a list of objects")
+        raise where.fail("requests must be a list of objects")
     found = _Agent(offset_s)
     for place, row in enumerate(rows):
-        here = f"{where}, request {place}"
-        start_s = offset_s + _seconds(path, here, row, "t", None)
+        here = replace(where, where=f"{where.where}, request {place}")
+        start_s = offset_s + _seconds(here, row, "t", None)
         if row.get("type") == "subagent":
             inner = row.get("requests") or [{}]
-            first = _seconds(path, here, inner[0], "t", start_s) if inner[0] else start_s
+            first = _seconds(here, inner[0], "t", start_s) if inner[0] else start_s
             # Raw traces count from the sub-agent's start, published ones from the task's.
             relative = first < start_s - offset_s
-            found.items.append(_weka_agent(path, here, row, start_s if relative else 0.0, shared))
+            found.items.append(_weka_agent(here, row, start_s if relative else 0.0, shared))
             found.items[-1].start_s = start_s
             continue
-        prompt, output = (_tokens(path, here, row, name) for name in ("in", "out"))
+        prompt, output = (_tokens(here, row, name) for name in ("in", "out"))
         if prompt and output:
-            end_s = start_s + _seconds(path, here, row, "api_time", 0.0)
-            found.items.append(
-                _Call(start_s, end_s, prompt, output, _hashes(path, here, row, shared))
-            )
+            end_s = start_s + _seconds(here, row, "api_time", 0.0)
+            found.items.append(_Call(start_s, end_s, prompt, output, _hashes(here, row, shared)))
     return found
 
 
-def _hashes(path: Path, where: str, row: Mapping[str, Any], shared: bool) -> list[int] | None:
+def _hashes(where: _Place, row: Mapping[str, Any], shared: bool) -> list[int] | None:
     """Blocks alike in one task, or in all (below 0)."""
     found = row.get("hash_ids")
     if found is None:
@@ -265,28 +272,22 @@ def _hashes(path: Path, where: str, row: Mapping[str, Any], shared: bool) -> lis
     if not isinstance(found, list) or not all(
         type(one) is int and 0 <= one < 1 << TASK_BITS for one in found
     ):
-        raise FileFormatError(path, None, f"{where}: hash_ids must be a list of whole numbers")
+        raise where.fail("hash_ids must be a list of whole numbers")
     return [~one for one in found] if shared else found
 
 
-def _seconds(
-    path: Path, where: str, row: Mapping[str, Any], name: str, default: float | None
-) -> float:
+def _seconds(where: _Place, row: Mapping[str, Any], name: str, default: float | None) -> float:
     value = row.get(name, default)
     found = number(value)
     if not 0 <= found < math.inf:
-        raise FileFormatError(
-            path, None, f"{where}: {name} must be seconds from 0 on, not {value!r:.40}"
-        )
+        raise where.fail(f"{name} must be seconds from 0 on, not {value!r:.40}")
     return found
 
 
-def _tokens(path: Path, where: str, row: Mapping[str, Any], name: str) -> int:
+def _tokens(where: _Place, row: Mapping[str, Any], name: str) -> int:
     value = row.get(name)
     if type(value) is not int or not 0 <= value <= MOST_TOKENS:
-        raise FileFormatError(
-            path, None, f"{where}: {name} must be a number of tokens, not {value!r:.40}"
-        )
+        raise where.fail(f"{name} must be a number of tokens, not {value!r:.40}")
     return value
 
 

@@ -129,6 +129,13 @@ def _full_blocks(table: FileTable, prompt_tokens: list[int], size: int) -> list[
 
 
 AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+# Columns of whole numbers in the plain CSV: the lowest, and what stands for an empty cell.
+_WHOLE = {
+    "max_output_tokens": (0, 0),
+    "priority": (-(2**31), 0),
+    "num_inputs": (1, 1),
+    **dict.fromkeys(("session", "follows"), (-1, -1)),
+}
 BURSTGPT = ("Timestamp", "Model", "Request tokens", "Response tokens")
 
 
@@ -193,15 +200,9 @@ def read_plain_csv(path: Path) -> WorkloadTrace:
     }
     if "request_type" in table:
         columns["request_type"] = _kinds(table)
-    for name, empty in (("max_output_tokens", 0), ("priority", 0)):
+    for name, (low, empty) in _WHOLE.items():
         if name in table:
-            low = -(2**31) if name == "priority" else 0
             columns[name] = table.ints(name, low=low, empty=empty)
-    if "num_inputs" in table:
-        columns["num_inputs"] = table.ints("num_inputs", low=1, empty=1)
-    for name in ("session", "follows"):
-        if name in table:
-            columns[name] = table.ints(name, low=-1, empty=-1)
     floats = {
         name: table.floats(name, empty=np.inf) for name in SLO_COLUMNS.values() if name in table
     }
