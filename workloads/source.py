@@ -260,25 +260,16 @@ def inline_source(call: Call, arrivals: ArrivalProcess, models: Models | None) -
     Raises:
         SloBenchError: a value is missing or cannot be read.
     """
-    lengths = {"LengthDistribution": lambda text, what: parse_lengths(text)}
+    convert = {"LengthDistribution": lambda text, what: parse_lengths(text)}
+    made: _Synthetic | _Embed
     if call.name == "synthetic":
-        made = build(_Synthetic, call, lengths)
-        return _source(call, pair(made.prompt, made.output), arrivals, models, made.priority)
-    asked = build(_Embed, call, lengths)
-    tokens = pair(asked.tokens, Fixed(1))
-    return _source(call, tokens, arrivals, models, asked.priority, asked.texts)
-
-
-def _source(
-    call: Call,
-    lengths: PairLengths,
-    arrivals: ArrivalProcess,
-    models: Models | None,
-    priority: int,
-    texts: LengthDistribution | None = None,
-) -> DrawnSource:
-    if abs(priority) >= 2**31:
-        raise SloBenchError(f"priority must be below 2^31 but is {priority} in {call.text!r}")
+        made = build(_Synthetic, call, convert)
+        lengths, texts = pair(made.prompt, made.output), None
+    else:
+        made = build(_Embed, call, convert)
+        lengths, texts = pair(made.tokens, Fixed(1)), made.texts
+    if abs(made.priority) >= 2**31:
+        raise SloBenchError(f"priority must be below 2^31 but is {made.priority} in {call.text!r}")
     return DrawnSource(
         name=call.text,
         lengths=lengths,
@@ -286,7 +277,7 @@ def _source(
         origin=f"synthetic: {call.text}",
         models=models,
         texts=texts,
-        priority=priority,
+        priority=made.priority,
     )
 
 

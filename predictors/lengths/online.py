@@ -38,16 +38,7 @@ from .samples import (
     tokens_of,
     without_answer,
 )
-from .train import (
-    calibrated,
-    learn,
-    optimizer_of,
-    save_weights,
-    schedule,
-    set_rate,
-    tfidf_from,
-    tokens_tensor,
-)
+from .train import Learner, calibrated, save_weights, tfidf_from, tokens_tensor
 
 QUEUE = "queue.jsonl"
 FEWEST = 30  # new answers that are worth an update
@@ -298,25 +289,17 @@ class OnlinePredictor:
         shape = self.config.shape
         old = self.samples[TRAIN]
         trained = self.config.training["settings"]
-        rate = _GENTLY * float(trained["learning_rate"])
-        optimizer = optimizer_of(self._network, rate)
+        rate, waiting = _GENTLY * float(trained["learning_rate"]), trained.get("waiting_weight")
+        learner = Learner(self._network, rate, float(waiting or 0.0), bf16=self._bf16)
         steps = -(-epochs * len(new) // _BATCH)
         order = np.concatenate([self._rng.permutation(len(new)) for _ in range(epochs)])
         for step in range(steps):
-            set_rate(optimizer, rate * schedule(step / steps))
             torch.manual_seed(int(self._rng.integers(2**31)))
             chosen = [new[at] for at in order[step * _BATCH : (step + 1) * _BATCH]]
             again = self._rng.choice(len(old), size=min(len(chosen), len(old)), replace=False)
             rows = chosen + [old[at] for at in again]
-            learn(
-                self._network,
-                optimizer,
-                encode(self._tokenizer, shape, prompts_of(rows)),
-                np.arange(len(rows)),
-                tokens_tensor(rows),
-                waiting_weight=float(trained.get("waiting_weight", 0.0)),
-                bf16=self._bf16,
-            )
+            encoded = encode(self._tokenizer, shape, prompts_of(rows))
+            learner.learn(encoded, np.arange(len(rows)), tokens_tensor(rows), step / steps)
             progress(step + 1, steps)
 
 

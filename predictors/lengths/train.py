@@ -34,7 +34,6 @@ from .distribution import (
 )
 from .network import (
     UNKNOWN_MODEL,
-    Head,
     LengthNetwork,
     LoadedBase,
     bf16_runs,
@@ -306,7 +305,9 @@ class _Training:
         self._held_tokens = tokens_tensor(held)
         self._per_epoch = -(-len(self._rows_of) // settings.batch)
         self._total = self._per_epoch * settings.epochs
-        self._optimizer = optimizer_of(self._network, settings.learning_rate)
+        self._learner = Learner(
+            self._network, settings.learning_rate, settings.waiting_weight, bf16=self._bf16
+        )
         self.step = 0
         self.epochs: list[Epoch] = []
         self.best: dict[str, Tensor] = self._copy()
@@ -320,22 +321,13 @@ class _Training:
             epoch, place = divmod(self.step, self._per_epoch)
             if place == 0 or not order:
                 order = self._order(epoch)
-            rate = schedule(self.step / self._total)
-            set_rate(self._optimizer, self._settings.learning_rate * rate)
             rng = np.random.default_rng((self._settings.seed, 1, self.step))
             torch.manual_seed(int(rng.integers(2**31)))
             nameless = rng.random() < _NAMELESS
             encoded = self._nameless if nameless else self.encoded
             rows = order[place]
-            loss = learn(
-                self._network,
-                self._optimizer,
-                encoded,
-                rows,
-                self._tokens[torch.from_numpy(rows)],
-                bf16=self._bf16,
-                waiting_weight=self._settings.waiting_weight,
-            )
+            tokens = self._tokens[torch.from_numpy(rows)]
+            loss = self._learner.learn(encoded, rows, tokens, self.step / self._total)
             self._loss_sum += loss
             self.step += 1
             ended = self.step % self._per_epoch == 0
@@ -347,8 +339,7 @@ class _Training:
 
     def _end_epoch(self) -> Epoch:
         raw = raw_outputs(self._network, self._held, autocast=self._bf16)
-        weight = self._settings.waiting_weight
-        loss = float(loss_of(self._network.head, raw, self._held_tokens, weight))
+        loss = float(self._learner.loss(raw, self._held_tokens))
         best = all(loss < epoch.validation_loss for epoch in self.epochs)
         epoch = Epoch(len(self.epochs) + 1, self._loss_sum / self._per_epoch, loss, best)
         self.epochs.append(epoch)
@@ -386,7 +377,7 @@ class _Training:
         tensors = {f"now/{name}": weight for name, weight in self._copy().items()}
         tensors |= {f"best/{name}": weight for name, weight in self.best.items()}
         for name, weight in self._weights.items():
-            moments = self._optimizer.state.get(weight, {})
+            moments = self._learner.optimizer.state.get(weight, {})
             for moment in ("exp_avg", "exp_avg_sq"):
                 if moment in moments:
                     tensors[f"{moment}/{name}"] = moments[moment].detach().cpu().contiguous()
@@ -425,68 +416,61 @@ class _Training:
                 weight.copy_(tensors[f"now/{name}"])
                 self.best[name] = tensors[f"best/{name}"]
                 if f"exp_avg/{name}" in tensors:
-                    self._optimizer.state[weight] = {
+                    self._learner.optimizer.state[weight] = {
                         "step": torch.tensor(float(self.step)),
                         "exp_avg": tensors[f"exp_avg/{name}"].to(weight.device),
                         "exp_avg_sq": tensors[f"exp_avg_sq/{name}"].to(weight.device),
                     }
 
 
-def optimizer_of(network: LengthNetwork, learning_rate: float) -> torch.optim.Optimizer:
-    """AdamW; only the head decays, and it learns faster."""
-    weights = network.trained()
-    lora = [w for name, w in weights.items() if "lora_" in name]
-    top = [w for name, w in weights.items() if "lora_" not in name]
-    groups = [
-        {"params": lora, "weight_decay": 0.0, "times": 1.0},
-        {"params": top, "weight_decay": 0.01, "times": _TOP_RATE},
-    ]
-    optimizer = torch.optim.AdamW(groups)
-    set_rate(optimizer, learning_rate)
-    return optimizer
+class Learner:
+    """Trains a network by AdamW; only the head decays, and it learns faster.
 
+    `waiting_weight` is that of `waiting_loss`, beside the head's loss.
+    """
 
-def set_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
-    """From the next step on; the head's is a multiple of it."""
-    for group in optimizer.param_groups:
-        group["lr"] = learning_rate * group["times"]
+    def __init__(
+        self, network: LengthNetwork, learning_rate: float, waiting_weight: float, *, bf16: bool
+    ) -> None:
+        self._network, self._bf16 = network, bf16
+        self._rate, self._waiting_weight = learning_rate, waiting_weight
+        weights = network.trained()
+        lora = [w for name, w in weights.items() if "lora_" in name]
+        top = [w for name, w in weights.items() if "lora_" not in name]
+        groups = [
+            {"params": lora, "weight_decay": 0.0, "times": 1.0},
+            {"params": top, "weight_decay": 0.01, "times": _TOP_RATE},
+        ]
+        self.optimizer = torch.optim.AdamW(groups)
 
+    def learn(self, encoded: Encoded, rows: np.ndarray, tokens: Tensor, done: float) -> float:
+        """One step on one batch, after a share `done` of them; returns its loss before the step."""
+        network = self._network
+        for group in self.optimizer.param_groups:
+            group["lr"] = self._rate * schedule(done) * group["times"]
+        if not network.training:
+            network.train()
+        device = str(next(network.top.parameters()).device)
+        self.optimizer.zero_grad(set_to_none=True)
+        whole = 0.0
+        for at in _pieces(encoded, rows):
+            with torch.autocast(device.partition(":")[0], torch.bfloat16, enabled=self._bf16):
+                raw = network(*encoded.batch(rows[at], device, pad_to=_PAD_TO))
+            true = tokens[torch.from_numpy(at)].to(device)
+            loss = self.loss(raw.float(), true) * (len(raw) / len(rows))
+            loss.backward()
+            whole += float(loss.detach())
+        torch.nn.utils.clip_grad_norm_(network.trained().values(), 1.0)
+        self.optimizer.step()
+        return whole
 
-def learn(
-    network: LengthNetwork,
-    optimizer: torch.optim.Optimizer,
-    encoded: Encoded,
-    rows: np.ndarray,
-    tokens: Tensor,
-    *,
-    bf16: bool,
-    waiting_weight: float = 0.0,
-) -> float:
-    """One step on one batch; returns its loss before the step."""
-    if not network.training:
-        network.train()
-    device = str(next(network.top.parameters()).device)
-    optimizer.zero_grad(set_to_none=True)
-    whole = 0.0
-    for at in _pieces(encoded, rows):
-        with torch.autocast(device.partition(":")[0], torch.bfloat16, enabled=bf16):
-            raw = network(*encoded.batch(rows[at], device, pad_to=_PAD_TO))
-        loss = loss_of(
-            network.head, raw.float(), tokens[torch.from_numpy(at)].to(device), waiting_weight
-        ) * (len(raw) / len(rows))
-        loss.backward()
-        whole += float(loss.detach())
-    torch.nn.utils.clip_grad_norm_(network.trained().values(), 1.0)
-    optimizer.step()
-    return whole
-
-
-def loss_of(head: Head, raw: Tensor, tokens: Tensor, waiting_weight: float) -> Tensor:
-    """The head's loss, and that of the order of lengths with its weight."""
-    loss = head.loss(raw, tokens)
-    if waiting_weight:
-        loss = loss + waiting_weight * waiting_loss(head.mean_log(raw), tokens)
-    return loss
+    def loss(self, raw: Tensor, tokens: Tensor) -> Tensor:
+        """The head's loss, and that of the order of lengths with its weight."""
+        head = self._network.head
+        loss = head.loss(raw, tokens)
+        if self._waiting_weight:
+            loss = loss + self._waiting_weight * waiting_loss(head.mean_log(raw), tokens)
+        return loss
 
 
 def _pieces(encoded: Encoded, rows: np.ndarray) -> list[np.ndarray]:
