@@ -30,7 +30,7 @@ from ..lengths import MOST_TOKENS
 from ..parsing import number, parse_json
 from ..prefixes import BLOCK_SIZE
 from ..sessions import AGENT, SUBAGENT, TASK_BITS, Step, Task
-from .table import FileTable, WorkloadTrace, in_order, lines
+from .table import FileTable, Kept, WorkloadTrace, in_order, lines
 
 _CALLS = ("chat", "text_completion", "generate_content")
 _AGENTS = ("invoke_agent", "invoke_workflow")
@@ -84,18 +84,14 @@ class RecordedTasks:
     def trace(self, path: Path) -> WorkloadTrace:
         """The single requests as a trace, at their times."""
         steps = [task[0] for task in self.tasks]
-        prompt, output = (
-            np.array([getattr(step, name) for step in steps], dtype=np.int64)
+        values = {
+            name: np.array([getattr(step, name) for step in steps], dtype=np.int64)
             for name in ("prompt_tokens", "output_tokens")
-        )
-        return in_order(
-            FileTable(path, {}, [0] * len(steps)),
-            "otel",
-            np.array(self.starts_s),
-            np.arange(len(steps)),
-            {"prompt_tokens": prompt, "output_tokens": output},
-            notes=("no trace has several requests: they arrive when they did",),
-        )
+        }
+        note = "no trace has several requests: they arrive when they did"
+        kept = Kept(np.arange(len(steps)), (note,))
+        table = FileTable(path, {}, [0] * len(steps))
+        return in_order(table, "otel", np.array(self.starts_s), values, kept)
 
 
 class _Graph:
