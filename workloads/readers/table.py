@@ -211,9 +211,7 @@ def read_csv(path: Path) -> FileTable:
     return FileTable(path, {name: list(c) for name, c in zip(header, cells, strict=True)}, line)
 
 
-def read_jsonl(
-    path: Path, required: Sequence[str], optional: Sequence[str] = (), only: int | None = None
-) -> FileTable:
+def read_jsonl(path: Path, required: Sequence[str], optional: Sequence[str] = ()) -> FileTable:
     """The named keys of a file with a JSON object a line; a missing optional one is None.
 
     Raises:
@@ -232,8 +230,6 @@ def read_jsonl(
         for key in optional:
             columns[key].append(row.get(key))
         numbers.append(number)
-        if only is not None and len(numbers) == only:
-            break
     if not numbers:
         raise FileFormatError(path, None, "the trace is empty; it needs a JSON object at least")
     return FileTable(path, columns, numbers)
