@@ -24,7 +24,7 @@ from ..workloads.file_cache import file_cache
 from ..workloads.length_buckets import BUCKET_EDGES, bucket_middle_tokens
 from ..workloads.workload import Workload
 from .lengths.config import PredictorConfig, find_base
-from .lengths.distribution import error_shares
+from .lengths.distribution import buckets_in, error_shares
 
 if TYPE_CHECKING:
     from .lengths.baselines import Baseline
@@ -34,14 +34,12 @@ if TYPE_CHECKING:
     from .lengths.samples import Prompt
 
 
-_EDGES = np.array(BUCKET_EDGES)
 _MIDDLES = np.array([bucket_middle_tokens(bucket) for bucket in range(len(BUCKET_EDGES))])
 
 
 def buckets_of(tokens: Ints) -> Ints:
     """The index of the bucket that holds each length."""
-    found: Ints = np.searchsorted(_EDGES, tokens, side="right") - 1
-    return found
+    return buckets_in(BUCKET_EDGES, tokens)
 
 
 def _drawn_from(shares: Floats, rows: Ints, rng: np.random.Generator) -> Ints:
@@ -186,7 +184,7 @@ class LearnedLength:
         counts = np.array(config.confusion, dtype=float)
         # A bucket that the calibration part lacks is predicted without error.
         counts[np.diag_indices(len(counts))] += counts.sum(axis=1) == 0
-        true = np.searchsorted(edges[:-1], tokens, side="right") - 1
+        true = buckets_in(config.shape.edges, tokens)
         said = _drawn_from(counts / counts.sum(axis=1, keepdims=True), true, rng)
         middles: Ints = np.maximum(1, (edges[said] + edges[said + 1]) // 2).astype(np.int64)
         return middles

@@ -16,6 +16,9 @@ ACTIVATION_BYTES = 2
 LOGITS_BYTES = 4
 LEAST_KV_TOKENS = 2048
 TP_DEGREES = (1, 2, 4, 8)
+_FROM_ONE = ("tp", "pp", "ep", "dp", "block_size", "batched_tokens", "sampled_sequences")
+_FROM_ZERO = ("host_memory_bytes", "beside_bytes", "fixed_num_cpu_blocks")
+_LEAST = dict.fromkeys((*_FROM_ONE, "fixed_num_gpu_blocks"), 1) | dict.fromkeys(_FROM_ZERO, 0)
 
 
 @dataclass(frozen=True)
@@ -73,26 +76,14 @@ class Placement:
         object.__setattr__(self, "weight_dtype", self.model.dtype_of(self.weight_dtype))
         weight_dtype(self.weight_dtype)
         kv_dtype(self.kv_dtype)
-        for name in ("tp", "pp", "ep", "dp", "block_size", "batched_tokens", "sampled_sequences"):
-            if getattr(self, name) < 1:
-                raise SloBenchError(f"{name} must be at least 1 but is {getattr(self, name)}")
+        for name, low in _LEAST.items():
+            value = getattr(self, name)
+            if value is not None and value < low:
+                shown = name.removeprefix("fixed_")
+                raise SloBenchError(f"{shown} must be at least {low} but is {value}")
         if not 0 < self.memory_share <= 1:
             raise SloBenchError(
                 f"memory_share must be above 0 and at most 1 but is {self.memory_share}"
-            )
-        if self.host_memory_bytes < 0:
-            raise SloBenchError(
-                f"host_memory_bytes must be at least 0 but is {self.host_memory_bytes}"
-            )
-        if self.beside_bytes < 0:
-            raise SloBenchError(f"beside_bytes must be at least 0 but is {self.beside_bytes}")
-        if self.fixed_num_gpu_blocks is not None and self.fixed_num_gpu_blocks < 1:
-            raise SloBenchError(
-                f"num_gpu_blocks must be at least 1 but is {self.fixed_num_gpu_blocks}"
-            )
-        if self.fixed_num_cpu_blocks is not None and self.fixed_num_cpu_blocks < 0:
-            raise SloBenchError(
-                f"num_cpu_blocks must be at least 0 but is {self.fixed_num_cpu_blocks}"
             )
         if not 1 <= self.lanes <= self.pp:
             raise SloBenchError(f"lanes must be 1 to {self.pp} (the stages) but is {self.lanes}")

@@ -93,11 +93,19 @@ def wrote(name: str) -> Verify:
     return verify
 
 
+TWO_MODELS = "slo-bench serve prism --backend vllm --model {models}/small --model {models}/other"
 LOAD = "--requests 60 --seeds 1 --no-report --out run"
 # Room for four whole requests, of which many come at once.
 SWAPS = (
     "--workload synthetic --prompt-tokens 64 --output-tokens 512 --num-gpu-blocks 160 --rates 50"
 )
+
+
+def _run(backend: str, options: str) -> str:
+    """The command of a run on a backend with the small model."""
+    return f"slo-bench run --backend {backend} --model {{models}}/small {options} {LOAD}"
+
+
 CHECKS = (
     Check(
         "engine",
@@ -119,10 +127,7 @@ CHECKS = (
         "torch-swap",
         "torch engine swaps to pinned memory; simulation beside it",
         ("cuda",),
-        (
-            "slo-bench run --backend torch --model {models}/small --gpu cuda:0 --system vllm-swap "
-            f"{SWAPS} --validate {LOAD}",
-        ),
+        (_run("torch", f"--gpu cuda:0 --system vllm-swap {SWAPS} --validate"),),
         positive("preemptions_swap"),
     ),
     Check(
@@ -130,9 +135,11 @@ CHECKS = (
         "torch engine computes long prompts in chunks; simulation beside it",
         ("cuda",),
         (
-            "slo-bench run --backend torch --model {models}/small --gpu cuda:0 --system sarathi "
-            "--workload synthetic --prompt-tokens 3000 --output-tokens 32 --rates 2,4 --validate "
-            f"{LOAD}",
+            _run(
+                "torch",
+                "--gpu cuda:0 --system sarathi --workload synthetic --prompt-tokens 3000 "
+                "--output-tokens 32 --rates 2,4 --validate",
+            ),
         ),
         valid,
     ),
@@ -141,9 +148,11 @@ CHECKS = (
         "torch engine loads prefixes from a KV store beside the computation",
         ("cuda",),
         (
-            "slo-bench run --backend torch --model {models}/small --gpu cuda:0 --system vllm "
-            "--workload sharegpt --sessions 'sessions(turns=4, think_s=1)' --num-gpu-blocks 400 "
-            f"--kv-store kv=4 --rates 2 {LOAD}",
+            _run(
+                "torch",
+                "--gpu cuda:0 --system vllm --workload sharegpt --sessions 'sessions(turns=4, "
+                "think_s=1)' --num-gpu-blocks 400 --kv-store kv=4 --rates 2",
+            ),
         ),
         positive("kv_store_loaded_bytes"),
     ),
@@ -151,20 +160,14 @@ CHECKS = (
         "vllm",
         "vLLM with CUDA graphs, unpatched and with a policy; energy by NVML",
         ("cuda", "vllm"),
-        (
-            "slo-bench run --backend vllm --model {models}/small --system vllm --system edf "
-            f"--rates 4,32 {LOAD}",
-        ),
+        (_run("vllm", "--system vllm --system edf --rates 4,32"),),
         positive("gpu_energy_j", "gpu_memory_peak_bytes"),
     ),
     Check(
         "vllm-swap",
         "a policy's swaps in vLLM: executed as decided",
         ("cuda", "vllm"),
-        (
-            "slo-bench run --backend vllm --model {models}/small --system vllm-swap "
-            f"{SWAPS} {LOAD}",
-        ),
+        (_run("vllm", f"--system vllm-swap {SWAPS}"),),
         positive("preemptions_swap", "decisions_victim"),
     ),
     Check(
@@ -173,7 +176,7 @@ CHECKS = (
         ("cuda", "vllm"),
         (
             "slo-bench profile run --backend vllm --model {models}/small --out vllm.toml",
-            f"slo-bench run --backend vllm --model {{models}}/small --rates 4,16 --validate {LOAD}",
+            _run("vllm", "--rates 4,16 --validate"),
         ),
         wrote("vllm.toml"),
     ),
@@ -181,50 +184,35 @@ CHECKS = (
         "sglang",
         "a policy in SGLang on CUDA",
         ("cuda", "sglang"),
-        (
-            "slo-bench run --backend sglang --model {models}/small --system edf "
-            f"--rates 4,32 {LOAD}",
-        ),
+        (_run("sglang", "--system edf --rates 4,32"),),
         valid,
     ),
     Check(
         "nixl",
         "prefill and decode on two GPUs, KV by NIXL",
         ("two-gpus", "vllm", "nixl"),
-        (
-            "slo-bench run --backend vllm --model {models}/small --system distserve --kv-transfer "
-            f"nixl --rates 2 {LOAD}",
-        ),
+        (_run("vllm", "--system distserve --kv-transfer nixl --rates 2"),),
         valid,
     ),
     Check(
         "two-instances",
         "two vLLM servers, each on its own GPU, behind a router",
         ("two-gpus", "vllm"),
-        (
-            "slo-bench run --backend vllm --model {models}/small --system vllm --instances 2 "
-            f"--rates 8 {LOAD}",
-        ),
+        (_run("vllm", "--system vllm --instances 2 --rates 8"),),
         positive("gpu_energy_j"),
     ),
     Check(
         "sleep",
         "Prism: two models take turns on one GPU; the idle one sleeps",
         ("cuda", "vllm"),
-        (
-            "slo-bench serve prism --backend vllm --model {models}/small --model {models}/other "
-            "--max-active-models 1",
-        ),
+        (f"{TWO_MODELS} --max-active-models 1",),
         asks=("small", "other", "small"),
     ),
     Check(
         "kvcached",
         "Prism: two models share KV memory by kvcached",
         ("cuda", "vllm", "kvcached"),
-        (
-            "slo-bench serve prism --backend vllm --model {models}/small --model {models}/other "
-            "--max-active-models 2 --kvcached",
-        ),
+        (f"{TWO_MODELS} --max-active-models 2 --kvcached",),
         asks=("small", "other"),
     ),
 )

@@ -40,7 +40,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -275,17 +275,24 @@ def _source(folder: Path) -> str:
     return f"{said}, simulated with {' and '.join(kinds)} step times."
 
 
+def _markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """The lines of a table."""
+    head, *others = (f"| {' | '.join(row)} |" for row in (heads, *rows))
+    return [head, "|---" * len(heads) + "|", *others]
+
+
 def _published_block(fields: Mapping[str, Any], results: Path) -> str:
     run, cells = _results(results / fields["suite"])
     (table,) = tables_of([run], cells, levels(cells))
     if not isinstance(table, JudgedTable):
         raise SloBenchError(table)
-    lines = [f"{table.title}. {table.headline}.", "", "| what | published | ours | verdict |"]
-    lines += ["|---|---|---|---|"]
-    for row, found in table.rows:
-        verdict = "; ".join((found.verdict, *found.remarks))
-        lines.append(f"| {row.what} | {row.published_text} | {found.text} | {verdict} |")
-    return "\n".join([*lines, "", f"{table.table.note} {_source(results / fields['suite'])}"])
+    rows = (
+        (row.what, row.published_text, found.text, "; ".join((found.verdict, *found.remarks)))
+        for row, found in table.rows
+    )
+    lines = _markdown(("what", "published", "ours", "verdict"), rows)
+    note = f"{table.table.note} {_source(results / fields['suite'])}"
+    return "\n".join([f"{table.title}. {table.headline}.", "", *lines, "", note])
 
 
 def _table_block(fields: Mapping[str, Any], results: Path) -> str:
@@ -299,8 +306,7 @@ def _table_block(fields: Mapping[str, Any], results: Path) -> str:
     if cells.duplicated([*keys, "seed"]).any():
         raise SloBenchError(f"a table of suite {asked.suite} needs more in rows or where: {keys}")
     heads = list(dict.fromkeys(cells[asked.columns]))
-    lines = ["| " + " | ".join([_label(asked.columns), *map(_value, heads)]) + " |"]
-    lines.append("|---" * (len(heads) + 1) + "|")
+    rows = []
     drifts = False
     cells = cells[[*dict.fromkeys((*keys, asked.value, "valid", "stationary"))]]
     for key, of_row in cells.groupby(list(asked.rows), sort=False, dropna=False):
@@ -312,7 +318,8 @@ def _table_block(fields: Mapping[str, Any], results: Path) -> str:
             drifts |= bool(drifting)
             text = f"{values.mean():,.{asked.digits}f}" if len(values) else "–"
             texts.append(text + "*" * bool(drifting))
-        lines.append("| " + " | ".join([_row_name(asked.rows, key), *texts]) + " |")
+        rows.append((_row_name(asked.rows, key), *texts))
+    lines = _markdown((_label(asked.columns), *map(_value, heads)), rows)
     note = " *: not stationary, so that the figure depends on the run's length." * drifts
     return "\n".join([*lines, "", f"Mean over seeds.{note} {_source(results / asked.suite)}"])
 
@@ -321,11 +328,11 @@ def _map_block(fields: Mapping[str, Any], results: Path) -> str:
     _, cells = _results(results / fields["suite"])
     (measure,) = (m for m in winners.MEASURES if m.column == fields["value"])
     rates = sorted(set(cells["level_rps"]))
-    lines = ["| " + " | ".join([measure.head, *(f"{rate:g} req/s" for rate in rates)]) + " |"]
-    lines.append("|---" * (len(rates) + 1) + "|")
-    for facet, at in winners.best_map(cells, measure).items():
-        texts = (at[rate].text(measure) if rate in at else "–" for rate in rates)
-        lines.append("| " + " | ".join([facet, *texts]) + " |")
+    rows = (
+        (facet, *(at[rate].text(measure) if rate in at else "–" for rate in rates))
+        for facet, at in winners.best_map(cells, measure).items()
+    )
+    lines = _markdown((measure.head, *(f"{rate:g} req/s" for rate in rates)), rows)
     names = [f"{short}: `{text}`." for short, text in abbreviated(cells).items()]
     said = [winners.NOTE, _source(results / fields["suite"]), *names]
     return "\n".join([*lines, "", " ".join(said)])

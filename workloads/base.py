@@ -79,7 +79,11 @@ class WorkloadSource(ABC):
             SloBenchError: an argument is out of range, missing, or contradicts another.
         """
         streams = Streams(seed)
-        workload = self._requests(rate_rps, replay_speed, streams, requests, duration_s)
+        if self.arrivals is None:
+            workload = self._replayed(rate_rps, replay_speed, requests, duration_s)
+        else:
+            wanted = self._wanted(rate_rps, replay_speed, requests, duration_s)
+            workload = self._drawn(wanted, streams)
         if isinstance(self.arrivals, Concurrency):
             workload = dataclasses.replace(workload, concurrency=self.arrivals.users)
         if self.models is not None and not isinstance(self.models, MultiModelArrivals):
@@ -91,18 +95,19 @@ class WorkloadSource(ABC):
     def at_times(self, arrival_s: Floats, streams: Streams) -> Workload:
         """Requests that arrive at these times."""
 
-    def _requests(
-        self,
-        rate_rps: float | None,
-        replay_speed: float | None,
-        streams: Streams,
-        requests: int | None,
-        duration_s: float | None,
+    def _replayed(
+        self, rate_rps: float | None, speed: float | None, requests: int | None, end_s: float | None
     ) -> Workload:
-        """The requests at the rate or speed, before their models and SLOs are set."""
-        if requests is None and duration_s is None:
+        """Requests at their own times, of a source that keeps them."""
+        raise NotImplementedError
+
+    def _wanted(
+        self, rate_rps: float | None, speed: float | None, requests: int | None, end_s: float | None
+    ) -> Wanted:
+        """What the arrival process is to make."""
+        if requests is None and end_s is None:
             raise SloBenchError("say how much to make: requests or duration_s")
-        if replay_speed is not None:
+        if speed is not None:
             raise SloBenchError(
                 f"replay_speed is for traces with arrivals of their own; give {self.name} a "
                 "rate_rps"
@@ -112,7 +117,7 @@ class WorkloadSource(ABC):
         if rate_rps is None and not self.closed_loop:
             raise SloBenchError(f"{self.name} has no arrivals of its own; give it a rate_rps")
         rate = 1.0 if rate_rps is None else positive(rate_rps, "rate_rps")
-        return self._drawn(Wanted(rate, requests, duration_s), streams)
+        return Wanted(rate, requests, end_s)
 
     def _drawn(self, wanted: Wanted, streams: Streams) -> Workload:
         """Requests whose arrivals the process draws."""
@@ -213,18 +218,6 @@ class TraceSource(WorkloadSource):
             trace=trace,
         )
 
-    def _requests(
-        self,
-        rate_rps: float | None,
-        replay_speed: float | None,
-        streams: Streams,
-        requests: int | None,
-        duration_s: float | None,
-    ) -> Workload:
-        if self.arrivals is None:
-            return self._replayed(self._speed(rate_rps, replay_speed), requests, duration_s)
-        return super()._requests(rate_rps, replay_speed, streams, requests, duration_s)
-
     def at_times(self, arrival_s: Floats, streams: Streams) -> Workload:
         rows = self._rows(len(arrival_s), streams.rng("lengths"))
         return take(self.trace.workload, rows, arrival_s)
@@ -242,16 +235,18 @@ class TraceSource(WorkloadSource):
             )
         return positive(rate_rps, "rate_rps") / self.natural_rate_rps
 
-    def _replayed(self, speed: float, requests: int | None, duration_s: float | None) -> Workload:
+    def _replayed(
+        self, rate_rps: float | None, speed: float | None, requests: int | None, end_s: float | None
+    ) -> Workload:
         workload = self.trace.workload
-        arrival_s = workload.arrival_s / speed
+        arrival_s = workload.arrival_s / self._speed(rate_rps, speed)
         n = len(workload)
         if requests is not None:
             if requests < 1:
                 raise SloBenchError(f"requests must be at least 1 but is {requests}")
             n = min(n, requests)
-        if duration_s is not None:
-            limit_s = positive(duration_s, "duration_s")
+        if end_s is not None:
+            limit_s = positive(end_s, "duration_s")
             n = min(n, int(np.searchsorted(arrival_s, limit_s, side="left")))
         return take(workload, np.arange(n), arrival_s[:n])
 

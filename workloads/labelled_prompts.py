@@ -273,32 +273,24 @@ def _content(message: dict[str, Any]) -> str | None:
     return content if isinstance(content, str) else None
 
 
+@dataclass
 class _Reader:
     """Rows of one file, as they are written there, to `LabelledPrompt`."""
 
-    def __init__(
-        self,
-        path: Path,
-        corpus: str,
-        model: str,
-        columns: Sequence[str] | None,
-        tokens: TokenCount,
-        length: str | None,
-    ) -> None:
-        self._length = length
-        self._path = path
-        self._corpus = corpus
-        self._model = model
-        self._columns = columns
-        self._tokens = tokens
-        self.counted = 0  # answers that we had to count
-        self.empty = 0
+    path: Path
+    corpus: str
+    model: str
+    columns: Sequence[str] | None
+    tokens: TokenCount
+    length: str | None
+    counted: int = 0  # answers that we had to count
+    empty: int = 0
 
     def answered(self, at: int, row: dict[str, Any]) -> Iterator[LabelledPrompt]:
         """None for an empty answer, several where several models answered."""
         row = _from_openai(row)
-        if self._length is not None:
-            row = {**row, "output_tokens": at_path(row, self._length)}
+        if self.length is not None:
+            row = {**row, "output_tokens": at_path(row, self.length)}
         prompt = self._prompt(at, row)
         counts, texts = row.get("output_tokens"), row.get("outputs")
         if isinstance(counts, dict) or isinstance(texts, dict):
@@ -308,11 +300,11 @@ class _Reader:
             named = {name: (counts.get(name), texts.get(name)) for name in names}
         else:
             given = row.get("model")
-            model = given if isinstance(given, str) and given else self._model
+            model = given if isinstance(given, str) and given else self.model
             named = {model: (counts, self._text(at, row))}
         prompt_tokens = row.get("prompt_tokens")
         if prompt_tokens is None:
-            prompt_tokens = self._tokens.count(prompt)
+            prompt_tokens = self.tokens.count(prompt)
         prompt_tokens = self._whole(at, "prompt_tokens", prompt_tokens)
         for model, (count, text) in named.items():
             if count is None and text is None:
@@ -322,18 +314,18 @@ class _Reader:
                     f"({', '.join(TEXT_COLUMNS)}), but {', '.join(row)}",
                 )
             if count is None and text:
-                count = self._tokens.count(text)
+                count = self.tokens.count(text)
                 self.counted += 1
             if not count or text == "":
                 self.empty += 1
                 continue
             length = self._whole(at, "output_tokens", count)
-            yield LabelledPrompt(prompt, prompt_tokens, length, model, self._corpus, text)
+            yield LabelledPrompt(prompt, prompt_tokens, length, model, self.corpus, text)
 
     def _prompt(self, at: int, row: dict[str, Any]) -> str:
-        if self._columns is not None:
-            parts = [at_path(row, name) for name in self._columns]
-            missing = [n for n, part in zip(self._columns, parts, strict=True) if part is None]
+        if self.columns is not None:
+            parts = [at_path(row, name) for name in self.columns]
+            missing = [n for n, part in zip(self.columns, parts, strict=True) if part is None]
             if missing:
                 raise self._fail(at, f"the row lacks {missing[0]!r}; it has {', '.join(row)}")
         elif "conversations" in row:
@@ -373,7 +365,7 @@ class _Reader:
         return value
 
     def _fail(self, at: int, problem: str) -> FileFormatError:
-        return FileFormatError(self._path, at, problem)
+        return FileFormatError(self.path, at, problem)
 
 
 def _messages(row: dict[str, Any]) -> list[dict[str, Any]]:

@@ -159,22 +159,13 @@ def _parents(arrival_s: Floats, wanted_s: Floats, continues: Mask) -> Ints:
     return parent
 
 
-@dataclass(frozen=True)
-class _Roots:
-    root: Ints
-    turn: Ints
-
-    def __iter__(self) -> Iterator[Ints]:
-        return iter((self.root, self.turn))
-
-
-def _roots(parent: Ints) -> _Roots:
+def _roots(parent: Ints) -> tuple[Ints, Ints]:
     """The first request of each one's session and how many came before it, by pointer doubling."""
     at = np.where(parent >= 0, parent, np.arange(len(parent)))
     turn = (parent >= 0).astype(np.int64)
     while True:
         further = at[at]
         if (further == at).all():
-            return _Roots(at, turn)
+            return at, turn
         turn = turn + turn[at]
         at = further

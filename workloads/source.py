@@ -2,23 +2,104 @@
 
 source = load_source("azure-conv")
 workload = source.make(rate_rps=6.45, requests=1000, seed=0, slo=parse_slo("ttft=1"))
+
+The catalogue has figures of public data sets, each with its origin (`catalogue.toml`).
 """
 
 from __future__ import annotations
 
+import functools
+import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
+from typing import Any
 
-from . import catalogue
 from .arrivals import ArrivalProcess, parse_arrivals
 from .base import DrawnSource, Member, MixedSource, TaskSource, TraceSource, WorkloadSource
 from .call_parser import Call, build, parse_call, positive
 from .errors import SloBenchError, UnknownNameError
-from .lengths import Fixed, LengthDistribution, MixtureComponent, PairLengths, pair, parse_lengths
+from .lengths import (
+    Fixed,
+    LengthDistribution,
+    MixtureComponent,
+    PairLengths,
+    Quantiles,
+    pair,
+    parse_lengths,
+)
 from .models import Models, MultiModelArrivals, parse_models
+from .prefixes import Continuations
 from .readers.agents import TASK_FORMATS, read_tasks, task_format
 from .readers.formats import read
 from .sessions import Agents, Sessions, parse_agents, parse_sessions
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One shipped workload.
+
+    `mean_prompt_tokens` and `mean_output_tokens` are the origin's true means, where there is one
+    to compare with; `natural_rate_rps` is the rate at which the origin's requests came.
+    """
+
+    name: str
+    title: str
+    origin: str
+    licence: str
+    note: str
+    lengths: PairLengths
+    requests_seen: int | None = None
+    mean_prompt_tokens: float | None = None
+    mean_output_tokens: float | None = None
+    natural_rate_rps: float | None = None
+    prefix: Continuations | None = None
+
+
+@functools.cache
+def catalogue() -> Mapping[str, Entry]:
+    """Entries of all shipped workloads, by name."""
+    text = resources.files(__package__).joinpath("catalogue.toml").read_text("utf-8")
+    return {name: _entry(name, table) for name, table in tomllib.loads(text).items()}
+
+
+def find(name: str) -> Entry:
+    """A shipped workload.
+
+    Raises:
+        UnknownNameError: there is none of this name.
+    """
+    if name not in catalogue():
+        raise UnknownNameError("workload", name, catalogue())
+    return catalogue()[name]
+
+
+def _entry(name: str, table: dict[str, Any]) -> Entry:
+    values = dict(table)
+    parts = tuple(_part(part) for part in values.pop("part"))
+    lengths = PairLengths(parts, values.pop("max_total_tokens", None))
+    prefix = values.pop("prefix", None)
+    return Entry(
+        name=name,
+        lengths=lengths,
+        prefix=None if prefix is None else Continuations(**prefix),
+        **values,
+    )
+
+
+def _part(table: dict[str, Any]) -> MixtureComponent:
+    values = dict(table)
+    values.pop("title", None)
+    return MixtureComponent(
+        _lengths(values.pop("prompt")), _lengths(values.pop("output")), **values
+    )
+
+
+def _lengths(value: str | dict[str, Any]) -> LengthDistribution:
+    if isinstance(value, str):
+        return parse_lengths(value)
+    return Quantiles(tuple(value["p"]), tuple(value["tokens"]))
 
 
 def load_source(
@@ -84,7 +165,7 @@ def load_source(
             sessions=talks,
             models=choice,
         )
-    if text not in catalogue.catalogue():
+    if text not in catalogue():
         if not _exists(text):
             raise _unknown(text)
         if prompt or output or talks:
@@ -108,7 +189,7 @@ def load_source(
         else:
             trace = read(text, format)
         return TraceSource.of_trace(trace, text, arrivals, choice, redraw_arrivals=redraw_arrivals)
-    entry = catalogue.find(text)
+    entry = find(text)
     lengths = entry.lengths
     if prompt or output:
         parts = (
@@ -146,9 +227,9 @@ def _unknown(text: str) -> SloBenchError:
     if "/" in text or Path(text).suffix:
         return SloBenchError(
             f"there is no file {text}; a workload is a trace file or one of "
-            f"{', '.join(sorted(catalogue.catalogue()))}"
+            f"{', '.join(sorted(catalogue()))}"
         )
-    error = UnknownNameError("workload", text, catalogue.catalogue())
+    error = UnknownNameError("workload", text, catalogue())
     error.args = (f"{error} (the path of a trace file works too)",)
     return error
 
@@ -179,25 +260,16 @@ def inline_source(call: Call, arrivals: ArrivalProcess, models: Models | None) -
     Raises:
         SloBenchError: a value is missing or cannot be read.
     """
-    lengths = {"LengthDistribution": lambda text, what: parse_lengths(text)}
+    convert = {"LengthDistribution": lambda text, what: parse_lengths(text)}
+    made: _Synthetic | _Embed
     if call.name == "synthetic":
-        made = build(_Synthetic, call, lengths)
-        return _source(call, pair(made.prompt, made.output), arrivals, models, made.priority)
-    asked = build(_Embed, call, lengths)
-    tokens = pair(asked.tokens, Fixed(1))
-    return _source(call, tokens, arrivals, models, asked.priority, asked.texts)
-
-
-def _source(
-    call: Call,
-    lengths: PairLengths,
-    arrivals: ArrivalProcess,
-    models: Models | None,
-    priority: int,
-    texts: LengthDistribution | None = None,
-) -> DrawnSource:
-    if abs(priority) >= 2**31:
-        raise SloBenchError(f"priority must be below 2^31 but is {priority} in {call.text!r}")
+        made = build(_Synthetic, call, convert)
+        lengths, texts = pair(made.prompt, made.output), None
+    else:
+        made = build(_Embed, call, convert)
+        lengths, texts = pair(made.tokens, Fixed(1)), made.texts
+    if abs(made.priority) >= 2**31:
+        raise SloBenchError(f"priority must be below 2^31 but is {made.priority} in {call.text!r}")
     return DrawnSource(
         name=call.text,
         lengths=lengths,
@@ -205,7 +277,7 @@ def _source(
         origin=f"synthetic: {call.text}",
         models=models,
         texts=texts,
-        priority=priority,
+        priority=made.priority,
     )
 
 

@@ -84,7 +84,7 @@ def import_(
     tables: Annotated[str, option("csv|parquet", "File format of the tables.")] = "csv",
 ) -> None:
     """Convert another project's measurements to a profile."""
-    from ...predictors.profiles.hardware import with_peer_link
+    from ...predictors.profiles.build import with_peer_link
     from ...predictors.profiles.importers import ImportOptions, import_profile
     from ...predictors.profiles.profile import read_profile, write_profile
 

@@ -55,7 +55,7 @@ def profile_calibrate(
     """
     from ...harness.results.engine_logs import EngineSettings, measured_logs
     from ...harness.validation.calibrate import calibrate
-    from ...predictors.profiles.hardware import with_peer_link
+    from ...predictors.profiles.build import with_peer_link
     from ...predictors.profiles.profile import read_profile, write_profile
     from ..output.progress import changing_line
 

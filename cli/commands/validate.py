@@ -107,7 +107,7 @@ def validate(
         return
     from ...harness.results.engine_logs import EngineSettings, read_log
     from ...harness.validation.log_replay import validate as replay
-    from ...predictors.profiles.hardware import with_peer_link
+    from ...predictors.profiles.build import with_peer_link
     from ...predictors.profiles.profile import read_profile
     from ...reports.pages import validation as shown
 

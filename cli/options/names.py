@@ -98,7 +98,7 @@ def _links() -> list[Entry]:
 
 
 def _workloads() -> list[Entry]:
-    from ...workloads.catalogue import catalogue
+    from ...workloads.source import catalogue
 
     return [
         {

@@ -12,9 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...predictors.placement import Placement
-from ...predictors.profiles.build import GRAPH_TOKENS
+from ...predictors.profiles.build import GRAPH_TOKENS, with_peer_link
 from ...predictors.profiles.formulas import is_whole, profiled_step_time
-from ...predictors.profiles.hardware import with_peer_link
 from ...predictors.profiles.importers import recognise
 from ...predictors.profiles.profile import Profile
 from ...predictors.profiles.table import Host

@@ -20,14 +20,6 @@ from ..profiles.least_squares import non_negative
 from ..profiles.observations import Observations, observations, placement_of
 from ..profiles.profile import Profile
 
-FEATURES = (
-    "layers",
-    "hidden size per GPU",
-    "tokens",
-    "tokens before them",
-    "batch size",
-    "KV tokens each",
-)
 LEAST_ROWS = 30
 _WHOLE_DRAWS = 4
 _WHOLE_SHARE = 0.1
@@ -37,8 +29,9 @@ _WHOLE_SHARE = 0.1
 class Samples:
     """Steps of one or several profiles.
 
-    `features` has a column for each of `FEATURES`: the paper's four (layers, hidden size, tokens
-    of a request, batch size), and the two lengths that its own samples hold constant. Tensor
+    `features` has a column each for layers, hidden size per GPU, tokens, tokens before them, batch
+    size and KV tokens each: the paper's four (layers, hidden size, tokens of a request, batch
+    size), and the two lengths that its own samples hold constant. Tensor
     parallelism divides the hidden size; pipeline parallelism changes nothing (AdaptiveLLM, §6).
     `operators`: what each operator would take at the hardware's peak, from the same analysis as
     §3.2 (linear layers by tokens, attention by pairs, ...), seconds.

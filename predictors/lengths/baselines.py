@@ -10,6 +10,7 @@ import numpy as np
 from ...workloads.arrays import Floats
 from ...workloads.labelled_prompts import LabelledPrompt
 from .distribution import PredictedDistributions, buckets_in, recalibration
+from .samples import tokens_of
 
 _PSEUDO = 0.5  # of an answer in each bucket, before any was seen
 _BINS = 20
@@ -28,8 +29,7 @@ class Baseline:
 
 def calibrated_on(baseline: Baseline, rows: Sequence[LabelledPrompt]) -> Baseline:
     """The same with quantiles that hold on these rows, which took no part in its fit."""
-    tokens = np.array([row.output_tokens for row in rows], dtype=np.int64)
-    shares = recalibration(baseline.lengths(rows), tokens) if rows else ()
+    shares = recalibration(baseline.lengths(rows), tokens_of(rows)) if rows else ()
     return Baseline(baseline.name, lambda prompts: baseline.lengths(prompts).recalibrated(shares))
 
 
@@ -47,10 +47,6 @@ def tfidf(rows: Sequence[LabelledPrompt], edges: tuple[int, ...]) -> Baseline:
     return Baseline("TF-IDF + logistic regression", _tfidf(rows, edges))
 
 
-def _true(rows: Sequence[LabelledPrompt], edges: tuple[int, ...]) -> np.ndarray:
-    return buckets_in(edges, np.array([row.output_tokens for row in rows]))
-
-
 def _shares(buckets: np.ndarray, edges: tuple[int, ...]) -> Floats:
     counts = np.bincount(buckets, minlength=len(edges)) + _PSEUDO
     found: Floats = counts / counts.sum()
@@ -59,7 +55,7 @@ def _shares(buckets: np.ndarray, edges: tuple[int, ...]) -> Floats:
 
 def _per_model(rows: Sequence[LabelledPrompt], edges: tuple[int, ...]) -> PredictLengths:
     """How long the answers of that model were; of an unknown model those of all."""
-    true = _true(rows, edges)
+    true = buckets_in(edges, tokens_of(rows))
     everybody = _shares(true, edges)
     names = np.array([row.model for row in rows])
     known = {str(name): _shares(true[names == name], edges) for name in np.unique(names)}
@@ -76,7 +72,7 @@ def _prompt_length(rows: Sequence[LabelledPrompt], edges: tuple[int, ...]) -> Pr
     tokens = np.array([row.prompt_tokens for row in rows])
     cuts = np.unique(np.quantile(tokens, np.linspace(0, 1, _BINS + 1)[1:-1]))
     place = np.searchsorted(cuts, tokens, side="right")
-    true = _true(rows, edges)
+    true = buckets_in(edges, tokens_of(rows))
     table = np.array([_shares(true[place == bin_], edges) for bin_ in range(len(cuts) + 1)])
 
     def predict(prompts: Sequence[LabelledPrompt]) -> PredictedDistributions:
@@ -106,7 +102,7 @@ def _tfidf(rows: Sequence[LabelledPrompt], edges: tuple[int, ...]) -> PredictLen
     def inputs(prompts: Sequence[LabelledPrompt], terms: object) -> object:
         return sparse.hstack([terms, sparse.csr_matrix(numbers(prompts))]).tocsr()
 
-    true = _true(rows, edges)
+    true = buckets_in(edges, tokens_of(rows))
     x = inputs(rows, words.fit_transform([row.prompt for row in rows]))
     fitted = LogisticRegression(C=2, max_iter=200).fit(x, true)
 

@@ -15,6 +15,7 @@ from ...workloads.checksums import crc32_of_file, sealed, unsealed
 from ...workloads.errors import FileFormatError, SloBenchError
 from ...workloads.file_cache import depends_on
 from ...workloads.parsing import parse_json
+from ...workloads.whole_file import write_whole
 from .distribution import DEFAULT_EDGES
 
 CONFIG = "predictor.json"
@@ -122,9 +123,8 @@ class PredictorConfig:
         """
         files = {name: crc32_of_file(folder / name) for name in self._files}
         plain = sealed({"format": FORMAT, **dataclasses.asdict(self), "files": files})
-        partial = folder / f".{CONFIG}.part"
-        partial.write_text(json.dumps(plain, indent=1, ensure_ascii=False) + "\n", "utf-8")
-        partial.replace(folder / CONFIG)
+        text = json.dumps(plain, indent=1, ensure_ascii=False)
+        write_whole(folder / CONFIG, [text.encode(), b"\n"])
 
     @classmethod
     def load(cls, folder: Path) -> PredictorConfig:

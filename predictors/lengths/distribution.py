@@ -107,6 +107,12 @@ class PredictedDistributions:
         found: Ints = worth.argmax(axis=1).astype(np.int64)
         return found
 
+    def confusion(self, true_tokens: NDArray[np.integer], neighbours: float = 0.0) -> Ints:
+        """Counts by the bucket of the true length (row) and the one that is named (column)."""
+        counts = np.zeros((len(self.edges), len(self.edges)), dtype=np.int64)
+        np.add.at(counts, (buckets_in(self.edges, true_tokens), self.buckets(neighbours)), 1)
+        return counts
+
     def quantile_log(self, share: float) -> Floats:
         """log(1 + tokens) that a share of answers does not exceed; shape (n,)."""
         # Where `below` stands still, a hair of a slope makes the inverse unique.

@@ -16,7 +16,7 @@ from ...workloads.errors import SloBenchError
 from ...workloads.labelled_prompts import LabelledPrompt
 from .baselines import baselines, calibrated_on
 from .distribution import PredictedDistributions, buckets_in, conformal_offset, neighbours_worth
-from .samples import CALIBRATION, TRAIN, Parts, prompts_of
+from .samples import CALIBRATION, TRAIN, Parts, prompts_of, tokens_of
 
 if TYPE_CHECKING:
     from .predictor import TrainedPredictor
@@ -111,10 +111,10 @@ def evaluate(
     progress(0, total)
     predicted = predictor.lengths(prompts_of(new))
     progress(1, total)
-    tokens = np.array([row.output_tokens for row in new])
+    tokens = tokens_of(new)
     scored = [(LORA, predicted, config.conformal_offset, config.neighbours)]
     held = samples[CALIBRATION]
-    held_tokens = np.array([row.output_tokens for row in held])
+    held_tokens = tokens_of(held)
     for place, fitted in enumerate(baselines(samples[TRAIN], edges)):
         baseline = calibrated_on(fitted, held)
         of_held = baseline.lengths(held)
@@ -138,9 +138,7 @@ def evaluate(
         for name, lengths, offset, neighbours in scored
     ]
     judged = np.flatnonzero(np.isin(names, home))
-    true, named = buckets_in(edges, tokens[judged]), predicted[judged].buckets(config.neighbours)
-    confusion = np.zeros((len(edges), len(edges)), dtype=np.int64)
-    np.add.at(confusion, (true, named), 1)
+    of_home, of_tokens = predicted[judged], tokens[judged]
     latencies = tuple(latency(predictor, new, size) for size in _BATCHES)
     progress(5, total)
     leak = {
@@ -152,8 +150,8 @@ def evaluate(
     known = set(config.shape.models)
     return PredictorEvaluation(
         scores=tuple(scores),
-        reliability=tuple(reliability(predicted[judged], true)),
-        confusion=confusion,
+        reliability=tuple(reliability(of_home, buckets_in(edges, of_tokens))),
+        confusion=of_home.confusion(of_tokens, config.neighbours),
         latencies=latencies,
         leak=leak,
         left_out=left_out,
@@ -174,7 +172,7 @@ def write_predictions(
     config = predictor.config
     low, high = lengths.interval_tokens(config.conformal_offset)
     named = lengths.buckets(config.neighbours)
-    true = buckets_in(lengths.edges, np.array([row.output_tokens for row in rows]))
+    true = buckets_in(lengths.edges, tokens_of(rows))
     columns = (true, named, lengths.median_tokens(), lengths.longest_tokens(), low, high)
     heads = ["corpus", "model", "prompt_tokens", "output_tokens", "bucket", "predicted_bucket"]
     heads += ["predicted_median", "predicted_q90", "interval_low", "interval_high", "prompt"]

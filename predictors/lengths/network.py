@@ -52,7 +52,22 @@ class Head(Protocol):
         """Predicted distributions of the length."""
 
 
-class Softmax:
+class _OfBuckets:
+    """A head that says a probability for each bucket."""
+
+    _edges: tuple[int, ...]
+
+    def _probabilities(self, raw: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def mean_log(self, raw: Tensor) -> Tensor:
+        return self._probabilities(raw) @ _middles(self._edges).to(raw.device)
+
+    def lengths(self, raw: Tensor) -> PredictedDistributions:
+        return PredictedDistributions.of_buckets(self._edges, _numpy(self._probabilities(raw)))
+
+
+class Softmax(_OfBuckets):
     """A probability for each bucket; cross-entropy with labels that know their neighbours.
 
     An answer's label is a normal distribution of log(1 + tokens) about its length, so one near an
@@ -70,14 +85,11 @@ class Softmax:
         ends = torch.zeros_like(length), torch.ones_like(length)
         return functional.cross_entropy(raw, torch.cat([ends[0], below, ends[1]], 1).diff(dim=1))
 
-    def mean_log(self, raw: Tensor) -> Tensor:
-        return raw.softmax(1) @ _middles(self._edges).to(raw.device)
-
-    def lengths(self, raw: Tensor) -> PredictedDistributions:
-        return PredictedDistributions.of_buckets(self._edges, _numpy(raw.softmax(1)))
+    def _probabilities(self, raw: Tensor) -> Tensor:
+        return raw.softmax(1)
 
 
-class Ordinal:
+class Ordinal(_OfBuckets):
     """One score against rising thresholds: a cumulative link with a spread of its own.
 
     Outputs are score, log spread, the first threshold and the steps to the others, so thresholds
@@ -101,12 +113,6 @@ class Ordinal:
     def loss(self, raw: Tensor, tokens: Tensor) -> Tensor:
         true = torch.bucketize(tokens, self._inner.to(tokens.device), right=True)
         return functional.nll_loss(self._probabilities(raw).log(), true)
-
-    def mean_log(self, raw: Tensor) -> Tensor:
-        return self._probabilities(raw) @ _middles(self._edges).to(raw.device)
-
-    def lengths(self, raw: Tensor) -> PredictedDistributions:
-        return PredictedDistributions.of_buckets(self._edges, _numpy(self._probabilities(raw)))
 
 
 class Quantile:

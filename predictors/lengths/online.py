@@ -20,6 +20,7 @@ from ...workloads.arrays import Floats
 from ...workloads.errors import FileFormatError, SloBenchError
 from ...workloads.labelled_prompts import LabelledPrompt, split_by_prompt
 from ...workloads.parsing import parse_json
+from ...workloads.whole_file import write_whole
 from .config import PredictorConfig, find_base
 from .distribution import PredictedDistributions, buckets_in
 from .network import LengthNetwork, bf16_runs, checked_device, encode, load_base
@@ -34,18 +35,10 @@ from .samples import (
     prompts_of,
     read_samples,
     seen_in,
+    tokens_of,
     without_answer,
 )
-from .train import (
-    calibrated,
-    learn,
-    optimizer_of,
-    save_weights,
-    schedule,
-    set_rate,
-    tfidf_from,
-    write_whole,
-)
+from .train import Learner, calibrated, save_weights, tfidf_from, tokens_tensor
 
 QUEUE = "queue.jsonl"
 FEWEST = 30  # new answers that are worth an update
@@ -175,13 +168,9 @@ class OnlinePredictor:
 
     def lengths(self, rows: Sequence[LabelledPrompt], workload: str = "") -> PredictedDistributions:
         """Distributions for prompts, corrected by what came of (model, workload) lately."""
-        predicted = self._predicted(rows)
+        predicted = self.uncorrected(rows)
         weights = np.array([self._prior.weights((row.model, workload)) for row in rows])
         return predicted.reweighted(weights.reshape(len(rows), len(self.config.shape.edges)))
-
-    def uncorrected(self, rows: Sequence[LabelledPrompt]) -> PredictedDistributions:
-        """Distributions as the network has them."""
-        return self._predicted(rows)
 
     def observe(self, rows: Sequence[LabelledPrompt], workload: str = "") -> None:
         """Answers came: their lengths correct at once, and wait in the queue to be learnt from."""
@@ -248,11 +237,11 @@ class OnlinePredictor:
         config = replace(last, generation=last.generation + 1)
         assert self._network.words is not None  # it was read
         save_weights(
-            {name: weight.detach().cpu() for name, weight in self._weights().items()},
+            {name: weight.detach().cpu() for name, weight in self._network.trained().items()},
             self._network.words,
             self._folder / config.weights_file,
         )
-        write_whole(self._folder / config.samples_file, pack(self.samples))
+        write_whole(self._folder / config.samples_file, [pack(self.samples)])
         held = self.samples[CALIBRATION]
         config = calibrated(config, self._folder, held, base=self._base, device=self._device)
         config.save(self._folder)
@@ -262,28 +251,26 @@ class OnlinePredictor:
             (self._folder / name).unlink(missing_ok=True)
         self.queue.clear()
 
-    def _predicted(self, rows: Sequence[LabelledPrompt]) -> PredictedDistributions:
+    def uncorrected(self, rows: Sequence[LabelledPrompt]) -> PredictedDistributions:
+        """Distributions as the network has them."""
         encoded = encode(self._tokenizer, self.config.shape, prompts_of(rows))
         share = self.config.words_share
         raw = lengths_of(self._network, encoded, share, autocast=self._bf16)
         return raw.recalibrated(self.config.recalibration)
 
-    def _weights(self) -> dict[str, Tensor]:
-        return self._network.trained()
-
     def _copy(self) -> dict[str, Tensor]:
-        return {name: weight.detach().clone() for name, weight in self._weights().items()}
+        return {name: weight.detach().clone() for name, weight in self._network.trained().items()}
 
     def _put(self, weights: Mapping[str, Tensor]) -> None:
         with torch.no_grad():
-            for name, weight in self._weights().items():
+            for name, weight in self._network.trained().items():
                 weight.copy_(weights[name])
 
     def _correct(self, rows: Sequence[LabelledPrompt], workloads: Sequence[str]) -> None:
         if not rows:
             return
-        said = self._predicted(rows).bucket_probabilities()
-        buckets = buckets_in(self.config.shape.edges, np.array([r.output_tokens for r in rows]))
+        said = self.uncorrected(rows).bucket_probabilities()
+        buckets = buckets_in(self.config.shape.edges, tokens_of(rows))
         for row, workload, probabilities, bucket in zip(
             rows, workloads, said, buckets, strict=True
         ):
@@ -293,7 +280,7 @@ class OnlinePredictor:
         """Loss of each row, shape (n,)."""
         encoded = encode(self._tokenizer, self.config.shape, prompts_of(rows))
         raw = raw_outputs(self._network, encoded, autocast=self._bf16)
-        tokens = _tokens(rows)
+        tokens = tokens_tensor(rows)
         head = self._network.head
         each = [float(head.loss(raw[k : k + 1], tokens[k : k + 1])) for k in range(len(rows))]
         return np.array(each)
@@ -302,25 +289,17 @@ class OnlinePredictor:
         shape = self.config.shape
         old = self.samples[TRAIN]
         trained = self.config.training["settings"]
-        rate = _GENTLY * float(trained["learning_rate"])
-        optimizer = optimizer_of(self._network, rate)
+        rate, waiting = _GENTLY * float(trained["learning_rate"]), trained.get("waiting_weight")
+        learner = Learner(self._network, rate, float(waiting or 0.0), bf16=self._bf16)
         steps = -(-epochs * len(new) // _BATCH)
         order = np.concatenate([self._rng.permutation(len(new)) for _ in range(epochs)])
         for step in range(steps):
-            set_rate(optimizer, rate * schedule(step / steps))
             torch.manual_seed(int(self._rng.integers(2**31)))
             chosen = [new[at] for at in order[step * _BATCH : (step + 1) * _BATCH]]
             again = self._rng.choice(len(old), size=min(len(chosen), len(old)), replace=False)
             rows = chosen + [old[at] for at in again]
-            learn(
-                self._network,
-                optimizer,
-                encode(self._tokenizer, shape, prompts_of(rows)),
-                np.arange(len(rows)),
-                _tokens(rows),
-                waiting_weight=float(trained.get("waiting_weight", 0.0)),
-                bf16=self._bf16,
-            )
+            encoded = encode(self._tokenizer, shape, prompts_of(rows))
+            learner.learn(encoded, np.arange(len(rows)), tokens_tensor(rows), step / steps)
             progress(step + 1, steps)
 
 
@@ -347,14 +326,10 @@ def update_predictor(
     return outcome
 
 
-def _tokens(rows: Sequence[LabelledPrompt]) -> Tensor:
-    return torch.tensor([float(row.output_tokens) for row in rows])
-
-
 def write_queue(path: Path, rows: Sequence[LabelledPrompt]) -> None:
     """Put a queue in the place of the one that is there, whole or not at all."""
     lines = (json.dumps(without_answer(row)) + "\n" for row in rows)
-    write_whole(path, "".join(lines).encode())
+    write_whole(path, map(str.encode, lines))
 
 
 def read_queue(path: Path) -> list[LabelledPrompt]:

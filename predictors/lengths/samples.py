@@ -13,6 +13,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from ...workloads.arrays import Ints
 from ...workloads.errors import FileFormatError, SloBenchError
 from ...workloads.labelled_prompts import LabelledPrompt, prompt_key
 from ...workloads.parsing import parse_json
@@ -33,6 +36,11 @@ class Prompt:
 def prompts_of(rows: Sequence[LabelledPrompt]) -> list[Prompt]:
     """Inputs of the predictor for these rows."""
     return [Prompt(row.prompt, row.prompt_tokens, row.model) for row in rows]
+
+
+def tokens_of(rows: Sequence[LabelledPrompt]) -> Ints:
+    """Lengths of the answers of these rows."""
+    return np.array([row.output_tokens for row in rows], dtype=np.int64)
 
 
 def pack(parts: Mapping[str, Sequence[LabelledPrompt]]) -> bytes:

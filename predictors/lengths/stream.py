@@ -18,7 +18,7 @@ from .config import PredictorConfig
 from .distribution import PredictedDistributions, buckets_in
 from .online import FEWEST, OnlinePredictor, Update
 from .predictor import TrainedPredictor
-from .samples import TEST, prompts_of, read_samples, seen_in
+from .samples import TEST, prompts_of, read_samples, seen_in, tokens_of
 
 
 @dataclass(frozen=True)
@@ -77,13 +77,13 @@ def stream(
         for workload in dict.fromkeys(row.corpus for row in came):
             of = [row for row in came if row.corpus == workload]
             predicted = online.lengths(of, workload)
-            off = np.abs(predicted.buckets(worth) - _true(predicted.edges, of))
+            off = np.abs(predicted.buckets(worth) - buckets_in(predicted.edges, tokens_of(of)))
             guesses += (off == 0).tolist()
             within += (off <= 1).tolist()
             online.observe(of, workload)
         waits = len(online.fresh()) >= FEWEST
         update = online.update() if waits and first + every < len(rows) else None
-        true = _true(online.config.shape.edges, came)
+        true = buckets_in(online.config.shape.edges, tokens_of(came))
         static = as_trained[first : first + every] == true
         other = None if named_baseline is None else named_baseline[first : first + every] == true
         windows.append(
@@ -127,12 +127,12 @@ def _named(predictor: TrainedPredictor, rows: Sequence[LabelledPrompt]) -> Ints:
     return predictor.lengths(prompts_of(rows)).buckets(predictor.config.neighbours)
 
 
-def _true(edges: tuple[int, ...], rows: Sequence[LabelledPrompt]) -> np.ndarray:
-    return buckets_in(edges, np.array([row.output_tokens for row in rows]))
-
-
 def _exact(
     predicted: PredictedDistributions, rows: Sequence[LabelledPrompt], neighbours: float
 ) -> float:
     named = predicted.buckets(neighbours)
-    return float((named == _true(predicted.edges, rows)).mean()) if rows else float("nan")
+    return (
+        float((named == buckets_in(predicted.edges, tokens_of(rows))).mean())
+        if rows
+        else float("nan")
+    )

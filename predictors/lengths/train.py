@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ...workloads.errors import FileFormatError, SloBenchError
 from ...workloads.labelled_prompts import LabelledPrompt, split_by_prompt
+from ...workloads.whole_file import write_whole
 from .config import CONFIG, DEFAULT_BASE, HEADS, NetworkShape, PredictorConfig
 from .distribution import (
     DEFAULT_EDGES,
@@ -33,7 +34,6 @@ from .distribution import (
 )
 from .network import (
     UNKNOWN_MODEL,
-    Head,
     LengthNetwork,
     LoadedBase,
     bf16_runs,
@@ -43,7 +43,7 @@ from .network import (
     waiting_loss,
 )
 from .predictor import TrainedPredictor, raw_outputs
-from .samples import CALIBRATION, TEST, TRAIN, VALIDATION, Parts, pack, prompts_of
+from .samples import CALIBRATION, TEST, TRAIN, VALIDATION, Parts, pack, prompts_of, tokens_of
 from .tfidf import Encoded, TfIdfClassifier
 
 CHECKPOINT = "checkpoint.safetensors"
@@ -184,7 +184,7 @@ def train(
     )
     del loaded
     save_weights(weights, words, out / config.weights_file)
-    write_whole(out / config.samples_file, packed)
+    write_whole(out / config.samples_file, [packed])
     config = calibrated(config, out, parts[CALIBRATION], base=base, device=device)
     config.save(out)
     checkpoint.unlink()
@@ -197,22 +197,19 @@ def calibrated(
     """With the share of words, offset, worth of neighbours and confusion that suit these rows."""
     predictor = TrainedPredictor.load(folder, base=base, device=device, config=config)
     network, words = predictor.parts(prompts_of(rows))
-    tokens = np.array([row.output_tokens for row in rows])
+    tokens = tokens_of(rows)
     words_share = share_of(words, network, tokens)
     lengths = network.blended(words, words_share)
     shares = recalibration(lengths, tokens)
     lengths = lengths.recalibrated(shares)
-    edges = config.shape.edges
-    confusion = np.zeros((len(edges), len(edges)), dtype=int)
     neighbours = neighbours_worth(lengths, tokens)
-    np.add.at(confusion, (buckets_in(edges, tokens), lengths.buckets(neighbours)), 1)
     return replace(
         config,
         conformal_offset=conformal_offset(lengths, tokens),
         words_share=words_share,
         neighbours=neighbours,
         recalibration=shares,
-        confusion=tuple(tuple(row) for row in confusion.tolist()),
+        confusion=tuple(map(tuple, lengths.confusion(tokens, neighbours).tolist())),
     )
 
 
@@ -220,8 +217,8 @@ def tfidf_from(
     encoded: Encoded, rows: Sequence[LabelledPrompt], shape: NetworkShape
 ) -> TfIdfClassifier:
     """The linear model of answered prompts."""
-    tokens = np.array([row.output_tokens for row in rows])
-    return TfIdfClassifier.fit(encoded, buckets_in(shape.edges, tokens), len(shape.edges))
+    true = buckets_in(shape.edges, tokens_of(rows))
+    return TfIdfClassifier.fit(encoded, true, len(shape.edges))
 
 
 def save_weights(weights: Mapping[str, Tensor], words: TfIdfClassifier, path: Path) -> None:
@@ -230,14 +227,7 @@ def save_weights(weights: Mapping[str, Tensor], words: TfIdfClassifier, path: Pa
 
     linear = {name: torch.from_numpy(value) for name, value in words.tensors().items()}
     tensors = {name: weight.contiguous() for name, weight in weights.items()} | linear
-    write_whole(path, save(tensors))
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file, whole or not at all."""
-    partial = path.with_name(f".{path.name}.part")
-    partial.write_bytes(content)
-    partial.replace(path)
+    write_whole(path, [save(tensors)])
 
 
 def _check_folder(out: Path, resume: bool) -> None:
@@ -270,7 +260,7 @@ def _parts(rows: Sequence[LabelledPrompt], settings: TrainSettings) -> Parts:
             f"be left to learn from, {len(parts[VALIDATION])} to stop early and "
             f"{len(parts[CALIBRATION])} to calibrate; give some hundreds"
         )
-    tokens = np.array([row.output_tokens for row in parts[TRAIN]])
+    tokens = tokens_of(parts[TRAIN])
     found = np.unique(buckets_in(settings.edges, tokens))
     if len(found) < 2:
         begin = settings.edges[int(found[0])]
@@ -279,6 +269,11 @@ def _parts(rows: Sequence[LabelledPrompt], settings: TrainSettings) -> Parts:
             "there is nothing to tell apart; give other data, or finer --buckets"
         )
     return parts
+
+
+def tokens_tensor(rows: Sequence[LabelledPrompt]) -> Tensor:
+    """Lengths of the answers of these rows, as losses take them."""
+    return torch.tensor([float(row.output_tokens) for row in rows])
 
 
 class _Training:
@@ -304,13 +299,15 @@ class _Training:
         by_text = np.argsort(self.encoded.place, kind="stable")
         ends = np.cumsum(np.bincount(self.encoded.place))
         self._rows_of = np.split(by_text, ends[:-1])
-        self._tokens = torch.tensor([float(row.output_tokens) for row in rows])
+        self._tokens = tokens_tensor(rows)
         held = parts[VALIDATION]
         self._held = encode(loaded.tokenizer, shape, prompts_of(held))
-        self._held_tokens = torch.tensor([float(row.output_tokens) for row in held])
+        self._held_tokens = tokens_tensor(held)
         self._per_epoch = -(-len(self._rows_of) // settings.batch)
         self._total = self._per_epoch * settings.epochs
-        self._optimizer = optimizer_of(self._network, settings.learning_rate)
+        self._learner = Learner(
+            self._network, settings.learning_rate, settings.waiting_weight, bf16=self._bf16
+        )
         self.step = 0
         self.epochs: list[Epoch] = []
         self.best: dict[str, Tensor] = self._copy()
@@ -324,22 +321,13 @@ class _Training:
             epoch, place = divmod(self.step, self._per_epoch)
             if place == 0 or not order:
                 order = self._order(epoch)
-            rate = schedule(self.step / self._total)
-            set_rate(self._optimizer, self._settings.learning_rate * rate)
             rng = np.random.default_rng((self._settings.seed, 1, self.step))
             torch.manual_seed(int(rng.integers(2**31)))
             nameless = rng.random() < _NAMELESS
             encoded = self._nameless if nameless else self.encoded
             rows = order[place]
-            loss = learn(
-                self._network,
-                self._optimizer,
-                encoded,
-                rows,
-                self._tokens[torch.from_numpy(rows)],
-                bf16=self._bf16,
-                waiting_weight=self._settings.waiting_weight,
-            )
+            tokens = self._tokens[torch.from_numpy(rows)]
+            loss = self._learner.learn(encoded, rows, tokens, self.step / self._total)
             self._loss_sum += loss
             self.step += 1
             ended = self.step % self._per_epoch == 0
@@ -351,8 +339,7 @@ class _Training:
 
     def _end_epoch(self) -> Epoch:
         raw = raw_outputs(self._network, self._held, autocast=self._bf16)
-        weight = self._settings.waiting_weight
-        loss = float(loss_of(self._network.head, raw, self._held_tokens, weight))
+        loss = float(self._learner.loss(raw, self._held_tokens))
         best = all(loss < epoch.validation_loss for epoch in self.epochs)
         epoch = Epoch(len(self.epochs) + 1, self._loss_sum / self._per_epoch, loss, best)
         self.epochs.append(epoch)
@@ -390,7 +377,7 @@ class _Training:
         tensors = {f"now/{name}": weight for name, weight in self._copy().items()}
         tensors |= {f"best/{name}": weight for name, weight in self.best.items()}
         for name, weight in self._weights.items():
-            moments = self._optimizer.state.get(weight, {})
+            moments = self._learner.optimizer.state.get(weight, {})
             for moment in ("exp_avg", "exp_avg_sq"):
                 if moment in moments:
                     tensors[f"{moment}/{name}"] = moments[moment].detach().cpu().contiguous()
@@ -400,7 +387,7 @@ class _Training:
             "epochs": [asdict(epoch) for epoch in self.epochs],
             "same": same,
         }
-        write_whole(path, save(tensors, metadata={"state": json.dumps(state)}))
+        write_whole(path, [save(tensors, metadata={"state": json.dumps(state)})])
 
     def restore(self, path: Path, same: str) -> None:
         """The state that `keep` kept.
@@ -429,68 +416,61 @@ class _Training:
                 weight.copy_(tensors[f"now/{name}"])
                 self.best[name] = tensors[f"best/{name}"]
                 if f"exp_avg/{name}" in tensors:
-                    self._optimizer.state[weight] = {
+                    self._learner.optimizer.state[weight] = {
                         "step": torch.tensor(float(self.step)),
                         "exp_avg": tensors[f"exp_avg/{name}"].to(weight.device),
                         "exp_avg_sq": tensors[f"exp_avg_sq/{name}"].to(weight.device),
                     }
 
 
-def optimizer_of(network: LengthNetwork, learning_rate: float) -> torch.optim.Optimizer:
-    """AdamW; only the head decays, and it learns faster."""
-    weights = network.trained()
-    lora = [w for name, w in weights.items() if "lora_" in name]
-    top = [w for name, w in weights.items() if "lora_" not in name]
-    groups = [
-        {"params": lora, "weight_decay": 0.0, "times": 1.0},
-        {"params": top, "weight_decay": 0.01, "times": _TOP_RATE},
-    ]
-    optimizer = torch.optim.AdamW(groups)
-    set_rate(optimizer, learning_rate)
-    return optimizer
+class Learner:
+    """Trains a network by AdamW; only the head decays, and it learns faster.
 
+    `waiting_weight` is that of `waiting_loss`, beside the head's loss.
+    """
 
-def set_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
-    """From the next step on; the head's is a multiple of it."""
-    for group in optimizer.param_groups:
-        group["lr"] = learning_rate * group["times"]
+    def __init__(
+        self, network: LengthNetwork, learning_rate: float, waiting_weight: float, *, bf16: bool
+    ) -> None:
+        self._network, self._bf16 = network, bf16
+        self._rate, self._waiting_weight = learning_rate, waiting_weight
+        weights = network.trained()
+        lora = [w for name, w in weights.items() if "lora_" in name]
+        top = [w for name, w in weights.items() if "lora_" not in name]
+        groups = [
+            {"params": lora, "weight_decay": 0.0, "times": 1.0},
+            {"params": top, "weight_decay": 0.01, "times": _TOP_RATE},
+        ]
+        self.optimizer = torch.optim.AdamW(groups)
 
+    def learn(self, encoded: Encoded, rows: np.ndarray, tokens: Tensor, done: float) -> float:
+        """One step on one batch, after a share `done` of them; returns its loss before the step."""
+        network = self._network
+        for group in self.optimizer.param_groups:
+            group["lr"] = self._rate * schedule(done) * group["times"]
+        if not network.training:
+            network.train()
+        device = str(next(network.top.parameters()).device)
+        self.optimizer.zero_grad(set_to_none=True)
+        whole = 0.0
+        for at in _pieces(encoded, rows):
+            with torch.autocast(device.partition(":")[0], torch.bfloat16, enabled=self._bf16):
+                raw = network(*encoded.batch(rows[at], device, pad_to=_PAD_TO))
+            true = tokens[torch.from_numpy(at)].to(device)
+            loss = self.loss(raw.float(), true) * (len(raw) / len(rows))
+            loss.backward()
+            whole += float(loss.detach())
+        torch.nn.utils.clip_grad_norm_(network.trained().values(), 1.0)
+        self.optimizer.step()
+        return whole
 
-def learn(
-    network: LengthNetwork,
-    optimizer: torch.optim.Optimizer,
-    encoded: Encoded,
-    rows: np.ndarray,
-    tokens: Tensor,
-    *,
-    bf16: bool,
-    waiting_weight: float = 0.0,
-) -> float:
-    """One step on one batch; returns its loss before the step."""
-    if not network.training:
-        network.train()
-    device = str(next(network.top.parameters()).device)
-    optimizer.zero_grad(set_to_none=True)
-    whole = 0.0
-    for at in _pieces(encoded, rows):
-        with torch.autocast(device.partition(":")[0], torch.bfloat16, enabled=bf16):
-            raw = network(*encoded.batch(rows[at], device, pad_to=_PAD_TO))
-        loss = loss_of(
-            network.head, raw.float(), tokens[torch.from_numpy(at)].to(device), waiting_weight
-        ) * (len(raw) / len(rows))
-        loss.backward()
-        whole += float(loss.detach())
-    torch.nn.utils.clip_grad_norm_(network.trained().values(), 1.0)
-    optimizer.step()
-    return whole
-
-
-def loss_of(head: Head, raw: Tensor, tokens: Tensor, waiting_weight: float) -> Tensor:
-    """The head's loss, and that of the order of lengths with its weight."""
-    loss = head.loss(raw, tokens)
-    if waiting_weight:
-        loss = loss + waiting_weight * waiting_loss(head.mean_log(raw), tokens)
-    return loss
+    def loss(self, raw: Tensor, tokens: Tensor) -> Tensor:
+        """The head's loss, and that of the order of lengths with its weight."""
+        head = self._network.head
+        loss = head.loss(raw, tokens)
+        if self._waiting_weight:
+            loss = loss + self._waiting_weight * waiting_loss(head.mean_log(raw), tokens)
+        return loss
 
 
 def _pieces(encoded: Encoded, rows: np.ndarray) -> list[np.ndarray]:

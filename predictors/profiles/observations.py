@@ -10,8 +10,7 @@ import numpy as np
 from ...workloads.arrays import Floats, Mask
 from ...workloads.errors import SloBenchError
 from ..placement import Placement
-from .build import linear_curve, summed_curve
-from .hardware import profiled_gpu, profiled_model
+from .build import linear_curve, profiled_gpu, profiled_model, summed_curve
 from .profile import Profile, ProfileTable
 from .table import Curve
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from slo_bench.predictors.profiles.build import profiled_gpu, profiled_model
 from slo_bench.predictors.profiles.fit import fit_link, fit_links
-from slo_bench.predictors.profiles.hardware import profiled_gpu, profiled_model
 from slo_bench.predictors.profiles.profile import (
     MeasuredDevice,
     MeasuredLink,

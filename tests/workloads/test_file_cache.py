@@ -132,6 +132,6 @@ def test_other_caches_hold_no_file_of_a_user():
         "predictors/profiles/table.py",  # look-ups by a grid's values
         "predictors/step_time.py",
         "reports/pages/document.py",
-        "workloads/catalogue.py",
         "workloads/fetch.py",
+        "workloads/source.py",
     }

@@ -3,10 +3,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from slo_bench.workloads.catalogue import catalogue, find
 from slo_bench.workloads.errors import SloBenchError, UnknownNameError
 from slo_bench.workloads.slo import parse_slo
-from slo_bench.workloads.source import load_source
+from slo_bench.workloads.source import catalogue, find, load_source
 from slo_bench.workloads.workload import Workload
 
 NAMES = [

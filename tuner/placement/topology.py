@@ -221,6 +221,10 @@ class Topology:
                 raise SloBenchError(f"two devices are called {name!r}; give each its own name")
 
 
+def _wrong(path: Path, problem: str) -> FileFormatError:
+    return FileFormatError(path, None, problem)
+
+
 def read_topology(path: Path) -> Topology:
     """The topology in a TOML file (see the module).
 
@@ -231,8 +235,8 @@ def read_topology(path: Path) -> Topology:
     table, _ = read_toml(path)
     strangers = set(table) - _SECTIONS
     if strangers:
-        raise FileFormatError(
-            path, None, f"unknown {min(strangers)!r}; a topology has [[device]], [links], [[link]]"
+        raise _wrong(
+            path, f"unknown {min(strangers)!r}; a topology has [[device]], [links], [[link]]"
         )
     members, devices = _devices(path, table.get("device"))
     found = _general(path, table.get("links", {}), devices)
@@ -242,9 +246,8 @@ def read_topology(path: Path) -> Topology:
         if i == j:
             found[i][i] = None
         elif found[i][j] is None:
-            raise FileFormatError(
+            raise _wrong(
                 path,
-                None,
                 f"no link between {devices[i].name} and {devices[j].name}; add a [[link]] or "
                 "links.default",
             )
@@ -271,7 +274,7 @@ def _general(path: Path, said: object, devices: tuple[Machine, ...]) -> list[lis
     n = len(devices)
     found: list[list[LinkSpec | None]] = [[None] * n for _ in range(n)]
     if not isinstance(said, Mapping) or set(said) - {"default", "topo"}:
-        raise FileFormatError(path, None, "[links] may set default and topo")
+        raise _wrong(path, "[links] may set default and topo")
     if "default" in said:
         default = read_link(path, "links.default", said["default"])
         found = [[default] * n for _ in range(n)]
@@ -293,10 +296,10 @@ def _single(
         said = row if isinstance(row, Mapping) else {}
         ends = said.get("between")
         if not isinstance(ends, list) or len(ends) != 2 or "link" not in said:
-            raise FileFormatError(path, None, "a [[link]] needs between = [a, b] and link")
+            raise _wrong(path, "a [[link]] needs between = [a, b] and link")
         for end in ends:
             if end not in members:
-                raise FileFormatError(path, None, f"a [[link]] names {end!r}, no device")
+                raise _wrong(path, f"a [[link]] names {end!r}, no device")
         between = read_link(path, f"link {ends[0]}-{ends[1]}", said["link"])
         found.update(dict.fromkeys(product(members[ends[0]], members[ends[1]]), between))
     return found
@@ -304,30 +307,27 @@ def _single(
 
 def _devices(path: Path, rows: object) -> tuple[dict[str, list[int]], tuple[Machine, ...]]:
     if not isinstance(rows, list) or not rows:
-        raise FileFormatError(path, None, "a topology needs [[device]]s")
+        raise _wrong(path, "a topology needs [[device]]s")
     members: dict[str, list[int]] = {}
     devices: list[Machine] = []
     for place, row in enumerate(rows):
         if not isinstance(row, Mapping) or "gpu" not in row or set(row) - _DEVICE:
-            raise FileFormatError(
-                path, None, f"device {place} needs gpu; it may have {', '.join(sorted(_DEVICE))}"
+            raise _wrong(
+                path, f"device {place} needs gpu; it may have {', '.join(sorted(_DEVICE))}"
             )
         name, count = str(row.get("name", f"GPU{place}")), row.get("count")
         if count is not None and (not isinstance(count, int) or not 1 <= count <= _MOST_ALIKE):
-            raise FileFormatError(
+            raise _wrong(
                 path,
-                None,
                 f"count of {name} must be a whole number from 1 to {_MOST_ALIKE} but is "
                 f"{count!r:.40}",
             )
         spec, extra_ms = read_gpu(path, name, row["gpu"]), row.get("layer_extra_ms", 0.0)
         if not 0 <= number(extra_ms) < math.inf:
-            raise FileFormatError(
-                path, None, f"layer_extra_ms of {name} must be from 0 on but is {extra_ms!r}"
-            )
+            raise _wrong(path, f"layer_extra_ms of {name} must be from 0 on but is {extra_ms!r}")
         for each in [name] if count is None else [f"{name}-{k}" for k in range(count)]:
             if each in members:
-                raise FileFormatError(path, None, f"two devices are called {each!r}")
+                raise _wrong(path, f"two devices are called {each!r}")
             members[each] = [len(devices)]
             devices.append(Machine(each, spec, extra_ms * 1e-3))
         if count is not None:

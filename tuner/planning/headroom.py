@@ -66,9 +66,9 @@ class Change:
 
     what: str
     how: str
-    gain: float
-    gain_low: float
-    gain_high: float
+    gain: float = 1.0
+    gain_low: float = 1.0
+    gain_high: float = 1.0
     unseen: bool = False
     instances: int = 0
 
@@ -289,7 +289,7 @@ def _changes(spec: CellSpec, server: ObservedServer) -> Iterator[tuple[CellSpec,
             option = f"{_OPTIONS[name]} {value}"
             yield (
                 dataclasses.replace(spec, parameters=changed),
-                Change(what, option, 1.0, 1.0, 1.0, unseen=unseen),
+                Change(what, option, unseen=unseen),
             )
     if spec.system == "vllm":
         yield (
@@ -297,7 +297,6 @@ def _changes(spec: CellSpec, server: ObservedServer) -> Iterator[tuple[CellSpec,
             Change(
                 "earliest deadline first (edf) in place of first come, first served",
                 "slo-bench serve edf --backend vllm",
-                *(1.0, 1.0, 1.0),
             ),
         )
     more = spec.instances + 1
@@ -306,7 +305,6 @@ def _changes(spec: CellSpec, server: ObservedServer) -> Iterator[tuple[CellSpec,
         Change(
             f"{more} instances behind a router (today {spec.instances})",
             f"{more} servers, least-loaded first",
-            *(1.0, 1.0, 1.0),
             instances=1,
         ),
     )

@@ -14,7 +14,7 @@ from ...harness.servers.launch.server_args import parallel_args
 from ...predictors.specs import model
 from ...workloads.errors import SloBenchError
 from ...workloads.whole_file import write_whole
-from .offers import Offer, Value, experiment_of
+from .offers import Offer, Value
 from .prices import PriceList
 from .search import SizedOffer, TargetLoad
 
@@ -80,7 +80,7 @@ def write_launch_files(
     Raises:
         SloBenchError: they cannot be written.
     """
-    experiment = experiment_of(asked, plan.offer, plan.parameters, plan.instances, wanted.rate_rps)
+    experiment = plan.experiment(asked, wanted.rate_rps)
     kept = experiment.model_copy(update={"records": asked.records, "name": "plan"})
     files = {folder / "experiment.toml": kept.to_toml()}
     script = launch_script(asked, wanted, plan, prices)

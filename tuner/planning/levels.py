@@ -124,30 +124,26 @@ def judged(level: DeploymentLevel, runner_of: RunnerOf = simulated_runner) -> Ve
     return verdict(runner, level.rate_rps, level.target, level.first_seed, level.length)
 
 
+@dataclass
 class Levels:
     """Verdicts by level: those that a plan's folder holds, and new ones, which are kept in it."""
 
-    def __init__(
-        self,
-        checkpoint: Checkpoint | None,
-        runner_of: RunnerOf,
-        pool: WorkerPool | None,
-        say: Say,
-    ) -> None:
-        self._checkpoint = checkpoint
-        self._runner_of = runner_of
-        self._pool = pool
-        self._say = say
+    checkpoint: Checkpoint | None
+    runner_of: RunnerOf
+    pool: WorkerPool | None
+    say: Say
+
+    def __post_init__(self) -> None:
         self._known: dict[str, Verdict] = {}
         self._begun: dict[str, Future[Verdict]] = {}
-        if checkpoint is not None and checkpoint.path.exists():
-            self._known = {one["name"]: Verdict(**one["level"]) for one in checkpoint.read()}
+        if self.checkpoint is not None and self.checkpoint.path.exists():
+            self._known = {one["name"]: Verdict(**one["level"]) for one in self.checkpoint.read()}
 
     def begin(self, level: DeploymentLevel) -> None:
         """Start a level in the pool, if there is one and the level is not known or started."""
         line = level.line
-        if self._pool is not None and line not in self._known and line not in self._begun:
-            self._begun[line] = self._pool.begin(judged, level)
+        if self.pool is not None and line not in self._known and line not in self._begun:
+            self._begun[line] = self.pool.begin(judged, level)
 
     def carried(self, level: DeploymentLevel) -> bool:
         """Whether the level is known by now, and carries its rate."""
@@ -169,11 +165,11 @@ class Levels:
         """The verdict on a level, which is kept in the folder."""
         line = level.line
         if line not in self._known:
-            self._say(line)
+            self.say(line)
             self.begin(level)
             begun = self._begun.pop(line, None)
-            found = judged(level, self._runner_of) if begun is None else begun.result()
+            found = judged(level, self.runner_of) if begun is None else begun.result()
             self._known[line] = found
-            if self._checkpoint is not None:
-                self._checkpoint.append({"name": line, "level": asdict(found)})
+            if self.checkpoint is not None:
+                self.checkpoint.append({"name": line, "level": asdict(found)})
         return self._known[line]

@@ -66,26 +66,78 @@ class Offer:
         """Its parallelism, as `tp4 pp2`."""
         return spread_text(self.tp, self.pp, self.dp)
 
-    def same_shapes(
-        self, parameters: Mapping[str, Value], instances: int
-    ) -> Iterator[Mapping[str, Value]]:
-        """The shapes of `instances` instances that differ from `parameters` in the ratio alone."""
-        ratio = {name for pair in _PAIRS for name in pair}
-        for shape in self.shapes(instances):
-            if all(shape[name] == parameters[name] for name in shape.keys() - ratio):
-                yield shape
-
-    def shapes(self, instances: int) -> Iterator[Mapping[str, Value]]:
-        """Parameters to try with `instances` instances: all settings, and all useful ratios where
-        there are two kinds of instances.
+    def shapes(self, instances: int) -> Iterator[Deployment]:
+        """What to try with `instances` instances: all settings, and all useful ratios where there
+        are two kinds of instances.
         """
         for parameters in self.settings:
             pair = _open_pair(self.system, parameters)
             if pair is None:
-                yield parameters
+                yield Deployment(self, instances, parameters)
                 continue
             for one, other in _ratios(instances):
-                yield {**parameters, pair[0]: one, pair[1]: other}
+                chosen = {**parameters, pair[0]: one, pair[1]: other}
+                yield Deployment(self, instances, chosen)
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A number of instances of an offer with these parameters."""
+
+    offer: Offer
+    instances: int
+    parameters: Mapping[str, Value]
+
+    @property
+    def gpus(self) -> int:
+        """Total GPUs over all instances."""
+        return self.instances * self.offer.gpus
+
+    @property
+    def usd_per_hour(self) -> float:
+        """Total price over all instances."""
+        return self.instances * self.offer.usd_per_hour
+
+    @property
+    def name(self) -> str:
+        """A name that no other deployment has."""
+        set_to = "".join(f" {parameter}={value}" for parameter, value in self.parameters.items())
+        return f"{self.instances} × {self.offer.name}{set_to}"
+
+    def resized(self, instances: int) -> Iterator[Deployment]:
+        """Those of `instances` instances that differ from this one in the ratio alone."""
+        ratio = {name for pair in _PAIRS for name in pair}
+        for one in self.offer.shapes(instances):
+            kept = one.parameters.keys() - ratio
+            if all(one.parameters[name] == self.parameters[name] for name in kept):
+                yield one
+
+    def spec(self, asked: ExperimentSchema, rate_rps: float) -> CellSpec:
+        """Its cell at a rate.
+
+        Raises:
+            SloBenchError: the system cannot have that number of instances, or the model does not
+                fit.
+        """
+        return plan(self.experiment(asked, rate_rps)).cells[0]
+
+    def experiment(self, asked: ExperimentSchema, rate_rps: float) -> ExperimentSchema:
+        """The experiment that `slo-bench run` would run for it."""
+        offer = self.offer
+        parameters = {name: (value,) for name, value in self.parameters.items()}
+        return _with(asked, offer.deployment).model_copy(
+            update={
+                "systems": (offer.system,),
+                "parameters": {offer.system: parameters},
+                "gpu": (offer.gpu,),
+                "tp": (offer.tp,),
+                "pp": (offer.pp,),
+                "instances": (self.instances,),
+                "rates": (rate_rps,),
+                "requests": (None,),
+                "records": "none",
+            }
+        )
 
 
 def spread_text(tp: int, pp: int, dp: int) -> str:
@@ -168,44 +220,6 @@ def _with(asked: ExperimentSchema, deployment: Mapping[str, Value]) -> Experimen
     return asked.model_copy(update={name: (value,) for name, value in deployment.items()})
 
 
-def spec_of(
-    asked: ExperimentSchema,
-    offer: Offer,
-    parameters: Mapping[str, Value],
-    instances: int,
-    rate_rps: float,
-) -> CellSpec:
-    """The cell of an offer with a number of instances at a rate.
-
-    Raises:
-        SloBenchError: the system cannot have that number of instances, or the model does not fit.
-    """
-    return plan(experiment_of(asked, offer, parameters, instances, rate_rps)).cells[0]
-
-
-def experiment_of(
-    asked: ExperimentSchema,
-    offer: Offer,
-    parameters: Mapping[str, Value],
-    instances: int,
-    rate_rps: float,
-) -> ExperimentSchema:
-    """The experiment that `slo-bench run` would run for an offer."""
-    return _with(asked, offer.deployment).model_copy(
-        update={
-            "systems": (offer.system,),
-            "parameters": {offer.system: {name: (value,) for name, value in parameters.items()}},
-            "gpu": (offer.gpu,),
-            "tp": (offer.tp,),
-            "pp": (offer.pp,),
-            "instances": (instances,),
-            "rates": (rate_rps,),
-            "requests": (None,),
-            "records": "none",
-        }
-    )
-
-
 def _offer(
     asked: ExperimentSchema, rate_rps: float, kind: str, tp: int, pp: int, system: str, usd: float
 ) -> Offer:
@@ -220,7 +234,7 @@ def _offer(
     draft = Offer(
         system, settings, kind, tp, pp, usd * tp * pp * dp, least, math.inf, *numbers, least
     )
-    spec = spec_of(asked, draft, next(draft.shapes(least)), least, rate_rps)
+    spec = next(draft.shapes(least)).spec(asked, rate_rps)
     alone = estimated_capacity_rps(spec.workload, spec.placement, spec.seed)
     enough = math.ceil(rate_rps / (alone * _OPTIMISM))
     return replace(draft, least_instances=max(least, enough), alone_rps=alone)

@@ -45,7 +45,7 @@ from .levels import (
     Verdict,
     simulated_runner,
 )
-from .offers import Offer, Value, offers, spec_of
+from .offers import Deployment, Offer, offers
 from .prices import PriceList, default_prices
 
 LEVELS = "plan.jsonl"  # in the folder of a plan: the levels that were simulated
@@ -100,40 +100,16 @@ class PlanFigures:
 
 
 @dataclass(frozen=True)
-class SizedOffer:
+class SizedOffer(Deployment):
     """An offer with a number of instances, and the attainment at the wanted rate.
 
     `verdict` is that of the long runs on fresh seeds which confirmed it.
     """
 
-    offer: Offer
-    instances: int
-    parameters: Mapping[str, Value]
     verdict: Verdict
     capacity: Capacity | None = None
     fitted: bool = True  # step times, to measurements
     figures: PlanFigures | None = None
-
-    @property
-    def gpus(self) -> int:
-        """Total GPUs over all instances."""
-        return self.instances * self.offer.gpus
-
-    @property
-    def usd_per_hour(self) -> float:
-        """Total price over all instances."""
-        return self.instances * self.offer.usd_per_hour
-
-    @property
-    def name(self) -> str:
-        """A name that no other sized offer has."""
-        return name_of(self.offer, self.instances, self.parameters)
-
-
-def name_of(offer: Offer, instances: int, parameters: Mapping[str, Value]) -> str:
-    """The name of a number of instances of an offer with these parameters."""
-    set_to = "".join(f" {parameter}={value}" for parameter, value in parameters.items())
-    return f"{instances} × {offer.name}{set_to}"
 
 
 @dataclass(frozen=True)
@@ -274,8 +250,7 @@ class PlanSearch:
         return self._found[-1].usd_per_hour if full else math.inf
 
     def _check_arrivals(self, offer: Offer) -> None:
-        least = offer.least_instances
-        spec = spec_of(self.asked, offer, next(offer.shapes(least)), least, 1.0)
+        spec = next(offer.shapes(offer.least_instances)).spec(self.asked, 1.0)
         if source(spec.workload).has_arrivals:
             raise SloBenchError(
                 f"{spec.workload.workload} has arrivals of its own; choose an arrival process for "
@@ -286,7 +261,7 @@ class PlanSearch:
         """Whether the target is reached at 5 % load, almost without waiting; if not, more instances
         do not help.
         """
-        return bool(self._carrying(offer, *_light(offer, self.wanted.whole_rps)))
+        return bool(self._carrying(*_light(offer, self.wanted.whole_rps)))
 
     def _smallest(self, offer: Offer) -> SizedOffer | None:
         """The fewest instances that carry the load, confirmed, if they cost less than the results
@@ -295,9 +270,7 @@ class PlanSearch:
         least = offer.least_instances
         while shapes := self._fewest(offer, least):
             for one in shapes:
-                [(_, level)] = self._levels_of(
-                    offer, one.instances, self.wanted.whole_rps, CONFIRM, [one.parameters]
-                )
+                [(_, level)] = self._levels_of([one], self.wanted.whole_rps, CONFIRM)
                 confirmed = replace(one, verdict=self._judged([level])[0])
                 if confirmed.verdict.carries:
                     return confirmed
@@ -312,7 +285,8 @@ class PlanSearch:
         count = _likely(offer, least)
         best: list[SizedOffer] = []
         while failing + 1 <= most and (not best or failing + 1 < best[0].instances):
-            found = self._carrying(offer, min(count, most), self.wanted.whole_rps, SEARCH)
+            shapes = offer.shapes(min(count, most))
+            found = self._carrying(shapes, self.wanted.whole_rps, SEARCH)
             if not found:
                 failing = min(count, most)
                 count = max(failing + 1, math.floor(failing * _STEP))
@@ -349,47 +323,33 @@ class PlanSearch:
     def _holds(self, plan: SizedOffer, instances: int, rate_rps: float, length: RunLength) -> bool:
         """Whether that many instances of a plan carry a rate, before its headroom."""
         whole_rps = rate_rps * (1 + self.wanted.headroom)
-        shapes = plan.offer.same_shapes(plan.parameters, instances)
-        return bool(self._carrying(plan.offer, instances, whole_rps, length, shapes))
+        return bool(self._carrying(plan.resized(instances), whole_rps, length))
 
     def _carrying(
-        self,
-        offer: Offer,
-        instances: int,
-        rate_rps: float,
-        length: RunLength,
-        shapes: Iterable[Mapping[str, Value]] | None = None,
+        self, shapes: Iterable[Deployment], rate_rps: float, length: RunLength
     ) -> list[SizedOffer]:
-        """The shapes that carry the rate with `instances` instances, the best first."""
-        levels = list(self._levels_of(offer, instances, rate_rps, length, shapes))
+        """Those that carry the rate, the best first."""
+        levels = list(self._levels_of(shapes, rate_rps, length))
         verdicts = self._judged([level for _, level in levels])
         found = [
-            SizedOffer(offer, instances, parameters, judged)
-            for (parameters, _), judged in zip(levels, verdicts, strict=True)
+            SizedOffer(one.offer, one.instances, one.parameters, judged)
+            for (one, _), judged in zip(levels, verdicts, strict=True)
             if judged.carries
         ]
         return sorted(found, key=lambda one: -one.verdict.attainment)
 
     def _levels_of(
-        self,
-        offer: Offer,
-        instances: int,
-        rate_rps: float,
-        length: RunLength,
-        shapes: Iterable[Mapping[str, Value]] | None = None,
-    ) -> Iterator[tuple[Mapping[str, Value], DeploymentLevel]]:
-        """The levels of all shapes, or of those given, with their parameters."""
+        self, shapes: Iterable[Deployment], rate_rps: float, length: RunLength
+    ) -> Iterator[tuple[Deployment, DeploymentLevel]]:
+        """The levels of these deployments."""
         seed = self.asked.seed + (_FRESH_SEEDS if length is CONFIRM else 0)
-        for parameters in offer.shapes(instances) if shapes is None else shapes:
+        for one in shapes:
             try:
-                spec = spec_of(self.asked, offer, parameters, instances, rate_rps)
+                spec = one.spec(self.asked, rate_rps)
             except SloBenchError:  # the system cannot have that number of instances
                 continue
-            name = name_of(offer, instances, parameters)
-            yield (
-                parameters,
-                DeploymentLevel(name, spec, rate_rps, self.wanted.target, seed, length),
-            )
+            target = self.wanted.target
+            yield one, DeploymentLevel(one.name, spec, rate_rps, target, seed, length)
 
     def _judged(self, levels: Sequence[DeploymentLevel]) -> list[Verdict]:
         """The verdicts on some levels; a pool begins them together, and then what may be next."""
@@ -404,13 +364,13 @@ class PlanSearch:
         rate_rps = self.wanted.whole_rps
         cheap = (one for one in self._ahead if self._most(one) >= one.least_instances)
         for offer in islice(cheap, offers):
-            light = [level for _, level in self._levels_of(offer, *_light(offer, rate_rps))]
+            light = [level for _, level in self._levels_of(*_light(offer, rate_rps))]
             for level in light:
                 self._levels.begin(level)
             if not any(map(self._levels.carried, light)):
                 continue
             count = min(_likely(offer, offer.least_instances), self._most(offer))
-            for _, level in self._levels_of(offer, count, rate_rps, SEARCH):
+            for _, level in self._levels_of(offer.shapes(count), rate_rps, SEARCH):
                 self._levels.begin(level)
 
     def _most(self, offer: Offer) -> int:
@@ -421,15 +381,8 @@ class PlanSearch:
     def _with_capacities(self) -> tuple[SizedOffer, ...]:
         """The plans found, with their capacity; a pool searches several at once."""
         rate_rps, pool = self.wanted.whole_rps, self.options.pool
-        given = [
-            (
-                spec_of(self.asked, one.offer, one.parameters, one.instances, rate_rps),
-                rate_rps,
-                self.wanted.target,
-                self.asked.seed,
-            )
-            for one in self._found
-        ]
+        target, seed = self.wanted.target, self.asked.seed
+        given = [(one.spec(self.asked, rate_rps), rate_rps, target, seed) for one in self._found]
         begun = [] if pool is None else [pool.begin(spare_capacity, *one) for one in given]
         plans = []
         for place, one in enumerate(self._found):
@@ -442,10 +395,10 @@ class PlanSearch:
         return tuple(plans)
 
 
-def _light(offer: Offer, rate_rps: float) -> tuple[int, float, RunLength]:
-    """Instances, rate and runs of a load at which hardly a request waits."""
+def _light(offer: Offer, rate_rps: float) -> tuple[Iterator[Deployment], float, RunLength]:
+    """Deployments, rate and runs of a load at which hardly a request waits."""
     least = offer.least_instances
-    return least, min(rate_rps, _LIGHT_SHARE * offer.alone_rps * least), LIGHT
+    return offer.shapes(least), min(rate_rps, _LIGHT_SHARE * offer.alone_rps * least), LIGHT
 
 
 def _likely(offer: Offer, least: int) -> int:

@@ -20,6 +20,7 @@ from ...harness.servers.launch.backend_names import SIMULATED
 from ...harness.servers.launch.serve import OWN_OPTIONS
 from ...workloads.errors import SloBenchError, UnknownNameError
 from .dimension import Dimension, Value, of_bounds, of_values, parse
+from .settings import Aim, TuneSettings
 
 Configuration = Mapping[str, Value]
 Asked = str | Sequence[Value] | Value  # the range or values of a searched name
@@ -92,6 +93,20 @@ class Space:
         if args != list(experiment.server.args):
             table["server"] = {**table.get("server", {}), "args": tuple(args)}
         return Experiment(**table)
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """A checked tuning run: experiment, settings, objectives and search space.
+
+    Raises:
+        SloBenchError: the experiment, the space and the settings do not fit each other.
+    """
+
+    experiment: Experiment
+    settings: TuneSettings
+    aim: Aim
+    space: Space
 
 
 def _server_words(name: str, value: Value) -> list[str]:

@@ -20,10 +20,9 @@ from .evaluate import (
     PruningThreshold,
     gpus_of,
 )
-from .prepare import Tuning
 from .samplers import SAMPLERS, ByNumber
 from .settings import CAPACITY, COST
-from .space import key_of
+from .space import Tuning, key_of
 from .study_results import (
     CONFIGURATION,
     KEY,

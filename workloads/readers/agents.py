@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from ..lengths import MOST_TOKENS
 from ..parsing import number, parse_json
 from ..prefixes import BLOCK_SIZE
 from ..sessions import AGENT, SUBAGENT, TASK_BITS, Step, Task
-from .table import FileTable, WorkloadTrace, in_order, lines
+from .table import FileTable, Kept, WorkloadTrace, in_order, lines
 
 _CALLS = ("chat", "text_completion", "generate_content")
 _AGENTS = ("invoke_agent", "invoke_workflow")
@@ -84,18 +84,14 @@ class RecordedTasks:
     def trace(self, path: Path) -> WorkloadTrace:
         """The single requests as a trace, at their times."""
         steps = [task[0] for task in self.tasks]
-        prompt, output = (
-            np.array([getattr(step, name) for step in steps], dtype=np.int64)
+        values = {
+            name: np.array([getattr(step, name) for step in steps], dtype=np.int64)
             for name in ("prompt_tokens", "output_tokens")
-        )
-        return in_order(
-            FileTable(path, {}, [0] * len(steps)),
-            "otel",
-            np.array(self.starts_s),
-            np.arange(len(steps)),
-            {"prompt_tokens": prompt, "output_tokens": output},
-            notes=("no trace has several requests: they arrive when they did",),
-        )
+        }
+        note = "no trace has several requests: they arrive when they did"
+        kept = Kept(np.arange(len(steps)), (note,))
+        table = FileTable(path, {}, [0] * len(steps))
+        return in_order(table, "otel", np.array(self.starts_s), values, kept)
 
 
 class _Graph:
@@ -216,13 +212,13 @@ def _weka(path: Path) -> RecordedTasks:
     tasks: list[Task] = []
     sizes: set[int] = set()
     for place, task in enumerate(_objects(path)):
-        where = f"object {place + 1}"
+        where = _Place(path, f"object {place + 1}")
         size, scope = task.get("block_size"), task.get("hash_id_scope", "local")
         if not isinstance(size, int) or not 1 <= size <= 1 << 16:
-            raise FileFormatError(path, None, f"{where}: block_size must be a number of tokens")
+            raise where.fail("block_size must be a number of tokens")
         sizes.add(size)
         graph = _Graph(path, size)
-        graph.add(_weka_agent(path, where, task, 0.0, scope == "global"), (), AGENT)
+        graph.add(_weka_agent(where, task, 0.0, scope == "global"), (), AGENT)
         tasks.append(graph.steps)
     if len(sizes) > 1:
         raise FileFormatError(path, None, f"tasks have several block sizes: {sorted(sizes)}")
@@ -230,34 +226,41 @@ def _weka(path: Path) -> RecordedTasks:
     return RecordedTasks([one for one in tasks if one], sizes.pop() if sizes else 1, notes)
 
 
-def _weka_agent(
-    path: Path, where: str, table: Mapping[str, Any], offset_s: float, shared: bool
-) -> _Agent:
+@dataclass(frozen=True)
+class _Place:
+    """Where in a file something stands."""
+
+    path: Path
+    where: str
+
+    def fail(self, problem: str) -> FileFormatError:
+        return FileFormatError(self.path, None, f"{self.where}: {problem}")
+
+
+def _weka_agent(where: _Place, table: Mapping[str, Any], offset_s: float, shared: bool) -> _Agent:
     rows = table.get("requests")
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise FileFormatError(path, None, f"{where}: requests must be a list of objects")
+        raise where.fail("requests must be a list of objects")
     found = _Agent(offset_s)
     for place, row in enumerate(rows):
-        here = f"{where}, request {place}"
-        start_s = offset_s + _seconds(path, here, row, "t", None)
+        here = replace(where, where=f"{where.where}, request {place}")
+        start_s = offset_s + _seconds(here, row, "t", None)
         if row.get("type") == "subagent":
             inner = row.get("requests") or [{}]
-            first = _seconds(path, here, inner[0], "t", start_s) if inner[0] else start_s
+            first = _seconds(here, inner[0], "t", start_s) if inner[0] else start_s
             # Raw traces count from the sub-agent's start, published ones from the task's.
             relative = first < start_s - offset_s
-            found.items.append(_weka_agent(path, here, row, start_s if relative else 0.0, shared))
+            found.items.append(_weka_agent(here, row, start_s if relative else 0.0, shared))
             found.items[-1].start_s = start_s
             continue
-        prompt, output = (_tokens(path, here, row, name) for name in ("in", "out"))
+        prompt, output = (_tokens(here, row, name) for name in ("in", "out"))
         if prompt and output:
-            end_s = start_s + _seconds(path, here, row, "api_time", 0.0)
-            found.items.append(
-                _Call(start_s, end_s, prompt, output, _hashes(path, here, row, shared))
-            )
+            end_s = start_s + _seconds(here, row, "api_time", 0.0)
+            found.items.append(_Call(start_s, end_s, prompt, output, _hashes(here, row, shared)))
     return found
 
 
-def _hashes(path: Path, where: str, row: Mapping[str, Any], shared: bool) -> list[int] | None:
+def _hashes(where: _Place, row: Mapping[str, Any], shared: bool) -> list[int] | None:
     """Blocks alike in one task, or in all (below 0)."""
     found = row.get("hash_ids")
     if found is None:
@@ -265,28 +268,22 @@ def _hashes(path: Path, where: str, row: Mapping[str, Any], shared: bool) -> lis
     if not isinstance(found, list) or not all(
         type(one) is int and 0 <= one < 1 << TASK_BITS for one in found
     ):
-        raise FileFormatError(path, None, f"{where}: hash_ids must be a list of whole numbers")
+        raise where.fail("hash_ids must be a list of whole numbers")
     return [~one for one in found] if shared else found
 
 
-def _seconds(
-    path: Path, where: str, row: Mapping[str, Any], name: str, default: float | None
-) -> float:
+def _seconds(where: _Place, row: Mapping[str, Any], name: str, default: float | None) -> float:
     value = row.get(name, default)
     found = number(value)
     if not 0 <= found < math.inf:
-        raise FileFormatError(
-            path, None, f"{where}: {name} must be seconds from 0 on, not {value!r:.40}"
-        )
+        raise where.fail(f"{name} must be seconds from 0 on, not {value!r:.40}")
     return found
 
 
-def _tokens(path: Path, where: str, row: Mapping[str, Any], name: str) -> int:
+def _tokens(where: _Place, row: Mapping[str, Any], name: str) -> int:
     value = row.get(name)
     if type(value) is not int or not 0 <= value <= MOST_TOKENS:
-        raise FileFormatError(
-            path, None, f"{where}: {name} must be a number of tokens, not {value!r:.40}"
-        )
+        raise where.fail(f"{name} must be a number of tokens, not {value!r:.40}")
     return value
 
 
@@ -341,16 +338,12 @@ def _otel(path: Path) -> RecordedTasks:
 
 def _from_zero(agent: _Agent, zero_s: float) -> _Agent:
     """The same on the task's clock."""
-    items: list[_Call | _Agent] = []
-    for one in agent.items:
-        if isinstance(one, _Agent):
-            items.append(_from_zero(one, zero_s))
-        else:
-            items.append(
-                _Call(
-                    one.start_s - zero_s, one.end_s - zero_s, one.prompt_tokens, one.output_tokens
-                )
-            )
+    items = [
+        _from_zero(one, zero_s)
+        if isinstance(one, _Agent)
+        else replace(one, start_s=one.start_s - zero_s, end_s=one.end_s - zero_s)
+        for one in agent.items
+    ]
     return _Agent(agent.start_s - zero_s, items)
 
 

@@ -81,28 +81,17 @@ def _trace(
 ) -> WorkloadTrace:
     prompt_tokens, output_tokens = table.ints(prompt), table.ints(output)
     kept = served(prompt_tokens, output_tokens, table)
-    columns = {"prompt_tokens": prompt_tokens, "output_tokens": output_tokens}
-    settings: dict[str, Any] = {}
-    sequences: dict[str, Any] = {}
+    values: dict[str, Any] = {"prompt_tokens": prompt_tokens, "output_tokens": output_tokens}
     if any(table.columns["hash_ids"]):
         block_size = _block_size(table, prompt_tokens.tolist())
-        settings["prefix_block_size"] = block_size
-        sequences["prefix_blocks"] = _full_blocks(table, prompt_tokens.tolist(), block_size)
+        values["prefix_block_size"] = block_size
+        values["prefix_blocks"] = _full_blocks(table, prompt_tokens.tolist(), block_size)
     if any(table.columns.get("type", ())):
-        columns["class_index"], settings["class_names"] = table.names("type")
+        values["class_index"], values["class_names"] = table.names("type")
     # Milliseconds are whole numbers: dividing is exact where multiplying by 0.001 is not.
     arrival_s = table.floats(time)
     arrival_s = (arrival_s - np.min(arrival_s)) / round(1 / unit_s)
-    return in_order(
-        table,
-        format_name,
-        arrival_s,
-        kept.rows,
-        columns,
-        sequences,
-        notes=kept.notes,
-        settings=settings,
-    )
+    return in_order(table, format_name, arrival_s, values, kept)
 
 
 def _block_size(table: FileTable, prompt_tokens: list[int]) -> int:
@@ -129,6 +118,13 @@ def _full_blocks(table: FileTable, prompt_tokens: list[int], size: int) -> list[
 
 
 AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+# Columns of whole numbers in the plain CSV: the lowest, and what stands for an empty cell.
+_WHOLE = {
+    "max_output_tokens": (0, 0),
+    "priority": (-(2**31), 0),
+    "num_inputs": (1, 1),
+    **dict.fromkeys(("session", "follows"), (-1, -1)),
+}
 BURSTGPT = ("Timestamp", "Model", "Request tokens", "Response tokens")
 
 
@@ -141,14 +137,8 @@ def read_azure(path: Path) -> WorkloadTrace:
     table = read_csv(path)
     prompt_tokens, output_tokens = table.ints(AZURE[1]), table.ints(AZURE[2])
     kept = served(prompt_tokens, output_tokens, table)
-    return in_order(
-        table,
-        "azure",
-        table.times_s(AZURE[0]),
-        kept.rows,
-        {"prompt_tokens": prompt_tokens, "output_tokens": output_tokens},
-        notes=kept.notes,
-    )
+    values = {"prompt_tokens": prompt_tokens, "output_tokens": output_tokens}
+    return in_order(table, "azure", table.times_s(AZURE[0]), values, kept)
 
 
 def read_burstgpt(path: Path) -> WorkloadTrace:
@@ -160,24 +150,11 @@ def read_burstgpt(path: Path) -> WorkloadTrace:
     table = read_csv(path)
     prompt_tokens, output_tokens = table.ints(BURSTGPT[2]), table.ints(BURSTGPT[3])
     kept = served(prompt_tokens, output_tokens, table)
-    model_index, model_names = table.names("Model")
-    columns = {
-        "prompt_tokens": prompt_tokens,
-        "output_tokens": output_tokens,
-        "model_index": model_index,
-    }
-    settings = {"model_names": model_names}
+    values: dict[str, Any] = {"prompt_tokens": prompt_tokens, "output_tokens": output_tokens}
+    values["model_index"], values["model_names"] = table.names("Model")
     if "Log Type" in table:
-        columns["class_index"], settings["class_names"] = table.names("Log Type")
-    return in_order(
-        table,
-        "burstgpt",
-        table.floats(BURSTGPT[0]),
-        kept.rows,
-        columns,
-        notes=kept.notes,
-        settings=settings,
-    )
+        values["class_index"], values["class_names"] = table.names("Log Type")
+    return in_order(table, "burstgpt", table.floats(BURSTGPT[0]), values, kept)
 
 
 def read_plain_csv(path: Path) -> WorkloadTrace:
@@ -187,62 +164,40 @@ def read_plain_csv(path: Path) -> WorkloadTrace:
         FileFormatError: a row cannot be read.
     """
     table = read_csv(path)
-    columns = {
+    values: dict[str, Any] = {
         "prompt_tokens": table.ints("prompt_tokens", low=1),
         "output_tokens": table.ints(_lengths(table), low=1),
     }
     if "request_type" in table:
-        columns["request_type"] = _kinds(table)
-    for name, empty in (("max_output_tokens", 0), ("priority", 0)):
+        values["request_type"] = _kinds(table)
+    for name, (low, empty) in _WHOLE.items():
         if name in table:
-            low = -(2**31) if name == "priority" else 0
-            columns[name] = table.ints(name, low=low, empty=empty)
-    if "num_inputs" in table:
-        columns["num_inputs"] = table.ints("num_inputs", low=1, empty=1)
-    for name in ("session", "follows"):
+            values[name] = table.ints(name, low=low, empty=empty)
+    for name, absent in (*((name, np.inf) for name in SLO_COLUMNS.values()), ("think_s", 0.0)):
         if name in table:
-            columns[name] = table.ints(name, low=-1, empty=-1)
-    floats = {
-        name: table.floats(name, empty=np.inf) for name in SLO_COLUMNS.values() if name in table
-    }
-    if "think_s" in table:
-        floats["think_s"] = table.floats("think_s", empty=0.0)
-    settings: dict[str, Any] = {}
-    for column, index, names in (
-        ("class", "class_index", "class_names"),
-        ("model", "model_index", "model_names"),
-    ):
+            values[name] = table.floats(name, empty=absent)
+    for column in ("class", "model"):
         if column in table:
-            columns[index], settings[names] = table.names(column)
-    sequences: dict[str, Any] = {}
+            values[f"{column}_index"], values[f"{column}_names"] = table.names(column)
     if "prefix_blocks" in table:
-        sequences["prefix_blocks"] = [
-            _blocks(table, row, cell, most)
-            for row, (cell, most) in enumerate(
-                zip(table.columns["prefix_blocks"], columns["prompt_tokens"].tolist(), strict=True)
-            )
+        most = values["prompt_tokens"].tolist()
+        values["prefix_blocks"] = [
+            _blocks(table, row, cell, most[row])
+            for row, cell in enumerate(table.columns["prefix_blocks"])
         ]
         if "prefix_block_size" in table:
-            settings["prefix_block_size"] = int(table.ints("prefix_block_size", low=1)[0])
+            values["prefix_block_size"] = int(table.ints("prefix_block_size", low=1)[0])
     if "joins" in table:
-        sequences["joins"] = [
+        values["joins"] = [
             _joined(table, row, cell) for row, cell in enumerate(table.columns["joins"])
         ]
-        columns.setdefault("follows", np.full(len(table), -1))
-    if "follows" in columns and (columns["follows"] >= np.arange(len(table))).any():
-        row = int(np.flatnonzero(columns["follows"] >= np.arange(len(table)))[0])
+        values.setdefault("follows", np.full(len(table), -1))
+    if "follows" in values and (values["follows"] >= np.arange(len(table))).any():
+        row = int(np.flatnonzero(values["follows"] >= np.arange(len(table)))[0])
         raise table.fail(row, "follows must name an earlier row, counted from 0")
     has_arrivals = "arrival_s" in table
     arrival_s = table.floats("arrival_s") if has_arrivals else np.zeros(len(table))
-    trace = in_order(
-        table,
-        "csv",
-        arrival_s,
-        np.arange(len(table)),
-        {**columns, **floats},
-        sequences,
-        settings=settings,
-    )
+    trace = in_order(table, "csv", arrival_s, values)
     return WorkloadTrace(trace.workload, trace.notes, trace.format, has_arrivals)
 
 

@@ -211,9 +211,7 @@ def read_csv(path: Path) -> FileTable:
     return FileTable(path, {name: list(c) for name, c in zip(header, cells, strict=True)}, line)
 
 
-def read_jsonl(
-    path: Path, required: Sequence[str], optional: Sequence[str] = (), only: int | None = None
-) -> FileTable:
+def read_jsonl(path: Path, required: Sequence[str], optional: Sequence[str] = ()) -> FileTable:
     """The named keys of a file with a JSON object a line; a missing optional one is None.
 
     Raises:
@@ -232,8 +230,6 @@ def read_jsonl(
         for key in optional:
             columns[key].append(row.get(key))
         numbers.append(number)
-        if only is not None and len(numbers) == only:
-            break
     if not numbers:
         raise FileFormatError(path, None, "the trace is empty; it needs a JSON object at least")
     return FileTable(path, columns, numbers)
@@ -296,42 +292,38 @@ def in_order(
     table: FileTable,
     format_name: str,
     arrival_s: Floats,
-    rows: Ints,
-    columns: Mapping[str, NDArray[Any]],
-    sequences: Mapping[str, Sequence[Any]] | None = None,
-    notes: tuple[str, ...] = (),
-    settings: Mapping[str, Any] | None = None,
+    values: Mapping[str, Any],
+    kept: Kept | None = None,
 ) -> WorkloadTrace:
-    """A trace of the given rows, sorted by arrival (ties in file order), from 0 on.
+    """A trace of the rows that were kept, or all, sorted by arrival (ties in file order), from 0
+    on.
+
+    `values` have names of `Workload`: arrays and lists have all rows of the file, everything else
+    holds for all of them.
 
     Raises:
         FileFormatError: the last arrival is more than `MOST_S` after the first.
-
-    `columns` and `sequences` have all rows of the file, under their names in `Workload`.
     """
+    rows, notes = (np.arange(len(table)), ()) if kept is None else (kept.rows, kept.notes)
     order = rows[np.argsort(arrival_s[rows], kind="stable")]
     span_s = float(arrival_s[order[-1]] - arrival_s[order[0]])
     if span_s > MOST_S:
         raise table.fail(int(order[-1]), too_late(span_s))
     if (np.diff(order) < 0).any():
         notes = (*notes, "the rows were not in order of arrival and have been sorted")
-    if "follows" in columns:
+    picked = {name: _picked(value, order) for name, value in values.items()}
+    if "follows" in values:
         where = np.full(len(arrival_s) + 1, -1, dtype=np.int64)
         where[order] = np.arange(len(order))
-        columns = {**columns, "follows": where[columns["follows"]]}
-        if sequences and "joins" in sequences:
-            moved = renumbered(sequences["joins"], order, where, columns["follows"][order])
-            settings = {**(settings or {}), "joins": moved}
-            sequences = {key: of for key, of in sequences.items() if key != "joins"}
+        picked["follows"] = where[picked["follows"]]
+        if "joins" in values:
+            picked["joins"] = renumbered(values["joins"], order, where, picked["follows"])
     arrival_s = arrival_s[order]
-    picked: dict[str, Any] = {
-        key: [values[row] for row in order] for key, values in (sequences or {}).items()
-    }
-    picked |= {key: column[order] for key, column in columns.items()}
-    workload = Workload(
-        arrival_s=arrival_s - arrival_s[0],
-        name=table.path.name,
-        **picked,
-        **(settings or {}),
-    )
+    workload = Workload(arrival_s=arrival_s - arrival_s[0], name=table.path.name, **picked)
     return WorkloadTrace(workload, notes, format_name)
+
+
+def _picked(value: Any, order: Ints) -> Any:
+    if isinstance(value, np.ndarray):
+        return value[order]
+    return [value[row] for row in order] if isinstance(value, list) else value

@@ -30,7 +30,7 @@ import numpy as np
 from ..errors import FileFormatError
 from ..parsing import parse_json
 from ..prefixes import BLOCK_SIZE
-from .table import FileTable, WorkloadTrace, in_order, lines
+from .table import FileTable, Kept, WorkloadTrace, in_order, lines
 
 _TEXT = r"""('[^'\\]*(?:\\.[^'\\]*)*'|"[^"\\]*(?:\\.[^"\\]*)*")"""
 _IDS = r"[\[(]([\d, ]*)[\])]"
@@ -179,20 +179,15 @@ def read_vllm_log(path: Path) -> WorkloadTrace:
     guessed = sum(not r.output_tokens for r in whole)
     if guessed:
         notes.append(f"{guessed:,} answers are not logged and taken to be as long as max_tokens")
-    columns = {
+    values = {
         "prompt_tokens": np.array([r.prompt_tokens for r in whole], dtype=np.int64),
         "output_tokens": np.array([r.output_tokens or r.max_tokens for r in whole], dtype=np.int64),
+        "prefix_blocks": [r.blocks for r in whole],
+        "prefix_block_size": BLOCK_SIZE,
     }
-    return in_order(
-        FileTable(path, {}, [r.line for r in whole]),
-        "vllm-log",
-        _spread([r.arrival_s or 0.0 for r in whole]),
-        np.arange(len(whole)),
-        columns,
-        {"prefix_blocks": [r.blocks for r in whole]},
-        tuple(notes),
-        {"prefix_block_size": BLOCK_SIZE},
-    )
+    table = FileTable(path, {}, [r.line for r in whole])
+    kept = Kept(np.arange(len(whole)), tuple(notes))
+    return in_order(table, "vllm-log", _spread([r.arrival_s or 0.0 for r in whole]), values, kept)
 
 
 def _spread(seconds: list[float]) -> np.ndarray[Any, np.dtype[np.float64]]:

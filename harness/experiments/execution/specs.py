@@ -22,9 +22,8 @@ from ....predictors.operators.assembly import (
     speculative_step_time,
 )
 from ....predictors.placement import Placement
-from ....predictors.profiles.build import default_host
+from ....predictors.profiles.build import default_host, profiled_gpu
 from ....predictors.profiles.formulas import profiled_step_time
-from ....predictors.profiles.hardware import profiled_gpu
 from ....predictors.profiles.profile import Profile, read_profile
 from ....predictors.roofline import OperatorRoofline
 from ....predictors.specs import GIB, gpu, link, model

@@ -47,7 +47,7 @@ def test_answers_are_heard_and_taught_in_a_copy(workload, run, lengths, tmp_path
         lessons.append(new)
         taught.set()
 
-    monkeypatch.setattr("slo_bench.predictors.lengths.trainer_process.TrainerProcess.teach", teach)
+    monkeypatch.setattr("slo_bench.predictors.lengths.online_predictor.TrainerProcess.teach", teach)
     texts = [f"narrate dragons engines please {n}" for n in range(60)]
     asked = workload(60, gap_s=0.02, tokens=7, texts=texts)
     found, _ = run(

@@ -17,9 +17,8 @@ from slo_bench.harness.results.engine_logs import EngineSettings, RealLog, measu
 from slo_bench.harness.validation.calibrate import KNOTS, calibrate
 from slo_bench.harness.validation.calibrate_table import calibrate_table
 from slo_bench.harness.validation.log_replay import Validation, validate
-from slo_bench.predictors.profiles.build import linear_curve, table_step_time
+from slo_bench.predictors.profiles.build import linear_curve, table_step_time, with_peer_link
 from slo_bench.predictors.profiles.calibration import Calibration
-from slo_bench.predictors.profiles.hardware import with_peer_link
 from slo_bench.predictors.profiles.importers import ImportOptions, import_profile
 from slo_bench.predictors.profiles.profile import Profile, read_profile, write_profile
 from slo_bench.workloads.errors import FileFormatError, SloBenchError

@@ -357,11 +357,12 @@ def test_every_system_has_a_plan_or_a_reason(name):
 def test_the_ratio_of_prefill_to_decode_is_chosen():
     asked = ASKED.model_copy(update={"systems": ("distserve",)})
     [offer, *_], _ = offers(asked, 4, ("a100-80g",))
-    ratios = {(k["prefill_instances"], k["decode_instances"]) for k in offer.shapes(4)}
+    shapes = [one.parameters for one in offer.shapes(4)]
+    ratios = {(k["prefill_instances"], k["decode_instances"]) for k in shapes}
     assert ratios == {(1, 3), (2, 2), (3, 1)}
     fixed = asked.model_copy(update={"parameters": {"distserve": {"prefill_instances": (1,)}}})
     [offer, *_], _ = offers(fixed, 4, ("a100-80g",))
-    assert all(parameters["prefill_instances"] == 1 for parameters in offer.shapes(4))
+    assert all(one.parameters["prefill_instances"] == 1 for one in offer.shapes(4))
 
 
 def test_settings_with_several_values_are_choices_and_reach_the_files():
