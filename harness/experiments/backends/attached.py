@@ -6,9 +6,7 @@ Launched servers are measured in the same way: their backend makes an `Attached`
 from __future__ import annotations
 
 import contextlib
-import csv
 import dataclasses
-import io
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from ....predictors.specs import gpu
+from ....workloads.csv_text import csv_bytes
 from ....workloads.errors import SloBenchError
 from ....workloads.parsing import parse_json
 from ....workloads.whole_file import write_whole
@@ -193,15 +192,13 @@ def _machines_figures(clients: Sequence[Client]) -> Mapping[str, Value]:
 
 def _write_clients(path: Path, clients: Sequence[Client]) -> None:
     """Write a CSV file with one line for each sending process."""
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
     names = [field.name for field in dataclasses.fields(Client)]
-    table.writerow(["client", *names])
+    rows: list[list[object]] = [["client", *names]]
     for number, client in enumerate(clients, 1):
         values = (getattr(client, name) for name in names)
         shown = (_rounded(v) if isinstance(v, float) else v for v in values)
-        table.writerow([number, *("" if value != value else value for value in shown)])
-    write_whole(path, [text.getvalue().encode()])
+        rows.append([number, *("" if value != value else value for value in shown)])
+    write_whole(path, [csv_bytes(rows)])
 
 
 def _hardware(spec: CellSpec) -> Hardware:

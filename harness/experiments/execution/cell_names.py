@@ -11,7 +11,6 @@ from ....predictors.specs import model
 from ....workloads.models import parse_models
 from ...results.run_folder import Value
 from ...servers.launch.backend_names import SIMULATED
-from ..config.load import OperatingPoint
 from ..config.schema import ExperimentSchema
 from .specs import CellSpec, WorkloadSpec, source
 
@@ -69,16 +68,6 @@ def _model_name(text: str, backend: str) -> str:
 def _if_distinct(names: Mapping[str, str]) -> Mapping[str, str]:
     """Return short names if they are distinct, otherwise the full texts."""
     return names if len(set(names.values())) == len(names) else {text: text for text in names}
-
-
-def offered_columns(level: OperatingPoint, natural_rate_rps: float | None) -> dict[str, Value]:
-    """Return the columns of the load; a rate that only the run can measure is None."""
-    columns: dict[str, Value] = {"rate_rps": level.rate_rps, "replay_speed": level.replay_speed}
-    if level.load_factor is not None:
-        columns["load_factor"] = level.load_factor
-    elif level.replay_speed is not None and natural_rate_rps is not None:
-        columns["rate_rps"] = round(natural_rate_rps * level.replay_speed, 9)
-    return columns
 
 
 def column_value(value: object) -> Value:

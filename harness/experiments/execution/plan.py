@@ -28,13 +28,6 @@ from ...results.acceptance import with_acceptance
 from ...results.metrics import parse_objective
 from ...results.run_folder import Value
 from ...servers.launch.backend_names import SIMULATED
-from ..config.load import (
-    OperatingPoint,
-    estimated_capacity_rps,
-    estimated_phases,
-    filled_in,
-    load_of,
-)
 from ..config.schema import ExperimentSchema, parameter_combinations
 from .cell_names import (
     AxisColumns,
@@ -42,10 +35,16 @@ from .cell_names import (
     distinct,
     file_name,
     name_part,
-    offered_columns,
 )
 from .cells import models_of
-from .estimate import estimate
+from .load import (
+    OperatingPoint,
+    estimate,
+    estimated_capacity_rps,
+    estimated_phases,
+    filled_in,
+    load_of,
+)
 from .specs import CellSpec, PlacementSpec, WorkloadSpec, placed, source
 
 _SHAPE = ("model", "gpu", "tp", "pp")  # fields of a placement that are settled together
@@ -251,7 +250,7 @@ def _cell(
         "model": columns.model_of(values),
         "gpu": values["gpu"],
         "gpus": combination.gpus_of(system.system) * system.each,
-        **offered_columns(level, source(combination.workload).natural_rate_rps),
+        **level.columns(source(combination.workload).natural_rate_rps),
         "seed": seed,
         **({"variant": variant} if variant else {}),
         **columns.settings(values),
