@@ -26,7 +26,7 @@ from ...load_generator.http.single_request import NoAnswerError, get
 from ...load_generator.load_progress import Progress
 from ...load_generator.routed_load import Client, HttpResult, measure
 from ...load_generator.send_job import Senders
-from ...results.cell_files import Choice, Column, gzip_csv
+from ...results.cell_files import Choice, Column, choice_of, gzip_csv
 from ...results.metrics import Hardware
 from ...results.read import FAULT_COLUMN, TOKENIZER_COLUMN
 from ...results.run_folder import Value
@@ -220,18 +220,14 @@ def _hardware(spec: CellSpec) -> Hardware:
 
 def _columns(found: HttpResult) -> dict[str, Column]:
     columns = found.columns
-    texts = ["", *dict.fromkeys(found.details.values())]
-    place = {text: k for k, text in enumerate(texts)}
-    detail = np.zeros(len(columns.fault), dtype=np.int64)
-    for row, text in found.details.items():
-        detail[row] = place[text]
+    details = [found.details.get(row, "") for row in range(len(columns.fault))]
     return {
         "sent_s": columns.sent_s,
         "first_byte_s": columns.first_byte_s,
         "ended_s": columns.ended_s,
         "status": columns.status,
         "fault": Choice(columns.fault, [fault.value for fault in FAULTS]),
-        "detail": Choice(detail, texts),
+        "detail": choice_of(details),
         "connections": columns.connections,
         "chunks": columns.chunks,
         "server_prompt_tokens": columns.prompt_tokens,

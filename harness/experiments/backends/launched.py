@@ -34,7 +34,7 @@ from ...load_generator.machine import core_share
 from ...load_generator.server_metrics import labels_of, samples, totals
 from ...policies.routers import router as router_by_name
 from ...results.acceptance import speculation_figures
-from ...results.engine_logs import meta_path, profiling_cell
+from ...results.engine_logs import meta_path
 from ...results.metrics import Hardware
 from ...results.run_folder import Value
 from ...servers.gateway import mechanism_counts, serving_apart
@@ -52,7 +52,7 @@ from ..config.tables import ClientSchema, ServerSchema
 from ..execution.cells import workload_of
 from ..execution.specs import CellSpec
 from .attached import Attached, with_tokenizer_of
-from .measuring import CellMeasurement
+from .measuring import CellMeasurement, profiling_level
 
 _BLOCK_SIZE = 16  # an experiment's default: the server then chooses itself
 # The servers' own counters, summed over labels: their growth over a cell goes into its row.
@@ -64,7 +64,6 @@ _COUNTERS = {
 # Prompts with KV that a prefill instance freed before it was fetched: their answers are wrong.
 _EXPIRED = "vllm:nixl_num_kv_expired_reqs_total"
 _PROFILING_REQUESTS = 200
-_PROFILING_SEEDS = 1_000_003  # away from the seeds of the experiment
 
 
 @dataclass(frozen=True)
@@ -120,10 +119,7 @@ class LaunchedBackend:
             return None
         spec = group[0]
         requests = min(len(workload_of(spec)), _PROFILING_REQUESTS)
-        seed = spec.seed + _PROFILING_SEEDS
-        # Its name salts the prompts: none of them is in the prefix cache afterwards.
-        cell = profiling_cell(spec.cell)
-        return replace(spec, cell=cell, seed=seed, requests=requests, duration_s=None)
+        return profiling_level(spec, requests=requests, duration_s=None)
 
     @contextlib.contextmanager
     def started(self, spec: CellSpec, folder: Path) -> Iterator[Launched]:
