@@ -6,6 +6,10 @@ apostrophe before it, which spreadsheets do not show, and loses it when we read 
 
 from __future__ import annotations
 
+import csv
+import io
+from collections.abc import Iterable
+
 _BEGIN_FORMULAS = ("=", "+", "-", "@", "\t", "\r")
 _MARK = "'"
 
@@ -19,3 +23,10 @@ def unguarded(cell: str) -> str:
     """The word without the apostrophe that `guarded` added."""
     begins = cell.startswith(_MARK) and cell.lstrip(_MARK).startswith(_BEGIN_FORMULAS)
     return cell[len(_MARK) :] if begins else cell
+
+
+def csv_bytes(rows: Iterable[Iterable[object]]) -> bytes:
+    """The rows as lines of CSV; None is an empty field."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue().encode()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from ...harness.experiments.execution.estimate import estimate
+from ...harness.experiments.execution.load import estimate
 from ...harness.experiments.experiment import Experiment, Progress, RunResult, new_folder
 from ...harness.load_generator.load_progress import LoadProgress
 from ...harness.load_generator.machine import cores

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 from ... import __version__
 from ...workloads.errors import SloBenchError
@@ -47,9 +47,11 @@ _PREPARED_S = 120.0
 _GRACE_S = 240.0  # after the time limit, to read what came and bring it here
 _LOOK_EVERY_S = 0.5
 _READINGS = 20
+_VERSION_S = 120.0
+_CALLS = 3  # at once: to send, and meanwhile how far it is
 
 Files = Mapping[str, bytes]
-_Answers = dict["RemoteLoadWorkers", Any]
+_Answers = dict["RayStation", Any]
 
 
 @dataclass(frozen=True)
@@ -145,21 +147,8 @@ class LoadWorkers:
         self._stack.close()
 
 
-class RemoteLoadWorkers(Protocol):
-    """A `LoadWorkers` on a machine of that name."""
-
-    @property
-    def machine(self) -> str:
-        """Host name shown in messages."""
-        ...
-
-    def call(self, method: str, *given: object) -> Future[Any]:
-        """Call a method there; its answer is LoadWorkersLostError if the machine is gone."""
-        ...
-
-
 def send_from(
-    stations: Sequence[RemoteLoadWorkers], order: SendJob, progress: Progress | None
+    stations: Sequence[RayStation], order: SendJob, progress: Progress | None
 ) -> list[SendResult]:
     """Send a workload from several machines, and close their load workers.
 
@@ -175,10 +164,10 @@ def send_from(
 
 
 class _RemoteRun:
-    def __init__(self, stations: Sequence[RemoteLoadWorkers], order: SendJob) -> None:
+    def __init__(self, stations: Sequence[RayStation], order: SendJob) -> None:
         self._order = order
-        self._lost: dict[RemoteLoadWorkers, str] = {}  # why
-        self._shares: dict[RemoteLoadWorkers, range] = {
+        self._lost: dict[RayStation, str] = {}  # why
+        self._shares: dict[RayStation, range] = {
             station: range(place, order.count, len(stations))
             for place, station in enumerate(stations)
         }
@@ -209,7 +198,7 @@ class _RemoteRun:
                 found[share] = replace(found[share], lost_because=why)
         return [found[share] for share in range(self._order.count)]
 
-    def _prepared(self) -> list[RemoteLoadWorkers]:
+    def _prepared(self) -> list[RayStation]:
         """Prepare all load workers; return those that are ready to send."""
         order = self._order
         common = order.files()
@@ -227,7 +216,7 @@ class _RemoteRun:
             )
         return list(self._answers(preparing))
 
-    def _clocks(self, stations: Sequence[RemoteLoadWorkers]) -> dict[RemoteLoadWorkers, Offset]:
+    def _clocks(self, stations: Sequence[RayStation]) -> dict[RayStation, Offset]:
         found = {}
         for station in stations:
             try:
@@ -238,7 +227,7 @@ class _RemoteRun:
                 self._lost[station] = f"did not tell its clock within {_CLOCK_S:g} s"
         return found
 
-    def _answers(self, futures: Mapping[RemoteLoadWorkers, Future[Any]]) -> _Answers:
+    def _answers(self, futures: Mapping[RayStation, Future[Any]]) -> _Answers:
         """Return the answers received from load workers that are not lost.
 
         Raises:
@@ -258,7 +247,7 @@ class _RemoteRun:
 
     def _follow(
         self,
-        begun: Mapping[RemoteLoadWorkers, Future[Any]],
+        begun: Mapping[RayStation, Future[Any]],
         start_s: float,
         until_s: float,
         progress: Progress | None,
@@ -279,13 +268,9 @@ class _RemoteRun:
                 progress(total, max(0.0, perf_counter() - start_s))
 
 
-def _clock(station: RemoteLoadWorkers) -> float:
+def _clock(station: RayStation) -> float:
     read_s: float = station.call("clock").result(timeout=_CLOCK_S)
     return read_s
-
-
-_PATIENCE_S = 120.0
-_CALLS = 3  # at once: to send, and meanwhile how far it is
 
 
 @dataclass(frozen=True)
@@ -335,7 +320,7 @@ class RaySenders:
                     f"{endpoint.url} is this machine to itself alone, and {apart[0]} sends as "
                     "well; give the address by which other machines reach the server"
                 )
-        stations = [_RayStation(self._ray, machine) for machine in machines]
+        stations = [RayStation(self._ray, machine) for machine in machines]
         try:
             _check_versions(stations)
             return send_from(stations, order, progress)
@@ -346,9 +331,9 @@ class RaySenders:
                     self._lost.add(machine.node)
 
 
-def _check_versions(stations: Sequence[RemoteLoadWorkers]) -> None:
+def _check_versions(stations: Sequence[RayStation]) -> None:
     asked = {station.call("version"): station for station in stations}
-    ended, _ = wait(asked, timeout=_PATIENCE_S)
+    ended, _ = wait(asked, timeout=_VERSION_S)
     for answer in ended:
         if answer.exception() is None and answer.result() != __version__:
             raise SloBenchError(
@@ -357,21 +342,21 @@ def _check_versions(stations: Sequence[RemoteLoadWorkers]) -> None:
             )
 
 
-class _RayStation:
-    """Load worker in a Ray actor."""
+class RayStation:
+    """A `LoadWorkers` in a Ray actor on another machine."""
 
     def __init__(self, ray: Any, machine: _Machine) -> None:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         self._ray = ray
-        self.machine = machine.address
+        self.machine = machine.address  # in messages
         self.lost = False
         there = NodeAffinitySchedulingStrategy(machine.node, soft=False)
         kind = ray.remote(num_cpus=1, max_concurrency=_CALLS, scheduling_strategy=there)
         self._actor = kind(LoadWorkers).remote()
 
     def call(self, method: str, *given: object) -> Future[Any]:
-        """Call a method of the remote load worker."""
+        """Call a method there; its answer is LoadWorkersLostError if the machine is gone."""
         future: Future[Any] = Future()
         answer = getattr(self._actor, method).remote(*given)
         answer.future().add_done_callback(lambda done: self._tell(done, future))

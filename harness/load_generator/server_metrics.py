@@ -6,6 +6,7 @@ Names are those of vLLM 0.19 to 0.32 (`vllm/v1/metrics/loggers.py`) and SGLang 0
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -50,6 +51,15 @@ def samples(text: str) -> list[tuple[str, str, str]]:
 def labels_of(text: str) -> dict[str, str]:
     """The labels of a sample by name."""
     return dict(_LABEL.findall(text))
+
+
+def totals(text: str) -> dict[str, float]:
+    """The samples by name, those with several labels added up."""
+    found: dict[str, float] = {}
+    for name, _, value in samples(text):
+        with contextlib.suppress(ValueError):
+            found[name] = found.get(name, 0.0) + float(value)
+    return found
 
 
 @dataclass(frozen=True)

@@ -266,13 +266,14 @@ def _timeseries_columns(rows: Sequence[TimeseriesRow]) -> dict[str, Column]:
     time_s, metric, entity, value = zip(*rows, strict=True)
     return {
         "time_s": np.array(time_s, dtype=np.float64),
-        "metric": _choice(metric),
-        "entity": _choice(entity),
+        "metric": choice_of(metric),
+        "entity": choice_of(entity),
         "value": np.array(value, dtype=np.float64),
     }
 
 
-def _choice(names: Sequence[str]) -> Choice:
+def choice_of(names: Sequence[str]) -> Choice:
+    """The column of these names, one for each row."""
     place = {name: at for at, name in enumerate(dict.fromkeys(names))}
     return Choice(np.array([place[name] for name in names]), list(place))
 

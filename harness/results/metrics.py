@@ -7,6 +7,7 @@ bound that it has; rejected, dropped, cancelled, failed and unfinished requests 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,6 +40,10 @@ class LatencySummary:
     p50_s: float
     p90_s: float
     p99_s: float
+
+    def columns(self, name: str, of: Sequence[str]) -> dict[str, float]:
+        """The values `of` it (p50, p90, p99, mean) as columns of a row."""
+        return {f"{name}_{one}_s": getattr(self, f"{one}_s") for one in of}
 
 
 def summarise(seconds: Floats) -> LatencySummary:
@@ -233,19 +238,11 @@ def cell_metrics(
         "requests": requests,
         "attainment": met / requests,
         "goodput_rps": per_second(met, window.goodput_s),
-        "ttft_p50_s": ttft.p50_s,
-        "ttft_p90_s": ttft.p90_s,
-        "ttft_p99_s": ttft.p99_s,
-        "ttft_mean_s": ttft.mean_s,
-        "tpot_p50_s": tpot.p50_s,
-        "tpot_p90_s": tpot.p90_s,
-        "tpot_p99_s": tpot.p99_s,
-        "tpot_mean_s": tpot.mean_s,
+        **ttft.columns("ttft", ("p50", "p90", "p99", "mean")),
+        **tpot.columns("tpot", ("p50", "p90", "p99", "mean")),
         "itl_p99_s": result.gaps.quantile_s(0.99),
         "itl_mean_s": result.gaps.mean_s(),
-        "e2e_p50_s": e2e.p50_s,
-        "e2e_p99_s": e2e.p99_s,
-        "e2e_mean_s": e2e.mean_s,
+        **e2e.columns("e2e", ("p50", "p99", "mean")),
         "weighted_turnaround": weighted_turnaround(records, finished),
         "arrival_window_s": window.arrivals_s,
         "drain_s": window.drain_s,
@@ -340,8 +337,7 @@ def _by_kind(
     return {
         "llm_attainment": llm,
         "embed_attainment": embed,
-        "embed_p50_s": latency.p50_s,
-        "embed_p99_s": latency.p99_s,
+        **latency.columns("embed", ("p50", "p99")),
         "priority_spread": max(by_priority) - min(by_priority) if by_priority else 0.0,
         "objective": value,
     }
@@ -450,5 +446,4 @@ def _by_session(workload: Workload, records: Records, counted: Mask) -> dict[str
     first_s, last_s = np.full(len(sessions), np.inf), np.full(len(sessions), -np.inf)
     np.minimum.at(first_s, index[done], records.arrival_s[done])
     np.maximum.at(last_s, index[done], records.finish_s[done])
-    of = summarise(np.where(whole, last_s - first_s, np.nan))
-    return {"session_p50_s": of.p50_s, "session_p99_s": of.p99_s}
+    return summarise(np.where(whole, last_s - first_s, np.nan)).columns("session", ("p50", "p99"))

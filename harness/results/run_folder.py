@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from ...workloads.checksums import CHANGED, crc32_of_fields, crc32_of_file, sealed, unsealed
-from ...workloads.csv_text import guarded, unguarded
+from ...workloads.csv_text import csv_bytes, guarded, unguarded
 from ...workloads.errors import FileFormatError, SloBenchError
 from ...workloads.parsing import parse_json
 from ...workloads.whole_file import UNFINISHED_SUFFIX, write_whole
@@ -291,20 +291,8 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
         if last in columns:
             columns.remove(last)
             columns.append(last)
-    lines = _Lines()
-    writer = csv.writer(lines, lineterminator="\n")
-    writer.writerow(map(guarded, columns))
-    writer.writerows([[_text(row.get(name)) for name in columns] for row in rows])
-    write_whole(path, [line.encode() for line in lines.written])
-
-
-class _Lines:
-    def __init__(self) -> None:
-        self.written: list[str] = []
-
-    def write(self, line: str) -> int:
-        self.written.append(line)
-        return len(line)
+    lines = ([_text(row.get(name)) for name in columns] for row in rows)
+    write_whole(path, [csv_bytes([map(guarded, columns), *lines])])
 
 
 def _text(value: Value) -> str:

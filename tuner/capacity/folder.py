@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...harness.experiments.backends.measuring import Backend
-from ...harness.experiments.config.load import estimated_capacity_rps
+from ...harness.experiments.execution.load import estimated_capacity_rps
 from ...harness.experiments.execution.plan import ExperimentPlan, plan
 from ...harness.experiments.execution.specs import CellSpec, source
 from ...harness.experiments.execution.workers import WorkerPool

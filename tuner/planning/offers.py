@@ -7,9 +7,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ...harness.experiments.config.load import estimated_capacity_rps
 from ...harness.experiments.config.schema import ExperimentSchema
 from ...harness.experiments.config.setting import declared
+from ...harness.experiments.execution.load import estimated_capacity_rps
 from ...harness.experiments.execution.plan import plan
 from ...harness.experiments.execution.specs import CellSpec
 from ...harness.policies.systems import system as system_by_name

@@ -6,9 +6,7 @@ Launched servers are measured in the same way: their backend makes an `Attached`
 from __future__ import annotations
 
 import contextlib
-import csv
 import dataclasses
-import io
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from ....predictors.specs import gpu
+from ....workloads.csv_text import csv_bytes
 from ....workloads.errors import SloBenchError
 from ....workloads.parsing import parse_json
 from ....workloads.whole_file import write_whole
@@ -27,7 +26,7 @@ from ...load_generator.http.single_request import NoAnswerError, get
 from ...load_generator.load_progress import Progress
 from ...load_generator.routed_load import Client, HttpResult, measure
 from ...load_generator.send_job import Senders
-from ...results.cell_files import Choice, Column, gzip_csv
+from ...results.cell_files import Choice, Column, choice_of, gzip_csv
 from ...results.metrics import Hardware
 from ...results.read import FAULT_COLUMN, TOKENIZER_COLUMN
 from ...results.run_folder import Value
@@ -193,15 +192,13 @@ def _machines_figures(clients: Sequence[Client]) -> Mapping[str, Value]:
 
 def _write_clients(path: Path, clients: Sequence[Client]) -> None:
     """Write a CSV file with one line for each sending process."""
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
     names = [field.name for field in dataclasses.fields(Client)]
-    table.writerow(["client", *names])
+    rows: list[list[object]] = [["client", *names]]
     for number, client in enumerate(clients, 1):
         values = (getattr(client, name) for name in names)
         shown = (_rounded(v) if isinstance(v, float) else v for v in values)
-        table.writerow([number, *("" if value != value else value for value in shown)])
-    write_whole(path, [text.getvalue().encode()])
+        rows.append([number, *("" if value != value else value for value in shown)])
+    write_whole(path, [csv_bytes(rows)])
 
 
 def _hardware(spec: CellSpec) -> Hardware:
@@ -223,18 +220,14 @@ def _hardware(spec: CellSpec) -> Hardware:
 
 def _columns(found: HttpResult) -> dict[str, Column]:
     columns = found.columns
-    texts = ["", *dict.fromkeys(found.details.values())]
-    place = {text: k for k, text in enumerate(texts)}
-    detail = np.zeros(len(columns.fault), dtype=np.int64)
-    for row, text in found.details.items():
-        detail[row] = place[text]
+    details = [found.details.get(row, "") for row in range(len(columns.fault))]
     return {
         "sent_s": columns.sent_s,
         "first_byte_s": columns.first_byte_s,
         "ended_s": columns.ended_s,
         "status": columns.status,
         "fault": Choice(columns.fault, [fault.value for fault in FAULTS]),
-        "detail": Choice(detail, texts),
+        "detail": choice_of(details),
         "connections": columns.connections,
         "chunks": columns.chunks,
         "server_prompt_tokens": columns.prompt_tokens,

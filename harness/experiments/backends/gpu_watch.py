@@ -6,14 +6,13 @@ servers/<cell>.gpus.csv   a line for each GPU, four times a second; times are th
 from __future__ import annotations
 
 import contextlib
-import csv
-import io
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
+from ....workloads.csv_text import csv_bytes
 from ....workloads.whole_file import write_whole
 from ...results.run_folder import Value
 from ...servers.launch.gpus import Gpu, GpuReading
@@ -61,14 +60,12 @@ class GpuWatch:
 
     def write(self, path: Path, begin_s: float) -> None:
         """The table; `begin_s` is the workload's time zero by the watch's clock."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
         names = [f.name for f in fields(GpuReading)]
-        writer.writerow(["time_s", "gpu", *names])
+        rows: list[list[object]] = [["time_s", "gpu", *names]]
         for sample in self.samples:
             values = [getattr(sample.reading, name) for name in names]
-            writer.writerow([f"{sample.time_s - begin_s:.6f}", sample.gpu, *values])
-        write_whole(path, [text.getvalue().encode()])
+            rows.append([f"{sample.time_s - begin_s:.6f}", sample.gpu, *values])
+        write_whole(path, [csv_bytes(rows)])
 
 
 def _mean_power_w(samples: Sequence[GpuSample]) -> float | None:

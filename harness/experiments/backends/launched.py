@@ -14,7 +14,6 @@ import datetime
 import json
 import math
 import os
-import re
 import shutil
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -32,9 +31,10 @@ from ...core.decision_counts import DECISIONS
 from ...load_generator.http.endpoint import Endpoint
 from ...load_generator.load_progress import Progress
 from ...load_generator.machine import core_share
+from ...load_generator.server_metrics import labels_of, samples, totals
 from ...policies.routers import router as router_by_name
 from ...results.acceptance import speculation_figures
-from ...results.engine_logs import meta_path, profiling_cell
+from ...results.engine_logs import meta_path
 from ...results.metrics import Hardware
 from ...results.run_folder import Value
 from ...servers.gateway import mechanism_counts, serving_apart
@@ -50,7 +50,7 @@ from ..config.tables import ClientSchema, ServerSchema
 from ..execution.cells import workload_of
 from ..execution.specs import CellSpec
 from .attached import Attached, with_tokenizer_of
-from .measuring import CellMeasurement
+from .measuring import CellMeasurement, profiling_level
 
 _BLOCK_SIZE = 16  # an experiment's default: the server then chooses itself
 # The servers' own counters, summed over labels: their growth over a cell goes into its row.
@@ -61,11 +61,7 @@ _COUNTERS = {
 }
 # Prompts with KV that a prefill instance freed before it was fetched: their answers are wrong.
 _EXPIRED = "vllm:nixl_num_kv_expired_reqs_total"
-_CACHE = re.compile(r"^vllm:cache_config_info\{(.*)\}", re.MULTILINE)
-_LABEL = re.compile(r'(\w+)="([^"]*)"')
 _PROFILING_REQUESTS = 200
-_PROFILING_SEEDS = 1_000_003  # away from the seeds of the experiment
-_SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{.*\})?\s+(\S+)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -121,10 +117,7 @@ class LaunchedBackend:
             return None
         spec = group[0]
         requests = min(len(workload_of(spec)), _PROFILING_REQUESTS)
-        seed = spec.seed + _PROFILING_SEEDS
-        # Its name salts the prompts: none of them is in the prefix cache afterwards.
-        cell = profiling_cell(spec.cell)
-        return replace(spec, cell=cell, seed=seed, requests=requests, duration_s=None)
+        return profiling_level(spec, requests=requests, duration_s=None)
 
     @contextlib.contextmanager
     def started(self, spec: CellSpec, folder: Path) -> Iterator[Launched]:
@@ -324,10 +317,8 @@ def _asked_settings(wanted: Serve, spec: CellSpec) -> dict[str, Value]:
 
 def _told_settings(metrics: str) -> dict[str, Value]:
     """The KV cache settings in vLLM's metrics."""
-    line = _CACHE.search(metrics)
-    if line is None:
-        return {}
-    labels = dict(_LABEL.findall(line[1]))
+    told = (labels for name, labels, _ in samples(metrics) if name == "vllm:cache_config_info")
+    labels = labels_of(next(told, ""))
     found: dict[str, Value] = {
         name: int(labels[name])
         for name in ("num_gpu_blocks", "block_size")
@@ -339,8 +330,8 @@ def _told_settings(metrics: str) -> dict[str, Value]:
 
 def _grown(before: Sequence[str], after: Sequence[str]) -> Mapping[str, Value]:
     """Growth of each server counter, summed over all servers; None where no server has it."""
-    olds = [_sums(text) for text in before]
-    news = [_sums(text) for text in after]
+    olds = [totals(text) for text in before]
+    news = [totals(text) for text in after]
     found: dict[str, Value] = {}
     for figure, names in _COUNTERS.items():
         known = [name for name in names if any(name in sums for sums in news)]
@@ -352,18 +343,10 @@ def _grown(before: Sequence[str], after: Sequence[str]) -> Mapping[str, Value]:
 
 
 def _expired_problem(before: Sequence[str], after: Sequence[str]) -> str | None:
-    now, then = (sum(_sums(text).get(_EXPIRED, 0.0) for text in side) for side in (after, before))
+    now, then = (sum(totals(text).get(_EXPIRED, 0.0) for text in side) for side in (after, before))
     if now == then:
         return None
     return f"the KV of {now - then:.0f} prompts expired before a decode instance fetched it"
-
-
-def _sums(text: str) -> dict[str, float]:
-    sums: dict[str, float] = {}
-    for name, value in _SAMPLE.findall(text):
-        with contextlib.suppress(ValueError):
-            sums[name] = sums.get(name, 0.0) + float(value)
-    return sums
 
 
 @contextlib.contextmanager

@@ -15,19 +15,21 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from ....workloads.workload import Workload
 from ...core.records import Result
 from ...load_generator.load_progress import LoadProgress, Progress
 from ...results.cell_files import Column
 from ...results.energy import unit_costs
-from ...results.engine_logs import PROFILING, REPEATED, repeated_cell
+from ...results.engine_logs import PROFILING, REPEATED, profiling_cell, repeated_cell
 from ...results.metrics import Hardware
 from ...results.run_folder import Row, Value
 from ..execution.cells import kept_cell, workload_of
 from ..execution.specs import CellSpec
 from ..execution.workers import CellDone, CellProgress, Event, now_and_then
+
+PROFILING_SEEDS = 1_000_003  # away from the seeds of the experiment
 
 
 @dataclass(frozen=True)
@@ -147,6 +149,15 @@ def _watch(tell: Callable[[Event], None], cell: str) -> Progress:
         tell(CellProgress(cell, known.ended, known))
 
     return now_and_then(report)
+
+
+def profiling_level(spec: CellSpec, **changes: Any) -> CellSpec:
+    """A level like `spec` with another seed and `changes`, to fit step times to.
+
+    Its name salts the prompts: none of them is in the prefix cache afterwards.
+    """
+    cell = profiling_cell(spec.cell)
+    return replace(spec, cell=cell, seed=spec.seed + PROFILING_SEEDS, **changes)
 
 
 def grouped_by_start(backend: Backend, specs: Sequence[CellSpec]) -> list[list[CellSpec]]:

@@ -41,7 +41,7 @@ from ...engine.torch.threads import CpuWait, ThreadLayout, thread_count
 from ...load_generator.http.prompts import PromptMaker, Vocabulary
 from ...load_generator.load_progress import LoadProgress, Progress
 from ...policies.systems import System, module_policy
-from ...results.engine_logs import meta_path, profiling_cell
+from ...results.engine_logs import meta_path
 from ...results.metrics import Hardware
 from ...results.read import REASON_COLUMN
 from ...results.run_folder import Value
@@ -51,7 +51,7 @@ from ...servers.launch.random_model import model_folder
 from ..config.tables import ServerSchema
 from ..execution.cells import output_tokens_p90, predicted_output_tokens
 from ..execution.specs import CellSpec, PlacementSpec, configured
-from .measuring import CellMeasurement, Deployment
+from .measuring import CellMeasurement, Deployment, profiling_level
 
 if TYPE_CHECKING:
     from ...engine.torch.build import Engine, KvCacheConfig
@@ -62,7 +62,6 @@ if TYPE_CHECKING:
 
 _SAMPLES = 300
 _WARM_TOKENS = 64
-PROFILING_SEEDS = 1_000_003  # away from the seeds of the experiment
 
 
 @dataclass(frozen=True)
@@ -183,9 +182,7 @@ class TorchBackend:
         """For a single cell: the same level with another seed."""
         if not self.server.validated or len(group) > 1:
             return None
-        spec = group[0]
-        cell = profiling_cell(spec.cell)
-        return replace(spec, cell=cell, seed=spec.seed + PROFILING_SEEDS)
+        return profiling_level(group[0])
 
     @contextlib.contextmanager
     def started(self, spec: CellSpec, folder: Path) -> Iterator[LoadedModel]:

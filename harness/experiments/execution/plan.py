@@ -1,116 +1,31 @@
-"""From an experiment to its cells: look names up, combine settings, check and name everything."""
+"""From an experiment to its cells: every combination at every level and seed, with its name."""
 
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ....predictors.device_map import read_device_map
-from ....predictors.output_length import length_predictor
-from ....predictors.placement import smallest_tp
-from ....predictors.specs import gpu, model
+from ....predictors.specs import model
 from ....predictors.speculation import OFF, parse_speculation
 from ....workloads.checksums import crc32_of_file
 from ....workloads.errors import SloBenchError
 from ....workloads.file_cache import files_read
-from ....workloads.slo import parse_slo
-from ...core.cluster_policy import overrides
-from ...core.policy import StaticPolicy
-from ...engine.cluster.failures import check_failures, parse_failures
-from ...policies.routers import router as router_by_name
-from ...policies.systems import System, several_models
-from ...policies.systems import system as system_by_name
+from ....workloads.models import parse_models
 from ...results.acceptance import with_acceptance
-from ...results.metrics import parse_objective
 from ...results.run_folder import Value
 from ...servers.launch.backend_names import SIMULATED
-from ..config.load import (
-    OperatingPoint,
-    estimated_capacity_rps,
-    estimated_phases,
-    filled_in,
-    load_of,
-)
-from ..config.schema import ExperimentSchema, parameter_combinations
-from .cell_names import (
-    AxisColumns,
-    column_value,
-    distinct,
-    file_name,
-    name_part,
-    offered_columns,
-)
-from .cells import models_of
-from .estimate import estimate
-from .specs import CellSpec, PlacementSpec, WorkloadSpec, placed, source
+from ..config.schema import ExperimentSchema
+from .combinations import Combination, SystemChoice, by_load, column_value, group_of
+from .load import OperatingPoint, estimate, estimated_capacity_rps, filled_in, load_of
+from .specs import CellSpec, WorkloadSpec, placed, source
 
-_SHAPE = ("model", "gpu", "tp", "pp")  # fields of a placement that are settled together
-# Settings of an experiment with one model.
-_OF_ONE_MODEL = (
-    *("tp", "pp", "dp", "instances", "router"),
-    *("device_map", "embedder", "profile", "num_gpu_blocks", "adapters", "max_loras"),
-)
-
-
-@dataclass(frozen=True)
-class SystemChoice:
-    """A system with one value for each of its parameters."""
-
-    asked: str
-    label: str
-    parameters: Mapping[str, Any]
-    swept: tuple[str, ...]  # parameters that have several values in the experiment
-    each: int = 1  # servers that make one, where their roles differ
-    system: System | None = None  # None: servers that run already
-
-    @property
-    def decides_itself(self) -> bool:
-        """Return True if the system has its own controller and takes no router."""
-        return self.system is not None and self.system.cluster is not None
-
-    @property
-    def turned(self) -> dict[str, Value]:
-        """Its parameters that have several values, as columns."""
-        return {f"{self.label}.{parameter}": self.parameters[parameter] for parameter in self.swept}
-
-
-@dataclass(frozen=True)
-class Combination:
-    """One value for every axis but the load and the system, and what follows from them."""
-
-    values: Mapping[str, Any]
-    workload: WorkloadSpec
-    place: PlacementSpec
-    instances: int
-    asked: bool  # the number of instances is given
-
-    def instances_of(self, system: System | None) -> int:
-        """Return the number of instances of a system: as given, or the number that its roles
-        need.
-        """
-        if self.asked or system is None or system.cluster is None:
-            return self.instances
-        return system.least_instances
-
-    def generating(self, system: System | None) -> int:
-        """Those of them that do not only embed."""
-        return self.instances_of(system) - int(self.values["embed_instances"])
-
-    def gpus_of(self, system: System | None) -> int:
-        """Return the number of GPUs of a system."""
-        return self.instances_of(system) * self.place.gpus
-
-
-@dataclass(frozen=True)
-class Group:
-    """The systems and combinations of one variant, each of which is run with each."""
-
-    systems: Sequence[SystemChoice]
-    combinations: Sequence[Combination]
+_ALWAYS_COLUMNS = ("workload", "model", "gpu", "gpus")
+_LONGEST_NAME = 150  # characters of a cell's name, which is a file name
 
 
 @dataclass(frozen=True)
@@ -159,7 +74,7 @@ def _plan(asked: ExperimentSchema) -> ExperimentPlan:
     estimate(asked).check()
     asked = asked.model_copy(update={"speculation": _speculations(asked)})
     asked = asked.model_copy(update={"variants": _settled_variants(asked)})
-    groups = [_group(variant) for variant in asked.each_variant().values()]
+    groups = [group_of(variant) for variant in asked.each_variant().values()]
     workloads = list(dict.fromkeys(c.workload for of in groups for c in of.combinations))
     first = groups[0].combinations[0]
     load = load_of(asked, workloads, first.place, first.instances)
@@ -175,40 +90,6 @@ def _plan(asked: ExperimentSchema) -> ExperimentPlan:
     settled = {} if asked.variants else _hardware(asked, groups[0].systems, groups[0].combinations)
     filled = settled | filled_in(asked, load) | _records(asked)
     return ExperimentPlan(tuple(distinct(cells)), asked.model_copy(update=filled))
-
-
-def _group(asked: ExperimentSchema) -> Group:
-    """Every system and combination of one variant, checked."""
-    axes = {name: getattr(asked, name) for name in asked.axes()}
-    for slo in axes["slo"]:
-        parse_slo(slo)
-    for text in axes["length_predictor"]:
-        length_predictor(text)
-    for objective in axes["objective"]:
-        parse_objective(objective)
-    for router in filter(None, axes["router"]):
-        router_by_name(router)
-    for failures in filter(None, axes["failures"]):
-        parse_failures(failures)
-        if asked.backend != SIMULATED:
-            raise SloBenchError("failures are simulated: real servers are stopped by hand")
-    assumed = ("prefill_overhead_s", "host_link", "expert_skew", "kv_disk_gib")
-    if asked.backend != SIMULATED and any(any(axes[name]) for name in assumed):
-        raise SloBenchError(
-            f"{', '.join(assumed)} are assumptions of the simulator; a server on "
-            f"{asked.backend} has its own: leave them out"
-        )
-    systems = list(_attached_of(asked) if asked.backend == "openai" else _systems_of(asked))
-    simulated = asked.backend == SIMULATED
-    least = max((s.system.least_instances for s in systems if s.system and simulated), default=1)
-    combinations = [
-        _combination_of(dict(zip(axes, values, strict=True)), asked, least)
-        for values in itertools.product(*axes.values())
-    ]
-    if simulated:
-        _check_models(systems, combinations)
-        _check_layouts(systems, combinations)
-    return Group(systems, combinations)
 
 
 def _settled_variants(asked: ExperimentSchema) -> dict[str, dict[str, Any]]:
@@ -251,14 +132,14 @@ def _cell(
         "model": columns.model_of(values),
         "gpu": values["gpu"],
         "gpus": combination.gpus_of(system.system) * system.each,
-        **offered_columns(level, source(combination.workload).natural_rate_rps),
+        **level.columns(source(combination.workload).natural_rate_rps),
         "seed": seed,
         **({"variant": variant} if variant else {}),
         **columns.settings(values),
         **system.turned,
     }
-    by_load = _by_load(system, combination) if columns.backend == SIMULATED else {}
-    identity |= {f"{system.label}.{name}": value for name, value in by_load.items()}
+    chosen = by_load(system, combination) if columns.backend == SIMULATED else {}
+    identity |= {f"{system.label}.{name}": value for name, value in chosen.items()}
     parts = [system.label, *filter(None, [variant])]
     parts += [name_part(name, values[name]) for name in columns.named]
     parts += [name_part(parameter, system.parameters[parameter]) for parameter in system.swept]
@@ -275,31 +156,12 @@ def _cell(
         cell=file_name(parts),
         columns=identity,
         system=system.asked,
-        parameters={**system.parameters, **by_load},
+        parameters={**system.parameters, **chosen},
         placement=combination.place,
         rate_rps=level.rate_rps,
         replay_speed=level.replay_speed,
         seed=seed,
     )
-
-
-def _by_load(choice: SystemChoice, combination: Combination) -> dict[str, Any]:
-    """The parameters that a system chooses by the load, for example how many instances prefill."""
-    system = choice.system
-    if system is None or system.cluster is None or not overrides(system.cluster, "for_load"):
-        return {}
-    slo = column_value(combination.values["slo"])
-    capacity = estimated_phases(
-        combination.workload, combination.place, str(slo), combination.values["slo_scale"]
-    )
-    if capacity is None:
-        return {}
-    settled = system.cluster.for_load(capacity, combination.generating(system))
-    return {
-        name: getattr(settled, name)
-        for name in settled.bounds()
-        if getattr(settled, name) != getattr(system.cluster, name)
-    }
 
 
 def _warmup_s(
@@ -351,178 +213,76 @@ def _records(asked: ExperimentSchema) -> dict[str, str]:
     return {"records": asked.records}
 
 
-def _systems_of(asked: ExperimentSchema) -> Iterator[SystemChoice]:
-    """Every system with every combination of its parameters.
+@dataclass(frozen=True)
+class AxisColumns:
+    """Which settings have a column, and what they call workloads and models there."""
 
-    Raises:
-        SloBenchError: an unknown system or parameter, or a value out of its bounds.
-    """
-    for name in asked.systems:
-        choices = asked.parameters.get(name, {})
-        several = tuple(parameter for parameter, values in choices.items() if len(values) > 1)
-        for parameters in parameter_combinations(asked, name):
-            alone = asked.combinations == "one-at-a-time"
-            swept = tuple(p for p in several if not alone or parameters[p] != choices[p][0])
-            found = system_by_name(name).with_parameters(**parameters)
-            each = found.least_instances if asked.backend != SIMULATED else 1
-            yield SystemChoice(name, found.name, parameters, swept, each, found)
+    swept: tuple[str, ...]
+    named: tuple[str, ...]  # those of them in a cell's name: not settled by the variant
+    workload: Mapping[str, str]
+    model: Mapping[str, str]
+    backend: str
 
-
-def _attached_of(asked: ExperimentSchema) -> Iterator[SystemChoice]:
-    """Servers that run already: a system is no more than a name for them."""
-    if len(asked.systems) > 1 or asked.parameters:
-        raise SloBenchError(
-            "backend openai measures servers that run already: it takes one system, as a name for "
-            "them, and no parameters"
+    @classmethod
+    def of(cls, asked: ExperimentSchema, workloads: Iterable[WorkloadSpec]) -> AxisColumns:
+        """Name the settings that have several values; short names are used if they are distinct."""
+        names = {spec.workload: source(spec).name for spec in workloads}
+        variants = asked.each_variant().values()
+        several = {name: [getattr(of, name) for of in variants] for name in asked.axes()}
+        models = {text for of in variants for text in of.model}
+        return cls(
+            tuple(
+                name
+                for name, of in several.items()
+                if any(one != of[0] for one in of) or len(of[0]) > 1
+            ),
+            tuple(name for name, of in several.items() if any(len(one) > 1 for one in of)),
+            _if_distinct(names),
+            _if_distinct({text: _model_name(text, asked.backend) for text in models}),
+            asked.backend,
         )
-    yield SystemChoice(asked.systems[0], asked.systems[0], {}, ())
+
+    def model_of(self, values: Mapping[str, Any]) -> str:
+        """Return the served model as written in the column `model`."""
+        models = values["models"]
+        if models is None:
+            return self.model[values["model"]]
+        return f"{len(parse_models(models).names)} models"
+
+    def settings(self, values: Mapping[str, Any]) -> dict[str, Value]:
+        """The columns of the settings that have several values."""
+        named = (name for name in self.swept if name not in _ALWAYS_COLUMNS)
+        return {name: column_value(values[name]) for name in named}
 
 
-def _combination_of(values: Mapping[str, Any], asked: ExperimentSchema, least: int) -> Combination:
-    """Settle GPUs = instances × dp × tp × pp; check that the model fits (servers check it)."""
-    simulated = asked.backend == SIMULATED
-    if asked.client.base_urls:
-        values = {**values, "instances": values["instances"] or len(asked.client.base_urls)}
-    if values["device_map"] is not None:
-        values = _mapped(values, asked.backend)
-    if simulated and values["models"] is None:
-        weights = model(values["model"]).dtype_of(values["weight_dtype"])
-        values = {**values, "weight_dtype": weights}
-    pp, gpus, instances = values["pp"], values["gpus"], values["instances"]
-    numbers = {name: values[name] for name in ("weight_dtype", "kv_dtype", "memory_share")}
-    tp = values["tp"] or 1
-    if values["models"] is not None:
-        return _several(values, asked)
-    if simulated and values["tp"] is None:
-        tp = smallest_tp(
-            model(values["model"]), gpu(values["gpu"]), pp=pp, dp=values["dp"], **numbers
-        )
-    place = PlacementSpec(values["model"], values["gpu"], tp, pp, **_placed_by(values))
-    each = place.gpus
-    if simulated:
-        placed(place)
-    workload = _workload(values, asked)
-    shape = f"tp {tp}" + (f" × pp {pp}" if pp > 1 else "")
-    shape += f" × dp {place.dp}" if place.dp > 1 else ""
-    if gpus is None:
-        asked_for = instances is not None or not simulated
-        return Combination(values, workload, place, instances or least, asked_for)
-    if instances is not None and gpus != instances * each:
-        raise SloBenchError(
-            f"gpus = {gpus} contradicts {instances} instances × {shape} = {instances * each} GPUs; "
-            "leave one of them out"
-        )
-    if gpus % each:
-        raise SloBenchError(
-            f"{gpus} GPUs cannot be shared out to instances of {shape} = {each} GPUs; "
-            f"use {max(1, gpus // each) * each} or another tp"
-        )
-    return Combination(values, workload, place, gpus // each, asked=True)
+def _model_name(text: str, backend: str) -> str:
+    """A served model may be none that we know: then it is called as its folder is."""
+    return model(text).name if backend == SIMULATED else text.rstrip("/").rpartition("/")[2]
 
 
-def _placed_by(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a placement but for the model and the shape of its GPUs."""
-    return {one.name: values[one.name] for one in fields(PlacementSpec) if one.name not in _SHAPE}
+def _if_distinct(names: Mapping[str, str]) -> Mapping[str, str]:
+    """Return short names if they are distinct, otherwise the full texts."""
+    return names if len(set(names.values())) == len(names) else {text: text for text in names}
 
 
-def _workload(values: Mapping[str, Any], asked: ExperimentSchema) -> WorkloadSpec:
-    named = {one.name: values[one.name] for one in fields(WorkloadSpec) if one.name in values}
-    if values["adapters"] is not None:
-        if values["max_loras"] is None:
-            raise SloBenchError("adapters need slots: give max_loras, for example 8")
-        named["models"] = values["adapters"]
-    return WorkloadSpec(**named, trace_format=asked.trace_format)
+def name_part(name: str, value: object) -> str:
+    """Return a setting's value as written in a cell's name."""
+    text = f"{value:g}" if isinstance(value, float) else str(column_value(value))
+    return text if name in ("workload", "model", "gpu") else f"{name}-{text}"
 
 
-def _mapped(values: Mapping[str, Any], backend: str) -> Mapping[str, Any]:
-    """The same, on the GPUs that a device map names, or on as many as it has stages."""
-    if values["tp"] not in (None, 1) or values["pp"] != 1:
-        raise SloBenchError("device_map says what is on which device; leave tp and pp out")
-    found = read_device_map(values["device_map"])
-    gpus = found.gpus_text if backend == SIMULATED else values["gpu"]
-    return {**values, "gpu": gpus, "tp": 1, "pp": len(found.stages)}
+def file_name(parts: Iterable[str]) -> str:
+    """The parts as one name that every file system takes."""
+    plain = (re.sub(r"[^A-Za-z0-9.+-]+", "-", part.rpartition("/")[2]) for part in parts)
+    return "_".join(part.strip("-.") for part in plain)[:_LONGEST_NAME]
 
 
-def _several(values: Mapping[str, Any], asked: ExperimentSchema) -> Combination:
-    """Several models on `gpus` GPUs, each on the fewest that it fits on."""
-    for name in _OF_ONE_MODEL:
-        if values[name] not in (None, 1):
-            raise SloBenchError(
-                f"{name} is for one model; several share all GPUs (gpus), each on the fewest that "
-                "it fits on"
-            )
-    if asked.backend != SIMULATED:
-        raise SloBenchError(
-            f"several models on shared GPUs are simulated, not run on {asked.backend}"
-        )
-    if asked.rates is None and asked.replay_speeds is None:
-        raise SloBenchError(
-            "what several models carry is not estimated beforehand; give rates (--rates 1,2,4)"
-        )
-    place = PlacementSpec(values["model"], values["gpu"], tp=1, **_placed_by(values))
-    workload = _workload(values, asked)
-    return Combination(values, workload, place, values["gpus"] or 1, asked=True)
-
-
-def _check_models(systems: Iterable[SystemChoice], combinations: Sequence[Combination]) -> None:
-    """Raise SloBenchError where a system for several models gets one, or one for one several."""
-    for choice, combination in itertools.product(systems, combinations):
-        if choice.system is None:
-            continue
-        several = combination.values["models"] is not None
-        if several and choice.system.sharing is None:
-            raise SloBenchError(
-                f"{choice.label} serves one model; for models = {combination.values['models']!r} "
-                f"use one of {', '.join(several_models())}"
-            )
-        if choice.system.sharing is not None and not several:
-            raise SloBenchError(
-                f"{choice.label} serves several models: say which (models, for example "
-                "fleet(llama-3.1-8b*4, qwen2.5-3b*4), or assign(…) for a trace that names its own)"
-            )
-        if several:
-            models_of(combination.place, combination.workload, combination.instances)
-
-
-def _check_layouts(systems: Sequence[SystemChoice], combinations: Sequence[Combination]) -> None:
-    """Raise SloBenchError if the instances cannot form a system, their roles do not fit, or a
-    router is set and no system takes one.
-    """
-    for choice, combination in itertools.product(systems, combinations):
-        alone = combination.values["embed_instances"]
-        instances = combination.instances_of(choice.system)
-        if alone >= instances:
-            raise SloBenchError(
-                f"embed_instances = {alone} leaves none of {instances} instances to generate"
-            )
-        if alone and combination.values["embedder"] is None:
-            raise SloBenchError("embed_instances needs an embedder")
-    asked = any(c.values["router"] is not None for c in combinations)
-    if asked and all(choice.decides_itself for choice in systems):
-        raise SloBenchError(f"{systems[0].label} decides across instances itself; leave router out")
-    for choice, combination in itertools.product(systems, combinations):
-        system = choice.system
-        if system is None or system.cluster is None:
-            _check_failures(choice, combination, combination.instances_of(system))
-            continue
-        if combination.place.device_map is not None:
-            raise SloBenchError(f"{choice.label} places layers itself; leave device_map out")
-        place = placed(combination.place).placement
-        settled = system.cluster.with_parameters(**_by_load(choice, combination))
-        roles = settled.layout(system.policy, place, combination.generating(system))
-        for role in roles:
-            if role.placement is not None:
-                role.placement.check()
-        _check_failures(choice, combination, sum(role.instances for role in roles))
-
-
-def _check_failures(choice: SystemChoice, combination: Combination, instances: int) -> None:
-    failures, system = combination.values["failures"], choice.system
-    if failures is None or system is None:
-        return
-    if system.sharing is not None or isinstance(system.policy, StaticPolicy):
-        kind = "several models on shared GPUs" if system.sharing is not None else "static batches"
-        raise SloBenchError(f"instances of {choice.label} ({kind}) do not fail; leave failures out")
-    if combination.values["embedder"] is not None:
-        raise SloBenchError("an instance with an embedder does not fail; leave failures out")
-    check_failures(parse_failures(failures), instances)
+def distinct(cells: Iterable[CellSpec]) -> Iterator[CellSpec]:
+    """Append numbers to equal cell names."""
+    taken: set[str] = set()
+    for spec in cells:
+        name, number = spec.cell, 2
+        while name.lower() in taken:  # some file systems know no case
+            name, number = f"{spec.cell}_{number}", number + 1
+        taken.add(name.lower())
+        yield replace(spec, cell=name, columns={"cell": name, **spec.columns})

@@ -53,7 +53,7 @@ class Elsewhere(LoadWorkers):
 
 
 class Near:
-    """A `RemoteLoadWorkers` that is none: calls travel as bytes, answers come from threads."""
+    """A `RayStation` that is none: calls travel as bytes, answers come from threads."""
 
     def __init__(self, machine, ahead_s):
         self.machine = machine
