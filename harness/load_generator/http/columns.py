@@ -10,13 +10,12 @@ import tempfile
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
-from itertools import accumulate, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...core.records import Gaps, Outcome, TimeseriesRow
-from .answers import CompletionResult, Raw, read_answer, unchunk
+from .answers import CompletionResult, Raw, read_answer
 from .connection import Exchange
 from .faults import RequestFault
 from .wire_requests import WireRequests
@@ -66,28 +65,34 @@ class Spool:
         self, exchange: Exchange, *, embeds: bool = False, most_tokens: int | None = None
     ) -> Raw:
         """Return an exchange with its bytes, whether they are in the file or not yet."""
-        stamps, pieces = exchange.stamps, exchange.pieces
-        fault, detail = exchange.fault, exchange.detail
         place = self._places.get(exchange.row)
-        if place is not None:
-            stamps, pieces = self._read(*place)
-        if exchange.chunked:
-            found = unchunk(pieces, stamps)
-            stamps, pieces = found.stamps, found.pieces
-            if found.problem or (fault is RequestFault.NONE and not found.complete):
-                fault, detail = RequestFault.MALFORMED, found.problem or "the chunks do not add up"
-        lengths, body = array("I", map(len, pieces)), b"".join(pieces)
-        return Raw(exchange.status, fault, detail, stamps, lengths, body, embeds, most_tokens)
+        if place is None:
+            stamps, pieces = exchange.stamps, exchange.pieces
+            lengths, body = array("I", map(len, pieces)), b"".join(pieces)
+        else:
+            stamps, lengths, body = self._read(*place)
+        return Raw(
+            exchange.status,
+            exchange.fault,
+            exchange.detail,
+            stamps,
+            lengths,
+            body,
+            embeds,
+            most_tokens,
+            exchange.chunked,
+        )
 
-    def _read(self, offset: int, pieces: int, body_bytes: int) -> tuple[array[float], list[bytes]]:
+    def _read(
+        self, offset: int, pieces: int, body_bytes: int
+    ) -> tuple[array[float], array[int], bytes]:
         stamps, lengths = array("d"), array("I")
         stamp_bytes = pieces * stamps.itemsize
         at = stamp_bytes + pieces * lengths.itemsize
         record = os.pread(self._file.fileno(), at + body_bytes, offset)
         stamps.frombytes(record[:stamp_bytes])
         lengths.frombytes(record[stamp_bytes:at])
-        ends = accumulate(lengths, initial=at)
-        return stamps, [record[start:end] for start, end in pairwise(ends)]
+        return stamps, lengths, record[at:]
 
     def close(self) -> None:
         """Delete the temporary file."""
