@@ -13,7 +13,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, compress, pairwise, repeat
+from itertools import accumulate, compress, islice, pairwise, repeat
 from operator import and_
 from typing import Any, cast
 
@@ -31,7 +31,6 @@ _FAILED = re.compile(rb"^event:[ ]?error[ ]*\r?$", re.MULTILINE)
 _LINE_ENDS = b"\r\n"
 _MOST_TOGETHER_BYTES = 16 << 10  # of events that are compared at once
 _MOST_UNLIKE = 8  # shapes in a row that no other event has: no more are tried
-_FIRST_TOGETHER, _LEAST_TOGETHER, _MOST_TOGETHER = 128, 8, 1024  # chunks that are compared at once
 _MOST_MISSED = 8  # chunks of a known shape that are not read as such
 _TEXTS = ("content", "reasoning_content", "reasoning", "refusal")
 _DETAIL_CHARACTERS = 200
@@ -197,34 +196,15 @@ class _Reader:
         raw, body = self._raw, self._raw.body
         if raw.fault is not RequestFault.NONE or raw.status != 200 or raw.embeds:
             return False
-        if b"event:" in body:
-            return False
         stamps, lengths = raw.stamps, raw.lengths.tolist()
-        k = before = 0  # reads before that with the byte `at`, and their bytes
+        ends = list(accumulate(lengths))
         at = like = missed = 0
-        together = _FIRST_TOGETHER
-        other = False  # whether the next chunk is known to be of no shape
+        together = _MOST_TOGETHER_BYTES
         while True:
-            shape = self._shape
-            if shape is not None and not other and at == before and k < len(lengths):
-                head = chunk_head(lengths[k])
-                if body.startswith(head, at) and body.startswith(shape.before, at + len(head)):
-                    run = shape.chunks(body, at, lengths[k : k + together])
-                    n = len(run.lengths)
-                    other = n < min(together, len(lengths) - k)
-                    together = min(max(_LEAST_TOGETHER, 2 * n), _MOST_TOGETHER)
-                    if n:
-                        self._take(run, shape)
-                        self._times_s.extend(stamps[k : k + n])
-                        at = before = at + sum(run.lengths)
-                        k += n
-                        like += n
-                        continue
             line_end = body.find(_LINE_ENDS, at, at + _MOST_SIZE_BYTES)
             said = _SIZE.match(body, at, line_end) if line_end > 0 else None
             if said is None:
                 return False
-            other = False
             start, size = line_end + 2, int(said[1], 16)
             if size == 0:
                 if body[start:] != _LINE_ENDS:
@@ -234,23 +214,36 @@ class _Reader:
             end = start + size
             if body[end - 1 : end + 2] != b"\n\r\n":
                 return False
+            k = bisect_left(ends, end)
+            shape = self._shape
+            if shape is not None and body.startswith(shape.before, start):
+                if body.startswith(shape.after, end - len(shape.after)):
+                    run = shape.chunks(body, at, at + together)
+                    n = len(run.lengths)
+                    if n:
+                        self._take(run, shape)
+                        if ends[k] - at == run.lengths[0] and lengths[k : k + n] == run.lengths:
+                            self._times_s.extend(stamps[k : k + n])  # as a rule a read is a chunk
+                        else:
+                            data_ends = islice(accumulate(run.lengths, initial=at - 2), 1, None)
+                            places = map(bisect_left, repeat(ends), data_ends)
+                            self._times_s.extend(map(stamps.__getitem__, places))
+                        size = sum(run.lengths)
+                        at += size
+                        together = min(2 * size, _MOST_TOGETHER_BYTES)
+                        like += n
+                        continue
+                missed += 1
+                if missed > _MOST_MISSED and missed > like:  # chunks of several events
+                    return False
             if at == 0 and body[start:end].lstrip()[:1] in (b"", b"{"):
                 return False
-            while before + lengths[k] < end:
-                before += lengths[k]
-                k += 1
-            if shape is not None and body.startswith(shape.before, start):
-                missed += 1
-                if (
-                    missed > _MOST_MISSED and missed > like
-                ):  # chunks of several, or split over reads
-                    return False
+            if body.find(b"event:", start, end) >= 0:  # of an error, perhaps; no shape has it
+                return False
             if not self._events_of(start, end, stamps[k]):
                 return False
             at = end + 2
-            if before + lengths[k] == at:
-                before = at
-                k += 1
+            together = max(together, 2 * (size + _MOST_SIZE_BYTES))
 
     def _events_of(self, at: int, until: int, time_s: float) -> bool:
         """Read the events of a chunk; False ends the reading."""
@@ -459,7 +452,8 @@ class _Reader:
             # As many as there are texts: usage that counts fewer (tokens without a meaning left
             # out) does not take back what was seen.
             answer.chunks = with_text
-            answer.token_s = array("d", compress(times_s, brought))
+            all_brought = with_text == len(times_s)
+            answer.token_s = times_s if all_brought else array("d", compress(times_s, brought))
             return
         # More tokens than texts. First the events without text had some; what is left was spread
         # evenly, as speculation and multi-step scheduling do on average.

@@ -25,6 +25,7 @@ Ints = NDArray[np.int64]
 FAULTS: tuple[RequestFault, ...] = tuple(RequestFault)
 _MICROSECONDS = 1e6
 _GAPS_AT_ONCE = 1 << 18
+_MOST_BINS = 16  # for each gap that is counted; sorting takes longer
 
 
 class Spool:
@@ -237,25 +238,35 @@ class _GapCounts:
     """Counts gaps by whole microseconds, so that a long run takes no more memory."""
 
     def __init__(self) -> None:
-        self._pending: list[Floats] = []
-        self._n = 0
+        self._times_s: array[float] = array("d")  # of one request after another
+        self._tokens: list[int] = []  # of each
         self._total = joined_gaps([])
 
-    def add(self, token_s: Sequence[float]) -> None:
+    def add(self, token_s: array[float]) -> None:
         if len(token_s) < 2:
             return
-        self._pending.append(np.diff(token_s))
-        self._n += len(token_s) - 1
-        if self._n >= _GAPS_AT_ONCE:
+        self._times_s.extend(token_s)
+        self._tokens.append(len(token_s))
+        if len(self._times_s) >= _GAPS_AT_ONCE:
             self.total()
 
     def total(self) -> Gaps:
-        if self._pending:
-            gaps = np.rint(np.concatenate(self._pending) * _MICROSECONDS)
-            values, counts = np.unique(gaps, return_counts=True)
+        if self._tokens:
+            between = np.cumsum(self._tokens[:-1], dtype=np.int64) - 1
+            gaps = np.rint(np.delete(np.diff(self._times_s), between) * _MICROSECONDS)
+            values, counts = _counted(gaps)
             self._total = joined_gaps([self._total, Gaps(values / _MICROSECONDS, counts)])
-            self._pending, self._n = [], 0
+            self._times_s, self._tokens = array("d"), []
         return self._total
+
+
+def _counted(gaps: Floats) -> tuple[Floats, Ints]:
+    """Return the values of whole numbers, in order, and how often each occurs."""
+    if gaps.max() > _MOST_BINS * len(gaps) or gaps.min() < 0:
+        return np.unique(gaps, return_counts=True)
+    counts = np.bincount(gaps.astype(np.int64))
+    values = np.flatnonzero(counts)
+    return values.astype(np.float64), counts[values]
 
 
 def joined_gaps(parts: Iterable[Gaps]) -> Gaps:

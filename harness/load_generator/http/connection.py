@@ -43,6 +43,7 @@ class Exchange:
 
     __slots__ = (
         "arrival_s",
+        "body_bytes",
         "chunked",
         "connections",
         "detail",
@@ -74,6 +75,7 @@ class Exchange:
         self.connections = 0  # that were tried
         self.waited_for = waited_for  # others arrive when this one is answered
         self.chunked = False
+        self.body_bytes = 0  # that came, with what frames them
         self.most_bytes = MOST_BODY_BYTES
         self.stamps = array("d")
         self.pieces: list[bytes] = []
@@ -90,10 +92,7 @@ class Connection(asyncio.Protocol):
         "_lost",
         "_now_s",
         "_parser",
-        "_piece",
         "_pool",
-        "_room_bytes",
-        "_stamp",
         "_stays",
         "_streams",
         "_transport",
@@ -111,9 +110,6 @@ class Connection(asyncio.Protocol):
         self._used = False  # has carried a whole exchange
         self._lost: tuple[Exception | None] | None = None  # with the reason
         self._now_s = 0.0
-        self._room_bytes = 0  # that may still come
-        self._stamp: Callable[[float], None]  # of the exchange, while it streams
-        self._piece: Callable[[bytes], None]
         self.exchange: Exchange | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -141,11 +137,11 @@ class Connection(asyncio.Protocol):
         if exchange is None:  # no request is in progress
             self._transport.abort()
         elif self._streams:
-            self._stamp(now_s)
-            self._piece(data)
+            exchange.stamps.append(now_s)
+            exchange.pieces.append(data)
             n_bytes = len(data)
-            self._room_bytes = room_bytes = self._room_bytes - n_bytes
-            if room_bytes < 0:
+            exchange.body_bytes += n_bytes
+            if exchange.body_bytes > exchange.most_bytes:
                 self._too_long(exchange)
             elif (n_bytes < 4 or data.endswith(b"\r\n\r\n")) and _is_whole(exchange):
                 self._end(exchange, now_s, stays=self._stays)
@@ -165,8 +161,6 @@ class Connection(asyncio.Protocol):
             return False
         self._streams = exchange.chunked = self._framed = True
         self._stays = b"\r\nconnection: close" not in head
-        self._stamp, self._piece = exchange.stamps.append, exchange.pieces.append
-        self._room_bytes = exchange.most_bytes
         exchange.status = 200
         if head_end < len(data):
             exchange.stamps.append(now_s)
@@ -180,13 +174,12 @@ class Connection(asyncio.Protocol):
         self._now_s = now_s
         exchange = self.exchange
         assert exchange is not None
-        if self._parser is None:
-            self._parser = httptools.HttpResponseParser(self)
-            self._room_bytes = exchange.most_bytes
-        self._room_bytes -= len(data)
-        if self._room_bytes < 0:
+        exchange.body_bytes += len(data)
+        if exchange.body_bytes > exchange.most_bytes:
             self._too_long(exchange)
             return
+        if self._parser is None:
+            self._parser = httptools.HttpResponseParser(self)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:

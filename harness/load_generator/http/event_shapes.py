@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
 from functools import lru_cache
-from itertools import accumulate, repeat
+from itertools import repeat
 from typing import NamedTuple
 
 _TEXT_FIELD = re.compile(rb'"(text|content|reasoning_content|reasoning)": ?"([^"\\]+)"')
@@ -21,7 +20,6 @@ _PLAIN = re.compile(rb"[ !#-\[\]-~]*")
 _LINE_ENDS = b"\r\n"
 _MOST_KNOWN = 1 << 14  # middles that are remembered
 _MOST_KNOWN_BYTES = 256  # of each
-_MOST_OTHER_ENDS = 3  # reads at the end of an answer that are no such chunks
 
 Middle = tuple[str, int]  # text, and token id; -1 if there is none
 
@@ -29,7 +27,7 @@ Middle = tuple[str, int]  # text, and token id; -1 if there is none
 class Run(NamedTuple):
     """Events of one shape that follow each other: bytes of each on the wire, and what it holds."""
 
-    lengths: Sequence[int]
+    lengths: list[int]
     middles: list[Middle]
 
 
@@ -75,53 +73,34 @@ class Shape:
 
     def events(self, body: bytes, at: int, until: int) -> Run:
         """Return the events of this shape that follow each other from `at` on."""
-        before, after = self.before, self.after
-        parts = body[at:until].split(after)
-        parts.pop()  # what stands after the last of them
-        begins = list(map(bytes.startswith, parts, repeat(before)))
-        if not all(begins):
-            del parts[begins.index(False) :]
-        lengths = [len(part) + len(after) for part in parts]
-        return self._run(list(map(bytes.removeprefix, parts, repeat(before))), lengths)
+        parts, lengths = self._split(body[at:until], self.after)
+        return self._run(parts, lengths, list(repeat(self.before, len(parts))))
 
-    def chunks(self, body: bytes, at: int, lengths: Sequence[int]) -> Run:
+    def chunks(self, body: bytes, at: int, until: int) -> Run:
         """Return the chunks that hold one event of this shape each and follow each other from `at`
-        on, where they have these lengths with what frames them.
+        on; their lengths are those with what frames them.
         """
-        after = self.after + _LINE_ENDS
-        ends = list(accumulate(lengths, initial=at))
-        n = len(lengths)
-        while n and len(lengths) - n < _MOST_OTHER_ENDS and not body.endswith(after, at, ends[n]):
-            n -= 1
-        lengths = lengths[:n]
-        head_of = {length: chunk_head(length) + self.before for length in set(lengths)}
-        heads = list(map(head_of.__getitem__, lengths))
-        cut = len(after)
-        middles = [
-            body[start + len(head) : end - cut]
-            for start, head, end in zip(ends, heads, ends[1:], strict=False)
-        ]
-        whole = [after] * (3 * n)
-        whole[::3], whole[1::3] = heads, middles
-        if not body.startswith(b"".join(whole), at):
-            n = next(
-                k
-                for k, head in enumerate(heads)
-                if lengths[k] < len(head) + cut
-                or not body.startswith(head, ends[k])
-                or not body.endswith(after, at, ends[k + 1])
-            )
-        return self._run(middles[:n], lengths[:n])
+        parts, lengths = self._split(body[at:until], self.after + _LINE_ENDS)
+        heads = {length: chunk_head(length) + self.before for length in set(lengths)}
+        return self._run(parts, lengths, list(map(heads.__getitem__, lengths)))
 
-    def _run(self, middles: list[bytes], lengths: Sequence[int]) -> Run:
+    @staticmethod
+    def _split(body: bytes, after: bytes) -> tuple[list[bytes], list[int]]:
+        parts = body.split(after)
+        parts.pop()  # what stands after the last of them
+        n_after = len(after)
+        return parts, [len(part) + n_after for part in parts]
+
+    def _run(self, parts: list[bytes], lengths: list[int], heads: list[bytes]) -> Run:
         known = self._known
         if len(known) > _MOST_KNOWN:
             known.clear()
-        found = list(map(known.__getitem__, middles))
-        if None in found:
-            n = found.index(None)
-            return Run(lengths[:n], found[:n])  # type: ignore[arg-type]
-        return Run(lengths, found)  # type: ignore[arg-type]
+        begins = list(map(bytes.startswith, parts, heads))
+        if False in begins:
+            del parts[begins.index(False) :]
+        found = list(map(known.__getitem__, map(bytes.removeprefix, parts, heads)))
+        n = found.index(None) if None in found else len(found)
+        return Run(lengths[:n], found[:n])  # type: ignore[arg-type]
 
 
 class _Known(dict[bytes, Middle | None]):
