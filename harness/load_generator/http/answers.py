@@ -7,29 +7,31 @@ in every event; the usage at the end, spread over the events; one token for each
 
 from __future__ import annotations
 
+import json
 import re
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
-from itertools import accumulate, compress, repeat
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, compress, islice, pairwise, repeat
 from operator import and_
 from typing import Any, cast
 
 from ....workloads.parsing import parse_event, parse_json
 from ...core.records import Outcome
 from ...core.wire import DROPPED, REJECTED
+from .event_shapes import Run, Shape, chunk_head
 from .faults import RequestFault, outcome_of
 
+_decode = json.JSONDecoder().raw_decode
+_MOST_SIZE_BYTES = 20  # of the line before a chunk; longer ones are taken apart elsewhere
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})[ \t]*(?:;|\Z)")
 _DATA = re.compile(rb"data:[ ]?([^\r\n]*)\r?\n")
 _FAILED = re.compile(rb"^event:[ ]?error[ ]*\r?$", re.MULTILINE)
 _LINE_ENDS = b"\r\n"
-_TEXT_FIELD = re.compile(rb'"(?:text|content)": ?"([^"\\]+)"')
-_ID_FIELD = re.compile(rb'"token_ids": ?\[([0-9]+)\]')
 _MOST_TOGETHER_BYTES = 16 << 10  # of events that are compared at once
 _MOST_UNLIKE = 8  # shapes in a row that no other event has: no more are tried
+_MOST_MISSED = 8  # chunks of a known shape that are not read as such
 _TEXTS = ("content", "reasoning_content", "reasoning", "refusal")
 _DETAIL_CHARACTERS = 200
 _MOST_TOKENS = 1 << 24  # more than any context holds
@@ -55,7 +57,9 @@ class CompletionResult:
 
 @dataclass
 class Raw:
-    """Raw bytes and timestamps of one exchange."""
+    """Raw bytes and timestamps of one exchange. If `chunked`, the pieces are reads of a chunked
+    body, and hold what frames the chunks.
+    """
 
     status: int
     fault: RequestFault
@@ -65,26 +69,55 @@ class Raw:
     body: bytes
     embeds: bool
     most_tokens: int | None = None  # `max_tokens` of the request; None: unknown
+    chunked: bool = False
 
 
 def read_answer(raw: Raw, *, keep_text: bool = False) -> CompletionResult:
     """Parse the bytes of one answer."""
-    answer = CompletionResult(Outcome.UNFINISHED, raw.fault, raw.detail)
+    if raw.chunked:
+        reader = _Reader(raw, keep_text)
+        if reader.read_chunks():
+            return _judged(reader.answer, raw)
+        raw = _without_chunks(raw)
+    reader = _Reader(raw, keep_text)
+    answer = reader.answer
     if raw.fault is RequestFault.NONE and raw.status != 200:
         answer.fault, answer.detail = _error(RequestFault.STATUS, raw.body)
         if answer.fault is RequestFault.STATUS:
             answer.detail = f"{raw.status}: {answer.detail}"
     elif raw.status == 200:
-        reader = _Reader(raw, answer, keep_text)
         stripped = raw.body.lstrip()
         if stripped.startswith(b"{"):
             reader.read_whole(stripped)
         else:
             reader.read_stream()
+    return _judged(answer, raw)
+
+
+def _judged(answer: CompletionResult, raw: Raw) -> CompletionResult:
     answer.detail = " ".join(answer.detail.split())[:_DETAIL_CHARACTERS]
     refused = answer.detail.startswith(REJECTED)
     answer.outcome = outcome_of(answer.fault, raw.status, refused=refused)
     return answer
+
+
+def _without_chunks(raw: Raw) -> Raw:
+    """Take a chunked body apart."""
+    ends = accumulate(raw.lengths, initial=0)
+    found = unchunk([raw.body[start:end] for start, end in pairwise(ends)], raw.stamps)
+    fault, detail = raw.fault, raw.detail
+    if found.problem or (fault is RequestFault.NONE and not found.complete):
+        fault, detail = RequestFault.MALFORMED, found.problem or "the chunks do not add up"
+    lengths, body = array("I", map(len, found.pieces)), b"".join(found.pieces)
+    return replace(
+        raw,
+        fault=fault,
+        detail=detail,
+        stamps=found.stamps,
+        lengths=lengths,
+        body=body,
+        chunked=False,
+    )
 
 
 def _error(fault: RequestFault, body: bytes) -> tuple[RequestFault, str]:
@@ -106,76 +139,12 @@ def _message(body: bytes) -> str:
     return str(found)
 
 
-@dataclass(frozen=True)
-class _Shape:
-    """Constant text around what differs in most events of a stream: the text and, where the server
-    returns them, the id of its token. One event is parsed as JSON and others are compared with it.
-
-    `before` begins with the event, its other fields included, and ends with the quote before the
-    text. `between` stands between text and id; None: there is no id. `after` ends with the event.
-    """
-
-    before: bytes
-    between: bytes | None
-    after: bytes
-
-    @classmethod
-    def of(cls, event: bytes) -> _Shape | None:
-        """Shape of an event with one text that has no escapes; None for other events."""
-        found = list(_TEXT_FIELD.finditer(event))
-        if len(found) != 1:
-            return None
-        start, end = found[0].span(1)
-        ids = list(_ID_FIELD.finditer(event, end))
-        if len(ids) != 1:
-            return cls(event[:start], None, event[end:])
-        return cls(event[:start], event[end : ids[0].start(1)], event[ids[0].end(1) :])
-
-    def frames(self, event: bytes) -> bool:
-        """Whether an event differs within this shape alone: its text has escapes, or is empty."""
-        return event.startswith(self.before) and event.endswith(self.after)
-
-    def matching(self, body: bytes, at: int, until: int, escapes: bytes) -> _Matching:
-        """Return the events of this shape that follow each other from `at` on. A quote within a
-        text is escaped in JSON, so texts have none; nor one of `escapes`.
-        """
-        before, between = self.before, self.between
-        parts = body[at:until].split(self.after)[:-1]
-        begins = list(map(bytes.startswith, parts, repeat(before)))
-        texts = list(map(bytes.removeprefix, parts, repeat(before)))
-        ids: list[bytes] = []
-        if between is not None:
-            apart = list(map(bytes.partition, texts, repeat(between)))
-            texts, ids = [one[0] for one in apart], [one[2] for one in apart]
-        whole = all(begins) and (all(map(bytes.isdigit, ids)) if ids else all(texts))
-        joined = b"".join(texts)
-        if not whole or any(one in joined for one in escapes):
-            fits = zip(begins, map(bytes.isdigit, ids) if ids else texts, texts, strict=True)
-            bad = (
-                k
-                for k, (begun, some, text) in enumerate(fits)
-                if not (begun and some) or any(one in text for one in escapes)
-            )
-            n = next(bad, len(parts))
-            parts, texts, ids = parts[:n], texts[:n], ids[:n]
-        return _Matching([len(part) + len(self.after) for part in parts], texts, ids)
-
-
-@dataclass(frozen=True)
-class _Matching:
-    """Events that follow each other: their bytes, texts and, where they are sent, token ids."""
-
-    lengths: list[int]
-    texts: list[bytes]
-    ids: list[bytes]
-
-
 class _Reader:
     """Parser of the events of one answer."""
 
-    def __init__(self, raw: Raw, answer: CompletionResult, keep_text: bool) -> None:
+    def __init__(self, raw: Raw, keep_text: bool) -> None:
+        self.answer = CompletionResult(Outcome.UNFINISHED, raw.fault, raw.detail)
         self._raw = raw
-        self._answer = answer
         self._keep_text = keep_text
         # Of the events that may have brought tokens: times, whether they surely did, running usage.
         self._times_s: array[float] = array("d")
@@ -183,15 +152,17 @@ class _Reader:
         self._totals: dict[int, int] = {}
         self._texts: list[str] = []
         self._contents: list[str] = []
+        self._text = ""  # of the last choice
         self._done = False
         self._finish = ""
         self._stop = ""
-        self._shape: _Shape | None = None
+        self._shape: Shape | None = None
+        self._is_content = False  # whether its text is part of the answer itself, if texts are kept
         self._unlike = 0  # shapes since the last event that had one
 
     def read_whole(self, body: bytes) -> None:
         """Read an answer that is one JSON object: embeddings, or a server that does not stream."""
-        raw, answer = self._raw, self._answer
+        raw, answer = self._raw, self.answer
         try:
             found = parse_event(body)
         except ValueError as error:
@@ -217,28 +188,96 @@ class _Reader:
         self._done = True
         self._settle()
 
+    def read_chunks(self) -> bool:
+        """Read server-sent events from a chunked body in which each chunk holds whole events.
+
+        False: it is none, or it has a fault; nothing may be used of what was read.
+        """
+        raw, body = self._raw, self._raw.body
+        if raw.fault is not RequestFault.NONE or raw.status != 200 or raw.embeds:
+            return False
+        stamps, lengths = raw.stamps, raw.lengths.tolist()
+        ends = list(accumulate(lengths))
+        at = like = missed = 0
+        together = _MOST_TOGETHER_BYTES
+        while True:
+            line_end = body.find(_LINE_ENDS, at, at + _MOST_SIZE_BYTES)
+            said = _SIZE.match(body, at, line_end) if line_end > 0 else None
+            if said is None:
+                return False
+            start, size = line_end + 2, int(said[1], 16)
+            if size == 0:
+                if body[start:] != _LINE_ENDS:
+                    return False
+                self._settle()
+                return True
+            end = start + size
+            if body[end - 1 : end + 2] != b"\n\r\n":
+                return False
+            k = bisect_left(ends, end)
+            shape = self._shape
+            if shape is not None and body.startswith(shape.before, start):
+                if body.startswith(shape.after, end - len(shape.after)):
+                    run = shape.chunks(body, at, at + together)
+                    n = len(run.lengths)
+                    if n:
+                        self._take(run, shape)
+                        if ends[k] - at == run.lengths[0] and lengths[k : k + n] == run.lengths:
+                            self._times_s.extend(stamps[k : k + n])  # as a rule a read is a chunk
+                        else:
+                            data_ends = islice(accumulate(run.lengths, initial=at - 2), 1, None)
+                            places = map(bisect_left, repeat(ends), data_ends)
+                            self._times_s.extend(map(stamps.__getitem__, places))
+                        size = sum(run.lengths)
+                        at += size
+                        together = min(2 * size, _MOST_TOGETHER_BYTES)
+                        like += n
+                        continue
+                missed += 1
+                if missed > _MOST_MISSED and missed > like:  # chunks of several events
+                    return False
+            if at == 0 and body[start:end].lstrip()[:1] in (b"", b"{"):
+                return False
+            if body.find(b"event:", start, end) >= 0:  # of an error, perhaps; no shape has it
+                return False
+            if not self._events_of(start, end, stamps[k]):
+                return False
+            at = end + 2
+            together = max(together, 2 * (size + _MOST_SIZE_BYTES))
+
+    def _events_of(self, at: int, until: int, time_s: float) -> bool:
+        """Read the events of a chunk; False ends the reading."""
+        body = self._raw.body
+        for found in _DATA.finditer(body, at, until):
+            start, end = found.span()
+            if body[start - 1] not in _LINE_ENDS:  # within a comment or another field
+                continue
+            end += _blank(body, end)
+            if not self._event(found[1], body[at:end], found.start(1) - at, time_s):
+                return False
+            at = end
+        return True
+
     def read_stream(self) -> None:
         """Read server-sent events; the time of an event is that of its last byte."""
         raw, body = self._raw, self._raw.body
         stamps, ends = raw.stamps, list(accumulate(raw.lengths))
         failed = _FAILED.search(body) if b"event:" in body else None
         until = len(body) if failed is None else _event_start(body, failed.start())
-        escapes = b'"\\\n' if self._keep_text else b'"\n'
         at = together = 0
         while at < until:
             shape = self._shape
             if shape is not None and body.startswith(shape.before, at):
-                like = shape.matching(body, at, min(until, at + together), escapes)
-                if like.lengths and self._keep(like):
-                    self._unlike = 0
+                run = shape.events(body, at, min(until, at + together))
+                if run.lengths:
+                    self._take(run, shape)
                     blank = len(shape.after) - len(shape.after.rstrip(_LINE_ENDS))
-                    data_ends = list(accumulate(like.lengths, initial=at - blank))
+                    data_ends = list(accumulate(run.lengths, initial=at - blank))
                     places = map(bisect_left, repeat(ends), data_ends[1:])
                     self._times_s.extend(map(stamps.__getitem__, places))
-                    self._brought.extend(b"\1" * len(like.lengths))
                     at = data_ends[-1] + blank
                     # As many again as there were: an odd event costs no more than those before it.
-                    together = min(2 * sum(like.lengths), _MOST_TOGETHER_BYTES)
+                    together = min(2 * sum(run.lengths), _MOST_TOGETHER_BYTES)
                     continue
             begin, found = at, _DATA.search(body, at, until)
             if found is None:
@@ -246,10 +285,10 @@ class _Reader:
             start, at = found.span()
             if start and body[start - 1] not in _LINE_ENDS:  # within a comment or another field
                 continue
-            blank = 1 if body.startswith(b"\n", at) else 2 if body.startswith(b"\r\n", at) else 0
-            at += blank
+            at += _blank(body, at)
             together = 2 * (at - begin)
-            if not self._event(found[1], body[begin:at], stamps[bisect_left(ends, found.end(1))]):
+            time_s = stamps[bisect_left(ends, found.end(1))]
+            if not self._event(found[1], body[begin:at], found.start(1) - begin, time_s):
                 return
         if failed is not None:
             said = _DATA.search(body, until)
@@ -257,28 +296,27 @@ class _Reader:
             return
         self._settle()
 
-    def _keep(self, like: _Matching) -> bool:
-        """Keep texts and ids, if they are asked for; False: the texts are no UTF-8."""
-        if not self._keep_text:
-            return True
-        try:
-            text = b"".join(like.texts).decode()
-        except UnicodeDecodeError:
-            return False
-        self._texts.append(text)
-        self._contents.append(text)
-        self._answer.token_ids += map(int, like.ids)
-        return True
+    def _take(self, run: Run, shape: Shape) -> None:
+        """Count events of the present shape, and keep what they hold if that is asked for."""
+        self._unlike = 0
+        self._brought.extend(b"\1" * len(run.lengths))
+        if self._keep_text:
+            text = "".join([text for text, _ in run.middles])
+            self._texts.append(text)
+            if self._is_content:
+                self._contents.append(text)
+            if shape.middle[1] >= 0:
+                self.answer.token_ids += [token_id for _, token_id in run.middles]
 
-    def _event(self, data: bytes, event: bytes, time_s: float) -> bool:
-        """Read any event; `data` is what it holds, `event` has what stands before it, too. False
-        ends the reading.
+    def _event(self, data: bytes, event: bytes, data_at: int, time_s: float) -> bool:
+        """Read any event; `event` has its `data` at `data_at`, after its other fields. False ends
+        the reading.
         """
         if data.strip() == b"[DONE]":
             self._done = True
             return True
         try:
-            found = parse_event(data)
+            found = _parsed(data)
             if not isinstance(found, dict):
                 raise ValueError("no object")
         except ValueError as error:
@@ -293,15 +331,17 @@ class _Reader:
         if choices is None:
             self._fault(RequestFault.MALFORMED, "choices are no list of objects")
             return False
-        n_ids = len(self._answer.token_ids)
+        n_contents = len(self._contents)
         for choice in choices:
             self._choice(choice, time_s)
         if isinstance(usage, dict):
             if choices and self._times_s:
                 self._totals[len(self._times_s) - 1] = _count(usage.get("completion_tokens"))
-        elif choices and not self._finish and self._is_new(event):
+        elif len(choices) == 1 and not self._finish and self._is_new(event):
             self._unlike += 1
-            self._shape = self._shape_of(event, choices, n_ids)
+            self._shape = Shape.of(event, data_at)
+            if self._shape is not None and not self._fits(self._shape, choices[0], n_contents):
+                self._shape = None
         return True
 
     def _is_new(self, event: bytes) -> bool:
@@ -310,31 +350,26 @@ class _Reader:
             return False
         return self._shape is None or not self._shape.frames(event)
 
-    def _shape_of(
-        self, event: bytes, choices: Sequence[Mapping[str, Any]], n_ids: int
-    ) -> _Shape | None:
-        shape = _Shape.of(event)
-        if shape is None or not self._keep_text or self._keeps(shape, event, choices, n_ids):
-            return shape
-        return None
-
-    def _keeps(
-        self, shape: _Shape, event: bytes, choices: Sequence[Mapping[str, Any]], n_ids: int
-    ) -> bool:
-        """Whether the shape of an event has what was kept of it: its text, and its ids after the
-        first `n_ids`.
-        """
-        like = shape.matching(event, 0, len(event), b'"\\\n')
-        if len(like.texts) != 1 or len(choices) != 1 or choices[0].get("index"):
+    def _fits(self, shape: Shape, choice: Mapping[str, Any], n_contents: int) -> bool:
+        """Whether the middle of a shape is what was read of its event."""
+        text, token_id = shape.middle
+        ids = choice.get("token_ids")
+        if self._text != text or _part(choice).get(shape.field) != text:
             return False
-        text, ids = [like.texts[0].decode()], list(map(int, like.ids))
-        kept_ids = self._answer.token_ids[n_ids:]
-        return kept_ids == ids and self._texts[-1:] == self._contents[-1:] == text
+        if token_id >= 0 and ids != [token_id]:
+            return False
+        if self._keep_text:
+            contents = self._contents[n_contents:]
+            self._is_content = bool(contents)
+            own = contents in ([], [text]) and not choice.get("index")
+            return own and (token_id >= 0 or not ids)
+        return True
 
     def _choice(self, choice: Mapping[str, Any], time_s: float) -> None:
-        part = choice.get("delta") or choice.get("message") or choice
+        part = _part(choice)
         texts = [part[name] for name in _TEXTS if isinstance(part.get(name), str)]
         text = "".join(texts) or (part["text"] if isinstance(part.get("text"), str) else "")
+        self._text = text
         has_tokens = bool(text or part.get("tool_calls") or choice.get("token_ids"))
         self._finish = choice.get("finish_reason") or self._finish
         self._stop = str(choice.get("stop_reason") or self._stop)
@@ -352,12 +387,12 @@ class _Reader:
         if isinstance(content, str):
             self._contents.append(content)
         if isinstance(token_ids, list) and all(type(one) is int for one in token_ids):
-            self._answer.token_ids += token_ids
+            self.answer.token_ids += token_ids
 
     def _usage(self, usage: object) -> None:
         if not isinstance(usage, dict):
             return
-        answer = self._answer
+        answer = self.answer
         answer.prompt_tokens = _count(usage.get("prompt_tokens"))
         answer.completion_tokens = _count(usage.get("completion_tokens"))
         details = usage.get("prompt_tokens_details")
@@ -365,13 +400,13 @@ class _Reader:
             answer.cached_tokens = _count(details.get("cached_tokens"))
 
     def _fault(self, fault: RequestFault, detail: str) -> None:
-        self._answer.fault = fault
-        self._answer.detail = detail
+        self.answer.fault = fault
+        self.answer.detail = detail
         self._settle()
 
     def _settle(self) -> None:
         """Convert events to token times, and set the fault of an incomplete answer."""
-        answer = self._answer
+        answer = self.answer
         answer.text = "".join(self._texts)
         answer.content = "".join(self._contents)
         answer.finish = self._finish
@@ -391,7 +426,7 @@ class _Reader:
 
     def _check_usage(self) -> None:
         """Refuse a usage of more tokens than were asked for; its counts are not used."""
-        answer, most = self._answer, self._raw.most_tokens
+        answer, most = self.answer, self._raw.most_tokens
         counted = max(answer.completion_tokens, *self._totals.values(), -1)
         if most is None or counted <= most:
             return
@@ -402,7 +437,7 @@ class _Reader:
             answer.detail = f"usage of {counted:,} tokens, and max_tokens was {most:,}"
 
     def _count_tokens(self) -> None:
-        answer, times_s, brought = self._answer, self._times_s, self._brought
+        answer, times_s, brought = self.answer, self._times_s, self._brought
         totals = {place: total for place, total in self._totals.items() if total >= 0}
         if totals:
             before = 0
@@ -417,7 +452,8 @@ class _Reader:
             # As many as there are texts: usage that counts fewer (tokens without a meaning left
             # out) does not take back what was seen.
             answer.chunks = with_text
-            answer.token_s = array("d", compress(times_s, brought))
+            all_brought = with_text == len(times_s)
+            answer.token_s = times_s if all_brought else array("d", compress(times_s, brought))
             return
         # More tokens than texts. First the events without text had some; what is left was spread
         # evenly, as speculation and multi-step scheduling do on average.
@@ -435,8 +471,32 @@ class _Reader:
 
     def _bring(self, time_s: float, tokens: int) -> None:
         if tokens > 0:
-            self._answer.chunks += 1
-            self._answer.token_s.extend([time_s] * tokens)
+            self.answer.chunks += 1
+            self.answer.token_s.extend([time_s] * tokens)
+
+
+def _part(choice: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a choice that holds its text."""
+    part: Mapping[str, Any] = choice.get("delta") or choice.get("message") or choice
+    return part
+
+
+def _parsed(data: bytes) -> Any:
+    """The value of an event, as `parse_event` returns it."""
+    if data.startswith(b'{"'):  # the others may be in other encodings
+        try:
+            text = data.decode()
+            value, end = _decode(text)
+        except (ValueError, RecursionError):
+            return parse_event(data)  # which says what is wrong
+        if end == len(text):
+            return value
+    return parse_event(data)
+
+
+def _blank(body: bytes, at: int) -> int:
+    """Bytes of the empty line at `at`, if there is one."""
+    return 1 if body.startswith(b"\n", at) else 2 if body.startswith(b"\r\n", at) else 0
 
 
 def _event_start(body: bytes, at: int) -> int:
@@ -453,7 +513,7 @@ def _choices(found: Mapping[str, Any]) -> list[dict[str, Any]] | None:
     for choice in choices:
         if not isinstance(choice, dict):
             return None
-        if not isinstance(choice.get("delta") or choice.get("message") or choice, dict):
+        if not isinstance(_part(choice), dict):
             return None
     return choices
 
@@ -477,16 +537,6 @@ class Unchunked:
     problem: str = ""
 
 
-@lru_cache(maxsize=1 << 12)
-def _chunk_head(read_bytes: int) -> bytes:
-    """How a read of this length begins if it is one whole chunk; too long if none has it."""
-    for digits in range(1, 8):
-        size = read_bytes - digits - 4
-        if size > 0 and len(head := b"%x" % size) == digits:
-            return head + b"\r\n"
-    return b" " * (read_bytes + 1)
-
-
 def unchunk(reads: list[bytes], stamps: array[float]) -> Unchunked:
     """Split the bytes read so far into chunks (RFC 9112, 7.1); `reads[i]` came at `stamps[i]`.
 
@@ -496,7 +546,7 @@ def unchunk(reads: list[bytes], stamps: array[float]) -> Unchunked:
     lengths = list(map(len, reads))
     ends = list(accumulate(lengths))
     # As a rule a read is a chunk.
-    heads = list(map(_chunk_head, lengths))
+    heads = list(map(chunk_head, lengths))
     ended = map(bytes.endswith, reads, repeat(b"\r\n"))
     whole = [*map(and_, map(bytes.startswith, reads, heads), ended), False]
     found = Unchunked([], array("d"), False)

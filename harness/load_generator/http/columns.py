@@ -10,13 +10,12 @@ import tempfile
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
-from itertools import accumulate, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...core.records import Gaps, Outcome, TimeseriesRow
-from .answers import CompletionResult, Raw, read_answer, unchunk
+from .answers import CompletionResult, Raw, read_answer
 from .connection import Exchange
 from .faults import RequestFault
 from .wire_requests import WireRequests
@@ -26,6 +25,7 @@ Ints = NDArray[np.int64]
 FAULTS: tuple[RequestFault, ...] = tuple(RequestFault)
 _MICROSECONDS = 1e6
 _GAPS_AT_ONCE = 1 << 18
+_MOST_BINS = 16  # for each gap that is counted; sorting takes longer
 
 
 class Spool:
@@ -66,28 +66,34 @@ class Spool:
         self, exchange: Exchange, *, embeds: bool = False, most_tokens: int | None = None
     ) -> Raw:
         """Return an exchange with its bytes, whether they are in the file or not yet."""
-        stamps, pieces = exchange.stamps, exchange.pieces
-        fault, detail = exchange.fault, exchange.detail
         place = self._places.get(exchange.row)
-        if place is not None:
-            stamps, pieces = self._read(*place)
-        if exchange.chunked:
-            found = unchunk(pieces, stamps)
-            stamps, pieces = found.stamps, found.pieces
-            if found.problem or (fault is RequestFault.NONE and not found.complete):
-                fault, detail = RequestFault.MALFORMED, found.problem or "the chunks do not add up"
-        lengths, body = array("I", map(len, pieces)), b"".join(pieces)
-        return Raw(exchange.status, fault, detail, stamps, lengths, body, embeds, most_tokens)
+        if place is None:
+            stamps, pieces = exchange.stamps, exchange.pieces
+            lengths, body = array("I", map(len, pieces)), b"".join(pieces)
+        else:
+            stamps, lengths, body = self._read(*place)
+        return Raw(
+            exchange.status,
+            exchange.fault,
+            exchange.detail,
+            stamps,
+            lengths,
+            body,
+            embeds,
+            most_tokens,
+            exchange.chunked,
+        )
 
-    def _read(self, offset: int, pieces: int, body_bytes: int) -> tuple[array[float], list[bytes]]:
+    def _read(
+        self, offset: int, pieces: int, body_bytes: int
+    ) -> tuple[array[float], array[int], bytes]:
         stamps, lengths = array("d"), array("I")
         stamp_bytes = pieces * stamps.itemsize
         at = stamp_bytes + pieces * lengths.itemsize
         record = os.pread(self._file.fileno(), at + body_bytes, offset)
         stamps.frombytes(record[:stamp_bytes])
         lengths.frombytes(record[stamp_bytes:at])
-        ends = accumulate(lengths, initial=at)
-        return stamps, [record[start:end] for start, end in pairwise(ends)]
+        return stamps, lengths, record[at:]
 
     def close(self) -> None:
         """Delete the temporary file."""
@@ -232,25 +238,35 @@ class _GapCounts:
     """Counts gaps by whole microseconds, so that a long run takes no more memory."""
 
     def __init__(self) -> None:
-        self._pending: list[Floats] = []
-        self._n = 0
+        self._times_s: array[float] = array("d")  # of one request after another
+        self._tokens: list[int] = []  # of each
         self._total = joined_gaps([])
 
-    def add(self, token_s: Sequence[float]) -> None:
+    def add(self, token_s: array[float]) -> None:
         if len(token_s) < 2:
             return
-        self._pending.append(np.diff(token_s))
-        self._n += len(token_s) - 1
-        if self._n >= _GAPS_AT_ONCE:
+        self._times_s.extend(token_s)
+        self._tokens.append(len(token_s))
+        if len(self._times_s) >= _GAPS_AT_ONCE:
             self.total()
 
     def total(self) -> Gaps:
-        if self._pending:
-            gaps = np.rint(np.concatenate(self._pending) * _MICROSECONDS)
-            values, counts = np.unique(gaps, return_counts=True)
+        if self._tokens:
+            between = np.cumsum(self._tokens[:-1], dtype=np.int64) - 1
+            gaps = np.rint(np.delete(np.diff(self._times_s), between) * _MICROSECONDS)
+            values, counts = _counted(gaps)
             self._total = joined_gaps([self._total, Gaps(values / _MICROSECONDS, counts)])
-            self._pending, self._n = [], 0
+            self._times_s, self._tokens = array("d"), []
         return self._total
+
+
+def _counted(gaps: Floats) -> tuple[Floats, Ints]:
+    """Return the values of whole numbers, in order, and how often each occurs."""
+    if gaps.max() > _MOST_BINS * len(gaps) or gaps.min() < 0:
+        return np.unique(gaps, return_counts=True)
+    counts = np.bincount(gaps.astype(np.int64))
+    values = np.flatnonzero(counts)
+    return values.astype(np.float64), counts[values]
 
 
 def joined_gaps(parts: Iterable[Gaps]) -> Gaps:

@@ -129,7 +129,7 @@ class Connection(asyncio.Protocol):
         if self._lost is not None:
             self.connection_lost(*self._lost)
         elif not self._transport.is_closing():
-            self._transport.writelines(request)
+            self._transport.write(b"".join(request))  # of several it would keep a list
 
     def data_received(self, data: bytes) -> None:
         now_s = perf_counter()

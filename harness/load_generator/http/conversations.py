@@ -9,7 +9,6 @@ AIPerf and GuideLLM.
 
 from __future__ import annotations
 
-import json
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,12 +19,10 @@ from ....workloads.request import RequestType
 from ....workloads.workload import Workload
 from .answers import CompletionResult
 from .options import Api, HttpOptions, PromptFormat
-from .prompts import load_encoder
+from .prompts import encode_json, load_encoder
 
 PROMPT_FIELDS = ("prompt", "messages")
 _USER = b'{"role":"user","content":"'  # how a new message begins
-# Without non-ASCII escapes: what is sent is what a text holds, byte for byte.
-encode_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def contexts_of(workload: Workload, options: HttpOptions) -> array[int]:

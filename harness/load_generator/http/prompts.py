@@ -7,6 +7,7 @@ give the same prompts.
 
 from __future__ import annotations
 
+import json
 import zlib
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -24,6 +25,8 @@ Ints = NDArray[np.int64]
 Hashes = NDArray[np.uint64]
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1, _MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_ALL_BITS = (1 << 64) - 1
 _MOST_IDS = 1 << 24  # larger than any vocabulary
 _ROW_STREAM = 1 << 62  # keeps rows apart from block hashes
 
@@ -38,6 +41,10 @@ _FREQUENT = (
 FREQUENT_WORDS = tuple(_FREQUENT.split())
 
 
+# Without non-ASCII escapes: what is sent is what a text holds, byte for byte.
+encode_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
 class PromptMaker:
     """Makes prompts of exact lengths in tokens."""
 
@@ -48,6 +55,20 @@ class PromptMaker:
         self._block_size = block_size
         self._salt = np.uint64(zlib.crc32(salt.encode()) << 32)
         self._encoder = encoder
+        self._places = np.empty(0, dtype=np.uint64)
+        self._id_texts: NDArray[np.bytes_] | None = None  # of all ids, with a comma
+        self._encoded = 0  # ids, before there were these texts
+
+    def token_ids_json(self, request: Request, first: int = 0) -> bytes:
+        """Return `token_ids` as a list in JSON."""
+        drawn = self._drawn(request)[first:] % np.uint64(len(self._ids))
+        if self._id_texts is None:
+            self._encoded += len(drawn)
+            if self._encoded < len(self._ids):  # too few to be worth the text of each id
+                return encode_json(self._ids[drawn].tolist()).encode()
+            self._id_texts = np.array([b"%d," % one for one in self._ids.tolist()])
+        # Shorter texts are filled up with zero bytes.
+        return b"[%b]" % self._id_texts[drawn].tobytes().replace(b"\0", b"")[:-1]
 
     def token_ids(self, request: Request, first: int = 0) -> list[int]:
         """Return one token id per prompt token, from the `first` on."""
@@ -82,29 +103,38 @@ class PromptMaker:
     def _drawn(self, request: Request) -> Hashes:
         """Draw one number for each token of the prompt."""
         tokens = request.prompt_tokens
-        row = np.uint64(_ROW_STREAM + request.id)
+        row = _ROW_STREAM + request.id
         if not request.prefix_blocks:
             return self._of_row(row, tokens)
         size = self._block_size
         shared = request.prefix_blocks[: -(-tokens // size)]
         known = min(tokens, len(shared) * size)
-        blocks = np.array([hash_ & 0xFFFFFFFFFFFFFFFF for hash_ in shared], dtype=np.uint64)
+        blocks = np.array([hash_ & _ALL_BITS for hash_ in shared], dtype=np.uint64)
         place = np.arange(size, dtype=np.uint64)
         with np.errstate(over="ignore"):
             of_blocks = _mixed(_mixed(blocks + self._salt)[:, None] + place * _GOLDEN).ravel()
         return np.concatenate([of_blocks[:known], self._of_row(row, tokens - known)])
 
-    def _of_row(self, row: np.uint64, tokens: int) -> Hashes:
-        with np.errstate(over="ignore"):
-            begin = _mixed(np.array([row]) + self._salt)
-            return _mixed(begin + np.arange(tokens, dtype=np.uint64) * _GOLDEN)
+    def _of_row(self, row: int, tokens: int) -> Hashes:
+        begin = _mixed_one(row + int(self._salt))
+        if tokens > len(self._places):
+            self._places = np.arange(2 * tokens, dtype=np.uint64) * _GOLDEN
+        return _mixed(self._places[:tokens] + np.uint64(begin))
 
 
 def _mixed(values: Hashes) -> Hashes:
     """The finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014): a uniform hash."""
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(_MIX_1)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(_MIX_2)
     return values ^ (values >> np.uint64(31))
+
+
+def _mixed_one(value: int) -> int:
+    """The same of one number, modulo 2^64."""
+    value &= _ALL_BITS
+    value = (value ^ (value >> 30)) * _MIX_1 & _ALL_BITS
+    value = (value ^ (value >> 27)) * _MIX_2 & _ALL_BITS
+    return value ^ (value >> 31)
 
 
 @dataclass(frozen=True)

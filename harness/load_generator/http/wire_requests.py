@@ -19,15 +19,19 @@ from ....workloads.request_bodies import with_fields
 from ....workloads.workload import Workload
 from ...core.wire import PredictedLength, to_wire
 from .connection import MOST_BODY_BYTES
-from .conversations import Conversations, contexts_of, encode_body, encode_json, tokens_before
+from .conversations import Conversations, contexts_of, encode_body, tokens_before
 from .endpoint import Endpoint
 from .options import Api, HttpOptions, PromptFormat
-from .prompts import PromptMaker, Vocabulary, load_encoder
+from .prompts import PromptMaker, Vocabulary, encode_json, load_encoder
 
 # Of an answer, with what frames it. An event of a token with its logprobs takes a few KiB.
 _HEAD, _TOKEN = 4 << 20, 16 << 10
 
 _ENDS, _CONTEXTS = ".ends", ".contexts"  # files beside the bodies
+
+# Stands for token ids, which are not encoded one by one. No text has its JSON: quotes are bare.
+_IDS_LATER = "\0token ids"
+_IDS_LATER_JSON = b'"prompt":"\\u0000token ids"'
 
 REQUEST_ID = "slo-bench-"  # what `x-request-id` begins with; the row follows
 
@@ -50,9 +54,18 @@ class BodyMaker:
                 "the chat API takes no token ids; use --prompt-format text, or --api completions"
             )
 
-    def body(self, request: Request, first: int = 0) -> dict[str, Any]:
+    def encoded(self, request: Request) -> bytes:
+        """Return the request body as JSON."""
+        body = self.body(request, ids_later=True)
+        encoded = encode_json(body).encode()
+        if body.get("prompt") is not _IDS_LATER:
+            return encoded
+        ids = self._prompts.token_ids_json(request)
+        return encoded.replace(_IDS_LATER_JSON, b'"prompt":' + ids, 1)
+
+    def body(self, request: Request, first: int = 0, *, ids_later: bool = False) -> dict[str, Any]:
         """Return all fields of the request body; a prompt that is made begins with the token
-        `first`.
+        `first`. With `ids_later` a mark stands for a prompt of token ids.
         """
         options = self._options
         api = options.api.of(request.request_type)
@@ -63,6 +76,8 @@ class BodyMaker:
             body["input"] = self._inputs(request)
         elif api is Api.CHAT:
             body["messages"] = [{"role": "user", "content": self._prompt(request, api, first)}]
+        elif ids_later and request.text is None and not self._wordy(api):
+            body["prompt"] = _IDS_LATER
         else:
             body["prompt"] = self._prompt(request, api, first)
         if api is not Api.EMBEDDINGS:
@@ -137,18 +152,14 @@ class Bodies:
         """
         maker = BodyMaker(workload, options)
         contexts = contexts_of(workload, options)
-        encode = encode_body if contexts else encode_json
         ends = array("q")
         try:
             with path.open("wb", buffering=1 << 20) as file:
                 for request in workload:
-                    first = 0
-                    if contexts and contexts[request.id] >= 0:
-                        first = tokens_before(workload, request.id)
-                    fields = maker.body(request, first)
-                    if contexts and isinstance(fields.get("prompt"), list):
-                        fields["return_token_ids"] = True
-                    body = encode(fields).encode()
+                    if contexts:
+                        body = cls._of_conversation(maker, request, workload, contexts)
+                    else:
+                        body = maker.encoded(request)
                     file.write(body)
                     ends.append(file.tell() if not ends else ends[-1] + len(body))
             path.with_suffix(_ENDS).write_bytes(ends.tobytes())
@@ -156,6 +167,16 @@ class Bodies:
         except OSError as error:
             raise SloBenchError(f"cannot write {path}: {error.strerror or error}") from error
         return cls(path, ends, contexts)
+
+    @staticmethod
+    def _of_conversation(
+        maker: BodyMaker, request: Request, workload: Workload, contexts: array[int]
+    ) -> bytes:
+        continues = contexts[request.id] >= 0
+        fields = maker.body(request, tokens_before(workload, request.id) if continues else 0)
+        if isinstance(fields.get("prompt"), list):
+            fields["return_token_ids"] = True
+        return encode_body(fields).encode()
 
     @classmethod
     def read(cls, path: Path) -> Bodies:

@@ -30,17 +30,18 @@ def usage(tokens, prompt=3, **more):
     return {"prompt_tokens": prompt, "completion_tokens": tokens, **more}
 
 
-def raw(*pieces, status=200, fault=RequestFault.NONE, detail="", embeds=False, most=None):
+def raw(*pieces, status=200, fault=RequestFault.NONE, embeds=False, most=None, chunked=False):
     """Each piece came a second after the one before."""
     return Raw(
         status,
         fault,
-        detail,
+        "",
         array("d", range(1, len(pieces) + 1)),
         array("I", map(len, pieces)),
         b"".join(pieces),
         embeds,
         most,
+        chunked,
     )
 
 
@@ -179,28 +180,52 @@ def test_reads_torn_anywhere_bring_the_same_tokens(text, data):
     assert list(answer.token_s) == expected
 
 
-@pytest.mark.parametrize("keep_text", [False, True])
-@given(st.data())
-def test_events_compared_with_one_are_read_as_json_is(keep_text, data):
-    """Events of one shape are not parsed; what they say is the same."""
-    text = st.sampled_from(["", " a", " bc", '"', "\\", "\n", "é", "\ud83d", '"text":""'])
-    ids = st.sampled_from([None, [5], [12], [3, 4], []])
-    like = st.builds(lambda t, i: event(t, **({} if i is None else {"token_ids": i})), text, ids)
-    odd = st.sampled_from(
-        [
-            *(b": ping\n\n", b"data: {no\n\n", event(" u", usage=usage(1)), delta(content=" a")),
-            *(event(" o", index=1), event(" a").replace(b"\n", b"\r\n"), b'data: {"x":"\n\n'),
-        ]
-    )
-    events = data.draw(st.lists(like, max_size=12)) + data.draw(st.lists(odd, max_size=1))
-    events += [*data.draw(st.lists(like, max_size=6)), event(" z", finish="length"), DONE]
-    stream = b"".join(events)
-    ends = data.draw(st.lists(st.integers(1, len(stream) - 1), unique=True).map(sorted))
-    pieces = [stream[a:b] for a, b in zip([0, *ends], [*ends, len(stream)], strict=True)]
-    found = read_answer(raw(*pieces), keep_text=keep_text)
+TEXT = st.sampled_from(["", " a", " bc", '"', "\\", "\n", "é", "\ud83d", '"text":""', "event:"])
+IDS = st.sampled_from([None, [5], [12], [0], [3, 4], []])
+LIKE = st.builds(lambda t, i: event(t, **({} if i is None else {"token_ids": i})), TEXT, IDS)
+ODD = st.sampled_from(
+    [
+        *(b": ping\n\n", b"data: {no\n\n", event(" u", usage=usage(1)), delta(content=" a")),
+        *(event(" o", index=1), event(" a").replace(b"\n", b"\r\n"), b'data: {"x":"\n\n'),
+        *(event(" a").replace(b" a", b"\xff"), event(" a").replace(b" a", b"\t")),
+        *(delta(reasoning="r"), delta(content="", reasoning_content="c"), b"event: error\n\n"),
+        *(event(" a", token_ids=[7]).replace(b"7", b"07"), event(" a")[:-1], b"id: 1\n" + DONE),
+    ]
+)
+
+
+@st.composite
+def streams(draw):
+    """Events, most of which have one shape."""
+    events = draw(st.lists(LIKE, max_size=12)) + draw(st.lists(ODD, max_size=1))
+    events += draw(st.lists(LIKE, max_size=6)) + draw(st.lists(ODD, max_size=3))
+    return [*events, event(" z", finish="length"), DONE]
+
+
+def torn(stream, ends):
+    return [stream[a:b] for a, b in zip([0, *ends], [*ends, len(stream)], strict=True)]
+
+
+def cuts(stream):
+    return st.lists(st.integers(1, len(stream) - 1), unique=True, max_size=12).map(sorted)
+
+
+def read_as_json(raw, keep_text):
+    """Take chunks apart, and read without shapes."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(answers._Shape, "of", lambda event: None)
-        assert found == read_answer(raw(*pieces), keep_text=keep_text)
+        patch.setattr(answers.Shape, "of", lambda event, data_at: None)
+        patch.setattr(answers._Reader, "read_chunks", lambda self: False)
+        return read_answer(raw, keep_text=keep_text)
+
+
+@pytest.mark.parametrize("keep_text", [False, True])
+@given(streams(), st.data())
+def test_events_compared_with_one_are_read_as_json_is(keep_text, events, data):
+    """Events of one shape are not parsed; what they say is the same."""
+    stream = b"".join(events)
+    pieces = torn(stream, data.draw(cuts(stream)))
+    found = read_answer(raw(*pieces), keep_text=keep_text)
+    assert found == read_as_json(raw(*pieces), keep_text)
 
 
 def chunk(body):
@@ -221,6 +246,35 @@ def test_chunks_torn_anywhere(bodies, data):
     assert b"".join(bodies).startswith(b"".join(part.pieces))
     if len(reads[-1]) > 1 or not reads[:-1]:
         assert not part.complete
+
+
+@pytest.mark.parametrize("keep_text", [False, True])
+@pytest.mark.parametrize("whole_events", [False, True])
+@given(streams(), st.data())
+def test_chunks_are_read_as_the_body_that_they_hold(keep_text, whole_events, events, data):
+    bodies = events if whole_events else torn(stream := b"".join(events), data.draw(cuts(stream)))
+    chunks = [*map(chunk, bodies), b"0\r\n\r\n"]
+    if data.draw(st.booleans()):
+        at = data.draw(st.integers(0, len(chunks)))
+        chunks.insert(at, data.draw(st.sampled_from([b"x", b"0\r\n\r\n", b"5;a\r\nhello\r\n"])))
+    stream = b"".join(chunks)
+    reads = chunks if data.draw(st.booleans()) else torn(stream, data.draw(cuts(stream)))
+    found = raw(*reads, chunked=True)
+    assert read_answer(found, keep_text=keep_text) == read_as_json(found, keep_text)
+
+
+def test_most_chunks_of_a_stream_are_not_parsed():
+    texts = [" a", "é", '"', "\n", " long"] * 40
+    events = [event(text, token_ids=[k % 50]) for k, text in enumerate(texts)]
+    chunks = [*map(chunk, [*events, event("", finish="stop"), DONE]), b"0\r\n\r\n"]
+    chunks[-2:] = [b"".join(chunks[-2:])]
+    with pytest.MonkeyPatch.context() as patch:
+        parsed = []
+        patch.setattr(answers, "_parsed", lambda data: parsed.append(data) or json.loads(data))
+        answer = read_answer(raw(*chunks, chunked=True), keep_text=True)
+    assert len(parsed) == 2
+    assert (answer.text, list(answer.token_s)) == ("".join(texts), list(range(1, 201)))
+    assert answer.token_ids == [k % 50 for k in range(200)]
 
 
 def test_what_is_no_chunk_is_told():

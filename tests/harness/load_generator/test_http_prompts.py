@@ -35,6 +35,13 @@ def test_a_prompt_has_exactly_its_tokens(tokens, row, blocks):
     assert ids == maker().token_ids(request(tokens, row, blocks))
 
 
+def test_encoded_token_ids_are_the_same():
+    prompts = PromptMaker(Vocabulary.span(7, 1200), 4, "")
+    for row in range(40):  # the texts of all ids are made on the way
+        asked = request(row * 3, row)
+        assert json.loads(prompts.token_ids_json(asked)) == prompts.token_ids(asked)
+
+
 @given(st.lists(hashes, max_size=6), st.lists(hashes, max_size=6), st.lists(hashes, max_size=6))
 def test_shared_blocks_are_shared_tokens(common, one, other):
     first = maker().token_ids(request(40, 1, (*common, *one)))

@@ -1,0 +1,145 @@
+"""Most events of a stream differ from each other in their text and token id alone.
+
+One of them is parsed as JSON and gives a `Shape`; those after it are compared with the shape, many
+at once. What is left of each, its text and id, is looked up, so a token that occurred before is not
+parsed again.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import lru_cache
+from itertools import repeat
+from typing import NamedTuple
+
+_TEXT_FIELD = re.compile(rb'"(text|content|reasoning_content|reasoning)": ?"([^"\\]+)"')
+_ID_FIELD = re.compile(rb'"token_ids": ?\[([0-9]{1,18})\]')
+_ID = re.compile(rb"0|[1-9][0-9]{0,17}")
+_PLAIN = re.compile(rb"[ !#-\[\]-~]*")
+_LINE_ENDS = b"\r\n"
+_MOST_KNOWN = 1 << 14  # middles that are remembered
+_MOST_KNOWN_BYTES = 256  # of each
+
+Middle = tuple[str, int]  # text, and token id; -1 if there is none
+
+
+class Run(NamedTuple):
+    """Events of one shape that follow each other: bytes of each on the wire, and what it holds."""
+
+    lengths: list[int]
+    middles: list[Middle]
+
+
+class Shape:
+    """Constant parts of an event around its middle: the text or, where the server returns token
+    ids, the text, what stands between it and the id, and the id.
+
+    `before` begins with the event, its other fields included, and ends with the quote before the
+    text; `after` ends with the event. `middle` is that of the event that the shape was made of.
+    """
+
+    __slots__ = ("_known", "after", "before", "field", "middle")
+
+    def __init__(
+        self, field: str, before: bytes, middle: Middle, between: bytes, after: bytes
+    ) -> None:
+        self.field = field  # name of the text
+        self.before = before
+        self.after = after
+        self.middle = middle
+        self._known = _known(between)
+
+    @classmethod
+    def of(cls, event: bytes, data_at: int) -> Shape | None:
+        """Shape of an event whose data, which begin at `data_at`, have one text and no escapes in
+        it; None for other events.
+        """
+        found = list(_TEXT_FIELD.finditer(event, data_at))
+        if len(found) != 1:
+            return None
+        start, end = found[0].span(2)
+        field, text = found[0][1].decode(), found[0][2].decode()
+        ids = list(_ID_FIELD.finditer(event, end))
+        if len(ids) != 1:
+            return cls(field, event[:start], (text, -1), b"", event[end:])
+        first, last = ids[0].span(1)
+        middle = text, int(ids[0][1])
+        return cls(field, event[:start], middle, event[end:first], event[last:])
+
+    def frames(self, event: bytes) -> bool:
+        """Whether an event differs within this shape alone: its text is empty, say."""
+        return event.startswith(self.before) and event.endswith(self.after)
+
+    def events(self, body: bytes, at: int, until: int) -> Run:
+        """Return the events of this shape that follow each other from `at` on."""
+        parts, lengths = self._split(body[at:until], self.after)
+        return self._run(parts, lengths, list(repeat(self.before, len(parts))))
+
+    def chunks(self, body: bytes, at: int, until: int) -> Run:
+        """Return the chunks that hold one event of this shape each and follow each other from `at`
+        on; their lengths are those with what frames them.
+        """
+        parts, lengths = self._split(body[at:until], self.after + _LINE_ENDS)
+        heads = {length: chunk_head(length) + self.before for length in set(lengths)}
+        return self._run(parts, lengths, list(map(heads.__getitem__, lengths)))
+
+    @staticmethod
+    def _split(body: bytes, after: bytes) -> tuple[list[bytes], list[int]]:
+        parts = body.split(after)
+        parts.pop()  # what stands after the last of them
+        n_after = len(after)
+        return parts, [len(part) + n_after for part in parts]
+
+    def _run(self, parts: list[bytes], lengths: list[int], heads: list[bytes]) -> Run:
+        known = self._known
+        if len(known) > _MOST_KNOWN:
+            known.clear()
+        begins = list(map(bytes.startswith, parts, heads))
+        if False in begins:
+            del parts[begins.index(False) :]
+        found = list(map(known.__getitem__, map(bytes.removeprefix, parts, heads)))
+        n = found.index(None) if None in found else len(found)
+        return Run(lengths[:n], found[:n])  # type: ignore[arg-type]
+
+
+class _Known(dict[bytes, Middle | None]):
+    """What the middles of events hold; None if it is no token."""
+
+    def __init__(self, between: bytes) -> None:
+        super().__init__()
+        self._between = between
+
+    def __missing__(self, middle: bytes) -> Middle | None:
+        found = self._parsed(middle)
+        if len(middle) <= _MOST_KNOWN_BYTES:
+            self[middle] = found
+        return found
+
+    def _parsed(self, middle: bytes) -> Middle | None:
+        text, token_id = middle, b""
+        if self._between:
+            text, _, token_id = middle.partition(self._between)
+            if _ID.fullmatch(token_id) is None:
+                return None
+        elif not text:
+            return None
+        if _PLAIN.fullmatch(text) is not None:
+            return text.decode(), int(token_id or b"-1")
+        try:
+            return json.loads(f'"{text.decode()}"'), int(token_id or b"-1")
+        except ValueError:
+            return None
+
+
+_known = lru_cache(maxsize=32)(_Known)  # by what stands between text and id
+
+
+@lru_cache(maxsize=1 << 12)
+def chunk_head(read_bytes: int) -> bytes:
+    """How a read of this length begins if it is one whole chunk; too long if none has it."""
+    for digits in range(1, 8):
+        size = read_bytes - digits - 4
+        if size > 0 and len(head := b"%x" % size) == digits:
+            return head + b"\r\n"
+    return b" " * (read_bytes + 1)
