@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from ...core.policy import AnyPolicy
 from ..plugins.contract import EmbedderBeside
-from .server_args import check_no_secrets
+from .server_args import check_no_secrets, stage_layers
 
 # Variables that switch kvcached on, if it is installed in the server's environment: KV pages are
 # mapped on demand, and servers on one GPU share its memory.
@@ -26,6 +27,11 @@ class InstallStep:
     index: str | None = None
 
 
+def from_index(distribution: str) -> Callable[[str], Sequence[InstallStep]]:
+    """Steps that install a version of one distribution as it comes."""
+    return lambda version: (InstallStep((f"{distribution}=={version}",)),)
+
+
 @dataclass(frozen=True)
 class Build:
     """One version of a server for one kind of device.
@@ -41,8 +47,8 @@ class Build:
     version: str
     steps: Callable[[str], Sequence[InstallStep]]
     probe: str
-    oldest_python: tuple[int, int]
     newest_python: tuple[int, int]
+    oldest_python: tuple[int, int] = (3, 11)
     without: tuple[str, ...] = ()
     finish: Callable[[Path, str], None] | None = None
     block_size_multiple: int = 1
@@ -60,30 +66,40 @@ class KvTransfer:
     port: int | None = None
 
 
-@dataclass(frozen=True)
-class Launch:
-    """Settings of one server start: model, address, policy and limits."""
+@dataclass(frozen=True, kw_only=True)
+class ServerSettings:
+    """Settings that all servers of a system share."""
 
-    model: str
-    port: int
-    host: str = "127.0.0.1"
     served_name: str | None = None  # the model's name for clients; by default its path
     num_gpu_blocks: int | None = None
     block_size: int | None = None
     max_model_tokens: int | None = None
-    system: str | None = None  # name of the policy's system; None: the server as it is, unpatched
-    policy: AnyPolicy | None = None  # runs inside the server
-    step_log: Path | None = None
-    handshake: Path | None = None  # where hooks that are in place say so
     num_cpu_blocks: int | None = None  # KV blocks of host memory for swapping
     server_args: tuple[str, ...] = ()
+    step_log: Path | None = None
+    cores: tuple[int, ...] = ()  # the only ones they may use; none: all
+    kvcached: bool = False
+    sleeps: bool = False  # it can be told to give its memory back, and to take it again
+    embedder: EmbedderBeside | None = None  # the policy inside decides on its passes
+
+    def settings(self) -> dict[str, Any]:
+        """The settings by name."""
+        return {one.name: getattr(self, one.name) for one in fields(ServerSettings)}
+
+
+@dataclass(frozen=True)
+class Launch(ServerSettings):
+    """One start of a server: model, address, policy and settings."""
+
+    model: str
+    port: int
+    host: str = "127.0.0.1"
+    system: str | None = None  # name of the policy's system; None: the server as it is, unpatched
+    policy: AnyPolicy | None = None  # runs inside the server
+    handshake: Path | None = None  # where hooks that are in place say so
     transfer: KvTransfer | None = None
     gpus: tuple[str, ...] = ()  # the only ones it may use, by UUID; none: all
-    cores: tuple[int, ...] = ()  # the only ones it may use; none: all
-    kvcached: bool = False
     stage_layers: tuple[int, ...] = ()  # layers of each pipeline stage; none: equal shares
-    embedder: EmbedderBeside | None = None  # the policy inside decides on its passes
-    sleeps: bool = False  # it can be told to give its memory back, and to take it again
 
     def __post_init__(self) -> None:
         check_no_secrets(self.server_args)
@@ -93,14 +109,25 @@ class Launch:
 class Recipe:
     """Builds of a server by device, and its command line and environment.
 
-    `argv` receives the environment's folder of executables. `environ` returns variables that are
-    added to the present environment; variables of the user take precedence, but for PYTHONPATH,
-    which is prepended.
+    `argv` receives the environment's folder of executables. `own_environ` returns variables of this
+    server alone.
     """
 
     backend: str
     builds: Mapping[str, Build]
     argv: Callable[[Path, str, Launch], Sequence[str]]  # bin folder, device, launch
-    environ: Callable[[str, Launch], Mapping[str, str]]  # device, launch
+    own_environ: Callable[[str, Launch], Mapping[str, str]]  # device, launch
     health_path: str = "/health"
     metrics_path: str = "/metrics"
+
+    def environ(self, device: str, launch: Launch) -> dict[str, str]:
+        """Variables that are added to the present environment; variables of the user take
+        precedence, but for PYTHONPATH, which is prepended.
+        """
+        return {
+            "HF_HUB_OFFLINE": "1" if Path(launch.model).exists() else "0",
+            **stage_layers(self.backend, launch.stage_layers),
+            **(KVCACHED if launch.kvcached else {}),
+            **({"OMP_NUM_THREADS": "1"} if device == "cpu" else {}),
+            **self.own_environ(device, launch),
+        }

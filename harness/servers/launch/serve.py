@@ -21,12 +21,11 @@ from ...policies.systems import System
 from ...policies.systems import system as system_by_name
 from ..gateway.running import GatewayPlan
 from ..gateway.split import KvTransferMode
-from ..plugins.contract import EmbedderBeside
 from .compatibility import check
 from .environments import Environment, environment, recipe
 from .gpus import gpus_each, shares, visible_gpus
 from .nixl_handshake import nixl_handshake
-from .recipe import KvTransfer, Launch
+from .recipe import KvTransfer, Launch, ServerSettings
 from .server_args import parallel_args
 from .server_process import READY_S, ServerProcess, free_low_port, free_port, serving
 
@@ -64,7 +63,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Serve:
+class Serve(ServerSettings):
     """A server with a policy inside.
 
     Without `system`, or with the system of the server's own name, the server is unpatched:
@@ -81,19 +80,8 @@ class Serve:
     model: str
     system: str | None = None
     parameters: Mapping[str, bool | int | float | str] = field(default_factory=dict)
-    served_name: str | None = None
-    num_gpu_blocks: int | None = None
-    block_size: int | None = None
-    max_model_tokens: int | None = None
-    num_cpu_blocks: int | None = None
-    server_args: tuple[str, ...] = ()
-    step_log: Path | None = None
     startup_timeout_s: float = READY_S
     transfer: KvTransferMode = KvTransferMode.FILES
-    cores: tuple[int, ...] = ()  # of all servers together; none: all
-    kvcached: bool = False
-    sleeps: bool = False
-    embedder: EmbedderBeside | None = None
     device_map: DeviceMap | None = None  # its stages are those of a pipeline
 
     @property
@@ -359,34 +347,20 @@ class Serve:
         return (*stages, *self.server_args)
 
     def _launch(self, port: int, step_log: Path | None) -> Launch:
-        launch = Launch(
-            model=self.model,
-            port=port,
-            served_name=self.served_name,
-            num_gpu_blocks=self.num_gpu_blocks,
-            block_size=self.block_size,
-            max_model_tokens=self.max_model_tokens,
-            server_args=self._all_args(),
-            stage_layers=() if self.device_map is None else self.device_map.layers,
-            cores=self.cores,
-            kvcached=self.kvcached,
-            sleeps=self.sleeps,
-        )
+        layers = () if self.device_map is None else self.device_map.layers
+        settings = self.settings() | {"step_log": step_log, "server_args": self._all_args()}
         if not self.patched:
             options = self._own_options(environment(self.backend).backend)
-            args = (*options, *launch.server_args)
-            return replace(launch, server_args=args, step_log=step_log)
+            settings["server_args"] = (*options, *settings["server_args"])
+            settings |= {"num_cpu_blocks": None, "embedder": None}
+            return Launch(self.model, port, stage_layers=layers, **settings)
         policy = self.found().policy
-        num_cpu_blocks = None
-        if isinstance(policy, Policy) and overrides(policy, "preemption_mode"):
-            num_cpu_blocks = NUM_CPU_BLOCKS if self.num_cpu_blocks is None else self.num_cpu_blocks
-        return replace(
-            launch,
-            system=self.system,
-            policy=policy,
-            step_log=step_log,
-            num_cpu_blocks=num_cpu_blocks,
-            embedder=self.embedder,
+        if not (isinstance(policy, Policy) and overrides(policy, "preemption_mode")):
+            settings["num_cpu_blocks"] = None
+        elif self.num_cpu_blocks is None:
+            settings["num_cpu_blocks"] = NUM_CPU_BLOCKS
+        return Launch(
+            self.model, port, system=self.system, policy=policy, stage_layers=layers, **settings
         )
 
 

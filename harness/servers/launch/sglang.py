@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ....workloads.errors import SloBenchError
-from .recipe import KVCACHED, TORCH_CPU_INDEX, Build, InstallStep, Launch, Recipe
-from .server_args import stage_layers
+from .recipe import TORCH_CPU_INDEX, Build, InstallStep, Launch, Recipe, from_index
 
 _VERSION = "0.5.23"
 _TORCH = "torch==2.13.0+cpu"
@@ -30,10 +29,6 @@ def _cpu_steps(version: str) -> Sequence[InstallStep]:
         InstallStep((f"sglang=={version}", "torchvision==0.28.0"), dependencies=False),
         InstallStep((_TORCH, *needs)),  # torch again, so that nothing replaces it
     )
-
-
-def _cuda_steps(version: str) -> Sequence[InstallStep]:
-    return (InstallStep((f"sglang=={version}",)),)
 
 
 def _add_stand_ins(site_packages: Path, version: str) -> None:
@@ -79,15 +74,11 @@ def _argv(programs: Path, device: str, launch: Launch) -> Sequence[str]:
 
 def _environ(device: str, launch: Launch) -> Mapping[str, str]:
     found = {
-        "HF_HUB_OFFLINE": "1" if Path(launch.model).exists() else "0",
         # Being stopped looks like a crash to SGLang: without this it waits 5 s to look into it.
         "SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0",
     }
-    found |= stage_layers("sglang", launch.stage_layers)
-    if launch.kvcached:
-        found |= KVCACHED
     if device == "cpu":
-        found |= {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1"}
+        found["SGLANG_USE_CPU_ENGINE"] = "1"
     return found
 
 
@@ -98,20 +89,18 @@ SGLANG = Recipe(
             version=_VERSION,
             steps=_cpu_steps,
             probe=_PROBE,
-            oldest_python=(3, 11),
             newest_python=(3, 12),
             finish=_add_stand_ins,
         ),
         # Not tested; from the project's own instructions.
         "cuda": Build(
             version=_VERSION,
-            steps=_cuda_steps,
+            steps=from_index("sglang"),
             probe=_PROBE,
-            oldest_python=(3, 11),
             newest_python=(3, 12),
         ),
     },
     argv=_argv,
-    environ=_environ,
+    own_environ=_environ,
     health_path="/model_info",  # /health generates a token, which would count as load
 )

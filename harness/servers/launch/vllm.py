@@ -9,8 +9,7 @@ from pathlib import Path
 from ...core.decisions import UNLIMITED
 from ...core.policy import Policy
 from ..plugins.contract import IdleView
-from .recipe import KVCACHED, TORCH_CPU_INDEX, Build, InstallStep, KvTransfer, Launch, Recipe
-from .server_args import stage_layers
+from .recipe import TORCH_CPU_INDEX, Build, InstallStep, KvTransfer, Launch, Recipe, from_index
 
 _SCHEDULER = "slo_bench.harness.servers.plugins.vllm.scheduler.PolicyScheduler"
 _COLLOCATED = "slo_bench.harness.servers.plugins.vllm.collocated.CollocatedScheduler"
@@ -36,10 +35,6 @@ def _cpu_steps(version: str) -> Sequence[InstallStep]:
         (f"torch=={_TORCH_OF[version]}+cpu",), dependencies=False, index=TORCH_CPU_INDEX
     )
     return (torch, server)
-
-
-def _cuda_steps(version: str) -> Sequence[InstallStep]:
-    return (InstallStep((f"vllm=={version}",)),)
 
 
 def _name_the_distribution(site_packages: Path, version: str) -> None:
@@ -154,7 +149,6 @@ def _context_tokens(model: str) -> int:
 
 def _environ(device: str, launch: Launch) -> Mapping[str, str]:
     found = {
-        "HF_HUB_OFFLINE": "1" if Path(launch.model).exists() else "0",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "VLLM_HOST_IP": "127.0.0.1",
@@ -162,16 +156,12 @@ def _environ(device: str, launch: Launch) -> Mapping[str, str]:
     if launch.transfer is not None and launch.transfer.port is not None:
         found["VLLM_NIXL_SIDE_CHANNEL_HOST"] = launch.host
         found["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(launch.transfer.port)
-    found |= stage_layers("vllm", launch.stage_layers)
     if launch.sleeps:
         found["VLLM_SERVER_DEV_MODE"] = "1"  # else it has no /sleep and no /wake_up
-    if launch.kvcached:
-        found |= KVCACHED
     if device == "cpu":
         found |= {
             "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "OMP_NUM_THREADS": "1",
         }
     return found
 
@@ -183,7 +173,6 @@ VLLM = Recipe(
             version="0.32.0",
             steps=_cpu_steps,
             probe=_PROBE,
-            oldest_python=(3, 11),
             newest_python=(3, 14),
             without=("torchvision", "torchaudio", "torchcodec"),
             finish=_name_the_distribution,
@@ -192,12 +181,11 @@ VLLM = Recipe(
         ),
         "cuda": Build(
             version="0.32.0",
-            steps=_cuda_steps,
+            steps=from_index("vllm"),
             probe=_PROBE,
-            oldest_python=(3, 11),
             newest_python=(3, 14),
         ),
     },
     argv=_argv,
-    environ=_environ,
+    own_environ=_environ,
 )

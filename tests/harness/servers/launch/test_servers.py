@@ -26,7 +26,7 @@ def recipe(mode: str) -> Recipe:
         backend="fake",
         builds={},
         argv=lambda programs, device, launch: [sys.executable, str(FAKE), str(launch.port), mode],
-        environ=lambda device, launch: {"FAKE": "1"},
+        own_environ=lambda device, launch: {"FAKE": "1"},
     )
 
 
