@@ -14,7 +14,7 @@ import typer
 from ..options.declared import PeerLink
 from ..options.from_schema import with_options
 from ..options.parameters import argument, flag, option
-from ..output.console import terminal
+from ..output.console import RULED, terminal, text_table
 from .validate import Engine
 
 if TYPE_CHECKING:
@@ -90,19 +90,16 @@ def _is_table(path: Path) -> bool:
 
 
 def _table(found: Calibrated) -> Any:
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
     made = found.calibration
-    table = Table(
-        box=box.SIMPLE_HEAD, title=Text(f"{found.profile.label}: {', '.join(made.origin)}")
-    )
-    table.add_column("tokens of a step", justify="right")
-    table.add_column("factor on linear layers", justify="right")
-    for tokens, factor in zip(made.tokens, made.factors, strict=True):
-        table.add_row(f"{tokens:,.0f}", f"{factor:.3f}")
-    return table
+    title = Text(f"{found.profile.label}: {', '.join(made.origin)}")
+    heads = ("tokens of a step", "factor on linear layers")
+    rows = [
+        (f"{tokens:,.0f}", f"{factor:.3f}")
+        for tokens, factor in zip(made.tokens, made.factors, strict=True)
+    ]
+    return text_table(heads, rows, numbers=heads, title=title, **RULED)
 
 
 def _lines(made: Calibration) -> Iterator[str]:

@@ -98,31 +98,19 @@ def _degrees(text: str) -> tuple[int, ...]:
 
 
 def _table(found: CostFit, profile: Profile) -> Any:
-    from rich import box
-    from rich.table import Table
+    from ..output.console import RULED, text_table
 
     title = f"{profile.label}: step times, {found.rows:,} rows, mean error held out"
-    table = Table(box=box.SIMPLE_HEAD, title=title, padding=(0, 1, 0, 0))
-    for head in ("regressor", "learns", "of", "degree"):
-        table.add_column(head)
-    for head in ("random %", "whole %", "beyond %", "trained s", "call µs"):
-        table.add_column(head, justify="right")
-    table.add_column("")
+    numbers = ("random %", "whole %", "beyond %", "trained s", "call µs")
+    rows = []
     for q in sorted(found.qualities, key=lambda q: q.held_out_percent):
-        table.add_row(
-            q.setting.regressor,
-            q.setting.target,
-            q.setting.scale,
-            str(q.setting.degree),
-            *(
-                f"{v:.2f}" if math.isfinite(v) else "–"
-                for v in (q.random_percent, q.whole_percent, q.beyond_percent)
-            ),
-            f"{q.train_s:.2f}",
-            f"{1e6 * q.call_s:,.0f}",
-            "kept" if q is found.best else "",
-        )
-    return table
+        of, errors = q.setting, (q.random_percent, q.whole_percent, q.beyond_percent)
+        shown = (f"{v:.2f}" if math.isfinite(v) else "–" for v in errors)
+        times = f"{q.train_s:.2f}", f"{1e6 * q.call_s:,.0f}"
+        kept = "kept" if q is found.best else ""
+        rows.append((of.regressor, of.target, of.scale, of.degree, *shown, *times, kept))
+    heads = ("regressor", "learns", "of", "degree", *numbers, "")
+    return text_table(heads, rows, numbers=numbers, title=title, **RULED, padding=(0, 1, 0, 0))
 
 
 def _lines(found: CostFit) -> list[str]:
