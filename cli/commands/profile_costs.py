@@ -34,8 +34,7 @@ class CostFitOptions:
         ),
     ] = None
     extra_profile: Annotated[
-        list[Path] | None,
-        option("FILE", "With --like: also fit to this profile. May be repeated."),
+        list[Path] | None, option("FILE", "With --like: also fit to this profile. May be repeated.")
     ] = None
     tp: Annotated[
         int | None,

@@ -56,8 +56,7 @@ def profile_run(
         ),
     ],
     model: Annotated[
-        Path | None,
-        option("PATH", "Model folder in the Hugging Face format.", "--model", "-m"),
+        Path | None, option("PATH", "Model folder in the Hugging Face format.", "--model", "-m")
     ] = None,
     device: Annotated[str, option("D", "Device: cpu, cuda or cuda:N.")] = "cpu",
     gpu: Annotated[str | None, option("G", "Catalogue name of the device.", "--gpu", "-g")] = None,
