@@ -31,7 +31,8 @@ from ..harness.servers.prometheus import CONTENT_TYPE, Sample, exposition, label
 from ..workloads.errors import SloBenchError
 from ..workloads.parsing import parse_json
 from .pages.document import asset
-from .pages.folder import write_folder
+from .pages.run_page import write_report
+from .pages.tuning import rewrite_tuning
 
 _WATCHED = (CELLS, CAPACITY_FILE, TUNED)
 _LABELS = ("cell", "system", "workload", "model", "gpu", "rate_rps", "seed")
@@ -137,3 +138,15 @@ def live_report(folder: Path, *, port: int = 0) -> Iterator[str]:
 
     with in_thread("live report", run) as served:
         yield served.url
+
+
+def write_folder(folder: Path, out: Path) -> Path:
+    """Write the report of a run folder, or of a folder of `slo-bench tune`, and return `out`.
+
+    Raises:
+        SloBenchError: the folder is incomplete or malformed, or `out` cannot be written.
+    """
+    if (folder / TUNED).is_file():
+        rewrite_tuning(folder, out)
+        return out
+    return write_report([folder], out)

@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from ...reports.pages.fleet import fleet_rows, fleet_table, hour_lines
 from ...reports.pages.plan import (
     confirmed_lines,
+    fleet_rows,
+    fleet_table,
+    hour_lines,
     plan_rows,
     plan_table,
     price_lines,
     unfitted_lines,
+    write_plan,
 )
-from ...reports.pages.plan_page import write_plan
 from ...tuner.planning.launch_files import write_launch_files
 from .console import print_result
 
