@@ -70,6 +70,9 @@ def list_names(
         _show_all(kind, entries)
 
 
+app = list_names  # `list` itself is a name of Python
+
+
 def _show_all(kind: str, entries: list[Entry]) -> None:
     if kind == "compatibility":  # reasons are shown only for a single name
         entries = [{c: str(v).partition(":")[0] for c, v in e.items()} for e in entries]
