@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...workloads.errors import SloBenchError
-from ...workloads.parsing import finite
+from ...workloads.parsing import finite, plain_fields
 from ..options.declared import PeerLink
 from ..options.from_schema import with_options
 from ..options.parameters import argument, epilog, flag, option
@@ -149,7 +149,9 @@ def fit(
     if not dry_run:
         written = write_profile(found.profile, out or profile)
     if as_json:
-        typer.echo(json.dumps([_quality(q, found.profile) for q in found.qualities]))
+        best = found.profile.best
+        rows = [plain_fields(q) | {"best": q.formula == best} for q in found.qualities]
+        typer.echo(json.dumps(rows))
         return
     terminal().print(_quality_table(list(found.qualities), found.profile))
     links_shown(found.profile)
@@ -252,17 +254,6 @@ def _plain(profile: Profile) -> dict[str, Any]:
         },
         "calibration": None if profile.calibration is None else profile.calibration.plain(),
         "steps": [{"step": label, "seconds": times} for label, times in _samples(profile)],
-    }
-
-
-def _quality(quality: ProfileFitQuality, profile: Profile) -> dict[str, Any]:
-    return {
-        "formula": quality.formula,
-        "rows": quality.rows,
-        "held_out_percent": finite(quality.held_out_percent),
-        "held_out_p95_percent": finite(quality.held_out_p95_percent),
-        "extrapolated_percent": finite(quality.extrapolated_percent),
-        "best": quality.formula == profile.best,
     }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...workloads.errors import SloBenchError, UnknownNameError
+from ...workloads.parsing import plain_fields
 from ..options.parameters import option
 
 if TYPE_CHECKING:
@@ -140,19 +140,11 @@ def _plain(found: CostFit) -> dict[str, Any]:
     return {
         "rows": found.rows,
         "regressors": [_quality(q, found) for q in found.qualities],
-        "grid": {
-            "shape": list(found.grid.step_s.shape),
-            **_known(dataclasses.asdict(found.grid_quality)),
-        },
-        "swap": _known(dataclasses.asdict(found.swap)),
+        "grid": {"shape": list(found.grid.step_s.shape), **plain_fields(found.grid_quality)},
+        "swap": plain_fields(found.swap),
     }
 
 
 def _quality(q: CostFitQuality, found: CostFit) -> dict[str, Any]:
-    values = dataclasses.asdict(q)
-    return {**values.pop("setting"), **_known(values), "best": q is found.best}
-
-
-def _known(values: dict[str, Any]) -> dict[str, Any]:
-    """Convert NaN to None (unknown)."""
-    return {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in values.items()}
+    values = plain_fields(q)
+    return {**values.pop("setting"), **values, "best": q is found.best}
