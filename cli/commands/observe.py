@@ -15,7 +15,7 @@ from ...workloads.errors import SloBenchError
 from ...workloads.parsing import finite, plain_fields
 from ..interrupts import interruptible
 from ..options.from_schema import Given, Offer, with_options
-from ..options.parameters import argument, flag, option
+from ..options.parameters import OUT, argument, flag, option
 from ..output.progress import changing_line
 
 if TYPE_CHECKING:
@@ -88,8 +88,7 @@ def observe(
         option(
             "DIR",
             "Folder for the fitted profile, the requests that were seen and an experiment file.",
-            "--out",
-            "-o",
+            *OUT,
         ),
     ] = None,
     as_json: Annotated[bool, flag("Print only JSON.", "--json")] = False,

@@ -11,7 +11,7 @@ from ...workloads.errors import SloBenchError
 from ..options import declared as options
 from ..options.from_schema import Given, Offer, with_options
 from ..options.names import listed
-from ..options.parameters import flag, option
+from ..options.parameters import GPU, flag, option
 
 EXAMPLES = (
     "slo-bench plan --rate 10",
@@ -61,8 +61,7 @@ def plan(
         _choice(
             "G,…",
             "GPU types to choose from. May be repeated. Default: all of `slo-bench list gpus`.",
-            "--gpu",
-            "-g",
+            *GPU,
             complete=listed("gpus"),
         ),
     ] = None,

@@ -13,7 +13,7 @@ from ...workloads.errors import SloBenchError
 from ...workloads.parsing import finite, plain_fields
 from ..options.declared import PeerLink
 from ..options.from_schema import with_options
-from ..options.parameters import argument, epilog, flag, option
+from ..options.parameters import GPU, MODEL, OUT, argument, epilog, flag, option
 from ..output.console import RULED, terminal, text_table
 from .profile_calibrate import CALIBRATES, profile_calibrate
 from .profile_costs import CostFitOptions, fit_costs_like
@@ -65,14 +65,11 @@ def import_(
     out: Annotated[
         Path,
         option(
-            "FILE",
-            "Profile file NAME.toml (its tables in the same folder), or a folder.",
-            "--out",
-            "-o",
+            "FILE", "Profile file NAME.toml (its tables in the same folder), or a folder.", *OUT
         ),
     ],
-    model: Annotated[str | None, option("M", "Catalogue name.", "--model", "-m")] = None,
-    gpu: Annotated[str | None, option("G", "Catalogue name.", "--gpu", "-g")] = None,
+    model: Annotated[str | None, option("M", "Catalogue name.", *MODEL)] = None,
+    gpu: Annotated[str | None, option("G", "Catalogue name.", *GPU)] = None,
     tp: Annotated[
         int | None, option("N", "GPUs that share each layer (tensor parallelism).", min=1)
     ] = None,
@@ -121,9 +118,7 @@ def show(
 @with_options
 def fit(
     profile: Annotated[Path, argument("FILE", "Profile file with tables.")],
-    out: Annotated[
-        Path | None, option("FILE", "Output file. Default: FILE itself.", "--out", "-o")
-    ] = None,
+    out: Annotated[Path | None, option("FILE", "Output file. Default: FILE itself.", *OUT)] = None,
     seed: Annotated[int, option("N", "Seed of the selection of held-out rows.")] = 0,
     *,
     costs: CostFitOptions,

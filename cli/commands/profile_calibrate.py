@@ -13,7 +13,7 @@ import typer
 
 from ..options.declared import PeerLink
 from ..options.from_schema import with_options
-from ..options.parameters import argument, flag, option
+from ..options.parameters import CELL, OUT, argument, flag, option
 from ..output.console import RULED, terminal, text_table
 from .validate import Engine
 
@@ -40,11 +40,9 @@ def profile_calibrate(
     ],
     overrides: Engine,
     profile: Annotated[Path, option("FILE", "Profile with tables.", "--profile")],
-    out: Annotated[Path, option("FILE", "Calibrated profile.", "--out", "-o")],
+    out: Annotated[Path, option("FILE", "Calibrated profile.", *OUT)],
     engine: Annotated[str | None, option("S", "System that simulates the engine.")] = None,
-    cell: Annotated[
-        str | None, option("C", "Cell of the run folder. Default: all.", "--cell", "-c")
-    ] = None,
+    cell: Annotated[str | None, option("C", "Cell of the run folder. Default: all.", *CELL)] = None,
     peer_link: PeerLink = None,
     *,
     as_json: Annotated[bool, flag("Print only the calibration, as JSON.", "--json")] = False,

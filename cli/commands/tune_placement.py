@@ -14,7 +14,7 @@ from ...workloads.errors import SloBenchError
 from ...workloads.machine_memory import check_memory
 from ..options.declared import HtmlOrJson
 from ..options.from_schema import Given, Offer, with_options
-from ..options.parameters import flag, option
+from ..options.parameters import OUT, flag, option
 
 if TYPE_CHECKING:
     from ...tuner.placement.compare import SolverResult
@@ -120,8 +120,7 @@ def tune_placement(
         option(
             "FILE.json",
             "File for the device map, as accelerate, vLLM, SGLang and `run --device-map` read it.",
-            "--out",
-            "-o",
+            *OUT,
         ),
     ] = None,
     random_cases: Annotated[

@@ -13,7 +13,7 @@ import typer
 from ...workloads.errors import SloBenchError, UnknownNameError
 from ..options.declared import HtmlOrJson, PeerLink
 from ..options.from_schema import with_options
-from ..options.parameters import argument, flag, option
+from ..options.parameters import CELL, argument, flag, option
 
 EXAMPLES = (
     "slo-bench validate real_vllm/requests.jsonl --profile rtx-pro-6000.toml",
@@ -84,7 +84,7 @@ def validate(
         str | None,
         option("S", "System that simulates the engine. Default: the run folder's, else vllm."),
     ] = None,
-    cell: Annotated[str | None, option("C", "Cell of the run folder.", "--cell", "-c")] = None,
+    cell: Annotated[str | None, option("C", "Cell of the run folder.", *CELL)] = None,
     host_ms: Annotated[
         float | None,
         option(

@@ -9,7 +9,7 @@ import typer
 
 from ..options.from_schema import Given, Offer, with_options
 from ..options.names import listed
-from ..options.parameters import argument, epilog, flag, option
+from ..options.parameters import OUT, argument, epilog, flag, option
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -111,9 +111,7 @@ def show(
 def make(
     source: Source,
     given: Annotated[Given, Offer(only=_TAKEN, changed=_CHANGED)],
-    out: Annotated[
-        Path, option("FILE", "CSV file; compressed if the name ends in .gz.", "--out", "-o")
-    ],
+    out: Annotated[Path, option("FILE", "CSV file; compressed if the name ends in .gz.", *OUT)],
     rate: Rate = None,
     replay_speed: ReplaySpeed = None,
 ) -> None:
