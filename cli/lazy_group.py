@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping
+from collections import UserDict
 from importlib import import_module
 from typing import Any, ClassVar
 
@@ -15,42 +15,25 @@ from .short_help import ShortHelp, help_all_option, short_help
 from .trust_code import COMMANDS, trust_option
 
 
-class LazyCommands(MutableMapping[str, Any]):
-    """Commands of a group by name, in the order of the help.
+class LazyCommands(UserDict[str, Any]):
+    """Commands of a group by name, in the order of the help; None until one is looked up.
 
-    `functions` maps a command's name to "module:name" within `slo_bench.cli.commands`. The name is
-    that of a function, whose examples are its module's `EXAMPLES` and whose short help shows its
-    module's `SHOWN`, if any, or of a `typer.Typer` group.
+    A command is the function of its name in the module of its name within
+    `slo_bench.cli.commands`, or the module's `app`: a `typer.Typer` group or a function. A
+    function's examples are its module's `EXAMPLES`; its short help shows its module's `SHOWN`, if
+    any.
     """
 
-    def __init__(self, functions: dict[str, str]) -> None:
-        self._functions = functions
-        self._made: dict[str, Any] = {}
-
     def __getitem__(self, name: str) -> Any:
-        if name not in self._made:
-            self._made[name] = self._make(name, self._functions[name])
-        return self._made[name]
-
-    def __setitem__(self, name: str, command: Any) -> None:
-        self._functions.setdefault(name, "")
-        self._made[name] = command
-
-    def __delitem__(self, name: str) -> None:
-        del self._functions[name]
-        self._made.pop(name, None)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._functions)
-
-    def __len__(self) -> int:
-        return len(self._functions)
+        if self.data[name] is None:
+            self.data[name] = self._make(name)
+        return self.data[name]
 
     @staticmethod
-    def _make(name: str, place: str) -> Any:
-        module_name, _, attribute = place.partition(":")
+    def _make(name: str) -> Any:
+        module_name = name.replace("-", "_")
         module = import_module(f".commands.{module_name}", __package__)
-        group_or_function = getattr(module, attribute)
+        group_or_function = getattr(module, "app", None) or getattr(module, module_name)
         if isinstance(group_or_function, typer.Typer):
             app = group_or_function
         else:
@@ -69,10 +52,10 @@ class LazyCommands(MutableMapping[str, Any]):
 
 
 class LazyGroup(TyperGroup):
-    """Command group with the commands of `functions`."""
+    """Command group with the commands of these names."""
 
-    functions: ClassVar[dict[str, str]] = {}
+    names: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self.commands = LazyCommands(dict(self.functions))
+        self.commands = LazyCommands(dict.fromkeys(self.names))

@@ -22,34 +22,12 @@ from .trust_code import consent, named_code
 class _Commands(LazyGroup):
     """All commands; the help lists them in this order."""
 
-    functions: ClassVar[dict[str, str]] = {
-        "init": "init:init",
-        "run": "run:run",
-        "capacity": "capacity:capacity",
-        "report": "report:report",
-        "export": "export:export",
-        "watch": "watch:watch",
-        "compare": "compare:compare",
-        "gate": "gate:gate",
-        "explain": "explain:explain",
-        "sensitivity": "sensitivity:sensitivity",
-        "validate": "validate:validate",
-        "accuracy": "accuracy:accuracy",
-        "derive-slo": "derive_slo:derive_slo",
-        "plan": "plan:plan",
-        "observe": "observe:observe",
-        "tune": "tune:app",
-        "profile": "profile:app",
-        "workload": "workload:app",
-        "predict-train": "predict_train:predict_train",
-        "predict-eval": "predict_eval:predict_eval",
-        "model": "model:app",
-        "backends": "backends:app",
-        "serve": "serve:serve",
-        "selftest": "selftest:selftest",
-        "list": "list:list_names",
-        "doctor": "doctor:doctor",
-    }
+    names: ClassVar[tuple[str, ...]] = (
+        *("init", "run", "capacity", "report", "export", "watch", "compare"),
+        *("gate", "explain", "sensitivity", "validate", "accuracy", "derive-slo"),
+        *("plan", "observe", "tune", "profile", "workload", "predict-train"),
+        *("predict-eval", "model", "backends", "serve", "selftest", "list", "doctor"),
+    )
 
 
 app = typer.Typer(

@@ -17,21 +17,13 @@ from pathlib import Path
 from markupsafe import escape
 
 from ..harness.results.run_folder import CAPACITY_FILE, CELLS, PLANNED, TUNED
-from ..harness.servers.http_server import (
-    HttpRequest,
-    Ready,
-    Reply,
-    in_thread,
-    refuse,
-    respond,
-    respond_json,
-    serve,
-)
+from ..harness.servers import http_server
 from ..harness.servers.prometheus import CONTENT_TYPE, Sample, exposition, labels
 from ..workloads.errors import SloBenchError
 from ..workloads.parsing import parse_json
 from .pages.document import asset
-from .pages.folder import write_folder
+from .pages.run_page import write_report
+from .pages.tuning import rewrite_tuning
 
 _WATCHED = (CELLS, CAPACITY_FILE, TUNED)
 _LABELS = ("cell", "system", "workload", "model", "gpu", "rate_rps", "seed")
@@ -108,20 +100,20 @@ class LiveReport:
                 said = str(error) if (self.folder / CELLS).is_file() else "Waiting for results."
                 return f"<!doctype html><p>{escape(said)}</p>".encode()
 
-    async def answer(self, request: HttpRequest, reply: Reply) -> None:
+    async def answer(self, request: http_server.HttpRequest, reply: http_server.Reply) -> None:
         """Answer `/`, `/report`, `/state` and `/metrics`."""
         if request.method != "GET":
-            refuse(reply, 405, "only GET is answered")
+            http_server.refuse(reply, 405, "only GET is answered")
         elif request.path == "/":
-            respond(reply, asset("live.html").encode(), _HTML)
+            http_server.respond(reply, asset("live.html").encode(), _HTML)
         elif request.path == "/report":
-            respond(reply, await self.page(), _HTML)
+            http_server.respond(reply, await self.page(), _HTML)
         elif request.path == "/metrics":
-            respond(reply, self.metrics().encode(), CONTENT_TYPE)
+            http_server.respond(reply, self.metrics().encode(), CONTENT_TYPE)
         elif request.path == "/state":
-            respond_json(reply, {"version": self.version(), "text": self.text()})
+            http_server.respond_json(reply, {"version": self.version(), "text": self.text()})
         else:
-            refuse(reply, 404, f"there is no {request.path}; / is the report")
+            http_server.refuse(reply, 404, f"there is no {request.path}; / is the report")
 
 
 @contextlib.contextmanager
@@ -132,8 +124,20 @@ def live_report(folder: Path, *, port: int = 0) -> Iterator[str]:
         SloBenchError: the port is taken.
     """
 
-    async def run(ready: Ready) -> None:
-        await serve(LiveReport(folder).answer, port=port, ready=ready)
+    async def run(ready: http_server.Ready) -> None:
+        await http_server.serve(LiveReport(folder).answer, port=port, ready=ready)
 
-    with in_thread("live report", run) as served:
+    with http_server.in_thread("live report", run) as served:
         yield served.url
+
+
+def write_folder(folder: Path, out: Path) -> Path:
+    """Write the report of a run folder, or of a folder of `slo-bench tune`, and return `out`.
+
+    Raises:
+        SloBenchError: the folder is incomplete or malformed, or `out` cannot be written.
+    """
+    if (folder / TUNED).is_file():
+        rewrite_tuning(folder, out)
+        return out
+    return write_report([folder], out)

@@ -53,9 +53,8 @@ from slo_bench.predictors.fitted_to_papers import fitted_to
 from slo_bench.reports.figures.facets import abbreviated
 from slo_bench.reports.figures.levels import combine, levels
 from slo_bench.reports.pages import winners
-from slo_bench.reports.pages.published import JudgedTable, tables_of
+from slo_bench.reports.pages.published import JudgedTable, chosen_cells, tables_of
 from slo_bench.reports.pages.published_table import Pins, load_published
-from slo_bench.reports.pages.published_verdicts import chosen_cells
 from slo_bench.workloads.errors import SloBenchError
 
 ROOT = Path(__file__).resolve().parents[1]

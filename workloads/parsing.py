@@ -7,6 +7,7 @@ a surrogate pair (U+D800), which cannot be written to a file or a terminal.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import re
@@ -86,3 +87,9 @@ def parse_toml(text: str) -> dict[str, Any]:
 def finite(value: float) -> float | None:
     """The value for JSON, which has neither NaN nor infinity: None in their place."""
     return value if math.isfinite(value) else None
+
+
+def plain_fields(found: Any) -> dict[str, Any]:
+    """The fields of a dataclass for JSON: None in place of NaN and infinity."""
+    fields = dataclasses.asdict(found)
+    return {k: finite(v) if isinstance(v, float) else v for k, v in fields.items()}

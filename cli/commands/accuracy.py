@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ..options.from_schema import with_options
-from ..options.parameters import argument, flag, option
+from ..options.parameters import JOBS, OUT, argument, flag, option
 
 EXAMPLES = (
     "slo-bench accuracy",
@@ -32,10 +32,7 @@ def accuracy(
     out: Annotated[
         Path | None,
         option(
-            "FILE",
-            "Write the prediction of every measurement to FILE, one JSON line each.",
-            "--out",
-            "-o",
+            "FILE", "Write the prediction of every measurement to FILE, one JSON line each.", *OUT
         ),
     ] = None,
     resume: Annotated[
@@ -50,7 +47,7 @@ def accuracy(
     ] = None,
     jobs: Annotated[
         int | None,
-        option("N", "Number of parallel processes. Default: one per core.", "--jobs", "-j", min=1),
+        option("N", "Number of parallel processes. Default: one per core.", *JOBS, min=1),
     ] = None,
     html: Annotated[
         Path | None,

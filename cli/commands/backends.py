@@ -94,17 +94,10 @@ def list_backends(
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
-    from rich.table import Table
-    from rich.text import Text
+    from ..output.console import print_result, text_table
 
-    from ..output.console import terminal
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("name", "state", "path"):
-        table.add_column(column, no_wrap=column != "path", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(value) for value in row.values()))
-    terminal().print(table)
+    lines = [list(row.values()) for row in rows]
+    print_result(text_table(("name", "state", "path"), lines, unbroken=("name", "state")))
 
 
 @app.command(

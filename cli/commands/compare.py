@@ -118,9 +118,8 @@ def compare(
     output: HtmlOrJson,
 ) -> None:
     """Compare two sets of results: differences, their intervals, and which are significant."""
-    from ...reports.compare.html import write_comparison
     from ...reports.compare.loadgen import is_summary
-    from ...reports.compare.text import comparison_json, comparison_text
+    from ...reports.compare.output import comparison_json, comparison_text, write_comparison
 
     if b is not None and (is_summary(a) or is_summary(b)):
         named = any(one is not None for one in (output.html, systems, metric))

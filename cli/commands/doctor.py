@@ -54,18 +54,17 @@ def doctor(
 
 
 def _print(findings: list[Finding]) -> None:
-    from rich.table import Table
     from rich.text import Text
 
-    from ..output.console import terminal
+    from ..output.console import print_result, text_table
 
     marks = {"ok": ("✓", "green"), "missing": ("–", "yellow"), "broken": ("✗", "red")}
-    table = Table(box=None, pad_edge=False, show_header=False)
+    rows = []
     for finding in findings:
         mark, style = marks[finding.state]
         text = finding.found + (f"\nrepair: {finding.mend}" if finding.mend else "")
-        table.add_row(Text(mark, style=style), Text(finding.check), Text(text, overflow="fold"))
-    terminal().print(table)
+        rows.append((Text(mark, style=style), finding.check, text))
+    print_result(text_table(("", "", ""), rows, show_header=False))
 
 
 def examine() -> Iterator[Finding]:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ...workloads.errors import SloBenchError
-from ..options.parameters import argument, flag, option
+from ..options.parameters import CELL, argument, flag, option
 
 EXAMPLES = (
     "slo-bench explain runs/quickstart slowest --cell vllm_rate-6_seed-0",
@@ -30,9 +30,7 @@ def explain(
     ] = None,
     cell: Annotated[
         str | None,
-        option(
-            "C", "Cell name (`cell` in cells.csv). Required if the run has several.", "--cell", "-c"
-        ),
+        option("C", "Cell name (`cell` in cells.csv). Required if the run has several.", *CELL),
     ] = None,
     trace: Annotated[
         Path | None,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -18,20 +17,10 @@ EXAMPLES = (
 )
 
 
-class Tool(StrEnum):
-    """What a run is exported to."""
-
-    MLFLOW = "mlflow"
-    WANDB = "wandb"
-    OTEL = "otel"
-    GRAFANA = "grafana"
-    MLPERF = "mlperf"
-
-
 def export(
     run_dir: Annotated[Path, argument("RUN", "Run folder.")],
     to: Annotated[
-        Tool,
+        Literal["mlflow", "wandb", "otel", "grafana", "mlperf"],
         option(
             "TOOL",
             "mlflow: a run for each cell, with the report. wandb: the same in Weights & Biases. "
@@ -52,4 +41,4 @@ def export(
     """Hand a finished run on to another tool."""
     from ...reports.exports import export as written
 
-    typer.echo(written(run_dir, to.value, destination))
+    typer.echo(written(run_dir, to, destination))

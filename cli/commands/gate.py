@@ -52,7 +52,7 @@ def gate(
     common cell.
     """
     from ...reports.compare.comparing import judge_comparison, parse_regression
-    from ...reports.compare.markdown import judgement_markdown, not_comparable_markdown
+    from ...reports.compare.output import judgement_markdown, not_comparable_markdown
     from ...reports.compare.results import NotComparableError
 
     bound = parse_regression(max_regression)
@@ -80,7 +80,7 @@ def gate(
 
 
 def _lines(compared: Comparison, judgement: Judgement) -> list[str]:
-    from ...reports.compare.text import headline, not_stationary_text, note_lines
+    from ...reports.compare.output import headline, not_stationary_text, note_lines
 
     lines = [f"FAIL  {_told(found)}" for found in judgement.regressions]
     lines += [
@@ -101,7 +101,7 @@ def _lines(compared: Comparison, judgement: Judgement) -> list[str]:
 
 
 def _told(found: Regression) -> str:
-    from ...reports.compare.text import change_bounds_text, change_text, p_text, value_text
+    from ...reports.compare.output import change_bounds_text, change_text, p_text, value_text
     from ...reports.figures.figure import rate_text
 
     row = found.row
@@ -116,7 +116,7 @@ def _told(found: Regression) -> str:
 
 
 def _json(compared: Comparison, judgement: Judgement) -> dict[str, Any]:
-    from ...reports.compare.text import comparison_json, row_json
+    from ...reports.compare.output import comparison_json, row_json
 
     def told(found: Regression) -> dict[str, Any]:
         size = found.size if math.isfinite(found.size) else None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import textwrap
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 import typer
 
@@ -69,82 +70,64 @@ def list_names(
         _show_all(kind, entries)
 
 
+app = list_names  # `list` itself is a name of Python
+
+
 def _show_all(kind: str, entries: list[Entry]) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    from ..output.console import terminal
-
     if kind == "compatibility":  # reasons are shown only for a single name
         entries = [{c: str(v).partition(":")[0] for c, v in e.items()} for e in entries]
     elif kind in _BRIEFLY:
         entries = [{column: entry[column] for column in _BRIEFLY[kind]} for entry in entries]
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in entries[0]:
-        numbers = all(isinstance(entry[column], int | float | None) for entry in entries)
-        table.add_column(
-            textwrap.fill(column.replace("_", " "), _HEAD_WIDTH),
-            justify="right" if numbers else "left",
-            no_wrap=column == "name" or numbers,
-            overflow="fold",
-        )
-    for entry in entries:
-        table.add_row(*(Text(_shown(value)) for value in entry.values()))
-    terminal().print(table)
+    heads = {c: textwrap.fill(c.replace("_", " "), _HEAD_WIDTH) for c in entries[0]}
+    numbers = [
+        head
+        for column, head in heads.items()
+        if all(isinstance(entry[column], int | float | None) for entry in entries)
+    ]
+    rows = [[_shown(value) for value in entry.values()] for entry in entries]
+    _print(list(heads.values()), rows, numbers=numbers, unbroken=("name", *numbers))
     if kind in (*_BRIEFLY, "compatibility"):
         typer.echo(f"\nMore about one: slo-bench list {kind} {entries[0]['name']}", err=True)
 
 
 def _show_whole(entry: Entry) -> None:
-    from rich.table import Table
     from rich.text import Text
 
-    from ..output.console import terminal
-
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    for column, value in entry.items():
-        if column != "parameters":
-            table.add_row(column.replace("_", " "), Text(_shown(value)))
-    terminal().print(table)
+    rows = [
+        (Text(column.replace("_", " "), style="bold"), _shown(value))
+        for column, value in entry.items()
+        if column != "parameters"
+    ]
+    grid = {"show_header": False, "padding": (0, 2), "collapse_padding": True}
+    _print(("name", ""), rows, unbroken=("name",), **grid)
 
 
 def _show_parameters(name: str) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
     from ...harness.policies.systems import system
-    from ..output.console import terminal
 
     found = system(name)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("parameter", no_wrap=True)
-    table.add_column("default", justify="right", overflow="fold")
-    table.add_column("may be", overflow="fold")
     values = found.parameters()
+    rows = []
     for parameter, bounds in found.bounds().items():
         value = values[parameter]
         shown = str(value).lower() if isinstance(value, bool) else _shown(value)
-        table.add_row(parameter, Text(shown or "–"), Text(str(bounds)))
-    terminal().print()
-    terminal().print(table)
+        rows.append((parameter, shown or "–", bounds))
+    typer.echo()
+    _print(("parameter", "default", "may be"), rows, numbers=("default",), unbroken=("parameter",))
 
 
 def _show_allowances(name: str) -> None:
-    from rich.table import Table
-
     from ...harness.experiments.allowances import HEADS, allowances
     from ...harness.experiments.experiment import Experiment
-    from ..output.console import terminal
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for head in HEADS:
-        table.add_column(head, overflow="fold", no_wrap=head == "system")
-    for one in allowances(Experiment.suite(name)):
-        table.add_row(*one.row)
-    terminal().print()
-    terminal().print(table)
+    typer.echo()
+    _print(HEADS, [one.row for one in allowances(Experiment.suite(name))], unbroken=("system",))
+
+
+def _print(heads: Sequence[str], rows: Sequence[Sequence[object]], **options: Any) -> None:
+    from ..output.console import print_result, text_table
+
+    print_result(text_table(heads, rows, **options))
 
 
 def _shown(value: str | float | None) -> str:

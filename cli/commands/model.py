@@ -42,16 +42,11 @@ def make(
     shape; its answers are nonsense and end at their token limit. `bert` has no answers: it is a
     model for `--embedder`.
     """
-    from ...harness.servers.launch.random_model import (
-        make_model,
-        model_fields,
-        parameter_count,
-        parse_parameters,
-    )
+    from ...harness.servers.launch import random_model
 
-    fields = model_fields(like, parse_parameters(size))
-    make_model(folder, fields, seed)
+    fields = random_model.model_fields(like, random_model.parse_parameters(size))
+    random_model.make_model(folder, fields, seed)
     typer.echo(
-        f"{folder}: {like}, {parameter_count(fields) / 1e6:,.1f} million parameters "
+        f"{folder}: {like}, {random_model.parameter_count(fields) / 1e6:,.1f} million parameters "
         f"({fields['num_hidden_layers']} layers of {fields['hidden_size']})"
     )

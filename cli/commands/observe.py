@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...workloads.errors import SloBenchError
+from ...workloads.parsing import finite, plain_fields
 from ..interrupts import interruptible
 from ..options.from_schema import Given, Offer, with_options
-from ..options.parameters import argument, flag, option
+from ..options.parameters import OUT, argument, flag, option
 from ..output.progress import changing_line
 
 if TYPE_CHECKING:
@@ -87,8 +88,7 @@ def observe(
         option(
             "DIR",
             "Folder for the fitted profile, the requests that were seen and an experiment file.",
-            "--out",
-            "-o",
+            *OUT,
         ),
     ] = None,
     as_json: Annotated[bool, flag("Print only JSON.", "--json")] = False,
@@ -274,12 +274,7 @@ def _ms(seconds: float) -> str:
 
 
 def _json(server: ObservedServer, found: Headroom) -> dict[str, Any]:
-    import math
-
     from ...workloads.lengths import mean_tokens
-
-    def finite(value: float | None) -> float | None:
-        return value if value is not None and math.isfinite(value) else None
 
     def lengths(name: str) -> dict[str, Any]:
         of = server.lengths(name)
@@ -317,13 +312,7 @@ def _json(server: ObservedServer, found: Headroom) -> dict[str, Any]:
         "headroom_band": [finite(one) for one in found.headroom_band],
         "step_time_factors": list(found.step_time_factors),
         "seen_over_simulated": dict(found.seen_over_simulated),
-        "changes": [_change(change) for change in found.changes],
-        "next_change": None if found.next_change is None else _change(found.next_change),
+        "changes": [plain_fields(change) for change in found.changes],
+        "next_change": None if found.next_change is None else plain_fields(found.next_change),
         "notes": list(found.notes),
     }
-
-
-def _change(change: Any) -> dict[str, Any]:
-    import math
-
-    return {k: None if v == math.inf else v for k, v in vars(change).items()}

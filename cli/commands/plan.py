@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +11,7 @@ from ...workloads.errors import SloBenchError
 from ..options import declared as options
 from ..options.from_schema import Given, Offer, with_options
 from ..options.names import listed
-from ..options.parameters import flag, option
+from ..options.parameters import GPU, flag, option
 
 EXAMPLES = (
     "slo-bench plan --rate 10",
@@ -22,67 +23,8 @@ EXAMPLES = (
     "slo-bench plan --rate 10 --prices our-cluster.toml --plans 10 --html plans.html",
 )
 
-_CHOICE = "Deployment"
-
-Rate = Annotated[float | None, option("R", "Offered rate in requests per second.", panel=ARRIVES)]
-FleetFile = Annotated[
-    Path | None,
-    option(
-        "FILE",
-        "TOML file with several models and their rates in each hour of a day, instead of --rate "
-        "(docs/planning.md#fleets).",
-        "--fleet",
-        panel=ARRIVES,
-    ),
-]
-Target = Annotated[
-    float,
-    option(
-        "SHARE", "Target attainment: minimum share of requests that meet their SLO.", panel=ARRIVES
-    ),
-]
-Headroom = Annotated[
-    float, option("SHARE", "Spare capacity, as a share of the rate.", panel=ARRIVES)
-]
-Kinds = Annotated[
-    list[str] | None,
-    option(
-        "G,…",
-        "GPU types to choose from. May be repeated. Default: all of `slo-bench list gpus`.",
-        "--gpu",
-        "-g",
-        complete=listed("gpus"),
-        panel=_CHOICE,
-    ),
-]
-Price = Annotated[
-    list[str] | None,
-    option(
-        "G=USD",
-        "Price of a GPU per hour, instead of the list's. May be repeated.",
-        panel=_CHOICE,
-    ),
-]
-Prices = Annotated[
-    str | None,
-    option(
-        "LIST",
-        "Price list: a TOML file (docs/planning.md#prices) or runpod-serverless. Default: the "
-        "catalogue's (large clouds, on demand).",
-        panel=_CHOICE,
-    ),
-]
-MaxGpus = Annotated[int, option("N", "Maximum total number of GPUs.", min=1, panel=_CHOICE)]
-Plans = Annotated[int, option("N", "Number of plans to print, the cheapest first.", min=1)]
-Html = Annotated[
-    Path | None,
-    option(
-        "FILE",
-        "Also write an HTML page: plans by price, p99, spare capacity and energy.",
-        "--html",
-    ),
-]
-AsJson = Annotated[bool, flag("Print only the plans, as a JSON list.", "--json")]
+_choice = partial(option, panel="Deployment")
+_load = partial(option, panel=ARRIVES)
 
 
 _ASKED = (
@@ -100,20 +42,55 @@ SHOWN = (
 @with_options
 def plan(
     given: Annotated[Given, Offer(only=_ASKED)],
-    rate: Rate = None,
-    fleet: FleetFile = None,
-    target: Target = 0.9,
-    headroom: Headroom = 0.0,
-    gpu: Kinds = None,
-    price: Price = None,
-    prices: Prices = None,
-    max_gpus: MaxGpus = 64,
-    plans: Plans = 5,
+    rate: Annotated[float | None, _load("R", "Offered rate in requests per second.")] = None,
+    fleet: Annotated[
+        Path | None,
+        _load(
+            "FILE",
+            "TOML file with several models and their rates in each hour of a day, instead of "
+            "--rate (docs/planning.md#fleets).",
+            "--fleet",
+        ),
+    ] = None,
+    target: Annotated[
+        float, _load("SHARE", "Target attainment: minimum share of requests that meet their SLO.")
+    ] = 0.9,
+    headroom: Annotated[float, _load("SHARE", "Spare capacity, as a share of the rate.")] = 0.0,
+    gpu: Annotated[
+        list[str] | None,
+        _choice(
+            "G,…",
+            "GPU types to choose from. May be repeated. Default: all of `slo-bench list gpus`.",
+            *GPU,
+            complete=listed("gpus"),
+        ),
+    ] = None,
+    price: Annotated[
+        list[str] | None,
+        _choice("G=USD", "Price of a GPU per hour, instead of the list's. May be repeated."),
+    ] = None,
+    prices: Annotated[
+        str | None,
+        _choice(
+            "LIST",
+            "Price list: a TOML file (docs/planning.md#prices) or runpod-serverless. Default: the "
+            "catalogue's (large clouds, on demand).",
+        ),
+    ] = None,
+    max_gpus: Annotated[int, _choice("N", "Maximum total number of GPUs.", min=1)] = 64,
+    plans: Annotated[int, option("N", "Number of plans to print, the cheapest first.", min=1)] = 5,
     out: options.Out = None,
     resume: options.Resume = False,
     jobs: options.Jobs = None,
-    html: Html = None,
-    as_json: AsJson = False,
+    html: Annotated[
+        Path | None,
+        option(
+            "FILE",
+            "Also write an HTML page: plans by price, p99, spare capacity and energy.",
+            "--html",
+        ),
+    ] = None,
+    as_json: Annotated[bool, flag("Print only the plans, as a JSON list.", "--json")] = False,
 ) -> None:
     """Find the cheapest GPUs, number, parallelism and settings that carry a load within its SLO.
 

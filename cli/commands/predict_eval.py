@@ -51,8 +51,7 @@ def predict_eval(
     ] = None,
     seed: Annotated[int, option("N", "Seed of the retraining of --prequential.")] = 0,
     predictions: Annotated[
-        Path | None,
-        option("FILE.csv", "Also write the prediction for each prompt, a row each."),
+        Path | None, option("FILE.csv", "Also write the prediction for each prompt, a row each.")
     ] = None,
     *,
     output: HtmlOrJson,

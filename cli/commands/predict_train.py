@@ -12,7 +12,7 @@ import typer
 from ...workloads.errors import SloBenchError
 from ..options import predict_data
 from ..options.from_schema import with_options
-from ..options.parameters import flag, option
+from ..options.parameters import OUT, flag, option
 
 EXAMPLES = (
     "slo-bench predict-train alpaca.json sharegpt.json --out lengths",
@@ -56,9 +56,7 @@ class Training:
 def predict_train(
     data: predict_data.Data,
     training: Training,
-    out: Annotated[
-        Path | None, option("DIR", "New folder for the predictor.", "--out", "-o")
-    ] = None,
+    out: Annotated[Path | None, option("DIR", "New folder for the predictor.", *OUT)] = None,
     continue_from: Annotated[
         Path | None,
         option(

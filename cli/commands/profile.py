@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...workloads.errors import SloBenchError
-from ...workloads.parsing import finite
+from ...workloads.parsing import finite, plain_fields
 from ..options.declared import PeerLink
 from ..options.from_schema import with_options
-from ..options.parameters import argument, epilog, flag, option
-from ..output.console import terminal
+from ..options.parameters import GPU, MODEL, OUT, argument, epilog, flag, option
+from ..output.console import RULED, terminal, text_table
 from .profile_calibrate import CALIBRATES, profile_calibrate
 from .profile_costs import CostFitOptions, fit_costs_like
 from .profile_run import RUNS, link_line, links_shown, profile_run
@@ -65,14 +65,11 @@ def import_(
     out: Annotated[
         Path,
         option(
-            "FILE",
-            "Profile file NAME.toml (its tables in the same folder), or a folder.",
-            "--out",
-            "-o",
+            "FILE", "Profile file NAME.toml (its tables in the same folder), or a folder.", *OUT
         ),
     ],
-    model: Annotated[str | None, option("M", "Catalogue name.", "--model", "-m")] = None,
-    gpu: Annotated[str | None, option("G", "Catalogue name.", "--gpu", "-g")] = None,
+    model: Annotated[str | None, option("M", "Catalogue name.", *MODEL)] = None,
+    gpu: Annotated[str | None, option("G", "Catalogue name.", *GPU)] = None,
     tp: Annotated[
         int | None, option("N", "GPUs that share each layer (tensor parallelism).", min=1)
     ] = None,
@@ -121,9 +118,7 @@ def show(
 @with_options
 def fit(
     profile: Annotated[Path, argument("FILE", "Profile file with tables.")],
-    out: Annotated[
-        Path | None, option("FILE", "Output file. Default: FILE itself.", "--out", "-o")
-    ] = None,
+    out: Annotated[Path | None, option("FILE", "Output file. Default: FILE itself.", *OUT)] = None,
     seed: Annotated[int, option("N", "Seed of the selection of held-out rows.")] = 0,
     *,
     costs: CostFitOptions,
@@ -149,7 +144,9 @@ def fit(
     if not dry_run:
         written = write_profile(found.profile, out or profile)
     if as_json:
-        typer.echo(json.dumps([_quality(q, found.profile) for q in found.qualities]))
+        best = found.profile.best
+        rows = [plain_fields(q) | {"best": q.formula == best} for q in found.qualities]
+        typer.echo(json.dumps(rows))
         return
     terminal().print(_quality_table(list(found.qualities), found.profile))
     links_shown(found.profile)
@@ -158,37 +155,36 @@ def fit(
 
 
 def _summary(profile: Profile) -> Any:
-    from rich.table import Table
-    from rich.text import Text
+    from ...predictors.profiles.models import available
 
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    table.add_row("profile", Text(profile.label))
-    table.add_row("dtypes", Text(f"weights {profile.weight_dtype}, KV {profile.kv_dtype}"))
+    rows = [
+        ("profile", profile.label),
+        ("dtypes", f"weights {profile.weight_dtype}, KV {profile.kv_dtype}"),
+    ]
     for source in profile.sources:
         parts = (source.project, source.path, source.version, source.licence, source.note)
-        table.add_row("source", Text("; ".join(part for part in parts if part)))
-    for kind, rows in profile.tables.items():
-        table.add_row("table", Text(f"{kind}, {len(rows):,} rows{_ranges(rows)}"))
+        rows.append(("source", "; ".join(part for part in parts if part)))
+    for kind, table in profile.tables.items():
+        rows.append(("table", f"{kind}, {len(table):,} rows{_ranges(table)}"))
     for name, fitted in profile.fits.items():
         errors = []
         if math.isfinite(fitted.held_out_percent):
             errors.append(f"{fitted.held_out_percent:.1f} % off on held-out rows")
         if math.isfinite(fitted.extrapolated_percent):
             errors.append(f"{fitted.extrapolated_percent:.1f} % beyond the range")
-        table.add_row("fit", Text(", ".join([name, *errors])))
+        rows.append(("fit", ", ".join([name, *errors])))
     for name, link in profile.links.items():
-        table.add_row("link", Text(link_line(f"{name} link", link)))
+        rows.append(("link", link_line(f"{name} link", link)))
     if profile.calibration is not None:
         made = profile.calibration
         least, most = min(made.factors), max(made.factors)
         origin = ", ".join(made.origin)
-        table.add_row("calibrated", Text(f"factors {least:.2f} to {most:.2f}, from {origin}"))
+        rows.append(("calibrated", f"factors {least:.2f} to {most:.2f}, from {origin}"))
     from ...predictors.profiles.formulas import available
 
     known = available(profile)
     used = profile.best or (known[0] if known else "nothing yet (attention or a fit is missing)")
-    table.add_row("used", Text(used))
-    return table
+    return text_table(("", ""), [*rows, ("used", used)], show_header=False, padding=(0, 2, 0, 0))
 
 
 def _ranges(table: Any) -> str:
@@ -225,16 +221,12 @@ def _samples(profile: Profile) -> list[tuple[str, dict[str, float]]]:
 
 
 def _sample_table(samples: list[tuple[str, dict[str, float]]]) -> Any:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, title="Step times without host overhead, ms")
-    table.add_column("step")
-    for name in samples[0][1]:
-        table.add_column(name, justify="right")
-    for label, times in samples:
-        table.add_row(label, *(f"{1e3 * seconds:.2f}" for seconds in times.values()))
-    return table
+    rows = [
+        (label, *(f"{1e3 * seconds:.2f}" for seconds in times.values())) for label, times in samples
+    ]
+    heads = ("step", *samples[0][1])
+    title = "Step times without host overhead, ms"
+    return text_table(heads, rows, numbers=heads[1:], title=title, **RULED)
 
 
 def _plain(profile: Profile) -> dict[str, Any]:
@@ -262,34 +254,19 @@ def _plain(profile: Profile) -> dict[str, Any]:
     }
 
 
-def _quality(quality: ProfileFitQuality, profile: Profile) -> dict[str, Any]:
-    return {
-        "formula": quality.formula,
-        "rows": quality.rows,
-        "held_out_percent": finite(quality.held_out_percent),
-        "held_out_p95_percent": finite(quality.held_out_p95_percent),
-        "extrapolated_percent": finite(quality.extrapolated_percent),
-        "best": quality.formula == profile.best,
-    }
-
-
 def _quality_table(qualities: list[ProfileFitQuality], profile: Profile) -> Any:
-    from rich import box
-    from rich.table import Table
-
     def percent(value: float) -> str:
         return f"{value:.1f} %" if math.isfinite(value) else "–"
 
-    table = Table(box=box.SIMPLE_HEAD, title=f"{profile.label}: error of step times")
-    for head in ("formula", "rows", "held out", "p95", "beyond the range", ""):
-        table.add_column(head, justify="left" if head in ("formula", "") else "right")
-    for q in qualities:
-        table.add_row(
+    numbers = ("rows", "held out", "p95", "beyond the range")
+    rows = [
+        (
             q.formula,
             f"{q.rows:,}",
-            percent(q.held_out_percent),
-            percent(q.held_out_p95_percent),
-            percent(q.extrapolated_percent),
+            *map(percent, (q.held_out_percent, q.held_out_p95_percent, q.extrapolated_percent)),
             "best, kept" if q.formula == profile.best else "",
         )
-    return table
+        for q in qualities
+    ]
+    title = f"{profile.label}: error of step times"
+    return text_table(("formula", *numbers, ""), rows, numbers=numbers, title=title, **RULED)

@@ -13,8 +13,8 @@ import typer
 
 from ..options.declared import PeerLink
 from ..options.from_schema import with_options
-from ..options.parameters import argument, flag, option
-from ..output.console import terminal
+from ..options.parameters import CELL, OUT, argument, flag, option
+from ..output.console import RULED, terminal, text_table
 from .validate import Engine
 
 if TYPE_CHECKING:
@@ -40,11 +40,9 @@ def profile_calibrate(
     ],
     overrides: Engine,
     profile: Annotated[Path, option("FILE", "Profile with tables.", "--profile")],
-    out: Annotated[Path, option("FILE", "Calibrated profile.", "--out", "-o")],
+    out: Annotated[Path, option("FILE", "Calibrated profile.", *OUT)],
     engine: Annotated[str | None, option("S", "System that simulates the engine.")] = None,
-    cell: Annotated[
-        str | None, option("C", "Cell of the run folder. Default: all.", "--cell", "-c")
-    ] = None,
+    cell: Annotated[str | None, option("C", "Cell of the run folder. Default: all.", *CELL)] = None,
     peer_link: PeerLink = None,
     *,
     as_json: Annotated[bool, flag("Print only the calibration, as JSON.", "--json")] = False,
@@ -90,19 +88,16 @@ def _is_table(path: Path) -> bool:
 
 
 def _table(found: Calibrated) -> Any:
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
     made = found.calibration
-    table = Table(
-        box=box.SIMPLE_HEAD, title=Text(f"{found.profile.label}: {', '.join(made.origin)}")
-    )
-    table.add_column("tokens of a step", justify="right")
-    table.add_column("factor on linear layers", justify="right")
-    for tokens, factor in zip(made.tokens, made.factors, strict=True):
-        table.add_row(f"{tokens:,.0f}", f"{factor:.3f}")
-    return table
+    title = Text(f"{found.profile.label}: {', '.join(made.origin)}")
+    heads = ("tokens of a step", "factor on linear layers")
+    rows = [
+        (f"{tokens:,.0f}", f"{factor:.3f}")
+        for tokens, factor in zip(made.tokens, made.factors, strict=True)
+    ]
+    return text_table(heads, rows, numbers=heads, title=title, **RULED)
 
 
 def _lines(made: Calibration) -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...workloads.errors import SloBenchError, UnknownNameError
+from ...workloads.parsing import plain_fields
 from ..options.parameters import option
 
 if TYPE_CHECKING:
@@ -34,8 +34,7 @@ class CostFitOptions:
         ),
     ] = None
     extra_profile: Annotated[
-        list[Path] | None,
-        option("FILE", "With --like: also fit to this profile. May be repeated."),
+        list[Path] | None, option("FILE", "With --like: also fit to this profile. May be repeated.")
     ] = None
     tp: Annotated[
         int | None,
@@ -98,31 +97,19 @@ def _degrees(text: str) -> tuple[int, ...]:
 
 
 def _table(found: CostFit, profile: Profile) -> Any:
-    from rich import box
-    from rich.table import Table
+    from ..output.console import RULED, text_table
 
     title = f"{profile.label}: step times, {found.rows:,} rows, mean error held out"
-    table = Table(box=box.SIMPLE_HEAD, title=title, padding=(0, 1, 0, 0))
-    for head in ("regressor", "learns", "of", "degree"):
-        table.add_column(head)
-    for head in ("random %", "whole %", "beyond %", "trained s", "call µs"):
-        table.add_column(head, justify="right")
-    table.add_column("")
+    numbers = ("random %", "whole %", "beyond %", "trained s", "call µs")
+    rows = []
     for q in sorted(found.qualities, key=lambda q: q.held_out_percent):
-        table.add_row(
-            q.setting.regressor,
-            q.setting.target,
-            q.setting.scale,
-            str(q.setting.degree),
-            *(
-                f"{v:.2f}" if math.isfinite(v) else "–"
-                for v in (q.random_percent, q.whole_percent, q.beyond_percent)
-            ),
-            f"{q.train_s:.2f}",
-            f"{1e6 * q.call_s:,.0f}",
-            "kept" if q is found.best else "",
-        )
-    return table
+        of, errors = q.setting, (q.random_percent, q.whole_percent, q.beyond_percent)
+        shown = (f"{v:.2f}" if math.isfinite(v) else "–" for v in errors)
+        times = f"{q.train_s:.2f}", f"{1e6 * q.call_s:,.0f}"
+        kept = "kept" if q is found.best else ""
+        rows.append((of.regressor, of.target, of.scale, of.degree, *shown, *times, kept))
+    heads = ("regressor", "learns", "of", "degree", *numbers, "")
+    return text_table(heads, rows, numbers=numbers, title=title, **RULED, padding=(0, 1, 0, 0))
 
 
 def _lines(found: CostFit) -> list[str]:
@@ -153,19 +140,11 @@ def _plain(found: CostFit) -> dict[str, Any]:
     return {
         "rows": found.rows,
         "regressors": [_quality(q, found) for q in found.qualities],
-        "grid": {
-            "shape": list(found.grid.step_s.shape),
-            **_known(dataclasses.asdict(found.grid_quality)),
-        },
-        "swap": _known(dataclasses.asdict(found.swap)),
+        "grid": {"shape": list(found.grid.step_s.shape), **plain_fields(found.grid_quality)},
+        "swap": plain_fields(found.swap),
     }
 
 
 def _quality(q: CostFitQuality, found: CostFit) -> dict[str, Any]:
-    values = dataclasses.asdict(q)
-    return {**values.pop("setting"), **_known(values), "best": q is found.best}
-
-
-def _known(values: dict[str, Any]) -> dict[str, Any]:
-    """Convert NaN to None (unknown)."""
-    return {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in values.items()}
+    values = plain_fields(q)
+    return {**values.pop("setting"), **values, "best": q is found.best}

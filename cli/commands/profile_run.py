@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...workloads.errors import SloBenchError, UnknownNameError
-from ..options.parameters import flag, option
+from ..options.parameters import BACKEND, GPU, MODEL, OUT, flag, option
 
 if TYPE_CHECKING:
     from ...predictors.profiles.profile import MeasuredLink, Profile
@@ -48,19 +48,13 @@ def links_shown(profile: Profile) -> None:
 def profile_run(
     out: Annotated[
         Path,
-        option(
-            "FILE",
-            "Profile file NAME.toml; its tables are written to the same folder.",
-            "--out",
-            "-o",
-        ),
+        option("FILE", "Profile file NAME.toml; its tables are written to the same folder.", *OUT),
     ],
     model: Annotated[
-        Path | None,
-        option("PATH", "Model folder in the Hugging Face format.", "--model", "-m"),
+        Path | None, option("PATH", "Model folder in the Hugging Face format.", *MODEL)
     ] = None,
     device: Annotated[str, option("D", "Device: cpu, cuda or cuda:N.")] = "cpu",
-    gpu: Annotated[str | None, option("G", "Catalogue name of the device.", "--gpu", "-g")] = None,
+    gpu: Annotated[str | None, option("G", "Catalogue name of the device.", *GPU)] = None,
     name: Annotated[
         str | None, option("M", "Catalogue name of the model. Default: the folder's name.")
     ] = None,
@@ -70,8 +64,7 @@ def profile_run(
             "B",
             "Engine to measure: torch (the built-in engine), or an installed server by its "
             "step log: vllm, sglang; vllm==0.32.0 selects a version.",
-            "--backend",
-            "-b",
+            *BACKEND,
         ),
     ] = "torch",
     max_seqs: Annotated[

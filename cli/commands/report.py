@@ -6,7 +6,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Literal
 
-from ..options.parameters import argument, option
+from ..options.parameters import OUT, argument, option
 
 EXAMPLES = (
     "slo-bench report runs/quickstart",
@@ -26,8 +26,7 @@ def report(
             "FILE",
             "File of the report. Default: report.html in the run folder; for several folders, "
             "in the current folder.",
-            "--out",
-            "-o",
+            *OUT,
         ),
     ] = None,
     plotly: Annotated[

@@ -71,21 +71,14 @@ def _as_table(found: SelfTest) -> dict[str, object]:
 
 
 def _show(found: SelfTest) -> None:
-    from rich.table import Table
+    from ..output.console import terminal, text_table
 
-    from ..output.console import terminal
-
-    table = Table(
-        title="Measured minus true, in milliseconds; against a mock server on this machine",
-        title_justify="left",
-        box=None,
-        pad_edge=False,
-        header_style="bold",
+    title = "Measured minus true, in milliseconds; against a mock server on this machine"
+    numbers = (
+        *("req/s", "tokens", "TTFT p50", "p99", "token p50", "p99", "late p99", "CPU ms", "MB"),
+        "procs",
     )
-    columns = ("req/s", "tokens", "TTFT p50", "p99", "token p50", "p99", "late p99", "CPU ms", "MB")
-    for column in (*columns, "procs"):
-        table.add_column(column, justify="right")
-    table.add_column("")
+    rows: list[tuple[object, ...]] = []
     for one in found.levels:
         seconds = (
             one.ttft_error_p50_s,
@@ -95,16 +88,13 @@ def _show(found: SelfTest) -> None:
             one.send_delay_p99_s,
             one.cpu_per_request_s,
         )
-        table.add_row(
-            f"{one.rate_rps:g}",
-            str(one.tokens),
-            *(f"{value * 1e3:.2f}" for value in seconds),
-            f"{one.peak_rss_bytes / 1e6:.0f}",
-            str(one.processes),
-            "" if one.truthful else "✗",
-        )
+        times = (f"{value * 1e3:.2f}" for value in seconds)
+        size, mark = f"{one.peak_rss_bytes / 1e6:.0f}", "" if one.truthful else "✗"
+        rows.append((f"{one.rate_rps:g}", one.tokens, *times, size, one.processes, mark))
     console = terminal()
-    console.print(table)
+    console.print(
+        text_table((*numbers, ""), rows, numbers=numbers, title=title, title_justify="left")
+    )
     for one in found.levels:
         if not one.truthful:
             console.print(f"✗ {one.rate_rps:g} req/s: {one.problem}", highlight=False)

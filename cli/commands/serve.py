@@ -11,7 +11,7 @@ from ...workloads.errors import SloBenchError
 from ..options.from_schema import Given, Offer, with_options
 from ..options.gateway_limits import GatewayLimits, limits_of
 from ..options.names import listed
-from ..options.parameters import argument, option
+from ..options.parameters import BACKEND, MODEL, argument, option
 
 EXAMPLES = (
     "slo-bench serve vllm --backend vllm --model models/tiny --instances 2 --router prefix-aware",
@@ -86,8 +86,7 @@ def serve(
             "Model: a folder, or a name on the Hugging Face hub. With torch: a folder; "
             "default: a tiny Llama with random weights. With prism: may be repeated; the "
             "models share one queue.",
-            "--model",
-            "-m",
+            *MODEL,
         ),
     ] = None,
     max_active_models: Annotated[
@@ -105,8 +104,7 @@ def serve(
             "B",
             "Server: vllm, sglang or torch (the built-in PyTorch engine); vllm==0.32.0 "
             "selects a version.",
-            "--backend",
-            "-b",
+            *BACKEND,
         ),
     ] = "vllm",
     parameter: Annotated[

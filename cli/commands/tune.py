@@ -16,7 +16,7 @@ from ...workloads.errors import SloBenchError
 from ..options import declared as options
 from ..options.from_schema import Given, Offer, with_options
 from ..options.names import listed
-from ..options.parameters import argument, epilog, flag, option
+from ..options.parameters import BACKEND, JOBS, MODEL, argument, epilog, flag, option
 from ..options.tune import CHANGED, NOT_TUNED, StudyOptions, asked_of
 from ..short_help import short_help
 from .tune_placement import PLACEMENT_EXAMPLES, tune_placement
@@ -136,8 +136,7 @@ def tune_system(
             "N",
             "Number of parallel trials, each in its own process. Default: 1; with --executor ray "
             "the number of cores of the cluster.",
-            "--jobs",
-            "-j",
+            *JOBS,
             panel=options.RUN,
         ),
     ] = None,
@@ -158,9 +157,9 @@ def tune_system(
 @app.command("server", epilog=epilog(SERVER_EXAMPLES), cls=short_help(SERVER_SHOWN))
 @with_options
 def tune_server(
-    backend: Annotated[str, option("vllm|sglang", "Server to start.", "--backend", "-b")],
+    backend: Annotated[str, option("vllm|sglang", "Server to start.", *BACKEND)],
     model: Annotated[
-        str, option("PATH", "Model: a folder, or a name on the Hugging Face hub.", "--model", "-m")
+        str, option("PATH", "Model: a folder, or a name on the Hugging Face hub.", *MODEL)
     ],
     given: Annotated[Given, Offer(without=(*NOT_TUNED, *_NOT_OF_A_SERVER), changed=CHANGED)],
     tuning: Annotated[Given, Offer(TuneSettings, without=("confirm_backend",))],

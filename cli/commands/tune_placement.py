@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +14,7 @@ from ...workloads.errors import SloBenchError
 from ...workloads.machine_memory import check_memory
 from ..options.declared import HtmlOrJson
 from ..options.from_schema import Given, Offer, with_options
-from ..options.parameters import flag, option
+from ..options.parameters import OUT, flag, option
 
 if TYPE_CHECKING:
     from ...tuner.placement.compare import SolverResult
@@ -30,8 +31,9 @@ PLACEMENT_EXAMPLES = (
     "--context 100 --host-ms 28 --split 14,14 --split 27,1",
     "slo-bench tune placement --random-cases 200",
 )
-_MODEL, _DEVICES, _ASKED = "Deployment", "Deployment", "Search"
-
+_DEVICES, _ASKED = "Deployment", "Search"
+_deployment = partial(option, panel=_DEVICES)
+_asked = partial(option, panel=_ASKED)
 
 _TRIAL_BYTES = 3_200  # of a trial that Optuna keeps, measured
 _TAKEN = ("model", "weight_dtype", "kv_dtype", "gpu", "memory_share", "seed")
@@ -47,50 +49,30 @@ class MapSearch:
 
     mode: Annotated[
         str,
-        option(
-            "he|lr|balanced",
-            "Objective: he: fewest devices; lr: lowest latency; balanced: both.",
-            panel=_ASKED,
+        _asked(
+            "he|lr|balanced", "Objective: he: fewest devices; lr: lowest latency; balanced: both."
         ),
     ] = "balanced"
-    latency_weight: Annotated[
-        float | None, option("A1", "In place of the mode's.", panel=_ASKED)
-    ] = None
-    device_weight: Annotated[
-        float | None, option("A2", "In place of the mode's.", panel=_ASKED)
-    ] = None
+    latency_weight: Annotated[float | None, _asked("A1", "In place of the mode's.")] = None
+    device_weight: Annotated[float | None, _asked("A2", "In place of the mode's.")] = None
     method: Annotated[
-        str, option("exact|helr|even|optuna|morphling", "Solver whose map is saved.", panel=_ASKED)
+        str, _asked("exact|helr|even|optuna|morphling", "Solver whose map is saved.")
     ] = "exact"
     check: Annotated[bool, flag("Also solve with Optuna, as a check.", "--check", panel=_ASKED)] = (
         False
     )
-    trials: Annotated[int, option("N", "Number of Optuna trials.", panel=_ASKED)] = 300
-    tests: Annotated[
-        int, option("N", "Number of stress tests of the solver morphling.", panel=_ASKED)
-    ] = 4
-    test_requests: Annotated[int, option("N", "Requests in each stress test.", panel=_ASKED)] = 100
-    batch: Annotated[
-        int, option("N", "Batch size (sequences) of the timed iteration.", panel=_ASKED)
-    ] = 8
-    context: Annotated[
-        int, option("N", "Context length of each sequence, in KV tokens.", panel=_ASKED)
-    ] = 512
+    trials: Annotated[int, _asked("N", "Number of Optuna trials.")] = 300
+    tests: Annotated[int, _asked("N", "Number of stress tests of the solver morphling.")] = 4
+    test_requests: Annotated[int, _asked("N", "Requests in each stress test.")] = 100
+    batch: Annotated[int, _asked("N", "Batch size (sequences) of the timed iteration.")] = 8
+    context: Annotated[int, _asked("N", "Context length of each sequence, in KV tokens.")] = 512
     host_ms: Annotated[
         float,
-        option(
-            "MS",
-            "Host time of an iteration in milliseconds; about 30 for an eager loop.",
-            panel=_ASKED,
-        ),
+        _asked("MS", "Host time of an iteration in milliseconds; about 30 for an eager loop."),
     ] = 1.0
     lanes: Annotated[
         int | None,
-        option(
-            "N",
-            "Batches in flight in the simulation of the map. Default: one per stage.",
-            panel=_ASKED,
-        ),
+        _asked("N", "Batches in flight in the simulation of the map. Default: one per stage."),
     ] = None
 
 
@@ -107,34 +89,30 @@ def tune_placement(
     asked: MapSearch,
     topology: Annotated[
         str | None,
-        option(
+        _deployment(
             "FILE|NAME",
             "TOML file of devices and links, or a shipped topology: uellm, uellm-table-2-1, "
             "uellm-3090-v100. "
             "Default: this machine, as reported by nvidia-smi.",
-            panel=_DEVICES,
         ),
     ] = None,
-    devices: Annotated[int | None, option("N", "Number of GPUs.", panel=_DEVICES)] = None,
+    devices: Annotated[int | None, _deployment("N", "Number of GPUs.")] = None,
     reserve_gib: Annotated[
-        float, option("GIB", "Memory kept free for KV on every device.", panel=_DEVICES)
+        float, _deployment("GIB", "Memory kept free for KV on every device.")
     ] = 0.0,
     workload: Annotated[
         str,
-        option(
+        _deployment(
             "SOURCE",
             "Workload whose longest request must fit beside the layers, as must --batch mean ones.",
             "--workload",
             "-w",
-            panel=_DEVICES,
         ),
     ] = "sharegpt",
     kv_tokens: Annotated[
         int | None,
-        option(
-            "N",
-            "Number of tokens whose KV must fit beside the layers, in place of --workload.",
-            panel=_DEVICES,
+        _deployment(
+            "N", "Number of tokens whose KV must fit beside the layers, in place of --workload."
         ),
     ] = None,
     out: Annotated[
@@ -142,26 +120,21 @@ def tune_placement(
         option(
             "FILE.json",
             "File for the device map, as accelerate, vLLM, SGLang and `run --device-map` read it.",
-            "--out",
-            "-o",
+            *OUT,
         ),
     ] = None,
     random_cases: Annotated[
         int | None,
-        option(
-            "N",
-            "Compare HELR with the exact solver on N random devices and models instead.",
-            min=1,
-            panel=_ASKED,
+        _asked(
+            "N", "Compare HELR with the exact solver on N random devices and models instead.", min=1
         ),
     ] = None,
     split: Annotated[
         list[str] | None,
-        option(
+        _asked(
             "N,N…",
             "Time this number of layers on each device, in their order, instead of searching. "
             "May be repeated.",
-            panel=_ASKED,
         ),
     ] = None,
     *,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +13,7 @@ import typer
 from ...workloads.errors import SloBenchError, UnknownNameError
 from ..options.declared import HtmlOrJson, PeerLink
 from ..options.from_schema import with_options
-from ..options.parameters import argument, flag, option
+from ..options.parameters import CELL, argument, flag, option
 
 EXAMPLES = (
     "slo-bench validate real_vllm/requests.jsonl --profile rtx-pro-6000.toml",
@@ -22,6 +23,8 @@ EXAMPLES = (
     "slo-bench validate runs/measured",
 )
 _ENGINE = "Engine (default: from the log's meta.json, else vLLM's own)"
+_engine = partial(option, panel=_ENGINE)
+_engine_flag = partial(flag, panel=_ENGINE)
 
 
 @dataclass(frozen=True)
@@ -29,29 +32,25 @@ class Engine:
     """Settings of the engine that the log or vLLM's defaults leave open."""
 
     num_gpu_blocks: Annotated[
-        int | None,
-        option("N", "Number of KV blocks, as counted by the engine.", min=1, panel=_ENGINE),
+        int | None, _engine("N", "Number of KV blocks, as counted by the engine.", min=1)
     ] = None
-    block_size: Annotated[
-        int | None, option("N", "Tokens in a KV block.", min=1, panel=_ENGINE)
-    ] = None
+    block_size: Annotated[int | None, _engine("N", "Tokens in a KV block.", min=1)] = None
     max_num_seqs: Annotated[
-        int | None, option("N", "Maximum number of sequences in a batch.", min=1, panel=_ENGINE)
+        int | None, _engine("N", "Maximum number of sequences in a batch.", min=1)
     ] = None
     max_num_batched_tokens: Annotated[
-        int | None, option("N", "Maximum number of tokens in an iteration.", min=1, panel=_ENGINE)
+        int | None, _engine("N", "Maximum number of tokens in an iteration.", min=1)
     ] = None
     prefix_caching: Annotated[
         bool | None,
-        flag("Simulate prefix caching.", "--prefix-caching/--no-prefix-caching", panel=_ENGINE),
+        _engine_flag("Simulate prefix caching.", "--prefix-caching/--no-prefix-caching"),
     ] = None
     async_scheduling: Annotated[
         bool | None,
-        flag(
+        _engine_flag(
             "Simulate asynchronous scheduling: an iteration is planned before the previous "
             "one has ended.",
             "--async-scheduling/--no-async-scheduling",
-            panel=_ENGINE,
         ),
     ] = None
 
@@ -85,7 +84,7 @@ def validate(
         str | None,
         option("S", "System that simulates the engine. Default: the run folder's, else vllm."),
     ] = None,
-    cell: Annotated[str | None, option("C", "Cell of the run folder.", "--cell", "-c")] = None,
+    cell: Annotated[str | None, option("C", "Cell of the run folder.", *CELL)] = None,
     host_ms: Annotated[
         float | None,
         option(

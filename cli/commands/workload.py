@@ -9,7 +9,7 @@ import typer
 
 from ..options.from_schema import Given, Offer, with_options
 from ..options.names import listed
-from ..options.parameters import argument, epilog, flag, option
+from ..options.parameters import OUT, argument, epilog, flag, option
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -111,9 +111,7 @@ def show(
 def make(
     source: Source,
     given: Annotated[Given, Offer(only=_TAKEN, changed=_CHANGED)],
-    out: Annotated[
-        Path, option("FILE", "CSV file; compressed if the name ends in .gz.", "--out", "-o")
-    ],
+    out: Annotated[Path, option("FILE", "CSV file; compressed if the name ends in .gz.", *OUT)],
     rate: Rate = None,
     replay_speed: ReplaySpeed = None,
 ) -> None:
@@ -154,11 +152,12 @@ def fetch(
     from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
 
     from ...workloads import fetch as fetching
-    from ..output.console import terminal
+    from ..output.console import RULED, print_result, terminal, text_table
 
     errors = terminal(stderr=True)
     if name is None:
-        terminal().print(_originals_table(), highlight=False)
+        rows = [(one.name, one.about, one.licence) for one in fetching.originals().values()]
+        print_result(text_table(("name", "what", "licence"), rows, **{**RULED, "box": None}))
         return
     original = fetching.find(name)
     with Progress(
@@ -184,27 +183,14 @@ def _plain(text: str) -> str:
     return escape(text)
 
 
-def _originals_table() -> Table:
-    from rich.table import Table
-
-    from ...workloads.fetch import originals
-
-    table = Table("name", "what", "licence", box=None)
-    for original in originals().values():
-        table.add_row(original.name, original.about, original.licence)
-    return table
-
-
 def _print_summary(console: Console, summary: WorkloadSummary, workload: Workload) -> None:
-    from rich.table import Table
+    from ..output.console import text_table
 
-    table = Table("tokens", box=None, header_style="bold", pad_edge=False)
-    for head in ("mean", "cv", "min", "p5", "p25", "p50", "p75", "p90", "p99", "max"):
-        table.add_column(head, justify="right")
-    table.add_row("prompt", *_cells(summary.prompt_tokens))
-    table.add_row("output", *_cells(summary.output_tokens))
+    heads = ("mean", "cv", "min", "p5", "p25", "p50", "p75", "p90", "p99", "max")
+    of = {"prompt": summary.prompt_tokens, "output": summary.output_tokens}
+    rows = [(name, *_cells(figures)) for name, figures in of.items()]
     console.print(f"\n{summary.requests:,} requests")
-    console.print(table)
+    console.print(text_table(("tokens", *heads), rows, numbers=heads))
     if summary.arrivals is not None:
         spread = ", ".join(
             f"{value:.2f} in {window:g} s" for window, value in summary.arrivals.dispersion.items()
@@ -242,20 +228,18 @@ def _cells(figures: ColumnFigures) -> list[str]:
 
 
 def _groups_table(kind: str, groups: tuple[GroupFigures, ...]) -> Table:
-    from rich.table import Table
+    from ..output.console import text_table
 
-    table = Table(kind, box=None, header_style="bold")
-    for head in ("requests", "share", "mean prompt", "mean output"):
-        table.add_column(head, justify="right")
-    for group in groups:
-        table.add_row(
+    heads = ("requests", "share", "mean prompt", "mean output")
+    rows = [
+        (
             group.name or "-",
-            f"{group.requests:,}",
-            f"{group.share:.1%}",
-            f"{group.mean_prompt_tokens:,.1f}",
-            f"{group.mean_output_tokens:,.1f}",
+            *(f"{group.requests:,}", f"{group.share:.1%}"),
+            *(f"{mean:,.1f}" for mean in (group.mean_prompt_tokens, group.mean_output_tokens)),
         )
-    return table
+        for group in groups
+    ]
+    return text_table((kind, *heads), rows, numbers=heads, pad_edge=True)
 
 
 def histogram(values: list[int], width: int) -> list[str]:

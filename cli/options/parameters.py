@@ -16,6 +16,14 @@ from typer.main import get_command
 
 Complete = Callable[[str], list[str]]
 
+# Names of options that several commands have.
+OUT = ("--out", "-o")
+MODEL = ("--model", "-m")
+GPU = ("--gpu", "-g")
+CELL = ("--cell", "-c")
+JOBS = ("--jobs", "-j")
+BACKEND = ("--backend", "-b")
+
 
 def option(
     metavar: str | None,

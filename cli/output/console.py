@@ -8,12 +8,15 @@ text. Rich prints no colours where the output is no terminal, or where NO_COLOR 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
+from rich.table import Table
+from rich.text import Text
 
 _CONTROLS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]"
@@ -53,6 +56,36 @@ def print_result(shown: RenderableType, *lines: object) -> None:
     """Print a table or text, and lines as `print_lines` does."""
     terminal().print(shown)
     print_lines(*lines)
+
+
+RULED: dict[str, Any] = {"box": box.SIMPLE_HEAD, "pad_edge": True, "header_style": "table.header"}
+"""Options of a table with a line below its heads."""
+
+
+def text_table(
+    heads: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    numbers: Collection[str] = (),
+    unbroken: Collection[str] = (),
+    **options: Any,
+) -> Table:
+    """A table without lines, of texts that are shown as they are.
+
+    Args:
+        heads: of the columns.
+        rows: values or rich's texts.
+        numbers: heads of the columns that end at their right.
+        unbroken: heads of the columns whose texts are never broken.
+        options: those of rich's table.
+    """
+    table = Table(**{"box": None, "pad_edge": False, "header_style": "bold", **options})
+    for head in heads:
+        justify: Any = "right" if head in numbers else "left"
+        table.add_column(head, justify=justify, no_wrap=head in unbroken, overflow="fold")
+    for row in rows:
+        table.add_row(*(one if isinstance(one, Text) else Text(str(one)) for one in row))
+    return table
 
 
 def result_line(folder: Path, page: Path | None) -> str:

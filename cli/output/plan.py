@@ -8,15 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from ...reports.pages.fleet import fleet_rows, fleet_table, hour_lines
-from ...reports.pages.plan import (
-    confirmed_lines,
-    plan_rows,
-    plan_table,
-    price_lines,
-    unfitted_lines,
-)
-from ...reports.pages.plan_page import write_plan
+from ...reports.pages import plan
 from ...tuner.planning.launch_files import write_launch_files
 from .console import print_result
 
@@ -39,28 +31,28 @@ def show_plans(
         first = planned.plans[0]
         files += write_launch_files(out, experiment, planned.wanted, first, planned.prices)
     if html is not None:
-        files.append(write_plan(planned, html))
-    rows = plan_rows(planned)
+        files.append(plan.write_plan(planned, html))
+    rows = plan.plan_rows(planned)
     if as_json:
         typer.echo(json.dumps(rows, allow_nan=False))
         return
     lines = [
         f"{planned.tried} of {planned.offers} kinds of instance were simulated; the others could "
         "only cost more",
-        *confirmed_lines(planned.plans, planned.refuted),
-        *unfitted_lines(rows),
+        *plan.confirmed_lines(planned.plans, planned.refuted),
+        *plan.unfitted_lines(rows),
     ]
     if any(row["keeps_probability"] is not None for row in rows):
         lines.append(
             "P(SLO): probability that the real server keeps the target at this rate, by how far "
             "earlier predictions were from measurements (docs/accuracy.md#bands)"
         )
-    lines += price_lines(planned.prices, planned.plans, planned.kinds)
+    lines += plan.price_lines(planned.prices, planned.plans, planned.kinds)
     lines += [f"{system} has no plan here: {why}" for system, why in planned.absent.items()]
     lines += [f"written: {path}" for path in files]
     if out is None:
         lines.append("with --out DIR: a launch script and the experiment of the first plan")
-    print_result(plan_table(rows), *lines)
+    print_result(plan.plan_table(rows), *lines)
 
 
 def show_fleet(planned: FleetPlan, out: Path | None, as_json: bool) -> None:
@@ -72,16 +64,16 @@ def show_fleet(planned: FleetPlan, out: Path | None, as_json: bool) -> None:
             files += write_launch_files(
                 folder, one.pool.asked, one.wanted, one.plan, planned.prices
             )
-    rows = fleet_rows(planned)
+    rows = plan.fleet_rows(planned)
     if as_json:
         typer.echo(json.dumps(rows, allow_nan=False))
         return
     plans = [one.plan for one in planned.pools]
     print_result(
-        fleet_table(planned),
-        *hour_lines(planned),
-        *confirmed_lines(plans, planned.refuted),
-        *unfitted_lines(rows),
-        *price_lines(planned.prices, plans, planned.kinds),
+        plan.fleet_table(planned),
+        *plan.hour_lines(planned),
+        *plan.confirmed_lines(plans, planned.refuted),
+        *plan.unfitted_lines(rows),
+        *plan.price_lines(planned.prices, plans, planned.kinds),
         *(f"written: {path}" for path in files),
     )

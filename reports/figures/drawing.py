@@ -148,6 +148,20 @@ class _Drawing:
         meta = {"s": place} if part is None else {"s": place, "part": part}
         return {"name": self.names[place], "legendgroup": f"s{place}", "meta": meta, **more}
 
+    def _points(
+        self, place: int, mode: str, x: Sequence[Any], y: Sequence[Any], **more: Any
+    ) -> Plot:
+        """Add lines, marks or a text that a pointer does not find and no legend has."""
+        silent: Plot = {**more, "hoverinfo": "skip", "showlegend": False}
+        self.data.append(self._series(place, type="scatter", mode=mode, x=x, y=y, **silent))
+        return self.data[-1]
+
+    def _in_row(self, place: int, part: int | None, **more: Any) -> Plot:
+        """Add a mark in a row, of which a pointer shows the value."""
+        shown: Plot = {**more, "hovertemplate": self.x.template("x"), "showlegend": False}
+        self.data.append(self._series(place, part, **shown))
+        return self.data[-1]
+
     # ---- lines ------------------------------------------------------------------------------
     def _lines(self) -> None:
         for curve in self.view["series"]:
@@ -175,21 +189,9 @@ class _Drawing:
         lower = [middle if low is None or (log and low <= 0) else low for _, middle, low, _ in at]
         xs = [x for x, *_ in at]
         place = curve["s"]
-        self.data.append(
-            self._series(
-                place,
-                type="scatter",
-                mode="lines",
-                x=[*xs, *reversed(xs)],
-                y=[*upper, *reversed(lower)],
-                fill="toself",
-                fillcolor=colour(place),
-                opacity=0.14,
-                line={"width": 0},
-                hoverinfo="skip",
-                showlegend=False,
-            )
-        )
+        around = [*xs, *reversed(xs)], [*upper, *reversed(lower)]
+        fill: Plot = {"fill": "toself", "fillcolor": colour(place), "opacity": 0.14}
+        self._points(place, "lines", *around, **fill, line={"width": 0})
 
     def _keys(self, *keys: str) -> list[tuple[str, _Unit]]:
         return [(key, self.x if key == "x" else self.y) for key in keys]
@@ -252,18 +254,10 @@ class _Drawing:
         for line in lines:
             top = self.x.shown(line["value"])
             low = min((v for v in values if v > 0), default=0.0) if self._log_x else 0.0
-            self.data.append(
-                {
-                    "type": "scatter",
-                    "mode": "lines",
-                    "x": [low, top],
-                    "y": [low, top],
-                    "line": {"color": LIGHT["soft"], "width": 1, "dash": "dot"},
-                    "hoverinfo": "skip",
-                    "name": escape(line["label"], quote=False),
-                    "showlegend": True,
-                }
-            )
+            dots = {"color": LIGHT["soft"], "width": 1, "dash": "dot"}
+            drawn = {"type": "scatter", "mode": "lines", "x": [low, top], "y": [low, top]}
+            named = {"name": escape(line["label"], quote=False), "showlegend": True}
+            self.data.append({**drawn, "line": dots, "hoverinfo": "skip", **named})
 
     @property
     def _cumulative(self) -> bool:
@@ -283,25 +277,10 @@ class _Drawing:
         ]
         for place, x, y in points:
             if not any(a >= x and b >= y and (a > x or b > y) for _, a, b in points):
-                ring = {
-                    "symbol": "circle-open",
-                    "size": 17,
-                    "color": colour(place),
-                    "opacity": 0.75,
-                }
-                self.data.append(
-                    self._series(
-                        place,
-                        type="scatter",
-                        mode="markers",
-                        x=[self.x.shown(x)],
-                        y=[self.y.shown(y)],
-                        marker=ring,
-                        hoverinfo="skip",
-                        showlegend=False,
-                        cliponaxis=False,
-                    )
-                )
+                ring = {"symbol": "circle-open", "size": 17, "color": colour(place)}
+                at = [self.x.shown(x)], [self.y.shown(y)]
+                made = self._points(place, "markers", *at, marker={**ring, "opacity": 0.75})
+                made["cliponaxis"] = False
 
     def _references(self) -> None:
         line = {"color": LIGHT["soft"], "width": 1, "dash": "dot"}
@@ -377,39 +356,17 @@ class _Drawing:
         for part, value in enumerate(self.x.all(bar["parts"])):
             if value:
                 name = escape(self.figure.categories[part], quote=False)
-                self.data.append(
-                    self._series(
-                        place,
-                        part,
-                        type="bar",
-                        orientation="h",
-                        x=[value],
-                        y=[self.names[place]],
-                        width=_BAR,
-                        marker={"color": LIGHT[f"{kind}{part}"]},
-                        hovertemplate=self.x.template("x"),
-                        showlegend=False,
-                    )
-                    | {"name": name}
-                )
+                fill = {"color": LIGHT[f"{kind}{part}"]}
+                self._in_row(place, part, name=name, **self._bar_at(place, value), marker=fill)
         cut = "\u00a0≫ " if total > limit * 1.0001 else ""
         self._end(place, min(total, limit), f"{cut}{self.x.text(total)}")
 
     def _bar(self, bar: View, total: float) -> None:
         place = bar["s"]
         low, high = self.x.shown(bar["lo"]), self.x.shown(bar["hi"])
-        trace = self._series(
-            place,
-            type="bar",
-            orientation="h",
-            x=[total],
-            y=[self.names[place]],
-            width=_BAR,
-            marker={"color": colour(place)},
-            hovertemplate=self.x.template("x"),
-            showlegend=False,
-            customdata=[[low, high]],
-        )
+        fill = {"color": colour(place)}
+        trace = self._in_row(place, None, **self._bar_at(place, total), marker=fill)
+        trace["customdata"] = [[low, high]]
         spread = low is not None and high is not None and high > low
         if spread:
             trace["error_x"] = {
@@ -420,63 +377,36 @@ class _Drawing:
             }
             ends = " – ".join(self.x.template(f"customdata[{end}]") for end in (0, 1))
             trace["hovertemplate"] += f" ({ends})"
-        self.data.append(trace)
         self._end(place, high if spread and high is not None else total, self.x.text(total))
+
+    def _bar_at(self, place: int, value: float) -> Plot:
+        row = {"x": [value], "y": [self.names[place]], "width": _BAR}
+        return {"type": "bar", "orientation": "h", **row}
 
     def _end(self, place: int, at: float, text: str) -> None:
         """A text at the end of a row."""
-        self.data.append(
-            self._series(
-                place,
-                type="scatter",
-                mode="text",
-                x=[at],
-                y=[self.names[place]],
-                text=[f"\u00a0{text}"],
-                textposition="middle right",
-                textfont={"color": LIGHT["ink"]},
-                hoverinfo="skip",
-                showlegend=False,
-                cliponaxis=False,
-            )
-        )
+        shown: Plot = {"text": [f"\u00a0{text}"], "textposition": "middle right"}
+        ink = {"color": LIGHT["ink"]}
+        made = self._points(place, "text", [at], [self.names[place]], **shown, textfont=ink)
+        made["cliponaxis"] = False
 
     def _spread(self) -> None:
         for row in self.view["series"]:
             place, values = row["s"], self.x.all(row["x"])
             known = _known(values)
             low, high = min(known), max(known)
-            self.data.append(
-                self._series(
-                    place,
-                    type="scatter",
-                    mode="lines",
-                    x=[low, high],
-                    y=[self.names[place]] * 2,
-                    line={"width": 6, "color": colour(place)},
-                    opacity=0.25,
-                    hoverinfo="skip",
-                    showlegend=False,
-                )
+            line = {"width": 6, "color": colour(place)}
+            self._points(
+                place, "lines", [low, high], [self.names[place]] * 2, line=line, opacity=0.25
             )
             for part, value in enumerate(values):
                 if value is not None:
                     marker = {"symbol": symbol(part), "size": 9, "color": colour(place)}
-                    self.data.append(
-                        self._series(
-                            place,
-                            part,
-                            type="scatter",
-                            mode="markers",
-                            x=[value],
-                            y=[self.names[place]],
-                            marker={**marker, "line": {"width": 1, "color": LIGHT["card"]}},
-                            hovertemplate=self.x.template("x"),
-                            showlegend=False,
-                            cliponaxis=False,
-                        )
-                        | {"name": escape(self.figure.categories[part], quote=False)}
-                    )
+                    marker |= {"line": {"width": 1, "color": LIGHT["card"]}}
+                    name = escape(self.figure.categories[part], quote=False)
+                    drawn: Plot = {"type": "scatter", "mode": "markers"}
+                    drawn |= {"x": [value], "y": [self.names[place]], "marker": marker}
+                    self._in_row(place, part, name=name, **drawn)["cliponaxis"] = False
             span = _four(high - low)
             text = f"{span:g} pts" if self.x.after == " %" else self.x.text(span)
             self._end(place, high, f"\u00a0{text}")
@@ -488,17 +418,10 @@ class _Drawing:
         for part, name in enumerate(self.figure.categories):
             if part in occurring:
                 marker = {"symbol": symbol(part) if signs else "square", "size": 9}
-                self.data.append(
-                    {
-                        "type": "scatter",
-                        "mode": "markers",
-                        "x": [None],
-                        "y": [None],
-                        "name": escape(name, quote=False),
-                        "marker": {**marker, "color": LIGHT[colours[part]]},
-                        "hoverinfo": "skip",
-                    }
-                )
+                marker |= {"color": LIGHT[colours[part]]}
+                named = {"name": escape(name, quote=False), "marker": marker, "hoverinfo": "skip"}
+                points = {"type": "scatter", "mode": "markers", "x": [None], "y": [None]}
+                self.data.append({**points, **named})
 
     # ---- layout -----------------------------------------------------------------------------
     def _line_layout(self) -> Plot:

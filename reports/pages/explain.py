@@ -358,13 +358,8 @@ def explanation_json(explanation: Explanation) -> dict[str, Any]:
         "breakdown_s": {part.value: seconds for part, seconds in e.parts_s.items()},
         "phases": _spans(e.phases),
         "stages": [
-            {
-                "begin_s": stage.begin_s,
-                "end_s": stage.end_s,
-                "place": stage.place,
-                "why": stage.why,
-                "phases": _spans(stage.spans),
-            }
+            {name: getattr(stage, name) for name in ("begin_s", "end_s", "place", "why")}
+            | {"phases": _spans(stage.spans)}
             for stage in e.stages
         ],
         "acts": [one._asdict() for one in e.acts],

@@ -16,7 +16,7 @@ from ...predictors.lengths.config import PredictorConfig
 from ...predictors.lengths.distribution import COVERAGE
 from ...predictors.lengths.evaluate import ALL, LORA, MODEL, PredictorEvaluation, Score
 from ...predictors.lengths.stream import StreamEvaluation, StreamWindow
-from ...workloads.parsing import finite
+from ...workloads.parsing import plain_fields
 from ..figures.drawing import page_data
 from ..figures.figure import ONLY, Axis, Figure, View
 from .document import page, write_page
@@ -151,7 +151,7 @@ def evaluation_json(found: PredictorEvaluation, config: PredictorConfig) -> dict
         "interval": COVERAGE,
         "scores": [
             {
-                **_plain(score),
+                **plain_fields(score),
                 "transfer": score.corpus not in found.trained_on | {ALL}
                 and not score.corpus.startswith(MODEL),
             }
@@ -164,11 +164,6 @@ def evaluation_json(found: PredictorEvaluation, config: PredictorConfig) -> dict
         "left_out": dict(found.left_out),
         "unknown_models": list(found.unknown_models),
     }
-
-
-def _plain(value: Any) -> dict[str, Any]:
-    plain = dataclasses.asdict(value)
-    return {k: finite(v) if isinstance(v, float) else v for k, v in plain.items()}
 
 
 def write_evaluation(found: PredictorEvaluation, config: PredictorConfig, out: Path) -> Path:
@@ -310,4 +305,4 @@ def write_stream(came: StreamEvaluation, config: PredictorConfig, out: Path) -> 
 
 def stream_json(came: StreamEvaluation) -> dict[str, Any]:
     """The stream's results as plain JSON values."""
-    return _plain(came)
+    return plain_fields(came)

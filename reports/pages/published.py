@@ -1,22 +1,33 @@
-"""Published results beside ours, row by row, with a verdict that is computed from the run."""
+"""Published results beside ours, row by row: our figure with its interval, and the verdict.
+
+A value is taken for each seed, comparisons within a seed; the 95 % interval of their mean is by
+Student's t. Rows never average over anything but seeds.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import itertools
+import math
 import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import pandas as pd
 
 from ...harness.results.read import RunResults
 from ...predictors.fitted_to_papers import FittedConstant, fitted_to
+from ...tuner.capacity.curve import student_t
 from ...workloads.errors import SloBenchError
 from ...workloads.parsing import parse_toml
-from ..figures.levels import knee_rps
-from .published_table import PublishedRow, PublishedTable, load_published
-from .published_verdicts import VERDICTS, Finding, finding
+from ...workloads.slo import parse_slo
+from ..figures.facets import IDENTITY, axes_of
+from ..figures.levels import knee_rps, level_rates
+from .published_table import Claim, Pins, PublishedRow, PublishedTable, figure_text, load_published
 
 MANY_ROWS = 20
 """A longer table scrolls in a window of its own, so that what follows stays near."""
@@ -104,3 +115,333 @@ def tables_of(
         except SloBenchError as error:
             found.append(str(error))
     return found
+
+
+Verdict = Literal[
+    "reproduced",
+    "same order",
+    "not reproduced",
+    "undecided",
+    "another set-up",
+    "not unique",
+    "not run",
+    "no figure published",
+]
+VERDICTS: tuple[Verdict, ...] = Verdict.__args__  # type: ignore[attr-defined]
+LEAST_SEEDS = 3  # for an interval
+_T = {2: 4.303, 3: 3.182}  # quantile 0.975 with fewer degrees of freedom than `student_t` has
+
+RULES = (
+    "Verdicts are decided by the 95 % interval over seeds. The tolerance is a tenth of the "
+    "published figure; of a comparison, a tenth of the published distance from no difference. "
+    "Reproduced: the interval meets the figure ± tolerance and is itself no wider, or lies wholly "
+    "within a published bound. Same order: not so, but the comparison or order has the published "
+    "direction in the whole interval. Not reproduced: the interval excludes the figure or bound "
+    "and does not show the direction, or shows the other. Undecided: fewer than "
+    f"{LEAST_SEEDS} seeds, or the interval allows several of these."
+)
+
+
+@dataclass(frozen=True)
+class Interval:
+    """The mean of one value a seed, and half of its 95 % interval (infinite: too few seeds)."""
+
+    mean: float
+    half: float
+
+    @property
+    def low(self) -> float:
+        """Lower end."""
+        return self.mean - self.half
+
+    @property
+    def high(self) -> float:
+        """Upper end."""
+        return self.mean + self.half
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a run says about a row.
+
+    `text` is our figure; `remarks`: settings that differ, values that were chosen, cells that are
+    not stationary.
+    """
+
+    verdict: Verdict
+    text: str = "–"
+    remarks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """Cells that pins choose. `differing`: pins that the run has otherwise, wanted and found."""
+
+    cells: pd.DataFrame
+    differing: tuple[str, ...] = ()
+
+
+class _CannotTellError(Exception):
+    """No figure can be given; the verdict and the reason."""
+
+    def __init__(self, verdict: Verdict, reason: str) -> None:
+        super().__init__(reason)
+        self.verdict = verdict
+
+
+def finding(
+    row: PublishedRow, cells: pd.DataFrame, settings: Mapping[str, Any], knee: float
+) -> Finding:
+    """What `cells` say about a row.
+
+    Args:
+        row: what was published.
+        cells: rows of cells.csv of one run.
+        settings: the run's experiment.toml; a pin that is no column is looked up there.
+        knee: the rate that the pin `rate_rps = "knee"` stands for.
+    """
+    if row.column is None:
+        return Finding("not run")
+    others: Sequence[Pins] = row.order or [{}, *([row.than] if row.than is not None else [])]
+    try:
+        chosen = [_choose({**row.where, **pins}, cells, settings, knee) for pins in others]
+        differing = tuple(dict.fromkeys(itertools.chain(*(one.differing for one in chosen))))
+        chosen, best = _best(row, chosen)
+        try:
+            by_seed = [_by_seed(row, one.cells) for one in chosen]
+            text, verdict = _judge(row, by_seed)
+        except _CannotTellError as error:
+            if differing:
+                return Finding("another set-up", remarks=differing)
+            return Finding(error.verdict, remarks=(str(error),))
+    except _CannotTellError as error:
+        return Finding(error.verdict, remarks=(str(error),))
+    remarks = (*differing, *best, *_not_stationary(row, chosen))
+    return Finding("another set-up" if differing else verdict, text, remarks)
+
+
+def chosen_cells(pins: Pins, cells: pd.DataFrame, settings: Mapping[str, Any]) -> pd.DataFrame:
+    """The valid cells that pins choose.
+
+    Raises:
+        SloBenchError: the run has none of them, or other settings.
+    """
+    try:
+        chosen = _choose(pins, cells, settings, math.nan)
+    except _CannotTellError as error:
+        raise SloBenchError(str(error)) from error
+    if chosen.differing:
+        raise SloBenchError("; ".join(chosen.differing))
+    return chosen.cells
+
+
+def _choose(pins: Pins, cells: pd.DataFrame, settings: Mapping[str, Any], knee: float) -> _Chosen:
+    found = cells[cells["valid"].astype(bool)]
+    if "system" in pins:
+        found = found[_equal(found["system"], pins["system"])]
+        if found.empty:
+            raise _CannotTellError("not run", f"no valid cell of {pins['system']}")
+    differing = []
+    for key, wanted in pins.items():
+        value = knee if (key, wanted) == ("rate_rps", "knee") else wanted
+        if key in found.columns:
+            column = level_rates(found) if key == "rate_rps" else found[key]
+            same = _same_slo(column, str(value)) if key == "slo" else _equal(column, value)
+            matching = found[same]
+            if not matching.empty:
+                found = matching
+                continue
+            known = [_text(one) for one in dict.fromkeys(column)]
+        else:
+            known = [_text(one) for one in _listed(_setting(settings, key))]
+            if known == [_text(value)]:
+                continue
+        differing.append(f"{key}: {_text(value)} is needed, the run has {_few(known)}")
+    return _Chosen(found, tuple(differing))
+
+
+def _setting(settings: Mapping[str, Any], key: str) -> object:
+    """A setting (`host_s`, `client.api`) or parameter (`vllm.max_num_seqs`); "" if not set."""
+    for value in (settings, settings.get("parameters", {})):
+        for part in key.split("."):
+            value = value.get(part, "") if isinstance(value, Mapping) else ""
+        if value != "":
+            return value
+    return ""
+
+
+def _listed(value: object) -> Sequence[object]:
+    return value if isinstance(value, list) and value else [value]
+
+
+def _few(texts: Sequence[str]) -> str:
+    return ", ".join(texts[:3]) + (f" and {len(texts) - 3} more" if len(texts) > 3 else "")
+
+
+def _text(value: object) -> str:
+    if value == "" or value is None or (isinstance(value, float) and math.isnan(value)):
+        return "none"
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return f"{value:.4g}"
+    return str(value)
+
+
+def _equal(column: pd.Series, value: str | float | bool) -> pd.Series:
+    """Sweep axes are words in a run folder: numbers there are compared as numbers."""
+    if value == "":
+        return column.isna() | (column.astype(str) == "")
+    if isinstance(value, bool | str):
+        return column.astype(str).str.lower() == str(value).lower()
+    return (pd.to_numeric(column, errors="coerce") - value).abs() <= 1e-3 * abs(value)
+
+
+def _same_slo(column: pd.Series, wanted: str) -> pd.Series:
+    """SLOs are compared by what they say: `tpot=0.15,ttft=1` is `ttft=1, tpot=0.15`."""
+    same = {text: text == wanted for text in set(column.astype(str))}
+    for text in same:
+        with contextlib.suppress(SloBenchError):  # as `unknown`, of a damaged experiment.toml
+            same[text] = parse_slo(text) == parse_slo(wanted)
+    return column.astype(str).map(same)
+
+
+def _best(row: PublishedRow, chosen: list[_Chosen]) -> tuple[list[_Chosen], tuple[str, ...]]:
+    """The cells with the best mean of the column among the values of `best_of`, and which it is."""
+    axes = [axis for axis in row.best_of if any(axis in one.cells for one in chosen)]
+    if not axes or row.column not in chosen[0].cells:
+        return chosen, ()
+    best, said = [], []
+    for one in chosen:
+        groups = one.cells.groupby(axes, dropna=False, sort=False)
+        means = {key: float(of[row.column].mean()) for key, of in groups}
+        pick = max if row.pick == "highest" else min
+        key = pick(means, key=means.__getitem__)
+        best.append(dataclasses.replace(one, cells=groups.get_group(key)))
+        if len(means) > 1:
+            values = [f"{axis} {_text(value)}" for axis, value in zip(axes, key, strict=True)
+                      if _text(value) != "none"]  # fmt: skip
+            said.append(f"best of {len(means)}: {', '.join(values)}")
+    return best, tuple(said)
+
+
+def _by_seed(row: PublishedRow, cells: pd.DataFrame) -> dict[int, float]:
+    """The row's column for each seed, from one cell, or with `reaches` from those of a sweep."""
+    column = str(row.column)
+    for name in (column, row.per or column):
+        if name not in cells.columns:
+            raise _CannotTellError("not run", f"the run has no column {name}")
+    swept = column if row.reaches is not None else None
+    _refuse_several(cells, swept)
+    values: dict[int, float] = {}
+    for seed, of_seed in cells.groupby("seed"):
+        if row.reaches is not None:
+            reaching = of_seed["attainment"] >= row.reaches - 1e-12
+            known = pd.to_numeric(of_seed.loc[reaching, column])
+            if known.empty:
+                share = f"{100 * row.reaches:g} %"
+                raise _CannotTellError("undecided", f"no {column} that was run reaches {share}")
+            value = known.max() if row.pick == "highest" else known.min()
+        else:
+            value = of_seed[column].iloc[0]
+            if row.per is not None:
+                value /= of_seed[row.per].iloc[0]
+        if math.isfinite(value):
+            values[int(float(str(seed)))] = float(value)
+    if not values:
+        raise _CannotTellError("not run", f"{column} has no value")
+    return values
+
+
+def _refuse_several(cells: pd.DataFrame, swept: str | None) -> None:
+    """Each seed must have one cell, or one for each value of `swept`."""
+    keys = ["seed"] if swept is None else ["seed", swept]
+    if not cells.duplicated(keys).any():
+        return
+    axes = [c for c in (*IDENTITY, *axes_of(cells), "rate_rps") if c in cells and c != swept]
+    several = [f"{c} {_few([_text(v) for v in dict.fromkeys(cells[c])])}" for c in axes
+               if cells[c].nunique(dropna=False) > 1]  # fmt: skip
+    raise _CannotTellError("not unique", "the run has several: " + "; ".join(several))
+
+
+def _judge(row: PublishedRow, by_seed: Sequence[Mapping[int, float]]) -> tuple[str, Verdict]:
+    """Our figure as text, and the verdict."""
+    seeds = sorted(set.intersection(*(set(values) for values in by_seed)))
+    if not seeds:
+        raise _CannotTellError("not run", "no seed has all that is compared")
+    if row.order:
+        means = [np.mean([values[seed] for seed in seeds]) * row.scale for values in by_seed]
+        sign = " > " if sorted(means, reverse=True) == means else ", "
+        steps = [
+            interval_over_seeds([higher[seed] - lower[seed] for seed in seeds])
+            for higher, lower in itertools.pairwise(by_seed)
+        ]
+        shown = sign.join(figure_text(float(mean), "") for mean in means)
+        return f"{shown} {row.unit}".rstrip(), _order_verdict(steps)
+    if row.than is None:
+        values = [by_seed[0][seed] * row.scale for seed in seeds]
+    else:
+        values = [_compared(row, by_seed[0][seed], by_seed[1][seed]) for seed in seeds]
+    found = interval_over_seeds(values)
+    signed = row.than is not None and row.by == "difference"
+    text = figure_text(found.mean, "" if math.isfinite(found.half) else row.unit, signed=signed)
+    if math.isfinite(found.half):
+        text = f"{text} ± {figure_text(found.half, row.unit)}"
+    return text, verdict(found, row.claim, row.null)
+
+
+def _compared(row: PublishedRow, ours: float, other: float) -> float:
+    if row.by == "difference":
+        return (ours - other) * row.scale
+    if not other:
+        raise _CannotTellError("undecided", "what it is compared with is 0")
+    return (ours / other if row.by == "ratio" else 1 - ours / other) * row.scale
+
+
+def interval_over_seeds(values: Sequence[float]) -> Interval:
+    """Mean and half of its 95 % interval; infinite for too few seeds."""
+    mean = float(np.mean(values))
+    if len(values) < LEAST_SEEDS:
+        return Interval(mean, math.inf)
+    error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    freedom = len(values) - 1
+    return Interval(mean, (_T.get(freedom) or student_t(0.975, freedom)) * error)
+
+
+def verdict(found: Interval, claim: Claim | None, null: float | None) -> Verdict:
+    """The verdict on a figure, by `RULES`; `null` is the comparison's "no difference"."""
+    if claim is None:
+        return "no figure published"
+    if math.isinf(found.half):
+        return "undecided"
+    if claim.bound:
+        if claim.low <= found.low and found.high <= claim.high:
+            return "reproduced" if null is None else "same order"
+        outside = found.high < claim.low or claim.high < found.low
+        return "not reproduced" if outside else "undecided"
+    meets = found.high >= claim.low - claim.tolerance and found.low <= claim.high + claim.tolerance
+    direction = 0.0  # of the published comparison: up, down, or none
+    if null is not None and not claim.low < null < claim.high:
+        direction = np.sign(claim.low + claim.high - 2 * null)
+        if direction * (found.mean - null) < -found.half:
+            return "not reproduced"
+    if meets and found.half <= claim.tolerance:
+        return "reproduced"
+    if null is not None and direction and direction * (found.mean - null) > found.half:
+        return "same order"
+    return "undecided" if meets else "not reproduced"
+
+
+def _order_verdict(steps: Sequence[Interval]) -> Verdict:
+    """Every step down in the published order must be one here."""
+    if any(step.high < 0 for step in steps):
+        return "not reproduced"
+    return "same order" if all(step.low > 0 for step in steps) else "undecided"
+
+
+def _not_stationary(row: PublishedRow, chosen: Sequence[_Chosen]) -> tuple[str, ...]:
+    """A remark where cells of a row are not stationary; with `reaches`, those that reach it."""
+    cells = pd.concat([one.cells for one in chosen])
+    if row.reaches is not None:
+        cells = cells[cells["attainment"] >= row.reaches - 1e-12]
+    if "stationary" not in cells or not cells["stationary"].map(lambda known: known is False).any():
+        return ()
+    return ("not stationary: the figure depends on the run's length",)

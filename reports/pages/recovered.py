@@ -14,7 +14,7 @@ import pandas as pd
 
 from ..figures.facets import IDENTITY, axes_of
 from ..figures.figure import rate_text
-from .published_verdicts import interval_over_seeds
+from .published import interval_over_seeds
 from .table import Table, one_group
 
 _AXIS, _ORACLE, _CONSTANT = "length_predictor", "oracle", "constant("

@@ -45,7 +45,6 @@ from . import (
 )
 from .answer import answer
 from .document import PlotlyJs, asset, page, write_page
-from .published_verdicts import RULES
 
 MANY = 4
 """Largest number of values listed in the page's title; more are counted."""
@@ -105,7 +104,7 @@ def _document(runs: Sequence[RunResults], plotly: PlotlyJs) -> str:
         noun=facet_noun(cells),
         several=offered(cells) == "several rates",
         published=published.tables_of(runs, cells, rows),
-        verdict_rules=RULES,
+        verdict_rules=published.RULES,
         capacities=capacity.table(searched, cells),
         swept=swept,
         facets=facets,

@@ -14,7 +14,7 @@ import pandas as pd
 from ..figures.facets import by_facet, facets_of
 from ..figures.figure import rate_text, seconds_text
 from ..figures.levels import IN_SLO, LATENCY, TPOT, TTFT, Measure, drifting, has_slo, offered
-from .published_verdicts import interval_over_seeds
+from .published import interval_over_seeds
 from .table import Cell, Row, Table
 
 E2E = Measure("mean E2E", LATENCY.column, seconds_text, False)

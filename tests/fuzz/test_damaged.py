@@ -13,7 +13,7 @@ import pytest
 from slo_bench import Experiment, SloBenchError, write_report
 from slo_bench.harness.results.engine_logs import read_log
 from slo_bench.reports.compare.comparing import compare, judge_comparison, read_results
-from slo_bench.reports.compare.text import comparison_json
+from slo_bench.reports.compare.output import comparison_json
 from slo_bench.reports.pages.tuning import rewrite_tuning
 from slo_bench.tuner.capacity.asked import CapacityOptions
 from slo_bench.tuner.capacity.folder import search_capacity

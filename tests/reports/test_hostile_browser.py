@@ -10,7 +10,7 @@ import pytest
 from slo_bench import Experiment, write_report
 from slo_bench.harness.servers.mock import MockConfig, serving
 from slo_bench.reports.compare.comparing import compare, read_results
-from slo_bench.reports.compare.html import write_comparison
+from slo_bench.reports.compare.output import write_comparison
 
 pytestmark = pytest.mark.browser
 

@@ -12,7 +12,7 @@ import pytest
 
 from slo_bench.harness.experiments.config.experiment_file import read_toml
 from slo_bench.harness.experiments.experiment import suites
-from slo_bench.reports.pages.published import JudgedTable
+from slo_bench.reports.pages.published import Finding, Interval, JudgedTable, finding, verdict
 from slo_bench.reports.pages.published_table import (
     SHIPPED,
     PublishedRow,
@@ -20,7 +20,6 @@ from slo_bench.reports.pages.published_table import (
     figure_text,
     load_published,
 )
-from slo_bench.reports.pages.published_verdicts import Finding, Interval, finding, verdict
 from slo_bench.workloads.errors import FileFormatError, UnknownNameError
 
 SETTINGS = {"host_s": 0.03, "requests": 100, "parameters": {"a": {"cap": 8}}}

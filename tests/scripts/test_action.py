@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from slo_bench import Experiment
-from slo_bench.reports.compare.markdown import escaped
+from slo_bench.reports.compare.output import escaped
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / ".github" / "action" / "gate.sh"

@@ -14,10 +14,14 @@ from slo_bench.reports.compare.comparing import (
     parse_regression,
     read_results,
 )
-from slo_bench.reports.compare.html import comparison_page, write_comparison
 from slo_bench.reports.compare.matching import match
+from slo_bench.reports.compare.output import (
+    comparison_json,
+    comparison_page,
+    comparison_text,
+    write_comparison,
+)
 from slo_bench.reports.compare.results import NotComparableError, metrics_named
-from slo_bench.reports.compare.text import comparison_json, comparison_text
 from slo_bench.workloads.errors import SloBenchError
 from slo_bench.workloads.request import Slo
 

@@ -1,19 +1,22 @@
-"""A comparison in words and numbers: for people, and as plain JSON values."""
+"""A comparison on a terminal, as plain JSON values, in Markdown for a pull request, as a page."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ...workloads.parsing import finite
-from ..figures.figure import rate_text, seconds_text
+from ..figures.drawing import page_data
+from ..figures.figure import ONLY, Axis, Figure, View, rate_text, seconds_text
 from ..figures.levels import GOODPUT_DIVISOR, window_text
+from ..pages.document import page, write_page
 from ..pages.table import Cell, Table
-from .comparing import Comparison, Row, Verdict
+from .comparing import Comparison, Judgement, Row, Verdict
 from .results import Metric
 
 WORDS = {"better": "better", "worse": "worse", "none": "not shown", "unknown": "–"}
@@ -206,3 +209,155 @@ def row_json(row: Row) -> dict[str, Any]:
     ):
         plain[name] = getattr(row, name)
     return plain
+
+
+_WORDS = {
+    "better": "better",
+    "worse": "worse",
+    "none": "not distinguishable",
+    "unknown": "not known",
+}
+_ESCAPED = {c: f"\\{c}" for c in "\\`*_{}[]<>()#+!|~@"}
+
+
+def judgement_markdown(compared: Comparison, judgement: Judgement) -> str:
+    """Verdict, a table of all figures with intervals, and notes."""
+    limit = f"{100 * judgement.max_regression:g} %"
+    failed = {id(one.row) for one in judgement.regressions}
+    undecided = {id(one.row) for one in judgement.open_rows}
+    first = (
+        f"✅ Passed: nothing is significantly worse by more than {limit}."
+        if judgement.passed
+        else f"❌ Failed: {len(failed)} of {len(compared.rows)} figures are significantly worse by "
+        f"more than {limit}."
+    )
+    heads = ("", "req/s", "metric", "baseline", "candidate", "change", "95 % interval", "p")
+    lines = [
+        "### slo-bench gate",
+        "",
+        first,
+        "",
+        f"| {' | '.join((*heads, 'verdict'))} |",
+        "|---|---:|---|---:|---:|---:|---|---:|---|",
+    ]
+    for row in compared.rows:
+        verdict = _WORDS[row.verdict]
+        if id(row) in failed:
+            verdict = f"**{verdict}, beyond {limit}**"
+        elif id(row) in undecided:
+            verdict += f", though the estimate is beyond {limit}"
+        lines.append(f"| {' | '.join((*_figures(row), verdict))} |")
+    notes = (headline(compared), *note_lines(compared))
+    lines += ["", *(f"- {escaped(line)}" for line in notes)]
+    return "\n".join(lines) + "\n"
+
+
+def not_comparable_markdown(why: str) -> str:
+    """The same where the two cannot be compared."""
+    return f"### slo-bench gate\n\n⚠️ Not comparable: {escaped(why)}\n"
+
+
+def _figures(row: Row) -> tuple[str, ...]:
+    return (
+        escaped(row.label),
+        "–" if row.rate_rps is None else rate_text(row.rate_rps),
+        escaped(row.metric.name),
+        value_text(row.metric, row.a),
+        value_text(row.metric, row.b),
+        change_text(row),
+        change_bounds_text(row),
+        p_text(row.p_holm),
+    )
+
+
+def escaped(text: str) -> str:
+    """Text that Markdown shows as it is: names may be those of strangers."""
+    flat = " ".join(text.split())
+    return "".join(_ESCAPED.get(c, c) for c in flat if c.isprintable())
+
+
+def write_comparison(comparison: Comparison, out: Path) -> Path:
+    """Write the page, whole or not at all, and return where it is.
+
+    Raises:
+        SloBenchError: it cannot be written.
+    """
+    return write_page(comparison_page(comparison), out)
+
+
+def comparison_page(comparison: Comparison) -> str:
+    """HTML text of the comparison's page."""
+    names = series(comparison)
+    drawn = figures(comparison, names)
+    badge = "simulated" if comparison.a.simulated else "measured"
+    if comparison.a.simulated != comparison.b.simulated:
+        badge = "simulated and measured"
+    return page(
+        "comparison.html",
+        page_data(names, badge, drawn),
+        heading=f"{comparison.name_b} against {comparison.name_a}",
+        answer=headline(comparison),
+        differing=list(differing_lines(comparison)),
+        of=comparison,
+        figures=drawn,
+        badge=badge,
+        rows=rows_table(comparison, labels_of(comparison), holm=True),
+        notes=note_lines(comparison),
+        footer=f"{comparison.a.name}, {comparison.b.name}",
+    )
+
+
+def series(comparison: Comparison) -> list[str]:
+    """The names of curves: what tells levels apart, or the pair where there is one."""
+    alone = f"{comparison.name_b} against {comparison.name_a}"
+    return list(dict.fromkeys(row.label or alone for row in comparison.rows))
+
+
+def figures(comparison: Comparison, names: Sequence[str]) -> list[Figure]:
+    """For each metric its change against offered rate, where there is more than one rate."""
+    metrics = list(dict.fromkeys(row.metric for row in comparison.rows))
+    rates = {row.rate_rps for row in comparison.rows}
+    if len(rates) < 2 or None in rates:
+        return []
+    return [_figure(comparison, metric, names) for metric in metrics]
+
+
+def _figure(comparison: Comparison, metric: Metric, names: Sequence[str]) -> Figure:
+    curves: list[View] = []
+    for place, name in enumerate(names):
+        rows = [
+            row
+            for row in comparison.rows
+            if row.metric == metric and row.label in (name, "") and math.isfinite(_change(row)[0])
+        ]
+        rows.sort(key=lambda row: row.rate_rps or 0.0)
+        if rows:
+            changes = [_change(row) for row in rows]
+            curves.append(
+                {
+                    "s": place,
+                    "x": [row.rate_rps for row in rows],
+                    "y": [change for change, _, _ in changes],
+                    "lo": [low for _, low, _ in changes],
+                    "hi": [high for _, _, high in changes],
+                    "hollow": [not row.significant for row in rows],
+                }
+            )
+    better = "up is better" if metric.higher_is_better else "down is better"
+    unit = "in points" if metric.unit == "share" else "in percent"
+    line = {"axis": "y", "value": 0.0, "label": "no change"}
+    return Figure(
+        id=f"change-{metric.name}",
+        kind="lines",
+        title=f"Change of {metric.name}",
+        note=f"{better.capitalize()}. Hollow marks: not significant among all rows.",
+        x=Axis("offered rate, req/s", "rate"),
+        y=Axis(f"change {unit}", "number" if metric.unit == "share" else "percent"),
+        views={ONLY: {"series": curves, "lines": [line]}},
+    )
+
+
+def _change(row: Row) -> tuple[float, float, float]:
+    if row.metric.unit == "share":
+        return 100 * row.difference, 100 * row.bounds.low, 100 * row.bounds.high
+    return row.relative, row.relative_bounds.low, row.relative_bounds.high
