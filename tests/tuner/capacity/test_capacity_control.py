@@ -9,7 +9,6 @@ from slo_bench.tuner.capacity.cells import CellRunner, Simulator
 from slo_bench.tuner.capacity.control import control_sums, corrected, dispersion_within
 from slo_bench.tuner.capacity.samples import LevelSample
 
-
 CLOSED = "sessions(closed=true)"
 
 
