@@ -155,7 +155,7 @@ def fit(
 
 
 def _summary(profile: Profile) -> Any:
-    from ...predictors.profiles.models import available
+    from ...predictors.profiles.formulas import available
 
     rows = [
         ("profile", profile.label),
@@ -180,8 +180,6 @@ def _summary(profile: Profile) -> Any:
         least, most = min(made.factors), max(made.factors)
         origin = ", ".join(made.origin)
         rows.append(("calibrated", f"factors {least:.2f} to {most:.2f}, from {origin}"))
-    from ...predictors.profiles.formulas import available
-
     known = available(profile)
     used = profile.best or (known[0] if known else "nothing yet (attention or a fit is missing)")
     return text_table(("", ""), [*rows, ("used", used)], show_header=False, padding=(0, 2, 0, 0))

@@ -50,7 +50,7 @@ class RunBatches:
     which they arrive.
     """
 
-    batch_met: tuple[int, ...]
+    batch_met: tuple[float, ...]
     batch_requests: tuple[int, ...]
     backlog: tuple[int, ...]
     waiting: tuple[int, ...] = ()
@@ -60,7 +60,7 @@ class RunBatches:
     window_s: float = math.inf
 
     @property
-    def met(self) -> int:
+    def met(self) -> float:
         """Counted requests that met their SLO."""
         return sum(self.batch_met)
 
@@ -121,20 +121,8 @@ def batches_of(
     order = np.argsort(arrival_s, kind="stable")  # NaN comes last
     arrival_s, met = arrival_s[order], met[order]
     n = len(arrival_s)
-    first, last = 0, n
-    if not whole:
-        first, last = math.ceil(n * WARMUP_SHARE), n - int(n * COOLDOWN_SHARE)
-        known_s = arrival_s[np.isfinite(arrival_s)]
-        if len(known_s) and known_s[-1] - known_s[0] > 3 * horizon_s:
-            first = max(first, int(np.searchsorted(known_s, known_s[0] + horizon_s)))
-            last = min(last, int(np.searchsorted(known_s, known_s[-1] - horizon_s)))
-    first = max(first, int(np.searchsorted(arrival_s, warmup_s, side="left")))
-    if last - first < BATCHES:
-        raise SloBenchError(
-            f"{max(0, last - first)} of {n} requests are left to count after the warm-up, "
-            f"at least {BATCHES} are needed; give more requests for a run or a shorter warm-up"
-        )
-    edges = np.linspace(first, last, BATCHES + 1).round().astype(np.int64)
+    edges = batch_edges(arrival_s, horizon_s=horizon_s, warmup_s=warmup_s, whole=whole)
+    first, last = int(edges[0]), int(edges[-1])
     arrived = np.nan_to_num(arrival_s, nan=np.inf)
     moments = arrived[np.minimum(edges, n - 1)]
     known = np.isfinite(moments)
@@ -157,6 +145,33 @@ def batches_of(
         stay_s=float(stays_s.mean()) if len(stays_s) else 0.0,
         window_s=float(moments[-1] - moments[0]),
     )
+
+
+def batch_edges(
+    arrival_s: Floats, *, horizon_s: float = 0.0, warmup_s: float = 0.0, whole: bool = False
+) -> NDArray[np.int64]:
+    """First request of each batch, and the end of the last one; arguments as in `batches_of`.
+
+    `arrival_s` ascends, NaN last.
+
+    Raises:
+        SloBenchError: too few requests are left to count.
+    """
+    n = len(arrival_s)
+    first, last = 0, n
+    if not whole:
+        first, last = math.ceil(n * WARMUP_SHARE), n - int(n * COOLDOWN_SHARE)
+        known_s = arrival_s[np.isfinite(arrival_s)]
+        if len(known_s) and known_s[-1] - known_s[0] > 3 * horizon_s:
+            first = max(first, int(np.searchsorted(known_s, known_s[0] + horizon_s)))
+            last = min(last, int(np.searchsorted(known_s, known_s[-1] - horizon_s)))
+    first = max(first, int(np.searchsorted(arrival_s, warmup_s, side="left")))
+    if last - first < BATCHES:
+        raise SloBenchError(
+            f"{max(0, last - first)} of {n} requests are left to count after the warm-up, "
+            f"at least {BATCHES} are needed; give more requests for a run or a shorter warm-up"
+        )
+    return np.linspace(first, last, BATCHES + 1).round().astype(np.int64)
 
 
 def requests_in(window_s: float, rate_rps: float, horizon_s: float) -> int:
@@ -313,8 +328,9 @@ def stationary(run: RunBatches) -> bool | None:
     return True if run.settled and keeps_up([run]) else None
 
 
-def design_effect(runs: Sequence[RunBatches], groups: int = 5) -> float:
-    """By how much correlation within runs inflates the variance of their attainment; at least 1.
+def design_effect(runs: Sequence[RunBatches], groups: int = 5, least: float = 1.0) -> float:
+    """By how much correlation within runs inflates the variance of their attainment; at least
+    `least`.
 
     Batch means: neighbouring batches are merged to `groups`, and the variance of their attainment
     is held against that of as many independent requests.
@@ -328,4 +344,4 @@ def design_effect(runs: Sequence[RunBatches], groups: int = 5) -> float:
         of = np.add.reduceat(np.array(run.batch_requests), np.arange(0, BATCHES, BATCHES // groups))
         excess += float(((met - of * share) ** 2 / of).sum())
         expected += (groups - 1) * share * (1 - share)
-    return max(1.0, excess / expected) if expected else 1.0
+    return max(least, excess / expected) if expected else 1.0

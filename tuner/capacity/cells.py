@@ -28,6 +28,7 @@ from ...harness.results.cell_files import Choice, Column
 from ...harness.results.run_folder import Row
 from ...harness.results.stationarity import WARMUP_SHARE, batches_of, horizon_s, left_s
 from ...workloads.workload import Workload
+from .control import control_of
 from .samples import LevelSample
 
 if TYPE_CHECKING:
@@ -162,8 +163,16 @@ class CellRunner:
             requests=len(records.arrival_s),
             wall_s=wall_s,
             invalid_because=measured.invalid_because,
+            control=self._control(spec, workload, measured),
             **_refused(measured.columns),
         )
+
+    def _control(
+        self, spec: CellSpec, workload: Workload, measured: CellMeasurement
+    ) -> tuple[float, ...]:
+        if not isinstance(self.server, Simulator):
+            return ()
+        return control_of(spec, workload, measured.result.records, warmup_s=self.template.warmup_s)
 
 
 def _refused(columns: Mapping[str, Column]) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from .options import Budget, CapacitySearch
 from .samples import LevelRunner, LevelSample, sample_from_plain
 from .search import Foresee
 
-_BETWEEN_WRITES_S = 1.0  # of simulated runs, which are sooner repeated than written
+_BETWEEN_WRITES_S = 5.0  # of simulated runs, which are sooner repeated than written
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class CapacityCheckpoint:
 
     `cells` is the list of cells of `held`, in the order of the searches in `samples`. `neighbours`
     and `shares_of` are the initial values of a search, which must be the same when it is resumed.
-    If `lazy`, the file is written at most once a second.
+    If `lazy`, the file is written every five seconds and at the end.
     """
 
     held: RunFolder

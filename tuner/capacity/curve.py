@@ -9,7 +9,8 @@ the rate; so is the logit of attainment, which is the same where few miss and be
 It is fitted by maximum quasi-likelihood to the runs near the crossing, where a straight line is
 a good approximation, with the capacity itself as a parameter. Requests of one run
 are not independent, so the variance is `dispersion` times the binomial one: the larger of what the
-scatter between runs shows and what batch means within the runs show. The interval holds every
+scatter between runs shows and what batch means within the runs show. Runs of drawn workloads are
+corrected by a control variate first (`control.py`). The interval holds every
 capacity whose profile quasi-likelihood passes the F test (P. McCullagh & J. A. Nelder, Generalized
 Linear Models, 2nd ed. 1989, sections 4.5, 9.2; D. A. Williams, Interval estimation of the median
 lethal dose, Biometrics 42, 1986).
@@ -26,7 +27,8 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from ...harness.results.stationarity import MOST_GROWTH, design_effect, grows, keeps_up
+from ...harness.results.stationarity import MOST_GROWTH, grows, keeps_up
+from .control import control_sums, corrected, dispersion_within
 from .samples import LevelSample, wilson_interval
 
 Floats = NDArray[np.float64]
@@ -51,11 +53,18 @@ class CapacityLevel:
 
     `most_growth`: growth of the backlog, as a share of the arrivals, up to which the system keeps
     up. A capacity may be so much too high, so a rough search allows more and needs shorter runs.
+    `beta`: the coefficient of the control variate, from this level and those near it.
     """
 
     rate_rps: float
     samples: tuple[LevelSample, ...]
     most_growth: float = MOST_GROWTH
+    beta: float = 0.0
+
+    @cached_property
+    def control_sums(self) -> tuple[float, float]:
+        """What this level adds to the regression on the control variate."""
+        return control_sums(self.valid)
 
     @cached_property
     def valid(self) -> tuple[LevelSample, ...]:
@@ -75,13 +84,17 @@ class CapacityLevel:
 
     @cached_property
     def judged(self) -> tuple[LevelSample, ...]:
-        """The valid runs that are long enough for a verdict; all valid ones if none is."""
-        return tuple(sample for sample in self.valid if sample.settled) or self.valid
+        """The valid runs that are long enough for a verdict, or else all valid ones, corrected by
+        their control variate.
+        """
+        settled = tuple(sample for sample in self.valid if sample.settled)
+        return corrected(settled or self.valid, self.beta)
 
     @cached_property
-    def met(self) -> int:
+    def met(self) -> float:
         """Counted requests of the judged runs that met their SLO."""
-        return sum(sample.met for sample in self.judged)
+        met = sum(sample.met for sample in self.judged)
+        return min(max(met, 0), self.counted)
 
     @cached_property
     def counted(self) -> int:
@@ -96,7 +109,7 @@ class CapacityLevel:
     @cached_property
     def attainment_interval(self) -> tuple[float, float]:
         """Wilson's 95 % interval for as many independent requests as the runs are worth."""
-        return wilson_interval(self.attainment, self.counted / design_effect(self.judged))
+        return wilson_interval(self.attainment, self.counted / dispersion_within(self.judged))
 
     @cached_property
     def growing(self) -> bool:
@@ -168,7 +181,7 @@ def crossing(levels: Sequence[CapacityLevel], target: float) -> Crossing | None:
     wide = _Likelihood(_wide(usable, target), target).fit()
     near = _near(usable, target, wide)
     runs = [run for level in near if not level.growing for run in level.judged]
-    dispersion = max(design_effect(runs), _scatter(runs, target, wide))
+    dispersion = max(dispersion_within(runs), _scatter(runs, target, wide))
     likelihood = _Likelihood(near, target, slope=wide.slope, doubt=dispersion)
     fit = likelihood.fit()
     dispersion = max(dispersion, _scatter(runs, target, fit))

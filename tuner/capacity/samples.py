@@ -16,8 +16,9 @@ from ...workloads.errors import SloBenchError
 class LevelSample(RunBatches):
     """Result of one run at one rate. `wall_s` is the duration of the run.
 
-    `refused`: requests that the server answers with an error whatever the rate is (too long, for
-    example), and `refused_because` what it says of most of them.
+    `control`: for each batch, the misses of the control variate (`control.py`) above those
+    expected; empty without one. `refused`: requests that the server answers with an error whatever
+    the rate is (too long, for example), and `refused_because` what it says of most of them.
     """
 
     rate_rps: float
@@ -27,6 +28,7 @@ class LevelSample(RunBatches):
     invalid_because: str | None = None
     refused: int = 0
     refused_because: str = ""
+    control: tuple[float, ...] = ()
 
     @property
     def valid(self) -> bool:

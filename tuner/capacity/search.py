@@ -27,6 +27,7 @@ from .options import (
 from .samples import LevelRunner, LevelSample, check_refused
 
 _WIDEST_BRACKET = 1.25
+_ALIKE = 1.25  # times the rate, within which levels share a control variate's coefficient
 _FARTHEST = 2.0**14  # from the first rate
 _LEAST_HORIZONS = 2 * SETTLED_HORIZONS  # of the SLO, that a long run lasts
 _LONGER = 4  # times, where a run was too short for a verdict
@@ -275,6 +276,7 @@ class _Search:
         self._known[rate_rps] = CapacityLevel(
             rate_rps, (*before, sample), self._options.most_growth
         )
+        self._correct()
         self._horizon_s = max(self._horizon_s, sample.horizon_s)
         if sample.attainment >= min(self._options.targets):  # overloaded, requests stay ever longer
             self._stay_s = max(self._stay_s, sample.stay_s)
@@ -285,6 +287,18 @@ class _Search:
             known = tuple(self._crossings[target] for target in self._options.targets)
             self._watch(SearchProgress(sample, self._spent, self._wall_s, known))
         return sample
+
+    def _correct(self) -> None:
+        """Give each level the coefficient of its control variate."""
+        sums = {rate: level.control_sums for rate, level in self._known.items()}
+        for rate, level in self._known.items():
+            near = [
+                of for other, of in sums.items() if max(rate, other) <= _ALIKE * min(rate, other)
+            ]
+            cross, squares = (math.fsum(column) for column in zip(*near, strict=True))
+            beta = max(0.0, cross / squares) if squares else 0.0
+            if beta != level.beta:
+                self._known[rate] = replace(level, beta=beta)
 
     def _note_late(self, level: CapacityLevel) -> None:
         """Where the client is late again and again, no higher rate can be judged either."""

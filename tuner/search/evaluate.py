@@ -50,7 +50,7 @@ class PruningThreshold:
     rate_rps: float
     slope: float  # logits of attainment that are lost with an e-fold of rate
     gpus: int
-    met: tuple[tuple[int, ...], ...]  # by run and batch
+    met: tuple[tuple[float, ...], ...]  # by run and batch
     requests: tuple[int, ...]  # in each run
 
     @classmethod
@@ -101,7 +101,7 @@ def race(runner: LevelRunner, pace: PruningThreshold, *, first_seed: int) -> Rac
     return _outcome(runs, pace, lost=False)
 
 
-def _lost(runs: Sequence[LevelSample], met: Sequence[Sequence[int]], *, last: bool) -> bool:
+def _lost(runs: Sequence[LevelSample], met: Sequence[Sequence[float]], *, last: bool) -> bool:
     """Whether clearly fewer requests meet their SLO than with the best configuration."""
     gained = np.concatenate(
         [np.subtract(run.batch_met, best) for run, best in zip(runs, met, strict=False)]
@@ -133,7 +133,7 @@ def _outcome(runs: Sequence[LevelSample], pace: PruningThreshold, *, lost: bool)
     return RaceResult(lost, estimate, sum(run.requests for run in runs), own / counted)
 
 
-def _logit(met: int, counted: int) -> float:
+def _logit(met: float, counted: int) -> float:
     share = (met + 0.5) / (counted + 1)
     return math.log(share / (1 - share))
 
