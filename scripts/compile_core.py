@@ -15,9 +15,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = ("__init__.py", "policy.py", "py.typed")
 FOLDERS = ("cli", "harness", "predictors", "reports", "tuner", "workloads")
-# What the simulator spends its time in. Policies stay source, since users and servers extend them;
-# what those across instances compute most is on the list.
+# What the simulator spends its time in. Policies stay source, since users and servers extend them.
 # So does the KV cache manager: a subclass has `free` as a property, unseen by compiled code.
+# The loads by which policies decide across instances are on the list.
 MODULES = (
     "harness/core/decisions.py",
     "harness/core/network.py",
@@ -36,7 +36,6 @@ MODULES = (
     "harness/engine/simulator/simulated.py",
     "harness/policies/load_aware.py",
     "harness/policies/shared/instance_load.py",
-    "harness/policies/shared/kv_transfer.py",
     "predictors/roofline.py",
 )
 # Packages but numpy count as untyped whether they are installed or not: the same C code everywhere.

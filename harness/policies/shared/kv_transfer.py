@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ....predictors.specs import LinkSpec
-from ...core.compiled import mypyc_attr
 from ...core.instance import Instance
 from ...core.network import InstanceNetwork, SwitchNetwork
 from ...core.state import Phase, RequestState
@@ -13,7 +12,6 @@ from ...core.state import Phase, RequestState
 _SWAPPED, _WAITING, _DONE = Phase.SWAPPED, Phase.WAITING, Phase.DONE
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class KvNetwork:
     """KV over a network: every GPU of an instance sends its part over a link of its own."""
 
@@ -36,7 +34,6 @@ class KvNetwork:
         return kv_tokens * there.kv_bytes_per_token // gpus
 
 
-@mypyc_attr(native_class=False)
 @dataclass
 class ReservedBlocks:
     """Blocks that are set aside at instances for requests that have not entered there yet."""
