@@ -204,7 +204,8 @@ def itself(child: int) -> None:
 
 def one_of_its_workers(child: int) -> int | None:
     """Kill -9 of a process that it started: it must say so and end, and not wait for ever."""
-    workers = Path(f"/proc/{child}/task/{child}/children").read_text().split()
+    lists = Path(f"/proc/{child}/task").glob("*/children")
+    workers = [pid for each in lists for pid in each.read_text().split()]
     if not workers:
         return itself(child)
     os.kill(int(workers[-1]), signal.SIGKILL)

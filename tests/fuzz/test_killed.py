@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 from pathlib import Path
 
@@ -45,10 +44,11 @@ def test_a_killed_run_is_resumed_to_the_same_bytes(killed, kind, tmp_path):
     assert f"{kind}: {kills} kills" in done.stdout
 
 
-def kill_workers(of_thread):
-    children = Path(f"/proc/self/task/{of_thread}/children")
-    for pid in children.read_text().split():
-        os.kill(int(pid), signal.SIGKILL)
+def kill_workers():
+    for children in Path("/proc/self/task").glob("*/children"):
+        for pid in children.read_text().split():
+            if b"execution.workers" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                os.kill(int(pid), signal.SIGKILL)
 
 
 @pytest.mark.parametrize("done", [0, 1])
@@ -59,7 +59,7 @@ def test_a_run_whose_workers_are_killed_says_so_and_goes_on_later(tmp_path, done
     def struck(progress):
         if not killed and progress.finished >= done:
             killed.append(progress)
-            kill_workers(threading.get_native_id())
+            kill_workers()
 
     with pytest.raises(SloBenchError, match=r"was killed \(signal 9\)"):
         experiment.run(tmp_path / "out", jobs=2, progress=struck)

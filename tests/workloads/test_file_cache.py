@@ -122,7 +122,7 @@ def test_other_caches_hold_no_file_of_a_user():
     }
     assert found == {
         "harness/experiments/config/setting.py",  # the schema
-        "harness/load_generator/http/answers.py",  # the heads of chunks by their length
+        "harness/load_generator/http/event_shapes.py",  # the heads of chunks by their length
         "harness/validation/accuracy/aiconfigurator.py",  # in the package, as all below
         "harness/validation/accuracy/highest_rate.py",  # the levels of one search
         "predictors/bands.py",
