@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -115,7 +116,7 @@ def test_requests_that_wait_are_computed_in_one_pass(gateway, encoder):
     with ThreadPoolExecutor(4) as pool:
         inputs = [[[5, n], [6, 7, n]] for n in range(4)]
         answers = pool.map(lambda texts: embed(url, texts), inputs)
-        while len(scheduler.waiting) < 4:
+        while len(scheduler.waiting(math.inf)) < 4:
             pass
         scheduler.host.used = 0
         for texts, (status, answer) in zip(inputs, answers, strict=True):
@@ -131,7 +132,7 @@ def test_errors_stay_with_their_request(gateway):
     scheduler.host.used = 100
     with ThreadPoolExecutor(2) as pool:
         bad, good = (pool.submit(embed, url, texts) for texts in ([[5, 90]], [[5, 6]]))
-        while len(scheduler.waiting) < 2:
+        while len(scheduler.waiting(math.inf)) < 2:
             pass
         scheduler.host.used = 0
         assert good.result()[0] == 200
