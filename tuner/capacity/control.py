@@ -105,9 +105,11 @@ def control_sums(runs: Sequence[LevelSample]) -> tuple[float, float]:
 
 
 def corrected(runs: Sequence[LevelSample], beta: float) -> tuple[LevelSample, ...]:
-    """Runs with the requests that met their SLO corrected by the control variate."""
+    """Runs with the requests that met their SLO corrected by the control variate; runs that are
+    not corrected, with a `beta` of 0, have none.
+    """
     if beta == 0:
-        return tuple(runs)
+        return tuple(replace(run, control=()) if run.control else run for run in runs)
     return tuple(
         replace(run, batch_met=tuple(np.add(run.batch_met, beta * np.array(run.control)).tolist()))
         if run.control

@@ -39,9 +39,11 @@ def test_expected_misses_are_those_of_the_long_run():
     assert abs(np.mean(of_runs)) < 3 * np.std(of_runs, ddof=1) / np.sqrt(len(of_runs))
 
 
-def test_without_a_coefficient_nothing_changes():
-    runs = runs_at(2.0, 1)
-    assert corrected(runs, 0.0) == tuple(runs)
+def test_runs_that_are_not_corrected_are_worth_no_more_than_independent_requests():
+    runs = runs_at(0.5, 3)
+    same = corrected(runs, 0.0)
+    assert [run.batch_met for run in same] == [run.batch_met for run in runs]
+    assert dispersion_within(same) >= 1
 
 
 @pytest.mark.parametrize(
