@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Protocol
 
@@ -258,6 +258,14 @@ class PairLengths:
     def draw(self, n: int, rng: np.random.Generator) -> TokenPairs:
         """Lengths of `n` requests; the first k are the same for every n >= k."""
         return self.at(self.uniforms(n, rng))
+
+    def prompts_alone(self) -> PairLengths:
+        """The same prompts with outputs of one token, which cost nothing to draw."""
+        parts = (
+            replace(part, output=Fixed(1), rank_correlation=0.0, max_output_tokens=0)
+            for part in self.parts
+        )
+        return replace(self, parts=tuple(parts))
 
     def uniforms(self, n: int, rng: np.random.Generator) -> Floats:
         """Random numbers in [0, 1) for `n` requests, shape (n, 3): part, prompt, output."""
