@@ -20,6 +20,7 @@ from ..loop.instance import EngineInstance, Movable
 from ..loop.view import LoopView
 from ..simulator.simulated import SimulatedInstance
 
+INF = float("inf")
 _FULL_TOKENS = 2048  # of a prefill that keeps a GPU's arithmetic busy
 
 
@@ -79,12 +80,14 @@ class LazyInstance:
     """
 
     __slots__ = (
+        "_bounds_known",
         "_clock",
         "_movable",
         "_n_requests",
         "_sizes",
         "decode_only_until_s",
         "device_group",
+        "earliest_release_s",
         "engine",
         "index",
         "kv_manager",
@@ -126,6 +129,8 @@ class LazyInstance:
         self.shares_devices = False
         self.seen_s = -1.0  # up to when it has been brought
         self.decode_only_until_s = -1.0  # until then nothing but decode steps happens
+        self.earliest_release_s = INF  # no request is released before this
+        self._bounds_known = False  # nothing has changed since the two were asked for
         self._n_requests = 0
         self._sizes: Sizes | None = None
         self._clock: ClusterClock = FrozenClock()
@@ -167,8 +172,55 @@ class LazyInstance:
         """`clock` lets the instance run up to the present."""
         self._clock = clock
 
+    def changed(self) -> None:
+        """Something has happened there: its bounds must be asked for again."""
+        self._bounds_known = False
+        self.decode_only_until_s = -1.0
+
+    def follows(self) -> bool:
+        """A request is on its way behind others. Whether nothing but the number of requests
+        changes by that.
+        """
+        if self._bounds_known:
+            self._n_requests += 1
+            return True
+        return False
+
+    def heeds_room(self) -> bool:
+        """Whether blocks that become free may change what it does next: it waits for some, or its
+        decodes may need them.
+        """
+        simulated = self.simulated
+        if simulated is None:
+            return True
+        return bool(simulated.decoding) or simulated.blocked_till_s > simulated.now_s
+
+    def find_bounds(self) -> None:
+        """Ask for the bounds if anything has changed. `decode_only_until_s` and the number of
+        requests only if it is alone in its device group.
+        """
+        if self._bounds_known:
+            return
+        simulated = self.simulated
+        if simulated is None:
+            self.earliest_release_s = self.engine.earliest_release_s()
+        elif len(self.device_group.instances) > 1:
+            self.earliest_release_s = simulated.earliest_release_s()
+        else:
+            self.earliest_release_s, self.decode_only_until_s = simulated.bounds()
+            self._n_requests = simulated.n_requests
+            self._bounds_known = True
+
     def _settle(self) -> None:
         device_group, now_s = self.device_group, self._clock.now_s
+        if self.simulated is not None and len(device_group.instances) == 1:
+            self.find_bounds()
+            if self.decode_only_until_s < now_s:
+                self._clock.bring(self)
+                self.find_bounds()
+                if self.decode_only_until_s < now_s:
+                    self.decode_only_until_s = now_s
+            return
         decode_only_until_s = device_group.decode_only_until_s()
         if decode_only_until_s < now_s:
             self._clock.bring(self)
@@ -255,7 +307,7 @@ class LazyInstance:
 
     def resize(self, blocks: int) -> None:
         self.kv_manager.resize(blocks)
-        self.decode_only_until_s = -1.0  # blocks may end sooner
+        self.changed()  # blocks may end sooner
 
     def bring_home(self, pause_s: float) -> None:
         self.movable.bring_home(self.step_time, pause_s)

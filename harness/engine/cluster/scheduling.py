@@ -24,12 +24,6 @@ def _lags(instance: LazyInstance, now_s: float) -> bool:
     return instance.engine.ready_s() < now_s
 
 
-def _earliest_release_s(instance: LazyInstance) -> float:
-    if (simulated := instance.simulated) is not None:
-        return simulated.earliest_release_s()
-    return instance.engine.earliest_release_s()
-
-
 class InstanceRunner:
     """The clock of all instances; `collect` is called with an instance whose engine has
     releases.
@@ -74,7 +68,7 @@ class InstanceRunner:
         back.
         """
         for instance in device_group.instances:
-            instance.decode_only_until_s = -1.0
+            instance.changed()
         if not device_group.changed:
             device_group.changed = True
             self._changed.append(device_group)
@@ -84,10 +78,12 @@ class InstanceRunner:
         for device_group in self._changed:
             device_group.changed = False
             instances = device_group.instances
-            earliest_release_s = _earliest_release_s(instances[0])
+            instances[0].find_bounds()
+            earliest_release_s = instances[0].earliest_release_s
             if len(instances) > 1:
                 for instance in instances[1:]:
-                    earliest_release_s = min(earliest_release_s, _earliest_release_s(instance))
+                    instance.find_bounds()
+                    earliest_release_s = min(earliest_release_s, instance.earliest_release_s)
             if earliest_release_s != device_group.earliest_release_s:
                 device_group.earliest_release_s = earliest_release_s
                 if earliest_release_s < INF:
@@ -126,24 +122,18 @@ class InstanceRunner:
             while _lags(instance, now_s):
                 self._advance(device_group, now_s)
 
-    def run_first(self, until_s: float) -> bool:
-        """Run the instance with the earliest possible release; False if none is before
-        `until_s`.
+    def run_first(self, until_s: float) -> None:
+        """Run the instances with the earliest possible release, which `first_release_s` has told
+        and which is before `until_s`.
         """
-        if self._changed:
-            self._ask_changed()
-        first_s = self._first_release_s()
-        if first_s >= until_s:
-            return False
-        first = heappop(self._emitters)[2]
+        first_s, _, first = heappop(self._emitters)
         first.earliest_release_s = -1.0  # it is not in the heap
-        second_s = self._first_release_s()
+        second_s = self.first_release_s()
         horizon_s = second_s if second_s < until_s else until_s
         if horizon_s <= first_s:  # both at once: this one goes on for an iteration
             ready_s = min(instance.engine.ready_s() for instance in first.instances)
             horizon_s = max(horizon_s, math.nextafter(ready_s, INF))
         self._advance(first, horizon_s)
-        return True
 
     def run_busy(self) -> bool:
         """One that has anything to do runs for as long as it has; False if there is none."""
@@ -153,8 +143,10 @@ class InstanceRunner:
                 return True
         return False
 
-    def _first_release_s(self) -> float:
+    def first_release_s(self) -> float:
         """When a request may be given back first, by the first in the heap; infinite if never."""
+        if self._changed:
+            self._ask_changed()
         emitters = self._emitters
         while emitters:
             earliest_release_s, _, device_group = emitters[0]

@@ -109,22 +109,7 @@ class SimulatedInstance(Loop):
         before then. An iteration in progress counts as over: until then all steps only decode.
         Below any time if one that has arrived may be released at once.
         """
-        if self.inbox:
-            if self._calls_admit or self._calls_timeout or self.blocked_till_s > self.now_s:
-                return -1.0
-            return self.ready_s()
-        if self.prefilling or self.waiting.live or self.swapped or self.stalled:
-            return self.now_s
-        if not self.decoding:
-            return INF
-        # A learner sees single iterations; reading the state more often would add some.
-        if self.pending_free or self.learner is not None or (not self._alone and self._owes()):
-            return self.now_s
-        steps = self.next_end_tick() - self.tick - 1
-        if steps <= 0 or not self._lasts(steps):
-            return self.now_s
-        span_s = self._span_of(len(self.decoding), self.kv_sum, steps)
-        return self.now_s + span_s * _ROUNDING
+        return self.bounds()[1]
 
     def _owes(self) -> bool:
         return any(stage.owed_s for stage in self.stages)
@@ -141,29 +126,63 @@ class SimulatedInstance(Loop):
 
     def earliest_release_s(self) -> float:
         """Lower bound of the next release or report of a request; see `Instance`."""
+        return self.bounds()[0]
+
+    def bounds(self) -> tuple[float, float]:
+        """`earliest_release_s` and `decode_only_until_s`: they depend on the same state."""
         now_s, inbox = self.now_s, self.inbox
         tells = self.reports_all_ends or self.prefill_only or self.reports_empty_queue
         earliest_s = INF
-        if inbox and (tells or self._calls_timeout or self._calls_admit):
-            earliest_s = inbox[0].visible_s
-            if earliest_s <= now_s:
-                return now_s
+        busy = self.prefilling or self.waiting.live or self.swapped or self.stalled
+        if inbox:
+            visible_s = inbox[0].visible_s
+            answers = self._calls_admit or self._calls_timeout
+            if answers or self.blocked_till_s > now_s:
+                decode_only_s = -1.0
+            elif busy or self.decoding or visible_s < now_s:
+                decode_only_s = now_s
+            else:
+                decode_only_s = visible_s
+            if tells or answers:
+                if visible_s <= now_s:
+                    return now_s, decode_only_s
+                earliest_s = visible_s
+        else:
+            decode_only_s = now_s
         if self.timeouts:
             earliest_s = min(earliest_s, max(now_s, self.next_timeout_s()))
-        if self.blocked_till_s > now_s:
-            return min(earliest_s, self.blocked_till_s)
-        if not tells:
-            return earliest_s
-        if self.prefilling or self.waiting.live or self.swapped or self.stalled:
-            return now_s
-        if self.reports_all_ends and self.decoding:
-            steps = self.next_end_tick() - self.tick
-            if not self._lasts(steps):
-                return now_s  # preempted requests lengthen steps no more
-            span_s = self._span_of(len(self.decoding), self.kv_sum, steps)
-            ends_s = now_s + span_s * _ROUNDING
-            return ends_s if ends_s < earliest_s else earliest_s
-        return earliest_s
+        if busy:
+            if self.blocked_till_s > now_s:
+                return min(earliest_s, self.blocked_till_s), decode_only_s
+            return now_s if tells else earliest_s, decode_only_s
+        # Only decodes, if anything.
+        seqs = len(self.decoding)
+        blocked = self.blocked_till_s > now_s
+        if blocked:
+            earliest_s = min(earliest_s, self.blocked_till_s)
+        if not seqs:
+            return earliest_s, decode_only_s if inbox else INF
+        ends = self.reports_all_ends and not blocked
+        # A learner sees single iterations; reading the state more often would add some.
+        known = not (
+            inbox
+            or self.pending_free
+            or self.learner is not None
+            or (not self._alone and self._owes())
+        )
+        if not (ends or known):
+            return earliest_s, decode_only_s
+        steps = self.next_end_tick() - self.tick
+        lasts = self._lasts(steps)
+        if known and steps > 1 and (lasts or self._lasts(steps - 1)):
+            decode_only_s = now_s + self._span_of(seqs, self.kv_sum, steps - 1) * _ROUNDING
+        if ends:
+            if not lasts:
+                return now_s, decode_only_s  # preempted requests lengthen steps no more
+            ends_s = now_s + self._span_of(seqs, self.kv_sum, steps) * _ROUNDING
+            if ends_s < earliest_s:
+                earliest_s = ends_s
+        return earliest_s, decode_only_s
 
     def run(self, horizon_s: float, stop_on_release: bool) -> None:
         self.blocked_till_s = 0.0
