@@ -10,7 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ....predictors.roofline import LengthAwareStepTime, wants_lengths
+from ....predictors.roofline import (
+    LengthAwareStepTime,
+    OperatorRoofline,
+    growing_steps_within,
+    wants_lengths,
+)
 from ....predictors.step_time import StepTime
 from ...core.compiled import mypyc_attr
 from ...core.device import Away, SplitStepTime, StageDevice, free_after, occupy
@@ -34,9 +39,14 @@ class SimulatedInstance(Loop):
     __slots__ = (
         "_alone",
         "_away",
+        "_base_s",
         "_began_s",
+        "_line_seqs",
+        "_linear",
+        "_plain",
         "_span_of",
         "_step_of",
+        "_token_s",
         "_within_of",
         "learner",
         "stages",
@@ -70,6 +80,11 @@ class SimulatedInstance(Loop):
         self._step_of = step_time.step_s
         self._span_of = step_time.span_s
         self._within_of = step_time.steps_within
+        # Steps of as many requests grow by the same time each: their spans are worked out here.
+        self._linear = step_time if isinstance(step_time, OperatorRoofline) else None
+        self._plain = self._alone and self._linear is not None and type(self) is SimulatedInstance
+        self._line_seqs = -1  # that `_base_s` and `_token_s` are for
+        self._base_s = self._token_s = 0.0
         if wants_lengths(step_time):
             self.begins = sorted(r.tick0 - r.kv_tokens for r in self.decoding)
             aware = _WithLengths(self, step_time)
@@ -121,7 +136,11 @@ class SimulatedInstance(Loop):
         seqs = len(self.decoding)
         if time_s <= self.now_s or not seqs:
             return self.kv_manager.free, self.kv_sum
-        steps = self._within_of(seqs, self.kv_sum, time_s - self.now_s)
+        if self._linear is None:
+            steps = self._within_of(seqs, self.kv_sum, time_s - self.now_s)
+        else:
+            first_s = self._first_s(seqs)
+            steps = growing_steps_within(first_s, self._token_s * seqs, time_s - self.now_s)
         return self.kv_manager.free - self._growth(steps), self.kv_sum + steps * seqs
 
     def earliest_release_s(self) -> float:
@@ -175,40 +194,54 @@ class SimulatedInstance(Loop):
         steps = self.next_end_tick() - self.tick
         lasts = self._lasts(steps)
         if known and steps > 1 and (lasts or self._lasts(steps - 1)):
-            decode_only_s = now_s + self._span_of(seqs, self.kv_sum, steps - 1) * _ROUNDING
+            decode_only_s = now_s + self._span_s(seqs, steps - 1) * _ROUNDING
         if ends:
             if not lasts:
                 return now_s, decode_only_s  # preempted requests lengthen steps no more
-            ends_s = now_s + self._span_of(seqs, self.kv_sum, steps) * _ROUNDING
+            ends_s = now_s + self._span_s(seqs, steps) * _ROUNDING
             if ends_s < earliest_s:
                 earliest_s = ends_s
         return earliest_s, decode_only_s
 
+    def _first_s(self, seqs: int) -> float:
+        """Seconds of the next decode step of `seqs` requests, where steps are linear."""
+        if seqs != self._line_seqs:
+            assert self._linear is not None
+            self._line_seqs = seqs
+            self._base_s, self._token_s = self._linear.decode_line(seqs)
+        return self._base_s + self._token_s * self.kv_sum
+
+    def _span_s(self, seqs: int, steps: int) -> float:
+        """Seconds of the next decode steps of `seqs` requests."""
+        if self._linear is None:
+            return self._span_of(seqs, self.kv_sum, steps)
+        first_s = self._first_s(seqs)
+        return steps * first_s + self._token_s * seqs * (steps * (steps - 1) * 0.5)
+
     def run(self, horizon_s: float, stop_on_release: bool) -> None:
         self.blocked_till_s = 0.0
-        step_s, alone, ahead = self._step_of, self._alone, self._lim.async_scheduling
-        inbox, timeouts, may_start_at_timeout = (
-            self.inbox,
-            self.timeouts,
-            self.policy.may_start_at_timeout,
-        )
-        measures, kv_manager = self.measures, self.kv_manager
-        observe = None if self.learner is None else self.learner.learn
+        policy, measures, inbox, timeouts = self.policy, self.measures, self.inbox, self.timeouts
+        outbox, decoding = self.outbox, self.decoding
+        ahead, may_start_at_timeout = self._lim.async_scheduling, policy.may_start_at_timeout
+        steady = self._plain and self._away is None and not may_start_at_timeout
         while True:
             if inbox and inbox[0].visible_s <= self.now_s:
                 self.deliver(self._began_s if ahead else self.now_s)
-            if ahead and not self.decoding and self.idle:
+            if ahead and not decoding and self.idle:
                 # Nothing was scheduled ahead: ended requests are gone before the next iteration;
                 # all arrivals until now enter together. Past the horizon they are not known,
                 # nor while an end must be reported: an answer may cause the next request.
                 self.free_finished()
-                if self.now_s < horizon_s and not (stop_on_release and self.outbox):
+                if self.now_s < horizon_s and not (stop_on_release and outbox):
                     self.deliver(self.now_s)
             if timeouts and timeouts[0][0] <= self.now_s and not may_start_at_timeout:
                 self.expire_timeouts()
-            if self.now_s >= horizon_s or (stop_on_release and self.outbox):
+            if self.now_s >= horizon_s or (stop_on_release and outbox):
                 return
-            if not self.decoding and self.idle:
+            if decoding:
+                if steady and not self.prefilling and self._decode(horizon_s):
+                    continue
+            elif self.idle:
                 if not inbox or inbox[0].visible_s >= horizon_s:
                     return
                 measures.idle(self.now_s, inbox[0].visible_s)
@@ -226,17 +259,17 @@ class SimulatedInstance(Loop):
                     return
                 self._began_s = self.now_s
                 continue
-            chunks, seqs = self.chunks, self.decode_seqs
-            duration_s = step_s(seqs, self.decode_kv_tokens, chunks)
-            if observe is not None:
-                observe(seqs, self.decode_kv_tokens, chunks, duration_s)
+            chunks, seqs, kv_manager = self.chunks, self.decode_seqs, self.kv_manager
+            duration_s = self._step_of(seqs, self.decode_kv_tokens, chunks)
+            if self.learner is not None:
+                self.learner.learn(seqs, self.decode_kv_tokens, chunks, duration_s)
             if self.swap_s or (chunks and self._lim.store_s_per_token):
                 duration_s += self._lim.exposed_swap_s(duration_s, self.swap_s, chunks)
                 self.swap_s = 0.0
             self._began_s = self.now_s
             if self._away is not None:
                 self._away.step(seqs, self.decode_kv_tokens, chunks)
-            if alone:
+            if self._alone:
                 self.now_s += duration_s
             else:
                 self.now_s = occupy(self.stages, self.now_s, duration_s)
@@ -289,6 +322,88 @@ class SimulatedInstance(Loop):
         """Its requests wait, and its GPUs compute nothing for them."""
         self.measures.waited_s += max(0.0, until_s - self.now_s)
         self.now_s = max(self.now_s, until_s)
+
+    def _decode(self, horizon_s: float) -> bool:
+        """If nothing is to be decided before the next decode step: that step, as `schedule` and
+        `complete` would have it, and those like it, as `_leap` would. Else False.
+        """
+        if self.pending_free or self.swap_s or self.now_s >= self.overtaken_s:
+            return False
+        if self._dirty and (
+            self.waiting.live or self.swapped or self.stalled or self._dynamic_limits
+        ):
+            return False
+        kv_manager, measures, ends = self.kv_manager, self.measures, self.ends
+        headroom_blocks = self._lim.decode_headroom_blocks
+        seqs, kv_sum = len(self.decoding), self.kv_sum
+        free = kv_manager.free - self.residues[self.tick & self._mask]
+        if free < headroom_blocks:
+            return False
+        self._dirty = False
+        if self.chunks:
+            self.chunks = []
+        self.decode_seqs = seqs
+        self.decode_kv_tokens = kv_sum
+        kv_manager.free = free
+        if kv_manager.idle_blocks > free:
+            kv_manager.evict()
+        step_s = self._first_s(seqs)
+        if self.learner is not None:
+            self.learner.learn(seqs, kv_sum, (), step_s)
+        self._began_s = began_s = self.now_s
+        self.now_s = now_s = began_s + step_s
+        self.tick = tick = self.tick + 1
+        self.kv_sum = kv_sum = kv_sum + seqs
+        used = kv_manager.total - free
+        measures.steps += 1
+        measures.kv_block_s += used * step_s
+        if used > measures.kv_peak:
+            measures.kv_peak = used
+        measures.decode_step(now_s, seqs)
+        if ends[0][0] <= tick and self.finish_due():
+            if now_s >= measures.next_sample_s:
+                self._sample()
+            return True
+        steps = self.next_end_tick() - tick
+        until_s = measures.next_sample_s
+        if horizon_s < until_s:
+            until_s = horizon_s
+        if self.overtaken_s < until_s:
+            until_s = self.overtaken_s
+        if self.inbox and self.inbox[0].visible_s < until_s:
+            until_s = self.inbox[0].visible_s
+        if self.timeouts and self.timeouts[0][0] < until_s:
+            until_s = self.timeouts[0][0]
+        token_s = self._token_s
+        growth_s, first_s = token_s * seqs, self._base_s + token_s * kv_sum
+        span_s = steps * first_s + growth_s * (steps * (steps - 1) * 0.5)
+        if now_s + span_s >= until_s:
+            within = growing_steps_within(first_s, growth_s, until_s - now_s)
+            if within < steps:
+                steps = within
+                span_s = steps * first_s + growth_s * (steps * (steps - 1) * 0.5)
+        blocks = self._growth(steps) if steps > 0 else 0
+        if blocks > free - headroom_blocks:
+            steps = self._steps_before_pressure(steps)
+            blocks = self._growth(steps)
+            span_s = steps * first_s + growth_s * (steps * (steps - 1) * 0.5)
+        if steps > 0:
+            self.now_s = now_s = now_s + span_s
+            self.tick = tick = tick + steps
+            self.kv_sum = kv_sum + steps * seqs
+            kv_manager.free = free = free - blocks
+            if kv_manager.idle_blocks > free:
+                kv_manager.evict()
+            measures.decode_span(now_s, seqs, steps, span_s, step_s)
+            measures.steps += steps
+            measures.kv_block_s += (used + 0.5 * blocks) * span_s
+            if used + blocks > measures.kv_peak:
+                measures.kv_peak = used + blocks
+            if ends[0][0] <= tick:
+                self.finish_due()
+        if now_s >= measures.next_sample_s:
+            self._sample()
+        return True
 
     def _leap(self, horizon_s: float, step_s: float) -> None:
         """Go over decode steps like the last one, which took `step_s`, to the next moment at which
