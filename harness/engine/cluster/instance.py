@@ -82,12 +82,12 @@ class LazyInstance:
     __slots__ = (
         "_bounds_known",
         "_clock",
+        "_earliest_release_s",
         "_movable",
         "_n_requests",
         "_sizes",
         "decode_only_until_s",
         "device_group",
-        "earliest_release_s",
         "engine",
         "index",
         "kv_manager",
@@ -129,8 +129,8 @@ class LazyInstance:
         self.shares_devices = False
         self.seen_s = -1.0  # up to when it has been brought
         self.decode_only_until_s = -1.0  # until then nothing but decode steps happens
-        self.earliest_release_s = INF  # no request is released before this
-        self._bounds_known = False  # nothing has changed since the two were asked for
+        self._earliest_release_s = INF
+        self._bounds_known = False  # nothing has changed since these were asked for
         self._n_requests = 0
         self._sizes: Sizes | None = None
         self._clock: ClusterClock = FrozenClock()
@@ -195,21 +195,20 @@ class LazyInstance:
             return True
         return bool(simulated.decoding) or simulated.blocked_till_s > simulated.now_s
 
-    def find_bounds(self) -> None:
-        """Ask for the bounds if anything has changed. `decode_only_until_s` and the number of
-        requests only if it is alone in its device group.
+    def find_bounds(self) -> float:
+        """When a request may be released first. Finds out until when nothing but decode steps
+        happens, too, and the number of requests, if it is alone in its device group.
         """
         if self._bounds_known:
-            return
-        simulated = self.simulated
-        if simulated is None:
-            self.earliest_release_s = self.engine.earliest_release_s()
-        elif len(self.device_group.instances) > 1:
-            self.earliest_release_s = simulated.earliest_release_s()
-        else:
-            self.earliest_release_s, self.decode_only_until_s = simulated.bounds()
-            self._n_requests = simulated.n_requests
-            self._bounds_known = True
+            return self._earliest_release_s
+        if self.simulated is None:
+            return self.engine.earliest_release_s()
+        if len(self.device_group.instances) > 1:
+            return self.simulated.bounds()[0]
+        bounds = self.simulated.bounds()
+        self._earliest_release_s, self.decode_only_until_s, self._n_requests = bounds
+        self._bounds_known = True
+        return bounds[0]
 
     def _settle(self) -> None:
         device_group, now_s = self.device_group, self._clock.now_s

@@ -78,12 +78,10 @@ class InstanceRunner:
         for device_group in self._changed:
             device_group.changed = False
             instances = device_group.instances
-            instances[0].find_bounds()
-            earliest_release_s = instances[0].earliest_release_s
-            if len(instances) > 1:
-                for instance in instances[1:]:
-                    instance.find_bounds()
-                    earliest_release_s = min(earliest_release_s, instance.earliest_release_s)
+            if len(instances) == 1:
+                earliest_release_s = instances[0].find_bounds()
+            else:
+                earliest_release_s = min([instance.find_bounds() for instance in instances])
             if earliest_release_s != device_group.earliest_release_s:
                 device_group.earliest_release_s = earliest_release_s
                 if earliest_release_s < INF:

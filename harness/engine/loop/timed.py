@@ -83,12 +83,12 @@ class TimedInstance(SimulatedInstance):
         super().__init__(*args, **kwargs)
         self._swapped = False
 
-    def bounds(self) -> tuple[float, float]:
+    def bounds(self) -> tuple[float, float, int]:
         """Releases may come as soon as it may act: how long its steps take is not known."""
-        earliest_s, decode_only_s = super().bounds()
+        earliest_s, decode_only_s, n_requests = super().bounds()
         if self.decoding and (self.reports_all_ends or self.reports_empty_queue):
             earliest_s = min(earliest_s, self.now_s)
-        return earliest_s, min(decode_only_s, self.ready_s())
+        return earliest_s, min(decode_only_s, self.ready_s()), n_requests
 
     def _limits(self) -> Limits:
         return replace(super()._limits(), store_s_per_token=0.0)  # storing is measured, too

@@ -147,40 +147,41 @@ class SimulatedInstance(Loop):
         """Lower bound of the next release or report of a request; see `Instance`."""
         return self.bounds()[0]
 
-    def bounds(self) -> tuple[float, float]:
-        """`earliest_release_s` and `decode_only_until_s`: they depend on the same state."""
+    def bounds(self) -> tuple[float, float, int]:
+        """`earliest_release_s`, `decode_only_until_s` and `n_requests`: they depend on the same
+        state.
+        """
         now_s, inbox = self.now_s, self.inbox
         tells = self.reports_all_ends or self.prefill_only or self.reports_empty_queue
+        blocked = self.blocked_till_s > now_s
         earliest_s = INF
-        busy = self.prefilling or self.waiting.live or self.swapped or self.stalled
+        seqs = len(self.decoding)
+        busy = len(self.prefilling) + self.waiting.live
+        if self.swapped or self.stalled:
+            busy += len(self.swapped) + len(self.stalled)
+        n_requests = seqs + busy
+        decode_only_s = now_s
         if inbox:
+            n_requests += len(inbox)
             visible_s = inbox[0].visible_s
             answers = self._calls_admit or self._calls_timeout
-            if answers or self.blocked_till_s > now_s:
+            if answers or blocked:
                 decode_only_s = -1.0
-            elif busy or self.decoding or visible_s < now_s:
-                decode_only_s = now_s
-            else:
+            elif not (busy or seqs) and visible_s > now_s:
                 decode_only_s = visible_s
             if tells or answers:
                 if visible_s <= now_s:
-                    return now_s, decode_only_s
+                    return now_s, decode_only_s, n_requests
                 earliest_s = visible_s
-        else:
-            decode_only_s = now_s
         if self.timeouts:
             earliest_s = min(earliest_s, max(now_s, self.next_timeout_s()))
+        if blocked and self.blocked_till_s < earliest_s:
+            earliest_s = self.blocked_till_s
         if busy:
-            if self.blocked_till_s > now_s:
-                return min(earliest_s, self.blocked_till_s), decode_only_s
-            return now_s if tells else earliest_s, decode_only_s
-        # Only decodes, if anything.
-        seqs = len(self.decoding)
-        blocked = self.blocked_till_s > now_s
-        if blocked:
-            earliest_s = min(earliest_s, self.blocked_till_s)
+            return now_s if tells and not blocked else earliest_s, decode_only_s, n_requests
         if not seqs:
-            return earliest_s, decode_only_s if inbox else INF
+            return earliest_s, decode_only_s if inbox else INF, n_requests
+        # Only decodes.
         ends = self.reports_all_ends and not blocked
         # A learner sees single iterations; reading the state more often would add some.
         known = not (
@@ -190,18 +191,18 @@ class SimulatedInstance(Loop):
             or (not self._alone and self._owes())
         )
         if not (ends or known):
-            return earliest_s, decode_only_s
+            return earliest_s, decode_only_s, n_requests
         steps = self.next_end_tick() - self.tick
         lasts = self._lasts(steps)
         if known and steps > 1 and (lasts or self._lasts(steps - 1)):
             decode_only_s = now_s + self._span_s(seqs, steps - 1) * _ROUNDING
         if ends:
-            if not lasts:
-                return now_s, decode_only_s  # preempted requests lengthen steps no more
+            if not lasts:  # preempted requests lengthen steps no more
+                return now_s, decode_only_s, n_requests
             ends_s = now_s + self._span_s(seqs, steps) * _ROUNDING
             if ends_s < earliest_s:
                 earliest_s = ends_s
-        return earliest_s, decode_only_s
+        return earliest_s, decode_only_s, n_requests
 
     def _first_s(self, seqs: int) -> float:
         """Seconds of the next decode step of `seqs` requests, where steps are linear."""
@@ -215,8 +216,12 @@ class SimulatedInstance(Loop):
         """Seconds of the next decode steps of `seqs` requests."""
         if self._linear is None:
             return self._span_of(seqs, self.kv_sum, steps)
-        first_s = self._first_s(seqs)
-        return steps * first_s + self._token_s * seqs * (steps * (steps - 1) * 0.5)
+        if seqs != self._line_seqs:
+            self._line_seqs = seqs
+            self._base_s, self._token_s = self._linear.decode_line(seqs)
+        token_s = self._token_s
+        first_s = self._base_s + token_s * self.kv_sum
+        return steps * first_s + token_s * seqs * (steps * (steps - 1) * 0.5)
 
     def run(self, horizon_s: float, stop_on_release: bool) -> None:
         self.blocked_till_s = 0.0

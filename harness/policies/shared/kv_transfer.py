@@ -22,9 +22,8 @@ class KvNetwork:
         self.network: InstanceNetwork = network or SwitchNetwork(over)
 
     def ends_s(self, source: Instance, target: Instance, kv_tokens: int, now_s: float) -> float:
-        return self.network.send(
-            source.number, target.number, self.bytes_on_a_link(source, target, kv_tokens), now_s
-        ).end_s
+        moved_bytes = self.bytes_on_a_link(source, target, kv_tokens)
+        return self.network.send(source.number, target.number, moved_bytes, now_s).end_s
 
     @staticmethod
     def bytes_on_a_link(source: Instance, target: Instance, kv_tokens: int) -> int:
@@ -48,8 +47,9 @@ class ReservedBlocks:
         index = instance.index
         promised = self.at.get(index)
         while promised:
-            r = next(iter(promised))
-            if not _settled(r, index):
+            for r in promised:  # the first
+                break
+            if r.phase is _SWAPPED or not _settled(r, index):
                 return self.total[index]
             self.total[index] -= promised.pop(r)
         return 0
