@@ -134,7 +134,7 @@ class Cluster:
             while place and inbox[place - 1].visible_s > visible_s:
                 place -= 1
             inbox.insert(place, r)
-        self._runner.note(instance.device_group)
+        self._runner.note_one(instance)
 
     def migrate(
         self, r: RequestState, source: Instance, target: Instance, *, copied_tokens: int = 0
@@ -498,7 +498,7 @@ class Cluster:
         heeds_room = source.heeds_room()
         source.movable.free_transferred(r)
         if heeds_room:
-            self._runner.note(source.device_group)
+            self._runner.note_one(source)
 
     def _enters(self, r: RequestState, target: LazyInstance) -> None:
         if target.up:

@@ -61,14 +61,14 @@ class DeviceGroup:
         """
         instances = self.instances
         if len(instances) == 1:
-            simulated = instances[0].simulated
-            return -1.0 if simulated is None else simulated.decode_only_until_s()
-        decode_only_until_s = float("inf")
+            return instances[0].own_decode_only_s()
+        decode_only_until_s = INF
         for instance in instances:
-            simulated = instance.simulated
-            if simulated is None or simulated.inbox:
+            if instance.engine.inbox:
                 return -1.0
-            decode_only_until_s = min(decode_only_until_s, simulated.decode_only_until_s())
+            own_s = instance.own_decode_only_s()
+            if own_s < decode_only_until_s:
+                decode_only_until_s = own_s
         return decode_only_until_s
 
 
@@ -80,12 +80,13 @@ class LazyInstance:
     """
 
     __slots__ = (
-        "_bounds_known",
         "_clock",
-        "_earliest_release_s",
+        "_first_release_s",
         "_movable",
         "_n_requests",
+        "_own_decode_only_s",
         "_sizes",
+        "bounds_known",
         "decode_only_until_s",
         "device_group",
         "engine",
@@ -129,8 +130,8 @@ class LazyInstance:
         self.shares_devices = False
         self.seen_s = -1.0  # up to when it has been brought
         self.decode_only_until_s = -1.0  # until then nothing but decode steps happens
-        self._earliest_release_s = INF
-        self._bounds_known = False  # nothing has changed since these were asked for
+        self._first_release_s = self._own_decode_only_s = -1.0
+        self.bounds_known = False  # nothing has changed since these two were asked for
         self._n_requests = 0
         self._sizes: Sizes | None = None
         self._clock: ClusterClock = FrozenClock()
@@ -172,16 +173,11 @@ class LazyInstance:
         """`clock` lets the instance run up to the present."""
         self._clock = clock
 
-    def changed(self) -> None:
-        """Something has happened there: its bounds must be asked for again."""
-        self._bounds_known = False
-        self.decode_only_until_s = -1.0
-
     def follows(self) -> bool:
         """A request is on its way behind others. Whether nothing but the number of requests
         changes by that.
         """
-        if self._bounds_known:
+        if self.bounds_known:
             self._n_requests += 1
             return True
         return False
@@ -195,37 +191,35 @@ class LazyInstance:
             return True
         return bool(simulated.decoding) or simulated.blocked_till_s > simulated.now_s
 
-    def find_bounds(self) -> float:
-        """When a request may be released first. Finds out until when nothing but decode steps
-        happens, too, and the number of requests, if it is alone in its device group.
-        """
-        if self._bounds_known:
-            return self._earliest_release_s
+    def first_release_s(self) -> float:
+        """When it may release a request first."""
+        if not self.bounds_known:
+            self._find_bounds()
+        return self._first_release_s
+
+    def own_decode_only_s(self) -> float:
+        """Until when nothing but decode steps happens, as far as it depends on this one."""
+        if not self.bounds_known:
+            self._find_bounds()
+        return self._own_decode_only_s
+
+    def _find_bounds(self) -> None:
         if self.simulated is None:
-            return self.engine.earliest_release_s()
-        if len(self.device_group.instances) > 1:
-            return self.simulated.bounds()[0]
-        bounds = self.simulated.bounds()
-        self._earliest_release_s, self.decode_only_until_s, self._n_requests = bounds
-        self._bounds_known = True
-        return bounds[0]
+            self._first_release_s, self._own_decode_only_s = self.engine.earliest_release_s(), -1.0
+            self._n_requests = self.engine.n_requests
+        else:
+            bounds = self.simulated.bounds()
+            self._first_release_s, self._own_decode_only_s, self._n_requests = bounds
+            self.bounds_known = True
 
     def _settle(self) -> None:
         device_group, now_s = self.device_group, self._clock.now_s
-        if self.simulated is not None and len(device_group.instances) == 1:
-            self.find_bounds()
-            if self.decode_only_until_s < now_s:
-                self._clock.bring(self)
-                self.find_bounds()
-                if self.decode_only_until_s < now_s:
-                    self.decode_only_until_s = now_s
-            return
-        decode_only_until_s = device_group.decode_only_until_s()
-        if decode_only_until_s < now_s:
+        self.decode_only_until_s = device_group.decode_only_until_s()
+        if self.decode_only_until_s < now_s:
             self._clock.bring(self)
-            decode_only_until_s = max(now_s, device_group.decode_only_until_s())
-        self.decode_only_until_s = decode_only_until_s
-        self._n_requests = self.engine.n_requests
+            self.decode_only_until_s = max(now_s, device_group.decode_only_until_s())
+        if not self.bounds_known:
+            self._find_bounds()
 
     @property
     def n_requests(self) -> int:
@@ -306,7 +300,8 @@ class LazyInstance:
 
     def resize(self, blocks: int) -> None:
         self.kv_manager.resize(blocks)
-        self.changed()  # blocks may end sooner
+        self.bounds_known = False  # blocks may end sooner
+        self.decode_only_until_s = -1.0
 
     def bring_home(self, pause_s: float) -> None:
         self.movable.bring_home(self.step_time, pause_s)

@@ -64,11 +64,22 @@ class InstanceRunner:
             self.note(device_group)
 
     def note(self, device_group: DeviceGroup) -> None:
-        """Something changed there: before the next run, ask anew when it may give a request
+        """Something happened there: before the next run, ask anew when it may give a request
         back.
         """
         for instance in device_group.instances:
-            instance.changed()
+            instance.bounds_known = False
+            instance.decode_only_until_s = -1.0
+        if not device_group.changed:
+            device_group.changed = True
+            self._changed.append(device_group)
+
+    def note_one(self, instance: LazyInstance) -> None:
+        """Something happened to this one alone, as a request that is sent to it."""
+        device_group = instance.device_group
+        instance.bounds_known = False
+        for one in device_group.instances:
+            one.decode_only_until_s = -1.0
         if not device_group.changed:
             device_group.changed = True
             self._changed.append(device_group)
@@ -78,10 +89,12 @@ class InstanceRunner:
         for device_group in self._changed:
             device_group.changed = False
             instances = device_group.instances
-            if len(instances) == 1:
-                earliest_release_s = instances[0].find_bounds()
-            else:
-                earliest_release_s = min([instance.find_bounds() for instance in instances])
+            earliest_release_s = instances[0].first_release_s()
+            if len(instances) > 1:
+                for instance in instances:
+                    first_s = instance.first_release_s()
+                    if first_s < earliest_release_s:
+                        earliest_release_s = first_s
             if earliest_release_s != device_group.earliest_release_s:
                 device_group.earliest_release_s = earliest_release_s
                 if earliest_release_s < INF:
@@ -100,8 +113,9 @@ class InstanceRunner:
         elif instance.seen_s < now_s:
             instance.seen_s = now_s
             # What ends later than now interrupts; those that share devices then still lag behind.
-            while any(_lags(one, now_s) for one in device_group.instances):
-                self._advance(device_group, now_s)
+            for one in device_group.instances:
+                while _lags(one, now_s):
+                    self._advance(device_group, now_s)
         if engine.inbox:
             engine.run(now_s, True)
             if engine.outbox:
@@ -174,13 +188,20 @@ class InstanceRunner:
         one with the smallest index.
         """
         parked = 0
+        turns = [instance.turn_s() for instance in instances]
+        pair = len(instances) == 2
+        # Else a run of one may bring forward, or put off, what others look into.
+        alone = pair and instances[0].shares_devices and instances[1].shares_devices
         while True:
-            turns = [instance.turn_s() for instance in instances]
-            now_s, others_s, *_ = sorted(turns)
+            if pair:
+                at = 1 if turns[1] < turns[0] else 0
+                now_s, others_s = turns[at], turns[1 - at]
+            else:
+                now_s, others_s, *_ = sorted(turns)
+                at = turns.index(now_s)
             if now_s >= horizon_s:
                 self._catch_up(instances, horizon_s)
                 return
-            at = turns.index(now_s)
             upto_s = min(horizon_s, max(others_s, math.nextafter(now_s, INF)))
             if parked > len(instances):
                 # All wait and none can act: they would hand each other the least of time for ever.
@@ -191,6 +212,10 @@ class InstanceRunner:
             if engine.outbox:
                 self._collect(instances[at])
                 return
+            if alone:
+                turns[at] = instances[at].turn_s()
+            else:
+                turns = [instance.turn_s() for instance in instances]
 
     def _catch_up(self, instances: Sequence[LazyInstance], horizon_s: float) -> None:
         """Run those that only decode until the horizon."""

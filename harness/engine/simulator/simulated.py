@@ -82,7 +82,7 @@ class SimulatedInstance(Loop):
         self._within_of = step_time.steps_within
         # Steps of as many requests grow by the same time each: their spans are worked out here.
         self._linear = step_time if isinstance(step_time, OperatorRoofline) else None
-        self._plain = self._alone and self._linear is not None and type(self) is SimulatedInstance
+        self._plain = self._linear is not None and type(self) is SimulatedInstance
         self._line_seqs = -1  # that `_base_s` and `_token_s` are for
         self._base_s = self._token_s = 0.0
         if wants_lengths(step_time):
@@ -127,7 +127,10 @@ class SimulatedInstance(Loop):
         return self.bounds()[1]
 
     def _owes(self) -> bool:
-        return any(stage.owed_s for stage in self.stages)
+        for stage in self.stages:
+            if stage.owed_s:
+                return True
+        return False
 
     def ahead(self, time_s: float) -> tuple[int, int]:
         """Free blocks and KV tokens of decoding requests at `time_s`, `decode_only_until_s` at the
@@ -228,7 +231,7 @@ class SimulatedInstance(Loop):
         policy, measures, inbox, timeouts = self.policy, self.measures, self.inbox, self.timeouts
         outbox, decoding = self.outbox, self.decoding
         ahead, may_start_at_timeout = self._lim.async_scheduling, policy.may_start_at_timeout
-        steady = self._plain and self._away is None and not may_start_at_timeout
+        steady = self._plain and not may_start_at_timeout
         while True:
             if inbox and inbox[0].visible_s <= self.now_s:
                 self.deliver(self._began_s if ahead else self.now_s)
@@ -356,7 +359,12 @@ class SimulatedInstance(Loop):
         if self.learner is not None:
             self.learner.learn(seqs, kv_sum, (), step_s)
         self._began_s = began_s = self.now_s
-        self.now_s = now_s = began_s + step_s
+        alone = self._alone
+        if alone:
+            self.now_s = now_s = began_s + step_s
+        else:
+            self.now_s = now_s = occupy(self.stages, began_s, step_s)
+            measures.waited_s += now_s - began_s - step_s
         self.tick = tick = self.tick + 1
         self.kv_sum = kv_sum = kv_sum + seqs
         used = kv_manager.total - free
@@ -404,6 +412,10 @@ class SimulatedInstance(Loop):
             measures.kv_block_s += (used + 0.5 * blocks) * span_s
             if used + blocks > measures.kv_peak:
                 measures.kv_peak = used + blocks
+            if not alone:
+                fewer = steps - 1
+                before_s = fewer * first_s + growth_s * (fewer * (fewer - 1) * 0.5)
+                free_after(self.stages, now_s, span_s - before_s if fewer else span_s)
             if ends[0][0] <= tick:
                 self.finish_due()
         if now_s >= measures.next_sample_s:
