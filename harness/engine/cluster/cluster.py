@@ -125,6 +125,8 @@ class Cluster:
         inbox = instance.engine.inbox
         if not inbox:
             inbox.append(r)
+            if self._runner.expects(instance, visible_s):
+                return
         elif inbox[-1].visible_s <= visible_s:
             inbox.append(r)
             if instance.follows():
@@ -292,7 +294,7 @@ class Cluster:
 
     def _run_together(self) -> None:
         arrivals, events, runner = self._arrivals, self._events, self._runner
-        closed = self._closed
+        closed, emitters = self._closed, runner.emitters
         steps = 0
         if self._policy.control_interval_s < INF:
             self.at(self._policy.control_interval_s, self._control_step)
@@ -302,7 +304,11 @@ class Cluster:
                 arrival_s = arrivals.next_s()
             event_s = events[0][0] if events else INF
             until_s = arrival_s if arrival_s < event_s else event_s
-            if runner.first_release_s() < until_s:
+            if runner.changed:
+                runner.ask_changed()
+            while emitters and emitters[0][0] != emitters[0][2].earliest_release_s:
+                heappop(emitters)
+            if emitters and emitters[0][0] < until_s:
                 runner.run_first(until_s)
             elif until_s == INF:
                 if not runner.run_busy():

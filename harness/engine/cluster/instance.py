@@ -182,6 +182,20 @@ class LazyInstance:
             return True
         return False
 
+    def expects(self, visible_s: float) -> bool:
+        """The first request is on its way, to be seen at that time. Whether it is known what that
+        changes.
+        """
+        simulated = self.simulated
+        if simulated is None or not self.bounds_known or len(self.device_group.instances) > 1:
+            return False
+        self._first_release_s, until_s = simulated.bounds_with(
+            visible_s, self._first_release_s, self._n_requests
+        )
+        self._own_decode_only_s = self.decode_only_until_s = until_s
+        self._n_requests += 1
+        return True
+
     def heeds_room(self) -> bool:
         """Whether blocks that become free may change what it does next: it waits for some, or its
         decodes may need them.

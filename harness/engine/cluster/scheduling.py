@@ -37,8 +37,9 @@ class InstanceRunner:
         self.device_groups = device_groups(instances)
         self._collect = collect
         self._joined: list[tuple[LazyInstance, LazyInstance]] = []  # compute for each other
-        self._emitters: list[tuple[float, int, DeviceGroup]] = []  # stale where the time differs
-        self._changed: list[DeviceGroup] = []  # their time is asked for before the next run
+        # By when they may give a request back; stale where the group has another time.
+        self.emitters: list[tuple[float, int, DeviceGroup]] = []
+        self.changed: list[DeviceGroup] = []  # their time is asked for before the next run
         for instance in instances:
             instance.run_by(self)
 
@@ -56,8 +57,8 @@ class InstanceRunner:
     def _regroup(self, joined: list[tuple[LazyInstance, LazyInstance]]) -> None:
         for instance in self.instances:
             self.bring(instance)
-        self._emitters.clear()
-        self._changed.clear()
+        self.emitters.clear()
+        self.changed.clear()
         self._joined = joined
         self.device_groups = device_groups(self.instances, joined)
         for device_group in self.device_groups:
@@ -72,7 +73,7 @@ class InstanceRunner:
             instance.decode_only_until_s = -1.0
         if not device_group.changed:
             device_group.changed = True
-            self._changed.append(device_group)
+            self.changed.append(device_group)
 
     def note_one(self, instance: LazyInstance) -> None:
         """Something happened to this one alone, as a request that is sent to it."""
@@ -82,24 +83,38 @@ class InstanceRunner:
             one.decode_only_until_s = -1.0
         if not device_group.changed:
             device_group.changed = True
-            self._changed.append(device_group)
+            self.changed.append(device_group)
 
-    def _ask_changed(self) -> None:
+    def expects(self, instance: LazyInstance, visible_s: float) -> bool:
+        """A request is on its way there, the first. Whether it is known what that changes."""
+        if not instance.expects(visible_s):
+            return False
+        device_group = instance.device_group
+        first_s = instance.first_release_s()
+        if not device_group.changed and first_s < device_group.earliest_release_s:
+            device_group.earliest_release_s = first_s
+            heappush(self.emitters, (first_s, device_group.index, device_group))
+        return True
+
+    def ask_changed(self) -> None:
         """Ask the device groups that have changed when they may give a request back."""
-        for device_group in self._changed:
+        for device_group in self.changed:
             device_group.changed = False
-            instances = device_group.instances
-            earliest_release_s = instances[0].first_release_s()
-            if len(instances) > 1:
-                for instance in instances:
-                    first_s = instance.first_release_s()
-                    if first_s < earliest_release_s:
-                        earliest_release_s = first_s
-            if earliest_release_s != device_group.earliest_release_s:
-                device_group.earliest_release_s = earliest_release_s
-                if earliest_release_s < INF:
-                    heappush(self._emitters, (earliest_release_s, device_group.index, device_group))
-        self._changed.clear()
+            self._ask(device_group)
+        self.changed.clear()
+
+    def _ask(self, device_group: DeviceGroup) -> None:
+        instances = device_group.instances
+        earliest_release_s = instances[0].first_release_s()
+        if len(instances) > 1:
+            for instance in instances:
+                first_s = instance.first_release_s()
+                if first_s < earliest_release_s:
+                    earliest_release_s = first_s
+        if earliest_release_s != device_group.earliest_release_s:
+            device_group.earliest_release_s = earliest_release_s
+            if earliest_release_s < INF:
+                heappush(self.emitters, (earliest_release_s, device_group.index, device_group))
 
     # ---------------------------------------------------------------- running
 
@@ -135,15 +150,17 @@ class InstanceRunner:
                 self._advance(device_group, now_s)
 
     def run_first(self, until_s: float) -> None:
-        """Run the instances with the earliest possible release, which `first_release_s` has told
-        and which is before `until_s`.
+        """Run the instances with the earliest possible release: the first of `emitters`, which is
+        not stale and before `until_s`.
         """
-        first_s, _, first = heappop(self._emitters)
+        emitters = self.emitters
+        first_s, _, first = heappop(emitters)
         first.earliest_release_s = -1.0  # it is not in the heap
-        second_s = self.first_release_s()
-        horizon_s = second_s if second_s < until_s else until_s
+        while emitters and emitters[0][0] != emitters[0][2].earliest_release_s:
+            heappop(emitters)
+        horizon_s = emitters[0][0] if emitters and emitters[0][0] < until_s else until_s
         if horizon_s <= first_s:  # both at once: this one goes on for an iteration
-            ready_s = min(instance.engine.ready_s() for instance in first.instances)
+            ready_s = min([instance.engine.ready_s() for instance in first.instances])
             horizon_s = max(horizon_s, math.nextafter(ready_s, INF))
         self._advance(first, horizon_s)
 
@@ -154,18 +171,6 @@ class InstanceRunner:
                 self._advance(instance.device_group, INF)
                 return True
         return False
-
-    def first_release_s(self) -> float:
-        """When a request may be given back first, by the first in the heap; infinite if never."""
-        if self._changed:
-            self._ask_changed()
-        emitters = self._emitters
-        while emitters:
-            earliest_release_s, _, device_group = emitters[0]
-            if earliest_release_s == device_group.earliest_release_s:
-                return earliest_release_s
-            heappop(emitters)
-        return INF
 
     def _advance(self, device_group: DeviceGroup, horizon_s: float) -> None:
         """Run until the horizon, or until a request is given back."""

@@ -157,25 +157,19 @@ class SimulatedInstance(Loop):
         now_s, inbox = self.now_s, self.inbox
         tells = self.reports_all_ends or self.prefill_only or self.reports_empty_queue
         blocked = self.blocked_till_s > now_s
-        earliest_s = INF
         seqs = len(self.decoding)
         busy = len(self.prefilling) + self.waiting.live
         if self.swapped or self.stalled:
             busy += len(self.swapped) + len(self.stalled)
         n_requests = seqs + busy
-        decode_only_s = now_s
+        earliest_s, decode_only_s = INF, now_s
         if inbox:
             n_requests += len(inbox)
-            visible_s = inbox[0].visible_s
-            answers = self._calls_admit or self._calls_timeout
-            if answers or blocked:
-                decode_only_s = -1.0
-            elif not (busy or seqs) and visible_s > now_s:
-                decode_only_s = visible_s
-            if tells or answers:
-                if visible_s <= now_s:
-                    return now_s, decode_only_s, n_requests
-                earliest_s = visible_s
+            earliest_s, decode_only_s = self.bounds_with(inbox[0].visible_s, INF, seqs + busy)
+            if earliest_s <= now_s:
+                return now_s, decode_only_s, n_requests
+        elif busy and tells and not blocked:
+            return now_s, now_s, n_requests
         if self.timeouts:
             earliest_s = min(earliest_s, max(now_s, self.next_timeout_s()))
         if blocked and self.blocked_till_s < earliest_s:
@@ -206,6 +200,25 @@ class SimulatedInstance(Loop):
             if ends_s < earliest_s:
                 earliest_s = ends_s
         return earliest_s, decode_only_s, n_requests
+
+    def bounds_with(
+        self, visible_s: float, earliest_release_s: float, others: int
+    ) -> tuple[float, float]:
+        """The first two of `bounds` with a request on its way that is seen at `visible_s`, the
+        first; without it there are `others`, and `earliest_release_s`.
+        """
+        now_s = self.now_s
+        seen_s = visible_s if visible_s > now_s else now_s
+        answers = self._calls_admit or self._calls_timeout
+        if answers or self.blocked_till_s > now_s:
+            decode_only_s = -1.0
+        else:
+            decode_only_s = now_s if others else seen_s
+        if seen_s < earliest_release_s and (
+            self.reports_all_ends or self.prefill_only or self.reports_empty_queue or answers
+        ):
+            earliest_release_s = seen_s
+        return earliest_release_s, decode_only_s
 
     def _first_s(self, seqs: int) -> float:
         """Seconds of the next decode step of `seqs` requests, where steps are linear."""
