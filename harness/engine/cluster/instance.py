@@ -225,10 +225,15 @@ class LazyInstance:
             bounds = self.simulated.bounds()
             self._first_release_s, self._own_decode_only_s, self._n_requests = bounds
             self.bounds_known = True
+            if len(self.device_group.instances) == 1:
+                self.decode_only_until_s = self._own_decode_only_s
 
     def _settle(self) -> None:
         device_group, now_s = self.device_group, self._clock.now_s
-        self.decode_only_until_s = device_group.decode_only_until_s()
+        if len(device_group.instances) == 1 and self.bounds_known:
+            self.decode_only_until_s = self._own_decode_only_s
+        else:
+            self.decode_only_until_s = device_group.decode_only_until_s()
         if self.decode_only_until_s < now_s:
             self._clock.bring(self)
             self.decode_only_until_s = max(now_s, device_group.decode_only_until_s())
@@ -260,6 +265,15 @@ class LazyInstance:
     def free_blocks(self) -> int:
         """KV blocks that can be taken (cached but unused ones included)."""
         return self.lengths()[0]
+
+    def has_free(self, blocks: int) -> bool:
+        """Whether so many KV blocks can be taken."""
+        now_s = self._clock.now_s
+        if now_s > self.decode_only_until_s:
+            self._settle()
+        if self.simulated is not None:
+            return self.simulated.has_free(blocks, now_s)
+        return blocks <= self.engine.view.free_blocks
 
     @property
     def decode_kv_tokens(self) -> int:

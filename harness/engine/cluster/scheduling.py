@@ -104,6 +104,7 @@ class InstanceRunner:
         self.changed.clear()
 
     def _ask(self, device_group: DeviceGroup) -> None:
+        """Ask that group."""
         instances = device_group.instances
         earliest_release_s = instances[0].first_release_s()
         if len(instances) > 1:
@@ -162,7 +163,16 @@ class InstanceRunner:
         if horizon_s <= first_s:  # both at once: this one goes on for an iteration
             ready_s = min([instance.engine.ready_s() for instance in first.instances])
             horizon_s = max(horizon_s, math.nextafter(ready_s, INF))
-        self._advance(first, horizon_s)
+        instance = first.instances[0]
+        simulated = instance.simulated
+        if len(first.instances) > 1 or simulated is None:
+            self._advance(first, horizon_s)
+            return
+        simulated.run(horizon_s, True)
+        if simulated.outbox:
+            self._collect(instance)
+        instance.bounds_known = False
+        self._ask(first)
 
     def run_busy(self) -> bool:
         """One that has anything to do runs for as long as it has; False if there is none."""

@@ -132,6 +132,17 @@ class SimulatedInstance(Loop):
                 return True
         return False
 
+    def has_free(self, blocks: int, time_s: float) -> bool:
+        """Whether so many blocks are free at `time_s`, `decode_only_until_s` at the latest."""
+        free, seqs = self.kv_manager.free, len(self.decoding)
+        if blocks > free:
+            return False
+        if time_s <= self.now_s or not seqs:
+            return True
+        steps = self.next_end_tick() - self.tick
+        at_most = seqs * (steps // self.kv_manager.block_size + 1)
+        return blocks <= free - at_most or blocks <= self.ahead(time_s)[0]
+
     def ahead(self, time_s: float) -> tuple[int, int]:
         """Free blocks and KV tokens of decoding requests at `time_s`, `decode_only_until_s` at the
         latest.

@@ -77,9 +77,9 @@ def _settled(r: RequestState, index: int) -> bool:
 
 def needed_blocks(kv_tokens: int, instance: Instance) -> int:
     """Blocks for so much KV and the next token."""
-    return instance.kv_manager.blocks(kv_tokens + 1)
+    return kv_tokens // instance.kv_manager.block_size + 1
 
 
 def has_room(kv_tokens: int, instance: Instance, promised: ReservedBlocks) -> bool:
     """Whether a request with `blocks` blocks of KV could enter if no other came."""
-    return needed_blocks(kv_tokens, instance) + promised.blocks(instance) <= instance.free_blocks
+    return instance.has_free(needed_blocks(kv_tokens, instance) + promised.blocks(instance))
