@@ -97,6 +97,7 @@ class LazyInstance:
         "role",
         "seen_s",
         "shares_devices",
+        "shares_stages",
         "simulated",
         "spare",
         "step_time",
@@ -127,7 +128,7 @@ class LazyInstance:
         self.up = up
         self.spare = spare  # off until a policy starts it
         self.device_group = DeviceGroup(-1)
-        self.shares_devices = False
+        self.shares_devices = self.shares_stages = False
         self.seen_s = -1.0  # up to when it has been brought
         self.decode_only_until_s = -1.0  # until then nothing but decode steps happens
         self._first_release_s = self._own_decode_only_s = -1.0
@@ -384,10 +385,11 @@ def device_groups(
         for user in shared:
             users.setdefault(user, []).append(instance)
     for instance in instances:
-        instance.shares_devices = False
-    for group in users.values():
+        instance.shares_devices = instance.shares_stages = False
+    for user, group in users.items():
         for instance in group if len(group) > 1 else ():
             instance.shares_devices = True
+            instance.shares_stages |= user >= 0
     for instance in instances:
         if isinstance(instance.kv_manager, StoreKVCacheManager):
             users.setdefault(id(instance.kv_manager.store), []).append(instance)

@@ -24,6 +24,17 @@ def _lags(instance: LazyInstance, now_s: float) -> bool:
     return instance.engine.ready_s() < now_s
 
 
+def _ran(instance: LazyInstance) -> None:
+    """It has run: its own state has changed, and that of those which compute for it or beside it
+    on the same devices.
+    """
+    instance.bounds_known = False
+    simulated = instance.simulated
+    if simulated is None or simulated.works_abroad or instance.shares_stages:
+        for one in instance.device_group.instances:
+            one.bounds_known = False
+
+
 class InstanceRunner:
     """The clock of all instances; `collect` is called with an instance whose engine has
     releases.
@@ -77,10 +88,12 @@ class InstanceRunner:
 
     def note_one(self, instance: LazyInstance) -> None:
         """Something happened to this one alone, as a request that is sent to it."""
-        device_group = instance.device_group
         instance.bounds_known = False
-        for one in device_group.instances:
-            one.decode_only_until_s = -1.0
+        self._note_changed(instance.device_group)
+
+    def _note_changed(self, device_group: DeviceGroup) -> None:
+        for instance in device_group.instances:
+            instance.decode_only_until_s = -1.0
         if not device_group.changed:
             device_group.changed = True
             self.changed.append(device_group)
@@ -136,7 +149,8 @@ class InstanceRunner:
             engine.run(now_s, True)
             if engine.outbox:
                 self._collect(instance)
-            self.note(device_group)
+            _ran(instance)
+            self._note_changed(device_group)
 
     def catch_up(self, instance: LazyInstance) -> None:
         """As `bring`, but what arrives during an iteration of one that is alone stays on its way
@@ -194,9 +208,10 @@ class InstanceRunner:
                 released = bool(instance.engine.outbox)
             if released:
                 self._collect(instance)
+            instance.bounds_known = False
         else:
             self._take_turns(device_group.instances, horizon_s)
-        self.note(device_group)
+        self._note_changed(device_group)
 
     def _take_turns(self, instances: Sequence[LazyInstance], horizon_s: float) -> None:
         """Those that share devices or a KV store: always the one whose turn is first, of equals the
@@ -223,6 +238,7 @@ class InstanceRunner:
                 upto_s = horizon_s
             engine = instances[at].engine
             engine.run(upto_s, True)
+            _ran(instances[at])
             parked = parked + 1 if engine.now_s == upto_s and not engine.idle else 0
             if engine.outbox:
                 self._collect(instances[at])
@@ -237,5 +253,6 @@ class InstanceRunner:
         for instance in instances:
             if instance.engine.ready_s() < horizon_s:
                 instance.engine.run(horizon_s, True)
+                _ran(instance)
                 if instance.engine.outbox:
                     self._collect(instance)

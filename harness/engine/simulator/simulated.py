@@ -126,11 +126,13 @@ class SimulatedInstance(Loop):
         """
         return self.bounds()[1]
 
+    @property
+    def works_abroad(self) -> bool:
+        """Whether another instance computes a part of its steps."""
+        return self._away is not None
+
     def _owes(self) -> bool:
-        for stage in self.stages:
-            if stage.owed_s:
-                return True
-        return False
+        return any([stage.owed_s for stage in self.stages])
 
     def has_free(self, blocks: int, time_s: float) -> bool:
         """Whether so many blocks are free at `time_s`, `decode_only_until_s` at the latest."""
@@ -323,7 +325,7 @@ class SimulatedInstance(Loop):
         kv_blocks = kv_manager.total - kv_manager.free - kv_manager.activation_blocks
         measures.samples.append((self.now_s, waiting, running, kv_blocks))
         tokens = measures.prefill_tokens - self.prefill_pending + measures.decode_tokens
-        tokens += sum(self.tick - r.tick0 for r in self.decoding)
+        tokens += self.decoded_tokens()
         measures.worked.append((self.now_s, tokens))
         measures.next_sample_s = self.now_s + measures.sample_s
 

@@ -47,8 +47,7 @@ class ReservedBlocks:
         index = instance.index
         promised = self.at.get(index)
         while promised:
-            for r in promised:  # the first
-                break
+            r = next(iter(promised))
             if r.phase is _SWAPPED or not _settled(r, index):
                 return self.total[index]
             self.total[index] -= promised.pop(r)
