@@ -39,7 +39,7 @@ from .scheduling import InstanceRunner
 Progress = Callable[[int, float], None]
 _Event = tuple[float, int, Callable[..., None], tuple[Any, ...]]  # time, number, what it calls
 _TOGETHER = 1024  # ended requests that are recorded at once
-_FINISH = ReleaseReason.FINISH
+_FINISH, _HAND_OVER = ReleaseReason.FINISH, ReleaseReason.HAND_OVER
 _FRUITLESS = 10_000  # control steps without progress after which a run is stuck
 
 
@@ -383,7 +383,7 @@ class Cluster:
 
     def _process(self, release: Release, instance: LazyInstance, version: int) -> None:
         reason, r = release.reason, release.request
-        if reason is ReleaseReason.HAND_OVER:
+        if reason is _HAND_OVER:
             if r.version == version and r in instance.movable.in_transfer:  # else it has failed
                 self._away_s[r] = release.time_s
                 if self._prefilled:

@@ -17,6 +17,7 @@ from .batch_state import INF, BatchState
 
 _DONE, _PREFILL = Phase.DONE, Phase.PREFILL
 _SWAPPED = NextQueue.SWAPPED
+_HAND_OVER = ReleaseReason.HAND_OVER
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -431,7 +432,7 @@ class Loop(BatchState):
                 self.most_tokens -= r.prompt_tokens + r.max_output_tokens
                 self._release_reservation(r)
                 self._put_in_transfer(r)
-                self.outbox.append(Release(r, ReleaseReason.HAND_OVER, now_s))
+                self.outbox.append(Release(r, _HAND_OVER, now_s))
                 ended = True
             else:
                 self._start_decode(r)

@@ -132,7 +132,10 @@ class SimulatedInstance(Loop):
         return self._away is not None
 
     def _owes(self) -> bool:
-        return any([stage.owed_s for stage in self.stages])
+        stages = self.stages
+        if len(stages) == 1:
+            return stages[0].owed_s != 0
+        return any(stage.owed_s for stage in stages)
 
     def has_free(self, blocks: int, time_s: float) -> bool:
         """Whether so many blocks are free at `time_s`, `decode_only_until_s` at the latest."""
@@ -254,9 +257,9 @@ class SimulatedInstance(Loop):
 
     def run(self, horizon_s: float, stop_on_release: bool) -> None:
         self.blocked_till_s = 0.0
-        policy, measures, inbox, timeouts = self.policy, self.measures, self.inbox, self.timeouts
+        measures, inbox, timeouts = self.measures, self.inbox, self.timeouts
         outbox, decoding = self.outbox, self.decoding
-        ahead, may_start_at_timeout = self._lim.async_scheduling, policy.may_start_at_timeout
+        ahead, may_start_at_timeout = self._lim.async_scheduling, self._may_start_at_timeout
         steady = self._plain and not may_start_at_timeout
         while True:
             if inbox and inbox[0].visible_s <= self.now_s:
