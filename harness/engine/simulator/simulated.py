@@ -260,7 +260,6 @@ class SimulatedInstance(Loop):
         measures, inbox, timeouts = self.measures, self.inbox, self.timeouts
         outbox, decoding = self.outbox, self.decoding
         ahead, may_start_at_timeout = self._lim.async_scheduling, self._may_start_at_timeout
-        steady = self._plain and not may_start_at_timeout
         while True:
             if inbox and inbox[0].visible_s <= self.now_s:
                 self.deliver(self._began_s if ahead else self.now_s)
@@ -276,7 +275,7 @@ class SimulatedInstance(Loop):
             if self.now_s >= horizon_s or (stop_on_release and outbox):
                 return
             if decoding:
-                if steady and not self.prefilling and self._decode(horizon_s):
+                if self._plain and not self.prefilling and self._decode(horizon_s):
                     continue
             elif self.idle:
                 if not inbox or inbox[0].visible_s >= horizon_s:
@@ -366,10 +365,13 @@ class SimulatedInstance(Loop):
         """
         if self.pending_free or self.swap_s or self.now_s >= self.overtaken_s:
             return False
-        if self._dirty and (
-            self.waiting.live or self.swapped or self.stalled or self._dynamic_limits
-        ):
+        if self.timeouts and self.timeouts[0][0] <= self.now_s:
             return False
+        if self._dirty:
+            if self.waiting.live or self.swapped or self.stalled:
+                return False
+            if self._dynamic_limits:
+                self._lim = self._limits()
         kv_manager, measures, ends = self.kv_manager, self.measures, self.ends
         headroom_blocks = self._lim.decode_headroom_blocks
         seqs, kv_sum = len(self.decoding), self.kv_sum
