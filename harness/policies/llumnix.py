@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from ..core.cluster_policy import (
     HOLD,
+    INF,
     Action,
     ClusterControl,
     ClusterView,
@@ -20,7 +21,6 @@ from ..core.instance import Instance
 from ..core.policy import parameter
 from ..core.state import Phase, RequestState
 from .shared.disaggregated import KvTransferPolicy
-from .shared.instance_load import waiting_tokens
 from .shared.kv_transfer import ReservedBlocks, has_room, needed_blocks
 
 
@@ -122,14 +122,14 @@ class MigrateLive:
 def freeness(instance: Instance) -> float:
     """Freeness F of §4.4.1, in iterations."""
     free_tokens = instance.free_blocks * instance.kv_manager.block_size
-    return (free_tokens - waiting_tokens(instance)) / max(1, instance.snapshot.n_running)
+    return (free_tokens - instance.waiting_tokens(INF)) / max(1, instance.snapshot.n_running)
 
 
 def freeness_bound(instance: Instance) -> float:
     """At least its freeness: as if its decodes had taken no blocks lately."""
     snapshot, kv_manager = instance.snapshot, instance.kv_manager
     free_tokens = kv_manager.free * kv_manager.block_size
-    return (free_tokens - waiting_tokens(instance)) / max(1, snapshot.n_running)
+    return (free_tokens - instance.waiting_tokens(INF)) / max(1, snapshot.n_running)
 
 
 def _shortest(instance: Instance) -> RequestState | None:

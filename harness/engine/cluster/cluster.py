@@ -382,10 +382,11 @@ class Cluster:
             self._sent(r, self._policy.route(r, self))
 
     def _process(self, release: Release, instance: LazyInstance, version: int) -> None:
-        reason, r = release.reason, release.request
+        r, reason, time_s = release
         if reason is _HAND_OVER:
-            if r.version == version and r in instance.movable.in_transfer:  # else it has failed
-                self._away_s[r] = release.time_s
+            movable = instance.simulated or instance.movable
+            if r.version == version and r in movable.in_transfer:  # else it has failed
+                self._away_s[r] = time_s
                 if self._prefilled:
                     self._prefilled[r] = instance
                     self._route_prefilled()
@@ -502,7 +503,8 @@ class Cluster:
         r.transfer_s += self.now_s - self._away_s.pop(r)
         self._runner.catch_up(source)
         heeds_room = source.heeds_room()
-        source.movable.free_transferred(r)
+        movable = source.simulated or source.movable
+        movable.free_transferred(r)
         if heeds_room:
             self._runner.note_one(source)
 

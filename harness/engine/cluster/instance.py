@@ -14,7 +14,7 @@ from ...core.instance import Instance, Sizes
 from ...core.kv_cache_manager import KVCacheManager
 from ...core.kv_store_manager import StoreKVCacheManager
 from ...core.module_moves import Module
-from ...core.state import RequestState
+from ...core.state import WAITING, RequestState
 from ...policies.shared.instance_load import compute_use, estimated, memory_use
 from ..loop.instance import EngineInstance, Movable
 from ..loop.view import LoopView
@@ -297,6 +297,25 @@ class LazyInstance:
             return self.simulated.ahead(now_s)
         view = self.engine.view
         return view.free_blocks, view.decode_kv_tokens
+
+    def waiting_tokens(self, enough: float) -> int:
+        """Prompt tokens that wait there or are on their way; counting ends at `enough`."""
+        if self._clock.now_s > self.decode_only_until_s:
+            self._settle()
+        engine, tokens = self.engine, 0
+        if engine.view.n_waiting:
+            for r in engine.view.waiting():
+                if r.phase is WAITING:
+                    tokens += r.target_tokens
+                    if tokens >= enough:
+                        return tokens
+        if engine.inbox:
+            for r in engine.inbox:
+                if r.phase is WAITING:
+                    tokens += r.target_tokens
+                    if tokens >= enough:
+                        break
+        return tokens
 
     @property
     def view(self) -> LoopView:

@@ -277,7 +277,7 @@ class SimulatedInstance(Loop):
             if decoding:
                 if self._plain and not self.prefilling and self._decode(horizon_s):
                     continue
-            elif self.idle:
+            elif not (self.prefilling or self.waiting.live or self.swapped or self.stalled):
                 if not inbox or inbox[0].visible_s >= horizon_s:
                     return
                 measures.idle(self.now_s, inbox[0].visible_s)

@@ -2,37 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterable
 
 from ...core.instance import Instance
-from ...core.state import WAITING, RequestState
+from ...core.state import RequestState
 from ...core.view import View
-
-
-def waiting_tokens(instance: Instance, enough: float = math.inf) -> int:
-    """Prompt tokens of all requests that wait there or are in transit; counting ends at
-    `enough`.
-    """
-    return _waiting_tokens(instance, instance.snapshot, enough)
-
-
-def _waiting_tokens(instance: Instance, snapshot: View, enough: float) -> int:
-    waiting = instance.inbox
-    if not snapshot.n_waiting:
-        return _prompt_tokens(waiting, enough) if waiting else 0
-    return _prompt_tokens(itertools.chain(snapshot.waiting(), waiting), enough)
-
-
-def _prompt_tokens(requests: Iterable[RequestState], enough: float) -> int:
-    tokens = 0
-    for r in requests:
-        if r.phase is WAITING:
-            tokens += r.target_tokens
-            if tokens >= enough:
-                break
-    return tokens
 
 
 def queued_tokens(instance: Instance, enough: float = math.inf) -> int:
@@ -42,7 +16,7 @@ def queued_tokens(instance: Instance, enough: float = math.inf) -> int:
 
 def _queued_tokens(instance: Instance, snapshot: View, enough: float) -> int:
     unfilled = snapshot.remaining_prefill_tokens if snapshot.n_prefilling else 0
-    return unfilled + _waiting_tokens(instance, snapshot, enough)
+    return unfilled + instance.waiting_tokens(enough)
 
 
 def decode_use(instance: Instance) -> float:
