@@ -157,14 +157,14 @@ class DrawnSource(WorkloadSource):
             shared = self.continuations.draw(self.lengths, arrival_s, streams)
             return Workload(
                 arrival_s,
-                **dataclasses.asdict(shared.pairs),
+                **vars(shared.pairs),
                 priority=priority,
                 session=shared.session,
                 prefix_blocks=shared.blocks,
                 prefix_block_size=self.continuations.block_size,
             )
         pairs = self.lengths.draw(len(arrival_s), streams.rng("lengths"))
-        made = Workload(arrival_s, **dataclasses.asdict(pairs), priority=priority)
+        made = Workload(arrival_s, **vars(pairs), priority=priority)
         if self.texts is None:
             return made
         texts = self.texts.at(streams.rng("texts").random(len(made)))
