@@ -85,6 +85,16 @@ class SloSpec:
     def __post_init__(self) -> None:
         positive(self.slo_scale, "slo_scale")
 
+    @property
+    def same_for_all(self) -> bool:
+        """Whether every request has the same bounds from its arrival on."""
+        return all(
+            entry.class_name is None
+            and "deadline" not in entry.bounds
+            and all(isinstance(bound, FixedBound) for bound in entry.bounds.values())
+            for entry in self.entries
+        )
+
     def scaled(self, factor: float) -> SloSpec:
         """The specification with every bound multiplied by `factor`."""
         return dataclasses.replace(self, slo_scale=self.slo_scale * positive(factor, "slo_scale"))
