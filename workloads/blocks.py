@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from .arrays import Floats
+import numpy as np
+
+from .arrays import Floats, Ints
 from .workload import Workload
 
 BLOCK_ROWS = 16_384
@@ -42,3 +44,16 @@ class WorkloadBlocks:
 
     def __len__(self) -> int:
         return self.requests
+
+    def before(self, time_s: float) -> int:
+        """Number of requests that arrive before that time."""
+        return sum(int(np.searchsorted(block_s, time_s)) for block_s in self.draw_arrivals())
+
+    def arrivals_at(self, rows: Ints) -> Floats:
+        """When these rows arrive."""
+        found, first = np.empty(len(rows)), 0
+        for block_s in self.draw_arrivals():
+            mine = (rows >= first) & (rows < first + len(block_s))
+            found[mine] = block_s[rows[mine] - first]
+            first += len(block_s)
+        return found

@@ -58,6 +58,12 @@ class QuantileSketch:
         used = np.flatnonzero(self._counts)
         return self._sums[used] / self._counts[used], self._counts[used]
 
+    def most(self) -> float:
+        """No value is larger; there must be one."""
+        used = np.flatnonzero(self._counts)[-1]
+        top = float(self._sums[used] / self._counts[used])
+        return top * (1 + RELATIVE_ERROR) if used < _BUCKETS - 1 else math.inf
+
     def mean(self) -> float:
         """The mean, exact but for rounding; NaN of nothing."""
         n = len(self)

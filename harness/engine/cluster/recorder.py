@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import compress
 from operator import attrgetter
 
@@ -15,7 +14,17 @@ from ....workloads.workload import Workload
 from ...core.counters import Counters, TimedCounters
 from ...core.decisions import ReleaseReason
 from ...core.quantile_sketch import QuantileSketch
-from ...core.records import Floats, Gaps, Ints, Outcome, Records, Timeline, TimeseriesRow, Totals
+from ...core.records import (
+    EndedBlock,
+    Floats,
+    Gaps,
+    Ints,
+    Outcome,
+    Records,
+    Timeline,
+    TimeseriesRow,
+    Totals,
+)
 from ...core.state import Release, RequestState
 from ..loop.instance import EngineInstance
 from ..loop.measures import Measures, gaps_of, summed
@@ -96,23 +105,6 @@ class Recorder:
     def gaps(self, measures: Iterable[Measures]) -> Gaps:
         """All gaps between tokens, those that the instances still have included."""
         return gaps_of(measures)
-
-
-@dataclass(frozen=True)
-class EndedBlock:
-    """Consecutive requests, all of which have ended.
-
-    Attributes:
-        first_row: row of the first one in the whole workload.
-        asked: what was asked for.
-        served: the same, with the lengths that were served.
-        records: what happened to each.
-    """
-
-    first_row: int
-    asked: Workload
-    served: Workload
-    records: Records
 
 
 class BlockRecorder(Recorder):

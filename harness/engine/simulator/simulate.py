@@ -27,7 +27,7 @@ from ...core.kv_store_manager import StoreKVCacheManager
 from ...core.phase_capacity import phase_capacity
 from ...core.policy import StaticPolicy
 from ...core.predictions import true_output_tokens
-from ...core.records import InstanceTotals, Result, TimeseriesRow
+from ...core.records import EndedBlock, InstanceTotals, Result, TimeseriesRow
 from ...core.state import RequestState
 from ...policies.routers import router as router_by_name
 from ...policies.systems import System
@@ -36,7 +36,6 @@ from ..cluster.cluster import Cluster
 from ..cluster.instance import LazyInstance
 from ..cluster.recorder import (
     BlockRecorder,
-    EndedBlock,
     Recorder,
     acts_of,
     memory_rows,
