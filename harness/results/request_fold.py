@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ...workloads.arrays import Ints
+from ...workloads.arrays import Floats, Ints
 from ...workloads.blocks import WorkloadBlocks
 from ...workloads.workload import Workload
 from ..core.counters import DROPS, OVERTAKES, RECOMPUTES, REJECTIONS, SWAPS
@@ -74,7 +74,8 @@ class RequestFold:
         self._first_counted_s = math.nan
         self._last_counted_s = math.nan
         self._last_finish_s = -math.inf
-        self._latest_s: dict[int, float] = {}  # first batch of the requests so far, by instance
+        self._overtakes = _Overtakes()
+        self._wait_s, self._waits = np.zeros((2, 0))  # until the first batch, by instance
 
     @property
     def truncated(self) -> int:
@@ -97,7 +98,7 @@ class RequestFold:
         sums["expected_output_tokens"] += int(workload.output_tokens.sum())
         for name in ("preemptions_swap", "preemptions_recompute"):
             sums[name] += int(getattr(records, name).sum())
-        sums["overtakes"] += self._overtook(records)
+        self._overtakes.add(records)
         self._outcomes += np.bincount(records.outcome, minlength=len(Outcome))
         first = max(0, self._first - block.first_row)
         if first >= len(records):
@@ -120,23 +121,26 @@ class RequestFold:
             self._first_counted_s = float(records.arrival_s[0])
         self._last_counted_s = float(records.arrival_s[-1])
         self._last_finish_s = float(np.fmax(self._last_finish_s, np.fmax.reduce(records.finish_s)))
+        waits_s = records.first_scheduled_s - records.queued_s
+        known = np.isfinite(waits_s) & (records.instance >= 0)
+        of = records.instance[known]
+        self._wait_s = _added(self._wait_s, np.bincount(of, weights=waits_s[known]))
+        self._waits = _added(self._waits, np.bincount(of))
         processing_s = records.finish_s - records.first_scheduled_s
         served = (records.outcome == Outcome.FINISHED) & (processing_s > 0)
         self._sums["turnarounds"] += int(served.sum())
         self._turnaround += float((records.e2e_s[served] / processing_s[served]).sum())
 
-    def _overtook(self, records: Records) -> int:
-        """Requests that began before an earlier one of their instance; see `mechanisms`."""
-        found = 0
-        began = np.isfinite(records.first_scheduled_s)
-        for instance in np.unique(records.instance[began]).tolist():
-            begins_s = records.first_scheduled_s[began & (records.instance == instance)]
-            latest_s = np.maximum.accumulate(
-                np.append(self._latest_s.get(instance, -math.inf), begins_s)
-            )
-            found += int((latest_s[1:] > begins_s).sum())
-            self._latest_s[instance] = float(latest_s[-1])
-        return found
+    def _waits_by_role(self, result: Result) -> dict[str, float]:
+        """See the function of this name in `metrics`."""
+        waits: dict[str, float] = {}
+        roles = [one.role for one in result.instances[: len(self._waits)]]
+        for role in dict.fromkeys(one.role for one in result.instances if one.role):
+            own = [k for k, of in enumerate(roles) if of == role and self._waits[k]]
+            if own:
+                mean_s = self._wait_s[own].sum() / self._waits[own].sum()
+                waits[f"wait_mean_s_{role}"] = float(mean_s)
+        return waits
 
     def figures(self, result: Result) -> RequestFigures:
         """The figures of all requests; `result` is that of the run."""
@@ -144,7 +148,7 @@ class RequestFold:
         begin_s = self._warmup_s if self._warmup_s > 0 else self._first_counted_s
         drain_s = max(0.0, self._last_finish_s - self._last_counted_s)
         own = {
-            OVERTAKES: sums["overtakes"],
+            OVERTAKES: self._overtakes.found(),
             DROPS: int(outcomes[Outcome.DROPPED]),
             REJECTIONS: int(outcomes[Outcome.REJECTED]) - result.overlong,
             SWAPS: sums["preemptions_swap"],
@@ -164,6 +168,7 @@ class RequestFold:
             outcomes={kind: int(self._outcomes_counted[kind]) for kind in Outcome},
             missed=self._missed,
             stationary=None if self._batches is None else stationary(self._batches.batches()),
+            columns=self._waits_by_role(result),
             prompt_tokens=sums["began_prompt_tokens"],
             cached_tokens=sums["cached_tokens"],
             preemptions=(sums["preemptions_swap"], sums["preemptions_recompute"]),
@@ -184,6 +189,51 @@ class RequestFold:
             prompt_tokens=self._sums["prompt_tokens"] / n,
             output_tokens=self._sums["expected_output_tokens"] / n,
         )
+
+
+class _Overtakes:
+    """Requests that began before one that had come to the same instance earlier, counted in the
+    order in which they came (`mechanisms.overtook`).
+    """
+
+    def __init__(self) -> None:
+        self._found = 0
+        self._latest_s: dict[int, float] = {}  # first batch of those so far, by instance
+        # Instance, coming and first batch of those that came after the last arrival so far.
+        self._ahead = np.empty((3, 0))
+
+    def add(self, records: Records) -> None:
+        """Add requests in order of arrival."""
+        began = np.isfinite(records.first_scheduled_s)
+        rows = (records.instance, records.queued_s, records.first_scheduled_s)
+        known = np.concatenate((self._ahead, np.array([row[began] for row in rows])), axis=1)
+        known = known[:, np.argsort(known[1], kind="stable")]
+        # Later requests come after the last arrival of these.
+        n = int(np.searchsorted(known[1], records.arrival_s[-1], side="right"))
+        self._count(known[:, :n])
+        self._ahead = known[:, n:]
+
+    def found(self) -> int:
+        """How many there are among all."""
+        self._count(self._ahead)
+        self._ahead = self._ahead[:, :0]
+        return self._found
+
+    def _count(self, known: Floats) -> None:
+        for instance in np.unique(known[0]).tolist():
+            begins_s = known[2, known[0] == instance]
+            before_s = self._latest_s.get(instance, -math.inf)
+            latest_s = np.maximum.accumulate(np.append(before_s, begins_s))[1:]
+            self._found += int((latest_s > begins_s).sum())
+            self._latest_s[instance] = float(latest_s[-1])
+
+
+def _added(sums: Floats, more: Floats | Ints) -> Floats:
+    """The sum of two columns, of which one may be longer."""
+    total = np.zeros(max(len(sums), len(more)))
+    total[: len(sums)] = sums
+    total[: len(more)] += more
+    return total
 
 
 def _summary(sketch: QuantileSketch) -> LatencySummary:

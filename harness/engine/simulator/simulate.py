@@ -212,11 +212,12 @@ def simulate_blocks(
     instances: int = 1,
     router: str | None = None,
     overlong_requests: str = "error",
+    failures: Sequence[Failure] = (),
     ready_s: float = 0.0,
     progress: Callable[[int, float], None] | None = None,
     step_time_of: Callable[[Placement], StepTime] | None = None,
 ) -> Result:
-    """Serve a workload of any length in constant memory, by a system without a cluster policy.
+    """Serve a workload of any length in constant memory.
 
     Args:
         workload: what arrives.
@@ -224,9 +225,10 @@ def simulate_blocks(
         placement: as for `simulate`, and so are the other arguments.
         step_time: the true duration of an iteration.
         consume: receives the requests in blocks, in order of arrival, once they have ended.
-        instances: how many behind the router.
+        instances: how many behind the router, or in the cluster's roles together.
         router: name of the router; the system's own by default.
         overlong_requests: `error`, `reject` or `truncate`.
+        failures: which instances fail, and when.
         ready_s: when instances begin to serve; earlier arrivals wait.
         progress: called now and then with (requests ended, clock in seconds).
         step_time_of: the true step times of a role with a placement of its own.
@@ -238,6 +240,8 @@ def simulate_blocks(
     Raises:
         SloBenchError: as `simulate`.
     """
+    if system.cluster is not None:  # the load is judged by the first requests
+        system = system_for_load(system, next(workload.draw()), placement, step_time, instances)
     across, roles = _across(system, placement, instances, router)
     roles = [replace(role, start_s=max(role.start_s, ready_s)) for role in roles]
     one = np.ones(1, dtype=np.int64)
@@ -263,7 +267,7 @@ def simulate_blocks(
         reserved=any(builder.reserves_maximum for builder in builders),
     )
     arrivals = BlockArrivals(recorder.begun(fitted))
-    ran = Cluster(handles, across, arrivals, recorder, progress=progress)
+    ran = Cluster(handles, across, arrivals, recorder, failures=failures, progress=progress)
     result = _run(ran, across, roles, placement, handles, (), recorder, closed=False)
     return replace(result, overlong=recorder.refused)
 

@@ -81,14 +81,13 @@ def in_blocks(spec: CellSpec) -> WorkloadBlocks | None:
     """The workload of a cell of more than `EXACT_REQUESTS` requests, in blocks; None for shorter
     cells, and where requests depend on each other or a policy on all of them: sessions, closed
     loops, shared prefixes, traces, mixes, several models, embeddings, drawn SLOs and deadlines,
-    predicted lengths, failures, and systems that decide across instances or GPUs themselves.
+    predicted lengths, adapters, and systems for several models.
     """
     by_time = math.inf if spec.duration_s is None else spec.duration_s * (spec.rate_rps or 0)
     if min(by_time, math.inf if spec.requests is None else spec.requests) <= EXACT_REQUESTS:
         return None
-    chosen = configured(spec.system, spec.parameters)
-    decides = chosen.sharing is not None or chosen.cluster is not None
-    if decides or spec.length_predictor != "oracle" or spec.failures:
+    shares = configured(spec.system, spec.parameters).sharing is not None
+    if shares or spec.length_predictor != "oracle":
         return None
     if spec.placement.embedder is not None or spec.placement.max_loras is not None:
         return None
@@ -218,6 +217,7 @@ def _summarised(
         instances=spec.instances,
         router=spec.router,
         overlong_requests=spec.overlong_requests,
+        failures=parse_failures(spec.failures) if spec.failures else (),
         ready_s=place.ready_s,
         progress=progress,
         step_time_of=partial(_role_step_time, spec.placement),

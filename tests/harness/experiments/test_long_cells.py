@@ -17,6 +17,7 @@ from slo_bench import Experiment
 from slo_bench.harness.core.quantile_sketch import RELATIVE_ERROR
 from slo_bench.harness.core.records import EndedBlock, Outcome, Records
 from slo_bench.harness.engine.cluster import recorder
+from slo_bench.harness.engine.cluster.failures import parse_failures
 from slo_bench.harness.engine.simulator.simulate import simulate, simulate_blocks
 from slo_bench.harness.experiments.execution import cells
 from slo_bench.harness.experiments.execution.load import estimate
@@ -48,6 +49,9 @@ CASES = [
     {"systems": ["vllm"], "num_gpu_blocks": 300, "overlong_requests": "truncate"},
     {"systems": ["sjf"], "rates": [2]},  # static batches
     {"systems": ["ascendra-lp"], "instances": [2], "rates": [16]},
+    {"systems": ["ascendra"], "instances": [3], "rates": [24]},  # requests are given back
+    {"systems": ["distserve"], "instances": [4], "rates": [12], "warmup_s": 20.5},
+    {"systems": ["llumnix"], "instances": [3], "rates": [24], "failures": ["1@40..90"]},
     {"requests": None, "duration_s": [600], "max_output_tokens": [2000], "slo": "e2e=20"},
 ]
 
@@ -103,13 +107,19 @@ def test_the_cases_say_something(in_small_blocks, tmp_path):
     assert min(seen.values()) > 0, seen
     assert {row["stationary"] for row in rows} >= {True, False}
     assert max(row["preemptions_recompute"] for row in rows) > 0
+    assert any(name.startswith("wait_mean_s_") for row in rows for name in row)
+    assert max(row["unfinished"] for row in rows) == 0
 
 
 @pytest.mark.parametrize("changes", CASES)
 def test_requests_are_passed_on_once_each_and_in_order(changes, in_small_blocks):
     spec = spec_of(**changes)
     place, chosen = placed(spec.placement), configured(spec.system, spec.parameters)
-    options = {"instances": spec.instances, "overlong_requests": spec.overlong_requests}
+    options = {
+        "instances": spec.instances,
+        "overlong_requests": spec.overlong_requests,
+        "failures": parse_failures(spec.failures) if spec.failures else (),
+    }
     of = (chosen, place.placement, place.step_time.model)
     whole = simulate(cells.workload_of(spec), *of, **options)
     blocks, ended = list[EndedBlock](), []
@@ -156,9 +166,7 @@ def test_errors_are_those_of_the_whole(in_small_blocks, tmp_path):
         {"workload": "mix(a=azure-conv:0.5,b=sharegpt:0.5)"},
         {"slo": "ttft=uniform(1,2)"},
         {"slo": "deadline=60"},
-        {"systems": ["distserve"], "instances": [2]},
         {"length_predictor": ["noisy(0.3)"]},
-        {"failures": ["0@10"]},
     ],
 )
 def test_cells_that_need_all_requests(changes, in_small_blocks):
