@@ -85,6 +85,15 @@ def test_equal_values_are_exact_and_what_is_not_finite_is_left_out():
     assert len(made) == 2
 
 
+def test_no_bucket_is_wider_than_the_error():
+    # The mean of a bucket is next to its smallest value, and the error of its largest one is worst.
+    for k in range(60):
+        value = 1.0003**k
+        larger = value * (1 + 1.05 * RELATIVE_ERROR)
+        found = sketch_of([value] * 999, [larger]).quantiles((1.0,))
+        assert found == pytest.approx((larger,), rel=WITHIN)
+
+
 def test_beyond_its_range():
     made = sketch_of([0.0, 0.0, 1e-12, 3e9])
     assert len(made) == 4

@@ -19,10 +19,11 @@ from slo_bench.harness.core.records import EndedBlock, Outcome, Records
 from slo_bench.harness.engine.cluster import recorder
 from slo_bench.harness.engine.cluster.failures import parse_failures
 from slo_bench.harness.engine.simulator.simulate import simulate, simulate_blocks
-from slo_bench.harness.experiments.execution import cells
+from slo_bench.harness.experiments.execution import bands, cells
 from slo_bench.harness.experiments.execution.load import estimate
 from slo_bench.harness.experiments.execution.plan import plan
 from slo_bench.harness.experiments.execution.specs import EXACT_REQUESTS, configured, placed
+from slo_bench.harness.results import request_fold
 from slo_bench.harness.results.stationarity import BatchFold, batches_of, left_s
 from slo_bench.workloads import base
 from slo_bench.workloads.blocks import WorkloadBlocks
@@ -48,6 +49,7 @@ CASES = [
     {"systems": ["edf"], "rates": [9], "num_gpu_blocks": 300},  # overlong ones, and preemptions
     {"systems": ["vllm"], "num_gpu_blocks": 300, "overlong_requests": "truncate"},
     {"systems": ["sjf"], "rates": [2]},  # static batches
+    {"systems": ["edf"], "pp": [2], "instances": [2], "rates": [12]},  # lanes
     {"systems": ["ascendra-lp"], "instances": [2], "rates": [16]},
     {"systems": ["ascendra"], "instances": [3], "rates": [24]},  # requests are given back
     {"systems": ["distserve"], "instances": [4], "rates": [12], "warmup_s": 20.5},
@@ -68,6 +70,8 @@ def in_small_blocks(monkeypatch):
     monkeypatch.setattr(cells, "EXACT_REQUESTS", 1000)
     monkeypatch.setattr(base, "BLOCK_ROWS", ROWS)
     monkeypatch.setattr(recorder, "BLOCK_ROWS", ROWS)
+    for module in (bands, request_fold):
+        monkeypatch.setattr(module, "MOST_SAMPLED", 700)
 
 
 def quantile(name):
