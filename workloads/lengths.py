@@ -288,6 +288,8 @@ class PairLengths:
         if self.max_total_tokens is not None:
             prompt = np.minimum(prompt, self.max_total_tokens - 1)
             output = np.minimum(output, self.max_total_tokens - prompt)
+        if not limit.any():
+            return TokenPairs(prompt, output, output)
         return TokenPairs(prompt, output, np.where(limit > 0, np.maximum(limit, output), output))
 
 

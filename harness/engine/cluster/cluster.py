@@ -370,6 +370,7 @@ class Cluster:
             or engine.kv_manager.unit_tokens
         )
         self._recorder.finished(engine.finished, engine.index, eventful=eventful)
+        self._recorder.measured(engine.measures)
         engine.finished.clear()
         self._report(engine.now_s)
 
