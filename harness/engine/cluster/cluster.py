@@ -35,7 +35,7 @@ from .arrivals import INF, Arrivals
 from .instance import LazyInstance, own
 from .paid_time import PaidTime
 from .recorder import Recorder
-from .scheduling import InstanceRunner
+from .scheduling import LOOK_EVERY, InstanceRunner
 
 Progress = Callable[[int, float], None]
 _TOGETHER = 1024  # ended requests that are recorded at once
@@ -243,8 +243,11 @@ class Cluster:
             instance.engine.reports_all_ends |= closed
         for failure in self._failures:
             self._fail_later(failure)
-        self._is_apart = self._apart()
-        if self._is_apart:
+        pair = self._pair()
+        self._is_apart = pair is not None or self._apart()
+        if pair is not None:
+            self._run_pair(*pair)
+        elif self._is_apart:
             self._run_apart()
         else:
             self._run_together()
@@ -283,6 +286,27 @@ class Cluster:
             if horizon_s == INF:
                 return
 
+    def _pair(self) -> tuple[LazyInstance, LazyInstance] | None:
+        """A language model and the embedder on its device, if there is nothing else."""
+        if not isinstance(self._policy, Routed) or self._closed or self._failures:
+            return None
+        if len(self.instances) != 2 or len(self.up) != 1 or len(self._embedders) != 1:
+            return None
+        llm, embedder = self.up[0], self._embedders[0]
+        alone = llm.simulated is None or llm.device_group is not embedder.device_group
+        return None if alone else (llm, embedder)
+
+    def _run_pair(self, llm: LazyInstance, embedder: LazyInstance) -> None:
+        """Run both in long slices; requests are for one or the other by what they are."""
+        while True:
+            requests = self._arrivals.pop_slice()
+            end_s = self._arrivals.next_s()
+            self._runner.run_pair(llm, embedder, requests, end_s)
+            self._record(llm)
+            self._record(embedder)
+            if end_s == INF:
+                return
+
     def _run_together(self) -> None:
         arrivals, events, runner = self._arrivals, self._events, self._runner
         steps = 0
@@ -309,7 +333,7 @@ class Cluster:
                 arrival_s = arrivals.next_s()
                 self._arrived(r)
             steps += 1
-            if steps % 4096 == 0:
+            if steps % LOOK_EVERY == 0:
                 for (
                     instance
                 ) in self.instances:  # else instances that no policy reads collect requests

@@ -13,8 +13,11 @@ import math
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 
+from ...core.state import RequestState
 from .arrivals import INF
 from .instance import DeviceGroup, LazyInstance, device_groups
+
+LOOK_EVERY = 4096  # steps after which all instances are brought up to the present
 
 
 def _lags(instance: LazyInstance, now_s: float) -> bool:
@@ -42,6 +45,7 @@ class InstanceRunner:
         self.now_s = 0.0
         self.device_groups = device_groups(instances)
         self._collect = collect
+        self._steps = 0
         self._joined: list[tuple[LazyInstance, LazyInstance]] = []  # compute for each other
         self._emitters: list[tuple[float, int, DeviceGroup]] = []  # stale where the time differs
         self._changed: list[DeviceGroup] = []  # their time is asked for before the next run
@@ -179,20 +183,72 @@ class InstanceRunner:
             self._take_turns(device_group.instances, horizon_s)
         self.note(device_group)
 
-    def _take_turns(self, instances: Sequence[LazyInstance], horizon_s: float) -> None:
+    def run_pair(
+        self,
+        llm: LazyInstance,
+        embedder: LazyInstance,
+        requests: Sequence[RequestState],
+        end_s: float,
+    ) -> None:
+        """Send these requests to a language model and the embedder on its device, which nothing
+        else touches, and run both until `end_s`.
+        """
+        generates, embeds = llm.engine, embedder.engine
+        instances = llm.device_group.instances
+        next_s = [r.arrival_s for r in requests[1:]]
+        next_s.append(end_s)
+        for r, until_s in zip(requests, next_s, strict=False):
+            self.now_s = r.arrival_s
+            target = embedder if r.num_inputs else llm
+            if target.engine.inbox:
+                self._deliver(target)
+            target.engine.inbox.append(r)
+            self._count_step(instances)
+            goes_on = True
+            while goes_on:
+                # Asking also makes an instance forget timeouts of requests that have begun.
+                may_release = (
+                    min(generates.earliest_release_s(), embeds.earliest_release_s()) < until_s
+                )
+                goes_on = self._take_turns(instances, until_s)
+                if goes_on:
+                    self._count_step(instances)  # the release
+                if may_release:
+                    self._count_step(instances)
+                    if not goes_on:
+                        generates.earliest_release_s()
+
+    def _count_step(self, instances: Sequence[LazyInstance]) -> None:
+        """Look at both after as many steps as `Cluster` does."""
+        self._steps += 1
+        if self._steps % LOOK_EVERY == 0:
+            for instance in instances:
+                if instance.engine.inbox:
+                    self._deliver(instance)
+
+    def _deliver(self, instance: LazyInstance) -> None:
+        """Deliver what arrived during an iteration as if it had ended."""
+        instance.engine.run(self.now_s, True)
+        if instance.engine.outbox:
+            self._collect(instance)
+
+    def _take_turns(self, instances: Sequence[LazyInstance], horizon_s: float) -> bool:
         """Those that share devices or a KV store: always the one whose turn is first, of equals the
-        one with the smallest index.
+        one with the smallest index. True if a request was given back before the horizon.
         """
         parked = 0
+        turns = [instance.turn_s() for instance in instances]
+        # Then the turn of one changes only by running it.
+        share_devices = all(instance.shares_devices for instance in instances)
         while True:
-            turns = [instance.turn_s() for instance in instances]
-            now_s, others_s, *_ = sorted(turns)
+            now_s = min(turns)
             if now_s >= horizon_s:
-                self._catch_up(instances, horizon_s)
-                return
+                return not share_devices and self._catch_up(instances, horizon_s)
             at = turns.index(now_s)
-            upto_s = min(horizon_s, max(others_s, math.nextafter(now_s, INF)))
-            if parked > len(instances):
+            turns[at] = INF
+            others_s = min(turns)
+            upto_s = others_s if others_s > now_s else math.nextafter(now_s, INF)
+            if upto_s > horizon_s or parked > len(instances):
                 # All wait and none can act: they would hand each other the least of time for ever.
                 upto_s = horizon_s
             engine = instances[at].engine
@@ -200,12 +256,19 @@ class InstanceRunner:
             parked = parked + 1 if engine.now_s == upto_s and not engine.idle else 0
             if engine.outbox:
                 self._collect(instances[at])
-                return
+                return True
+            if share_devices:
+                turns[at] = engine.ready_s()
+            else:
+                turns = [instance.turn_s() for instance in instances]
 
-    def _catch_up(self, instances: Sequence[LazyInstance], horizon_s: float) -> None:
-        """Run those that only decode until the horizon."""
+    def _catch_up(self, instances: Sequence[LazyInstance], horizon_s: float) -> bool:
+        """Run those that only decode until the horizon. True if a request was given back."""
+        released = False
         for instance in instances:
             if instance.engine.ready_s() < horizon_s:
                 instance.engine.run(horizon_s, True)
                 if instance.engine.outbox:
                     self._collect(instance)
+                    released = True
+        return released

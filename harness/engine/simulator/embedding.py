@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 
 from ....predictors.embedder import Embedder
 from ....workloads.errors import SloBenchError
@@ -186,8 +187,7 @@ class _View:
         return self._instance.llm.view.n_running
 
     def waiting(self, now_s: float) -> Sequence[RequestState]:
-        on_their_way = (r for r in self._instance.inbox if r.visible_s <= now_s)
-        return [*self._instance.waiting, *on_their_way]
+        return [*self._instance.waiting, *_arrived(self._instance.inbox, now_s)]
 
     def running(self) -> Sequence[RequestState]:
         return list(self._instance.decoding)
@@ -195,7 +195,7 @@ class _View:
     def oldest_llm_arrival_s(self) -> float:
         llm = self._instance.llm
         came = [r.arrival_s for r in llm.waiting]
-        came += [r.arrival_s for r in llm.inbox if r.visible_s <= self._instance.now_s]
+        came += [r.arrival_s for r in _arrived(llm.inbox, self._instance.now_s)]
         return min(came, default=INF)
 
     def blocks(self, batch: Iterable[RequestState]) -> int:
@@ -203,3 +203,8 @@ class _View:
 
     def pass_s(self, batch: Iterable[RequestState]) -> float:
         return self._embedder.pass_s((r.num_inputs, r.prompt_tokens // r.num_inputs) for r in batch)
+
+
+def _arrived(inbox: Iterable[RequestState], now_s: float) -> Iterable[RequestState]:
+    """The first of an inbox, which have arrived by then."""
+    return takewhile(lambda r: r.visible_s <= now_s, inbox)
