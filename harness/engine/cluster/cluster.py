@@ -85,7 +85,7 @@ class Cluster:
         self._away_s: dict[RequestState, float] = {}  # when they left an instance, with their KV
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._made = 0
-        self._closed = self._is_apart = False
+        self._closed = self._is_apart = self._is_pair = False
         self._prefill_only = any(instance.engine.prefill_only for instance in instances)
         self._travels = overrides(policy, "travel_s")
         self._tells = self._prefill_only or overrides(policy, "on_capacity")
@@ -244,7 +244,8 @@ class Cluster:
         for failure in self._failures:
             self._fail_later(failure)
         pair = self._pair()
-        self._is_apart = pair is not None or self._apart()
+        self._is_pair = pair is not None
+        self._is_apart = self._is_pair or self._apart()
         if pair is not None:
             self._run_pair(*pair)
         elif self._is_apart:
@@ -372,7 +373,7 @@ class Cluster:
         engine = instance.engine
         eventful = bool(
             self._closed
-            or len(self.instances) > 1
+            or (len(self.instances) > 1 and not self._is_pair)
             or engine.measures.preemptions
             or engine.kv_manager.unit_tokens
         )
