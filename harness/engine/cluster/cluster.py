@@ -289,7 +289,9 @@ class Cluster:
 
     def _pair(self) -> tuple[LazyInstance, LazyInstance] | None:
         """A language model and the embedder on its device, if there is nothing else."""
-        if not isinstance(self._policy, Routed) or self._closed or self._failures:
+        if not isinstance(self._policy, Routed) or self._policy.router.watches:
+            return None
+        if self._closed or self._failures:
             return None
         if len(self.instances) != 2 or len(self.up) != 1 or len(self._embedders) != 1:
             return None

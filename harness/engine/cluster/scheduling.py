@@ -18,6 +18,7 @@ from .arrivals import INF
 from .instance import DeviceGroup, LazyInstance, device_groups
 
 LOOK_EVERY = 4096  # steps after which all instances are brought up to the present
+_PARKED = 2  # turns of two that share a device in which neither could act
 
 
 def _lags(instance: LazyInstance, now_s: float) -> bool:
@@ -45,7 +46,9 @@ class InstanceRunner:
         self.now_s = 0.0
         self.device_groups = device_groups(instances)
         self._collect = collect
+        # Of a pair: steps as `Cluster` counts them, and releases that are not past yet.
         self._steps = 0
+        self._releases_s: list[float] = []
         self._joined: list[tuple[LazyInstance, LazyInstance]] = []  # compute for each other
         self._emitters: list[tuple[float, int, DeviceGroup]] = []  # stale where the time differs
         self._changed: list[DeviceGroup] = []  # their time is asked for before the next run
@@ -193,36 +196,70 @@ class InstanceRunner:
         """Send these requests to a language model and the embedder on its device, which nothing
         else touches, and run both until `end_s`.
         """
-        generates, embeds = llm.engine, embedder.engine
-        instances = llm.device_group.instances
+        generates, embeds, releases_s = llm.engine, embedder.engine, self._releases_s
         next_s = [r.arrival_s for r in requests[1:]]
         next_s.append(end_s)
+        lags = True
         for r, until_s in zip(requests, next_s, strict=False):
             self.now_s = r.arrival_s
-            target = embedder if r.num_inputs else llm
-            if target.engine.inbox:
-                self._deliver(target)
+            target = llm
+            if r.num_inputs:  # `Cluster` looks at the embedder before it sends anything there
+                target = embedder
+                while lags:
+                    lags = self._alternate(llm, embedder, r.arrival_s)
+                if embeds.inbox:
+                    self._deliver(embedder)
             target.engine.inbox.append(r)
-            self._count_step(instances)
-            goes_on = True
-            while goes_on:
-                # Asking also makes an instance forget timeouts of requests that have begun.
-                may_release = (
-                    min(generates.earliest_release_s(), embeds.earliest_release_s()) < until_s
-                )
-                goes_on = self._take_turns(instances, until_s)
-                if goes_on:
-                    self._count_step(instances)  # the release
-                if may_release:
-                    self._count_step(instances)
-                    if not goes_on:
-                        generates.earliest_release_s()
+            self._count_step(llm, embedder)
+            lags = True
+            while True:
+                horizon_s = releases_s[0] if releases_s else until_s
+                if horizon_s > until_s:
+                    horizon_s = until_s
+                # Asking the language model also makes it forget timeouts of what has begun.
+                if (
+                    generates.earliest_release_s() < horizon_s
+                    or embeds.earliest_release_s() < horizon_s
+                ):
+                    lags = self._alternate(llm, embedder, horizon_s) or horizon_s < until_s
+                elif releases_s and releases_s[0] <= until_s:
+                    heappop(releases_s)
+                else:
+                    break
+                self._count_step(llm, embedder)
+        while lags and end_s == INF:
+            lags = self._alternate(llm, embedder, end_s)
 
-    def _count_step(self, instances: Sequence[LazyInstance]) -> None:
+    def _alternate(self, llm: LazyInstance, embedder: LazyInstance, horizon_s: float) -> bool:
+        """`_take_turns` of two that share a device."""
+        parked = 0
+        llm_s, embedder_s = llm.engine.ready_s(), embedder.engine.ready_s()
+        while True:
+            llm_first = llm_s <= embedder_s
+            first = llm if llm_first else embedder
+            now_s, upto_s = (llm_s, embedder_s) if llm_first else (embedder_s, llm_s)
+            if now_s >= horizon_s:
+                return False
+            if upto_s <= now_s:
+                upto_s = math.nextafter(now_s, INF)
+            if upto_s > horizon_s or parked > _PARKED:
+                upto_s = horizon_s
+            engine = first.engine
+            engine.run(upto_s, True)
+            parked = parked + 1 if engine.now_s == upto_s and not engine.idle else 0
+            if engine.outbox:
+                self._release(first)
+                return True
+            if llm_first:
+                llm_s = engine.ready_s()
+            else:
+                embedder_s = engine.ready_s()
+
+    def _count_step(self, llm: LazyInstance, embedder: LazyInstance) -> None:
         """Look at both after as many steps as `Cluster` does."""
         self._steps += 1
         if self._steps % LOOK_EVERY == 0:
-            for instance in instances:
+            for instance in (llm, embedder):
                 if instance.engine.inbox:
                     self._deliver(instance)
 
@@ -230,25 +267,27 @@ class InstanceRunner:
         """Deliver what arrived during an iteration as if it had ended."""
         instance.engine.run(self.now_s, True)
         if instance.engine.outbox:
-            self._collect(instance)
+            self._release(instance)
 
-    def _take_turns(self, instances: Sequence[LazyInstance], horizon_s: float) -> bool:
+    def _release(self, instance: LazyInstance) -> None:
+        for release in instance.engine.outbox:
+            heappush(self._releases_s, max(release.time_s, self.now_s))
+        self._collect(instance)
+
+    def _take_turns(self, instances: Sequence[LazyInstance], horizon_s: float) -> None:
         """Those that share devices or a KV store: always the one whose turn is first, of equals the
-        one with the smallest index. True if a request was given back before the horizon.
+        one with the smallest index.
         """
         parked = 0
-        turns = [instance.turn_s() for instance in instances]
-        # Then the turn of one changes only by running it.
-        share_devices = all(instance.shares_devices for instance in instances)
         while True:
-            now_s = min(turns)
+            turns = [instance.turn_s() for instance in instances]
+            now_s, others_s, *_ = sorted(turns)
             if now_s >= horizon_s:
-                return not share_devices and self._catch_up(instances, horizon_s)
+                self._catch_up(instances, horizon_s)
+                return
             at = turns.index(now_s)
-            turns[at] = INF
-            others_s = min(turns)
-            upto_s = others_s if others_s > now_s else math.nextafter(now_s, INF)
-            if upto_s > horizon_s or parked > len(instances):
+            upto_s = min(horizon_s, max(others_s, math.nextafter(now_s, INF)))
+            if parked > len(instances):
                 # All wait and none can act: they would hand each other the least of time for ever.
                 upto_s = horizon_s
             engine = instances[at].engine
@@ -256,19 +295,12 @@ class InstanceRunner:
             parked = parked + 1 if engine.now_s == upto_s and not engine.idle else 0
             if engine.outbox:
                 self._collect(instances[at])
-                return True
-            if share_devices:
-                turns[at] = engine.ready_s()
-            else:
-                turns = [instance.turn_s() for instance in instances]
+                return
 
-    def _catch_up(self, instances: Sequence[LazyInstance], horizon_s: float) -> bool:
-        """Run those that only decode until the horizon. True if a request was given back."""
-        released = False
+    def _catch_up(self, instances: Sequence[LazyInstance], horizon_s: float) -> None:
+        """Run those that only decode until the horizon."""
         for instance in instances:
             if instance.engine.ready_s() < horizon_s:
                 instance.engine.run(horizon_s, True)
                 if instance.engine.outbox:
                     self._collect(instance)
-                    released = True
-        return released

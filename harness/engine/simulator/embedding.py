@@ -197,10 +197,10 @@ class _View:
 
     def next_waiting(self, now_s: float) -> RequestState | None:
         instance = self._instance
-        first = next(iter(instance.waiting), None)
-        if first is None and instance.inbox and instance.inbox[0].visible_s <= now_s:
-            first = instance.inbox[0]
-        return first
+        if instance.waiting.live:
+            return next(iter(instance.waiting))
+        inbox = instance.inbox
+        return inbox[0] if inbox and inbox[0].visible_s <= now_s else None
 
     def running(self) -> Sequence[RequestState]:
         return list(self._instance.decoding)

@@ -199,10 +199,8 @@ class Collocation(Collocated, Vllm):
         if not state.calm_step_s / 4 < step_s <= state.calm_step_s:
             state.calm_step_s = 1.5 * step_s
             calm_until_s.clear()
-        known, slacks_s = state.last_due_s, []
-        for r in view.running():
-            if calm_until_s.get(r, 0.0) > now_s:
-                continue
+        known, slacks_s, calm = state.last_due_s, [], calm_until_s.get
+        for r in [r for r in view.running() if calm(r, 0.0) <= now_s]:
             due = known.get(r)
             fixed = due is not None
             if due is None:
@@ -453,11 +451,9 @@ class Collocation(Collocated, Vllm):
         """The embedder's share, or what its next request needs, if that is more."""
         first = embedder.next_waiting(now_s)
         least = 0 if first is None else self._own(first, embedder, state)[0]
-        llm_blocks = state.llm_quota_blocks
-        if llm_blocks < 0:
+        if state.llm_quota_blocks < 0:
             return max(least, round((1 - self.target_llm_share(0.0, 0.0)) * total))
-        share = total - round(llm_blocks)
-        return share if share > least else least
+        return max(least, total - round(state.llm_quota_blocks))
 
     def limits(self, view: View) -> Limits:
         state: Learnt = view.policy_state
@@ -471,11 +467,16 @@ class Collocation(Collocated, Vllm):
             if state.llm_quota_blocks < 0 or now_s - state.adjusted_s >= self.period_s:
                 self._adjust(view, state, embedder)
             if n_running:  # else a request larger than the quota would wait for ever
-                quota = self._embed_quota(view.total_blocks, state, embedder, now_s)
-                kept = max(0, quota - embedder.held_blocks)
+                total, in_pass = view.total_blocks, embedder.held_blocks
+                kept = self._embed_quota(total, state, embedder, now_s) - in_pass
+                if kept < 0:
+                    kept = 0
+                if not view.n_waiting:
+                    free = view.free_blocks
+                    growth = n_running * state.most_blocks - (total - free - in_pass)
+                    if free - growth >= kept:
+                        return self._keeping(kept, kept, state)  # as `_headroom` would find
         headroom = self._headroom(kept, n_running, view, state)
-        if not (kept or headroom):
-            return self._nothing_kept
         return self._keeping(kept, headroom, state)
 
     @cached_property
@@ -511,9 +512,10 @@ class Collocation(Collocated, Vllm):
             urgent = [r for r in view.waiting() if r.priority > 0]
             if urgent:
                 first = min(urgent, key=lambda r: (r.arrival_s, r.seq))
-                lacking = self._lacking(first, view)
                 need = -(-first.target_tokens // view.block_size)
-                lacking = max(lacking, need + kept + n_running - free)
+                lacking: float = need + kept + n_running - free
+                if lacking > 0 or not self.fits(first, view):
+                    lacking = max(lacking, self._lacking(first, view))
                 victims = self._victims(view, lacking) if lacking > 0 else []
                 if victims:
                     state.preempting = True
