@@ -34,7 +34,7 @@ from .arrivals import INF, Arrivals
 from .instance import LazyInstance, own
 from .paid_time import PaidTime
 from .recorder import Recorder
-from .scheduling import InstanceRunner
+from .scheduling import LOOK_EVERY, InstanceRunner
 
 Progress = Callable[[int, float], None]
 _Event = tuple[float, int, Callable[..., None], tuple[Any, ...]]  # time, number, what it calls
@@ -85,7 +85,7 @@ class Cluster:
         self._away_s: dict[RequestState, float] = {}  # when they left an instance, with their KV
         self._events: list[_Event] = []
         self._made = 0
-        self._closed = self._is_apart = False
+        self._closed = self._is_apart = self._is_pair = False
         self._prefill_only = any(instance.engine.prefill_only for instance in instances)
         self._travels = overrides(policy, "travel_s")
         self._tells = self._prefill_only or overrides(policy, "on_capacity")
@@ -252,8 +252,12 @@ class Cluster:
             instance.engine.reports_all_ends |= closed
         for failure in self._failures:
             self._fail_later(failure)
-        self._is_apart = self._apart()
-        if self._is_apart:
+        pair = self._pair()
+        self._is_pair = pair is not None
+        self._is_apart = self._is_pair or self._apart()
+        if pair is not None:
+            self._run_pair(*pair)
+        elif self._is_apart:
             self._run_apart()
         else:
             self._run_together()
@@ -292,6 +296,29 @@ class Cluster:
             if horizon_s == INF:
                 return
 
+    def _pair(self) -> tuple[LazyInstance, LazyInstance] | None:
+        """A language model and the embedder on its device, if there is nothing else."""
+        if not isinstance(self._policy, Routed) or self._policy.router.watches:
+            return None
+        if self._closed or self._failures:
+            return None
+        if len(self.instances) != 2 or len(self.up) != 1 or len(self._embedders) != 1:
+            return None
+        llm, embedder = self.up[0], self._embedders[0]
+        alone = llm.simulated is None or llm.device_group is not embedder.device_group
+        return None if alone else (llm, embedder)
+
+    def _run_pair(self, llm: LazyInstance, embedder: LazyInstance) -> None:
+        """Run both in long slices; requests are for one or the other by what they are."""
+        while True:
+            requests = self._arrivals.pop_slice()
+            end_s = self._arrivals.next_s()
+            self._runner.run_pair(llm, embedder, requests, end_s)
+            self._record(llm)
+            self._record(embedder)
+            if end_s == INF:
+                return
+
     def _run_together(self) -> None:
         arrivals, events, runner = self._arrivals, self._events, self._runner
         closed, emitters = self._closed, runner.emitters
@@ -324,7 +351,7 @@ class Cluster:
                 arrival_s = arrivals.next_s()
                 self._arrived(r)
             steps += 1
-            if steps % 4096 == 0:
+            if steps % LOOK_EVERY == 0:
                 for (
                     instance
                 ) in self.instances:  # else instances that no policy reads collect requests
@@ -365,7 +392,7 @@ class Cluster:
         engine = instance.engine
         eventful = bool(
             self._closed
-            or len(self.instances) > 1
+            or (len(self.instances) > 1 and not self._is_pair)
             or engine.measures.preemptions
             or engine.kv_manager.unit_tokens
         )

@@ -13,8 +13,12 @@ import math
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 
+from ...core.state import RequestState
 from .arrivals import INF
 from .instance import DeviceGroup, LazyInstance, device_groups
+
+LOOK_EVERY = 4096  # steps after which all instances are brought up to the present
+_PARKED = 2  # turns of two that share a device in which neither could act
 
 
 def _lags(instance: LazyInstance, now_s: float) -> bool:
@@ -47,6 +51,9 @@ class InstanceRunner:
         self.now_s = 0.0
         self.device_groups = device_groups(instances)
         self._collect = collect
+        # Of a pair: steps as `Cluster` counts them, and releases that are not past yet.
+        self._steps = 0
+        self._releases_s: list[float] = []
         self._joined: list[tuple[LazyInstance, LazyInstance]] = []  # compute for each other
         # By when they may give a request back; stale where the group has another time.
         self.emitters: list[tuple[float, int, DeviceGroup]] = []
@@ -212,6 +219,94 @@ class InstanceRunner:
         else:
             self._take_turns(device_group.instances, horizon_s)
         self._note_changed(device_group)
+
+    def run_pair(
+        self,
+        llm: LazyInstance,
+        embedder: LazyInstance,
+        requests: Sequence[RequestState],
+        end_s: float,
+    ) -> None:
+        """Send these requests to a language model and the embedder on its device, which nothing
+        else touches, and run both until `end_s`.
+        """
+        generates, embeds, releases_s = llm.engine, embedder.engine, self._releases_s
+        next_s = [r.arrival_s for r in requests[1:]]
+        next_s.append(end_s)
+        lags = True
+        for r, until_s in zip(requests, next_s, strict=False):
+            self.now_s = r.arrival_s
+            target = llm
+            if r.num_inputs:  # `Cluster` looks at the embedder before it sends anything there
+                target = embedder
+                while lags:
+                    lags = self._alternate(llm, embedder, r.arrival_s)
+                if embeds.inbox:
+                    self._deliver(embedder)
+            target.engine.inbox.append(r)
+            self._count_step(llm, embedder)
+            lags = True
+            while True:
+                horizon_s = releases_s[0] if releases_s else until_s
+                if horizon_s > until_s:
+                    horizon_s = until_s
+                # Asking the language model also makes it forget timeouts of what has begun.
+                if (
+                    generates.earliest_release_s() < horizon_s
+                    or embeds.earliest_release_s() < horizon_s
+                ):
+                    lags = self._alternate(llm, embedder, horizon_s) or horizon_s < until_s
+                elif releases_s and releases_s[0] <= until_s:
+                    heappop(releases_s)
+                else:
+                    break
+                self._count_step(llm, embedder)
+        while lags and end_s == INF:
+            lags = self._alternate(llm, embedder, end_s)
+
+    def _alternate(self, llm: LazyInstance, embedder: LazyInstance, horizon_s: float) -> bool:
+        """`_take_turns` of two that share a device."""
+        parked = 0
+        llm_s, embedder_s = llm.engine.ready_s(), embedder.engine.ready_s()
+        while True:
+            llm_first = llm_s <= embedder_s
+            first = llm if llm_first else embedder
+            now_s, upto_s = (llm_s, embedder_s) if llm_first else (embedder_s, llm_s)
+            if now_s >= horizon_s:
+                return False
+            if upto_s <= now_s:
+                upto_s = math.nextafter(now_s, INF)
+            if upto_s > horizon_s or parked > _PARKED:
+                upto_s = horizon_s
+            engine = first.engine
+            engine.run(upto_s, True)
+            parked = parked + 1 if engine.now_s == upto_s and not engine.idle else 0
+            if engine.outbox:
+                self._release(first)
+                return True
+            if llm_first:
+                llm_s = engine.ready_s()
+            else:
+                embedder_s = engine.ready_s()
+
+    def _count_step(self, llm: LazyInstance, embedder: LazyInstance) -> None:
+        """Look at both after as many steps as `Cluster` does."""
+        self._steps += 1
+        if self._steps % LOOK_EVERY == 0:
+            for instance in (llm, embedder):
+                if instance.engine.inbox:
+                    self._deliver(instance)
+
+    def _deliver(self, instance: LazyInstance) -> None:
+        """Deliver what arrived during an iteration as if it had ended."""
+        instance.engine.run(self.now_s, True)
+        if instance.engine.outbox:
+            self._release(instance)
+
+    def _release(self, instance: LazyInstance) -> None:
+        for release in instance.engine.outbox:
+            heappush(self._releases_s, max(release.time_s, self.now_s))
+        self._collect(instance)
 
     def _take_turns(self, instances: Sequence[LazyInstance], horizon_s: float) -> None:
         """Those that share devices or a KV store: always the one whose turn is first, of equals the
