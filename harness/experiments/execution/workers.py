@@ -219,8 +219,12 @@ def _side_by_side(
 
     def begin(pool: LocalPool, spec: CellSpec) -> None:
         told = partial(_tell_progress, events.put, spec.cell)
-        row = pool.begin(_row, spec, folder, records, told=told, called=f"cell {spec.cell}")
-        row.add_done_callback(lambda done: events.put((spec.cell, done)))
+
+        def ended(row: Future[Row]) -> None:
+            events.put((spec.cell, row))
+
+        named = f"cell {spec.cell}"
+        pool.begin(_row, spec, folder, records, told=told, ended=ended, called=named)
 
     with LocalPool(jobs) as pool:
         for spec in specs:
@@ -294,19 +298,25 @@ class LocalPool:
         work: Callable[..., Answer],
         *given: object,
         told: Callable[[Any], None] | None = None,
+        ended: Callable[[Future[Answer]], None] | None = None,
         called: str = "",
     ) -> Future[Answer]:
         """Queue `work(*given)` for the next free process.
 
         With `told`, work gets a function as last argument, and what it calls that with is passed on
-        to `told` in a thread of the pool. `called`: what messages call the work.
+        to `told` in a thread of the pool. `ended`: gets the future when it is done. `called`: what
+        messages call the work.
         """
         future: Future[Answer] = Future()
         with self._lock:
             if self._stopped:
                 raise CancelledError
             self._pending.add(future)
+        # All callbacks before it is queued: Ctrl-C within a method of a future may leave its lock
+        # taken, for which a thread of the pool would wait for ever.
         future.add_done_callback(self._pending.discard)
+        if ended is not None:
+            future.add_done_callback(ended)
         name = work.__name__
         self._todo.put(_Work(future, work.__module__, name, given, told, called or name))
         return future
@@ -330,8 +340,8 @@ class LocalPool:
             process.close()
 
     def _serve(self) -> None:
-        """Give work to processes, one piece at a time."""
-        while (work := self._todo.get()) is not None:
+        """Give work to processes, one piece at a time, until the pool is stopped."""
+        while (work := self._todo.get()) is not None and not self._stopped:
             future = work.future
             if future.cancelled():
                 continue

@@ -2,9 +2,11 @@
 
 import math
 import os
+import queue
 import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import CancelledError
 from pathlib import Path
@@ -57,6 +59,29 @@ def test_a_pool_that_stops_leaves_nobody_waiting():
     with pytest.raises(CancelledError):
         pool.begin(abs, -1)
     pool.stop()
+
+
+def test_a_pool_stops_although_the_lock_of_a_queued_future_is_taken():
+    """Ctrl-C within a method of a future can leave it so."""
+
+    def interrupted():
+        pool = LocalPool(1)
+        pool.begin(time.sleep, 600)
+        pool.begin(time.sleep, 600)._condition.acquire()
+        pool.stop()
+
+    thread = threading.Thread(target=interrupted, daemon=True)
+    thread.start()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+
+
+def test_what_work_ended_with_is_told():
+    ended = queue.SimpleQueue()
+    with LocalPool(1) as pool:
+        begun = pool.begin(abs, -1, ended=ended.put)
+        assert ended.get(timeout=PATIENCE_S) is begun
+        assert begun.result(0) == 1
 
 
 def test_at_least_one_job():
