@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import sqrt
-from typing import Protocol, TypeGuard
+from math import inf, sqrt
+from typing import Protocol, TypeGuard, runtime_checkable
 
 
 class StepTime(Protocol):
@@ -61,6 +61,18 @@ class LengthAwareStepTime(StepTime, Protocol):
         self, decode_seqs: int, decode_kv_tokens: int, duration_s: float, tail_s: float = 0.0
     ) -> int:
         """Steps within a duration, as `StepTime.steps_within`."""
+
+
+# Base seconds, seconds per KV token, from and up to how many KV tokens, whether `tail_s` is added.
+DecodeLine = tuple[float, float, float, float, bool]
+
+
+@runtime_checkable
+class LinearStepTime(StepTime, Protocol):
+    """A step-time model whose decode steps are linear in the KV tokens, piece by piece."""
+
+    def decode_line(self, decode_seqs: int, decode_kv_tokens: int) -> DecodeLine:
+        """The piece that a decode step with so many KV tokens is on."""
 
 
 def wants_lengths(step_time: StepTime) -> TypeGuard[LengthAwareStepTime]:
@@ -233,13 +245,13 @@ class OperatorRoofline:
             + self.prefill_s
         )
 
-    def decode_line(self, decode_seqs: int) -> tuple[float, float]:
-        """Seconds of a decode step without KV, and seconds for each KV token."""
+    def decode_line(self, decode_seqs: int, decode_kv_tokens: int) -> DecodeLine:
+        """As `LinearStepTime.decode_line`: one line for any KV."""
         if decode_seqs < self.crossover_tokens:
             linear_s = self.memory_s + self.memory_s_per_token * decode_seqs
         else:
             linear_s = self.compute_s + self.compute_s_per_token * decode_seqs
-        return linear_s + self.sequence_s * decode_seqs, self.decode_kv_s
+        return linear_s + self.sequence_s * decode_seqs, self.decode_kv_s, 0.0, inf, False
 
     def span_s(self, decode_seqs: int, decode_kv_tokens: int, steps: int) -> float:
         """Closed form: the first step, `steps` times, and what the growing KV adds."""
@@ -252,7 +264,7 @@ class OperatorRoofline:
 
     def steps_within(self, decode_seqs: int, decode_kv_tokens: int, duration_s: float) -> int:
         """Fewest steps whose span is at least the finite `duration_s`."""
-        base_s, token_s = self.decode_line(decode_seqs)
+        base_s, token_s, *_ = self.decode_line(decode_seqs, decode_kv_tokens)
         return growing_steps_within(
             base_s + token_s * decode_kv_tokens, token_s * decode_seqs, duration_s
         )

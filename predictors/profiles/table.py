@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import stretches
+from ..roofline import DecodeLine
 
 Floats = NDArray[np.float64]
 
@@ -259,6 +260,13 @@ class TableStepTime:
         end = ends[k]
         here = stretches.ENDLESS if end == inf else -int((kv_tokens - end) // sequences)
         return here, first_s, slope_s[k] * sequences
+
+    def decode_line(self, decode_seqs: int, decode_kv_tokens: int) -> DecodeLine:
+        """As `LinearStepTime.decode_line`."""
+        line = self._lines.get(decode_seqs) or self._line(decode_seqs)
+        ends, base_s, slope_s, unsplit = line
+        k = bisect_right(ends, decode_kv_tokens)
+        return base_s[k], slope_s[k], ends[k - 1] if k else 0.0, ends[k], unsplit
 
     # ---------------------------------------------------------------- parts of a step
 

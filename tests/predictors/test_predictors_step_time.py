@@ -97,6 +97,9 @@ def test_a_span_is_the_sum_of_its_steps(seqs, kv, steps, pair):
     assert roofline.span_s(seqs, kv, steps) == pytest.approx(total, rel=1e-12)
     assert roofline.span_s(seqs, kv, 1) == roofline.step_s(seqs, kv, ())
     assert roofline.span_s(seqs, kv, 0) == 0
+    base_s, token_s, *rest = roofline.decode_line(seqs, kv)
+    assert base_s + token_s * kv == pytest.approx(roofline.step_s(seqs, kv, ()), rel=1e-12)
+    assert rest == [0.0, math.inf, False]
 
 
 @given(

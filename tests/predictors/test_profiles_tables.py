@@ -6,6 +6,8 @@ import dataclasses
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from slo_bench.predictors.profiles.build import grid_of, table_step_time
 from slo_bench.predictors.profiles.formulas import available, profiled_step_time
@@ -168,3 +170,17 @@ def test_lengths_matter_where_the_gpu_is_known():
     equal_s = known.step_s(32, 32_000, ())
     assert equal_s == pytest.approx(unknown.step_s(32, 32_000, ()))
     assert known.step_s(32, 32_000, (), tail_s) > 1.05 * equal_s
+
+
+@given(st.integers(1, 300), st.integers(0, 2_000_000), st.sampled_from([None, 108]))
+def test_decode_steps_lie_on_lines(n, kv, multiprocessors):
+    made = dataclasses.replace(profile(), multiprocessors=multiprocessors)
+    timed = table_step_time(made, Host())
+    base_s, token_s, begin, end, unsplit = timed.decode_line(n, kv)
+    assert begin <= kv < end
+    assert base_s + token_s * kv == pytest.approx(timed.step_s(n, kv, ()), rel=1e-9)
+    assert unsplit == (timed.step_s(n, kv, (), 1e-3) != timed.step_s(n, kv, ()))
+    if begin > 0:
+        assert timed.decode_line(n, int(np.ceil(begin)) - 1)[3] == begin
+    if end < np.inf:
+        assert timed.decode_line(n, int(np.ceil(end)))[2] == end

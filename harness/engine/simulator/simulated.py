@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from ....predictors.roofline import (
     LengthAwareStepTime,
-    OperatorRoofline,
+    LinearStepTime,
     growing_steps_within,
     wants_lengths,
 )
@@ -38,14 +38,22 @@ class SimulatedInstance(Loop):
 
     __slots__ = (
         "_alone",
+        "_aware",
         "_away",
         "_base_s",
         "_began_s",
+        "_line_begin",
+        "_line_end",
         "_line_seqs",
+        "_line_tail_s",
+        "_line_unsplit",
         "_linear",
         "_plain",
         "_span_of",
         "_step_of",
+        "_tail_entered",
+        "_tail_s",
+        "_tail_seqs",
         "_token_s",
         "_within_of",
         "learner",
@@ -81,11 +89,16 @@ class SimulatedInstance(Loop):
         self._span_of = step_time.span_s
         self._within_of = step_time.steps_within
         # Steps of as many requests grow by the same time each: their spans are worked out here.
-        self._linear = step_time if isinstance(step_time, OperatorRoofline) else None
+        self._linear = step_time if isinstance(step_time, LinearStepTime) else None
         self._plain = self._linear is not None and type(self) is SimulatedInstance
-        self._line_seqs = -1  # that `_base_s` and `_token_s` are for
-        self._base_s = self._token_s = 0.0
+        self._line_seqs = -1  # that the line is for, from `_line_begin` to `_line_end` KV tokens
+        self._base_s = self._token_s = self._line_begin = self._line_end = 0.0
+        self._line_unsplit = False
+        self._line_tail_s = self._tail_s = 0.0
+        self._tail_entered = self._tail_seqs = 0  # that it is for
+        self._aware: LengthAwareStepTime | None = None
         if wants_lengths(step_time):
+            self._aware = step_time
             self.begins = sorted(r.tick0 - r.kv_tokens for r in self.decoding)
             aware = _WithLengths(self, step_time)
             self._step_of, self._span_of = aware.step_s, aware.span_s
@@ -155,11 +168,11 @@ class SimulatedInstance(Loop):
         seqs = len(self.decoding)
         if time_s <= self.now_s or not seqs:
             return self.kv_manager.free, self.kv_sum
-        if self._linear is None:
-            steps = self._within_of(seqs, self.kv_sum, time_s - self.now_s)
-        else:
-            first_s = self._first_s(seqs)
+        first_s = -1.0 if self._linear is None else self._first_s(seqs)
+        if self._line_end == INF:
             steps = growing_steps_within(first_s, self._token_s * seqs, time_s - self.now_s)
+        else:
+            steps = self._within_of(seqs, self.kv_sum, time_s - self.now_s)
         return self.kv_manager.free - self._growth(steps), self.kv_sum + steps * seqs
 
     def earliest_release_s(self) -> float:
@@ -236,23 +249,40 @@ class SimulatedInstance(Loop):
             earliest_release_s = seen_s
         return earliest_release_s, decode_only_s
 
+    def tail_s(self) -> float:
+        """Seconds that decode steps take longer because requests are unequal, until one joins or
+        leaves.
+        """
+        begins = self.begins
+        if not begins or self._aware is None:
+            return 0.0
+        seqs = len(begins)
+        if self._tail_entered != self._entered or self._tail_seqs != seqs:
+            self._tail_entered, self._tail_seqs = self._entered, seqs
+            self._tail_s = self._aware.tail_s(begins, self.tick * seqs - self.kv_sum)
+        return self._tail_s
+
     def _first_s(self, seqs: int) -> float:
         """Seconds of the next decode step of `seqs` requests, where steps are linear."""
-        if seqs != self._line_seqs:
+        kv_sum = self.kv_sum
+        if seqs != self._line_seqs or not self._line_begin <= kv_sum < self._line_end:
             assert self._linear is not None
             self._line_seqs = seqs
-            self._base_s, self._token_s = self._linear.decode_line(seqs)
-        return self._base_s + self._token_s * self.kv_sum
+            line = self._linear.decode_line(seqs, kv_sum)
+            self._base_s, self._token_s, self._line_begin, self._line_end, unsplit = line
+            self._line_unsplit = unsplit
+            self._line_tail_s = 0.0
+        if self._line_unsplit:
+            self._line_tail_s = self.tail_s()
+        return self._base_s + self._token_s * kv_sum + self._line_tail_s
 
     def _span_s(self, seqs: int, steps: int) -> float:
         """Seconds of the next decode steps of `seqs` requests."""
         if self._linear is None:
             return self._span_of(seqs, self.kv_sum, steps)
-        if seqs != self._line_seqs:
-            self._line_seqs = seqs
-            self._base_s, self._token_s = self._linear.decode_line(seqs)
-        token_s = self._token_s
-        first_s = self._base_s + token_s * self.kv_sum
+        first_s, token_s = self._first_s(seqs), self._token_s
+        if self.kv_sum + (steps - 1) * seqs >= self._line_end:
+            return self._span_of(seqs, self.kv_sum, steps)
         return steps * first_s + token_s * seqs * (steps * (steps - 1) * 0.5)
 
     def run(self, horizon_s: float, stop_on_release: bool) -> None:
@@ -419,18 +449,33 @@ class SimulatedInstance(Loop):
         if self.timeouts and self.timeouts[0][0] < until_s:
             until_s = self.timeouts[0][0]
         token_s = self._token_s
-        growth_s, first_s = token_s * seqs, self._base_s + token_s * kv_sum
-        span_s = steps * first_s + growth_s * (steps * (steps - 1) * 0.5)
+        if kv_sum < self._line_end:
+            first_s = self._base_s + token_s * kv_sum + self._line_tail_s
+        else:
+            first_s, token_s = self._first_s(seqs), self._token_s
+        growth_s = token_s * seqs
+        even = kv_sum + (steps - 1) * seqs < self._line_end and growth_s >= 0
+        if even:
+            span_s = steps * first_s + growth_s * (steps * (steps - 1) * 0.5)
+        else:
+            span_s = self._span_of(seqs, kv_sum, steps)
         if now_s + span_s >= until_s:
-            within = growing_steps_within(first_s, growth_s, until_s - now_s)
+            if even:
+                within = growing_steps_within(first_s, growth_s, until_s - now_s)
+            else:
+                within = self._within_of(seqs, kv_sum, until_s - now_s)
             if within < steps:
                 steps = within
-                span_s = steps * first_s + growth_s * (steps * (steps - 1) * 0.5)
+                if even:
+                    span_s = steps * first_s + growth_s * (steps * (steps - 1) * 0.5)
+                elif steps > 0:
+                    span_s = self._span_of(seqs, kv_sum, steps)
         blocks = self._growth(steps) if steps > 0 else 0
         if blocks > free - headroom_blocks:
             steps = self._steps_before_pressure(steps)
             blocks = self._growth(steps)
-            span_s = steps * first_s + growth_s * (steps * (steps - 1) * 0.5)
+            if steps > 0:
+                span_s = self._span_of(seqs, kv_sum, steps)
         if steps > 0:
             self.now_s = now_s = now_s + span_s
             self.tick = tick = tick + steps
@@ -444,9 +489,8 @@ class SimulatedInstance(Loop):
             if used + blocks > measures.kv_peak:
                 measures.kv_peak = used + blocks
             if not alone:
-                fewer = steps - 1
-                before_s = fewer * first_s + growth_s * (fewer * (fewer - 1) * 0.5)
-                free_after(self.stages, now_s, span_s - before_s if fewer else span_s)
+                before_s = self._span_of(seqs, kv_sum, steps - 1) if steps > 1 else 0.0
+                free_after(self.stages, now_s, span_s - before_s)
             if ends[0][0] <= tick:
                 self.finish_due()
         if now_s >= measures.next_sample_s:
@@ -543,16 +587,9 @@ class SimulatedInstance(Loop):
 class _WithLengths:
     """A step-time model that is told how unequal the decoding requests of an instance are."""
 
-    def __init__(self, loop: Loop, step_time: LengthAwareStepTime) -> None:
-        self._loop = loop
+    def __init__(self, instance: SimulatedInstance, step_time: LengthAwareStepTime) -> None:
+        self._tail_s = instance.tail_s
         self._step_time = step_time
-
-    def _tail_s(self) -> float:
-        loop = self._loop
-        begins = loop.begins
-        if not begins:
-            return 0.0
-        return self._step_time.tail_s(begins, loop.tick * len(begins) - loop.kv_sum)
 
     def step_s(
         self, decode_seqs: int, decode_kv_tokens: int, chunks: Sequence[tuple[int, int]]

@@ -1,0 +1,73 @@
+"""What the simulator knows of an instance without letting it catch up is what it then finds."""
+
+from __future__ import annotations
+
+from math import inf
+
+import numpy as np
+import pytest
+
+from slo_bench.harness.core.state import WAITING
+from slo_bench.harness.engine.cluster.instance import LazyInstance
+from slo_bench.harness.engine.simulator.simulate import simulate
+from slo_bench.harness.policies.distserve import DistServe
+from slo_bench.harness.policies.llumnix import Llumnix
+from slo_bench.harness.policies.systems import System
+from slo_bench.harness.policies.vllm import Vllm
+from slo_bench.predictors.placement import Placement
+from slo_bench.predictors.specs import gpu, model
+from slo_bench.predictors.step_time import step_time
+from slo_bench.workloads.workload import Workload
+
+PLACEMENT = Placement(model("llama-13b"), gpu("a100-80g"))
+STEP_TIME = step_time(PLACEMENT).model
+
+
+def served(cluster):
+    rng = np.random.default_rng(5)
+    workload = Workload(
+        arrival_s=np.cumsum(rng.exponential(0.15, 400)),
+        prompt_tokens=rng.integers(20, 1500, 400),
+        output_tokens=rng.integers(2, 500, 400),
+    )
+    system = System("system", Vllm(), cluster=cluster)
+    return simulate(workload, system, PLACEMENT, STEP_TIME, instances=4).records
+
+
+def test_free_blocks_and_waiting_tokens(monkeypatch):
+    has_free, waiting_tokens = LazyInstance.has_free, LazyInstance.waiting_tokens
+    asked = {"blocks": 0, "tokens": 0, "some": 0}
+
+    def checked_blocks(self, blocks):
+        free = self.free_blocks
+        for number in (0, 1, free - 200, free - 1, free, free + 1, free + 200):
+            assert has_free(self, number) == (number <= free)
+        asked["blocks"] += 1
+        return has_free(self, blocks)
+
+    def checked_tokens(self, enough):
+        known = waiting_tokens(self, inf)
+        requests = [*self.view.waiting(), *self.inbox]
+        total = sum(r.target_tokens for r in requests if r.phase is WAITING)
+        assert known == total
+        assert (waiting_tokens(self, enough) >= enough) == (total >= enough)
+        asked["tokens"] += 1
+        asked["some"] += total > 0
+        return waiting_tokens(self, enough)
+
+    monkeypatch.setattr(LazyInstance, "has_free", checked_blocks)
+    monkeypatch.setattr(LazyInstance, "waiting_tokens", checked_tokens)
+    served(DistServe(2, 2))
+    served(Llumnix())
+    assert min(asked.values()) > 50, asked
+
+
+@pytest.mark.parametrize("cluster", [DistServe(2, 2), Llumnix()], ids=["distserve", "llumnix"])
+def test_a_request_on_its_way(cluster, monkeypatch):
+    known = served(cluster)
+    expected = []
+    monkeypatch.setattr(LazyInstance, "expects", lambda self, at_s: expected.append(at_s) and False)
+    found = served(cluster)
+    assert expected
+    assert np.array_equal(known.finish_s, found.finish_s)
+    assert np.array_equal(known.first_token_s, found.first_token_s)
