@@ -175,6 +175,6 @@ def unit_shape(decoder: Decoder, blocks: int, block_size: int) -> UnitShape:
 def fingerprint(decoder: Decoder) -> str:
     """Names a model by its configuration and a sample of its weights."""
     layer = decoder.weights.layers[0]
-    sample = [decoder.weights.embed[:8], layer.qkv.weight[0, :, :8], decoder.weights.norm[0]]
+    sample = [decoder.weights.embed[:8], layer.qkv.dense()[:8].t(), decoder.weights.norm[0]]
     content = b"".join(t.float().cpu().contiguous().numpy().tobytes() for t in sample)
     return hashlib.sha256(repr(decoder.config).encode() + content).hexdigest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import random
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from slo_bench.harness.engine.torch.cache import KvCache, Swapper, stretches  # 
 from slo_bench.harness.engine.torch.load import load_decoder  # noqa: E402
 from slo_bench.harness.engine.torch.runner import Runner  # noqa: E402
 from slo_bench.harness.engine.torch.sequence import Sampling, Sequence  # noqa: E402
+from slo_bench.harness.engine.torch.workers import loaded  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -70,16 +72,16 @@ def prompt(draw: random.Random, tokens: int) -> list[int]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("scattered", [False, True])
-@pytest.mark.parametrize("in_panels", [False, True])
+@pytest.mark.parametrize("large", [False, True])
 def test_mixed_batches_of_chunks_and_decodes(
     family: str,
     scattered: bool,
-    in_panels: bool,
+    large: bool,
     model_folder: Folder,
     generated: Greedy,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    if in_panels:  # else these small weights have one panel
+    if large:  # else oneDNN has only large weights
         monkeypatch.setattr(weights, "_LARGE_BYTES", 0)
     draw = random.Random(3)
     bench = Bench(model_folder(family), draw=draw if scattered else None)
@@ -106,7 +108,7 @@ def test_mixed_batches_of_chunks_and_decodes(
 @pytest.mark.parametrize("rows", [0, 1, 2, 257])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("plus", [False, True])
-def test_a_projection_in_panels(
+def test_a_projection_in_the_order_of_onednn(
     rows: int, bias: bool, plus: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(weights, "_LARGE_BYTES", 0)
@@ -114,9 +116,18 @@ def test_a_projection_in_panels(
     weight, x = torch.randn(96, 40), torch.randn(rows, 40)
     added = torch.randn(96) if bias else None
     onto = torch.randn(rows, 96) if plus else None
-    linear = weights.Linear(weights.in_large_pages(weights.panels(weight)), added)
+    linear = weights.Linear(weights.packed(weight), added)
+    assert torch.equal(linear.dense(), weight)
     wanted = torch.nn.functional.linear(x, weight, added)
-    torch.testing.assert_close(linear(x, onto), wanted if onto is None else wanted + onto)
+    found = linear(x, onto)
+    torch.testing.assert_close(found, wanted if onto is None else wanted + onto)
+    assert torch.equal(loaded(saved(linear))(x, onto), found)
+
+
+def saved(message: object) -> bytes:
+    file = io.BytesIO()
+    torch.save(message, file)
+    return file.getvalue()
 
 
 @pytest.mark.parametrize("family", ["llama", "opt"])
