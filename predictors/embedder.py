@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 from ..workloads.errors import SloBenchError
 from .placement import ACTIVATION_BYTES, Placement
@@ -63,10 +64,16 @@ class Embedder:
 
     def workspace_bytes(self, batch: Iterable[Texts]) -> int:
         """Bytes of activations on the fullest GPU during a pass (`activation_bytes`)."""
-        tokens = sum(texts * length for texts, length in self._on_one_gpu(batch))
+        tokens = 0
+        for texts, length in self._on_one_gpu(batch):
+            tokens += texts * length
+        return round(tokens * self._bytes_per_token)
+
+    @cached_property
+    def _bytes_per_token(self) -> float:
         model = self.model
         widened = (3 if model.traits.gated_mlp else 2) * model.intermediate / self.split
-        return round(tokens * activation_bytes(model.hidden, widened))
+        return activation_bytes(model.hidden, widened)
 
     def blocks(self, batch: Iterable[Texts]) -> int:
         """Number of KV blocks with the memory of a pass."""

@@ -68,6 +68,30 @@ def wants_lengths(step_time: StepTime) -> TypeGuard[LengthAwareStepTime]:
     return getattr(step_time, "wants_lengths", False) is True
 
 
+def growing_steps_within(first_s: float, growth_s: float, duration_s: float) -> int:
+    """Fewest steps that take at least the finite `duration_s`, where the first takes `first_s` and
+    each `growth_s` more than the one before.
+
+    Solves the closed form, then walks to where the sum itself crosses the duration, so that both
+    always agree.
+    """
+    if duration_s <= 0:
+        return 0
+    # sum = growth/2 * n^2 + (first - growth/2) * n. The root is taken in the form that stays
+    # exact as the quadratic part vanishes; both loops below run once or not at all.
+    rest_s = first_s - 0.5 * growth_s
+    root = 2 * duration_s / (rest_s + sqrt(rest_s * rest_s + 2 * growth_s * duration_s))
+    steps = int(root) + 1
+    while steps * first_s + growth_s * (steps * (steps - 1) * 0.5) < duration_s:
+        steps += 1
+    while steps > 1:
+        fewer = steps - 1
+        if fewer * first_s + growth_s * (fewer * (fewer - 1) * 0.5) < duration_s:
+            break
+        steps = fewer
+    return steps
+
+
 @dataclass(frozen=True, slots=True)
 class Coefficients:
     """The fitted numbers. `c0`..`c4` multiply roofline times; `c5_s`..`c8_s` are seconds."""
@@ -209,6 +233,14 @@ class OperatorRoofline:
             + self.prefill_s
         )
 
+    def decode_line(self, decode_seqs: int) -> tuple[float, float]:
+        """Seconds of a decode step without KV, and seconds for each KV token."""
+        if decode_seqs < self.crossover_tokens:
+            linear_s = self.memory_s + self.memory_s_per_token * decode_seqs
+        else:
+            linear_s = self.compute_s + self.compute_s_per_token * decode_seqs
+        return linear_s + self.sequence_s * decode_seqs, self.decode_kv_s
+
     def span_s(self, decode_seqs: int, decode_kv_tokens: int, steps: int) -> float:
         """Closed form: the first step, `steps` times, and what the growing KV adds."""
         if decode_seqs < self.crossover_tokens:
@@ -219,32 +251,11 @@ class OperatorRoofline:
         return steps * first_s + self.decode_kv_s * decode_seqs * (steps * (steps - 1) * 0.5)
 
     def steps_within(self, decode_seqs: int, decode_kv_tokens: int, duration_s: float) -> int:
-        """Fewest steps whose span is at least the finite `duration_s`.
-
-        Solves the closed form, then walks to where `span_s` itself crosses the duration, so that
-        both always agree.
-        """
-        if duration_s <= 0:
-            return 0
-        if decode_seqs < self.crossover_tokens:
-            linear_s = self.memory_s + self.memory_s_per_token * decode_seqs
-        else:
-            linear_s = self.compute_s + self.compute_s_per_token * decode_seqs
-        first_s = linear_s + self.sequence_s * decode_seqs + self.decode_kv_s * decode_kv_tokens
-        growth_s = self.decode_kv_s * decode_seqs
-        # span = growth/2 * n^2 + (first - growth/2) * n. The root is taken in the form that stays
-        # exact as the quadratic part vanishes; both loops below run once or not at all.
-        rest_s = first_s - 0.5 * growth_s
-        root = 2 * duration_s / (rest_s + sqrt(rest_s * rest_s + 2 * growth_s * duration_s))
-        steps = int(root) + 1
-        while steps * first_s + growth_s * (steps * (steps - 1) * 0.5) < duration_s:
-            steps += 1
-        while steps > 1:
-            fewer = steps - 1
-            if fewer * first_s + growth_s * (fewer * (fewer - 1) * 0.5) < duration_s:
-                break
-            steps = fewer
-        return steps
+        """Fewest steps whose span is at least the finite `duration_s`."""
+        base_s, token_s = self.decode_line(decode_seqs)
+        return growing_steps_within(
+            base_s + token_s * decode_kv_tokens, token_s * decode_seqs, duration_s
+        )
 
     def hop_s(self, tokens: int) -> float:
         """Seconds to hand the activations of `tokens` tokens to the next pipeline stage."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,11 +27,15 @@ Rng = np.random.Generator
 
 @dataclass(frozen=True)
 class Extent:
-    """How far to draw: a number of requests, a duration, or both, whichever ends first."""
+    """How far to draw: a number of requests, a duration, or both, whichever ends first.
+
+    `at_once`: how many are in memory at the same time; all of them by default.
+    """
 
     rate_rps: float
     requests: int | None
     duration_s: float | None
+    at_once: float = math.inf
 
     def __post_init__(self) -> None:
         positive(self.rate_rps, "rate_rps")
@@ -41,7 +46,8 @@ class Extent:
         if self.duration_s is not None:
             positive(self.duration_s, "duration_s")
         expected = self.span_s * self.rate_rps
-        check_memory(expected * MADE_BYTES, f"making {expected:,.0f} requests")
+        held = min(expected, self.at_once)
+        check_memory(held * MADE_BYTES, f"making {held:,.0f} requests")
         if self.span_s > MOST_S:
             raise SloBenchError(
                 f"requests at rate_rps={self.rate_rps:g} would arrive for {self.span_s:g} s; the "
@@ -86,6 +92,22 @@ class ArrivalProcess(ABC):
         """
         return self._draw(Extent(rate_rps, requests, duration_s), rng)
 
+    def blocks_s(
+        self,
+        rate_rps: float,
+        rng: Rng,
+        rows: int,
+        *,
+        requests: int | None = None,
+        duration_s: float | None = None,
+    ) -> Iterator[Floats]:
+        """The same times in blocks of `rows`, the last of which may be shorter.
+
+        Renewal processes draw block by block; of others all times are in memory, 8 bytes each.
+        """
+        times_s = self.times_s(rate_rps, rng, requests=requests, duration_s=duration_s)
+        yield from (times_s[first : first + rows] for first in range(0, len(times_s), rows))
+
     @abstractmethod
     def _draw(self, extent: Extent, rng: Rng) -> Floats:
         """Arrival times of the extent."""
@@ -96,7 +118,31 @@ class RenewalProcess(ArrivalProcess):
 
     @abstractmethod
     def gaps(self, n: int, rng: Rng) -> Floats:
-        """`n` gaps of mean 1."""
+        """`n` gaps of mean 1, drawn one after another."""
+
+    def blocks_s(
+        self,
+        rate_rps: float,
+        rng: Rng,
+        rows: int,
+        *,
+        requests: int | None = None,
+        duration_s: float | None = None,
+    ) -> Iterator[Floats]:
+        Extent(rate_rps, requests, duration_s, at_once=rows)  # checks them
+        end_s = math.inf if duration_s is None else duration_s
+        left: float = math.inf if requests is None else requests
+        last = 0.0
+        while left > 0:
+            gaps = self.gaps(int(min(rows, left)), rng)
+            gaps[0] += last  # as the cumulative sum of all of them would
+            times = np.cumsum(gaps)
+            last, left = float(times[-1]), left - len(times)
+            times_s = times / rate_rps
+            if times_s[-1] >= end_s:
+                left, times_s = 0, times_s[: int(np.searchsorted(times_s, end_s, side="left"))]
+            if len(times_s):
+                yield times_s
 
     def _draw(self, extent: Extent, rng: Rng) -> Floats:
         if extent.requests is not None:

@@ -14,6 +14,7 @@ import numpy as np
 
 from .arrays import Floats, Ints
 from .arrivals import ArrivalProcess, Concurrency, Poisson, parse_arrivals
+from .blocks import BLOCK_ROWS, WorkloadBlocks
 from .call_parser import positive
 from .errors import SloBenchError
 from .lengths import LengthDistribution, PairLengths
@@ -91,6 +92,23 @@ class WorkloadSource(ABC):
         workload = dataclasses.replace(workload, name=self.name)
         return slo.apply(workload, streams.rng("slo"))
 
+    def blocks(
+        self,
+        *,
+        rate_rps: float | None = None,
+        replay_speed: float | None = None,
+        requests: int | None = None,
+        duration_s: float | None = None,
+        seed: int = 0,
+        slo: SloSpec = NO_SLO,
+    ) -> WorkloadBlocks | None:
+        """What `make` returns, in blocks; None where it can only be made as a whole.
+
+        Raises:
+            SloBenchError: as `make`.
+        """
+        return None
+
     @abstractmethod
     def at_times(self, arrival_s: Floats, streams: Streams) -> Workload:
         """Requests that arrive at these times."""
@@ -138,6 +156,42 @@ class DrawnSource(WorkloadSource):
     texts: LengthDistribution | None = None
     priority: int = 0
 
+    def blocks(
+        self,
+        *,
+        rate_rps: float | None = None,
+        replay_speed: float | None = None,
+        requests: int | None = None,
+        duration_s: float | None = None,
+        seed: int = 0,
+        slo: SloSpec = NO_SLO,
+    ) -> WorkloadBlocks | None:
+        apart = (self.sessions, self.continuations, self.models, self.texts) == (None,) * 4
+        process = self.arrivals
+        if not apart or process is None or self.closed_loop or not slo.same_for_all:
+            return None
+        wanted = self._wanted(rate_rps, replay_speed, requests, duration_s)
+        streams = Streams(seed)
+
+        def arrivals() -> Iterator[Floats]:
+            return process.blocks_s(
+                wanted.rate_rps,
+                streams.rng("arrivals"),
+                BLOCK_ROWS,
+                requests=wanted.requests,
+                duration_s=wanted.duration_s,
+            )
+
+        def workloads() -> Iterator[Workload]:
+            rng = streams.rng("lengths")
+            for arrival_s in arrivals():
+                pairs = self.lengths.draw(len(arrival_s), rng)
+                priority = np.full(1, self.priority)
+                made = Workload(arrival_s, **vars(pairs), priority=priority, name=self.name)
+                yield slo.apply(made, streams.rng("slo"))
+
+        return WorkloadBlocks.of(arrivals, workloads)
+
     def _drawn(self, wanted: Wanted, streams: Streams) -> Workload:
         if isinstance(self.models, MultiModelArrivals):
             coming = self.models.draw(wanted.rate_rps, streams, wanted.requests, wanted.duration_s)
@@ -157,14 +211,14 @@ class DrawnSource(WorkloadSource):
             shared = self.continuations.draw(self.lengths, arrival_s, streams)
             return Workload(
                 arrival_s,
-                **dataclasses.asdict(shared.pairs),
+                **vars(shared.pairs),
                 priority=priority,
                 session=shared.session,
                 prefix_blocks=shared.blocks,
                 prefix_block_size=self.continuations.block_size,
             )
         pairs = self.lengths.draw(len(arrival_s), streams.rng("lengths"))
-        made = Workload(arrival_s, **dataclasses.asdict(pairs), priority=priority)
+        made = Workload(arrival_s, **vars(pairs), priority=priority)
         if self.texts is None:
             return made
         texts = self.texts.at(streams.rng("texts").random(len(made)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Protocol
 
@@ -259,6 +259,14 @@ class PairLengths:
         """Lengths of `n` requests; the first k are the same for every n >= k."""
         return self.at(self.uniforms(n, rng))
 
+    def prompts_alone(self) -> PairLengths:
+        """The same prompts with outputs of one token, which cost nothing to draw."""
+        parts = (
+            replace(part, output=Fixed(1), rank_correlation=0.0, max_output_tokens=0)
+            for part in self.parts
+        )
+        return replace(self, parts=tuple(parts))
+
     def uniforms(self, n: int, rng: np.random.Generator) -> Floats:
         """Random numbers in [0, 1) for `n` requests, shape (n, 3): part, prompt, output."""
         return rng.random((n, 3))
@@ -280,6 +288,8 @@ class PairLengths:
         if self.max_total_tokens is not None:
             prompt = np.minimum(prompt, self.max_total_tokens - 1)
             output = np.minimum(output, self.max_total_tokens - prompt)
+        if not limit.any():
+            return TokenPairs(prompt, output, output)
         return TokenPairs(prompt, output, np.where(limit > 0, np.maximum(limit, output), output))
 
 

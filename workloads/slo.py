@@ -14,7 +14,7 @@ from .call_parser import parse_call, parse_values, positive, split_outside
 from .errors import SloBenchError, UnknownNameError
 from .models import shape_of
 from .request import SLO_COLUMNS
-from .workload import Workload
+from .workload import Workload, shortest
 
 
 class SloBound(Protocol):
@@ -85,6 +85,16 @@ class SloSpec:
     def __post_init__(self) -> None:
         positive(self.slo_scale, "slo_scale")
 
+    @property
+    def same_for_all(self) -> bool:
+        """Whether every request has the same bounds from its arrival on."""
+        return all(
+            entry.class_name is None
+            and "deadline" not in entry.bounds
+            and all(isinstance(bound, FixedBound) for bound in entry.bounds.values())
+            for entry in self.entries
+        )
+
     def scaled(self, factor: float) -> SloSpec:
         """The specification with every bound multiplied by `factor`."""
         return dataclasses.replace(self, slo_scale=self.slo_scale * positive(factor, "slo_scale"))
@@ -95,14 +105,17 @@ class SloSpec:
         Raises:
             UnknownNameError: an entry names a class or model that the workload does not have.
         """
-        columns = {column: getattr(workload, column) for column in SLO_COLUMNS.values()}
+        columns = {c: shortest(getattr(workload, c)) for c in SLO_COLUMNS.values()}
         n = len(workload)
         for entry in self.entries:
             mine = _members(workload, entry.class_name)
             for key, bound in entry.bounds.items():
                 column = SLO_COLUMNS[key]
-                columns[column] = np.where(mine, bound.draw(n, rng), columns[column])
-        scaled = {name: column * self.slo_scale for name, column in columns.items()}
+                if entry.class_name is None and isinstance(bound, FixedBound):
+                    columns[column] = bound.draw(1, rng)
+                else:
+                    columns[column] = np.where(mine, bound.draw(n, rng), columns[column])
+        scaled: dict[str, Any] = {name: column * self.slo_scale for name, column in columns.items()}
         return dataclasses.replace(workload, **scaled)
 
 

@@ -27,6 +27,11 @@ def _ints(fill: int) -> Ints:
     return np.full(1, fill, dtype=np.int64)
 
 
+def shortest(column: Floats) -> Floats:
+    """The column, or its only value where it was stretched from one."""
+    return column[:1] if column.strides == (0,) else column
+
+
 def too_late(arrival_s: float) -> str:
     """Message for an arrival that is later than `MOST_S`."""
     return (
@@ -86,7 +91,9 @@ class Workload:
                         f"column {f.name} has {len(column)} rows, arrival_s has {n}"
                     )
         unset = self.max_output_tokens <= 0
-        if unset.any():
+        if unset.all():
+            object.__setattr__(self, "max_output_tokens", self.output_tokens)
+        elif unset.any():
             filled = np.where(unset, self.output_tokens, self.max_output_tokens)
             object.__setattr__(self, "max_output_tokens", filled)
         self._check()

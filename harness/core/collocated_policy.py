@@ -49,6 +49,9 @@ class EmbedView(Protocol):
     def waiting(self, now_s: float) -> Sequence[RequestState]:
         """Requests that have arrived by then and have not begun, in order of arrival."""
 
+    def next_waiting(self, now_s: float) -> RequestState | None:
+        """The first of `waiting`; None if there is none."""
+
     def running(self) -> Sequence[RequestState]:
         """Requests of the pass in progress."""
 

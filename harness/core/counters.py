@@ -67,7 +67,9 @@ class TimedCounters(Counters):
         self.times_s: dict[str, array[float]] = {}
 
     def add(self, name: str, r: RequestState | None = None, why: str = "") -> None:
-        super().add(name, r, why)
+        if name not in self:
+            raise UnknownNameError("mechanism", name, self)
+        self[name] += 1
         label = f"{name}: {why}" if why else name
         times_s = self.times_s.get(label)
         if times_s is None:

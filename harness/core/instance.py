@@ -100,6 +100,14 @@ class Instance(Protocol):
     def prefilled_tokens(self) -> int:
         """Prompt tokens computed so far; an iteration under way counts as over."""
 
+    def waiting_tokens(self, enough: float) -> int:
+        """Prompt tokens of all requests that wait there or are on their way; counting ends at
+        `enough`.
+        """
+
+    def has_free(self, blocks: int) -> bool:
+        """Whether `free_blocks` is at least `blocks`; cheaper than reading it."""
+
     def lengths(self) -> tuple[int, int]:
         """`free_blocks` and `decode_kv_tokens`, read together."""
 

@@ -16,10 +16,19 @@ class Link:
     if they had shared the bandwidth. The latency of a transfer does not block the next one.
     """
 
-    __slots__ = ("busy_s", "carried_bytes", "free_at_s", "spec")
+    __slots__ = (
+        "bandwidth_bytes_per_s",
+        "busy_s",
+        "carried_bytes",
+        "free_at_s",
+        "latency_s",
+        "spec",
+    )
 
     def __init__(self, spec: LinkSpec) -> None:
         self.spec = spec
+        self.bandwidth_bytes_per_s = spec.bandwidth_bytes_per_s
+        self.latency_s = spec.latency_s
         self.free_at_s = 0.0
         self.carried_bytes = 0
         self.busy_s = 0.0
@@ -48,13 +57,15 @@ def send(path: Sequence[Link], moved_bytes: int, now_s: float) -> TransferTimes:
         return TransferTimes(now_s, now_s, moved_bytes)
     begin_s, pace, latency_s = now_s, math.inf, 0.0
     for link in path:
-        spec = link.spec
-        begin_s = max(begin_s, link.free_at_s)
-        pace = min(pace, spec.bandwidth_bytes_per_s)
-        latency_s += spec.latency_s
+        if link.free_at_s > begin_s:
+            begin_s = link.free_at_s
+        if link.bandwidth_bytes_per_s < pace:
+            pace = link.bandwidth_bytes_per_s
+        latency_s += link.latency_s
     flow_s = moved_bytes / pace
+    free_at_s = begin_s + flow_s
     for link in path:
-        link.free_at_s = begin_s + flow_s
+        link.free_at_s = free_at_s
         link.carried_bytes += moved_bytes
         link.busy_s += flow_s
     return TransferTimes(begin_s, begin_s + flow_s + latency_s, moved_bytes)
@@ -102,7 +113,10 @@ class SwitchNetwork:
         """From one instance to another; within one, at once."""
         if source == target:
             return TransferTimes(now_s, now_s, moved_bytes)
-        return send((self.out(source), self.into(target)), moved_bytes, now_s)
+        out, into = self._out.get(source), self._into.get(target)
+        if out is None or into is None:
+            out, into = self.out(source), self.into(target)
+        return send((out, into), moved_bytes, now_s)
 
     @property
     def sent_bytes(self) -> int:

@@ -98,6 +98,23 @@ def time_per_output_token_s(
 
 
 @dataclass(frozen=True)
+class EndedBlock:
+    """Consecutive requests, all of which have ended.
+
+    Attributes:
+        first_row: row of the first one in the whole workload.
+        asked: what was asked for.
+        served: the same, with the lengths that were served.
+        records: what happened to each.
+    """
+
+    first_row: int
+    asked: Workload
+    served: Workload
+    records: Records
+
+
+@dataclass(frozen=True)
 class Gaps:
     """Every inter-token gap of a cell, as weighted values: `gap_s[i]` occurred `count[i]` times."""
 
@@ -193,7 +210,10 @@ class InstanceTotals:
 
 @dataclass(frozen=True)
 class Result:
-    """Result of one simulated or measured cell."""
+    """Result of one simulated or measured cell.
+
+    `records` are empty where the requests were passed on in blocks.
+    """
 
     records: Records
     gaps: Gaps

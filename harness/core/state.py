@@ -23,7 +23,9 @@ class Phase(Enum):
     DONE = "done"
 
 
-WAITING = Phase.WAITING  # looking up an enum member a million times costs
+# Looking up an enum member a million times costs.
+WAITING = Phase.WAITING
+_FINISH = ReleaseReason.FINISH
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -119,4 +121,4 @@ class Release(NamedTuple):
     @classmethod
     def finish(cls, r: RequestState) -> Release:
         """The end of `r`, for a process that waits for it."""
-        return cls(r, ReleaseReason.FINISH, r.finish_s)
+        return cls(r, _FINISH, r.finish_s)

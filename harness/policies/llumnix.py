@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from ..core.cluster_policy import (
     HOLD,
+    INF,
     Action,
     ClusterControl,
     ClusterView,
@@ -20,7 +21,6 @@ from ..core.instance import Instance
 from ..core.policy import parameter
 from ..core.state import Phase, RequestState
 from .shared.disaggregated import KvTransferPolicy
-from .shared.instance_load import waiting_tokens
 from .shared.kv_transfer import ReservedBlocks, has_room, needed_blocks
 
 
@@ -52,8 +52,13 @@ class Llumnix(KvTransferPolicy):
     def route(self, r: RequestState, cluster: ClusterView) -> Instance | RouteOutcome:
         if not cluster.up:
             return HOLD
-        best, greatest = cluster.up[0], freeness(cluster.up[0])
-        for other in cluster.up[1:]:
+        bounds = [freeness_bound(instance) for instance in cluster.up]
+        greatest = max(bounds)
+        best = cluster.up[bounds.index(greatest)]
+        greatest = freeness(best)
+        for bound, other in zip(bounds, cluster.up, strict=True):
+            if bound < greatest or other is best:
+                continue  # it has no more
             free = freeness(other)
             if free > greatest or (free == greatest and other.index < best.index):
                 best, greatest = other, free
@@ -117,7 +122,14 @@ class MigrateLive:
 def freeness(instance: Instance) -> float:
     """Freeness F of §4.4.1, in iterations."""
     free_tokens = instance.free_blocks * instance.kv_manager.block_size
-    return (free_tokens - waiting_tokens(instance)) / max(1, instance.snapshot.n_running)
+    return (free_tokens - instance.waiting_tokens(INF)) / max(1, instance.snapshot.n_running)
+
+
+def freeness_bound(instance: Instance) -> float:
+    """At least its freeness: as if its decodes had taken no blocks lately."""
+    snapshot, kv_manager = instance.snapshot, instance.kv_manager
+    free_tokens = kv_manager.free * kv_manager.block_size
+    return (free_tokens - instance.waiting_tokens(INF)) / max(1, snapshot.n_running)
 
 
 def _shortest(instance: Instance) -> RequestState | None:

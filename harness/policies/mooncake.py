@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ...predictors.placement import Placement
-from ..core.cluster_policy import HOLD, REJECT, ClusterView, Role, RouteOutcome
+from ..core.cluster_policy import HOLD, INF, REJECT, ClusterView, Role, RouteOutcome
 from ..core.counters import REJECTIONS, STORE_HITS
 from ..core.instance import Instance
 from ..core.kv_cache_manager import KVCacheManager
@@ -62,22 +62,31 @@ class Mooncake(DisaggregatedPolicy):
         instances = cluster.role(PREFILL)
         if not instances:
             return HOLD
-        ttft_s, _, best = min(
-            (estimated_ttft_s(r, instance), instance.index, instance) for instance in instances
-        )
+        ttft_s, best = INF, instances[0]
+        alike: Instance | None = None  # the one that `own_s` was worked out for
+        found, own_s = (0, 0.0), 0.0
+        for instance in instances:
+            prefix = found_prefix(r, instance)
+            if alike is None or prefix != found or instance.step_time is not alike.step_time:
+                alike, found, own_s = instance, prefix, prefill_s(r, instance, *prefix)
+            estimate_s = queued_tokens(instance) * instance.sizes.s_per_token + own_s
+            if estimate_s < ttft_s or (estimate_s == ttft_s and instance.index < best.index):
+                ttft_s, best = estimate_s, instance
         if self.early_reject and ttft_s > r.slo.ttft_s:
             return REJECT
         return best
 
 
-def estimated_ttft_s(r: RequestState, instance: Instance) -> float:
-    """Queue, then loading and computing, layer by layer side by side."""
-    queue_s = queued_tokens(instance) * instance.sizes.s_per_token
-    layers = instance.placement.model.layers
+def found_prefix(r: RequestState, instance: Instance) -> tuple[int, float]:
+    """Tokens of `r` that the instance need not compute, and seconds to load their KV."""
     kv_manager = instance.kv_manager
-    cached, load_s = 0, 0.0
-    if kv_manager.unit_tokens:
-        units = kv_manager.get_computed_blocks(r)
-        cached, load_s = units * kv_manager.unit_tokens, kv_manager.load_s(r, units)
+    if not kv_manager.unit_tokens:
+        return 0, 0.0
+    units = kv_manager.get_computed_blocks(r)
+    return units * kv_manager.unit_tokens, kv_manager.load_s(r, units)
+
+
+def prefill_s(r: RequestState, instance: Instance, cached: int, load_s: float) -> float:
+    """Loading and computing, layer by layer side by side."""
     compute_s = instance.step_time.step_s(0, 0, ((cached, r.target_tokens - cached),))
-    return queue_s + pipeline_s(layers, load_s, compute_s)
+    return pipeline_s(instance.placement.model.layers, load_s, compute_s)

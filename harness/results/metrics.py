@@ -7,8 +7,8 @@ bound that it has; rejected, dropped, cancelled, failed and unfinished requests 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -139,12 +139,18 @@ def measured_window(records: Records, warmup_s: float) -> Mask:
     """
     counted = counted_requests(records.arrival_s, warmup_s)
     if not counted.any():
+        check_counted(0, warmup_s, float(np.nanmax(records.arrival_s)))
+    return counted
+
+
+def check_counted(counted: int, warmup_s: float, last_s: float) -> None:
+    """Raise SloBenchError if no request counts, of those that arrive until `last_s`."""
+    if not counted:
         raise SloBenchError(
             f"warmup_s = {warmup_s:g} leaves no request to measure: "
-            f"the last one arrives after {np.nanmax(records.arrival_s):g} s; give more requests, "
+            f"the last one arrives after {last_s:g} s; give more requests, "
             "a longer duration or a shorter warm-up"
         )
-    return counted
 
 
 DEFAULT_OBJECTIVE = "alpha=1,beta=1,gamma=1"
@@ -183,14 +189,98 @@ def parse_objective(text: str) -> CollocationObjective:
     return objective
 
 
-def cell_metrics(
+@dataclass(frozen=True, kw_only=True)
+class RequestFigures:
+    """What the figures of a cell need of its requests.
+
+    Attributes:
+        requests: those that count (`measured_window`); so for all of these but the last four.
+        met: those that met their SLO.
+        window: arrivals and drain.
+        ttft: of the requests that have it, and so `tpot` and `e2e`.
+        weighted_turnaround: see `weighted_turnaround`.
+        output_tokens: their sum.
+        outcomes: number of requests by outcome.
+        missed: finished requests that missed each bound.
+        stationary: whether the figures would be the same in a longer run.
+        columns: further columns of some workloads and systems.
+        prompt_tokens: of all generation requests that began.
+        cached_tokens: of all requests that began.
+        preemptions: by swapping and by recomputation, of all requests.
+        counts: acts of each mechanism, in the whole run.
+        quantile_error: largest relative error of quantiles; 0: they are exact.
+    """
+
+    requests: int
+    met: int
+    window: RateWindow
+    ttft: LatencySummary
+    tpot: LatencySummary
+    e2e: LatencySummary
+    weighted_turnaround: float
+    output_tokens: int
+    outcomes: Mapping[Outcome, int]
+    missed: Mapping[str, int]
+    stationary: bool | None
+    columns: Mapping[str, float] = field(default_factory=dict)
+    prompt_tokens: int
+    cached_tokens: int
+    preemptions: tuple[int, int]
+    counts: Mapping[str, int]
+    quantile_error: float = 0.0
+
+
+def request_figures(
     workload: Workload,
     result: Result,
-    hardware: Hardware,
     *,
     judged: Judged,
     warmup_s: float = 0.0,
     objective: CollocationObjective = CollocationObjective(),
+) -> RequestFigures:
+    """The figures of all requests of a cell, from their records."""
+    records = result.records
+    counted = measured_window(records, warmup_s)
+    finished = counted & (records.outcome == Outcome.FINISHED)
+    window = rate_window(
+        records.arrival_s, records.finish_s, warmup_s, offered=workload.concurrency is None
+    )
+    ttft, tpot, e2e = (
+        summarise(np.where(counted, seconds, np.nan))
+        for seconds in (records.ttft_s, records.tpot_s, records.e2e_s)
+    )
+    began = ~np.isnan(records.first_scheduled_s)
+    generates = workload.request_type == RequestType.GENERATE
+    return RequestFigures(
+        requests=int(counted.sum()),
+        met=int((counted & judged.met).sum()),
+        window=window,
+        ttft=ttft,
+        tpot=tpot,
+        e2e=e2e,
+        weighted_turnaround=weighted_turnaround(records, finished),
+        output_tokens=int(records.output_tokens[counted].sum()),
+        outcomes={kind: int((counted & (records.outcome == kind)).sum()) for kind in Outcome},
+        missed={name: int((counted & missed).sum()) for name, missed in judged.late.items()},
+        stationary=_stationary(workload, records, judged, warmup_s),
+        columns={
+            **_by_kind(workload, records, counted, judged.met, window, objective),
+            **_by_class(workload, records, counted, judged.met),
+            **_by_session(workload, records, counted),
+            **_waits_by_role(result, counted),
+        },
+        prompt_tokens=int(workload.prompt_tokens[began & generates].sum()),
+        cached_tokens=int(records.cached_tokens[began].sum()),
+        preemptions=(
+            int(records.preemptions_swap.sum()),
+            int(records.preemptions_recompute.sum()),
+        ),
+        counts=counts_of(result),
+    )
+
+
+def cell_metrics(
+    requests: RequestFigures, result: Result, hardware: Hardware, *, warmup_s: float = 0.0
 ) -> dict[str, float | int | bool | None]:
     """The figures of one cell, in the order of the columns of `cells.csv`.
 
@@ -206,18 +296,8 @@ def cell_metrics(
     gpu_power_mean_w is predicted, where `hardware` knows the GPUs' power.
     Columns that papers define are in `policies.columns`.
     """
-    records, totals = result.records, result.totals
-    counted = measured_window(records, warmup_s)
-    finished = counted & (records.outcome == Outcome.FINISHED)
-    met = int((counted & judged.met).sum())
-    requests = int(counted.sum())
-    window = rate_window(
-        records.arrival_s, records.finish_s, warmup_s, offered=workload.concurrency is None
-    )
-    ttft, tpot, e2e = (
-        summarise(np.where(counted, seconds, np.nan))
-        for seconds in (records.ttft_s, records.tpot_s, records.e2e_s)
-    )
+    totals, window, met = result.totals, requests.window, requests.met
+    finished = requests.outcomes[Outcome.FINISHED]
     all_tokens = totals.prefill_tokens + totals.decode_tokens
     computed = all_tokens - totals.padded_tokens
     scales = totals.gpu_paid_s > 0 and totals.makespan_s > 0  # instances start and stop
@@ -226,45 +306,38 @@ def cell_metrics(
     utilisation = NOT_A_NUMBER
     if able_flops > 0:
         utilisation = 2 * hardware.parameters * computed / able_flops
-    output_tokens = int(records.output_tokens[counted].sum())
-    began = ~np.isnan(records.first_scheduled_s)
-    generates = workload.request_type == RequestType.GENERATE
-    prompt_tokens = int(workload.prompt_tokens[began & generates].sum())
-
-    def outcomes(*kinds: Outcome) -> int:
-        return int((counted & np.isin(records.outcome, kinds)).sum())
-
+    unfinished = (Outcome.UNFINISHED, Outcome.FAILED, Outcome.CANCELLED)
     row: dict[str, float | int | bool | None] = {
-        "requests": requests,
-        "attainment": met / requests,
+        "requests": requests.requests,
+        "attainment": met / requests.requests,
         "goodput_rps": per_second(met, window.goodput_s),
-        **ttft.columns("ttft", ("p50", "p90", "p99", "mean")),
-        **tpot.columns("tpot", ("p50", "p90", "p99", "mean")),
+        **requests.ttft.columns("ttft", ("p50", "p90", "p99", "mean")),
+        **requests.tpot.columns("tpot", ("p50", "p90", "p99", "mean")),
         "itl_p99_s": result.gaps.quantile_s(0.99),
         "itl_mean_s": result.gaps.mean_s(),
-        **e2e.columns("e2e", ("p50", "p99", "mean")),
-        "weighted_turnaround": weighted_turnaround(records, finished),
+        **requests.e2e.columns("e2e", ("p50", "p99", "mean")),
+        "weighted_turnaround": requests.weighted_turnaround,
         "arrival_window_s": window.arrivals_s,
         "drain_s": window.drain_s,
         "makespan_s": window.makespan_s,
-        "throughput_rps": per_second(int(finished.sum()), window.makespan_s),
-        "output_tokens_per_s": per_second(output_tokens, window.makespan_s),
+        "throughput_rps": per_second(finished, window.makespan_s),
+        "output_tokens_per_s": per_second(requests.output_tokens, window.makespan_s),
         "mfu": utilisation,
         "gpu_utilisation": totals.gpu_busy_s / (gpus * totals.makespan_s)
         if gpus and totals.makespan_s > 0
         else NOT_A_NUMBER,
         "kv_cache_usage_mean": totals.kv_cache_usage_mean,
-        "prefix_hit_rate": int(records.cached_tokens[began].sum()) / prompt_tokens
-        if prompt_tokens
+        "prefix_hit_rate": requests.cached_tokens / requests.prompt_tokens
+        if requests.prompt_tokens
         else 0.0,
-        "preemptions_swap": int(records.preemptions_swap.sum()),
-        "preemptions_recompute": int(records.preemptions_recompute.sum()),
+        "preemptions_swap": requests.preemptions[0],
+        "preemptions_recompute": requests.preemptions[1],
         "kv_cache_usage_peak": totals.kv_cache_usage_peak,
         "iterations": totals.steps,
         "padded_tokens": totals.padded_tokens,
         "padding_waste": totals.padded_tokens / all_tokens if all_tokens else 0.0,
         "valid": True,  # a simulated client is never late
-        "stationary": _stationary(workload, records, judged, warmup_s),
+        "stationary": requests.stationary,
         "cost_usd_per_hour": NOT_A_NUMBER
         if hardware.usd_per_gpu_hour is None
         else hardware.usd_per_gpu_hour * gpus,
@@ -277,24 +350,23 @@ def cell_metrics(
     row |= unit_costs(row)
     row |= {name: of(row) for name, of in COLUMNS.items()}
     row |= {
-        "finished": int(finished.sum()),
-        "rejected": outcomes(Outcome.REJECTED),
+        "finished": finished,
+        "rejected": requests.outcomes[Outcome.REJECTED],
         "overlong": result.overlong,
-        "dropped": outcomes(Outcome.DROPPED),
-        "unfinished": outcomes(Outcome.UNFINISHED, Outcome.FAILED, Outcome.CANCELLED),
-        **{f"missed_{name}": int((counted & missed).sum()) for name, missed in judged.late.items()},
+        "dropped": requests.outcomes[Outcome.DROPPED],
+        "unfinished": sum(requests.outcomes[kind] for kind in unfinished),
+        **{f"missed_{name}": missed for name, missed in requests.missed.items()},
     }
     if warmup_s > 0:
         row["warmup_s"] = warmup_s
+    if requests.quantile_error:
+        row["quantile_error"] = requests.quantile_error
     if scales:
         row["gpu_paid_s"] = totals.gpu_paid_s
     row.update(_prediction_error(result))
-    row.update(_by_kind(workload, records, counted, judged.met, window, objective))
-    row.update(_by_class(workload, records, counted, judged.met))
-    row.update(_by_session(workload, records, counted))
-    row.update(_waits_by_role(result, counted))
+    row.update(requests.columns)
     row.update(_usage_by_role(result))
-    row.update({COUNT + name: count for name, count in counts_of(result).items()})
+    row.update({COUNT + name: count for name, count in requests.counts.items()})
     return row
 
 

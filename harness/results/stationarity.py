@@ -8,15 +8,17 @@ short against its SLOs or its requests' time in the system cannot tell.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ...workloads.blocks import WorkloadBlocks
 from ...workloads.errors import SloBenchError
 from ...workloads.workload import Workload
-from ..core.records import Outcome, Records
+from ..core.quantile_sketch import QuantileSketch
+from ..core.records import EndedBlock, Outcome, Records
 
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -159,19 +161,118 @@ def batch_edges(
     """
     n = len(arrival_s)
     first, last = 0, n
+    known_s = arrival_s[np.isfinite(arrival_s)]
+
+    def before(time_s: float) -> int:
+        return int(np.searchsorted(known_s, time_s))
+
     if not whole:
-        first, last = math.ceil(n * WARMUP_SHARE), n - int(n * COOLDOWN_SHARE)
-        known_s = arrival_s[np.isfinite(arrival_s)]
-        if len(known_s) and known_s[-1] - known_s[0] > 3 * horizon_s:
-            first = max(first, int(np.searchsorted(known_s, known_s[0] + horizon_s)))
-            last = min(last, int(np.searchsorted(known_s, known_s[-1] - horizon_s)))
-    first = max(first, int(np.searchsorted(arrival_s, warmup_s, side="left")))
+        ends_s = (float(known_s[0]), float(known_s[-1])) if len(known_s) else None
+        first, last = _counted(n, ends_s, before, horizon_s)
+    return _edges(n, max(first, before(warmup_s)), last)
+
+
+def _counted(
+    n: int, ends_s: tuple[float, float] | None, before: Callable[[float], int], horizon_s: float
+) -> tuple[int, int]:
+    """The first request that counts and the one after the last, of `n` between two times."""
+    first, last = math.ceil(n * WARMUP_SHARE), n - int(n * COOLDOWN_SHARE)
+    if ends_s is not None and ends_s[1] - ends_s[0] > 3 * horizon_s:
+        first = max(first, before(ends_s[0] + horizon_s))
+        last = min(last, before(ends_s[1] - horizon_s))
+    return first, last
+
+
+def _edges(n: int, first: int, last: int) -> NDArray[np.int64]:
+    """Cut `first` to `last` of `n` requests into batches."""
     if last - first < BATCHES:
         raise SloBenchError(
             f"{max(0, last - first)} of {n} requests are left to count after the warm-up, "
             f"at least {BATCHES} are needed; give more requests for a run or a shorter warm-up"
         )
     return np.linspace(first, last, BATCHES + 1).round().astype(np.int64)
+
+
+class BatchFold:
+    """`batches_of` a long run whose requests come in blocks, in order of arrival.
+
+    All but one thing is exact: how many requests would be in the system if all stayed as long as
+    the first ones is computed from their stays to within `quantile_sketch.RELATIVE_ERROR`.
+    """
+
+    def __init__(
+        self, workload: WorkloadBlocks, *, horizon_s: float = 0.0, warmup_s: float = 0.0
+    ) -> None:
+        """Arguments as those of `batches_of`.
+
+        Raises:
+            SloBenchError: too few requests are left to count.
+        """
+        self._workload = workload
+        self._horizon_s = horizon_s
+        n, ends_s = len(workload), (workload.first_s, workload.last_s)
+        first, last = _counted(n, ends_s, workload.before, horizon_s)
+        self._edges = _edges(n, max(first, workload.before(warmup_s)), last)
+        self._moments = workload.arrivals_at(np.minimum(self._edges, n - 1))
+        self._early = math.ceil(n * _FIRST_SHARE)
+        self._met = np.zeros(BATCHES, dtype=np.int64)
+        self._arrived, self._left, self._served = np.zeros((3, BATCHES + 1), dtype=np.int64)
+        self._early_stays, self._early_waits = QuantileSketch(), QuantileSketch()
+        self._starved = self._stays = 0
+        self._stay_s = 0.0
+
+    def add(self, block: EndedBlock, met: Mask) -> None:
+        """Add requests, and whether each met its SLO."""
+        records = block.records
+        arrival_s, end_s = records.arrival_s, left_s(records)
+        served_s = np.fmin(records.first_token_s, end_s)
+        at = np.clip(self._edges - block.first_row, 0, len(arrival_s))
+        self._met += np.diff(np.append(0, np.cumsum(met))[at])
+        self._arrived += np.searchsorted(arrival_s, self._moments, side="right")
+        self._left += _until(end_s, self._moments)
+        self._served += _until(served_s, self._moments)
+        stays_s = (end_s - arrival_s)[at[0] : at[-1]]
+        stays_s = stays_s[np.isfinite(stays_s)]
+        self._stays += len(stays_s)
+        self._stay_s += float(stays_s.sum())
+        early = slice(0, max(0, self._early - block.first_row))
+        self._starved += int((~(served_s[early] <= self._moments[-1])).sum())
+        self._early_stays.add((end_s - arrival_s)[early])
+        self._early_waits.add((served_s - arrival_s)[early])
+
+    def batches(self) -> RunBatches:
+        """The batches of all requests."""
+        backlog = self._arrived - self._left - self._filling(self._early_stays)
+        waiting = self._arrived - self._served - self._filling(self._early_waits)
+        return RunBatches(
+            batch_met=tuple(self._met.tolist()),
+            batch_requests=tuple(np.diff(self._edges).tolist()),
+            backlog=tuple(np.rint(backlog).astype(int).tolist()),
+            waiting=tuple(np.rint(waiting).astype(int).tolist()),
+            starved=self._starved,
+            horizon_s=self._horizon_s,
+            stay_s=self._stay_s / self._stays if self._stays else 0.0,
+            window_s=float(self._moments[-1] - self._moments[0]),
+        )
+
+    def _filling(self, stays: QuantileSketch) -> Floats:
+        """See the function of this name."""
+        there = np.zeros(len(self._moments))
+        if not len(stays):
+            return there
+        for arrival_s in self._workload.draw_arrivals():
+            begins = np.searchsorted(arrival_s, self._moments - stays.most())
+            ends = np.searchsorted(arrival_s, self._moments, side="right")
+            for k in np.flatnonzero(ends > begins).tolist():
+                ages_s = self._moments[k] - arrival_s[begins[k] : ends[k]]
+                there[k] += stays.shares_above(ages_s).sum()
+        return there
+
+
+def _until(times_s: Floats, moments_s: Floats) -> NDArray[np.int64]:
+    """How many of `times_s` have come by each of the moments, which ascend."""
+    after = np.searchsorted(moments_s, times_s)
+    return np.cumsum(np.bincount(after, minlength=len(moments_s) + 1))[: len(moments_s)]
 
 
 def requests_in(window_s: float, rate_rps: float, horizon_s: float) -> int:

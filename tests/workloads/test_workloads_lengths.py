@@ -136,3 +136,19 @@ def test_unknown_distribution_suggests():
 def test_quantiles_need_their_ends():
     with pytest.raises(SloBenchError, match="rise from 0 to 1"):
         Quantiles((0.1, 1), (1, 2))
+
+
+def test_prompts_alone_are_the_same_prompts():
+    whole = PairLengths(
+        (
+            MixtureComponent(
+                parse_lengths("lognormal(6, 1)"), parse_lengths("uniform(1, 900)"), 2.0, 0.6
+            ),
+            MixtureComponent(parse_lengths(40), parse_lengths(7), max_output_tokens=64),
+        ),
+        max_total_tokens=1200,
+    )
+    pairs = whole.draw(500, np.random.default_rng(3))
+    alone = whole.prompts_alone().draw(500, np.random.default_rng(3))
+    assert alone.prompt_tokens.tolist() == pairs.prompt_tokens.tolist()
+    assert set(alone.output_tokens.tolist()) == {1}

@@ -34,6 +34,7 @@ from .samples import LevelSample
 if TYPE_CHECKING:
     from ...harness.experiments.config.schema import ExperimentSchema
 
+_HERE_S = 2.0  # of simulation in this process, before others are started
 _OVERLOAD = (408, *REFUSALS)  # client errors that a lower rate may avoid
 Ended = Callable[[int, float], None]  # requests ended, clock in seconds
 Level = tuple[LevelSample, str, Row, Mapping[str, bytes]]
@@ -230,7 +231,8 @@ class SpeculativeRuns(Generic[T]):
 class PoolRunner:
     """A `LevelRunner` like `CellRunner`, whose levels the processes of a pool simulate.
 
-    `folder`: where cells' details are written; None keeps none.
+    `folder`: where cells' details are written; None keeps none. `here`: a runner in this process,
+    which makes the first runs, for two seconds: a short search starts no other process.
     """
 
     def __init__(
@@ -241,17 +243,30 @@ class PoolRunner:
         folder: Path | None,
         records: str,
         keep: Callable[[str, Row], None],
+        here: CellRunner | None = None,
     ) -> None:
         self._folder = folder
         self._keep = keep
+        self._here = here
+        self._left_here_s = _HERE_S
         given = (asdict(template), stem, None if folder is None else records)
         self._levels: SpeculativeRuns[Level] = SpeculativeRuns(
             lambda *run: pool.begin(simulated_level, *given, *run)
         )
-        self.expect = self._levels.expect
+
+    def expect(self, rate_rps: float, seeds: Iterable[int], requests: int) -> None:
+        """Start these runs in the pool."""
+        if self._here is None:
+            self._levels.expect(rate_rps, seeds, requests)
 
     def run(self, rate_rps: float, seed: int, requests: int) -> LevelSample:
         """Wait for the level, and begin it if it was not expected."""
+        if self._here is not None:
+            sample = self._here.run(rate_rps, seed, requests)
+            self._left_here_s -= sample.wall_s
+            if self._left_here_s <= 0:
+                self._here = None
+            return sample
         sample, cell, row, files = self._levels.result(rate_rps, seed, requests)
         if self._folder is not None:
             unpack(files, self._folder)

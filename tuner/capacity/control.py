@@ -26,17 +26,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...harness.core.records import Records
-from ...harness.experiments.execution.cells import workload_of
 from ...harness.experiments.execution.specs import CellSpec, source
 from ...harness.results.stationarity import batch_edges, design_effect, horizon_s
 from ...workloads.base import DrawnSource
+from ...workloads.slo import parse_slo
 from ...workloads.workload import Workload
 from .samples import LevelSample
 
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
-_TIMES = 16  # as many requests as the run's give the expectation
+_TIMES = 32  # as many requests as the run's give the expectation
 _MOST_REQUESTS = 200_000  # unless the run itself has more
 _SEEDS = 1 << 32  # of the expectation, away from those of runs
 _LONG = 0.75  # quantile of prompts from which on TTFT is mostly prefill
@@ -51,14 +51,23 @@ def control_of(
 
     Empty without TTFT bounds, and for arrivals that are not drawn or depend on answers.
     """
-    drawn = isinstance(source(spec.workload), DrawnSource) and spec.workload.models is None
-    if not drawn or workload.closed or not np.isfinite(workload.ttft_slo_s).any():
+    drawn = source(spec.workload)
+    if not isinstance(drawn, DrawnSource) or spec.workload.models is not None:
+        return ()
+    if workload.closed or not np.isfinite(workload.ttft_slo_s).any():
         return ()
     pace_s = _pace_s(workload, records)
     if pace_s is None:
         return ()
     requests = max(min(_TIMES * len(workload), _MOST_REQUESTS), len(workload))
-    others = workload_of(replace(spec, seed=_SEEDS + spec.seed, requests=requests))
+    if drawn.continuations is None and drawn.sessions is None:  # prompts contain no outputs
+        drawn = replace(drawn, lengths=drawn.lengths.prompts_alone())
+    others = drawn.make(
+        rate_rps=spec.rate_rps,
+        requests=requests,
+        seed=_SEEDS + spec.seed,
+        slo=parse_slo(spec.slo, spec.slo_scale),
+    )
     missed, counted = _missed(workload, pace_s, spec.instances, warmup_s)
     expected, of = _missed(others, pace_s, spec.instances, warmup_s)
     return tuple((missed - expected / of * counted).tolist())

@@ -40,8 +40,9 @@ _QUANTILE = (
 WIDE_LOGITS = 3.0  # the slope is looked for among levels so far from the target
 NEAR_LOGITS = 1.5  # and the crossing among these: odds to miss within a factor of 4.5
 _SLOPE_DOUBT = 0.3  # the near slope is within a factor of e^0.3 of the wide one, more or less
-_SLOPES = np.geomspace(0.5, 4000.0, 40)
-_NEAR_SLOPES = np.exp(np.linspace(-4 * _SLOPE_DOUBT, 4 * _SLOPE_DOUBT, 21))
+_WIDE_SLOPES = np.array([0.5, 4000.0])  # the range in which a slope is looked for
+_NEAR_SLOPES = np.exp(4 * _SLOPE_DOUBT * np.array([-1.0, 1.0]))  # likewise, times the wide one
+_SLOPES = 41  # of the grid
 _POINTS = 81  # of the capacity grid
 _MARGIN = 0.03  # by which it reaches beyond the lowest and highest rate
 _LEAST_FREEDOM = 4
@@ -181,11 +182,11 @@ def crossing(levels: Sequence[CapacityLevel], target: float) -> Crossing | None:
     wide = _Likelihood(_wide(usable, target), target).fit()
     near = _near(usable, target, wide)
     runs = [run for level in near if not level.growing for run in level.judged]
-    dispersion = max(dispersion_within(runs), _scatter(runs, target, wide))
-    likelihood = _Likelihood(near, target, slope=wide.slope, doubt=dispersion)
-    fit = likelihood.fit()
-    dispersion = max(dispersion, _scatter(runs, target, fit))
+    within = dispersion_within(runs)
+    fit = _Likelihood(near, target, slope=wide.slope, doubt=within).fit()
+    dispersion = max(within, _scatter(runs, target, fit))
     freedom = max(_LEAST_FREEDOM, len(runs) - 2)
+    likelihood = _Likelihood(near, target, slope=wide.slope, doubt=dispersion)
     found = likelihood.fit(student_t(_QUANTILE, freedom) ** 2 / 2 * dispersion)
     return Crossing(
         target=target,
@@ -275,22 +276,28 @@ class _Likelihood:
         )
         self._most_growth = max(level.most_growth for level in levels)
         self._logit = math.log(target / (1 - target))
-        self._slopes = _SLOPES if slope is None else slope * _NEAR_SLOPES
-        self._prior = np.zeros(len(self._slopes))
-        if slope is not None:
-            self._prior = -doubt / 2 * (np.log(_NEAR_SLOPES) / _SLOPE_DOUBT) ** 2
+        self._slope = slope
+        self._doubt = doubt
+
+    def _prior(self, slopes: Floats) -> Floats:
+        if self._slope is None:
+            return np.zeros(len(slopes))
+        away = np.log(slopes / self._slope) / _SLOPE_DOUBT
+        return -self._doubt / 2 * away * away
 
     def fit(self, cut: float = 1.0) -> _Fit:
         """Best values and interval on a grid, a coarse one and then around what that left."""
         fit = _Fit(0.0, 1.0, 0.0, 0.0)
         low, high = self._log_rate[0] - _MARGIN, min(self._log_rate[-1] + _MARGIN, self._most)
+        gentle, steep = _WIDE_SLOPES if self._slope is None else self._slope * _NEAR_SLOPES
         unseen = 0.0 if math.isinf(self._most) else 2 * self._most_growth
         for _ in range(2):
             grid = np.linspace(low, high, _POINTS)
+            slopes = np.geomspace(gentle, steep, _SLOPES)
             away = self._log_rate - grid[:, None, None]
-            z = self._logit - self._slopes[None, :, None] * away
+            z = self._logit - slopes[None, :, None] * away
             missing = np.logaddexp(0, z)  # -log of the chance to miss
-            likelihood = (z - missing) @ self._met - missing @ self._missed + self._prior
+            likelihood = (z - missing) @ self._met - missing @ self._missed + self._prior(slopes)
             profile = likelihood.max(axis=1)
             best = int(profile.argmax())
             inside = np.flatnonzero(profile >= profile[best] - cut)
@@ -299,11 +306,14 @@ class _Likelihood:
             equal = grid[profile >= profile[best] - 1e-6]
             fit = _Fit(
                 log_rate=float(equal.mean()),
-                slope=float(self._slopes[likelihood[best].argmax()]),
+                slope=float(slopes[likelihood[best].argmax()]),
                 low=float(grid[inside[0]] - step / 2) - unseen,
                 high=min(float(grid[inside[-1]] + step / 2), self._most),
             )
             low, high = grid[inside[0]] - step, min(grid[inside[-1]] + step, self._most)
+            likely = np.flatnonzero(likelihood.max(axis=0) >= profile[best] - cut)
+            gentle = slopes[max(0, likely[0] - 1)]
+            steep = slopes[min(len(slopes) - 1, likely[-1] + 1)]
         return fit
 
 

@@ -140,6 +140,8 @@ def search_capacity(
             searches = _Searches(experiment, planned, options, memory, before, progress, backend)
             if pool is None:
                 searches.here(ended)
+            elif len(planned.cells) == 1:
+                searches.alone(pool, ended)
             else:
                 searches.side_by_side(pool)
         finally:
@@ -239,6 +241,13 @@ class _Searches:
 
         return grouped_by_start(self.backend, self.planned.cells)
 
+    def alone(self, pool: WorkerPool, ended: Callable[[int, float], None] | None) -> None:
+        """The only configuration: first in this process, then by the pool."""
+        (spec,) = self.planned.cells
+        server = Simulator(self.memory.held.path, self.planned.resolved.records)
+        here = CellRunner(spec, _stem(spec), server, self.memory.keep_row, ended)
+        self._search_by(pool, spec, None, here)
+
     def side_by_side(self, pool: WorkerPool) -> None:
         """As many at once as the pool has room for."""
         cells = self.planned.cells
@@ -263,9 +272,15 @@ class _Searches:
                 threads.shutdown(cancel_futures=True)
                 raise
 
-    def _search_by(self, pool: WorkerPool, spec: CellSpec, model: CellSpec | None) -> None:
+    def _search_by(
+        self,
+        pool: WorkerPool,
+        spec: CellSpec,
+        model: CellSpec | None,
+        here: CellRunner | None = None,
+    ) -> None:
         folder, records = self.memory.held.path, self.planned.resolved.records
-        runner = PoolRunner(spec, _stem(spec), pool, folder, records, self.memory.keep_row)
+        runner = PoolRunner(spec, _stem(spec), pool, folder, records, self.memory.keep_row, here)
         self._search(spec, runner, model, runner.expect)
 
     def _model(self, spec: CellSpec, earlier: Sequence[CellSpec]) -> CellSpec | None:

@@ -399,7 +399,9 @@ class _Search:
             return self._unbracketed()
         if self._exhausted:
             return "; ".join(f"{target:g}: {why}" for target, why in self._exhausted.items())
-        return f"every interval is within ±{options.tolerance:.1%}"
+        flat = any(found.relative_half_width > options.tolerance for found in known)
+        also = f", or ±{_RESOLUTION:.1%} of attainment" if flat else ""
+        return f"every interval is within ±{options.tolerance:.1%}{also}"
 
     def _refine_at(self, rate_rps: float, found: Crossing) -> None:
         """Long runs at a rate near a crossing."""
@@ -414,11 +416,16 @@ class _Search:
             self._exhausted[found.target] = str(spent)
 
     def _unconfirmed(self, known: Sequence[Crossing]) -> Crossing | None:
-        """A crossing of which no rate close to the interval's low end was run and carried."""
+        """A crossing of which no rate close to the interval's low end was run and carried.
+
+        The run for it moves the end, after which a rate twice as far away will do.
+        """
         for found in known:
-            lowest = found.low_rps * (1 - self._options.tolerance / 2)
+            confirmed = self._confirmed[found.target]
+            apart = self._options.tolerance / (1 if confirmed else 2)
+            lowest = found.low_rps * (1 - apart)
             carried = self._decided(found.target)[0]
-            if self._confirmed[found.target] < _CONFIRMATIONS and not any(
+            if confirmed < _CONFIRMATIONS and not any(
                 lowest <= rate <= found.low_rps for rate in carried
             ):
                 return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from heapq import heappop, heappush
 
 import numpy as np
@@ -56,6 +57,7 @@ class Arrivals:
         self._next_open = 0
         self._slice: list[RequestState] = []
         self._at = 0
+        self._first = 0  # the id of the workload's first row
         self._due: list[tuple[float, int]] = []  # followers with a known arrival time
         self._slo: Slo | None = self._common_slo()
         self._marked = bool(workload.request_type.any() or workload.priority.any())
@@ -92,7 +94,7 @@ class Arrivals:
 
     def _made(self, rows: NDArray[np.int64], arrival_s: list[float]) -> list[RequestState]:
         w = self._workload
-        ids = rows.tolist()
+        ids = (rows + self._first).tolist()
         prompts = w.prompt_tokens[rows].tolist()
         outputs = w.output_tokens[rows].tolist()
         most = w.max_output_tokens[rows].tolist()
@@ -126,13 +128,18 @@ class Arrivals:
 
     def _head(self) -> RequestState | None:
         if self._at == len(self._slice):
-            rows = self._open_rows[self._next_open : self._next_open + _SLICE_ROWS]
-            if not len(rows):
+            made = self._next_slice()
+            if not made:
                 return None
-            self._next_open += len(rows)
-            self._slice = self._states(rows, self._workload.arrival_s[rows].tolist())
+            self._slice = made
             self._at = 0
         return self._slice[self._at]
+
+    def _next_slice(self) -> list[RequestState]:
+        """The next requests in order of arrival; none at the end."""
+        rows = self._open_rows[self._next_open : self._next_open + _SLICE_ROWS]
+        self._next_open += len(rows)
+        return self._states(rows, self._workload.arrival_s[rows].tolist()) if len(rows) else []
 
     def next_s(self) -> float:
         """When the next request arrives; infinite if none is known."""
@@ -188,3 +195,28 @@ class Arrivals:
             self._lost.add(follower)
             self.cancelled.append(follower)
             lost += self._followers.pop(follower, ())
+
+
+class BlockArrivals(Arrivals):
+    """The same of independent requests whose workload comes in blocks, in the same slices."""
+
+    def __init__(self, blocks: Iterator[tuple[Workload, NDArray[np.int64]]]) -> None:
+        """`blocks`: each with its rows that do not arrive."""
+        nothing = np.empty(0, dtype=np.int64)
+        super().__init__(Workload(np.empty(0), nothing, nothing))
+        self._blocks = blocks
+        self._ready: list[RequestState] = []
+
+    def _next_slice(self) -> list[RequestState]:
+        while len(self._ready) < _SLICE_ROWS:
+            block = next(self._blocks, None)
+            if block is None:
+                break
+            self._first += len(self._workload)
+            self._workload, skip = block
+            self._slo = self._common_slo()
+            self._marked = bool(self._workload.priority.any())
+            rows = np.delete(np.arange(len(self._workload)), skip)
+            self._ready += self._states(rows, self._workload.arrival_s[rows].tolist())
+        made, self._ready = self._ready[:_SLICE_ROWS], self._ready[_SLICE_ROWS:]
+        return made

@@ -8,7 +8,6 @@ affect it, or until a policy reads its state.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from heapq import heappop, heappush
 from typing import Any
 
@@ -35,11 +34,12 @@ from .arrivals import INF, Arrivals
 from .instance import LazyInstance, own
 from .paid_time import PaidTime
 from .recorder import Recorder
-from .scheduling import InstanceRunner
+from .scheduling import LOOK_EVERY, InstanceRunner
 
 Progress = Callable[[int, float], None]
+_Event = tuple[float, int, Callable[..., None], tuple[Any, ...]]  # time, number, what it calls
 _TOGETHER = 1024  # ended requests that are recorded at once
-_FINISH = ReleaseReason.FINISH
+_FINISH, _HAND_OVER = ReleaseReason.FINISH, ReleaseReason.HAND_OVER
 _FRUITLESS = 10_000  # control steps without progress after which a run is stuck
 
 
@@ -83,9 +83,9 @@ class Cluster:
         self._prefilled: dict[RequestState, LazyInstance] = {}
         self._moving: dict[RequestState, int] = {}  # by the number of the transfer's end
         self._away_s: dict[RequestState, float] = {}  # when they left an instance, with their KV
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._events: list[_Event] = []
         self._made = 0
-        self._closed = self._is_apart = False
+        self._closed = self._is_apart = self._is_pair = False
         self._prefill_only = any(instance.engine.prefill_only for instance in instances)
         self._travels = overrides(policy, "travel_s")
         self._tells = self._prefill_only or overrides(policy, "on_capacity")
@@ -111,23 +111,32 @@ class Cluster:
 
     def at(self, time_s: float, act: Callable[[], None]) -> None:
         """`act` at that time, or now if it is past."""
-        self._made += 1
-        heappush(self._events, (max(time_s, self.now_s), self._made, act))
+        self._call_at(time_s, act, ())
+
+    def _call_at(self, time_s: float, act: Callable[..., None], args: tuple[Any, ...]) -> None:
+        self._made = made = self._made + 1
+        heappush(self._events, (time_s if time_s > self.now_s else self.now_s, made, act, args))
 
     def send(self, r: RequestState, instance: LazyInstance, travel_s: float = 0.0) -> None:
         """`r`, waiting or with its KV free to enter, is at `instance` in `travel_s`."""
         if self._held:
             self._held.pop(r, None)
-        r.visible_s = self.now_s + travel_s
+        r.visible_s = visible_s = self.now_s + travel_s
         inbox = instance.engine.inbox
-        place = len(inbox)
-        while place and inbox[place - 1].visible_s > r.visible_s:
-            place -= 1
-        if place == len(inbox):
+        if not inbox:
             inbox.append(r)
+            if self._runner.expects(instance, visible_s):
+                return
+        elif inbox[-1].visible_s <= visible_s:
+            inbox.append(r)
+            if instance.follows():
+                return
         else:
+            place = len(inbox) - 1
+            while place and inbox[place - 1].visible_s > visible_s:
+                place -= 1
             inbox.insert(place, r)
-        self._runner.note(instance.device_group)
+        self._runner.note_one(instance)
 
     def migrate(
         self, r: RequestState, source: Instance, target: Instance, *, copied_tokens: int = 0
@@ -145,7 +154,7 @@ class Cluster:
         if r in source.movable.in_transfer:
             self._transfer(r, source, target, source.engine.now_s, copied_tokens)
         else:
-            self.at(source.engine.now_s, lambda: self._enters(r, target))
+            self._call_at(source.engine.now_s, self._enters, (r, target))
 
     def unite(self, first: Instance, second: Instance) -> None:
         """They compute for each other from now on: neither may run ahead of the other."""
@@ -183,7 +192,7 @@ class Cluster:
             self.paid.starts(instance, self.now_s)
         if startup_s:
             self._starting.add(instance)
-            self.at(self.now_s + startup_s, partial(self._serve, instance))
+            self._call_at(self.now_s + startup_s, self._serve, (instance,))
         else:
             self._serve(instance)
 
@@ -221,7 +230,7 @@ class Cluster:
             self._moving.pop(r, None)
             self._away_s.pop(r, None)
             release = Release(r, ReleaseReason.FAIL, max(self.now_s, instance.engine.now_s))
-            self.at(release.time_s, partial(self._given_back, release))
+            self._call_at(release.time_s, self._given_back, (release,))
         self._route_prefilled()
 
     # ---------------------------------------------------------------- running
@@ -230,7 +239,7 @@ class Cluster:
         """Instances of `role` that are not up yet start when it says."""
         for instance in self.instances:
             if instance.role == role.name and not (instance.up or role.spare):
-                self.at(role.start_s, partial(self.start, instance))
+                self._call_at(role.start_s, self.start, (instance,))
 
     def run(self, *, closed: bool) -> None:
         """Serve the whole workload. `closed`: some arrivals wait for answers.
@@ -243,8 +252,12 @@ class Cluster:
             instance.engine.reports_all_ends |= closed
         for failure in self._failures:
             self._fail_later(failure)
-        self._is_apart = self._apart()
-        if self._is_apart:
+        pair = self._pair()
+        self._is_pair = pair is not None
+        self._is_apart = self._is_pair or self._apart()
+        if pair is not None:
+            self._run_pair(*pair)
+        elif self._is_apart:
             self._run_apart()
         else:
             self._run_together()
@@ -283,33 +296,62 @@ class Cluster:
             if horizon_s == INF:
                 return
 
+    def _pair(self) -> tuple[LazyInstance, LazyInstance] | None:
+        """A language model and the embedder on its device, if there is nothing else."""
+        if not isinstance(self._policy, Routed) or self._policy.router.watches:
+            return None
+        if self._closed or self._failures:
+            return None
+        if len(self.instances) != 2 or len(self.up) != 1 or len(self._embedders) != 1:
+            return None
+        llm, embedder = self.up[0], self._embedders[0]
+        alone = llm.simulated is None or llm.device_group is not embedder.device_group
+        return None if alone else (llm, embedder)
+
+    def _run_pair(self, llm: LazyInstance, embedder: LazyInstance) -> None:
+        """Run both in long slices; requests are for one or the other by what they are."""
+        while True:
+            requests = self._arrivals.pop_slice()
+            end_s = self._arrivals.next_s()
+            self._runner.run_pair(llm, embedder, requests, end_s)
+            self._record(llm)
+            self._record(embedder)
+            if end_s == INF:
+                return
+
     def _run_together(self) -> None:
         arrivals, events, runner = self._arrivals, self._events, self._runner
+        closed, emitters = self._closed, runner.emitters
         steps = 0
         if self._policy.control_interval_s < INF:
             self.at(self._policy.control_interval_s, self._control_step)
         arrival_s = arrivals.next_s()
         while True:
-            if self._closed:
+            if closed:
                 arrival_s = arrivals.next_s()
             event_s = events[0][0] if events else INF
             until_s = arrival_s if arrival_s < event_s else event_s
-            if runner.run_first(until_s):
-                pass
+            if runner.changed:
+                runner.ask_changed()
+            while emitters and emitters[0][0] != emitters[0][2].earliest_release_s:
+                heappop(emitters)
+            if emitters and emitters[0][0] < until_s:
+                runner.run_first(until_s)
             elif until_s == INF:
                 if not runner.run_busy():
                     self._nobody_left()
                     return
             elif event_s <= arrival_s:
                 self.now_s = runner.now_s = event_s
-                heappop(events)[2]()
+                event = heappop(events)
+                event[2](*event[3])
             else:
                 self.now_s = runner.now_s = arrival_s
                 r = arrivals.pop()
                 arrival_s = arrivals.next_s()
                 self._arrived(r)
             steps += 1
-            if steps % 4096 == 0:
+            if steps % LOOK_EVERY == 0:
                 for (
                     instance
                 ) in self.instances:  # else instances that no policy reads collect requests
@@ -328,17 +370,19 @@ class Cluster:
 
     def _collect(self, instance: LazyInstance) -> None:
         """Process the releases of an instance."""
-        engine = instance.engine
+        engine, tells = instance.engine, self._tells
         for release in engine.outbox:
-            reason = release.reason
+            r, reason, time_s = release
             if reason is _FINISH:
-                r = release.request
                 if r.notify_on_finish:
                     self._arrivals.ended(r.id, r.finish_s, answered=True)
-                if self._tells:
-                    self.at(release.time_s, partial(self._left, instance))
-            elif self._tells or reason is not ReleaseReason.BEGUN:
-                self._heard(release, instance)
+                if tells:
+                    self._call_at(time_s, self._left, (instance,))
+            elif tells or reason is not ReleaseReason.BEGUN:
+                if self._is_apart:
+                    self._gone(release)
+                else:
+                    self._call_at(time_s, self._process, (release, instance, r.version))
         engine.outbox.clear()
         if len(engine.finished) >= _TOGETHER:
             self._record(instance)
@@ -348,21 +392,14 @@ class Cluster:
         engine = instance.engine
         eventful = bool(
             self._closed
-            or len(self.instances) > 1
+            or (len(self.instances) > 1 and not self._is_pair)
             or engine.measures.preemptions
             or engine.kv_manager.unit_tokens
         )
         self._recorder.finished(engine.finished, engine.index, eventful=eventful)
+        self._recorder.measured(engine.measures)
         engine.finished.clear()
         self._report(engine.now_s)
-
-    def _heard(self, release: Release, instance: LazyInstance) -> None:
-        if self._is_apart:
-            self._gone(release)
-        else:
-            self.at(
-                release.time_s, partial(self._process, release, instance, release.request.version)
-            )
 
     # ---------------------------------------------------------------- requests between instances
 
@@ -373,12 +410,16 @@ class Cluster:
             self._sent(r, self._policy.route(r, self))
 
     def _process(self, release: Release, instance: LazyInstance, version: int) -> None:
-        reason, r = release.reason, release.request
-        if reason is ReleaseReason.HAND_OVER:
-            if r in instance.movable.in_transfer and r.version == version:  # else it has failed
-                self._prefilled[r] = instance
-                self._away_s[r] = release.time_s
-                self._route_prefilled()
+        r, reason, time_s = release
+        if reason is _HAND_OVER:
+            movable = instance.simulated or instance.movable
+            if r.version == version and r in movable.in_transfer:  # else it has failed
+                self._away_s[r] = time_s
+                if self._prefilled:
+                    self._prefilled[r] = instance
+                    self._route_prefilled()
+                elif not self._begins_decode(r, instance):
+                    self._prefilled[r] = instance
         elif reason is ReleaseReason.OFFLOAD:
             self._given_back(release)
         elif reason in (ReleaseReason.DROP, ReleaseReason.REJECT):
@@ -399,9 +440,9 @@ class Cluster:
         """
         while self._prefilled:
             r = next(iter(self._prefilled))
-            self._begin_decode(r)
-            if r in self._prefilled:
+            if not self._begins_decode(r, self._prefilled[r]):
                 return
+            del self._prefilled[r]
 
     def _given_back(self, release: Release) -> None:
         answer = self._policy.on_returned(release, self)
@@ -421,15 +462,14 @@ class Cluster:
             self._arrivals.ended(r.id, release.time_s, answered=False)
 
     def _sent(self, r: RequestState, answer: Instance | RouteOutcome) -> None:
-        if answer is HOLD:
+        if isinstance(answer, LazyInstance):
+            travel_s = self._policy.travel_s(r, answer, self) if self._travels else 0.0
+            self.send(r, answer, travel_s)
+        elif answer is HOLD:
             self._held.setdefault(r)
-        elif isinstance(answer, RouteOutcome):
+        else:
             reason = ReleaseReason.DROP if answer is DROP else ReleaseReason.REJECT
             self._gone(Release(r, reason, self.now_s))
-        elif self._travels:
-            self.send(r, own(answer), self._policy.travel_s(r, answer, self))
-        else:
-            self.send(r, own(answer))
 
     def _offer_capacity(self, instance: LazyInstance) -> None:
         while self._held and instance.up:
@@ -438,21 +478,21 @@ class Cluster:
                 return
             self.send(r, instance)
 
-    def _begin_decode(self, r: RequestState) -> None:
-        source = self._prefilled[r]
+    def _begins_decode(self, r: RequestState, source: LazyInstance) -> bool:
+        """Choose where `r` decodes. False if it must wait."""
         answer = self._policy.decode_instance(r, source, self)
         if answer is HOLD:
-            return
-        del self._prefilled[r]
-        if isinstance(answer, RouteOutcome):
+            return False
+        if answer is source:
+            self._leave(r, source)
+            self.send(r, source)
+        elif isinstance(answer, LazyInstance):
+            self._transfer(r, source, answer, self.now_s)
+        else:
             self._leave(r, source)
             reason = ReleaseReason.DROP if answer is DROP else ReleaseReason.REJECT
             self._gone(Release(r, reason, self.now_s))
-        elif answer is source:
-            self._leave(r, source)
-            self.send(r, source)
-        else:
-            self._transfer(r, source, own(answer), self.now_s)
+        return True
 
     def _transfer(
         self,
@@ -465,7 +505,7 @@ class Cluster:
         self._away_s.setdefault(r, begin_s)
         ends_s = self._carried_s(r, source, target, begin_s, copied_tokens)
         transfer = self._moving[r] = self._made + 1
-        self.at(ends_s, partial(self._moved, r, source, target, transfer))
+        self._call_at(ends_s, self._moved, (r, source, target, transfer))
 
     def _carried_s(
         self,
@@ -490,8 +530,11 @@ class Cluster:
     def _leave(self, r: RequestState, source: LazyInstance) -> None:
         r.transfer_s += self.now_s - self._away_s.pop(r)
         self._runner.catch_up(source)
-        source.movable.free_transferred(r)
-        self._runner.note(source.device_group)
+        heeds_room = source.heeds_room()
+        movable = source.simulated or source.movable
+        movable.free_transferred(r)
+        if heeds_room:
+            self._runner.note_one(source)
 
     def _enters(self, r: RequestState, target: LazyInstance) -> None:
         if target.up:
@@ -530,9 +573,9 @@ class Cluster:
     def _fail_later(self, failure: Failure) -> None:
         for instance in self.instances:
             if instance.number == failure.instance:
-                self.at(failure.at_s, partial(self.fail, instance))
+                self._call_at(failure.at_s, self.fail, (instance,))
                 if failure.back_s < INF:
-                    self.at(failure.back_s, partial(self.start, instance))
+                    self._call_at(failure.back_s, self.start, (instance,))
 
     def _changed_up(self) -> None:
         self.up = [

@@ -14,12 +14,13 @@ from ...core.instance import Instance, Sizes
 from ...core.kv_cache_manager import KVCacheManager
 from ...core.kv_store_manager import StoreKVCacheManager
 from ...core.module_moves import Module
-from ...core.state import RequestState
+from ...core.state import WAITING, RequestState
 from ...policies.shared.instance_load import compute_use, estimated, memory_use
 from ..loop.instance import EngineInstance, Movable
 from ..loop.view import LoopView
 from ..simulator.simulated import SimulatedInstance
 
+INF = float("inf")
 _FULL_TOKENS = 2048  # of a prefill that keeps a GPU's arithmetic busy
 
 
@@ -60,14 +61,14 @@ class DeviceGroup:
         """
         instances = self.instances
         if len(instances) == 1:
-            simulated = instances[0].simulated
-            return -1.0 if simulated is None else simulated.decode_only_until_s()
-        decode_only_until_s = float("inf")
+            return instances[0].own_decode_only_s()
+        decode_only_until_s = INF
         for instance in instances:
-            simulated = instance.simulated
-            if simulated is None or simulated.inbox:
+            if instance.engine.inbox:
                 return -1.0
-            decode_only_until_s = min(decode_only_until_s, simulated.decode_only_until_s())
+            own_s = instance.own_decode_only_s()
+            if own_s < decode_only_until_s:
+                decode_only_until_s = own_s
         return decode_only_until_s
 
 
@@ -80,9 +81,12 @@ class LazyInstance:
 
     __slots__ = (
         "_clock",
+        "_first_release_s",
         "_movable",
         "_n_requests",
+        "_own_decode_only_s",
         "_sizes",
+        "bounds_known",
         "decode_only_until_s",
         "device_group",
         "engine",
@@ -93,6 +97,7 @@ class LazyInstance:
         "role",
         "seen_s",
         "shares_devices",
+        "shares_stages",
         "simulated",
         "spare",
         "step_time",
@@ -123,9 +128,11 @@ class LazyInstance:
         self.up = up
         self.spare = spare  # off until a policy starts it
         self.device_group = DeviceGroup(-1)
-        self.shares_devices = False
+        self.shares_devices = self.shares_stages = False
         self.seen_s = -1.0  # up to when it has been brought
         self.decode_only_until_s = -1.0  # until then nothing but decode steps happens
+        self._first_release_s = self._own_decode_only_s = -1.0
+        self.bounds_known = False  # nothing has changed since these two were asked for
         self._n_requests = 0
         self._sizes: Sizes | None = None
         self._clock: ClusterClock = FrozenClock()
@@ -167,14 +174,72 @@ class LazyInstance:
         """`clock` lets the instance run up to the present."""
         self._clock = clock
 
+    def follows(self) -> bool:
+        """A request is on its way behind others. Whether nothing but the number of requests
+        changes by that.
+        """
+        if self.bounds_known:
+            self._n_requests += 1
+            return True
+        return False
+
+    def expects(self, visible_s: float) -> bool:
+        """The first request is on its way, to be seen at that time. Whether it is known what that
+        changes.
+        """
+        simulated = self.simulated
+        if simulated is None or not self.bounds_known or len(self.device_group.instances) > 1:
+            return False
+        self._first_release_s, until_s = simulated.bounds_with(
+            visible_s, self._first_release_s, self._n_requests
+        )
+        self._own_decode_only_s = self.decode_only_until_s = until_s
+        self._n_requests += 1
+        return True
+
+    def heeds_room(self) -> bool:
+        """Whether blocks that become free may change what it does next: it waits for some, or its
+        decodes may need them.
+        """
+        simulated = self.simulated
+        if simulated is None:
+            return True
+        return bool(simulated.decoding) or simulated.blocked_till_s > simulated.now_s
+
+    def first_release_s(self) -> float:
+        """When it may release a request first."""
+        if not self.bounds_known:
+            self._find_bounds()
+        return self._first_release_s
+
+    def own_decode_only_s(self) -> float:
+        """Until when nothing but decode steps happens, as far as it depends on this one."""
+        if not self.bounds_known:
+            self._find_bounds()
+        return self._own_decode_only_s
+
+    def _find_bounds(self) -> None:
+        if self.simulated is None:
+            self._first_release_s, self._own_decode_only_s = self.engine.earliest_release_s(), -1.0
+            self._n_requests = self.engine.n_requests
+        else:
+            bounds = self.simulated.bounds()
+            self._first_release_s, self._own_decode_only_s, self._n_requests = bounds
+            self.bounds_known = True
+            if len(self.device_group.instances) == 1:
+                self.decode_only_until_s = self._own_decode_only_s
+
     def _settle(self) -> None:
         device_group, now_s = self.device_group, self._clock.now_s
-        decode_only_until_s = device_group.decode_only_until_s()
-        if decode_only_until_s < now_s:
+        if len(device_group.instances) == 1 and self.bounds_known:
+            self.decode_only_until_s = self._own_decode_only_s
+        else:
+            self.decode_only_until_s = device_group.decode_only_until_s()
+        if self.decode_only_until_s < now_s:
             self._clock.bring(self)
-            decode_only_until_s = max(now_s, device_group.decode_only_until_s())
-        self.decode_only_until_s = decode_only_until_s
-        self._n_requests = self.engine.n_requests
+            self.decode_only_until_s = max(now_s, device_group.decode_only_until_s())
+        if not self.bounds_known:
+            self._find_bounds()
 
     @property
     def n_requests(self) -> int:
@@ -202,6 +267,15 @@ class LazyInstance:
         """KV blocks that can be taken (cached but unused ones included)."""
         return self.lengths()[0]
 
+    def has_free(self, blocks: int) -> bool:
+        """Whether so many KV blocks can be taken."""
+        now_s = self._clock.now_s
+        if now_s > self.decode_only_until_s:
+            self._settle()
+        if self.simulated is not None:
+            return self.simulated.has_free(blocks, now_s)
+        return blocks <= self.engine.view.free_blocks
+
     @property
     def decode_kv_tokens(self) -> int:
         """Sum of KV lengths of the decoding requests."""
@@ -223,6 +297,25 @@ class LazyInstance:
             return self.simulated.ahead(now_s)
         view = self.engine.view
         return view.free_blocks, view.decode_kv_tokens
+
+    def waiting_tokens(self, enough: float) -> int:
+        """Prompt tokens that wait there or are on their way; counting ends at `enough`."""
+        if self._clock.now_s > self.decode_only_until_s:
+            self._settle()
+        engine, tokens = self.engine, 0
+        if engine.view.n_waiting:
+            for r in engine.view.waiting():
+                if r.phase is WAITING:
+                    tokens += r.target_tokens
+                    if tokens >= enough:
+                        return tokens
+        if engine.inbox:
+            for r in engine.inbox:
+                if r.phase is WAITING:
+                    tokens += r.target_tokens
+                    if tokens >= enough:
+                        break
+        return tokens
 
     @property
     def view(self) -> LoopView:
@@ -255,7 +348,8 @@ class LazyInstance:
 
     def resize(self, blocks: int) -> None:
         self.kv_manager.resize(blocks)
-        self.decode_only_until_s = -1.0  # blocks may end sooner
+        self.bounds_known = False  # blocks may end sooner
+        self.decode_only_until_s = -1.0
 
     def bring_home(self, pause_s: float) -> None:
         self.movable.bring_home(self.step_time, pause_s)
@@ -310,10 +404,11 @@ def device_groups(
         for user in shared:
             users.setdefault(user, []).append(instance)
     for instance in instances:
-        instance.shares_devices = False
-    for group in users.values():
+        instance.shares_devices = instance.shares_stages = False
+    for user, group in users.items():
         for instance in group if len(group) > 1 else ():
             instance.shares_devices = True
+            instance.shares_stages |= user >= 0
     for instance in instances:
         if isinstance(instance.kv_manager, StoreKVCacheManager):
             users.setdefault(id(instance.kv_manager.store), []).append(instance)

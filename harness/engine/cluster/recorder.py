@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import compress
 from operator import attrgetter
 
 import numpy as np
 
+from ....workloads.blocks import BLOCK_ROWS
+from ....workloads.workload import Workload
 from ...core.counters import Counters, TimedCounters
 from ...core.decisions import ReleaseReason
-from ...core.records import Floats, Outcome, Records, Timeline, TimeseriesRow, Totals
+from ...core.quantile_sketch import QuantileSketch
+from ...core.records import (
+    EndedBlock,
+    Floats,
+    Gaps,
+    Ints,
+    Outcome,
+    Records,
+    Timeline,
+    TimeseriesRow,
+    Totals,
+)
 from ...core.state import Release, RequestState
 from ..loop.instance import EngineInstance
-from ..loop.measures import summed
+from ..loop.measures import Measures, gaps_of, summed
 from .instance import LazyInstance
 
 _OUTCOMES = {
@@ -45,8 +60,7 @@ class Recorder:
     """Collects ended requests and forgets their objects."""
 
     def __init__(self, n: int, arrival_s: np.ndarray) -> None:
-        self.records = Records.empty(n)
-        self.records.arrival_s[:] = self.records.queued_s[:] = arrival_s
+        self.records = _begun(n, arrival_s)
         self.ended = 0
 
     def finished(self, requests: list[RequestState], instance: int, *, eventful: bool) -> None:
@@ -57,23 +71,16 @@ class Recorder:
         if not requests:
             return
         self.ended += len(requests)
-        columns = _ALWAYS | _EVENTFUL if eventful else _ALWAYS
-        n = len(requests)
-        rows = np.fromiter(map(attrgetter("id"), requests), np.int64, n)
-        for name, attribute in columns.items():
-            column = getattr(self.records, name)
-            column[rows] = np.fromiter(map(attrgetter(attribute), requests), column.dtype, n)
-        self.records.outcome[rows] = Outcome.FINISHED
-        self.records.instance[rows] = instance
+        rows = np.fromiter(map(attrgetter("id"), requests), np.int64, len(requests))
+        _put_finished(self.records, rows, requests, instance, eventful=eventful)
+
+    def measured(self, measures: Measures) -> None:
+        """What an instance has measured until now may be taken from it."""
 
     def gone(self, release: Release) -> None:
         """That one will not be served: it has no finish."""
-        r, columns = release.request, self.records
         self.ended += 1
-        columns.arrival_s[r.id] = r.arrival_s
-        columns.queued_s[r.id] = r.queued_s
-        columns.outcome[r.id] = _OUTCOMES[release.reason]
-        columns.instance[r.id] = r.instance
+        _put_gone(self.records, release.request.id, release)
 
     def cancelled(self, rows: list[int]) -> None:
         """Rows of requests that never arrived."""
@@ -85,6 +92,136 @@ class Recorder:
         """Those were refused at the door."""
         self.ended += len(rows)
         self.records.outcome[rows] = Outcome.REJECTED
+
+    def number(self, instances: Ints) -> None:
+        """Name the instance of each lane, after the run; the last is that of no lane."""
+        self.records.instance[:] = instances[self.records.instance]
+
+    def last_finish_s(self) -> float:
+        """When the last request finished; 0 if none has."""
+        finish_s = self.records.finish_s
+        return float(np.nanmax(finish_s)) if np.isfinite(finish_s).any() else 0.0
+
+    def gaps(self, measures: Iterable[Measures]) -> Gaps:
+        """All gaps between tokens, those that the instances still have included."""
+        return gaps_of(measures)
+
+
+class BlockRecorder(Recorder):
+    """Passes the requests on in blocks, in order, as soon as all of a block have ended; gaps
+    between tokens are summarised.
+
+    A block stays until the earlier ones are passed on: memory grows with the span of arrivals of
+    the requests in the system.
+    """
+
+    def __init__(self, consume: Callable[[EndedBlock], None], instances: Ints) -> None:
+        """`instances`: see `number`."""
+        super().__init__(0, np.empty(0))
+        self.refused = 0  # requests rejected at the door
+        self._consume = consume
+        self._instances = instances
+        self._blocks: deque[EndedBlock] = deque()
+        self._left: deque[int] = deque()  # of each block, requests that have not ended
+        self._rows = 0
+        self._last_finish_s = 0.0
+        self._gaps = QuantileSketch()
+
+    def begun(
+        self, blocks: Iterable[tuple[Workload, Workload, Ints]]
+    ) -> Iterator[tuple[Workload, Ints]]:
+        """Blocks of what is asked, what is served and the rows that are refused at the door;
+        passed on, as each begins, without the first. All but the last have `BLOCK_ROWS` rows.
+        """
+        for asked, served, rejected in blocks:
+            self._begin(asked, served, rejected)
+            yield served, rejected
+
+    def _begin(self, asked: Workload, served: Workload, rejected: Ints) -> None:
+        records = _begun(len(served), served.arrival_s)
+        records.outcome[rejected] = Outcome.REJECTED
+        self.ended += len(rejected)
+        self.refused += len(rejected)
+        self._blocks.append(EndedBlock(self._rows, asked, served, records))
+        self._left.append(len(served) - len(rejected))
+        self._rows += len(served)
+
+    def finished(self, requests: list[RequestState], instance: int, *, eventful: bool) -> None:
+        if not requests:
+            return
+        self.ended += len(requests)
+        rows = np.fromiter(map(attrgetter("id"), requests), np.int64, len(requests))
+        rows -= self._blocks[0].first_row
+        of_block = rows // BLOCK_ROWS
+        for k in np.unique(of_block).tolist():
+            mine = of_block == k
+            some = requests if mine.all() else list(compress(requests, mine.tolist()))
+            places = rows[mine] - k * BLOCK_ROWS
+            _put_finished(self._blocks[k].records, places, some, instance, eventful=eventful)
+            self._left[k] -= len(some)
+        self._pass_on()
+
+    def gone(self, release: Release) -> None:
+        self.ended += 1
+        k, place = divmod(release.request.id - self._blocks[0].first_row, BLOCK_ROWS)
+        _put_gone(self._blocks[k].records, place, release)
+        self._left[k] -= 1
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        while self._left and not self._left[0]:
+            self._left.popleft()
+            block = self._blocks.popleft()
+            records = block.records
+            records.instance[:] = self._instances[records.instance]
+            last_s = np.fmax.reduce(records.finish_s)  # NaN where none has finished
+            self._last_finish_s = float(np.fmax(self._last_finish_s, last_s))
+            self._consume(block)
+
+    def measured(self, measures: Measures) -> None:
+        if measures.n_gaps >= BLOCK_ROWS:
+            self._take_gaps(measures)
+
+    def _take_gaps(self, measures: Measures) -> None:
+        taken = measures.take_gaps()
+        self._gaps.add(taken.gap_s, taken.count)
+
+    def number(self, instances: Ints) -> None:
+        pass  # done block by block
+
+    def last_finish_s(self) -> float:
+        self._pass_on()
+        return self._last_finish_s
+
+    def gaps(self, measures: Iterable[Measures]) -> Gaps:
+        for each in measures:
+            self._take_gaps(each)
+        return Gaps(*self._gaps.values())
+
+
+def _begun(n: int, arrival_s: Floats) -> Records:
+    records = Records.empty(n)
+    records.arrival_s[:] = records.queued_s[:] = arrival_s
+    return records
+
+
+def _put_finished(
+    records: Records, rows: Ints, requests: list[RequestState], instance: int, *, eventful: bool
+) -> None:
+    n = len(requests)
+    for name, attribute in (_ALWAYS | _EVENTFUL if eventful else _ALWAYS).items():
+        column = getattr(records, name)
+        column[rows] = np.fromiter(map(attrgetter(attribute), requests), column.dtype, n)
+    records.outcome[rows] = Outcome.FINISHED
+    records.instance[rows] = instance
+
+
+def _put_gone(records: Records, row: int, release: Release) -> None:
+    r = release.request
+    records.arrival_s[row] = r.arrival_s
+    records.queued_s[row] = r.queued_s
+    records.outcome[row] = _OUTCOMES[release.reason]
+    records.instance[row] = r.instance
 
 
 def timeline_of(instances: Sequence[EngineInstance]) -> Timeline:
@@ -171,12 +308,10 @@ def acts_of(counters: Iterable[Counters], end_s: float) -> Iterator[TimeseriesRo
         yield from _changes("acts", label, edges, np.append(count, 0) * _ACT_SPANS / end_s)
 
 
-def totals_of(instances: Sequence[EngineInstance], records: Records) -> Totals:
+def totals_of(instances: Sequence[EngineInstance], makespan_s: float) -> Totals:
     """Sums over all instances; GPU time is left unknown (NaN)."""
     measures = [i.measures for i in instances]
     blocks = sum(i.kv_manager.total for i in instances)
-    finish_s = records.finish_s
-    makespan_s = float(np.nanmax(finish_s)) if np.isfinite(finish_s).any() else 0.0
     block_s = makespan_s * blocks
     return Totals(
         makespan_s=makespan_s,

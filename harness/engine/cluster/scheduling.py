@@ -13,8 +13,12 @@ import math
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 
+from ...core.state import RequestState
 from .arrivals import INF
 from .instance import DeviceGroup, LazyInstance, device_groups
+
+LOOK_EVERY = 4096  # steps after which all instances are brought up to the present
+_PARKED = 2  # turns of two that share a device in which neither could act
 
 
 def _lags(instance: LazyInstance, now_s: float) -> bool:
@@ -24,10 +28,15 @@ def _lags(instance: LazyInstance, now_s: float) -> bool:
     return instance.engine.ready_s() < now_s
 
 
-def _earliest_release_s(instance: LazyInstance) -> float:
-    if (simulated := instance.simulated) is not None:
-        return simulated.earliest_release_s()
-    return instance.engine.earliest_release_s()
+def _ran(instance: LazyInstance) -> None:
+    """It has run: its own state has changed, and that of those which compute for it or beside it
+    on the same devices.
+    """
+    instance.bounds_known = False
+    simulated = instance.simulated
+    if simulated is None or simulated.works_abroad or instance.shares_stages:
+        for one in instance.device_group.instances:
+            one.bounds_known = False
 
 
 class InstanceRunner:
@@ -42,9 +51,13 @@ class InstanceRunner:
         self.now_s = 0.0
         self.device_groups = device_groups(instances)
         self._collect = collect
+        # Of a pair: steps as `Cluster` counts them, and releases that are not past yet.
+        self._steps = 0
+        self._releases_s: list[float] = []
         self._joined: list[tuple[LazyInstance, LazyInstance]] = []  # compute for each other
-        self._emitters: list[tuple[float, int, DeviceGroup]] = []  # stale where the time differs
-        self._changed: list[DeviceGroup] = []  # their time is asked for before the next run
+        # By when they may give a request back; stale where the group has another time.
+        self.emitters: list[tuple[float, int, DeviceGroup]] = []
+        self.changed: list[DeviceGroup] = []  # their time is asked for before the next run
         for instance in instances:
             instance.run_by(self)
 
@@ -62,37 +75,67 @@ class InstanceRunner:
     def _regroup(self, joined: list[tuple[LazyInstance, LazyInstance]]) -> None:
         for instance in self.instances:
             self.bring(instance)
-        self._emitters.clear()
-        self._changed.clear()
+        self.emitters.clear()
+        self.changed.clear()
         self._joined = joined
         self.device_groups = device_groups(self.instances, joined)
         for device_group in self.device_groups:
             self.note(device_group)
 
     def note(self, device_group: DeviceGroup) -> None:
-        """Something changed there: before the next run, ask anew when it may give a request
+        """Something happened there: before the next run, ask anew when it may give a request
         back.
         """
+        for instance in device_group.instances:
+            instance.bounds_known = False
+            instance.decode_only_until_s = -1.0
+        if not device_group.changed:
+            device_group.changed = True
+            self.changed.append(device_group)
+
+    def note_one(self, instance: LazyInstance) -> None:
+        """Something happened to this one alone, as a request that is sent to it."""
+        instance.bounds_known = False
+        self._note_changed(instance.device_group)
+
+    def _note_changed(self, device_group: DeviceGroup) -> None:
         for instance in device_group.instances:
             instance.decode_only_until_s = -1.0
         if not device_group.changed:
             device_group.changed = True
-            self._changed.append(device_group)
+            self.changed.append(device_group)
 
-    def _ask_changed(self) -> None:
+    def expects(self, instance: LazyInstance, visible_s: float) -> bool:
+        """A request is on its way there, the first. Whether it is known what that changes."""
+        if not instance.expects(visible_s):
+            return False
+        device_group = instance.device_group
+        first_s = instance.first_release_s()
+        if not device_group.changed and first_s < device_group.earliest_release_s:
+            device_group.earliest_release_s = first_s
+            heappush(self.emitters, (first_s, device_group.index, device_group))
+        return True
+
+    def ask_changed(self) -> None:
         """Ask the device groups that have changed when they may give a request back."""
-        for device_group in self._changed:
+        for device_group in self.changed:
             device_group.changed = False
-            instances = device_group.instances
-            earliest_release_s = _earliest_release_s(instances[0])
-            if len(instances) > 1:
-                for instance in instances[1:]:
-                    earliest_release_s = min(earliest_release_s, _earliest_release_s(instance))
-            if earliest_release_s != device_group.earliest_release_s:
-                device_group.earliest_release_s = earliest_release_s
-                if earliest_release_s < INF:
-                    heappush(self._emitters, (earliest_release_s, device_group.index, device_group))
-        self._changed.clear()
+            self._ask(device_group)
+        self.changed.clear()
+
+    def _ask(self, device_group: DeviceGroup) -> None:
+        """Ask that group."""
+        instances = device_group.instances
+        earliest_release_s = instances[0].first_release_s()
+        if len(instances) > 1:
+            for instance in instances:
+                first_s = instance.first_release_s()
+                if first_s < earliest_release_s:
+                    earliest_release_s = first_s
+        if earliest_release_s != device_group.earliest_release_s:
+            device_group.earliest_release_s = earliest_release_s
+            if earliest_release_s < INF:
+                heappush(self.emitters, (earliest_release_s, device_group.index, device_group))
 
     # ---------------------------------------------------------------- running
 
@@ -106,13 +149,15 @@ class InstanceRunner:
         elif instance.seen_s < now_s:
             instance.seen_s = now_s
             # What ends later than now interrupts; those that share devices then still lag behind.
-            while any(_lags(one, now_s) for one in device_group.instances):
-                self._advance(device_group, now_s)
+            for one in device_group.instances:
+                while _lags(one, now_s):
+                    self._advance(device_group, now_s)
         if engine.inbox:
             engine.run(now_s, True)
             if engine.outbox:
                 self._collect(instance)
-            self.note(device_group)
+            _ran(instance)
+            self._note_changed(device_group)
 
     def catch_up(self, instance: LazyInstance) -> None:
         """As `bring`, but what arrives during an iteration of one that is alone stays on its way
@@ -126,24 +171,29 @@ class InstanceRunner:
             while _lags(instance, now_s):
                 self._advance(device_group, now_s)
 
-    def run_first(self, until_s: float) -> bool:
-        """Run the instance with the earliest possible release; False if none is before
-        `until_s`.
+    def run_first(self, until_s: float) -> None:
+        """Run the instances with the earliest possible release: the first of `emitters`, which is
+        not stale and before `until_s`.
         """
-        if self._changed:
-            self._ask_changed()
-        first_s = self._first_release_s()
-        if first_s >= until_s:
-            return False
-        first = heappop(self._emitters)[2]
+        emitters = self.emitters
+        first_s, _, first = heappop(emitters)
         first.earliest_release_s = -1.0  # it is not in the heap
-        second_s = self._first_release_s()
-        horizon_s = second_s if second_s < until_s else until_s
+        while emitters and emitters[0][0] != emitters[0][2].earliest_release_s:
+            heappop(emitters)
+        horizon_s = emitters[0][0] if emitters and emitters[0][0] < until_s else until_s
         if horizon_s <= first_s:  # both at once: this one goes on for an iteration
-            ready_s = min(instance.engine.ready_s() for instance in first.instances)
+            ready_s = min([instance.engine.ready_s() for instance in first.instances])
             horizon_s = max(horizon_s, math.nextafter(ready_s, INF))
-        self._advance(first, horizon_s)
-        return True
+        instance = first.instances[0]
+        simulated = instance.simulated
+        if len(first.instances) > 1 or simulated is None:
+            self._advance(first, horizon_s)
+            return
+        simulated.run(horizon_s, True)
+        if simulated.outbox:
+            self._collect(instance)
+        instance.bounds_known = False
+        self._ask(first)
 
     def run_busy(self) -> bool:
         """One that has anything to do runs for as long as it has; False if there is none."""
@@ -152,16 +202,6 @@ class InstanceRunner:
                 self._advance(instance.device_group, INF)
                 return True
         return False
-
-    def _first_release_s(self) -> float:
-        """When a request may be given back first, by the first in the heap; infinite if never."""
-        emitters = self._emitters
-        while emitters:
-            earliest_release_s, _, device_group = emitters[0]
-            if earliest_release_s == device_group.earliest_release_s:
-                return earliest_release_s
-            heappop(emitters)
-        return INF
 
     def _advance(self, device_group: DeviceGroup, horizon_s: float) -> None:
         """Run until the horizon, or until a request is given back."""
@@ -175,37 +215,139 @@ class InstanceRunner:
                 released = bool(instance.engine.outbox)
             if released:
                 self._collect(instance)
+            instance.bounds_known = False
         else:
             self._take_turns(device_group.instances, horizon_s)
-        self.note(device_group)
+        self._note_changed(device_group)
+
+    def run_pair(
+        self,
+        llm: LazyInstance,
+        embedder: LazyInstance,
+        requests: Sequence[RequestState],
+        end_s: float,
+    ) -> None:
+        """Send these requests to a language model and the embedder on its device, which nothing
+        else touches, and run both until `end_s`.
+        """
+        generates, embeds, releases_s = llm.engine, embedder.engine, self._releases_s
+        next_s = [r.arrival_s for r in requests[1:]]
+        next_s.append(end_s)
+        lags = True
+        for r, until_s in zip(requests, next_s, strict=False):
+            self.now_s = r.arrival_s
+            target = llm
+            if r.num_inputs:  # `Cluster` looks at the embedder before it sends anything there
+                target = embedder
+                while lags:
+                    lags = self._alternate(llm, embedder, r.arrival_s)
+                if embeds.inbox:
+                    self._deliver(embedder)
+            target.engine.inbox.append(r)
+            self._count_step(llm, embedder)
+            lags = True
+            while True:
+                horizon_s = releases_s[0] if releases_s else until_s
+                if horizon_s > until_s:
+                    horizon_s = until_s
+                # Asking the language model also makes it forget timeouts of what has begun.
+                if (
+                    generates.earliest_release_s() < horizon_s
+                    or embeds.earliest_release_s() < horizon_s
+                ):
+                    lags = self._alternate(llm, embedder, horizon_s) or horizon_s < until_s
+                elif releases_s and releases_s[0] <= until_s:
+                    heappop(releases_s)
+                else:
+                    break
+                self._count_step(llm, embedder)
+        while lags and end_s == INF:
+            lags = self._alternate(llm, embedder, end_s)
+
+    def _alternate(self, llm: LazyInstance, embedder: LazyInstance, horizon_s: float) -> bool:
+        """`_take_turns` of two that share a device."""
+        parked = 0
+        llm_s, embedder_s = llm.engine.ready_s(), embedder.engine.ready_s()
+        while True:
+            llm_first = llm_s <= embedder_s
+            first = llm if llm_first else embedder
+            now_s, upto_s = (llm_s, embedder_s) if llm_first else (embedder_s, llm_s)
+            if now_s >= horizon_s:
+                return False
+            if upto_s <= now_s:
+                upto_s = math.nextafter(now_s, INF)
+            if upto_s > horizon_s or parked > _PARKED:
+                upto_s = horizon_s
+            engine = first.engine
+            engine.run(upto_s, True)
+            parked = parked + 1 if engine.now_s == upto_s and not engine.idle else 0
+            if engine.outbox:
+                self._release(first)
+                return True
+            if llm_first:
+                llm_s = engine.ready_s()
+            else:
+                embedder_s = engine.ready_s()
+
+    def _count_step(self, llm: LazyInstance, embedder: LazyInstance) -> None:
+        """Look at both after as many steps as `Cluster` does."""
+        self._steps += 1
+        if self._steps % LOOK_EVERY == 0:
+            for instance in (llm, embedder):
+                if instance.engine.inbox:
+                    self._deliver(instance)
+
+    def _deliver(self, instance: LazyInstance) -> None:
+        """Deliver what arrived during an iteration as if it had ended."""
+        instance.engine.run(self.now_s, True)
+        if instance.engine.outbox:
+            self._release(instance)
+
+    def _release(self, instance: LazyInstance) -> None:
+        for release in instance.engine.outbox:
+            heappush(self._releases_s, max(release.time_s, self.now_s))
+        self._collect(instance)
 
     def _take_turns(self, instances: Sequence[LazyInstance], horizon_s: float) -> None:
         """Those that share devices or a KV store: always the one whose turn is first, of equals the
         one with the smallest index.
         """
         parked = 0
+        turns = [instance.turn_s() for instance in instances]
+        pair = len(instances) == 2
+        # Else a run of one may bring forward, or put off, what others look into.
+        alone = pair and instances[0].shares_devices and instances[1].shares_devices
         while True:
-            turns = [instance.turn_s() for instance in instances]
-            now_s, others_s, *_ = sorted(turns)
+            if pair:
+                at = 1 if turns[1] < turns[0] else 0
+                now_s, others_s = turns[at], turns[1 - at]
+            else:
+                now_s, others_s, *_ = sorted(turns)
+                at = turns.index(now_s)
             if now_s >= horizon_s:
                 self._catch_up(instances, horizon_s)
                 return
-            at = turns.index(now_s)
             upto_s = min(horizon_s, max(others_s, math.nextafter(now_s, INF)))
             if parked > len(instances):
                 # All wait and none can act: they would hand each other the least of time for ever.
                 upto_s = horizon_s
             engine = instances[at].engine
             engine.run(upto_s, True)
+            _ran(instances[at])
             parked = parked + 1 if engine.now_s == upto_s and not engine.idle else 0
             if engine.outbox:
                 self._collect(instances[at])
                 return
+            if alone:
+                turns[at] = instances[at].turn_s()
+            else:
+                turns = [instance.turn_s() for instance in instances]
 
     def _catch_up(self, instances: Sequence[LazyInstance], horizon_s: float) -> None:
         """Run those that only decode until the horizon."""
         for instance in instances:
             if instance.engine.ready_s() < horizon_s:
                 instance.engine.run(horizon_s, True)
+                _ran(instance)
                 if instance.engine.outbox:
                     self._collect(instance)

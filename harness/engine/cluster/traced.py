@@ -43,6 +43,12 @@ class TracedCluster(Cluster):
             lane = f" lane {i.index % lanes[i.number]}" if lanes[i.number] > 1 else ""
             trace.names[i.index] = i.name + lane
 
+    def _apart(self) -> bool:
+        return not self._embedders and super()._apart()  # each request to one of two has a stop
+
+    def _pair(self) -> tuple[LazyInstance, LazyInstance] | None:
+        return None  # `send` is to see every request
+
     def send(self, r: RequestState, instance: LazyInstance, travel_s: float = 0.0) -> None:
         why = self._why.pop(r.id, "") or _SENT[self._trace.last_place(r.id)]
         name = self._trace.names[instance.index] if instance.role != EMBEDS else EMBEDS

@@ -59,6 +59,7 @@ class BatchState(DecodeCounters):
         "_hold",
         "_key_view",
         "_lim",
+        "_may_start_at_timeout",
         "adapters",
         "blocked_till_s",
         "chunks",
@@ -146,6 +147,7 @@ class BatchState(DecodeCounters):
         self._hold = 0  # blocks that running requests take in this iteration
         self._arrived = 0
         self._dynamic_limits = policy.dynamic_limits
+        self._may_start_at_timeout = policy.may_start_at_timeout
         self._by_time = policy.queue_order == "linear-in-time"
         self._calls_admit = overrides(policy, "admit")
         self._calls_next_queue = overrides(policy, "next_queue")

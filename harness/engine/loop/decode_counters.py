@@ -25,6 +25,7 @@ class DecodeCounters:
     __slots__ = (
         "_entered",
         "_mask",
+        "_ticks0",
         "begins",
         "decoding",
         "ends",
@@ -43,6 +44,7 @@ class DecodeCounters:
         self.measures = measures
         self.decoding: dict[RequestState, None] = {}
         self.tick = 0
+        self._ticks0 = 0  # sum of their `tick0`
         self.kv_sum = 0
         self.residues = [0] * bs
         self.ends: list[tuple[int, int, int, RequestState]] = []
@@ -50,6 +52,10 @@ class DecodeCounters:
         self.begins: list[int] | None = None
         self._mask = bs - 1
         self._entered = 0
+
+    def decoded_tokens(self) -> int:
+        """Tokens that the decoding requests have got, each since its `tick0`."""
+        return self.tick * len(self.decoding) - self._ticks0
 
     def next_end_tick(self) -> int:
         """The tick at which the next decoding request ends."""
@@ -62,6 +68,7 @@ class DecodeCounters:
         tick = self.tick
         r.phase = _DECODE
         r.tick0 = tick
+        self._ticks0 += tick
         r.residue = residue = (tick - r.kv_tokens) & self._mask
         self.residues[residue] += 1
         self.kv_sum += r.kv_tokens
@@ -77,6 +84,7 @@ class DecodeCounters:
     def _stop_decode(self, r: RequestState) -> None:
         """Bring the lengths of `r` up to the present tick and take it out of the counters."""
         steps = self.tick - r.tick0
+        self._ticks0 -= r.tick0
         self.measures.decode_tokens += steps
         if steps:
             r.last_token_s = self.measures.last_decode_s
@@ -100,6 +108,7 @@ class DecodeCounters:
             _, _, version, r = heappop(ends)
             if version == r.version:
                 steps = tick - r.tick0
+                self._ticks0 -= r.tick0
                 r.emitted_tokens = r.output_tokens
                 r.kv_tokens = kv_tokens = r.kv_tokens + steps
                 r.blocks = -(-kv_tokens // bs)

@@ -16,6 +16,8 @@ from ...core.state import WAITING, Phase, Release, RequestState
 from .batch_state import INF, BatchState
 
 _DONE, _PREFILL = Phase.DONE, Phase.PREFILL
+_SWAPPED = NextQueue.SWAPPED
+_HAND_OVER = ReleaseReason.HAND_OVER
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -189,8 +191,8 @@ class Loop(BatchState):
         if self.stalled:
             self._resume_stalled(lim)
         if self.swapped:
-            which = self.policy.next_queue(self.view)
-            if which is NextQueue.SWAPPED:
+            which = self.policy.next_queue(self.view) if self._calls_next_queue else _SWAPPED
+            if which is _SWAPPED:
                 return self._enter_swapped(lim)
             if which is NextQueue.NONE:
                 return self._budget_taken(lim)
@@ -218,7 +220,11 @@ class Loop(BatchState):
             tokens = r.target_tokens - units * kv_manager.unit_tokens
             if not lim.chunked and pending and pending + tokens > room:
                 return True
-            if not self._has_room(r, lim, units):
+            blocks = -(-r.target_tokens // kv_manager.block_size)
+            need = blocks
+            if units:  # in use by others: no cost; idle: counted as free
+                need += kv_manager.num_evictable_blocks(r, units) - units * kv_manager.unit_blocks
+            if not self._has_room(r, lim, need):
                 break
             if first:
                 waiting.take_head()
@@ -233,7 +239,6 @@ class Loop(BatchState):
                 chunk = min(tokens, room - pending)
                 self._hold += -(-(r.kv_tokens + chunk) // kv_manager.block_size) - r.blocks
             else:
-                blocks = -(-r.target_tokens // kv_manager.block_size)
                 kv_manager.free -= blocks - r.blocks
                 r.blocks = blocks
             if kv_manager.idle_blocks and kv_manager.idle_blocks > kv_manager.free - self._hold:
@@ -284,24 +289,18 @@ class Loop(BatchState):
         lines = [self.policy.queue_key_line(r, self.view) for r in self.swapped]
         return min(self.waiting.overtaken_s(), overtaken_s(lines, self.now_s))
 
-    def _has_room(self, r: RequestState, lim: Limits, units: int) -> bool:
+    def _has_room(self, r: RequestState, lim: Limits, need: int) -> bool:
+        """Whether `r`, which takes `need` blocks, may enter the batch."""
         if len(self.decoding) + len(self.prefilling) + len(self.pending_free) >= lim.max_seqs:
             return False
-        kv_manager = self.kv_manager
-        if r.phase is WAITING:
-            need = -(-r.target_tokens // kv_manager.block_size)
-            if units:  # in use by others: no cost; idle: counted as free
-                need += kv_manager.num_evictable_blocks(r, units) - units * kv_manager.unit_blocks
-        else:
-            need = kv_manager.blocks(r.kv_tokens + 1)
         need += lim.watermark_blocks + self._hold
         if self._calls_headroom:
             need += self.policy.headroom_blocks(r, self.view)
-        if need > kv_manager.free:
+        if need > self.kv_manager.free:
             return False
         if self._calls_reserved and not r.reserved_blocks:
             promise = self.policy.reserved_blocks(r, self.view)
-            return self.reserved_blocks + promise <= kv_manager.total
+            return self.reserved_blocks + promise <= self.kv_manager.total
         return True
 
     def _enter_batch(self, r: RequestState) -> None:
@@ -319,19 +318,26 @@ class Loop(BatchState):
         """Return swapped requests to the batch. Prompts in progress have the token budget first.
         Returns True if the policy must decide again next iteration.
         """
-        kv_manager = self.kv_manager
+        kv_manager, swapped = self.kv_manager, self.swapped
+        bs = kv_manager.block_size
         entered = 0
         full = False
-        for r in self._swapped_in_order():
-            full = lim.mixed_batches and self._budget_taken(lim)
-            if full or not self._has_room(r, lim, 0):
+        for r in swapped if len(swapped) == 1 else self._swapped_in_order():
+            full = lim.mixed_batches and (
+                self.prefill_pending + len(self.decoding) >= lim.token_budget
+            )
+            if full:
+                break
+            kv_tokens = r.kv_tokens
+            need = kv_tokens // bs + 1  # for the next token, too
+            if not self._has_room(r, lim, need):
                 break
             if self.adapters is not None and not self.adapters.admits(r):
                 break
             entered += 1
-            blocks = kv_manager.blocks(r.kv_tokens)
+            blocks = -(-kv_tokens // bs)
             kv_manager.free -= blocks
-            self._hold += kv_manager.blocks(r.kv_tokens + 1) - blocks
+            self._hold += need - blocks
             if r.in_host_memory:
                 kv_manager.host_free += r.blocks
                 self.swap_s += self.predictions.swap_s(r.blocks)
@@ -339,7 +345,7 @@ class Loop(BatchState):
             r.blocks = blocks
             self._enter_batch(r)
             self._start_decode(r)
-        del self.swapped[:entered]
+        del swapped[:entered]
         return full or entered > 0
 
     def _budget_taken(self, lim: Limits) -> bool:
@@ -426,7 +432,7 @@ class Loop(BatchState):
                 self.most_tokens -= r.prompt_tokens + r.max_output_tokens
                 self._release_reservation(r)
                 self._put_in_transfer(r)
-                self.outbox.append(Release(r, ReleaseReason.HAND_OVER, now_s))
+                self.outbox.append(Release(r, _HAND_OVER, now_s))
                 ended = True
             else:
                 self._start_decode(r)

@@ -118,6 +118,11 @@ class Measures:
                 self._add_count(seqs * (share + (1 if k < rest else 0)))
         self.last_decode_s = now_s
 
+    @property
+    def n_gaps(self) -> int:
+        """Weighted values that `take_gaps` would return."""
+        return len(self._gap_s)
+
     def take_gaps(self) -> Gaps:
         """All inter-token gaps of the instance until now, without a copy; it begins anew."""
         taken = Gaps(np.frombuffer(self._gap_s), np.frombuffer(self._gap_count, dtype=np.int64))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ....predictors.embedder import Embedder
+from ....workloads.blocks import WorkloadBlocks
 from ....workloads.errors import SloBenchError
 from ....workloads.prefixes import PrefixRows
 from ....workloads.request import RequestType
@@ -46,13 +47,7 @@ def fit(
     if not len(rows):
         return workload, nobody
     if overlong_requests == "error":
-        row = int(rows[0])
-        raise SloBenchError(
-            f"{len(rows)} of {len(workload)} requests are too long: request {row} has "
-            f"{workload.prompt_tokens[row]} prompt and {answers[row]} "
-            f"{'maximum ' if reserved else ''}output tokens, {limit_tokens} fit the context and "
-            "the KV cache; use --overlong-requests reject or truncate, more GPUs or another model"
-        )
+        raise _too_long(workload, int(rows[0]), len(rows), len(workload), limit_tokens, reserved)
     if overlong_requests == "reject":
         return workload, rows
     if limit_tokens < 2:
@@ -81,6 +76,54 @@ def fit(
         ),
         nobody,
     )
+
+
+def _too_long(
+    workload: Workload,
+    row: int,
+    found: int,
+    requests: int,
+    limit_tokens: int,
+    reserved: bool,
+    first_row: int = 0,
+) -> SloBenchError:
+    """The error for `found` overlong requests, of which `row` of `workload` is the first."""
+    answers = workload.max_output_tokens if reserved else workload.output_tokens
+    return SloBenchError(
+        f"{found} of {requests} requests are too long: request {first_row + row} has "
+        f"{workload.prompt_tokens[row]} prompt and {answers[row]} "
+        f"{'maximum ' if reserved else ''}output tokens, {limit_tokens} fit the context and "
+        "the KV cache; use --overlong-requests reject or truncate, more GPUs or another model"
+    )
+
+
+def fit_blocks(
+    blocks: WorkloadBlocks, limit_tokens: int, overlong_requests: str, *, reserved: bool
+) -> Iterator[tuple[Workload, Workload, Rows]]:
+    """Each block as it was drawn, and what `fit` makes of it.
+
+    Raises:
+        SloBenchError: as `fit`, before the first block.
+    """
+    if overlong_requests == "error":
+        _check_fit(blocks, limit_tokens, reserved)
+    for asked in blocks.draw():
+        yield (asked, *fit(asked, limit_tokens, overlong_requests, reserved=reserved))
+
+
+def _check_fit(blocks: WorkloadBlocks, limit_tokens: int, reserved: bool) -> None:
+    first: tuple[Workload, int, int] | None = None
+    found = passed = 0
+    for block in blocks.draw():
+        answers = block.max_output_tokens if reserved else block.output_tokens
+        rows = np.flatnonzero(block.prompt_tokens + answers > limit_tokens)
+        if len(rows) and first is None:
+            first = block, int(rows[0]), passed
+        found += len(rows)
+        passed += len(block)
+    if first is not None:
+        block, row, first_row = first
+        raise _too_long(block, row, found, len(blocks), limit_tokens, reserved, first_row)
 
 
 @dataclass(frozen=True)

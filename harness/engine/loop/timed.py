@@ -83,15 +83,12 @@ class TimedInstance(SimulatedInstance):
         super().__init__(*args, **kwargs)
         self._swapped = False
 
-    def decode_only_until_s(self) -> float:
-        return min(super().decode_only_until_s(), self.ready_s())
-
-    def earliest_release_s(self) -> float:
-        """As soon as it may act: how long its steps take is not known beforehand."""
-        earliest_s = super().earliest_release_s()
+    def bounds(self) -> tuple[float, float, int]:
+        """Releases may come as soon as it may act: how long its steps take is not known."""
+        earliest_s, decode_only_s, n_requests = super().bounds()
         if self.decoding and (self.reports_all_ends or self.reports_empty_queue):
-            return min(earliest_s, self.now_s)
-        return earliest_s
+            earliest_s = min(earliest_s, self.now_s)
+        return earliest_s, min(decode_only_s, self.ready_s()), n_requests
 
     def _limits(self) -> Limits:
         return replace(super()._limits(), store_s_per_token=0.0)  # storing is measured, too

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 
-from ....predictors.embedder import Embedder
+from ....predictors.embedder import Embedder, Texts
 from ....workloads.errors import SloBenchError
 from ...core.collocated_policy import Beside, Collocated
 from ...core.counters import Counters
@@ -156,6 +157,9 @@ class _View:
     def __init__(self, instance: EmbeddingInstance, embedder: Embedder) -> None:
         self._instance = instance
         self._embedder = embedder
+        # What was asked for last: policy and engine ask the same in turn.
+        self._sized: tuple[tuple[RequestState, ...], int] = ((), 0)
+        self._timed: tuple[tuple[RequestState, ...], float] = ((), 0.0)
 
     @property
     def now_s(self) -> float:
@@ -186,8 +190,17 @@ class _View:
         return self._instance.llm.view.n_running
 
     def waiting(self, now_s: float) -> Sequence[RequestState]:
-        on_their_way = (r for r in self._instance.inbox if r.visible_s <= now_s)
-        return [*self._instance.waiting, *on_their_way]
+        inbox = self._instance.inbox
+        if not inbox or inbox[0].visible_s > now_s:
+            return list(self._instance.waiting)
+        return [*self._instance.waiting, *_arrived(inbox, now_s)]
+
+    def next_waiting(self, now_s: float) -> RequestState | None:
+        instance = self._instance
+        if instance.waiting.live:
+            return next(iter(instance.waiting))
+        inbox = instance.inbox
+        return inbox[0] if inbox and inbox[0].visible_s <= now_s else None
 
     def running(self) -> Sequence[RequestState]:
         return list(self._instance.decoding)
@@ -195,11 +208,26 @@ class _View:
     def oldest_llm_arrival_s(self) -> float:
         llm = self._instance.llm
         came = [r.arrival_s for r in llm.waiting]
-        came += [r.arrival_s for r in llm.inbox if r.visible_s <= self._instance.now_s]
+        came += [r.arrival_s for r in _arrived(llm.inbox, self._instance.now_s)]
         return min(came, default=INF)
 
     def blocks(self, batch: Iterable[RequestState]) -> int:
-        return self._embedder.blocks((r.num_inputs, r.prompt_tokens // r.num_inputs) for r in batch)
+        batch = tuple(batch)
+        if batch != self._sized[0]:
+            self._sized = batch, self._embedder.blocks(_texts(batch))
+        return self._sized[1]
 
     def pass_s(self, batch: Iterable[RequestState]) -> float:
-        return self._embedder.pass_s((r.num_inputs, r.prompt_tokens // r.num_inputs) for r in batch)
+        batch = tuple(batch)
+        if batch != self._timed[0]:
+            self._timed = batch, self._embedder.pass_s(_texts(batch))
+        return self._timed[1]
+
+
+def _texts(batch: Iterable[RequestState]) -> list[Texts]:
+    return [(r.num_inputs, r.prompt_tokens // r.num_inputs) for r in batch]
+
+
+def _arrived(inbox: Iterable[RequestState], now_s: float) -> Iterable[RequestState]:
+    """The first of an inbox, which have arrived by then."""
+    return takewhile(lambda r: r.visible_s <= now_s, inbox)

@@ -15,6 +15,8 @@ from ....predictors.embedder import Embedder
 from ....predictors.lora import Lora
 from ....predictors.placement import Placement
 from ....predictors.step_time import StepTime
+from ....workloads.arrays import Ints
+from ....workloads.blocks import WorkloadBlocks
 from ....workloads.errors import SloBenchError
 from ....workloads.request import RequestType
 from ....workloads.workload import Workload
@@ -25,19 +27,26 @@ from ...core.kv_store_manager import StoreKVCacheManager
 from ...core.phase_capacity import phase_capacity
 from ...core.policy import StaticPolicy
 from ...core.predictions import true_output_tokens
-from ...core.records import InstanceTotals, Result, TimeseriesRow
+from ...core.records import EndedBlock, InstanceTotals, Result, TimeseriesRow
 from ...core.state import RequestState
 from ...policies.routers import router as router_by_name
 from ...policies.systems import System
-from ..cluster.arrivals import Arrivals
+from ..cluster.arrivals import Arrivals, BlockArrivals
 from ..cluster.cluster import Cluster
 from ..cluster.instance import LazyInstance
-from ..cluster.recorder import Recorder, acts_of, memory_rows, state_rows, timeline_of, totals_of
+from ..cluster.recorder import (
+    BlockRecorder,
+    Recorder,
+    acts_of,
+    memory_rows,
+    state_rows,
+    timeline_of,
+    totals_of,
+)
 from ..cluster.traced import TracedCluster
 from ..loop.gc_control import collections_off
 from ..loop.instance import EngineInstance, Iterating
-from ..loop.measures import gaps_of
-from ..loop.overlong_requests import OVERLONG_REQUESTS, fit, fit_embeds
+from ..loop.overlong_requests import OVERLONG_REQUESTS, fit, fit_blocks, fit_embeds
 from ..loop.traced import EngineTrace
 from .embedding import EmbeddingInstance
 from .simulated import SimulatedInstance
@@ -166,7 +175,6 @@ def simulate(
         )
         rejected = np.union1d(rejected, refused)
     handles = instances_of(builders)
-    built = [instance.engine for instance in handles]
     beside: list[LazyInstance] = []
     if embedder is not None:
         for instance in handles:
@@ -184,17 +192,104 @@ def simulate(
                 )
             )
     recorder = Recorder(len(workload), workload.arrival_s)
-    arrivals = Arrivals(workload, skip=rejected)
     recorder.rejected(rejected)
+    arrivals = Arrivals(workload, skip=rejected)
     kind = cluster or (Cluster if trace is None else partial(TracedCluster, trace=trace))
     ran = kind(
         [*handles, *beside], across, arrivals, recorder, failures=failures, progress=progress
     )
+    result = _run(ran, across, roles, placement, handles, beside, recorder, closed=workload.closed)
+    return replace(result, overlong=len(rejected), served=None if workload is given else workload)
+
+
+def simulate_blocks(
+    workload: WorkloadBlocks,
+    system: System,
+    placement: Placement,
+    step_time: StepTime,
+    consume: Callable[[EndedBlock], None],
+    *,
+    instances: int = 1,
+    router: str | None = None,
+    overlong_requests: str = "error",
+    failures: Sequence[Failure] = (),
+    ready_s: float = 0.0,
+    progress: Callable[[int, float], None] | None = None,
+    step_time_of: Callable[[Placement], StepTime] | None = None,
+) -> Result:
+    """Serve a workload of any length in constant memory.
+
+    Args:
+        workload: what arrives.
+        system: the policy and its defaults.
+        placement: as for `simulate`, and so are the other arguments.
+        step_time: the true duration of an iteration.
+        consume: receives the requests in blocks, in order of arrival, once they have ended.
+        instances: how many behind the router, or in the cluster's roles together.
+        router: name of the router; the system's own by default.
+        overlong_requests: `error`, `reject` or `truncate`.
+        failures: which instances fail, and when.
+        ready_s: when instances begin to serve; earlier arrivals wait.
+        progress: called now and then with (requests ended, clock in seconds).
+        step_time_of: the true step times of a role with a placement of its own.
+
+    Returns:
+        What `simulate` returns, but without records of the requests; gaps between tokens are
+        summarised (`QuantileSketch`).
+
+    Raises:
+        SloBenchError: as `simulate`.
+    """
+    if system.cluster is not None:  # the load is judged by the first requests
+        system = system_for_load(system, next(workload.draw()), placement, step_time, instances)
+    across, roles = _across(system, placement, instances, router)
+    roles = [replace(role, start_s=max(role.start_s, ready_s)) for role in roles]
+    one = np.ones(1, dtype=np.int64)
+    last = Workload(np.array([workload.last_s]), one, one)  # instances are made by the span alone
+    builders = [
+        Builder(
+            role,
+            last,
+            placement,
+            step_time,
+            true_output_tokens,
+            prefix_cache=system.prefix_cache,
+            step_time_of=step_time_of,
+        )
+        for role in roles
+    ]
+    handles = instances_of(builders)
+    recorder = BlockRecorder(consume, _numbers(handles))
+    fitted = fit_blocks(
+        workload,
+        min(builder.most_tokens_per_request() for builder in builders),
+        overlong_requests,
+        reserved=any(builder.reserves_maximum for builder in builders),
+    )
+    arrivals = BlockArrivals(recorder.begun(fitted))
+    ran = Cluster(handles, across, arrivals, recorder, failures=failures, progress=progress)
+    result = _run(ran, across, roles, placement, handles, (), recorder, closed=False)
+    return replace(result, overlong=recorder.refused)
+
+
+def _run(
+    ran: Cluster,
+    across: ClusterPolicy,
+    roles: Sequence[Role],
+    placement: Placement,
+    handles: Sequence[LazyInstance],
+    beside: Sequence[LazyInstance],
+    recorder: Recorder,
+    *,
+    closed: bool,
+) -> Result:
+    """Run to the end, and what the instances and the recorder know then."""
+    built = [instance.engine for instance in handles]
     for role in roles:
         ran.expect(role)
     with collections_off():
-        ran.run(closed=workload.closed)
-    _number(recorder, handles)
+        ran.run(closed=closed)
+    recorder.number(_numbers(handles))
     for each in built:
         kv_manager = each.kv_manager
         assert kv_manager.free == kv_manager.total, (
@@ -210,10 +305,10 @@ def simulate(
         for each in built
         if isinstance(each, SimulatedInstance) and each.adapters is not None
     ]
-    totals = totals_of(built, recorder.records)
+    totals = totals_of(built, recorder.last_finish_s())
     return Result(
         recorder.records,
-        gaps_of(engine.measures for engine in built),
+        recorder.gaps(engine.measures for engine in built),
         dataclasses.replace(
             timeline_of(built),
             timeseries=(
@@ -229,8 +324,6 @@ def simulate(
             else math.nan,
         ),
         tuple(engine.view.policy_state for engine in built),
-        overlong=len(rejected),
-        served=None if workload is given else workload,
         instances=_by_instance(handles, totals.makespan_s),
         cluster=ran.state,
         counts=summed((ran.counters, *(engine.counters for engine in built), *adapter_loads)),
@@ -266,11 +359,9 @@ def _across(
     return system.cluster, system.cluster.layout(system.policy, placement, instances)
 
 
-def _number(recorder: Recorder, handles: Sequence[LazyInstance]) -> None:
-    """Map lanes to their instances."""
-    numbers = np.array([instance.number for instance in handles] + [-1])  # none: the last
-    lanes = recorder.records.instance
-    lanes[:] = numbers[lanes]
+def _numbers(handles: Sequence[LazyInstance]) -> Ints:
+    """The instance of each lane; the last is that of requests without one."""
+    return np.array([instance.number for instance in handles] + [-1])
 
 
 def _timeseries(

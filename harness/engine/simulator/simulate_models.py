@@ -21,7 +21,7 @@ from ...core.counters import QUOTA_HITS
 from ...core.counters import summed as summed_counts
 from ...core.multi_model_policy import ServedModel, SharingPolicy
 from ...core.pages import PAGE_BYTES
-from ...core.records import Records, Result, Timeline, TimeseriesRow, Totals
+from ...core.records import Result, Timeline, TimeseriesRow, Totals
 from ..cluster.arrivals import Arrivals
 from ..cluster.multi_model import SharedGpuCluster
 from ..cluster.recorder import Recorder, acts_of, totals_of
@@ -105,13 +105,12 @@ def simulate_models(
             )
     if QUOTA_HITS in cluster.counters:
         cluster.counters[QUOTA_HITS] = sum(t.quota_hits for t in everyone)
-    records = recorder.records
     timeline = _timeline(cluster, pages)
     return Result(
-        records,
+        recorder.records,
         gaps_of(t.instance.measures for t in everyone),
         timeline,
-        _totals(cluster, pages, records, timeline),
+        _totals(cluster, pages, recorder.last_finish_s(), timeline),
         overlong=len(rejected),
         counts=summed_counts((cluster.counters, *(t.instance.counters for t in everyone))),
     )
@@ -213,9 +212,9 @@ def _timeline(cluster: SharedGpuCluster, pages: int) -> Timeline:
     return Timeline(times, sums[0], sums[1], sums[2] / (pages * cluster.gpus), tuple(rows))
 
 
-def _totals(cluster: SharedGpuCluster, pages: int, records: Records, timeline: Timeline) -> Totals:
+def _totals(cluster: SharedGpuCluster, pages: int, makespan_s: float, timeline: Timeline) -> Totals:
     everyone = [*cluster.retired, *cluster.model_instances]
-    totals = totals_of([t.instance for t in everyone], records)
+    totals = totals_of([t.instance for t in everyone], makespan_s)
     page_s = sum(
         t.instance.measures.kv_block_s * t.kv_manager.pages_for(1024) / 1024 * len(t.gpus)
         for t in everyone

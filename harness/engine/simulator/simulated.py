@@ -10,7 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ....predictors.roofline import LengthAwareStepTime, wants_lengths
+from ....predictors.roofline import (
+    LengthAwareStepTime,
+    OperatorRoofline,
+    growing_steps_within,
+    wants_lengths,
+)
 from ....predictors.step_time import StepTime
 from ...core.compiled import mypyc_attr
 from ...core.device import Away, SplitStepTime, StageDevice, free_after, occupy
@@ -34,9 +39,14 @@ class SimulatedInstance(Loop):
     __slots__ = (
         "_alone",
         "_away",
+        "_base_s",
         "_began_s",
+        "_line_seqs",
+        "_linear",
+        "_plain",
         "_span_of",
         "_step_of",
+        "_token_s",
         "_within_of",
         "learner",
         "stages",
@@ -70,6 +80,11 @@ class SimulatedInstance(Loop):
         self._step_of = step_time.step_s
         self._span_of = step_time.span_s
         self._within_of = step_time.steps_within
+        # Steps of as many requests grow by the same time each: their spans are worked out here.
+        self._linear = step_time if isinstance(step_time, OperatorRoofline) else None
+        self._plain = self._linear is not None and type(self) is SimulatedInstance
+        self._line_seqs = -1  # that `_base_s` and `_token_s` are for
+        self._base_s = self._token_s = 0.0
         if wants_lengths(step_time):
             self.begins = sorted(r.tick0 - r.kv_tokens for r in self.decoding)
             aware = _WithLengths(self, step_time)
@@ -109,25 +124,29 @@ class SimulatedInstance(Loop):
         before then. An iteration in progress counts as over: until then all steps only decode.
         Below any time if one that has arrived may be released at once.
         """
-        if self.inbox:
-            if self._calls_admit or self._calls_timeout or self.blocked_till_s > self.now_s:
-                return -1.0
-            return self.ready_s()
-        if self.prefilling or self.waiting.live or self.swapped or self.stalled:
-            return self.now_s
-        if not self.decoding:
-            return INF
-        # A learner sees single iterations; reading the state more often would add some.
-        if self.pending_free or self.learner is not None or (not self._alone and self._owes()):
-            return self.now_s
-        steps = self.next_end_tick() - self.tick - 1
-        if steps <= 0 or not self._lasts(steps):
-            return self.now_s
-        span_s = self._span_of(len(self.decoding), self.kv_sum, steps)
-        return self.now_s + span_s * _ROUNDING
+        return self.bounds()[1]
+
+    @property
+    def works_abroad(self) -> bool:
+        """Whether another instance computes a part of its steps."""
+        return self._away is not None
 
     def _owes(self) -> bool:
-        return any(stage.owed_s for stage in self.stages)
+        stages = self.stages
+        if len(stages) == 1:
+            return stages[0].owed_s != 0
+        return any(stage.owed_s for stage in stages)
+
+    def has_free(self, blocks: int, time_s: float) -> bool:
+        """Whether so many blocks are free at `time_s`, `decode_only_until_s` at the latest."""
+        free, seqs = self.kv_manager.free, len(self.decoding)
+        if blocks > free:
+            return False
+        if time_s <= self.now_s or not seqs:
+            return True
+        steps = self.next_end_tick() - self.tick
+        at_most = seqs * (steps // self.kv_manager.block_size + 1)
+        return blocks <= free - at_most or blocks <= self.ahead(time_s)[0]
 
     def ahead(self, time_s: float) -> tuple[int, int]:
         """Free blocks and KV tokens of decoding requests at `time_s`, `decode_only_until_s` at the
@@ -136,60 +155,129 @@ class SimulatedInstance(Loop):
         seqs = len(self.decoding)
         if time_s <= self.now_s or not seqs:
             return self.kv_manager.free, self.kv_sum
-        steps = self._within_of(seqs, self.kv_sum, time_s - self.now_s)
+        if self._linear is None:
+            steps = self._within_of(seqs, self.kv_sum, time_s - self.now_s)
+        else:
+            first_s = self._first_s(seqs)
+            steps = growing_steps_within(first_s, self._token_s * seqs, time_s - self.now_s)
         return self.kv_manager.free - self._growth(steps), self.kv_sum + steps * seqs
 
     def earliest_release_s(self) -> float:
         """Lower bound of the next release or report of a request; see `Instance`."""
+        return self.bounds()[0]
+
+    def bounds(self) -> tuple[float, float, int]:
+        """`earliest_release_s`, `decode_only_until_s` and `n_requests`: they depend on the same
+        state.
+        """
         now_s, inbox = self.now_s, self.inbox
         tells = self.reports_all_ends or self.prefill_only or self.reports_empty_queue
-        earliest_s = INF
-        if inbox and (tells or self._calls_timeout or self._calls_admit):
-            earliest_s = inbox[0].visible_s
+        blocked = self.blocked_till_s > now_s
+        seqs = len(self.decoding)
+        busy = len(self.prefilling) + self.waiting.live
+        if self.swapped or self.stalled:
+            busy += len(self.swapped) + len(self.stalled)
+        n_requests = seqs + busy
+        earliest_s, decode_only_s = INF, now_s
+        if inbox:
+            n_requests += len(inbox)
+            earliest_s, decode_only_s = self.bounds_with(inbox[0].visible_s, INF, seqs + busy)
             if earliest_s <= now_s:
-                return now_s
+                return now_s, decode_only_s, n_requests
+        elif busy and tells and not blocked:
+            return now_s, now_s, n_requests
         if self.timeouts:
             earliest_s = min(earliest_s, max(now_s, self.next_timeout_s()))
-        if self.blocked_till_s > now_s:
-            return min(earliest_s, self.blocked_till_s)
-        if not tells:
-            return earliest_s
-        if self.prefilling or self.waiting.live or self.swapped or self.stalled:
-            return now_s
-        if self.reports_all_ends and self.decoding:
-            steps = self.next_end_tick() - self.tick
-            if not self._lasts(steps):
-                return now_s  # preempted requests lengthen steps no more
-            span_s = self._span_of(len(self.decoding), self.kv_sum, steps)
-            ends_s = now_s + span_s * _ROUNDING
-            return ends_s if ends_s < earliest_s else earliest_s
-        return earliest_s
+        if blocked and self.blocked_till_s < earliest_s:
+            earliest_s = self.blocked_till_s
+        if busy:
+            return now_s if tells and not blocked else earliest_s, decode_only_s, n_requests
+        if not seqs:
+            return earliest_s, decode_only_s if inbox else INF, n_requests
+        # Only decodes.
+        ends = self.reports_all_ends and not blocked
+        # A learner sees single iterations; reading the state more often would add some.
+        known = not (
+            inbox
+            or self.pending_free
+            or self.learner is not None
+            or (not self._alone and self._owes())
+        )
+        if not (ends or known):
+            return earliest_s, decode_only_s, n_requests
+        steps = self.next_end_tick() - self.tick
+        lasts = self._lasts(steps)
+        if known and steps > 1 and (lasts or self._lasts(steps - 1)):
+            decode_only_s = now_s + self._span_s(seqs, steps - 1) * _ROUNDING
+        if ends:
+            if not lasts:  # preempted requests lengthen steps no more
+                return now_s, decode_only_s, n_requests
+            ends_s = now_s + self._span_s(seqs, steps) * _ROUNDING
+            if ends_s < earliest_s:
+                earliest_s = ends_s
+        return earliest_s, decode_only_s, n_requests
+
+    def bounds_with(
+        self, visible_s: float, earliest_release_s: float, others: int
+    ) -> tuple[float, float]:
+        """The first two of `bounds` with a request on its way that is seen at `visible_s`, the
+        first; without it there are `others`, and `earliest_release_s`.
+        """
+        now_s = self.now_s
+        seen_s = visible_s if visible_s > now_s else now_s
+        answers = self._calls_admit or self._calls_timeout
+        if answers or self.blocked_till_s > now_s:
+            decode_only_s = -1.0
+        else:
+            decode_only_s = now_s if others else seen_s
+        if seen_s < earliest_release_s and (
+            self.reports_all_ends or self.prefill_only or self.reports_empty_queue or answers
+        ):
+            earliest_release_s = seen_s
+        return earliest_release_s, decode_only_s
+
+    def _first_s(self, seqs: int) -> float:
+        """Seconds of the next decode step of `seqs` requests, where steps are linear."""
+        if seqs != self._line_seqs:
+            assert self._linear is not None
+            self._line_seqs = seqs
+            self._base_s, self._token_s = self._linear.decode_line(seqs)
+        return self._base_s + self._token_s * self.kv_sum
+
+    def _span_s(self, seqs: int, steps: int) -> float:
+        """Seconds of the next decode steps of `seqs` requests."""
+        if self._linear is None:
+            return self._span_of(seqs, self.kv_sum, steps)
+        if seqs != self._line_seqs:
+            self._line_seqs = seqs
+            self._base_s, self._token_s = self._linear.decode_line(seqs)
+        token_s = self._token_s
+        first_s = self._base_s + token_s * self.kv_sum
+        return steps * first_s + token_s * seqs * (steps * (steps - 1) * 0.5)
 
     def run(self, horizon_s: float, stop_on_release: bool) -> None:
         self.blocked_till_s = 0.0
-        step_s, alone, ahead = self._step_of, self._alone, self._lim.async_scheduling
-        inbox, timeouts, may_start_at_timeout = (
-            self.inbox,
-            self.timeouts,
-            self.policy.may_start_at_timeout,
-        )
-        measures, kv_manager = self.measures, self.kv_manager
-        observe = None if self.learner is None else self.learner.learn
+        measures, inbox, timeouts = self.measures, self.inbox, self.timeouts
+        outbox, decoding = self.outbox, self.decoding
+        ahead, may_start_at_timeout = self._lim.async_scheduling, self._may_start_at_timeout
         while True:
             if inbox and inbox[0].visible_s <= self.now_s:
                 self.deliver(self._began_s if ahead else self.now_s)
-            if ahead and not self.decoding and self.idle:
+            if ahead and not decoding and self.idle:
                 # Nothing was scheduled ahead: ended requests are gone before the next iteration;
                 # all arrivals until now enter together. Past the horizon they are not known,
                 # nor while an end must be reported: an answer may cause the next request.
                 self.free_finished()
-                if self.now_s < horizon_s and not (stop_on_release and self.outbox):
+                if self.now_s < horizon_s and not (stop_on_release and outbox):
                     self.deliver(self.now_s)
             if timeouts and timeouts[0][0] <= self.now_s and not may_start_at_timeout:
                 self.expire_timeouts()
-            if self.now_s >= horizon_s or (stop_on_release and self.outbox):
+            if self.now_s >= horizon_s or (stop_on_release and outbox):
                 return
-            if not self.decoding and self.idle:
+            if decoding:
+                if self._plain and not self.prefilling and self._decode(horizon_s):
+                    continue
+            elif not (self.prefilling or self.waiting.live or self.swapped or self.stalled):
                 if not inbox or inbox[0].visible_s >= horizon_s:
                     return
                 measures.idle(self.now_s, inbox[0].visible_s)
@@ -207,17 +295,17 @@ class SimulatedInstance(Loop):
                     return
                 self._began_s = self.now_s
                 continue
-            chunks, seqs = self.chunks, self.decode_seqs
-            duration_s = step_s(seqs, self.decode_kv_tokens, chunks)
-            if observe is not None:
-                observe(seqs, self.decode_kv_tokens, chunks, duration_s)
+            chunks, seqs, kv_manager = self.chunks, self.decode_seqs, self.kv_manager
+            duration_s = self._step_of(seqs, self.decode_kv_tokens, chunks)
+            if self.learner is not None:
+                self.learner.learn(seqs, self.decode_kv_tokens, chunks, duration_s)
             if self.swap_s or (chunks and self._lim.store_s_per_token):
                 duration_s += self._lim.exposed_swap_s(duration_s, self.swap_s, chunks)
                 self.swap_s = 0.0
             self._began_s = self.now_s
             if self._away is not None:
                 self._away.step(seqs, self.decode_kv_tokens, chunks)
-            if alone:
+            if self._alone:
                 self.now_s += duration_s
             else:
                 self.now_s = occupy(self.stages, self.now_s, duration_s)
@@ -239,7 +327,7 @@ class SimulatedInstance(Loop):
         kv_blocks = kv_manager.total - kv_manager.free - kv_manager.activation_blocks
         measures.samples.append((self.now_s, waiting, running, kv_blocks))
         tokens = measures.prefill_tokens - self.prefill_pending + measures.decode_tokens
-        tokens += sum(self.tick - r.tick0 for r in self.decoding)
+        tokens += self.decoded_tokens()
         measures.worked.append((self.now_s, tokens))
         measures.next_sample_s = self.now_s + measures.sample_s
 
@@ -270,6 +358,100 @@ class SimulatedInstance(Loop):
         """Its requests wait, and its GPUs compute nothing for them."""
         self.measures.waited_s += max(0.0, until_s - self.now_s)
         self.now_s = max(self.now_s, until_s)
+
+    def _decode(self, horizon_s: float) -> bool:
+        """If nothing is to be decided before the next decode step: that step, as `schedule` and
+        `complete` would have it, and those like it, as `_leap` would. Else False.
+        """
+        if self.pending_free or self.swap_s or self.now_s >= self.overtaken_s:
+            return False
+        if self.timeouts and self.timeouts[0][0] <= self.now_s:
+            return False
+        if self._dirty:
+            if self.waiting.live or self.swapped or self.stalled:
+                return False
+            if self._dynamic_limits:
+                self._lim = self._limits()
+        kv_manager, measures, ends = self.kv_manager, self.measures, self.ends
+        headroom_blocks = self._lim.decode_headroom_blocks
+        seqs, kv_sum = len(self.decoding), self.kv_sum
+        free = kv_manager.free - self.residues[self.tick & self._mask]
+        if free < headroom_blocks:
+            return False
+        self._dirty = False
+        if self.chunks:
+            self.chunks = []
+        self.decode_seqs = seqs
+        self.decode_kv_tokens = kv_sum
+        kv_manager.free = free
+        if kv_manager.idle_blocks > free:
+            kv_manager.evict()
+        step_s = self._first_s(seqs)
+        if self.learner is not None:
+            self.learner.learn(seqs, kv_sum, (), step_s)
+        self._began_s = began_s = self.now_s
+        alone = self._alone
+        if alone:
+            self.now_s = now_s = began_s + step_s
+        else:
+            self.now_s = now_s = occupy(self.stages, began_s, step_s)
+            measures.waited_s += now_s - began_s - step_s
+        self.tick = tick = self.tick + 1
+        self.kv_sum = kv_sum = kv_sum + seqs
+        used = kv_manager.total - free
+        measures.steps += 1
+        measures.kv_block_s += used * step_s
+        if used > measures.kv_peak:
+            measures.kv_peak = used
+        measures.decode_step(now_s, seqs)
+        if ends[0][0] <= tick and self.finish_due():
+            if now_s >= measures.next_sample_s:
+                self._sample()
+            return True
+        steps = self.next_end_tick() - tick
+        until_s = measures.next_sample_s
+        if horizon_s < until_s:
+            until_s = horizon_s
+        if self.overtaken_s < until_s:
+            until_s = self.overtaken_s
+        if self.inbox and self.inbox[0].visible_s < until_s:
+            until_s = self.inbox[0].visible_s
+        if self.timeouts and self.timeouts[0][0] < until_s:
+            until_s = self.timeouts[0][0]
+        token_s = self._token_s
+        growth_s, first_s = token_s * seqs, self._base_s + token_s * kv_sum
+        span_s = steps * first_s + growth_s * (steps * (steps - 1) * 0.5)
+        if now_s + span_s >= until_s:
+            within = growing_steps_within(first_s, growth_s, until_s - now_s)
+            if within < steps:
+                steps = within
+                span_s = steps * first_s + growth_s * (steps * (steps - 1) * 0.5)
+        blocks = self._growth(steps) if steps > 0 else 0
+        if blocks > free - headroom_blocks:
+            steps = self._steps_before_pressure(steps)
+            blocks = self._growth(steps)
+            span_s = steps * first_s + growth_s * (steps * (steps - 1) * 0.5)
+        if steps > 0:
+            self.now_s = now_s = now_s + span_s
+            self.tick = tick = tick + steps
+            self.kv_sum = kv_sum + steps * seqs
+            kv_manager.free = free = free - blocks
+            if kv_manager.idle_blocks > free:
+                kv_manager.evict()
+            measures.decode_span(now_s, seqs, steps, span_s, step_s)
+            measures.steps += steps
+            measures.kv_block_s += (used + 0.5 * blocks) * span_s
+            if used + blocks > measures.kv_peak:
+                measures.kv_peak = used + blocks
+            if not alone:
+                fewer = steps - 1
+                before_s = fewer * first_s + growth_s * (fewer * (fewer - 1) * 0.5)
+                free_after(self.stages, now_s, span_s - before_s if fewer else span_s)
+            if ends[0][0] <= tick:
+                self.finish_due()
+        if now_s >= measures.next_sample_s:
+            self._sample()
+        return True
 
     def _leap(self, horizon_s: float, step_s: float) -> None:
         """Go over decode steps like the last one, which took `step_s`, to the next moment at which

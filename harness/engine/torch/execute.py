@@ -57,7 +57,7 @@ def execute(
         recorder.records,
         instance.measures.take_gaps(),
         timeline_of([instance]),
-        totals_of([instance], recorder.records),
+        totals_of([instance], recorder.last_finish_s()),
         (instance.view.policy_state,),
         overlong=len(rejected),
         counts=dict(instance.counters),

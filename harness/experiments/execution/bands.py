@@ -25,6 +25,7 @@ from ....workloads.workload import Workload
 from ...core.judging import judge_times
 from ...core.records import Outcome, Result
 from ...results.metrics import counted_requests
+from ...results.request_fold import MOST_SAMPLED, RequestSample
 from ...results.run_folder import BAND_BASIS, Row
 from .specs import CellSpec, configured, placed
 
@@ -35,15 +36,15 @@ _LATENCIES = tuple(
     f"{latency}_{of}" for latency in ("ttft", "tpot", "e2e") for of in ("p50", "p90", "p99", "mean")
 )
 _JOINT = ("ttft_mean", "tpot_mean", "e2e_mean")
-_MOST_REQUESTS, _MOST_ROWS = 5000, 100  # that attainment is computed again for
+_MOST_ROWS = 100  # that attainment is computed again for
 
 
-def band_columns(spec: CellSpec, workload: Workload, result: Result, row: Row) -> Row:
+def band_columns(spec: CellSpec, sample: RequestSample, row: Row) -> Row:
     """`band_low_COLUMN` and `band_high_COLUMN` of the figures in `row`, and what they are based on.
 
     Nothing where no residuals fit: several models on shared GPUs, device maps, embedding, profiles.
     """
-    setting = setting_of(spec, workload, result, row)
+    setting = setting_of(spec, sample, row)
     if setting is None:
         return {}
     known, found = residuals(), Row()
@@ -53,7 +54,7 @@ def band_columns(spec: CellSpec, workload: Workload, result: Result, row: Row) -
             low, high = spread.factors()
             found |= _both(f"{metric}_s", value * low, value * high)
     spread = known.spread(setting, ("throughput",))
-    full = setting.regime == OVERLOADED or workload.concurrency is not None
+    full = setting.regime == OVERLOADED or sample.workload.concurrency is not None
     if spread is not None and full:  # otherwise the offered rate is what a server completes
         low, high = spread.factors()
         for name in ("throughput_rps", "output_tokens_per_s"):
@@ -61,7 +62,7 @@ def band_columns(spec: CellSpec, workload: Workload, result: Result, row: Row) -
     joint = known.spread(setting, _JOINT)
     if joint is not None:
         joint = joint.thinned(_MOST_ROWS)
-        low, high = joint.band(attainments(joint, workload, result, spec.warmup_s))
+        low, high = joint.band(attainments(joint, sample))
         found |= _both("attainment", low, high)
         if row["attainment"]:
             goodput = float(row["goodput_rps"] or 0) / float(row["attainment"])
@@ -75,7 +76,22 @@ def _both(name: str, low: float, high: float) -> Row:
     return {f"{LOW}{name}": low, f"{HIGH}{name}": high}
 
 
-def setting_of(spec: CellSpec, workload: Workload, result: Result, row: Row) -> Setting | None:
+def sampled(workload: Workload, result: Result, warmup_s: float = 0.0) -> RequestSample:
+    """A sample of the requests of a cell."""
+    records = result.records
+    counted = np.flatnonzero(counted_requests(records.arrival_s, warmup_s))
+    return RequestSample(
+        workload,
+        records,
+        counted[:: 1 + len(counted) // MOST_SAMPLED],
+        finished=int((records.outcome == Outcome.FINISHED).sum()),
+        last_arrival_s=float(np.nanmax(records.arrival_s)),
+        prompt_tokens=float(workload.prompt_tokens.mean()),
+        output_tokens=float(workload.output_tokens.mean()),
+    )
+
+
+def setting_of(spec: CellSpec, sample: RequestSample, row: Row) -> Setting | None:
     """What the residual of a simulated cell may depend on; None: no residuals are known."""
     place = spec.placement
     if place.device_map is not None or place.embedder is not None:
@@ -90,17 +106,16 @@ def setting_of(spec: CellSpec, workload: Workload, result: Result, row: Row) -> 
     if kind is None or not all(isinstance(value, float) and value > 0 for value in times):
         return None
     ttft_s, tpot_s, e2e_s = (float(value or 0) for value in times)
-    finished = result.records.outcome == Outcome.FINISHED
-    span_s = max(float(np.nanmax(result.records.arrival_s)), e2e_s)
-    clients = workload.concurrency
-    running = finished.sum() * (e2e_s - ttft_s) / span_s if clients is None else clients
+    span_s = max(sample.last_arrival_s, e2e_s)
+    clients = sample.workload.concurrency
+    running = sample.finished * (e2e_s - ttft_s) / span_s if clients is None else clients
     regime = regime_of(
         put.placement,
         put.step_time.model,
         clients=None if clients is None else -(-clients // spec.instances),
         running=running / spec.instances,
-        prompt_tokens=float(workload.prompt_tokens.mean()),
-        output_tokens=float(workload.output_tokens.mean()),
+        prompt_tokens=sample.prompt_tokens,
+        output_tokens=sample.output_tokens,
         ttft_s=ttft_s,
         tpot_s=tpot_s,
         e2e_s=e2e_s,
@@ -111,11 +126,9 @@ def setting_of(spec: CellSpec, workload: Workload, result: Result, row: Row) -> 
     return Setting(engine, put.placement.gpu.name, served.name, kind, regime, model_kind(served))
 
 
-def attainments(joint: Spread, workload: Workload, result: Result, warmup_s: float = 0.0) -> Floats:
+def attainments(joint: Spread, sample: RequestSample) -> Floats:
     """Attainment if TTFT, TPOT and E2E were off as each row of `joint` was; shape (rows,)."""
-    records = result.records
-    counted = np.flatnonzero(counted_requests(records.arrival_s, warmup_s))
-    some = counted[:: 1 + len(counted) // _MOST_REQUESTS]
+    workload, records, some = sample.workload, sample.records, sample.rows
     finished = (records.outcome == Outcome.FINISHED)[some]
     bounds_s = {name: getattr(workload, of)[some] for name, of in SLO_COLUMNS.items()}
     ttft, tpot, e2e = np.exp(joint.logs).T[:, :, None]
@@ -135,9 +148,10 @@ def share_that_keeps(
     spec: CellSpec, workload: Workload, result: Result, row: Row, target: float
 ) -> float | None:
     """The probability that attainment is at least `target`, by the residuals; None: none known."""
-    setting = setting_of(spec, workload, result, row)
+    sample = sampled(workload, result)
+    setting = setting_of(spec, sample, row)
     joint = None if setting is None else residuals().spread(setting, _JOINT)
     if joint is None:
         return None
     joint = joint.thinned(_MOST_ROWS)
-    return joint.share(attainments(joint, workload, result) >= target)
+    return joint.share(attainments(joint, sample) >= target)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ from ....predictors.power import power_model
 from ....predictors.roofline import StepTime
 from ....predictors.specs import gpu, model
 from ....workloads.arrays import Ints
+from ....workloads.blocks import WorkloadBlocks
 from ....workloads.errors import SloBenchError
 from ....workloads.models import parse_models, shape_of
 from ....workloads.request_bodies import check_simulated
@@ -29,7 +31,7 @@ from ...core.multi_model_policy import SharingPolicy
 from ...core.records import Result, mispredictions
 from ...engine.cluster.failures import parse_failures
 from ...engine.loop.traced import EngineTrace
-from ...engine.simulator.simulate import simulate
+from ...engine.simulator.simulate import simulate, simulate_blocks
 from ...engine.simulator.simulate_models import OneModel, simulate_models
 from ...results.cell_files import (
     Choice,
@@ -43,10 +45,12 @@ from ...results.metrics import (
     Hardware,
     cell_metrics,
     parse_objective,
+    request_figures,
 )
+from ...results.request_fold import RequestFold
 from ...results.run_folder import Row
-from .bands import band_columns
-from .specs import CellSpec, PlacementSpec, WorkloadSpec, configured, placed, source
+from .bands import band_columns, sampled
+from .specs import EXACT_REQUESTS, CellSpec, PlacementSpec, WorkloadSpec, configured, placed, source
 
 Progress = Callable[[int, float], None]  # requests ended, clock in seconds
 MOST_TP = 8  # of a model that shares its GPUs
@@ -63,10 +67,42 @@ def workload_of(spec: CellSpec) -> Workload:
         seed=spec.seed,
         slo=parse_slo(spec.slo, spec.slo_scale),
     )
+    return _declared(spec, made)
+
+
+def _declared(spec: CellSpec, made: Workload) -> Workload:
     if spec.max_output_tokens is None:
         return made
     declared = np.maximum(made.output_tokens, spec.max_output_tokens)
     return dataclasses.replace(made, max_output_tokens=declared)
+
+
+def in_blocks(spec: CellSpec) -> WorkloadBlocks | None:
+    """The workload of a cell of more than `EXACT_REQUESTS` requests, in blocks; None for shorter
+    cells, and where requests depend on each other or a policy on all of them: sessions, closed
+    loops, shared prefixes, traces, mixes, several models, embeddings, drawn SLOs and deadlines,
+    predicted lengths, adapters, and systems for several models.
+    """
+    by_time = math.inf if spec.duration_s is None else spec.duration_s * (spec.rate_rps or 0)
+    if min(by_time, math.inf if spec.requests is None else spec.requests) <= EXACT_REQUESTS:
+        return None
+    shares = configured(spec.system, spec.parameters).sharing is not None
+    if shares or spec.length_predictor != "oracle":
+        return None
+    if spec.placement.embedder is not None or spec.placement.max_loras is not None:
+        return None
+    made = source(spec.workload).blocks(
+        rate_rps=spec.rate_rps,
+        replay_speed=spec.replay_speed,
+        requests=spec.requests,
+        duration_s=spec.duration_s,
+        seed=spec.seed,
+        slo=parse_slo(spec.slo, spec.slo_scale),
+    )
+    if made is None or spec.max_output_tokens is None:
+        return made
+    draw = made.draw
+    return dataclasses.replace(made, draw=lambda: (_declared(spec, one) for one in draw()))
 
 
 def predicted_output_tokens(spec: CellSpec, workload: Workload) -> Ints | None:
@@ -90,9 +126,14 @@ def run_cell(
 ) -> Row:
     """Simulate a cell, write its details into `folder` and return its row of `cells.csv`.
 
+    Without records, requests of long cells are not kept in memory either; see `in_blocks`.
+
     Raises:
         SloBenchError: the cell cannot be simulated with these settings.
     """
+    blocks = in_blocks(spec) if records == "none" else None
+    if blocks is not None:
+        return _summarised(spec, blocks, folder, progress)
     workload = workload_of(spec)
     predicted = predicted_output_tokens(spec, workload)
     result = simulated(spec, workload, predicted, progress=progress)
@@ -161,6 +202,34 @@ def simulated(
     )
 
 
+def _summarised(
+    spec: CellSpec, blocks: WorkloadBlocks, folder: Path, progress: Progress | None
+) -> Row:
+    """`run_cell` without keeping requests."""
+    place = placed(spec.placement)
+    fold = RequestFold(blocks, spec.warmup_s)
+    result = simulate_blocks(
+        blocks,
+        configured(spec.system, spec.parameters),
+        place.placement,
+        place.step_time.model,
+        fold.add,
+        instances=spec.instances,
+        router=spec.router,
+        overlong_requests=spec.overlong_requests,
+        failures=parse_failures(spec.failures) if spec.failures else (),
+        ready_s=place.ready_s,
+        progress=progress,
+        step_time_of=partial(_role_step_time, spec.placement),
+    )
+    hardware = _unlike(_hardware_of(place.placement, spec.instances), result)
+    metrics = cell_metrics(fold.figures(result), result, hardware, warmup_s=spec.warmup_s)
+    fitted = "fitted" if place.step_time.fitted else "unfitted"
+    row = _row(spec, metrics, fitted, fold.truncated)
+    write_details(folder, spec.cell, {}, result.timeline, records="none")
+    return row | band_columns(spec, fold.sample(), row)
+
+
 def _role_step_time(of: PlacementSpec, role: Placement) -> StepTime:
     """Step times of a role with a placement of its own: those of the run where tp or the kind of
     GPU alone differ.
@@ -187,7 +256,7 @@ def simulated_row(
         step_time="fitted" if fitted else "unfitted",
         columns=_roles(result),
     )
-    return row | band_columns(spec, workload, result, row)
+    return row | band_columns(spec, sampled(workload, result, spec.warmup_s), row)
 
 
 def simulated_figures(
@@ -315,18 +384,29 @@ def kept_cell(
     asked, workload = workload, _served(workload, result)
     judged = judge(workload, result.records)
     metrics = _figures(spec, workload, result, hardware, judged)
-    row: Row = dict(spec.columns)
+    row = _row(spec, metrics, step_time, _truncated(asked, workload))
     if row["rate_rps"] is None:
         row["rate_rps"] = _arrival_rate_rps(result.records.arrival_s)
+    requests = request_columns(workload, result.records, judged) | dict(columns or {})
+    write_details(folder, spec.cell, requests, result.timeline, records=records)
+    return row
+
+
+def _row(
+    spec: CellSpec,
+    metrics: Mapping[str, float | int | bool | None],
+    step_time: str,
+    truncated: int,
+) -> Row:
+    """The row of a cell, its figures rounded."""
+    row: Row = dict(spec.columns)
     for name, value in metrics.items():
         # A nanosecond is beyond any model's truth; fewer digits are easier to read.
         row[name] = round(value, 9) if isinstance(value, float) else value
         if name == "valid":
             row["step_time"] = step_time
         if name == "overlong":
-            row["overlong_truncated"] = _truncated(asked, workload)
-    requests = request_columns(workload, result.records, judged) | dict(columns or {})
-    write_details(folder, spec.cell, requests, result.timeline, records=records)
+            row["overlong_truncated"] = truncated
     return row
 
 
@@ -344,14 +424,14 @@ def _truncated(asked: Workload, served: Workload) -> int:
 def _figures(
     spec: CellSpec, workload: Workload, result: Result, hardware: Hardware, judged: Judged
 ) -> dict[str, float | int | bool | None]:
-    return cell_metrics(
+    figures = request_figures(
         workload,
         result,
-        hardware,
         judged=judged,
         warmup_s=spec.warmup_s,
         objective=parse_objective(spec.objective),
     )
+    return cell_metrics(figures, result, hardware, warmup_s=spec.warmup_s)
 
 
 def _hardware_of(placement: Placement, instances: int) -> Hardware:

@@ -23,7 +23,7 @@ from ...core.phase_capacity import PhaseCapacity, phase_capacity
 from ...results.run_folder import Value
 from ...servers.launch.backend_names import SIMULATED
 from ..config.schema import DEFAULT_REPLAY_SPEEDS, DEFAULT_REQUESTS, DEFAULT_SEEDS, ExperimentSchema
-from .specs import Placed, PlacementSpec, WorkloadSpec, placed, source
+from .specs import EXACT_REQUESTS, Placed, PlacementSpec, WorkloadSpec, placed, source
 
 LADDER = (0.2, 0.4, 0.6, 0.8, 1.0, 1.2)  # of the estimated capacity
 _MOST_SEQUENCES = 256  # in the estimate's batch
@@ -257,11 +257,12 @@ class Estimate:
     cells: int
     requests: float  # of the largest cell
     instances: int
+    kept: float  # requests in memory at once
 
     @property
     def memory_bytes(self) -> float:
         """Memory of all rows, and of the largest cell while it is simulated."""
-        cell = self.requests * _REQUEST_BYTES + self.instances * _INSTANCE_BYTES
+        cell = self.kept * _REQUEST_BYTES + self.instances * _INSTANCE_BYTES
         return self.cells * _CELL_BYTES + cell
 
     @property
@@ -290,6 +291,7 @@ def estimate(asked: ExperimentSchema) -> Estimate:
         sum(one.cells for one in parts),
         max(one.requests for one in parts),
         max(one.instances for one in parts),
+        max(one.kept for one in parts),
     )
 
 
@@ -302,7 +304,10 @@ def _of_variant(asked: ExperimentSchema) -> Estimate:
     requests += [s * max(asked.rates or (1.0,)) for s in asked.duration_s if s is not None]
     instances = max(max(filter(None, (*asked.instances, *asked.gpus)), default=1), 1)
     cells = systems * axes * seeds * (len(levels) if levels else len(LADDER))
-    return Estimate(cells, max(requests, default=float(DEFAULT_REQUESTS)), instances)
+    largest = max(requests, default=float(DEFAULT_REQUESTS))
+    # Without records most systems keep no more in memory; what does is checked as it is made.
+    kept = min(largest, EXACT_REQUESTS) if asked.records == "none" else largest
+    return Estimate(cells, largest, instances, kept)
 
 
 def _configurations(asked: ExperimentSchema, system: str) -> int:

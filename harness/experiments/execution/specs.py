@@ -37,6 +37,9 @@ from ...policies.systems import System, system
 from ...results.metrics import DEFAULT_OBJECTIVE
 from ...results.run_folder import Value
 
+# Of a cell without records: requests of longer cells are not kept, and quantiles have an error.
+EXACT_REQUESTS = 1_000_000
+
 
 @dataclass(frozen=True)
 class PlacementSpec:

@@ -146,4 +146,4 @@ class AscendraLp(Policy):
 def _tightest_tpot_s(view: View) -> float:
     """The smallest TPOT SLO in the batch, or of the waiting requests if the batch is empty."""
     served = view.running() if view.n_running else view.waiting()
-    return min((r.slo.tpot_s for r in served), default=math.inf)
+    return min([r.slo.tpot_s for r in served], default=math.inf)

@@ -95,7 +95,9 @@ class StoreReads(KvNetwork):
         self._reads: dict[int, Link] = {}
 
     def ends_s(self, source: Instance, target: Instance, kv_tokens: int, now_s: float) -> float:
-        link = self._reads.setdefault(target.number, Link(self._host))
+        link = self._reads.get(target.number)
+        if link is None:
+            link = self._reads[target.number] = Link(self._host)
         on_a_link = kv_tokens * target.placement.kv_bytes_per_token // target.placement.gpus
         return send([link], on_a_link, now_s).end_s
 

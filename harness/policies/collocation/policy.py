@@ -27,6 +27,7 @@ from ..shared.timeouts import OVERDUE
 from ..vllm import Vllm
 
 INF = math.inf
+_MOST_LIMITS = 1024  # remembered
 
 
 class Decision(Enum):
@@ -46,13 +47,19 @@ class Learnt(Beside):
     urgent: LoadForecaster = field(default_factory=lambda: LoadForecaster(30.0))
     total_blocks: dict[RequestState, int] = field(default_factory=dict)  # predicted, at the end
     most_blocks: int = 0  # of all that were ever predicted
-    own: dict[RequestState, tuple[int, float]] = field(default_factory=dict)  # blocks, pass_s
+    # Of a pass with one request: blocks, pass_s. `passing`: the requests of the latest pass.
+    own: dict[RequestState, tuple[int, float]] = field(default_factory=dict)
+    passing: Sequence[RequestState] = ()
     last_due_s: dict[RequestState, float] = field(default_factory=dict)  # of the running
     entry_due_s: dict[RequestState, float] = field(default_factory=dict)  # of the waiting
+    # Until when the slack of a running request is enough, if no step takes longer than that.
+    calm_until_s: dict[RequestState, float] = field(default_factory=dict)
+    calm_step_s: float = 0.0
     step: tuple[float, float] = (-1.0, 0.0)  # when it was predicted, seconds of a decode step
     llm_quota_blocks: float = -1.0  # not set yet
     adjusted_s: float = 0.0
     preempting: bool = False  # for urgent requests, so that they are spared
+    limits: dict[tuple[int, int], Limits] = field(default_factory=dict)  # by the blocks kept free
     deferred: set[int] = field(default_factory=set)  # ids of requests that were deferred
     preempted_for: set[int] = field(default_factory=set)  # ids of urgent requests
 
@@ -177,14 +184,32 @@ class Collocation(Collocated, Vllm):
 
     def _slacks_s(self, view: View, state: Learnt) -> list[float]:
         """`slack_s` of all running requests."""
-        now_s, step_s = view.now_s, self._step_s(view)
-        known = state.last_due_s
+        now_s, step_s, known = view.now_s, self._step_s(view), state.last_due_s
         slacks_s = []
         for r in view.running():
             due = known.get(r)
             if due is None:
                 due = self._last_due_s(r, view)
             slacks_s.append(due - now_s - step_s * self._remaining_tokens(r, view))
+        return slacks_s
+
+    def _urgent_slacks_s(self, view: View, state: Learnt) -> list[float]:
+        """`_slacks_s` without those that are known to be `critical_s` or more."""
+        now_s, step_s, calm_until_s = view.now_s, self._step_s(view), state.calm_until_s
+        if not state.calm_step_s / 4 < step_s <= state.calm_step_s:
+            state.calm_step_s = 1.5 * step_s
+            calm_until_s.clear()
+        known, slacks_s, calm = state.last_due_s, [], calm_until_s.get
+        for r in [r for r in view.running() if calm(r, 0.0) <= now_s]:
+            due = known.get(r)
+            fixed = due is not None
+            if due is None:
+                due = self._last_due_s(r, view)
+            slacks_s.append(due - now_s - step_s * self._remaining_tokens(r, view))
+            if fixed:
+                left = max(view.predict.output_tokens(r), view.predict.output_tokens_p90(r))
+                left = max(1, left - view.emitted_tokens(r))
+                calm_until_s[r] = due - state.calm_step_s * left - self.critical_s - 1e-6
         return slacks_s
 
     def _last_due_s(self, r: RequestState, view: View) -> float:
@@ -220,16 +245,18 @@ class Collocation(Collocated, Vllm):
         embedder = state.embedder
         if embedder is None or self.forecast == "none":
             return 0.0
-        waiting = embedder.waiting(view.now_s)
-        arriving = 0.0
+        now_s, arriving = view.now_s, 0.0
+        waiting = embedder.waiting(now_s)
         if self.forecast == "queue+arrivals":
-            arriving = state.embeds.blocks_within(view.now_s, min(self.horizon_s, window_s))
+            arriving = state.embeds.blocks_within(now_s, min(self.horizon_s, window_s))
         if self.forecast_as == "sum":
-            known = self._due_blocks(waiting, embedder, view.now_s, window_s)
+            known = self._due_blocks(waiting, embedder, now_s, window_s)
             return (known + embedder.held_blocks + arriving) * self.embed_scale
-        batch = self._by_texts(waiting)
-        left = max(0, self.batch_texts - sum(r.num_inputs for r in batch))
-        known = embedder.blocks(batch) if batch else 0
+        left, known = self.batch_texts, 0
+        if waiting:
+            batch = self._by_texts(waiting)
+            left = max(0, left - sum(r.num_inputs for r in batch))
+            known = embedder.blocks(batch)
         coming = known + min(arriving, left * state.embeds.blocks_per_text())
         return max(embedder.held_blocks, coming * self.embed_scale)
 
@@ -274,22 +301,37 @@ class Collocation(Collocated, Vllm):
             here = {*view.waiting(), *view.running()}
             state.total_blocks = {r: blocks for r, blocks in known.items() if r in here}
             state.entry_due_s = {r: due for r, due in state.entry_due_s.items() if r in here}
+            state.calm_until_s.clear()
 
     def fits(self, r: RequestState, view: View) -> bool:
         """Whether a request fits (Alg. 1, line 15)."""
-        return self._lacking(r, view) <= 0
+        return self._lacking_at_most(r, view) <= 0 or self._lacking(r, view) <= 0
+
+    def _lacking_at_most(self, r: RequestState, view: View) -> float:
+        """Upper bound of `_lacking`: all that run may be the largest, and take for ever."""
+        state: Learnt = view.policy_state
+        total, most = view.total_blocks, view.n_running * state.most_blocks
+        if self.counts == "current" or most + state.total_blocks[r] > total:
+            return INF
+        return self._lacking_of(r, view, most, INF)
 
     def _lacking(self, r: RequestState, view: View) -> float:
         """Blocks that are missing for `r` to be admitted."""
         state: Learnt = view.policy_state
-        total, known = view.total_blocks, state.total_blocks
         if self.counts == "current":
-            current = total - view.free_blocks
+            current = view.total_blocks - view.free_blocks
         else:
-            current = sum(map(known.__getitem__, view.running()))
-        required = known[r] + self.safety_ratio * total
+            current = sum(map(state.total_blocks.__getitem__, view.running()))
+        window_s = 0.0 if state.embedder is None else self._completion_s(r, view)
+        return self._lacking_of(r, view, current, window_s)
+
+    def _lacking_of(self, r: RequestState, view: View, current: int, window_s: float) -> float:
+        """Blocks that are missing for `r` beside `current`, if it ends within `window_s`."""
+        state: Learnt = view.policy_state
+        total = view.total_blocks
+        required = state.total_blocks[r] + self.safety_ratio * total
         if state.embedder is not None:
-            required += self.embed_forecast(view, self._completion_s(r, view))
+            required += self.embed_forecast(view, window_s)
         if r.priority <= 0 and self.speculative_share and state.urgent.any:
             expected = state.urgent.blocks_within(view.now_s, self.horizon_s)
             required += min(expected, self.speculative_share * total)
@@ -388,8 +430,9 @@ class Collocation(Collocated, Vllm):
         elapsed_s = now_s - state.adjusted_s
         if self.quota == "static" or elapsed_s < self.period_s or not elapsed_s:
             return
-        llm = self.urgency_score(self._slacks_s(view, state))
-        llm += self.urgency_score(self._entry_due_s(r, view) - now_s for r in view.waiting())
+        llm = self.urgency_score(self._urgent_slacks_s(view, state))
+        if view.n_waiting:
+            llm += self.urgency_score(self._entry_due_s(r, view) - now_s for r in view.waiting())
         embeds = [*embedder.running(), *embedder.waiting(now_s)]
         embed = self.urgency_score(
             due_s(r) - now_s - self._own(r, embedder, state)[1] for r in embeds
@@ -406,8 +449,8 @@ class Collocation(Collocated, Vllm):
 
     def _embed_quota(self, total: int, state: Learnt, embedder: EmbedView, now_s: float) -> int:
         """The embedder's share, or what its next request needs, if that is more."""
-        waiting = embedder.waiting(now_s)
-        least = self._own(waiting[0], embedder, state)[0] if waiting else 0
+        first = embedder.next_waiting(now_s)
+        least = 0 if first is None else self._own(first, embedder, state)[0]
         if state.llm_quota_blocks < 0:
             return max(least, round((1 - self.target_llm_share(0.0, 0.0)) * total))
         return max(least, total - round(state.llm_quota_blocks))
@@ -418,23 +461,39 @@ class Collocation(Collocated, Vllm):
         state.preempting = False
         if embedder is None and not view.n_waiting:
             return self._nothing_kept
-        kept = 0
+        kept, n_running = 0, view.n_running
         if embedder is not None:
-            self._adjust(view, state, embedder)
-            quota = self._embed_quota(view.total_blocks, state, embedder, view.now_s)
-            kept = max(0, quota - embedder.held_blocks)
-        if not view.n_running:
-            kept = 0  # or a request larger than the quota would wait for ever
-        headroom = self._headroom(kept, view, state)
-        if not (kept or headroom):
-            return self._nothing_kept
-        return self._keeping(kept, headroom)
+            now_s = view.now_s
+            if state.llm_quota_blocks < 0 or now_s - state.adjusted_s >= self.period_s:
+                self._adjust(view, state, embedder)
+            if n_running:  # else a request larger than the quota would wait for ever
+                total, in_pass = view.total_blocks, embedder.held_blocks
+                kept = self._embed_quota(total, state, embedder, now_s) - in_pass
+                if kept < 0:
+                    kept = 0
+                if not view.n_waiting:
+                    free = view.free_blocks
+                    growth = n_running * state.most_blocks - (total - free - in_pass)
+                    if free - growth >= kept:
+                        return self._keeping(kept, kept, state)  # as `_headroom` would find
+        headroom = self._headroom(kept, n_running, view, state)
+        return self._keeping(kept, headroom, state)
 
     @cached_property
     def _nothing_kept(self) -> Limits:
-        return self._keeping(0, 0)
+        return self._limits_of(0, 0)
 
-    def _keeping(self, watermark_blocks: int, decode_headroom_blocks: int) -> Limits:
+    def _keeping(self, watermark_blocks: int, decode_headroom_blocks: int, state: Learnt) -> Limits:
+        """`_limits_of`; the same few numbers come again and again."""
+        kept = watermark_blocks, decode_headroom_blocks
+        found = state.limits.get(kept)
+        if found is None:
+            if len(state.limits) >= _MOST_LIMITS:
+                state.limits.clear()
+            found = state.limits[kept] = self._limits_of(*kept)
+        return found
+
+    def _limits_of(self, watermark_blocks: int, decode_headroom_blocks: int) -> Limits:
         return Limits(
             self.max_num_batched_tokens,
             self.max_num_seqs,
@@ -444,18 +503,19 @@ class Collocation(Collocated, Vllm):
             async_scheduling=self.async_scheduling,
         )
 
-    def _headroom(self, kept: int, view: View, state: Learnt) -> int:
+    def _headroom(self, kept: int, n_running: int, view: View, state: Learnt) -> int:
         """Blocks that eviction keeps free: `kept`, and room for a high-priority request (Alg. 1,
         line 17). Capped so that no request about to finish is evicted before the next decision.
         """
         free, want = view.free_blocks, kept
-        if view.n_waiting and view.n_running:
+        if n_running and view.n_waiting:
             urgent = [r for r in view.waiting() if r.priority > 0]
             if urgent:
                 first = min(urgent, key=lambda r: (r.arrival_s, r.seq))
-                lacking = self._lacking(first, view)
                 need = -(-first.target_tokens // view.block_size)
-                lacking = max(lacking, need + kept + view.n_running - free)
+                lacking: float = need + kept + n_running - free
+                if lacking > 0 or not self.fits(first, view):
+                    lacking = max(lacking, self._lacking(first, view))
                 victims = self._victims(view, lacking) if lacking > 0 else []
                 if victims:
                     state.preempting = True
@@ -468,7 +528,7 @@ class Collocation(Collocated, Vllm):
         held = view.total_blocks - free
         if state.embedder is not None:
             held -= state.embedder.held_blocks
-        if free - (view.n_running * state.most_blocks - held) >= want:
+        if free - (n_running * state.most_blocks - held) >= want:
             return want  # as below, whoever they are
         running = view.running()
         total = sum(map(state.total_blocks.__getitem__, running))
@@ -510,8 +570,10 @@ class Collocation(Collocated, Vllm):
 
     def on_finished(self, r: RequestState, view: View) -> None:
         state: Learnt = view.policy_state
-        for known in (state.total_blocks, state.last_due_s, state.entry_due_s):
-            known.pop(r, None)
+        state.total_blocks.pop(r, None)
+        state.last_due_s.pop(r, None)
+        state.entry_due_s.pop(r, None)
+        state.calm_until_s.pop(r, None)
 
     # ---------------------------------------------------------------- the embedder
 
@@ -531,8 +593,10 @@ class Collocation(Collocated, Vllm):
         batch = self.first_come(embedder, room)
         if batch and room < embedder.free_blocks:
             self.count_cut(batch, embedder)
-        for r in batch:
-            state.own.pop(r, None)
+        if batch:
+            for r in state.passing:  # it has ended
+                state.own.pop(r, None)
+            state.passing = batch
         return batch
 
 

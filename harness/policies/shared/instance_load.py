@@ -2,44 +2,29 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterable
 
 from ...core.instance import Instance
-from ...core.state import WAITING, RequestState
-
-
-def waiting_tokens(instance: Instance, enough: float = math.inf) -> int:
-    """Prompt tokens of all requests that wait there or are in transit; counting ends at
-    `enough`.
-    """
-    snapshot, waiting = instance.snapshot, instance.inbox
-    if not snapshot.n_waiting:
-        return _prompt_tokens(waiting, enough) if waiting else 0
-    return _prompt_tokens(itertools.chain(snapshot.waiting(), waiting), enough)
-
-
-def _prompt_tokens(requests: Iterable[RequestState], enough: float) -> int:
-    tokens = 0
-    for r in requests:
-        if r.phase is WAITING:
-            tokens += r.target_tokens
-            if tokens >= enough:
-                break
-    return tokens
+from ...core.state import RequestState
+from ...core.view import View
 
 
 def queued_tokens(instance: Instance, enough: float = math.inf) -> int:
     """Prompt tokens that are still to be computed there; counting ends at `enough`."""
-    snapshot = instance.snapshot
+    return _queued_tokens(instance, instance.snapshot, enough)
+
+
+def _queued_tokens(instance: Instance, snapshot: View, enough: float) -> int:
     unfilled = snapshot.remaining_prefill_tokens if snapshot.n_prefilling else 0
-    return unfilled + waiting_tokens(instance, enough)
+    return unfilled + instance.waiting_tokens(enough)
 
 
 def decode_use(instance: Instance) -> float:
     """Share of the GPU's arithmetic that decoding takes (Eq. 4-22 and 4-23)."""
-    n = instance.snapshot.n_decoding
+    return _decode_use(instance, instance.snapshot.n_decoding)
+
+
+def _decode_use(instance: Instance, n: int) -> float:
     if not n:
         return 0.0
     step_s = instance.step_time.step_s(n, instance.decode_kv_tokens, ())
@@ -66,7 +51,8 @@ def memory_bytes(instance: Instance) -> float:
 
 def memory_use(instance: Instance) -> float:
     """M / Mmax of Eq. 4-28."""
-    return memory_bytes(instance) / instance.sizes.usable_bytes
+    sizes, used = instance.sizes, instance.kv_manager.total - instance.free_blocks
+    return (sizes.weight_bytes + used * sizes.block_bytes) / sizes.usable_bytes
 
 
 def estimated(r: RequestState, instance: Instance, window_s: float) -> float:
@@ -80,9 +66,9 @@ def compute_use(instance: Instance, window_s: float) -> float:
     """C / Cmax of Eq. 4-28: the share of the GPU's arithmetic in the next `window_s` seconds
     without new arrivals: waiting prompts and decodes.
     """
-    each_s = instance.sizes.s_per_token
-    prompts = queued_tokens(instance, window_s / each_s) * each_s / window_s
-    return min(1.0, prompts + decode_use(instance))
+    each_s, snapshot = instance.sizes.s_per_token, instance.snapshot
+    prompts = _queued_tokens(instance, snapshot, window_s / each_s) * each_s / window_s
+    return min(1.0, prompts + _decode_use(instance, snapshot.n_decoding))
 
 
 def ends_in_s(r: RequestState, instance: Instance, answer_tokens: int) -> float:

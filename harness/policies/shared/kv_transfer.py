@@ -22,9 +22,9 @@ class KvNetwork:
         self.network: InstanceNetwork = network or SwitchNetwork(over)
 
     def ends_s(self, source: Instance, target: Instance, kv_tokens: int, now_s: float) -> float:
-        return self.network.send(
-            source.number, target.number, self.bytes_on_a_link(source, target, kv_tokens), now_s
-        ).end_s
+        moved_bytes = self.bytes_on_a_link(source, target, kv_tokens)
+        _, end_s, _ = self.network.send(source.number, target.number, moved_bytes, now_s)
+        return end_s
 
     @staticmethod
     def bytes_on_a_link(source: Instance, target: Instance, kv_tokens: int) -> int:
@@ -49,7 +49,7 @@ class ReservedBlocks:
         promised = self.at.get(index)
         while promised:
             r = next(iter(promised))
-            if not _settled(r, index):
+            if r.phase is _SWAPPED or not _settled(r, index):
                 return self.total[index]
             self.total[index] -= promised.pop(r)
         return 0
@@ -77,9 +77,9 @@ def _settled(r: RequestState, index: int) -> bool:
 
 def needed_blocks(kv_tokens: int, instance: Instance) -> int:
     """Blocks for so much KV and the next token."""
-    return instance.kv_manager.blocks(kv_tokens + 1)
+    return kv_tokens // instance.kv_manager.block_size + 1
 
 
 def has_room(kv_tokens: int, instance: Instance, promised: ReservedBlocks) -> bool:
     """Whether a request with `blocks` blocks of KV could enter if no other came."""
-    return needed_blocks(kv_tokens, instance) + promised.blocks(instance) <= instance.free_blocks
+    return instance.has_free(needed_blocks(kv_tokens, instance) + promised.blocks(instance))

@@ -127,6 +127,9 @@ class EmbeddingScheduler:
     def waiting(self, now_s: float) -> Sequence[RequestState]:
         return list(self._waiting.values())
 
+    def next_waiting(self, now_s: float) -> RequestState | None:
+        return next(iter(self._waiting.values()), None)
+
     def running(self) -> Sequence[RequestState]:
         return list(self._running)
 

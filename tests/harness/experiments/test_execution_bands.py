@@ -11,6 +11,7 @@ from slo_bench import Experiment
 from slo_bench.harness.experiments.execution.bands import (
     attainments,
     band_columns,
+    sampled,
     setting_of,
     share_that_keeps,
 )
@@ -34,10 +35,12 @@ def cell():
 
 
 def test_latencies_take_the_quantiles_of_their_residuals(cell):
-    setting, row = setting_of(*cell), cell[3]
+    spec, workload, result, row = cell
+    sample = sampled(workload, result)
+    setting = setting_of(spec, sample, row)
     assert (setting.engine, setting.gpu, setting.step_time) == ("vllm", "h200-141g", UNFITTED)
     low, high = residuals().spread(setting, ("ttft_p99",)).factors()
-    found = band_columns(*cell)
+    found = band_columns(spec, sample, row)
     assert found["band_low_ttft_p99_s"] == pytest.approx(low * row["ttft_p99_s"], abs=1e-8)
     assert found["band_high_ttft_p99_s"] == pytest.approx(high * row["ttft_p99_s"], abs=1e-8)
     assert found["band_low_attainment"] <= found["band_high_attainment"]
@@ -49,7 +52,7 @@ def test_attainment_is_recomputed_with_each_measurements_factors(cell):
     _, workload, result, _ = cell
     as_it_is, hopeless = np.zeros(3), np.full(3, 20.0)
     spread = Spread(np.array([as_it_is, hopeless]), np.ones(2), LEVEL, seen=True)
-    shares = attainments(spread, workload, result)
+    shares = attainments(spread, sampled(workload, result))
     assert shares[0] == pytest.approx(cell[3]["attainment"])
     assert shares[1] == 0
 
@@ -68,7 +71,7 @@ def test_a_profile_has_no_bands(cell, monkeypatch):
     known = bands.placed(spec.placement)
     told = dataclasses.replace(known.step_time, provenance="profile mine.json", fitted=True)
     monkeypatch.setattr(bands, "placed", lambda of: dataclasses.replace(known, step_time=told))
-    assert band_columns(spec, workload, result, row) == {}
+    assert band_columns(spec, sampled(workload, result), row) == {}
 
 
 def test_capacity_lies_where_the_ends_of_the_bands_cross_the_target():

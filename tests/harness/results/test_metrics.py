@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from slo_bench.harness.core.judging import judge
 from slo_bench.harness.core.records import Gaps, Outcome, Records, Result, Timeline, Totals
-from slo_bench.harness.results.metrics import Hardware, cell_metrics, summarise
+from slo_bench.harness.results.metrics import Hardware, cell_metrics, request_figures, summarise
 from slo_bench.workloads.errors import SloBenchError
 from slo_bench.workloads.workload import Workload
 
@@ -63,7 +63,8 @@ def workload(arrival, *, tokens=None, **columns):
 
 
 def metrics(w, r, **options):
-    return cell_metrics(w, r, ONE_GPU, judged=judge(w, r.records), **options)
+    figures = request_figures(w, r, judged=judge(w, r.records), **options)
+    return cell_metrics(figures, r, ONE_GPU, warmup_s=options.get("warmup_s", 0.0))
 
 
 def test_each_bound_is_judged_by_its_own_clock():

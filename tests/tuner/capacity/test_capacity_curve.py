@@ -127,3 +127,14 @@ def test_the_interval_of_a_level_narrows_with_what_is_counted():
     assert (low, high) == pytest.approx((0.8799, 0.9171), abs=1e-3)  # Wilson, n = 1000
     low_more, high_more = level(1.0, *[0.9] * 10).attainment_interval
     assert low < low_more < 0.9 < high_more < high
+
+
+def test_a_curve_that_bends_far_away_does_not_widen_the_interval():
+    near = [
+        level(rate, *[logistic(rate, 10, 5, 0.9)] * 4, counted=50_000)
+        for rate in (9, 9.5, 10.5, 11)
+    ]
+    far = [level(14, *[0.3] * 4, counted=50_000)]  # on the line it would be 0.63
+    alone, both = crossing(near, 0.9), crossing(near + far, 0.9)
+    assert both.dispersion == pytest.approx(alone.dispersion, rel=0.2)
+    assert both.rate_rps == pytest.approx(10, rel=0.003)

@@ -80,14 +80,28 @@ def test_an_interrupted_search_goes_on_in_a_pool(tmp_path, here, pool_of):
     assert not again & known
 
 
-def test_the_runs_of_a_level_are_begun_together(tmp_path, pool_of):
-    one = EXPERIMENT.model_copy(update={"systems": ("vllm",), "tp": (1,)})
+ONE = EXPERIMENT.model_copy(update={"systems": ("vllm",), "tp": (1,)})
+HERE_S = "slo_bench.tuner.capacity.cells._HERE_S"
+
+
+@pytest.mark.parametrize("here_s", [1e9, 1e-9])
+def test_a_single_search_begins_in_this_process(tmp_path, pool_of, monkeypatch, here_s):
+    search_capacity(ONE, tmp_path / "alone", asked=ASKED)
+    monkeypatch.setattr(HERE_S, here_s)
     with pool_of(4) as pool:
-        result = search_capacity(one, tmp_path / "run", asked=ASKED, pool=pool)
+        search_capacity(ONE, tmp_path / "run", asked=ASKED, pool=pool)
+    assert files(tmp_path / "run") == files(tmp_path / "alone")
+    assert bool(pool.begun) == (here_s < 1)
+
+
+def test_the_runs_of_a_level_are_begun_together(tmp_path, pool_of, monkeypatch):
+    monkeypatch.setattr(HERE_S, 1e-9)
+    with pool_of(4) as pool:
+        result = search_capacity(ONE, tmp_path / "run", asked=ASKED, pool=pool)
     begun = [run[3:] for run in pool.begun]
     (row,) = result.rows()
     # More was begun than was needed only where a run turned out longer than foreseen.
-    assert sum(level["runs"] for level in row["levels"]) <= len(begun)
+    assert sum(level["runs"] for level in row["levels"]) - 1 <= len(begun)  # the first one is here
     refining = [(rate, requests) for rate, _, requests in begun]
     together = [k for k in range(2, len(refining)) if len(set(refining[k - 2 : k + 1])) == 1]
     assert together

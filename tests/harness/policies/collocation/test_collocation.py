@@ -409,16 +409,16 @@ class Watched(Collocation):
     victims: list[tuple[int, bool]] = field(default_factory=list, compare=False)
     promised: list[tuple[float, int]] = field(default_factory=list, compare=False)
 
-    def _adjust(self, view, state, embedder):
-        super()._adjust(view, state, embedder)
-        self.quotas.append((view.now_s, state.llm_quota_blocks))
-
     def limits(self, view):
         running = list(view.running())
         if len(running) > 1:
             ends = [self._predicted_blocks(r, view) for r in running]
             self.promised.append((sum(ends) / view.total_blocks, len(running)))
-        return super().limits(view)
+        found = super().limits(view)
+        state = view.policy_state
+        if state.embedder is not None:
+            self.quotas.append((view.now_s, state.llm_quota_blocks))
+        return found
 
     def preemption_mode(self, r, view):
         growth = view.n_decoding
@@ -451,6 +451,37 @@ def test_quotas_settle_under_steady_input():
     assert late[0] > 700
     assert late[-1] == pytest.approx(0.5 * 800)
     assert sum(quota == pytest.approx(400) for quota in late) > len(late) / 2
+
+
+@dataclass(frozen=True)
+class Compared(Collocation):
+    """Checks each short cut of a decision against the whole."""
+
+    checks: list[int] = field(default_factory=list, compare=False)
+
+    def _urgent_slacks_s(self, view, state):
+        found = super()._urgent_slacks_s(view, state)
+        all_s = self._slacks_s(view, state)
+        assert self.urgency_score(found) == self.urgency_score(all_s)
+        self.checks.append(len(all_s) - len(found))
+        return found
+
+    def _lacking_at_most(self, r, view):
+        most = super()._lacking_at_most(r, view)
+        assert most >= self._lacking(r, view)
+        return most
+
+
+@settings(max_examples=40)
+@runs
+def test_short_cuts_of_decisions_change_none(rate, blocks, seed):
+    served(Compared(critical_s=seed % 7, period_s=0.1), mixed(rate, seed), blocks)
+
+
+def test_calm_requests_are_left_out():
+    policy = Compared(period_s=0.1)
+    served(policy, mixed(4.0, 1), 2000)
+    assert sum(policy.checks) > 0
 
 
 @settings(max_examples=60)
