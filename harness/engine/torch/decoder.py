@@ -17,6 +17,8 @@ from .rope import rotate, rotations
 from .tiers import UnitShape
 from .weights import DecoderWeights, Layer, Norm
 
+_DTYPE_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+
 
 class Decoder:
     """A model that is loaded. It holds no state of any request: KV is the caller's."""
@@ -40,6 +42,11 @@ class Decoder:
     def dtype(self) -> torch.dtype:
         """Data type of weights and KV."""
         return self.weights.embed.dtype
+
+    @property
+    def dtype_name(self) -> str:
+        """Data type of weights and KV as placements and profiles name it."""
+        return _DTYPE_NAMES[self.dtype]
 
     def carrier(self, cache: list[Tensor]) -> Carrier:
         """Makes the transfer of KV between a store and `cache` in parallel to the computation."""

@@ -24,7 +24,6 @@ Norm = tuple[Tensor, Tensor | None]  # weight, bias
 
 _LARGE_BYTES = 2 << 20  # more than the second cache of a core holds
 _MKL = torch.backends.mkl.is_available()
-_ONEDNN = torch.backends.mkldnn.is_available()
 _ROWS = 64  # for which oneDNN chooses an order; measured: as good as any with 1 to 256
 _LEAST_ROWS = 4  # oneDNN takes longer for one row than for four
 _PAGE_BYTES = 2 << 20  # a large page
@@ -80,10 +79,21 @@ def packed(weight: Tensor) -> Tensor:
     such an order, which takes longer than the product. In float32, a matrix that a cache holds is
     left to MKL, which takes less time for a call.
     """
-    small = weight.dtype == torch.float32 and weight.nbytes <= _LARGE_BYTES and _MKL
-    if weight.device.type != "cpu" or not _ONEDNN or small:
-        return weight.t().contiguous().t() if small else weight.contiguous()
+    if weight.device.type != "cpu" or not _onednn_has(weight.dtype):
+        return weight.contiguous()
+    if weight.dtype == torch.float32 and weight.nbytes <= _LARGE_BYTES and _MKL:
+        return weight.t().contiguous().t()
     return _in_order_of_onednn(weight)
+
+
+def _onednn_has(dtype: torch.dtype) -> bool:
+    """Can it multiply such numbers on this CPU?"""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    if dtype == torch.bfloat16:
+        supported: bool = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        return supported
+    return dtype is torch.float32
 
 
 def _in_order_of_onednn(weight: Tensor) -> Tensor:

@@ -37,8 +37,14 @@ DEVICE = os.environ.get("SLO_BENCH_TEST_DEVICE", "cpu")  # cuda:0 on a machine t
 class Bench:
     """A runner whose blocks are given out by hand, in any order."""
 
-    def __init__(self, folder: Path, block_size: int = 8, draw: random.Random | None = None):
-        decoder = load_decoder(folder, DEVICE, "float32")
+    def __init__(
+        self,
+        folder: Path,
+        block_size: int = 8,
+        draw: random.Random | None = None,
+        dtype: str = "float32",
+    ) -> None:
+        decoder = load_decoder(folder, DEVICE, dtype)
         self.cache = KvCache(decoder.config, BLOCKS, block_size, decoder.dtype, decoder.device)
         self.runner = Runner(decoder, self.cache)
         self.free = list(range(BLOCKS))
@@ -183,6 +189,32 @@ def test_copies_that_lie_in_one_piece(num_cpu_blocks: list[int]) -> None:
     assert torch.equal(host[:, num_cpu_blocks], staged)
     breaks = sum(b != a + 1 for a, b in pairwise(num_cpu_blocks))
     assert len(pairs) == 2 * (1 + breaks)
+
+
+@pytest.mark.parametrize("family", ["llama", "llama-biased", "qwen3", "opt"])
+def test_tokens_in_bfloat16(family: str, model_folder: Folder) -> None:
+    """Sums are rounded in other places than by transformers, so a near tie may fall the other way:
+    each token has the largest logit of transformers in bfloat16, or is short of it by rounding.
+    """
+    transformers = pytest.importorskip("transformers")
+    folder, draw, steps = model_folder(family), random.Random(7), 40
+    bench = Bench(folder, dtype="bfloat16")
+    prompts = [prompt(draw, tokens) for tokens in (1, 9, 33)]
+    sequences = [Sequence(list(one)) for one in prompts]
+    bench.step([], [Piece(s, 0, len(s.tokens)) for s in sequences])
+    for _ in range(steps):
+        bench.step(sequences, [])
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    model = load(folder, dtype=torch.bfloat16).eval()
+    equal = 0
+    for sequence, one in zip(sequences, prompts, strict=True):
+        with torch.inference_mode():
+            found = model(torch.tensor([sequence.tokens])).logits[0, len(one) - 1 : -1].float()
+        answer = torch.tensor(sequence.tokens[len(one) :])
+        short = (found.amax(1) - found.gather(1, answer.unsqueeze(1))[:, 0]) / found.std(1)
+        assert float(short.max()) < 0.05  # of the spread of all logits
+        equal += int((short == 0).sum())
+    assert equal > 0.9 * len(prompts) * (steps + 1)
 
 
 def test_shards_hold_the_same_model(save_model: Callable[..., Path], generated: Greedy) -> None:
