@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("safetensors", reason="safetensors is not installed")
 
-from slo_bench.harness.engine.torch import weights  # noqa: E402
+from slo_bench.harness.engine.torch import decoder, weights  # noqa: E402
 from slo_bench.harness.engine.torch.batch import Piece  # noqa: E402
 from slo_bench.harness.engine.torch.cache import KvCache, Swapper, stretches  # noqa: E402
 from slo_bench.harness.engine.torch.load import load_decoder  # noqa: E402
@@ -87,8 +87,9 @@ def test_mixed_batches_of_chunks_and_decodes(
     generated: Greedy,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    if large:  # else oneDNN has only large weights
+    if large:  # else oneDNN has only large weights, and only long prompts are in tiles
         monkeypatch.setattr(weights, "_LARGE_BYTES", 0)
+        monkeypatch.setattr(decoder, "_TILE", 8)
     draw = random.Random(3)
     bench = Bench(model_folder(family), draw=draw if scattered else None)
     prompts = [prompt(draw, tokens) for tokens in (1, 7, 8, 33, 61)]
