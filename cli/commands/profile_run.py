@@ -58,6 +58,14 @@ def profile_run(
     name: Annotated[
         str | None, option("M", "Catalogue name of the model. Default: the folder's name.")
     ] = None,
+    dtype: Annotated[
+        str | None,
+        option(
+            "T",
+            "With torch: data type of weights and KV: float32 or bfloat16. Default: float32 on a "
+            "CPU, the checkpoint's on a GPU.",
+        ),
+    ] = None,
     backend: Annotated[
         str,
         option(
@@ -96,7 +104,9 @@ def profile_run(
         raise UnknownNameError("backend to profile", backend, BACKENDS)
     if model is None:
         raise SloBenchError(NO_MODEL)
-    asked = ProfilingOptions(model, out, device, gpu, name, max_seqs, budget, moves)
+    if dtype is not None and kind != "torch":
+        raise SloBenchError("--dtype goes with --backend torch only")
+    asked = ProfilingOptions(model, out, device, gpu, name, max_seqs, budget, moves, dtype)
     if kind == "torch":
         need_torch()
         with counted("measurements") as count:

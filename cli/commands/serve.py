@@ -38,6 +38,7 @@ _TAKEN = (
         "server.kvcached",
         "server.args",
     ),
+    "server.dtype",
     "server.threads",
     "server.startup_timeout_s",
 )
@@ -172,6 +173,7 @@ def serve(
     mapped = asked.get("device_map")
     placed = None if mapped is None else read_device_map(mapped)
     kv_store, threads = given.value("server.kv_store"), given.value("server.threads")
+    dtype = given.value("server.dtype")
     blocks: dict[str, Any] = {
         name: asked.get(name) for name in ("num_gpu_blocks", "block_size", "num_cpu_blocks")
     }
@@ -186,6 +188,7 @@ def serve(
             stage_layers=() if placed is None else placed.layers,
             kv_store=kv_store,
             threads=threads,
+            dtype=dtype,
             device=device or "cpu",
             port=port or 0,
             length_predictor=length_predictor,
@@ -194,7 +197,7 @@ def serve(
         )
         return
     only_torch = {"--embedder": embedder, "--kv-store": kv_store or None, "--device": device}
-    only_torch["--threads"] = threads
+    only_torch.update({"--threads": threads, "--dtype": dtype})
     for name, value in only_torch.items():
         if value is not None:
             raise SloBenchError(f"{name} goes with --backend torch only")

@@ -201,6 +201,7 @@ def backend_of(asked: ExperimentSchema, senders: Senders | None = None) -> Backe
         "server.clock goes": server.clock != "real",
         "server.workers go": server.workers,
         "server.kv_store goes": server.kv_store,
+        "server.dtype goes": server.dtype,
     }
     for said, given in of_torch.items():
         if given and asked.backend != TORCH:

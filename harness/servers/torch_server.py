@@ -134,6 +134,7 @@ def serving_model(
     model: str,
     *,
     device: str = "cpu",
+    dtype: str | None = None,
     served_name: str | None = None,
     num_gpu_blocks: int | None = None,
     block_size: int = 16,
@@ -180,7 +181,7 @@ def serving_model(
         )
     tiers = tuple(TierFolder.parse(tier) for tier in kv_store)
     folder: Path = model_folder(model)
-    decoder = load_decoder(folder, device)
+    decoder = load_decoder(folder, device, dtype)
     embeds = None
     if embedder is not None:
         embeds = Embeds.load(Path(embedder), device)

@@ -6,14 +6,15 @@ log-uniform) on one thread: generate in batches of as many as the concurrency, i
 padded on the left and until the longest answer is out; the engine with the policy `vllm` and as
 many places. Only tokens that were asked for count. CPU time, so that a busy machine matters less;
 rounds alternate, and the best of each side counts. Servers for CPU that are installed (`backends
-list`) serve the same requests with as many places, offline, without HTTP or prefix caching, in
-float32 on one thread, once; CPU time of all their processes from the first request on, so that
-nothing of their start counts. vLLM is there twice, compiled and eager. A server that fails leaves a
-dash, and its reason on stderr. `--servers none` leaves them out. The last lines say which of the
-bounds hold: not below generate at 1 at once; at 32 three times (tiny) and 1.5 times (100m).
+list`) serve the same requests with as many places, offline, without HTTP or prefix caching, on one
+thread, once; CPU time of all their processes from the first request on, so that nothing of their
+start counts. vLLM is there twice, compiled and eager. A server that fails leaves a dash, and its
+reason on stderr. `--servers none` leaves them out. All compute in `--dtype`; in bfloat16 answers
+part at near ties, because each rounds sums in other places. The last lines say which of the bounds
+hold: not below generate at 1 at once; at 32 three times (tiny) and 1.5 times (100m).
 
     python tests/benchmarks/bench_paged.py [--models tiny,100m] [--concurrency 1,8,32] [--rounds 2]
-        [--servers vllm,vllm-eager,sglang] [--batches 3]
+        [--servers vllm,vllm-eager,sglang] [--batches 3] [--dtype float32|bfloat16]
 """
 
 from __future__ import annotations
@@ -154,7 +155,7 @@ class ServerError(Exception):
 
 
 def by_server(
-    server: Server, path: Path, asked: Sequence[Asked], places: int
+    server: Server, path: Path, asked: Sequence[Asked], places: int, dtype: str
 ) -> tuple[float, list[Any]]:
     """CPU seconds, and the answers."""
     found = server.environment
@@ -162,6 +163,7 @@ def by_server(
     told = {"prompts": [one.prompt for one in asked], "answers": [one.answer for one in asked]}
     launch = Launch(model=str(path), port=0)
     environ = {**os.environ, **recipe(found.backend).environ(found.device, launch)}
+    environ["DTYPE"] = dtype
     environ["EAGER"] = "1" if server.eager else ""
     programs = f"{found.programs}{os.pathsep}{environ.get('PATH', os.defpath)}"
     process = subprocess.Popen(
@@ -207,6 +209,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--batches", type=int, default=3, help="of padded generate, a round")
     parser.add_argument("--servers", default=f"vllm,vllm{EAGER},sglang")
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     options = parser.parse_args()
     torch.set_num_threads(1)
     beside = servers(options.servers)
@@ -216,14 +219,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name in options.models.split(","):
             path = make_model(Path(folder) / name, {**model_fields(), **MODELS[name]})
-            decoder = load_decoder(path)
-            model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+            decoder = load_decoder(path, dtype=options.dtype)
+            model = AutoModelForCausalLM.from_pretrained(path, dtype=options.dtype).eval()
             for text in options.concurrency.split(","):
                 places = int(text)
                 asked = requests(options.batches * max(places, 2), decoder.config.vocab)
                 sides: list[tuple[float, list[Any]] | None] = []
                 sides += by_us(decoder, model, asked, places, options.rounds)
-                sides += [beside_us(one, path, asked, places) for one in beside]
+                sides += [beside_us(one, path, asked, places, options.dtype) for one in beside]
                 gains[name, places] = show(name, places, asked, sides)
     for (name, places), bound in BOUNDS.items():
         if (gain := gains.get((name, places))) is not None:
@@ -233,11 +236,11 @@ def main() -> None:
 
 
 def beside_us(
-    server: Server, path: Path, asked: Sequence[Asked], places: int
+    server: Server, path: Path, asked: Sequence[Asked], places: int, dtype: str
 ) -> tuple[float, list[Any]] | None:
     """None: it gave no answers."""
     try:
-        return by_server(server, path, asked, places)
+        return by_server(server, path, asked, places, dtype)
     except (ServerError, subprocess.TimeoutExpired) as problem:
         print(problem, file=sys.stderr, flush=True)
         return None

@@ -20,7 +20,7 @@ def vllm(model, places):
 
     llm = LLM(
         model,
-        dtype="float32",
+        dtype=os.environ.get("DTYPE", "float32"),
         max_num_seqs=places,
         max_model_len=ROOM_TOKENS,
         skip_tokenizer_init=True,
@@ -45,7 +45,7 @@ def sglang(model, places):
 
     engine = sglang.Engine(
         model_path=model,
-        dtype="float32",
+        dtype=os.environ.get("DTYPE", "float32"),
         device="cpu",
         attention_backend="torch_native",
         grammar_backend="none",

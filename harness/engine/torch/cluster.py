@@ -256,10 +256,10 @@ class InstanceProcesses:
         config, room = self.decoder.config, self.room
         spec: ModelSpec = model_spec(self.folder)
         block_bytes = kv_bytes(config, self.decoder.dtype, room.block_size)
-        link = self._link()
+        link, dtype = self._link(), self.decoder.dtype_name
         card = GpuSpec(
             name=str(self.decoder.device),
-            memory_bytes=spec.weight_bytes("fp32") + room.blocks * block_bytes,
+            memory_bytes=spec.weight_bytes(dtype) + room.blocks * block_bytes,
             bandwidth_bytes_per_s=math.nan,
             flops_16bit=math.nan,
             flops_8bit=0.0,
@@ -272,8 +272,8 @@ class InstanceProcesses:
         return Placement(
             spec,
             card,
-            weight_dtype="fp32",
-            kv_dtype="fp32",
+            weight_dtype=dtype,
+            kv_dtype=dtype,
             memory_share=1.0,
             block_size=room.block_size,
             fixed_num_gpu_blocks=room.blocks,
@@ -293,5 +293,5 @@ class InstanceProcesses:
 def spare_blocks(folder: Path, decoder: Decoder, room: KvCacheConfig) -> int:
     """Blocks that fit where half of the model of an instance was."""
     spec = model_spec(folder)
-    weight_bytes = spec.layers * spec.layer_weight_bytes("fp32")
+    weight_bytes = spec.layers * spec.layer_weight_bytes(decoder.dtype_name)
     return room.blocks + weight_bytes // kv_bytes(decoder.config, decoder.dtype, room.block_size)

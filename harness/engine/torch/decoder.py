@@ -17,6 +17,9 @@ from .rope import rotate, rotations
 from .tiers import UnitShape
 from .weights import DecoderWeights, Layer, Norm
 
+_DTYPE_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+_TILE = 512  # rows at once on a CPU: what lies between two products stays in a cache
+
 
 class Decoder:
     """A model that is loaded. It holds no state of any request: KV is the caller's."""
@@ -25,6 +28,7 @@ class Decoder:
         self.config = config
         self.weights = weights
         self._scale = config.head_dim**-0.5
+        self._eps = torch.tensor(config.eps)
         self._rotations: Tensor | None = None
         if config.rope is not None:
             self._rotations = rotations(
@@ -40,6 +44,11 @@ class Decoder:
     def dtype(self) -> torch.dtype:
         """Data type of weights and KV."""
         return self.weights.embed.dtype
+
+    @property
+    def dtype_name(self) -> str:
+        """Data type of weights and KV as placements and profiles name it."""
+        return _DTYPE_NAMES[self.dtype]
 
     def carrier(self, cache: list[Tensor]) -> Carrier:
         """Makes the transfer of KV between a store and `cache` in parallel to the computation."""
@@ -94,17 +103,23 @@ class Decoder:
         found = found.view(len(x), -1, config.head_dim)
         qk, values = found[:, :both], found[:, both:]
         if layer.qk_norm is not None:
-            size = (config.head_dim,)
             parts = (qk[:, : config.heads], qk[:, config.heads :])
             normed = zip(parts, layer.qk_norm, strict=True)
-            qk = torch.cat([F.rms_norm(p, size, w, config.eps) for p, w in normed], 1)
+            qk = torch.cat([rms_norm(p, w, self._eps) for p, w in normed], 1)
         if turn is not None:
             qk = rotate(qk, turn)
         return qk[:, : config.heads], qk[:, config.heads :], values
 
     def rest(self, x: Tensor, seen: Tensor, layer: Layer) -> Tensor:
         """What follows attention in a layer."""
-        x = layer.out(seen.reshape(len(x), -1), plus=x)
+        seen = seen.reshape(len(x), -1)
+        if len(x) <= _TILE or x.device.type != "cpu":
+            return self._fed_forward(x, seen, layer)
+        tiles = zip(x.split(_TILE), seen.split(_TILE), strict=True)
+        return torch.cat([self._fed_forward(part, of, layer) for part, of in tiles])
+
+    def _fed_forward(self, x: Tensor, seen: Tensor, layer: Layer) -> Tensor:
+        x = layer.out(seen, plus=x)
         inner = layer.up(self._norm(x, layer.mlp_norm))
         return layer.down(self._activated(inner), plus=x)
 
@@ -138,13 +153,25 @@ class Decoder:
         weight, bias = norm
         if bias is not None:
             return F.layer_norm(x, (x.shape[-1],), weight, bias, self.config.eps)
-        return F.rms_norm(x, (x.shape[-1],), weight, self.config.eps)
+        return rms_norm(x, weight, self._eps)
 
     def _activated(self, inner: Tensor) -> Tensor:
         if self.config.gated:
             gate, up = inner.chunk(2, -1)
             return _ACTIVATIONS[self.config.activation](gate).mul_(up)
         return _ACTIVATIONS[self.config.activation](inner)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: Tensor) -> Tensor:
+    """`x` over the root mean square of its last dimension, times `weight`.
+
+    On a CPU, torch's own has more operations, and takes longer in float32.
+    """
+    if x.device.type != "cpu":
+        return F.rms_norm(x, (x.shape[-1],), weight, float(eps))
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+    scale = torch.addcmul(eps, norm, norm, value=1 / x.shape[-1]).rsqrt_()
+    return (x.float() * scale).mul_(weight).to(x.dtype)
 
 
 def store(kv: Tensor, keys: Tensor, values: Tensor, batch: Batch) -> None:
@@ -175,6 +202,6 @@ def unit_shape(decoder: Decoder, blocks: int, block_size: int) -> UnitShape:
 def fingerprint(decoder: Decoder) -> str:
     """Names a model by its configuration and a sample of its weights."""
     layer = decoder.weights.layers[0]
-    sample = [decoder.weights.embed[:8], layer.qkv.weight[0, :, :8], decoder.weights.norm[0]]
+    sample = [decoder.weights.embed[:8], layer.qkv.dense()[:8].t(), decoder.weights.norm[0]]
     content = b"".join(t.float().cpu().contiguous().numpy().tobytes() for t in sample)
     return hashlib.sha256(repr(decoder.config).encode() + content).hexdigest()

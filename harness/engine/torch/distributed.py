@@ -249,8 +249,9 @@ class Spread(Decoder):
     @property
     def own_weight_bytes(self) -> int:
         """Of what never moves: embeddings and head."""
-        own: int = self.weights.embed.nbytes
-        return own if self.config.tied else own + self.weights.head.weight.nbytes
+        embed, head = self.weights.embed, self.weights.head.weight
+        own: int = embed.nbytes
+        return own if head is embed else own + head.nbytes
 
     def held_bytes(self, rank: int, blocks: int) -> int:
         """Bytes of weights and of that many KV blocks at a process; `home` is this one."""

@@ -34,6 +34,8 @@ def load_decoder(folder: Path, device: str = "cpu", dtype: str | None = None) ->
         raise ModelError(f"dtype must be one of {', '.join(_DTYPES)} but is {chosen!r}")
     needed = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     needed = round(needed * _DTYPES[chosen].itemsize / _DTYPES[config.dtype].itemsize)
+    if config.tied and place.type == "cpu":
+        needed += config.vocab * config.hidden * _DTYPES[chosen].itemsize
     check_room(needed, place, f"the weights of {folder.name}")
     with torch.inference_mode():
         return Decoder(config, load_weights(folder, config, _DTYPES[chosen], place))

@@ -45,6 +45,7 @@ class ProfilingOptions:
     most_sequences: int = 64
     budget_s: float = BUDGET_S
     moves: bool = True  # measure migrations to a worker process too
+    dtype: str | None = None  # of weights and KV; None: as `load_decoder`
 
     @property
     def model_name(self) -> str:
@@ -89,7 +90,7 @@ def measure_profile(
     from .load import load_decoder
 
     with ThreadLayout.choose().pinned():
-        decoder = load_decoder(options.model, options.device)
+        decoder = load_decoder(options.model, options.device, options.dtype)
         blocks = min(_MOST_BLOCKS, num_gpu_blocks(decoder, _BLOCK_SIZE))
         swapped = min(_NUM_CPU_BLOCKS, blocks)
         engine = Engine(decoder, KvCacheConfig(blocks, _BLOCK_SIZE, swapped))
@@ -119,7 +120,7 @@ def measure_profile(
                 tell(done, len(rounds))
                 rows.add(shape, meter.timed(shape))
             host_s = measure.host_s(engine, steps[:40])
-    profile = _profile(options, rows, wanted, host_s, str(decoder.dtype), engine.cache.block_bytes)
+    profile = _profile(options, rows, wanted, host_s, decoder.dtype_name, engine.cache.block_bytes)
     moved = options.moves and decoder.device.type == "cpu"  # where workers compute
     profile = _with_links(profile, _moves(decoder) if moved else [])
     if options.gpu is None:
@@ -200,11 +201,7 @@ def _profile(
         if seconds is not None and s.blocks
     ]
     tables = {**profile.tables, "transfers": table_of("transfers", copies)}
-    kind = _DTYPES[dtype]
-    return dataclasses.replace(profile, tables=tables, weight_dtype=kind, kv_dtype=kind)
-
-
-_DTYPES = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16"}
+    return dataclasses.replace(profile, tables=tables, weight_dtype=dtype, kv_dtype=dtype)
 
 
 class _Rows:

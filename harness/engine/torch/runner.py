@@ -56,7 +56,7 @@ _LARGE = 0x9E3779B97F4A7C15  # spreads a token's place over the seeds
 
 def next_tokens(logits: Tensor, sequences: Seq[Sequence]) -> list[int]:
     """One token for each row of `logits` [sequences, vocabulary]."""
-    tokens: list[int] = logits.argmax(-1).tolist()
+    tokens: list[int] = logits.max(-1).indices.tolist()  # in bfloat16, argmax is four times slower
     for row, sequence in enumerate(sequences):
         if sequence.sampling.temperature > 0:
             place = len(sequence.tokens)

@@ -4,13 +4,15 @@ of a gated layer.
 
 from __future__ import annotations
 
-import contextlib
-import mmap
+import ctypes
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from .checkpoint import Checkpoint
@@ -20,38 +22,49 @@ from .rope import interleaved
 
 Norm = tuple[Tensor, Tensor | None]  # weight, bias
 
-_LARGE_BYTES = 2 << 20  # more than a large page, or the second cache of a core, holds
-_PANEL = 32  # measured, with 1 to 512 rows; 16, 64, 128 and 256 take longer
-_TILE = 256  # rows at once: their outputs are put in order while they are in a cache
+_LARGE_BYTES = 2 << 20  # more than the second cache of a core holds
 _MKL = torch.backends.mkl.is_available()
+_ROWS = 64  # for which oneDNN chooses an order; measured: as good as any with 1 to 256
+_LEAST_ROWS = 4  # oneDNN takes longer for one row than for four
+_PAGE_BYTES = 2 << 20  # a large page
+_MADV_COLLAPSE = 25
 
 
 @dataclass(frozen=True)
 class Linear:
-    """`weight` is [panels, in, width]: each panel gives `width` outputs. See `panels`."""
+    """A projection. `weight` is [out, in]: as it is, or in the order of oneDNN. See `packed`."""
 
     weight: Tensor
     bias: Tensor | None = None
 
     def __call__(self, x: Tensor, plus: Tensor | None = None) -> Tensor:
         """[rows, out] from `x` [rows, in], with `plus` [rows, out] added."""
-        if len(self.weight) == 1:
-            first, weight = plus if self.bias is None else self.bias, self.weight[0]
-            found = x @ weight if first is None else torch.addmm(first, x, weight)
-            return found if plus is None or self.bias is None else found.add_(plus)
-        rows, (count, _, width) = len(x), self.weight.shape
-        found = x.new_empty(rows, count * width)
-        by_row = found.view(rows, count, width)
-        for begin in range(0, rows, _TILE):
-            tile = x[begin : begin + _TILE]
-            if len(tile) == 1:
-                tile = torch.cat((tile, tile))  # MKL takes longer for one row than for two
-            by_panel = torch.bmm(tile.expand(count, -1, -1), self.weight)
-            by_row[begin : begin + _TILE] = by_panel.transpose(0, 1)[: rows - begin]
-        for term in (self.bias, plus):
-            if term is not None:
-                found += term
-        return found
+        if self.weight.is_mkldnn:
+            return self._by_onednn(x, plus)
+        first, weight = plus if self.bias is None else self.bias, self.weight.t()
+        found = x @ weight if first is None else torch.addmm(first, x, weight)
+        return found if plus is None or self.bias is None else found.add_(plus)
+
+    def _by_onednn(self, x: Tensor, plus: Tensor | None) -> Tensor:
+        rows = len(x)
+        if rows < _LEAST_ROWS:
+            x = F.pad(x, (0, 0, 0, _LEAST_ROWS - rows))
+        product = torch.ops.mkldnn._linear_pointwise
+        found: Tensor = product(x, self.weight, self.bias, "none", [], "")[:rows]
+        return found if plus is None else found.add_(plus)
+
+    def __getstate__(self) -> dict[str, Any]:
+        packed = self.weight.is_mkldnn
+        return {"weight": self.dense(), "bias": self.bias, "packed": packed}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        weight = state["weight"]
+        weight = _in_order_of_onednn(weight) if state["packed"] else weight
+        self.__dict__.update(weight=weight, bias=state["bias"])
+
+    def dense(self) -> Tensor:
+        """The weight, as it is in a checkpoint."""
+        return self.weight.to_dense() if self.weight.is_mkldnn else self.weight
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -59,29 +72,43 @@ class Linear:
         return [self.weight] if self.bias is None else [self.weight, self.bias]
 
 
-def panels(weight: Tensor) -> Tensor:
-    """[panels, in, width], a view of a projection's weight [out, in] as in a checkpoint.
+def packed(weight: Tensor) -> Tensor:
+    """The weight [out, in] of a checkpoint, in the order in which products are quickest.
 
-    With MKL, a batch of products with narrow panels reads each weight once; a product with the
-    whole matrix first copies it into an order of its own, which takes longer than the product of
-    few rows. Elsewhere, and where a cache holds the matrix, there is one panel.
+    On a CPU that is oneDNN's own: else each product of few rows would first copy the matrix into
+    such an order, which takes longer than the product. In float32, a matrix that a cache holds is
+    left to MKL, which takes less time for a call.
     """
-    out, width = len(weight), _PANEL
-    fast = _MKL and weight.device.type == "cpu" and weight.dtype == torch.float32
-    if not fast or weight.nbytes <= _LARGE_BYTES or out % width:
-        width = out
-    return weight.unflatten(0, (-1, width)).transpose(1, 2)
+    if weight.device.type != "cpu" or not _onednn_has(weight.dtype):
+        return weight.contiguous()
+    if weight.dtype == torch.float32 and weight.nbytes <= _LARGE_BYTES and _MKL:
+        return weight.t().contiguous().t()
+    return _in_order_of_onednn(weight)
 
 
-def in_large_pages(tensor: Tensor) -> Tensor:
-    """A contiguous copy; of a large one in host memory in pages of 2 MiB, where there are such."""
-    advice = getattr(mmap, "MADV_HUGEPAGE", None)
-    if tensor.device.type != "cpu" or tensor.nbytes <= _LARGE_BYTES or advice is None:
-        return tensor.contiguous()
-    memory = mmap.mmap(-1, tensor.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):  # a kernel without them
-        memory.madvise(advice)
-    return torch.frombuffer(memory, dtype=tensor.dtype).view(tensor.shape).copy_(tensor)
+def _onednn_has(dtype: torch.dtype) -> bool:
+    """Can it multiply such numbers on this CPU?"""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    if dtype == torch.bfloat16:
+        supported: bool = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        return supported
+    return dtype is torch.float32
+
+
+def _in_order_of_onednn(weight: Tensor) -> Tensor:
+    found: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS)
+    _in_large_pages(torch.ops.mkldnn.data_ptr(found), found.nbytes)
+    return found
+
+
+def _in_large_pages(address: int, size: int) -> None:
+    """Bring memory together in pages of 2 MiB where the system can: reading it takes less time."""
+    begin = -(-address // _PAGE_BYTES) * _PAGE_BYTES
+    end = (address + size) // _PAGE_BYTES * _PAGE_BYTES
+    if sys.platform == "linux" and begin < end:  # a kernel that has no such advice refuses it
+        advise = ctypes.CDLL(None).madvise
+        advise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), _MADV_COLLAPSE)
 
 
 @dataclass(frozen=True)
@@ -183,12 +210,10 @@ class _Reader:
     def weights(self) -> DecoderWeights:
         config = self._config
         embed = self._get("embed_tokens.weight", config.vocab, config.hidden)
-        if config.tied:  # there is no second copy
-            embed = in_large_pages(embed)
-            head = Linear(panels(embed))
-        else:
-            found = self._checkpoint.get("lm_head.weight", (config.vocab, config.hidden))
-            head = Linear(in_large_pages(panels(found)))
+        own = embed
+        if not config.tied:
+            own = self._checkpoint.get("lm_head.weight", (config.vocab, config.hidden))
+        head = Linear(packed(own))  # where tied, a second copy in another order
         positions = None
         if config.rope is None:
             places = config.context + config.position_offset
@@ -254,4 +279,4 @@ def _joined(parts: Sequence[tuple[Tensor, Tensor | None]]) -> Linear:
     """One projection from several: weights [out, in] as in a checkpoint, and biases."""
     weight = torch.cat([weight for weight, _ in parts])
     biases = [bias for _, bias in parts if bias is not None]
-    return Linear(in_large_pages(panels(weight)), torch.cat(biases) if biases else None)
+    return Linear(packed(weight), torch.cat(biases) if biases else None)

@@ -201,7 +201,7 @@ class TorchBackend:
             if server.workers:
                 rule = module_policy(server.moving)
             stack.enter_context(threads.pinned())
-            decoder = load_decoder(model, place.gpu)
+            decoder = load_decoder(model, place.gpu, server.dtype)
             gpus = int(decoder.device.type == "cuda")
             yield LoadedModel(
                 model=model.name,

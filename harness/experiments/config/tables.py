@@ -269,6 +269,11 @@ class ServerSchema(BaseModel):
         "which reduces noise on a busy machine.",
         "real",
     )
+    dtype: Literal["float32", "bfloat16"] | None = setting(
+        SERVERS,
+        "With torch: data type of weights and KV. Default: float32 on a CPU, the checkpoint's on "
+        "a GPU.",
+    )
     threads: Count | None = setting(
         SERVERS,
         "With torch: CPU threads that compute, pinned to a core each. Default: all cores but one "

@@ -110,6 +110,17 @@ def test_lengths_are_those_of_the_workload(tmp_path: Path) -> None:
     assert all(row["output_tokens"] == row["expected_output_tokens"] for row in table)
 
 
+def test_a_run_in_bfloat16(tmp_path: Path) -> None:
+    out, _ = run(tmp_path, *LOAD, "--system", "vllm", "--dtype", "bfloat16")
+    (row,) = rows(out)
+    assert row["valid"] == "True"
+    with pytest.raises(SloBenchError, match=r"server\.dtype goes with backend torch"):
+        Experiment(
+            **{"backend": "vllm", "model": "nowhere", "systems": "vllm", "workload": "alpaca"},
+            **{"rates": 40.0, "requests": 3, "seeds": 1, "server": {"dtype": "bfloat16"}},
+        ).run(tmp_path / "vllm")
+
+
 def test_a_run_by_cpu_time_skips_waits(tmp_path: Path) -> None:
     file = tmp_path / "cpu.toml"
     file.write_text(

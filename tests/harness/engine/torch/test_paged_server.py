@@ -127,6 +127,7 @@ def test_servers_that_name_the_same_store_share_it(
         (["orca", "--backend", "torch", "--kv-store", "kv=1"], "looks for no prefixes"),
         (["vllm", "--backend", "torch", "--kv-store", "kv"], "a folder and its size in GiB"),
         (["vllm", "--backend", "vllm", "--kv-store", "kv=1"], "--kv-store goes with"),
+        (["vllm", "--backend", "vllm", "--dtype", "bfloat16"], "--dtype goes with"),
         (["vllm", "--backend", "vllm", "--device", "cpu"], "--device goes with"),
         (["vllm", "--backend", "torch", "--device", "cuda:99"], "there is no cuda:99"),
     ],
