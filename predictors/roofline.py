@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf, sqrt
-from typing import Protocol, TypeGuard, runtime_checkable
+from typing import Protocol, TypeGuard
 
 
 class StepTime(Protocol):
@@ -67,7 +67,6 @@ class LengthAwareStepTime(StepTime, Protocol):
 DecodeLine = tuple[float, float, float, float, bool]
 
 
-@runtime_checkable
 class LinearStepTime(StepTime, Protocol):
     """A step-time model whose decode steps are linear in the KV tokens, piece by piece."""
 
@@ -78,6 +77,11 @@ class LinearStepTime(StepTime, Protocol):
 def wants_lengths(step_time: StepTime) -> TypeGuard[LengthAwareStepTime]:
     """Does this model depend on the lengths of the decoding sequences?"""
     return getattr(step_time, "wants_lengths", False) is True
+
+
+def has_decode_line(step_time: StepTime) -> TypeGuard[LinearStepTime]:
+    """Are this model's decode steps linear in the KV tokens, piece by piece?"""
+    return hasattr(step_time, "decode_line")
 
 
 def growing_steps_within(first_s: float, growth_s: float, duration_s: float) -> int:

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 from ....predictors.roofline import (
     LengthAwareStepTime,
-    LinearStepTime,
     growing_steps_within,
+    has_decode_line,
     wants_lengths,
 )
 from ....predictors.step_time import StepTime
@@ -89,7 +89,7 @@ class SimulatedInstance(Loop):
         self._span_of = step_time.span_s
         self._within_of = step_time.steps_within
         # Steps of as many requests grow by the same time each: their spans are worked out here.
-        self._linear = step_time if isinstance(step_time, LinearStepTime) else None
+        self._linear = step_time if has_decode_line(step_time) else None
         self._plain = self._linear is not None and type(self) is SimulatedInstance
         self._line_seqs = -1  # that the line is for, from `_line_begin` to `_line_end` KV tokens
         self._base_s = self._token_s = self._line_begin = self._line_end = 0.0
