@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -59,7 +59,7 @@ def profile_run(
         str | None, option("M", "Catalogue name of the model. Default: the folder's name.")
     ] = None,
     dtype: Annotated[
-        str | None,
+        Literal["float32", "bfloat16"] | None,
         option(
             "T",
             "With torch: data type of weights and KV: float32 or bfloat16. Default: float32 on a "

@@ -60,10 +60,18 @@ class Given:
         return bool(self.settings or self.sets or self.sweeps or self.variant)
 
     def value(self, path: str) -> Any:
-        """Return the given value of a setting of an experiment, or its default."""
-        default = declared(ExperimentSchema)[path]
-        first = default.default[0] if default.several and default.default else default.default
-        return self.settings.get(path, first)
+        """Return the given value of a setting of an experiment, or its default.
+
+        Raises:
+            SloBenchError: the setting may not be that word.
+        """
+        one = declared(ExperimentSchema)[path]
+        first = one.default[0] if one.several and one.default else one.default
+        found = self.settings.get(path, first)
+        if one.choices and found is not None and found not in one.choices:
+            words = " or ".join(map(repr, one.choices))
+            raise SloBenchError(f"{one.option or path} must be {words} but is {found!r}")
+        return found
 
 
 @dataclass(frozen=True)

@@ -196,16 +196,7 @@ def backend_of(asked: ExperimentSchema, senders: Senders | None = None) -> Backe
             "several machines can send the load only to running servers (--base-url); "
             f"leave --executor out with {asked.backend}"
         )
-    server = asked.server
-    of_torch = {
-        "server.clock goes": server.clock != "real",
-        "server.workers go": server.workers,
-        "server.kv_store goes": server.kv_store,
-        "server.dtype goes": server.dtype,
-    }
-    for said, given in of_torch.items():
-        if given and asked.backend != TORCH:
-            raise SloBenchError(f"{said} with backend torch, not with {asked.backend}")
+    asked.check_effects()
     if asked.backend == "openai":
         from .backends.attached import HttpBackend
 

@@ -50,6 +50,8 @@ FLEET = ("--models", "fleet(llama-3.1-8b*2)")
         (["--base-url", "http://127.0.0.1:1", "--sweep", "tp=1,2"], "tp (--tp) has 2 values"),
         (["--api", "chat"], "client.api (--api) has no effect with backend simulated"),
         (["--server-arg=--x"], "server.args (--server-arg) has no effect"),
+        (["--dtype", "float32", "--backend", "vllm"], "(--dtype) has no effect with backend vllm"),
+        (["--threads", 2], "(--threads) has no effect with backend simulated, only with torch"),
     ],
     ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else "",
 )
@@ -91,6 +93,10 @@ def test_runs_that_cannot_be(slo_bench, more, message):
         (["run", "/dev/zero"], "is a device"),
         (["selftest", "--rates", "nan", "--no-search"], "--rates must be positive"),
         (["selftest", "--seconds", "inf", "--no-search"], "--seconds must be positive"),
+        (
+            ["serve", "vllm", "--backend", "torch", "--model", "x", "--dtype", "half"],
+            "--dtype must be 'float32' or 'bfloat16' but is 'half'",
+        ),
         (["--max-input-size", "much", "list", "gpus"], "cannot read the size 'much'"),
     ],
     ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else "",

@@ -169,7 +169,7 @@ class SimulatedInstance(Loop):
         if time_s <= self.now_s or not seqs:
             return self.kv_manager.free, self.kv_sum
         first_s = -1.0 if self._linear is None else self._first_s(seqs)
-        if self._line_end == INF:
+        if self._line_end == INF and self._token_s >= 0:
             steps = growing_steps_within(first_s, self._token_s * seqs, time_s - self.now_s)
         else:
             steps = self._within_of(seqs, self.kv_sum, time_s - self.now_s)

@@ -5,6 +5,7 @@ of a gated layer.
 from __future__ import annotations
 
 import ctypes
+import platform
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,11 +24,12 @@ from .rope import interleaved
 Norm = tuple[Tensor, Tensor | None]  # weight, bias
 
 _LARGE_BYTES = 2 << 20  # more than the second cache of a core holds
+_X86 = platform.machine().lower() in ("x86_64", "amd64")
 _MKL = torch.backends.mkl.is_available()
 _ROWS = 64  # for which oneDNN chooses an order; measured: as good as any with 1 to 256
 _LEAST_ROWS = 4  # oneDNN takes longer for one row than for four
 _PAGE_BYTES = 2 << 20  # a large page
-_MADV_COLLAPSE = 25
+_MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class Linear:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """Tensors that are present, by name."""
+        """Tensors that are present."""
         return [self.weight] if self.bias is None else [self.weight, self.bias]
 
 
@@ -87,12 +89,13 @@ def packed(weight: Tensor) -> Tensor:
 
 
 def _onednn_has(dtype: torch.dtype) -> bool:
-    """Can it multiply such numbers on this CPU?"""
+    """Has this CPU instructions with which it multiplies such numbers?"""
     if not torch.backends.mkldnn.is_available():
         return False
     if dtype == torch.bfloat16:
         supported: bool = torch.ops.mkldnn._is_mkldnn_bf16_supported()
-        return supported
+        # On x86 that says AVX512 alone, which multiplies them in float32 and takes longer.
+        return supported and (not _X86 or torch.cpu._is_avx512_bf16_supported())
     return dtype is torch.float32
 
 
@@ -106,9 +109,12 @@ def _in_large_pages(address: int, size: int) -> None:
     """Bring memory together in pages of 2 MiB where the system can: reading it takes less time."""
     begin = -(-address // _PAGE_BYTES) * _PAGE_BYTES
     end = (address + size) // _PAGE_BYTES * _PAGE_BYTES
-    if sys.platform == "linux" and begin < end:  # a kernel that has no such advice refuses it
-        advise = ctypes.CDLL(None).madvise
-        advise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), _MADV_COLLAPSE)
+    if sys.platform != "linux" or begin >= end:
+        return
+    advise = ctypes.CDLL(None).madvise
+    for advice in (_MADV_COLLAPSE, _MADV_HUGEPAGE):  # now; or, before Linux 6.1, in time
+        if advise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), advice) == 0:
+            return
 
 
 @dataclass(frozen=True)

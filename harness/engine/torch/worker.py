@@ -94,7 +94,7 @@ class TorchWorker:
         self, number: int, x: Tensor, batch: Batch, mine: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         """A layer that lives here begins, but for its KV heads from `mine` on: their queries, keys
-        and values. `attend_rest` goes on with it.
+        and values. `finish` goes on with it.
         """
         layer, _ = self._layers[number]
         found = self._decoder.projected(x, layer, self._decoder.turn(batch))

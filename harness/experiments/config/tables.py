@@ -258,32 +258,42 @@ class ServerSchema(BaseModel):
         False,
     )
     workers: Annotated[int, Field(ge=0, le=64)] = setting(
-        SERVERS, "With torch: worker processes to which layers and KV heads can migrate.", 0
+        SERVERS,
+        "With torch: worker processes to which layers and KV heads can migrate.",
+        0,
+        backends=("torch",),
     )
     moving: Mapping[str, float] = setting(
-        SERVERS, "With torch: a threshold of module migration. May be repeated.", {}
+        SERVERS,
+        "With torch: a threshold of module migration. May be repeated.",
+        {},
+        backends=("torch",),
     )
     clock: Literal["real", "cpu"] = setting(
         SERVERS,
         "With torch: `cpu` measures the CPU time of the engine's thread and skips waits, "
         "which reduces noise on a busy machine.",
         "real",
+        backends=("torch",),
     )
     dtype: Literal["float32", "bfloat16"] | None = setting(
         SERVERS,
         "With torch: data type of weights and KV. Default: float32 on a CPU, the checkpoint's on "
         "a GPU.",
+        backends=("torch",),
     )
     threads: Count | None = setting(
         SERVERS,
         "With torch: CPU threads that compute, pinned to a core each. Default: all cores but one "
         "for the client and one for each worker, at most OMP_NUM_THREADS.",
+        backends=("torch",),
     )
     cpu_wait_limit: Annotated[float, Field(gt=0, le=1)] = setting(
         SERVERS,
         "With torch: a cell is invalid if its threads waited for a core for more than this share "
         "of the time in which they were ready to compute.",
         0.1,
+        backends=("torch",),
     )
     kv_store: Several[str] = setting(
         SERVERS,
@@ -293,6 +303,7 @@ class ServerSchema(BaseModel):
         (),
         metavar="FOLDER=GIB",
         repeated=True,
+        backends=("torch",),
     )
 
     @field_validator("args")

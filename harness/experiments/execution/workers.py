@@ -45,6 +45,7 @@ Answer = TypeVar("Answer")
 Known = TypeVar("Known")
 
 _BETWEEN_REPORTS_S = 0.1
+_STOP_S = 1.0  # that a pool waits for its threads
 
 
 @dataclass(frozen=True)
@@ -334,8 +335,9 @@ class LocalPool:
                 process.kill()
         for _ in self._threads:
             self._todo.put(None)
-        for thread in self._threads:
-            thread.join()
+        deadline_s = time.monotonic() + _STOP_S
+        for thread in self._threads:  # one that gives an answer may wait for such a lock
+            thread.join(max(0.0, deadline_s - time.monotonic()))
         for process in self._processes:
             process.close()
 
@@ -345,13 +347,18 @@ class LocalPool:
             future = work.future
             if future.cancelled():
                 continue
+            answer, problem = None, None
+            try:
+                answer = self._answer(work)
+            except BaseException as error:
+                problem = error
+            if self._stopped:  # which cancels it
+                return
             with contextlib.suppress(InvalidStateError):  # the future was cancelled
-                try:
-                    answer = self._answer(work)
-                except BaseException as error:
-                    future.set_exception(error)
-                else:
+                if problem is None:
                     future.set_result(answer)
+                else:
+                    future.set_exception(problem)
 
     def _answer(self, work: _Work) -> Any:
         process = self._free()

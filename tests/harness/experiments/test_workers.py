@@ -61,13 +61,34 @@ def test_a_pool_that_stops_leaves_nobody_waiting():
     pool.stop()
 
 
-def test_a_pool_stops_although_the_lock_of_a_queued_future_is_taken():
+def queued(pool):
+    pool.begin(time.sleep, 600)
+    pool.begin(time.sleep, 600)._condition.acquire()
+
+
+def running(pool):
+    future = pool.begin(time.sleep, 600)
+    while not pool._processes:
+        time.sleep(0.01)
+    future._condition.acquire()
+
+
+def answered(pool):
+    future = pool.begin(time.sleep, 1)
+    while not pool._processes:
+        time.sleep(0.01)
+    future._condition.acquire()
+    while not pool._idle:
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("locked", [queued, running, answered])
+def test_a_pool_stops_although_the_lock_of_a_future_is_taken(locked):
     """Ctrl-C within a method of a future can leave it so."""
 
     def interrupted():
         pool = LocalPool(1)
-        pool.begin(time.sleep, 600)
-        pool.begin(time.sleep, 600)._condition.acquire()
+        locked(pool)
         pool.stop()
 
     thread = threading.Thread(target=interrupted, daemon=True)

@@ -223,7 +223,7 @@ def test_a_run_whose_worker_is_killed_in_a_move(
 
 @pytest.mark.parametrize(
     ("name", "backend", "word"),
-    [("fifo", "torch", "between iterations"), ("vllm", "vllm", "backend torch")],
+    [("fifo", "torch", "between iterations"), ("vllm", "vllm", "only with torch")],
 )
 def test_where_nothing_can_move(
     name: str, backend: str, word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

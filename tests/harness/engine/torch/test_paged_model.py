@@ -269,3 +269,15 @@ def test_draws_follow_the_chances() -> None:
     assert shares() == pytest.approx([0.5, 0.25, 0.125, 0.125, 0], abs=0.04)
     assert shares(top_k=2) == pytest.approx([2 / 3, 1 / 3, 0, 0, 0], abs=0.04)
     assert shares(top_p=0.7) == pytest.approx([2 / 3, 1 / 3, 0, 0, 0], abs=0.04)
+
+
+def test_a_cpu_without_instructions_for_bfloat16_keeps_its_weights_as_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+    monkeypatch.setattr(weights, "_X86", True)
+    weight = torch.randn(64, 32, dtype=torch.bfloat16)
+    assert weights.packed(weight).data_ptr() == weight.data_ptr()
+    monkeypatch.setattr(weights, "_X86", False)  # whose answer is the first function's alone
+    assert weights._onednn_has(torch.bfloat16)

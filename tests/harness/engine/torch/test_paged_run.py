@@ -114,7 +114,10 @@ def test_a_run_in_bfloat16(tmp_path: Path) -> None:
     out, _ = run(tmp_path, *LOAD, "--system", "vllm", "--dtype", "bfloat16")
     (row,) = rows(out)
     assert row["valid"] == "True"
-    with pytest.raises(SloBenchError, match=r"server\.dtype goes with backend torch"):
+    with pytest.raises(
+        SloBenchError,
+        match=r"server\.dtype \(--dtype\) has no effect with backend vllm, only with torch",
+    ):
         Experiment(
             **{"backend": "vllm", "model": "nowhere", "systems": "vllm", "workload": "alpaca"},
             **{"rates": 40.0, "requests": 3, "seeds": 1, "server": {"dtype": "bfloat16"}},
@@ -211,7 +214,7 @@ def test_a_run_whose_prefixes_go_beyond_the_device(tmp_path: Path) -> None:
         ({"server": {"kv_store": "/proc/nowhere=1"}, "sessions": "sessions"}, "cannot be made"),
         ({"server": {"kv_store": "kv=1", "clock": "cpu"}}, "threads of its own"),
         ({"server": {"kv_store": "kv=1", "validated": True}}, "cannot be validated"),
-        ({"backend": "vllm", "model": "nowhere"}, "goes with backend torch"),
+        ({"backend": "vllm", "model": "nowhere"}, "no effect with backend vllm, only with torch"),
     ],
 )
 def test_where_a_store_makes_no_sense(
