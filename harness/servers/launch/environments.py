@@ -131,6 +131,13 @@ def _version_key(version: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", version))
 
 
+def server_of(name: str) -> str:
+    """The server that `environment` looks for by this name: `vllm` for `vllm==0.32.0` and for
+    `vllm-0.32.0-cpu`.
+    """
+    return name.partition("==")[0].partition("-")[0]
+
+
 def environment(name: str) -> Environment:
     """The newest environment of a server (`vllm`), or a certain one (`vllm==0.32.0`, or its name).
 

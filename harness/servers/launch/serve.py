@@ -22,7 +22,7 @@ from ...policies.systems import system as system_by_name
 from ..gateway.running import GatewayPlan
 from ..gateway.split import KvTransferMode
 from .compatibility import check
-from .environments import Environment, environment, recipe
+from .environments import RECIPES, Environment, environment, recipe, server_of
 from .gpus import gpus_each, shares, visible_gpus
 from .nixl_handshake import nixl_handshake
 from .recipe import KvTransfer, Launch, ServerSettings
@@ -93,7 +93,7 @@ class Serve(ServerSettings):
     @property
     def patched(self) -> bool:
         """Whether a policy of this package runs inside."""
-        own = self.system is None or self.system == environment(self.backend).backend
+        own = self.system is None or self.system == server_of(self.backend)
         return not own and self._split is None
 
     @property
@@ -133,6 +133,9 @@ class Serve(ServerSettings):
     def check(self, instances: int = 1) -> None:
         """Raise SloBenchError for settings that cannot be started, before any server is started."""
         self._parts(instances)
+        server = server_of(self.backend)
+        if server in RECIPES and (self.patched or self._split is not None):
+            check(self.found(), server)  # first: to install a server would not help
         found = environment(self.backend)
         name = found.backend
         multiple = recipe(name).builds[found.device].block_size_multiple
@@ -141,8 +144,6 @@ class Serve(ServerSettings):
                 f"{name} on {found.device} needs a block_size that is a multiple of {multiple}, "
                 f"but it is {self.block_size}"
             )
-        if self.patched or self._split is not None:
-            check(self.found(), name)
         if self._split is not None and self.transfer is KvTransferMode.NIXL:
             _check_nixl(found)
         if self.kvcached:
