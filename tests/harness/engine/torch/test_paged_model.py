@@ -194,8 +194,9 @@ def test_copies_that_lie_in_one_piece(num_cpu_blocks: list[int]) -> None:
 
 @pytest.mark.parametrize("family", ["llama", "llama-biased", "qwen3", "opt"])
 def test_tokens_in_bfloat16(family: str, model_folder: Folder) -> None:
-    """Sums are rounded in other places than by transformers, so a near tie may fall the other way:
-    each token has the largest logit of transformers in bfloat16, or is short of it by rounding.
+    """Sums are rounded in other places than by transformers, and differently on each kind of CPU,
+    so a near tie may fall the other way. In float32, with the same weights, the logit of each
+    token is short of the largest by at most twice what transformers loses in bfloat16.
     """
     transformers = pytest.importorskip("transformers")
     folder, draw, steps = model_folder(family), random.Random(7), 40
@@ -206,15 +207,19 @@ def test_tokens_in_bfloat16(family: str, model_folder: Folder) -> None:
     for _ in range(steps):
         bench.step(sequences, [])
     load = transformers.AutoModelForCausalLM.from_pretrained
-    model = load(folder, dtype=torch.bfloat16).eval()
+    rounded = load(folder, dtype=torch.bfloat16).eval()
+    exact = load(folder, dtype=torch.bfloat16).eval().float()
     equal = 0
     for sequence, one in zip(sequences, prompts, strict=True):
+        tokens = torch.tensor([sequence.tokens])
         with torch.inference_mode():
-            found = model(torch.tensor([sequence.tokens])).logits[0, len(one) - 1 : -1].float()
+            theirs, logits = (
+                model(tokens).logits[0, len(one) - 1 : -1].float() for model in (rounded, exact)
+            )
         answer = torch.tensor(sequence.tokens[len(one) :])
-        short = (found.amax(1) - found.gather(1, answer.unsqueeze(1))[:, 0]) / found.std(1)
-        assert float(short.max()) < 0.05  # of the spread of all logits
-        equal += int((short == 0).sum())
+        short = logits.amax(1) - logits.gather(1, answer.unsqueeze(1))[:, 0]
+        assert float(short.max()) <= 2 * float((theirs - logits).abs().max())
+        equal += int((logits.argmax(1) == answer).sum())
     assert equal > 0.9 * len(prompts) * (steps + 1)
 
 
