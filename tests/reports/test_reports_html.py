@@ -1,6 +1,7 @@
 """The page as text: escaped, whole, and saying where its numbers come from."""
 
 import base64
+import functools
 import hashlib
 import json
 import re
@@ -40,7 +41,7 @@ class Elements(HTMLParser):
     def of(self, tag):
         return [attributes for found, attributes in self.found if found == tag]
 
-    @property
+    @functools.cached_property
     def data(self):
         return json.loads(self.data_text)
 

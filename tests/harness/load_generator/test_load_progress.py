@@ -84,12 +84,15 @@ def test_a_run_shows_them(tmp_path, monkeypatch):
 
 
 def test_a_run_says_why_requests_failed(tmp_path):
+    # A busy machine sends late, and a report needs a valid level: few requests may last longer.
+    lenient = tmp_path / "lenient.toml"
+    lenient.write_text("[client]\nsend_delay_limit_s = 60\n")
     with serving(MockConfig(fault=InjectedFault.TOO_LONG, fault_every=3)) as server:
-        words = ["run", "--base-url", server.url, "--workload", "synthetic", "--rates", "20"]
-        words += ["--set", "prompt_tokens=8", "--set", "output_tokens=4", "--requests", "30"]
-        words += ["--slo", "ttft=30", "--seeds", "1", "--out", str(tmp_path / "run")]
-        shown = CliRunner().invoke(app, words)
+        words = ["run", str(lenient), "--base-url", server.url, "--workload", "synthetic"]
+        words += ["--set", "prompt_tokens=8", "--set", "output_tokens=4", "--requests", "15"]
+        words += ["--rates", "20", "--slo", "ttft=30", "--seeds", "1"]
+        shown = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "run")])
     assert shown.exit_code == 0, shown.output
-    said = "10 of 30 requests failed (status: 400: the prompt is too long)"
+    said = "5 of 15 requests failed (status: 400: the prompt is too long)"
     assert said in " ".join(shown.output.split())
     assert said in (tmp_path / "run" / "report.html").read_text()
