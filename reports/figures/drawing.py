@@ -27,6 +27,7 @@ _NUMBER = ",.4~r"
 _BAR = 0.35  # of a row
 _LATE = 5.0  # times the median: a longer bar is cut
 _SHORT_S = 0.5  # the middle of an axis of latencies below which they are shown in ms
+_LABEL_SHARE = 0.3  # of a figure's width, for the label of a line
 _FEW_DECADES, _MANY_DECADES = 0.85, 2.3  # between them 1, 2 and 5 are labelled
 
 
@@ -306,12 +307,35 @@ class _Drawing:
             elif of["axis"] == "y":
                 value = self.y.shown(of["value"])
                 where = {"xref": "paper", "x0": 0, "x1": 1, "y0": value, "y1": value}
-                self._shape(of["label"], line, where, "end", "right", "top")
+                end, side = self._free_end(value)
+                self._shape(of["label"], line, where, end, side, "top")
             elif of["axis"] == "x" and of["label"]:
                 value = self.x.shown(of["value"])
                 where = {"yref": "paper", "x0": value, "x1": value, "y0": 0, "y1": 1}
                 side = "right" if self._late(value) else "left"
                 self._shape(of["label"], line, where, "start", side, "bottom")
+
+    def _free_end(self, level: float | None) -> tuple[str, str]:
+        """The end of a horizontal line from which the curves stay farther; the right one if both
+        are as far.
+        """
+        x_of, y_of = (
+            math.log if axis.scale == "log" else float for axis in (self.figure.x, self.figure.y)
+        )
+        points = [
+            (x_of(x), y_of(y))
+            for curve in self.view["series"]
+            for x, y in zip(self.x.all(curve["x"]), self.y.all(curve["y"]), strict=True)
+            if x is not None and y is not None and math.isfinite(y)
+            if (x > 0 or x_of is float) and (y > 0 or y_of is float)
+        ]
+        if not points or level is None or (level <= 0 and y_of is math.log):
+            return "end", "right"
+        low, high = min(x for x, _ in points), max(x for x, _ in points)
+        wide = _LABEL_SHARE * (high - low)
+        left = min((abs(y - y_of(level)) for x, y in points if x <= low + wide))
+        right = min((abs(y - y_of(level)) for x, y in points if x >= high - wide))
+        return ("start", "left") if left > right else ("end", "right")
 
     def _late(self, value: float | None) -> bool:
         """Whether a place on the x axis lies beyond its middle."""

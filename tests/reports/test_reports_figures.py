@@ -183,6 +183,26 @@ def test_a_band_stays_above_nothing_on_a_logarithmic_axis():
     assert curve["customdata"] == [[0.0, 3.0], [1.0, None]]
 
 
+@pytest.mark.parametrize(
+    ("y", "scale", "end"),
+    [
+        ([0.1, 0.2, 0.9, 1.0], "linear", "start"),  # the curve ends at the level
+        ([1.0, 0.9, 0.2, 0.1], "linear", "end"),
+        ([0.5, 0.6, 0.5], "linear", "end"),  # as far from both
+        ([0.1, 0.1, 5.0], "linear", "end"),
+        ([0.1, 0.1, 5.0], "log", "start"),  # a factor of 10 against one of 5
+        ([math.nan, None], "linear", "end"),
+    ],
+)
+def test_the_label_of_a_level_stands_where_curves_are_far(y, scale, end):
+    figure = line(y, format="number", scale=scale)
+    level = {"axis": "y", "value": 1.0, "label": "SLO"}
+    figure.views[ONLY]["lines"].append(level)
+    (shape,) = plots(figure, NAMES, "")[ONLY]["layout"]["shapes"]
+    assert shape["label"]["textposition"] == end
+    assert shape["label"]["xanchor"] == {"start": "left", "end": "right"}[end]
+
+
 def test_names_are_text_to_plotly():
     name = "<a href='javascript:x'>&</a>"
     plot = plots(line([1.0]), [name], "")[ONLY]
