@@ -68,6 +68,7 @@ def _argv(programs: Path, device: str, launch: Launch) -> Sequence[str]:
         argv += [
             *("--device", "cpu", "--attention-backend", "torch_native", "--disable-cuda-graph"),
             *("--grammar-backend", "none", "--skip-server-warmup", "--mem-fraction-static", "0.2"),
+            "--sleep-on-idle",  # else a core is spent on polling, which clients share with it
         ]
     return [*argv, *launch.server_args]
 

@@ -6,16 +6,19 @@ import pytest
 from typer.testing import CliRunner
 
 from slo_bench.cli.main import app
+from slo_bench.harness.servers.launch.random_model import make_model, model_fields
 from slo_bench.predictors.profiles.profile import read_profile
 
 pytestmark = pytest.mark.backends
 
 
 @pytest.mark.parametrize("backend", ["vllm", "sglang"])
-def test_a_server_is_profiled_and_simulated(backend, installed, tiny_model, tmp_path):
+def test_a_server_is_profiled_and_simulated(backend, installed, tmp_path):
     installed(backend)
+    # Answers are in proportion to the context.
+    model = make_model(tmp_path / "tiny", {**model_fields(), "max_position_embeddings": 1024})
     out = tmp_path / "server.toml"
-    words = ["profile", "run", "--backend", backend, "--model", str(tiny_model(backend))]
+    words = ["profile", "run", "--backend", backend, "--model", str(model)]
     done = CliRunner().invoke(app, [*words, "--out", str(out), "--budget", "60"])
     assert done.exit_code == 0, done.output
     profile = read_profile(out)

@@ -1,6 +1,7 @@
 """Our policies inside a real SGLang on CPU, with a tiny random model.
 
-Orders, counts and token ids; never latency. Each server takes about a minute to start.
+Orders, counts and token ids; never latency. Each server takes about a minute to start, and ends with
+the tests that need it.
 """
 
 from __future__ import annotations
@@ -65,7 +66,6 @@ def model(sglang, tmp_path_factory):
     return make_model(folder, {**model_fields(), "max_position_embeddings": LONGEST_TOKENS})
 
 
-# An idle SGLang polls and takes a whole core: a server ends with the tests that need it.
 @contextlib.contextmanager
 def started(
     sglang, model, folder, *, num_gpu_blocks=1200, server_args=(), named=None, parameters=None

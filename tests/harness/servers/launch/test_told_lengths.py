@@ -23,7 +23,7 @@ from slo_bench.predictors.lengths.config import PredictorConfig
 pytestmark = [pytest.mark.backends, pytest.mark.torch]
 HERE = Path(__file__).parent
 PATIENCE_S = 300
-REQUESTS = 120
+REQUESTS = 60
 NEEDED = "learnt predictors need the extra torch (torch, transformers, peft)"
 
 _spec = importlib.util.spec_from_file_location(
