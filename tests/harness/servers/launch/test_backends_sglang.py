@@ -1,7 +1,7 @@
 """Our policies inside a real SGLang on CPU, with a tiny random model.
 
-Orders, counts and token ids; never latency. Each server takes about a minute to start, and ends with
-the tests that need it.
+Orders, counts and token ids; never latency. Each server takes about a minute to start, and ends
+with the tests that need it.
 """
 
 from __future__ import annotations
