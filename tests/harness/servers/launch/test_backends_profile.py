@@ -16,7 +16,7 @@ pytestmark = pytest.mark.backends
 def test_a_server_is_profiled_and_simulated(backend, installed, tmp_path):
     installed(backend)
     # Answers are in proportion to the context.
-    model = make_model(tmp_path / "tiny", {**model_fields(), "max_position_embeddings": 1024})
+    model = make_model(tmp_path / "tiny", {**model_fields(), "max_position_embeddings": 512})
     out = tmp_path / "server.toml"
     words = ["profile", "run", "--backend", backend, "--model", str(model)]
     done = CliRunner().invoke(app, [*words, "--out", str(out), "--budget", "60"])
