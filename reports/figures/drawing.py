@@ -316,8 +316,8 @@ class _Drawing:
                 self._shape(of["label"], line, where, "start", side, "bottom")
 
     def _free_end(self, level: float | None) -> tuple[str, str]:
-        """The end of a horizontal line from which the curves stay farther; the right one if both
-        are as far.
+        """`textposition` and `xanchor` of the label at the end of a horizontal line from which the
+        points of the curves are farther; the right end if both are as far.
         """
         x_of, y_of = (
             math.log if axis.scale == "log" else float for axis in (self.figure.x, self.figure.y)
@@ -333,8 +333,8 @@ class _Drawing:
             return "end", "right"
         low, high = min(x for x, _ in points), max(x for x, _ in points)
         wide = _LABEL_SHARE * (high - low)
-        left = min((abs(y - y_of(level)) for x, y in points if x <= low + wide))
-        right = min((abs(y - y_of(level)) for x, y in points if x >= high - wide))
+        left = min(abs(y - y_of(level)) for x, y in points if x <= low + wide)
+        right = min(abs(y - y_of(level)) for x, y in points if x >= high - wide)
         return ("start", "left") if left > right else ("end", "right")
 
     def _late(self, value: float | None) -> bool:

@@ -194,7 +194,7 @@ def drawn(seed: int, setting: Setting) -> Case:
     draw = np.random.default_rng(seed)
     seqs = int(draw.choice([4, 16, 64]))
     tokens = int(draw.choice([64, 128, 512, 2048]))
-    rate = (1, 8, 40, 200)[seed % 4]
+    rate = (1, 8, 40, 200)[seed % 4]  # requests per second
     moments = np.cumsum(draw.exponential(1 / rate, 60))
     urgent = np.random.default_rng([1, seed]).integers(0, 2, 60)
     requests = tuple(
