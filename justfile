@@ -14,7 +14,7 @@ setup:
     python3 -m venv .venv
     pip install -e '.[test]'
 
-# quick tests, or those that are named: just test tests/policies -k edf
+# quick tests, or those that are named: just test tests/harness/policies -k fastserve
 test *arguments="-n auto":
     python -m pytest {{ arguments }}
 
