@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ...harness.experiments.config.setting import declared
 from ...tuner.capacity.asked import (
     REAL_LEAST,
     SEARCH,
@@ -97,7 +99,9 @@ def capacity(
     if jobs is not None and (where is not None or not simulated):
         raise SloBenchError("--jobs are processes of this machine that simulate; leave it out here")
     with (
-        interruptible(f"interrupted; go on with: slo-bench capacity --resume --out {folder}"),
+        interruptible(
+            f"interrupted; go on with: slo-bench capacity --resume --out {shlex.quote(str(folder))}"
+        ),
         execution.watched(folder),
         _display(folder, lines=not simulated) as (watch, ended),
         options.pool_of(where, cores() if jobs is None else jobs)
@@ -121,13 +125,22 @@ def capacity(
     if as_json:
         typer.echo(json.dumps(rows, allow_nan=False))
         return
-    narrower = (
+    print_result(capacity_tables(rows), _advice(rows, folder), result_line(folder, page))
+
+
+def _advice(rows: Sequence[Mapping[str, Any]], folder: Path) -> str | None:
+    """The command that decides or narrows the intervals, by what limited them, or None."""
+    limits = {row["limited_by"] for row in rows} - {None}
+    if not limits:
+        return None
+    if "requests" in limits:
+        return "to decide: another search with longer runs (--requests N, in another folder)"
+    settings = declared(CapacityOptions)
+    more = " ".join(f"{settings[name].option} …" for name in sorted(limits))
+    return (
         "to decide or for narrower intervals: "
-        f"slo-bench capacity --resume --out {folder} --max-requests …"
+        f"slo-bench capacity --resume --out {shlex.quote(str(folder))} {more}"
     )
-    undecided = any(row["outcome"] == "undecided" for row in rows)
-    precise = not undecided and all(row["precise"] or not row["capacity_rps"] for row in rows)
-    print_result(capacity_tables(rows), None if precise else narrower, result_line(folder, page))
 
 
 @contextlib.contextmanager

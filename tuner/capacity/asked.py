@@ -59,3 +59,8 @@ class CapacityOptions(BaseModel):
         "Folder of an earlier search of a similar configuration; its result is the starting point.",
         metavar="DIR",
     )
+
+    @property
+    def has_budget(self) -> bool:
+        """Whether a maximum of requests or of time is set."""
+        return self.max_requests is not None or self.max_time_s is not None

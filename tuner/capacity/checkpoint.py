@@ -10,7 +10,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from ...workloads.parsing import finite
 from ...workloads.whole_file import write_whole
 from .asked import CapacityOptions
 from .cells import search_of
-from .options import Budget, CapacitySearch
+from .options import Budget, CapacitySearch, SearchOptions
 from .samples import LevelRunner, LevelSample, sample_from_plain
 from .search import Foresee
 
@@ -75,6 +75,7 @@ class CapacityRecord:
                 "band_high_rps": self.bands.get(one.target, (None, None))[1],
                 "precise": one.precise,
                 "outcome": one.outcome.value,
+                "limited_by": one.limited_by,
                 "requests_spent": self.search.requests_spent,
                 "wall_s": self.search.wall_s,
                 "stopped": self.search.stopped,
@@ -102,14 +103,13 @@ class CapacityCheckpoint:
     """Runs of all searches in a folder: earlier ones are read, new ones are written; thread-safe.
 
     `cells` is the list of cells of `held`, in the order of the searches in `samples`. `neighbours`
-    and `shares_of` are the initial values of a search, which must be the same when it is resumed.
-    If `lazy`, the file is written every five seconds and at the end.
+    and `options.shares_of` remain those of the first run when a search is resumed. If `lazy`, the
+    file is written every five seconds and at the end.
     """
 
     held: RunFolder
     cells: list[str]
-    asked: CapacityOptions
-    shares_of: Budget
+    options: SearchOptions
     lazy: bool = False
     samples: dict[str, list[LevelSample]] = field(default_factory=dict)
     neighbours: dict[str, tuple[float, ...]] = field(default_factory=dict)
@@ -117,8 +117,9 @@ class CapacityCheckpoint:
     written_s: float = -math.inf
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
-    def recall(self) -> None:
-        """Read the runs of an interrupted search, if there are any.
+    def recall(self, asked: CapacityOptions) -> None:
+        """Read the runs of an interrupted search, if there are any, and its options: targets,
+        tolerance and budget are the search's where `asked` does not set them.
 
         Raises:
             SloBenchError: it had other targets or another tolerance, or a file is damaged.
@@ -129,8 +130,14 @@ class CapacityCheckpoint:
         if not path.is_file():
             return
         kept = read_searches(path)
-        check_settings(path, _settings(**kept), _settings(**vars(self.asked)))
-        self.shares_of = Budget(**kept["shares_of"])
+        if "targets" not in asked.model_fields_set:
+            self.options = replace(self.options, targets=tuple(kept["targets"]))
+        if "tolerance" not in asked.model_fields_set:
+            self.options = replace(self.options, tolerance=kept["tolerance"])
+        check_settings(path, _settings(**kept), _settings(**vars(self.options)))
+        first = Budget(**kept["shares_of"])
+        again = self.options.budget if asked.has_budget else first
+        self.options = replace(self.options, budget=again, shares_of=first)
         for search in kept["searches"]:
             self.samples[search["search"]] = [sample_from_plain(run) for run in search["runs"]]
             self.neighbours[search["search"]] = tuple(search["neighbours"])
@@ -173,9 +180,9 @@ class CapacityCheckpoint:
         self.cells.sort(key=lambda cell: place.get(search_of(cell), len(place)))
         self.held.write()
         kept = {
-            "targets": list(self.asked.targets),
-            "tolerance": self.asked.tolerance,
-            "shares_of": vars(self.shares_of),
+            "targets": list(self.options.targets),
+            "tolerance": self.options.tolerance,
+            "shares_of": vars(self.options.shares_of or self.options.budget),
             "searches": [
                 {
                     "search": name,

@@ -90,15 +90,16 @@ def search_capacity(
     """Find the capacity of every configuration of an experiment.
 
     The experiment's `rates` are the lowest and the highest to try (a single one is where the
-    search begins), `requests` the least in a run (2,000; on a real server 300), `seeds` the number
-    of consecutive runs of a level (3). The default budget of a configuration is 120,000 requests,
-    on a real server an hour.
+    search begins), `requests` the least in a run (2,000; on a real server 100), `seeds` the number
+    of consecutive runs of a level (3). The default budget of a target is 120,000 requests, more for
+    SLOs of minutes; on a real server 210 s, up to an hour for long answers.
 
     Args:
         experiment: the configurations to search.
         out: the folder, empty or new; by default a new one under `runs`.
         asked: targets, tolerance, budget.
-        resume: continue the interrupted search in `out`; the budget may differ.
+        resume: continue the interrupted search in `out`, with its targets, tolerance and budget
+            unless `asked` sets them; only the budget may differ.
         progress: called after every run.
         ended: called within a run in this process with (requests ended, clock in seconds).
         pool: processes that simulate, a `LocalPool` or `OnRay().pool()`: runs of a level and of
@@ -127,17 +128,17 @@ def search_capacity(
         memory = CapacityCheckpoint(
             held,
             cells,
-            asked,
-            options.budget,
+            options,
             lazy=experiment.backend == SIMULATED,
             samples={_stem(spec): [] for spec in planned.cells},
         )
         if resume:
-            memory.recall()
-            options = dataclasses.replace(options, shares_of=memory.shares_of)
+            memory.recall(asked)
         try:
             before = [] if asked.warm_start is None else _neighbours_in(asked.warm_start)
-            searches = _Searches(experiment, planned, options, memory, before, progress, backend)
+            searches = _Searches(
+                experiment, planned, memory.options, memory, before, progress, backend
+            )
             if pool is None:
                 searches.here(ended)
             elif len(planned.cells) == 1:

@@ -86,7 +86,7 @@ class SearchOptions:
         budget = Budget(None, REAL_BUDGET_S, REAL_BUDGET_HORIZONS)
         if simulated:
             budget = Budget(SIMULATED_BUDGET, horizons=SIMULATED_BUDGET_HORIZONS)
-        if asked.max_requests is not None or asked.max_time_s is not None:
+        if asked.has_budget:
             budget = Budget(asked.max_requests, asked.max_time_s)
         least = SIMULATED_REQUESTS if simulated else REAL_REQUESTS
         targets, tolerance = asked.targets, asked.tolerance
@@ -125,7 +125,7 @@ class SearchOptions:
         for name in ("requests", "time_s"):
             limit = getattr(self.budget, name)
             if limit is not None and limit <= 0:
-                raise SloBenchError(f"max {name} must be positive but is {limit}")
+                raise SloBenchError(f"max_{name} must be positive but is {limit}")
         if not 0 <= self.low_rps < self.high_rps:
             raise SloBenchError(
                 f"the lowest rate ({self.low_rps:g}) must be below the highest ({self.high_rps:g})"
@@ -147,7 +147,8 @@ class Capacity:
 
     `low_rps` is 0 or a rate that was run and carried; `high_rps` is infinite where no rate tried
     misses the target. Where the capacity was `FOUND`, the interval has `CONFIDENCE`. `precise`: it
-    is within the tolerance.
+    is within the tolerance. `limited_by`: the setting to raise for a decision or a narrower
+    interval.
     """
 
     target: float
@@ -159,6 +160,7 @@ class Capacity:
     slope: float = math.nan
     dispersion: float = math.nan
     runs: int = 0
+    limited_by: str | None = None
 
 
 @dataclass(frozen=True)
@@ -172,19 +174,30 @@ class CapacitySearch:
     stopped: str
 
 
-def within_budget(
+@dataclass(frozen=True)
+class SpentBudget:
+    """What ended a search: the setting that allows no further run, and what is left of it."""
+
+    setting: str
+    left: str
+
+
+def budget_spent(
     budget: Budget,
     spent: int,
     wall_s: float,
     requests: int,
     levels: Iterable[CapacityLevel],
     rate_rps: float,
-) -> str | None:
-    """None, or why a run of `requests` at `rate_rps` is more than is left."""
+) -> SpentBudget | None:
+    """The part of the budget that does not suffice for a run of `requests` at `rate_rps`, or
+    None.
+    """
     if budget.requests is not None and spent + requests > budget.requests:
-        return (
+        return SpentBudget(
+            "max_requests",
             f"the next run needs {requests:,} requests, "
-            f"{max(0, budget.requests - spent):,} of {budget.requests:,} are left"
+            f"{max(0, budget.requests - spent):,} of {budget.requests:,} are left",
         )
     runs = [run for level in levels for run in level.samples]
     if budget.time_s is None or not runs:
@@ -194,7 +207,8 @@ def within_budget(
     needs_s = nearest.wall_s / nearest.requests * requests
     if wall_s + needs_s <= budget.time_s:
         return None
-    return (
+    return SpentBudget(
+        "max_time_s",
         f"the next run needs {needs_s:.3g} s, "
-        f"{max(0.0, budget.time_s - wall_s):.3g} of {budget.time_s:g} s are left"
+        f"{max(0.0, budget.time_s - wall_s):.3g} of {budget.time_s:g} s are left",
     )

@@ -22,7 +22,8 @@ from .options import (
     CapacitySearch,
     SearchOptions,
     SearchOutcome,
-    within_budget,
+    SpentBudget,
+    budget_spent,
 )
 from .samples import LevelRunner, LevelSample, check_refused
 
@@ -62,7 +63,11 @@ Foresee = Callable[[float, Sequence[int], int], None]  # rate in req/s, seeds, r
 
 
 class _BudgetSpentError(Exception):
-    """The budget is too small for the next run; the message names the budget."""
+    """The budget is too small for the next run."""
+
+    def __init__(self, budget: SpentBudget) -> None:
+        super().__init__(budget.left)
+        self.budget = budget
 
 
 def find_capacity(
@@ -116,9 +121,9 @@ class _Search:
         self._wall_s = 0.0
         self._runs = 0
         self._horizon_s = self._stay_s = 0.0
-        self._budget_spent = False
+        self._budget_spent: SpentBudget | None = None
         self._own = dict.fromkeys(options.targets, (0, 0.0))  # spent on a target alone
-        self._exhausted: dict[float, str] = {}  # targets whose budget is spent, with the reason
+        self._exhausted: dict[float, SpentBudget] = {}  # by target
         self._confirmed = dict.fromkeys(options.targets, 0)
         self._highest_rps = options.high_rps  # no rate above is tried
         self._late_rps: float | None = None  # the lowest rate at which the client is always late
@@ -129,7 +134,7 @@ class _Search:
             self._begin(start_rps, neighbours)
             stopped = self._refine()
         except _BudgetSpentError as spent:
-            self._budget_spent = True
+            self._budget_spent = spent.budget
             stopped = str(spent)
         if not any(level.counted for level in self._levels()):
             raise SloBenchError(
@@ -150,7 +155,9 @@ class _Search:
     def _capacity(self, target: float) -> Capacity:
         found = self._crossings[target] = self._cross(target)
         passing, failing = self._decided(target)
+        limit = self._exhausted.get(target, self._budget_spent)
         if found is not None:
+            precise = self._precise(found)
             return Capacity(
                 target,
                 found.rate_rps,
@@ -159,19 +166,24 @@ class _Search:
                     found.high_rps,
                     max((rate for rate in failing if rate > found.rate_rps), default=math.inf),
                 ),
-                self._precise(found),
+                precise,
                 SearchOutcome.FOUND,
                 found.slope,
                 found.dispersion,
                 found.runs,
+                None if precise or limit is None else limit.setting,
             )
         high_rps = min(failing, default=math.inf)
         low_rps = max((rate for rate in passing if rate < high_rps), default=0.0)
         outcome = SearchOutcome.NEVER_MET if failing else SearchOutcome.NEVER_MISSED
+        limited_by = None
         if self._budget_spent or bool(passing) == bool(failing):
             outcome = SearchOutcome.UNDECIDED
+            limited_by = "requests" if limit is None else limit.setting
         capacity_rps = 0.0 if outcome is SearchOutcome.NEVER_MET else None
-        return Capacity(target, capacity_rps, low_rps, high_rps, False, outcome)
+        return Capacity(
+            target, capacity_rps, low_rps, high_rps, False, outcome, limited_by=limited_by
+        )
 
     def _decided(self, target: float) -> tuple[list[float], list[float]]:
         """Rates that pass and rates that fail; rates that are undecided are in neither."""
@@ -260,11 +272,11 @@ class _Search:
         others = [own for other, own in self._own.items() if other != target]
         spent = self._spent - sum(own for own, _ in others)
         wall_s = self._wall_s - sum(own_s for _, own_s in others)
-        refusal = within_budget(
+        limit = budget_spent(
             self._budget(rate_rps), spent, wall_s, requests, self._levels(), rate_rps
         )
-        if refusal is not None:
-            raise _BudgetSpentError(refusal)
+        if limit is not None:
+            raise _BudgetSpentError(limit)
         sample = self._runner.run(rate_rps, self._options.first_seed + self._runs, requests)
         self._runs += 1
         self._spent += sample.requests
@@ -398,7 +410,9 @@ class _Search:
         if None in self._crossings.values():
             return self._unbracketed()
         if self._exhausted:
-            return "; ".join(f"{target:g}: {why}" for target, why in self._exhausted.items())
+            return "; ".join(
+                f"{target:g}: {budget.left}" for target, budget in self._exhausted.items()
+            )
         flat = any(found.relative_half_width > options.tolerance for found in known)
         also = f", or ±{_RESOLUTION:.1%} of attainment" if flat else ""
         return f"every interval is within ±{options.tolerance:.1%}{also}"
@@ -413,7 +427,7 @@ class _Search:
             for _ in range(self._options.seeds):
                 self._run(rate_rps, requests, found.target)
         except _BudgetSpentError as spent:
-            self._exhausted[found.target] = str(spent)
+            self._exhausted[found.target] = spent.budget
 
     def _unconfirmed(self, known: Sequence[Crossing]) -> Crossing | None:
         """A crossing of which no rate close to the interval's low end was run and carried.

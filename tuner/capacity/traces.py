@@ -10,7 +10,14 @@ import math
 from collections.abc import Callable
 
 from .curve import CapacityLevel
-from .options import Capacity, CapacitySearch, SearchOptions, SearchOutcome, within_budget
+from .options import (
+    Capacity,
+    CapacitySearch,
+    SearchOptions,
+    SearchOutcome,
+    SpentBudget,
+    budget_spent,
+)
 from .samples import LevelRunner, check_refused
 from .search import SearchProgress, three_digits
 
@@ -61,13 +68,13 @@ def find_trace_capacity(
         rate = three_digits(min(max(rate, options.low_rps), options.high_rps))
         return None if rate in levels or rate == 0.0 else rate
 
-    spent_all = False
+    limit: SpentBudget | None = None
     stopped = f"every interval is within ±{options.tolerance:.1%}"
     for target in sorted(options.targets):
         while (rate := next_rate(target)) is not None:
-            refusal = within_budget(options.budget, spent, wall_s, requests, levels.values(), rate)
-            if refusal is not None:
-                stopped, spent_all = refusal, True
+            short = budget_spent(options.budget, spent, wall_s, requests, levels.values(), rate)
+            if short is not None:
+                limit, stopped = short, short.left
                 break
             sample = runner.run(rate, options.first_seed, requests)
             levels[rate] = CapacityLevel(rate, (sample,), options.most_growth)
@@ -84,13 +91,14 @@ def find_trace_capacity(
         precise = high < math.inf and (high - low) / (high + low) <= options.tolerance
         outcome = SearchOutcome.FOUND
         estimate: float | None = math.sqrt(low * high)
-        if spent_all and not precise and (low == 0.0 or high == math.inf):
+        limited_by = None if precise or limit is None else limit.setting
+        if limited_by and (low == 0.0 or high == math.inf):
             outcome, estimate = SearchOutcome.UNDECIDED, None
         elif high == math.inf:
             outcome, estimate = SearchOutcome.NEVER_MISSED, None
         elif low == 0.0:
             outcome = SearchOutcome.NEVER_MET
-        found.append(Capacity(target, estimate, low, high, precise, outcome))
+        found.append(Capacity(target, estimate, low, high, precise, outcome, limited_by=limited_by))
         if not precise and stopped.startswith("every"):
             stopped = (
                 f"rates from {min(levels):g} to {max(levels):g} req/s do not bracket {target:g}"

@@ -1,7 +1,9 @@
 import json
+from pathlib import Path
 
 import pytest
 
+from slo_bench.cli.commands.capacity import _advice
 from slo_bench.reports.pages.capacity import _levels, best_lines
 
 QUICK = ["capacity", "-s", "vllm", "--requests", "200", "--target", "0.9", "--tolerance", "0.3"]
@@ -51,12 +53,44 @@ def test_json_is_the_list_and_nothing_else(slo_bench):
 
 
 def test_resume_needs_nothing_but_the_folder(slo_bench):
-    search = ["--target", "0.9", "--tolerance", "0.3", "--max-requests", "3000", "--no-report"]
     code, first, _ = slo_bench(*QUICK, "--no-report", "--out", "o", "--json")
     assert code == 0
-    code, second, err = slo_bench("capacity", "--resume", "--out", "o", "--json", *search)
+    resume = ["capacity", "--resume", "--out", "o", "--no-report"]
+    code, second, err = slo_bench(*resume, "--json")
     assert code == 0, err
     assert json.loads(second) == json.loads(first)
+    code, _, err = slo_bench(*resume, "--target", "0.5")
+    assert code == 2
+    assert "it has 'targets = [0.9]'" in err
+
+
+def test_the_command_that_is_advised_goes_on(slo_bench):
+    rough = [*QUICK, "--tolerance", "0.01", "--no-report", "--out", "o"]
+    code, out, _ = slo_bench(*rough)
+    assert code == 0
+    advised = "slo-bench capacity --resume --out o --max-requests …"
+    assert f"narrower intervals: {advised}" in out
+    words = advised.replace("…", "5000").split()[1:]
+    code, out, err = slo_bench(*words, "--no-report", "--json")
+    assert code == 0, err
+    assert json.loads(out)[0]["requests_spent"] > 3000
+
+
+@pytest.mark.parametrize(
+    ("limits", "advice"),
+    [
+        ([None, "max_time_s"], "--resume --out 'a folder' --max-time …"),
+        (["max_requests", "max_time_s"], "--max-requests … --max-time …"),
+        (["requests", "max_time_s"], "(--requests N, in another folder)"),
+    ],
+)
+def test_advice_names_the_settings_that_limited_the_search(limits, advice):
+    text = _advice([{"limited_by": name} for name in limits], Path("a folder"))
+    assert text.endswith(advice)
+
+
+def test_no_advice_where_nothing_limited_the_search():
+    assert _advice([{"limited_by": None}], Path("o")) is None
 
 
 @pytest.mark.parametrize(
@@ -64,7 +98,7 @@ def test_resume_needs_nothing_but_the_folder(slo_bench):
     [
         (["--target", "2"], "target must lie between 0 and 1 but is 2"),
         (["--tolerance", "0"], "tolerance must lie in"),
-        (["--max-requests", "0"], "max requests must be positive but is 0"),
+        (["--max-requests", "0"], "max_requests must be positive but is 0"),
         (["--jobs", "0"], "jobs must be at least 1"),
         (["--jobs", "2", "--executor", "ray"], "--jobs are processes of this machine"),
         (["--resume"], "--resume needs the folder"),

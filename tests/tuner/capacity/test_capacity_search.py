@@ -73,6 +73,7 @@ def test_a_budget_of_requests_is_kept():
     assert "of 15,000 are left" in found.stopped
     (one,) = found.capacities
     assert not one.precise
+    assert one.limited_by == "max_requests"
     assert one.low_rps < QUEUE.capacity_rps(0.9) < one.high_rps
 
 
@@ -82,6 +83,7 @@ def test_a_budget_of_time_is_kept():
     found = find_capacity(watched, start_rps=2.0, options=options)
     assert found.wall_s == len(watched.runs) <= 8
     assert "of 8 s are left" in found.stopped
+    assert found.capacities[0].limited_by == "max_time_s"
 
 
 def test_what_a_budget_ends_can_go_on_with_another():
@@ -161,7 +163,7 @@ def test_no_valid_run_at_all_is_an_error():
         ({"tolerance": 0.0}, "tolerance must lie in"),
         ({"requests": 10}, "requests must be at least 100 but is 10"),
         ({"seeds": 0}, "seeds must be at least 1 but is 0"),
-        ({"budget": Budget(requests=0)}, "max requests must be positive but is 0"),
+        ({"budget": Budget(requests=0)}, "max_requests must be positive but is 0"),
         ({"low_rps": 3.0, "high_rps": 2.0}, "the lowest rate"),
     ],
 )

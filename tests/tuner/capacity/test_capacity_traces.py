@@ -49,6 +49,7 @@ def test_a_budget_is_kept():
     found = search(Falling(100.0), targets=(0.9,), budget=Budget(requests=1800))
     assert found.requests_spent == 1500
     assert "300 of 1,800 are left" in found.stopped
+    assert found.capacities[0].limited_by == "max_requests"
 
 
 def test_what_never_fails_has_no_capacity():
