@@ -70,12 +70,23 @@ PAGES = Path(__file__).parents[3] / "docs" / "papers"
 
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_a_page_of_a_paper_lists_the_counters(name):
-    rows = [row for page in PAGES.glob("*.md") for row in page.read_text("utf-8").splitlines()]
-    chosen = SYSTEMS[name]
-    for part in (one for one in (chosen.policy, chosen.cluster, chosen.sharing) if one is not None):
+    rows = [
+        (page.name, row)
+        for page in sorted(PAGES.glob("*.md"))
+        for row in page.read_text("utf-8").splitlines()
+    ]
+    system = SYSTEMS[name]
+    for part in filter(None, (system.policy, system.cluster, system.sharing)):
         for counter, what in part.mechanisms().items():
-            listed = [row for row in rows if row.startswith(f"| `count_{counter}` | {what} |")]
-            assert any(f"`{name}`" in row for row in listed), counter
+            start = f"| `count_{counter}` | {what} |"
+            listed = [(page, row) for page, row in rows if row.startswith(start)]
+            pages = (
+                " or ".join(dict.fromkeys(page for page, _ in listed)) or "the page of its paper"
+            )
+            assert any(f"`{name}`" in row for _, row in listed), (
+                f"the table 'What is counted' of docs/papers/ lacks {name}: add `{name}` to the row "
+                f"{start!r} of {pages}"
+            )
 
 
 ONE = {"slo": "ttft=1,tpot=0.15,e2e=30"}
