@@ -11,6 +11,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from ...harness.experiments.config.schema import ExperimentSchema
+from ...harness.experiments.config.setting import SIMULATOR, declared
 from ...tuner.search.settings import TuneSettings
 from ...workloads.errors import SloBenchError
 from ..options import declared as options
@@ -43,17 +45,14 @@ SERVER_EXAMPLES = (
 )
 _SYSTEM = "system"  # the command for a system or a file
 _NOT_OF_A_SERVER = (
-    *("backend", "model", "models", "gpu", "gpus", "device_map", "failures", "embedder"),
-    *("embed_instances", "profile", "weight_dtype", "kv_dtype", "memory_share", "host_memory_gib"),
     *(
-        "host_s",
-        "prefill_overhead_s",
-        "host_link",
-        "overlong_requests",
-        "objective",
-        "client.base_urls",
-        "server.workers",
+        path
+        for path, setting in declared(ExperimentSchema).items()
+        if setting.backends == SIMULATOR
     ),
+    *("backend", "model", "gpu", "gpus", "device_map", "embedder", "embed_instances", "profile"),
+    *("weight_dtype", "kv_dtype", "memory_share", "host_memory_gib", "host_s"),
+    *("overlong_requests", "objective", "client.base_urls", "server.workers"),
     *("server.moving", "server.clock", "server.kv_store"),
 )
 

@@ -34,6 +34,7 @@ from .setting import (
     RUN,
     SERVES,
     SERVES_MORE,
+    SIMULATOR,
     Axis,
     Count,
     CountFrom0,
@@ -165,6 +166,7 @@ class ExperimentSchema(BaseModel):
         "Models of the requests, as in fleet(llama-3.1-8b*4, qwen2.5-3b*4); for systems that "
         "serve several models on --gpus GPUs.",
         metavar="fleet(…)|zipf(…)|assign(…)",
+        backends=SIMULATOR,
     )
     adapters: Axis[str | None] = setting(
         ARRIVES_MORE,
@@ -245,9 +247,10 @@ class ExperimentSchema(BaseModel):
     expert_skew: Axis[NotNegative] = setting(
         SERVES_MORE,
         "Imbalance of experts: tokens choose expert i with probability proportional to i^-SKEW "
-        "(0: balanced). Simulated backend only.",
+        "(0: balanced).",
         (0.0,),
         metavar="SKEW",
+        backends=SIMULATOR,
     )
     speculation: Axis[str | None] = setting(
         SERVES_MORE,
@@ -294,9 +297,10 @@ class ExperimentSchema(BaseModel):
     failures: Axis[str | None] = setting(
         SERVES,
         "Instance failures: 2@30s..60s (instance 2 is down from 30 s to 60 s), or 0@90s (for "
-        "good). Simulated backend only.",
+        "good).",
         metavar="N@S..S,…",
         role="workload",
+        backends=SIMULATOR,
     )
     weight_dtype: Axis[str] = setting(
         SERVES_MORE,
@@ -332,11 +336,11 @@ class ExperimentSchema(BaseModel):
     )
     kv_disk_gib: Axis[NotNegative] = setting(
         SERVES_MORE,
-        "Disk of an instance that keeps KV of prefixes below --kv-offload-gib. Simulated backend "
-        "only. 0: none.",
+        "Disk of an instance that keeps KV of prefixes below --kv-offload-gib. 0: none.",
         (0.0,),
         unit="GiB",
         tunable=True,
+        backends=SIMULATOR,
     )
     num_gpu_blocks: Axis[Count | None] = setting(
         SERVES_MORE,
@@ -354,16 +358,17 @@ class ExperimentSchema(BaseModel):
     )
     prefill_overhead_s: Axis[NotNegative] = setting(
         SERVES_MORE,
-        "Time added to every iteration that computes a prompt, an assumption. Simulated backend "
-        "only.",
+        "Time added to every iteration that computes a prompt, an assumption.",
         (0.0,),
         unit="s",
+        backends=SIMULATOR,
     )
     host_link: Axis[str | None] = setting(
         SERVES_MORE,
         "Link between GPU and host memory: a name of `slo-bench list links`, or 12gb/s@10us. "
-        "Simulated backend only. Default: the GPU's.",
+        "Default: the GPU's.",
         metavar="LINK",
+        backends=SIMULATOR,
     )
     profile: Axis[str | None] = setting(
         SERVES,

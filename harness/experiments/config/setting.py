@@ -87,8 +87,9 @@ class Setting:
     describes: bool = False
 
 
+SIMULATOR = ("simulated",)
 STARTED = ("vllm", "sglang", "torch")
-NOT_ATTACHED = ("simulated", *STARTED)
+NOT_ATTACHED = (*SIMULATOR, *STARTED)
 _BACKENDS = {
     CLIENT: ("openai", *STARTED),
     SERVERS: STARTED,
@@ -176,14 +177,13 @@ class Declared:
 
     @property
     def help(self) -> str:
-        """Help text with the default."""
+        """Help text with the default, and the backend where it is the simulator alone."""
         values = self.default if isinstance(self.default, tuple) else (self.default,)
-        if "Default:" in self.setting.help or self.kind in (bool, dict):
-            return self.setting.help
+        text = self.setting.help + " Simulated backend only." * (self.backends == SIMULATOR)
+        if "Default:" in text or self.kind in (bool, dict):
+            return text
         texts = [f"{v:g}" if isinstance(v, float) else str(v) for v in values if v is not None]
-        return (
-            f"{self.setting.help} Default: {','.join(texts)}." if any(texts) else self.setting.help
-        )
+        return f"{text} Default: {','.join(texts)}." if any(texts) else text
 
 
 @cache

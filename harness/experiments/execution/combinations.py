@@ -107,14 +107,6 @@ def group_of(asked: ExperimentSchema) -> Group:
         router_by_name(router)
     for failures in filter(None, axes["failures"]):
         parse_failures(failures)
-        if asked.backend != SIMULATED:
-            raise SloBenchError("failures are simulated: real servers are stopped by hand")
-    assumed = ("prefill_overhead_s", "host_link", "expert_skew", "kv_disk_gib")
-    if asked.backend != SIMULATED and any(any(axes[name]) for name in assumed):
-        raise SloBenchError(
-            f"{', '.join(assumed)} are assumptions of the simulator; a server on "
-            f"{asked.backend} has its own: leave them out"
-        )
     systems = list(_attached_of(asked) if asked.backend == "openai" else _systems_of(asked))
     simulated = asked.backend == SIMULATED
     least = max((s.system.least_instances for s in systems if s.system and simulated), default=1)
@@ -228,10 +220,6 @@ def _several(values: Mapping[str, Any], asked: ExperimentSchema) -> Combination:
                 f"{name} is for one model; several share all GPUs (gpus), each on the fewest that "
                 "it fits on"
             )
-    if asked.backend != SIMULATED:
-        raise SloBenchError(
-            f"several models on shared GPUs are simulated, not run on {asked.backend}"
-        )
     if asked.rates is None and asked.replay_speeds is None:
         raise SloBenchError(
             "what several models carry is not estimated beforehand; give rates (--rates 1,2,4)"

@@ -70,7 +70,8 @@ def plan(asked: ExperimentSchema) -> ExperimentPlan:
 
 
 def _plan(asked: ExperimentSchema) -> ExperimentPlan:
-    asked.check_effects(tables=False)
+    for variant in asked.each_variant().values():
+        variant.check_effects(tables=False)
     estimate(asked).check()
     asked = asked.model_copy(update={"speculation": _speculations(asked)})
     asked = asked.model_copy(update={"variants": _settled_variants(asked)})

@@ -84,7 +84,7 @@ def test_a_page_of_a_paper_lists_the_counters(name):
                 " or ".join(dict.fromkeys(page for page, _ in listed)) or "the page of its paper"
             )
             assert any(f"`{name}`" in row for _, row in listed), (
-                f"the table 'What is counted' of docs/papers/ lacks {name}: add `{name}` to the row "
+                f"'What is counted' in docs/papers/ lacks {name}: add `{name}` to the row "
                 f"{start!r} of {pages}"
             )
 

@@ -1,7 +1,7 @@
 import pytest
 
 from slo_bench import Experiment
-from slo_bench.harness.experiments.config.setting import number_list
+from slo_bench.harness.experiments.config.setting import SIMULATOR, declared, number_list
 from slo_bench.harness.experiments.execution.load import DEFAULT_REQUESTS, two_digits
 from slo_bench.harness.experiments.execution.specs import CellSpec, placed
 from slo_bench.workloads.errors import SloBenchError
@@ -199,7 +199,37 @@ def test_assumptions_about_the_machine():
     step_s, slower_s = usual.step_time.model.step_s, slow.step_time.model.step_s
     assert slower_s(4, 400, ((0, 100),)) - step_s(4, 400, ((0, 100),)) == pytest.approx(0.02)
     assert slower_s(4, 400, ()) == step_s(4, 400, ())
-    with pytest.raises(SloBenchError, match="assumptions of the simulator"):
-        Experiment(systems="vllm", backend="vllm", rates=1, host_link="pcie3-x16").plan()
     with pytest.raises(SloBenchError, match="did you mean pcie3"):
         Experiment(systems="vllm", rates=1, host_link="pcie3").plan()
+
+
+SIMULATED_ONLY = {
+    "models": "fleet(llama-3.1-8b*2)",
+    "expert_skew": 1.0,
+    "failures": "0@1",
+    "kv_disk_gib": 1.0,
+    "prefill_overhead_s": 0.02,
+    "host_link": "pcie3-x16",
+}
+
+
+def test_settings_of_the_simulator_alone_say_so_in_their_help():
+    settings = declared(Experiment)
+    only = {name for name, setting in settings.items() if setting.backends == SIMULATOR}
+    assert only == set(SIMULATED_ONLY)
+    assert all("Simulated backend only." in settings[name].help for name in only)
+
+
+@pytest.mark.parametrize("name", SIMULATED_ONLY)
+@pytest.mark.parametrize("backend", ["openai", "vllm"])
+def test_settings_of_the_simulator_alone_are_refused_elsewhere(name, backend):
+    problem = rf"{name} .*has no effect with backend {backend}, only with simulated"
+    setting = {name: SIMULATED_ONLY[name]}
+    with pytest.raises(SloBenchError, match=problem):
+        Experiment(systems="vllm", backend=backend, rates=1, **setting).plan()
+
+
+def test_a_variant_cannot_set_what_has_no_effect():
+    variants = {"plain": {}, "slower": {"host_link": "pcie3-x16"}}
+    with pytest.raises(SloBenchError, match=r"host_link .*no effect with backend vllm"):
+        Experiment(systems="vllm", backend="vllm", rates=1, variants=variants).plan()

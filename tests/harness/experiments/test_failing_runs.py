@@ -78,7 +78,6 @@ def test_a_cell_that_is_run_again_and_watched_fails_as_it_did(tmp_path):
         ({"failures": ("4@1",)}, "there is no instance 4; 4 instances have the numbers 0 to 3"),
         ({"failures": ("x",)}, "is not like"),
         ({"systems": ("fifo",), "parameters": {}, "failures": ("0@1",)}, "static batches.*leave"),
-        ({"backend": "openai", "failures": ("0@1",)}, "failures are simulated"),
     ],
 )
 def test_what_cannot_fail(settings, problem):
