@@ -18,10 +18,11 @@ setup:
 test *arguments="-n auto":
     python -m pytest {{ arguments }}
 
-# rules and layout of the code
+# rules and layout of the code, names in docstrings
 lint:
     ruff check
     ruff format --check
+    scripts/docstring_names.py
 
 # put the code into its layout and mend what can be mended
 format:

@@ -52,7 +52,7 @@ class WorkloadSource(ABC):
 
     @property
     def has_arrivals(self) -> bool:
-        """Whether the source keeps arrivals of its own; `replay_speed` may then be given."""
+        """Whether the source keeps arrivals of its own, which `make` can speed up."""
         return self.arrivals is None
 
     @property

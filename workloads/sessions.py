@@ -418,7 +418,7 @@ class _Drawing:
 
 
 def parse_agents(text: str) -> Agents:
-    """Read `agents` or `agents(steps=geometric(8), spawn=0.3, subagents=uniform(2,4),
+    """Read "agents" or `agents(steps=geometric(8), spawn=0.3, subagents=uniform(2,4),
     tool_s=lognormal(median=2, sigma=1), think_tokens=fixed(200))`.
 
     Raises:

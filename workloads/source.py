@@ -300,7 +300,7 @@ def parse_mix(text: str, arrivals: str, models: Models | None) -> MixedSource:
     `source:share`, which makes the source's name the class.
 
     `collocated(1:9)` is short for one part of generation to nine of embedding requests: classes
-    `chat` (high priority) and `batch`, half of the generation each, and `embed`. `prompt`, `output`
+    chat (high priority) and batch, half of the generation each, and embed. `prompt`, `output`
     (of the generation), `texts` and `tokens` (of each text) may be set:
     `collocated(7:3, output=uniform(1000,2000))`.
 

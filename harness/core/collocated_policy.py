@@ -93,7 +93,7 @@ class Collocated(Policy):
         """Called once for each instance, before the first request. It reads the parameters alone.
 
         Returns:
-            A `Beside` or a subclass of it; the engine sets its `embedder`.
+            A `Beside` or a subclass of it; the engine sets `Beside.embedder`.
 
         Example::
 

@@ -150,12 +150,12 @@ class Links(Protocol):
     """Says when a transfer ends; books what it occupies."""
 
     def ends_s(self, source: Instance, target: Instance, kv_tokens: int, now_s: float) -> float:
-        """Time at which the KV of `tokens` tokens is at `target` if it leaves `source` now."""
+        """Time at which `kv_tokens` tokens of KV are at `target` if they leave `source` now."""
 
 
 class NoDelay:
     """Links without delay: KV arrives at once."""
 
     def ends_s(self, source: Instance, target: Instance, kv_tokens: int, now_s: float) -> float:
-        """Time at which the KV of `tokens` tokens is at `target` if it leaves `source` now."""
+        """Time at which `kv_tokens` tokens of KV are at `target` if they leave `source` now."""
         return now_s

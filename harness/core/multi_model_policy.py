@@ -185,7 +185,7 @@ class MultiModelCluster(Protocol):
 
     @property
     def requests(self) -> Backlog | None:
-        """The object that the policy's `backlog` returned."""
+        """The object that `SharingPolicy.backlog` returned."""
 
     def model_of(self, r: RequestState) -> int:
         """Index of the model that `r` asks for."""

@@ -15,7 +15,7 @@ PAGE_BYTES = 2 << 20
 
 
 def pages_of(size_bytes: float) -> int:
-    """Number of pages that hold `size` bytes."""
+    """Number of pages that hold `size_bytes`."""
     return -(-int(size_bytes) // PAGE_BYTES)
 
 

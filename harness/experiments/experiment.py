@@ -101,7 +101,7 @@ class Experiment(ExperimentSchema):
         """Run every cell and keep everything in a folder.
 
         Args:
-            out: the folder, empty or new; by default a new one under `runs`.
+            out: the folder, empty or new; by default a new one under `runs/`.
             jobs: processes; by default one per processor core, or fewer where so many would
                 take longer to start than to simulate. With one, cells run in this one. Cells on
                 real servers never run side by side.

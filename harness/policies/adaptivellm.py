@@ -151,7 +151,7 @@ class AdaptiveLlm(VllmV0):
         return sum(ways_s), self._step_s(view, *beside, again) - self._step_s(view, *beside)
 
     def _step_s(self, view: View, seqs: int, kv_tokens: int, prefill: int = 0) -> float:
-        """Seconds of a step with `decodes` decodes and `prefill` prompt tokens."""
+        """Seconds of a step with `seqs` decodes of `kv_tokens` in all and `prefill` new tokens."""
         if self.cost_grid:
             return read_cost_grid(self.cost_grid).step_seconds(prefill, seqs, kv_tokens)
         return view.predict.step_s(seqs, kv_tokens, ((0, prefill),) if prefill else ())

@@ -132,7 +132,7 @@ class RequestFold:
         self._turnaround += float((records.e2e_s[served] / processing_s[served]).sum())
 
     def _waits_by_role(self, result: Result) -> dict[str, float]:
-        """See the function of this name in `metrics`."""
+        """Mean wait (s) by role, as columns; as the function of this name in metrics.py."""
         waits: dict[str, float] = {}
         roles = [one.role for one in result.instances[: len(self._waits)]]
         for role in dict.fromkeys(one.role for one in result.instances if one.role):

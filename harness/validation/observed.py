@@ -179,7 +179,7 @@ class ObservedServer:
         return int(max(full)) if full and max(full) >= self.peak("running") else None
 
     def lengths(self, name: str) -> Quantiles:
-        """Prompt (`prompt`) or answer (`output`) lengths of requests that ended.
+        """Lengths of requests that ended: of prompts (`name` "prompt") or answers ("output").
 
         Between the bounds of a histogram they are spread evenly by their logarithm, then scaled to
         the mean, which is exact. Without a histogram all have the mean.

@@ -40,7 +40,8 @@ def measure_server(
     """Serve requests of mixed lengths at three rates, and fit a profile to the server's step log.
 
     Args:
-        asked: options of the profile; `most_sequences` is ignored, `budget_s` limits the requests.
+        asked: options of the profile; the most sequences are ignored, the budget in seconds limits
+            the requests.
         backend: `vllm`, `sglang`, or one of several versions: `vllm==0.32.0`.
         folder: the run folder, new or empty; it keeps the logs.
         tell: called with (levels done, levels in total).

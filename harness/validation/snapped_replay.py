@@ -56,7 +56,7 @@ class Snapped:
 
 
 def snapped_replay(log: RealLog, replayed: Replay, most: float = INF) -> Snapped:
-    """Replay `log` with the system, placement and step times that `validate` simulates it with.
+    """Replay `log` with the system, placement and step times that simulate it.
 
     It ends with more than `most` disagreements, unfinished.
     """

@@ -176,7 +176,7 @@ def find_base(given: str | None, folder: Path, config: PredictorConfig) -> str:
 
 
 def packaged(name: str) -> Path | None:
-    """Folder of the default base model in the package of the extra `encoder`, if `name` is it.
+    """Folder of the default base model in the package of the extra "encoder", if `name` is it.
 
     The package is found, not imported: only its weights, tokenizer and config are read.
     """

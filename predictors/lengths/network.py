@@ -194,7 +194,7 @@ class LoadedBase:
 def load_base(
     name: str, *, device: str = "cpu", bf16: bool = False, learns: bool = False, fetch: bool = False
 ) -> LoadedBase:
-    """A local folder, the package of the extra `encoder`, or a name on the hub.
+    """A base model: of a local folder, the package of the extra "encoder", or the hub.
 
     `learns`: it will be trained, so its attention is the one with the quicker backward pass.
     `fetch`: the user named it, so that a model of the hub that is not cached is fetched; the hub is

@@ -105,7 +105,7 @@ def observations(profile: Profile) -> Observations:
 
 
 def observed(table: ProfileTable) -> Observations:
-    """The rows of a `steps` table."""
+    """The rows of a table of steps, as arrays."""
     return Observations(
         table["chunks"],
         table["prefill_chunk"],

@@ -83,8 +83,8 @@ def with_series(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def combine(runs: Sequence[RunResults]) -> pd.DataFrame:
-    """The cells of all runs, with `run` (name), `folder` (its place in `runs`), `facet`, `series`
-    and `level_rps`.
+    """The cells of all runs, with the columns run (its name), folder (its place in `runs`), facet,
+    series and level_rps.
     """
     axes = list(dict.fromkeys(axis for run in runs for axis in run.axes))
     frames = [run.cells.assign(**_slo(run), run=run.name, folder=at) for at, run in enumerate(runs)]

@@ -73,7 +73,7 @@ class Explanation:
 
 
 def chosen_request(cell: CellTrace | MeasuredCell, text: str) -> int:
-    """A request by its number (`id` in the records), or the slowest that finished.
+    """Number of a request: `text`, or of the slowest that finished.
 
     Raises:
         SloBenchError: there is no such request.

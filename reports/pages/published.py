@@ -261,7 +261,7 @@ def _choose(pins: Pins, cells: pd.DataFrame, settings: Mapping[str, Any], knee: 
 
 
 def _setting(settings: Mapping[str, Any], key: str) -> object:
-    """A setting (`host_s`, `client.api`) or parameter (`vllm.max_num_seqs`); "" if not set."""
+    """Value of a setting (such as `client.api`) or parameter (`vllm.max_num_seqs`), or ""."""
     for value in (settings, settings.get("parameters", {})):
         for part in key.split("."):
             value = value.get(part, "") if isinstance(value, Mapping) else ""

@@ -31,5 +31,10 @@ def count_code() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
+def docstring_names() -> ModuleType:
+    return _load("docstring_names")
+
+
+@pytest.fixture(scope="session")
 def paper_tables() -> ModuleType:
     return _load("paper_tables")

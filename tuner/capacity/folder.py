@@ -89,14 +89,15 @@ def search_capacity(
 ) -> CapacityResult:
     """Find the capacity of every configuration of an experiment.
 
-    The experiment's `rates` are the lowest and the highest to try (a single one is where the
-    search begins), `requests` the least in a run (2,000; on a real server 100), `seeds` the number
-    of consecutive runs of a level (3). The default budget of a target is 120,000 requests, more for
-    SLOs of minutes; on a real server 210 s, up to an hour for long answers.
+    `experiment.rates` are the lowest and the highest to try (a single one is where the search
+    begins), `experiment.requests` the least in a run (2,000; on a real server 100),
+    `experiment.seeds` the number of consecutive runs of a level (3). The default budget of a target
+    is 120,000 requests, more for SLOs of minutes; on a real server 210 s, up to an hour for long
+    answers.
 
     Args:
         experiment: the configurations to search.
-        out: the folder, empty or new; by default a new one under `runs`.
+        out: the folder, empty or new; by default a new one under `runs/`.
         asked: targets, tolerance, budget.
         resume: continue the interrupted search in `out`, with its targets, tolerance and budget
             unless `asked` sets them; only the budget may differ.

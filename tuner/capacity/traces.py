@@ -39,7 +39,7 @@ def find_trace_capacity(
     Args:
         runner: replays the trace at a mean rate.
         start_rps: where to begin.
-        options: targets, tolerance, budget; its `requests` and `seeds` are not used.
+        options: targets, tolerance, budget; requests and seeds are not used.
         requests: in the trace, or as many of its first ones as are replayed.
         watch: called after every run.
     """

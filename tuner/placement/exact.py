@@ -277,8 +277,8 @@ class _Program:
                 self._enter(set(loop), group)
 
     def solved(self, limit_s: float, enough: float = 0.0) -> OptimizeResult:
-        """Solve to within the share `enough`; `x` is None where there is no solution, or none was
-        found in time.
+        """Solve to within the share `enough`; `OptimizeResult.x` is None where there is no
+        solution, or none was found in time.
         """
         whole = np.ones(self._size)
         whole[self._at["layers"]] = 0

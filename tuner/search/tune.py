@@ -76,7 +76,7 @@ def tune(
     Args:
         experiment: one system under one load.
         settings: objectives, search space, sampler and budget.
-        out: the folder, empty or new; by default a new one under `runs`.
+        out: the folder, empty or new; by default a new one under `runs/`.
         storage: an Optuna storage by URL; by default a journal file in the folder. The folder
             records it and the name, for `resume`.
         study_name: the name in the storage; by default that of the folder.

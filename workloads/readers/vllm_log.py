@@ -79,7 +79,7 @@ def logged_requests(
         notes: gets what was left out.
 
     Returns:
-        Rows with `prompt` or `messages`, `output` or `output_tokens`; none if no line is vLLM's.
+        Rows with "prompt" or "messages", "output" or "output_tokens"; none if no line is vLLM's.
 
     Raises:
         FileFormatError: no request has both a prompt and an answer.

@@ -227,7 +227,7 @@ class SharedGpuCluster:
     # ---------------------------------------------------------------- running
 
     def run(self, requests: int) -> None:
-        """Serve until `total` requests have ended, or no event is left."""
+        """Serve until that many requests have ended, or no event is left."""
         policy, arrivals, recorder = self._policy, self._arrivals, self._recorder
         policy.begin(self)
         review_s = policy.control_interval_s

@@ -202,7 +202,7 @@ class SharedGpus:
         self._backlog = backlog
 
     def advance(self, to_s: float) -> None:
-        """Serve until `until_s`."""
+        """Serve until `to_s`."""
         backlog, gpus = self._backlog, self.gpus
         while self.now_s < to_s:
             waits = backlog is not None and backlog.waits(gpus)

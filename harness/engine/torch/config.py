@@ -23,7 +23,7 @@ class Rope:
 
     @property
     def kind(self) -> str:
-        """Type of the scaling: `default`, `linear` or `llama3`."""
+        """Type of the scaling: "default", "linear" or "llama3"."""
         found: str = self.scaling.get("rope_type") or self.scaling.get("type") or "default"
         return found
 

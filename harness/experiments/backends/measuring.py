@@ -77,7 +77,7 @@ class Backend(Protocol):
 
     @property
     def name(self) -> str:
-        """The name in `--backend` and in the column `backend`."""
+        """The name for `--backend`, and in that column of cells.csv."""
         ...
 
     def check(self, spec: CellSpec) -> None:

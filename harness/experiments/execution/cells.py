@@ -378,8 +378,8 @@ def kept_cell(
 ) -> Row:
     """Compute a cell's metrics, write its details into `folder` and return its row.
 
-    `columns` are added to the per-request table; `step_time` is the origin of step times: `fitted`,
-    `unfitted` or `measured`.
+    `columns` are added to the per-request table; `step_time` is the origin of step times: "fitted",
+    "unfitted" or "measured".
     """
     asked, workload = workload, _served(workload, result)
     judged = judge(workload, result.records)

@@ -143,7 +143,7 @@ def place(
 def swapped(
     assignment: Assignment, demands: Sequence[Demand], *, swaps: int, node_gpus: int = 8
 ) -> Assignment:
-    """`found` after at most `steps` steps of local search, which the paper does not have.
+    """The assignment after at most `swaps` steps of local search, which the paper does not have.
 
     A step takes a model off the GPU under most pressure: it goes where Algorithm 1 would place it
     now, or changes places with a model of as many parts. The step that lowers the pressures most is

@@ -49,7 +49,7 @@ def in_time(jobs: Sequence[PrefillJob], start_s: float, s_per_token: float) -> l
 
 
 def slack_s(selected: Iterable[PrefillJob], start_s: float, s_per_token: float) -> float:
-    """By how much the start may slip with all of `kept` still in time."""
+    """Seconds by which the start may slip with all of `selected` still in time."""
     least_s, tokens = math.inf, 0
     for due_s, _, job_tokens, _ in selected:
         tokens += job_tokens

@@ -49,7 +49,7 @@ class ControlledServing(CheckedServers):
         health_path: str = "/health",
         say: Say = lambda line: None,
     ) -> None:
-        """`roles`: of each server, as the policy's `layout` names them, in its order."""
+        """`roles`: of each server, as `ClusterPolicy.layout` names them, in its order."""
         super().__init__(endpoints, role=role, health_path=health_path, say=say)
         self._cluster = RealCluster(policy, roles, time.monotonic)
         self._dispatched = [0] * len(endpoints)

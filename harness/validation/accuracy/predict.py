@@ -55,7 +55,7 @@ def predict(
 ) -> Prediction:
     """Simulate a case, without the kernel tables of the GPUs `without`, or with step times `known`.
 
-    `analytic`: with the step times that `run` takes by default, a fit or an estimate.
+    `analytic`: with the step times that `slo-bench run` takes by default, a fit or an estimate.
 
     Raises:
         SloBenchError: the engine is unknown, the model does not fit, or a request is too long.

@@ -57,7 +57,7 @@ class Decider:
             scheduler.chunked_prefill_size = min(scheduler.chunked_prefill_size, budget)
 
     def room(self, allocatable: int, running: int) -> int:
-        """Number of requests that may enter: SGLang's own room, within the policy's `max_seqs`."""
+        """Number of requests that may enter: SGLang's own room, within the policy's limit."""
         return min(allocatable, self._max_seqs - running)
 
     # ---------------------------------------------------------------- coming and going
