@@ -46,7 +46,7 @@ def short_help(shown: Sequence[str]) -> type[TyperCommand]:
 
 
 def help_all_option() -> Any:
-    """The option `--help-all`."""
+    """The option `--help-all`, which prints the help with every option and exits."""
     option = added_flag("--help-all", "Show every option and exit.", _write_all)
     option.is_eager = True
     return option

@@ -69,7 +69,7 @@ def _print(findings: list[Finding]) -> None:
 
 
 def examine() -> Iterator[Finding]:
-    """Run every check."""
+    """Yield the findings of every check, in the order in which they are printed."""
     yield _python()
     yield _version()
     yield _core()

@@ -67,7 +67,7 @@ def added_flag(name: str, text: str, then: Callable[[Any, Any, bool], None]) -> 
 
 
 def argument(metavar: str, text: str, *, complete: Callable[..., list[str]] | None = None) -> Any:
-    """A positional argument."""
+    """A positional argument of a command, shown in the help as `metavar` with `text`."""
     return typer.Argument(metavar=metavar, help=text, autocompletion=complete)
 
 
