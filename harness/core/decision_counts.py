@@ -43,5 +43,5 @@ class DecisionCounts:
             self.other_victim += victim < max(others)
 
     def totals(self) -> dict[str, int]:
-        """Counts by column."""
+        """Number of decisions by column of cells.csv."""
         return {name: getattr(self, name.removeprefix("decisions_")) for name in DECISIONS}

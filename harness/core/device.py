@@ -78,7 +78,7 @@ class Away:
     def step(
         self, decode_seqs: int, decode_kv_tokens: int, chunks: Sequence[tuple[int, int]]
     ) -> None:
-        """Book one step."""
+        """Add the seconds of one step on this device to what it owes."""
         self._device.owed_s += self._step_time.abroad_s(decode_seqs, decode_kv_tokens, chunks)
 
     def span(self, decode_seqs: int, decode_kv_tokens: int, steps: int) -> None:

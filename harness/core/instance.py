@@ -44,7 +44,7 @@ class Instance(Protocol):
     def role(self) -> str: ...
     @property
     def up(self) -> bool:
-        """Whether it accepts requests."""
+        """Whether the instance accepts requests."""
 
     @property
     def name(self) -> str:

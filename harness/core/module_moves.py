@@ -28,7 +28,7 @@ class ModuleMove:
     cost_s: float  # transfer and synchronisation
 
 
-# What could move of a kind from one device to another, at these loads; None where nothing can.
+# The move of modules of a kind from a source to a target device at these loads, or None.
 Offers = Callable[[Module, int, int, Mapping[int, float]], ModuleMove | None]
 
 

@@ -103,7 +103,7 @@ class SwitchNetwork:
         return link
 
     def into(self, instance: int) -> Link:
-        """Link towards an instance."""
+        """The link from the switch to an instance."""
         link = self._into.get(instance)
         if link is None:
             link = self._into[instance] = Link(self._free_of_charge)

@@ -80,7 +80,7 @@ class Records:
 
     @property
     def tpot_s(self) -> Floats:
-        """See `time_per_output_token_s`."""
+        """Mean time per output token of each request, in seconds (`time_per_output_token_s`)."""
         return time_per_output_token_s(self.first_token_s, self.finish_s, self.output_tokens)
 
 

@@ -246,7 +246,7 @@ class RoutedServers:
 
     @property
     def up(self) -> list[int]:
-        """Servers that are up."""
+        """Indices of the servers that are up."""
         return [server.index for server in self._up]
 
     def choose(self, r: RequestState) -> int:

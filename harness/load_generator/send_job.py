@@ -288,7 +288,7 @@ def ready_processes(folder: Path, shares: Sequence[int]) -> Iterator[SendShares]
 
 
 def start_sender(folder: Path, share: int) -> ChildProcess:
-    """Start one sending process."""
+    """Start the process that sends share number `share` of the requests, and return it."""
     return ChildProcess(__name__, str(folder), str(share))
 
 

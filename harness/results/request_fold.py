@@ -83,7 +83,7 @@ class RequestFold:
         return self._sums["truncated"]
 
     def add(self, block: EndedBlock) -> None:
-        """Add the next requests."""
+        """Add the requests of a block to all sums."""
         workload, records, sums = block.served, block.records, self._sums
         judged = judge(workload, records)
         if self._batches is not None:

@@ -53,7 +53,7 @@ class Window:
 
     @property
     def span_s(self) -> float:
-        """Its length."""
+        """Length of the window in seconds."""
         return self.after.time_s - self.before.time_s
 
     def grown(self, name: str) -> float:
@@ -94,12 +94,12 @@ class ObservedServer:
 
     @property
     def last(self) -> MetricsSnapshot:
-        """The last reading."""
+        """The last snapshot of the server's metrics."""
         return self.windows[-1].after
 
     @property
     def span_s(self) -> float:
-        """Time that was seen."""
+        """Length of all windows together, in seconds."""
         return sum(window.span_s for window in self.windows)
 
     def total(self, name: str) -> float:
@@ -108,12 +108,12 @@ class ObservedServer:
 
     @cached_property
     def requests(self) -> float:
-        """Requests that arrived."""
+        """Number of requests that arrived in all windows."""
         return sum(window.arrivals for window in self.windows)
 
     @property
     def arrival_rps(self) -> float:
-        """Mean arrival rate."""
+        """Mean arrival rate in requests per second."""
         return self.requests / self.span_s
 
     def mean_s(self, name: str) -> float:
@@ -332,7 +332,7 @@ def _less(of: Quantiles, tokens: int) -> Quantiles:
 
 
 def _spec(of: Quantiles) -> str:
-    """As `parse_lengths` reads it."""
+    """The distribution as text `quantiles(…)`, a source of lengths for a workload."""
     knots = {f"{p:.6g}": f"{t:.6g}" for p, t in zip(of.probabilities, of.tokens, strict=True)}
     return f"quantiles({', '.join(f'{p}={t}' for p, t in knots.items())})"
 

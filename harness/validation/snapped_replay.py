@@ -49,7 +49,7 @@ class Snapped:
     most: float = INF
 
     def disagrees(self) -> None:
-        """Count a disagreement."""
+        """Count a disagreement; end the replay when there are more than `most`."""
         self.disagreements += 1
         if self.disagreements > self.most:
             raise _TooManyError

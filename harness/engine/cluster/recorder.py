@@ -116,7 +116,7 @@ class BlockRecorder(Recorder):
     """
 
     def __init__(self, consume: Callable[[EndedBlock], None], instances: Ints) -> None:
-        """`instances`: see `number`."""
+        """`instances`: number of the instance of each lane; the last is that of no lane."""
         super().__init__(0, np.empty(0))
         self.refused = 0  # requests rejected at the door
         self._consume = consume

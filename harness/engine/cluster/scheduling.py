@@ -124,7 +124,7 @@ class InstanceRunner:
         self.changed.clear()
 
     def _ask(self, device_group: DeviceGroup) -> None:
-        """Ask that group."""
+        """Note when the instances of the group may give a request back, in simulated seconds."""
         instances = device_group.instances
         earliest_release_s = instances[0].first_release_s()
         if len(instances) > 1:

@@ -11,7 +11,7 @@ class WallClock(Protocol):
     """Real time in seconds since its start."""
 
     def now_s(self) -> float:
-        """Current time in seconds."""
+        """Seconds since the clock was started."""
 
     def wait_until(self, time_s: float) -> None:
         """Return then, or at once if it is past."""

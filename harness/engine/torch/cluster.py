@@ -89,7 +89,7 @@ class _StoppedNetwork:
         self.spec = network.network.spec
 
     def send(self, source: int, target: int, moved_bytes: int, now_s: float) -> TransferTimes:
-        """There at once."""
+        """Times of a transfer that takes no time."""
         return TransferTimes(now_s, now_s, moved_bytes)
 
 
@@ -157,7 +157,7 @@ class InstanceProcesses:
         self.placement = self._placement()
 
     def elapsed_s(self) -> float:
-        """What clocks go by."""
+        """Seconds of CPU time of all processes, or of real time."""
         if self.cpu_time:
             return time.thread_time() + sum(self.workers.busy_s.values())
         return time.perf_counter()

@@ -93,7 +93,7 @@ class TorchKVCacheManager(KVCacheManager):
         return None
 
     def settle(self) -> None:
-        """End the iteration."""
+        """Called after each iteration; with a store, what was written there becomes usable."""
 
     def release(self, r: RequestState) -> None:
         """Free the blocks of `r`. Their contents stay readable until the next `allocate_slots`."""
@@ -248,6 +248,6 @@ class PagedStoreKVCacheManager(StoreKVCacheManager, TorchKVCacheManager):
         )
 
     def settle(self) -> None:
-        """End the iteration."""
+        """Mark the blocks that this iteration wrote as present in the store."""
         self.shared_units.settle([u for u in self.shared_units.new if u in self._unit_ids])
         self._coming.clear()

@@ -96,7 +96,7 @@ class LiveEngine:
 
     @property
     def running(self) -> bool:
-        """Whether it still serves."""
+        """Whether the engine's thread runs and has had no error."""
         return self._thread.is_alive() and self._problem is None
 
     def submit(self, request: GenerationRequest) -> RequestState:

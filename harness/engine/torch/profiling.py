@@ -271,7 +271,7 @@ class _Rows:
         )
 
     def add(self, shape: BatchShape, timing: Timing) -> None:
-        """Record a measurement."""
+        """Keep the timing of a batch shape, in memory and in the file."""
         self._known.setdefault(tuple(shape.key), []).append(timing)
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps([shape.key, timing.seconds, timing.reference_s]) + "\n")

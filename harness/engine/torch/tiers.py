@@ -76,7 +76,7 @@ class UnitShape:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of its file."""
+        """Size in bytes of the file of one unit."""
         each: int = self.dtype.itemsize
         return self.numel * each
 

@@ -70,7 +70,7 @@ class Linear:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """Tensors that are present."""
+        """The weight, and the bias if there is one."""
         return [self.weight] if self.bias is None else [self.weight, self.bias]
 
 

@@ -36,7 +36,7 @@ class TorchWorker:
     """What lives here of one model. Answers each message of `distributed.Spread` with another."""
 
     def echo(self, payload: Tensor) -> Tensor:
-        """What came."""
+        """Return the payload, so that a round trip can be timed."""
         return payload
 
     def begin(self, config: DecoderConfig) -> None:
@@ -125,7 +125,7 @@ class TorchWorker:
         return gone
 
     def join_heads(self, number: int, kv: Packed) -> None:
-        """Those heads come back."""
+        """Add KV heads that were split off to a layer again."""
         layer, held = self._layers[number]
         self._layers[number] = layer, held.joined(unpacked(kv))
 

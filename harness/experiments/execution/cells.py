@@ -205,7 +205,7 @@ def simulated(
 def _summarised(
     spec: CellSpec, blocks: WorkloadBlocks, folder: Path, progress: Progress | None
 ) -> Row:
-    """`run_cell` without keeping requests."""
+    """Row of a simulated cell whose requests are summarised, not kept."""
     place = placed(spec.placement)
     fold = RequestFold(blocks, spec.warmup_s)
     result = simulate_blocks(

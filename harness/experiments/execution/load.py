@@ -273,7 +273,7 @@ class Estimate:
 
     @property
     def text(self) -> str:
-        """Cells, requests and time."""
+        """Number of cells, requests and instances, and CPU time, as one line."""
         return (
             f"cells: {self.cells:,}, each of up to {self.requests:,.0f} requests, on "
             f"{self.instances:,} instances, {duration(self.cpu_s)} of CPU time if simulated,"

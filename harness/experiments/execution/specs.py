@@ -73,7 +73,7 @@ class PlacementSpec:
 
     @property
     def gpus(self) -> int:
-        """GPUs of an instance."""
+        """Number of GPUs of an instance."""
         return self.dp * self.tp * self.pp
 
     @property

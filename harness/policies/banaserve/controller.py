@@ -198,7 +198,7 @@ class BanaServe(DisaggregatedPolicy):
         return BanaServeState(balancer=self.planner(UNLIMITED), modules=self.no_modules())
 
     def no_modules(self) -> Modules:
-        """Nothing has moved yet."""
+        """A record of modules, none of which has moved."""
         return Modules(most_share=self.most_share, realloc_s=self.realloc_s)
 
     def mechanisms(self) -> dict[str, str]:

@@ -161,11 +161,13 @@ class Modules:
         layers: bool,
         heads: bool,
     ) -> Offers:
-        """What could move of a kind from one to another, so that their loads are as near as can be;
-        from a helper to its owner, what of its modules could return. Nothing moves from or to an
-        instance whose planned load is no longer the measured one: it moves in this cycle already.
+        """A function of module kind, source, target and planned loads that returns a move, or None.
 
-        `layers` and `heads`: whether those may move at all.
+        The move makes the loads of source and target as equal as possible. From a helper to the
+        owner of its modules, it returns modules. An instance whose planned load differs from the
+        measured one takes part in a move of this cycle already, so it gets no second one.
+
+        `layers` and `heads`: whether modules of that kind may move at all.
         """
         by_index = {instance.index: instance for instance in instances}
         allowed = {Module.LAYERS: layers, Module.HEADS: heads}

@@ -29,7 +29,7 @@ class Ttft:
 
     @property
     def total_s(self) -> float:
-        """T_TTFT."""
+        """Time to first token in seconds (T_TTFT)."""
         return self.compute_s + self.transfer_s + self.queue_s
 
 
@@ -45,7 +45,7 @@ class Tpot:
 
     @property
     def total_s(self) -> float:
-        """T_TPOT."""
+        """Time per output token in seconds (T_TPOT)."""
         return self.compute_s + self.cache_s + self.memory_s
 
 

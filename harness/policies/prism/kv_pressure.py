@@ -48,7 +48,7 @@ class Loads:
 
     @classmethod
     def empty(cls, gpus: int, capacity_bytes: int) -> Loads:
-        """GPUs without a model."""
+        """Loads of GPUs that hold no model."""
         return cls([0.0] * gpus, [capacity_bytes] * gpus)
 
     def pressure_with(self, gpu: int, demand: Demand) -> float | None:

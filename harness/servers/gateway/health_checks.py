@@ -72,7 +72,7 @@ class CheckedServers(ABC):
         """Prometheus samples: name, labels and value."""
 
     async def work(self, asked: HttpRequest, reply: Reply) -> None:
-        """As `generate`."""
+        """Answer a request that makes a server compute: `generate`, where nothing overrides it."""
         await self.generate(asked, reply)
 
     def url(self, index: int) -> str:

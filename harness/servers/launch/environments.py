@@ -80,7 +80,7 @@ class Environment:
 
     @property
     def programs(self) -> Path:
-        """Folder of the executables."""
+        """Folder of the environment's executables."""
         return self.path / ("Scripts" if sys.platform == "win32" else "bin")
 
     @property

@@ -83,7 +83,7 @@ class ServerSettings:
     embedder: EmbedderBeside | None = None  # the policy inside decides on its passes
 
     def settings(self) -> dict[str, Any]:
-        """The settings by name."""
+        """The settings that all servers share, by name."""
         return {one.name: getattr(self, one.name) for one in fields(ServerSettings)}
 
 

@@ -127,7 +127,7 @@ class Serve(ServerSettings):
 
     @property
     def router(self) -> str:
-        """The system's own router."""
+        """Name of the system's own router."""
         return "round-robin" if self.system is None else self.found().router
 
     def check(self, instances: int = 1) -> None:

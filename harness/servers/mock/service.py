@@ -37,7 +37,7 @@ class Listener(Protocol):
         ...
 
     def failed(self, fault: InjectedFault) -> None:
-        """The fault happens now."""
+        """Called when an injected fault happens."""
         ...
 
 

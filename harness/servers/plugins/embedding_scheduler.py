@@ -55,7 +55,7 @@ class Host(Protocol):
 
     @property
     def n_running(self) -> int:
-        """Requests in the batch."""
+        """Number of requests in the batch."""
 
     def free_blocks(self) -> int:
         """KV blocks that nothing holds."""

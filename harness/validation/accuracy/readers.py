@@ -254,7 +254,7 @@ def _own_case(file: Path, line: int, row: dict[str, Any], load: ClosedLoop | Hig
 
 
 def _own_number(file: Path, line: int, row: dict[str, Any], column: str, kind: type = int) -> Any:
-    """A number above 0."""
+    """The value of a column, a finite number above 0."""
     try:
         value = kind(row[column])
     except (ValueError, TypeError):

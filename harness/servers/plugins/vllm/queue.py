@@ -51,11 +51,11 @@ class PolicyQueue(RequestQueue):
         self._entered = False
 
     def closed(self) -> None:
-        """Show all requests again."""
+        """Show all requests again, of both groups."""
         self._group = self._fits = self._enters = None
 
     def rekey(self) -> None:
-        """Compute all keys again."""
+        """Compute the keys of all waiting requests again and sort by them."""
         for group in (self.waiting, self.swapped):
             entries = [(*self._key(e[3]), e[2], e[3]) for e in group]
             group[:] = sorted(entries, key=_order)

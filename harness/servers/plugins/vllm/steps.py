@@ -67,7 +67,7 @@ class StepWatch:
         scheduler_class.update_from_output = end
 
     def begun(self, scheduler: Any, output: Any, begin_s: float) -> None:
-        """Log a new batch."""
+        """Log a batch that was scheduled at `begin_s`; empty ones are left out."""
         if not output.num_scheduled_tokens:
             return
         self._begun.add(id(output))
@@ -103,7 +103,7 @@ class StepRecorder:
         self.passes: dict[str, int] = {}  # of an embedder, by the names of `EMBED_PASSES`
 
     def preempts(self, request_id: str, how: PreemptionMode, kv_tokens: int) -> None:
-        """A request is preempted."""
+        """Count a preempted request and note its KV tokens for the step's line."""
         self._victims[how] += 1
         self.preempted.append({"id": request_id, "by": how.value, "kv_tokens": kv_tokens})
 
