@@ -139,7 +139,7 @@ class Residuals:
         return len(self.logs)
 
     def kept(self, which: Mask) -> Residuals:
-        """Some of the rows."""
+        """The residuals of the rows in a mask."""
         return Residuals({name: of[which] for name, of in self.names.items()}, self.logs[which])
 
     def having(self, name: str, value: str) -> Mask:
@@ -169,7 +169,7 @@ class Residuals:
         return self._spreads[asked]
 
     def _spread(self, setting: Setting, metrics: Sequence[str], without: str = "") -> Spread | None:
-        """`spread`, found anew."""
+        """Compute what `spread` returns and caches."""
         exact = self.logs[:, [METRICS.index(metric) for metric in metrics]]
         means = self.logs[:, [METRICS.index(_mean_of(metric)) for metric in metrics]]
         logs = np.where(np.isfinite(exact), exact, means)
@@ -290,7 +290,7 @@ def read_residuals(text: str) -> Residuals:
 
 @lru_cache(maxsize=1)
 def residuals() -> Residuals:
-    """Those in the package."""
+    """The residuals that the package ships."""
     packed = (files(__package__) / FILE).read_bytes()
     return read_residuals(gzip.decompress(packed).decode())
 

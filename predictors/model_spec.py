@@ -265,7 +265,7 @@ class ModelSpec:
 
     @property
     def expert_layers(self) -> int:
-        """Layers with experts."""
+        """Number of layers with experts."""
         return self.layers - self.experts.dense_layers if self.experts else 0
 
     @property

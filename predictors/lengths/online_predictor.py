@@ -226,7 +226,7 @@ class OnlineLengthPredictor:
 
     @property
     def config(self) -> PredictorConfig:
-        """Of the predictor as it is now."""
+        """Configuration of the predictor in use; a retrained one replaces it."""
         return self._predictor.config
 
     def _loaded(self) -> TrainedPredictor:

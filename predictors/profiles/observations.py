@@ -60,7 +60,7 @@ class Observations:
 
     @classmethod
     def joined(cls, parts: Sequence[Observations]) -> Observations:
-        """Concatenate several observations."""
+        """The rows of several observations, one after another."""
         names = cls.__dataclass_fields__
         return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
