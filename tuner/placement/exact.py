@@ -57,7 +57,7 @@ class Groups:
 
 
 def exact(problem: Problem, weights: CostWeights) -> Map:
-    """The map of `optimum`."""
+    """The placement of layers that `optimum` finds."""
     return optimum(problem, weights).placed
 
 
@@ -271,7 +271,7 @@ class _Program:
         self._add(fewest, most, devices=dict.fromkeys(range(len(self.groups.sizes)), 1.0))
 
     def cut(self, loops: Sequence[Walk]) -> None:
-        """Forbid these loops."""
+        """Add constraints that exclude these loops from later solutions."""
         for loop in loops:
             for group in set(loop):
                 self._enter(set(loop), group)

@@ -52,7 +52,7 @@ class Offer:
 
     @property
     def gpus(self) -> int:
-        """GPUs of one instance."""
+        """Number of GPUs of one instance."""
         return self.dp * self.tp * self.pp
 
     @property

@@ -126,7 +126,7 @@ class Servers:
         self.stop()
 
     def stop(self) -> None:
-        """Stop the running server."""
+        """Stop the server that runs, if one does."""
         self._running = None
         self._stack.close()
         self._stack = contextlib.ExitStack()

@@ -44,7 +44,7 @@ class Space:
     defaults: Configuration
 
     def suggest(self, trial: Trial) -> Configuration:
-        """A configuration for `trial`."""
+        """The value of each dimension that the sampler suggests for `trial`."""
         return {one.name: one.suggest(trial) for one in self.dimensions}
 
     @property

@@ -78,7 +78,7 @@ class Point:
     outcomes: Mapping[str, tuple[float, ...]]
 
     def mean(self, system: str) -> float:
-        """Mean over the seeds."""
+        """Mean of a system's metric over the seeds."""
         return float(np.mean(self.outcomes[system]))
 
     def ranking(self, ranked: Ranked) -> list[str]:
