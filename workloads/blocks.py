@@ -50,7 +50,7 @@ class WorkloadBlocks:
         return sum(int(np.searchsorted(block_s, time_s)) for block_s in self.draw_arrivals())
 
     def arrivals_at(self, rows: Ints) -> Floats:
-        """When these rows arrive."""
+        """Arrival times of these rows, in seconds."""
         found, first = np.empty(len(rows)), 0
         for block_s in self.draw_arrivals():
             mine = (rows >= first) & (rows < first + len(block_s))

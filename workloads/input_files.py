@@ -109,7 +109,7 @@ class Bounded(io.RawIOBase):
         self._left_bytes = max_input_bytes(growth)
 
     def readable(self) -> bool:
-        """It is."""
+        """Return True: the file can be read."""
         return True
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]

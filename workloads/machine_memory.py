@@ -38,7 +38,7 @@ def check_memory(needed_bytes: float, what: str) -> None:
 
 
 def gib(size_bytes: float) -> str:
-    """`3.2 GiB`, `190 MiB`."""
+    """A size as text, such as `3.2 GiB` or `190 MiB`."""
     if size_bytes < 2**30:
         return f"{size_bytes / 2**20:,.3g} MiB"
     return f"{size_bytes / 2**30:,.1f} GiB" if size_bytes < 2**60 else f"{size_bytes:.1e} bytes"
