@@ -76,7 +76,7 @@ class LiveReport:
         return exposition(_KINDS, samples)
 
     def _rows(self) -> list[dict[str, str]]:
-        """The finished cells."""
+        """Rows of the finished cells in cells.csv."""
         file = self.folder / CELLS
         if not file.is_file():
             return []

@@ -138,7 +138,7 @@ class _Drawing:
         self.in_legend: dict[int, Plot] = {}  # of each series one curve
 
     def plot(self) -> Plot:
-        """All of it."""
+        """The figure's data and layout for Plotly."""
         rows = self.figure.kind != "lines"
         {"lines": self._lines, "bars": self._bars, "spread": self._spread}[self.figure.kind]()
         made = {"data": self.data, "layout": self._row_layout() if rows else self._line_layout()}

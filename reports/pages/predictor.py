@@ -50,7 +50,7 @@ def headline(found: PredictorEvaluation) -> str:
 
 
 def notes(found: PredictorEvaluation, config: PredictorConfig) -> list[str]:
-    """Notes below the table."""
+    """Lines below the table: base model, data, and what the columns mean."""
     lines = [
         f"Base {config.base.name}, {config.shape.head} over {len(config.shape.edges)} buckets; "
         f"lengths: {config.labels}.",

@@ -151,12 +151,12 @@ class Interval:
 
     @property
     def low(self) -> float:
-        """Lower end."""
+        """Lower end of the interval."""
         return self.mean - self.half
 
     @property
     def high(self) -> float:
-        """Upper end."""
+        """Upper end of the interval."""
         return self.mean + self.half
 
 

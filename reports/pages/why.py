@@ -215,7 +215,7 @@ def _mean_phases(times_s: np.ndarray) -> dict[str, float]:
 
 
 def _roles(runs: Sequence[RunResults], row: pd.Series[Any]) -> dict[str, dict[str, float]]:
-    """Means of one seed."""
+    """Mean of each metric by role, for the run of one seed."""
     told = read_timeseries(runs[int(row["folder"])].path, str(row["cell"]))
     apart = mechanism(told).apart
     if not all(metric in apart for metric in _BY_ROLE):
