@@ -47,8 +47,8 @@ class Balancer:
 
         Args:
             loads: U of each device.
-            offer: what could move of a kind from one device to another, given the loads that the
-                moves so far would leave; None where nothing can.
+            offer: gives the move of modules of a kind from a source to a target, for the loads that
+                the moves so far would leave, or None.
         """
         at, load = self._at, dict(loads)
         planned: list[ModuleMove] = []
