@@ -182,7 +182,7 @@ class VllmPython:
 def _releases() -> list[object]:
     found: list[object] = [VLLM.version, *VLLM.also_tested, *BORROWED_VLLM]
     found.remove(OLD_VLLM)
-    return [*found, pytest.param(OLD_VLLM, marks=pytest.mark.slow)]
+    return [*found, pytest.param(OLD_VLLM, marks=pytest.mark.weekly)]
 
 
 @pytest.fixture(scope="session", params=_releases())

@@ -441,7 +441,7 @@ def test_a_run_takes_step_times_from_operators(slo_bench):
     assert "unknown engine 'sgl'" in err
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_shipped_measurements_are_met():
     """Medians over the closed loops of vLLM and SGLang, dense and with experts, and open loops."""
     judged, _ = judge(SHIPPED)

@@ -267,7 +267,7 @@ def imported(folder) -> Profile:
 
 
 @needs_data
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_rtx_4090_whose_kv_blocks_are_not_told(tmp_path):
     """Halves of the log predict each other, and the number of blocks is found."""
     folder = SHARED / "measured" / "llmservingsim" / "RTX4090-Llama-3.1-8B-2026-08-17"

@@ -130,7 +130,7 @@ def expected(installed, tiny_model, tmp_path_factory):
 
 # NIXL's progress threads poll: two such servers starve each other on two cores, where a transfer
 # may take a minute.
-@pytest.mark.parametrize("transfer", ["files", pytest.param("nixl", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("transfer", ["files", pytest.param("nixl", marks=pytest.mark.weekly)])
 def test_a_split_answers_as_one_server_and_decodes_on_transferred_kv(
     serve, installed, expected, tmp_path, transfer
 ):

@@ -62,7 +62,7 @@ def test_a_version_that_is_not_installed_is_fetched(fake, slo_bench, monkeypatch
 # Of vLLM the newest release, which has no build for CPU, and the last but one; of SGLang the one
 # before the newest. The installed ones are tested below.
 @pytest.mark.backends
-@pytest.mark.slow
+@pytest.mark.weekly
 @pytest.mark.parametrize("server", ["vllm==0.33.0", "vllm==0.31.0", "sglang==0.5.22"])
 def test_the_plugin_fits_other_releases(server, installed, slo_bench):
     installed(server.partition("==")[0])
