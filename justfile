@@ -45,7 +45,7 @@ docs:
 
 # what the simulator serves in a CPU second
 bench:
-    python tests/benchmarks/bench_simulator.py
+    python tools/benchmarks/bench_simulator.py
 
 # share of the code that the quick tests run
 coverage:

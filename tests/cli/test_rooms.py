@@ -21,7 +21,7 @@ def modules() -> set[str]:
         str(path.relative_to(ROOT)) for room in PACKAGE for path in (ROOT / room).rglob("*.py")
     } | {
         str(path.relative_to(ROOT))
-        for room in ("tests", "scripts", "examples")
+        for room in ("tests", "tools", "scripts", "examples")
         for path in (ROOT / room).rglob("*.py")
     }
 

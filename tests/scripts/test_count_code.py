@@ -35,14 +35,15 @@ def test_folder_of(count_code):
 
 
 def test_table(count_code, tmp_path, capsys):
-    (tmp_path / "tests").mkdir()
+    for folder in ("tests", "tools"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "two.py").write_text("x = 1\n\ny = 2\n")
     (tmp_path / "one.py").write_text(SOURCE)
-    (tmp_path / "tests" / "two.py").write_text("x = 1\n\ny = 2\n")
     (tmp_path / "untracked.py").write_text("z = 3\n")
-    for command in (["init", "-q"], ["add", "one.py", "tests"]):
+    for command in (["init", "-q"], ["add", "one.py", "tests", "tools"]):
         subprocess.run(["git", "-C", tmp_path, *command], check=True)
     assert count_code.main(["--root", str(tmp_path)]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert [".", "1", "8"] in rows
-    assert ["without", "tests", "1", "8"] in rows
-    assert rows[-1] == ["all", "2", "10"]
+    assert ["without", "tests", "and", "tools", "1", "8"] in rows
+    assert rows[-1] == ["all", "3", "12"]
