@@ -18,6 +18,10 @@ setup:
 test *arguments="-n auto":
     python -m pytest {{ arguments }}
 
+# tests of a source file: just test-near harness/core/pages.py -x
+test-near file *arguments:
+    tests=$(scripts/tests_near.py {{ file }}) && python -m pytest $tests {{ arguments }}
+
 # rules and layout of the code
 lint:
     ruff check

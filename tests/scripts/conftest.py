@@ -33,3 +33,8 @@ def count_code() -> ModuleType:
 @pytest.fixture(scope="session")
 def paper_tables() -> ModuleType:
     return _load("paper_tables")
+
+
+@pytest.fixture(scope="session")
+def tests_near() -> ModuleType:
+    return _load("tests_near")
