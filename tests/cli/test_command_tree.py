@@ -141,9 +141,7 @@ MISSPELT = [
 
 
 @pytest.mark.parametrize(("words", "meant"), MISSPELT, ids=[" ".join(w) for w, _ in MISSPELT])
-def test_misspelt_name_is_refused_with_a_suggestion(
-    words, meant, tmp_path, monkeypatch, capsys
-):
+def test_misspelt_name_is_refused_with_a_suggestion(words, meant, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["slo-bench", *words])
     with pytest.raises(SystemExit) as ended:

@@ -66,7 +66,9 @@ def _clock():
     ("name", "engine", "batch"),
     [("vllm-0.32.0", "vllm", 32), ("sglang-0.5.23", "sglang", None)],
 )
-def test_observe_recorded_server_metrics(name, engine, batch, answering, small, monkeypatch, tmp_path):
+def test_observe_recorded_server_metrics(
+    name, engine, batch, answering, small, monkeypatch, tmp_path
+):
     rows = recorded(name)
     url = answering(lambda path: (200, rows[-1][1]) if path == "/metrics" else (404, ""))
     in_turn(monkeypatch, rows)

@@ -190,7 +190,9 @@ def test_run_uses_lengths_of_a_trained_predictor(made, folder, monkeypatch):
 
 
 @needs_torch
-def test_predict_commands_refuse_wrong_arguments_in_one_line(made, folder, monkeypatch, capsys, tmp_path):
+def test_predict_commands_refuse_wrong_arguments_in_one_line(
+    made, folder, monkeypatch, capsys, tmp_path
+):
     data = folder / "talks.jsonl"
     new = ("predict-train", data, "--base", folder / "base", "--out")
     for arguments, message in (

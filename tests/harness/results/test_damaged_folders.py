@@ -119,7 +119,7 @@ def check(folder, readers, work, under="", named=None):
 
 
 @pytest.mark.parametrize("records", ["csv", "parquet"])
-def test_a_sweep(records, tmp_path):
+def test_damaged_sweep_folder_is_named_or_read_as_before(records, tmp_path):
     if records == "parquet":
         pytest.importorskip("pyarrow")
 
@@ -160,20 +160,20 @@ def timeless(plain, folder):
     return re.sub(r'"wall_s": [^,}]*', "", text)
 
 
-def test_a_tuning_run(tmp_path):
+def test_damaged_tuning_folder_is_named_or_read_as_before(tmp_path):
     """A journal of another study is told by the settings that differ from it."""
     folder = made(tmp_path / "made", tuned)
     readers = [tuning_report, tuned_on]
     assert check(folder, readers, tmp_path, named={"study.journal": "tune.toml"}) == (19, 61)
 
 
-def test_the_proof_of_a_winner(tmp_path):
+def test_damaged_confirmation_folder_is_named_or_read_as_before(tmp_path):
     """Its runs are read when the study is gone on with; damage is not taken for a result."""
     folder = made(tmp_path / "made", lambda path, seed: tuned(path, seed, confirm=True))
     assert check(folder, [tuned_on], tmp_path, under="confirm") == (2, 3)
 
 
-def test_runs_of_a_configuration(tmp_path):
+def test_damaged_runs_of_a_configuration_are_named(tmp_path):
     """They are read when the configuration is run again: then a line must be what was written."""
     tuned(tmp_path / "whole", 0)
     path = sorted((tmp_path / "whole" / "runs").iterdir())[0]
@@ -187,7 +187,7 @@ def test_runs_of_a_configuration(tmp_path):
             Runs(path, spec, lambda: None)
 
 
-def test_a_capacity_search(tmp_path):
+def test_damaged_capacity_folder_is_named_or_read_as_before(tmp_path):
     folder = made(
         tmp_path / "made",
         lambda path, seed: search_capacity(
