@@ -23,18 +23,18 @@ class Thing:
 '''
 
 
-def test_code_lines(count_code):
+def test_code_lines_leave_out_comments_and_docstrings(count_code):
     # import, class, two lines of data, def, three lines of return
     assert count_code.code_lines(SOURCE) == 8
 
 
-def test_folder_of(count_code):
+def test_folder_of_a_file_at_a_depth(count_code):
     assert count_code.folder_of("setup.py", 1) == "."
     assert count_code.folder_of("a/b/c.py", 1) == "a"
     assert count_code.folder_of("a/b/c.py", 5) == "a/b"
 
 
-def test_table(count_code, tmp_path, capsys):
+def test_count_code_prints_a_table_of_tracked_files(count_code, tmp_path, capsys):
     for folder in ("tests", "tools"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "two.py").write_text("x = 1\n\ny = 2\n")

@@ -36,7 +36,7 @@ def killed():
 
 
 @pytest.mark.parametrize("kind", ["sweep", "capacity", "tune"])
-def test_a_killed_run_is_resumed_to_the_same_bytes(killed, kind, tmp_path):
+def test_run_killed_at_random_is_resumed_to_the_same_bytes(killed, kind, tmp_path):
     kills = str(examples(6))
     command = [sys.executable, killed.__file__, "--kind", kind, "--moments", kills, "--seed", "1"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
@@ -52,7 +52,7 @@ def kill_workers():
 
 
 @pytest.mark.parametrize("done", [0, 1])
-def test_a_run_whose_workers_are_killed_says_so_and_goes_on_later(tmp_path, done):
+def test_run_whose_workers_are_killed_names_it_and_is_resumed(tmp_path, done):
     """Before any cell was done, and after one."""
     experiment, killed = small(rates=[2, 4, 6, 8], requests=2000), []
 
@@ -69,7 +69,7 @@ def test_a_run_whose_workers_are_killed_says_so_and_goes_on_later(tmp_path, done
     assert (again.folder / "cells.csv").read_bytes() == (whole.folder / "cells.csv").read_bytes()
 
 
-def test_a_clock_that_is_set_while_a_run_goes_on_changes_nothing(tmp_path, monkeypatch):
+def test_wall_clock_steps_during_a_run_change_no_result(tmp_path, monkeypatch):
     quiet = small().run(tmp_path / "quiet", jobs=1)
     steps = itertools.cycle((0.0, 3600.0, -3600.0))
     real = time.time
@@ -97,7 +97,7 @@ WALL_CLOCK = {  # what reads it, and none of it is a duration of anything measur
 }
 
 
-def test_durations_come_from_a_clock_that_nobody_sets():
+def test_durations_are_not_measured_by_the_wall_clock():
     root = Path(slo_bench.__file__).parent
     rooms = ("cli", "harness", "predictors", "reports", "tuner", "workloads")
     reads = re.compile(r"\btime\.time(_ns)?\(|datetime\.(now|utcnow|today)\(")
@@ -111,7 +111,7 @@ def small(**changes):
     return Experiment(**{**settings, **changes})
 
 
-def test_a_full_disk_is_named_and_the_run_goes_on_later(tmp_path):
+def test_full_disk_is_an_error_and_the_run_is_resumed(tmp_path):
     """A limit on the size of files fails writes as a full disk does."""
     script = textwrap.dedent(
         """
@@ -142,7 +142,7 @@ def test_a_full_disk_is_named_and_the_run_goes_on_later(tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+def test_folder_without_write_permission_is_an_error(tmp_path):
     tmp_path.chmod(0o500)
     try:
         with pytest.raises(SloBenchError, match="cannot write to"):
@@ -151,7 +151,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
         tmp_path.chmod(0o700)
 
 
-def test_two_runs_do_not_share_a_folder(tmp_path):
+def test_run_into_a_folder_in_use_is_refused(tmp_path):
     text = small().to_toml()
     held = open_run_folder(
         tmp_path / "out", cells=["a"], experiment_toml=text, environment={}, resume=False
@@ -160,7 +160,7 @@ def test_two_runs_do_not_share_a_folder(tmp_path):
         small().run(tmp_path / "out", jobs=1, resume=True)
 
 
-def test_a_run_killed_before_it_said_what_it_is_can_begin_again(tmp_path):
+def test_run_killed_before_its_first_file_can_begin_again(tmp_path):
     out = tmp_path / "out"
     out.mkdir()
     (out / ".experiment.toml.4711.part").write_text("name =")
@@ -184,7 +184,7 @@ def run(tmp_path):
         ("experiment.toml", None, "experiment.toml is missing"),
     ],
 )
-def test_a_damaged_run_folder_is_named(run, tmp_path, name, damage, says):
+def test_report_names_the_damaged_file_of_a_run_folder(run, tmp_path, name, damage, says):
     path = run / name
     if damage is None:
         path.unlink()
@@ -194,7 +194,7 @@ def test_a_damaged_run_folder_is_named(run, tmp_path, name, damage, says):
         write_report([run], tmp_path / "report.html")
 
 
-def test_rows_name_files_in_their_own_folder_only(run):
+def test_rows_that_name_files_outside_their_folder_are_refused(run):
     table = run / "cells.csv"
     table.write_text(table.read_text().replace("\nvllm", "\n../vllm"))
     with pytest.raises(SloBenchError, match=r"plain name but is '\.\./vllm"):

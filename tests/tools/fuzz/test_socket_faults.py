@@ -18,7 +18,7 @@ SCRIPT = Path(__file__).parents[3] / "tools" / "fuzz" / "socket_faults.py"
 
 
 @pytest.mark.parametrize("side", ["client", "gateway"])
-def test_each_request_is_answered_or_failed_by_name(side, tmp_path):
+def test_socket_faults_leave_each_request_answered_or_failed_by_name(side, tmp_path):
     moments = str(examples(12))
     done = subprocess.run(
         [sys.executable, SCRIPT, "--side", side, "--moments", moments, "--seed", "2"],

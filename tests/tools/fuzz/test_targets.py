@@ -37,7 +37,7 @@ def targets(tmp_path_factory):
     return fuzz_targets.every_target(tmp_path_factory.mktemp("fuzz"))
 
 
-def test_the_good_files_are_accepted(targets):
+def test_fuzz_targets_accept_their_seeds(targets):
     for target in targets:
         for good in target.seeds:
             target.read(good)
@@ -45,14 +45,14 @@ def test_the_good_files_are_accepted(targets):
 
 @settings(max_examples=15)
 @given(mutations.draws)
-def test_broken_files_are_refused_without_a_traceback(targets, drawn):
+def test_mutated_seeds_are_refused_without_a_traceback(targets, drawn):
     for target in targets:
         if not target.slow:
             with contextlib.suppress(SloBenchError):
                 target.read(mutations.edited(target.seeds[drawn[0] % len(target.seeds)], drawn))
 
 
-def test_a_report_of_a_broken_folder_is_refused_without_a_traceback(targets):
+def test_mutated_seeds_of_slow_targets_are_refused_without_a_traceback(targets):
     for target in targets:
         if target.slow:
             with contextlib.suppress(SloBenchError):
@@ -60,14 +60,14 @@ def test_a_report_of_a_broken_folder_is_refused_without_a_traceback(targets):
 
 
 @pytest.mark.parametrize("size", [b"-8", b"-4", b"+5", b"1_0", b"0x5", b" 5", b"", b"f" * 17])
-def test_a_chunk_size_is_hexadecimal_digits(size):
+def test_chunk_size_other_than_hexadecimal_digits_is_refused(size):
     body = b"3\r\nabc\r\n" + size + b"\r\nabcde\r\n0\r\n\r\n"
     found = unchunk([body], array("d", [0.0]))
     assert found.problem
     assert found.pieces == [b"abc"]
 
 
-def test_an_answer_without_end_is_broken_off(monkeypatch):
+def test_answer_beyond_the_body_limit_is_cut_off(monkeypatch):
     pool, wire = fuzz_targets.http._Pool(), fuzz_targets.http._Wire()
     connection = Connection(pool)
     connection.connection_made(wire)
@@ -84,20 +84,20 @@ def test_an_answer_without_end_is_broken_off(monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "1" * 5000, '"\ud800', r'"\ud800"', r'"\uDC00"'])
-def test_what_parsers_cannot_take_is_no_json_and_no_toml(text):
+def test_text_that_overflows_the_parsers_is_no_json_and_no_toml(text):
     with pytest.raises(ValueError, match=r"."):
         parse_json(text)
     with pytest.raises(ValueError, match=r"."):
         parse_toml(f"a = {text}")
 
 
-def test_whole_characters_are_read_and_a_stream_may_have_halves():
+def test_surrogate_pairs_are_read_and_a_half_is_allowed_in_a_stream():
     assert parse_json(rb'["\ud83d\ude00", "\\ud800"]') == ["\N{GRINNING FACE}", r"\ud800"]
     assert parse_event(r'"\ud83d"') == "\ud83d"
 
 
 @pytest.mark.parametrize("target", ["device map", "topology", "profile.toml of a profile"])
-def test_a_number_that_no_float_can_hold(targets, target):
+def test_numbers_beyond_float_are_refused_without_a_traceback(targets, target):
     """In the place of each number in turn."""
     (one,) = (found for found in targets if found.name == target)
     good = one.seeds[0]
@@ -108,7 +108,7 @@ def test_a_number_that_no_float_can_hold(targets, target):
             one.read(good[:begin] + b"9" * 400 + good[end:])
 
 
-def test_a_span_of_blocks_is_no_longer_than_the_prompt(tmp_path):
+def test_trace_with_more_prefix_blocks_than_the_prompt_is_refused(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("prompt_tokens,output_tokens,prefix_blocks\n8,1,0-99999999999\n")
     with pytest.raises(SloBenchError, match="more blocks than its 8 prompt tokens"):
