@@ -65,7 +65,7 @@ def scores(folder):
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_what_predict_eval_reads(made, tmp_path, part):
+def test_predict_eval_names_a_damaged_file_or_scores_as_before(made, tmp_path, part):
     whole, other, place = made / "whole", made / "other", tmp_path / "run"
     before = scores(whole)
     files = [p for p in (whole / part).rglob("*") if p.is_file()] or [whole / part]
