@@ -53,7 +53,7 @@ def test_tune_takes_everything_from_a_file(slo_bench, tmp_path):
     assert json.loads(out)["space"] == {"chunk_tokens": "256..2048"}
 
 
-def test_tune_refuses_a_parameter_set_and_searched(slo_bench):
+def test_tune_leaves_a_set_parameter_out_of_the_search(slo_bench):
     words = [
         "--set",
         "max_num_seqs=64",
