@@ -68,7 +68,7 @@ def page(make_run, tmp_path):
     return write
 
 
-def test_the_page_asks_for_nothing_outside_itself(page):
+def test_page_loads_nothing_from_outside(page):
     elements = Elements(page())
     assert "default-src 'none'" in elements.of("meta")[1]["content"]
     for tag, attributes in elements.found:
@@ -78,7 +78,7 @@ def test_the_page_asks_for_nothing_outside_itself(page):
 
 
 @pytest.mark.parametrize("plotly", ["inline", "cdn", "file"])
-def test_plotly_js_is_in_the_page_on_the_network_or_beside_it(make_run, tmp_path, plotly):
+def test_plotly_js_is_inline_linked_or_beside_the_page(make_run, tmp_path, plotly):
     page = write_report([make_run(requests=30)], tmp_path / "page.html", plotly=plotly)
     elements = Elements(page.read_text())
     policy = elements.of("meta")[1]["content"]
@@ -102,7 +102,7 @@ def test_plotly_js_is_in_the_page_on_the_network_or_beside_it(make_run, tmp_path
         assert beside.read_bytes() == bundle
 
 
-def test_a_page_without_figures_has_no_plotly_js():
+def test_page_without_figures_has_no_plotly_js():
     methods = one_group("M", ("a",), [["b"]])
     shown = {"heading": "h", "answer": "a", "rows": [], "notes": [], "footer": "f"}
     data = {"series": [], "figures": {}}
@@ -110,7 +110,7 @@ def test_a_page_without_figures_has_no_plotly_js():
     assert len(text) < 50_000
 
 
-def test_every_figure_on_the_page_has_data_and_says_simulated(page):
+def test_page_figures_have_data_and_say_simulated(page):
     text = page()
     elements = Elements(text)
     framed = [a["data-figure"] for a in elements.of("figure")]
@@ -123,7 +123,7 @@ def test_every_figure_on_the_page_has_data_and_says_simulated(page):
     assert "<strong>Simulated.</strong>" in text
 
 
-def test_measured_and_unfitted_pages_say_so(page):
+def test_page_marks_measured_and_unfitted_runs(page):
     measured = page(name="m", backend="vllm 0.32")
     assert "Simulated.</strong>" not in measured
     assert '<span class="badge measured">measured</span>' in measured
@@ -132,7 +132,7 @@ def test_measured_and_unfitted_pages_say_so(page):
     assert "Unfitted step times.</strong> llama-3.1-8b on a100-80g" in unfitted
 
 
-def test_curves_hold_what_the_cells_say(page, tmp_path):
+def test_page_curves_equal_the_cells(page, tmp_path):
     elements = Elements(page(rates=[1.0, 3.0]))
     data = elements.data
     curve = next(t for t in elements.plot("attainment")["data"] if t["mode"] == "lines+markers")
@@ -145,7 +145,7 @@ def test_curves_hold_what_the_cells_say(page, tmp_path):
     assert shares[0] == pytest.approx(sum(of_first[:2]) / 2, abs=1e-3)
 
 
-def test_no_curve_has_more_than_two_hundred_points(page):
+def test_page_curves_have_at_most_two_hundred_points(page):
     elements = Elements(page(requests=400))
     for name, figure in elements.data["figures"].items():
         for key in figure["views"][0]:
@@ -153,7 +153,7 @@ def test_no_curve_has_more_than_two_hundred_points(page):
             assert all(len(t["x"]) <= 200 for t in traces if t.get("mode") != "lines"), name
 
 
-def test_hostile_text_is_escaped_everywhere(page):
+def test_page_escapes_hostile_text(page):
     text = page(
         systems=[HOSTILE, "vllm"],
         model=HOSTILE,
@@ -169,20 +169,20 @@ def test_hostile_text_is_escaped_everywhere(page):
     assert "&lt;/script&gt;&lt;script&gt;window.owned=1" in text
 
 
-def test_embedded_json_has_no_markup_and_reads_back():
+def test_embedded_json_has_no_markup_and_is_parsed_back():
     value = {"<b>": ["</script>", "a & b", "\u2028"]}
     text = json_for_html(value)
     assert not set("<>&\u2028") & set(text)
     assert json.loads(text) == value
 
 
-def test_the_configuration_is_shown_verbatim(page):
+def test_page_shows_the_configuration_verbatim(page):
     assert "<pre>a = 1 # &lt;x&gt;\n\nb = &#34;2&#34;\n</pre>" in page(
         toml='a = 1 # <x>\n\nb = "2"\n'
     )
 
 
-def test_the_answer_names_the_winner(page):
+def test_answer_names_the_winner(page):
     text = page(rates=[1.0, 3.0], requests=400)
     answer = re.search(r'<p class="answer">(.*?)</p>', text).group(1)
     assert answer.startswith("<strong>vllm</strong> carries <strong>3 req/s</strong>")
@@ -197,7 +197,7 @@ def answer_of(text):
     return re.sub("<[^>]+>|&nbsp;", " ", re.search(r'<p class="answer">(.*?)</p>', text).group(1))
 
 
-def test_conditions_are_facets_with_figures_and_rates_of_their_own(page):
+def test_page_has_figures_and_rates_for_each_facet(page):
     text = page(axes={"workload": LONG, "model": ["x", "y"]}, requests=60)
     elements = Elements(text)
     data = elements.data
@@ -232,12 +232,12 @@ def test_conditions_are_facets_with_figures_and_rates_of_their_own(page):
          "vllm and orca  keep  87.5 %  of requests in their SLO at 4 req/s."),
     ],
 )  # fmt: skip
-def test_the_answer_speaks_of_what_was_run(page, axes, changes, told):
+def test_answer_describes_the_run(page, axes, changes, told):
     text = answer_of(page(axes=axes, requests=60, rates=[4.0, 5.0], **changes))
     assert " ".join(told.split()) in " ".join(text.split())
 
 
-def test_few_are_named_in_the_answer_and_many_counted(page):
+def test_answer_names_few_systems_and_counts_many(page):
     few = answer_of(page(name="few", systems=["a", "b", "c"], attainment=1.0, requests=20))
     assert few.strip().startswith("a, b and c  carry")
     many = answer_of(page(name="many", systems=list("abcd"), attainment=1.0, requests=20))
@@ -247,7 +247,7 @@ def test_few_are_named_in_the_answer_and_many_counted(page):
     assert swept.strip().startswith("4 configurations  carry")
 
 
-def test_the_answer_counts_the_facets_of_the_best(make_run, tmp_path):
+def test_answer_counts_the_facets_of_the_best(make_run, tmp_path):
     folder = make_run(axes={"model": ["x", "y", "z"]}, rates=[1.0, 2.0], seeds=1, requests=30)
     cells = pd.read_csv(folder / "cells.csv", dtype={"cell": "str"})
     # vllm carries 2 req/s of x and z, orca of z; of y orca 1 req/s and vllm nothing.
@@ -269,7 +269,7 @@ def test_the_answer_counts_the_facets_of_the_best(make_run, tmp_path):
     assert "2 of 3 models. orca has the highest goodput in 3 of 3 models." in " ".join(told.split())
 
 
-def test_the_title_counts_workloads_whose_labels_do_not_stand_alone(page):
+def test_title_counts_workloads_with_dependent_labels(page):
     title = page(axes={"workload": LONG}, requests=20).partition("<h1>")[2].partition("</h1>")[0]
     assert title == "llama-3.1-8b on a100-80g, 3 workloads"
     given = [text.replace("mix(", f"mix(name=load {n},") for n, text in enumerate(LONG)]
@@ -279,7 +279,7 @@ def test_the_title_counts_workloads_whose_labels_do_not_stand_alone(page):
     assert alone.partition("<h1>")[2].startswith("llama-3.1-8b on a100-80g, mix(…)<")
 
 
-def test_facets_without_an_offered_rate_are_counted_apart(make_run, tmp_path):
+def test_answer_counts_facets_without_an_offered_rate_apart(make_run, tmp_path):
     ladder = make_run("ladder", model="x", requests=30, attainment=1.0)
     at_once = make_run("once", model="y", requests=30, rates=[4.0], rate_rps="", attainment=1.0)
     text = write_report([ladder, at_once], tmp_path / "both.html").read_text()
@@ -289,7 +289,7 @@ def test_facets_without_an_offered_rate_are_counted_apart(make_run, tmp_path):
     assert [facet["rates"] for facet in Elements(text).data["facets"]][1] == [["0", "0 req/s"]]
 
 
-def test_all_at_once_has_bars_over_systems_and_no_word_of_capacity(page):
+def test_page_at_once_has_bars_and_does_not_mention_capacity(page):
     text = page(rates=[4.0], rate_rps="", requests=60, toml='slo = ""\n', attainment=1.0)
     elements = Elements(text)
     data = elements.data
@@ -305,7 +305,7 @@ def test_all_at_once_has_bars_over_systems_and_no_word_of_capacity(page):
     assert all(low <= bar["x"][0] <= high for bar in bars for low, high in bar["customdata"])
 
 
-def test_what_was_published_follows_the_summary(make_run, tmp_path):
+def test_published_table_follows_the_summary(make_run, tmp_path):
     table = tmp_path / "mine.toml"
     rows = "".join(f"[[row]]\nwhat = 'row {n}'\npublished = 1\nnote = 'why'\n" for n in range(30))
     table.write_text(f"title = 'A paper'\n{rows}")
@@ -318,7 +318,7 @@ def test_what_was_published_follows_the_summary(make_run, tmp_path):
     assert "the knee" not in text.partition('id="load"')[0]
 
 
-def test_several_runs_make_one_page(make_run, tmp_path):
+def test_page_of_several_runs_joins_them(make_run, tmp_path):
     simulated = make_run("sim", systems=["vllm"])
     measured = make_run("real", systems=["vllm"], backend="vllm 0.32")
     text = write_report([simulated, measured], tmp_path / "both.html").read_text()
@@ -327,7 +327,7 @@ def test_several_runs_make_one_page(make_run, tmp_path):
     assert text.count("<summary>Configuration of ") == 2
 
 
-def test_invalid_cells_are_named_and_left_out(make_run, tmp_path):
+def test_page_names_invalid_cells_and_leaves_them_out(make_run, tmp_path):
     folder = make_run(systems=["vllm"], rates=[1.0, 2.0], seeds=1)
     cells = (folder / "cells.csv").read_text().splitlines()
     cells[2] = cells[2].replace(",True,", ",False,")
@@ -342,7 +342,7 @@ def test_invalid_cells_are_named_and_left_out(make_run, tmp_path):
         write_report([folder], tmp_path / "s.html")
 
 
-def test_a_run_without_request_records_is_reported(make_run, tmp_path):
+def test_page_of_a_run_without_request_records(make_run, tmp_path):
     folder = make_run()
     for file in (folder / "requests").iterdir():
         file.unlink()
@@ -352,13 +352,13 @@ def test_a_run_without_request_records_is_reported(make_run, tmp_path):
     assert "cost" not in Elements(text).data["figures"]
 
 
-def test_no_price_no_cost_figure(page):
+def test_page_without_a_price_has_no_cost_figure(page):
     text = page(cost_usd_per_hour="")
     assert "cost" not in Elements(text).data["figures"]
     assert "no price is known" in text
 
 
-def test_an_unwritable_place_leaves_nothing(make_run, tmp_path):
+def test_write_report_to_an_unwritable_place_leaves_nothing(make_run, tmp_path):
     with pytest.raises(SloBenchError, match="cannot write"):
         write_report([make_run()], tmp_path / "absent" / "report.html")
     assert not (tmp_path / "absent").exists()
@@ -368,12 +368,12 @@ def test_an_unwritable_place_leaves_nothing(make_run, tmp_path):
     assert not list(tmp_path.glob(".*.part"))
 
 
-def test_the_same_run_gives_the_same_bytes(make_run, tmp_path):
+def test_write_report_repeats_the_same_bytes(make_run, tmp_path):
     folder = make_run()
     one, two = (write_report([folder], tmp_path / f"{n}.html").read_bytes() for n in "ab")
     assert one == two
 
 
-def test_a_run_on_a_cpu_counts_no_gpus(page):
+def test_page_of_a_cpu_run_counts_no_gpus(page):
     assert "<li>1 GPU</li>" in page(name="on-gpu")
     assert "GPU</li>" not in page(name="on-cpu", gpu="cpu", backend="torch")
