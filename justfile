@@ -18,6 +18,10 @@ setup:
 test *arguments="-n auto":
     python -m pytest {{ arguments }}
 
+# tests of a source file: just test-near harness/core/pages.py -x
+test-near file *arguments:
+    tests=$(scripts/tests_near.py {{ file }}) && python -m pytest $tests {{ arguments }}
+
 # rules and layout of the code, names in docstrings
 lint:
     ruff check
@@ -46,7 +50,7 @@ docs:
 
 # what the simulator serves in a CPU second
 bench:
-    python tests/benchmarks/bench_simulator.py
+    python tools/benchmarks/bench_simulator.py
 
 # share of the code that the quick tests run
 coverage:

@@ -27,6 +27,7 @@ _NO_CODE = {
     tokenize.ENDMARKER,
 }
 _WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+WITHOUT = "without tests and tools"
 
 
 def code_lines(source: str) -> int:
@@ -72,12 +73,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         folder = folder_of(name, given.depth)
         lines[folder] += code_lines((given.root / name).read_text())
         modules[folder] += 1
-    width = max(len("without tests"), *map(len, lines)) if lines else 0
+    width = max(len(WITHOUT), *map(len, lines)) if lines else 0
     print(f"{'folder':{width}}  {'modules':>7}  {'lines':>7}")
-    package = [folder for folder in lines if folder.split("/")[0] != "tests"]
+    package = [folder for folder in lines if folder.split("/")[0] not in ("tests", "tools")]
     for folder in sorted(lines):
         print(f"{folder:{width}}  {modules[folder]:7,}  {lines[folder]:7,}")
-    for label, folders in (("without tests", package), ("all", list(lines))):
+    for label, folders in ((WITHOUT, package), ("all", list(lines))):
         counts = sum(modules[f] for f in folders), sum(lines[f] for f in folders)
         print(f"{label:{width}}  {counts[0]:7,}  {counts[1]:7,}")
     return 0

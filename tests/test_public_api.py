@@ -96,7 +96,7 @@ def names_in_examples(module: ModuleType) -> set[str]:
     }
 
 
-def test_public_names():
+def test_public_names_are_those_of_the_list():
     assert set(policy.__all__) == POLICIES
     assert set(slo_bench.__all__) == EXPERIMENTS | POLICIES
     assert set(slo_bench.__all__) <= set(dir(slo_bench))
@@ -105,26 +105,26 @@ def test_public_names():
 @pytest.mark.parametrize(
     ("module", "names"), [(slo_bench, EXPERIMENTS), (policy, POLICIES)], ids=["top", "policy"]
 )
-def test_every_name_is_there_with_a_docstring_and_an_example(module, names):
+def test_public_names_have_docstring_and_example(module, names):
     undocumented = [n for n in names - NO_DOCSTRING if not inspect.getdoc(getattr(module, n))]
     assert not undocumented
     assert names - names_in_examples(module) - NO_EXAMPLE <= {"CapacityResult"}  # what is returned
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
-def test_names_for_policies_are_at_the_top_as_well(name):
+def test_policy_names_are_exported_at_the_top_level(name):
     assert getattr(slo_bench, name) is getattr(policy, name)
 
 
 @pytest.mark.parametrize("module", [slo_bench, policy], ids=["top", "policy"])
-def test_examples_run(module, tmp_path, monkeypatch):
+def test_docstring_examples_run(module, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     found = doctest.testmod(module, extraglobs={"folder": tmp_path})
     assert found.attempted > 10
     assert not found.failed
 
 
-def test_unknown_name_is_an_attribute_error():
+def test_unknown_name_of_the_package_is_an_attribute_error():
     with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
         _ = slo_bench.nonsense
     with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
@@ -147,7 +147,7 @@ def test_import_brings_no_heavy_packages(statement, unwanted):
 
 
 @pytest.mark.parametrize("folder", ["docs", "examples"])
-def test_no_page_and_no_example_imports_from_deep_inside(folder):
+def test_pages_and_examples_import_public_names_only(folder):
     root = Path(slo_bench.__file__).parent
     pages = [p for p in (root / folder).rglob("*") if p.suffix in (".md", ".py")]
     if folder == "docs":

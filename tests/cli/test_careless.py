@@ -55,7 +55,7 @@ FLEET = ("--models", "fleet(llama-3.1-8b*2)")
     ],
     ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else "",
 )
-def test_runs_that_cannot_be(slo_bench, more, message):
+def test_run_with_impossible_settings_is_refused(slo_bench, more, message):
     asked = list(RUN)
     for option in ("--seeds", "--requests", "--rates", "-s"):
         if option in more:
@@ -101,7 +101,7 @@ def test_runs_that_cannot_be(slo_bench, more, message):
     ],
     ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else "",
 )
-def test_other_commands(slo_bench, arguments, message):
+def test_commands_with_impossible_values_are_refused(slo_bench, arguments, message):
     assert message in refused(slo_bench, *arguments)
 
 
@@ -115,7 +115,7 @@ def test_other_commands(slo_bench, arguments, message):
         ("nan", "from 0 on"),
     ],
 )
-def test_times_of_a_trace(slo_bench, tmp_path, last, message):
+def test_trace_with_impossible_arrival_times_is_refused(slo_bench, tmp_path, last, message):
     (tmp_path / "t.csv").write_text(f"{HEADER}0,10,10\n{last},10,10\n")
     for command in (["workload", "show", "t.csv"], ["run", "--workload", "t.csv", "-s", "vllm"]):
         said = refused(slo_bench, *command)
@@ -123,7 +123,7 @@ def test_times_of_a_trace(slo_bench, tmp_path, last, message):
         assert "t.csv, line 3" in said
 
 
-def test_special_files_are_refused_before_they_are_opened(slo_bench, tmp_path):
+def test_special_files_are_refused_before_they_are_opened_by_a_command(slo_bench, tmp_path):
     (tmp_path / "model").mkdir()
     for name in ("t.csv", "e.toml", "model/config.json"):
         os.mkfifo(tmp_path / name)
@@ -132,7 +132,7 @@ def test_special_files_are_refused_before_they_are_opened(slo_bench, tmp_path):
     assert "is a named pipe" in refused(slo_bench, "run", "e.toml")
 
 
-def test_a_packed_file_is_bounded_by_what_it_holds(slo_bench, tmp_path, limit):
+def test_gzip_file_is_limited_by_its_unpacked_size(slo_bench, tmp_path, limit):
     limit("1M")
     for name, content in {
         "line.csv.gz": HEADER.encode() + b"0" * (1 << 24),
@@ -147,7 +147,7 @@ def test_a_packed_file_is_bounded_by_what_it_holds(slo_bench, tmp_path, limit):
         assert "--max-input-size" in said
 
 
-def test_a_run_folder_asks_for_no_more_than_a_command_may(slo_bench, tmp_path, limit):
+def test_run_folder_is_held_to_the_limits_of_a_command(slo_bench, tmp_path, limit):
     limit("1M")
     assert slo_bench(*RUN, "--records", "csv", "--out", "r")[0] == 0
     with gzip.open(next((tmp_path / "r" / "requests").iterdir()), "ab") as file:
@@ -162,12 +162,12 @@ def test_a_run_folder_asks_for_no_more_than_a_command_may(slo_bench, tmp_path, l
     assert "is a named pipe" in refused(slo_bench, "explain", "r", "slowest")
 
 
-def test_a_key_of_many_names_is_no_toml(slo_bench, tmp_path):
+def test_toml_key_with_too_many_dots_is_refused(slo_bench, tmp_path):
     (tmp_path / "e.toml").write_text("a." * 50_000 + "a = 1\n")
     assert "100 names joined by dots" in refused(slo_bench, "run", "e.toml")
 
 
-def test_truncated_requests_are_counted_and_have_their_new_lengths(slo_bench, tmp_path):
+def test_truncated_requests_are_counted_with_their_new_lengths(slo_bench, tmp_path):
     cut = [*RUN, "--num-gpu-blocks", "16", "--overlong-requests", "truncate", "--records", "csv"]
     code, out, _ = slo_bench(*cut, "--out", "r")
     assert code == 0
@@ -186,13 +186,13 @@ def test_truncated_requests_are_counted_and_have_their_new_lengths(slo_bench, tm
     assert (kept == np.minimum(tokens, 16 * 16)).all()
 
 
-def test_names_of_thousands_of_characters_make_a_folder(slo_bench, tmp_path):
+def test_run_with_very_long_names_writes_its_folder(slo_bench, tmp_path):
     (tmp_path / "e.toml").write_text(f'name = "{"ä" * 5000}"\n')
     assert slo_bench("run", "e.toml", *RUN[1:])[0] == 0
     assert len(list((tmp_path / "runs").iterdir())) == 1
 
 
-def test_the_estimate_counts_what_is_planned():
+def test_memory_estimate_counts_the_planned_cells():
     asked = Experiment(
         systems=["vllm", "sarathi"],
         parameters={"sarathi": {"chunk_tokens": [256, 512], "max_num_seqs": [8, 16]}},
@@ -208,7 +208,7 @@ def test_the_estimate_counts_what_is_planned():
     assert estimate(one).cells == len(one.plan().cells)
 
 
-def test_memory_and_sizes():
+def test_check_memory_and_parse_size():
     check_memory(available_bytes() / 2, "half")
     with pytest.raises(SloBenchError, match=r"a lot needs about .* are available"):
         check_memory(1e20, "a lot")

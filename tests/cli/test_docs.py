@@ -30,7 +30,7 @@ def slo_bench(command, folder):
     )
 
 
-def test_the_program_of_the_readme(tmp_path):
+def test_readme_python_program_runs(tmp_path):
     (program,) = blocks("README.md", "python")
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True
@@ -39,13 +39,13 @@ def test_the_program_of_the_readme(tmp_path):
     assert "Length: 500" in done.stdout
 
 
-def test_the_experiment_file_of_the_readme():
+def test_readme_experiment_file_runs():
     (text,) = blocks("README.md", "toml")
     cells = Experiment(**tomllib.loads(text)).plan().cells
     assert {(cell.placement.tp, cell.instances) for cell in cells} == {(2, 4), (4, 2)}
 
 
-def test_the_policy_of_contributing(tmp_path):
+def test_contributing_example_policy_runs(tmp_path):
     (policy,) = blocks("CONTRIBUTING.md", "python")
     (tmp_path / "short_prompts.py").write_text(policy, encoding="utf-8")
     command, checks = (block.strip() for block in blocks("CONTRIBUTING.md", "sh"))
@@ -62,7 +62,7 @@ def test_the_policy_of_contributing(tmp_path):
     assert (ROOT / checks).is_file()
 
 
-def test_the_entry_point_of_contributing(tmp_path, monkeypatch):
+def test_contributing_example_entry_point_is_found(tmp_path, monkeypatch):
     (policy,) = blocks("CONTRIBUTING.md", "python")
     (snippet,) = blocks("CONTRIBUTING.md", "toml")
     ((group, names),) = tomllib.loads(snippet)["project"]["entry-points"].items()
@@ -82,7 +82,7 @@ def test_the_entry_point_of_contributing(tmp_path, monkeypatch):
     assert {row["system"] for row in rows} == {"short-prompts"}
 
 
-def test_the_pictures_of_the_readme_exist():
+def test_readme_pictures_exist():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     pictures = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", text)
     assert pictures

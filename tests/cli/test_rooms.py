@@ -21,7 +21,7 @@ def modules() -> set[str]:
         str(path.relative_to(ROOT)) for room in PACKAGE for path in (ROOT / room).rglob("*.py")
     } | {
         str(path.relative_to(ROOT))
-        for room in ("tests", "scripts", "examples")
+        for room in ("tests", "tools", "scripts", "examples")
         for path in (ROOT / room).rglob("*.py")
     }
 
@@ -36,13 +36,13 @@ def test_every_module_that_a_page_names_exists(page):
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_room_that_a_page_names_exists(page):
+def test_every_folder_that_a_page_names_exists(page):
     named = re.findall(r"`([\w/]+/)`", (ROOT / page).read_text())
     rooms = [name for name in named if name.partition("/")[0] in PACKAGE]
     assert not [name for name in rooms if not (ROOT / name).is_dir()]
 
 
-def test_every_room_and_every_module_of_the_harness_is_on_the_map():
+def test_architecture_page_names_every_folder_of_the_package():
     page = (ROOT / "docs/architecture.md").read_text()
     of_harness = [path for path in (ROOT / "harness").iterdir() if path.name[:2] != "__"]
     wanted = [f"{path.name}/" if path.is_dir() else path.name for path in of_harness]

@@ -72,14 +72,14 @@ def asked_hostile(slo_bench):
     return out + err
 
 
-def test_a_terminal_sees_no_escape_sequence_of_a_server(asked_hostile, slo_bench):
+def test_escape_sequences_of_a_server_do_not_reach_the_terminal(asked_hostile, slo_bench):
     assert control_characters(asked_hostile) == []
     code, out, err = slo_bench("report", "out")
     assert code in (0, 2)
     assert control_characters(out + err) == []
 
 
-def test_no_cell_of_a_csv_is_a_formula(asked_hostile, tmp_path):
+def test_csv_cells_are_no_spreadsheet_formulas(asked_hostile, tmp_path):
     with (tmp_path / "out" / "cells.csv").open(newline="") as file:
         header, *rows = csv.reader(file)
     assert f"'{HOSTILE}" in rows[0]
@@ -89,7 +89,7 @@ def test_no_cell_of_a_csv_is_a_formula(asked_hostile, tmp_path):
     assert read_rows(tmp_path / "out" / "cells.csv")[0]["model"] == HOSTILE
 
 
-def test_an_error_shows_no_escape_sequence(slo_bench):
+def test_error_message_contains_no_escape_sequence(slo_bench):
     code, _, err = slo_bench("run", "-s", f"x{ESCAPES}")
     assert code == 2
     assert control_characters(err) == []
@@ -97,13 +97,13 @@ def test_an_error_shows_no_escape_sequence(slo_bench):
 
 
 @given(st.text())
-def test_words_come_back_as_they_went(tmp_path_factory, word):
+def test_guarded_csv_word_is_restored_by_unguarded(tmp_path_factory, word):
     assert unguarded(guarded(word)) == word
     assert guarded(word)[:1] not in ("=", "+", "-", "@", "\t", "\r")
     assert control_characters(harmless(word)) == []
 
 
-def test_formulas_come_back_from_tables_and_traces(tmp_path):
+def test_formula_like_names_survive_tables_and_traces(tmp_path):
     rows = [{"cell": "a", "system": FORMULA, "=x": "-1+1", "n": -1.5}]
     write_rows(tmp_path / "cells.csv", rows)
     assert read_rows(tmp_path / "cells.csv") == rows
@@ -111,7 +111,7 @@ def test_formulas_come_back_from_tables_and_traces(tmp_path):
     assert read(tmp_path / "t.csv").workload.class_names == ("=a",)
 
 
-def test_a_key_is_in_no_file_no_process_list_and_no_report(slo_bench, tmp_path, monkeypatch):
+def test_api_key_is_in_no_file_process_list_or_report(slo_bench, tmp_path, monkeypatch):
     """Also not in temporary files while it runs."""
     monkeypatch.setenv("MY_KEY", "sesame-open")
     monkeypatch.setenv("TMPDIR", str(tmp_path))
@@ -142,13 +142,13 @@ def test_a_key_is_in_no_file_no_process_list_and_no_report(slo_bench, tmp_path, 
 
 
 @pytest.mark.parametrize("name", ["../../README", "/etc/passwd", "..", "a/b", ""])
-def test_a_run_folder_names_published_tables_only(name):
+def test_published_table_name_that_is_a_path_is_refused(name):
     with pytest.raises(SloBenchError, match="unknown table"):
         load_published(name)
 
 
 @pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/b", "..", ""])
-def test_a_cell_is_no_path(tmp_path, name):
+def test_cell_name_that_is_a_path_is_refused(tmp_path, name):
     run = Experiment(systems="vllm", rates=[2], seeds=1, requests=5).run(tmp_path / "run", jobs=1)
     table = run.folder / "cells.csv"
     table.write_text(table.read_text().replace("\nvllm_rate-2_seed-0", f"\n{name}"))
@@ -159,7 +159,7 @@ def test_a_cell_is_no_path(tmp_path, name):
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/net/tcp"), reason="needs Linux")  # noqa: PTH110
-def test_our_servers_listen_on_loopback():
+def test_servers_listen_on_loopback_by_default():
     with serving(MockConfig()) as server:
         port = int(server.url.rpartition(":")[2])
         lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
@@ -169,7 +169,7 @@ def test_our_servers_listen_on_loopback():
 
 
 @pytest.mark.parametrize("name", ["../x", "/tmp/x", "requests/../../x"])
-def test_files_from_other_machines_stay_in_the_run_folder(tmp_path, name):
+def test_files_unpacked_from_workers_stay_in_the_run_folder(tmp_path, name):
     with pytest.raises(SloBenchError, match="in no run folder"):
         unpack({"requests/good.csv.gz": b"", name: b""}, tmp_path / "run")
     assert list(tmp_path.rglob("*")) == []
@@ -185,7 +185,7 @@ RUNS_CODE = re.compile(
 )
 
 
-def test_nothing_that_is_read_can_run_code():
+def test_package_never_unpickles_or_evaluates_input():
     """Unpickling and the like; `FILE.py` as a policy is loaded by name, and is code by intent."""
     root = Path(str(files("slo_bench")))
     rooms = ("cli", "harness", "predictors", "reports", "tuner", "workloads")
@@ -236,7 +236,7 @@ def of_a_stranger(slo_bench):
     ],
     ids=lambda words: " ".join(words[:2]),
 )
-def test_a_policy_file_of_a_stranger_is_asked_about_before_it_runs(slo_bench, of_a_stranger, words):
+def test_policy_file_in_a_foreign_folder_needs_trust_code(slo_bench, of_a_stranger, words):
     code, _, err = slo_bench(*words)
     assert code == 2
     assert "theirs.py" in err
@@ -244,20 +244,20 @@ def test_a_policy_file_of_a_stranger_is_asked_about_before_it_runs(slo_bench, of
     assert not Path("owned").exists()
 
 
-def test_a_report_does_without_the_code_of_a_stranger(slo_bench, of_a_stranger):
+def test_report_runs_no_policy_file_of_the_run_folder(slo_bench, of_a_stranger):
     code, _, err = slo_bench("report", "theirs")
     assert code == 0, err
     assert not Path("owned").exists()
 
 
-def test_trusted_code_is_named_and_runs(slo_bench, of_a_stranger):
+def test_trust_code_names_and_runs_the_policy_file(slo_bench, of_a_stranger):
     code, _, err = slo_bench("explain", "theirs", "slowest", "--trust-code")
     assert code == 0, err
     assert "theirs.py, a policy file that runs with your rights" in err
     assert Path("owned").exists()
 
 
-def test_a_study_outside_its_folder_is_asked_about(slo_bench):
+def test_study_storage_outside_its_folder_needs_trust_code(slo_bench):
     from slo_bench.tuner.search.storage import study_location
     from slo_bench.workloads import trust
 

@@ -45,13 +45,13 @@ def ends(monkeypatch, *groups: list[Fake]) -> tuple[str, list[str]]:
     return str(ended.value), said
 
 
-def test_the_last_one_that_ends_ends_the_service(monkeypatch):
+def test_service_ends_when_its_last_server_ends(monkeypatch):
     why, said = ends(monkeypatch, [Fake("a", 1), Fake("b", 9), Fake("c", 3)])
     assert why == "b ended"
     assert [line.split()[2] for line in said] == ["a", "c"]
 
 
-def test_other_kinds_cannot_stand_in(monkeypatch):
+def test_service_ends_when_all_servers_of_one_kind_have_ended(monkeypatch):
     why, said = ends(monkeypatch, [Fake("prefill", 4)], [Fake("decode", float("inf"))])
     assert why == "prefill ended"
     assert said == []
@@ -70,12 +70,12 @@ class Wanted:
 
 
 @pytest.mark.parametrize(("inside", "patched"), [(True, False), (False, True)])
-def test_lengths_that_nobody_would_hear_of_are_refused(inside, patched):
+def test_length_predictor_without_a_patched_server_is_refused(inside, patched):
     with pytest.raises(SloBenchError, match="vllm has vllm as it is"):
         serve_until_stopped.check_hears(Wanted("vllm", patched), inside=inside, say=pytest.fail)
 
 
-def test_it_is_said_where_a_policy_does_not_look_at_lengths():
+def test_policy_that_ignores_predicted_lengths_gives_a_warning():
     said: list[str] = []
     serve_until_stopped.check_hears(Wanted("edf", patched=True), inside=True, say=said.append)
     assert said == [
@@ -86,7 +86,7 @@ def test_it_is_said_where_a_policy_does_not_look_at_lengths():
     )
 
 
-def test_parameters_may_name_their_system():
+def test_serve_parameter_may_be_prefixed_with_its_system():
     found = serve_until_stopped.parameters_of(
         ["distserve.decode_instances=2", "x=0.5"], "distserve"
     )

@@ -26,7 +26,7 @@ def saying(answering, figures):
     )
 
 
-def test_servers_are_added_up_and_one_without_metrics_is_left_out(answering):
+def test_serving_status_sums_servers_and_skips_one_without_metrics(answering):
     one, other = dict(IDLE), dict(IDLE)
     dead = "http://127.0.0.1:9"
     status = ServingStatus([saying(answering, one), saying(answering, other), dead])
@@ -51,7 +51,7 @@ def test_servers_are_added_up_and_one_without_metrics_is_left_out(answering):
     )  # no rate without a reading before
 
 
-def test_without_a_terminal_a_line_is_printed_where_there_were_requests(
+def test_serving_display_without_terminal_prints_a_line_after_requests(
     answering, monkeypatch, capsys
 ):
     monkeypatch.setattr(serving, "LINE_EVERY_S", 0.0)

@@ -52,7 +52,7 @@ def wider(program, folder):
 SMALL = ["-s", "vllm,orca", "--rates", "2", "--seeds", "1", "-n", "10", "--out", "o", "--json"]
 
 
-def test_a_new_setting_is_an_option_of_every_command_that_takes_all(tmp_path):
+def test_new_setting_becomes_an_option_of_run_capacity_and_tune(tmp_path):
     for command in ("run", "capacity", "tune system"):
         words = [*command.split(), "--help-all"]
         shown = wider(
@@ -75,7 +75,7 @@ def test_a_new_setting_is_an_option_of_every_command_that_takes_all(tmp_path):
         (["--sweep", "rack_slots=2,3"], [2, 3]),
     ],
 )
-def test_a_new_setting_is_set_and_swept_and_written_down(words, values, tmp_path):
+def test_new_setting_can_be_set_swept_and_is_written_to_the_file(words, values, tmp_path):
     out = wider(
         f"""
         from slo_bench.cli.main import main
@@ -93,7 +93,7 @@ def test_a_new_setting_is_set_and_swept_and_written_down(words, values, tmp_path
         assert {"vllm_rack-slots-2_rate-2_seed-0"} <= {row["cell"] for row in rows}
 
 
-def test_a_new_setting_is_read_from_python_and_files_and_makes_series(tmp_path):
+def test_new_setting_is_read_from_python_and_files_and_makes_series(tmp_path):
     (tmp_path / "x.toml").write_text("rack_slots = [1, 4]\nrates = 2\n")
     out = wider(
         """
@@ -127,7 +127,7 @@ def test_every_setting_is_an_option_of_run():
     assert hidden == {"parameters", "tuning", "variants"}
 
 
-def test_no_command_has_more_than_fifteen_parameters_written_by_hand():
+def test_commands_declare_at_most_fifteen_parameters_by_hand():
     counted = {}
     for path in COMMANDS.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -137,7 +137,7 @@ def test_no_command_has_more_than_fifteen_parameters_written_by_hand():
     assert not {name: count for name, count in counted.items() if count > 15}
 
 
-def test_a_command_cannot_name_a_setting_that_is_none():
+def test_offer_of_an_unknown_setting_is_an_assertion_error():
     for words in ({"only": ("tq",)}, {"without": ("tq",)}, {"changed": {"tq": {}}}):
         with pytest.raises(AssertionError, match="no settings"):
             Offer(**words).parameters()
@@ -152,7 +152,7 @@ def test_specs_of_cells_have_the_defaults_of_the_schema():
                 assert value == (default[0] if isinstance(default, tuple) else default), name
 
 
-def test_set_takes_one_value_of_a_setting_a_table_or_a_parameter(slo_bench):
+def test_set_option_takes_a_setting_a_table_or_a_parameter(slo_bench):
     words = ["run", "-s", "sarathi", "--rates", "2", "--seeds", "1", "-n", "10", "--no-report"]
     more = ["--set", "chunk_tokens=256", "--set", "tp=2"]
     code, _, err = slo_bench(*words, *more, "--set", "slo=ttft=1,tpot=0.2", "-o", "o")

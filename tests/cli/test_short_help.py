@@ -25,7 +25,7 @@ def _command(words):
     return command
 
 
-def test_the_first_words(slo_bench):
+def test_command_without_arguments_prints_a_short_introduction(slo_bench):
     code, out, _ = slo_bench()
     assert code == 0
     assert out.count("\n  slo-bench ") == 3
@@ -42,7 +42,7 @@ def test_commands_with_many_options_have_a_short_help():
 
 
 @pytest.mark.parametrize("words", SHORT, ids=" ".join)
-def test_the_short_help_shows_some_options_and_the_long_one_all(slo_bench, words):
+def test_short_help_shows_a_part_and_help_all_every_option(slo_bench, words):
     command = _command(words)
     names = {option.opts[0] for option in command.params if option.param_type_name == "option"}
     assert command.shown - {"--help-all"} <= names

@@ -36,7 +36,7 @@ def full_device(tmp_path):
 
 
 @pytest.mark.parametrize("encoding", ["ascii:strict", "latin-1"])
-def test_an_encoding_without_the_characters_gets_others(encoding):
+def test_output_in_a_narrow_encoding_replaces_missing_characters(encoding):
     code, out, err = call("run", "--help-all", env={"PYTHONIOENCODING": encoding})
     assert code == 0, err
     assert b"--sweep" in out
@@ -44,21 +44,21 @@ def test_an_encoding_without_the_characters_gets_others(encoding):
 
 
 @pytest.mark.parametrize("fds", [">&-", "2>&-", "<&- >&- 2>&-"])
-def test_closed_streams(fds):
+def test_closed_standard_streams_cause_no_error(fds):
     code, out, err = call("list", "models", fds=fds)
     assert code == 0
     assert (b"llama" in out) == (">&-" not in fds.replace("2>&-", ""))
     assert b"rror" not in err
 
 
-def test_a_full_output_is_an_error_and_full_diagnostics_are_none(tmp_path):
+def test_full_stdout_is_an_error_and_full_stderr_is_ignored(tmp_path):
     full = full_device(tmp_path)
     code, _, err = call("list", "models", "--json", fds=f">{full}")
     assert (code, err) == (2, b"error: cannot write the output: No space left on device\n")
     assert call("list", "no-such-thing", fds=f"2>{full}")[0] == 2
 
 
-def test_a_pipe_that_nobody_reads_ends_as_by_the_signal():
+def test_closed_pipe_on_stdout_ends_the_command_like_sigpipe():
     read, write = os.pipe()
     os.close(read)
     code, _, err = call("run", "--help", capture_output=False, stdout=write, stderr=subprocess.PIPE)
@@ -66,7 +66,7 @@ def test_a_pipe_that_nobody_reads_ends_as_by_the_signal():
     assert (code, err) == (128 + signal.SIGPIPE, b"")
 
 
-def test_a_working_directory_that_was_removed(tmp_path):
+def test_removed_working_directory_is_an_error_line(tmp_path):
     gone = tmp_path / "gone"
     gone.mkdir()
     line = ["sh", "-c", 'rmdir "$PWD"; exec "$@"', "sh", *COMMAND]
@@ -75,14 +75,14 @@ def test_a_working_directory_that_was_removed(tmp_path):
     assert ended.stderr.endswith(b"error: the working directory does not exist any more\n")
 
 
-def test_a_name_that_is_no_utf_8(tmp_path):
+def test_file_name_outside_utf_8_is_refused(tmp_path):
     code, _, err = call("run", "--out", b"x\xff", env={"PYTHONUTF8": "1"}, cwd=tmp_path)
     assert code == 2
     assert err.startswith(b"error: x\\udcff is not valid in the encoding utf-8")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_too_little_memory_is_said():
+def test_out_of_memory_is_an_error_line():
     limit = 200 << 20
 
     def limited():
@@ -114,7 +114,7 @@ cli.main()
 @pytest.mark.parametrize(
     ("first", "second", "code"), [("SIGINT", "SIGINT", 130), ("SIGTERM", "SIGINT", 143)]
 )
-def test_signals_keep_the_way_to_go_on(first, second, code):
+def test_interrupted_command_prints_its_resume_hint_once(first, second, code):
     line = [sys.executable, "-c", STRUCK.format(first=first, second=second)]
     ended = subprocess.run(
         line,
@@ -170,7 +170,7 @@ entry.main()
         (WHILE_ENDING.format(signal="SIGTERM"), 0, b"done\n"),
     ],
 )
-def test_signals_do_not_change_how_a_command_ends(script, code, out, tmp_path):
+def test_signal_at_the_end_does_not_change_exit_code_and_output(script, code, out, tmp_path):
     (tmp_path / "struck.py").write_text(script)
     ended = subprocess.run(
         [sys.executable, "-m", "struck"],
@@ -183,7 +183,7 @@ def test_signals_do_not_change_how_a_command_ends(script, code, out, tmp_path):
     assert (ended.returncode, ended.stdout, ended.stderr) == (code, out, b"")
 
 
-def test_a_fault_of_ours_is_no_failed_check():
+def test_internal_error_exits_70():
     line = "from slo_bench.cli import main as cli; cli.app = lambda: 1 / 0; cli.main()"
     ended = subprocess.run([sys.executable, "-c", line], capture_output=True, check=False)
     assert ended.returncode == 70
@@ -191,7 +191,7 @@ def test_a_fault_of_ours_is_no_failed_check():
     assert b"this is a fault of slo-bench" in ended.stderr
 
 
-def test_a_record_on_a_full_disk_is_an_error(monkeypatch):
+def test_record_of_requests_on_a_full_disk_is_an_error(monkeypatch):
     from slo_bench.harness.results.checkpoint import Checkpoint
 
     def full(*arguments, **options):

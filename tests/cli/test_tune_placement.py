@@ -15,7 +15,7 @@ def typed(*arguments):
     return CliRunner().invoke(app, [*UELLM, *map(str, arguments)])
 
 
-def test_methods_and_the_map_drawn():
+def test_tune_placement_prints_methods_and_draws_the_map():
     shown = typed("--reserve-gib", 12)
     assert shown.exit_code == 0
     assert "28 layers of chatglm2-6b on 2 of 4 devices (balanced, exact optimum)" in " ".join(
@@ -26,7 +26,7 @@ def test_methods_and_the_map_drawn():
     assert "not used: with one more, a pass takes +" in " ".join(shown.output.split())
 
 
-def test_json_and_files(tmp_path):
+def test_tune_placement_writes_json_map_and_page(tmp_path):
     out, page = tmp_path / "map.json", tmp_path / "map.html"
     shown = typed("--reserve-gib", 12, "--json", "--out", out, "--html", page, "--lanes", 1)
     found = json.loads(shown.output)
@@ -46,14 +46,14 @@ def test_json_and_files(tmp_path):
     assert "http" not in html.split("<svg")[1].split("</svg>")[0]
 
 
-def test_morphling_says_what_its_tests_cost(tmp_path):
+def test_tune_placement_morphling_tells_the_cost_of_its_tests(tmp_path):
     out = tmp_path / "map.json"
     shown = typed("--method", "morphling", "--tests", 1, "--out", out)
     assert "in which nothing is served" in " ".join(shown.output.split())
     assert read_device_map(str(out)).ready_s > 15
 
 
-def test_the_written_map_runs(tmp_path):
+def test_run_accepts_the_map_written_by_tune_placement(tmp_path):
     out = tmp_path / "map.json"
     typed("--reserve-gib", 12, "--out", out, "--lanes", 1)
     load = ["-s", "fifo", "-w", "alpaca", "--rates", "1", "--requests", "20", "--seeds", "1"]
@@ -65,7 +65,7 @@ def test_the_written_map_runs(tmp_path):
     assert "rtx-3090@350w" in rows
 
 
-def test_a_map_has_room_for_the_longest_request(tmp_path):
+def test_map_reserves_memory_for_the_longest_request(tmp_path):
     out = tmp_path / "map.json"
     shown = typed("--workload", "azure-code", "--out", out)
     assert "fits beside the layers: azure-code" in " ".join(shown.output.split())
@@ -89,7 +89,7 @@ def test_a_map_has_room_for_the_longest_request(tmp_path):
         (["--method", "even", "--reserve-gib", "17", "--out", "x.json"], "does not fit"),
     ],
 )
-def test_what_is_wrong_is_said(tmp_path, monkeypatch, arguments, problem):
+def test_tune_placement_refuses_wrong_arguments(tmp_path, monkeypatch, arguments, problem):
     monkeypatch.chdir(tmp_path)
     shown = typed(*arguments)
     assert shown.exit_code != 0
@@ -98,7 +98,7 @@ def test_what_is_wrong_is_said(tmp_path, monkeypatch, arguments, problem):
     assert not list(tmp_path.iterdir())
 
 
-def test_given_splits_are_timed():
+def test_tune_placement_times_the_given_splits():
     asked = ["tune", "placement", "--model", "chatglm2-6b", "--topology", "uellm-3090-v100"]
     asked += ["--batch", "1", "--context", "100", "--host-ms", "28", "--kv-tokens", "200", "--json"]
     published = {"14,14": 11.19, "17,11": 13.09, "20,8": 14.85, "24,4": 17.23, "27,1": 22.55}

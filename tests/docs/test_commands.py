@@ -53,13 +53,13 @@ NOT_RUN = {
     # Too long; the command is tested on a small folder.
     "slo-bench serve vllm --backend vllm --model models/tiny --port 8000 "
     "--server-arg=--max-model-len=2048": "waits; for the clients of the next line",
-    "python tests/benchmarks/bench_clients.py --server http://127.0.0.1:8000 "
+    "python tools/benchmarks/bench_clients.py --server http://127.0.0.1:8000 "
     "--model models/tiny --tokenizer models/tiny --rates 1,2,4 --requests 24 "
     "--output-tokens 32 --vllm vllm --guidellm guidellm --aiperf aiperf": "other clients",
     "python scripts/server_tables.py --work runs": "an hour of real servers",
-    "python tests/benchmarks/bench_parts.py --requests 100000": "a minute of CPU time",
-    "python tests/benchmarks/bench_parts.py --growth --requests 10000000": "six minutes of CPU",
-    "python tests/benchmarks/bench_compiled.py vllm:1 sarathi:1 distserve:8 mooncake:8 "
+    "python tools/benchmarks/bench_parts.py --requests 100000": "a minute of CPU time",
+    "python tools/benchmarks/bench_parts.py --growth --requests 10000000": "six minutes of CPU",
+    "python tools/benchmarks/bench_compiled.py vllm:1 sarathi:1 distserve:8 mooncake:8 "
     "banaserve:8": "four minutes of CPU time, and a C compiler",
     "slo-bench accuracy --out errors.jsonl": "predicts 800 measurements",
     "slo-bench accuracy --out errors.jsonl --resume": "the same",
@@ -78,7 +78,7 @@ NOT_RUN = {
     "slo-bench workload fetch burstgpt": "downloads 51 MB",
     "slo-bench capacity --base-url http://10.0.0.9:8000 --executor ray --address auto "
     "--processes 8": "a Ray cluster at that address",
-    "python tests/fuzz/campaign.py --engine atheris --only 'event stream' --seconds 60": (
+    "python tools/fuzz/campaign.py --engine atheris --only 'event stream' --seconds 60": (
         "atheris has no wheel for every Python"
     ),
 }
@@ -145,7 +145,7 @@ def kind(command: str) -> str:
         return "torch"
     if "--suite prediction" in command or words[1:3] == ["profile", "run"]:
         return "torch"
-    if program == "python" and asked.startswith("tests/"):
+    if program == "python" and asked.startswith("tools/"):
         return "slow"
     if {"--suite", "--perturb", "plan"} & set(words):
         return "slow"

@@ -61,13 +61,13 @@ def commands():
     yield from walk(typer.main.get_command(app), ("slo-bench",))
 
 
-def test_the_lists_are_read():
+def test_glossary_word_lists_are_parsed():
     assert len(WORDS) > 30
     assert found_in("the knob of a resident", WORDS) == {"knob", "resident"}
     assert old_names("told_tokens") == {"told"}
 
 
-def test_options_and_help_texts():
+def test_options_and_help_texts_use_no_retired_words():
     wrong = {}
     for path, command in commands():
         texts = [command.help or ""]
@@ -90,7 +90,7 @@ def error_texts(path):
 
 
 @pytest.mark.parametrize("folder", PACKAGE)
-def test_error_messages(folder):
+def test_error_messages_use_no_retired_words(folder):
     wrong = {}
     for path in sorted((ROOT / folder).rglob("*.py")):
         if found := set().union(*(found_in(text, WORDS) for text in error_texts(path))):
@@ -108,7 +108,7 @@ def public_names():
     yield from Experiment.model_fields
 
 
-def test_public_names():
+def test_public_names_use_no_retired_words():
     assert not {name: found for name in public_names() if (found := old_names(name))}
 
 
@@ -117,7 +117,7 @@ def columns(folder):
         yield from file.readline().strip().split(",")
 
 
-def test_columns_are_defined(tmp_path):
+def test_columns_of_cells_csv_are_defined_in_metrics_page(tmp_path):
     arguments = ["run", "--requests", "20", "--rates", "4", "--seeds", "1", "--no-report"]
     done = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "o")])
     assert done.exit_code == 0, done.output
@@ -128,7 +128,7 @@ def test_columns_are_defined(tmp_path):
     assert not names - defined
 
 
-def test_every_term_says_one_thing():
+def test_glossary_terms_are_distinct():
     before = GLOSSARY.split("## Words that are not used")[0]
     terms = [row[0] for row in table_rows(before) if row[0] not in ("term",)]
     assert len(terms) == len(set(terms))

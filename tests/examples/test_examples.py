@@ -23,7 +23,7 @@ PRINTED = {
 NAMES = [example.stem for example in EXAMPLES]
 
 
-def test_all_are_known():
+def test_every_example_has_an_expected_output():
     assert set(NAMES) == set(PRINTED)
 
 
@@ -49,7 +49,7 @@ def test_example_is_short_and_documented(example):
     assert len(text.splitlines()) <= 40
 
 
-def test_the_trials_of_uellm_are_an_experiment_that_runs(slo_bench, tmp_path):
+def test_uellm_tuning_file_runs(slo_bench, tmp_path):
     file = EXAMPLES[0].with_name("uellm_tuning.toml")
     assert tomllib.loads(file.read_text())["tune"]["trials"] == 160
     short = ["--trials", 3, "--requests", 100, "--seeds", 1, "--jobs", 1]

@@ -53,7 +53,7 @@ def at(gpu: str, regime: str = "decode-bound") -> Setting:
     return Setting("vllm", gpu, "m", KERNELS, regime)
 
 
-def test_with_19_rows_of_its_own_the_band_is_from_the_least_to_the_greatest():
+def test_band_of_19_rows_spans_least_to_greatest():
     known = rows(("h100", "decode-bound", list(np.linspace(-1, 0.8, 19))))
     spread = known.spread(at("h100"), ["ttft_mean"])
     assert spread.seen
@@ -62,14 +62,14 @@ def test_with_19_rows_of_its_own_the_band_is_from_the_least_to_the_greatest():
     assert known.spread(at("h100"), ["ttft_mean"], residual_id("h100", "3")) is None
 
 
-def test_rows_of_the_regime_come_first():
+def test_band_prefers_rows_of_the_same_regime():
     calm, full = list(np.linspace(-0.1, 0.1, 19)), list(np.linspace(1, 2, 19))
     known = rows(("h100", "decode-bound", calm), ("h100", "kv-bound", full))
     assert known.spread(at("h100", "kv-bound"), ["ttft_mean"]).logs.min() == 1
     assert known.spread(at("h100"), ["ttft_mean"]).logs.max() == pytest.approx(0.1)
 
 
-def test_a_quantile_that_nobody_measured_takes_the_mean():
+def test_band_of_an_unmeasured_quantile_takes_that_of_the_mean():
     known = rows(("h100", "decode-bound", [0.5] * 19))
     assert known.spread(at("h100"), ["ttft_p99"]).factors() == pytest.approx((np.exp(0.5),) * 2)
     known = rows(("h100", "decode-bound", [0.5] * 19))
@@ -77,7 +77,7 @@ def test_a_quantile_that_nobody_measured_takes_the_mean():
     assert known.spread(at("h100"), ["ttft_p99"]).factors() == pytest.approx((np.exp(0.7),) * 2)
 
 
-def test_groups_weigh_the_same_where_the_gpu_is_new():
+def test_band_of_a_new_gpu_weighs_groups_equally():
     known = rows(
         *((f"gpu-{n}", "decode-bound", [0.0] * 40) for n in range(3)),
         ("gpu-3", "decode-bound", [1.0]),
@@ -90,7 +90,7 @@ def test_groups_weigh_the_same_where_the_gpu_is_new():
     assert rows(("a", "decode-bound", [0.0] * 40)).spread(at("new"), ["ttft_mean"]) is None
 
 
-def test_the_band_of_a_new_group_holds_groups_that_scatter():
+def test_band_of_a_new_group_covers_scattered_groups():
     draw = np.random.default_rng(0)
     alike = [(f"g{n}", "decode-bound", list(draw.normal(0, 0.1, 30))) for n in range(10)]
     apart = [(gpu, of, [v + 0.4 * n for v in values]) for n, (gpu, of, values) in enumerate(alike)]
@@ -106,11 +106,11 @@ def test_the_band_of_a_new_group_holds_groups_that_scatter():
 )
 @pytest.mark.parametrize("metric", ["ttft_mean", "tpot_mean", "e2e_mean", "throughput"])
 @pytest.mark.parametrize("left_out", ["id", "model", "gpu"])
-def test_coverage_of_rows_that_were_not_used(step_time, kind, metric, left_out):
+def test_band_covers_left_out_rows(step_time, kind, metric, left_out):
     assert 0.85 <= coverage(residuals(), step_time, metric, left_out, kind) <= 0.97
 
 
-def test_groups_of_the_kind_of_model_come_first():
+def test_band_prefers_groups_of_the_same_kind_of_model():
     known = rows(*((f"gpu-{n}", "decode-bound", [float(n >= 4)] * 9) for n in range(8)))
     known.names["kind"] = np.repeat([DENSE, EXPERTS], 36)
     for kind, value in ((DENSE, 0.0), (EXPERTS, 1.0)):
@@ -121,7 +121,7 @@ def test_groups_of_the_kind_of_model_come_first():
     assert set(np.abs(spread.logs[:, 0])) == {0.0, 1.0}
 
 
-def test_joint_residuals_are_of_the_same_rows():
+def test_joint_residuals_come_from_the_same_rows():
     known = residuals()
     setting = Setting("vllm", "h100-80g", "qwen3-32b", KERNELS, "decode-bound")
     spread = known.spread(setting, ["ttft_mean", "tpot_mean"])
@@ -131,7 +131,7 @@ def test_joint_residuals_are_of_the_same_rows():
     assert {tuple(row) for row in spread.logs} <= pairs
 
 
-def test_fits_are_measured_in_too_few_rows_and_take_those_of_kernel_tables():
+def test_band_of_fitted_step_times_uses_kernel_table_rows():
     setting = Setting("vllm", "a100-80g", "llama-3.1-8b", FITTED, "decode-bound")
     spread = residuals().spread(setting, ["ttft_mean"])
     fitted = residuals().having("step_time", FITTED).sum()

@@ -60,7 +60,7 @@ def found():
     return fit_costs(measured(bend=0.05), tried=settings((1,)))
 
 
-def test_all_eight_at_every_degree_are_tried(found):
+def test_fit_costs_tries_all_settings_at_every_degree(found):
     tried = {dataclasses.astuple(q.setting) for q in found.qualities}
     assert len(tried) == 8 * 3
     assert {regressor for regressor, *_ in tried} == set(REGRESSORS)
@@ -71,7 +71,7 @@ def test_all_eight_at_every_degree_are_tried(found):
         assert q.call_s > 0
 
 
-def test_the_best_is_close_and_so_is_its_grid(found):
+def test_fit_costs_best_model_and_grid_are_close(found):
     assert found.best.random_percent < 1
     assert found.best.whole_percent < 1
     assert found.grid_quality.whole_percent < 5
@@ -82,11 +82,11 @@ def test_the_best_is_close_and_so_is_its_grid(found):
         assert seconds == pytest.approx(steps["time_us"][row] * 1e-6, rel=0.02)
 
 
-def test_below_the_least_prompt_measured_a_prefill_costs_no_less(found):
+def test_prefill_below_the_least_measured_prompt_costs_no_less(found):
     assert found.grid.step_seconds(1) == pytest.approx(found.grid.step_seconds(16))
 
 
-def test_a_wrong_formula_is_mended_by_what_is_learned():
+def test_learned_ratio_corrects_a_wrong_formula():
     pytest.importorskip("sklearn")
     seen = samples([measured(bend=0.3)])
     straight = learn(Setting("linear", 1, "ratio"), seen)
@@ -95,7 +95,7 @@ def test_a_wrong_formula_is_mended_by_what_is_learned():
     assert np.abs(straight.predict(seen) / seen.seconds - 1).max() > 0.01
 
 
-def test_whole_sizes_leave_no_row_of_a_size_and_keep_the_ends():
+def test_split_by_size_holds_whole_sizes_out_and_keeps_the_ends():
     steps = observations(measured())
     for gone in whole_sizes(steps, np.random.default_rng(1)):
         kept, held = steps[~gone], steps[gone]
@@ -114,7 +114,7 @@ def test_tensor_parallelism_divides_the_hidden_size():
     assert (split.operators[:, 1] <= alone.operators[:, 1]).all()
 
 
-def test_learned_from_one_degree_and_asked_about_another():
+def test_fit_costs_of_one_tp_predicts_another():
     pytest.importorskip("sklearn")
     two = dataclasses.replace(BASE, tp=2)
     both = fit_costs(measured(), [measured(two)], tp=2, tried=KNN)
@@ -127,7 +127,7 @@ def test_learned_from_one_degree_and_asked_about_another():
     assert both.grid.swap_out.s_per_token == pytest.approx(alone.grid.swap_out.s_per_token / 2)
 
 
-def test_without_copies_swap_is_the_catalogue_s_link_and_says_so():
+def test_swap_costs_without_copies_use_the_catalogue_link():
     place = placement_of(BASE)
     swap = swap_costs(BASE, place, np.random.default_rng(0))
     assert not swap.measured
@@ -135,7 +135,7 @@ def test_without_copies_swap_is_the_catalogue_s_link_and_says_so():
     assert swap.out.s_per_token * 16 == pytest.approx(place.swap_s_per_block)
 
 
-def test_measured_copies_give_both_directions():
+def test_swap_costs_of_measured_copies_have_both_directions():
     rng = np.random.default_rng(3)
     rows = []
     for direction, latency_us, gb_per_s in (("to-host", 12, 20), ("to-gpu", 8, 25)):
@@ -152,14 +152,14 @@ def test_measured_copies_give_both_directions():
     assert 0 < swap.held_out_percent < 4
 
 
-def test_too_few_copies_are_refused():
+def test_swap_costs_of_too_few_copies_are_refused():
     rows = [("to-host", 1e6 * k, 50 * k) for k in range(1, 9)]
     profile = dataclasses.replace(BASE, tables={"transfers": table_of("transfers", rows)})
     with pytest.raises(SloBenchError, match="0 copies to-gpu"):
         swap_costs(profile, placement_of(profile), np.random.default_rng(0))
 
 
-def test_too_few_steps_are_refused():
+def test_fit_costs_of_too_few_steps_is_refused():
     few = dataclasses.replace(
         BASE, tables={"steps": table_of("steps", [(1, 16, 0, 0, 0, 9000.0)] * 5)}
     )
@@ -189,7 +189,7 @@ def test_raw_features_of_high_degree_fit_a_polynomial_of_them():
 # ---------------------------------------------------------------- command line
 
 
-def test_the_command_prints_and_writes(tmp_path, monkeypatch):
+def test_profile_fit_command_prints_and_writes(tmp_path, monkeypatch):
     pytest.importorskip("sklearn")
     header = write_profile(measured(), tmp_path / "a.toml")
     command = ["profile", "fit", str(header), "--like", "adaptivellm", "--degrees", "1"]
@@ -219,13 +219,13 @@ def test_the_command_prints_and_writes(tmp_path, monkeypatch):
         (["--tp", "2"], "--tp goes with --like"),
     ],
 )
-def test_what_makes_no_sense_is_refused(tmp_path, options, message):
+def test_profile_fit_command_refuses_impossible_options(tmp_path, options, message):
     header = write_profile(measured(), tmp_path / "a.toml")
     with pytest.raises(SloBenchError, match=message):
         CliRunner().invoke(app, ["profile", "fit", str(header), *options], catch_exceptions=False)
 
 
-def test_without_scikit_learn_the_extra_is_named(monkeypatch):
+def test_profile_fit_without_scikit_learn_names_the_extra(monkeypatch):
     for name in [n for n in sys.modules if n.partition(".")[0] == "sklearn"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "sklearn", None)

@@ -24,13 +24,13 @@ def linear_grid(a=1e-5, b=1e-4, c=1e-6, base=0.01):
 
 
 @given(st.integers(0, 1000), st.integers(0, 20), st.integers(0, 3000))
-def test_a_plane_is_found_again_inside_and_beyond(tokens, sequences, each):
+def test_grid_interpolates_and_extrapolates_a_plane_exactly(tokens, sequences, each):
     kv = sequences * each
     expected = 0.01 + 1e-5 * tokens + 1e-4 * sequences + (1e-6 * each if sequences else 0.0)
     assert linear_grid().step_seconds(tokens, sequences, kv) == pytest.approx(expected)
 
 
-def test_at_the_points_it_is_what_stands_there():
+def test_grid_at_its_points_is_exact():
     rng = np.random.default_rng(0)
     grid = dataclasses.replace(linear_grid(), step_s=rng.random((4, 3, 3)))
     for i, tokens in enumerate(AXES[0]):
@@ -41,19 +41,19 @@ def test_at_the_points_it_is_what_stands_there():
                     assert found == pytest.approx(grid.step_s[i, j, k])
 
 
-def test_never_negative_beyond_a_falling_end():
+def test_grid_extrapolation_is_never_negative():
     falling = dataclasses.replace(
         linear_grid(), step_s=np.array([3.0, 2, 1, 0.5])[:, None, None] * np.ones((4, 3, 3))
     )
     assert falling.step_seconds(10_000) == 0.0
 
 
-def test_a_copy_has_a_latency_and_nothing_takes_none():
+def test_swap_seconds_have_latency_and_are_zero_for_no_tokens():
     assert linear_grid().swap_out.seconds(16) == pytest.approx(1e-5 + 16 * 2e-6)
     assert linear_grid().swap_in.seconds(0) == 0.0
 
 
-def test_a_file_gives_back_what_was_written(tmp_path):
+def test_cost_grid_survives_its_file(tmp_path):
     grid = dataclasses.replace(linear_grid(), about={"model": "llama-3-8b"})
     grid.write(tmp_path / "new" / "costs.npz")
     read = read_cost_grid(tmp_path / "new" / "costs.npz")
@@ -88,14 +88,14 @@ def damaged(**changes):
         ({"about": np.array("{}")}, "format 1"),
     ],
 )
-def test_damaged_files_are_refused(tmp_path, changes, message):
+def test_damaged_cost_grid_is_refused(tmp_path, changes, message):
     np.savez(tmp_path / "bad.npz", **damaged(**changes))
     with pytest.raises(FileFormatError, match=message):
         read_cost_grid(tmp_path / "bad.npz")
 
 
 @pytest.mark.parametrize("content", [b"", b"tokens = 1", b"PK\x03\x04 cut short"])
-def test_other_files_are_refused(tmp_path, content):
+def test_file_that_is_no_cost_grid_is_refused(tmp_path, content):
     (tmp_path / "other.npz").write_bytes(content)
     with pytest.raises(FileFormatError, match="not a cost grid"):
         read_cost_grid(tmp_path / "other.npz")

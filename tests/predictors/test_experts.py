@@ -37,7 +37,7 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_parameters_are_those_published(name):
+def test_parameters_of_expert_models_equal_published_ones(name):
     total, active = PUBLISHED[name]
     spec = model(name)
     assert spec.parameters / 1e9 == pytest.approx(total, rel=0.01)
@@ -45,7 +45,7 @@ def test_parameters_are_those_published(name):
     assert spec.active_parameters / 1e9 == pytest.approx(active, rel=0.09)
 
 
-def test_kv_of_latent_attention_is_one_vector_a_layer():
+def test_latent_attention_keeps_one_kv_vector_a_layer():
     spec = model("deepseek-v3")
     assert spec.kv_bytes_per_token() == 61 * (512 + 64) * 2
     assert spec.kv_bytes_per_token("fp8") == 61 * (512 + 64)
@@ -54,7 +54,7 @@ def test_kv_of_latent_attention_is_one_vector_a_layer():
     assert on_eight.block_bytes_per_gpu == 16 * 61 * 576 * 2
 
 
-def test_sliding_layers_hold_their_window_alone():
+def test_sliding_layers_hold_kv_of_their_window():
     spec = model("gpt-oss-120b")
     layer = 2 * 8 * 64 * 2  # bytes a token: keys and values, heads, head size, bf16
     assert spec.kv_bytes_per_token() == 18 * layer
@@ -66,7 +66,7 @@ def test_sliding_layers_hold_their_window_alone():
     assert added == pytest.approx(logits + 100 * 18 * 128 * layer, abs=1)
 
 
-def test_four_bit_formats_are_for_experts_alone():
+def test_four_bit_formats_apply_to_experts_alone():
     spec = model("gpt-oss-120b")
     routed = 36 * 128 * 3 * 2880 * 2880
     assert spec.routed_parameters == routed
@@ -218,7 +218,7 @@ def config(tmp_path, name, **changed):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_config_is_the_model_of_the_catalogue(tmp_path, name):
+def test_published_config_equals_the_catalogue_entry(tmp_path, name):
     found, known = model(config(tmp_path, name)), model(name)
     for field in (
         "parameters",
@@ -256,7 +256,7 @@ def test_a_config_is_the_model_of_the_catalogue(tmp_path, name):
         ("qwen3-30b-a3b", {"num_kv_shared_layers": 2}, "num_kv_shared_layers"),
     ],
 )
-def test_what_is_not_modelled_is_refused_by_name(tmp_path, name, changed, complaint):
+def test_config_fields_not_modelled_are_refused_by_name(tmp_path, name, changed, complaint):
     with pytest.raises(FileFormatError, match=complaint):
         model(config(tmp_path, name, **changed))
 
@@ -278,7 +278,7 @@ def test_what_is_not_modelled_is_refused_by_name(tmp_path, name, changed, compla
         ),
     ],
 )
-def test_the_format_of_a_checkpoint_is_that_of_its_weights(tmp_path, said, dtype):
+def test_quantization_config_sets_the_weight_dtype(tmp_path, said, dtype):
     spec = model(config(tmp_path, "qwen3-30b-a3b", quantization_config=said))
     assert spec.checkpoint_dtype == dtype
     placed_by_default = Placement(spec, gpu("h200-141g"))
@@ -287,7 +287,7 @@ def test_the_format_of_a_checkpoint_is_that_of_its_weights(tmp_path, said, dtype
     assert Placement(spec, gpu("h200-141g"), weight_dtype="bf16").weight_dtype == "bf16"
 
 
-def test_qwen2_slides_in_its_last_layers(tmp_path):
+def test_qwen2_has_sliding_windows_in_its_last_layers(tmp_path):
     sliding = {"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 40}
     spec = model(config(tmp_path, "qwen3-30b-a3b", **sliding))
     assert spec.window == SlidingWindow(4096, 8)
@@ -303,7 +303,7 @@ def test_operators_multiply_every_active_parameter():
     assert {g.name for g in listed.gemms} >= {"router", "shared_up_proj", "kv_b_proj", "up_proj"}
 
 
-def test_a_norm_over_all_heads_is_reduced_over_the_gpus():
+def test_norm_over_all_heads_adds_an_all_reduce():
     spec = model("minimax-m2.5")
     bytes_of = [
         r.bytes_per_token for r in operators(Placement(spec, gpu("b200"), tp=2)).all_reduces
@@ -311,7 +311,7 @@ def test_a_norm_over_all_heads_is_reduced_over_the_gpus():
     assert bytes_of == [3072 * 2, 8]
 
 
-def test_experts_take_the_time_of_the_table():
+def test_experts_take_the_time_of_the_kernel_table():
     known = kernels(gpu("h200-141g"))
     spec = model("gpt-oss-120b")
     layer = operators(Placement(spec, gpu("h200-141g"), tp=2, weight_dtype="mxfp4")).experts
@@ -321,7 +321,7 @@ def test_experts_take_the_time_of_the_table():
     assert times * 1e6 == pytest.approx([47, 293, SUSTAINED * 1363], rel=0.02)
 
 
-def test_imbalance_costs_on_several_gpus_and_spares_reads_on_one():
+def test_expert_imbalance_slows_several_gpus_and_saves_reads_on_one():
     spec, card = model("qwen3-30b-a3b"), gpu("h200-141g")
 
     def seconds(tokens: int, **settings: float) -> float:
@@ -332,7 +332,7 @@ def test_imbalance_costs_on_several_gpus_and_spares_reads_on_one():
     assert seconds(32, expert_skew=1.0) < seconds(32)
 
 
-def test_windows_and_latent_vectors_cost_less_at_long_context():
+def test_sliding_and_latent_attention_cost_less_at_long_context():
     card = gpu("h200-141g")
     gpt = operator_step_time(
         Placement(model("gpt-oss-120b"), card, tp=2, weight_dtype="mxfp4")
@@ -360,12 +360,12 @@ def test_step_times_come_from_operators_by_default():
         ("qwen3-30b-a3b", {"expert_skew": -1.0}, "expert_skew must be at least 0"),
     ],
 )
-def test_shares_of_experts_that_cannot_be(name, settings, complaint):
+def test_impossible_expert_parallelism_is_refused(name, settings, complaint):
     with pytest.raises(SloBenchError, match=complaint):
         Placement(model(name), gpu("h200-141g"), **settings)
 
 
-def test_servers_are_told_how_experts_are_shared():
+def test_parallel_args_of_expert_parallelism():
     assert parallel_args("vllm", tp=4, ep=4) == [
         "--tensor-parallel-size",
         "4",
@@ -376,7 +376,7 @@ def test_servers_are_told_how_experts_are_shared():
         parallel_args("vllm", tp=4, ep=2)
 
 
-def test_ranks_share_out_the_experts_and_copy_the_rest():
+def test_data_parallel_ranks_divide_experts_and_copy_the_rest():
     spec = model("deepseek-r1")
     one, eight = Placement(spec, gpu("b200")), Placement(spec, gpu("b200"), dp=8, ep=8)
     routed = spec.routed_weight_bytes("fp8")
@@ -390,7 +390,7 @@ def test_ranks_share_out_the_experts_and_copy_the_rest():
     assert eight.kv_tokens > 5 * copied.kv_tokens
 
 
-def test_a_rank_computes_its_own_tokens_and_experts_those_of_all():
+def test_data_parallel_rank_times_its_own_tokens_and_all_experts():
     place = Placement(model("deepseek-r1"), gpu("b200"), dp=8, ep=8)
     timed = operator_step_time(place).model
     known, listed = kernels(place.gpu), operators(place)
@@ -414,7 +414,7 @@ def test_a_rank_computes_its_own_tokens_and_experts_those_of_all():
     assert timed.steps_within(100, 50_000, spans * 0.9999) == 40
 
 
-def test_limits_of_a_batch_hold_for_each_rank():
+def test_batch_limits_hold_for_each_data_parallel_rank():
     workload = Workload(np.zeros(64), np.full(64, 64), np.full(64, 50))
     place = Placement(model("qwen3-30b-a3b"), gpu("h200-141g"), dp=2, ep=2)
     alone = dataclasses.replace(place, dp=1, ep=1)
@@ -427,7 +427,7 @@ def test_limits_of_a_batch_hold_for_each_rank():
     assert most == {"one": 16, "two": 32}
 
 
-def test_servers_are_told_the_ranks():
+def test_parallel_args_of_data_parallelism():
     assert parallel_args("vllm", tp=2, ep=8, dp=4) == [
         *("--tensor-parallel-size", "2", "--data-parallel-size", "4", "--enable-expert-parallel")
     ]
@@ -436,6 +436,6 @@ def test_servers_are_told_the_ranks():
     ]
 
 
-def test_ranks_of_a_dense_model_are_refused():
+def test_data_parallelism_of_a_dense_model_is_refused():
     with pytest.raises(SloBenchError, match="no experts"):
         Placement(model("llama-3.1-8b"), gpu("h100-80g"), dp=2)

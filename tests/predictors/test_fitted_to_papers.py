@@ -13,12 +13,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize("one", FITTED_TO_PAPERS, ids=lambda one: one.what)
-def test_a_constant_stands_where_the_list_says(one):
+def test_listed_constant_exists_in_its_file(one):
     assert (ROOT / one.where).is_file()
     assert (ROOT / "docs" / "papers" / f"{one.paper}.md").is_file()
 
 
-def test_values_are_those_of_the_code():
+def test_listed_values_equal_those_of_the_code():
     extra_s = named_topology("uellm-table-2-1").devices[1].layer_extra_s
     assert [one.value for one in fitted_to("uellm")] == [pytest.approx(1000 * extra_s)]
     listed = {one.value for one in fitted_to("prism")}

@@ -26,7 +26,7 @@ rows = arrays(np.float64, (3, K), elements=st.floats(0.001, 1))
 
 
 @given(rows)
-def test_probabilities_come_back(weights):
+def test_bucket_probabilities_survive_conversion(weights):
     shares = weights / weights.sum(axis=1, keepdims=True)
     lengths = PredictedDistributions.of_buckets(DEFAULT_EDGES, shares)
     assert lengths.bucket_probabilities() == pytest.approx(shares, abs=1e-6)
@@ -34,7 +34,7 @@ def test_probabilities_come_back(weights):
 
 
 @given(rows, st.floats(0.01, 0.98))
-def test_quantiles_rise_and_invert(weights, share):
+def test_length_quantiles_rise_and_invert(weights, share):
     lengths = PredictedDistributions.of_buckets(DEFAULT_EDGES, weights)
     low, high = lengths.quantile_log(share), lengths.quantile_log(share + 0.01)
     assert (low <= high).all()
@@ -45,7 +45,7 @@ def test_quantiles_rise_and_invert(weights, share):
     assert at == pytest.approx([share] * 3, abs=1e-6)
 
 
-def test_a_certain_bucket():
+def test_certain_bucket_bounds_median_and_interval():
     lengths = PredictedDistributions.of_buckets(DEFAULT_EDGES, np.eye(K))
     assert (buckets_in(DEFAULT_EDGES, lengths.median_tokens()) == np.arange(K)).all()
     low, high = lengths.interval_tokens()
@@ -55,7 +55,7 @@ def test_a_certain_bucket():
     assert low[4] >= 63
 
 
-def test_a_neighbour_counts():
+def test_bucket_choice_with_neighbour_worth_prefers_a_cluster():
     """Likeliest is the first, but the third has more beside it."""
     lengths = PredictedDistributions.of_buckets((0, 8, 16, 32), np.array([[0.4, 0.0, 0.35, 0.25]]))
     assert lengths.buckets() == [0]
@@ -63,7 +63,7 @@ def test_a_neighbour_counts():
 
 
 @given(rows, st.floats(0, 1))
-def test_the_named_bucket_is_worth_most(weights, neighbours):
+def test_bucket_choice_values_the_named_bucket_most(weights, neighbours):
     lengths = PredictedDistributions.of_buckets(DEFAULT_EDGES, weights)
     p = np.pad(lengths.bucket_probabilities(), ((0, 0), (1, 1)))
     worth = p[:, 1:-1] + neighbours * (p[:, :-2] + p[:, 2:])
@@ -71,7 +71,7 @@ def test_the_named_bucket_is_worth_most(weights, neighbours):
     assert worth[np.arange(3), named] == pytest.approx(worth.max(axis=1))
 
 
-def test_neighbours_count_what_serves_exact_and_within_one():
+def test_neighbour_worth_serves_exact_and_within_one_accuracy():
     """The likeliest bucket is right a little more often; the middle one is never two off."""
     lengths = PredictedDistributions.of_buckets(
         DEFAULT_EDGES, np.array([[0, 0.36, 0.3, 0.34, *[0.0] * 6]] * 100)
@@ -85,7 +85,7 @@ def test_neighbours_count_what_serves_exact_and_within_one():
     assert neighbours_worth(sure[:0], tokens[:0]) == 0
 
 
-def test_odds_are_multiplied():
+def test_reweighted_multiplies_the_odds():
     lengths = PredictedDistributions.of_buckets((0, 8), np.array([[0.5, 0.5]]))
     assert lengths.reweighted(np.array([[1.0, 3.0]])).bucket_probabilities()[0] == pytest.approx(
         [0.25, 0.75], abs=1e-6
@@ -93,7 +93,7 @@ def test_odds_are_multiplied():
 
 
 @pytest.mark.parametrize("sure", [0.2, 1.0, 5.0])
-def test_intervals_hold_nine_tenths_after_correction(sure):
+def test_corrected_intervals_cover_nine_tenths(sure):
     """Whether predictions are too sure or too timid."""
     rng = np.random.default_rng(0)
     centre = rng.uniform(2, 6, 4000)
@@ -108,12 +108,12 @@ def test_intervals_hold_nine_tenths_after_correction(sure):
 
 
 @pytest.mark.parametrize("edges", [(0,), (1, 2), (0, 8, 8), (0, 9, 4)])
-def test_edges_that_cannot_be(edges):
+def test_impossible_bucket_edges_are_refused(edges):
     with pytest.raises(SloBenchError, match="bucket edges must rise from 0 on"):
         checked_edges(edges)
 
 
-def test_recalibrated_quantiles_hold_in_both_tails():
+def test_recalibrated_quantiles_cover_both_tails():
     rng = np.random.default_rng(0)
     centre = rng.uniform(3, 6, 4000)
     tokens = np.maximum(1, np.rint(np.expm1(centre + rng.normal(0.1, 0.3, 4000)))).astype(int)

@@ -34,7 +34,7 @@ _spec.loader.exec_module(tiny_models)
 answered = tiny_models.answered
 
 
-def test_the_waiting_that_an_order_saves():
+def test_saved_waiting_of_an_order_by_brute_force():
     """Brute force over pairs: who comes first makes the other one wait for its length."""
     draw = np.random.default_rng(0)
     tokens = draw.integers(1, 50, 40)
@@ -58,7 +58,7 @@ def test_the_waiting_that_an_order_saves():
     assert np.isnan(waiting_saved(scores, np.full(40, 7)))
 
 
-def test_a_score_by_hand():
+def test_score_of_three_answers_by_hand():
     """Three answers of 4, 12 and 100 tokens, all said to be in [8, 16) with 80 %."""
     shares = np.array([[0.1, 0.8, 0.1, 0, 0, 0, 0, 0, 0, 0]] * 3)
     lengths = PredictedDistributions.of_buckets(DEFAULT_EDGES, shares)
@@ -73,13 +73,13 @@ def test_a_score_by_hand():
     assert found.coverage == pytest.approx(2 / 3)
 
 
-def test_order_is_what_tau_judges():
+def test_kendall_tau_judges_the_order():
     lengths = PredictedDistributions.of_buckets(DEFAULT_EDGES, np.eye(10)[[1, 3, 6]])
     assert score("", "", lengths, np.array([1, 2, 3]), 0.0).kendall_tau == pytest.approx(1)
     assert score("", "", lengths, np.array([3, 2, 1]), 0.0).kendall_tau == pytest.approx(-1)
 
 
-def test_reliability_bins_add_up():
+def test_reliability_bins_add_up_to_all_rows():
     rng = np.random.default_rng(0)
     lengths = PredictedDistributions.of_buckets(DEFAULT_EDGES, rng.dirichlet(np.full(10, 0.3), 500))
     bins = reliability(lengths, rng.integers(0, 10, 500))
@@ -87,7 +87,7 @@ def test_reliability_bins_add_up():
     assert [bin_.said for bin_ in bins] == sorted(bin_.said for bin_ in bins)
 
 
-def test_the_answer_gives_its_length_away():
+def test_column_that_reveals_the_length_is_detected():
     rng = np.random.default_rng(0)
     rows = []
     for _ in range(300):
@@ -114,7 +114,7 @@ class Said:
         return self._lengths
 
 
-def test_a_row_is_written_for_each_prompt(tmp_path):
+def test_predictions_file_has_a_row_for_each_prompt(tmp_path):
     rows = [
         LabelledPrompt("list, please", 3, 20, "a", "held"),
         LabelledPrompt('tell\nme "all"', 4, 700, "b", "held"),
@@ -137,7 +137,7 @@ def test_a_row_is_written_for_each_prompt(tmp_path):
         write_predictions(Said(lengths), rows, tmp_path / "no" / "rows.csv")
 
 
-def test_baselines_know_what_they_may():
+def test_baselines_use_the_inputs_they_are_allowed():
     """Of two models one is long-winded; within a model only words tell."""
     short = answered(300, model="a", telling={"name": 4, "list": 20})
     long = answered(300, seed=1, model="b", telling={"explain": 100, "narrate": 700})

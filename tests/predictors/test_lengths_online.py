@@ -56,7 +56,7 @@ def exact(lengths, rows):
     return float((lengths.buckets() == true).mean())
 
 
-def test_a_prior_moves_by_what_comes():
+def test_prior_correction_follows_observed_lengths():
     prior = PriorCorrection(3)
     key = ("m", "w")
     assert (prior.weights(key) == 1).all()
@@ -70,7 +70,7 @@ def test_a_prior_moves_by_what_comes():
     assert (prior.weights(key) == 1).all()
 
 
-def test_a_prior_that_is_right_stays():
+def test_prior_correction_of_a_right_prior_stays_near_one():
     prior = PriorCorrection(2)
     rng = np.random.default_rng(0)
     for _ in range(400):
@@ -78,7 +78,7 @@ def test_a_prior_that_is_right_stays():
     assert prior.weights(("", "")) == pytest.approx([1, 1], abs=0.2)
 
 
-def test_it_is_corrected_before_it_is_taught(folder):
+def test_online_predictor_corrects_by_prior_before_training(folder):
     online = OnlinePredictor(folder)
     new = answered(60, seed=3, telling={"list": 300})
     before = exact(online.lengths(new, "chat"), new)
@@ -88,7 +88,7 @@ def test_it_is_corrected_before_it_is_taught(folder):
     assert (online.lengths(new, "other").below == online.uncorrected(new).below).mean() > 0.9
 
 
-def test_taught_it_follows_and_does_not_forget(folder):
+def test_update_predictor_follows_new_answers_without_forgetting(folder):
     new = answered(240, seed=7, telling=DRIFTED, model="b")
     outcome = update_predictor(folder, new, epochs=12)
     assert outcome.accepted, outcome
@@ -106,7 +106,7 @@ def test_taught_it_follows_and_does_not_forget(folder):
     assert exact(predictor.lengths(prompts_of(old)), old) > 0.7
 
 
-def test_what_old_answers_would_pay_for_is_refused(folder, monkeypatch):
+def test_update_predictor_refuses_a_lesson_that_spoils_old_answers(folder, monkeypatch):
     """A quarter of what is learnt here turns the last layer round already."""
 
     def forget(self, taught, epochs, progress):
@@ -124,7 +124,7 @@ def test_what_old_answers_would_pay_for_is_refused(folder, monkeypatch):
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == kept
 
 
-def test_of_too_much_a_part_is_taken(folder):
+def test_update_predictor_takes_a_part_of_an_overshooting_lesson(folder):
     """What was taught overshoots: the whole of it spoils old answers, less of it helps."""
     new = answered(120, seed=7, telling=DRIFTED, model="b")
     online = OnlinePredictor(folder, keep_queue=False)
@@ -144,7 +144,7 @@ def test_of_too_much_a_part_is_taken(folder):
     assert outcome.new_after < outcome.new_before
 
 
-def test_the_queue_outlives_the_process(folder):
+def test_queue_of_new_answers_survives_the_process(folder):
     new = answered(40, seed=3, telling=DRIFTED, model="b")
     OnlinePredictor(folder).observe(new[:25], "chat")
     OnlinePredictor(folder).observe(new[25:], "chat")
@@ -155,6 +155,6 @@ def test_the_queue_outlives_the_process(folder):
         assert not OnlinePredictor(folder).queue
 
 
-def test_too_little_that_is_new(folder):
+def test_update_predictor_refuses_too_few_new_answers(folder):
     with pytest.raises(SloBenchError, match="0 new answers are too few"):
         update_predictor(folder, answered(256))  # it knows them all

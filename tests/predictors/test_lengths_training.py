@@ -68,7 +68,7 @@ def right(predictor, rows):
     return float((told.buckets() == true).mean())
 
 
-def test_it_learns_what_prompts_tell(trained):
+def test_trained_predictor_learns_lengths_from_prompts(trained):
     predictor = TrainedPredictor.load(trained)
     assert right(predictor, answered(100, seed=5)) > 0.8
     assert predictor.config.labels == "words"
@@ -79,7 +79,7 @@ def test_it_learns_what_prompts_tell(trained):
     )
 
 
-def test_what_lies_on_disk_is_no_pickle(trained):
+def test_trained_predictor_files_are_json_and_safetensors(trained):
     assert sorted(path.name for path in trained.iterdir()) == [
         "predictor.json",
         "samples-0.jsonl.gz",
@@ -91,7 +91,7 @@ def test_what_lies_on_disk_is_no_pickle(trained):
 
 
 @pytest.mark.parametrize("head", ["ordinal", "quantile"])
-def test_other_heads(base, tmp_path, head):
+def test_train_with_each_head(base, tmp_path, head):
     settings = TrainSettings(
         head=head, epochs=10, learning_rate=5e-3, lora_r=4, batch=16, edges=(0, 10, 50, 300)
     )
@@ -103,7 +103,7 @@ def test_other_heads(base, tmp_path, head):
     assert told.bucket_probabilities().sum(axis=1) == pytest.approx(1)
 
 
-def test_the_loss_of_an_order_is_the_waiting_that_it_costs():
+def test_waiting_loss_is_the_waiting_that_an_order_costs():
     """Two in the wrong order cost as much more as their lengths differ; equal lengths nothing."""
     tokens = torch.tensor([10.0, 20.0, 200.0])
     apart = 100.0  # so far apart that the logistic loss of a pair is nothing, or the distance
@@ -117,7 +117,7 @@ def test_the_loss_of_an_order_is_the_waiting_that_it_costs():
 
 
 @pytest.mark.parametrize("head", ["softmax", "ordinal", "quantile"])
-def test_training_for_the_order_learns_it(base, tmp_path, head):
+def test_train_with_waiting_weight_learns_the_order(base, tmp_path, head):
     settings = TrainSettings(
         head=head,
         epochs=8,
@@ -135,20 +135,20 @@ def test_training_for_the_order_learns_it(base, tmp_path, head):
     assert waiting_saved(told.median_tokens(), tokens) > 0.8
 
 
-def test_the_weight_of_waiting_is_not_negative():
+def test_negative_waiting_weight_is_refused():
     with pytest.raises(SloBenchError, match="waiting_weight must be at least 0"):
         TrainSettings(waiting_weight=-1)
 
 
 @pytest.mark.parametrize("kind", ["llama", "glm"])
-def test_decoders_by_the_same_code(tmp_path, kind):
+def test_train_on_decoder_base_models(tmp_path, kind):
     base = make_model(tmp_path / "base", kind)
     train(ROWS, tmp_path / "out", labels="", base=str(base), settings=QUICK)
     predictor = TrainedPredictor.load(tmp_path / "out")
     assert right(predictor, answered(100, seed=5)) > 0.6
 
 
-def test_the_same_seed_gives_the_same_bytes(base, trained, tmp_path):
+def test_train_with_the_same_seed_gives_the_same_bytes(base, trained, tmp_path):
     train(ROWS, tmp_path / "again", labels="words", base=str(base), settings=QUICK)
     for path in trained.iterdir():
         assert (tmp_path / "again" / path.name).read_bytes() == path.read_bytes()
@@ -176,7 +176,7 @@ train(answered(256), Path({out!r}), labels="words", base={base!r},
 
 
 @pytest.mark.parametrize("way", [signal.SIGKILL, signal.SIGINT])
-def test_ended_in_the_middle_it_ends_the_same(base, trained, tmp_path, way):
+def test_killed_training_is_resumed_to_the_same_bytes(base, trained, tmp_path, way):
     import torch
 
     out = tmp_path / "killed"
@@ -217,7 +217,7 @@ def test_ended_in_the_middle_it_ends_the_same(base, trained, tmp_path, way):
         assert (out / path.name).read_bytes() == path.read_bytes()
 
 
-def test_it_moves_with_its_base(trained, base, tmp_path):
+def test_predictor_is_loaded_from_a_moved_folder_with_its_base(trained, base, tmp_path):
     moved = tmp_path / "elsewhere"
     shutil.copytree(trained, moved)
     kept = json.loads((moved / "predictor.json").read_text())
@@ -233,7 +233,7 @@ def test_it_moves_with_its_base(trained, base, tmp_path):
     assert (TrainedPredictor.load(moved).lengths(prompts).below == expected).all()
 
 
-def test_the_hub_is_not_asked_for_what_a_folder_names(trained, tmp_path, monkeypatch):
+def test_loading_a_predictor_does_not_ask_the_hub(trained, tmp_path, monkeypatch):
     moved = tmp_path / "elsewhere"
     shutil.copytree(trained, moved)
     kept = json.loads((moved / "predictor.json").read_text())
@@ -252,7 +252,7 @@ def test_the_hub_is_not_asked_for_what_a_folder_names(trained, tmp_path, monkeyp
     assert asked == []
 
 
-def test_another_base_is_refused(trained, tmp_path):
+def test_predictor_with_another_base_is_refused(trained, tmp_path):
     other = make_model(tmp_path / "other", seed=1)
     with pytest.raises(SloBenchError, match=r"was trained on .* with weights .* but .* has"):
         TrainedPredictor.load(trained, base=str(other))
@@ -269,7 +269,7 @@ def flip(data):
     ids=["half", "empty", "flipped", "gone"],
 )
 @pytest.mark.parametrize("name", ["predictor.json", "samples-0.jsonl.gz", "weights-0.safetensors"])
-def test_a_damaged_file_is_named(trained, tmp_path, name, damage):
+def test_damaged_predictor_file_is_named(trained, tmp_path, name, damage):
     damaged = tmp_path / "damaged"
     shutil.copytree(trained, damaged)
     content = damage((damaged / name).read_bytes())
@@ -280,7 +280,7 @@ def test_a_damaged_file_is_named(trained, tmp_path, name, damage):
         TrainedPredictor.load(damaged)
 
 
-def test_files_of_other_predictors(trained, tmp_path):
+def test_predictor_with_weights_of_another_is_refused(trained, tmp_path):
     """Whole and of the same shape, but trained otherwise."""
     mixed = tmp_path / "mixed"
     shutil.copytree(trained, mixed)
@@ -291,7 +291,7 @@ def test_files_of_other_predictors(trained, tmp_path):
         PredictorConfig.load(mixed)
 
 
-def test_what_was_written_by_hand_is_checked_too(trained, tmp_path):
+def test_predictor_file_without_checksums_is_checked(trained, tmp_path):
     by_hand = tmp_path / "by-hand"
     shutil.copytree(trained, by_hand)
     kept = json.loads((by_hand / "predictor.json").read_text())
@@ -319,7 +319,7 @@ def test_what_was_written_by_hand_is_checked_too(trained, tmp_path):
         PredictorConfig.load(tmp_path)
 
 
-def test_data_that_teaches_nothing(base, tmp_path):
+def test_train_refuses_data_without_information(base, tmp_path):
     same = answered(200, telling={"list": 20})
     with pytest.raises(SloBenchError, match=r"all \d+ answers fall into the one bucket"):
         train(same, tmp_path / "out", labels="", base=str(base))
@@ -328,7 +328,7 @@ def test_data_that_teaches_nothing(base, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_folders_that_are_in_use(base, trained, tmp_path):
+def test_train_refuses_folders_in_use(base, trained, tmp_path):
     with pytest.raises(SloBenchError, match="holds a predictor already"):
         train(ROWS, trained, labels="", base=str(base))
     with pytest.raises(SloBenchError, match="no interrupted training"):
@@ -348,7 +348,7 @@ def test_folders_that_are_in_use(base, trained, tmp_path):
         ({"max_tokens": 4}, "max_tokens must be at least 16"),
     ],
 )
-def test_settings_that_cannot_be(settings, problem):
+def test_train_settings_refuse_impossible_values(settings, problem):
     with pytest.raises(SloBenchError, match=problem):
         TrainSettings(**settings)
 
@@ -371,7 +371,7 @@ def workload(texts, tokens):
     return Workload(np.zeros(len(tokens)), np.full(len(tokens), 5), tokens, texts=texts)
 
 
-def test_a_run_is_told_what_prompts_say(trained):
+def test_learned_lengths_of_a_workload_follow_its_prompts(trained):
     texts = [f"{verb} apples clouds please 1" for verb in TELLING]
     for text in (f"learned({trained}, model=a)", f"learned({trained}, model=a, online=0)"):
         told = length_predictor(text).predict(
@@ -384,7 +384,7 @@ def test_a_run_is_told_what_prompts_say(trained):
 
 
 @pytest.mark.filterwarnings("ignore:the length predictor")
-def test_it_follows_a_run(trained):
+def test_learned_predictor_follows_a_drifting_run(trained):
     """What is asked since it was made: soon it is told nearly right."""
     kept = {path.name: path.read_bytes() for path in trained.iterdir()}
     came = answered(180, seed=3, telling={"short": 40, "old": 300}, model="b")
@@ -402,7 +402,7 @@ def test_it_follows_a_run(trained):
         length_predictor(f"learned({trained}, online=-1)")
 
 
-def test_at_dispatch_it_says_the_same_of_any_few(trained):
+def test_learned_lengths_at_dispatch_do_not_depend_on_the_batch(trained):
     """And of what has no text it draws, as before."""
     texts = [f"{verb} apples clouds please 1" for verb in TELLING]
     asked = workload([*texts, None], [*TELLING.values(), 100])
@@ -415,7 +415,7 @@ def test_at_dispatch_it_says_the_same_of_any_few(trained):
     assert pairs[0][0] == pairs[0][1]
 
 
-def test_without_texts_it_is_as_right_as_it_was(trained):
+def test_learned_lengths_without_texts_err_as_measured(trained):
     tokens = np.random.default_rng(1).choice([4, 20, 100, 700], 2000)
     told = length_predictor(str(trained)).predict(workload(None, tokens), np.random.default_rng(0))
     confusion = np.array(PredictorConfig.load(trained).confusion)
@@ -428,7 +428,7 @@ def test_without_texts_it_is_as_right_as_it_was(trained):
         assert right == pytest.approx(share if confusion[bucket].sum() else 1, abs=0.06)
 
 
-def test_an_unknown_model_is_warned_of(trained):
+def test_learned_predictor_warns_of_an_unknown_model(trained):
     asked = workload(["count apples clouds please 1"], [10])
     with pytest.warns(UserWarning, match=r"knows no model 'c'.*it knows a: name one"):
         length_predictor(f"learned({trained}, model=c)").predict(asked, np.random.default_rng(0))

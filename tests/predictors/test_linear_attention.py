@@ -19,7 +19,7 @@ def put(tp=4, **more):
     return placed(PlacementSpec(NAME, "h100-80g", tp, **more))
 
 
-def test_parameters_and_states():
+def test_linear_attention_parameters_and_state_bytes():
     """12 layers attend, 36 have a gated delta rule; every layer has experts."""
     full = 2048 * (2 * 16 * 256 + 2 * 2 * 256) + 16 * 256 * 2048
     mixed = 2 * 16 * 128 + 32 * 128
@@ -33,7 +33,7 @@ def test_parameters_and_states():
     assert SPEC.state_bytes == 36 * (32 * 128 * 128 * 4 + mixed * 3 * 2)
 
 
-def test_states_of_256_sequences_are_set_aside_and_split_over_gpus():
+def test_linear_states_of_256_sequences_are_reserved_and_split():
     without = model(NAME).state_bytes * 256
     four, eight = (put(tp).placement.reserve_bytes_per_gpu for tp in (4, 8))
     assert four > without / 4
@@ -43,7 +43,7 @@ def test_states_of_256_sequences_are_set_aside_and_split_over_gpus():
         replace(put(4).placement, model=few).check()
 
 
-def test_operators_of_the_two_kinds_of_layers():
+def test_operators_of_linear_and_full_attention_layers():
     listed = operators(put(4).placement)
     calls = {gemm.name: (gemm.n, gemm.k, gemm.calls) for gemm in listed.gemms}
     assert calls["qkv_proj"] == ((2 * 16 * 256) // 4 + 2 * 256, 2048, 12)  # with its gate
@@ -55,7 +55,7 @@ def test_operators_of_the_two_kinds_of_layers():
     assert listed.recurrence.calls == 36
 
 
-def test_a_decode_reads_and_writes_states_and_hardly_grows_with_length():
+def test_linear_decode_hardly_grows_with_length():
     step_s = put(4).step_time.model.step_s
     short, long = (step_s(256, 256 * tokens, ()) for tokens in (1_000, 16_000))
     states_s = 2 * 256 * SPEC.state_bytes / 4 / 3.35e12  # the GPU's bandwidth
@@ -64,7 +64,7 @@ def test_a_decode_reads_and_writes_states_and_hardly_grows_with_length():
     assert 0.8 * kv_s < long - short < 2.5 * kv_s
 
 
-def test_prompts_take_the_measured_times_of_the_recurrence():
+def test_linear_prefill_takes_the_measured_recurrence_time():
     """In proportion beyond the table, and between its sizes between their times; a GPU without
     tables takes those of the nearest, scaled by the bandwidth.
     """
@@ -84,7 +84,7 @@ def test_prompts_take_the_measured_times_of_the_recurrence():
     assert elsewhere.recurrence_s(tokens, recurrence)[2] == pytest.approx(second * table, rel=0.01)
 
 
-def test_a_prompt_pays_the_recurrence_and_a_decode_only_its_states():
+def test_linear_prefill_pays_the_recurrence_and_decode_does_not():
     made = put(4).step_time.model
     place = put(4).placement
     known, recurrence = kernels(place.gpu), operators(place).recurrence
@@ -95,7 +95,7 @@ def test_a_prompt_pays_the_recurrence_and_a_decode_only_its_states():
     assert many - one > 0.9 * recurrence.calls * (states[1] - states[0])
 
 
-def test_it_says_where_it_is_an_estimate():
+def test_linear_step_time_without_tables_is_marked_unfitted():
     assert put(4).step_time.fitted
     known = kernels(put(4).placement.gpu)
     names = {name for name in known._tables if not name.startswith("linear_")}
@@ -107,6 +107,6 @@ def test_it_says_where_it_is_an_estimate():
     )
 
 
-def test_speculation_is_refused():
+def test_linear_attention_with_speculation_is_refused():
     with pytest.raises(SloBenchError, match="speculation with linear attention"):
         put(4, speculation="eagle:3@0.7")

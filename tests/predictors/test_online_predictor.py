@@ -75,7 +75,7 @@ def drifted(count, seed=7):
     return tiny_models.answered(count, seed=seed, telling=DRIFTED, model="b")
 
 
-def test_what_comes_corrects_the_next_at_once(follower):
+def test_observed_answer_corrects_the_next_prediction(follower):
     one = follower(1000)
     prompt = [Prompt("old apples clouds please 3", 5, "b")]
     before = one.read(prompt)[0].half
@@ -84,7 +84,7 @@ def test_what_comes_corrects_the_next_at_once(follower):
     assert not one.taught
 
 
-def test_taught_by_another_process_it_takes_the_next_generation(follower, folder):
+def test_predictor_loads_the_generation_trained_by_another_process(follower, folder):
     said = []
     one = follower(60, say=said.append)
     tell(one, drifted(60))
@@ -100,7 +100,7 @@ def test_taught_by_another_process_it_takes_the_next_generation(follower, folder
     assert [w.answers for w in rest] == [10]
 
 
-def test_what_is_refused_waits_in_the_queue(follower, folder, monkeypatch):
+def test_answers_of_a_refused_training_stay_in_the_queue(follower, folder, monkeypatch):
     one = follower(30)
     refused = TrainingResult(0.0, "refused", None)
     monkeypatch.setattr(one._teacher, "teach", lambda new, lately, then: then(refused))
@@ -112,7 +112,7 @@ def test_what_is_refused_waits_in_the_queue(follower, folder, monkeypatch):
     assert [row.prompt for row in read_queue(folder / QUEUE)] == [row.prompt for row in rows]
 
 
-def test_what_came_while_it_was_taught_is_kept(follower, folder, monkeypatch):
+def test_answers_that_come_during_training_are_kept(follower, folder, monkeypatch):
     one = follower(30)
     lessons = []
     monkeypatch.setattr(one._teacher, "teach", lambda *lesson: lessons.append(lesson))
@@ -126,7 +126,7 @@ def test_what_came_while_it_was_taught_is_kept(follower, folder, monkeypatch):
     assert left == [row.prompt for row in rows[30:]]
 
 
-def test_killed_it_goes_on_with_its_queue(follower, folder, monkeypatch):
+def test_killed_online_predictor_continues_with_its_queue(follower, folder, monkeypatch):
     first = follower(40)
     rows = drifted(35)
     tell(first, rows)
@@ -143,7 +143,7 @@ def test_killed_it_goes_on_with_its_queue(follower, folder, monkeypatch):
     assert len(lessons[0][0]) == 40
 
 
-def test_a_lesson_of_which_nothing_comes_harms_nobody(follower, folder, monkeypatch):
+def test_failed_training_keeps_the_predictor(follower, folder, monkeypatch):
     said = []
     one = follower(30, say=said.append)
     (folder / one.config.samples_file).unlink()  # the teacher cannot begin
@@ -156,13 +156,13 @@ def test_a_lesson_of_which_nothing_comes_harms_nobody(follower, folder, monkeypa
     tell(one, drifted(1))
 
 
-def test_a_folder_is_followed_by_one(follower, folder):
+def test_second_process_on_an_online_folder_is_refused(follower, folder):
     follower(30)
     with pytest.raises(SloBenchError, match="another process follows"):
         OnlineLengthPredictor(folder, online=30, device="cpu")
     OnlineLengthPredictor(folder, device="cpu").close()  # to read with is no matter
 
 
-def test_too_few_answers_teach_nothing(folder):
+def test_online_with_too_few_answers_is_refused(folder):
     with pytest.raises(SloBenchError, match="at least 30 answers but is 5"):
         OnlineLengthPredictor(folder, online=5, device="cpu")

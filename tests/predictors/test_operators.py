@@ -29,7 +29,7 @@ def placed(tp: int = 1, gpu_name: str = "h100-80g", **settings: str) -> Placemen
     return Placement(LLAMA, gpu(gpu_name), tp=tp, **settings)
 
 
-def test_shapes_are_those_of_the_model():
+def test_gemm_shapes_are_those_of_the_model():
     listed = operators(placed(2))
     shapes = {gemm.name: (gemm.n, gemm.k, gemm.calls) for gemm in listed.gemms}
     assert shapes == {
@@ -45,13 +45,13 @@ def test_shapes_are_those_of_the_model():
     assert parameters == LLAMA.layers * LLAMA.layer_matrix_parameters
 
 
-def test_only_fp8_is_quantised():
+def test_quantise_operator_appears_for_fp8_only():
     names = {small.name for small in operators(placed(weight_dtype="fp8")).small}
     assert names - {small.name for small in operators(placed()).small} == {"quantise"}
 
 
 @pytest.mark.skipif(not DATABASE.is_dir(), reason=f"no {DATABASE}; SLO_BENCH_SHARED names it")
-def test_packed_times_are_those_of_the_database():
+def test_packed_kernel_times_equal_those_of_the_database():
     import pandas as pd
 
     frame = pd.read_parquet(DATABASE / "h100_sxm/gemm/vllm/0.24.0/gemm_perf.parquet")
@@ -77,7 +77,7 @@ def test_packed_times_are_those_of_the_database():
     assert seconds[at] == pytest.approx(rows.latency.min() * 1e-3, rel=0.01)
 
 
-def test_between_shapes_time_is_between():
+def test_gemm_time_between_shapes_is_between_their_times():
     known = kernels(gpu("h100-80g"))
     tokens = np.array([16.0, 4096.0])
     small, middle, large = (known.gemm_s(tokens, n, 8192, "bf16") for n in (8192, 9000, 10240))
@@ -85,7 +85,7 @@ def test_between_shapes_time_is_between():
     assert (middle < large).all()
 
 
-def test_no_size_takes_much_longer_than_a_larger_one():
+def test_gemm_time_grows_with_tokens():
     for name in ("h100-80g", "b200", "l40s"):
         known = kernels(gpu(name))
         at = known.gemm_tokens("fp8")
@@ -94,7 +94,7 @@ def test_no_size_takes_much_longer_than_a_larger_one():
         assert (seconds <= 1.26 * later).all(), name
 
 
-def test_a_larger_message_takes_no_less():
+def test_all_reduce_time_grows_with_its_message():
     known = kernels(gpu("b200"))
     sizes = np.geomspace(1024, 1e9, 60)
     seconds = known.all_reduce_s(8, sizes, link("nvlink5"))
@@ -122,13 +122,13 @@ def test_decode_steps_grow_with_sequences_and_kv_and_spans_add_up():
     assert made.step_s(0, 0, [(8192, 512)]) > made.step_s(0, 0, [(0, 512)])
 
 
-def test_tensor_parallelism_pays_its_all_reduce():
+def test_tensor_parallel_step_pays_its_all_reduce():
     alone, two = (operator_step_time(placed(tp)).model for tp in (1, 2))
     whole, half = alone.step_s(0, 0, [(0, 8192)]), two.step_s(0, 0, [(0, 8192)])
     assert whole / 2 < half < whole
 
 
-def test_asynchronous_scheduling_hides_the_host():
+def test_async_scheduling_hides_host_time():
     plain = operator_step_time(placed()).model.step_s(1, 100, ())
     ahead = operator_step_time(placed(), "vllm-async").model.step_s(1, 100, ())
     assert plain - ahead == pytest.approx(1.3e-3 + 20e-6, rel=0.01)
@@ -147,7 +147,7 @@ def test_sglang_launches_prompts_kernel_by_kernel():
     assert operator_step_time(deepseek, "vllm-async").model.host.prefill_s == 0
 
 
-def test_experts_over_gpus_keep_the_shared_one_apart():
+def test_shared_expert_is_separate_under_expert_parallelism():
     """DeepSeek-V3's shared expert is fused where tensor parallelism alone splits experts."""
     step_s = {}
     for ep in (1, 8):
@@ -156,7 +156,7 @@ def test_experts_over_gpus_keep_the_shared_one_apart():
     assert step_s[1][0] < step_s[8][0]
 
 
-def test_a_server_may_be_told_which_kernel_its_experts_take():
+def test_expert_kernel_setting_changes_prefill_time():
     """Triton on B200 takes longer than TensorRT-LLM's kernels, Marlin longer with long prompts;
     a kernel that was not measured changes nothing.
     """
@@ -175,7 +175,7 @@ def test_a_server_may_be_told_which_kernel_its_experts_take():
     assert 1.2 * own < marlin < 2 * own
 
 
-def test_marlin_pads_what_it_multiplies():
+def test_marlin_kernel_pads_its_matrices():
     """gpt-oss-120b with tp 8: 2,880 x 360 become 3,072 x 384."""
     place = Placement(model("gpt-oss-120b"), gpu("h100-80g"), tp=8, weight_dtype="mxfp4")
     layer = operators(place).experts
@@ -184,7 +184,7 @@ def test_marlin_pads_what_it_multiplies():
     assert _with_kernel(layer, "triton") == dataclasses.replace(layer, kernel="triton")
 
 
-def test_experts_of_another_number_are_compared_with_as_many_tokens_each():
+def test_experts_of_another_number_scale_by_tokens_per_expert():
     """The table's own shape keeps its times; with twice the experts they are those of half the
     tokens, in proportion to the roofline.
     """
@@ -198,7 +198,7 @@ def test_experts_of_another_number_are_compared_with_as_many_tokens_each():
     assert later == pytest.approx(ratio, rel=0.08)  # but for what arithmetic slows
 
 
-def test_what_cannot_be_assembled_says_so():
+def test_operator_step_time_refuses_unknown_engines_and_encoders():
     with pytest.raises(UnknownNameError, match="engine"):
         operator_step_time(placed(), "vlm")
     encoder = dataclasses.replace(placed(), model=model("bge-m3"))
@@ -206,7 +206,7 @@ def test_what_cannot_be_assembled_says_so():
         operator_step_time(encoder)
 
 
-def test_arithmetic_takes_longer_under_load():
+def test_gemm_time_is_longer_under_load():
     tokens = np.array([8.0, 8192.0])
     for name, slower in (("h100-80g", [1.0, 1.07]), ("a100-80g", [1.0, 1.0])):
         known = kernels(gpu(name))

@@ -16,7 +16,7 @@ from slo_bench.predictors.specs import gpu
 HALF = PowerModel(limit_w=1000.0, constant=0.1, bandwidth=0.4, compute=0.5)
 
 
-def test_power_grows_with_what_the_gpu_does_up_to_its_limit():
+def test_watts_grow_with_utilisation_up_to_the_limit():
     assert HALF.watts(0.0, 0.0) == pytest.approx(100)
     assert HALF.watts(0.5, 0.25) == pytest.approx(550)
     assert HALF.watts(1.0, 1.0) == 1000
@@ -39,7 +39,7 @@ def test_mean_power_by_hand():
     assert math.isnan(energy.mean_w(dataclasses.replace(totals, gpu_busy_s=math.nan), 1.0, 1.0))
 
 
-def test_costs_of_a_token_and_a_request():
+def test_energy_of_a_token_and_a_request():
     row = {
         "output_tokens_per_s": 100.0,
         "makespan_s": 50.0,
@@ -58,7 +58,7 @@ def test_costs_of_a_token_and_a_request():
     assert math.isnan(unknown["usd_per_slo_request"])
 
 
-def test_a_run_says_its_energy_where_power_is_known(slo_bench):
+def test_run_has_energy_columns_where_power_is_known(slo_bench):
     options = (
         "run",
         "--system",

@@ -21,22 +21,22 @@ def fitted_bandwidth(links: int) -> float:
     return sum(share * share for share in shares) / sum(shares)
 
 
-def test_the_bandwidth_is_that_of_the_two_smaller_models() -> None:
+def test_activation_bandwidth_is_fitted_to_the_two_smaller_models() -> None:
     assert fitted_bandwidth(LOAD_LINKS) == pytest.approx(LINK_BYTES_PER_S, rel=0.01)
 
 
-def test_it_predicts_the_largest() -> None:
+def test_activation_time_of_the_largest_model_is_predicted() -> None:
     predicted_s = Loader().activation_s(_part("llama-3.1-70b"), tp=8)
     assert predicted_s == pytest.approx(1.5, rel=0.2)
 
 
 @pytest.mark.parametrize("links", [1, 3])
-def test_another_number_of_links_would_not(links: int) -> None:
+def test_activation_time_with_other_link_counts_is_off(links: int) -> None:
     loader = Loader(links, fitted_bandwidth(links))
     assert loader.activation_s(_part("llama-3.1-70b"), tp=8) != pytest.approx(1.5, rel=0.4)
 
 
-def test_a_naive_start_takes_as_many_times_longer_as_published() -> None:
+def test_naive_activation_is_slower_by_the_published_factor() -> None:
     for name, (_, tp) in _PUBLISHED_S.items():
         part = _part(name)
         times = NaiveStart().activation_s(part, tp) / Loader().activation_s(part, tp)
@@ -45,7 +45,7 @@ def test_a_naive_start_takes_as_many_times_longer_as_published() -> None:
             assert times == pytest.approx(5.5, rel=0.05)
 
 
-def test_a_node_has_no_more_links_than_gpus() -> None:
+def test_activation_uses_at_most_one_link_per_gpu() -> None:
     loader = Loader(links=2, link_bytes_per_s=1e9)
     assert loader.activation_s(4e9, tp=1, node_gpus=1) == 4.0
     assert loader.activation_s(4e9, tp=1, node_gpus=8) == 2.0

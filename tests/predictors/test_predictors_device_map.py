@@ -25,7 +25,7 @@ def written(tmp_path, table):
     return str(path)
 
 
-def test_read(tmp_path):
+def test_device_map_is_read(tmp_path):
     found = read_device_map(written(tmp_path, {**TWO, "lanes": 1, "ready_s": 90}))
     assert (found.layers, found.devices, found.lanes, found.ready_s) == ((20, 8), ("a", "1"), 1, 90)
     assert found.stages[0] == PipelineStage(gpu("rtx-3090@350w"), 20, link("pix"))
@@ -35,7 +35,7 @@ def test_read(tmp_path):
     assert found.gpus_text == "rtx-3090@350w+l4*"
 
 
-def test_what_is_written_reads_the_same(tmp_path):
+def test_device_map_survives_its_file(tmp_path):
     given = LinkSpec("given", 3e9, 7e-6)
     slow = replace(gpu("l4"), name="l4*", bandwidth_bytes_per_s=2e11)
     stages = (
@@ -73,12 +73,12 @@ def stage(**changes):
         ({**TWO, "model": 3}, "model must be a name"),
     ],
 )
-def test_what_is_wrong_is_said(tmp_path, table, problem):
+def test_device_map_with_an_error_is_refused(tmp_path, table, problem):
     with pytest.raises(FileFormatError, match=problem):
         read_device_map(written(tmp_path, table))
 
 
-def test_unknown_names(tmp_path):
+def test_device_map_of_unknown_names_is_refused(tmp_path):
     with pytest.raises(UnknownNameError, match="device map"):
         read_device_map("uellm-hler")
     with pytest.raises(UnknownNameError, match="GPU"):

@@ -21,7 +21,7 @@ batches = st.lists(st.tuples(st.integers(1, 64), st.integers(1, 512)), min_size=
 
 
 @pytest.mark.parametrize("name", ENCODERS)
-def test_activations_of_a_token(name):
+def test_embedder_workspace_bytes_by_hand(name):
     """BERT-large's shape: (4 * 1024 + 2 * 4096) values of 2 bytes."""
     assert embedder(model(name), BESIDE).workspace_bytes([(3, 100)]) == 300 * 12288 * 2
 
@@ -29,11 +29,11 @@ def test_activations_of_a_token(name):
 @pytest.mark.parametrize(
     ("name", "millions"), [("bge-m3", 567.75), ("e5-large", 335.14), ("gte-large", 335.14)]
 )
-def test_parameters_are_those_of_the_public_checkpoints(name, millions):
+def test_embedder_parameters_equal_public_checkpoints(name, millions):
     assert model(name).parameters / 1e6 == pytest.approx(millions, abs=0.01)
 
 
-def test_blocks_are_whole_num_gpu_blocks():
+def test_embedder_blocks_round_up():
     beside = embedder(model("bge-m3"), BESIDE)
     assert beside.block_bytes == 16 * LLAMA.kv_bytes_per_token()
     assert beside.blocks([(1, 1)]) == 1
@@ -41,7 +41,7 @@ def test_blocks_are_whole_num_gpu_blocks():
     assert beside.blocks([]) == 0
 
 
-def test_padding_computes_every_text_as_long_as_the_longest():
+def test_padded_pass_computes_every_text_at_the_longest_length():
     padded, packed = (embedder(model("bge-m3"), BESIDE, padded=p) for p in (True, False))
     batch = [(3, 10), (1, 400)]
     assert padded.workspace_bytes(batch) == packed.workspace_bytes([(4, 400)])
@@ -52,20 +52,20 @@ def test_padding_computes_every_text_as_long_as_the_longest():
 
 @pytest.mark.parametrize("padded", [True, False])
 @given(batch=batches, more=st.tuples(st.integers(1, 64), st.integers(1, 512)))
-def test_more_texts_take_longer_and_more_memory(padded, batch, more):
+def test_more_texts_take_more_time_and_memory(padded, batch, more):
     beside = embedder(model("e5-large"), BESIDE, padded=padded)
     assert 0 < beside.pass_s(batch) < beside.pass_s([*batch, more])
     assert 0 < beside.workspace_bytes(batch) < beside.workspace_bytes([*batch, more])
 
 
 @given(batch=batches)
-def test_one_pass_is_quicker_than_two(batch):
+def test_one_pass_takes_no_longer_than_separate_passes(batch):
     beside = embedder(model("bge-m3"), BESIDE, padded=False)
     apart = sum(beside.pass_s([texts]) for texts in batch)
     assert beside.pass_s(batch) <= apart + 1e-12
 
 
-def test_never_faster_than_the_hardware():
+def test_pass_is_never_faster_than_the_hardware():
     encoder = model("bge-m3")
     tokens = 64 * 512
     operations = 2 * encoder.streamed_parameters * tokens
@@ -74,7 +74,7 @@ def test_never_faster_than_the_hardware():
     assert 1 < pass_s * A100.flops_16bit / operations < 3
 
 
-def test_an_encoder_attends_both_ways():
+def test_encoder_attention_has_twice_the_causal_pairs():
     """Beside equal linear work, twice the pairs of a causal prefill of the same length."""
     beside = embedder(model("bge-m3"), BESIDE)
     time = beside.time
@@ -84,7 +84,7 @@ def test_an_encoder_attends_both_ways():
     )
 
 
-def test_the_language_model_as_its_own_embedder():
+def test_language_model_as_embedder_takes_its_prefill_time():
     own = embedder(LLAMA, BESIDE)
     assert own.pass_s([(3, 100)]) == pytest.approx(
         step_time(BESIDE).model.step_s(0, 0, [(0, 100)] * 3)
@@ -93,14 +93,14 @@ def test_the_language_model_as_its_own_embedder():
     assert own_weight_bytes(model("bge-m3"), LLAMA) == model("bge-m3").weight_bytes()
 
 
-def test_replicas_share_the_texts():
+def test_embedder_replicas_divide_the_texts():
     two = Placement(LLAMA, A100, tp=2)
     alone, shared = (embedder(model("bge-m3"), place) for place in (BESIDE, two))
     assert shared.pass_s([(64, 256)]) == alone.pass_s([(32, 256)])
     assert shared.workspace_bytes([(63, 256)]) == alone.workspace_bytes([(32, 256)])
 
 
-def test_weights_beside_leave_fewer_blocks():
+def test_embedder_weights_leave_fewer_kv_blocks():
     added = own_weight_bytes(model("bge-m3"), LLAMA)
     less = Placement(LLAMA, A100, beside_bytes=added)
     lost = BESIDE.num_gpu_blocks - less.num_gpu_blocks
@@ -111,7 +111,7 @@ def test_weights_beside_leave_fewer_blocks():
         Placement(LLAMA, A100, beside_bytes=-1)
 
 
-def test_what_cannot_embed():
+def test_embedder_refuses_unsupported_models_and_placements():
     with pytest.raises(SloBenchError, match="opt-13b is a decoder: as an embedder only an encoder"):
         embedder(model("opt-13b"), BESIDE)
     with pytest.raises(SloBenchError, match="use pp 1"):

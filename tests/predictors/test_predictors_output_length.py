@@ -34,12 +34,12 @@ def workload(outputs):
         (9999, 9),
     ],
 )
-def test_buckets(tokens, bucket):
+def test_bucket_of_a_length(tokens, bucket):
     assert bucket_of(tokens) == bucket
     assert buckets_of(np.array([tokens]))[0] == bucket
 
 
-def test_values_that_stand_for_buckets():
+def test_bucket_middle_and_last_tokens():
     assert [bucket_middle_tokens(b) for b in (0, 1, 2, 8)] == [4, 12, 24, 1536]
     assert [bucket_last_tokens(b) for b in (0, 1, 2, 8)] == [7, 15, 31, 2047]
     for bucket in range(10):
@@ -51,19 +51,19 @@ def predicted(text, outputs, seed=0):
     return length_predictor(text).predict(workload(outputs), np.random.default_rng(seed))
 
 
-def test_oracle_and_constant():
+def test_oracle_and_constant_predictions():
     assert predicted("oracle", [3, 700]).tolist() == [3, 700]
     assert predicted("constant(256)", [3, 700]).tolist() == [256, 256]
 
 
 @pytest.mark.parametrize("accuracy", [0.0, 0.5, 0.8, 0.9951, 1.0])
-def test_noisy_is_as_right_as_stated(accuracy):
+def test_noisy_predictor_has_the_stated_accuracy(accuracy):
     true = np.random.default_rng(1).integers(1, 4000, 20_000)
     told = predicted(f"noisy(accuracy={accuracy})", true)
     assert bucket_accuracy(told, true) == pytest.approx(accuracy, abs=0.01)
 
 
-def test_noisy_errs_as_a_real_predictor_does():
+def test_noisy_predictor_errs_as_measured():
     true = np.random.default_rng(1).integers(1, 4000, 60_000)
     buckets, told = buckets_of(true), buckets_of(predicted("noisy(accuracy=0)", true))
     assert (buckets != told).all()
@@ -75,7 +75,7 @@ def test_noisy_errs_as_a_real_predictor_does():
             assert drawn == pytest.approx(shares[bucket], abs=0.06)
 
 
-def test_errors_of_a_bucket_are_those_that_were_measured():
+def test_error_shares_are_those_of_the_measured_confusion():
     counts, shares = measured_confusion(), error_shares()
     assert counts.shape == shares.shape == (10, 10)
     assert shares.sum(axis=1) == pytest.approx(1)
@@ -91,7 +91,7 @@ def test_errors_of_a_bucket_are_those_that_were_measured():
     assert (wrong * beyond).sum() / wrong.sum() > 0.1
 
 
-def test_the_same_seed_tells_the_same():
+def test_noisy_predictor_with_the_same_seed_repeats():
     true = np.arange(1, 500)
     assert (predicted("noisy(0.5)", true, 3) == predicted("noisy(0.5)", true, 3)).all()
     assert (predicted("noisy(0.5)", true, 3) != predicted("noisy(0.5)", true, 4)).any()
@@ -109,14 +109,14 @@ def test_the_same_seed_tells_the_same():
         ("noisy(0.5", "cannot read 'noisy\\(0.5'"),
     ],
 )
-def test_what_cannot_be(text, problem):
+def test_impossible_length_predictors_are_refused(text, problem):
     with pytest.raises(SloBenchError, match=problem):
         length_predictor(text)
     with pytest.raises(SloBenchError, match=problem):
         Experiment(length_predictor=text, requests=10, rates=[1], seeds=1).plan()
 
 
-def test_an_experiment_tells_every_system_the_same():
+def test_systems_of_an_experiment_get_the_same_predictions():
     asked = Experiment(
         systems=["sjf", "s3"],
         length_predictor=["oracle", "noisy(0.6)"],

@@ -18,7 +18,7 @@ def test_num_gpu_blocks_by_hand():
     assert LLAMA_8B.kv_tokens == 16 * LLAMA_8B.num_gpu_blocks
 
 
-def test_num_gpu_blocks_are_about_what_vllm_finds():
+def test_num_gpu_blocks_are_close_to_vllms():
     # vLLM logs about 27,900 blocks of 16 tokens for Llama-3-8B on one A100-80G.
     assert LLAMA_8B.num_gpu_blocks == pytest.approx(27_900, rel=0.03)
 
@@ -29,7 +29,7 @@ def test_num_cpu_blocks_and_swap_time():
     assert LLAMA_8B.swap_s_per_block == pytest.approx(per_block)
 
 
-def test_fixed_blocks_replace_what_would_fit():
+def test_fixed_blocks_replace_the_fitting_number():
     few = replace(LLAMA_8B, fixed_num_gpu_blocks=128, fixed_num_cpu_blocks=64)
     few.check()
     assert (few.num_gpu_blocks, few.kv_tokens, few.num_cpu_blocks) == (128, 2048, 64)
@@ -41,20 +41,20 @@ def test_fixed_blocks_replace_what_would_fit():
     assert (tiny.num_gpu_blocks, tiny.num_cpu_blocks) == (3, 0)
 
 
-def test_fixed_blocks_must_fit():
+def test_fixed_blocks_beyond_memory_are_refused():
     most = LLAMA_8B.num_gpu_blocks
     replace(LLAMA_8B, fixed_num_gpu_blocks=most).check()
     with pytest.raises(SloBenchError, match=f"at most {most:,} do; use tp 2 or more"):
         replace(LLAMA_8B, fixed_num_gpu_blocks=most + 1).check()
 
 
-def test_every_gpu_swaps_its_own_part():
+def test_tensor_parallel_swap_time_is_divided():
     split = replace(LLAMA_8B, tp=4)
     assert split.swap_s_per_block == pytest.approx(LLAMA_8B.swap_s_per_block / 4)
     assert split.num_cpu_blocks == 4 * LLAMA_8B.num_cpu_blocks
 
 
-def test_kv_heads_are_copied_where_tp_exceeds_them():
+def test_kv_heads_are_replicated_where_tp_exceeds_them():
     chatglm = Placement(model("chatglm2-6b"), gpu("rtx-3090"), tp=4)  # two KV heads on four GPUs
     assert chatglm.kv_heads_per_gpu == 1
     assert chatglm.kv_bytes_per_token == 2 * chatglm.model.kv_bytes_per_token()
@@ -70,7 +70,7 @@ def test_pipeline_stages_share_weights_and_kv():
     assert two.kv_bytes_per_token == one.kv_bytes_per_token
 
 
-def test_an_uneven_pipeline_is_bound_by_its_longest_stage():
+def test_uneven_pipeline_blocks_follow_the_longest_stage():
     three = replace(LLAMA_8B, pp=3)
     assert three.stage_layers == 11
     per_block = 131_072 // 32 * 11 * 16
@@ -85,7 +85,7 @@ def test_narrow_kv_doubles_the_blocks():
     )
 
 
-def test_what_fits_passes():
+def test_check_accepts_fitting_placements():
     LLAMA_8B.check()
     Placement(model("llama-3-70b"), gpu("a100-80g"), tp=4).check()
     Placement(model("bge-m3"), gpu("t4")).check()
@@ -109,7 +109,7 @@ def test_what_fits_passes():
         (replace(LLAMA_8B, pp=33), "32 layers, fewer than pp 33"),
     ],
 )
-def test_what_does_not_fit_says_why(placement, complaint):
+def test_check_refuses_placements_that_do_not_fit(placement, complaint):
     with pytest.raises(SloBenchError, match=complaint):
         placement.check()
 
@@ -130,7 +130,7 @@ def test_what_does_not_fit_says_why(placement, complaint):
         ("kv_dtype", "int4"),
     ],
 )
-def test_wrong_settings(field, value):
+def test_placement_refuses_wrong_settings(field, value):
     with pytest.raises(SloBenchError, match=r"must be|unknown"):
         replace(LLAMA_8B, **{field: value})
 
@@ -154,6 +154,6 @@ def test_smallest_tp_takes_narrow_weights_into_account():
     assert smallest_tp(model("llama-3-70b"), gpu("a100-80g"), weight_dtype="int4") == 1
 
 
-def test_no_tp_is_enough():
+def test_smallest_tp_of_a_model_too_large_is_refused():
     with pytest.raises(SloBenchError, match="opt-175b needs 349"):
         smallest_tp(model("opt-175b"), gpu("t4"))

@@ -75,7 +75,7 @@ def folder(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "published"), PUBLISHED_PARAMETERS.items())
-def test_parameters_are_those_published(name, published):
+def test_parameters_of_models_equal_published_ones(name, published):
     assert specs.model(name).parameters == pytest.approx(published, rel=0.01)
 
 
@@ -100,7 +100,7 @@ def test_kv_bytes_of_a_token(name, kv_bytes):
     assert specs.model(name).kv_bytes_per_token("fp8") * 2 == kv_bytes
 
 
-def test_quantised_weights_shrink_the_matrices_alone():
+def test_quantised_weights_shrink_matrices_only():
     model = specs.model("llama-3-8b")
     matrices = 32 * (2 * 4096 * (4096 + 1024) + 3 * 4096 * 14336)
     rest = model.parameters - matrices
@@ -111,20 +111,20 @@ def test_quantised_weights_shrink_the_matrices_alone():
     assert weight_dtype("int4").compute_bits == 16
 
 
-def test_streamed_weights_leave_out_what_is_only_looked_up():
+def test_streamed_parameters_leave_out_embeddings():
     llama, tied = specs.model("llama-3-8b"), specs.model("llama-3.2-1b")
     assert llama.streamed_parameters == llama.parameters - 128256 * 4096
     assert tied.streamed_parameters == tied.parameters
 
 
-def test_every_entry_of_the_catalogues_can_be_read_and_says_its_origin():
+def test_catalogue_entries_are_read_and_have_an_origin():
     known = [*specs.gpus().values(), *specs.links().values(), *specs.models().values()]
     assert len(known) > 60
     assert all(entry.origin for entry in known)
     assert all(spec.memory_bytes > 10 * specs.GIB for spec in specs.gpus().values())
 
 
-def test_a100_figures():
+def test_catalogue_figures_of_a100():
     gpu = specs.gpu("a100-80g")
     assert gpu.bandwidth_bytes_per_s == 2.039e12
     assert gpu.flops(16) == 312e12
@@ -140,12 +140,12 @@ def test_a100_figures():
         (specs.model, "llama3-8b", "llama-3-8b"),
     ],
 )
-def test_unknown_names_come_with_a_suggestion(look_up, wrong, hint):
+def test_unknown_catalogue_name_is_refused_with_a_suggestion(look_up, wrong, hint):
     with pytest.raises(UnknownNameError, match=hint):
         look_up(wrong)
 
 
-def test_a_power_cap_slows_compute_and_spares_bandwidth():
+def test_power_cap_slows_compute_and_keeps_bandwidth():
     full, half = specs.gpu("rtx-3090"), specs.gpu("rtx-3090@192.5w")
     # Idle is 35 W; 192.5 W leaves half of the rest, and the clock falls with its cube root.
     assert half.flops_16bit == pytest.approx(full.flops_16bit * 0.5 ** (1 / 3))
@@ -156,12 +156,12 @@ def test_a_power_cap_slows_compute_and_spares_bandwidth():
 
 
 @pytest.mark.parametrize("name", ["rtx-3090@20w", "rtx-3090@500w", "rtx-3090@lots", "rtx-3090@"])
-def test_impossible_power_caps(name):
+def test_impossible_power_caps_are_refused(name):
     with pytest.raises(SloBenchError, match="power cap"):
         specs.gpu(name)
 
 
-def test_a_model_folder_is_read_like_the_catalogue(folder):
+def test_model_folder_equals_the_catalogue_entry(folder):
     path = folder(**LLAMA)
     for given in (path, str(path), path / "config.json", str(path / "config.json")):
         model = specs.model(given)
@@ -169,7 +169,7 @@ def test_a_model_folder_is_read_like_the_catalogue(folder):
         assert model.name == "my-model"
 
 
-def test_chatglm2_fields(folder):
+def test_chatglm2_config_is_read(folder):
     model = specs.model(
         folder(
             model_type="chatglm",
@@ -188,7 +188,7 @@ def test_chatglm2_fields(folder):
     assert model.kv_bytes_per_token() == 28_672
 
 
-def test_first_qwen_counts_both_halves_of_its_mlp(folder):
+def test_first_qwen_config_counts_both_halves_of_its_mlp(folder):
     model = specs.model(
         folder(
             model_type="qwen",
@@ -205,7 +205,7 @@ def test_first_qwen_counts_both_halves_of_its_mlp(folder):
     assert model.parameters == specs.model("qwen-14b").parameters
 
 
-def test_opt_fields(folder):
+def test_opt_config_is_read(folder):
     model = specs.model(
         folder(
             model_type="opt",
@@ -238,17 +238,17 @@ def test_opt_fields(folder):
         ({"tie_word_embeddings": 1}, "'tie_word_embeddings' must be true or false"),
     ],
 )
-def test_configurations_that_are_refused(folder, fields, complaint):
+def test_unsupported_model_configs_are_refused(folder, fields, complaint):
     with pytest.raises(FileFormatError, match=complaint):
         specs.model(folder(**{**LLAMA, **fields}))
 
 
-def test_no_expert_fields_that_say_none(folder):
+def test_expert_fields_of_a_dense_config_are_accepted(folder):
     path = folder(**LLAMA, num_experts=0, num_local_experts=1)
     assert specs.model(path).layers == 32
 
 
-def test_files_that_are_no_configuration(tmp_path):
+def test_file_that_is_no_config_is_refused(tmp_path):
     with pytest.raises(FileFormatError, match="no such file"):
         specs.model(tmp_path)
     bad = tmp_path / "bad.json"
@@ -260,7 +260,7 @@ def test_files_that_are_no_configuration(tmp_path):
         specs.model(str(bad))
 
 
-def test_a_users_file_changes_and_adds_entries(tmp_path, monkeypatch):
+def test_user_catalogue_changes_and_adds_entries(tmp_path, monkeypatch):
     file = tmp_path / "mine.toml"
     file.write_text(
         "[gpus.a100-80g]\nprice_per_hour_usd = 1.25\n"
@@ -276,7 +276,7 @@ def test_a_users_file_changes_and_adds_entries(tmp_path, monkeypatch):
         assert specs.model("tiny").kv_heads == 4
 
 
-def test_a_users_file_in_the_configuration_folder(tmp_path):
+def test_user_catalogue_is_found_in_the_configuration_folder(tmp_path):
     home = tmp_path / "config" / "slo-bench"
     home.mkdir(parents=True)
     (home / "prices.toml").write_text("[gpus.l4]\nprice_per_hour_usd = 0.1\n")
@@ -295,7 +295,7 @@ def test_a_users_file_in_the_configuration_folder(tmp_path):
         ("[gpus\n", "not TOML"),
     ],
 )
-def test_errors_in_a_users_file(tmp_path, monkeypatch, text, complaint):
+def test_user_catalogue_with_an_error_is_refused(tmp_path, monkeypatch, text, complaint):
     file = tmp_path / "u.toml"
     file.write_text(text)
     monkeypatch.setenv("SLO_BENCH_CATALOGUE", str(file))
@@ -303,7 +303,7 @@ def test_errors_in_a_users_file(tmp_path, monkeypatch, text, complaint):
         specs.gpus()
 
 
-def test_a_catalogue_that_is_not_there(monkeypatch):
+def test_missing_user_catalogue_is_refused(monkeypatch):
     monkeypatch.setenv("SLO_BENCH_CATALOGUE", "nowhere/at/all")
     with pytest.raises(SloBenchError, match="SLO_BENCH_CATALOGUE names 'nowhere/at/all'"):
         specs.models()

@@ -22,7 +22,7 @@ def split(*layers, gpus=None, **more):
     return Placement(GLM, stages[0].gpu, pp=len(layers), split=stages, **more)
 
 
-def test_even_layers():
+def test_even_layers_divides_with_the_rest_first():
     assert even_layers(28, 3) == (10, 9, 9)
     assert even_layers(28, 4) == (7, 7, 7, 7)
 
@@ -39,7 +39,7 @@ def test_an_even_split_by_hand_is_the_even_placement():
         assert getattr(even, name) == getattr(by_hand, name)
 
 
-def test_the_fullest_stage_limits_the_kv_cache():
+def test_fullest_stage_limits_the_kv_cache():
     lopsided = split(25, 3)
     alone = Placement(GLM, FAST)
     per_layer = alone.block_bytes_per_gpu // 28
@@ -49,14 +49,14 @@ def test_the_fullest_stage_limits_the_kv_cache():
     assert lopsided.num_gpu_blocks == free // (25 * per_layer)
 
 
-def test_a_smaller_gpu_limits_it_sooner():
+def test_smaller_gpu_limits_the_kv_cache_sooner():
     small = replace(FAST, memory_bytes=FAST.memory_bytes // 2)
     assert split(14, 14, gpus=[FAST, small]).num_gpu_blocks < split(14, 14).num_gpu_blocks
     with pytest.raises(SloBenchError, match=r"stage 1 \(rtx-3090\); give it fewer"):
         split(2, 26, gpus=[FAST, small]).check()
 
 
-def test_wrong_splits():
+def test_staged_placement_refuses_wrong_splits():
     with pytest.raises(SloBenchError, match="hold 27 layers but chatglm2-6b has 28"):
         split(20, 7)
     with pytest.raises(SloBenchError, match="at least 1 layer"):
@@ -77,7 +77,7 @@ BATCHES = [
 
 
 @pytest.mark.parametrize("layers", [(7, 7, 7, 7), (20, 8), (1, 27), (28,)])
-def test_equal_gpus_take_as_long_as_one_roofline(layers):
+def test_staged_step_time_of_equal_gpus_equals_the_roofline(layers):
     staged = staged_step_time(split(*layers), host_s=0.003).model
     whole = step_time(Placement(GLM, FAST, pp=len(layers)), host_s=0.003).model
     for batch in BATCHES:
@@ -86,7 +86,7 @@ def test_equal_gpus_take_as_long_as_one_roofline(layers):
     assert staged.step_s(*BATCHES[1]) == pytest.approx(whole.step_s(*BATCHES[1]), rel=1e-9)
 
 
-def test_layers_on_a_slow_gpu_take_longer_by_its_bandwidth():
+def test_layers_on_a_slow_gpu_take_longer_by_the_bandwidth_ratio():
     def seconds(fast, slow):
         return staged_step_time(split(fast, slow, gpus=[FAST, SLOW]), host_s=0.0).model.step_s(
             1, 0, ()
@@ -99,7 +99,7 @@ def test_layers_on_a_slow_gpu_take_longer_by_its_bandwidth():
     assert seconds(10, 18) - seconds(20, 8) == pytest.approx(10 * one_layer_s)
 
 
-def test_shares_follow_layers():
+def test_staged_time_shares_follow_layers():
     shares = staged_step_time(split(21, 7), host_s=0.03).model.shares()
     assert sum(shares) == pytest.approx(1)
     assert 2.3 < shares[0] / shares[1] < 3  # the last has the head, too
@@ -110,7 +110,7 @@ def test_shares_follow_layers():
     kv=st.integers(0, 100_000),
     steps=st.integers(1, 300),
 )
-def test_spans_agree_with_steps(seqs, kv, steps):
+def test_staged_span_equals_the_sum_of_its_steps(seqs, kv, steps):
     timed = staged_step_time(split(12, 16, gpus=[FAST, SLOW])).model
     stepped = sum(timed.step_s(seqs, kv + n * seqs, ()) for n in range(steps))
     span_s = timed.span_s(seqs, kv, steps)

@@ -65,7 +65,7 @@ def test_two_chunks_by_hand():
     assert SIMPLE.step_s(0, 0, [(6, 4), (0, 2)]) == expected
 
 
-def test_one_chunk_is_what_the_loop_over_chunks_gives():
+def test_step_time_of_one_chunk_equals_that_of_several():
     alone = SIMPLE.step_s(3, 50, [(5, 7)])
     beside_nothing = SIMPLE.step_s(3, 50, [(5, 7), (0, 0)])
     assert beside_nothing == pytest.approx(alone + SIMPLE.sequence_s)
@@ -91,7 +91,7 @@ def test_llama_3_8b_on_a100_by_hand():
     st.integers(1, 200),
     st.sampled_from(fitted_pairs()),
 )
-def test_a_span_is_the_sum_of_its_steps(seqs, kv, steps, pair):
+def test_roofline_span_equals_the_sum_of_its_steps(seqs, kv, steps, pair):
     roofline = step_time(Placement(model(pair.model), gpu(pair.gpu), tp=pair.tp)).model
     total = math.fsum(roofline.step_s(seqs, kv + i * seqs, ()) for i in range(steps))
     assert roofline.span_s(seqs, kv, steps) == pytest.approx(total, rel=1e-12)
@@ -108,7 +108,7 @@ def test_a_span_is_the_sum_of_its_steps(seqs, kv, steps, pair):
     st.one_of(st.floats(0, 30), st.integers(1, 100_000)),
     st.sampled_from(fitted_pairs()),
 )
-def test_steps_within_is_the_fewest_that_reach(seqs, kv, duration, pair):
+def test_steps_within_is_the_fewest_that_reach_the_duration(seqs, kv, duration, pair):
     roofline = step_time(Placement(model(pair.model), gpu(pair.gpu), tp=pair.tp)).model
     if isinstance(duration, int):  # exactly on the edge of a step
         duration = roofline.span_s(seqs, kv, duration)
@@ -164,7 +164,7 @@ def test_a_long_prefill_runs_below_the_peak_but_not_far(pair):
     )
 
 
-def test_a_fit_serves_the_shape_it_was_made_for():
+def test_fitted_step_time_is_used_for_its_model_shape():
     fitted = step_time(LLAMA_8B)
     assert fitted.fitted
     assert fitted.provenance == "fitted: llama-3-8b on a100-80g, MAPE 4.86 %"
@@ -207,7 +207,7 @@ def test_models_of_one_shape_take_the_same_time(a, b, tp):
             assert 0.5 * read_s < apart_s < 2 * (read_s + computed * multiply_s), name
 
 
-def test_a_fit_tells_what_it_stands_in_for():
+def test_fitted_step_time_names_the_model_it_was_fitted_to():
     mistral = step_time(replace(LLAMA_8B, model=model("mistral-7b")))
     assert mistral.fitted
     assert mistral.provenance == (
@@ -220,7 +220,7 @@ def test_a_fit_tells_what_it_stands_in_for():
 
 
 @pytest.mark.parametrize("batch", BATCHES)
-def test_every_layer_of_a_fit_takes_the_same_time(batch):
+def test_layers_of_a_fitted_model_take_equal_time(batch):
     times_s = [
         step_time(replace(LLAMA_8B, model=replace(LLAMA_8B.model, layers=layers))).model.step_s(
             *batch
@@ -242,7 +242,7 @@ def test_every_layer_of_a_fit_takes_the_same_time(batch):
     ],
     ids=["model", "gpu", "capped", "tp", "weights", "kv"],
 )
-def test_everything_else_is_an_estimate_and_says_so(other):
+def test_step_time_without_a_fit_is_marked_unfitted(other):
     estimate = step_time(other)
     assert not estimate.fitted
     assert estimate.provenance.startswith("unfitted: analytic estimate with coefficients c0..c4")
@@ -250,7 +250,7 @@ def test_everything_else_is_an_estimate_and_says_so(other):
 
 @pytest.mark.parametrize("pair", fitted_pairs(), ids=lambda pair: pair.label)
 @pytest.mark.parametrize("batch", [(1, 500, ()), (64, 64_000, ()), (32, 32_000, ((0, 512),))])
-def test_the_estimate_is_within_a_third_of_every_fit(pair, batch):
+def test_analytic_step_time_is_within_a_third_of_every_fit(pair, batch):
     placement = Placement(model(pair.model), gpu(pair.gpu), tp=pair.tp)
     fitted = step_time(placement).model.step_s(*batch)
     unfitted = OperatorRoofline.of(
@@ -259,14 +259,14 @@ def test_the_estimate_is_within_a_third_of_every_fit(pair, batch):
     assert unfitted == pytest.approx(fitted, rel=0.34)
 
 
-def test_narrow_weights_are_faster_to_read():
+def test_narrow_weights_shorten_decode_steps():
     wide = step_time(replace(LLAMA_8B, gpu=gpu("h200-141g"))).model
     for dtype in ("fp8", "int4"):
         narrow = step_time(replace(LLAMA_8B, gpu=gpu("h200-141g"), weight_dtype=dtype)).model
         assert narrow.step_s(1, 100, ()) < 0.75 * wide.step_s(1, 100, ())
 
 
-def test_tensor_parallel_pays_for_its_all_reduces():
+def test_tensor_parallel_step_pays_for_its_all_reduces():
     placement = Placement(model("llama-2-13b"), gpu("a100-80g"), tp=2)
     here = step_time(placement).model
     over_pcie = step_time(replace(placement, gpu=replace(placement.gpu, peer_link="pix"))).model
@@ -278,7 +278,7 @@ def test_tensor_parallel_pays_for_its_all_reduces():
     assert slower == pytest.approx(latency + 1000 * wire)
 
 
-def test_pipeline_stages_share_a_pass():
+def test_pipeline_stages_divide_a_step():
     one, four = step_time(LLAMA_8B).model, step_time(replace(LLAMA_8B, pp=4)).model
     batch = (8, 8000, ((0, 512),))
     hop = link("nvlink3").latency_s + 520 * 4096 * 2 / link("nvlink3").bandwidth_bytes_per_s
@@ -294,7 +294,7 @@ def test_host_time_is_added_to_every_step():
 
 
 @pytest.mark.parametrize("host_s", [-1, math.nan, math.inf])
-def test_wrong_host_time(host_s):
+def test_negative_host_time_is_refused(host_s):
     with pytest.raises(SloBenchError, match="host_s must be"):
         step_time(LLAMA_8B, host_s=host_s)
 
@@ -304,7 +304,7 @@ def test_an_encoder_has_no_decode_steps():
         step_time(Placement(model("bge-m3"), gpu("a100-80g")))
 
 
-def test_decoding_agrees_with_a_real_server():
+def test_decode_step_time_agrees_with_a_measured_server():
     """vLLM 0.19, RTX PRO 6000, Llama-3.1-8B: the drain of a run of 300 ShareGPT requests."""
     run = shared() / "data/profiles/llmservingsim/RTXPRO6000-Llama-3.1-8B-bf16-tp1/real_vllm"
     if not run.is_dir():

@@ -61,7 +61,7 @@ def measured(formula: str, values: dict[str, float]) -> Profile:
 
 
 @pytest.mark.parametrize(("formula", "values"), [("nine", NINE), ("ascendra", ASCENDRA)])
-def test_a_formula_fits_what_it_has_made(formula, values):
+def test_formula_fits_its_own_step_times(formula, values):
     profile = measured(formula, values)
     found = fit(profile)
     quality = {q.formula: q for q in found.qualities}[formula]
@@ -74,13 +74,13 @@ def test_a_formula_fits_what_it_has_made(formula, values):
         assert refitted.step_s(*step) == pytest.approx(truth.step_s(*step), rel=1e-4)
 
 
-def test_the_formula_that_is_right_beats_the_other():
+def test_fit_prefers_the_formula_of_the_data():
     errors = {q.formula: q.held_out_percent for q in fit(measured("nine", NINE)).qualities}
     assert errors["ascendra"] > 1
     assert errors["nine"] < errors["ascendra"]
 
 
-def test_coefficients_are_never_negative():
+def test_fitted_coefficients_are_never_negative():
     seen = observations(measured("ascendra", ASCENDRA))
     seconds = np.random.default_rng(0).lognormal(0, 0.2, len(seen)) * seen.seconds
     noisy = dataclasses.replace(seen, seconds=seconds)
@@ -88,7 +88,7 @@ def test_coefficients_are_never_negative():
 
 
 @given(seed=st.integers(0, 2**32 - 1))
-def test_least_squares_under_a_bound_meets_its_optimality_conditions(seed):
+def test_non_negative_least_squares_meets_its_optimality_conditions(seed):
     rng = np.random.default_rng(seed)
     terms, values = rng.normal(size=(20, 5)), rng.normal(size=20)
     x = non_negative(terms, values)
@@ -98,7 +98,7 @@ def test_least_squares_under_a_bound_meets_its_optimality_conditions(seed):
     assert np.abs(gain[x > 0]).max(initial=0) < 1e-6  # the others are at their best
 
 
-def test_too_little_to_fit():
+def test_fit_of_too_few_steps_is_refused():
     few = table_of("steps", [(0, 0, 0, n, 100, 1000) for n in (1, 2, 3)])
     with pytest.raises(SloBenchError, match="makes 3 steps, too few"):
         fit(dataclasses.replace(BASE, tables={"steps": few}))
@@ -115,7 +115,7 @@ def test_too_little_to_fit():
     steps=st.integers(1, 3000),
     step_s=st.sampled_from([0.0, 0.001]),
 )
-def test_spans_of_formulas_are_sums_of_steps(formula, values, seqs, mean, steps, step_s):
+def test_formula_span_equals_the_sum_of_its_steps(formula, values, seqs, mean, steps, step_s):
     made = FORMULAS[formula].step_time(BASE, values, Host(step_s=step_s))
     kv = seqs * mean
     each = [made.step_s(seqs, kv + k * seqs, ()) for k in range(steps)]
@@ -125,7 +125,7 @@ def test_spans_of_formulas_are_sums_of_steps(formula, values, seqs, mean, steps,
     assert made.steps_within(seqs, kv, np.nextafter(span_s, np.inf)) == steps + 1
 
 
-def test_distserve_by_hand():
+def test_distserve_formula_by_hand():
     made = FORMULAS["distserve"].step_time(BASE, PHASES, Host())
     assert made.step_s(10, 5000, ()) == pytest.approx(0.023 + 6e-7 * 5000 + 6e-5 * 10)
     assert made.step_s(95, 5000, ()) == pytest.approx(0.02 + 5e-7 * 5000 + 1.2e-4 * 95)
@@ -137,7 +137,7 @@ def test_distserve_by_hand():
     assert pieces == pytest.approx(made.step_s(0, 0, [(0, 1024)]) + 0.02)
 
 
-def test_a_profile_can_be_used_by_any_of_its_formulas():
+def test_profile_step_time_by_each_of_its_formulas():
     profile = dataclasses.replace(BASE, best="distserve", fits={"distserve": Fitted(PHASES)})
     timed = profiled_step_time(profile)
     assert timed.fitted

@@ -49,7 +49,7 @@ def same(a: Profile, b: Profile) -> bool:
 
 @pytest.mark.parametrize("target", ["profile.toml", "a folder", "name.with.dots.toml"])
 @pytest.mark.parametrize("tables", ["csv", "parquet"])
-def test_what_is_written_is_read_back(tmp_path, target, tables):
+def test_profile_survives_its_files(tmp_path, target, tables):
     if tables == "parquet":
         pytest.importorskip("pyarrow")
     header = write_profile(PROFILE, tmp_path / target, tables)
@@ -60,7 +60,7 @@ def test_what_is_written_is_read_back(tmp_path, target, tables):
     assert np.isnan(read.fits["nine"].extrapolated_percent)
 
 
-def test_two_profiles_side_by_side_do_not_share_tables(tmp_path):
+def test_profiles_in_one_folder_do_not_share_tables(tmp_path):
     write_profile(PROFILE, tmp_path / "a.toml")
     write_profile(dataclasses.replace(PROFILE, tables={}), tmp_path / "b.toml")
     assert read_profile(tmp_path / "a.toml").tables
@@ -80,7 +80,7 @@ def test_two_profiles_side_by_side_do_not_share_tables(tmp_path):
         (("format = 1", "format = "), "no TOML"),
     ],
 )
-def test_a_wrong_header_is_named(tmp_path, change, problem):
+def test_profile_header_with_an_error_is_refused(tmp_path, change, problem):
     header = write_profile(PROFILE, tmp_path / "p.toml")
     header.write_text(header.read_text().replace(*change))
     with pytest.raises(FileFormatError, match=r"p\.toml") as error:
@@ -97,7 +97,7 @@ def test_a_wrong_header_is_named(tmp_path, change, problem):
         (("qkv,16,32,11.25", "qkv,16"), "has 2 fields, not 4 (%s, line 3)"),
     ],
 )
-def test_a_wrong_table_is_named_with_its_line(tmp_path, change, problem):
+def test_profile_table_with_an_error_is_refused_with_its_line(tmp_path, change, problem):
     header = write_profile(PROFILE, tmp_path / "p.toml")
     table = tmp_path / "p.linear.csv"
     table.write_text(table.read_text().replace(*change))
@@ -106,7 +106,7 @@ def test_a_wrong_table_is_named_with_its_line(tmp_path, change, problem):
     assert problem.replace("%s", str(table)) in str(error.value)
 
 
-def test_nothing_there(tmp_path):
+def test_missing_profile_is_refused(tmp_path):
     with pytest.raises(FileFormatError, match="cannot be read as a profile"):
         read_profile(tmp_path / "nothing.toml")
     (tmp_path / "folder").mkdir()
@@ -114,7 +114,7 @@ def test_nothing_there(tmp_path):
         read_profile(tmp_path / "folder")
 
 
-def test_profiles_join_what_each_lacks():
+def test_joined_profiles_complete_each_other():
     linear = dataclasses.replace(
         PROFILE, tables={"linear": PROFILE.tables["linear"]}, fits={}, best=""
     )
@@ -150,11 +150,11 @@ def test_profiles_join_what_each_lacks():
         ("gpus", "a40", "a40"),
     ],
 )
-def test_names_of_other_projects_are_recognised(section, text, name):
+def test_recognise_finds_names_of_other_projects(section, text, name):
     assert recognise(section, text) == name
 
 
-def test_what_looks_like_nothing_is_not_guessed():
+def test_recognise_refuses_unknown_names():
     with pytest.raises(SloBenchError, match="no gpu of the catalogue looks like 'warp drive'"):
         recognise("gpus", "warp drive")
     with pytest.raises(SloBenchError, match="no model"):

@@ -22,7 +22,7 @@ needs_data = pytest.mark.skipif(
 )
 
 
-def test_unknown_source():
+def test_import_of_an_unknown_source_is_refused():
     with pytest.raises(UnknownNameError, match="did you mean vidur"):
         import_profile("vidr", Path(), ImportOptions())
 
@@ -43,7 +43,7 @@ def llmservingsim(folder: Path) -> Path:
     return folder
 
 
-def test_llmservingsim(tmp_path):
+def test_import_llmservingsim(tmp_path):
     profile = import_profile("llmservingsim", llmservingsim(tmp_path / "any"), ImportOptions())
     assert (profile.model, profile.gpu, profile.tp) == ("llama-3.1-8b", "rtx-4090", 1)
     assert profile.multiprocessors == 128
@@ -55,7 +55,7 @@ def test_llmservingsim(tmp_path):
     assert profile.tables["attention"]["calls"].tolist() == [32, 32]
 
 
-def test_llmservingsim_without_meta_is_told_by_its_folder(tmp_path):
+def test_import_llmservingsim_without_meta_uses_the_folder_name(tmp_path):
     folder = llmservingsim(tmp_path / "RTXPRO6000-Qwen3-32B-bf16-tp2")
     (folder / "meta.yaml").unlink()
     profile = import_profile("llmservingsim", folder, ImportOptions())
@@ -63,7 +63,7 @@ def test_llmservingsim_without_meta_is_told_by_its_folder(tmp_path):
     assert import_profile("llmservingsim", folder, ImportOptions(gpu="h100-80g")).gpu == "h100-80g"
 
 
-def test_llmservingsim_with_a_broken_table(tmp_path):
+def test_import_llmservingsim_with_a_broken_table_is_refused(tmp_path):
     folder = llmservingsim(tmp_path / "any")
     (folder / "dense.csv").write_text("layer,tokens,time_us\nqkv_proj,one,50\n")
     with pytest.raises(FileFormatError, match="'one' is no number"):
@@ -73,7 +73,7 @@ def test_llmservingsim_with_a_broken_table(tmp_path):
         import_profile("llmservingsim", folder, ImportOptions())
 
 
-def test_vidur(tmp_path):
+def test_import_vidur(tmp_path):
     operators = ("input_layernorm", "attn_pre_proj", "attn_rope", "attn_post_proj", "add", "emb",
                  "post_attention_layernorm", "mlp_up_proj", "mlp_act", "mlp_down_proj")  # fmt: skip
     names = ["num_tokens", "num_tensor_parallel_workers", *(f"{o}_ms" for o in operators)]
@@ -94,7 +94,7 @@ def test_vidur(tmp_path):
         import_profile("vidur", other, ImportOptions(gpu="a40"))
 
 
-def test_distserve(tmp_path):
+def test_import_distserve(tmp_path):
     entry = {
         "decoding_large_small_bs_threshold": 95,
         "prefill": [22.0, 0.14, 8e-06],
@@ -117,7 +117,7 @@ def test_distserve(tmp_path):
         import_profile("distserve", file, ImportOptions())
 
 
-def test_splitwise(tmp_path):
+def test_import_splitwise(tmp_path):
     file = tmp_path / "perf_model.csv"
     file.write_text(
         "model,hardware,prompt_size,batch_size,token_size,prompt_time,token_time,tensor_parallel\n"
@@ -136,7 +136,7 @@ def test_splitwise(tmp_path):
         import_profile("splitwise", file, ImportOptions())
 
 
-def test_aiconfigurator(tmp_path):
+def test_import_aiconfigurator(tmp_path):
     pa = pytest.importorskip("pyarrow")
     pq = pytest.importorskip("pyarrow.parquet")
     folder = tmp_path / "a100_sxm_all"
@@ -210,7 +210,7 @@ def test_aiconfigurator(tmp_path):
         ("splitwise", "splitwise/perf_model.csv", ImportOptions("llama-2-70b", "h100-80g", 8), 8.0),
     ],
 )
-def test_real_profiles_fit(source, path, asked, most_percent):
+def test_imported_real_profiles_are_fitted(source, path, asked, most_percent):
     if source == "aiconfigurator":
         pytest.importorskip("pyarrow")
     found = fit(import_profile(source, PROFILES / path, asked))

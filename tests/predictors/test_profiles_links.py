@@ -26,7 +26,7 @@ _SHAPE = """{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "voca
 "max_position_embeddings": 512}"""
 
 
-def test_a_link_named_by_its_figures() -> None:
+def test_link_is_parsed_from_bandwidth_and_latency() -> None:
     found = link("12.5gb/s@30us")
     assert found.bandwidth_bytes_per_s == 12.5e9
     assert found.transfer_s(12.5e6) == pytest.approx(1e-3 + 30e-6)
@@ -35,7 +35,7 @@ def test_a_link_named_by_its_figures() -> None:
             link(wrong)
 
 
-def test_the_line_through_copies() -> None:
+def test_fit_link_recovers_bandwidth_and_latency() -> None:
     moved = np.array(_SIZES)
     found = fit_link(moved, 20e-6 + moved / 2e9, np.random.default_rng(0)).link
     assert found.bandwidth_bytes_per_s == pytest.approx(2e9)
@@ -45,7 +45,7 @@ def test_the_line_through_copies() -> None:
         fit_link(moved[:4], moved[:4], np.random.default_rng(0))
 
 
-def test_a_device_and_a_model_that_no_catalogue_knows(tmp_path: Path) -> None:
+def test_profile_of_an_unknown_device_and_model_is_used(tmp_path: Path) -> None:
     (tmp_path / "small.json").write_text(_SHAPE)
     moves = table_of("moves", [("layers", n, 100 + n / 1000) for n in _SIZES])
     profile = Profile(

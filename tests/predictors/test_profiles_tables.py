@@ -55,7 +55,7 @@ def expected_s(chunk: int, before: int, n: int, kv: int) -> float:
 
 @pytest.mark.parametrize("n", [1, 2, 7, 64, 100])
 @pytest.mark.parametrize("kv", [16, 100, 3000, 9000])
-def test_decode_between_and_beyond_the_points(n, kv):
+def test_table_decode_time_is_interpolated_and_extrapolated(n, kv):
     made = table_step_time(profile(), Host())
     assert made.step_s(n, n * kv, ()) == pytest.approx(expected_s(0, 0, n, kv))
 
@@ -63,14 +63,14 @@ def test_decode_between_and_beyond_the_points(n, kv):
 @pytest.mark.parametrize("chunk", [16, 100, 1024, 1500])
 @pytest.mark.parametrize("before", [0, 100, 2048, 5000])
 @pytest.mark.parametrize(("n", "kv"), [(0, 0), (1, 16), (10, 700), (64, 5000)])
-def test_mixed_steps_between_and_beyond_the_points(chunk, before, n, kv):
+def test_table_mixed_step_time_is_interpolated_and_extrapolated(chunk, before, n, kv):
     made = table_step_time(profile(), Host())
     assert made.step_s(n, n * kv, [(before, chunk)]) == pytest.approx(
         expected_s(chunk, before, n, kv)
     )
 
 
-def test_several_chunks_are_one_with_as_many_pairs():
+def test_table_time_of_several_chunks_equals_one_of_as_many_pairs():
     made = table_step_time(profile(), Host())
     # Two chunks of 200 after 1000 tokens have as many pairs as one of 400 after 900.
     one_s = made.step_s(8, 800, [(900, 400)])
@@ -80,7 +80,7 @@ def test_several_chunks_are_one_with_as_many_pairs():
     assert made.step_s(8, 800, [(0, 200), (0, 200)]) < made.step_s(8, 800, [(0, 400)])
 
 
-def test_host_overhead_and_graph_sizes():
+def test_table_time_has_host_overhead_and_graph_sizes():
     host = Host(step_s=0.001, launch_s=0.006, graph_tokens=256)
     with_host, without = table_step_time(profile(), host), table_step_time(profile(), Host())
     padded = [1, 2, 4, 8, 16, 64, 256]
@@ -96,7 +96,7 @@ def test_host_overhead_and_graph_sizes():
     assert more_s == pytest.approx(0.001 + 7 * 2 * LAYERS * 1e-6)
 
 
-def test_sizes_a_tile_apart_take_the_time_of_the_larger():
+def test_table_sizes_within_a_tile_take_the_time_of_the_larger():
     curve = Curve(np.array([16.0, 32.0, 64.0]), np.array([1.0, 2.0, 3.0]))
     assert [curve(n) for n in (16, 17, 32, 48, 64, 96)] == [1.0, 2.0, 2.0, 2.5, 3.0, 4.0]
     assert curve(8) == pytest.approx(0.5)
@@ -104,7 +104,7 @@ def test_sizes_a_tile_apart_take_the_time_of_the_larger():
     assert Curve(np.array([8.0]), np.array([2.0]))(100) == 2.0
 
 
-def test_grids_are_filled_along_the_axes_in_order():
+def test_table_grids_are_filled_along_the_axes_in_order():
     x, y = np.array([0.0, 0, 0, 1, 1, 2, 2, 2]), np.array([0.0, 1, 2, 0, 2, 0, 1, 2])
     values = 10 * x + y * y
     axes, grid = grid_of([x, y], values, fill_along=(0, 1))
@@ -117,12 +117,12 @@ def test_grids_are_filled_along_the_axes_in_order():
     assert beyond[2, 2] == 24.0  # on along x, from (0, 2) and (1, 2)
 
 
-def test_repeated_points_count_by_their_median():
+def test_table_repeated_points_take_their_median():
     _, grid = grid_of([np.array([1.0, 1, 1, 2])], np.array([5.0, 6.0, 100.0, 7.0]), ())
     assert grid.tolist() == [6.0, 7.0]
 
 
-def test_without_mixed_rows_both_attentions_are_added():
+def test_table_without_mixed_rows_adds_both_attentions():
     whole = attention()
     apart = whole.rows((whole["prefill_chunk"] == 0) | (whole["n_decode"] == 0))
     made = table_step_time(profile(attention=apart), Host())
@@ -132,7 +132,7 @@ def test_without_mixed_rows_both_attentions_are_added():
     assert both == pytest.approx(added_us * 1e-6)
 
 
-def test_chunks_after_others_that_were_not_measured_cost_their_pairs():
+def test_table_without_chunks_after_context_costs_their_pairs():
     whole = attention()
     fresh = whole.rows((whole["kv_prefill"] == 0) & (whole["n_decode"] == 0))
     decode = whole.rows(whole["prefill_chunk"] == 0)
@@ -143,7 +143,7 @@ def test_chunks_after_others_that_were_not_measured_cost_their_pairs():
     assert c - b == pytest.approx(b - a)
 
 
-def test_what_is_missing_is_said():
+def test_table_step_time_names_a_missing_table():
     lacking = dataclasses.replace(profile(), tables={"linear": profile().tables["linear"]})
     with pytest.raises(SloBenchError, match="has no table 'attention'"):
         table_step_time(lacking)
@@ -159,7 +159,7 @@ def test_what_is_missing_is_said():
         table_step_time(profile(attention=whole.rows(whole["prefill_chunk"] == 0)))
 
 
-def test_lengths_matter_where_the_gpu_is_known():
+def test_table_step_time_wants_lengths_where_multiprocessors_are_known():
     unknown = table_step_time(profile(), Host())
     known = table_step_time(dataclasses.replace(profile(), multiprocessors=108), Host())
     assert not unknown.wants_lengths
@@ -173,7 +173,7 @@ def test_lengths_matter_where_the_gpu_is_known():
 
 
 @given(st.integers(1, 300), st.integers(0, 2_000_000), st.sampled_from([None, 108]))
-def test_decode_steps_lie_on_lines(n, kv, multiprocessors):
+def test_table_decode_steps_lie_on_lines(n, kv, multiprocessors):
     made = dataclasses.replace(profile(), multiprocessors=multiprocessors)
     timed = table_step_time(made, Host())
     base_s, token_s, begin, end, unsplit = timed.decode_line(n, kv)

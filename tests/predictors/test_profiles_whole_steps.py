@@ -51,21 +51,21 @@ def fitted(steps):
     return profile_of_steps(steps, model="tiny", gpu="cpu", source=SOURCE)
 
 
-def test_what_is_a_sum_is_found_again():
+def test_whole_steps_recover_a_sum():
     model = profiled_step_time(fitted(drawn(600))).model
     for step in drawn(50, seed=1):
         said = model.step_s(step.decode_seqs, step.decode_kv_tokens, step.chunks)
         assert said == pytest.approx(step.duration_s, rel=1e-3)
 
 
-def test_noise_does_not_shift_the_mean():
+def test_whole_steps_with_noise_keep_the_mean():
     steps = drawn(3000, noise=0.4)
     model = profiled_step_time(fitted(steps)).model
     said = sum(model.step_s(s.decode_seqs, s.decode_kv_tokens, s.chunks) for s in steps)
     assert said == pytest.approx(sum(s.duration_s for s in steps), rel=0.03)
 
 
-def test_stalls_are_left_out():
+def test_whole_steps_leave_stalls_out():
     steps = drawn(300)
     stalled = [LoggedStep(5, 100, [], 3.0) for _ in range(3)]
     profile = fitted(steps + stalled)
@@ -74,13 +74,13 @@ def test_stalls_are_left_out():
 
 
 @pytest.mark.parametrize("prefill", [0.0, 1.0])
-def test_a_kind_of_step_that_never_occurs_is_priced_as_the_other(prefill):
+def test_whole_steps_price_a_missing_kind_as_the_other(prefill):
     model = profiled_step_time(fitted(drawn(300, prefill=prefill))).model
     for chunks in ((), [(0, 40)]):
         assert model.step_s(4, 800, chunks) > 1e-3
 
 
-def test_comes_back_from_its_file(tmp_path):
+def test_whole_steps_profile_survives_its_file(tmp_path):
     profile = fitted(drawn(100))
     again = read_profile(write_profile(profile, tmp_path / "server.toml"))
     assert (again.best, again.gpu, again.model) == ("sums", "cpu", "tiny")
@@ -89,13 +89,13 @@ def test_comes_back_from_its_file(tmp_path):
     assert one.step_s(7, 900, [(5, 40)]) == pytest.approx(other.step_s(7, 900, [(5, 40)]))
 
 
-def test_too_few_steps_are_refused():
+def test_whole_steps_of_too_few_steps_are_refused():
     with pytest.raises(SloBenchError, match=r"29 steps, too few to fit \(30 are needed\)"):
         fitted(drawn(29))
 
 
 @given(st.lists(st.tuples(st.integers(0, 5000), st.integers(1, 5000)), min_size=1, max_size=9))
-def test_equal_chunks_keep_tokens_and_pairs(chunks):
+def test_whole_steps_equal_chunks_keep_tokens_and_pairs(chunks):
     from slo_bench.predictors.profiles.whole_steps import _table
 
     seen = observed(_table([LoggedStep(3, 60, chunks, 0.01)]))
@@ -111,7 +111,7 @@ def test_equal_chunks_keep_tokens_and_pairs(chunks):
     st.integers(0, 50),
     st.integers(1, 200),
 )
-def test_spans_are_sums_of_steps(values, seqs, tokens_each, steps):
+def test_whole_steps_span_equals_the_sum_of_its_steps(values, seqs, tokens_each, steps):
     model = made_of(dict(zip(COEFFICIENTS, values, strict=True)))
     each = [model.step_s(seqs, seqs * (tokens_each + k), ()) for k in range(steps)]
     whole_s = model.span_s(seqs, seqs * tokens_each, steps)

@@ -266,18 +266,18 @@ def read(folder, fields):
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_published_file_is_the_catalogue_entry(tmp_path, name):
+def test_published_config_equals_the_catalogue_entry(tmp_path, name):
     known = model(name)
     found = read(tmp_path / "model", FILES[name])
     assert replace(found, name=name, origin=known.origin) == known
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
-def test_parameters_are_those_published(name):
+def test_parameters_of_published_configs(name):
     assert model(name).parameters == pytest.approx(PARAMETERS[name], rel=0.005)
 
 
-def test_layers_of_gemma_3():
+def test_gemma_3_has_windows_in_five_of_six_layers():
     """Every sixth layer of 34 attends to all tokens; long windows have no room of their own."""
     spec = model("gemma-3-4b")
     assert (spec.window.tokens, spec.window.layers) == (1024, 34 - 5)
@@ -285,7 +285,7 @@ def test_layers_of_gemma_3():
     assert spec.kv_bytes_per_token() == 34 * 2 * 4 * 256 * 2
 
 
-def test_layers_of_llama_4():
+def test_llama_4_has_chunked_and_expert_layers():
     """Every fourth layer has no rotary positions and attends to all tokens; of Maverick every
     second has experts.
     """
@@ -311,7 +311,7 @@ def test_the_image_encoder_takes_memory_and_no_time():
     assert spec.streamed_parameters == alone.streamed_parameters
 
 
-def test_an_indexer_adds_projections_and_keys():
+def test_sparse_indexer_adds_projections_and_keys():
     """128 elements in FP8 and one scale of 4 bytes a token and layer; queries from their latent."""
     spec = model("glm-5")
     plain = replace(spec, sparse=None)
@@ -341,7 +341,7 @@ def test_a_sparse_decode_hardly_grows_with_length():
     assert grows(place) < grows(dense)
 
 
-def test_long_prompts_with_chosen_tokens_take_the_measured_layer():
+def test_sparse_prefill_takes_the_measured_layer():
     """With what is counted apart, a layer takes the time of vLLM's module for long prompts."""
     spec = model("glm-5")
 
@@ -361,7 +361,7 @@ def test_long_prompts_with_chosen_tokens_take_the_measured_layer():
     assert spec.sparse.tokens == 2048
 
 
-def test_without_a_measured_layer_heads_are_padded_on_hopper():
+def test_sparse_heads_are_padded_on_hopper_without_a_measured_layer():
     """FlashMLA takes multiples of 64 heads: 8 of 64 on each of 8 GPUs cost what 64 do."""
     known = kernels(gpu("h200-141g"))
     names = {name for name in known._tables if not name.startswith("sparse_context/")}
@@ -400,7 +400,7 @@ def test_without_a_measured_layer_heads_are_padded_on_hopper():
         (SCOUT | {"text_config": SCOUT_TEXT | {"no_rope_layers": [1]}}, "layer_types"),
     ],
 )
-def test_what_is_not_modelled_is_refused_by_name(tmp_path, fields, complaint):
+def test_published_config_not_modelled_is_refused_by_name(tmp_path, fields, complaint):
     with pytest.raises(FileFormatError, match=complaint):
         read(tmp_path / "model", fields)
 
@@ -411,6 +411,6 @@ def test_a_llama_4_without_experts_is_dense(tmp_path):
     assert found.intermediate == 16384
 
 
-def test_keys_of_an_indexer_have_a_scale_for_128_elements():
+def test_sparse_indexer_keys_have_a_scale_for_128_elements():
     assert SparseAttention(2048, 4, 128).key_bytes == 132
     assert SparseAttention(2048, 4, 160).key_bytes == 168

@@ -28,7 +28,7 @@ def batches(n, seed=0):
         yield seqs, seqs * int(rng.integers(50, 1500)), chunks
 
 
-def test_what_the_formula_says_is_learned_exactly():
+def test_refitted_model_learns_its_own_formula_exactly():
     truth = RefittedModel(PLACEMENT)
     truth._c1, truth._c2, truth._c3, truth._c4, truth._c5 = 0.0, 0.4, 1.1, 0.9, 0.003
     learner = RefittedModel(PLACEMENT)
@@ -40,7 +40,7 @@ def test_what_the_formula_says_is_learned_exactly():
     assert min(learner.coefficients) >= 0
 
 
-def test_a_sum_of_operators_is_met_within_a_tenth():
+def test_refitted_model_meets_operators_within_a_tenth():
     truth = step_time(PLACEMENT).model
     learner = RefittedModel(PLACEMENT)
     for batch in batches(2000):
@@ -48,7 +48,7 @@ def test_a_sum_of_operators_is_met_within_a_tenth():
     assert learner.error < 0.1
 
 
-def test_bytes_and_operations_of_a_batch():
+def test_refitted_bytes_and_operations_of_a_batch_by_hand():
     """One decode of 100 tokens beside a chunk of 10 after 20: by hand, at the peak."""
     peak = work(PLACEMENT)
     learner = RefittedModel(PLACEMENT)

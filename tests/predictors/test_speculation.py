@@ -34,7 +34,7 @@ def on_h100(speculation):
         ("ngram:2@0.8/0.5*0.5", 1 + 0.5 * (0.8 + 0.4)),  # half of the steps have proposals
     ],
 )
-def test_tokens_of_a_step_by_hand(text, tokens):
+def test_speculation_tokens_of_a_step_by_hand(text, tokens):
     assert parse_speculation(text).tokens_per_step == pytest.approx(tokens)
 
 
@@ -50,17 +50,17 @@ def test_tokens_of_a_step_by_hand(text, tokens):
         "ngram:2*0.5",
     ],
 )
-def test_other_forms_are_refused(text):
+def test_parse_speculation_refuses_malformed_text(text):
     with pytest.raises(SloBenchError, match="METHOD:TOKENS@ACCEPTANCE"):
         parse_speculation(text)
 
 
 @pytest.mark.parametrize("text", ["ngram:4", "eagle=a/head:3@0.8/0.6<64", "ngram:4@runs/a"])
-def test_the_text_of_a_speculation(text):
+def test_speculation_text_survives_parsing(text):
     assert str(parse_speculation(text)) == text
 
 
-def test_a_simulation_needs_the_acceptance():
+def test_simulated_speculation_needs_the_acceptance():
     with pytest.raises(SloBenchError, match=r"needs the acceptance.*ngram:4@0.6/0.4"):
         on_h100("ngram:4")
 
@@ -81,38 +81,38 @@ def test_a_simulation_needs_the_acceptance():
         ),
     ],
 )
-def test_options_of_vllm(text, config):
+def test_speculative_args_of_vllm(text, config):
     (option,) = speculative_args(parse_speculation(text))
     name, _, told = option.partition("=")
     assert name == "--speculative-config"
     assert json.loads(told) == {**config, "num_speculative_tokens": 4}
 
 
-def test_a_server_needs_the_eagle_head():
+def test_eagle_on_a_server_needs_its_head():
     with pytest.raises(SloBenchError, match="eagle=FOLDER:4"):
         speculative_args(parse_speculation("eagle:4@0.5"))
     assert speculative_args(None) == []
 
 
-def test_other_servers_take_their_own_options():
+def test_speculation_with_sglang_is_refused():
     with pytest.raises(SloBenchError, match="no effect with backend sglang"):
         ExperimentSchema(
             backend="sglang", systems="sglang", speculation="ngram:4", rates=1
         ).check_effects()
 
 
-def test_files_start_at_the_experiments_folder(tmp_path):
+def test_draft_model_path_is_relative_to_the_experiment_file(tmp_path):
     (tmp_path / "runs" / "a").mkdir(parents=True)
     asked = ExperimentSchema(speculation=["none", "ngram:4@runs/a<8"]).anchored(tmp_path)
     assert asked.speculation == ("none", f"ngram:4@{tmp_path}/runs/a<8")
 
 
-def test_a_draft_model_must_be_known():
+def test_unknown_draft_model_is_refused():
     with pytest.raises(SloBenchError, match="nobody"):
         on_h100("nobody:3@0.5")
 
 
-def test_speculation_pays_for_few_sequences_and_not_for_many():
+def test_speculation_gains_for_few_sequences_and_not_for_many():
     plain, fast = on_h100(None).step_time.model, on_h100("ngram:4@0.6").step_time.model
     assert fast.step_s(1, 1000, []) < 0.5 * plain.step_s(1, 1000, [])
     assert fast.step_s(256, 256_000, []) > plain.step_s(256, 256_000, [])
@@ -122,14 +122,14 @@ def test_speculation_pays_for_few_sequences_and_not_for_many():
     assert never.step_s(8, 8000, []) == pytest.approx(gain * fast.step_s(8, 8000, []))
 
 
-def test_it_is_off_above_the_given_load():
+def test_speculation_is_off_above_the_given_load():
     plain, off = on_h100(None).step_time.model, on_h100("eagle:3@0.7<64").step_time.model
     assert off.step_s(64, 64_000, []) < plain.step_s(64, 64_000, [])
     for chunks in ([], [(0, 512)]):
         assert off.step_s(65, 65_000, chunks) == plain.step_s(65, 65_000, chunks)
 
 
-def test_drafting_costs_time_and_memory():
+def test_draft_model_costs_time_and_memory():
     free, eagle = on_h100("ngram:3@0.7"), on_h100("eagle:3@0.7")
     draft = on_h100("qwen3-0.6b:3@0.7")
     times = [one.step_time.model.step_s(8, 8000, []) for one in (free, eagle, draft)]
@@ -139,14 +139,14 @@ def test_drafting_costs_time_and_memory():
     assert draft.placement.num_gpu_blocks < free.placement.num_gpu_blocks
 
 
-def test_spans_are_sums_of_steps():
+def test_speculation_span_equals_the_sum_of_its_steps():
     timed = on_h100("qwen3-0.6b:4@0.7").step_time.model
     total = sum(timed.step_s(16, 16_000 + 16 * i, []) for i in range(600))
     assert timed.span_s(16, 16_000, 600) == pytest.approx(total)
     assert timed.steps_within(16, 16_000, total * 0.9999) == 600
 
 
-def test_a_lone_request_is_faster_by_what_a_step_gives():
+def test_single_request_is_faster_by_the_tokens_of_a_step():
     workload = Workload(np.zeros(1), np.array([500]), np.array([401]))
     tpot_s = []
     for speculation in (None, "ngram:4@0.6"):

@@ -28,7 +28,7 @@ def telling(rng, rows):
     return [[*rng.integers(10, 40, 3), *pairs[t], *rng.integers(10, 40, 3)] for t in true], true
 
 
-def test_pairs_tell_what_tokens_do_not():
+def test_tfidf_learns_from_token_pairs():
     rng = np.random.default_rng(0)
     ids, true = telling(rng, 300)
     words = TfIdfClassifier.fit(encoded(ids), true, len(EDGES))
@@ -39,7 +39,7 @@ def test_pairs_tell_what_tokens_do_not():
     assert (told[:, [0, 2]] < 1e-4).all()  # no answer was ever so long
 
 
-def test_it_is_what_scikit_learn_says():
+def test_tfidf_equals_scikit_learn():
     """TF-IDF with logistic regression, by the library's own classes."""
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
@@ -56,7 +56,7 @@ def test_it_is_what_scikit_learn_says():
     assert ours == pytest.approx(theirs.predict_proba(terms.transform(texts)), abs=2e-3)
 
 
-def test_a_text_that_several_are_asked_is_read_once():
+def test_tfidf_reads_a_text_of_several_models_once():
     rng = np.random.default_rng(2)
     ids, true = telling(rng, 100)
     who = np.array([[0.0], [1.0]])
@@ -66,14 +66,14 @@ def test_a_text_that_several_are_asked_is_read_once():
     assert (told == np.repeat(true, 2) - np.tile([0, 1], 100)).mean() > 0.95
 
 
-def test_what_nobody_saw_is_no_reason():
+def test_tfidf_ignores_unseen_tokens():
     ids, true = telling(np.random.default_rng(3), 100)
     words = TfIdfClassifier.fit(encoded(ids), true, len(EDGES))
     nothing, unknown = words.probabilities(encoded([[], [10_000, 10_001]]))
     assert nothing == pytest.approx(unknown)
 
 
-def test_it_is_kept_as_tensors():
+def test_tfidf_survives_its_tensors():
     ids, true = telling(np.random.default_rng(4), 60)
     words = TfIdfClassifier.fit(encoded(ids), true, len(EDGES))
     again = TfIdfClassifier.of_tensors(words.tensors(), numbers=4, buckets=4)
@@ -86,7 +86,7 @@ def test_it_is_kept_as_tensors():
         TfIdfClassifier.of_tensors(words.tensors(), numbers=3, buckets=4)
 
 
-def test_it_has_a_share_where_it_helps_alone():
+def test_tfidf_share_is_large_where_it_alone_helps():
     rng = np.random.default_rng(5)
     true = rng.integers(0, 4, 400)
     knows = np.full((400, 4), 0.1)

@@ -15,7 +15,7 @@ def cells(**counts: list[int | None]) -> pd.DataFrame:
     return rows
 
 
-def test_a_policy_without_a_choice_was_never_asked():
+def test_decisions_name_a_policy_that_was_never_asked():
     found = cells(decisions_order=[0, 7], decisions_overtaking=[0, 2])
     (line,) = decisions.never_asked(found)
     assert line.startswith("The policy of edf made no difference, for it was never asked")
@@ -23,20 +23,20 @@ def test_a_policy_without_a_choice_was_never_asked():
     assert decisions.kept_order_of_arrival(found) == []
 
 
-def test_a_policy_that_keeps_the_order_of_arrival():
+def test_decisions_name_a_policy_that_kept_the_order_of_arrival():
     found = cells(decisions_order=[3, 0], decisions_victim=[1, 0])
     (line,) = decisions.kept_order_of_arrival(found)
     assert "edf never left the order of arrival" in line
 
 
-def test_servers_without_a_policy_say_nothing():
+def test_decisions_of_servers_without_a_policy_are_empty():
     assert decisions.sentences(cells().drop(columns="decisions_order")) == []
     nothing = cells(**{name: [None, None] for name in DECISIONS})
     assert decisions.sentences(nothing) == []
     assert decisions.table(nothing, ["edf", "sjf"], "").groups == []
 
 
-def test_the_table():
+def test_decisions_table_by_hand():
     found = cells(decisions_order=[1200, 7], preemptions_swap=[2, 0])
     (edf, _) = decisions.table(found, ["edf", "sjf"], "measured").groups
     assert edf[1] == [["1", "1,200", "0", "0", "0", "0", "2", "0"]]

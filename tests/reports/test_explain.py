@@ -37,7 +37,7 @@ def cell(run):
     return replay(run, CELL)
 
 
-def test_json_adds_up(cell):
+def test_explanation_json_adds_up(cell):
     plain = json.loads(json.dumps(explanation_json(explain(cell, 7)), allow_nan=False))
     assert sum(plain["breakdown_s"].values()) == pytest.approx(plain["e2e_s"], rel=1e-12)
     assert plain["phases"][0]["begin_s"] == plain["arrival_s"]
@@ -45,19 +45,19 @@ def test_json_adds_up(cell):
     assert plain["cell"] == CELL
 
 
-def test_the_slowest(cell):
+def test_chosen_request_finds_the_slowest(cell):
     slowest = chosen_request(cell, "slowest")
     assert cell.result.records.e2e_s[slowest] == cell.result.records.e2e_s.max()
     assert chosen_request(cell, "12") == 12
 
 
 @pytest.mark.parametrize("text", ["80", "-1", "first", "1.5"])
-def test_no_such_request(cell, text):
+def test_chosen_request_refuses_unknown_requests(cell, text):
     with pytest.raises(SloBenchError, match="from 0 to 79"):
         chosen_request(cell, text)
 
 
-def test_text_names_the_parts(cell, tmp_path):
+def test_explanation_text_names_the_parts(cell, tmp_path):
     with (tmp_path / "out.txt").open("w") as file:
         console = Console(width=100, record=True, file=file)
         console.print(explanation_text(explain(cell, chosen_request(cell, "slowest"))))
@@ -66,7 +66,7 @@ def test_text_names_the_parts(cell, tmp_path):
         assert word in text
 
 
-def test_who_was_refused_has_no_time(tmp_path):
+def test_explanation_of_a_rejected_request_has_no_time(tmp_path):
     Experiment(
         systems=["vllm"],
         rates=[6],
@@ -82,7 +82,7 @@ def test_who_was_refused_has_no_time(tmp_path):
         explain(cell, refused)
 
 
-def test_another_outcome_than_on_disk_is_said(run, cell):
+def test_explanation_that_differs_from_the_record_is_named(run, cell):
     assert differs_from_record(run, cell) is None
     path = run / "requests" / f"{CELL}.csv.gz"
     kept = path.read_bytes()
@@ -123,7 +123,7 @@ MORE_THAN_ONE_PLACE = {
 
 
 @pytest.mark.parametrize("system", MOVING)
-def test_stages_add_up_wherever_a_request_goes(tmp_path, system):
+def test_explanation_stages_add_up_for_every_system(tmp_path, system):
     settings, rate, expected = MOVING[system]
     Experiment(systems=[system], rates=[rate], seeds=1, requests=(200,), **settings).run(
         tmp_path / "run", jobs=1
@@ -147,7 +147,7 @@ def test_stages_add_up_wherever_a_request_goes(tmp_path, system):
     assert list(cell.events())
 
 
-def test_acts_on_a_request_are_shown(tmp_path):
+def test_explanation_shows_actions_on_a_request(tmp_path):
     Experiment(
         systems=["ascendra"], rates=[36], seeds=1, requests=(200,), **MOVING["ascendra"][0]
     ).run(tmp_path / "run", jobs=1)

@@ -82,7 +82,7 @@ def check_otel(lines, run):
     assert found == [row["attainment"] for row in rows]
 
 
-def test_opentelemetry_to_a_file(run, tmp_path):
+def test_export_otel_to_a_file(run, tmp_path):
     file = tmp_path / "otel.jsonl"
     assert str(file) in export(run, "otel", str(file))
     check_otel([json.loads(line) for line in file.read_text().splitlines()], run)
@@ -90,7 +90,7 @@ def test_opentelemetry_to_a_file(run, tmp_path):
     assert len(again) == 2 * REQUESTS
 
 
-def test_opentelemetry_as_its_schema_has_it(run, tmp_path):
+def test_export_otel_conforms_to_its_schema(run, tmp_path):
     pytest.importorskip("opentelemetry.proto")
     from google.protobuf.json_format import ParseDict
     from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2 as of_metrics
@@ -106,7 +106,7 @@ def test_opentelemetry_as_its_schema_has_it(run, tmp_path):
         ParseDict(found, kind())  # refuses what is not in the schema
 
 
-def test_opentelemetry_to_a_collector(run):
+def test_export_otel_to_a_collector(run):
     taken = []
 
     class Collector(BaseHTTPRequestHandler):
@@ -134,7 +134,7 @@ def test_opentelemetry_to_a_collector(run):
 
 
 @pytest.mark.filterwarnings("ignore")  # of the package and of what it imports
-def test_mlflow(run, tmp_path, monkeypatch):
+def test_export_mlflow_writes_runs(run, tmp_path, monkeypatch):
     mlflow = pytest.importorskip("mlflow")
     uri = f"sqlite:///{tmp_path / 'ml.db'}"
     monkeypatch.chdir(tmp_path)
@@ -159,7 +159,7 @@ def test_mlflow(run, tmp_path, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_weights_and_biases(run, tmp_path, monkeypatch):
+def test_export_wandb_writes_runs(run, tmp_path, monkeypatch):
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
@@ -190,7 +190,7 @@ class FakeRun:
         self.calls.append(("end", self.name))
 
 
-def test_mlflow_is_called_as_documented(run, monkeypatch):
+def test_export_mlflow_calls_the_documented_functions(run, monkeypatch):
     calls = []
     fake = types.ModuleType("mlflow")
     fake.exceptions = types.SimpleNamespace(MlflowException=type("E", (Exception,), {}))
@@ -215,7 +215,7 @@ def test_mlflow_is_called_as_documented(run, monkeypatch):
         export(run, "mlflow", "http://x")
 
 
-def test_weights_and_biases_is_called_as_documented(run, monkeypatch):
+def test_export_wandb_calls_the_documented_functions(run, monkeypatch):
     calls = []
 
     class Artifact:
@@ -245,7 +245,7 @@ def _raises(error):
     return call
 
 
-def test_grafana(run, tmp_path):
+def test_export_grafana_writes_a_dashboard(run, tmp_path):
     file = tmp_path / "grafana.json"
     done = CliRunner().invoke(
         app, ["export", str(run), "--to", "grafana", "--destination", str(file)]
@@ -259,7 +259,7 @@ def test_grafana(run, tmp_path):
     assert len({panel["id"] for panel in found["panels"]}) == len(found["panels"])
 
 
-def test_mlperf(run, tmp_path):
+def test_export_mlperf_writes_summaries(run, tmp_path):
     """The lines that readers of LoadGen's summaries look for."""
     assert "2 cells" in export(run, "mlperf", str(tmp_path))
     for row in read_rows(run / "cells.csv"):
@@ -280,7 +280,7 @@ def test_mlperf(run, tmp_path):
         read_results(file)
 
 
-def test_a_run_beside_a_summary_of_loadgen(run, tmp_path):
+def test_compare_reads_a_loadgen_summary(run, tmp_path):
     other = tmp_path / "mlperf_log_summary.txt"
     other.write_text(LOADGEN)
     words = ["compare", str(run), str(other)]
@@ -317,7 +317,7 @@ def test_a_run_beside_a_summary_of_loadgen(run, tmp_path):
         assert "only --rates and --json go with it" in str(refused.exception)
 
 
-def test_what_is_missing_is_said(run, tmp_path, monkeypatch):
+def test_export_without_its_package_names_the_install_command(run, tmp_path, monkeypatch):
     for package in ("mlflow", "wandb"):
         monkeypatch.setitem(sys.modules, package, None)
         with pytest.raises(SloBenchError, match=f"pip install {package}"):

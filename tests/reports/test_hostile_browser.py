@@ -71,21 +71,19 @@ def measured(tmp_path_factory):
         return [experiment.run(folder / name).folder for name in ("a", "b")]
 
 
-def test_nothing_of_a_server_or_a_prompt_runs_in_the_report(browser, measured, tmp_path):
+def test_report_does_not_execute_names_of_servers_and_prompts(browser, measured, tmp_path):
     text = opened_and_used(browser, write_report(measured[:1], tmp_path / "report.html"))
     assert "window.owned" in text  # the name is shown, as text
 
 
-def test_nothing_runs_in_a_report_of_several_folders_and_in_a_comparison(
-    browser, measured, tmp_path
-):
+def test_joined_report_and_comparison_do_not_execute_names(browser, measured, tmp_path):
     opened_and_used(browser, write_report(measured, tmp_path / "several.html"))
     found = compare(*map(read_results, measured), replicates=50)
     found = dataclasses.replace(found, name_a=HOSTILE, notes=(*found.notes, HOSTILE))
     opened_and_used(browser, write_comparison(found, tmp_path / "comparison.html"))
 
 
-def test_nothing_of_an_error_of_a_server_runs(browser, measured, tmp_path):
+def test_report_does_not_execute_server_errors(browser, measured, tmp_path):
     """Why a level must not be used is what a server said."""
     folder = measured[0]
     table = folder / "cells.csv"

@@ -31,7 +31,7 @@ def state(url):
     return json.loads(fetched(f"{url}/state"))
 
 
-def test_the_report_follows_the_cells(make_run, tmp_path):
+def test_live_report_follows_the_finished_cells(make_run, tmp_path):
     done = make_run("done", environment={"planned_cells": 20})
     folder = tmp_path / "live"
     shutil.copytree(done, folder, ignore=shutil.ignore_patterns("cells.csv"))
@@ -64,7 +64,7 @@ def test_the_report_follows_the_cells(make_run, tmp_path):
     assert not list(folder.glob("report.html"))
 
 
-def test_a_folder_that_cannot_be_read_is_told_on_the_page(tmp_path):
+def test_live_report_shows_a_folder_that_cannot_be_read(tmp_path):
     folder = tmp_path / "<b>"
     folder.mkdir()
     (folder / "cells.csv").write_text("a,b\n1,2\n")
@@ -74,7 +74,7 @@ def test_a_folder_that_cannot_be_read_is_told_on_the_page(tmp_path):
     assert "<b>" not in page
 
 
-def test_run_and_capacity_say_the_address(slo_bench, tmp_path):
+def test_live_option_prints_the_address(slo_bench, tmp_path):
     small = ["--system", "vllm", "--requests", "20", "--seeds", "1", "--no-report", "--live"]
     code, _, err = slo_bench("run", *small, "--rates", "1", "--out", "a")
     assert code == 0
@@ -84,7 +84,7 @@ def test_run_and_capacity_say_the_address(slo_bench, tmp_path):
     assert "there is no folder none" in err
 
 
-def test_progress_without_a_terminal_is_a_line_now_and_then(monkeypatch, capsys):
+def test_progress_without_a_terminal_prints_lines(monkeypatch, capsys):
     monkeypatch.setattr(progress, "LINE_EVERY_S", 0.0)
     with progress.display("Bar", "MofNComplete", "cells", progress.DESCRIPTION) as change:
         change(completed=3, total=1200, description="vllm 40")
@@ -105,7 +105,7 @@ def test_progress_without_a_terminal_is_a_line_now_and_then(monkeypatch, capsys)
 
 
 @pytest.mark.browser
-def test_the_page_loads_the_new_report_and_keeps_its_place(make_run, tmp_path, browser):
+def test_live_page_reloads_and_keeps_its_scroll_position(make_run, tmp_path, browser):
     done = make_run("done", environment={"planned_cells": 20})
     folder = tmp_path / "live"
     shutil.copytree(done, folder, ignore=shutil.ignore_patterns("cells.csv"))

@@ -73,7 +73,7 @@ def at_once(make_run, tmp_path):
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [400, 1100])
 @pytest.mark.parametrize("kind", ["faceted", "at_once"])
-def test_facets_stay_within_the_width(browser, request, kind, width, dark):
+def test_page_facets_stay_within_the_width(browser, request, kind, width, dark):
     page = browser.open(request.getfixturevalue(kind), width=width, dark=dark)
     page.run(ALL_DRAWN)
     assert page.run(UNDRAWN) == []
@@ -97,7 +97,7 @@ def test_facets_stay_within_the_width(browser, request, kind, width, dark):
 
 
 @pytest.mark.parametrize("kind", ["faceted", "at_once"])
-def test_a_facet_is_chosen_by_its_selector_its_steps_and_its_panel(browser, request, kind):
+def test_facet_is_chosen_by_selector_steps_and_panel(browser, request, kind):
     page = browser.open(request.getfixturevalue(kind), width=1100)
     figure = "#load figure .plot"
     page.run(ALL_DRAWN)
@@ -121,7 +121,7 @@ def test_a_facet_is_chosen_by_its_selector_its_steps_and_its_panel(browser, requ
     page.close()
 
 
-def test_the_place_on_the_ladder_of_rates_is_kept_between_facets(browser, make_run, tmp_path):
+def test_chosen_rate_position_is_kept_between_facets(browser, make_run, tmp_path):
     folder = make_run(axes={"workload": LONG[:2]}, requests=40)
     frame = pd.read_csv(folder / "cells.csv", dtype={"cell": "str"})
     frame.loc[frame["workload"] == LONG[1], "rate_rps"] *= 10
@@ -139,7 +139,7 @@ def test_the_place_on_the_ladder_of_rates_is_kept_between_facets(browser, make_r
     page.close()
 
 
-def test_bars_are_read_by_keys_and_as_a_table(browser, at_once):
+def test_bars_are_readable_by_keys_and_as_a_table(browser, at_once):
     page = browser.open(at_once, width=1100)
     figure = "document.querySelector('#figure-throughput')"
     focused(page, figure)
@@ -154,7 +154,7 @@ def test_bars_are_read_by_keys_and_as_a_table(browser, at_once):
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [400, 1280])
-def test_all_charts_are_drawn_in_silence_and_within_the_width(browser, report, width, dark):
+def test_charts_are_drawn_without_complaints_within_the_width(browser, report, width, dark):
     page = browser.open(report, width=width, dark=dark)
     page.run(ALL_DRAWN)
     assert page.run(UNDRAWN) == []
@@ -214,7 +214,7 @@ def test_figures_are_drawn_as_they_come_into_view(browser, report):
     page.close()
 
 
-def test_a_figure_is_zoomed_and_saved_as_an_image(browser, report):
+def test_figure_is_zoomed_and_saved_as_an_image(browser, report):
     page = browser.open(report, width=1280)
     page.run("window.saved = []; HTMLAnchorElement.prototype.click = "
              "function () { saved.push([this.download, this.href.slice(0, 5)]); }")  # fmt: skip
@@ -238,7 +238,7 @@ def test_a_figure_is_zoomed_and_saved_as_an_image(browser, report):
     page.close()
 
 
-def test_a_printed_page_has_every_figure_in_light_colours(browser, report):
+def test_printed_page_has_every_figure_in_light_colours(browser, report):
     page = browser.open(report, width=1280, dark=True)
     ground = "document.querySelector('#figure-cost .main-svg').style.background"
     page.run("dispatchEvent(new Event('beforeprint'))")
@@ -251,7 +251,7 @@ def test_a_printed_page_has_every_figure_in_light_colours(browser, report):
     page.close()
 
 
-def test_a_page_finds_plotly_js_beside_it(browser, make_run, tmp_path):
+def test_page_loads_plotly_js_from_beside_it(browser, make_run, tmp_path):
     out = write_report([make_run()], tmp_path / "page.html", plotly="file")
     page = browser.open(out.as_uri(), width=1280)
     page.run(ALL_DRAWN)
@@ -260,7 +260,7 @@ def test_a_page_finds_plotly_js_beside_it(browser, make_run, tmp_path):
     page.close()
 
 
-def test_text_contrasts_with_its_ground_in_both_schemes(browser, report):
+def test_text_contrast_suffices_in_light_and_dark(browser, report):
     def luminance(colour):
         parts = [int(p) / 255 for p in colour[4:-1].split(",")]
         linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
@@ -278,7 +278,7 @@ def test_text_contrasts_with_its_ground_in_both_schemes(browser, report):
         page.close()
 
 
-def test_pointer_and_keys_read_values(browser, report):
+def test_pointer_and_keys_show_values(browser, report):
     page = browser.open(report, width=1280)
     page.run("document.documentElement.style.scrollBehavior = 'auto'")
     page.run(ALL_DRAWN)
@@ -302,7 +302,7 @@ def test_pointer_and_keys_read_values(browser, report):
     page.close()
 
 
-def test_the_rate_and_the_percentile_can_be_chosen(browser, report):
+def test_rate_and_percentile_can_be_chosen(browser, report):
     page = browser.open(report, width=1280)
     drawn = "document.querySelector('#figure-{} .js-line').getAttribute('d')"
     page.run(ALL_DRAWN)
@@ -317,7 +317,7 @@ def test_the_rate_and_the_percentile_can_be_chosen(browser, report):
     page.close()
 
 
-def test_a_legend_hides_a_system_in_every_figure(browser, report):
+def test_legend_hides_a_system_in_every_figure(browser, report):
     page = browser.open(report, width=1280)
     page.run(ALL_DRAWN)
     before = [page.run(curves(name)) for name in ("attainment", "goodput")]
@@ -329,7 +329,7 @@ def test_a_legend_hides_a_system_in_every_figure(browser, report):
     page.close()
 
 
-def test_numbers_open_as_a_table(browser, report):
+def test_figure_numbers_open_as_a_table(browser, report):
     page = browser.open(report, width=400)
     page.run("document.querySelectorAll('figure details').forEach(d => { d.open = true; })")
     page.settle()
@@ -341,7 +341,7 @@ def test_numbers_open_as_a_table(browser, report):
     page.close()
 
 
-def test_many_series_start_with_the_best_ten(browser, make_run, tmp_path):
+def test_many_series_show_the_best_ten_first(browser, make_run, tmp_path):
     folder = make_run(systems=[f"s{i}" for i in range(15)], rates=[1.0, 2.0], seeds=1, requests=30)
     page = browser.open(write_report([folder], tmp_path / "many.html").as_uri(), width=1280)
     page.run(ALL_DRAWN)
@@ -352,7 +352,7 @@ def test_many_series_start_with_the_best_ten(browser, make_run, tmp_path):
     page.close()
 
 
-def test_each_facet_starts_with_its_own_best_ten(browser, make_run, tmp_path):
+def test_each_facet_shows_its_own_best_ten_first(browser, make_run, tmp_path):
     small = {"rates": [1.0, 2.0], "seeds": 1, "requests": 30}
     one = make_run("one", systems=[f"a{i}" for i in range(9)], model="x", **small)
     two = make_run("two", systems=[f"b{i}" for i in range(12)], model="y", **small)
@@ -366,7 +366,7 @@ def test_each_facet_starts_with_its_own_best_ten(browser, make_run, tmp_path):
     page.close()
 
 
-def test_a_page_that_complains_and_asks_is_noticed(browser, tmp_path):
+def test_browser_fixture_notices_complaints_and_requests(browser, tmp_path):
     """What the other tests rely on."""
     path = tmp_path / "bad.html"
     path.write_text("<img src='http://127.0.0.1:9/x.png'><script>console.error('no')</script>")
@@ -376,7 +376,7 @@ def test_a_page_that_complains_and_asks_is_noticed(browser, tmp_path):
     page.close()
 
 
-def test_one_cell_is_enough(browser, make_run, tmp_path):
+def test_page_of_one_cell_is_drawn(browser, make_run, tmp_path):
     folder = make_run(systems=["vllm"], rates=[2.0], seeds=1, requests=1)
     page = browser.open(write_report([folder], tmp_path / "one.html").as_uri(), width=400)
     assert page.complaints() == []
@@ -401,7 +401,9 @@ def validations(make_run, tmp_path):
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [400, 1280])
 @pytest.mark.parametrize("own_page", [False, True], ids=["section", "own page"])
-def test_scatters_of_real_against_simulated(browser, validations, own_page, width, dark):
+def test_scatter_of_measured_against_simulated_is_drawn(
+    browser, validations, own_page, width, dark
+):
     page = browser.open(validations[own_page], width=width, dark=dark)
     page.settle()
     for metric in ("ttft", "tpot", "e2e"):
@@ -432,9 +434,7 @@ def test_scatters_of_real_against_simulated(browser, validations, own_page, widt
 
 
 @pytest.mark.parametrize(("end_s", "says"), [(40, "20 s"), (1500, "20 min"), (86_400, "20 h")])
-def test_an_axis_of_time_speaks_of_seconds_minutes_or_hours(
-    browser, make_run, tmp_path, end_s, says
-):
+def test_time_axis_uses_seconds_minutes_or_hours(browser, make_run, tmp_path, end_s, says):
     folder = make_run(systems=["vllm", "orca"], rates=(2, 4), seeds=1)
     for path in (folder / "timelines").iterdir():
         told = pd.read_csv(path)

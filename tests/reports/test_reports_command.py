@@ -21,7 +21,7 @@ def invoke(*arguments):
     return CliRunner().invoke(app, [str(a) for a in arguments])
 
 
-def test_one_run_writes_into_its_folder(make_run):
+def test_report_of_one_run_is_written_into_its_folder(make_run):
     folder = make_run(requests=30)
     result = invoke(folder)
     assert result.exit_code == 0, result.output
@@ -30,7 +30,7 @@ def test_one_run_writes_into_its_folder(make_run):
     assert "Highest tested rate" in result.output
 
 
-def test_several_runs_write_where_asked_or_here(make_run, tmp_path, monkeypatch):
+def test_report_of_several_runs_is_written_to_out_or_here(make_run, tmp_path, monkeypatch):
     one, two = make_run("one", requests=30), make_run("two", requests=30)
     assert invoke(one, two, "--out", tmp_path / "both.html").exit_code == 0
     assert (tmp_path / "both.html").is_file()
@@ -51,7 +51,7 @@ def tuned(tmp_path_factory):
     return folder
 
 
-def test_a_tuning_run_gets_its_own_page_again(tuned, tmp_path):
+def test_report_of_a_tuning_run_writes_its_page_again(tuned, tmp_path):
     result = invoke(tuned, "--out", tmp_path / "r.html")
     assert result.exit_code == 0, result.output
     assert "Parameter importance" in result.output or "Best" in result.output
@@ -60,7 +60,7 @@ def test_a_tuning_run_gets_its_own_page_again(tuned, tmp_path):
     assert 'origin":"simulated"' in page
 
 
-def test_what_is_no_run_says_what_it_is(tuned, make_run, tmp_path):
+def test_report_of_a_folder_that_is_no_run_names_its_kind(tuned, make_run, tmp_path):
     begun, planned = tmp_path / "begun", tmp_path / "planned"
     begun.mkdir()
     (begun / "tune.toml").touch()
@@ -77,7 +77,7 @@ def test_what_is_no_run_says_what_it_is(tuned, make_run, tmp_path):
 
 
 @pytest.mark.parametrize("damage", [{"trials": 3}, {"objectives": ["speed"]}, {"space": None}])
-def test_a_damaged_tuning_run_is_named(tuned, tmp_path, damage):
+def test_report_of_a_damaged_tuning_run_names_the_file(tuned, tmp_path, damage):
     found = json.loads((tuned / "tune.json").read_text())
     (tmp_path / "tune.json").write_text(json.dumps({**found, **damage}))
     failed = invoke(tmp_path)

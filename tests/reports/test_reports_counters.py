@@ -22,26 +22,26 @@ def cells(tmp_path_factory):
     return combine(read_runs([folder]))
 
 
-def test_systems_with_equal_results_are_one_experiment(cells):
+def test_equal_results_names_systems_with_equal_rows(cells):
     assert (cells.loc[cells["system"] == "slo-odbs", "count_closed_by_threshold"] == 0).all()
     [line] = equal_results(cells)
     assert line.startswith("slo-odbs and slo-dbs gave equal results in every cell (2 each)")
 
 
-def test_one_other_value_in_one_cell_makes_results_different(cells):
+def test_equal_results_is_empty_if_one_value_differs(cells):
     cells = cells.copy()
     row = cells.index[cells["system"] == "slo-dbs"][0]
     cells.loc[row, "ttft_p50_s"] += 1e-6
     assert equal_results(cells) == []
 
 
-def test_what_never_acted_is_named(cells):
+def test_silent_names_mechanisms_that_never_acted(cells):
     lines = silent(cells)
     assert any(line.startswith("slo-odbs: never in any cell: closed by thr") for line in lines)
     assert not any(line.startswith("vllm") for line in lines)
 
 
-def test_counts_stand_in_the_notes_and_in_the_table(cells):
+def test_report_shows_counters_in_notes_and_table(cells):
     sizes = cells.loc[cells["system"] == "slo-odbs", "count_closed_by_size"]
     assert any(f"closed by size {sizes.mean():g}" in line for line in notes(cells))
     names = series_names(cells)

@@ -40,7 +40,7 @@ REQUESTS = [
 ]
 
 
-def test_attainment_over_time_leaves_out_what_never_arrived():
+def test_attainment_over_time_leaves_out_missing_arrivals():
     arrival_s = np.append(np.arange(40.0), [NAN] * 10)
     found = attainment_over_time(arrival_s, np.ones(50, dtype=bool))
     assert found.share.tolist() == [1.0, 1.0]
@@ -96,14 +96,14 @@ def test_every_miss_has_one_cause(detail):
     assert detail.requests == len(REQUESTS)
 
 
-def test_time_of_finished_misses(detail):
+def test_missed_time_is_divided_by_phase(detail):
     # Waiting 2, 0, 1, 0; prefill 1, 0.5, 2, 0.5; decode 1, 5, 2, 0.
     assert detail.missed_phase_s == pytest.approx(
         {"waiting": 0.75, "prefill": 1.0, "transfer": 0.0, "decode": 2.0}
     )
 
 
-def test_distributions_end_where_no_more_came(detail):
+def test_latency_distributions_end_at_the_share_that_finished(detail):
     assert detail.ttft.share[-1] == pytest.approx(6 / 9)
     assert detail.ttft.value_s[-1] == 3.0
     # Of the requests that could have a TPOT (all but the one of one token), four of eight do.
@@ -111,7 +111,7 @@ def test_distributions_end_where_no_more_came(detail):
     assert detail.tpot.value_s[-1] == pytest.approx(0.5)
 
 
-def test_bounds_and_cost(detail):
+def test_detail_has_slo_bounds_and_cost(detail):
     assert detail.bounds == {"ttft": SloRange(1.0, 1.0), "tpot": SloRange(0.1, 0.1)}
     assert detail.cost == pytest.approx(4.2 / 21 * 1e6)
 
@@ -121,7 +121,7 @@ def test_cost_without_a_token_in_slo_is_infinite():
     assert dollars_per_million(2.0, 1e6) == 2.0
 
 
-def test_warm_up_requests_are_left_out(make_run):
+def test_details_leave_out_warmup_requests(make_run):
     folder = make_run(systems=["vllm"], rates=[2.0], seeds=1, requests=50)
     cells = pd.read_csv(folder / "cells.csv", dtype={"cell": str})
     cells["requests"] = 40
@@ -141,7 +141,7 @@ def test_distribution_of_known_values():
     assert len(distribution(np.array([NAN])).value_s) == 0
 
 
-def test_a_long_timeline_is_shortened_to_means():
+def test_long_timeline_is_shortened_to_means():
     n = 10 * TIMELINE_POINTS
     frame = pd.DataFrame(
         {
@@ -157,7 +157,7 @@ def test_a_long_timeline_is_shortened_to_means():
     assert set(means.running) == {3.0}
 
 
-def test_a_run_without_request_records_still_has_its_timelines(make_run):
+def test_run_without_request_records_has_timelines(make_run):
     folder = make_run(systems=["vllm"], rates=[2.0], seeds=1, requests=50)
     for file in (folder / "requests").iterdir():
         file.unlink()

@@ -60,11 +60,11 @@ def cells_of(systems=("a", "b"), **axes):
         ),
     ],
 )
-def test_division(cells, expected):
+def test_division_into_facets_and_series(cells, expected):
     assert division(cells) == expected
 
 
-def test_facets_stand_in_the_order_of_their_settings():
+def test_facets_are_ordered_as_their_settings():
     cells = cells_of(prompt_tokens=["7", "5"], model=["y", "x"])
     assert facets_of(with_series(cells)) == [
         "y · prompt_tokens 7",
@@ -76,12 +76,12 @@ def test_facets_stand_in_the_order_of_their_settings():
     assert facet_noun(cells_of(model=["x", "y"])) == "model"
 
 
-def test_a_parameter_is_named_where_it_belongs():
+def test_parameter_is_named_only_for_its_system():
     cells = cells_of(**{"a.k": ["1", "2"]})
     assert list(with_series(cells)["series"]) == ["a · k 1", "a · k 2", "b", "b"]
 
 
-def test_what_is_shortened_is_told_in_full():
+def test_abbreviated_facets_have_their_full_names():
     cells = cells_of(workload=LONG)
     assert facets_of(with_series(cells)) == [f"chat:code {n}:{10 - n}" for n in (1, 5, 9)]
     assert abbreviated(cells) == dict(zip(facets_of(with_series(cells)), LONG, strict=True))
@@ -90,13 +90,13 @@ def test_what_is_shortened_is_told_in_full():
     assert abbreviated(cells_of(model=["x", "y"])) == {}
 
 
-def test_names_in_full_are_distinct_where_all_stand_together():
+def test_full_names_are_distinct_over_facets():
     cells = with_series(cells_of(model=["x", "y"]))
     assert set(full_names(cells)) == {"x · a", "x · b", "y · a", "y · b"}
     assert list(full_names(with_series(cells_of()))) == ["a", "b"]
 
 
-def test_runs_together_keep_their_facets(make_run):
+def test_joined_runs_keep_their_facets(make_run):
     axes = {"model": ["x", "y"]}
     one, two = (make_run(n, axes=axes, requests=20, rates=[1.0]) for n in ("one", "two"))
     cells = combine(read_runs([one, two]))

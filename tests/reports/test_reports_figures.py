@@ -51,13 +51,13 @@ def test_attainment_over_time_falls_where_requests_miss():
     assert figures.attainment_over_time([few], NAMES).views["2"]["series"] == []
 
 
-def test_causes_are_shares_of_all_requests():
+def test_causes_figure_shows_shares_of_all_requests():
     (bar,) = figures.causes([detail()], NAMES).views["2"]["series"]
     assert dict(zip(CAUSES, bar["parts"], strict=True))["dropped"] == 0.25
     assert sum(bar["parts"]) == 0.5
 
 
-def test_phases_end_with_the_token_asked_for():
+def test_phases_figure_ends_with_the_chosen_token():
     first = figures.phases([detail()], NAMES, until="first").views["2"]["series"]
     last = figures.phases([detail()], NAMES, until="last").views["2"]["series"]
     assert (first[0]["parts"], last[0]["parts"]) == ([1.5, 0.5], [1.5, 0.5, 0.25, 3.0])
@@ -65,7 +65,7 @@ def test_phases_end_with_the_token_asked_for():
     assert figures.phases([nothing], NAMES, until="last").views["2"]["series"] == []
 
 
-def test_distributions_keep_the_slo_line_and_stop_at_what_came():
+def test_distribution_figure_has_the_slo_line_and_stops_at_finished():
     view = figures.latency_distribution([detail()], NAMES, "ttft").views["2"]
     assert view["series"][0]["y"][-1] == 0.75
     assert view["lines"] == [{"axis": "x", "value": 1.0, "label": "SLO 1 s"}]
@@ -73,14 +73,14 @@ def test_distributions_keep_the_slo_line_and_stop_at_what_came():
     assert figures.latency_distribution([differing], NAMES, "ttft").views["2"]["lines"] == []
 
 
-def test_time_is_cut_at_twice_the_median_system():
+def test_time_axis_is_cut_at_twice_the_median_system():
     rows = [detail("a", end_s=10.0), detail("b", end_s=10.0), detail("c", end_s=100.0)]
     view = figures.over_time(rows, ["a", "b", "c"], "waiting").views["2"]
     assert [curve["x"][-1] for curve in view["series"]] == [10.0, 10.0, 20.0]
     assert all(len(curve["x"]) == len(curve["y"]) for curve in view["series"])
 
 
-def test_efficiency_is_per_gpu_and_per_user():
+def test_efficiency_figure_is_per_gpu_and_per_user():
     rows = pd.DataFrame(
         {
             "series": "b",
@@ -96,14 +96,14 @@ def test_efficiency_is_per_gpu_and_per_user():
     assert curve["hollow"] == [False, True]
 
 
-def test_cost_leaves_out_what_bought_nothing():
+def test_cost_figure_leaves_out_infinite_cost():
     free = detail("b", cost=math.inf)
     figure = figures.cost([detail(), free], NAMES, compared=False)
     assert [curve["s"] for curve in figure.views["only"]["series"]] == [0]
     assert figures.cost([free], NAMES, compared=False) is None
 
 
-def test_classes_only_where_there_are_any():
+def test_classes_figure_exists_only_with_classes():
     rows = pd.DataFrame({"series": ["a"], "rate_rps": [2.0], "attainment": [0.5]})
     assert figures.classes(rows, NAMES, "attainment_") is None
     for name in ("chat", "code", "spread"):
@@ -118,7 +118,7 @@ def test_classes_only_where_there_are_any():
     assert [(f.id, f.categories) for f in of_latency] == [("classes-tpot", ["chat"])]
 
 
-def test_json_is_plain_finite_and_holds_everything_once(opened):
+def test_figures_json_is_finite_and_shares_values(opened):
     drawn = [figures.over_time([detail()], NAMES, column) for column in figures.STATES]
     data = page_data(NAMES, "simulated", drawn)
     json.dumps(data, allow_nan=False)
@@ -136,7 +136,7 @@ def test_json_is_plain_finite_and_holds_everything_once(opened):
     assert plot["layout"]["xaxis"]["ticksuffix"] == " ms"
 
 
-def test_shared_values_stand_in_the_order_of_the_curves():
+def test_shared_values_are_in_the_order_of_the_curves():
     """Not in that of a set: the same run gives the same page."""
     drawn = [figures.over_time([detail()], NAMES, "waiting")]
     data = page_data(NAMES, "simulated", drawn)
@@ -152,7 +152,7 @@ def line(y, *, format="percent", scale="linear", **more):  # noqa: A002
     )  # fmt: skip
 
 
-def test_a_share_is_cut_off_rather_than_rounded():
+def test_percentage_is_truncated():
     (trace,) = plots(line([0.8999, 0.9, 0.99996, 1.0, math.nan]), NAMES, "")[ONLY]["data"]
     assert trace["y"] == [89.9, 90.0, 99.9, 100.0, None]
     assert trace["hovertemplate"].endswith(" %")
@@ -169,13 +169,13 @@ def test_a_share_is_cut_off_rather_than_rounded():
         ("number", [12_345.0], [12_340.0], ""),
     ],
 )
-def test_an_axis_has_the_unit_that_its_values_ask_for(format, values, shown, suffix):  # noqa: A002
+def test_axis_unit_follows_its_values(format, values, shown, suffix):  # noqa: A002
     plot = plots(line(values, format=format), NAMES, "")[ONLY]
     assert plot["data"][0]["y"] == shown
     assert plot["layout"]["yaxis"]["ticksuffix"] == suffix
 
 
-def test_a_band_stays_above_nothing_on_a_logarithmic_axis():
+def test_band_on_a_logarithmic_axis_stays_positive():
     figure = line([1.0, 2.0], format="number", scale="log", lo=[0.0, 1.0], hi=[3.0, math.inf])
     band, curve = plots(figure, NAMES, "")[ONLY]["data"]
     assert band["x"] == [0.0, 1.0, 1.0, 0.0]
@@ -194,7 +194,7 @@ def test_a_band_stays_above_nothing_on_a_logarithmic_axis():
         ([math.nan, None], "linear", "end"),
     ],
 )
-def test_the_label_of_a_level_stands_where_curves_are_far(y, scale, end):
+def test_level_label_is_placed_away_from_curves(y, scale, end):
     figure = line(y, format="number", scale=scale)
     level = {"axis": "y", "value": 1.0, "label": "SLO"}
     figure.views[ONLY]["lines"].append(level)
@@ -203,13 +203,13 @@ def test_the_label_of_a_level_stands_where_curves_are_far(y, scale, end):
     assert shape["label"]["xanchor"] == {"start": "left", "end": "right"}[end]
 
 
-def test_names_are_text_to_plotly():
+def test_names_are_escaped_for_plotly():
     name = "<a href='javascript:x'>&</a>"
     plot = plots(line([1.0]), [name], "")[ONLY]
     assert plot["data"][0]["name"] == "&lt;a href='javascript:x'&gt;&amp;&lt;/a&gt;"
 
 
-def test_plotly_knows_every_attribute_of_every_kind_of_figure():
+def test_plotly_accepts_every_attribute_of_every_figure():
     """Its classes refuse what they do not know."""
     import plotly.graph_objects as go
 

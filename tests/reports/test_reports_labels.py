@@ -40,11 +40,11 @@ def mix(first, second, output="uniform(200,500)"):
         (["sharegpt", "x" * 99, "(" * 99], ["A", "B", "C"]),
     ],
 )  # fmt: skip
-def test_labels(texts, expected):
+def test_labels_shorten_texts_to_what_differs(texts, expected):
     assert list(labels(texts).values()) == expected
 
 
-def test_letters_go_on_after_z():
+def test_letter_labels_continue_after_z():
     found = list(labels([f"{n}{'x' * 99}" for n in range(30)]).values())
     assert found[25:28] == ["Z", "AA", "AB"]
     assert all(map(is_letter, found))
@@ -79,5 +79,5 @@ def test_labels_are_distinct_and_short_whatever_the_texts(texts):
         ),
     ],
 )
-def test_failed_requests_are_counted_with_their_reason(columns, said):
+def test_summary_counts_failed_requests_with_their_reason(columns, said):
     assert failed_text(pd.DataFrame({"requests": [30, 30], **columns})) == said

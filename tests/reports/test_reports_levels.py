@@ -44,18 +44,18 @@ def test_highest_rate_takes_the_mean_over_seeds():
     assert highest_rate(cells, 0.99).rate_rps == 1.0
 
 
-def test_highest_rate_says_when_nothing_reached_the_target_or_all_did():
+def test_highest_rate_marks_targets_reached_never_or_always():
     none = highest_rate(cells_of((2, 0.5), (4, 0.3)), 0.9)
     assert (none.rate_rps, none.lowest_rps) == (None, 2.0)
     every = highest_rate(cells_of((2, 1.0), (4, 0.9)), 0.9)
     assert (every.rate_rps, every.at_end) == (4.0, True)
 
 
-def test_a_mean_of_equal_shares_is_not_lost_to_rounding():
+def test_mean_of_equal_shares_is_not_lost_to_rounding():
     assert highest_rate(cells_of((3, 0.9), (3, 0.9), (3, 0.9)), 0.9).rate_rps == 3.0
 
 
-def test_invalid_cells_count_nowhere():
+def test_highest_rate_ignores_invalid_cells():
     cells = pd.concat([cells_of((1, 1.0)), cells_of((2, 1.0), valid=False)])
     assert highest_rate(cells, 0.9).rate_rps == 1.0
     nothing = highest_rate(cells_of((2, 1.0), valid=False), 0.9)
@@ -67,7 +67,7 @@ def test_invalid_cells_count_nowhere():
     st.lists(st.tuples(st.integers(1, 9), st.floats(0, 1)), min_size=1, max_size=20),
     st.floats(0, 1),
 )
-def test_no_rate_above_the_highest_reaches_the_target(pairs, target):
+def test_no_rate_above_highest_rate_reaches_the_target(pairs, target):
     cells = cells_of(*pairs)
     found = highest_rate(cells, target)
     means = cells.groupby("rate_rps")["attainment"].mean()
@@ -89,7 +89,7 @@ def test_series_are_named_by_what_differs_and_ordered_by_merit():
     assert set(with_series(on_two_gpus)["series"]) == {"a · x", "a · y", "b · x", "b · y"}
 
 
-def test_sweep_axes_and_runs_are_told_apart(make_run):
+def test_series_names_tell_sweep_axes_and_runs_apart(make_run):
     swept = make_run("swept", systems=["vllm"], axes={"tp": ["1", "2"]}, requests=20)
     cells = combine(read_runs([swept]))
     assert set(cells["series"]) == {"vllm · tp 1", "vllm · tp 2"}
@@ -100,14 +100,14 @@ def test_sweep_axes_and_runs_are_told_apart(make_run):
     assert "orca" in set(combine(read_runs([swept, plain]))["series"])
 
 
-def test_series_of_several_facets_are_ordered_by_their_mean_place():
+def test_series_over_facets_are_ordered_by_their_mean_rank():
     first = pd.concat([cells_of((1, 0.2)), cells_of((1, 0.9), system="b")])
     other = pd.concat([cells_of((1, 1.0), system="b"), cells_of((1, 0.9), system="c")])
     cells = with_series(pd.concat([first.assign(model="x"), other.assign(model="y")]))
     assert series_names(cells) == ["b", "a", "c"]
 
 
-def test_how_requests_are_offered():
+def test_offered_names_at_once_one_rate_or_several():
     assert offered(with_series(cells_of((0, 1.0), (0, 1.0)))) == "at once"
     assert offered(with_series(cells_of((2, 1.0), (2, 0.9)))) == "one rate"
     assert offered(with_series(cells_of((0, 1.0), (2, 0.9)))) == "several rates"
@@ -115,13 +115,13 @@ def test_how_requests_are_offered():
     assert offered(with_series(closed)) == "one rate"
 
 
-def test_where_all_arrive_at_once_who_finishes_most_comes_first():
+def test_series_at_once_are_ordered_by_throughput():
     fast = cells_of((0, 0.4), system="fast").assign(throughput_rps=3.0)
     kept = cells_of((0, 0.9), system="kept").assign(throughput_rps=2.0)
     assert series_names(with_series(pd.concat([kept, fast]))) == ["fast", "kept"]
 
 
-def test_an_slo_is_known_by_the_setting_or_by_what_missed_it(make_run):
+def test_has_slo_follows_the_setting_or_misses(make_run):
     cells = cells_of((1, 1.0)).assign(finished=100.0)
     assert not has_slo(cells)
     assert not has_slo(cells.assign(attainment=0.9, finished=90.0))  # ten were rejected
@@ -132,14 +132,14 @@ def test_an_slo_is_known_by_the_setting_or_by_what_missed_it(make_run):
         assert has_slo(combine(read_runs([folder]))) is asked
 
 
-def test_the_knee_is_where_the_median_system_falls_below_ninety_percent():
+def test_knee_is_where_the_median_system_falls_below_90_percent():
     good, bad = cells_of((1, 1.0), (2, 1.0)), cells_of((1, 0.95), (2, 0.1), system="b")
     assert knee_rps(levels(with_series(pd.concat([good, bad])))) == 2.0
     assert knee_rps(levels(with_series(good))) == 2.0
     assert knee_rps(levels(with_series(cells_of((1, 0.2), (2, 0.1))))) == 1.0
 
 
-def test_seeds_of_a_closed_loop_are_one_level_though_their_rates_differ():
+def test_closed_loop_seeds_form_one_level():
     cells = cells_of((1.01, 1.0), (1.02, 0.9), (1.03, 0.8), (2.01, 0.5), (2.02, 0.4), (2.06, 0.3))
     cells["seed"] = [0, 1, 2, 0, 1, 2]
     rows = levels(with_series(cells))

@@ -19,7 +19,7 @@ def told(*rows: tuple[float, str, str, float]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["time_s", "metric", "entity", "value"])
 
 
-def test_a_value_holds_until_the_next():
+def test_timeline_value_holds_until_the_next():
     found = mechanism(
         told((0.0, "load", "a", 1.0), (48.0, "load", "a", 3.0), (96.0, "load", "a", 0.0))
     )
@@ -30,7 +30,7 @@ def test_a_value_holds_until_the_next():
     assert value[48:] == pytest.approx(3.0)
 
 
-def test_moves_and_activations():
+def test_mechanism_of_module_moves_and_activations():
     found = mechanism(
         told(
             (1.0, "layers", "prefill 0 to decode 1", 7.0),
@@ -63,7 +63,7 @@ def cluster_run(make_run):
     return folder
 
 
-def test_figures_of_a_cluster(cluster_run, tmp_path):
+def test_mechanism_figures_of_a_cluster_run(cluster_run, tmp_path):
     runs = read_runs([cluster_run])
     cells = combine(runs)
     names = series_names(cells)
@@ -87,14 +87,14 @@ def test_figures_of_a_cluster(cluster_run, tmp_path):
     assert "Waiting time by role" in page
 
 
-def test_without_roles_nothing_is_drawn(make_run):
+def test_mechanism_figures_without_roles_are_empty(make_run):
     runs = read_runs([make_run()])
     cells = combine(runs)
     assert of_mechanism.figures(list(level_details(runs, cells)), series_names(cells)) == []
     assert sweeps(cells, levels(cells)) == []
 
 
-def test_a_sweep_of_gpus(make_run):
+def test_sweep_figure_of_a_numeric_axis(make_run):
     folder = make_run(rates=(4.0,), axes={"slo_scale": ["5", "10", "20"]})
     cells = pd.read_csv(folder / "cells.csv", dtype={"cell": str})
     scale = cells["slo_scale"].astype(float)

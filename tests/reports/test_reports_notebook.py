@@ -8,7 +8,7 @@ from slo_bench import plotly_figures
 from slo_bench.workloads.errors import SloBenchError
 
 
-def test_figures_show_the_means_over_seeds(make_run, tmp_path):
+def test_plotly_figures_show_the_means_over_seeds(make_run, tmp_path):
     folder = make_run(tmp_path / "run")
     drawn = plotly_figures([folder])
     assert list(drawn) == ["attainment", "goodput", "ttft", "tpot", "efficiency"]
@@ -24,6 +24,6 @@ def test_figures_show_the_means_over_seeds(make_run, tmp_path):
     assert drawn["goodput"].layout.title.subtitle.text == "simulated"
 
 
-def test_a_folder_that_is_no_run_is_named(tmp_path):
+def test_plotly_figures_refuse_a_folder_that_is_no_run(tmp_path):
     with pytest.raises(SloBenchError, match="not a run folder"):
         plotly_figures([tmp_path / "nothing"])

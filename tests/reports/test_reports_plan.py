@@ -33,11 +33,11 @@ def row(usd, ttft_s, spare, joules=None):
         ([row(1, 0.5, 0.1), row(2, 0.5, 0.1, 1.0)], [True, False]),  # energy of one is not known
     ],
 )
-def test_the_front_is_what_no_plan_beats_in_all(rows, front):
+def test_undominated_plans_form_the_front(rows, front):
     assert undominated(rows) == front
 
 
-def test_the_page_shows_every_plan_with_its_figures(tmp_path, opened):
+def test_plan_page_shows_every_plan_with_its_figures(tmp_path, opened):
     asked = Experiment(
         systems=["vllm"],
         slo="ttft=1,tpot=0.1",

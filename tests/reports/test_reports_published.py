@@ -64,18 +64,18 @@ def judge(one, cells=None, knee=2.0):
         (A | {"unit": "%"}, "85.0 ± 12.4 %"),
     ],
 )
-def test_ours(fields, text):
+def test_judge_gives_our_value_as_text(fields, text):
     assert judge(row(**fields)).text == text
 
 
-def test_a_row_without_a_column_was_not_run():
+def test_judge_of_a_row_without_a_column_is_not_run():
     assert judge(row(column=None)) == Finding("not run")
     found = judge(row(where={"system": "c"}))
     assert found.verdict == "not run"
     assert found.remarks == ("no valid cell of c",)
 
 
-def test_invalid_cells_do_not_count():
+def test_judge_ignores_invalid_cells():
     found = judge(row(**A), run(valid=[False, True, True, True, True, True]))
     assert (found.verdict, found.text) == ("undecided", "87.5")  # two seeds
 
@@ -91,13 +91,13 @@ def test_invalid_cells_do_not_count():
         ({"nothing": 1}, "nothing: 1 is needed, the run has none"),
     ],
 )
-def test_another_set_up_names_the_setting(where, remark):
+def test_judge_of_another_setup_names_the_setting(where, remark):
     found = judge(row(where={"system": "a", **where}))
     assert (found.verdict, found.remarks) == ("another set-up", (remark,))
     assert found.text == "85.0 ± 12.4"  # what was run is still shown
 
 
-def test_settings_that_agree():
+def test_judge_of_equal_settings_has_no_remarks():
     where = {"system": "a", "host_s": 0.03, "a.cap": 8, "requests": 100, "gpu": "g"}
     assert judge(row(where=where)).remarks == ()
 
@@ -105,12 +105,12 @@ def test_settings_that_agree():
 @pytest.mark.parametrize(
     ("slo", "same"), [("tpot=0.15, ttft=1.0", True), ("ttft=2,tpot=0.15", False), ("?", False)]
 )
-def test_an_slo_is_compared_by_what_it_says(slo, same):
+def test_judge_compares_slos_by_meaning(slo, same):
     found = judge(row(where={"system": "a", "slo": "ttft=1,tpot=0.15"}), run(slo=slo))
     assert (found.verdict != "another set-up") == same
 
 
-def test_values_of_an_axis_are_not_averaged():
+def test_judge_does_not_average_over_an_axis():
     cells = pd.concat([run(), run(cap="128")])
     found = judge(row(**A), cells)
     assert (found.verdict, found.text) == ("not unique", "–")
@@ -118,14 +118,14 @@ def test_values_of_an_axis_are_not_averaged():
     assert judge(row(where={"system": "a", "cap": 128}), cells).verdict != "not unique"
 
 
-def test_the_best_of_an_axis_is_chosen_on_each_side():
+def test_judge_best_of_chooses_on_each_side():
     better_b = run(cap="128", attainment=[0.5, 0.5, 0.5, 0.7, 0.8, 0.75])
     found = judge(row(**AGAINST_B, by="difference", best_of=("cap",)), pd.concat([run(), better_b]))
     assert found.text == "+10.0 ± 0.00"
     assert found.remarks == ("best of 2: cap 64", "best of 2: cap 128")
 
 
-def test_the_highest_rate_that_reaches_a_share():
+def test_judge_finds_the_highest_rate_that_reaches_a_share():
     share = [0.995] * 3 + [0.9] * 3
     cells = pd.concat([run(attainment=share), run(rate_rps=2.0), run(rate_rps=0.5, attainment=1.0)])
     highest = row(1.0, where={"system": "a"}, column="rate_rps", reaches=0.99, scale=1.0)
@@ -137,14 +137,14 @@ def test_the_highest_rate_that_reaches_a_share():
     assert none.verdict == "undecided"
 
 
-def test_cells_that_are_not_stationary_are_marked():
+def test_judge_marks_cells_not_stationary():
     drifting = run(stationary=[True, True, False, True, True, True])
     remark = "not stationary: the figure depends on the run's length"
     assert judge(row(**AGAINST_B), drifting).remarks == (remark,)
     assert judge(row(where={"system": "b"}), drifting).remarks == ()
 
 
-def test_a_column_per_another():
+def test_judge_divides_a_column_by_another():
     cells = run(finished=50.0)
     assert (
         judge(row(2.0, column="requests", per="finished", scale=1.0, **A), cells).text
@@ -154,7 +154,7 @@ def test_a_column_per_another():
     assert lacking.verdict == "not run"
 
 
-def test_a_ratio_to_zero():
+def test_judge_of_a_ratio_to_zero_has_a_remark():
     found = judge(row(**AGAINST_B), run(attainment=[1.0, 1.0, 1.0, 0.0, 0.5, 0.5]))
     assert found.remarks == ("what it is compared with is 0",)
 
@@ -190,13 +190,13 @@ def test_a_ratio_to_zero():
         ("not given", 1, 0, None, "no figure published"),
     ],
 )
-def test_verdicts(published, mean, half, null, expected):
+def test_verdict_of_intervals(published, mean, half, null, expected):
     by = {None: {}, 0.0: AGAINST_B | {"by": "difference"}, 1.0: AGAINST_B | {"scale": 1.0}}[null]
     one = row(published, **by)
     assert verdict(Interval(mean, half), one.claim, one.null) == expected
 
 
-def test_about_equal_needs_a_tolerance():
+def test_claim_about_equal_needs_a_tolerance():
     one = row("≈ 1", **AGAINST_B, scale=1.0, tolerance=0.1)
     assert verdict(Interval(1.05, 0.01), one.claim, one.null) == "reproduced"
     assert verdict(Interval(1.5, 0.01), one.claim, one.null) == "not reproduced"
@@ -210,12 +210,12 @@ def test_about_equal_needs_a_tolerance():
         ([0.8, 0.4, 0.6, 0.5, 0.5, 0.7], "60.0 > 56.7 %", "undecided"),
     ],
 )
-def test_an_order(attainment, text, expected):
+def test_judge_of_an_order(attainment, text, expected):
     one = row("a > b", order=({"system": "a"}, {"system": "b"}), unit="%")
     assert judge(one, run(attainment=attainment)) == Finding(expected, text)
 
 
-def test_the_headline_counts_verdicts():
+def test_headline_counts_verdicts():
     rows = (row(**A), row(column=None), row(**AGAINST_B, by="difference"))
     table = JudgedTable(PublishedTable("x", rows), tuple(judge(one) for one in rows), None)
     assert table.headline == "3 rows: 1 same order, 1 undecided, 1 not run"
@@ -225,7 +225,7 @@ def test_the_headline_counts_verdicts():
     ("value", "unit", "text"),
     [(51.84, "%", "51.8 %"), (1130, "", "1,130"), (1.234, "×", "1.23 ×"), (-3, "", "-3.00")],
 )
-def test_figures(value, unit, text):
+def test_figure_text_of_values_and_units(value, unit, text):
     assert figure_text(value, unit) == text
 
 
@@ -263,12 +263,12 @@ def of_ours(text):
         "Past the knee; up to 2.25 req/s the two LP instances are 3 to 5 points behind.",
     ],
 )
-def test_sentences_of_ours_are_found(sentence):
+def test_of_ours_finds_sentences_about_our_results(sentence):
     assert of_ours(f"Published: 51 % at 2 req/s. {sentence}")
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_texts_speak_of_the_paper_and_the_set_up(name):
+def test_published_texts_do_not_state_our_results(name):
     """What they say of our results would stay as it is when results change."""
     raw = tomllib.loads((SHIPPED / f"{name}.toml").read_text())
     texts = [raw["title"], raw["note"], *(one.get("note", "") for one in raw["row"])]
@@ -276,7 +276,7 @@ def test_texts_speak_of_the_paper_and_the_set_up(name):
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_shipped_tables(name):
+def test_shipped_published_tables_are_complete(name):
     table = load_published(name)
     assert table.paper
     for one in table.rows:
@@ -284,7 +284,7 @@ def test_shipped_tables(name):
         assert one.column is None or one.where, one.what
 
 
-def test_every_suite_names_a_table_there_is():
+def test_suites_name_existing_published_tables():
     named = [read_toml(path)[0].get("published") for path in suites().values()]
     assert "uellm" in named
     for name in filter(None, named):
@@ -315,19 +315,19 @@ ROW = "title = 'x'\n[[row]]\nwhat = 'y'\n"
         ("title = ", "is not TOML"),
     ],
 )
-def test_bad_tables(text, problem, tmp_path):
+def test_published_table_with_an_error_is_refused(text, problem, tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text(text)
     with pytest.raises(FileFormatError, match=problem):
         load_published(str(path))
 
 
-def test_unknown_tables():
+def test_unknown_published_table_is_refused_with_a_suggestion():
     with pytest.raises(UnknownNameError, match="did you mean uellm"):
         load_published("uelm")
 
 
-def test_the_report_shows_the_table(tmp_path):
+def test_report_shows_the_published_table(tmp_path):
     from slo_bench.harness.experiments.experiment import Experiment
     from slo_bench.reports.pages.run_page import write_report
 
@@ -358,7 +358,7 @@ AXES = {"rate_rps": "rates", "load_factor": "load_factors", "system": "systems"}
 
 
 @pytest.mark.parametrize("path", suites().values(), ids=lambda path: path.stem)
-def test_a_suite_has_what_its_table_needs(path):
+def test_suite_runs_every_pinned_value_of_its_table(path):
     """Each pin is a value that the suite runs; else the suite's own report says another set-up."""
     settings = read_toml(path)[0]
     if "published" not in settings:

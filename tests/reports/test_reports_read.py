@@ -8,7 +8,7 @@ from slo_bench.harness.results.read import read_requests, read_run, read_runs, r
 from slo_bench.workloads.errors import SloBenchError
 
 
-def test_a_whole_folder(make_run):
+def test_read_run_of_a_whole_folder(make_run):
     run = read_run(make_run(requests=20, axes={"tp": ["1", "2"]}))
     assert run.axes == ("tp",)
     assert run.cells["attainment"].between(0, 1).all()
@@ -19,21 +19,21 @@ def test_a_whole_folder(make_run):
     assert read_timeline(run.path, "000")["kv_cache_usage"].max() > 0
 
 
-def test_names_that_look_like_missing_values_stay_names(make_run):
+def test_read_run_keeps_names_that_look_like_missing_values(make_run):
     run = read_run(make_run(requests=10, systems=["nan", "None"], model="NA"))
     assert set(run.cells["system"]) == {"nan", "None"}
     assert set(run.cells["model"]) == {"NA"}
 
 
 @pytest.mark.parametrize("name", ["cells.csv", "experiment.toml", "environment.json"])
-def test_a_missing_file_is_named(make_run, name):
+def test_read_run_names_a_missing_file(make_run, name):
     folder = make_run(requests=10)
     (folder / name).unlink()
     with pytest.raises(SloBenchError, match=name):
         read_run(folder)
 
 
-def test_a_missing_folder_is_named(tmp_path):
+def test_read_run_names_a_missing_folder(tmp_path):
     with pytest.raises(SloBenchError, match="nowhere"):
         read_run(tmp_path / "nowhere")
 
@@ -48,7 +48,7 @@ def test_a_missing_folder_is_named(tmp_path):
         ("\n000,", "\n../../000,", "cell must be a plain file stem.*line 2"),
     ],
 )
-def test_a_malformed_cell_is_named_with_its_line(make_run, old, new, told):
+def test_read_run_names_the_line_of_a_malformed_cell(make_run, old, new, told):
     path = make_run(requests=10) / "cells.csv"
     text = path.read_text()
     assert old in text
@@ -57,21 +57,21 @@ def test_a_malformed_cell_is_named_with_its_line(make_run, old, new, told):
         read_run(path.parent)
 
 
-def test_a_run_without_a_finished_cell(make_run):
+def test_read_run_without_a_finished_cell_is_refused(make_run):
     path = make_run(requests=10) / "cells.csv"
     path.write_text(path.read_text().splitlines()[0] + "\n")
     with pytest.raises(SloBenchError, match="no finished cell"):
         read_run(path.parent)
 
 
-def test_broken_json_is_named_with_its_line(make_run):
+def test_read_run_names_the_line_of_broken_json(make_run):
     folder = make_run(requests=10)
     (folder / "environment.json").write_text('{\n"a": }')
     with pytest.raises(SloBenchError, match=r"not JSON.*environment\.json, line 2"):
         read_run(folder)
 
 
-def test_broken_and_missing_request_files_are_named(make_run):
+def test_read_run_names_broken_and_missing_request_files(make_run):
     folder = make_run(requests=10)
     path = folder / "requests/000.csv.gz"
     path.write_bytes(path.read_bytes()[:40])
@@ -85,7 +85,7 @@ def test_broken_and_missing_request_files_are_named(make_run):
         read_requests(folder, "000")
 
 
-def test_parquet_is_read_like_csv(make_run):
+def test_read_run_reads_parquet_like_csv(make_run):
     pytest.importorskip("pyarrow")
     import pandas as pd
 
@@ -100,7 +100,7 @@ def test_parquet_is_read_like_csv(make_run):
     pd.testing.assert_frame_equal(from_csv, from_parquet[from_csv.columns], check_categorical=False)
 
 
-def test_several_runs_keep_distinct_names_and_may_not_repeat(make_run):
+def test_read_runs_gives_distinct_names_and_refuses_repeats(make_run):
     one, two = make_run("x/run", requests=10), make_run("y/run", requests=10)
     names = [run.name for run in read_runs([one, two])]
     assert len(set(names)) == 2

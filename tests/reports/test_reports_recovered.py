@@ -38,7 +38,7 @@ def cells(goodput=GOODPUT, system="s3"):
     return pd.DataFrame(rows)
 
 
-def test_shares_by_hand():
+def test_recovered_shares_by_hand():
     (found,) = recovered(cells())
     assert (found.setup, found.constant, found.gap_rps) == ("s3", "constant(64)", 2.0)
     assert found.shares["half"] == (0.5, 0.0)  # the same in every seed
@@ -49,7 +49,7 @@ def test_shares_by_hand():
     assert list(found.shares) == ["half", "uneven"]
 
 
-def test_without_a_gap_nothing_is_recovered():
+def test_recovered_without_a_gap_is_empty():
     flat = GOODPUT | {"oracle": (1.1, 1.9, 1.5)}
     both = pd.concat([cells(), cells(flat, "fifo")])
     shown = table(both)
@@ -60,14 +60,14 @@ def test_without_a_gap_nothing_is_recovered():
 
 
 @pytest.mark.parametrize("missing", ["oracle", "constant(64)"])
-def test_both_ends_are_needed(missing):
+def test_recovered_needs_oracle_and_constant(missing):
     some = {name: of for name, of in GOODPUT.items() if name not in (missing, "constant(8)")}
     assert not recovered(cells(some))
     assert not table(cells(some)).groups
     assert not table(cells().drop(columns="length_predictor")).groups
 
 
-def test_a_run_and_its_report_show_it(tmp_path):
+def test_run_and_report_show_recovered_shares(tmp_path):
     Experiment(
         systems=["sjf"],
         workload="alpaca",

@@ -29,7 +29,7 @@ def test_summary_fits_eighty_columns_and_has_no_colour_off_a_terminal(make_run):
     assert "Goodput divides by the window of arrivals" in text
 
 
-def test_no_color_is_honoured_on_a_terminal(make_run, monkeypatch):
+def test_summary_honours_no_color_on_a_terminal(make_run, monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     text = printed(combine(read_runs([make_run(requests=60)])), force_terminal=True)
     assert "\x1b[3" not in text.replace("\x1b[3m", "")
@@ -42,7 +42,7 @@ def test_summary_of_a_bare_cells_frame(make_run):
     assert "Goodput divides by the makespan" in printed(older)
 
 
-def test_levels_that_are_not_stationary_say_after_how_long_they_were_measured(make_run):
+def test_summary_levels_not_stationary_have_their_duration(make_run):
     cells = read_runs([make_run(systems=["vllm", "orca"], rates=[2.0, 6.0], requests=60)])[0].cells
     assert "not stationary" not in printed(cells)
     drifts = (cells["system"] == "vllm") & (cells["rate_rps"] == 6)
@@ -63,7 +63,7 @@ def test_levels_that_are_not_stationary_say_after_how_long_they_were_measured(ma
 LONG = [f"mix(chat=synthetic(prompt=uniform({n},500)):1,code=azure-code:9)" for n in (1, 2, 3)]
 
 
-def test_facets_stand_below_one_another_under_their_labels(make_run):
+def test_summary_lists_facets_under_their_labels(make_run):
     text = printed(combine(read_runs([make_run(axes={"workload": LONG}, requests=30)])))
     lines = text.splitlines()
     assert max(map(len, lines)) <= 80
@@ -76,7 +76,7 @@ def test_facets_stand_below_one_another_under_their_labels(make_run):
 
 
 @pytest.mark.parametrize("width", [50, 80, 200])
-def test_tables_of_facets_keep_every_column_in_any_width(make_run, width):
+def test_summary_of_facets_keeps_every_column_in_any_width(make_run, width):
     axes = {"model": ["x", "y"], "vllm.long_parameter": ["a-long-value-of-a-parameter" * 2, "2"]}
     cells = combine(read_runs([make_run(axes=axes, systems=["vllm", "orca"], requests=30)]))
     lines = printed(cells, width=width).splitlines()
@@ -88,20 +88,20 @@ def test_tables_of_facets_keep_every_column_in_any_width(make_run, width):
     assert len({line.index("≥ ") for line in two}) <= 1
 
 
-def test_labels_that_are_letters_are_explained(make_run):
+def test_summary_explains_letter_labels(make_run):
     long = ["x" * 99, "y" * 99]
     text = printed(combine(read_runs([make_run(axes={"workload": long}, requests=30)])))
     assert "workload A: xxx" in " ".join(text.split())
 
 
-def test_a_long_table_of_every_rate_stays_in_the_report(make_run):
+def test_summary_leaves_a_long_rate_table_to_the_report(make_run):
     rates = [1.0 + n for n in range(MOST_LINES // 2 + 1)]
     text = printed(combine(read_runs([make_run(rates=rates, seeds=1, requests=5)])))
     assert "TTFT p99" not in text
     assert f"{2 * len(rates)} lines: cells.csv and report" in text
 
 
-def test_all_at_once_speaks_of_finished_requests_not_of_capacity(make_run):
+def test_summary_at_once_shows_finished_requests_not_capacity(make_run):
     run = make_run(rates=[4.0], requests=40, rate_rps="", toml='slo = ""\n', attainment=1.0)
     text = printed(combine(read_runs([run])))
     assert "all requests at once" in text
@@ -115,12 +115,12 @@ def test_all_at_once_speaks_of_finished_requests_not_of_capacity(make_run):
     assert "≥" not in one_rate
 
 
-def test_names_are_never_markup(make_run):
+def test_summary_prints_markup_in_names_verbatim(make_run):
     text = printed(combine(read_runs([make_run(systems=["[red]x[/red]"], requests=60)])))
     assert "[red]x[/red]" in text
 
 
-def test_unfitted_invalid_and_measured_are_said(make_run):
+def test_summary_marks_unfitted_invalid_and_measured_cells(make_run):
     text = printed(combine(read_runs([make_run("u", requests=60, step_time="unfitted")])))
     assert "unfitted: step times of llama-3.1-8b on a100-80g" in text
     text = printed(combine(read_runs([make_run("v", requests=60, valid=False)])))
@@ -142,11 +142,11 @@ def test_unfitted_invalid_and_measured_are_said(make_run):
         (math.inf, "∞"),
     ],
 )
-def test_seconds(seconds, text):
+def test_seconds_text_of_each_magnitude(seconds, text):
     assert seconds_text(seconds) == text
 
 
-def test_rates_and_percentages():
+def test_rate_text_and_percent_text():
     texts = [rate_text(r) for r in (0.0, 0.25, 6.0, 6.45, 12.3456, 1234.5, math.nan)]
     assert texts == ["0", "0.25", "6", "6.45", "12.3", "1,234", "–"]
     assert percent_text(0.89999) == "89.9 %"

@@ -100,21 +100,21 @@ def printed(found):
     return written.getvalue()
 
 
-def test_the_headline_counts_what_was_cut_short(found):
+def test_tuning_headline_counts_trials_cut_short(found):
     assert headline(found) == (
         "sarathi, capacity, req/s with 0.9 in SLO: 4 configurations (2 searched to the end, "
         "1 raced out, 1 failed), 4,000 requests (simulated)"
     )
 
 
-def test_trials_that_are_not_stationary_say_after_how_long(found):
+def test_tuning_text_gives_the_duration_of_trials_not_stationary(found):
     assert "tationary" not in printed(found)
     for number in (1, 2):  # 1 is neither the best nor the default
         found["trials"][number]["figures"] = {"drifting_after_s": 540.0}
     assert "Not stationary: trial 2 after 540 s. The backlog grows" in printed(found)
 
 
-def test_the_proof_says_where_it_does_not_hold(found):
+def test_confirmed_sentence_names_workloads_not_told_apart(found):
     assert confirmed_sentence(found) == (
         "trial 2 on sharegpt: better than the default, +40.0 %; "
         "trial 2 on azure-conv: not told apart, +1.0 %"
@@ -124,7 +124,7 @@ def test_the_proof_says_where_it_does_not_hold(found):
     assert confirmed_sentence(found) == "nothing that was tried is better than the default"
 
 
-def test_the_text_names_failures(found):
+def test_tuning_text_names_failures(found):
     text = printed(found)
     assert "trial 3 failed: <OOM>" in text
     assert "chunk_tokens 2048" in text
@@ -134,7 +134,7 @@ def test_the_text_names_failures(found):
     assert "matters" in text
 
 
-def test_the_page_escapes_and_shows_everything(found, tmp_path):
+def test_tuning_page_escapes_and_shows_all_trials(found, tmp_path):
     page = write_tuning(found, tmp_path / "r.html").read_text()
     assert "<b>" not in page.replace("<b></b>", "")
     assert "&lt;b&gt;" in page
@@ -145,7 +145,7 @@ def test_the_page_escapes_and_shows_everything(found, tmp_path):
     assert "simulated" in page
 
 
-def test_a_front_has_a_figure_of_its_own(found, tmp_path):
+def test_tuning_page_has_a_figure_of_the_front(found, tmp_path):
     found["objectives"] = ["capacity", "cost"]
     found["importances"]["cost"] = {}
     for row in found["trials"]:
@@ -168,7 +168,7 @@ def test_parallel_coordinates_hold_a_line_a_trial_the_best_on_top(found):
 
 
 @pytest.mark.browser
-def test_lines_of_trials_are_drawn_and_listed_in_a_browser(found, tmp_path, browser):
+def test_parallel_coordinates_are_drawn_in_a_browser(found, tmp_path, browser):
     page = browser.open(write_tuning(found, tmp_path / "r.html").as_uri(), width=700)
     page.run("charts.forEach(c => { c.seen = true; c.draw(); })")
     page.settle()
@@ -188,12 +188,12 @@ def test_parallel_coordinates_need_two_trials(found, tmp_path):
     assert 'data-figure="parallel"' not in page
 
 
-def test_a_page_that_cannot_be_written(found, tmp_path):
+def test_write_tuning_to_a_missing_folder_is_an_error(found, tmp_path):
     with pytest.raises(SloBenchError, match="cannot write"):
         write_tuning(found, tmp_path / "missing" / "r.html")
 
 
-def test_confirmation_runs_that_are_not_stationary_say_so(found, tmp_path):
+def test_tuning_text_marks_confirmation_runs_not_stationary(found, tmp_path):
     found["confirmed"] = [
         confirmed("sharegpt", "default", 2.0, after_s=214.0),
         confirmed("sharegpt", "trial 2", 2.8, "better", after_s=198.0),

@@ -37,7 +37,7 @@ CELLS = cells_of(
 )
 
 
-def test_best_by_facet_and_rate_with_those_level():
+def test_best_map_by_facet_and_rate_with_equals():
     found = best_map(CELLS, TPOT)
     assert found["short"][1.0].series == ("a",)
     assert found["short"][1.0].text(TPOT) == "a (11 ms; next 21 ms)"
@@ -47,7 +47,7 @@ def test_best_by_facet_and_rate_with_those_level():
     assert found["long"][2.0].text(TPOT) == "c (500 ms)"
 
 
-def test_the_table_has_a_row_a_facet_and_a_column_a_rate():
+def test_winners_table_has_a_row_per_facet_and_a_column_per_rate():
     shown = table(CELLS.assign(slo=""), ["a", "b", "c"], "simulated")
     assert shown.heads == ("", "1 req/s", "2 req/s")
     ((name, rows),) = shown.groups

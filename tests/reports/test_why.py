@@ -43,7 +43,7 @@ def split_run(make_run):
     return folder
 
 
-def test_where_the_time_went(split_run, tmp_path):
+def test_reasons_compare_winner_and_runner_up_by_phase(split_run, tmp_path):
     runs = read_runs([split_run])
     (found,) = reasons(runs, combine(runs))
     assert (found.winner.name, found.runner_up.name) == ("orca", "vllm")
@@ -71,7 +71,7 @@ def test_where_the_time_went(split_run, tmp_path):
     assert "what makes the difference is waiting" in page
 
 
-def test_other_requests_are_not_compared(split_run):
+def test_reasons_ignore_runs_of_other_requests(split_run):
     path = split_run / "requests/000.csv.gz"
     table = pd.read_csv(path)
     table.assign(arrival_s=table["arrival_s"] + 0.01).to_csv(path, index=False)
@@ -79,12 +79,12 @@ def test_other_requests_are_not_compared(split_run):
     assert reasons(runs, combine(runs)) == []
 
 
-def test_one_system_has_no_runner_up(make_run):
+def test_reasons_of_one_system_are_empty(make_run):
     runs = read_runs([make_run(systems=("vllm",))])
     assert reasons(runs, combine(runs)) == []
 
 
-def test_few_pairs_may_be_chance(split_run):
+def test_reasons_of_few_pairs_are_marked_as_chance(split_run):
     path = split_run / "requests/001.csv.gz"
     table = pd.read_csv(path)
     table["slo_met"] = (table["id"] != 40).astype(int)

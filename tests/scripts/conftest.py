@@ -38,3 +38,8 @@ def docstring_names() -> ModuleType:
 @pytest.fixture(scope="session")
 def paper_tables() -> ModuleType:
     return _load("paper_tables")
+
+
+@pytest.fixture(scope="session")
+def tests_near() -> ModuleType:
+    return _load("tests_near")

@@ -71,7 +71,7 @@ def action(tmp_path):
     return call
 
 
-def test_the_same_experiment_passes_and_is_commented(action, runs):
+def test_action_passes_and_comments_for_equal_runs(action, runs):
     done, said = action(baseline=runs / "base", pull_request=7)
     assert done.returncode == 0, done.stderr
     assert "verdict=passed" in said["output"]
@@ -83,7 +83,7 @@ def test_the_same_experiment_passes_and_is_commented(action, runs):
     assert "api repos/me/mine/issues/7/comments --field body=@" in said["calls"]
 
 
-def test_a_regression_fails_and_changes_the_comment(action, runs):
+def test_action_fails_and_updates_the_comment_for_a_regression(action, runs):
     asked = {"baseline": runs / "base", "candidate": runs / "slow", "metric": "tpot_p50"}
     done, said = action(**asked, pull_request=7, earlier=99)
     assert done.returncode == 1
@@ -94,21 +94,21 @@ def test_a_regression_fails_and_changes_the_comment(action, runs):
     assert done.returncode == 0
 
 
-def test_what_cannot_be_compared_is_said(action, runs):
+def test_action_reports_runs_that_are_not_comparable(action, runs):
     done, said = action(baseline=runs / "base", candidate=runs / "other", pull_request=7)
     assert done.returncode == 2
     assert "verdict=not comparable" in said["output"]
     assert "Not comparable" in said["body"]
 
 
-def test_a_token_that_may_not_write_is_no_failed_gate(action, runs):
+def test_action_passes_with_a_warning_if_it_may_not_comment(action, runs):
     asked = {"baseline": runs / "base", "candidate": runs / "base", "pull_request": 7}
     done, _ = action(**asked, refused=1)
     assert done.returncode == 0
     assert "::warning::slo-bench: no comment" in done.stdout
 
 
-def test_names_of_strangers_are_inert():
+def test_action_escapes_names_in_its_comment():
     assert escaped("a|b<img>\n@all") == r"a\|b\<img\> \@all"
 
 

@@ -26,7 +26,7 @@ gpu_check = loaded("scripts/gpu_check.py")
 
 
 @pytest.mark.parametrize("check", gpu_check.CHECKS, ids=lambda check: check.name)
-def test_its_commands_can_be_read(check):
+def test_gpu_check_commands_parse(check):
     parse = loaded("tests/cli/test_command_tree.py").parse
     for command in check.commands:
         program, *words = shlex.split(command.format(models="models"))
@@ -37,13 +37,13 @@ def test_its_commands_can_be_read(check):
     assert set(check.needs) <= set(gpu_check.REQUIREMENTS)
 
 
-def test_every_check_is_on_the_page():
+def test_every_gpu_check_is_on_its_page():
     page = (ROOT / "docs" / "gpu-checklist.md").read_text(encoding="utf-8")
     for check in gpu_check.CHECKS:
         assert f"| `{check.name}` |" in page
 
 
-def test_each_line_says_how_it_ended(tmp_path, monkeypatch, capsys):
+def test_gpu_check_prints_the_outcome_of_each_check(tmp_path, monkeypatch, capsys):
     commands = {"good": "slo-bench list systems", "bad": "slo-bench list nothing", "none": ""}
     checks = [
         gpu_check.Check(name, f"what {name} is", ("never",) * (name == "none"), (command,))
@@ -65,7 +65,7 @@ def test_each_line_says_how_it_ended(tmp_path, monkeypatch, capsys):
     assert gpu_check.main([str(tmp_path), "--only", "good,none"]) == 0
 
 
-def test_results_are_read(tmp_path):
+def test_gpu_check_reads_validity_from_cells_csv(tmp_path):
     (tmp_path / "run").mkdir()
     table = tmp_path / "run" / "cells.csv"
     table.write_text("cell,valid,finished,preemptions_swap\na,True,3,0\nb,True,3,\n")

@@ -20,7 +20,7 @@ def pages(tables):
     return sorted(tables.PAGES.glob("*.md"))
 
 
-def test_pages_are_those_of_the_results(tables):
+def test_pages_equal_those_written_from_kept_results(tables):
     """After a change: scripts/paper_tables.py --pages-only."""
     for page in tables.all_pages():
         text = page.read_text()
@@ -60,7 +60,7 @@ def tiny(tables, folder):
     )
 
 
-def test_a_run_that_was_stopped_is_continued(tables, tmp_path):
+def test_stopped_suite_run_is_continued(tables, tmp_path):
     tiny(tables, tmp_path / "whole")
     begun = tmp_path / "work" / "ascendra"
     asked = ["run", "--suite", "ascendra", *TINY.split(), "--records", "none", "--no-report"]
@@ -83,7 +83,7 @@ def test_a_run_that_was_stopped_is_continued(tables, tmp_path):
     assert not begun.exists()
 
 
-def test_a_run_keeps_what_the_page_needs(tables, tmp_path):
+def test_suite_run_keeps_the_files_that_its_page_needs(tables, tmp_path):
     suite, text = tiny(tables, tmp_path)
     assert {path.name for path in (tmp_path / suite).iterdir()} == {
         "cells.csv", "environment.json", "experiment.toml",
@@ -97,7 +97,7 @@ def test_a_run_keeps_what_the_page_needs(tables, tmp_path):
     assert re.search(r"commit [0-9a-f]{7,}", page)
 
 
-def test_blocks_that_cannot_be_written(tables, tmp_path):
+def test_table_block_with_an_error_is_refused(tables, tmp_path):
     tiny(tables, tmp_path)
 
     def block(text):
@@ -116,7 +116,7 @@ def test_blocks_that_cannot_be_written(tables, tmp_path):
         block(asked + ', rows = ["system"], where = { model = "x" }')
 
 
-def test_figures_that_are_not_generated_say_so(tables):
+def test_page_sections_with_handwritten_figures_say_so(tables):
     for page in [*pages(tables), tables.PAGES.parent / "papers.md"]:
         text = tables._BLOCK.sub("", page.read_text())
         for section in re.split(r"^(?=## )", text, flags=re.M):
@@ -135,7 +135,7 @@ def test_blocks_without_results_say_so(tables):
             assert (content.strip() == NOT_YET) == missing, f"{page.name}: {kind} {suite}"
 
 
-def test_kept_runs_are_those_that_their_tables_need(tables):
+def test_kept_runs_cover_the_rows_of_their_tables(tables):
     """No row of a suite's table asks for another set-up than the suite has."""
     for page in tables.all_pages():
         for _, kind, _, content, _ in tables._BLOCK.findall(page.read_text()):
@@ -154,7 +154,7 @@ def test_kept_results_are_small_and_shown(tables):
         assert path.stat().st_size < 300_000, path
 
 
-def test_a_block_shows_what_its_command_prints(tables, tmp_path):
+def test_output_block_shows_the_output_of_its_command(tables, tmp_path):
     head = '<!-- output: name = "version", command = ["--version"] -->'
     [(name, command)] = tables.shown_outputs(f"{head}\n<!-- end -->")
     tables.run_output(name, command, results=tmp_path)

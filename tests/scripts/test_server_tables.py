@@ -21,14 +21,14 @@ def script():
     return found
 
 
-def test_the_page_shows_what_is_kept(script):
+def test_server_page_equals_the_one_written_from_kept_results(script):
     kept = json.loads(script.KEPT.read_text()) if script.KEPT.is_file() else {}
     text = script.PAGE.read_text()
     assert script.written(text, kept) == text
     assert {found[2] for found in script._BLOCK.finditer(text)} == set(script.EXPERIMENTS)
 
 
-def test_the_tables(script, tmp_path):
+def test_server_tables_by_hand(script, tmp_path):
     cells = (
         "cell,system,rate_rps,valid,invalid_because,attainment,ttft_p50_s,tpot_p50_s,e2e_p50_s\n"
         "a,edf,2,True,,0.9,0.05,0.01,1.5\n"
@@ -60,7 +60,7 @@ def test_the_tables(script, tmp_path):
     assert "Not measured yet" in script.table([])
 
 
-def test_what_was_simulated_beside(script, tmp_path):
+def test_server_table_has_the_simulated_figures(script, tmp_path):
     for folder, seconds in (("distserve", 0.04), ("distserve-simulated", 0.03)):
         (tmp_path / folder).mkdir()
         head = (
@@ -73,7 +73,7 @@ def test_what_was_simulated_beside(script, tmp_path):
     assert set(script.FITTED_BY) | set(script.FITTED_BY.values()) <= set(script.EXPERIMENTS)
 
 
-def test_a_shorter_run_and_its_trace(script, tmp_path):
+def test_command_of_a_shorter_run_has_its_requests_and_trace(script, tmp_path):
     words = script.command("adaptivellm", "work", 8)
     assert words[words.index("--requests") + 1] == "8"
     assert words[-1] == "work/adaptivellm"

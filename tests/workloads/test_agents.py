@@ -25,7 +25,7 @@ def drawn(sessions=DRAWN, requests=400, **more):
     return source.make(rate_rps=4, requests=requests, **more)
 
 
-def test_steps_wait_for_all_subagents_and_contexts_grow():
+def test_agent_steps_wait_for_sub_agents_and_contexts_grow():
     workload = drawn()
     joined = [r for r in workload if r.joins]
     assert joined
@@ -50,13 +50,13 @@ def test_steps_wait_for_all_subagents_and_contexts_grow():
         assert all(workload[one].class_name == "subagent" for one in r.joins)
 
 
-def test_requests_come_at_the_rate():
+def test_agents_arrive_at_the_request_rate():
     workload = drawn("agents(steps=4, spawn=0.5, subagents=2, subagent_steps=3, tool_s=1)", 6_000)
     later = workload.arrival_s[1_000:]
     assert 5_000 / (later[-1] - later[0]) == pytest.approx(4, rel=0.07)
 
 
-def test_a_seed_gives_the_same_bytes_and_contexts_are_bounded(tmp_path):
+def test_agents_of_a_seed_repeat_and_contexts_are_bounded(tmp_path):
     for name in ("a.csv", "b.csv"):
         write_csv(drawn(seed=3), tmp_path / name)
     assert (tmp_path / "a.csv").read_bytes() == (tmp_path / "b.csv").read_bytes()
@@ -66,7 +66,7 @@ def test_a_seed_gives_the_same_bytes_and_contexts_are_bounded(tmp_path):
         drawn("agents(spawn=2)")
 
 
-def test_a_file_keeps_joins(tmp_path):
+def test_csv_file_keeps_joins(tmp_path):
     workload = drawn(requests=100)
     write_csv(workload, tmp_path / "agents.csv")
     again = read(tmp_path / "agents.csv").workload
@@ -91,7 +91,7 @@ def graph(n, follows, joins):
 FORKED = graph(5, [-1, 0, 0, 0, -1], [(), (), (), (1, 2), ()])
 
 
-def test_a_row_arrives_after_the_last_answer_that_it_waits_for():
+def test_joined_row_arrives_after_its_last_awaited_answer():
     arrivals = Arrivals(FORKED)
     assert [arrivals.pop().id, arrivals.pop().id] == [0, 4]
     arrivals.ended(0, 5.0, True)
@@ -102,7 +102,7 @@ def test_a_row_arrives_after_the_last_answer_that_it_waits_for():
     assert (arrivals.next_s(), arrivals.pop().id) == (10.0, 3)
 
 
-def test_a_row_is_cancelled_once_where_one_that_it_waits_for_is_lost():
+def test_joined_row_is_cancelled_once_if_an_awaited_one_fails():
     arrivals = Arrivals(FORKED)
     arrivals.ended(0, 5.0, True)
     arrivals.ended(1, 6.0, False)
@@ -112,7 +112,7 @@ def test_a_row_is_cancelled_once_where_one_that_it_waits_for_is_lost():
     assert Arrivals(FORKED, skip=np.array([0])).cancelled == [3, 2, 1]
 
 
-def test_a_graph_stays_in_one_share_and_takes_only_whole_joins():
+def test_joined_rows_stay_in_one_share_and_are_taken_whole():
     two_roots = graph(4, [-1, -1, 0, -1], [(), (), (1,), ()])
     shares = [set(range(4)) - set(rows_elsewhere(two_roots, Share(k, 2)).tolist()) for k in (0, 1)]
     assert any({0, 1, 2} <= share for share in shares)
@@ -149,7 +149,7 @@ WEKA = {
 
 @pytest.mark.parametrize("indent", [None, 1])
 @pytest.mark.parametrize("absolute", [False, True])
-def test_weka(tmp_path, indent, absolute):
+def test_weka_trace_is_read(tmp_path, indent, absolute):
     task = json.loads(json.dumps(WEKA))
     for row in task["requests"] if absolute else ():
         for inner in row.get("requests", ()):
@@ -194,7 +194,7 @@ def span(name, parent, start_s, end_s, operation, tokens=None):
     }
 
 
-def test_opentelemetry(tmp_path):
+def test_opentelemetry_spans_of_agents_are_read(tmp_path):
     spans = [
         span("main", "", 0, 20, "invoke_agent"),
         span("a", "main", 0, 2, "chat", (100, 20)),
@@ -221,7 +221,7 @@ def test_opentelemetry(tmp_path):
     assert not set(steps[1].blocks) & set(steps[0].blocks)
 
 
-def test_requests_of_a_server_keep_their_times(tmp_path):
+def test_opentelemetry_spans_of_a_server_keep_their_times(tmp_path):
     """As vLLM writes them with --otlp-traces-endpoint: a trace a request, no operation."""
     spans = []
     for number, (start_s, prompt, output) in enumerate([(3, 40, 9), (1, 20, 5), (9, 60, 2)]):
@@ -254,7 +254,7 @@ def test_requests_of_a_server_keep_their_times(tmp_path):
         ('{"resourceSpans": [{"scopeSpans": [{"spans": [{}]}]}]}', "is no OTLP/JSON"),
     ],
 )
-def test_damage_is_named(tmp_path, text, problem):
+def test_damaged_agent_trace_is_refused(tmp_path, text, problem):
     path = tmp_path / "bad.json"
     path.write_text(text)
     with pytest.raises(SloBenchError, match=problem):

@@ -45,7 +45,7 @@ def child(tmp_path, monkeypatch):
     return start
 
 
-def test_a_conversation(child):
+def test_child_process_echoes_messages(child):
     with child(ECHO) as one:
         for message in ({"a": [1, "é"]}, 2.5):
             one.send(message)
@@ -53,7 +53,7 @@ def test_a_conversation(child):
     assert one.process.poll() is not None
 
 
-def test_a_listener_hears_the_end(child):
+def test_child_process_listener_is_told_the_end(child):
     heard = queue.SimpleQueue()
     with child(ECHO) as one:
         one.listen(heard.put)
@@ -62,7 +62,7 @@ def test_a_listener_hears_the_end(child):
     assert heard.get(timeout=PATIENCE_S) is None
 
 
-def test_nothing_is_sent_to_a_stopped_child(child):
+def test_send_to_a_stopped_child_does_nothing(child):
     """A listener may still answer a message when another thread stops the child."""
     one = child(ECHO)
     one.stop(PATIENCE_S)
@@ -70,19 +70,19 @@ def test_nothing_is_sent_to_a_stopped_child(child):
     assert one.process.returncode == 0
 
 
-def test_half_a_message_is_none(child):
+def test_unfinished_message_of_a_child_is_dropped(child):
     with child(HALF) as one:
         assert one.receive() is None
         assert "was killed (signal 9)" in exit_reason(one.process, "it")
 
 
-def test_with_grace_it_ends_by_itself(child):
+def test_stop_with_grace_lets_the_child_end_by_itself(child):
     one = child(ECHO)
     one.stop(PATIENCE_S)
     assert one.process.returncode == 0
 
 
-def test_without_its_parent_it_exits(child):
+def test_child_process_exits_without_its_parent(child):
     one = child(LEAVES)
     assert one.receive() == "ready"
     begin_s = time.monotonic()
@@ -91,7 +91,7 @@ def test_without_its_parent_it_exits(child):
     assert time.monotonic() - begin_s < PATIENCE_S
 
 
-def test_what_it_needs_is_found_where_the_parent_finds_it(child):
+def test_child_process_imports_from_the_parents_path(child):
     assert subprocess.run(
         [sys.executable, "-P", "-c", "import the_child"], capture_output=True, check=False
     ).returncode

@@ -26,7 +26,7 @@ def read():
     return read
 
 
-def test_a_file_is_read_once_while_it_stays(read, tmp_path):
+def test_unchanged_file_is_read_once(read, tmp_path):
     path = tmp_path / "a"
     path.write_text("one")
     os.utime(path, (0, 0))
@@ -34,7 +34,7 @@ def test_a_file_is_read_once_while_it_stays(read, tmp_path):
     assert read.times == 1
 
 
-def test_equal_size_and_times_do_not_hide_a_new_content(read, tmp_path):
+def test_new_content_of_equal_size_and_times_is_read(read, tmp_path):
     path = tmp_path / "a"
     for text in ("one", "two", "six"):
         path.write_text(text)
@@ -42,7 +42,7 @@ def test_equal_size_and_times_do_not_hide_a_new_content(read, tmp_path):
         assert read(path) == text
 
 
-def test_two_contents_within_one_tick_of_the_file_system(read, tmp_path, monkeypatch):
+def test_two_contents_within_one_clock_tick_are_both_read(read, tmp_path, monkeypatch):
     path = tmp_path / "a"
     path.write_text("one")
     at = path.stat()
@@ -52,7 +52,7 @@ def test_two_contents_within_one_tick_of_the_file_system(read, tmp_path, monkeyp
     assert read(path) == "two"
 
 
-def test_an_outer_result_follows_the_files_of_inner_ones(read, tmp_path):
+def test_cached_outer_result_follows_files_of_inner_ones(read, tmp_path):
     path = tmp_path / "a"
 
     @file_cache(maxsize=2)
@@ -66,7 +66,7 @@ def test_an_outer_result_follows_the_files_of_inner_ones(read, tmp_path):
     assert twice(path) == "twotwo"
 
 
-def test_only_the_last_results_are_kept(read, tmp_path):
+def test_file_cache_keeps_only_the_last_results(read, tmp_path):
     paths = [tmp_path / name for name in "abc"]
     for path in paths:
         path.write_text(path.name)
@@ -74,7 +74,7 @@ def test_only_the_last_results_are_kept(read, tmp_path):
     assert read.times == 4
 
 
-def test_an_experiment_reads_a_rewritten_trace(tmp_path):
+def test_experiment_reads_a_rewritten_trace(tmp_path):
     path = tmp_path / "trace.csv"
 
     def output_tokens(first):
@@ -87,7 +87,7 @@ def test_an_experiment_reads_a_rewritten_trace(tmp_path):
     assert output_tokens(100) == [100, 10]
 
 
-def test_a_placement_follows_the_users_catalogue(tmp_path, monkeypatch):
+def test_placement_follows_a_changed_user_catalogue(tmp_path, monkeypatch):
     file = tmp_path / "mine.toml"
     monkeypatch.setenv("SLO_BENCH_CATALOGUE", str(file))
 
@@ -98,7 +98,7 @@ def test_a_placement_follows_the_users_catalogue(tmp_path, monkeypatch):
     assert num_gpu_blocks(79) > num_gpu_blocks(39)
 
 
-def test_a_placement_follows_its_device_map(tmp_path):
+def test_placement_follows_a_changed_device_map(tmp_path):
     shipped = shipped_device_maps()["uellm-helr"].read_text()
     file = tmp_path / "map.json"
 
@@ -110,7 +110,7 @@ def test_a_placement_follows_its_device_map(tmp_path):
     assert [ready_s(1.0), ready_s(2.0)] == [1.0, 2.0]
 
 
-def test_other_caches_hold_no_file_of_a_user():
+def test_functools_caches_hold_no_user_file():
     """`functools` caches by name alone; a file under such a name may change."""
     root = Path(slo_bench.__file__).parent
     folders = ("cli", "harness", "predictors", "reports", "tuner", "workloads")

@@ -16,7 +16,7 @@ MIX = (
 )
 
 
-def test_embedding_requests():
+def test_embed_source_makes_embedding_requests():
     made = load_source("embed(texts=uniform(16,128),tokens=7,priority=1)").make(
         rate_rps=2, requests=500, seed=1
     )
@@ -30,7 +30,7 @@ def test_embedding_requests():
     assert made[3].num_inputs == made.num_inputs[3]
 
 
-def test_synthetic_with_priority():
+def test_synthetic_source_has_lengths_and_priority():
     made = load_source("synthetic(prompt=10,output=uniform(2,4),priority=-1)").make(
         rate_rps=2, requests=100
     )
@@ -39,7 +39,7 @@ def test_synthetic_with_priority():
     assert set(made.output_tokens.tolist()) == {2, 3, 4}
 
 
-def test_both_in_a_mix():
+def test_mix_of_synthetic_and_embed_sources():
     made = load_source(MIX).make(rate_rps=2, requests=2000)
     embeds = made.request_type == RequestType.EMBED
     assert embeds.mean() == pytest.approx(0.25, abs=0.03)
@@ -48,7 +48,7 @@ def test_both_in_a_mix():
     assert (made.prompt_tokens[embeds] % made.num_inputs[embeds] == 0).all()
 
 
-def test_there_and_back_as_csv(tmp_path):
+def test_mixed_requests_survive_csv(tmp_path):
     made = load_source(MIX).make(rate_rps=2, requests=50)
     write_csv(made, tmp_path / "mixed.csv")
     back = load_source(tmp_path / "mixed.csv").make()
@@ -66,11 +66,11 @@ def test_there_and_back_as_csv(tmp_path):
         ("embed(texts=3,tokens=4,priority=1e12)", "priority must be below"),
     ],
 )
-def test_what_cannot_be_read(text, problem):
+def test_malformed_inline_sources_are_refused(text, problem):
     with pytest.raises(SloBenchError, match=problem):
         load_source(text)
 
 
-def test_lengths_are_set_inside():
+def test_inline_source_refuses_lengths_from_outside():
     with pytest.raises(SloBenchError, match="says its own lengths"):
         load_source("embed(texts=3,tokens=4)", prompt_tokens="5")

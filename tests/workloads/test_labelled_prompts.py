@@ -25,7 +25,7 @@ def lines(path, *rows):
     return path
 
 
-def test_json_lines_with_counts(tmp_path):
+def test_labelled_json_lines_with_counts(tmp_path):
     path = lines(
         tmp_path / "d.jsonl",
         {"prompt": "Hi", "prompt_tokens": 1, "output_tokens": 7, "model": "m"},
@@ -38,7 +38,7 @@ def test_json_lines_with_counts(tmp_path):
     assert read_labelled_prompts(path, model="n").rows[1].model == "n"
 
 
-def test_alpaca_as_an_array(tmp_path):
+def test_labelled_alpaca_array(tmp_path):
     path = tmp_path / "alpaca.json"
     path.write_text(
         json.dumps(
@@ -55,7 +55,7 @@ def test_alpaca_as_an_array(tmp_path):
     assert found.notes == ("1 rows without an answer left out",)
 
 
-def test_sharegpt(tmp_path):
+def test_labelled_sharegpt(tmp_path):
     path = tmp_path / "chat.json"
     talk = [{"from": "human", "value": "Who?"}, {"from": "gpt", "value": "abcdefgh"}]
     path.write_text(json.dumps([{"conversations": talk}]))
@@ -63,7 +63,7 @@ def test_sharegpt(tmp_path):
     assert (row.prompt, row.output_tokens, row.answer) == ("Who?", 2, "abcdefgh")
 
 
-def test_several_models_answered(tmp_path):
+def test_labelled_rows_of_several_models(tmp_path):
     row = {
         "instruction": "Name one",
         "outputs": {"x": "aa", "y": "bb"},
@@ -76,7 +76,7 @@ def test_several_models_answered(tmp_path):
     ]
 
 
-def test_gzip_and_reference_answers(tmp_path):
+def test_labelled_gzip_with_reference_answers(tmp_path):
     path = tmp_path / "nq.jsonl.gz"
     path.write_bytes(gzip.compress(b'{"question": "when?", "answer": ["in 1972", "1972"]}\n'))
     (row,) = read_labelled_prompts(path).rows
@@ -99,7 +99,7 @@ def test_gzip_and_reference_answers(tmp_path):
         (b"[3]", "element 1 is no object"),
     ],
 )
-def test_what_cannot_be_read(tmp_path, content, problem):
+def test_malformed_labelled_prompts_are_refused(tmp_path, content, problem):
     path = tmp_path / "d.jsonl"
     path.write_bytes(content)
     with pytest.raises(FileFormatError, match=problem):
@@ -109,7 +109,7 @@ def test_what_cannot_be_read(tmp_path, content, problem):
 @pytest.mark.parametrize(
     "column", ["output", "Answer", "output_tokens", "expected_output_tokens", "response"]
 )
-def test_columns_with_the_answer_are_never_input(tmp_path, column):
+def test_columns_with_the_answer_are_refused_as_input(tmp_path, column):
     path = lines(tmp_path / "d.jsonl", {"q": "x", "output_tokens": 1, column: "y"})
     with pytest.raises(SloBenchError, match=f"column '{column}' holds the answer"):
         read_labelled_prompts(path, columns=("q", column))
@@ -117,7 +117,7 @@ def test_columns_with_the_answer_are_never_input(tmp_path, column):
         refuse_answers(())
 
 
-def test_an_answer_under_another_name_is_found_out(tmp_path):
+def test_answer_under_another_column_name_is_detected(tmp_path):
     rows = [
         {"text": f"{at}: " + "so it goes " * 9 + str(at), "output": "so it goes " * 9 + str(at)}
         for at in range(4)
@@ -127,7 +127,7 @@ def test_an_answer_under_another_name_is_found_out(tmp_path):
         read_labelled_prompts(path, columns=("text",))
 
 
-def test_a_column_that_is_not_there(tmp_path):
+def test_missing_prompt_column_is_refused(tmp_path):
     path = lines(tmp_path / "d.jsonl", {"q": "x", "output_tokens": 1})
     with pytest.raises(FileFormatError, match="lacks 'body'; it has q, output_tokens"):
         read_labelled_prompts(path, columns=("body",))
@@ -137,7 +137,7 @@ SHARES = {"train": 0.7, "held": 0.3}
 
 
 @given(st.lists(st.text("ab ", min_size=1, max_size=4), min_size=1, max_size=40), st.integers(0, 9))
-def test_a_prompt_is_in_one_part_only(prompts, seed):
+def test_split_by_prompt_keeps_a_prompt_in_one_part(prompts, seed):
     rows = [LabelledPrompt(prompt, 1, at + 1, "", "") for at, prompt in enumerate(prompts)]
     parts = split_by_prompt(rows, SHARES, seed)
     assert sorted(r.output_tokens for part in parts.values() for r in part) == [
@@ -150,13 +150,13 @@ def test_a_prompt_is_in_one_part_only(prompts, seed):
     assert all(row in parts[name] for name, part in alone.items() for row in part)
 
 
-def test_shares_are_kept():
+def test_split_by_prompt_keeps_the_shares():
     rows = [LabelledPrompt(f"prompt {at}", 1, 1, "", "") for at in range(4000)]
     parts = split_by_prompt(rows, SHARES, 0)
     assert len(parts["train"]) == pytest.approx(2800, abs=120)
 
 
-def test_a_log_of_the_chat_api(tmp_path):
+def test_labelled_log_of_the_chat_api(tmp_path):
     path = tmp_path / "log.jsonl"
     asked = {
         "model": "gpt-4o",
@@ -179,7 +179,7 @@ def test_a_log_of_the_chat_api(tmp_path):
     assert not found.named_by_file
 
 
-def test_a_conversation_that_ends_with_its_answer(tmp_path):
+def test_labelled_conversation_that_ends_with_its_answer(tmp_path):
     path = tmp_path / "chat.jsonl"
     messages = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "B" * 40}]
     path.write_text(json.dumps({"messages": messages}) + "\n", encoding="utf-8")
@@ -232,7 +232,7 @@ def log(path, *lines):
     return path
 
 
-def test_a_log_of_vllm(tmp_path):
+def test_labelled_vllm_log(tmp_path):
     found = read_labelled_prompts(
         log(tmp_path / "server.log", *WITH_BODY, *STREAMED, *CUT_OFF, *OLDER)
     )
@@ -250,7 +250,7 @@ def test_a_log_of_vllm(tmp_path):
     assert "after the chat template" in found.notes[1]
 
 
-def test_a_log_of_vllm_without_ids_or_texts(tmp_path):
+def test_labelled_vllm_log_without_ids_or_texts(tmp_path):
     counted = [line for line in STREAMED if "token_ids" not in line or "prompt" in line]
     (row,) = read_labelled_prompts(log(tmp_path / "a.log", *counted)).rows
     assert (row.output_tokens, row.answer) == (1, "Once")  # four characters a token
@@ -259,7 +259,7 @@ def test_a_log_of_vllm_without_ids_or_texts(tmp_path):
     assert (row.output_tokens, row.answer) == (12, None)
 
 
-def test_a_log_of_vllm_that_lacks_something(tmp_path):
+def test_labelled_vllm_log_without_prompts_or_answers_is_refused(tmp_path):
     with pytest.raises(FileFormatError, match=r"1 requests, but no prompt; start .*DEBUG"):
         read_labelled_prompts(log(tmp_path / "a.log", WITH_BODY[2]))
     with pytest.raises(FileFormatError, match=r"no answer to a prompt; .*--enable-log-outputs"):
@@ -276,7 +276,7 @@ def test_a_log_of_vllm_that_lacks_something(tmp_path):
         read_labelled_prompts(log(tmp_path / "a.log"))  # no request at all
 
 
-def test_csv_and_fields_by_path(tmp_path):
+def test_labelled_csv_and_nested_fields(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("prompt,output_tokens,model\nWhy?,7,m\n", encoding="utf-8")
     (row,) = read_labelled_prompts(path).rows

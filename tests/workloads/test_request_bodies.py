@@ -31,7 +31,7 @@ def sent(path, api=Api.CHAT):
     return [maker.body(request) for request in workload]
 
 
-def test_fields_are_merged_and_counted(tmp_path):
+def test_request_bodies_are_merged_and_counted(tmp_path):
     path = data(tmp_path, {"body": {"tools": TOOLS, "temperature": 0.5}}, {"body": SCHEMA}, {})
     tools, schema, plain = sent(path)
     assert tools == plain | {"tools": TOOLS, "temperature": 0.5}
@@ -40,7 +40,7 @@ def test_fields_are_merged_and_counted(tmp_path):
     assert counted == [-(-(11 + len(json.dumps(TOOLS))) // 4), 3, 3]
 
 
-def test_images_are_parts_of_the_last_message(tmp_path):
+def test_images_become_parts_of_the_last_message(tmp_path):
     url = "https://example.org/a.png"
     row = {"images": ["3x2", url], "prompt_tokens": 99}
     (body,) = sent(data(tmp_path, row))
@@ -57,7 +57,7 @@ def test_images_are_parts_of_the_last_message(tmp_path):
         sent(data(tmp_path, row), Api.COMPLETIONS)
 
 
-def test_a_mix_keeps_them(tmp_path):
+def test_mix_keeps_request_bodies(tmp_path):
     path = data(tmp_path, {"body": SCHEMA})
     mixed = load_source(f"mix(a={path}:1, b=sharegpt:1)").make(rate_rps=1, requests=20)
     classes = {request.class_name: request.body for request in mixed}
@@ -74,7 +74,7 @@ def test_a_mix_keeps_them(tmp_path):
         ({"images": ["3x2"]}, "give prompt_tokens"),
     ],
 )
-def test_damage_is_named_with_its_line(tmp_path, row, problem):
+def test_damaged_request_body_is_refused_with_its_line(tmp_path, row, problem):
     with pytest.raises(SloBenchError, match=f"(?s){problem}.*line 2|line 2.*{problem}"):
         read(data(tmp_path, {}, row))
 
@@ -86,7 +86,7 @@ def test_damage_is_named_with_its_line(tmp_path, row, problem):
         ({"images": ["3x2"], "prompt_tokens": 9}, "requests have images"),
     ],
 )
-def test_what_is_not_known_is_refused_in_simulation(tmp_path, row, problem):
+def test_bodies_without_known_lengths_are_refused_in_simulation(tmp_path, row, problem):
     def run(of, name):
         path = data(tmp_path, of, name=name)
         asked = Experiment(systems="vllm", workload=str(path), rates=1, requests=3, seeds=1)

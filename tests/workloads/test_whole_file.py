@@ -8,7 +8,7 @@ from slo_bench.workloads.errors import SloBenchError
 from slo_bench.workloads.whole_file import write_whole
 
 
-def test_a_link_is_followed_and_a_mode_is_kept(tmp_path):
+def test_write_whole_follows_a_link_and_keeps_the_mode(tmp_path):
     target, link = tmp_path / "a" / "target", tmp_path / "link"
     target.parent.mkdir()
     target.write_bytes(b"old")
@@ -21,7 +21,7 @@ def test_a_link_is_followed_and_a_mode_is_kept(tmp_path):
     assert [path.name for path in target.parent.iterdir()] == ["target"]
 
 
-def test_a_fifo_is_written_as_it_stands(tmp_path):
+def test_write_whole_writes_into_a_fifo(tmp_path):
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     got = []
@@ -33,7 +33,7 @@ def test_a_fifo_is_written_as_it_stands(tmp_path):
     assert stat.S_ISFIFO(fifo.stat().st_mode)
 
 
-def test_a_full_device_is_an_error_and_stays_a_device(tmp_path):
+def test_write_whole_to_a_full_device_is_an_error(tmp_path):
     full = tmp_path / "full"
     try:
         os.mknod(full, 0o600 | stat.S_IFCHR, os.makedev(1, 7))
@@ -45,7 +45,7 @@ def test_a_full_device_is_an_error_and_stays_a_device(tmp_path):
     assert stat.S_ISCHR(full.stat().st_mode)
 
 
-def test_a_link_in_the_place_of_the_unfinished_file_is_not_followed(tmp_path):
+def test_write_whole_does_not_follow_a_link_at_its_part_file(tmp_path):
     victim, path = tmp_path / "victim", tmp_path / "out"
     victim.write_bytes(b"precious")
     (tmp_path / f".out.{os.getpid()}.part").symlink_to(victim)
@@ -54,7 +54,7 @@ def test_a_link_in_the_place_of_the_unfinished_file_is_not_followed(tmp_path):
     assert path.read_bytes() == b"x"
 
 
-def test_nothing_is_left_of_a_file_that_failed(tmp_path):
+def test_write_whole_removes_its_part_file_on_failure(tmp_path):
     def fails():
         yield b"x"
         raise ZeroDivisionError
@@ -64,7 +64,7 @@ def test_nothing_is_left_of_a_file_that_failed(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_cannot_be_written(tmp_path):
+def test_write_whole_below_a_file_is_an_error(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(SloBenchError, match="cannot write"):
         write_whole(tmp_path / "file" / "out", [b"x"])

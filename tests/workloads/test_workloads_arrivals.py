@@ -28,13 +28,13 @@ def rng(seed=0):
 
 
 @pytest.mark.parametrize("text", PROCESSES)
-def test_mean_rate_is_the_offered_rate(text):
+def test_arrivals_have_the_offered_mean_rate(text):
     times_s = parse_arrivals(text).times_s(5.0, rng(3), requests=60_000)
     assert len(times_s) / times_s[-1] == pytest.approx(5.0, rel=0.05)
 
 
 @pytest.mark.parametrize("text", PROCESSES)
-def test_a_duration_holds_rate_times_duration_requests(text):
+def test_arrivals_of_a_duration_number_rate_times_duration(text):
     times_s = parse_arrivals(text).times_s(5.0, rng(4), duration_s=12_000)
     assert times_s[-1] < 12_000
     assert len(times_s) == pytest.approx(60_000, rel=0.05)
@@ -43,7 +43,7 @@ def test_a_duration_holds_rate_times_duration_requests(text):
 @pytest.mark.parametrize("text", PROCESSES)
 @given(rate=st.floats(0.01, 1000), seed=st.integers(0, 2**40), n=st.integers(1, 300))
 @settings(max_examples=15, deadline=None)
-def test_times_are_in_order_and_from_zero_on(text, rate, seed, n):
+def test_arrival_times_are_sorted_and_not_negative(text, rate, seed, n):
     times_s = parse_arrivals(text).times_s(rate, rng(seed), requests=n)
     assert len(times_s) == n
     assert times_s[0] >= 0
@@ -53,7 +53,7 @@ def test_times_are_in_order_and_from_zero_on(text, rate, seed, n):
 
 
 @pytest.mark.parametrize("text", ["constant", "poisson", "gamma(cv=2)", "weibull(0.7)"])
-def test_another_rate_is_the_same_pattern_faster(text):
+def test_arrivals_at_another_rate_are_scaled_in_time(text):
     process = parse_arrivals(text)
     slow = process.times_s(2.0, rng(), requests=1000)
     fast = process.times_s(8.0, rng(), requests=1000)
@@ -61,7 +61,7 @@ def test_another_rate_is_the_same_pattern_faster(text):
 
 
 @pytest.mark.parametrize("text", ["poisson", "gamma(cv=3)", "weibull(0.5)"])
-def test_a_longer_run_begins_like_a_shorter_one(text):
+def test_longer_arrivals_begin_like_shorter_ones(text):
     process = parse_arrivals(text)
     by_count = process.times_s(3.0, rng(), requests=500)
     by_time = process.times_s(3.0, rng(), duration_s=1000.0)
@@ -69,7 +69,7 @@ def test_a_longer_run_begins_like_a_shorter_one(text):
     np.testing.assert_array_equal(by_count[:n], by_time[:n])
 
 
-def test_poisson_counts_vary_as_they_should():
+def test_poisson_counts_have_their_variance():
     counts = [len(Poisson().times_s(10, rng(seed), duration_s=20)) for seed in range(300)]
     assert np.mean(counts) == pytest.approx(200, abs=3)
     assert np.var(counts) == pytest.approx(200, rel=0.35)
@@ -96,7 +96,7 @@ def test_periodic_peaks_in_the_first_half():
     assert (times_s % 100 < 50).mean() == pytest.approx(0.5 + 0.5 / np.pi, abs=0.01)
 
 
-def test_constant_by_hand():
+def test_constant_arrivals_by_hand():
     times_s = parse_arrivals("constant").times_s(2.0, rng(), duration_s=2.0)
     assert times_s.tolist() == [0.0, 0.5, 1.0, 1.5]
 
@@ -125,22 +125,22 @@ def test_constant_by_hand():
         ("gamma(cv=2,3)", "needs a key"),
     ],
 )
-def test_bad_processes_say_what_is_wrong(text, says):
+def test_malformed_arrival_processes_are_refused(text, says):
     with pytest.raises(SloBenchError, match=says):
         parse_arrivals(text)
 
 
 @pytest.mark.parametrize("rate", [0.0, -3.0, float("nan"), float("inf")])
-def test_bad_rates_are_refused(rate):
+def test_arrivals_refuse_impossible_rates(rate):
     with pytest.raises(SloBenchError, match="rate_rps"):
         Poisson().times_s(rate, rng(), requests=1)
 
 
-def test_a_span_without_arrivals_is_refused():
+def test_arrivals_of_a_span_without_requests_are_refused():
     with pytest.raises(SloBenchError, match="no request arrives"):
         Poisson().times_s(0.001, rng(), duration_s=0.001)
 
 
-def test_unknown_names_are_their_own_error():
+def test_unknown_arrival_process_is_an_unknown_name_error():
     with pytest.raises(UnknownNameError):
         parse_arrivals("lognormal(1)")

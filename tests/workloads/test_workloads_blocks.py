@@ -27,7 +27,7 @@ SYNTHETIC = "synthetic(prompt=lognormal(median=300,sigma=1,max=4000),output=geom
 )
 @pytest.mark.parametrize("arrivals", ["poisson", "gamma(cv=2)", "weibull(shape=0.7)", "ramp(1,3)"])
 @pytest.mark.parametrize("workload", ["azure-conv", "sharegpt", SYNTHETIC])
-def test_blocks_are_the_whole(workload, arrivals, asked):
+def test_source_blocks_join_to_the_whole(workload, arrivals, asked):
     source = load_source(workload, arrivals=arrivals)
     whole = source.make(rate_rps=6.45, seed=3, slo=SLO, **asked)
     blocks = source.blocks(rate_rps=6.45, seed=3, slo=SLO, **asked)
@@ -61,11 +61,11 @@ def test_blocks_are_the_whole(workload, arrivals, asked):
         (load_source("azure-conv"), "deadline=60"),
     ],
 )
-def test_what_can_only_be_made_as_a_whole(source, slo):
+def test_sources_that_need_the_whole_have_no_blocks(source, slo):
     assert source.blocks(rate_rps=1.0, requests=10, slo=parse_slo(slo)) is None
 
 
-def test_memory_does_not_grow_with_the_requests():
+def test_memory_of_source_blocks_does_not_grow_with_requests():
     def peak_bytes(requests):
         tracemalloc.start()
         blocks = load_source("azure-conv").blocks(rate_rps=6.45, requests=requests, slo=SLO)

@@ -13,7 +13,7 @@ def run(*arguments):
     return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "100"})
 
 
-def test_show_prints_figures_and_histograms():
+def test_workload_show_prints_figures_and_histograms():
     result = run("show", "azure-conv", "-n", "2000")
     assert result.exit_code == 0, result.output
     for piece in ("2,000 requests", "Azure/AzurePublicDataset", "p99", "output tokens", "█"):
@@ -21,7 +21,7 @@ def test_show_prints_figures_and_histograms():
     assert max(len(line) for line in result.output.splitlines()) <= 100
 
 
-def test_show_json_is_json_alone():
+def test_workload_show_json_prints_only_json():
     result = run("show", "mix(a=alpaca:1,b=arxiv:1)", "--models", "zipf(2)", "-n", "300", "--json")
     figures = json.loads(result.stdout)
     assert figures["requests"] == 300
@@ -30,14 +30,14 @@ def test_show_json_is_json_alone():
     assert "arxiv" in figures["origin"]
 
 
-def test_show_of_sessions_and_of_a_closed_loop():
+def test_workload_show_of_sessions_and_of_a_closed_loop():
     shown = run("show", "alpaca", "--sessions", "sessions", "-n", "200").output
     assert "sessions" in shown
     assert "shared prefixes" in shown
     assert "closed loop" in run("show", "alpaca", "--arrivals", "concurrency(4)").output
 
 
-def test_make_writes_what_show_reads(tmp_path):
+def test_workload_make_writes_what_show_reads(tmp_path):
     path = tmp_path / "w.csv"
     result = run("make", "arena", "--rate", "2", "-n", "50", "--slo", "ttft=1", "--out", str(path))
     assert result.exit_code == 0, result.output
@@ -48,7 +48,7 @@ def test_make_writes_what_show_reads(tmp_path):
     assert json.loads(run("show", str(path), "--json").stdout)["requests"] == 50
 
 
-def test_make_at_another_speed(tmp_path):
+def test_workload_make_replay_speed_scales_times(tmp_path):
     trace = tmp_path / "t.csv"
     trace.write_text("arrival_s,prompt_tokens,output_tokens\n0,1,1\n8,2,2\n")
     run("make", str(trace), "--replay-speed", "4", "--out", str(tmp_path / "fast.csv"))
@@ -64,13 +64,13 @@ def test_make_at_another_speed(tmp_path):
         (("fetch", "nothing"), UnknownNameError),
     ],
 )
-def test_errors_reach_the_main_command(arguments, kind, tmp_path, monkeypatch):
+def test_workload_errors_reach_the_main_command(arguments, kind, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert isinstance(run(*arguments).exception, kind)
     assert not list(tmp_path.iterdir())
 
 
-def test_fetch_prints_the_path_alone_on_stdout(monkeypatch, tmp_path):
+def test_workload_fetch_prints_only_the_path_on_stdout(monkeypatch, tmp_path):
     def fetched(original, progress):
         progress(5, 10)
         return fetching.Fetched(tmp_path / original.file_name, "ab" * 32, False, True)
@@ -81,7 +81,7 @@ def test_fetch_prints_the_path_alone_on_stdout(monkeypatch, tmp_path):
     assert "no checksum is known" in result.stderr
 
 
-def test_fetch_lists_what_there_is():
+def test_workload_fetch_without_a_name_lists_all():
     listed = run("fetch").output
     assert all(name in listed for name in fetching.originals())
 

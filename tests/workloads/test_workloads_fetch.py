@@ -71,7 +71,7 @@ def server():
     server.thread.join()
 
 
-def test_downloads_once_and_keeps_the_file(server, tmp_path):
+def test_fetch_downloads_once_and_keeps_the_file(server, tmp_path):
     seen = []
     first = fetch(server.original(), tmp_path, lambda done, total: seen.append((done, total)))
     assert first.path == tmp_path / "trace" / "trace.csv"
@@ -85,7 +85,7 @@ def test_downloads_once_and_keeps_the_file(server, tmp_path):
     assert not list(tmp_path.rglob("*.part"))
 
 
-def test_an_interrupted_download_goes_on(server, tmp_path):
+def test_fetch_continues_an_interrupted_download(server, tmp_path):
     server.cut_after = 2_000_000
     with pytest.raises(SloBenchError, match=r"interrupted after 2,000,000 bytes.*run it again"):
         fetch(server.original(), tmp_path)
@@ -95,7 +95,7 @@ def test_an_interrupted_download_goes_on(server, tmp_path):
     assert server.asked == [None, "bytes=2000000-"]
 
 
-def test_a_server_without_ranges_starts_over(server, tmp_path):
+def test_fetch_from_a_server_without_ranges_starts_over(server, tmp_path):
     server.cut_after = 1_000_000
     with pytest.raises(SloBenchError, match="interrupted"):
         fetch(server.original(), tmp_path)
@@ -103,32 +103,32 @@ def test_a_server_without_ranges_starts_over(server, tmp_path):
     assert fetch(server.original(), tmp_path).path.read_bytes() == CONTENT
 
 
-def test_a_part_that_was_already_whole_is_taken(server, tmp_path):
+def test_fetch_takes_a_complete_part_file(server, tmp_path):
     (tmp_path / "trace").mkdir()
     (tmp_path / "trace" / "trace.csv.part").write_bytes(CONTENT)
     assert fetch(server.original(), tmp_path).path.read_bytes() == CONTENT
 
 
-def test_a_part_of_another_file_is_not(server, tmp_path):
+def test_fetch_discards_a_part_of_another_file(server, tmp_path):
     (tmp_path / "trace").mkdir()
     (tmp_path / "trace" / "trace.csv.part").write_bytes(CONTENT + b"more")
     with pytest.raises(SloBenchError, match=r"delete the \.part file"):
         fetch(server.original(), tmp_path)
 
 
-def test_a_wrong_checksum_throws_the_download_away(server, tmp_path):
+def test_fetch_discards_a_download_with_a_wrong_checksum(server, tmp_path):
     with pytest.raises(SloBenchError, match=f"sha256 {DIGEST}, not 00"):
         fetch(server.original(sha256="00"), tmp_path)
     assert not list(tmp_path.rglob("trace.csv*"))
 
 
-def test_a_damaged_file_in_the_cache_is_noticed(server, tmp_path):
+def test_fetch_notices_a_damaged_cached_file(server, tmp_path):
     fetch(server.original(), tmp_path).path.write_bytes(b"damaged")
     with pytest.raises(SloBenchError, match="delete it to fetch it again"):
         fetch(server.original(), tmp_path)
 
 
-def test_an_unknown_checksum_is_kept_and_compared(server, tmp_path):
+def test_fetch_keeps_and_compares_an_unknown_checksum(server, tmp_path):
     original = server.original(sha256=None)
     first = fetch(original, tmp_path)
     assert not first.known
@@ -140,12 +140,12 @@ def test_an_unknown_checksum_is_kept_and_compared(server, tmp_path):
         fetch(original, tmp_path)
 
 
-def test_not_found_says_so(server, tmp_path):
+def test_fetch_of_a_missing_file_is_an_error(server, tmp_path):
     with pytest.raises(SloBenchError, match="/404 answered 404"):
         fetch(server.original("/404"), tmp_path)
 
 
-def test_no_server_says_so(server, tmp_path):
+def test_fetch_without_a_server_is_an_error(server, tmp_path):
     original = server.original()
     server.http.shutdown()
     server.http.server_close()
@@ -153,13 +153,13 @@ def test_no_server_says_so(server, tmp_path):
         fetch(original, tmp_path)
 
 
-def test_an_unwritable_cache_says_so(server, tmp_path):
+def test_fetch_into_an_unwritable_cache_is_an_error(server, tmp_path):
     (tmp_path / "trace").write_text("a file where the folder should be")
     with pytest.raises(SloBenchError, match="cannot write to"):
         fetch(server.original(), tmp_path)
 
 
-def test_the_list_is_complete_and_well_formed():
+def test_list_of_originals_is_complete_and_well_formed():
     wanted = {
         "azure-2023-conv",
         "azure-2023-code",
@@ -181,7 +181,7 @@ def test_the_list_is_complete_and_well_formed():
         find("burst-gpt")
 
 
-def test_the_cache_can_be_chosen(monkeypatch, tmp_path):
+def test_fetch_cache_folder_can_be_chosen(monkeypatch, tmp_path):
     monkeypatch.setenv("SLO_BENCH_CACHE", str(tmp_path))
     assert cache_folder() == tmp_path
     monkeypatch.delenv("SLO_BENCH_CACHE")

@@ -24,7 +24,7 @@ def _times(workload: Workload, model: int) -> np.ndarray:
     return workload.arrival_s[workload.model_index == model]
 
 
-def test_what_production_traces_show() -> None:
+def test_fleet_has_the_features_of_production_traces() -> None:
     """Prism, §3.1: long tail, idle gaps, bursts, swings."""
     workload = _asked("fleet(llama-3.1-8b*18)", duration_s=4 * 3600)
     asked = np.sort(np.bincount(workload.model_index, minlength=18))
@@ -42,27 +42,27 @@ def test_what_production_traces_show() -> None:
     assert min(swings) > 0
 
 
-def test_every_model_has_its_share() -> None:
+def test_fleet_models_have_their_shares() -> None:
     workload = _asked("fleet(a, b, c, exponent=1, idle_s=20, active_s=20)", duration_s=200_000)
     shares = np.bincount(workload.model_index) / len(workload)
     np.testing.assert_allclose(shares, np.array([6, 3, 2]) / 11, atol=0.02)
     assert len(workload) == pytest.approx(9 * 200_000, rel=0.03)
 
 
-def test_without_spells_and_swings_it_is_a_poisson_process() -> None:
+def test_fleet_without_spells_and_swings_is_poisson() -> None:
     workload = _asked("fleet(a, b, idle_s=0, swing=1)", duration_s=20_000)
     counts = np.bincount((workload.arrival_s // 100).astype(int))
     assert counts.var() / counts.mean() == pytest.approx(1.0, abs=0.25)
 
 
-def test_spells_are_the_same_at_every_rate() -> None:
+def test_fleet_spells_do_not_depend_on_the_rate() -> None:
     slow, fast = (_asked("fleet(a, b)", rate) for rate in (5.0, 50.0))
     busy = set((_times(slow, 0) // 10).astype(int))
     busier = set((_times(fast, 0) // 10).astype(int))
     assert len(busy - busier) < 0.1 * len(busy)
 
 
-def test_so_many_requests() -> None:
+def test_fleet_has_the_asked_number_of_requests() -> None:
     source = load_source("arena", models="fleet(a, b)")
     workload = source.make(rate_rps=3.0, requests=500, seed=0)
     again = source.make(rate_rps=3.0, requests=500, seed=0)
@@ -71,12 +71,12 @@ def test_so_many_requests() -> None:
     assert (workload.model_index == again.model_index).all()
 
 
-def test_copies_of_a_shape() -> None:
+def test_fleet_copies_of_a_model_are_expanded() -> None:
     assert expanded(("a*3", "b", "c*2")) == ("b", "a#1", "c#1", "a#2", "c#2", "a#3")
     assert shape_of("llama-3.1-8b#12") == "llama-3.1-8b"
 
 
-def test_models_of_a_trace_stand_for_others(tmp_path) -> None:
+def test_fleet_maps_models_of_a_trace(tmp_path) -> None:
     trace = tmp_path / "trace.csv"
     rows = ["arrival_s,prompt_tokens,output_tokens,model"]
     rows += [f"{k},10,5,{name}" for k, name in enumerate("xyzyyz")]
@@ -99,17 +99,17 @@ def test_models_of_a_trace_stand_for_others(tmp_path) -> None:
         ("assign()", {}, "write assign"),
     ],
 )
-def test_bad_settings_say_what_is_wrong(models, settings, says) -> None:
+def test_malformed_fleets_are_refused(models, settings, says) -> None:
     with pytest.raises(SloBenchError, match=says):
         load_source("arena", models=models, **settings)
 
 
-def test_a_workload_without_models_cannot_be_assigned_any() -> None:
+def test_trace_without_models_refuses_a_mapping() -> None:
     with pytest.raises(SloBenchError, match="names no models"):
         load_source("arena", models="assign(a)").make(rate_rps=1, requests=5)
 
 
-def test_slos_by_model() -> None:
+def test_slo_by_model_of_a_fleet() -> None:
     slo = parse_slo("ttft=1; a#2:ttft=0.2,tpot=0.03")
     workload = load_source("arena", models="fleet(a*2)").make(rate_rps=5, requests=200, slo=slo)
     second = workload.model_index == 1

@@ -31,21 +31,21 @@ def test_normal_cumulative_agrees_with_the_standard_library(z):
 
 
 @pytest.mark.parametrize("text", ["512", "fixed(512)", "fixed(tokens=512)"])
-def test_fixed(text):
+def test_fixed_lengths_are_constant(text):
     assert (parse_lengths(text).at(GRID) == 512).all()
 
 
-def test_uniform_takes_both_ends_equally_often():
+def test_uniform_lengths_include_both_ends_equally():
     tokens = parse_lengths("uniform(1,4)").at(GRID)
     assert np.bincount(tokens).tolist() == [0, 25_000, 25_000, 25_000, 25_000]
 
 
-def test_geometric_mean():
+def test_geometric_lengths_have_their_mean():
     assert mean_tokens(parse_lengths("geometric(mean=4)")) == pytest.approx(4, rel=0.01)
     assert (parse_lengths("geometric(1)").at(GRID) == 1).all()
 
 
-def test_lognormal_by_median_and_by_mean():
+def test_lognormal_lengths_by_median_and_by_mean():
     by_median = parse_lengths("lognormal(median=300, sigma=0.8)")
     assert np.median(by_median.at(GRID)) == 300
     assert mean_tokens(by_median) == pytest.approx(300 * np.exp(0.32), rel=0.01)
@@ -55,12 +55,12 @@ def test_lognormal_by_median_and_by_mean():
     assert parse_lengths("lognormal(median=300, sigma=2, max=400)").at(GRID).max() == 400
 
 
-def test_quantiles_hit_their_knots_and_go_straight_in_the_logarithm():
+def test_quantile_lengths_are_log_linear_between_knots():
     lengths = parse_lengths("quantiles(0=10, 0.5=100, 1=1000)")
     assert lengths.at(np.array([0, 0.25, 0.5, 0.75, 1.0])).tolist() == [10, 32, 100, 316, 1000]
 
 
-def test_mixture_weights():
+def test_mixture_lengths_follow_their_weights():
     tokens = parse_lengths("mixture(3, fixed(10), 1, uniform(100,200))").at(GRID)
     assert (tokens == 10).mean() == pytest.approx(0.75, abs=1e-4)
     assert tokens[tokens > 10].min() == 100
@@ -68,7 +68,7 @@ def test_mixture_weights():
 
 
 @pytest.mark.parametrize("rho", [-0.8, -0.3, 0.0, 0.5, 0.9])
-def test_rank_correlation_is_spearmans(rho):
+def test_rank_correlation_is_that_of_spearman(rho):
     part = MixtureComponent(
         parse_lengths("lognormal(median=5000)"), parse_lengths("lognormal(median=900)"), 1, rho
     )
@@ -77,7 +77,7 @@ def test_rank_correlation_is_spearmans(rho):
     assert np.corrcoef(*ranks)[0, 1] == pytest.approx(rho, abs=0.02)
 
 
-def test_correlation_leaves_both_distributions_alone():
+def test_rank_correlation_keeps_both_distributions():
     lengths = [parse_lengths("uniform(1,100)"), parse_lengths("uniform(1,100)")]
     drawn = PairLengths((MixtureComponent(*lengths, rank_correlation=0.7),)).draw(
         100_000, np.random.default_rng(2)
@@ -87,7 +87,7 @@ def test_correlation_leaves_both_distributions_alone():
     assert counts.max() < 1200
 
 
-def test_a_longer_draw_begins_like_a_shorter_one():
+def test_longer_draw_of_lengths_begins_like_a_shorter_one():
     lengths = pair(parse_lengths("lognormal(median=50)"), parse_lengths("uniform(1,9)"))
     short = lengths.draw(10, np.random.default_rng(5))
     long = lengths.draw(1000, np.random.default_rng(5))
@@ -95,7 +95,7 @@ def test_a_longer_draw_begins_like_a_shorter_one():
     assert short.output_tokens.tolist() == long.output_tokens[:10].tolist()
 
 
-def test_total_is_kept_within_its_limit():
+def test_total_length_is_kept_within_its_limit():
     part = MixtureComponent(parse_lengths("uniform(1,5000)"), parse_lengths("uniform(1,5000)"))
     drawn = PairLengths((part,), max_total_tokens=4096).draw(5000, np.random.default_rng(0))
     assert (drawn.prompt_tokens + drawn.output_tokens).max() <= 4096
@@ -123,22 +123,22 @@ def test_total_is_kept_within_its_limit():
         ("mixture()", "one at least"),
     ],
 )
-def test_bad_lengths_say_what_is_wrong(text, says):
+def test_malformed_lengths_are_refused(text, says):
     with pytest.raises(SloBenchError, match=says):
         parse_lengths(text)
 
 
-def test_unknown_distribution_suggests():
+def test_unknown_length_distribution_is_refused_with_a_suggestion():
     with pytest.raises(UnknownNameError, match="did you mean lognormal"):
         parse_lengths("lognorml(median=3)")
 
 
-def test_quantiles_need_their_ends():
+def test_quantile_lengths_need_both_ends():
     with pytest.raises(SloBenchError, match="rise from 0 to 1"):
         Quantiles((0.1, 1), (1, 2))
 
 
-def test_prompts_alone_are_the_same_prompts():
+def test_prompt_lengths_drawn_alone_are_the_same():
     whole = PairLengths(
         (
             MixtureComponent(

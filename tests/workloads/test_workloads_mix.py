@@ -6,7 +6,7 @@ from slo_bench.workloads.slo import parse_slo
 from slo_bench.workloads.source import load_source
 
 
-def test_shares_classes_and_slos():
+def test_mix_has_shares_classes_and_slos():
     source = load_source("mix(chat=azure-conv:3, code=azure-code:1)")
     workload = source.make(rate_rps=5, requests=40_000, slo=parse_slo("ttft=1;code:ttft=3"), seed=1)
     assert workload.class_names == ("chat", "code")
@@ -18,7 +18,7 @@ def test_shares_classes_and_slos():
     assert (np.diff(workload.arrival_s) >= 0).all()
 
 
-def test_a_positional_member_is_named_after_its_source_and_files_mix_too(tmp_path):
+def test_mix_names_a_member_after_its_source(tmp_path):
     path = tmp_path / "d.jsonl"
     path.write_text('{"prompt": "abcd", "output_tokens": 7}\n')
     workload = load_source(f"mix(alpaca:0.5, own={path}:0.5)").make(rate_rps=1, requests=200)
@@ -29,7 +29,7 @@ def test_a_positional_member_is_named_after_its_source_and_files_mix_too(tmp_pat
     assert {workload.texts[row] for row in np.flatnonzero(~own)} == {None}
 
 
-def test_adding_a_class_leaves_the_lengths_of_others_alone():
+def test_adding_a_class_to_a_mix_keeps_the_lengths_of_others():
     two = load_source("mix(a=alpaca:1, b=arxiv:1)").make(rate_rps=1, requests=300)
     three = load_source("mix(a=alpaca:1, b=arxiv:1, c=gsm8k:1)").make(rate_rps=1, requests=300)
     n = int((three.class_index == 0).sum())
@@ -39,7 +39,7 @@ def test_adding_a_class_leaves_the_lengths_of_others_alone():
     )
 
 
-def test_collocated_is_short_for_a_mix_of_generation_and_embedding():
+def test_collocated_equals_a_mix_of_generation_and_embedding():
     generation = "synthetic(prompt=uniform(100,500),output=uniform(200,500)"
     long = (
         f"mix(chat={generation},priority=1):3,batch={generation}):3,"
@@ -81,6 +81,6 @@ def test_collocated_is_short_for_a_mix_of_generation_and_embedding():
         ("mix(a=alpaca:1", "cannot read|not closed"),
     ],
 )
-def test_bad_mixes_say_what_is_wrong(text, says):
+def test_malformed_mixes_are_refused(text, says):
     with pytest.raises(SloBenchError, match=says):
         load_source(text)

@@ -11,14 +11,14 @@ def asked(models, requests=40_000, rate_rps=10.0, **settings):
     return source.make(rate_rps=rate_rps, requests=requests, seed=5)
 
 
-def test_zipf_popularity():
+def test_zipf_models_have_their_popularity():
     workload = asked("zipf(4, exponent=1)")
     shares = np.bincount(workload.model_index) / len(workload)
     np.testing.assert_allclose(shares, np.array([12, 6, 4, 3]) / 25, atol=0.01)
     assert workload.model_names == ("model-0", "model-1", "model-2", "model-3")
 
 
-def test_names_in_order_of_popularity():
+def test_named_models_are_in_order_of_popularity():
     workload = asked("zipf(llama-3-8b, opt-13b, exponent=0)")
     assert workload.model_names == ("llama-3-8b", "opt-13b")
     assert workload.model_index.mean() == pytest.approx(0.5, abs=0.01)
@@ -35,7 +35,7 @@ def test_models_fall_idle_for_spells():
     assert longest_gap_s(idle, 0) > 60 > longest_gap_s(busy, 0)
 
 
-def test_turns_of_a_session_ask_for_one_model():
+def test_turns_of_a_session_have_one_model():
     workload = asked("zipf(5)", requests=2000, sessions="sessions(turns=uniform(2,4))")
     for session in range(100):
         assert len(set(workload.model_index[workload.session == session])) <= 1
@@ -55,6 +55,6 @@ def test_turns_of_a_session_ask_for_one_model():
         ("zipf(a, b, count=3)", "number of names"),
     ],
 )
-def test_bad_settings_say_what_is_wrong(text, says):
+def test_malformed_models_are_refused(text, says):
     with pytest.raises(SloBenchError, match=says):
         parse_models(text)

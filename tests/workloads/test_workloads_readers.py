@@ -66,7 +66,7 @@ def stored(tmp_path, text, name="trace.csv", packed=False):
         (PLAIN, "csv", [0, 0.75], [10, 11], [20, 21]),
     ],
 )
-def test_formats_are_told_apart_and_begin_at_zero(
+def test_trace_formats_are_recognised_and_begin_at_zero(
     tmp_path, text, format_name, arrival_s, prompt, output, packed
 ):
     trace = read(stored(tmp_path, text, packed=packed))
@@ -77,7 +77,7 @@ def test_formats_are_told_apart_and_begin_at_zero(
     assert trace.workload.output_tokens.tolist() == output
 
 
-def test_burstgpt_leaves_failed_requests_out_and_says_so(tmp_path):
+def test_burstgpt_leaves_failed_requests_out_with_a_note(tmp_path):
     trace = read(stored(tmp_path, BURSTGPT))
     assert trace.notes == ("1 of 3 requests with no output token left out",)
     assert [r.model for r in trace.workload] == ["ChatGPT", "GPT-4"]
@@ -97,7 +97,7 @@ def test_bailian_has_sixteen_token_blocks_and_types(tmp_path):
     assert workload.class_names == ("text", "search")
 
 
-def test_plain_columns(tmp_path):
+def test_plain_csv_columns_are_read(tmp_path):
     text = (
         "arrival_s,prompt_tokens,output_tokens,max_output_tokens,model,session,follows,think_s,"
         "priority,tpot_slo_s,request_type,prefix_blocks,prefix_block_size,unknown\n"
@@ -115,7 +115,7 @@ def test_plain_columns(tmp_path):
     assert second.request_type == 1
 
 
-def test_kinds_are_written_or_numbered(tmp_path):
+def test_request_types_are_names_or_numbers(tmp_path):
     head = "arrival_s,prompt_tokens,output_tokens,request_type,num_inputs\n"
     rows = "0,8,2,generate,\n1,64,1,Embed,4\n2,8,2,,\n3,64,1,1,2\n"
     made = read(stored(tmp_path, head + rows)).workload
@@ -127,7 +127,7 @@ def test_kinds_are_written_or_numbered(tmp_path):
         read(stored(tmp_path, head + "0,8,2,rank,\n"))
 
 
-def test_unsorted_rows_are_sorted_stably_and_said_to_be(tmp_path):
+def test_unsorted_rows_are_sorted_with_a_note(tmp_path):
     text = "arrival_s,prompt_tokens,output_tokens,follows\n9,1,1,-1\n5,2,1,-1\n9,3,1,1\n5,4,1,-1\n"
     trace = read(stored(tmp_path, text))
     assert trace.workload.prompt_tokens.tolist() == [2, 4, 1, 3]
@@ -136,7 +136,7 @@ def test_unsorted_rows_are_sorted_stably_and_said_to_be(tmp_path):
     assert "sorted" in trace.notes[0]
 
 
-def test_lengths_alone_have_no_arrivals(tmp_path):
+def test_trace_of_lengths_has_no_arrivals(tmp_path):
     trace = read(stored(tmp_path, "prompt_tokens,output_tokens\n5,6\n"))
     assert not trace.has_arrivals
     jsonl = '{"prompt_tokens": 5, "output_tokens": 6}\n{"prompt_tokens": 5, "output_tokens": 0}\n'
@@ -173,7 +173,7 @@ def test_alpaca_joins_instruction_and_input(tmp_path):
     assert trace.workload.texts == ["aaaaaa\nbbbbb"]
 
 
-def test_custom_prompts_have_vllms_default_output(tmp_path):
+def test_custom_prompts_have_vllms_default_output_length(tmp_path):
     text = '{"prompt": "12345678", "output_tokens": 9}\n\n{"prompt": "1"}\n'
     trace = read(stored(tmp_path, text, "d.jsonl"))
     assert trace.format == "custom"
@@ -182,7 +182,7 @@ def test_custom_prompts_have_vllms_default_output(tmp_path):
     assert any("256" in note for note in trace.notes)
 
 
-def test_longbench_task(tmp_path):
+def test_longbench_task_has_its_output_limit(tmp_path):
     text = '{"context": "cccc", "input": "qqq", "answers": ["aaaaa", "b"], "length": 2}\n'
     trace = read(stored(tmp_path, text, "qasper.jsonl"))
     assert trace.format == "longbench"
@@ -242,12 +242,12 @@ H = "arrival_s,prompt_tokens,output_tokens\n"
         (H[:-1] + ",prefix_blocks\n0,1,1,a-b\n", "prefix_blocks .*line 2"),
     ],
 )
-def test_errors_name_the_line(tmp_path, text, says):
+def test_malformed_trace_is_refused_with_its_line(tmp_path, text, says):
     with pytest.raises(FileFormatError, match=says):
         read(stored(tmp_path, text))
 
 
-def test_cut_gzip_and_other_encodings_are_named(tmp_path):
+def test_truncated_gzip_and_other_encodings_are_refused(tmp_path):
     whole = gzip.compress((H + "0,1,1\n" * 5000).encode())
     cut = tmp_path / "cut.csv.gz"
     cut.write_bytes(whole[: len(whole) // 2])
@@ -259,7 +259,7 @@ def test_cut_gzip_and_other_encodings_are_named(tmp_path):
         read(latin)
 
 
-def test_missing_files_folders_and_formats(tmp_path):
+def test_missing_files_folders_and_formats_are_refused(tmp_path):
     with pytest.raises(SloBenchError, match="no file"):
         read(tmp_path / "absent.csv")
     with pytest.raises(SloBenchError, match="is a folder"):
@@ -268,7 +268,7 @@ def test_missing_files_folders_and_formats(tmp_path):
         read(stored(tmp_path, AZURE), "azur")
 
 
-def test_a_byte_order_mark_does_no_harm(tmp_path):
+def test_byte_order_mark_is_ignored(tmp_path):
     assert len(read(stored(tmp_path, "\ufeff" + H + "0,1,1\n")).workload) == 1
 
 
@@ -277,7 +277,7 @@ def test_a_byte_order_mark_does_no_harm(tmp_path):
     ("name", "requests", "block_size"),
     [("azure_2023_conv.csv.gz", 15493, None), ("mooncake_conversation.jsonl.gz", 9625, 512)],
 )
-def test_shared_traces(name, requests, block_size):
+def test_shared_traces_are_read(name, requests, block_size):
     workload = read(SHARED / "data" / "traces" / name).workload
     assert len(workload) == requests
     assert (workload.prefix_blocks is not None) == (block_size is not None)
@@ -307,7 +307,7 @@ def vllm_log(path, *requests):
     return path
 
 
-def test_a_request_log_of_vllm(tmp_path):
+def test_vllm_request_log_is_read(tmp_path):
     system = list(range(40))
     path = vllm_log(
         tmp_path / "server.log",
@@ -328,7 +328,7 @@ def test_a_request_log_of_vllm(tmp_path):
     assert load_source(path).has_arrivals
 
 
-def test_a_request_log_without_prompts(tmp_path):
+def test_vllm_request_log_without_prompts_is_refused(tmp_path):
     path = tmp_path / "server.log"
     path.write_text(AT.format("INFO", "12-31 23:59:58") + "Received request a: params: x.\n")
     with pytest.raises(FileFormatError, match=r"no request .*--log-level DEBUG"):

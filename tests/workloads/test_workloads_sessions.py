@@ -19,7 +19,7 @@ def talk(text="sessions(turns=uniform(1,5))", requests=300, rate_rps=2.0, seed=0
     return source.make(rate_rps=rate_rps, requests=requests, seed=seed)
 
 
-def test_a_turn_holds_all_that_was_said_before():
+def test_session_turn_contains_all_earlier_turns():
     requests = list(talk("sessions(turns=uniform(3,6), system_prompt_tokens=100)"))
     followers = [r for r in requests if r.follows is not None]
     assert followers
@@ -47,7 +47,7 @@ def test_sessions_share_nothing_but_the_system_prompt():
             assert owner.setdefault(block, request.session) == request.session
 
 
-def test_open_sessions_draw_all_arrivals_in_advance():
+def test_open_sessions_have_all_arrivals_in_advance():
     workload = talk("sessions(turns=uniform(2,2), think_s=5, answer_s=7, closed=false)")
     assert not workload.closed
     pairs = [np.flatnonzero(workload.session == s) for s in range(40)]
@@ -55,25 +55,25 @@ def test_open_sessions_draw_all_arrivals_in_advance():
     np.testing.assert_allclose(gaps, 12.0)
 
 
-def test_closed_turns_could_come_after_the_think_time_at_the_earliest():
+def test_closed_session_turns_arrive_after_the_think_time():
     workload = talk("sessions(turns=uniform(2,2), think_s=5)")
     child = np.flatnonzero(workload.follows >= 0)
     earliest = workload.arrival_s[workload.follows[child]] + workload.think_s[child]
     np.testing.assert_allclose(workload.arrival_s[child], earliest)
 
 
-def test_no_think_time():
+def test_sessions_without_think_time():
     assert not talk("sessions(turns=uniform(2,4), think_s=0)").think_s.any()
 
 
-def test_long_sessions_end_at_the_context():
+def test_sessions_end_at_the_context_length():
     workload = talk("sessions(turns=fixed(50), max_context_tokens=1000)", requests=500)
     assert (workload.prompt_tokens + workload.output_tokens).max() <= 1000
 
 
 @given(seed=st.integers(0, 10_000), n=st.integers(1, 80), rate=st.floats(0.01, 50))
 @settings(max_examples=30, deadline=None)
-def test_any_cut_leaves_whole_beginnings_of_sessions(seed, n, rate):
+def test_cut_of_sessions_keeps_their_beginnings(seed, n, rate):
     workload = talk("sessions(turns=geometric(3))", requests=n, rate_rps=rate, seed=seed)
     assert len(workload) <= n
     for row, request in enumerate(workload):
@@ -81,7 +81,7 @@ def test_any_cut_leaves_whole_beginnings_of_sessions(seed, n, rate):
         assert request.follows == (earlier[-1] if earlier else None)
 
 
-def test_rate_over_a_long_run():
+def test_sessions_have_the_request_rate_over_a_long_run():
     workload = talk("sessions(turns=uniform(1,5), think_s=3)", requests=20_000, rate_rps=5.0)
     late = workload.arrival_s[2000:]
     assert len(late) / (late[-1] - late[0]) == pytest.approx(5.0, rel=0.05)
@@ -99,22 +99,22 @@ def test_rate_over_a_long_run():
         ("sessions(max_context_tokens=1)", "must exceed the system prompt"),
     ],
 )
-def test_bad_settings_say_what_is_wrong(text, says):
+def test_malformed_sessions_are_refused(text, says):
     with pytest.raises(SloBenchError, match=says):
         parse_sessions(text)
 
 
-def test_unknown_setting_is_an_unknown_name():
+def test_unknown_session_setting_is_an_unknown_name_error():
     with pytest.raises(UnknownNameError):
         parse_sessions("sessions(turns=3, thinks=4)")
 
 
-def test_nothing_fits():
+def test_sessions_whose_first_turn_does_not_fit_are_refused():
     with pytest.raises(SloBenchError, match="no first turn fits"):
         talk("sessions(max_context_tokens=10)")
 
 
-def test_no_concurrency_over_sessions():
+def test_sessions_with_concurrency_are_refused():
     source = load_source("alpaca", arrivals="concurrency(4)", sessions="sessions")
     with pytest.raises(SloBenchError, match="set the order of requests already"):
         source.make(requests=5)
@@ -130,7 +130,7 @@ def test_session_blocks_by_hand():
     assert list(blocks.take(np.array([2, 1]))) == [(0, 1, 2, 3), (0, 4)]
 
 
-def test_mooncake_shares_prefixes_as_its_trace_does():
+def test_mooncake_source_shares_prefixes_like_its_trace():
     shares = []
     for seed in range(3):
         workload = load_source("mooncake-conversation").make(
@@ -144,7 +144,7 @@ def test_mooncake_shares_prefixes_as_its_trace_does():
     assert np.mean(shares) == pytest.approx(0.3635, abs=0.03)
 
 
-def test_blocks_of_a_continued_prompt_begin_like_those_before():
+def test_continued_prompt_blocks_begin_like_those_before():
     workload = load_source("mooncake-conversation").make(rate_rps=3.33, requests=3000)
     rows_of = {}
     for row, session in enumerate(workload.session.tolist()):

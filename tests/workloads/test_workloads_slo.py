@@ -21,7 +21,7 @@ def applied(spec, seed=0, **columns):
     return spec.apply(workload(**columns), np.random.default_rng(seed))
 
 
-def test_for_all():
+def test_slo_applies_to_all_requests():
     made = applied(parse_slo("ttft=1,tpot=0.15"))
     assert made.ttft_slo_s.tolist() == [1.0] * 6
     assert made.tpot_slo_s.tolist() == [0.15] * 6
@@ -37,13 +37,13 @@ def test_for_all():
         {"ttft_s": 1, "code": {"ttft_slo_s": 3, "e2e_s": 60}},
     ],
 )
-def test_by_class(spec):
+def test_slo_by_class(spec):
     made = applied(parse_slo(spec))
     assert made.ttft_slo_s.tolist() == [1, 3, 1, 3, 1, 3]
     assert made.e2e_slo_s.tolist() == [np.inf, 60] * 3
 
 
-def test_drawn_bounds_stay_within_and_repeat():
+def test_drawn_slo_bounds_stay_in_range_and_repeat():
     spec = parse_slo("e2e=uniform(1,350),ttft=choice(1,2,5),deadline=60")
     made = applied(spec)
     assert ((made.e2e_slo_s >= 1) & (made.e2e_slo_s <= 350)).all()
@@ -54,7 +54,7 @@ def test_drawn_bounds_stay_within_and_repeat():
     assert applied(spec, seed=1).e2e_slo_s.tobytes() != made.e2e_slo_s.tobytes()
 
 
-def test_scale_multiplies_every_bound():
+def test_slo_scale_multiplies_every_bound():
     own = np.full(6, 4.0)
     made = applied(parse_slo("ttft=1", slo_scale=0.5).scaled(3), e2e_slo_s=own)
     assert made.ttft_slo_s.tolist() == [1.5] * 6
@@ -63,7 +63,7 @@ def test_scale_multiplies_every_bound():
 
 
 @pytest.mark.parametrize("nothing", ["", None, {}, " ; "])
-def test_nothing_asked_leaves_the_workloads_own(nothing):
+def test_empty_slo_keeps_that_of_the_workload(nothing):
     assert parse_slo(nothing) == SloSpec()
     assert applied(parse_slo(nothing), ttft_slo_s=np.full(6, 2.0)).ttft_slo_s.tolist() == [2.0] * 6
 
@@ -89,17 +89,17 @@ def test_nothing_asked_leaves_the_workloads_own(nothing):
         ({"ttft": [1]}, "number"),
     ],
 )
-def test_bad_slos_say_what_is_wrong(spec, says):
+def test_malformed_slos_are_refused(spec, says):
     with pytest.raises(SloBenchError, match=says):
         parse_slo(spec)
 
 
-def test_unknown_key_suggests():
+def test_unknown_slo_key_is_refused_with_a_suggestion():
     with pytest.raises(UnknownNameError, match="did you mean ttft"):
         parse_slo("ttfs=1")
 
 
-def test_unknown_class_suggests():
+def test_unknown_slo_class_is_refused_with_a_suggestion():
     with pytest.raises(UnknownNameError, match="did you mean code"):
         applied(parse_slo("coed:ttft=1"))
     single = Workload(np.zeros(1), np.ones(1, int), np.ones(1, int))
@@ -108,6 +108,6 @@ def test_unknown_class_suggests():
 
 
 @pytest.mark.parametrize("scale", [0, -1, float("nan")])
-def test_bad_scales_are_refused(scale):
+def test_impossible_slo_scales_are_refused(scale):
     with pytest.raises(SloBenchError, match="slo_scale"):
         parse_slo("ttft=1", slo_scale=scale)

@@ -43,7 +43,7 @@ def trace(tmp_path):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_catalogue_keeps_its_means(name):
+def test_catalogue_sources_keep_their_means(name):
     entry = find(name)
     workload = load_source(name).make(rate_rps=5, requests=60_000, seed=2)
     # A mean over 60,000 draws is itself uncertain by cv / 245, and Mooncake's turns go together.
@@ -53,21 +53,21 @@ def test_the_catalogue_keeps_its_means(name):
         assert workload.output_tokens.mean() == pytest.approx(entry.mean_output_tokens, rel=slack)
 
 
-def test_azure_conv_is_within_one_percent():
+def test_azure_conv_means_are_within_one_percent():
     entry = find("azure-conv")
     workload = load_source("azure-conv").make(rate_rps=5, requests=400_000, seed=0)
     assert workload.prompt_tokens.mean() == pytest.approx(entry.mean_prompt_tokens, rel=0.01)
     assert workload.output_tokens.mean() == pytest.approx(entry.mean_output_tokens, rel=0.01)
 
 
-def test_every_entry_names_its_origin():
+def test_catalogue_entries_name_their_origin():
     for entry in catalogue().values():
         assert entry.origin
         assert entry.licence
         assert entry.title
 
 
-def test_longbench_asks_for_its_tasks_limits():
+def test_longbench_source_has_the_output_limits_of_its_tasks():
     workload = load_source("longbench").make(rate_rps=1, requests=3000)
     assert set(workload.max_output_tokens.tolist()) == {32, 64, 128, 512}
     assert (workload.output_tokens <= workload.max_output_tokens).all()
@@ -83,7 +83,7 @@ def test_longbench_asks_for_its_tasks_limits():
     ],
 )
 @pytest.mark.parametrize("name", ["azure-conv", "mooncake-conversation"])
-def test_same_seed_same_bytes(name, settings):
+def test_source_with_the_same_seed_repeats(name, settings):
     def make(seed):
         source = load_source(name, **settings)
         slo = parse_slo("e2e=uniform(1,350)")
@@ -93,7 +93,7 @@ def test_same_seed_same_bytes(name, settings):
     assert not same_bytes(make(7), make(8))
 
 
-def test_lengths_and_slos_do_not_depend_on_rate_or_process():
+def test_source_lengths_and_slos_do_not_depend_on_rate_or_process():
     slo = parse_slo("ttft=uniform(1,2)")
     slow = load_source("sharegpt").make(rate_rps=1, requests=500, slo=slo)
     fast = load_source("sharegpt", arrivals="gamma(cv=2)").make(rate_rps=9, requests=500, slo=slo)
@@ -102,20 +102,20 @@ def test_lengths_and_slos_do_not_depend_on_rate_or_process():
     assert (slow.arrival_s != fast.arrival_s).any()
 
 
-def test_a_rate_scales_drawn_arrivals():
+def test_source_rate_scales_drawn_arrivals():
     slow = load_source("alpaca").make(rate_rps=1, requests=50)
     fast = load_source("alpaca").make(rate_rps=10, requests=50)
     np.testing.assert_allclose(slow.arrival_s, fast.arrival_s * 10)
 
 
-def test_a_million_requests_are_columns_only():
+def test_million_requests_are_kept_as_columns():
     workload = load_source("azure-conv").make(rate_rps=10, requests=1_000_000)
     assert len(workload) == 1_000_000
     assert workload.prefix_blocks is None
     assert workload.texts is None
 
 
-def test_closed_loop():
+def test_source_of_a_closed_loop_has_its_concurrency():
     source = load_source("alpaca", arrivals="concurrency(16)")
     assert source.closed_loop
     workload = source.make(requests=100)
@@ -140,7 +140,7 @@ def test_synthetic_and_overridden_lengths():
     assert (changed.prompt_tokens == plain.prompt_tokens).all()
 
 
-def test_a_trace_keeps_its_arrivals(trace):
+def test_trace_source_keeps_its_arrivals(trace):
     source = load_source(trace)
     assert source.has_arrivals
     assert source.natural_rate_rps == 0.5
@@ -153,7 +153,7 @@ def test_a_trace_keeps_its_arrivals(trace):
     assert source.name == "trace.csv"
 
 
-def test_a_traces_arrivals_can_be_redrawn(trace):
+def test_trace_source_arrivals_can_be_redrawn(trace):
     source = load_source(trace, arrivals="constant", redraw_arrivals=True)
     assert not source.has_arrivals
     made = source.make(rate_rps=10, requests=5)
@@ -165,7 +165,7 @@ def test_a_traces_arrivals_can_be_redrawn(trace):
         load_source(trace, arrivals="constant")
 
 
-def test_a_data_set_without_arrivals_is_shuffled_and_repeats(tmp_path):
+def test_data_set_without_arrivals_is_shuffled_and_repeats(tmp_path):
     path = tmp_path / "lengths.csv"
     path.write_text("prompt_tokens,output_tokens\n" + "".join(f"{k},1\n" for k in range(1, 6)))
     source = load_source(path)
@@ -197,7 +197,7 @@ def test_slos_of_a_trace_survive_unless_overridden(tmp_path):
         ({"rate_rps": 1, "requests": 5, "seed": -1}, "seed must not be negative"),
     ],
 )
-def test_bad_arguments_say_what_is_wrong(arguments, says):
+def test_source_refuses_impossible_arguments(arguments, says):
     with pytest.raises(SloBenchError, match=says):
         load_source("sharegpt").make(**arguments)
 
@@ -211,7 +211,7 @@ def test_bad_arguments_say_what_is_wrong(arguments, says):
         ({"duration_s": 0}, "duration_s must be positive"),
     ],
 )
-def test_bad_arguments_for_a_trace(trace, arguments, says):
+def test_trace_source_refuses_impossible_arguments(trace, arguments, says):
     with pytest.raises(SloBenchError, match=says):
         load_source(trace).make(**arguments)
 
@@ -226,17 +226,17 @@ def test_bad_arguments_for_a_trace(trace, arguments, says):
         ("mix(a=sharegpt:1)", {"prompt_tokens": "5"}, "sources of a mix"),
     ],
 )
-def test_bad_sources_say_what_is_wrong(text, settings, says):
+def test_malformed_sources_are_refused(text, settings, says):
     with pytest.raises(SloBenchError, match=says):
         load_source(text, **settings)
 
 
-def test_a_trace_refuses_other_lengths(trace):
+def test_trace_source_refuses_other_lengths(trace):
     with pytest.raises(SloBenchError, match="has its own lengths"):
         load_source(trace, prompt_tokens="5")
 
 
-def test_simultaneous_rows_have_no_rate(tmp_path):
+def test_trace_of_simultaneous_rows_has_no_rate(tmp_path):
     path = tmp_path / "burst.csv"
     path.write_text("arrival_s,prompt_tokens,output_tokens\n4,1,1\n4,1,1\n")
     assert load_source(path).natural_rate_rps is None
@@ -245,6 +245,6 @@ def test_simultaneous_rows_have_no_rate(tmp_path):
         load_source(path).make(rate_rps=2)
 
 
-def test_unknown_names_are_their_own_error():
+def test_unknown_source_is_an_unknown_name_error():
     with pytest.raises(UnknownNameError, match="path of a trace file works too"):
         load_source("nothing-like-it")

@@ -6,7 +6,7 @@ from slo_bench.workloads.summary import arrival_figures, prefix_figures, summari
 from slo_bench.workloads.workload import Workload
 
 
-def test_figures_by_hand():
+def test_workload_figures_by_hand():
     workload = Workload(
         np.array([0.0, 1.0, 2.0, 3.0]),
         np.array([10, 20, 30, 40]),
@@ -29,7 +29,7 @@ def test_figures_by_hand():
     assert summary.prefixes is None
 
 
-def test_poisson_has_cv_and_dispersion_one_and_bursts_more():
+def test_arrival_figures_of_poisson_and_bursts():
     calm = load_source("alpaca").make(rate_rps=10, requests=50_000)
     wild = load_source("alpaca", arrivals="gamma(cv=3)").make(rate_rps=10, requests=50_000)
     calm_figures, wild_figures = (arrival_figures(w.arrival_s) for w in (calm, wild))
@@ -39,7 +39,7 @@ def test_poisson_has_cv_and_dispersion_one_and_bursts_more():
     assert wild_figures.dispersion[10.0] > 4
 
 
-def test_one_moment_has_no_rate():
+def test_arrival_figures_of_one_moment_are_none():
     assert arrival_figures(np.zeros(5)) is None
     assert arrival_figures(np.zeros(1)) is None
 

@@ -21,7 +21,7 @@ SOURCES = [
 
 @pytest.mark.parametrize("suffix", [".csv", ".csv.gz"])
 @pytest.mark.parametrize(("name", "settings"), SOURCES)
-def test_what_is_written_is_read_back(tmp_path, name, settings, suffix):
+def test_written_csv_is_read_back(tmp_path, name, settings, suffix):
     source = load_source(name, **settings)
     slo = parse_slo("ttft=1,e2e=uniform(1,9)")
     made = source.make(rate_rps=3, requests=200, seed=4, slo=slo)
@@ -34,28 +34,28 @@ def test_what_is_written_is_read_back(tmp_path, name, settings, suffix):
         assert a == b
 
 
-def test_same_bytes_every_time(tmp_path):
+def test_written_csv_repeats_the_same_bytes(tmp_path):
     workload = load_source("alpaca").make(rate_rps=3, requests=50)
     write_csv(workload, tmp_path / "a.csv.gz")
     write_csv(workload, tmp_path / "b.csv.gz")
     assert (tmp_path / "a.csv.gz").read_bytes() == (tmp_path / "b.csv.gz").read_bytes()
 
 
-def test_only_columns_that_say_something(tmp_path):
+def test_write_csv_leaves_out_constant_default_columns(tmp_path):
     workload = Workload(np.array([0.0, 1.5]), np.array([3, 4]), np.array([5, 6]))
     write_csv(workload, tmp_path / "a.csv")
     text = (tmp_path / "a.csv").read_text()
     assert text == "arrival_s,prompt_tokens,output_tokens\n0.0,3,5\n1.5,4,6\n"
 
 
-def test_a_closed_loop_cannot_be_written(tmp_path):
+def test_write_csv_refuses_a_closed_loop(tmp_path):
     workload = load_source("alpaca", arrivals="concurrency(4)").make(requests=5)
     with pytest.raises(SloBenchError, match="closed loop"):
         write_csv(workload, tmp_path / "a.csv")
     assert not list(tmp_path.iterdir())
 
 
-def test_an_unwritable_folder_leaves_nothing(tmp_path):
+def test_write_csv_to_an_unwritable_folder_leaves_nothing(tmp_path):
     workload = load_source("alpaca").make(rate_rps=1, requests=5)
     (tmp_path / "file").touch()
     with pytest.raises(SloBenchError, match="cannot write"):

@@ -22,7 +22,7 @@ class Request:
         self.id = number
 
 
-def test_the_adapter_that_was_used_longest_ago_leaves():
+def test_least_recently_used_adapter_is_evicted():
     slots = AdapterSlots([0, 1, 2, 0, NO_ADAPTER], slots=2, load_s=0.5)
     zero, one, two, zero_again, base = map(Request, range(5))
     slots.begin([])
@@ -87,7 +87,7 @@ def served(adapters, max_loras):
     return simulate(load, system("vllm"), place.placement, place.step_time.model, lora=place.lora)
 
 
-def test_a_request_without_a_slot_waits_and_later_ones_go_before_it():
+def test_request_without_a_free_slot_waits_and_later_ones_pass_it():
     result = served([1, 2, 3, 1, 0], max_loras=2)
     first = result.records.first_scheduled_s
     assert result.counts["adapter_loads"] == 3
@@ -98,7 +98,7 @@ def test_a_request_without_a_slot_waits_and_later_ones_go_before_it():
     assert everybody.records.first_scheduled_s.max() == 0.0
 
 
-def test_nothing_changes_without_adapters():
+def test_requests_without_adapter_load_nothing():
     result = served([0, 0, 0], max_loras=1)
     assert result.counts["adapter_loads"] == 0
 
@@ -115,19 +115,19 @@ def test_nothing_changes_without_adapters():
         ({"max_loras": 2, "speculation": "ngram:2@0.5"}, "neither speculation"),
     ],
 )
-def test_what_is_refused(settings, problem):
+def test_plan_refuses_impossible_adapter_settings(settings, problem):
     with pytest.raises(SloBenchError, match=problem):
         plan(ExperimentSchema(**{"systems": "vllm", "gpu": "h100-80g", "rates": 1, **settings}))
 
 
-def test_systems_whose_instances_differ_are_refused():
+def test_simulate_refuses_adapters_with_static_batches():
     place = on_h100(2)
     load = Workload(np.zeros(2), np.full(2, 64), np.full(2, 50))
     with pytest.raises(SloBenchError, match="static batches"):
         simulate(load, system("s3"), place.placement, place.step_time.model, lora=place.lora)
 
 
-def test_attainment_by_adapter(tmp_path):
+def test_run_with_adapters_has_columns_of_attainment_by_adapter(tmp_path):
     from slo_bench import Experiment
 
     run = Experiment(

@@ -97,7 +97,7 @@ def _modules() -> list[str]:
     )
 
 
-def test_what_is_compiled_is_there():
+def test_compiled_modules_exist_and_are_imported_compiled():
     for module in _modules():
         assert (ROOT / module).is_file()
         found = import_module(f"slo_bench.{module.removesuffix('.py').replace('/', '.')}")
@@ -128,7 +128,7 @@ def _compiled_bases() -> list[tuple[type, type]]:
     ]
 
 
-def test_classes_that_source_extends_say_so_to_the_compiler():
+def test_compiled_classes_with_source_subclasses_allow_them():
     """Otherwise the compiled class refuses its subclass when that is first made."""
     allowed = set()
     for module in _modules():
@@ -140,7 +140,7 @@ def test_classes_that_source_extends_say_so_to_the_compiler():
     assert {base.__name__ for _, base in _compiled_bases()} - allowed == set()
 
 
-def test_no_class_makes_a_property_of_what_is_an_attribute_of_a_compiled_one():
+def test_subclass_does_not_override_compiled_attribute_by_property():
     """Compiled methods read attributes where they lie, and would not see the property."""
     hidden = []
     for one, base in _compiled_bases():

@@ -14,7 +14,7 @@ from slo_bench.harness.results.mechanisms import overtook
 from slo_bench.workloads.errors import UnknownNameError
 
 
-def test_a_counter_must_be_declared():
+def test_undeclared_counter_is_an_error():
     counters = Counters({"offloads": "…"})
     counters.add("offloads")
     counters.add("offloads")
@@ -23,7 +23,7 @@ def test_a_counter_must_be_declared():
         counters.add("offload")
 
 
-def test_overtakes_are_requests_that_began_before_older_ones_of_their_instance():
+def test_overtakes_count_requests_scheduled_before_older_ones():
     records = Records.empty(5)
     records.queued_s[:] = [0.0, 1.0, 2.0, 3.0, 4.0]
     records.first_scheduled_s[:] = [5.0, 4.0, 5.0, 1.0, np.nan]
@@ -55,7 +55,7 @@ def test_counts_of_an_own_policy_are_columns(tmp_path):
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
-def test_names_of_counters_can_be_columns(name):
+def test_counter_names_are_valid_column_names(name):
     chosen = SYSTEMS[name]
     parts = (chosen.policy, chosen.cluster, chosen.sharing)
     for part in (one for one in parts if one is not None):
@@ -104,7 +104,9 @@ UNDER_PRESSURE = [
 
 
 @pytest.mark.parametrize(("name", "rate", "settings", "acting"), UNDER_PRESSURE)
-def test_mechanisms_act_under_pressure_and_records_agree(tmp_path, name, rate, settings, acting):
+def test_mechanism_counters_under_pressure_agree_with_records(
+    tmp_path, name, rate, settings, acting
+):
     settings = {"workload": "azure-conv"} | settings
     result = Experiment(systems=[name], rates=[rate], requests=300, seeds=1, **settings).run(
         tmp_path / "run"

@@ -3,7 +3,7 @@
 from slo_bench.harness.core.decision_counts import DECISIONS, DecisionCounts
 
 
-def test_a_request_alone_is_no_choice():
+def test_order_decision_of_a_single_request_is_not_counted():
     counts = DecisionCounts()
     counts.enter([1], [])
     counts.preempt(1, [])
@@ -11,21 +11,21 @@ def test_a_request_alone_is_no_choice():
     assert not any(counts.totals().values())
 
 
-def test_the_last_of_a_queue_is_no_choice_either():
+def test_order_decision_of_the_last_queued_request_is_not_counted():
     counts = DecisionCounts()
     counts.enter([1, 2, 3], [])
     assert counts.totals()["decisions_order"] == 2
     assert counts.totals()["decisions_overtaking"] == 0
 
 
-def test_who_leaves_an_earlier_one_waiting_overtakes():
+def test_entering_before_an_earlier_request_counts_as_overtaking():
     counts = DecisionCounts()
     counts.enter([2, 5], [3, 4])
     assert counts.totals()["decisions_order"] == 2
     assert counts.totals()["decisions_overtaking"] == 1
 
 
-def test_victims():
+def test_preempting_another_than_the_last_counts_as_other_victim():
     counts = DecisionCounts()
     counts.preempt(4, [1, 2])
     counts.preempt(1, [2, 4])

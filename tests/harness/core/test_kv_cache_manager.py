@@ -31,11 +31,11 @@ def served(kv_manager: KVCacheManager, r: RequestState) -> None:
 
 
 @pytest.mark.parametrize(("tokens", "blocks"), [(0, 0), (1, 1), (16, 1), (17, 2), (160, 10)])
-def test_blocks_round_up(tokens, blocks):
+def test_blocks_of_tokens_round_up(tokens, blocks):
     assert KVCacheManager(10).blocks(tokens) == blocks
 
 
-def test_without_a_cache_nothing_is_kept():
+def test_release_without_prefix_cache_keeps_no_blocks():
     kv_manager = KVCacheManager(10)
     r = request(40, 1, 2)
     kv_manager.free -= 3
@@ -45,7 +45,7 @@ def test_without_a_cache_nothing_is_kept():
     assert kv_manager.get_computed_blocks(request(40, 1, 2)) == 0
 
 
-def test_a_released_prefix_is_found_again():
+def test_released_prefix_is_matched_by_a_later_request():
     kv_manager = KVCacheManager(10, prefix_block_size=16)
     served(kv_manager, request(40, 1, 2))
     assert (kv_manager.free, kv_manager.idle_blocks) == (10, 2)  # free, and still worth something
@@ -79,7 +79,7 @@ def test_taking_a_match_takes_idle_blocks_once():
     assert (kv_manager.free, kv_manager.idle_blocks) == (10, 2)
 
 
-def test_who_computes_the_same_at_the_same_time_keeps_a_private_copy():
+def test_concurrent_request_with_the_same_prefix_keeps_a_private_copy():
     kv_manager = KVCacheManager(10, prefix_block_size=16)
     first, second = request(40, 1, 2), request(40, 1, 2)
     compute(kv_manager, first, 20)
@@ -93,7 +93,7 @@ def test_who_computes_the_same_at_the_same_time_keeps_a_private_copy():
     assert (kv_manager.free, kv_manager.idle_blocks) == (10, 2)
 
 
-def test_publishing_follows_the_chunks():
+def test_prefix_units_are_published_as_chunks_complete_them():
     kv_manager = KVCacheManager(10, prefix_block_size=16)
     r = request(60, 1, 2, 3)
     compute(kv_manager, r, 15)
@@ -108,7 +108,7 @@ def test_publishing_follows_the_chunks():
     assert kv_manager.cache_version > version
 
 
-def test_the_last_units_of_the_oldest_are_lost_first():
+def test_eviction_takes_the_last_units_of_the_oldest_prefix():
     kv_manager = KVCacheManager(8, prefix_block_size=16)
     served(kv_manager, request(48, 1, 2, 3))
     served(kv_manager, request(32, 8, 9))
@@ -119,7 +119,7 @@ def test_the_last_units_of_the_oldest_are_lost_first():
     assert (kv_manager.free, kv_manager.idle_blocks) == (3, 3)
 
 
-def test_use_makes_a_prefix_young_again():
+def test_match_moves_a_prefix_to_the_end_of_the_eviction_order():
     kv_manager = KVCacheManager(8, prefix_block_size=16)
     served(kv_manager, request(32, 1, 2))
     served(kv_manager, request(32, 8, 9))
@@ -129,7 +129,7 @@ def test_use_makes_a_prefix_young_again():
     assert list(kv_manager.idle) == [9, 8, 2, 1]
 
 
-def test_hashes_smaller_than_blocks():
+def test_prefix_hashes_smaller_than_blocks():
     # Hashes of 24 tokens, blocks of 16: a unit is 48 tokens, 2 hashes and 3 blocks.
     kv_manager = KVCacheManager(20, prefix_block_size=24)
     assert (kv_manager.unit_tokens, kv_manager.stride, kv_manager.unit_blocks) == (48, 2, 3)
@@ -150,7 +150,7 @@ def test_hashes_smaller_than_blocks():
     assert list(kv_manager.idle) == [2]
 
 
-def test_hashes_larger_than_blocks():
+def test_prefix_hashes_larger_than_blocks():
     # Mooncake's hashes of 512 tokens: a unit is one hash and 32 blocks.
     kv_manager = KVCacheManager(100, prefix_block_size=512)
     assert (kv_manager.unit_tokens, kv_manager.stride, kv_manager.unit_blocks) == (512, 1, 32)
@@ -160,7 +160,7 @@ def test_hashes_larger_than_blocks():
     assert kv_manager.get_computed_blocks(request(1100, 1, 2, 3)) == 2
 
 
-def test_a_half_unit_is_not_published():
+def test_partly_filled_unit_is_not_published():
     kv_manager = KVCacheManager(20, prefix_block_size=24)
     served(kv_manager, request(95, 1, 2, 3, 4))
     assert list(kv_manager.refs) == [2]

@@ -20,7 +20,7 @@ def store(cpu_units: int, ssd_units: int) -> KvStore:
     )
 
 
-def test_the_oldest_go_one_tier_down_and_then_out():
+def test_oldest_units_move_down_a_tier_and_then_leave_the_store():
     kv = store(2, 1)
     kv.put([1, 2, 3])  # 1 goes to the disk
     assert kv.by_tier([1, 2, 3]) == [2, 1]
@@ -30,14 +30,14 @@ def test_the_oldest_go_one_tier_down_and_then_out():
     assert kv.used_bytes == (20, 10)
 
 
-def test_a_prefix_ends_at_the_first_hole():
+def test_matched_prefix_ends_at_the_first_missing_unit():
     kv = store(4, 0)
     kv.put([1, 3])
     assert sum(kv.by_tier([1, 2, 3])) == 1
     assert sum(kv.by_tier([2])) == 0
 
 
-def test_reading_takes_each_tier_s_time_and_brings_it_up():
+def test_load_takes_the_time_of_each_tier_and_promotes_the_units():
     kv = store(2, 2)
     kv.put([1, 2, 3])
     assert kv.load_s([1, 2]) == pytest.approx(10 / 100 + 1.0 + 10 / 10)
@@ -46,7 +46,7 @@ def test_reading_takes_each_tier_s_time_and_brings_it_up():
     assert kv.load_s([1]) == pytest.approx(0.1)
 
 
-def test_errors():
+def test_store_without_tiers_is_refused():
     with pytest.raises(SloBenchError, match="needs a tier"):
         KvStore([], 10)
 
@@ -56,7 +56,7 @@ def test_errors():
     st.integers(0, 3),
     st.integers(0, 3),
 )
-def test_what_is_booked_is_what_is_there(puts, cpu_units, ssd_units):
+def test_booked_units_equal_stored_units(puts, cpu_units, ssd_units):
     kv = store(cpu_units, ssd_units)
     for units in puts:
         kv.put(units)

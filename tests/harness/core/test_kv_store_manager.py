@@ -39,7 +39,7 @@ def computed(kv_manager, r):
     return units, load_s
 
 
-def test_what_one_has_computed_the_other_finds():
+def test_prefix_computed_by_one_instance_is_loaded_by_another():
     store, (one, two) = pair()
     assert computed(one, request([1, 2, 3], 30)) == (0, 0.0)
     assert len(store) == 3
@@ -56,7 +56,7 @@ def test_the_last_token_is_always_computed():
     assert two.get_computed_blocks(request([1, 2], 16)) == 1
 
 
-def test_what_the_gpu_evicts_is_still_in_the_store():
+def test_unit_evicted_from_the_gpu_stays_in_the_store():
     store, (one, _) = pair(blocks=4)
     computed(one, request([1, 2], 16))
     computed(one, request([3, 4], 16))  # takes all blocks
@@ -81,7 +81,7 @@ def test_absent_units_count_as_blocks_to_take():
     ),
     st.integers(0, 6),
 )
-def test_blocks_are_conserved_and_a_store_of_nothing_changes_nothing(served, units):
+def test_blocks_are_conserved_and_an_empty_store_changes_nothing(served, units):
     _, kv_managers = pair(units)
     alone = KVCacheManager(20, 4, 0, 8)
     for which, path in served:
@@ -100,7 +100,7 @@ def test_blocks_are_conserved_and_a_store_of_nothing_changes_nothing(served, uni
         assert alone.idle == kv_managers[0].idle
 
 
-def test_resizing_keeps_what_is_held():
+def test_resize_keeps_held_blocks():
     kv_manager = KVCacheManager(10, 4)
     kv_manager.free -= 6
     kv_manager.resize(8)

@@ -28,7 +28,7 @@ def prefill(hit_rate, link, forward_s=0.27, tokens=1000):
     return link.transfer_s(loaded * PLACEMENT.kv_bytes_per_token), forward_s * (1 - hit_rate)
 
 
-def test_the_example_of_the_paper():
+def test_layer_times_of_the_papers_example():
     """Eq. 4-13, 4-14: 4 KB a layer and token; 4.22 ms to compute a layer, 0.082 ms to load it."""
     assert PLACEMENT.kv_bytes_per_token == LAYERS * 4096
     load_s, compute_s = prefill(0.5, NETWORK)
@@ -39,7 +39,7 @@ def test_the_example_of_the_paper():
 
 
 @pytest.mark.parametrize(("link", "crossover"), [(NETWORK, 0.98), (DISK, 0.91)])
-def test_above_a_hit_rate_loading_sets_the_pace(link, crossover):
+def test_loading_bounds_the_pipeline_above_a_hit_rate(link, crossover):
     for hit_rate in np.arange(0.5, 1, 0.001):
         load_s, compute_s = prefill(hit_rate, link)
         hidden = pipeline_s(LAYERS, load_s, compute_s) <= compute_s + load_s / LAYERS + 1e-12
@@ -48,14 +48,14 @@ def test_above_a_hit_rate_loading_sets_the_pace(link, crossover):
     assert hit_rate == pytest.approx(crossover, abs=0.005)
 
 
-def test_the_slowest_stage_sets_the_pace():
+def test_slowest_stage_bounds_the_pipeline():
     assert pipeline_s(4, 4.0, 8.0, 4.0) == 1 + 4 * 2
     assert pipeline_s(4, 8.0, 4.0, 4.0) == 4 * 2 + 1
     assert pipeline_s(4, 0.0, 4.0, 8.0) == 3 * 2 + 1  # the last layer is stored later
     assert pipeline_s(4, 0.0, 4.0) == 4
 
 
-def test_what_copies_add_to_an_iteration():
+def test_exposed_swap_time_of_an_iteration():
     assert Limits().exposed_swap_s(2.0, 1.0) == 1.0
     assert Limits(overlap_swap=True).exposed_swap_s(2.0, 1.0) == 0.0
     layered = Limits(overlap_swap=True, layers=4, store_s_per_token=0.1)
@@ -64,7 +64,7 @@ def test_what_copies_add_to_an_iteration():
     assert layered.exposed_swap_s(2.0, 0.0, ((100, 30), (0, 10))) == pytest.approx(1.5)
 
 
-def test_a_run_shows_the_first_layer_and_the_way_through_the_store():
+def test_run_pays_first_layer_and_transfer_through_the_store():
     """The second prompt finds 624 of its 640 tokens in the store, on another instance."""
     workload = one_prefix()
     of = SYSTEMS["banaserve"].with_parameters(
@@ -89,7 +89,7 @@ def test_a_run_shows_the_first_layer_and_the_way_through_the_store():
     assert direct.finish_s[0] - direct.first_token_s[0] < second_token_s
 
 
-def test_the_gpus_of_a_node_share_its_disk():
+def test_gpus_of_a_node_share_its_disk_bandwidth():
     ledgers = SharedStoreLedgers(PLACEMENT, 4, cpu_gib=0.0, ssd_gib=1.0)
     manager = ledgers(100, 16, 0, 16)
     manager.store.put([1, 2])

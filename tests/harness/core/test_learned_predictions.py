@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from slo_bench.harness.core.predictions import LearnedPredictions
 
 
-def test_nothing_is_known_before_the_first_step():
+def test_learned_step_time_is_zero_before_the_first_step():
     assert LearnedPredictions().step_s(3, 100, [(0, 50)]) == 0.0
 
 
-def test_a_slow_first_prefill_is_not_believed():
+def test_learned_step_time_ignores_a_slow_first_prefill():
     learned = LearnedPredictions()
     learned.learn(0, 0, [(0, 64)], 30.0)
     assert learned.step_s(0, 0, [(0, 64)]) == 0.0
@@ -20,7 +20,7 @@ def test_a_slow_first_prefill_is_not_believed():
     assert learned.step_s(0, 0, [(0, 64)]) == pytest.approx(0.5, rel=1e-3)
 
 
-def test_the_first_decode_is_a_first_step_too_and_empty_steps_are_none():
+def test_learned_step_time_ignores_first_decode_and_empty_steps():
     learned = LearnedPredictions()
     for _ in range(3):
         learned.learn(0, 0, [], 9.0)
@@ -31,7 +31,7 @@ def test_the_first_decode_is_a_first_step_too_and_empty_steps_are_none():
 
 
 @given(st.integers(0, 2**32 - 1))
-def test_linear_step_times_are_found(seed):
+def test_learned_step_time_recovers_a_linear_model(seed):
     draw = np.random.default_rng(seed)
 
     def true_s(decodes, kv_tokens, chunks):

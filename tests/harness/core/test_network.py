@@ -14,7 +14,7 @@ TEN = LinkSpec("ten", bandwidth_bytes_per_s=10.0, latency_s=0.5)
 SLOW = LinkSpec("slow", bandwidth_bytes_per_s=4.0, latency_s=0.25)
 
 
-def test_one_after_the_other():
+def test_transfers_on_a_link_follow_one_another():
     link = Link(TEN)
     first, second = send([link], 20, 1.0), send([link], 10, 2.0)
     assert (first.begin_s, first.end_s) == (1.0, 3.5)
@@ -24,7 +24,7 @@ def test_one_after_the_other():
     assert link.busy_s == 4.0
 
 
-def test_a_path_goes_at_the_pace_of_its_slowest_link_and_holds_all_of_it():
+def test_path_moves_at_its_slowest_link_and_occupies_all_links():
     fast, slow = Link(TEN), Link(SLOW)
     send([fast], 30, 0.0)  # until 3
     both = send([fast, slow], 8, 1.0)
@@ -32,7 +32,7 @@ def test_a_path_goes_at_the_pace_of_its_slowest_link_and_holds_all_of_it():
     assert fast.free_at_s == slow.free_at_s == 5.0
 
 
-def test_nothing_to_move_is_there_at_once_and_less_is_an_error():
+def test_transfer_of_no_bytes_is_immediate_and_negative_is_an_error():
     link = Link(TEN)
     send([link], 100, 0.0)
     assert send([link], 0, 1.0).end_s == 1.0
@@ -40,7 +40,7 @@ def test_nothing_to_move_is_there_at_once_and_less_is_an_error():
         send([link], -1, 0.0)
 
 
-def test_two_senders_to_one_receiver_share_its_link():
+def test_senders_to_one_receiver_share_its_link():
     network = SwitchNetwork(TEN)
     one, two = network.send(0, 2, 10, 0.0), network.send(1, 2, 10, 0.0)
     assert (one.end_s, two.end_s) == (1.5, 2.5)  # one latency a hop

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from slo_bench.harness.core.pages import PAGE_BYTES, PagePool, PooledKVCacheManager, pages_of
 
 
-def test_pages_go_to_whoever_needs_them() -> None:
+def test_kv_managers_share_the_pages_of_a_pool() -> None:
     pool = PagePool(10)
     large = PooledKVCacheManager([pool], PAGE_BYTES)  # a block a page
     small = PooledKVCacheManager([pool], PAGE_BYTES // 4)  # four
@@ -22,7 +22,7 @@ def test_pages_go_to_whoever_needs_them() -> None:
     assert (pool.free, large.free, small.free) == (10, 10, 40)
 
 
-def test_a_block_of_several_pages() -> None:
+def test_block_larger_than_a_page_takes_several_pages() -> None:
     pool = PagePool(10)
     wide = PooledKVCacheManager([pool], 3 * PAGE_BYTES - 1)  # 5 tokens a page, 16 in 3.2
     assert wide.free == 3
@@ -30,7 +30,7 @@ def test_a_block_of_several_pages() -> None:
     assert pool.free == 3
 
 
-def test_tokens_of_a_block_may_lie_on_two_pages() -> None:
+def test_block_size_need_not_divide_the_page_size() -> None:
     """A token of Qwen3-8B has 144 KiB of KV (36 layers of K and V, 8 heads of 128), of
     Qwen2.5-7B 56 KiB: 14 and 36 on a page, a block of 16 on 1.14 and 0.44 pages.
     """
@@ -42,7 +42,7 @@ def test_tokens_of_a_block_may_lie_on_two_pages() -> None:
     assert [qwen2.pages_for(blocks) for blocks in (1, 2, 3, 9)] == [1, 1, 2, 4]
 
 
-def test_pages_of_single_layers_are_mapped_together() -> None:
+def test_pages_of_layers_are_mapped_together() -> None:
     """Four layers, K and V: a page holds an eighth of 16 blocks, so that 8 pages hold 16 blocks."""
     pool = PagePool(30)
     kv_manager = PooledKVCacheManager([pool], PAGE_BYTES // 2, layers=4)
@@ -55,7 +55,7 @@ def test_pages_of_single_layers_are_mapped_together() -> None:
     assert whole.free == 60
 
 
-def test_pages_that_are_not_full() -> None:
+def test_fill_below_one_reduces_blocks_of_a_page() -> None:
     pool = PagePool(10)
     kv_manager = PooledKVCacheManager([pool], PAGE_BYTES // 8, fill=0.5)
     assert kv_manager.free == 40
@@ -63,7 +63,7 @@ def test_pages_that_are_not_full() -> None:
     assert pool.free == 7
 
 
-def test_a_buffer_is_mapped_ahead_and_is_nobody_elses() -> None:
+def test_buffer_pages_are_reserved_for_their_manager() -> None:
     pool = PagePool(10)
     one = PooledKVCacheManager([pool], PAGE_BYTES, buffer_pages=3)
     other = PooledKVCacheManager([pool], PAGE_BYTES)
@@ -78,7 +78,7 @@ def test_a_buffer_is_mapped_ahead_and_is_nobody_elses() -> None:
     assert pool.free == 10
 
 
-def test_tensor_parallel_parts_take_pages_of_every_gpu() -> None:
+def test_tensor_parallel_blocks_take_pages_of_every_gpu() -> None:
     pools = [PagePool(10), PagePool(4)]
     kv_manager = PooledKVCacheManager(pools, PAGE_BYTES)
     assert kv_manager.free == 4
@@ -86,7 +86,7 @@ def test_tensor_parallel_parts_take_pages_of_every_gpu() -> None:
     assert [pool.free for pool in pools] == [7, 1]
 
 
-def test_a_quota_that_shrinks_below_what_is_used() -> None:
+def test_quota_below_used_blocks_makes_free_negative() -> None:
     kv_manager = PooledKVCacheManager([PagePool(10)], PAGE_BYTES, quota_blocks=6)
     kv_manager.free -= 5
     kv_manager.quota_blocks = 3
@@ -95,7 +95,7 @@ def test_a_quota_that_shrinks_below_what_is_used() -> None:
     assert kv_manager.free == 2
 
 
-def test_pages_of_weights() -> None:
+def test_pages_of_weights_round_up() -> None:
     assert [pages_of(n) for n in (0, 1, PAGE_BYTES, PAGE_BYTES + 1)] == [0, 1, 1, 2]
 
 
@@ -105,7 +105,7 @@ def test_pages_of_weights() -> None:
     st.integers(0, 3),
     st.lists(st.tuples(st.integers(0, 3), st.integers(-20, 20)), max_size=60),
 )
-def test_no_page_is_lost_or_given_twice(
+def test_pages_are_conserved_whatever_managers_take_and_release(
     total: int, sizes: list[int], buffer: int, moves: list[tuple[int, int]]
 ) -> None:
     pool = PagePool(total)

@@ -35,14 +35,14 @@ def test_quantiles_are_within_the_error(values):
 
 
 @given(samples)
-def test_the_mean_is_exact(values):
+def test_sketch_mean_is_exact(values):
     made = sketch_of(values)
     assert made.mean() == pytest.approx(values.mean(), rel=1e-12)
     assert len(made) == len(values)
 
 
 @given(st.lists(samples, min_size=1, max_size=5), st.randoms())
-def test_merged_parts_are_the_whole(parts, random):
+def test_merged_sketches_equal_the_sketch_of_all_values(parts, random):
     whole, merged = sketch_of(np.concatenate(parts)), QuantileSketch()
     random.shuffle(parts)
     for part in parts:
@@ -55,7 +55,7 @@ def test_merged_parts_are_the_whole(parts, random):
 
 
 @given(st.lists(st.tuples(seconds, st.integers(1, 1000)), min_size=1, max_size=40))
-def test_weights_are_repetitions(pairs):
+def test_weighted_values_equal_repeated_values(pairs):
     values = np.array([value for value, _ in pairs])
     times = np.array([n for _, n in pairs], dtype=np.int64)
     weighted = QuantileSketch()
@@ -73,19 +73,19 @@ def test_weights_are_repetitions(pairs):
 
 
 @given(samples, seconds)
-def test_shares_above_are_those_of_a_value_nearby(values, of):
+def test_shares_above_are_within_the_relative_error(values, of):
     share = float(sketch_of(values).shares_above(np.array([of]))[0])
     low, high = of * (1 - WITHIN), of * (1 + WITHIN)
     assert (values > high).mean() - 1e-12 <= share <= (values > low).mean() + 1e-12
 
 
-def test_equal_values_are_exact_and_what_is_not_finite_is_left_out():
+def test_equal_values_are_exact_and_infinite_ones_are_ignored():
     made = sketch_of([0.15, math.nan, 0.15, math.inf])
     assert made.quantiles((0.5, 0.99)) == (0.15, 0.15)
     assert len(made) == 2
 
 
-def test_no_bucket_is_wider_than_the_error():
+def test_bucket_widths_stay_within_the_relative_error():
     # The mean of a bucket is next to its smallest value, and the error of its largest one is worst.
     for k in range(60):
         value = 1.0003**k
@@ -94,14 +94,14 @@ def test_no_bucket_is_wider_than_the_error():
         assert found == pytest.approx((larger,), rel=WITHIN)
 
 
-def test_beyond_its_range():
+def test_values_beyond_the_range_are_clamped():
     made = sketch_of([0.0, 0.0, 1e-12, 3e9])
     assert len(made) == 4
     assert made.quantiles((0.0,))[0] == pytest.approx(0.0, abs=LEAST_S)
     assert made.quantiles((1.0,))[0] == 3e9
 
 
-def test_nothing():
+def test_empty_sketch_has_nan_quantiles_and_mean():
     assert all(math.isnan(value) for value in QuantileSketch().quantiles(SHARES))
     assert math.isnan(QuantileSketch().mean())
     made = QuantileSketch()

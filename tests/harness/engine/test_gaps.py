@@ -35,7 +35,7 @@ def test_mean_of_weighted_gaps():
     assert gaps((9.0, 1), (1.0, 4), (2.0, 1), (1.0, 2)).mean_s() == 17 / 8
 
 
-def test_no_gaps_no_figures():
+def test_figures_of_no_gaps_are_nan():
     assert math.isnan(gaps().quantile_s(0.5))
     assert math.isnan(gaps().mean_s())
 
@@ -53,7 +53,7 @@ def test_quantile_is_the_inverted_distribution(pairs, q):
     assert (values < at).mean() <= q + 1e-9
 
 
-def test_one_request_alone(serve_each_way, requests):
+def test_gaps_of_a_single_request_are_its_steps(serve_each_way, requests):
     served = serve_each_way(requests((0, 10, 5)), Vllm())
     assert listed(served.result.gaps) == [1, 1, 1, 1]
 
@@ -70,19 +70,19 @@ def test_a_prompt_beside_a_decode_lengthens_its_gap(serve_each_way, requests):
     assert listed(served.result.gaps) == [1.01, 1.01, 2.01]
 
 
-def test_those_who_join_have_gaps_of_their_own(serve_each_way, requests):
+def test_request_that_joins_a_batch_has_its_own_gaps(serve_each_way, requests):
     # The second's tokens come at 3, 4, 5: its first gap is as long as the first's.
     served = serve_each_way(requests((0, 10, 5), (1.5, 10, 3)), Vllm())
     assert listed(served.result.gaps) == [1] * 4 + [1] * 2
 
 
-def test_a_stall_is_one_long_gap(serve_each_way, requests):
+def test_stalled_decode_has_one_long_gap(serve_each_way, requests):
     # The first's second token waits for two prefills.
     served = serve_each_way(requests((0, 10, 3), (0.5, 10, 1), (0.7, 10, 2)), VllmV0(16))
     assert listed(served.result.gaps) == [1, 1, 3]
 
 
-def test_a_preempted_request_waits_in_one_gap(serve_each_way, requests):
+def test_preempted_request_has_one_long_gap(serve_each_way, requests):
     # The second is preempted with 3 tokens at 3 s and gives its fourth at 9 s.
     served = serve_each_way(requests((0, 30, 8), (0, 30, 4)), Vllm(), num_gpu_blocks=4)
     assert listed(served.result.gaps) == [1] * 9 + [6]

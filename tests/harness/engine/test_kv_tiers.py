@@ -34,7 +34,7 @@ def served(name="vllm", **settings):
 
 
 @pytest.mark.parametrize("name", ["vllm", "sglang"])
-def test_what_the_gpu_evicts_is_read_back_from_the_host(name):
+def test_prefix_evicted_from_the_gpu_is_read_back_from_host_memory(name):
     _, plain = served(name)
     assert plain.records.cached_tokens.max() < PROMPT / 2
     placement, tiered = served(name, kv_offload_gib=1.0)
@@ -45,7 +45,7 @@ def test_what_the_gpu_evicts_is_read_back_from_the_host(name):
     assert load_s < ttft[2] < ttft[0]
 
 
-def test_the_disk_is_below_host_memory_and_slower():
+def test_disk_tier_is_below_host_memory_and_slower():
     block_bytes = served()[0].block_bytes_per_gpu
     one = 64 * block_bytes / GIB  # host memory for one prompt
     results = [served(kv_offload_gib=h, kv_disk_gib=d)[1] for h, d in ((one, 0), (one, 1), (0, 1))]
@@ -73,7 +73,7 @@ def test_each_instance_has_tiers_of_its_own():
 
 
 @pytest.mark.parametrize(("name", "problem"), [("vllm-v0", "no prefix cache"), ("mooncake", "own")])
-def test_systems_that_cannot_use_them_are_refused(name, problem):
+def test_systems_that_cannot_use_kv_tiers_are_refused(name, problem):
     place = placed(PlacementSpec("llama-3.1-8b", "h100-80g", 1, kv_offload_gib=1.0))
     with pytest.raises(SloBenchError, match=problem):
         simulate(LOAD, system(name), place.placement, place.step_time.model, instances=2)
@@ -82,12 +82,12 @@ def test_systems_that_cannot_use_them_are_refused(name, problem):
 @pytest.mark.parametrize(
     ("backend", "setting"), [("torch", "kv_offload_gib"), ("vllm", "kv_disk_gib")]
 )
-def test_what_real_servers_cannot_do_is_refused(backend, setting):
+def test_kv_tier_settings_unknown_to_a_server_are_refused(backend, setting):
     with pytest.raises(SloBenchError, match=setting):
         plan(ExperimentSchema(backend=backend, systems=backend, rates=1, **{setting: 1.0}))
 
 
-def test_options_of_servers():
+def test_kv_offload_args_of_each_server():
     assert kv_offload_args("vllm", 64, 2) == ["--kv-offloading-size", "64"]
     # 64 GiB are 68.7 GB, and each of two processes has its own.
     hierarchical = ["--enable-hierarchical-cache", "--hicache-size"]

@@ -27,7 +27,7 @@ def times(served) -> list[tuple[float, float, float]]:
     return list(zip(*(c.tolist() for c in columns), strict=True))
 
 
-def test_chunked_prefill_of_vllm(serve_each_way, requests):
+def test_vllm_prefills_in_chunks_beside_decodes(serve_each_way, requests):
     workload = requests((0, 20, 3), (0, 10, 2), (2.5, 20, 1))
     served = serve_each_way(workload, Vllm(max_num_batched_tokens=16))
     assert times(served) == [(0, 2, 4), (1, 2, 3), (3, 5, 5)]
@@ -48,7 +48,7 @@ def test_chunked_prefill_of_vllm(serve_each_way, requests):
 PAIR = ((0, 30, 8), (0, 30, 5))
 
 
-def test_the_last_comer_is_recomputed(serve_each_way, requests):
+def test_vllm_preempts_the_last_comer_and_recomputes_it(serve_each_way, requests):
     served = serve_each_way(requests(*PAIR), Vllm(), num_gpu_blocks=4)
     # At 3 s the second, with 3 tokens out, goes; it needs 3 blocks to come back, free at 8 s.
     assert times(served) == [(0, 1, 8), (0, 1, 10)]
@@ -101,7 +101,7 @@ def test_overlapped_swapping_costs_what_exceeds_the_step(
 
 
 @pytest.mark.parametrize("num_cpu_blocks", [0, 1])
-def test_with_a_full_host_the_victim_sits_out(serve_each_way, requests, num_cpu_blocks):
+def test_full_host_memory_keeps_the_victim_waiting(serve_each_way, requests, num_cpu_blocks):
     policy = VllmSwap(watermark=0.0, host_full="stall")
     served = serve_each_way(
         requests(*PAIR), policy, num_gpu_blocks=5, num_cpu_blocks=num_cpu_blocks
@@ -125,7 +125,9 @@ def test_with_a_full_host_the_victim_sits_out(serve_each_way, requests, num_cpu_
 
 
 @pytest.mark.parametrize("num_cpu_blocks", [0, 1])
-def test_nobody_enters_whose_victim_could_not_be_swapped(serve_each_way, requests, num_cpu_blocks):
+def test_request_does_not_enter_while_its_victim_cannot_be_swapped(
+    serve_each_way, requests, num_cpu_blocks
+):
     policy = VllmSwap(watermark=0.0)
     load = requests((0, 30, 9), (0, 30, 9))
     served = serve_each_way(load, policy, num_gpu_blocks=4, num_cpu_blocks=num_cpu_blocks)
@@ -138,7 +140,7 @@ def test_nobody_enters_whose_victim_could_not_be_swapped(serve_each_way, request
     assert both.records.preemptions_swap.sum() == 1
 
 
-def test_with_a_full_host_the_victim_may_be_recomputed(serve_each_way, requests):
+def test_full_host_memory_may_recompute_the_victim(serve_each_way, requests):
     policy = VllmSwap(watermark=0.0, host_full="recompute")
     served = serve_each_way(requests(*PAIR), policy, num_gpu_blocks=5)
     assert times(served) == [(0, 1, 8), (0, 1, 10)]
@@ -181,7 +183,7 @@ def test_reserving_systems_never_preempt(serve, name):
     assert not records.preemptions_swap.any()
 
 
-def test_fastertransformer_admits_nobody_until_the_batch_ends(serve_each_way, requests):
+def test_fastertransformer_admits_no_request_until_its_batch_ends(serve_each_way, requests):
     workload = requests((0, 16, 3), (0, 16, 1), (0, 16, 1))
     served = serve_each_way(workload, FasterTransformer(max_batch=2))
     assert times(served) == [(0, 1, 3), (0, 1, 1), (3, 4, 4)]
@@ -296,7 +298,7 @@ def test_sglang_retracts_the_longest_prompt_of_those_with_fewest_tokens(serve_ea
     assert served.records.preemptions_recompute.tolist() == [0, 1, 0]
 
 
-def test_sglang_retracts_who_has_given_least(serve_each_way, requests):
+def test_sglang_retracts_the_request_with_fewest_output_tokens(serve_each_way, requests):
     # At 6 s the long one has given 6 tokens and needs a block, the short one has given 4.
     workload = requests((0, 60, 10), (1.5, 15, 10))
     served = serve_each_way(workload, Sglang(new_token_ratio=0.0), num_gpu_blocks=6)
@@ -304,7 +306,9 @@ def test_sglang_retracts_who_has_given_least(serve_each_way, requests):
 
 
 @pytest.mark.parametrize(("most", "first_scheduled_s"), [(96, 1), (128, 2)])
-def test_sglang_reserves_for_what_may_still_come(serve, requests, most, first_scheduled_s):
+def test_sglang_reserves_blocks_for_expected_output_tokens(
+    serve, requests, most, first_scheduled_s
+):
     # Of 10 blocks one is taken. The second needs 4, and half of what both may still produce:
     # (64 + 96) / 2 tokens are 5 blocks, (64 + 128) / 2 are 6.
     workload = requests((0, 16, 2), (0.5, 64, 1), max_output_tokens=[64, most])
@@ -333,7 +337,7 @@ def test_the_default_policy_is_vllm_v1_without_chunked_blocks(serve_each_way, re
 
 
 @pytest.mark.parametrize("order", ["static", "prefix-cache"])
-def test_a_key_that_is_kept_cannot_read_the_clock(serve_each_way, requests, order):
+def test_static_queue_key_that_reads_the_clock_is_an_error(serve_each_way, requests, order):
     @dataclass(frozen=True)
     class Oldest(Policy):
         queue_order = order
@@ -346,7 +350,7 @@ def test_a_key_that_is_kept_cannot_read_the_clock(serve_each_way, requests, orde
         serve_each_way(requests(*PAIR), Oldest())
 
 
-def test_a_dynamic_key_and_other_hooks_read_the_clock(serve_each_way, requests):
+def test_dynamic_queue_key_and_other_hooks_may_read_the_clock(serve_each_way, requests):
     @dataclass(frozen=True)
     class Oldest(Policy):
         queue_order = "dynamic"

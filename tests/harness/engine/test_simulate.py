@@ -67,22 +67,22 @@ def drawn(seed: int, n: int = 60, *, rate_rps: float = 0.3) -> Workload:
         ({"block_size": 24}, "block_size must be a power of two but is 24"),
     ],
 )
-def test_options_that_cannot_be(serve, requests, options, problem):
+def test_simulate_refuses_impossible_options(serve, requests, options, problem):
     with pytest.raises(SloBenchError, match=problem):
         serve(requests((0, 10, 1)), Vllm(), **options)
 
 
-def test_unknown_router(serve, requests):
+def test_unknown_router_is_refused_with_a_suggestion(serve, requests):
     with pytest.raises(UnknownNameError, match="unknown router 'roundrobin'; did you mean"):
         serve(requests((0, 10, 1)), Vllm(), router="roundrobin")
 
 
-def test_embeddings_need_an_embedder(serve, requests):
+def test_simulate_of_embeddings_needs_an_embedder(serve, requests):
     with pytest.raises(SloBenchError, match="name the embedding model"):
         serve(requests((0, 10, 1), (0, 10, 1), request_type=np.array([0, 1])), Vllm())
 
 
-def test_stuck(serve_each_way, requests):
+def test_policy_that_admits_no_request_is_reported_as_stuck(serve_each_way, requests):
     with pytest.raises(SloBenchError, match=r"instance 0 is stuck at 2.000 s"):
         serve_each_way(requests((2, 10, 1)), Closed())
 
@@ -90,13 +90,13 @@ def test_stuck(serve_each_way, requests):
 # ---------------------------------------------------------------- overlong_requests
 
 
-def test_overlong_is_an_error_by_default(serve, requests):
+def test_overlong_request_is_an_error_by_default(serve, requests):
     # Ten blocks hold 160 tokens.
     with pytest.raises(SloBenchError, match=r"2 of 3 .* request 1 has 150 prompt and 11 output"):
         serve(requests((0, 150, 10), (0, 150, 11), (0, 300, 1)), Vllm(), num_gpu_blocks=10)
 
 
-def test_the_context_limits_too(serve, requests):
+def test_request_longer_than_the_context_is_an_error(serve, requests):
     options = {"context_tokens": 100}
     serve(requests((0, 90, 10)), Vllm(), **options)
     with pytest.raises(SloBenchError, match="100 fit the context"):
@@ -114,7 +114,7 @@ def test_the_context_limits_too(serve, requests):
     ],
     ids=lambda p: type(p).__name__,
 )
-def test_what_fits_can_be_served(serve_each_way, requests, policy, fits):
+def test_longest_request_that_fits_the_kv_cache_is_served(serve_each_way, requests, policy, fits):
     """The longest request that is let in gets through; one token more is refused."""
     for prompt in (1, fits // 2, fits - 1):
         workload = requests((0, prompt, fits - prompt), (0, prompt, fits - prompt))
@@ -126,7 +126,7 @@ def test_what_fits_can_be_served(serve_each_way, requests, policy, fits):
 
 
 @pytest.mark.parametrize(("policy", "refused"), [(Vllm(), False), (Orca(), True), (Fifo(), True)])
-def test_who_reserves_counts_the_longest_answer(serve, requests, policy, refused):
+def test_reserving_policy_counts_the_maximum_output_tokens(serve, requests, policy, refused):
     workload = requests((0, 100, 10), max_output_tokens=[61])
     if refused:
         with pytest.raises(SloBenchError, match="100 prompt and 61 maximum output tokens"):
@@ -135,7 +135,7 @@ def test_who_reserves_counts_the_longest_answer(serve, requests, policy, refused
         serve(workload, policy, num_gpu_blocks=10)
 
 
-def test_reject(serve_each_way, requests):
+def test_overlong_requests_reject_records_them_as_rejected(serve_each_way, requests):
     workload = requests((0, 150, 10), (1, 150, 11), (2, 300, 1), (3, 10, 2))
     result = serve_each_way(workload, Vllm(), num_gpu_blocks=10, overlong_requests="reject").result
     records = result.records
@@ -147,7 +147,7 @@ def test_reject(serve_each_way, requests):
     assert records.output_tokens.tolist() == [10, 0, 0, 2]
 
 
-def test_truncate(serve, requests):
+def test_overlong_requests_truncate_shortens_prompt_and_answer(serve, requests):
     workload = requests((0, 150, 10), (20, 150, 30), (60, 300, 1), (80, 5, 400))
     served = serve(workload, Vllm(), num_gpu_blocks=10, overlong_requests="truncate", leaps=False)
     assert served.records.output_tokens.tolist() == [10, 30, 1, 159]
@@ -156,12 +156,12 @@ def test_truncate(serve, requests):
     assert (served.records.outcome == Outcome.FINISHED).all()
 
 
-def test_truncating_leaves_nothing_of_what_cannot_fit(serve, requests):
+def test_truncate_where_no_token_fits_is_an_error(serve, requests):
     with pytest.raises(SloBenchError, match="0 tokens fit the KV cache"):
         serve(requests((0, 100, 5)), VllmV0(), num_gpu_blocks=1, overlong_requests="truncate")
 
 
-def test_a_cut_prompt_shares_no_prefix(serve_each_way, requests):
+def test_truncated_prompt_shares_no_prefix(serve_each_way, requests):
     # The third is cut by 40 tokens in front: its blocks no longer begin as the first's do.
     blocks = [tuple(range(1, 9)), tuple(range(1, 9)), tuple(range(1, 13))]
     workload = requests((0, 128, 1), (10, 130, 1), (20, 199, 1), prefix_blocks=blocks)
@@ -174,7 +174,7 @@ def test_a_cut_prompt_shares_no_prefix(serve_each_way, requests):
 
 @pytest.mark.parametrize("name", [n for n in SIMULATED if isinstance(SYSTEMS[n].policy, Policy)])
 @pytest.mark.parametrize("instances", [1, 2])
-def test_tokens_are_conserved(serve, name, instances):
+def test_prefill_and_decode_tokens_are_conserved(serve, name, instances):
     workload = drawn(1)
     result = serve(workload, SYSTEMS[name], instances=instances, num_gpu_blocks=300).result
     assert not result.records.preemptions_recompute.any()
@@ -199,7 +199,7 @@ def test_cached_tokens_are_not_computed(serve):
     assert (cached[1:] % 16 == 0).all()
 
 
-def test_a_system_without_cache_finds_nothing(serve, requests):
+def test_system_without_prefix_cache_has_no_cached_tokens(serve, requests):
     workload = requests((0, 40, 1), (5, 40, 1), prefix_blocks=[(1, 2), (1, 2)])
     assert not serve(workload, System("v", Vllm())).records.cached_tokens.any()
     assert serve(workload, CACHED).records.cached_tokens.tolist() == [0, 32]
@@ -230,7 +230,7 @@ def test_totals_of_one_request(serve, requests, leaps):
     instances=st.sampled_from([1, 2]),
     pp=st.sampled_from([1, 2]),
 )
-def test_shares_and_times_stay_within_bounds(serve, seed, name, instances, pp):
+def test_utilisation_shares_and_times_stay_within_bounds(serve, seed, name, instances, pp):
     workload = drawn(seed)
     result = serve(
         workload,
@@ -277,7 +277,7 @@ def test_timeline_by_hand(serve, requests):
     assert share[301] == 0
 
 
-def test_the_same_again(serve):
+def test_simulation_of_the_same_input_repeats_exactly(serve):
     first, second = (
         serve(drawn(3), SYSTEMS["sglang"], num_gpu_blocks=24, instances=2).records for _ in range(2)
     )
@@ -293,7 +293,7 @@ def test_the_same_again(serve):
 
 @pytest.mark.parametrize("columns", [{}, {"concurrency": 3}])
 @pytest.mark.parametrize("instances", [1, 2])
-def test_progress_comes_to_the_end(serve, columns, instances):
+def test_progress_reaches_the_number_of_requests(serve, columns, instances):
     told = []
     workload = drawn(3)
     if columns:
@@ -316,7 +316,7 @@ def empty() -> Workload:
 
 @pytest.mark.parametrize("name", SIMULATED)
 @pytest.mark.parametrize("options", [{}, {"instances": 2}, {"pp": 2}])
-def test_nothing_to_serve(serve, name, options):
+def test_empty_workload_gives_empty_records(serve, name, options):
     result = serve(empty(), SYSTEMS[name], **options).result
     assert len(result.records) == 0
     assert result.totals.makespan_s == result.totals.busy_s == 0
@@ -325,7 +325,7 @@ def test_nothing_to_serve(serve, name, options):
 
 @pytest.mark.parametrize("name", SIMULATED)
 @pytest.mark.parametrize("options", [{}, {"instances": 2}, {"pp": 2}])
-def test_one_token_for_one_request(serve, requests, name, options):
+def test_workload_of_one_token_is_served(serve, requests, name, options):
     result = serve(requests((0, 1, 1)), SYSTEMS[name], **options).result
     assert result.records.finish_s.tolist() == [1]
     assert np.isnan(result.records.tpot_s).all()
@@ -334,7 +334,9 @@ def test_one_token_for_one_request(serve, requests, name, options):
 
 
 @pytest.mark.parametrize("options", [{}, {"instances": 2}, {"pp": 2}])
-def test_everybody_dropped(serve_each_way, requests, options):
+def test_policy_that_drops_every_request_gives_only_dropped_records(
+    serve_each_way, requests, options
+):
     result = serve_each_way(requests((0, 10, 1), (5, 10, 2)), Hasty(), **options).result
     assert (result.records.outcome == Outcome.DROPPED).all()
     assert np.isnan(result.records.finish_s).all()
@@ -342,7 +344,7 @@ def test_everybody_dropped(serve_each_way, requests, options):
     assert result.totals.kv_cache_usage_peak == 0
 
 
-def test_records_with_nothing_in_them():
+def test_empty_records_are_unfinished_and_unplaced():
     from slo_bench.harness.core.records import Records
 
     records = Records.empty(2)
@@ -352,6 +354,6 @@ def test_records_with_nothing_in_them():
         assert np.isnan(column).all()
 
 
-def test_static_systems_are_known():
+def test_stock_static_systems_have_static_policies():
     names = {n for n, s in SYSTEMS.items() if isinstance(s.policy, StaticPolicy)}
     assert names >= {"fifo", "sjf", "ljf"}

@@ -234,7 +234,7 @@ def assert_lossless(workload: Workload, records: Records) -> None:
     assert (records.finish_s[done] >= records.first_token_s[done]).all()
 
 
-def test_pressure_is_real():
+def test_step_comparison_workload_preempts_swaps_stalls_and_shares_prefixes():
     """The cases above do preempt, swap, stall and share prefixes (else they prove little)."""
     rng = np.random.default_rng(3)
     n = 60

@@ -34,7 +34,7 @@ def test_one_batch_of_8_8_and_58_generates_174_tokens(serve, requests):
     assert served.records.output_tokens.tolist() == [8, 8, 58]
 
 
-def test_two_batches_generate_74(serve, requests):
+def test_two_batches_of_8_8_and_58_generate_74_tokens(serve, requests):
     served = serve(requests((0, 10, 8), (0, 10, 8), (0.5, 10, 58)), Fifo())
     assert generated(served, [2, 1]) == 74
     totals = served.result.totals
@@ -54,7 +54,7 @@ def test_prompts_are_padded_to_the_longest(serve, requests):
     assert served.records.finish_s.tolist() == pytest.approx([5.4, 5.4])
 
 
-def test_useful_tokens_are_those_asked(serve, requests):
+def test_tokens_without_padding_are_those_of_the_workload(serve, requests):
     served = serve(requests((0, 7, 5), (0, 30, 1), (1, 2, 9), (1, 3, 3)), Fifo(max_batch=2))
     totals = served.result.totals
     useful = totals.prefill_tokens + totals.decode_tokens - totals.padded_tokens
@@ -65,14 +65,14 @@ def test_useful_tokens_are_those_asked(serve, requests):
     ("policy", "order"),
     [(Fifo, [0, 1, 2, 3]), (ShortestJobFirst, [1, 3, 2, 0]), (LongestJobFirst, [0, 2, 1, 3])],
 )
-def test_order(serve, requests, policy, order):
+def test_static_policies_order_the_queue(serve, requests, policy, order):
     workload = requests((0, 10, 5), (0, 10, 1), (0, 10, 3), (0, 10, 1))
     scheduled = serve(workload, policy(max_batch=1)).records.first_scheduled_s
     assert scheduled.argsort().tolist() == order
     assert scheduled.tolist() != [0, 0, 0, 0]
 
 
-def test_memory_trims_a_batch(serve, requests):
+def test_static_batch_is_limited_by_memory(serve, requests):
     # Two blocks each, of six.
     workload = requests(*[(0, 16, 16)] * 4)
     served = serve(workload, Fifo(), num_gpu_blocks=6)
@@ -80,27 +80,27 @@ def test_memory_trims_a_batch(serve, requests):
     assert served.result.totals.kv_cache_usage_peak == 1
 
 
-def test_a_long_member_makes_all_take_more_memory(serve, requests):
+def test_long_member_makes_every_member_reserve_its_length(serve, requests):
     # With a prompt of 48 in the batch each of three would take four blocks.
     workload = requests((0, 16, 16), (0, 16, 16), (0, 48, 16))
     served = serve(workload, Fifo(), num_gpu_blocks=6)
     assert served.records.first_scheduled_s.tolist() == [0, 0, 16]
 
 
-def test_memory_is_kept_for_the_longest_possible_answer(serve, requests):
+def test_static_batch_reserves_the_maximum_output_tokens(serve, requests):
     # Answers end after 2 tokens, but could have had 33: three blocks each.
     workload = requests(*[(0, 15, 2)] * 3, max_output_tokens=[33] * 3)
     assert serve(workload, Fifo(), num_gpu_blocks=6).records.first_scheduled_s.tolist() == [0, 0, 2]
 
 
-def test_idle_time_is_not_busy(serve, requests):
+def test_time_between_static_batches_is_idle(serve, requests):
     served = serve(requests((5, 10, 2), (20, 10, 3)), Fifo())
     assert served.records.finish_s.tolist() == [7, 23]
     assert served.result.totals.busy_s == 5
     assert served.result.totals.makespan_s == 23
 
 
-def test_no_token_is_out_before_its_batch_is_returned(serve, requests):
+def test_first_tokens_of_a_static_batch_come_at_its_end(serve, requests):
     served = serve(requests((0, 10, 3), (0, 10, 5), (1, 10, 1), (1, 10, 4)), Fifo(max_batch=2))
     records = served.records
     assert records.first_token_s.tolist() == records.finish_s.tolist() == [5, 5, 9, 9]
@@ -109,7 +109,7 @@ def test_no_token_is_out_before_its_batch_is_returned(serve, requests):
     assert not len(served.result.gaps.gap_s)
 
 
-def test_a_bound_on_ttft_holds_for_the_return_of_the_batch(serve, requests):
+def test_ttft_slo_is_judged_at_the_end_of_the_static_batch(serve, requests):
     workload = parse_slo("ttft=4,tpot=0.001").apply(
         requests((0, 10, 3), (0, 10, 5)), np.random.default_rng(0)
     )
@@ -118,7 +118,7 @@ def test_a_bound_on_ttft_holds_for_the_return_of_the_batch(serve, requests):
     assert alone.met.tolist() == [True, False]
 
 
-def test_an_answer_is_out_when_its_batch_ends(serve, requests):
+def test_follow_up_arrives_after_the_end_of_the_static_batch(serve, requests):
     # Whoever follows the first, of 2 tokens, waits for the whole batch of 9.
     workload = requests((0, 10, 2), (0, 10, 9), (0, 10, 1), follows=[-1, -1, 0], think_s=[0, 0, 4])
     records = serve(workload, Fifo()).records
@@ -126,7 +126,7 @@ def test_an_answer_is_out_when_its_batch_ends(serve, requests):
     assert records.finish_s.tolist() == [9, 9, 14]
 
 
-def test_a_batch_that_runs_counts_as_load(serve, requests):
+def test_running_static_batch_counts_as_load_for_the_router(serve, requests):
     system = System("fifo", Fifo(), router="least-loaded")
     # The second finds the first at work, the third finds both done, the fourth the third at work.
     workload = requests((0, 10, 9), (5, 10, 3), (20, 10, 5), (21, 10, 1))
@@ -134,7 +134,7 @@ def test_a_batch_that_runs_counts_as_load(serve, requests):
     assert records.instance.tolist() == [0, 1, 0, 1]
 
 
-def test_successors_go_where_a_batch_has_just_ended(serve, requests):
+def test_closed_loop_successor_goes_to_the_instance_whose_batch_ended(serve, requests):
     system = System("fifo", Fifo(), router="least-loaded")
     workload = requests((0, 10, 9), (0, 10, 3), (0, 10, 3), (0, 10, 3), concurrency=2)
     records = serve(workload, system, instances=2).records
@@ -158,6 +158,8 @@ class Twice(StaticPolicy):
     ("policy", "problem"),
     [(Nobody(), "Nobody.form_batch must choose at least one"), (Twice(), "chose a request twice")],
 )
-def test_a_policy_must_choose_from_those_who_wait(serve, requests, policy, problem):
+def test_static_policy_that_picks_requests_not_waiting_is_an_error(
+    serve, requests, policy, problem
+):
     with pytest.raises(SloBenchError, match=problem):
         serve(requests((0, 10, 2), (0, 10, 2)), policy)

@@ -92,7 +92,7 @@ class Busy:
 @given(
     workload=workloads(), blocks=st.sampled_from([70, 130, 400]), batch=st.sampled_from([2, 7, 64])
 )
-def test_nobody_waits_while_the_device_pauses(name, workload, blocks, batch):
+def test_no_request_waits_while_the_device_is_idle(name, workload, blocks, batch):
     with pytest.MonkeyPatch.context() as monkeypatch:
         busy = Busy(monkeypatch, static if name in STATIC else plain)
         system, placement = small(name, batch), SmallMemory(blocks)
@@ -118,7 +118,7 @@ def test_nobody_waits_while_the_device_pauses(name, workload, blocks, batch):
 @given(
     workload=workloads(), blocks=st.sampled_from([70, 130, 400]), batch=st.sampled_from([2, 7, 64])
 )
-def test_who_would_fit_does_not_wait(name, workload, blocks, batch):
+def test_no_request_that_fits_waits_after_an_admission(name, workload, blocks, batch):
     """After each admission: no seat, no blocks, or no tokens for who is next; where the policy
     passes over who does not fit, no blocks for anybody.
     """

@@ -23,7 +23,7 @@ def related(first, second):
 
 
 @pytest.mark.parametrize("name", suites())
-def test_a_suite_says_what_each_system_was_allowed(name):
+def test_suite_lists_the_allowances_of_each_system(name):
     suite = Experiment.suite(name)
     told = allowances(suite)
     assert len(told) == sum(len(of.systems) for of in suite.each_variant().values())
@@ -37,7 +37,7 @@ def test_a_suite_says_what_each_system_was_allowed(name):
 
 
 @pytest.mark.parametrize("name", suites())
-def test_a_system_that_may_drop_has_a_rival_that_may(name):
+def test_suite_with_a_dropping_system_has_a_dropping_rival(name):
     suite = Experiment.suite(name)
     droppers = [s for s in suite.systems if any(o.drop_rule for o in configurations(s, suite))]
     for one in droppers:
@@ -46,7 +46,7 @@ def test_a_system_that_may_drop_has_a_rival_that_may(name):
 
 
 @pytest.mark.parametrize("name", suites())
-def test_what_is_tuned_in_a_suite_is_tuned_alike(name):
+def test_suite_tunes_its_systems_with_equal_budgets(name):
     suite = Experiment.suite(name)
     tuned = {s: record for s, record in suite.tuning.items() if record.trials}
     assert len({(record.seeds, record.objective) for record in tuned.values()}) <= 1
@@ -58,7 +58,7 @@ def test_what_is_tuned_in_a_suite_is_tuned_alike(name):
 
 
 @pytest.mark.parametrize("name", suites())
-def test_instances_stand_behind_one_router(name):
+def test_suite_uses_one_router_for_all_systems(name):
     suite = Experiment.suite(name)
     if len(suite.router) > 1:
         return  # what the suite compares
@@ -66,7 +66,7 @@ def test_instances_stand_behind_one_router(name):
     assert len(routers) <= 1
 
 
-def test_values_and_rules_of_all_configurations_are_told():
+def test_allowances_list_swept_values_and_drop_rules():
     asked = Experiment(
         systems=["ascendra", "vllm"],
         parameters={"ascendra": {"overdue": ["keep", "drop"], "tickets": True}},
@@ -84,7 +84,7 @@ def test_values_and_rules_of_all_configurations_are_told():
     assert list(vllm.values()) == ["vllm", "least-loaded", "never", "defaults", "as published"]
 
 
-def test_a_tuning_is_told_with_its_figures_and_kept_in_the_run(tmp_path):
+def test_tuning_record_is_shown_and_kept_in_the_run(tmp_path):
     record = {
         "command": "slo-bench tune sarathi --trials 40",
         "trials": 40,
@@ -117,12 +117,12 @@ def test_a_tuning_is_told_with_its_figures_and_kept_in_the_run(tmp_path):
         ({"vllm": {"trials": 3}}, "needs command, trials, seeds, objective and best_value"),
     ],
 )
-def test_a_tuning_that_cannot_be_is_refused(tuning, told):
+def test_impossible_tuning_record_is_refused(tuning, told):
     with pytest.raises(SloBenchError, match=told):
         Experiment(systems=["vllm"], tuning=tuning)
 
 
-def test_systems_without_a_drop_rule_drop_nothing():
+def test_systems_without_a_drop_rule_drop_no_request():
     """Far beyond capacity, each system of one instance that says it never drops serves all."""
     from slo_bench.harness.core.policy import Policy
     from slo_bench.harness.engine.simulator.simulate import simulate
@@ -142,7 +142,7 @@ def test_systems_without_a_drop_rule_drop_nothing():
         assert bool(lost) == bool(one.drop_rule), (name, lost)
 
 
-def test_list_suites_shows_them():
+def test_list_suites_shows_allowances():
     from typer.testing import CliRunner
 
     from slo_bench.cli.main import app

@@ -66,7 +66,7 @@ ODD = {
 
 
 @pytest.mark.parametrize("says", ODD)
-def test_an_odd_server_is_one_line_with_its_address(scripted_server, monkeypatch, says):
+def test_malformed_server_answer_is_one_line_with_its_address(scripted_server, monkeypatch, says):
     if says == "silent":
         monkeypatch.setattr(attached, "_ANSWER_S", 0.2)
     answer, problem = ODD[says]
@@ -80,7 +80,7 @@ def test_an_odd_server_is_one_line_with_its_address(scripted_server, monkeypatch
     assert "\n" not in message
 
 
-def test_a_key_does_not_follow_a_redirect(scripted_server):
+def test_api_key_does_not_follow_a_redirect(scripted_server):
     other = scripted_server(models({"data": []}))
     moved = b"HTTP/1.1 302 Found\r\nlocation: %b/v1/models\r\ncontent-length: 0\r\n\r\n"
     url = scripted_server(moved % other.encode())
@@ -89,7 +89,7 @@ def test_a_key_does_not_follow_a_redirect(scripted_server):
     assert len(scripted_server.asked) == 1
 
 
-def test_a_server_without_a_list_has_no_name(scripted_server):
+def test_server_without_a_model_list_has_no_model_name(scripted_server):
     absent = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n"
     assert first_model(Endpoint.parse(scripted_server(absent))) == ""
     named = scripted_server(CHUNKED + b'1b\r\n{"data":[{"id":"a model"}]}\r\n0\r\n\r\n')

@@ -41,7 +41,7 @@ def embeds(*rows: tuple[int, int]) -> Workload:
     return Workload(np.zeros(len(rows)), texts * length, ones, request_type=ones, num_inputs=texts)
 
 
-def test_texts_beyond_the_context():
+def test_texts_longer_than_the_embedders_context_are_refused():
     asked = embeds((4, 512), (4, 600))
     with pytest.raises(SloBenchError, match="those of request 1 have 600 tokens, e5-large reads 5"):
         fit_embeds(asked, BESIDE, 1000, "error")
@@ -51,7 +51,7 @@ def test_texts_beyond_the_context():
     assert cut.prompt_tokens.tolist() == [2048, 2048]
 
 
-def test_passes_beyond_the_memory():
+def test_embedding_passes_larger_than_memory_are_refused():
     asked = embeds((4, 512), (512, 512))
     needs = BESIDE.blocks([(512, 512)])
     assert not len(fit_embeds(asked, BESIDE, needs, "error")[1])
@@ -60,13 +60,13 @@ def test_passes_beyond_the_memory():
         fit_embeds(asked, BESIDE, needs - 1, "error")
 
 
-def test_texts_are_none_of_the_language_models_business():
+def test_texts_longer_than_the_language_models_context_are_embedded():
     asked = embeds((100, 500))
     assert not len(fit(asked, 1000, "error", reserved=False, embeds_apart=True)[1])
     assert len(fit(asked, 1000, "reject", reserved=False)[1]) == 1
 
 
-def test_figures_by_kind():
+def test_figures_are_given_for_generation_and_embedding():
     workload = Workload(
         np.array([0.0, 1.0, 2.0, 4.0]),
         np.array([10, 10, 10, 20]),
@@ -104,7 +104,7 @@ def test_figures_by_kind():
         ("1,1,1", "cannot read objective"),
     ],
 )
-def test_objectives_that_cannot_be(text, problem):
+def test_impossible_objectives_are_refused(text, problem):
     with pytest.raises(SloBenchError, match=problem):
         parse_objective(text)
 
@@ -114,7 +114,7 @@ def experiment(**settings: object) -> Experiment:
     return Experiment(**{"systems": "collocation", "workload": MIX, **common, **settings})
 
 
-def test_loads_are_shares_of_each_cells_capacity():
+def test_load_factors_are_shares_of_each_cells_capacity():
     both = experiment(workload=[MIX, MIX.replace(":2)", ":18)")], load_factors=[0.5, 1.0]).plan()
     rates = {(c.columns["workload"], c.columns["load_factor"]): c.rate_rps for c in both.cells}
     few, many = dict.fromkeys(workload for workload, _ in rates)
@@ -123,7 +123,7 @@ def test_loads_are_shares_of_each_cells_capacity():
     assert rates[few, 1.0] != rates[many, 1.0]
 
 
-def test_a_run_and_its_columns(tmp_path):
+def test_collocated_run_has_its_columns(tmp_path):
     result = experiment(load_factors=[0.5], objective="alpha=0.5,beta=0.5,gamma=0").run(
         tmp_path, jobs=1
     )
@@ -136,17 +136,17 @@ def test_a_run_and_its_columns(tmp_path):
     ]
 
 
-def test_embeddings_need_an_embedder():
+def test_experiment_with_embeddings_needs_an_embedder():
     with pytest.raises(SloBenchError, match="say which model embeds"):
         experiment(embedder=None, load_factors=[0.5]).plan()
 
 
-def test_loads_contradict_rates():
+def test_load_factors_with_rates_are_refused():
     with pytest.raises(SloBenchError, match="rates and load_factors contradict"):
         experiment(rates=[1.0], load_factors=[0.5])
 
 
-def test_what_explaining_an_embedding_says(tmp_path):
+def test_explain_of_an_embedding_has_one_stage(tmp_path):
     experiment(load_factors=[0.5]).run(tmp_path, jobs=1)
     cell = replay(tmp_path, cell_names(tmp_path)[0])
     request = int(np.flatnonzero(cell.workload.request_type)[0])
@@ -163,7 +163,7 @@ SPLIT = ("distserve", "splitwise", "mooncake", "memserve", "banaserve")
 
 @pytest.mark.parametrize("name", ["vllm", "collocation", "llumnix", "ascendra", *SPLIT])
 @pytest.mark.parametrize("alone", [0, 1])
-def test_embeddings_across_instances(name, alone, tmp_path):
+def test_embeddings_across_instances_are_all_served(name, alone, tmp_path):
     """Beside every instance, or on one that does nothing else: nobody is lost, nobody strays."""
     run = experiment(
         systems=name,
@@ -187,7 +187,7 @@ def test_embeddings_across_instances(name, alone, tmp_path):
         assert 0 not in where[False]  # it prefills
 
 
-def test_somebody_has_to_generate():
+def test_embed_instances_must_leave_one_to_generate():
     with pytest.raises(SloBenchError, match="embed_instances = 2 leaves none of 2 instances"):
         experiment(instances=2, embed_instances=2, rates=[1.0]).plan()
     with pytest.raises(SloBenchError, match="embed_instances needs an embedder"):
@@ -196,7 +196,7 @@ def test_somebody_has_to_generate():
         ).plan()
 
 
-def test_several_embedders_that_wait_for_memory():
+def test_several_embedders_waiting_for_memory_end():
     """None gives anything back meanwhile: they need not stop for each other at every instant."""
     crowd = "mix(chat=synthetic(prompt=100,output=400):6,embed=embed(texts=128,tokens=512):1)"
     asked = experiment(

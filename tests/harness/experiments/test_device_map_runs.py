@@ -58,7 +58,7 @@ def test_one_lane_keeps_one_gpu_busy_at_a_time(tmp_path, file):
     assert 0.5 < two <= 1
 
 
-def test_requests_wait_until_a_search_on_the_devices_has_ended(tmp_path, file):
+def test_requests_wait_until_the_maps_ready_s(tmp_path, file):
     found = rows(tmp_path, device_map=(file(), file(ready_s=100.0)))
     soon, late = found["e2e_mean_s"]
     assert late > soon + 60  # all 40 come within about 40 s
@@ -73,7 +73,7 @@ def test_an_even_map_of_equal_gpus_is_pp(tmp_path, file):
         assert mapped[name][0] == pytest.approx(plain[name][0], rel=0.01)
 
 
-def test_no_instance_is_as_fast_as_its_fastest_gpu_alone(file):
+def test_mapped_instance_is_slower_than_its_fastest_gpu_alone(file):
     spec = PlacementSpec("chatglm2-6b", "ignored", tp=1, pp=2, device_map=file())
     alone = [{"gpu": "rtx-3090@350w", "layers": 28}]
     fast = PlacementSpec("chatglm2-6b", "ignored", 1, device_map=file(stages=alone))
@@ -89,17 +89,17 @@ def test_no_instance_is_as_fast_as_its_fastest_gpu_alone(file):
         ({"systems": ("distserve",)}, "distserve places layers itself"),
     ],
 )
-def test_what_does_not_go_together(file, settings, problem):
+def test_settings_impossible_with_a_device_map_are_refused(file, settings, problem):
     with pytest.raises(SloBenchError, match=problem):
         ask(device_map=file(), **settings).plan()
 
 
-def test_the_column_names_the_map(tmp_path, file):
+def test_device_map_column_names_the_map(tmp_path, file):
     found = pd.DataFrame(rows(tmp_path, device_map=(file(), file(ready_s=1.0))))
     assert found["device_map"].str.endswith(".json").all()
 
 
-def test_a_cell_that_is_run_again_and_watched_starts_as_late(tmp_path, file):
+def test_replayed_cell_starts_at_the_maps_ready_s(tmp_path, file):
     found = rows(tmp_path, device_map=file(ready_s=100.0))
     again = replay(tmp_path / "run", found["cell"][0])
     assert len(again.trace.instances) == 1  # one lane

@@ -34,7 +34,7 @@ def cell():
     return spec, workload, result, dict(simulated_figures(spec, workload, result))
 
 
-def test_latencies_take_the_quantiles_of_their_residuals(cell):
+def test_latency_bands_are_quantiles_of_their_residuals(cell):
     spec, workload, result, row = cell
     sample = sampled(workload, result)
     setting = setting_of(spec, sample, row)
@@ -48,7 +48,7 @@ def test_latencies_take_the_quantiles_of_their_residuals(cell):
     assert "band_low_throughput_rps" not in found  # the offered rate sets it
 
 
-def test_attainment_is_recomputed_with_each_measurements_factors(cell):
+def test_attainment_band_is_recomputed_with_each_measurements_factors(cell):
     _, workload, result, _ = cell
     as_it_is, hopeless = np.zeros(3), np.full(3, 20.0)
     spread = Spread(np.array([as_it_is, hopeless]), np.ones(2), LEVEL, seen=True)
@@ -57,14 +57,14 @@ def test_attainment_is_recomputed_with_each_measurements_factors(cell):
     assert shares[1] == 0
 
 
-def test_the_probability_falls_with_the_target(cell):
+def test_probability_of_meeting_falls_with_the_target(cell):
     spec, workload, result, row = cell
     asked = [share_that_keeps(spec, workload, result, row, t) for t in (0.0, 0.5, 0.9, 1.0)]
     assert asked[0] == 1.0
     assert asked == sorted(asked, reverse=True)
 
 
-def test_a_profile_has_no_bands(cell, monkeypatch):
+def test_cell_with_a_profile_has_no_bands(cell, monkeypatch):
     spec, workload, result, row = cell
     from slo_bench.harness.experiments.execution import bands
 
@@ -74,7 +74,7 @@ def test_a_profile_has_no_bands(cell, monkeypatch):
     assert band_columns(spec, sampled(workload, result), row) == {}
 
 
-def test_capacity_lies_where_the_ends_of_the_bands_cross_the_target():
+def test_capacity_band_ends_where_attainment_bands_cross_the_target():
     rows = [
         {"rate_rps": rate, "band_low_attainment": low, "band_high_attainment": high}
         for rate, low, high in ((1.0, 1.0, 1.0), (2.0, 0.8, 1.0), (3.0, 0.4, 0.95))

@@ -29,7 +29,7 @@ def same_files(left, right, *, but=("environment.json",)):
     assert (different, unreadable) == ([], [])
 
 
-def test_a_run_leaves_a_row_and_details_for_every_cell(tmp_path):
+def test_run_writes_a_row_and_details_for_every_cell(tmp_path):
     result = small().run(tmp_path / "run", jobs=1)
     cells = result.cells
     assert cells["cell"].tolist()[:2] == ["vllm_rate-2_seed-0", "vllm_rate-2_seed-1"]
@@ -48,7 +48,7 @@ def test_a_run_leaves_a_row_and_details_for_every_cell(tmp_path):
         result.requests("vllm_rate-4_seed-9")
 
 
-def test_the_resolved_experiment_gives_the_same_bytes_on_any_number_of_processes(tmp_path):
+def test_resolved_experiment_gives_the_same_bytes_on_any_number_of_jobs(tmp_path):
     small().run(tmp_path / "one", jobs=1)
     again = Experiment.load(tmp_path / "one" / "experiment.toml")
     again.run(tmp_path / "two", jobs=3)
@@ -65,9 +65,7 @@ def test_the_resolved_experiment_gives_the_same_bytes_on_any_number_of_processes
         ({"requests": None, "duration_s": 700}, None, 4),
     ],
 )
-def test_short_runs_start_no_more_processes_than_they_are_worth(
-    tmp_path, monkeypatch, changes, asked, processes
-):
+def test_short_runs_start_few_processes(tmp_path, monkeypatch, changes, asked, processes):
     """8 cells of 20 requests, or of so many that three or five processes would have 4,000 each."""
     begun = []
 
@@ -81,7 +79,7 @@ def test_short_runs_start_no_more_processes_than_they_are_worth(
     assert begun == [processes]
 
 
-def test_what_was_left_open_is_written_down(tmp_path):
+def test_resolved_experiment_contains_the_defaults(tmp_path):
     Experiment(systems="vllm", requests=10, seeds=1).run(tmp_path, jobs=1)
     resolved = Experiment.load(tmp_path / "experiment.toml")
     assert resolved.tp == (1,)
@@ -93,7 +91,7 @@ def test_what_was_left_open_is_written_down(tmp_path):
     assert environment["step_time"]["llama-3.1-8b on a100-80g tp1"]["fitted"] is True
 
 
-def test_resume_runs_only_what_is_missing(tmp_path):
+def test_resume_runs_only_missing_cells(tmp_path):
     class EnoughError(Exception):
         pass
 
@@ -116,7 +114,7 @@ def test_resume_runs_only_what_is_missing(tmp_path):
     same_files(tmp_path / "run", tmp_path / "whole")
 
 
-def test_a_worker_process_stops_with_the_run(tmp_path):
+def test_worker_process_stops_with_the_run(tmp_path):
     class EnoughError(Exception):
         pass
 
@@ -131,7 +129,7 @@ def test_a_worker_process_stops_with_the_run(tmp_path):
     assert 2 <= len(rows) < 32
 
 
-def test_a_failing_cell_says_why_and_leaves_nothing(tmp_path):
+def test_failing_cell_is_named_and_leaves_no_files(tmp_path):
     trace = tmp_path / "long.csv"
     trace.write_text("arrival_s,prompt_tokens,output_tokens\n0,100,10\n1,900000,10\n")
     for jobs in (1, 2):
@@ -144,7 +142,7 @@ def test_a_failing_cell_says_why_and_leaves_nothing(tmp_path):
     assert (row["attainment"], row["rejected"], row["overlong"]) == (0.5, 1, 1)
 
 
-def test_a_trace_alone_runs_at_three_speeds_once(tmp_path):
+def test_trace_without_rates_runs_at_three_speeds(tmp_path):
     trace = tmp_path / "trace.csv"
     lines = [f"{k * 0.5},100,10" for k in range(11)]
     trace.write_text("\n".join(["arrival_s,prompt_tokens,output_tokens", *lines]) + "\n")
@@ -161,7 +159,7 @@ def test_a_trace_alone_runs_at_three_speeds_once(tmp_path):
     assert row["ttft_mean_s"] == rows[2]["ttft_mean_s"]
 
 
-def test_files_in_an_experiment_lie_beside_it(tmp_path, monkeypatch):
+def test_paths_in_an_experiment_file_are_relative_to_it(tmp_path, monkeypatch):
     folder = tmp_path / "study"
     folder.mkdir()
     (folder / "trace.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,100,10\n")
@@ -176,7 +174,7 @@ def test_files_in_an_experiment_lie_beside_it(tmp_path, monkeypatch):
     same_files(tmp_path / "out", tmp_path / "again")
 
 
-def test_a_closed_loop_has_the_rate_it_came_to(tmp_path):
+def test_closed_loop_row_has_the_resulting_rate(tmp_path):
     closed = Experiment(systems="vllm", arrivals="concurrency(4)", requests=40, seeds=1)
     (row,) = closed.run(tmp_path, jobs=1).rows()
     assert row["cell"] == "vllm_closed_seed-0"
@@ -185,7 +183,7 @@ def test_a_closed_loop_has_the_rate_it_came_to(tmp_path):
         Experiment(arrivals="concurrency(4)", rates=2).plan()
 
 
-def test_a_script_without_a_main_guard_may_use_several_processes(tmp_path):
+def test_script_without_a_main_guard_runs_several_processes(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         textwrap.dedent(
@@ -218,7 +216,7 @@ class Newest(Policy):
 """
 
 
-def test_a_system_of_the_users_own_runs_in_workers_too(tmp_path, monkeypatch):
+def test_policy_file_runs_in_worker_processes(tmp_path, monkeypatch):
     (tmp_path / "newest.py").write_text(OWN_SYSTEM)
     monkeypatch.chdir(tmp_path)
     result = Experiment(systems=["newest.py", "vllm"], rates=[3, 4], seeds=1, requests=100).run(
@@ -252,7 +250,7 @@ def test_a_system_of_the_users_own_runs_in_workers_too(tmp_path, monkeypatch):
         ("a = = 1\n", r"is not TOML.*line 1"),
     ],
 )
-def test_a_wrong_file_is_refused_with_its_line(tmp_path, text, message):
+def test_experiment_file_with_an_error_is_refused_with_its_line(tmp_path, text, message):
     path = tmp_path / "x.toml"
     path.write_text(text)
     with pytest.raises(FileFormatError, match=message):
@@ -283,13 +281,13 @@ def test_a_wrong_file_is_refused_with_its_line(tmp_path, text, message):
         ),
     ],
 )
-def test_what_cannot_be_run_is_refused_before_anything_is_written(settings, message):
+def test_plan_refuses_impossible_settings(settings, message):
     with pytest.raises(SloBenchError, match=message):
         Experiment(**settings).plan()
 
 
 @pytest.mark.skipif(os.name == "nt", reason="folder permissions")
-def test_default_folders_do_not_collide(tmp_path):
+def test_default_run_folders_have_distinct_names(tmp_path):
     first = new_folder("night/run", tmp_path)
     first.mkdir()
     second = new_folder("night/run", tmp_path)
@@ -305,12 +303,12 @@ def test_suites_can_be_planned(name):
     assert first_line.startswith("# ")
 
 
-def test_an_unknown_suite():
+def test_unknown_suite_is_refused_with_a_suggestion():
     with pytest.raises(SloBenchError, match="did you mean quickstart"):
         Experiment.suite("quickstrat")
 
 
-def test_the_library_writes_the_report_too(tmp_path):
+def test_run_of_the_library_writes_the_report(tmp_path):
     from slo_bench import write_report
 
     result = small().run(tmp_path / "run", jobs=1)

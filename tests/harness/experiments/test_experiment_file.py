@@ -19,11 +19,11 @@ TABLES = st.dictionaries(TEXT, INLINE | st.dictionaries(TEXT, INLINE, min_size=1
 
 
 @given(TABLES)
-def test_what_is_written_reads_back(table):
+def test_experiment_toml_reads_back_as_written(table):
     assert tomllib.loads(to_toml(table)) == table
 
 
-def test_it_looks_as_a_person_would_write_it():
+def test_experiment_toml_is_laid_out_for_reading():
     table = {
         "parameters": {"vllm": {"max_num_seqs": 128}},
         "name": "night",
@@ -62,11 +62,11 @@ depth = 2
         (("nowhere",), None),
     ],
 )
-def test_the_line_of_a_setting(location, line):
+def test_line_of_a_setting_is_found(location, line):
     assert line_of(TEXTS, location) == line
 
 
-def test_errors_name_the_line(tmp_path):
+def test_invalid_toml_is_refused_with_its_line(tmp_path):
     path = tmp_path / "a.toml"
     path.write_text("a = 1\nb = = 2\n")
     with pytest.raises(FileFormatError, match=r"is not TOML: .*a\.toml, line 2"):

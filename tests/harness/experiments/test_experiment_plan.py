@@ -19,7 +19,7 @@ def test_every_combination_is_a_cell_and_every_axis_a_column():
     assert {(c.columns["tp"], c.columns["gpus"]) for c in found} == {(1, 1), (2, 2)}
 
 
-def test_one_value_is_no_axis():
+def test_setting_with_one_value_has_no_column():
     (cell,) = cells(tp=2, router="least-loaded", instances=2)
     assert "tp" not in cell.columns
     assert cell.columns["gpus"] == 4
@@ -61,7 +61,7 @@ def test_num_gpu_blocks_and_num_cpu_blocks_survive_the_file(tmp_path):
         ({"num_gpu_blocks": 10**7}, "10,000,000 KV blocks of 16 tokens do not fit"),
     ],
 )
-def test_impossible_blocks(settings, complaint):
+def test_impossible_block_numbers_are_refused(settings, complaint):
     with pytest.raises(SloBenchError, match=complaint):
         cells(**settings)
 
@@ -81,7 +81,7 @@ def test_parameters_are_swept_for_their_own_system_only():
     assert "sarathi.max_num_seqs" not in found[1].columns
 
 
-def test_parallelism_settles_itself():
+def test_tp_and_instances_are_chosen_from_model_and_gpus():
     (cell,) = cells(model="llama-3-70b", gpu="a100-80g", gpus=8)
     assert cell.placement.tp * cell.instances == 8
     assert cell.placement.tp > 1
@@ -91,12 +91,12 @@ def test_parallelism_settles_itself():
     assert cell.columns["gpus"] == 4
 
 
-def test_tables_of_slos_have_readable_columns():
+def test_slo_tables_have_readable_columns():
     found = cells(slo=[{"ttft": 1, "tpot": 0.1, "chat": {"ttft": 0.5}}, "e2e=10"])
     assert [c.columns["slo"] for c in found] == ["ttft=1,tpot=0.1; chat:ttft=0.5", "e2e=10"]
 
 
-def test_names_of_cells_are_file_names_and_differ():
+def test_cell_names_are_distinct_file_names():
     found = cells(slo=["ttft=1", "ttft=1;", "ttft=2"])
     names = [c.cell for c in found]
     assert len(set(names)) == 3
@@ -114,7 +114,7 @@ def test_levels_by_default_straddle_the_capacity():
     assert planned.resolved.seeds == 3
 
 
-def test_a_cell_survives_as_plain_values():
+def test_cell_survives_conversion_to_plain_values():
     import dataclasses
     import json
 
@@ -134,12 +134,12 @@ def test_a_cell_survives_as_plain_values():
         ("0.5,2:4", (0.5, 2, 3, 4)),
     ],
 )
-def test_rates_as_written(text, rates):
+def test_number_list_reads_ranges_and_lists(text, rates):
     assert number_list(text) == pytest.approx(rates)
 
 
 @pytest.mark.parametrize("text", ["", "a", "1,,2", "4:2", "1:2:0", "1:2:3:4", "1:inf", "0:1:1e-9"])
-def test_rates_that_cannot_be_read(text):
+def test_number_list_refuses_unreadable_rates(text):
     with pytest.raises(SloBenchError):
         number_list(text)
 
@@ -147,11 +147,11 @@ def test_rates_that_cannot_be_read(text):
 @pytest.mark.parametrize(
     ("value", "rounded"), [(3.4313, 3.4), (0.0567, 0.057), (123.4, 120), (1.0, 1.0)]
 )
-def test_rates_one_can_say_aloud(value, rounded):
+def test_two_digits_rounds_rates(value, rounded):
     assert two_digits(value) == pytest.approx(rounded)
 
 
-def test_a_share_of_the_requests_warms_up():
+def test_warmup_may_be_a_share_of_the_requests():
     asked = Experiment(
         systems="vllm", workload="alpaca", rates=[2.0, 4.0], requests=100, warmup_share=0.2
     )
@@ -160,7 +160,7 @@ def test_a_share_of_the_requests_warms_up():
         Experiment(workload="alpaca", arrivals="concurrency(8)", warmup_share=0.2).plan()
 
 
-def test_parameters_one_at_a_time():
+def test_parameters_one_at_a_time_vary_each_beside_the_first_values():
     """Each value alone beside the first ones of the others; a column only where it differs."""
     asked = Experiment(
         systems=["ascendra"],
@@ -187,7 +187,7 @@ def test_parameters_one_at_a_time():
     assert len(asked.model_copy(update={"combinations": "all"}).plan().cells) == 6
 
 
-def test_assumptions_about_the_machine():
+def test_host_link_and_prefill_overhead_lengthen_steps():
     """A slower host link makes swaps longer, a fixed time those iterations that prefill."""
     usual, slow = (
         placed(Experiment(systems="vllm", rates=1, **more).plan().cells[0].placement)

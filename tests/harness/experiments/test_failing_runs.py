@@ -25,7 +25,7 @@ def ask(**settings):
     )
 
 
-def test_failures_as_text():
+def test_parse_failures_reads_instances_and_times():
     assert parse_failures("2@30s..60s, 0@1.5,2@60..70s") == (
         Failure(2, 30.0, 60.0),
         Failure(0, 1.5, INF),
@@ -43,13 +43,13 @@ def test_failures_as_text():
         ("1@5..9,1@8", "instance 1 fails again before it is back"),
     ],
 )
-def test_what_does_not_read(text, problem):
+def test_parse_failures_refuses_unreadable_text(text, problem):
     with pytest.raises(SloBenchError, match=problem):
         parse_failures(text)
 
 
 @pytest.mark.parametrize("name", ["distserve", "vllm"])
-def test_who_is_lost_is_served_elsewhere_or_reported(tmp_path, name):
+def test_requests_of_a_failed_instance_are_rerouted_or_reported(tmp_path, name):
     """DistServe prefills again; a plain router's requests have failed."""
     parameters = ask().parameters if name == "distserve" else {}
     failures = (("0@5s..9s,3@8s",), (None,))
@@ -64,7 +64,7 @@ def test_who_is_lost_is_served_elsewhere_or_reported(tmp_path, name):
     assert struck["makespan_s"] != whole["makespan_s"]
 
 
-def test_a_cell_that_is_run_again_and_watched_fails_as_it_did(tmp_path):
+def test_replayed_cell_repeats_its_failures(tmp_path):
     ask(failures=("3@8s..12s",)).run(tmp_path)
     (found,) = pd.read_csv(tmp_path / "cells.csv").to_dict("records")
     again = replay(tmp_path, found["cell"]).result
@@ -80,6 +80,6 @@ def test_a_cell_that_is_run_again_and_watched_fails_as_it_did(tmp_path):
         ({"systems": ("fifo",), "parameters": {}, "failures": ("0@1",)}, "static batches.*leave"),
     ],
 )
-def test_what_cannot_fail(settings, problem):
+def test_failures_are_refused_where_instances_cannot_fail(settings, problem):
     with pytest.raises(SloBenchError, match=problem):
         ask(**settings).plan()

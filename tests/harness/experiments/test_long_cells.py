@@ -83,7 +83,7 @@ def quantile(name):
 
 
 @pytest.mark.parametrize("changes", CASES)
-def test_figures_are_those_of_all_requests(changes, in_small_blocks, tmp_path):
+def test_figures_in_blocks_equal_those_of_all_requests(changes, in_small_blocks, tmp_path):
     spec = spec_of(**changes)
     exact = cells.run_cell(spec, tmp_path / "exact", records="csv")
     found = cells.run_cell(spec, tmp_path / "found", records="none")
@@ -102,7 +102,7 @@ def test_figures_are_those_of_all_requests(changes, in_small_blocks, tmp_path):
     assert not (tmp_path / "found" / "requests").exists()
 
 
-def test_the_cases_say_something(in_small_blocks, tmp_path):
+def test_long_cell_cases_drop_reject_truncate_and_overtake(in_small_blocks, tmp_path):
     rows = [cells.run_cell(spec_of(**case), tmp_path, records="none") for case in CASES]
     seen = {
         name: max(float(row.get(name) or 0) for row in rows)
@@ -116,7 +116,7 @@ def test_the_cases_say_something(in_small_blocks, tmp_path):
 
 
 @pytest.mark.parametrize("changes", CASES)
-def test_requests_are_passed_on_once_each_and_in_order(changes, in_small_blocks):
+def test_blocks_pass_on_every_request_once_and_in_order(changes, in_small_blocks):
     spec = spec_of(**changes)
     place, chosen = placed(spec.placement), configured(spec.system, spec.parameters)
     options = {
@@ -151,7 +151,7 @@ def test_requests_are_passed_on_once_each_and_in_order(changes, in_small_blocks)
     assert str((told.totals, told.instances)) == str((whole.totals, whole.instances))
 
 
-def test_errors_are_those_of_the_whole(in_small_blocks, tmp_path):
+def test_errors_in_blocks_equal_those_of_the_whole(in_small_blocks, tmp_path):
     for changes in ({"overlong_requests": "error", "num_gpu_blocks": 300}, {"warmup_s": 1e6}):
         messages = []
         for records in ("csv", "none"):
@@ -173,12 +173,12 @@ def test_errors_are_those_of_the_whole(in_small_blocks, tmp_path):
         {"length_predictor": ["noisy(0.3)"]},
     ],
 )
-def test_cells_that_need_all_requests(changes, in_small_blocks):
+def test_cells_that_need_all_requests_are_not_run_in_blocks(changes, in_small_blocks):
     assert cells.in_blocks(spec_of()) is not None
     assert cells.in_blocks(spec_of(**changes)) is None
 
 
-def test_short_cells_are_exact():
+def test_short_cells_are_not_run_in_blocks():
     assert cells.in_blocks(spec_of(requests=EXACT_REQUESTS)) is None
     assert cells.in_blocks(spec_of(requests=EXACT_REQUESTS + 1)) is not None
     by_time = {"requests": None, "rates": [10]}
@@ -186,7 +186,7 @@ def test_short_cells_are_exact():
     assert cells.in_blocks(spec_of(duration_s=[EXACT_REQUESTS / 10 + 1], **by_time)) is not None
 
 
-def test_the_estimate_of_memory_knows():
+def test_memory_estimate_does_not_grow_in_blocks():
     def bytes_of(requests, records):
         return estimate(Experiment(**{**CELL, "requests": requests}, records=records)).memory_bytes
 
@@ -209,7 +209,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
 
 
-def test_memory_does_not_grow_with_the_requests(tmp_path):
+def test_memory_of_a_long_cell_does_not_grow_with_its_requests(tmp_path):
     small, large = (
         int(subprocess.check_output([sys.executable, "-c", PEAK, str(n), tmp_path]))
         for n in (60_000, 180_000)
@@ -226,7 +226,7 @@ def test_memory_does_not_grow_with_the_requests(tmp_path):
     st.integers(40, 400),
     st.booleans(),
 )
-def test_batches_of_blocks_are_those_of_the_whole(seed, n, horizon_s, warmup_s, rows, grows):
+def test_stationarity_in_blocks_equals_that_of_the_whole(seed, n, horizon_s, warmup_s, rows, grows):
     rng = np.random.default_rng(seed)
     arrival_s = np.cumsum(rng.standard_exponential(n)) / 5
     stay_s = rng.lognormal(0.0, 1.0, n) * (1 + grows * np.arange(n) / 50)

@@ -26,7 +26,7 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def test_rows_of_several_models(tmp_path: Path) -> None:
+def test_run_of_several_models_has_a_row_for_each_system(tmp_path: Path) -> None:
     result = Experiment(**SETTINGS).run(tmp_path / "run", jobs=1)
     rows = result.rows()
     assert [row["system"] for row in rows] == SETTINGS["systems"]
@@ -54,12 +54,12 @@ def test_rows_of_several_models(tmp_path: Path) -> None:
         ({"models": "fleet(llama-3.1-70b)"}, "needs 4 GPUs"),
     ],
 )
-def test_settings_that_make_no_sense(changes: dict[str, Any], says: str) -> None:
+def test_multi_model_plan_refuses_impossible_settings(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(SloBenchError, match=says):
         Experiment(**{**SETTINGS, "systems": ["prism"], **changes}).plan()
 
 
-def test_slos_by_one_command() -> None:
+def test_derive_slo_prints_slos_of_each_model() -> None:
     asked = ["derive-slo", "--models", "fleet(llama-3.1-8b*2, llama-3.2-1b)", "--rate", "2"]
     asked += ["--duration", "120"]
     result = CliRunner().invoke(app, asked)

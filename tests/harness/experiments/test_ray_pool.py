@@ -73,7 +73,7 @@ def without_wall_s(plain: dict[str, object]) -> dict[str, object]:
 
 @needs_ray
 @pytest.mark.parametrize("lose", [False, True])
-def test_two_nodes_give_what_one_process_gives(tmp_path, lose):
+def test_run_on_two_nodes_equals_one_process(tmp_path, lose):
     with two_nodes() as (cluster, other):
 
         def watch(progress):
@@ -87,7 +87,7 @@ def test_two_nodes_give_what_one_process_gives(tmp_path, lose):
 
 @needs_ray
 @pytest.mark.parametrize("lose", [False, True])
-def test_a_capacity_search_on_two_nodes_finds_what_one_process_finds(tmp_path, lose):
+def test_capacity_search_on_two_nodes_equals_one_process(tmp_path, lose):
     searched = Experiment(systems=["vllm", "sarathi", "orca"], requests=200, seeds=3)
     asked = CapacityOptions(targets=(0.9,), tolerance=0.2, max_requests=10_000)
     runs = 0
@@ -108,7 +108,7 @@ def test_a_capacity_search_on_two_nodes_finds_what_one_process_finds(tmp_path, l
 
 @needs_ray
 @pytest.mark.parametrize("lose", [False, True])
-def test_trials_on_two_nodes_are_what_one_process_makes_of_them(tmp_path, lose):
+def test_tune_on_two_nodes_equals_one_process(tmp_path, lose):
     grid = {"chunk_tokens": "256,512,2048", "max_num_seqs": "4,256"}
     settings = TuneSettings(search=grid, trials=6, tolerance=0.3, sampler="grid")
     tuned = Experiment(systems="sarathi", requests=200)
@@ -155,7 +155,7 @@ def loaded(folder: Path, url: str, watch=None, address: str | None = None):
 
 
 @needs_ray
-def test_two_nodes_send_one_load(tmp_path):
+def test_two_nodes_share_the_load_of_a_level(tmp_path):
     with two_nodes() as (cluster, _), serving(MockConfig(ttft_s=0.01, itl_s=0.001)) as server:
         rows = loaded(tmp_path / "run", server.url, address=cluster.address)
         ids = [truth.request_id for truth in server.truths()]
@@ -171,7 +171,7 @@ def test_two_nodes_send_one_load(tmp_path):
 
 
 @needs_ray
-def test_a_node_that_is_lost_makes_its_level_invalid_and_the_next_goes_on(tmp_path):
+def test_lost_node_makes_its_level_invalid_and_the_next_runs(tmp_path):
     killed = False
     with two_nodes() as (cluster, other), serving(MockConfig()) as server:
 
@@ -188,20 +188,20 @@ def test_a_node_that_is_lost_makes_its_level_invalid_and_the_next_goes_on(tmp_pa
 
 
 @needs_ray
-def test_where_no_cluster_is_that_is_said():
+def test_missing_ray_cluster_is_an_error():
     words = ["run", "--requests", "10", "--executor", "ray", "--address", "127.0.0.1:1"]
     done = CliRunner().invoke(app, words)
     assert isinstance(done.exception, SloBenchError)
     assert "no Ray cluster at 127.0.0.1:1" in str(done.exception)
 
 
-def test_a_machine_with_another_version_refuses():
+def test_worker_with_another_version_refuses_cells():
     with pytest.raises(SloBenchError, match="install the same everywhere"):
         _done("0.0.0", _cell.__module__, _cell.__name__, ({}, "none"))
 
 
 @pytest.mark.parametrize(("there", "refused"), [(__version__, False), ("0.0.0", True)])
-def test_a_machine_with_another_version_sends_nothing(there, refused):
+def test_sender_with_another_version_is_refused(there, refused):
     class Told:
         machine = "10.0.0.2"
 
@@ -216,7 +216,7 @@ def test_a_machine_with_another_version_sends_nothing(there, refused):
         _check_versions([Told()])
 
 
-def test_details_come_back_with_the_row():
+def test_request_details_come_back_from_a_node():
     spec = ASKED.plan().cells[0]
     given = (dataclasses.asdict(spec), "csv")
     row, details = _done(__version__, _cell.__module__, _cell.__name__, given)
@@ -231,13 +231,13 @@ def test_details_come_back_with_the_row():
         (["--address", "auto"], "--executor ray"),
     ],
 )
-def test_options_that_make_no_sense(words, message):
+def test_executor_options_that_contradict_are_refused(words, message):
     done = CliRunner().invoke(app, ["run", "--requests", "10", *words])
     assert isinstance(done.exception, SloBenchError)
     assert message in str(done.exception)
 
 
-def test_without_ray_the_extra_is_named(tmp_path, monkeypatch):
+def test_missing_ray_names_the_extra(tmp_path, monkeypatch):
     monkeypatch.setattr(
         "slo_bench.harness.experiments.execution.ray_pool.find_spec", lambda name: None
     )
@@ -245,7 +245,7 @@ def test_without_ray_the_extra_is_named(tmp_path, monkeypatch):
         ASKED.run(tmp_path / "run", executor=OnRay())
 
 
-def test_servers_of_ours_are_measured_from_here(tmp_path):
+def test_launched_servers_are_measured_from_this_machine(tmp_path):
     class Elsewhere(LocalExecutor):
         pass
 

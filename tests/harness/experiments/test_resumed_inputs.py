@@ -46,7 +46,7 @@ def interrupted(tmp_path):
     return experiment, tmp_path
 
 
-def test_the_first_command_is_kept(interrupted):
+def test_resume_keeps_the_command_of_the_first_run(interrupted):
     experiment, folder = interrupted
     experiment.run(folder / "run", jobs=1, resume=True, command=["run", "second"])
     kept = json.loads((folder / "run" / "environment.json").read_text())
@@ -56,7 +56,7 @@ def test_the_first_command_is_kept(interrupted):
 
 
 @pytest.mark.parametrize("name", ["trace.csv", "mine.py"])
-def test_a_changed_input_is_refused(interrupted, name):
+def test_resume_with_a_changed_input_file_is_refused(interrupted, name):
     experiment, folder = interrupted
     rows = (folder / "run" / "cells.csv").read_bytes()
     before = (folder / name).read_text()

@@ -33,7 +33,7 @@ def loaded_by(statement: str, **environment: str) -> set[str]:
         ("slo_bench.cli.main", {"numpy", "pydantic", "asyncio"}),
     ],
 )
-def test_imports_what_it_needs(modules, without):
+def test_modules_do_not_import_what_they_do_not_need(modules, without):
     assert loaded_by(f"import {modules}").isdisjoint(without)
 
 
@@ -44,17 +44,17 @@ IMPORT = (
 )
 
 
-def test_the_environment_is_as_it_was():
+def test_import_leaves_the_environment_unchanged():
     assert "numpy" in loaded_by(f"{IMPORT}assert dict(os.environ) == before")
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="counts threads as Linux does")
-def test_numpy_has_one_thread():
+def test_import_gives_numpy_one_thread():
     assert "numpy" in loaded_by(f"{IMPORT}assert len(os.listdir('/proc/self/task')) == 1")
 
 
 @pytest.mark.parametrize("name", THREADS)
-def test_a_number_of_threads_that_is_given_stays(name):
+def test_import_keeps_a_given_number_of_threads(name):
     statement = (
         "import os\nbefore = dict(os.environ)\nfrom slo_bench.cli import one_thread\n"
         "one_thread.import_numpy()\nassert dict(os.environ) == before\n"

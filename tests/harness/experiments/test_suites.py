@@ -61,7 +61,7 @@ def test_suites_last_ten_times_their_longest_slo_and_answer(name):
         assert counted_s >= LEAST * longest_answer_s(spec), spec.cell
 
 
-def test_a_suite_that_is_too_short_would_be_found():
+def test_duration_check_detects_a_suite_that_is_too_short():
     (spec,) = lightest(list(Experiment.suite("uellm").plan().cells))
     assert 345 < longest_slo_s(spec) < 350
     short = dataclasses.replace(spec, duration_s=1000.0)

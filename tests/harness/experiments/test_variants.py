@@ -35,7 +35,7 @@ def experiment(**changes):
     return Experiment(**{**SETTINGS, "variants": VARIANTS, **changes})
 
 
-def test_cells_are_those_of_the_variants_one_after_the_other():
+def test_cells_of_variants_follow_one_another():
     cells = experiment().plan().cells
     assert (
         len({cell.cell for cell in cells})
@@ -55,7 +55,7 @@ def test_cells_are_those_of_the_variants_one_after_the_other():
     assert "tp-4" not in cells[0].cell  # the variant says it
 
 
-def test_a_variant_runs_as_the_experiment_with_its_settings():
+def test_variant_cells_equal_those_of_its_settings_alone():
     alone = Experiment(**SETTINGS, tp=4).plan().cells
     of = [c for c in experiment().plan().cells if c.columns["variant"] == "tp4"]
     plain = ("workload", "placement", "instances", "rate_rps", "seed", "parameters")
@@ -64,7 +64,7 @@ def test_a_variant_runs_as_the_experiment_with_its_settings():
     ]
 
 
-def test_a_file_keeps_them(tmp_path):
+def test_variants_survive_the_experiment_file(tmp_path):
     path = tmp_path / "variants.toml"
     path.write_text(experiment().to_toml())
     assert Experiment.load(path).plan().cells == experiment().plan().cells
@@ -79,19 +79,19 @@ def test_a_file_keeps_them(tmp_path):
         ({"systems": "distserve", "parameters": {"vllm": {"a": 1}}}, "not among the systems"),
     ],
 )
-def test_wrong_variants_are_named(variant, complaint):
+def test_variant_with_an_error_is_named(variant, complaint):
     with pytest.raises(SloBenchError, match=complaint):
         experiment(variants={"x": variant})
 
 
-def test_a_line_is_named(tmp_path):
+def test_variant_error_names_the_variant_in_the_file(tmp_path):
     path = tmp_path / "wrong.toml"
     path.write_text('name = "x"\n[variants.a]\ntp = 1\n[variants.b]\ntp = "two"\n')
     with pytest.raises(SloBenchError, match=r"variant b: tp must be a valid integer"):
         Experiment.load(path)
 
 
-def test_a_policy_file_of_a_variant_is_code(tmp_path):
+def test_policy_file_of_a_variant_needs_trust_code(tmp_path):
     (tmp_path / "own.py").write_text("raise SystemExit(9)\n")
     path = tmp_path / "code.toml"
     path.write_text('[variants.a]\nsystems = "own.py"\n')
@@ -101,7 +101,7 @@ def test_a_policy_file_of_a_variant_is_code(tmp_path):
     assert "own.py, a policy file that runs with your rights" in said[0]
 
 
-def test_report_and_resume(tmp_path):
+def test_run_with_variants_is_resumed_and_read(tmp_path):
     run = experiment().run(tmp_path / "run", jobs=1)
     assert run.rows() == experiment().run(tmp_path / "run", jobs=1, resume=True).rows()
     cells = combine([read_run(tmp_path / "run")])
@@ -135,6 +135,6 @@ def test_one_variant_of_a_file_runs_alone(slo_bench, tmp_path):
     assert "unknown variant 'tp8'; did you mean" in err
 
 
-def test_a_search_takes_none():
+def test_plan_command_refuses_variants():
     with pytest.raises(SloBenchError, match="plan takes no variants"):
         choices(experiment())

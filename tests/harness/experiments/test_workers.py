@@ -20,7 +20,7 @@ from slo_bench.workloads.errors import SloBenchError
 PATIENCE_S = 60
 
 
-def test_answers_come_from_other_processes():
+def test_pool_results_come_from_other_processes():
     with LocalPool(2) as pool:
         begun = [pool.begin(math.factorial, number) for number in range(20)]
         assert [one.result(PATIENCE_S) for one in begun] == [math.factorial(n) for n in range(20)]
@@ -28,19 +28,19 @@ def test_answers_come_from_other_processes():
         assert pool.at_once == 2
 
 
-def test_work_in_turn_takes_one_process():
+def test_pool_reuses_one_process_for_work_in_turn():
     with LocalPool(3) as pool:
         assert len({pool.begin(os.getpid).result(PATIENCE_S) for _ in range(6)}) == 1
 
 
-def test_what_work_raises_is_raised_here():
+def test_pool_result_raises_the_error_of_the_work():
     with LocalPool(1) as pool:
         with pytest.raises(SloBenchError, match="did you mean"):
             pool.begin(gpu, "a100-80gg").result(PATIENCE_S)
         assert pool.begin(abs, -1).result(PATIENCE_S) == 1  # the same process goes on
 
 
-def test_a_process_that_dies_is_told_and_replaced():
+def test_pool_reports_and_replaces_a_process_that_dies():
     with LocalPool(1) as pool:
         with pytest.raises(NotDoneError, match="failed with code 3"):
             pool.begin(os._exit, 3).result(PATIENCE_S)
@@ -49,7 +49,7 @@ def test_a_process_that_dies_is_told_and_replaced():
         assert pool.begin(abs, -1).result(PATIENCE_S) == 1
 
 
-def test_a_pool_that_stops_leaves_nobody_waiting():
+def test_stopped_pool_ends_all_pending_results():
     pool = LocalPool(1)
     begun = [pool.begin(time.sleep, 600), pool.begin(time.sleep, 600)]
     pool.stop()
@@ -83,7 +83,7 @@ def answered(pool):
 
 
 @pytest.mark.parametrize("locked", [queued, running, answered])
-def test_a_pool_stops_although_the_lock_of_a_future_is_taken(locked):
+def test_pool_stops_while_the_lock_of_a_future_is_held(locked):
     """Ctrl-C within a method of a future can leave it so."""
 
     def interrupted():
@@ -97,7 +97,7 @@ def test_a_pool_stops_although_the_lock_of_a_future_is_taken(locked):
     assert not thread.is_alive()
 
 
-def test_what_work_ended_with_is_told():
+def test_pool_calls_ended_with_the_finished_future():
     ended = queue.SimpleQueue()
     with LocalPool(1) as pool:
         begun = pool.begin(abs, -1, ended=ended.put)
@@ -105,7 +105,7 @@ def test_what_work_ended_with_is_told():
         assert begun.result(0) == 1
 
 
-def test_at_least_one_job():
+def test_pool_of_no_processes_is_refused():
     with pytest.raises(SloBenchError, match="at least 1 but is 0"):
         LocalPool(0)
 
@@ -121,7 +121,7 @@ time.sleep(600)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc tells who is alive")
-def test_processes_end_with_the_one_that_began_them():
+def test_pool_processes_end_with_their_parent():
     parent = subprocess.Popen([sys.executable, "-c", ORPHANS], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     with parent.stdout:

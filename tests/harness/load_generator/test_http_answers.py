@@ -49,41 +49,41 @@ def read(*pieces, **options):
     return read_answer(raw(*pieces, **options))
 
 
-def test_one_token_an_event():
+def test_each_event_of_a_stream_is_a_token():
     answer = read(event(" a"), event(" b"), event(" c", finish="length"), DONE)
     assert answer.outcome is Outcome.FINISHED
     assert list(answer.token_s) == [1, 2, 3]
     assert (answer.chunks, answer.completion_tokens, answer.prompt_tokens) == (3, -1, -1)
 
 
-def test_an_event_counts_when_its_last_byte_is_there():
+def test_event_has_the_time_of_its_last_byte():
     first, second = event(" a"), event(" b", finish="stop")
     answer = read(first + second[:10], second[10:20], second[20:] + DONE)
     assert list(answer.token_s) == [1, 3]
 
 
-def test_usage_says_how_many_tokens_a_chunk_brought():
+def test_usage_divides_tokens_among_chunks():
     pieces = [event(" a b c"), event(" d e", finish="length"), event(usage=usage(6)), DONE]
     answer = read(*pieces)
     assert list(answer.token_s) == [1, 1, 1, 2, 2, 2]
     assert (answer.chunks, answer.completion_tokens, answer.prompt_tokens) == (2, 6, 3)
 
 
-def test_running_usage_is_exact():
+def test_continuous_usage_gives_exact_tokens_of_each_event():
     answer = read(
         event(" a", usage=usage(1)), event(" b c d", usage=usage(4), finish="length"), DONE
     )
     assert list(answer.token_s) == [1, 2, 2, 2]
 
 
-def test_events_without_text_had_tokens_if_the_usage_says_so():
+def test_events_without_text_count_as_tokens_if_usage_has_them():
     pieces = [event(""), event(""), event(" é"), event(" b", finish="length")]
     assert list(read(*pieces, event(usage=usage(4)), DONE).token_s) == [1, 2, 3, 4]
     assert list(read(*pieces, event(usage=usage(2)), DONE).token_s) == [3, 4]
     assert list(read(*pieces, DONE).token_s) == [3, 4]
 
 
-def test_a_role_is_no_token():
+def test_role_event_is_no_token():
     answer = read(
         delta(role="assistant", content=""),
         delta(content="hi"),
@@ -96,7 +96,7 @@ def test_a_role_is_no_token():
     assert answer.cached_tokens == 2
 
 
-def test_texts_with_quotes_and_escapes_are_tokens_like_others():
+def test_texts_with_quotes_and_escapes_are_tokens():
     texts = [" a", '"', "\\", "\n", '"text":""', "é", " b"]
     answer = read_answer(raw(*[event(t) for t in texts], event(" z", finish="stop"), DONE))
     assert list(answer.token_s) == [1, 2, 3, 4, 5, 6, 7, 8]
@@ -121,12 +121,12 @@ def test_texts_with_quotes_and_escapes_are_tokens_like_others():
         ([b'{"data": []}'], {"embeds": True}, RequestFault.EMPTY, Outcome.FAILED),
     ],
 )
-def test_what_is_no_whole_answer(pieces, options, fault, outcome):
+def test_incomplete_answers_have_their_fault_and_outcome(pieces, options, fault, outcome):
     answer = read(*pieces, **options)
     assert (answer.fault, answer.outcome) == (fault, outcome)
 
 
-def test_a_policy_says_that_it_rejected():
+def test_stop_reason_of_a_policy_gives_rejected_or_dropped():
     end = event("", finish="abort", stop_reason="slo_bench: rejected")
     assert read(end, DONE).outcome is Outcome.REJECTED
     end = event("", finish="abort", stop_reason="slo_bench: dropped")
@@ -137,7 +137,7 @@ def test_a_policy_says_that_it_rejected():
     ("says", "outcome"),
     [("rejected", Outcome.REJECTED), ("dropped", Outcome.DROPPED)],
 )
-def test_a_policy_inside_a_server_says_so_by_an_error(says, outcome):
+def test_error_of_a_policy_gives_rejected_or_dropped(says, outcome):
     message = f"slo_bench: {says} by the policy"
     body = {"object": "error", "message": message, "type": "ServiceUnavailable", "code": 503}
     streamed = b"data: " + json.dumps({"error": body}).encode() + b"\n\n"
@@ -150,14 +150,14 @@ def test_a_policy_inside_a_server_says_so_by_an_error(says, outcome):
         )
 
 
-def test_a_server_that_is_too_busy_is_no_policy():
+def test_status_503_of_a_busy_server_is_a_status_fault():
     body = json.dumps({"message": "queue full, not slo_bench: dropped", "code": 503}).encode()
     answer = read(body, status=503)
     assert (answer.fault, answer.outcome) == (RequestFault.STATUS, Outcome.REJECTED)
     assert answer.detail.startswith("503: queue full")
 
 
-def test_a_server_that_does_not_stream():
+def test_answer_that_is_not_streamed_has_one_time():
     choice = {"text": "a b", "finish_reason": "length"}
     body = json.dumps({"choices": [choice], "usage": usage(2)}).encode()
     answer = read(body[:9], body[9:])
@@ -168,7 +168,7 @@ def test_a_server_that_does_not_stream():
 
 
 @given(st.text(max_size=8).map(lambda t: t or "x"), st.data())
-def test_reads_torn_anywhere_bring_the_same_tokens(text, data):
+def test_stream_cut_anywhere_gives_the_same_tokens(text, data):
     events = [event(text), event(text), event(" z", finish="length"), event(usage=usage(3)), DONE]
     stream = b"".join(events)
     ends = data.draw(st.lists(st.integers(1, len(stream) - 1), unique=True).map(sorted))
@@ -220,7 +220,7 @@ def read_as_json(raw, keep_text):
 
 @pytest.mark.parametrize("keep_text", [False, True])
 @given(streams(), st.data())
-def test_events_compared_with_one_are_read_as_json_is(keep_text, events, data):
+def test_events_read_by_shape_equal_events_read_as_json(keep_text, events, data):
     """Events of one shape are not parsed; what they say is the same."""
     stream = b"".join(events)
     pieces = torn(stream, data.draw(cuts(stream)))
@@ -233,7 +233,7 @@ def chunk(body):
 
 
 @given(st.lists(st.binary(min_size=1, max_size=40), max_size=6), st.data())
-def test_chunks_torn_anywhere(bodies, data):
+def test_chunked_body_cut_anywhere_is_decoded(bodies, data):
     stream = b"".join(map(chunk, bodies)) + b"0\r\n\r\n"
     ends = data.draw(st.lists(st.integers(1, len(stream) - 1), unique=True).map(sorted))
     reads = [stream[a:b] for a, b in zip([0, *ends], [*ends, len(stream)], strict=True)]
@@ -251,7 +251,7 @@ def test_chunks_torn_anywhere(bodies, data):
 @pytest.mark.parametrize("keep_text", [False, True])
 @pytest.mark.parametrize("whole_events", [False, True])
 @given(streams(), st.data())
-def test_chunks_are_read_as_the_body_that_they_hold(keep_text, whole_events, events, data):
+def test_chunked_answer_equals_the_answer_of_its_body(keep_text, whole_events, events, data):
     bodies = events if whole_events else torn(stream := b"".join(events), data.draw(cuts(stream)))
     chunks = [*map(chunk, bodies), b"0\r\n\r\n"]
     if data.draw(st.booleans()):
@@ -277,7 +277,7 @@ def test_most_chunks_of_a_stream_are_not_parsed():
     assert answer.token_ids == [k % 50 for k in range(200)]
 
 
-def test_what_is_no_chunk_is_told():
+def test_malformed_chunk_is_a_problem():
     found = unchunk([b"3\r\nabc\r\nxyz\r\n"], array("d", [0.0]))
     assert found.pieces == [b"abc"]
     assert "xyz" in found.problem
@@ -290,7 +290,7 @@ def test_what_is_no_chunk_is_told():
         [event(" a", usage=usage(1)), event(" b", finish="stop", usage=usage(50))],
     ],
 )
-def test_a_usage_of_more_tokens_than_were_asked_for_is_not_believed(counted):
+def test_usage_above_max_tokens_is_malformed(counted):
     answer = read(*counted, DONE, most=5)
     assert (answer.fault, answer.outcome) == (RequestFault.MALFORMED, Outcome.FAILED)
     assert answer.detail == "usage of 50 tokens, and max_tokens was 5"
@@ -300,7 +300,7 @@ def test_a_usage_of_more_tokens_than_were_asked_for_is_not_believed(counted):
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"])
 @pytest.mark.parametrize("order", [0, 1])
-def test_an_error_event_ends_an_answer_whatever_its_data(end, order):
+def test_error_event_ends_the_answer(end, order):
     lines = [b"event: error", b'data: {"message": "out of memory"}']
     failed = end.join(lines if order == 0 else reversed(lines)) + end + end
     whole = event(" a").replace(b"\n", end), failed, DONE.replace(b"\n", end)
@@ -311,7 +311,7 @@ def test_an_error_event_ends_an_answer_whatever_its_data(end, order):
     assert read(named, DONE).outcome is Outcome.FINISHED
 
 
-def test_data_in_a_comment_or_another_field_is_no_event():
+def test_comment_or_other_field_of_a_stream_is_no_event():
     comment = b": " + event(" not a token")
     answer = read(comment, event(" a", finish="stop"), b"id: " + event(" nor this"), DONE)
     assert list(answer.token_s) == [2]

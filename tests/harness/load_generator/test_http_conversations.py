@@ -118,7 +118,7 @@ def text_of(row, tokens):
     return said.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def test_token_ids_are_those_of_the_answers():
+def test_follow_up_prompt_has_the_token_ids_of_the_answers():
     asked = sessions()
     found, got = sent(asked)
     made = [BodyMaker(asked, HttpOptions()).body(asked[row])["prompt"] for row in range(3)]
@@ -130,7 +130,7 @@ def test_token_ids_are_those_of_the_answers():
     assert found.columns.prompt_tokens.tolist() == [len(json.dumps(got[row])) for row in range(3)]
 
 
-def test_chat_has_a_message_for_each_turn():
+def test_chat_follow_up_has_a_message_for_each_turn():
     _, got = sent(sessions(), api=Api.CHAT)
     first, second, third = (got[row]["messages"] for row in range(3))
     assert [one["role"] for one in third] == ["user", "assistant"] * 2 + ["user"]
@@ -142,26 +142,26 @@ def test_chat_has_a_message_for_each_turn():
     assert "return_token_ids" not in got[0]
 
 
-def test_a_thought_is_in_no_later_message():
+def test_reasoning_text_is_left_out_of_later_messages():
     _, got = sent(sessions(turns=2), api=Api.CHAT, reasons=True)
     assert got[1]["messages"][1]["content"] == text_of(0, 8).removeprefix('0:an "')
 
 
-def test_text_prompts_hold_the_text():
+def test_text_follow_up_contains_the_earlier_text():
     _, got = sent(sessions(turns=2), prompt_format=PromptFormat.TEXT)
     assert "return_token_ids" not in got[0]
     assert got[1]["prompt"].startswith(got[0]["prompt"] + text_of(0, 8) + " ")
     assert len(got[1]["prompt"].removeprefix(got[0]["prompt"] + text_of(0, 8)).split()) == 20
 
 
-def test_an_answer_that_is_shorter_than_the_workload_says():
+def test_shorter_answer_gives_a_shorter_follow_up_prompt():
     """`max_tokens` of the body is 5: the prompt holds 5 tokens of an answer, not 8."""
     asked = sessions(turns=2)
     _, got = sent(asked, body={"max_tokens": 5})
     assert got[1]["prompt"][20:-20] == answer_of(0, 5)
 
 
-def test_parallel_sub_agents():
+def test_joined_prompt_contains_answers_of_parallel_sub_agents():
     """An agent, two sub-agents with two steps each, and the agent's next step, which holds its own
     answer and theirs.
     """
@@ -195,14 +195,14 @@ def test_parallel_sub_agents():
     assert message["content"].startswith(f"{text_of(3, 8)}\n{text_of(4, 8)}\n")
 
 
-def test_thoughts_are_cut_from_token_ids():
+def test_reasoning_tokens_are_cut_from_follow_up_token_ids():
     """The next prompt has place for 4 of 8 tokens and a message of one: the answer's end."""
     asked = Workload(np.zeros(2), np.array([16, 21]), np.full(2, 8), follows=np.array([-1, 0]))
     _, got = sent(asked)
     assert got[1]["prompt"][16:-1] == answer_of(0, 8)[4:]
 
 
-def test_a_session_ends_with_a_failed_answer():
+def test_failed_answer_ends_the_session():
     found, got = sent(sessions(count=2), fails={2})
     assert sorted(got) == [0, 1, 2, 3, 5]
     assert found.columns.outcome[[2, 4]].tolist() == [Outcome.FAILED, Outcome.CANCELLED]
@@ -225,7 +225,7 @@ def finished(**more):
     return CompletionResult(Outcome.FINISHED, RequestFault.NONE, "", **more)
 
 
-def test_an_embedding_that_is_waited_for_has_no_answer_in_the_prompt():
+def test_awaited_embedding_adds_no_answer_to_the_prompt():
     kinds = np.array([RequestType.GENERATE, RequestType.EMBED, *[RequestType.GENERATE] * 2])
     assert list(answers_held(joined(request_type=kinds), 3)) == [(0, 4), (2, 4)]
 
@@ -242,7 +242,7 @@ def test_answers_are_held_as_long_as_a_later_prompt_may_hold_them():
     assert not any(conversations.needs(row) for row in range(4))
 
 
-def test_an_empty_answer_is_held_as_none():
+def test_empty_answer_is_held_as_none():
     asked, options = joined(), HttpOptions()
     conversations = Conversations(asked, contexts_of(asked, options), options)
     conversations.ended(0, finished())
@@ -250,7 +250,7 @@ def test_an_empty_answer_is_held_as_none():
         conversations.ended(1, finished(content="x"))
 
 
-def test_several_processes():
+def test_conversations_work_over_several_processes():
     asked = sessions(count=5)
     _, got = sent(asked, processes=2)
     for row in range(5, 15):
@@ -258,13 +258,13 @@ def test_several_processes():
         assert got[row]["prompt"][: len(before) + 8] == before + answer_of(row - 5, 8)
 
 
-def test_a_server_that_tells_no_token_ids():
+def test_server_without_token_ids_is_refused_for_token_prompts():
     with pytest.raises(SloBenchError, match="--prompt-format text, --api chat"):
         sent(sessions(turns=2), with_ids=False)
     sent(sessions(turns=2), with_ids=False, prompt_format=PromptFormat.TEXT)
 
 
-def test_single_requests_are_sent_as_written(workload):
+def test_requests_without_context_are_sent_as_written(workload):
     """Also those that follow others without their context."""
     asked = workload(4, follows=np.array([-1, 0, -1, 2]))
     assert not contexts_of(asked, HttpOptions())
@@ -276,7 +276,7 @@ def test_single_requests_are_sent_as_written(workload):
 @pytest.mark.parametrize(
     "given", [{"texts": ["a", "b", "c"]}, {"bodies": [None, {"messages": []}, None]}]
 )
-def test_given_prompts_are_sent_as_they_are(given):
+def test_workload_with_texts_or_messages_has_no_contexts(given):
     asked = Workload(
         np.zeros(3), np.array([8, 20, 30]), np.full(3, 4), follows=np.array([-1, 0, 1]), **given
     )
@@ -294,7 +294,7 @@ def test_given_prompts_are_sent_as_they_are(given):
     ],
     ids=["sessions", "agents"],
 )
-def test_drawn_workloads_keep_their_lengths(drawn, run):
+def test_follow_up_prompts_keep_the_drawn_lengths(drawn, run):
     """Whatever is answered, prompts are as long as the simulation has them."""
     asked = drawn.make(
         pair(Fixed(24), Fixed(6)),

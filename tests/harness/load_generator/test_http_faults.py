@@ -36,7 +36,7 @@ EXPECTED = {
 
 @pytest.mark.parametrize("api", [Api.COMPLETIONS, Api.CHAT])
 @pytest.mark.parametrize("mock_fault", EXPECTED)
-def test_each_is_recorded_as_what_it_was(workload, run, mock_fault, api):
+def test_each_injected_fault_is_recorded_by_its_name(workload, run, mock_fault, api):
     config = MockConfig(ttft_s=0.005, itl_s=0.002, fault=mock_fault, fault_every=3)
     # One after another: the server's third request is ours.
     found, _ = run(workload(concurrency=1), config, api=api, stall_limit_s=0.2)
@@ -49,7 +49,7 @@ def test_each_is_recorded_as_what_it_was(workload, run, mock_fault, api):
     assert np.isnan(records.finish_s).tolist() == (records.outcome != Outcome.FINISHED).tolist()
 
 
-def test_the_time_limit_ends_what_is_under_way(workload, run):
+def test_time_limit_ends_running_requests(workload, run):
     config = MockConfig(ttft_s=0.005, itl_s=0.002, fault=MockFault.SILENT, fault_every=3)
     found, _ = run(workload(concurrency=1), config, time_limit_s=0.5)
     outcomes = [Outcome.FINISHED] * 2 + [Outcome.UNFINISHED] + [Outcome.CANCELLED] * 3
@@ -57,7 +57,7 @@ def test_the_time_limit_ends_what_is_under_way(workload, run):
     assert found.faults() == {RequestFault.TIME_LIMIT: 1}
 
 
-def test_a_server_that_dies(workload, run):
+def test_server_death_fails_the_remaining_requests(workload, run):
     config = MockConfig(ttft_s=0.005, itl_s=0.002, fault=MockFault.DIE, fault_every=3)
     found, _ = run(workload(10, concurrency=1), config)
     outcomes = [Outcome.FINISHED] * 2 + [Outcome.FAILED] * 8
@@ -65,7 +65,7 @@ def test_a_server_that_dies(workload, run):
     assert found.faults() == {RequestFault.RESET: 1, RequestFault.CONNECT: 7}
 
 
-def test_nobody_listens(workload):
+def test_refused_connections_fail_the_requests(workload):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # and does not listen
         endpoint = Endpoint("127.0.0.1", taken.getsockname()[1])
@@ -75,7 +75,7 @@ def test_nobody_listens(workload):
     assert found.result.totals.decode_tokens == 0
 
 
-def test_nobody_accepts(workload):
+def test_connection_that_is_never_accepted_times_out(workload):
     with socket.socket() as full:
         full.bind(("127.0.0.1", 0))
         full.listen(0)
@@ -91,7 +91,7 @@ def test_nobody_accepts(workload):
     assert found.faults() == {RequestFault.CONNECT_TIMEOUT: 3}
 
 
-def test_what_speaks_no_http(workload):
+def test_answer_that_is_no_http_is_a_fault(workload):
     import threading
 
     with socket.socket() as listening:
@@ -113,12 +113,12 @@ def test_what_speaks_no_http(workload):
     assert found.faults() == {RequestFault.MALFORMED: 2}
 
 
-def test_no_such_host(workload):
+def test_unknown_host_is_an_error(workload):
     with pytest.raises(SloBenchError, match=r"cannot find no-such-host\.invalid"):
         measure(workload(), [Endpoint("no-such-host.invalid", 80)], HttpOptions(processes=1))
 
 
-def test_followers_of_an_unanswered_request_never_come(workload, run):
+def test_follow_ups_of_an_unanswered_request_are_cancelled(workload, run):
     config = MockConfig(ttft_s=0.001, itl_s=0.001, fault=MockFault.RESET, fault_every=2)
     found, truths = run(workload(4, follows=np.array([-1, 0, 1, 2])), config)
     assert found.result.records.outcome.tolist() == [
@@ -131,20 +131,20 @@ def test_followers_of_an_unanswered_request_never_come(workload, run):
     assert np.isnan(found.result.records.arrival_s).tolist() == [False, False, True, True]
 
 
-def test_a_closed_loop_goes_on_after_faults(workload, run):
+def test_closed_loop_continues_after_faults(workload, run):
     config = MockConfig(ttft_s=0.001, itl_s=0.001, fault=MockFault.BROKEN, fault_every=2)
     found, _ = run(workload(8, concurrency=2), config)
     assert found.faults() == {RequestFault.STATUS: 4}
     assert not np.isnan(found.result.records.arrival_s).any()
 
 
-def test_the_time_limit_must_leave_time(workload):
+def test_time_limit_shorter_than_the_workload_is_refused(workload):
     options = HttpOptions(time_limit_s=0.05)
     with pytest.raises(SloBenchError, match=r"0\.05 s ends before the last request arrives"):
         measure(workload(), [Endpoint("127.0.0.1", 1)], options)
 
 
-def test_what_a_server_closes_between_requests_is_no_fault(workload):
+def test_connection_closed_between_requests_is_no_fault(workload):
     """It closes after each answer without saying so; the next request may meet the closing."""
     import threading
 
@@ -188,7 +188,7 @@ def chunk(data):
 
 @pytest.mark.parametrize("last", [b"0\r\nchecksum: 1\r\nx:\r\n\r\n", b"000;sig=1\r\n\r\n"])
 @pytest.mark.parametrize("cut", [0, 1, 2, 3, 6])
-def test_a_last_chunk_may_have_trailers_or_an_extension(workload, scripted_server, last, cut):
+def test_last_chunk_may_have_trailers_or_an_extension(workload, scripted_server, last, cut):
     whole = CHUNKED + chunk(TOKEN) + last
     url = scripted_server(*filter(None, (whole[: len(whole) - cut], whole[len(whole) - cut :])))
     options = HttpOptions(processes=1, time_limit_s=20.0, send_delay_limit_s=60.0)
@@ -196,7 +196,7 @@ def test_a_last_chunk_may_have_trailers_or_an_extension(workload, scripted_serve
     assert found.result.records.outcome.tolist() == [Outcome.FINISHED] * 2, found.details
 
 
-def test_an_answer_far_longer_than_asked_for_is_broken_off(workload, scripted_server, monkeypatch):
+def test_answer_far_longer_than_max_tokens_is_cut_off(workload, scripted_server, monkeypatch):
     monkeypatch.setattr(wire_requests, "_HEAD", 1 << 20)
     monkeypatch.setattr(wire_requests, "_TOKEN", 0)
 
@@ -211,7 +211,7 @@ def test_an_answer_far_longer_than_asked_for_is_broken_off(workload, scripted_se
     assert found.details[0] == "the answer has more than 1 MiB"
 
 
-def test_a_full_temporary_folder_is_a_fault_of_ours(workload, run, monkeypatch):
+def test_full_temporary_folder_ends_the_run(workload, run, monkeypatch):
     pwrite, left = os.pwrite, [4]
 
     def full(file, data, offset):

@@ -39,7 +39,9 @@ def lengths(tmp_path_factory):
     return folder / "made"
 
 
-def test_answers_are_heard_and_taught_in_a_copy(workload, run, lengths, tmp_path, monkeypatch):
+def test_online_predictor_learns_answer_lengths_in_a_copy(
+    workload, run, lengths, tmp_path, monkeypatch
+):
     """The predictor says hundreds of tokens; answers have seven."""
     lessons, taught = [], threading.Event()
 
@@ -74,7 +76,9 @@ def test_answers_are_heard_and_taught_in_a_copy(workload, run, lengths, tmp_path
     assert np.isfinite(found.result.records.finish_s).all()
 
 
-def test_without_online_nothing_is_heard(workload, run, lengths, tmp_path, monkeypatch):
+def test_predictor_without_online_hears_no_answer_lengths(
+    workload, run, lengths, tmp_path, monkeypatch
+):
     monkeypatch.setattr(
         OnlineLengthPredictor, "came", lambda *words: pytest.fail("it heard something")
     )
@@ -88,7 +92,7 @@ def test_without_online_nothing_is_heard(workload, run, lengths, tmp_path, monke
     assert found.result.timeline.timeseries == ()
 
 
-def test_it_needs_a_folder_to_learn_in(workload, run, lengths):
+def test_online_predictor_needs_a_folder(workload, run, lengths):
     with pytest.raises(SloBenchError, match="needs a folder to learn in"):
         run(
             workload(3, texts=["name apples"] * 3),

@@ -52,23 +52,23 @@ def reading(monkeypatch):
 
 
 @given(st.integers(1, 10**6), st.integers(0, 10**6))
-def test_a_server_reads_what_the_client_predicts(half, more):
+def test_predicted_length_survives_the_wire(half, more):
     told = PredictedLength(half, half + more)
     assert predicted_length_from_wire(json.loads(json.dumps(told.to_wire()))) == told
 
 
 @pytest.mark.parametrize("half", [None, "12", True, 0, -3, float("nan"), float("inf"), [1]])
-def test_what_is_no_length_tells_nothing(half):
+def test_malformed_predicted_length_is_ignored(half):
     assert predicted_length_from_wire({"predicted_output_tokens": half}) is None
 
 
-def test_nine_in_ten_are_no_fewer_than_half():
+def test_predicted_p90_is_at_least_the_median():
     assert predicted_length_from_wire({"predicted_output_tokens": 9}) == (9, 9)
     wire = {"predicted_output_tokens": 9, "predicted_output_tokens_p90": 3}
     assert predicted_length_from_wire(wire) == (9, 9)
 
 
-def test_a_policy_believes_what_was_told_up_to_the_declared_maximum():
+def test_predicted_length_is_capped_at_max_output_tokens():
     r = RequestState(0, 0.0, 8, 500, 100, Slo())
     predict = LearnedPredictions()
     assert (predict.output_tokens(r), predict.output_tokens_p90(r)) == (100, 100)
@@ -76,7 +76,7 @@ def test_a_policy_believes_what_was_told_up_to_the_declared_maximum():
     assert (predict.output_tokens(r), predict.output_tokens_p90(r)) == (30, 100)
 
 
-def test_it_stands_among_the_values_of_its_request(workload, tmp_path):
+def test_predicted_length_is_written_into_the_request_values(workload, tmp_path):
     asked = workload(3, texts=[HOSTILE, "b", "c"])
     bodies = Bodies.write(asked, OPTIONS, tmp_path / "bodies")
     requests = WireRequests(asked, [Endpoint("h", 1)], OPTIONS, bodies)
@@ -94,7 +94,7 @@ def test_it_stands_among_the_values_of_its_request(workload, tmp_path):
     bodies.close()
 
 
-def test_who_comes_while_others_are_read_is_read_at_once(workload, run, reading):
+def test_requests_that_arrive_during_a_prediction_form_one_batch(workload, run, reading):
     slow = reading(Slow(0.3))
     found, _ = run(workload(8, gap_s=0.002), **PREDICTED)
     assert slow.batches[0][0] == 0
@@ -106,13 +106,13 @@ def test_who_comes_while_others_are_read_is_read_at_once(workload, run, reading)
     assert (found.result.records.first_token_s > found.columns.sent_s).all()
 
 
-def test_time_is_up_while_they_are_read(workload, run, reading):
+def test_time_limit_during_a_prediction_ends_the_requests(workload, run, reading):
     reading(Slow(1.0))
     found, _ = run(workload(3, gap_s=0.001), **PREDICTED, time_limit_s=0.2)
     assert found.faults() == {RequestFault.TIME_LIMIT: 3}
 
 
-def test_a_predictor_that_fails_ends_the_run(workload, run, reading):
+def test_failing_predictor_ends_the_run(workload, run, reading):
     def broken(rows):
         raise SloBenchError("no such thing")
 
@@ -121,7 +121,7 @@ def test_a_predictor_that_fails_ends_the_run(workload, run, reading):
         run(workload(3), **PREDICTED)
 
 
-def test_what_needs_no_prompt_is_known_beforehand(workload):
+def test_constant_and_noisy_lengths_are_known_before_the_run(workload):
     asked = workload(4, tokens=40)
     assert prompt_lengths(asked, OPTIONS).read([2, 0]) == [((7, 7), None)] * 2
     noisy = HttpOptions(values_field="x", length_predictor="noisy(accuracy=1)")
@@ -131,7 +131,7 @@ def test_what_needs_no_prompt_is_known_beforehand(workload):
     assert prompt_lengths(asked, HttpOptions(length_predictor="constant(7)")) is None
 
 
-def test_one_process_predicts(workload, run):
+def test_length_prediction_with_several_processes_is_refused(workload, run):
     with pytest.raises(SloBenchError, match="predicted in one process, but --processes is 2"):
         run(workload(), values_field="x", length_predictor="constant(7)", processes=2)
     found, _ = run(workload(), values_field="x", length_predictor="constant(7)", processes=None)

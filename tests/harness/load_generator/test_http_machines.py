@@ -141,7 +141,7 @@ def workloads(draw):
 
 
 @given(workloads(), st.integers(1, 6))
-def test_several_send_what_one_would_when_one_would(workload, count):
+def test_shares_of_a_schedule_equal_the_whole_schedule(workload, count):
     whole = schedule_of(workload, Share(0, 1))
     parts = [schedule_of(workload, Share(k, count)) for k in range(count)]
     assert sorted(one for part in parts for one in part) == sorted(whole)
@@ -157,7 +157,7 @@ seconds = st.floats(0, 0.05)
     st.floats(-1e6, 1e6),
     st.lists(st.tuples(st.floats(0, 100), seconds, seconds), min_size=1, max_size=20),
 )
-def test_a_clock_is_known_within_the_bound(truth_s, journeys):
+def test_clock_offset_error_stays_within_its_bound(truth_s, journeys):
     """However slow the way there and back, and however uneven."""
     readings = [
         ClockReading(at_s, at_s + there_s + truth_s, at_s + there_s + back_s)
@@ -172,7 +172,7 @@ def test_a_clock_is_known_within_the_bound(truth_s, journeys):
 @given(
     st.floats(-10, 10), st.floats(-0.1, 0.1), seconds, seconds, st.floats(-1, 1), st.floats(-1, 1)
 )
-def test_clocks_that_run_apart_are_bounded_all_along(truth_s, drift_s, e0, e1, off0, off1):
+def test_error_over_bounds_drifting_clocks(truth_s, drift_s, e0, e1, off0, off1):
     before = Offset(truth_s + off0 * e0, e0)
     after = Offset(truth_s + drift_s + off1 * e1, e1)
     bound_s = error_over(before, after)
@@ -191,7 +191,7 @@ def sent(workload, senders=None, config=None, **options):
     return found, {int(t.request_id.removeprefix("slo-bench-")): t for t in truths}
 
 
-def test_two_machines_send_as_one_would(workload):
+def test_two_machines_send_the_schedule_of_one(workload):
     asked = workload(40, gap_s=0.02, follows=np.array([-1] * 38 + [3, 4]))
     alone, _ = sent(asked, processes=1)
     found, truths = sent(asked, Machines(5000.0, -3600.0))
@@ -223,7 +223,7 @@ def test_two_machines_send_as_one_would(workload):
         assert found.columns.started_s[row] <= found.columns.arrival_s[row] + late_s + 1e-9
 
 
-def test_a_sending_process_that_dies_makes_the_level_invalid(workload, monkeypatch):
+def test_death_of_a_sending_process_makes_the_level_invalid(workload, monkeypatch):
     senders, children = Machines(0.0, 7.0), {}
 
     def start(folder, share):
@@ -241,7 +241,7 @@ def test_a_sending_process_that_dies_makes_the_level_invalid(workload, monkeypat
     assert (found.columns.outcome[~own] == Outcome.CANCELLED).all()
 
 
-def test_a_machine_that_is_lost_makes_the_level_invalid(workload):
+def test_lost_machine_makes_the_level_invalid(workload):
     senders = Machines(0.0, 7.0)
     senders.begun = lambda stations: stations[0].lost.set()
     found, _ = sent(workload(30, gap_s=0.1), senders)
@@ -249,7 +249,7 @@ def test_a_machine_that_is_lost_makes_the_level_invalid(workload):
     assert found.invalid_because.startswith("client 1 of 2, on machine-0, died")
 
 
-def test_where_nobody_is_left_nothing_is_known(workload):
+def test_loss_of_every_machine_is_an_error(workload):
     senders = Machines(0.0)
     senders.begun = lambda stations: stations[0].lost.set()
     with pytest.raises(SloBenchError, match=r"every process that sent has died.*machine-0: gone"):
@@ -257,7 +257,7 @@ def test_where_nobody_is_left_nothing_is_known(workload):
 
 
 @pytest.mark.parametrize("ended", [0, 1])
-def test_a_clock_that_is_silent_costs_no_results(workload, monkeypatch, ended):
+def test_clock_without_answer_after_the_level_keeps_its_results(workload, monkeypatch, ended):
     """After the level, as on a machine with more processes than cores; before it nothing is
     sent.
     """
@@ -280,7 +280,7 @@ def test_a_clock_that_is_silent_costs_no_results(workload, monkeypatch, ended):
     assert "did not tell its clock after the level" in found.invalid_because
 
 
-def test_what_is_wrong_there_is_told_with_the_machine(workload, monkeypatch):
+def test_error_of_a_machine_names_the_machine(workload, monkeypatch):
     def failing(station, files, shares):
         raise SloBenchError("the environment variable KEY is not set")
 
@@ -289,7 +289,7 @@ def test_what_is_wrong_there_is_told_with_the_machine(workload, monkeypatch):
         sent(workload(), Machines(0.0))
 
 
-def test_a_clock_that_is_hardly_known_makes_the_level_invalid(workload, monkeypatch):
+def test_large_clock_error_makes_the_level_invalid(workload, monkeypatch):
     monkeypatch.setattr(
         "slo_bench.harness.load_generator.load_workers.error_over", lambda before, after: 90.0
     )
@@ -298,7 +298,7 @@ def test_a_clock_that_is_hardly_known_makes_the_level_invalid(workload, monkeypa
     assert "known to ±90000.0 ms alone" in found.invalid_because
 
 
-def test_who_loses_its_master_sends_nothing_more(workload, tmp_path):
+def test_sender_without_its_parent_sends_no_request(workload, tmp_path):
     """The folder holds an order; the one who gave it is gone before the first request is due."""
 
     class Dying(ThisMachine):
@@ -318,7 +318,7 @@ def test_who_loses_its_master_sends_nothing_more(workload, tmp_path):
         sent(workload(), Dying(), processes=2)
 
 
-def test_each_process_is_accounted_for(tmp_path):
+def test_client_figures_are_given_for_each_process(tmp_path):
     with serving(MockConfig(ttft_s=0.002, itl_s=0.0005)) as server:
         client = {"base_urls": (server.url,), "send_delay_limit_s": 60.0, "processes": 2}
         result = Experiment(
@@ -344,6 +344,6 @@ def test_each_process_is_accounted_for(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="sending needs uvloop")
-def test_predicted_lengths_stay_here(workload):
+def test_length_prediction_with_an_executor_is_refused(workload):
     with pytest.raises(SloBenchError, match="leave --executor out"):
         sent(workload(), Machines(0.0), length_predictor="constant(7)", values_field="x")

@@ -29,7 +29,7 @@ def most_at_once(truths):
 
 
 @pytest.mark.parametrize("room_bytes", [0, 600, 1 << 20])
-def test_answers_read_during_the_run_are_as_those_read_after_it(
+def test_answers_read_during_the_run_equal_those_read_after_it(
     workload, run, monkeypatch, room_bytes
 ):
     monkeypatch.setattr(drive, "_READ_BYTES", room_bytes)
@@ -43,7 +43,7 @@ def test_answers_read_during_the_run_are_as_those_read_after_it(
         assert (columns.first_token_s[row], columns.last_token_s[row]) == (token_s[0], token_s[-1])
 
 
-def test_times_are_those_of_the_server(workload, run):
+def test_measured_times_equal_those_of_the_mock_server(workload, run):
     found, truths = run(workload(), save_token_times=True)
     columns, records = found.columns, found.result.records
     np.testing.assert_array_equal(records.arrival_s, np.arange(6) * 0.01)
@@ -67,7 +67,7 @@ def test_times_are_those_of_the_server(workload, run):
     assert found.invalid_because is None
 
 
-def test_nothing_holds_an_open_loop_back(workload, run):
+def test_open_loop_sends_without_waiting_for_answers(workload, run):
     """Ten arrive before the first is answered; all are there at once."""
     found, truths = run(workload(10, gap_s=0.001), MockConfig(ttft_s=0.5, itl_s=0))
     assert most_at_once(truths.values()) == 10
@@ -75,14 +75,14 @@ def test_nothing_holds_an_open_loop_back(workload, run):
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_a_closed_loop_keeps_so_many_in_flight(workload, run, processes):
+def test_closed_loop_keeps_its_concurrency_in_flight(workload, run, processes):
     found, truths = run(workload(20, concurrency=4), processes=processes)
     assert len(truths) == 20
     assert most_at_once(truths.values()) <= 4
     assert (found.result.records.outcome == Outcome.FINISHED).all()
 
 
-def test_sessions_wait_for_the_answer_and_think(run):
+def test_session_waits_for_the_answer_and_think_time(run):
     turns = Workload(
         np.array([0.0, 0.0, 0.01, 0.01]),
         np.full(4, 8),
@@ -99,7 +99,7 @@ def test_sessions_wait_for_the_answer_and_think(run):
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_an_agent_waits_for_its_subagents(run, processes):
+def test_agent_step_waits_for_its_sub_agents(run, processes):
     task = Workload(
         np.zeros(5),
         np.full(5, 8),
@@ -128,12 +128,12 @@ def test_several_processes_send_everything_once(workload, run):
     np.testing.assert_array_equal(found.token_s[::5], found.result.records.first_token_s)
 
 
-def test_an_error_in_a_sending_process_is_told(workload):
+def test_error_in_a_sending_process_is_raised(workload):
     with pytest.raises(SloBenchError, match="cannot find no-such-host"):
         measure(workload(), [Endpoint("no-such-host.invalid", 80)], HttpOptions(processes=2))
 
 
-def test_shares_are_whole_and_keep_sessions_together(workload):
+def test_shares_of_processes_cover_all_and_keep_sessions_together(workload):
     asked = workload(9, follows=np.array([-1, -1, 0, 2, -1, 1, -1, 6, -1]))
     own = [set(range(9)) - set(rows_elsewhere(asked, Share(k, 2)).tolist()) for k in range(2)]
     assert own[0] | own[1] == set(range(9))
@@ -143,7 +143,7 @@ def test_shares_are_whole_and_keep_sessions_together(workload):
     assert [Share(k, 3).of(workload(9, concurrency=7)).concurrency for k in range(3)] == [3, 2, 2]
 
 
-def test_processes_follow_the_load(workload, monkeypatch):
+def test_number_of_processes_follows_the_token_rate(workload, monkeypatch):
     monkeypatch.setattr("slo_bench.harness.load_generator.send_job.cores", lambda: 8)
     assert processes_for(workload(100, gap_s=1.0, tokens=64)) == 1
     assert processes_for(workload(1000, gap_s=0.001, tokens=64)) == 3
@@ -153,7 +153,7 @@ def test_processes_follow_the_load(workload, monkeypatch):
 
 
 @pytest.mark.parametrize("router", ["round-robin", "least-loaded"])
-def test_routers_over_servers(workload, router):
+def test_routers_choose_among_servers(workload, router):
     """Of one server's single request the answer takes long; who looks at loads spares it."""
     slow, quick = MockConfig(ttft_s=2.0, itl_s=0), MockConfig(ttft_s=0, itl_s=0)
     with serving(slow) as first, serving(quick) as second:
@@ -168,7 +168,7 @@ def test_routers_over_servers(workload, router):
     assert np.bincount(found.result.records.instance, minlength=2).tolist() == counts
 
 
-def test_a_prefix_goes_where_it_has_been(workload):
+def test_prefix_aware_router_follows_prefixes_over_servers(workload):
     blocks = [(row % 2, 10 + row % 2) for row in range(8)]
     asked = workload(8, gap_s=0.02, prefix_blocks=blocks)
     with serving() as first, serving() as second:
@@ -179,14 +179,14 @@ def test_a_prefix_goes_where_it_has_been(workload):
     assert len(set(instance[1::2].tolist())) == 1
 
 
-def test_what_cannot_be_sent_is_told_at_once(workload):
+def test_measure_refuses_impossible_arguments_at_once(workload):
     with pytest.raises(SloBenchError, match="--base-url"):
         measure(workload(), [])
     with pytest.raises(UnknownNameError, match="least-loaded"):
         measure(workload(), [Endpoint("127.0.0.1", 1)], router="least-load")
 
 
-def test_embeddings_come_whole(workload, run):
+def test_embeddings_have_no_output_tokens(workload, run):
     found, truths = run(workload(request_type=np.full(6, RequestType.EMBED)))
     records = found.result.records
     assert (records.outcome == Outcome.FINISHED).all()
@@ -204,18 +204,18 @@ def test_chat_and_chunks_of_several_tokens(workload, run):
     assert found.texts[0] == " tok" * 5
 
 
-def test_a_server_without_usage_is_counted_by_its_chunks(workload, run):
+def test_answers_without_usage_are_counted_by_chunks(workload, run):
     found, _ = run(workload(), body={"stream_options": {"include_usage": False}})
     assert found.result.records.output_tokens.tolist() == [5] * 6
     assert found.columns.prompt_tokens.tolist() == [-1] * 6
 
 
-def test_a_late_client_makes_a_level_invalid(workload, run):
+def test_late_client_makes_the_level_invalid(workload, run):
     found, _ = run(workload(), send_delay_limit_s=1e-9)
     assert "ms is the limit" in found.invalid_because
 
 
-def test_it_runs_where_a_loop_runs_already(workload, run):
+def test_measure_works_inside_a_running_event_loop(workload, run):
     """As in a notebook."""
 
     async def cell():
@@ -226,7 +226,7 @@ def test_it_runs_where_a_loop_runs_already(workload, run):
     assert len(truths) == 2
 
 
-def test_ctrl_c_stops_it(workload):
+def test_ctrl_c_stops_a_measurement(workload):
     """With a server that never answers; the connections are closed on the way out."""
     silent = MockConfig(fault=InjectedFault.SILENT)
     with serving(silent) as server:
@@ -263,7 +263,7 @@ def test_ctrl_c_stops_it(workload):
             assert child.returncode == 0
 
 
-def test_the_timeline_is_who_is_under_way(workload, run):
+def test_measured_timeline_counts_waiting_and_running_requests(workload, run):
     found, _ = run(workload(4, gap_s=0.0), MockConfig(ttft_s=0.2, itl_s=0.05))
     timeline = found.result.timeline
     assert timeline.waiting.max() == 4
@@ -272,7 +272,7 @@ def test_the_timeline_is_who_is_under_way(workload, run):
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl for a certificate")
-def test_tls(workload, tmp_path, monkeypatch):
+def test_measure_over_tls_verifies_the_certificate(workload, tmp_path, monkeypatch):
     import ssl
 
     subprocess.run(

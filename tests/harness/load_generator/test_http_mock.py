@@ -15,7 +15,7 @@ def ask(url, **body):
         return answer.read()
 
 
-def test_slots_serve_first_come_first_served_in_fixed_time(workload, run):
+def test_mock_slots_serve_in_order_and_fixed_time(workload, run):
     """An M/D/c queue: two slots, 60 ms each, whatever the length."""
     lengths = np.array([1, 5, 2, 7, 3, 4])
     config = MockConfig(ttft_s=0.02, slots=2, service_s=0.06)
@@ -33,7 +33,7 @@ def test_slots_serve_first_come_first_served_in_fixed_time(workload, run):
     assert [t.tokens for t in order] == lengths.tolist()
 
 
-def test_it_answers_like_a_server():
+def test_mock_answers_models_health_and_metrics():
     with serving_apart(MockConfig(ttft_s=0, itl_s=0, model="m")) as server:
         with urllib.request.urlopen(f"{server.url}/v1/models") as answer:
             assert json.load(answer)["data"][0]["id"] == "m"
@@ -54,12 +54,12 @@ def test_it_answers_like_a_server():
     "wrong",
     [{"ttft_s": -1}, {"slots": 0}, {"tokens_per_chunk": 0}, {"ttft_s": 1, "service_s": 0.5}],
 )
-def test_what_cannot_be(wrong):
+def test_mock_config_refuses_impossible_values(wrong):
     with pytest.raises(SloBenchError, match="must"):
         MockConfig(**wrong)
 
 
-def test_a_client_that_leaves_frees_its_slot():
+def test_disconnected_client_frees_its_mock_slot():
     with serving(MockConfig(ttft_s=0.05, itl_s=0, slots=1, fault=InjectedFault.STALL)) as server:
         import socket
 

@@ -22,25 +22,25 @@ from slo_bench.workloads.errors import SloBenchError
         ("http://[::1]:81", Endpoint("::1", 81), "http://[::1]:81"),
     ],
 )
-def test_addresses(url, endpoint, written):
+def test_endpoint_parses_addresses(url, endpoint, written):
     assert Endpoint.parse(url) == endpoint
     assert endpoint.url == written
     assert Endpoint.parse(written) == endpoint
 
 
 @pytest.mark.parametrize("url", ["ftp://h", "http://", "http://h:x", "http://h?q=1", "h:99999"])
-def test_what_is_no_address(url):
+def test_endpoint_refuses_malformed_addresses(url):
     with pytest.raises(SloBenchError, match="should look like"):
         Endpoint.parse(url)
 
 
-def test_passwords_are_not_repeated():
+def test_endpoint_error_does_not_repeat_the_password():
     with pytest.raises(SloBenchError, match="api-key-env") as told:
         Endpoint.parse("https://user:secret@h/v1")
     assert "secret" not in str(told.value)
 
 
-def test_keys_come_from_the_environment(monkeypatch):
+def test_api_keys_come_from_the_environment(monkeypatch):
     monkeypatch.setenv("A_KEY", "sesame")
     monkeypatch.setenv("B_KEY", "open")
     options = HttpOptions(headers={"x-api-key": "$A_KEY", "x-team": "b"}, api_key_env="B_KEY")
@@ -60,7 +60,7 @@ def test_keys_come_from_the_environment(monkeypatch):
         ({"api_key_env": "NO_SUCH_KEY"}, "NO_SUCH_KEY is not set"),
     ],
 )
-def test_what_is_no_header(options, problem, monkeypatch):
+def test_header_lines_refuse_malformed_headers(options, problem, monkeypatch):
     monkeypatch.delenv("NO_SUCH_KEY", raising=False)
     with pytest.raises(SloBenchError, match=problem):
         HttpOptions(**options).header_lines()
@@ -89,12 +89,12 @@ def figures(late_s=0.0, lag_s=0.0, client_errors=0, stretch=1.0, n=100):
         (figures(n=0), None),
     ],
 )
-def test_the_gate(found, reason):
+def test_invalid_because_names_the_reason(found, reason):
     told = invalid_because(found, 100, send_delay_limit_s=0.01, rate_limit_share=0.02)
     assert (told is None) if reason is None else (reason in told)
 
 
-def test_a_rate_that_was_not_reached():
+def test_invalid_because_rate_was_not_reached():
     found = figures(stretch=1.05)
     told = invalid_because(found, 100, send_delay_limit_s=1.0, rate_limit_share=0.02)
     assert told == "95.24 req/s were sent where 100 were due"

@@ -28,14 +28,14 @@ hashes = st.integers(-(2**63), 2**64 - 1)
 
 
 @given(st.integers(1, 60), st.integers(0, 10**9), st.lists(hashes, max_size=20).map(tuple))
-def test_a_prompt_has_exactly_its_tokens(tokens, row, blocks):
+def test_token_id_prompt_has_exactly_its_tokens(tokens, row, blocks):
     ids = maker().token_ids(request(tokens, row, blocks))
     assert len(ids) == tokens
     assert all(1000 <= one < 30000 for one in ids)
     assert ids == maker().token_ids(request(tokens, row, blocks))
 
 
-def test_encoded_token_ids_are_the_same():
+def test_token_ids_json_equals_token_ids():
     prompts = PromptMaker(Vocabulary.span(7, 1200), 4, "")
     for row in range(40):  # the texts of all ids are made on the way
         asked = request(row * 3, row)
@@ -43,14 +43,14 @@ def test_encoded_token_ids_are_the_same():
 
 
 @given(st.lists(hashes, max_size=6), st.lists(hashes, max_size=6), st.lists(hashes, max_size=6))
-def test_shared_blocks_are_shared_tokens(common, one, other):
+def test_shared_prefix_blocks_give_shared_token_ids(common, one, other):
     first = maker().token_ids(request(40, 1, (*common, *one)))
     second = maker().token_ids(request(40, 2, (*common, *other)))
     shared = 4 * len(common)
     assert first[:shared] == second[:shared]
 
 
-def test_rows_and_salts_have_prompts_of_their_own():
+def test_prompts_differ_by_row_and_salt():
     """Another cell must not find this one's prompts in the server's cache."""
     ids = {tuple(maker(salt=s).token_ids(request(8, row, (7,)))) for s in "ab" for row in (1, 2)}
     assert len(ids) == 4
@@ -58,11 +58,11 @@ def test_rows_and_salts_have_prompts_of_their_own():
     assert len(starts) == 2  # the shared block, once for each salt
 
 
-def test_words():
+def test_words_prompt_has_a_word_for_each_token():
     assert len(maker().words(request(30)).split()) == 30
 
 
-def test_words_are_made_exact_with_a_tokenizer():
+def test_words_prompt_is_exact_with_a_tokenizer():
     """Of a tokenizer that takes two tokens for each word that has an `e`."""
 
     class Encoder:
@@ -79,7 +79,7 @@ def test_words_are_made_exact_with_a_tokenizer():
     assert lengths.count(40) >= 10
 
 
-def test_ids_are_those_of_ordinary_tokens(tmp_path):
+def test_vocabulary_leaves_special_tokens_out(tmp_path):
     table = {
         "model": {"vocab": {"a": 0, "b": 1, "<s>": 2, "c": 3}},
         "added_tokens": [{"id": 2}],
@@ -101,7 +101,7 @@ def body(workload, row=0, **options):
     return BodyMaker(workload, HttpOptions(**options)).body(workload[row])
 
 
-def test_a_completion_asks_for_exactly_the_tokens_of_the_trace(workload):
+def test_completion_body_asks_for_exactly_the_traces_tokens(workload):
     found = body(workload(max_output_tokens=np.full(6, 99)), model="m")
     assert len(found.pop("prompt")) == 8
     assert found == {
@@ -118,7 +118,7 @@ def test_a_completion_asks_for_exactly_the_tokens_of_the_trace(workload):
     assert "ignore_eos" not in found
 
 
-def test_chat_and_texts(workload):
+def test_body_uses_texts_in_chat_and_completions(workload):
     asked = workload(2, texts=["Grüße", None])
     assert body(asked, 0, api=Api.CHAT)["messages"] == [{"role": "user", "content": "Grüße"}]
     assert body(asked, 0)["prompt"] == "Grüße"
@@ -129,13 +129,13 @@ def test_chat_and_texts(workload):
         body(asked, 1, api=Api.CHAT, prompt_format=PromptFormat.TOKEN_IDS)
 
 
-def test_embeddings(workload):
+def test_body_of_an_embedding_request(workload):
     found = body(workload(request_type=np.full(6, RequestType.EMBED)), model="e")
     assert len(found["input"]) == 8
     assert set(found) == {"input", "model"}
 
 
-def test_several_texts_are_a_list(workload):
+def test_body_of_several_texts_is_a_list(workload):
     embeds = {"request_type": np.full(6, RequestType.EMBED), "num_inputs": np.full(6, 4)}
     texts = body(workload(**embeds))["input"]
     assert [len(text) for text in texts] == [2] * 4
@@ -144,7 +144,7 @@ def test_several_texts_are_a_list(workload):
     assert [len(text.split(" ")) for text in texts] == [2] * 4
 
 
-def test_what_is_known_of_a_request_goes_with_it(workload):
+def test_body_carries_priority_model_and_slo(workload):
     asked = workload(
         priority=np.arange(6),
         model_index=np.array([0, 1, 0, 0, 0, 0]),
@@ -173,7 +173,7 @@ bounds = st.floats(0, 1e6) | st.just(float("inf"))
 
 
 @given(st.builds(Slo, bounds, bounds, bounds), st.floats(0, 1e6))
-def test_a_server_reads_the_slo_that_the_client_wrote(slo, arrival_s):
+def test_slo_survives_the_wire(slo, arrival_s):
     sent = Request(3, arrival_s, 8, 5, 9, slo=slo, class_name="chat")
     wire = json.loads(json.dumps(to_wire(sent)))
     assert slo_from_wire(wire, 100.0) == slo
@@ -184,12 +184,12 @@ def test_a_server_reads_the_slo_that_the_client_wrote(slo, arrival_s):
     assert slo_from_wire({}, 0.0) == slo_from_wire({"ttft_slo_s": "soon"}, 0.0) == Slo()
 
 
-def test_a_deadline_counts_from_the_arrival():
+def test_wire_deadline_counts_from_the_arrival():
     sent = Request(0, 10.0, 8, 5, 5, slo=Slo(deadline_s=25.0))
     assert slo_from_wire(to_wire(sent), 100.0).deadline_s == 115.0
 
 
-def test_bodies_are_read_back(workload, tmp_path):
+def test_bodies_file_reads_back_as_written(workload, tmp_path):
     asked = workload(texts=["a", "", "ü" * 50, None, "b", "c"])
     written = Bodies.write(asked, HttpOptions(), tmp_path / "bodies")
     again = Bodies.read(tmp_path / "bodies")

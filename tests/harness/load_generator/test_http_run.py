@@ -32,7 +32,7 @@ def experiment(*urls, client=(), **settings):
     return Experiment(**{**SHORT, "backend": "openai", "client": table, **settings})
 
 
-def test_a_run_folder_as_of_a_simulation(tmp_path):
+def test_run_over_http_writes_the_files_of_a_simulation(tmp_path):
     with serving(QUICK) as server:
         result = experiment(server.url, client={"save_token_times": True}).run(tmp_path / "run")
     (row,) = result.rows()
@@ -57,7 +57,7 @@ def test_a_run_folder_as_of_a_simulation(tmp_path):
     assert (tmp_path / "run" / "timelines" / f"{row['cell']}.csv.gz").is_file()
 
 
-def test_the_tokenizer_of_a_model_in_a_folder_makes_the_prompts_and_is_recorded(tmp_path):
+def test_run_takes_and_records_the_tokenizer_of_the_model_folder(tmp_path):
     model = make_model(tmp_path / "model", model_fields())
     with serving(QUICK) as server:
         own = experiment(server.url, model=str(model)).run(tmp_path / "own")
@@ -68,7 +68,7 @@ def test_the_tokenizer_of_a_model_in_a_folder_makes_the_prompts_and_is_recorded(
     assert read.cells["prompt_tokenizer"].tolist() == [str(model)]
 
 
-def test_records_come_back_as_a_workload(tmp_path):
+def test_recorded_requests_are_read_as_a_workload(tmp_path):
     config = MockConfig(ttft_s=0.002, itl_s=0.0005, fault=InjectedFault.BROKEN, fault_every=3)
     with serving(config) as server:
         result = experiment(server.url).run(tmp_path / "run")
@@ -90,7 +90,7 @@ def test_records_come_back_as_a_workload(tmp_path):
     assert again.rows()[0]["requests"] == 12
 
 
-def test_the_json_of_vllm_bench(tmp_path):
+def test_run_writes_the_json_of_vllm_bench(tmp_path):
     config = MockConfig(ttft_s=0.002, itl_s=0.0005, fault=InjectedFault.BROKEN, fault_every=12)
     with serving(config) as server:
         result = experiment(server.url, client={"export": "vllm"}).run(tmp_path / "run")
@@ -112,7 +112,7 @@ def test_the_json_of_vllm_bench(tmp_path):
         assert found[f"median_{name}_ms"] <= found[f"p99_{name}_ms"]
 
 
-def test_secrets_are_written_nowhere(tmp_path, monkeypatch):
+def test_run_writes_no_api_key_to_its_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("MY_KEY", "sesame-open")
     with serving(QUICK) as server:
         client = {
@@ -129,7 +129,7 @@ def test_secrets_are_written_nowhere(tmp_path, monkeypatch):
         assert not path.is_file() or b"sesame" not in path.read_bytes()
 
 
-def test_it_is_written_as_it_was_asked(tmp_path):
+def test_http_experiment_survives_its_toml(tmp_path):
     asked = experiment("http://h:1", "http://h:2", client={"body": {"a": {"b": [1, "x"]}}})
     path = tmp_path / "x.toml"
     path.write_text(asked.to_toml())
@@ -139,7 +139,7 @@ def test_it_is_written_as_it_was_asked(tmp_path):
     assert planned.resolved.model == ("served",)
 
 
-def test_what_it_costs_if_we_are_told_what_it_is(tmp_path):
+def test_run_with_a_gpu_has_the_cost_of_the_server(tmp_path):
     with serving(QUICK) as server:
         asked = experiment(server.url, gpu="h100-80g", tp=2, requests=2)
         (row,) = asked.run(tmp_path / "run").rows()
@@ -147,7 +147,7 @@ def test_what_it_costs_if_we_are_told_what_it_is(tmp_path):
     assert row["cost_usd_per_hour"] == 2 * gpu("h100-80g").price_per_hour_usd
 
 
-def test_a_tokenizer_is_looked_for_beside_the_file(tmp_path):
+def test_tokenizer_path_is_relative_to_the_experiment_file(tmp_path):
     path = tmp_path / "x.toml"
     path.write_text('backend = "openai"\n[client]\ntokenizer = "tok"\n')
     assert Experiment.load(path).client.tokenizer == str(tmp_path / "tok")
@@ -172,20 +172,20 @@ def test_a_tokenizer_is_looked_for_beside_the_file(tmp_path):
         ({"client": {"base_urls": "http://127.0.0.1:1"}}, "no OpenAI-compatible server answers"),
     ],
 )
-def test_what_cannot_be_asked(settings, problem, tmp_path):
+def test_http_experiment_refuses_impossible_settings(settings, problem, tmp_path):
     with pytest.raises(SloBenchError, match=problem):
         Experiment(**{**SHORT, "backend": "openai", **settings}).run(tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-def test_a_wrong_line_is_named(tmp_path):
+def test_client_setting_with_an_error_names_its_line(tmp_path):
     path = tmp_path / "x.toml"
     path.write_text('backend = "openai"\n[client]\nbase_urls = "http://h"\ntime_limit_s = -1\n')
     with pytest.raises(FileFormatError, match=r"client\.time_limit_s must be .*x\.toml, line 4"):
         Experiment.load(path)
 
 
-def test_the_example_can_be_run(slo_bench, tmp_path):
+def test_http_example_of_the_help_runs(slo_bench, tmp_path):
     (example,) = [e for e in EXAMPLES if "--base-url" in e and "--executor" not in e]
     arguments = shlex.split(example)[1:]
     with serving(QUICK) as server:
@@ -205,7 +205,7 @@ def test_the_example_can_be_run(slo_bench, tmp_path):
         assert rows[0]["invalid_because"] in " ".join(out.split())
 
 
-def test_options_of_the_client(slo_bench, tmp_path):
+def test_run_takes_client_options(slo_bench, tmp_path):
     (tmp_path / "x.toml").write_text("[client]\nsend_delay_limit_s = 60\n")
     with serving(QUICK) as server:
         code, out, err = slo_bench(
@@ -234,7 +234,7 @@ def test_options_of_the_client(slo_bench, tmp_path):
         (["--base-url", "http://h", "--export", "x"], "client.export"),
     ],
 )
-def test_wrong_options(slo_bench, options, problem):
+def test_run_refuses_wrong_client_options(slo_bench, options, problem):
     code, _, err = slo_bench("run", "--rates", "1", "--requests", "1", *options)
     assert code == 2
     assert problem in err

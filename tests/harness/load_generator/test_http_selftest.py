@@ -8,7 +8,7 @@ from slo_bench.cli.main import main
 from slo_bench.harness.validation import selftest
 
 
-def test_it_tells_our_error_and_cost(monkeypatch, capsys):
+def test_selftest_prints_error_and_cost_of_the_client(monkeypatch, capsys):
     options = ["--rates", "40,80", "--seconds", "0.5", "--no-search"]
     monkeypatch.setattr(sys, "argv", ["slo-bench", "selftest", *options, "--json"])
     with pytest.raises(SystemExit) as ended:
@@ -33,7 +33,7 @@ def test_it_tells_our_error_and_cost(monkeypatch, capsys):
     assert whole == pytest.approx(levels[1]["cpu_per_request_s"])
 
 
-def test_wrong_options(monkeypatch, capsys):
+def test_selftest_refuses_wrong_options(monkeypatch, capsys):
     for option, value in (("--seconds", "0"), ("--rates", "0")):
         monkeypatch.setattr(sys, "argv", ["slo-bench", "selftest", option, value])
         with pytest.raises(SystemExit) as ended:
@@ -42,14 +42,14 @@ def test_wrong_options(monkeypatch, capsys):
         assert "must be positive" in capsys.readouterr().err
 
 
-def test_what_computes_on_the_servers_cores_ends_with_its_parent():
+def test_selftest_spinner_ends_with_its_parent():
     argv = [sys.executable, "-S", "-E", "-c", selftest._SPIN]
     spinning = subprocess.Popen(argv, stdin=subprocess.PIPE)
     spinning.stdin.close()  # as when the parent was killed
     assert spinning.wait(timeout=60) == 0
 
 
-def test_a_mock_whose_parent_ends_says_nothing():
+def test_mock_child_without_a_parent_ends_silently():
     argv = [sys.executable, "-m", "slo_bench.harness.servers.mock", "--child"]
     done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")

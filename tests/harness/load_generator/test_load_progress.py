@@ -24,7 +24,7 @@ def exchange(row, arrival_s, *stamps, started_s, status=200, fault=RequestFault.
     return made
 
 
-def test_times_count_from_the_scheduled_arrival(workload):
+def test_progress_times_count_from_the_scheduled_arrival(workload):
     load = parse_slo("ttft=0.5,tpot=0.1").apply(workload(4, gap_s=1.0), np.random.default_rng(0))
     watch = LoadWatch(load)
     assert watch.progress(3).attainment is None
@@ -41,19 +41,19 @@ def test_times_count_from_the_scheduled_arrival(workload):
     assert (found.ended, found.answered, found.met, found.attainment) == (4, 2, 1, 0.25)
 
 
-def test_those_of_several_senders_add_up():
+def test_progress_of_several_senders_adds_up():
     one = LoadProgress(4, 1, 4, 2, 2, 1.0, 1, 0.5, 0.25)
     other = LoadProgress(6, 2, 6, 1, 3, 2.0, 3, 1.5, 0.125)
     assert one + other == LoadProgress(10, 3, 10, 3, 5, 3.0, 4, 2.0, 0.25)
 
 
-def test_a_count_alone_says_nothing_of_slos():
+def test_progress_of_a_count_has_no_attainment():
     assert LoadProgress(12).attainment is None
     assert _so_far("cell", 12, LoadProgress(12)) == "cell 12"
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_a_load_tells_what_is_known(workload, processes):
+def test_load_reports_progress_with_attainment_and_failures(workload, processes):
     load = parse_slo("ttft=30").apply(workload(60, gap_s=0.02), np.random.default_rng(0))
     config = MockConfig(ttft_s=0.005, itl_s=0.002, fault=InjectedFault.BROKEN, fault_every=3)
     heard = []
@@ -71,7 +71,7 @@ def test_a_load_tells_what_is_known(workload, processes):
     assert [one.ended for one, _ in heard] == sorted(one.ended for one, _ in heard)
 
 
-def test_a_run_shows_them(tmp_path, monkeypatch):
+def test_run_prints_progress_with_attainment(tmp_path, monkeypatch):
     monkeypatch.setattr("slo_bench.cli.output.progress.LINE_EVERY_S", 0.0)
     with serving(MockConfig(ttft_s=0.005, itl_s=0.002)) as server:
         words = ["run", "--base-url", server.url, "--workload", "synthetic", "--rates", "20"]
@@ -83,7 +83,7 @@ def test_a_run_shows_them(tmp_path, monkeypatch):
     assert ", TTFT " in shown.output
 
 
-def test_a_run_says_why_requests_failed(tmp_path):
+def test_run_prints_why_requests_failed(tmp_path):
     # The report needs a valid level, and a busy machine sends late. Of fewer than 20 requests the
     # sent rate is not judged.
     lenient = tmp_path / "lenient.toml"

@@ -18,19 +18,19 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux alone pin
 
 
 @pytest.mark.parametrize(("cores", "left"), [(2, 1), (4, 1), (8, 1), (16, 2), (64, 8)])
-def test_cores_are_left_to_the_client(monkeypatch, cores, left):
+def test_core_share_leaves_cores_to_the_client(monkeypatch, cores, left):
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)))
     share = core_share()
     assert share.server == tuple(range(cores - left))
     assert share.client == tuple(range(cores - left, cores))
 
 
-def test_one_core_is_shared(monkeypatch):
+def test_core_share_of_one_core_is_shared(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {3})
     assert core_share() == CoreShare()
 
 
-def test_threads_are_as_before_afterwards():
+def test_thread_settings_are_restored_afterwards():
     own, nice = os.sched_getaffinity(0), os.getpriority(os.PRIO_PROCESS, 0)
     with started_on([max(own)]), before_other_programs():
         assert os.sched_getaffinity(0) == {max(own)}

@@ -89,7 +89,7 @@ def test_priority_is_time_since_first_queued_per_token_of_the_sequence():
     st.integers(1, 2000),
     st.integers(0, 500),
 )
-def test_the_line_of_the_queue_is_the_priority(arrival_s, waited_s, prompt, emitted):
+def test_queue_key_orders_by_priority(arrival_s, waited_s, prompt, emitted):
     """The smallest key goes first: the highest priority."""
     r, view = request(arrival_s, prompt, emitted), Seen(now_s=arrival_s + waited_s)
     policy = AdaptiveLlm()
@@ -127,7 +127,7 @@ def test_line_6_swap_where_cheaper_and_where_it_fits(blocks, host_free, how):
     )
 
 
-def test_recomputing_prefills_the_prompt_and_all_tokens_given_back():
+def test_recompute_cost_prefills_prompt_and_emitted_tokens():
     view = Seen()
     AdaptiveLlm().preemption_mode(request(prompt=10, emitted=5), view)
     assert view.prefills == [(0, 15)]
@@ -148,7 +148,7 @@ def preempted(serve_each_way, requests, policy, **memory):
     return records.preemptions_swap.tolist(), records.preemptions_recompute.tolist()
 
 
-def test_the_lowest_priority_goes(serve_each_way, requests):
+def test_lowest_priority_is_preempted(serve_each_way, requests):
     """The text of §3.4; the pseudo-code pops the end of an ascending list: the highest."""
     swaps, _ = preempted(serve_each_way, requests, AdaptiveLlm(), swap_s_per_block=0.1)
     assert swaps == [1, 0]
@@ -160,13 +160,13 @@ class HighestFirst(AdaptiveLlm):
         return -self.priority(r, view)
 
 
-def test_to_the_letter_the_highest_priority_goes(serve_each_way, requests):
+def test_highest_priority_is_preempted_to_the_letter(serve_each_way, requests):
     """Lines 1 and 3 as printed: sorted in ascending order, taken from the end."""
     swaps, _ = preempted(serve_each_way, requests, HighestFirst(), swap_s_per_block=0.1)
     assert swaps == [0, 1]
 
 
-def test_unfair_the_last_comer_goes_as_in_vllm(serve_each_way, requests):
+def test_last_comer_is_preempted_without_fairness(serve_each_way, requests):
     swaps, _ = preempted(serve_each_way, requests, AdaptiveLlm(fair=False), swap_s_per_block=0.1)
     assert swaps == [0, 1]
 
@@ -179,7 +179,7 @@ def test_unfair_the_last_comer_goes_as_in_vllm(serve_each_way, requests):
         (0.16, 2, [0, 0], [1, 0]),  # no room
     ],
 )
-def test_cheaper_way_on_the_engine(
+def test_engine_uses_the_cheaper_preemption_mode(
     serve_each_way, requests, swap_s_per_block, num_cpu_blocks, swaps, recomputes
 ):
     found = preempted(
@@ -193,7 +193,7 @@ def test_cheaper_way_on_the_engine(
 
 
 @pytest.mark.parametrize(("s_per_token", "how"), [(0.01, "swap"), (0.02, "recompute")])
-def test_with_a_cost_grid_learned_costs_decide(tmp_path, s_per_token, how):
+def test_preemption_mode_follows_a_cost_grid(tmp_path, s_per_token, how):
     """A victim of one block of 16 tokens: out and in 0.32 or 0.64 s, its prefill 0.5 s."""
     axis = np.array([0.0, 100.0])
     swap = Swap(0.0, s_per_token)
@@ -204,7 +204,7 @@ def test_with_a_cost_grid_learned_costs_decide(tmp_path, s_per_token, how):
     assert not view.prefills  # the engine's own predictions were not asked
 
 
-def test_a_cost_grid_that_is_none_is_refused_at_once(tmp_path):
+def test_invalid_cost_grid_is_refused_at_once(tmp_path):
     with pytest.raises(SloBenchError, match="cannot be read"):
         AdaptiveLlm(cost_grid=str(tmp_path / "none.npz"))
     with pytest.raises(SloBenchError, match="cost_grid must be the name of a file but is 3"):
@@ -238,7 +238,7 @@ def test_line_8_a_tie_goes_to_the_swapped():
     assert LETTER.next_queue(view) is NextQueue.SWAPPED
 
 
-def test_nobody_enters_where_neither_group_fits():
+def test_no_group_enters_where_neither_fits():
     assert LETTER.next_queue(Seen()) is NextQueue.NONE
 
 
@@ -290,12 +290,12 @@ class Beside(Seen):
         ({"chunk_tokens": 64, "overlap_swap": True}, 1.2, "swap"),  # 0.4 s < 0.5 s
     ],
 )
-def test_costs_are_what_either_adds_to_the_step(monkeypatch, parameters, block_s, how):
+def test_preemption_mode_compares_costs_added_to_the_step(monkeypatch, parameters, block_s, how):
     monkeypatch.setattr(Beside, "swap_s", lambda self, blocks: block_s * blocks)
     assert AdaptiveLlm(**parameters).preemption_mode(request(), Beside()) is PreemptionMode(how)
 
 
-def test_a_recomputed_prompt_rides_on_the_decodes_of_others(serve, requests):
+def test_recomputed_prompt_shares_steps_with_decodes(serve, requests):
     load = requests((0.0, 40, 20), (0.5, 40, 20))
     chunked = serve(
         load,
@@ -316,13 +316,13 @@ def with_deadlines(load, *e2e_s):
     return replace(load, e2e_slo_s=np.array(e2e_s, dtype=float))
 
 
-def test_the_nearest_deadline_goes_first(serve_each_way, requests):
+def test_deadlines_variant_serves_the_nearest_deadline_first(serve_each_way, requests):
     load = with_deadlines(requests((0, 16, 4), (0, 16, 4), (0, 16, 4)), 90, 20, 50)
     records = serve_each_way(load, AdaptiveLlmDeadlines(max_num_seqs=1)).records
     assert np.argsort(records.finish_s).tolist() == [1, 2, 0]
 
 
-def test_what_cannot_be_done_in_time_is_let_go(serve_each_way, requests):
+def test_deadlines_variant_drops_requests_that_cannot_be_in_time(serve_each_way, requests):
     """Four tokens take 4 s. The second waits for the first; at 3.5 s it can no longer be done."""
     load = with_deadlines(requests((0, 16, 4), (0, 16, 4), (0, 16, 4)), 4.5, 7.5, 8.5)
     records = serve_each_way(load, AdaptiveLlmDeadlines(max_num_seqs=1)).records
@@ -330,7 +330,7 @@ def test_what_cannot_be_done_in_time_is_let_go(serve_each_way, requests):
     assert records.finish_s[2] == 8
 
 
-def test_without_slos_deadlines_are_the_order_of_arrival(serve_each_way, requests):
+def test_deadlines_variant_without_slos_serves_by_arrival(serve_each_way, requests):
     load = requests((0, 16, 4), (0.1, 60, 4), (0.2, 16, 4))
     records = serve_each_way(load, AdaptiveLlmDeadlines(max_num_seqs=1)).records
     assert np.argsort(records.finish_s).tolist() == [0, 1, 2]
@@ -356,7 +356,7 @@ def test_grouped_query_attention_takes_less_than_equation_3():
     assert Placement(spec, gpu("a100-80g")).kv_bytes_per_token * 4 == by_eq_3
 
 
-def test_the_suite_is_the_published_set_up():
+def test_suite_equals_the_published_setup():
     cells = Experiment.suite("adaptivellm").plan().cells
     assert len(cells) == 12 * 3 * 3  # groups, systems, seeds
     for place in {cell.placement for cell in cells}:
@@ -394,7 +394,7 @@ def test_weighted_turnaround_falls_as_published(batch, dataset):
     assert 0.6 <= ours / vllm <= 0.8
 
 
-def test_to_the_letter_it_is_slower_than_vllm():
+def test_adaptivellm_to_the_letter_is_slower_than_vllm():
     vllm = served(0, "vllm-v0").totals.makespan_s
     assert served(0, "adaptivellm", groups="mean-priority").totals.makespan_s > vllm
     assert served(0, "adaptivellm").totals.makespan_s < vllm

@@ -50,7 +50,7 @@ def served(workload: Workload, policy: Autoscaled, instances: int = 3):
         (65, 3, 3),
     ],
 )
-def test_the_rule_of_kubernetes(requests, on, wanted):
+def test_wanted_instances_follow_the_rule_of_kubernetes(requests, on, wanted):
     """ceil(on · requests per instance / 32); 35 is within a tenth of 32, 65 of 96 is not."""
     assert Autoscaled(target_requests=32).wanted(requests, on) == wanted
 
@@ -88,7 +88,7 @@ def controlled(policy: Autoscaled, cluster: Mock, requests: list[int], now_s: fl
     ]
 
 
-def test_an_instance_that_starts_or_serves_again_counts_once():
+def test_instance_that_starts_or_serves_again_counts_once():
     policy = Autoscaled(
         target_requests=10, startup_s=30.0, control_every_s=15.0, stabilization_s=0.0
     )
@@ -113,7 +113,7 @@ def test_an_instance_that_starts_or_serves_again_counts_once():
     assert controlled(policy, cluster, [15, 14, 0, 0], 104.0) == ["start 2"]
 
 
-def test_all_that_always_stand_cost_as_much_as_a_fixed_number():
+def test_instances_without_spares_cost_as_a_fixed_number():
     load = burst(60, 0.3)
     result = served(load, Autoscaled(min_instances=2), instances=2)
     assert np.isnan(result.totals.gpu_paid_s)  # nothing can start or stop
@@ -122,7 +122,7 @@ def test_all_that_always_stand_cost_as_much_as_a_fixed_number():
     assert set(spare.records.instance) == {0}
 
 
-def test_what_is_paid_for():
+def test_paid_time_counts_from_decision_to_end_of_service():
     """Two GPUs of the base; two that start at 100, stop at 140 and serve until 160."""
 
     base, spare = Mock(spare=False), Mock(spare=True)
@@ -139,7 +139,7 @@ def test_what_is_paid_for():
     assert paid.total_gpu_s(200.0) == 2 * 200 + 2 * 60 + 2 * 20
 
 
-def test_cost_follows_what_is_paid(tmp_path):
+def test_cost_columns_follow_the_paid_time(tmp_path):
     run = Experiment(
         systems=["autoscaled"],
         rates=[4.0],
@@ -156,6 +156,6 @@ def test_cost_follows_what_is_paid(tmp_path):
     assert row["gpu_utilisation"] <= 1.0
 
 
-def test_fewer_instances_than_always_stand():
+def test_fewer_instances_than_min_instances_are_refused():
     with pytest.raises(SloBenchError, match="min_instances = 4"):
         served(burst(2, 1.0), Autoscaled(min_instances=4))

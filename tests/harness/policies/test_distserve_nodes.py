@@ -41,7 +41,7 @@ def test_links_within_a_host_and_between_hosts():
     assert network.spec is ACROSS
 
 
-def test_answers_stay_on_the_host_of_their_prefill_while_there_is_room():
+def test_decode_stays_on_the_host_of_its_prefill_while_there_is_room():
     near = served(40, 0.5, nodes=2)
     far = served(40, 0.5, nodes=2, near_first=False)
     network = served(40, 0.5, near_first=False)
@@ -53,6 +53,6 @@ def test_answers_stay_on_the_host_of_their_prefill_while_there_is_room():
     assert [one.role for one in (*prefilled, *decoded)] == ["prefill"] * 2 + ["decode"] * 2
 
 
-def test_nodes_are_simulated():
+def test_distserve_nodes_are_refused_on_servers():
     assert "nodes" in SYSTEMS["distserve"].with_parameters(nodes=2).on_servers.refusals[""]
     assert not SYSTEMS["distserve"].on_servers.refusals

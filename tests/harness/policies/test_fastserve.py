@@ -49,7 +49,7 @@ class Asked:
     [(10, 0, 0), (160, 0, 0), (161, 0, 1), (320, 0, 1), (640, 0, 2), (10, 15, 0), (10, 16, 1),
      (10, 31, 1), (10, 32, 2), (160, 16, 1)],
 )  # fmt: skip
-def test_queues_by_service_and_skip_join(prompt, emitted, level):
+def test_skip_join_puts_requests_into_queues_by_prefill_time(prompt, emitted, level):
     view = Unit()
     view.emitted = emitted
     assert FastServe(quantum_steps=16).level(Asked(prompt), view) == level
@@ -58,7 +58,7 @@ def test_queues_by_service_and_skip_join(prompt, emitted, level):
 LONG, SHORT = (0.0, 650, 130), (0.5, 300, 4)  # 49 blocks of 100 each at the end, and 19
 
 
-def test_a_short_request_preempts_a_long_one_which_loses_no_token():
+def test_short_request_swaps_out_a_long_one_without_losing_tokens():
     records = served("fastserve", LONG, LONG, SHORT, promote_s=1000).records
     waits = served("vllm-v0", LONG, LONG, SHORT).records
     assert sorted(records.preemptions_swap.tolist()) == [0, 0, 1]
@@ -68,13 +68,13 @@ def test_a_short_request_preempts_a_long_one_which_loses_no_token():
     assert records.output_tokens.tolist() == [130, 130, 4]
 
 
-def test_what_waits_long_enough_is_preempted_no_more():
+def test_promoted_request_is_preempted_no_more():
     records = served("fastserve", LONG, LONG, SHORT, promote_s=0.01).records
     assert not records.preemptions_swap.any()
     assert records.finish_s[2] > records.finish_s[:2].max()
 
 
-def test_preemptions_are_counted():
+def test_preemptions_for_shorter_requests_are_counted():
     rows = [LONG, LONG, *((0.5 + 0.02 * k, 300, 4) for k in range(6))]
     result = served("fastserve", *rows, promote_s=1000)
     assert 1 <= result.counts["preemptions_for_shorter"] <= 6

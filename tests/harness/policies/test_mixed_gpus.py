@@ -47,7 +47,7 @@ def test_each_instance_has_the_gpu_and_the_step_times_of_its_role():
     assert first / second == pytest.approx(alone["h100-80g"] / alone["a100-80g"], rel=0.15)
 
 
-def test_step_times_send_more_to_the_fast_gpu():
+def test_routing_by_step_times_sends_more_to_the_fast_gpu():
     _, counted = result(routing="requests")
     _, known = result(routing="step-times")
     share = [(one.records.instance == 0).mean() for one in (counted, known)]
@@ -55,13 +55,13 @@ def test_step_times_send_more_to_the_fast_gpu():
     assert known.records.e2e_s.mean() < counted.records.e2e_s.mean()
 
 
-def test_the_cost_is_that_of_both_kinds(tmp_path):
+def test_cost_sums_both_gpu_kinds(tmp_path):
     (row,) = experiment().run(tmp_path / "run").rows()
     expected = gpu("h100-80g").price_per_hour_usd + gpu("a100-80g").price_per_hour_usd
     assert row["cost_usd_per_hour"] == pytest.approx(expected)
     assert row["gpus"] == 2
 
 
-def test_no_instance_is_left_for_the_first_kind():
+def test_first_kind_without_an_instance_is_refused():
     with pytest.raises(SloBenchError, match="leave none on h100-80g"):
         result(second_instances=2)

@@ -40,7 +40,7 @@ def origins(policy: MultiSite, at_s: float, n: int = 4000) -> list[float]:
     return [found[f"site-{k}"] / n for k in range(policy.sites)]
 
 
-def test_the_busiest_site_is_the_origin_of_more_and_changes_with_time():
+def test_site_origins_follow_the_busiest_site_over_time():
     assert origins(MultiSite(imbalance=0.6), 1e4) == pytest.approx([0.8, 0.2], abs=0.01)
     turning = MultiSite(imbalance=0.6, period_s=100.0)
     assert origins(turning, 0.0) == pytest.approx([0.8, 0.2], abs=0.01)
@@ -50,7 +50,7 @@ def test_the_busiest_site_is_the_origin_of_more_and_changes_with_time():
     assert origins(three, 0.0) == pytest.approx([2 / 3, 1 / 6, 1 / 6], abs=0.01)
 
 
-def test_a_request_that_crosses_pays_the_round_trip_once():
+def test_crossing_request_pays_one_round_trip():
     """Requests far apart, so that no instance has two at once."""
     at_home = served(load(10, 30.0), imbalance=1.0, routing="home")
     assert at_home.counts["crossings"] == 0
@@ -64,7 +64,7 @@ def test_a_request_that_crosses_pays_the_round_trip_once():
     assert crossing.counts["crossings"] == of.count("site-1")
 
 
-def test_the_router_crosses_only_where_it_gains_more_than_the_way():
+def test_router_crosses_only_for_a_gain_above_the_round_trip():
     burst = load(60, 0.01)
     parameters = {"imbalance": 1.0, "routing": "latency"}
     near = served(burst, round_trip_s=0.01, **parameters)
@@ -76,14 +76,14 @@ def test_the_router_crosses_only_where_it_gains_more_than_the_way():
     assert np.mean(blind.records.ttft_s) > np.mean(never.records.ttft_s)
 
 
-def test_requests_that_travel_are_seen_by_the_router_and_enter_in_order():
+def test_travelling_requests_count_as_load_and_enter_in_order():
     result = served(load(40, 0.001), round_trip_s=1.0, imbalance=1.0, routing="step-times")
     of_site = np.bincount(result.records.instance, minlength=2)
     assert of_site.min() >= 15  # those on their way count
     assert (result.records.ttft_s[result.records.instance == 1] > 1.0).all()
 
 
-def test_every_site_has_an_instance():
+def test_instances_are_divided_among_sites_or_refused():
     with pytest.raises(SloBenchError, match="at least one instance a site"):
         served(load(1, 1.0), instances=2, sites=3)
     roles = MultiSite(sites=3).layout(SYSTEMS["vllm"].policy, PLACEMENT, 5)

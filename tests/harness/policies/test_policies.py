@@ -31,18 +31,18 @@ MODULES = sorted({policy.__module__ for policy in POLICIES})
 OF_THE_CONTROLLER = {"worst_batch_tokens", "layers", "store_s_per_token"}
 
 
-def test_every_stock_system_has_its_policy_here():
+def test_every_stock_system_has_a_policy_of_this_folder():
     assert {type(s.policy) for s in SYSTEMS.values()} <= set(POLICIES)
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_a_policy_names_its_source(module):
+def test_policy_docstring_names_its_source(module):
     text = importlib.import_module(module).__doc__
     assert "Source: " in text
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda p: p.__name__)
-def test_a_policy_is_frozen(policy):
+def test_policy_is_a_frozen_dataclass(policy):
     assert policy.__doc__
     assert policy.__dataclass_params__.frozen
     made = policy()
@@ -52,7 +52,7 @@ def test_a_policy_is_frozen(policy):
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda p: p.__name__)
-def test_parameters_can_be_searched(policy):
+def test_policy_parameters_have_ranges_that_work(policy):
     """Every field is a parameter with a range, its default inside; the ends of the range work."""
     made = policy()
     bounds = policy.bounds()
@@ -87,7 +87,7 @@ def test_bad_parameters_are_refused_by_name(policy):
                 policy(**{name: value})
 
 
-def test_bounds_open_on_one_side():
+def test_bounds_may_be_open_on_one_side():
     Bounds(low=0).check("x", 10**9)
     with pytest.raises(SloBenchError, match="x must be from 0 to None but is -1"):
         Bounds(low=0).check("x", -1)

@@ -28,7 +28,7 @@ def crowd(n=60):
 
 
 @pytest.mark.parametrize("name", [n for n, s in SYSTEMS.items() if s.sharing is None])
-def test_who_says_that_it_looks_does(name, serve, monkeypatch):
+def test_systems_that_declare_predicted_lengths_read_them(name, serve, monkeypatch):
     asked = []
     for hook in ("output_tokens", "output_tokens_p90"):
         told = getattr(ModelledPredictions, hook)

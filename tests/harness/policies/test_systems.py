@@ -20,7 +20,7 @@ STOCK = (
 
 
 @pytest.mark.parametrize("name", STOCK)
-def test_stock_systems(name):
+def test_stock_system_is_found_by_name(name):
     found = system(name)
     assert found is SYSTEMS[name]
     assert found.name == name
@@ -29,7 +29,7 @@ def test_stock_systems(name):
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
-def test_every_system_says_what_it_is(name):
+def test_every_system_has_a_one_line_description(name):
     line = SYSTEMS[name].description
     assert 20 < len(line) < 100
     assert "\n" not in line
@@ -44,7 +44,7 @@ def test_every_system_says_what_it_is(name):
         ("#", "known: .*fifo.*sglang"),
     ],
 )
-def test_misspelt(name, hint):
+def test_misspelt_system_is_refused_with_a_suggestion(name, hint):
     with pytest.raises(UnknownNameError, match=f"unknown system '{name}'; {hint}"):
         system(name)
 
@@ -85,7 +85,7 @@ def file(tmp_path):
     return written
 
 
-def test_a_file_with_one_policy(file):
+def test_system_of_a_file_with_one_policy(file):
     found = system(file(ONE))
     assert found.name == "my-policy"
     assert type(found.policy).__name__ == "ShortestFirst"
@@ -93,7 +93,7 @@ def test_a_file_with_one_policy(file):
     assert found.description == "Shortest prompt first."
 
 
-def test_it_serves(file, serve, requests):
+def test_system_of_a_file_serves_requests(file, serve, requests):
     workload = requests((0, 30, 2), (0.1, 30, 1), (0.2, 10, 1), (0.3, 20, 1))
     policy = system(file(ONE.replace("def queue_key", "def limits(self, view):\n"
         "            from slo_bench.harness.core.decisions import Limits\n"
@@ -101,7 +101,7 @@ def test_it_serves(file, serve, requests):
     assert serve(workload, policy).records.first_scheduled_s.tolist() == [0, 4, 2, 3]
 
 
-def test_a_class_of_a_file(file):
+def test_system_of_a_class_in_a_file(file):
     path = file(TWO)
     assert type(system(f"{path}:LongestFirst").policy).__name__ == "LongestFirst"
     with pytest.raises(SloBenchError, match=r"found: ShortestFirst, LongestFirst\); name it as"):
@@ -110,7 +110,7 @@ def test_a_class_of_a_file(file):
         system(f"{path}:Middle")
 
 
-def test_a_system_in_a_file(file):
+def test_system_object_in_a_file(file):
     path = file(
         """
         from slo_bench.harness.policies.vllm import Vllm
@@ -122,7 +122,7 @@ def test_a_system_in_a_file(file):
     assert system(f"{path}:NARROW") == System("narrow", Vllm(max_num_seqs=4), "least-loaded")
 
 
-def test_a_file_is_loaded_once(file):
+def test_policy_file_is_loaded_once(file):
     path = file(ONE)
     assert system(path) == system(path)  # of the same class
 
@@ -141,17 +141,17 @@ def test_a_file_is_loaded_once(file):
         (ONE.replace(" = parameter(1.0, 0.0, 10.0)", ""), "every parameter needs a default"),
     ],
 )  # fmt: skip
-def test_a_file_that_holds_no_policy(file, text, problem):
+def test_file_without_a_policy_is_refused(file, text, problem):
     with pytest.raises(SloBenchError, match=problem):
         system(file(text))
 
 
-def test_something_else_in_a_file(file):
+def test_file_name_that_is_no_policy_is_refused(file):
     with pytest.raises(SloBenchError, match="is neither a System nor a Policy but 1"):
         system(file("x = 1") + ":x")
 
 
-def test_no_such_file(tmp_path):
+def test_missing_policy_file_is_refused(tmp_path):
     with pytest.raises(SloBenchError, match=r"no file .*absent.py; --system takes"):
         system(str(tmp_path / "absent.py"))
 
@@ -169,18 +169,18 @@ def installed(monkeypatch):
     return offer
 
 
-def test_an_installed_system(installed):
+def test_system_of_an_entry_point(installed):
     installed(theirs="slo_bench.harness.policies.vllm:Vllm")
     assert system("theirs").policy == Vllm()
     assert system("theirs").name == "theirs"
 
 
-def test_stock_names_cannot_be_taken(installed):
+def test_entry_point_with_a_stock_name_is_refused(installed):
     installed(fifo="slo_bench.harness.policies.vllm:Vllm")
     assert system("fifo") is SYSTEMS["fifo"]
 
 
-def test_installed_names_are_suggested(installed):
+def test_misspelt_entry_point_is_suggested(installed):
     installed(theirs="slo_bench.harness.policies.vllm:Vllm")
     with pytest.raises(UnknownNameError, match="did you mean theirs"):
         system("their")
@@ -194,7 +194,7 @@ def test_installed_names_are_suggested(installed):
         ("math:pi", "is neither a System nor a Policy but 3.14"),
     ],
 )
-def test_an_installed_system_that_is_broken(installed, value, problem):
+def test_broken_entry_point_is_refused(installed, value, problem):
     installed(theirs=value)
     with pytest.raises(SloBenchError, match=problem):
         system("theirs")
@@ -203,14 +203,14 @@ def test_an_installed_system_that_is_broken(installed, value, problem):
 # ---------------------------------------------------------------- parameters
 
 
-def test_parameters_make_another_system():
+def test_with_parameters_gives_a_changed_copy():
     wide = SYSTEMS["vllm"].with_parameters(max_num_seqs=512)
     assert wide.parameters() == {**SYSTEMS["vllm"].parameters(), "max_num_seqs": 512}
     assert SYSTEMS["vllm"].parameters()["max_num_seqs"] == 256  # unchanged
     assert (wide.name, wide.prefix_cache) == ("vllm", True)
 
 
-def test_whole_floats_are_whole_numbers():
+def test_parameter_of_a_whole_float_is_an_integer():
     seqs = SYSTEMS["vllm"].with_parameters(max_num_seqs=8.0).parameters()["max_num_seqs"]
     assert seqs == 8
     assert isinstance(seqs, int)
@@ -231,6 +231,6 @@ def test_whole_floats_are_whole_numbers():
         ("vllm-swap", {"host_full": "wait"}, "host_full must be one of admit-none, stall"),
     ],
 )
-def test_parameters_that_cannot_be(name, parameters, problem):
+def test_with_parameters_refuses_impossible_values(name, parameters, problem):
     with pytest.raises(SloBenchError, match=problem):
         SYSTEMS[name].with_parameters(**parameters)

@@ -38,7 +38,7 @@ def metrics(drafts, proposed, by_position, output, first):
 BEFORE, AFTER = metrics(10, 20, [5, 0], 30, 5), metrics(110, 220, [85, 40], 355, 10)
 
 
-def test_growth_by_hand():
+def test_speculation_figures_of_counter_growth_by_hand():
     # 325 tokens, 5 of them first and 120 accepted: sequences took 200 steps, half with proposals.
     assert speculation_figures([BEFORE], [AFTER]) == {
         "server_drafts": 100,
@@ -58,7 +58,7 @@ def acceptance_of(source):
     return str(with_acceptance(parse_speculation(f"ngram:2@{source}<64")))
 
 
-def test_a_run_folder(tmp_path):
+def test_acceptance_of_a_run_folder(tmp_path):
     figures = speculation_figures([BEFORE], [AFTER])
     rows = [["cell", *figures], ["one", *figures.values()], ["two", *figures.values()]]
     table = "\n".join(",".join(map(str, row)) for row in rows) + "\n"
@@ -75,7 +75,7 @@ def test_a_run_folder(tmp_path):
     assert settled.tokens_per_step == pytest.approx((200 + 120) / 200)
 
 
-def test_a_run_with_several_methods(tmp_path):
+def test_acceptance_of_one_method_counts_its_own_cells_only(tmp_path):
     """Of each only its own cells count."""
     cells = {"none": [0, 0, 0], "ngram:2": [100, 80, 40], "to/draft:2": [100, 50, 10]}
     rows = ["cell,speculation,server_drafts,server_accepted_1,server_accepted_2"]
@@ -88,13 +88,13 @@ def test_a_run_with_several_methods(tmp_path):
         with_acceptance(parse_speculation(f"eagle:2@{tmp_path}"))
 
 
-def test_the_text_of_metrics(tmp_path):
+def test_acceptance_of_a_metrics_file(tmp_path):
     (tmp_path / "metrics").write_text(BEFORE)
     # 10 drafts, 5 pass position 1, none position 2; 30 - 5 - 5 steps.
     assert acceptance_of(tmp_path / "metrics") == "ngram:2@0.5/0*0.5<64"
 
 
-def test_lines_of_a_server_log(tmp_path):
+def test_acceptance_of_a_server_log(tmp_path):
     line = (
         "INFO 01-01 00:00:00 [metrics.py:120] SpecDecoding metrics: Mean acceptance length: 2.20, "
         "Accepted throughput: 1.00 tokens/s, Drafted throughput: 1.00 tokens/s, Accepted: 120 "

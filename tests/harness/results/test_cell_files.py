@@ -17,7 +17,7 @@ def rows_of(columns):
     return list(csv.DictReader(io.StringIO(text, newline="")))
 
 
-def test_a_small_table_reads_as_one_would_write_it():
+def test_small_table_is_written_as_plain_csv():
     columns = {
         "id": np.array([0, 1, 12]),
         "time_s": np.array([0.5, np.nan, 1234.0000015]),
@@ -34,11 +34,11 @@ def test_a_small_table_reads_as_one_would_write_it():
     )
 
 
-def test_no_rows_is_a_header():
+def test_table_without_rows_is_a_header():
     assert b"".join(csv_blocks({"a": np.array([], dtype=np.int64)})) == b"a\n"
 
 
-def test_all_columns_constant():
+def test_table_of_constant_columns_keeps_its_rows():
     assert rows_of({"a": np.full(2, np.nan), "b": np.zeros(2, dtype=np.int64)}) == [
         {"a": "", "b": "0"},
         {"a": "", "b": "0"},
@@ -55,7 +55,7 @@ def test_all_columns_constant():
         max_size=30,
     )
 )
-def test_numbers_survive(pairs):
+def test_numbers_survive_writing_and_reading(pairs):
     rows = rows_of(
         {"whole": np.array([p[0] for p in pairs]), "time": np.array([p[1] for p in pairs])}
     )
@@ -69,14 +69,14 @@ def test_numbers_survive(pairs):
             assert abs(float(row["time"]) - time) <= 5.01e-7 + abs(time) * 2e-16
 
 
-def test_blocks_join_without_a_seam(monkeypatch):
+def test_table_written_in_blocks_equals_the_whole(monkeypatch):
     columns = {"a": np.arange(10), "b": np.linspace(0, 1, 10)}
     whole = b"".join(csv_blocks(columns))
     monkeypatch.setattr(cell_files, "ROWS_AT_ONCE", 3)
     assert b"".join(csv_blocks(columns)) == whole
 
 
-def test_gzip_bytes_repeat_and_unpack():
+def test_gzip_bytes_are_reproducible():
     columns = {"a": np.arange(1000)}
     packed = b"".join(gzip_csv(columns))
     assert packed == b"".join(gzip_csv(columns))
@@ -84,6 +84,6 @@ def test_gzip_bytes_repeat_and_unpack():
 
 
 @pytest.mark.parametrize("text", ['say "hi"', "two\nlines", "ü"])
-def test_names_are_quoted(text):
+def test_names_with_separators_are_quoted(text):
     rows = rows_of({"name": Choice(np.array([0, 1]), (text, "plain")), "n": np.array([1, 2])})
     assert [row["name"] for row in rows] == [text, "plain"]

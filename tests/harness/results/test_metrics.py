@@ -67,7 +67,7 @@ def metrics(w, r, **options):
     return cell_metrics(figures, r, ONE_GPU, warmup_s=options.get("warmup_s", 0.0))
 
 
-def test_each_bound_is_judged_by_its_own_clock():
+def test_each_slo_bound_is_judged_by_its_own_time():
     arrival = [0.0, 1.0, 2.0, 3.0, 4.0]
     w = workload(
         arrival,
@@ -89,12 +89,12 @@ def test_each_bound_is_judged_by_its_own_clock():
     assert judged.late["deadline"].tolist() == [False, False, False, False, True]
 
 
-def test_one_token_has_no_tpot_and_meets_any():
+def test_request_of_one_token_meets_any_tpot_bound():
     w = workload([0.0], tokens=[1], tpot_slo_s=floats(1e-6))
     assert judge(w, records([0.0], [5.0], [5.0], [1])).met.tolist() == [True]
 
 
-def test_a_bound_reached_but_for_rounding_is_met():
+def test_slo_bound_missed_only_by_rounding_is_met():
     # 10.3 - 9.3 is 1.0000000000000018 in binary.
     w = workload([9.3], ttft_slo_s=floats(1.0))
     assert judge(w, records([9.3], [10.3], [11.0], [11])).met.tolist() == [True]
@@ -176,7 +176,7 @@ def test_utilisation_cost_and_gaps_by_hand():
     assert row["itl_p99_s"] == 0.1
 
 
-def test_warm_up_leaves_the_early_ones_out():
+def test_warmup_leaves_early_requests_out():
     arrival = [0.0, 1.0, 5.0, 6.0]
     w = workload(arrival, ttft_slo_s=floats(1.0))
     r = records(arrival, [3.0, 4.0, 5.5, 9.0], [5.0, 6.0, 7.0, 11.0], [11] * 4)
@@ -189,14 +189,14 @@ def test_warm_up_leaves_the_early_ones_out():
         metrics(w, result(r), warmup_s=7.0)
 
 
-def test_a_follow_up_that_never_came_is_a_miss():
+def test_follow_up_of_a_rejected_request_is_a_miss():
     w = workload([0.0, 1.0], follows=ints(-1, 0))
     r = records([0.0, NAN], [NAN, NAN], [NAN, NAN], [0, 0], [Outcome.REJECTED, Outcome.UNFINISHED])
     assert metrics(w, result(r))["attainment"] == 0.0
     assert metrics(w, result(r), warmup_s=0.5)["requests"] == 1
 
 
-def test_classes_are_judged_apart():
+def test_classes_have_their_own_attainment():
     w = workload(
         [0.0, 1.0, 2.0],
         ttft_slo_s=floats(1.0),
@@ -214,7 +214,7 @@ def test_classes_are_judged_apart():
     assert "attainment_spread" not in metrics(workload([0.0, 1.0, 2.0]), result(r))
 
 
-def test_nothing_measured_is_not_a_number():
+def test_figures_of_no_values_are_nan():
     nothing = summarise(floats(NAN, NAN))
     assert all(math.isnan(value) for value in dataclasses.astuple(nothing))
 

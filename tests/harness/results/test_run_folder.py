@@ -43,7 +43,7 @@ def test_rows_stand_in_the_order_of_the_experiment(tmp_path):
     assert (tmp_path / "run" / "experiment.toml").read_text() == TOML
 
 
-def test_values_come_back_as_they_went(tmp_path):
+def test_cell_values_survive_writing_and_reading(tmp_path):
     rows = [
         {"cell": "a", "x": 0.1, "n": 3, "ok": True, "word": "1e3x", "none": None, "nan": math.nan},
         {"cell": "b", "x": math.inf, "n": -1, "ok": False, "word": "a,b", "more": 1e-9},
@@ -56,7 +56,7 @@ def test_values_come_back_as_they_went(tmp_path):
     assert (tmp_path / "again.csv").read_text() == (tmp_path / "cells.csv").read_text()
 
 
-def test_the_spread_over_classes_stands_last(tmp_path):
+def test_columns_of_classes_stand_last(tmp_path):
     write_rows(
         tmp_path / "cells.csv",
         [
@@ -68,7 +68,7 @@ def test_the_spread_over_classes_stands_last(tmp_path):
     assert header == "cell,attainment_x,attainment_y,attainment_spread"
 
 
-def test_parameters_of_some_systems_stand_before_the_figures(tmp_path):
+def test_parameter_columns_stand_before_the_figures(tmp_path):
     rows = [
         {"cell": "a", "system": "fifo", "requests": 5, "attainment": 1.0},
         {"cell": "b", "system": "s3", "s3.first": "oldest", "requests": 5, "attainment": 0.5},
@@ -79,7 +79,7 @@ def test_parameters_of_some_systems_stand_before_the_figures(tmp_path):
     assert lines[1] == "a,fifo,,5,1.0"
 
 
-def test_a_folder_with_files_needs_resume(tmp_path):
+def test_run_folder_with_files_needs_resume(tmp_path):
     (tmp_path / "letter.txt").write_text("mine")
     with pytest.raises(SloBenchError, match=r"not empty.*--resume"), opened(tmp_path):
         pass
@@ -88,7 +88,7 @@ def test_a_folder_with_files_needs_resume(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["letter.txt"]
 
 
-def test_resume_knows_what_is_finished(tmp_path):
+def test_resume_reads_the_finished_cells(tmp_path):
     run = tmp_path / "run"
     with contextlib.suppress(KeyboardInterrupt), opened(run) as folder:
         folder.add("b", {"cell": "b", "n": 2})
@@ -113,20 +113,20 @@ def test_resume_refuses_another_experiment(tmp_path):
         pass
 
 
-def test_a_failure_before_the_first_cell_leaves_nothing(tmp_path):
+def test_failure_before_the_first_cell_removes_the_folder(tmp_path):
     with pytest.raises(SloBenchError, match="too long"), opened(tmp_path / "deep" / "run"):
         raise SloBenchError("too long")
     assert not (tmp_path / "deep" / "run").exists()
 
 
-def test_a_folder_that_was_there_stays(tmp_path):
+def test_failure_before_the_first_cell_keeps_an_existing_folder(tmp_path):
     with pytest.raises(SloBenchError, match="too long"), opened(tmp_path):
         raise SloBenchError("too long")
     assert tmp_path.is_dir()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no flock")
-def test_two_runs_do_not_share_a_folder(tmp_path):
+def test_run_folder_in_use_is_refused(tmp_path):
     run = tmp_path / "run"
     with (
         opened(run),
@@ -136,20 +136,20 @@ def test_two_runs_do_not_share_a_folder(tmp_path):
         pass
 
 
-def test_a_folder_that_cannot_be_made(tmp_path):
+def test_run_folder_below_a_file_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(SloBenchError, match=r"cannot write to .*file"), opened(tmp_path / "file/x"):
         pass
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root may write anywhere")
-def test_a_folder_without_permission(tmp_path):
+def test_run_folder_without_write_permission_is_an_error(tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(SloBenchError, match="cannot write to"), opened(tmp_path / "run"):
         pass
 
 
-def test_a_torn_write_leaves_the_old_file(tmp_path):
+def test_interrupted_write_keeps_the_old_file(tmp_path):
     path = tmp_path / "file"
     write_whole(path, [b"old"])
 
@@ -184,7 +184,7 @@ TIMELINE = Timeline(
 )
 
 
-def test_details_as_csv(tmp_path):
+def test_request_details_are_written_as_csv(tmp_path):
     write_details(tmp_path, "a", two_requests(), TIMELINE, records="csv")
     lines = gzip.decompress((tmp_path / "requests/a.csv.gz").read_bytes()).decode().splitlines()
     assert lines == [
@@ -200,7 +200,7 @@ def test_details_as_csv(tmp_path):
     )
 
 
-def test_details_as_parquet_say_the_same(tmp_path):
+def test_request_details_as_parquet_equal_those_as_csv(tmp_path):
     pd = pytest.importorskip("pandas")
     pytest.importorskip("pyarrow")
     write_details(tmp_path, "a", two_requests(), TIMELINE, records="parquet")
@@ -213,6 +213,6 @@ def test_details_as_parquet_say_the_same(tmp_path):
         assert left == right or np.allclose(left, right, equal_nan=True)
 
 
-def test_no_records_but_the_timeline(tmp_path):
+def test_records_none_writes_the_timeline_alone(tmp_path):
     write_details(tmp_path, "a", two_requests(), TIMELINE, records="none")
     assert [p.name for p in tmp_path.iterdir()] == ["timelines"]

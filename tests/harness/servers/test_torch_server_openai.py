@@ -36,14 +36,14 @@ def client(tmp_path_factory: pytest.TempPathFactory, embedder: Path) -> Iterator
         yield openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60)
 
 
-def test_models(client: Any, embedder: Path) -> None:
+def test_openai_client_lists_models(client: Any, embedder: Path) -> None:
     assert [one.id for one in client.models.list()] == ["tiny", embedder.name]
     assert client.models.retrieve("tiny").id == "tiny"
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("gpt-4")
 
 
-def test_a_conversation_with_log_probabilities(client: Any) -> None:
+def test_openai_client_chats_with_logprobs(client: Any) -> None:
     told = {"model": "tiny", "messages": MESSAGES, "max_completion_tokens": 6, "seed": 1}
     whole = client.chat.completions.create(**told, n=2, logprobs=True, top_logprobs=2)
     assert [one.index for one in whole.choices] == [0, 1]
@@ -56,7 +56,7 @@ def test_a_conversation_with_log_probabilities(client: Any) -> None:
         assert all(one.logprob <= 0 for one in content)
 
 
-def test_a_stream_with_usage(client: Any) -> None:
+def test_openai_client_streams_with_usage(client: Any) -> None:
     told = {"model": "tiny", "messages": MESSAGES, "max_tokens": 6, "temperature": 0}
     whole = client.chat.completions.create(**told)
     options = {"include_usage": True}
@@ -68,7 +68,7 @@ def test_a_stream_with_usage(client: Any) -> None:
     assert parts[-2].choices[0].finish_reason == "length"
 
 
-def test_completions_of_several_prompts(client: Any) -> None:
+def test_openai_client_completes_several_prompts(client: Any) -> None:
     told = {"model": "tiny", "prompt": ["a", "b"], "max_tokens": 3, "temperature": 0}
     whole = client.completions.create(**told, n=2, echo=True)
     assert [one.text[0] for one in whole.choices] == ["a", "a", "b", "b"]
@@ -76,7 +76,7 @@ def test_completions_of_several_prompts(client: Any) -> None:
     assert len(whole.choices[1].logprobs.top_logprobs) == 3
 
 
-def test_embeddings(client: Any, embedder: Path) -> None:
+def test_openai_client_embeds(client: Any, embedder: Path) -> None:
     told = {"model": embedder.name, "input": [[5, 6, 7], [8, 9]]}
     encoded = client.embeddings.create(**told)  # base64, by default
     plain = client.embeddings.create(**told, encoding_format="float")
@@ -84,7 +84,7 @@ def test_embeddings(client: Any, embedder: Path) -> None:
         assert one.embedding == pytest.approx(other.embedding, abs=1e-6)
 
 
-def test_what_is_refused(client: Any) -> None:
+def test_openai_client_gets_errors_of_its_classes(client: Any) -> None:
     told = {"model": "tiny", "messages": MESSAGES}
     with pytest.raises(openai.NotFoundError, match="no model 'gpt-4'"):
         client.chat.completions.create(**{**told, "model": "gpt-4"})

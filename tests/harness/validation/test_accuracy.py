@@ -46,7 +46,7 @@ def own(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_table_of_ones_own(own):
+def test_read_folder_reads_a_users_table(own):
     first, second = read_folder(own)
     assert (first.set, first.row, first.mode) == ("mine", "2", "closed-loop")
     assert first.case.load == ClosedLoop(2, 256, 16)
@@ -63,7 +63,7 @@ def test_a_table_of_ones_own(own):
         ("0.03,0.008", ",", "neither ttft_mean_s nor tpot_mean_s"),
     ],
 )
-def test_a_damaged_row_is_named(own, was, now, problem):
+def test_damaged_measurement_row_is_named(own, was, now, problem):
     (own / "mine.csv").write_text(OWN.replace(was, now, 1))
     with pytest.raises(FileFormatError, match=problem):
         list(read_folder(own))
@@ -75,7 +75,7 @@ vllm,h100-80g,llama-3.1-8b,1,8192,64,,0.05,2
 """
 
 
-def test_a_table_of_highest_rates(tmp_path):
+def test_read_folder_reads_a_table_of_highest_rates(tmp_path):
     (tmp_path / "rates.csv").write_text(RATES)
     first, second = read_folder(tmp_path)
     assert first.mode == "max-rate"
@@ -108,7 +108,7 @@ def test_a_damaged_row_of_highest_rates_is_named(tmp_path, was, now, problem):
 
 
 @pytest.mark.parametrize("true_rps", [0.3, 8.0, 700.0])
-def test_the_highest_rate_is_found_where_it_is_known(true_rps):
+def test_highest_rate_search_finds_a_known_rate(true_rps):
     """TTFT 1 / (10 true - rate) seconds: the bound is met up to `true_rps`."""
 
     def serve(workload):
@@ -123,7 +123,7 @@ def test_the_highest_rate_is_found_where_it_is_known(true_rps):
 
 
 @pytest.mark.parametrize(("ttft_s", "which"), [(0.0, "every rate"), (1.0, "no rate")])
-def test_bounds_without_a_highest_rate(ttft_s, which):
+def test_highest_rate_of_bounds_never_or_always_met_is_refused(ttft_s, which):
     def serve(workload):
         return {"ttft": np.full(len(workload), ttft_s)}
 
@@ -131,14 +131,14 @@ def test_bounds_without_a_highest_rate(ttft_s, which):
         highest_rate(HighestRate(1, 1, (("ttft_mean", 0.5),)), serve)
 
 
-def test_nothing_to_read(tmp_path):
+def test_folder_without_measurements_is_refused(tmp_path):
     with pytest.raises(SloBenchError, match="holds no measurements"):
         list(read_folder(tmp_path))
     with pytest.raises(SloBenchError, match="does not exist"):
         list(read_folder(tmp_path / "none"))
 
 
-def test_a_table_of_no_known_layout_is_counted(own):
+def test_table_of_an_unknown_layout_is_skipped_and_named(own):
     (own / "energy.csv").write_text("gpu,watts\nh100,700\n")
     [skipped] = [row for row in read_folder(own) if isinstance(row, Skipped)]
     assert (skipped.set, skipped.reason) == (
@@ -147,7 +147,7 @@ def test_a_table_of_no_known_layout_is_counted(own):
     )
 
 
-def test_what_is_shipped_can_be_read():
+def test_shipped_measurements_can_be_read():
     found = list(read_folder(SHIPPED))
     known = [row for row in found if isinstance(row, Measurement)]
     closed = [m for m in known if m.set == "silicon" and m.case.engine in ("vllm", "sglang")]
@@ -170,14 +170,14 @@ def test_what_is_shipped_can_be_read():
     assert len({m.key for m in known}) == len(known)
 
 
-def test_a_prediction_does_not_see_what_was_measured(own):
+def test_prediction_does_not_depend_on_the_measured_values(own):
     first, _ = read_folder(own)
     other = Measurement(first.set, first.row, first.mode, first.case, {"tpot_mean": 123.0})
     assert judge_one(first).predicted == judge_one(other).predicted
     assert first.key == other.key
 
 
-def test_a_case_that_cannot_run_says_why():
+def test_case_that_cannot_run_has_its_reason():
     case = Case("vllm", "", "rtx-4090", "llama-3.1-70b", ClosedLoop(1, 10, 10))
     judged = judge_one(Measurement("s", "1", "closed-loop", case, {"tpot_mean": 1.0}))
     assert "llama-3.1-70b needs" in judged.reason
@@ -192,7 +192,7 @@ def test_token_budgets_are_vllms_defaults():
     assert token_budget(Case("vllm", "", "h100-80g", "llama-3.1-8b", load, token_budget=9)) == 9
 
 
-def test_what_is_known_of_the_harness_of_a_table():
+def test_cases_have_the_settings_of_their_harness():
     """AIConfigurator's sweeps: repeated prompts, the checkpoint's KV format, steps by prompt."""
     rows = {m.row: m for m in read_folder(SHIPPED) if isinstance(m, Measurement)}
     cases = [m.case for m in rows.values() if isinstance(m.case.load, ClosedLoop)]
@@ -228,7 +228,7 @@ def test_servers_have_the_options_of_published_recipes():
     assert shares["vllm", "h100-80g", "minimax-m2.5", 4] == {("fp8", 0.9)}
 
 
-def test_prompts_that_repeat_are_computed_once():
+def test_repeated_prompts_are_computed_once():
     load = ClosedLoop(16, 4000, 20)
     repeated, different = (
         predict(Case("vllm", "0.12.0", "h200-141g", "llama-3.1-8b", load, harness=harness)).figures
@@ -237,7 +237,7 @@ def test_prompts_that_repeat_are_computed_once():
     assert repeated["e2e_mean"] < 0.5 * different["e2e_mean"]
 
 
-def test_memory_of_vllms_sampler():
+def test_sampler_bytes_of_vllm():
     load = ClosedLoop(1, 10, 10)
     large, small = (Case("vllm", "", g, "qwen3-32b", load) for g in ("h100-80g", "a100-80g"))
     assert sampler_bytes(large) == 1024 * 151936 * 30
@@ -254,7 +254,7 @@ def test_open_loop_counts_answered_requests_alone():
     assert found["e2e_p50"] > 49 * 0.004  # not the answers of one token
 
 
-def test_conversations_of_a_published_load():
+def test_lmbenchmark_conversations_have_growing_prompts():
     """Prompts of LMBenchmark hold the conversation so far; the second questions came before."""
     levels = [m for m in read_folder(SHIPPED) if isinstance(m, Measurement)]
     level = next(m for m in levels if m.set.endswith("_sharegpt"))
@@ -281,14 +281,14 @@ def test_conversations_of_a_published_load():
     assert lmbenchmark.conversations(short) is short
 
 
-def test_collectives_of_older_vllm_take_memory():
+def test_collectives_bytes_of_older_vllm():
     case = Case("vllm", "0.8", "a100-80g", "llama-3.1-70b", ClosedLoop(1, 10, 10), tp=2)
     assert collectives_bytes(case) == round(1.1 * 2**30)
     assert collectives_bytes(replace(case, tp=1)) == 0
     assert collectives_bytes(replace(case, version="0.12.0")) == 0
 
 
-def test_summary_is_of_the_errors(own):
+def test_summary_has_the_median_errors(own):
     judged, skipped = judge(own)
     assert not skipped
     rows = {(row.engine, row.metric): row for row in summaries(judged)}
@@ -300,7 +300,7 @@ def test_summary_is_of_the_errors(own):
     assert ("sglang", "ttft_mean") not in rows
 
 
-def test_an_interrupted_run_resumes(own, tmp_path, monkeypatch):
+def test_interrupted_accuracy_run_is_resumed(own, tmp_path, monkeypatch):
     out = tmp_path / "errors.jsonl"
     judge(own, out)
     lines = out.read_text().splitlines()
@@ -318,7 +318,7 @@ def test_an_interrupted_run_resumes(own, tmp_path, monkeypatch):
     assert out.read_text().splitlines() == lines
 
 
-def test_other_processes_predict_the_same(own, tmp_path):
+def test_worker_processes_predict_the_same(own, tmp_path):
     here, there = tmp_path / "here.jsonl", tmp_path / "there.jsonl"
     judge(own, here)
     with LocalPool(2) as pool:
@@ -342,7 +342,7 @@ def test_rows_of_one_case_are_predicted_once(own, monkeypatch):
     assert first.key != third.key
 
 
-def test_servers_look_for_requests_as_their_recipes_say():
+def test_servers_poll_for_requests_as_their_recipes_say():
     """Every 10 or 30 steps, or every step; half of that passes on average."""
     seconds = {
         (model, weights): [
@@ -356,7 +356,7 @@ def test_servers_look_for_requests_as_their_recipes_say():
     assert seconds["glm-5", "nvfp4"] == pytest.approx([0.045, 0.045])
 
 
-def test_servers_run_experts_as_their_recipes_say():
+def test_experts_are_placed_as_the_recipes_say():
     """Recipes of MiniMax-M2.5 turned expert parallelism on in every case, on B200 with Triton's
     kernels before vLLM 0.18; gpt-oss takes Marlin on Hopper.
     """
@@ -380,7 +380,7 @@ def test_servers_run_experts_as_their_recipes_say():
     assert all(c.ep == c.tp * c.dp > 1 for c in early)
 
 
-def test_which_rows_a_fit_has_seen():
+def test_seen_names_the_rows_used_for_fits():
     """Constants were chosen with these rows in view, and with no others."""
     rows = [m for m in read_folder(SHIPPED) if isinstance(m, Measurement)]
     known = {(m.case.engine, m.case.gpu, m.case.model) for m in rows if seen(m)}
@@ -391,7 +391,7 @@ def test_which_rows_a_fit_has_seen():
     assert all(m.case.engine != "trtllm" for m in rows if seen(m))
 
 
-def test_command(own, slo_bench):
+def test_accuracy_command_prints_json(own, slo_bench):
     code, out, _ = slo_bench("accuracy", str(own), "--json")
     assert code == 0
     rows = json.loads(out)
@@ -442,7 +442,7 @@ def test_a_run_takes_step_times_from_operators(slo_bench):
 
 
 @pytest.mark.weekly
-def test_shipped_measurements_are_met():
+def test_shipped_measurements_are_predicted_within_their_errors():
     """Medians over the closed loops of vLLM and SGLang, dense and with experts, and open loops."""
     judged, _ = judge(SHIPPED)
     closed = [row for row in judged if row.mode == "closed-loop" and row.engine != "trtllm"]
@@ -464,7 +464,7 @@ def test_shipped_measurements_are_met():
             assert 0.85 <= np.mean([one for one in inside if one is not None]) <= 0.95, metric
 
 
-def test_the_page_shows_every_point(own, tmp_path):
+def test_accuracy_page_shows_every_point(own, tmp_path):
     judged, skipped = judge(own)
     page = write_accuracy(judged, skipped, tmp_path / "accuracy.html").read_text("utf-8")
     figure = next(of for of in figures(judged) if of.id == "tpot_mean")

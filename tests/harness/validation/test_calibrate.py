@@ -37,7 +37,7 @@ def slow_log(num_gpu_blocks: int, seed: int) -> RealLog:
     return log
 
 
-def test_factors_are_found_again_and_hold_for_another_run():
+def test_calibrate_recovers_factors_that_hold_for_another_log():
     seen, unseen = slow_log(400, 1), slow_log(400, 2)
     before = means(validate(unseen, PROFILE, host_s=0.004))
     assert min(before.values()) > 0.1
@@ -58,7 +58,7 @@ def test_factors_are_found_again_and_hold_for_another_run():
         assert learned(tokens) == pytest.approx(true(tokens), rel=0.04)
 
 
-def test_a_profile_says_which_logs_its_factors_have_seen():
+def test_calibrated_profile_names_the_logs_of_its_factors():
     seen, unseen = slow_log(400, 1), slow_log(400, 2)
     found = calibrate([seen], PROFILE, host_s=0.004)
     assert found.calibration.digests == (seen.digest,)
@@ -68,7 +68,7 @@ def test_a_profile_says_which_logs_its_factors_have_seen():
     assert "calibrated on this log" in " ".join(validate(renamed, found.profile).notes)
 
 
-def test_the_number_of_kv_blocks_is_found_where_they_ran_out():
+def test_calibrate_finds_the_number_of_kv_blocks_that_ran_out():
     log = slow_log(400, 1)
     unknown = dataclasses.replace(log, engine=dataclasses.replace(log.engine, num_gpu_blocks=None))
     assert unknown.engine.num_gpu_blocks is None
@@ -84,7 +84,7 @@ def test_the_number_of_kv_blocks_is_found_where_they_ran_out():
     assert found.notes == ()
 
 
-def test_it_is_kept_in_the_file_and_folded_into_the_tables(tmp_path):
+def test_calibration_survives_the_file_and_scales_the_tables(tmp_path):
     kept = dataclasses.replace(
         FACTORS,
         requests=7,
@@ -112,14 +112,14 @@ def test_it_is_kept_in_the_file_and_folded_into_the_tables(tmp_path):
         ("tokens = [1]\nfactors = [1]\nsteps = [1]\nfoo = 1", "unexpected keyword"),
     ],
 )
-def test_a_damaged_calibration_is_said(tmp_path, line, said):
+def test_damaged_calibration_in_a_profile_is_named(tmp_path, line, said):
     file = write_profile(PROFILE, tmp_path / "p.toml")
     file.write_text(f'{file.read_text()}\n[calibration]\norigin = ["x"]\n{line}\n')
     with pytest.raises(FileFormatError, match=said):
         read_profile(file)
 
 
-def test_what_cannot_be_calibrated_is_said():
+def test_calibrate_refuses_logs_that_do_not_suffice():
     log = slow_log(400, 1)
     few = dataclasses.replace(
         log,
@@ -159,7 +159,7 @@ def test_several_gpus_need_a_measured_link():
     np.testing.assert_allclose(linked.seconds - bare.seconds, expected_s)
 
 
-def test_a_link_beside_the_log_is_taken_where_the_profile_has_none():
+def test_calibrate_takes_the_link_of_the_log_if_the_profile_has_none():
     two = dataclasses.replace(PROFILE, tp=2)
     log = slow_log(400, 1)
     told = dataclasses.replace(
@@ -176,7 +176,7 @@ def test_a_link_beside_the_log_is_taken_where_the_profile_has_none():
 # -------------------------------------------------------------------- command
 
 
-def test_the_command(tmp_path):
+def test_profile_calibrate_command_writes_a_profile(tmp_path):
     log, profile = log_file(tmp_path), write_profile(PROFILE, tmp_path / "p.toml")
     out = tmp_path / "c.toml"
     given = ["profile", "calibrate", str(log), "--profile", str(profile), "--out", str(out),
@@ -200,7 +200,7 @@ def test_the_command(tmp_path):
     assert "cannot be read" in str(told.exception)
 
 
-def test_all_cells_of_a_measured_run_and_none_of_a_simulated_one(tmp_path, monkeypatch):
+def test_calibrate_takes_cells_of_measured_runs_only(tmp_path, monkeypatch):
     run = tmp_path / "run"
     CliRunner().invoke(
         app, ["run", "--system", "vllm", "--requests", "20", "--rates", "1,2", "--seeds", "1",
@@ -268,7 +268,7 @@ def imported(folder) -> Profile:
 
 @needs_data
 @pytest.mark.weekly
-def test_rtx_4090_whose_kv_blocks_are_not_told(tmp_path):
+def test_calibrate_rtx_4090_with_unknown_kv_blocks(tmp_path):
     """Halves of the log predict each other, and the number of blocks is found."""
     folder = SHARED / "measured" / "llmservingsim" / "RTX4090-Llama-3.1-8B-2026-08-17"
     log = beside_blocks(tmp_path, folder, "sharegpt-llama-3.1-8b-300-sps10")
@@ -279,7 +279,7 @@ def test_rtx_4090_whose_kv_blocks_are_not_told(tmp_path):
 
 
 @needs_data
-def test_qwen_on_two_gpus_with_the_measured_link(tmp_path):
+def test_validate_qwen_on_two_gpus_with_the_measured_link(tmp_path):
     """Nothing is fitted to this log."""
     folder = REAL / "RTXPRO6000-Qwen3-32B-bf16-tp1" / "real_vllm"
     log = beside_blocks(tmp_path, folder, "sharegpt-qwen3-300-sps10")

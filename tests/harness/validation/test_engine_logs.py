@@ -37,7 +37,7 @@ def written(folder: Path, *rows: object, meta: object = None) -> Path:
     return file
 
 
-def test_two_clocks_are_laid_over_each_other(tmp_path):
+def test_log_with_two_clocks_is_aligned(tmp_path):
     log = read_log(written(tmp_path, FIRST, SECOND))
     assert log.arrival_s == pytest.approx([0.0, 1.0])
     # The first was taken in at once, the second after another 10 ms: the engine was busy.
@@ -47,14 +47,14 @@ def test_two_clocks_are_laid_over_each_other(tmp_path):
     assert log.engine == EngineSettings()
 
 
-def test_arrivals_are_put_in_order_and_the_unfinished_left_out(tmp_path):
+def test_log_is_sorted_by_arrival_without_unfinished_requests(tmp_path):
     lost = FIRST | {"first_token_ts": None, "last_token_ts": None}
     log = read_log(written(tmp_path, SECOND, lost, "", FIRST))
     assert log.unfinished == 1
     assert log.arrival_s == pytest.approx([0.0, 1.0])
 
 
-def test_one_clock_is_enough(tmp_path):
+def test_log_with_one_clock_is_read(tmp_path):
     rows = [
         {"arrival_s": t, "prompt_tokens": 5, "output_tokens": 2, "first_token_s": t + 1,
          "finish_s": t + 2}
@@ -66,7 +66,7 @@ def test_one_clock_is_enough(tmp_path):
     assert read_log(written(tmp_path, *only_queued)).arrival_s.tolist() == [0.0]
 
 
-def test_settings_stand_beside_the_log(tmp_path):
+def test_log_settings_are_read_from_the_file_beside_it(tmp_path):
     meta = {
         "model": "meta-llama/Llama-3.1-8B",
         "vllm_version": "0.19.0",
@@ -103,7 +103,7 @@ def test_settings_stand_beside_the_log(tmp_path):
         ([FIRST | {"first_token_ts": 400.0}], "are these times of one clock"),
     ],
 )
-def test_a_wrong_log_is_named(tmp_path, rows, problem):
+def test_log_with_an_error_is_refused_with_its_line(tmp_path, rows, problem):
     with pytest.raises(FileFormatError, match=problem):
         read_log(written(tmp_path, *rows))
 
@@ -118,12 +118,12 @@ def test_a_wrong_log_is_named(tmp_path, rows, problem):
         ({"kv_cache": 7}, "kv_cache must be a JSON object"),
     ],
 )
-def test_wrong_settings_are_named(tmp_path, meta, problem):
+def test_log_settings_with_an_error_are_refused(tmp_path, meta, problem):
     with pytest.raises(FileFormatError, match=problem):
         read_log(written(tmp_path, FIRST, meta=meta))
 
 
-def test_nothing_there(tmp_path):
+def test_missing_log_is_refused(tmp_path):
     with pytest.raises(FileFormatError, match="cannot be read"):
         read_log(tmp_path / "nothing.jsonl")
     with pytest.raises(FileFormatError, match="is not a run folder"):
@@ -133,7 +133,7 @@ def test_nothing_there(tmp_path):
 
 
 @pytest.mark.parametrize("records", ["csv", "parquet"])
-def test_our_own_runs_are_logs(tmp_path, records):
+def test_run_folder_is_read_as_a_log(tmp_path, records):
     if records == "parquet":
         pytest.importorskip("pyarrow")
     run = tmp_path / "run"

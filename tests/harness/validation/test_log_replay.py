@@ -23,7 +23,7 @@ from slo_bench.workloads.errors import FileFormatError, SloBenchError
 
 @pytest.mark.parametrize("caching", [False, True])
 @pytest.mark.parametrize("num_gpu_blocks", [400, 100_000])
-def test_the_simulators_own_log_comes_out_as_it_went_in(num_gpu_blocks, caching):
+def test_replayed_log_of_the_simulator_has_no_error(num_gpu_blocks, caching):
     log, preemptions = simulated_log(num_gpu_blocks, caching)
     assert (preemptions > 5) == (num_gpu_blocks == 400)
     found = validate(log, PROFILE, host_s=0.004)
@@ -36,7 +36,7 @@ def test_the_simulators_own_log_comes_out_as_it_went_in(num_gpu_blocks, caching)
         assert abs(row.error) < 1e-9, row
 
 
-def test_the_prefix_cache_is_the_servers_whatever_the_system_has():
+def test_replay_uses_the_servers_prefix_cache_for_every_system():
     replayed = {}
     for caching in (False, True):
         log, _ = simulated_log(400, caching)
@@ -51,7 +51,7 @@ def test_the_prefix_cache_is_the_servers_whatever_the_system_has():
     assert with_cache < 0.99 * without
 
 
-def test_swaps_take_what_they_took():
+def test_replay_takes_the_given_swap_times():
     log, _ = simulated_log(400, caching=False)
     slow, fast = (
         validate(log, PROFILE, "vllm-swap", host_s=0.004, swap_s_per_token=each_s)
@@ -63,7 +63,7 @@ def test_swaps_take_what_they_took():
     assert any("swapping" in note for note in validate(log, PROFILE, "vllm-swap").notes)
 
 
-def test_settings_matter():
+def test_replay_error_depends_on_settings():
     log, _ = simulated_log(400, caching=False)
     errors = {
         name: {(r.metric, r.statistic): r.error for r in validate(log, PROFILE, **changes).rows()}
@@ -78,7 +78,7 @@ def test_settings_matter():
     assert errors["slow host"]["e2e", "mean"] > 0.01
 
 
-def test_what_the_log_leaves_open_is_said():
+def test_replay_names_what_the_log_leaves_open():
     log, _ = simulated_log(100_000, caching=False)
     bare = dataclasses.replace(log, engine=EngineSettings(tp=2, version="0.9.1"), unfinished=3)
     found = validate(bare, PROFILE)
@@ -94,7 +94,7 @@ def test_what_the_log_leaves_open_is_said():
     assert "the log is of Qwen/Qwen3-8B" in " ".join(validate(other, PROFILE).notes)
 
 
-def test_errors_are_the_users_to_mend():
+def test_replay_refuses_logs_that_cannot_be_simulated():
     log, _ = simulated_log(100_000, caching=False)
     with pytest.raises(SloBenchError, match="too long"):
         validate(log, PROFILE, overrides=EngineSettings(num_gpu_blocks=20))
@@ -104,7 +104,7 @@ def test_errors_are_the_users_to_mend():
         validate(log, PROFILE, host_s=-1.0)
 
 
-def test_one_token_has_no_tpot():
+def test_replay_of_one_token_answers_has_no_tpot():
     log, _ = simulated_log(100_000, caching=False)
     short = dataclasses.replace(
         log, output_tokens=np.ones_like(log.output_tokens), last_s=log.first_s
@@ -115,7 +115,7 @@ def test_one_token_has_no_tpot():
 
 
 @pytest.mark.parametrize("block_size", [16, 32])
-def test_recorded_prefixes_are_found_in_the_cache(block_size, tmp_path):
+def test_replay_finds_recorded_prefixes_in_the_cache(block_size, tmp_path):
     log, _ = simulated_log(100_000, caching=True)
     bare = dataclasses.replace(log, engine=dataclasses.replace(log.engine, block_size=block_size))
     blocks = [range(int(tokens) // 16) for tokens in log.prompt_tokens]
@@ -134,7 +134,7 @@ def test_recorded_prefixes_are_found_in_the_cache(block_size, tmp_path):
     np.testing.assert_allclose(same.simulated["e2e"], alone.simulated["e2e"])
 
 
-def test_the_blocks_of_prompts_are_read_from_beside_the_log(tmp_path):
+def test_prefix_blocks_are_read_from_the_file_beside_the_log(tmp_path):
     file = log_file(tmp_path)
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     text = "\n".join(json.dumps({"request_id": f"r{k}", **row}) for k, row in enumerate(rows))
@@ -172,7 +172,7 @@ def test_the_blocks_of_prompts_are_read_from_beside_the_log(tmp_path):
 # -------------------------------------------------------------------- command and page
 
 
-def test_the_command(tmp_path):
+def test_validate_command_prints_errors(tmp_path):
     log, profile = log_file(tmp_path), write_profile(PROFILE, tmp_path / "p.toml")
     arguments = ["validate", str(log), "--profile", str(profile), "--num-gpu-blocks", "400",
                  "--block-size", "16", "--no-prefix-caching", "--host-ms", "4"]  # fmt: skip
@@ -192,7 +192,7 @@ def test_the_command(tmp_path):
     assert "scatter-ttft" in page.read_text()
 
 
-def test_the_page_has_all_requests_and_no_foreign_text(tmp_path, opened):
+def test_validation_page_has_all_requests_and_escapes_text(tmp_path, opened):
     log, _ = simulated_log(400, caching=False)
     found = validate(dataclasses.replace(log, name="<script>"), PROFILE)
     text = write_validation(found, tmp_path / "page.html").read_text()
@@ -210,7 +210,7 @@ def test_the_page_has_all_requests_and_no_foreign_text(tmp_path, opened):
 
 
 @needs_data
-def test_llama_on_rtx_pro_6000():
+def test_replay_llama_on_rtx_pro_6000():
     """vLLM 0.19 on 300 ShareGPT requests; the tables' linear layers are faster than the run's."""
     folder = REAL / "RTXPRO6000-Llama-3.1-8B-bf16-tp1"
     profile = import_profile("llmservingsim", folder, ImportOptions())
@@ -227,7 +227,7 @@ def test_llama_on_rtx_pro_6000():
 
 
 @needs_data
-def test_qwen_of_two_gpus_by_a_profile_of_one_is_reported_with_its_warning():
+def test_replay_with_a_profile_of_another_tp_gives_a_warning():
     folder = REAL / "RTXPRO6000-Qwen3-32B-bf16-tp1"
     profile = import_profile("llmservingsim", folder, ImportOptions())
     found = validate(read_log(folder / "real_vllm" / "requests.jsonl"), profile)

@@ -35,7 +35,7 @@ def seen(name):
     return observed([read_text(text, time_s, {}) for time_s, text in recorded(name)])
 
 
-def test_vllm():
+def test_observed_vllm_metrics_give_workload_and_step_times():
     """Three rates of uniform(20,400) prompts and uniform(20,120) answers, 32 at a time."""
     server = seen("vllm-0.32.0")
     assert (server.last.engine, server.last.model) == ("vllm", "tiny")
@@ -52,7 +52,7 @@ def test_vllm():
     assert not server.notes
 
 
-def test_sglang():
+def test_observed_sglang_metrics_give_workload_and_step_times():
     server = seen("sglang-0.5.23")
     assert (server.last.engine, server.last.model) == ("sglang", "tiny")
     assert server.last.kv_tokens == 1_692_837
@@ -92,7 +92,7 @@ def made_snapshots(windows=60, seed=0):
     return shots
 
 
-def test_known_step_times_come_back():
+def test_observed_metrics_recover_known_step_times():
     server = observed(made_snapshots())
     made = server.profile(model("llama-3.1-8b"), "")
     step_time = made_of(made.fits[made.best].coefficients)
@@ -103,7 +103,7 @@ def test_known_step_times_come_back():
     assert np.abs(server.step_errors()).max() < 0.1
 
 
-def test_poisson_arrivals_are_not_bursty_and_others_are():
+def test_observed_burstiness_of_poisson_and_bursty_arrivals():
     server = observed(made_snapshots())
     assert server.burstiness >= 1
 
@@ -122,7 +122,7 @@ def test_poisson_arrivals_are_not_bursty_and_others_are():
     assert counted((rng.poisson(2, 100) * 6).tolist()) == pytest.approx(math.sqrt(6), rel=0.3)
 
 
-def test_a_restart_is_left_out():
+def test_observed_interval_with_a_restart_is_left_out():
     shots = made_snapshots()
     again = made_snapshots(seed=1)
     later = [MetricsSnapshot(200.0 + s.time_s, *list(vars(s).values())[1:]) for s in again]
@@ -131,7 +131,7 @@ def test_a_restart_is_left_out():
     assert all(step.duration_s > 0 for step in server.steps)
 
 
-def test_hits_of_the_prefix_cache_are_shared_blocks(monkeypatch):
+def test_observed_prefix_cache_hits_become_shared_blocks(monkeypatch):
     server = seen("vllm-0.32.0")
     assert "sessions" not in server.load
     assert "hash_ids" not in server.trace()[0]
@@ -165,12 +165,12 @@ def load_settings(server):
         ),
     ],
 )
-def test_odd_metrics(text, problem):
+def test_malformed_metrics_are_refused(text, problem):
     with pytest.raises(SloBenchError, match=problem):
         read_text(text, 0.0, {})
 
 
-def test_one_of_several_models_is_chosen():
+def test_metrics_are_restricted_to_the_chosen_model():
     text = (
         'vllm:num_requests_running{model_name="a"} 1\nvllm:num_requests_running{model_name="b"} 2\n'
     )
@@ -180,7 +180,7 @@ def test_one_of_several_models_is_chosen():
     assert read_text("other_metric 1\n", 0.0, {}) is None
 
 
-def test_too_little_is_said():
+def test_observed_refuses_too_few_readings_and_requests():
     shots = made_snapshots()
     with pytest.raises(SloBenchError, match="two readings"):
         observed(shots[:1])

@@ -83,7 +83,7 @@ def workloads(draw: st.DrawFn) -> Workload:
     blocks=st.sampled_from([70, 90, 400]),
     batch=st.sampled_from([2, 7, 64]),
 )
-def test_leaping_equals_stepping(name, lengths, workload, blocks, batch):
+def test_leaping_equals_stepping_with_table_step_times(name, lengths, workload, blocks, batch):
     system = SYSTEMS[name.removesuffix("-async")].with_parameters(max_num_seqs=batch)
     if name == "vllm-async":
         system = system.with_parameters(async_scheduling=True, max_num_batched_tokens=128)
@@ -122,7 +122,7 @@ def test_spans_are_sums_of_steps_and_steps_within_inverts_them(seqs, mean, tail_
     assert step_time.steps_within(seqs, kv, 0.0, tail_s) == 0
 
 
-def test_the_next_batch_is_decided_while_one_runs():
+def test_async_scheduling_decides_the_next_batch_during_a_step():
     """With asynchronous scheduling, who arrives during a step misses the one after it as well."""
     workload = Workload(floats(0.0, 0.005), np.array([10, 10]), np.array([4, 1]))
     system = SYSTEMS["vllm"]
@@ -150,7 +150,7 @@ def tail_s(step_time: TableStepTime, lengths: list[int]) -> float:
 
 
 @given(lengths=st.lists(st.integers(1, 5000), min_size=1, max_size=40))
-def test_the_tail_is_what_the_longest_take_after_the_others(lengths):
+def test_tail_time_is_that_of_the_longest_sequences(lengths):
     """Read together until the shortest ends, then the rest, and so on; less the same for equal
     lengths.
     """
@@ -166,7 +166,7 @@ def test_the_tail_is_what_the_longest_take_after_the_others(lengths):
     assert tail_s(step_time, lengths) == pytest.approx(expected, rel=1e-6, abs=1e-12)
 
 
-def test_one_long_sequence_among_short_ones_costs_more_than_equal_ones():
+def test_one_long_sequence_among_short_ones_takes_longer_than_equal_ones():
     step_time = TABLES["unequal"]
     assert step_time.wants_lengths
     assert not TABLES["equal"].wants_lengths

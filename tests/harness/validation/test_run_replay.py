@@ -152,7 +152,7 @@ def run(tmp_path):
     return table(folder, measure(folder, "low", 5.0, 0), measure(folder, "high", 12.0, 1))
 
 
-def test_each_level_is_judged_by_the_steps_of_the_other(run):
+def test_each_level_is_replayed_with_steps_of_the_others(run):
     levels = validate_run(run)
     assert [(level.cell, level.fitted_on) for level in levels] == [
         ("low", ("high",)),
@@ -167,7 +167,7 @@ def test_each_level_is_judged_by_the_steps_of_the_other(run):
         assert level.found.settings.max_num_seqs == 16
 
 
-def test_the_clients_delay_is_known_from_a_level_with_queues(tmp_path):
+def test_client_delay_is_estimated_from_a_level_with_queues(tmp_path):
     """Which a server of other step times has: half as fast, so that its queues are longer."""
     folder = tmp_path / "run"
     rows = [measure(folder, "low", 5.0, 0), measure(folder, "full", 14.0, 1, slower=1.03)]
@@ -175,7 +175,7 @@ def test_the_clients_delay_is_known_from_a_level_with_queues(tmp_path):
     assert low.found.client_s == pytest.approx(CLIENT_S, abs=0.002)
 
 
-def test_the_steps_of_a_level_do_not_count_for_itself(run):
+def test_steps_of_a_level_are_not_used_for_itself(run):
     before = validate_run(run)[0].profile.fits
     text = (run / "servers" / "vllm.steps.jsonl").read_text()
     meta = json.loads((run / "servers" / "low.meta.json").read_text())
@@ -186,7 +186,7 @@ def test_the_steps_of_a_level_do_not_count_for_itself(run):
     assert validate_run(run)[1].profile.fits != before
 
 
-def test_the_folder_keeps_it(run):
+def test_validation_json_keeps_the_levels(run):
     levels = validate_run(run)
     told = json.loads((run / "validation.json").read_text())
     assert [one["cell"] for one in told] == ["low", "high"]
@@ -204,7 +204,7 @@ def test_the_folder_keeps_it(run):
     assert (run / "validation" / "high.csv.gz").is_file()
 
 
-def test_the_profile_is_of_a_model_of_the_catalogue_where_that_is_served(tmp_path):
+def test_replay_profile_takes_the_catalogues_model(tmp_path):
     folder = tmp_path / "run"
     changes = {"model": "Meta-Llama-3.1-8B"}
     rows = [measure(folder, name, 5.0, seed, **changes) for seed, name in enumerate("ab")]
@@ -213,7 +213,7 @@ def test_the_profile_is_of_a_model_of_the_catalogue_where_that_is_served(tmp_pat
         assert level.found.notes == ()
 
 
-def test_a_level_alone_needs_one_that_was_measured_first(tmp_path):
+def test_single_level_without_a_step_log_of_another_is_refused(tmp_path):
     folder = tmp_path / "run"
     table(folder, measure(folder, "only", 5.0, 0))
     with pytest.raises(SloBenchError, match="only has no other level with a step log"):
@@ -224,7 +224,7 @@ def test_a_level_alone_needs_one_that_was_measured_first(tmp_path):
     assert max(abs(row.error) for row in level.found.rows()) < 0.02
 
 
-def test_servers_of_other_settings_are_others(tmp_path):
+def test_levels_of_other_server_settings_are_not_used(tmp_path):
     folder = tmp_path / "run"
     first = measure(folder, "first", 5.0, 0)
     other = measure(folder, "other", 5.0, 1, parameters={"max_num_seqs": 16})
@@ -232,7 +232,7 @@ def test_servers_of_other_settings_are_others(tmp_path):
         validate_run(table(folder, first, other))
 
 
-def test_an_invalid_level_says_so(run):
+def test_invalid_level_is_marked(run):
     with (run / "cells.csv").open() as file:
         rows = list(csv.DictReader(file))
     rows = [row | {"invalid_because": ""} for row in rows]
@@ -242,7 +242,7 @@ def test_an_invalid_level_says_so(run):
     assert levels[1].found.notes == ("the level is not valid: sent late",)
 
 
-def test_a_level_measured_again_says_how_steady_the_machine_is(run):
+def test_repeated_level_gives_the_spread_of_the_machine(run):
     assert all(row.within is None for row in validate_run(run)[0].errors())
     measure(run / REPEATED, repeated_cell("low", 2), 5.0, 0, slower=1.3)
     low, high = validate_run(run)
@@ -277,7 +277,7 @@ def test_a_level_measured_again_says_how_steady_the_machine_is(run):
     assert verdict.startswith("low: The same level, measured again, differs by")
 
 
-def test_too_few_steps_are_an_error(tmp_path):
+def test_too_few_logged_steps_are_refused(tmp_path):
     folder = tmp_path / "run"
     rows = [measure(folder, cell, 5.0, 0, requests=1) for cell in ("a", "b")]
     for cell in ("a", "b"):
@@ -289,7 +289,7 @@ def test_too_few_steps_are_an_error(tmp_path):
         validate_run(table(folder, *rows))
 
 
-def test_command_on_a_run_folder(run):
+def test_validate_command_on_a_run_folder(run):
     done = CliRunner().invoke(app, ["validate", str(run), "--json"])
     assert done.exit_code == 0, done.output
     rows = json.loads(done.output)
@@ -310,7 +310,7 @@ def test_command_on_a_run_folder(run):
         assert problem in str(wrong.exception)
 
 
-def test_settings_of_the_server_are_read_with_a_given_profile(run):
+def test_server_settings_are_read_from_the_run_folder(run):
     log = read_log(run, "low")
     assert (log.engine.num_gpu_blocks, log.engine.system, log.engine.context_tokens) == (
         201,
@@ -335,7 +335,7 @@ def constant_profile(tmp_path):
     return write_profile(profile, tmp_path / "given.toml")
 
 
-def test_servers_that_run_already_need_a_profile(tmp_path):
+def test_validate_of_a_running_server_needs_a_profile(tmp_path):
     words = ["run", "--workload", "sharegpt", "--requests", "12", "--rates", "100", "--seeds", "1"]
     words += ["--records", "csv", "--out", str(tmp_path / "run"), "--no-report", "--validate"]
     with serving(MockConfig(ttft_s=0.002, itl_s=0.0005)) as server:
@@ -358,7 +358,7 @@ def test_servers_that_run_already_need_a_profile(tmp_path):
     assert json.loads((tmp_path / "run" / "validation.json").read_text())[0]["cell"] == cell
 
 
-def test_simulations_have_nothing_to_be_compared_with(tmp_path):
+def test_validate_of_a_simulation_is_refused(tmp_path):
     wrong = CliRunner().invoke(app, ["run", "--validate", "--out", str(tmp_path / "run")])
     assert wrong.exit_code == 1
     assert "choose one with --backend vllm or sglang" in str(wrong.exception)

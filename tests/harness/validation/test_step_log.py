@@ -33,7 +33,7 @@ def seconds(steps):
     return [round(s.duration_s, 9) for s in steps]
 
 
-def test_while_requests_are_left_steps_follow_on_each_other(tmp_path):
+def test_step_lasts_from_the_end_of_the_step_before(tmp_path):
     path = written(
         tmp_path / "log",
         step(1.0, 0, [[0, 8]]),
@@ -49,7 +49,7 @@ def test_while_requests_are_left_steps_follow_on_each_other(tmp_path):
     assert (steps[1].decode_seqs, steps[1].decode_kv_tokens) == (1, 10)
 
 
-def test_results_come_in_the_order_of_the_steps(tmp_path):
+def test_step_results_are_matched_in_order(tmp_path):
     path = written(
         tmp_path / "log", step(1.0, 5), step(1.1, 6), done(2.0, 6), step(2.1, 7), done(3.5, 6)
     )
@@ -58,14 +58,14 @@ def test_results_come_in_the_order_of_the_steps(tmp_path):
     assert seconds(steps) == [1.0, 1.5]
 
 
-def test_empty_steps_and_other_events_count_for_nothing(tmp_path):
+def test_empty_steps_and_other_events_are_ignored(tmp_path):
     path = written(
         tmp_path / "log", {"event": "away", "id": "x"}, step(0.5, 0), step(1.0), done(1.5, 0)
     )
     assert seconds(read_steps(path)) == [0.5]
 
 
-def test_a_part_begins_and_ends_anywhere(tmp_path):
+def test_part_of_a_step_log_may_begin_and_end_anywhere(tmp_path):
     lines = [step(1.0, 1), done(2.0, 0), step(3.0, 2), done(5.0, 0), step(6.0, 3), done(9.0, 0)]
     path = written(tmp_path / "log", *lines)
     ends = [0]
@@ -76,7 +76,7 @@ def test_a_part_begins_and_ends_anywhere(tmp_path):
     assert seconds(read_steps(path, ends[1], ends[4])) == [2.0]  # a result of nobody knows what
 
 
-def test_what_is_no_step_log_is_named(tmp_path):
+def test_file_that_is_no_step_log_is_refused(tmp_path):
     with pytest.raises(FileFormatError, match="cannot be read"):
         read_steps(tmp_path / "none")
     (tmp_path / "text").write_text("hello\nworld\n")
@@ -86,7 +86,7 @@ def test_what_is_no_step_log_is_named(tmp_path):
         read_steps(written(tmp_path / "log", {"event": "step", "time_s": 0.0}))
 
 
-def test_swaps_and_recomputations_are_told_apart(tmp_path):
+def test_step_log_separates_swaps_and_recomputations(tmp_path):
     def policy_step(time_s, *, entered=(), preempted=(), **batch):
         victims = [{"id": name, "by": by, "kv_tokens": 9} for name, by in preempted]
         return {**step(time_s, **batch), "entered": list(entered), "preempted": victims}
@@ -114,7 +114,7 @@ def test_swaps_and_recomputations_are_told_apart(tmp_path):
     assert seconds(read_steps(path)) == seconds(found.steps)
 
 
-def test_copies_that_are_none_are_refused(tmp_path):
+def test_step_log_with_malformed_copies_is_refused(tmp_path):
     path = written(tmp_path / "log", {"event": "swaps", "copies": [["to-host", "much"]]})
     with pytest.raises(FileFormatError, match="is no step log"):
         read_step_log(path)

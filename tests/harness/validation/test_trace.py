@@ -87,7 +87,7 @@ def check(result, trace):
 
 
 @pytest.mark.parametrize("name", SIMULATED)
-def test_the_parts_of_every_request_are_all_of_its_time(name):
+def test_trace_spans_add_up_to_the_time_of_each_request(name):
     plain, result, trace = watched(name)
     for column in ("first_scheduled_s", "first_token_s", "finish_s", "preemptions_recompute"):
         before, after = (getattr(r.records, column) for r in (plain, result))
@@ -97,7 +97,7 @@ def test_the_parts_of_every_request_are_all_of_its_time(name):
 
 
 @pytest.mark.parametrize("name", ["vllm", "sglang", "fifo"])
-def test_lanes_over_pipeline_stages(name):
+def test_trace_spans_of_pipeline_lanes(name):
     _, result, trace = watched(name, LANES, requests=60)
     everything = check(result, trace)
     assert len(trace.instances) == 2
@@ -105,14 +105,14 @@ def test_lanes_over_pipeline_stages(name):
         assert any(s.part is SpanKind.PIPELINE for of in everything.values() for s in of)
 
 
-def test_several_instances():
+def test_trace_spans_of_several_instances():
     _, result, trace = watched("vllm", instances=2)
     check(result, trace)
     assert set(trace.instances) == {0, 1}
 
 
 @pytest.mark.parametrize("name", CONTINUOUS)
-def test_queue_and_prefill_are_the_time_to_first_token(name):
+def test_trace_queue_and_prefill_add_up_to_ttft(name):
     """The first stay is the queue, and the first token ends one."""
     _, result, trace = watched(name)
     records = result.records
@@ -126,7 +126,7 @@ def test_queue_and_prefill_are_the_time_to_first_token(name):
             assert records.first_scheduled_s[request] == records.arrival_s[request]
 
 
-def test_what_pressure_does_is_told():
+def test_trace_names_preemptions_under_pressure():
     _, result, trace = watched("vllm", requests=300)
     everything = told(result, trace)
     again = np.flatnonzero(result.records.preemptions_recompute).tolist()
@@ -142,7 +142,7 @@ def test_what_pressure_does_is_told():
     assert any(SpanKind.SWAP in {s.part for s in of} for of in everything.values())
 
 
-def test_static_batches_tell_padding():
+def test_trace_of_static_batches_has_padding():
     _, result, trace = watched("fifo")
     everything = told(result, trace)
     padded = [r for r, of in everything.items() if of[-1].part is SpanKind.PADDING]
@@ -150,7 +150,7 @@ def test_static_batches_tell_padding():
     assert len(everything) / 2 < len(padded) < len(everything)
 
 
-def test_decodes_that_wait_for_prefill_add_up_by_hand():
+def test_trace_decode_waits_for_prefill_by_hand():
     """Steps: without mixing, a decode stands still while others are prefilled."""
     _, result, trace = watched("vllm-v0", requests=40)
     (log,) = trace.instances.values()
@@ -172,7 +172,7 @@ def test_decodes_that_wait_for_prefill_add_up_by_hand():
             assert held_up == pytest.approx(expected, abs=1e-9)
 
 
-def test_every_part_has_a_meaning():
+def test_every_span_kind_has_a_description():
     assert set(MEANING) == set(SpanKind)
     assert LatencySpan(1.0, 3.0, SpanKind.QUEUE).duration_s == 2.0
 
@@ -186,7 +186,7 @@ def run(tmp_path_factory):
     return folder
 
 
-def test_a_cell_runs_again_as_it_ran(run):
+def test_replay_of_a_cell_equals_its_records(run):
     names = cell_names(run)
     assert names == ["vllm_rate-6_seed-0", "fifo_rate-6_seed-0"]
     cell = replay(run, names[0])
@@ -235,7 +235,7 @@ def check_trace_events(text):
 
 
 @pytest.mark.parametrize("place", [0, 1])
-def test_perfetto(run, tmp_path, place):
+def test_replay_writes_perfetto_events(run, tmp_path, place):
     cell = replay(run, cell_names(run)[place])
     path = write_events(cell.events(), tmp_path / "trace.json")
     packed = write_events(cell.events(), tmp_path / "trace.json.gz")
@@ -256,7 +256,7 @@ def test_perfetto(run, tmp_path, place):
 
 
 @pytest.mark.parametrize("records", ["csv", "parquet"])
-def test_cells_of_real_servers_are_told_as_far_as_a_client_sees(tmp_path, records):
+def test_replay_of_a_measured_cell_has_the_clients_spans(tmp_path, records):
     if records == "parquet":
         pytest.importorskip("pyarrow")
     folder = tmp_path / "run"

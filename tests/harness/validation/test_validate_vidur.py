@@ -155,7 +155,7 @@ VLLM = System("vllm", VidurVllm(max_num_batched_tokens=4096, max_num_seqs=512))
         ("vllm_5000_6.45", VLLM),
     ],
 )
-def test_every_request_is_served_when_vidur_serves_it(run, system):
+def test_request_times_equal_those_of_vidur(run, system):
     ttft_s, e2e_s = deviations_s(f"vidur_llama3-8b_a100_{run}_lean.csv", system)
     assert ttft_s < 1e-6
     assert e2e_s < 1e-6

@@ -141,7 +141,7 @@ def run(tmp_path, monkeypatch):
     return made
 
 
-def test_the_same_decisions(run):
+def test_compare_decisions_of_equal_runs_are_equal(run):
     folder = run("edf-drop")
     (level,) = decisions.compare_decisions(folder)
     assert level.simulated == level.server
@@ -159,7 +159,7 @@ def test_the_same_decisions(run):
     )
 
 
-def test_where_they_differ(run):
+def test_compare_decisions_counts_differences(run):
     def without_a_victim(lines):
         at = next(k for k, line in enumerate(lines) if line.get("preempted"))
         return [*lines[:at], *lines[at + 1 :]]
@@ -182,7 +182,7 @@ def test_where_they_differ(run):
     assert explanation_json(told)["decisions"] == both
 
 
-def test_a_log_without_our_request_ids_is_compared_by_counts(run):
+def test_compare_decisions_without_request_ids_uses_counts(run):
     def renamed(lines):
         return [json.loads(json.dumps(line).replace("slo-bench-", "x")) for line in lines]
 
@@ -195,7 +195,7 @@ def test_a_log_without_our_request_ids_is_compared_by_counts(run):
     assert decisions_on(folder, CELL, 0) == {}
 
 
-def test_what_cannot_be_simulated_says_so(run):
+def test_compare_decisions_without_records_has_no_simulation(run):
     folder = run("edf")
     next((folder / "requests").iterdir()).unlink()
     (level,) = decisions.compare_decisions(folder)
@@ -204,7 +204,7 @@ def test_what_cannot_be_simulated_says_so(run):
     assert level.note in page.beside_sentences(read_decisions(folder))[0]
 
 
-def test_servers_without_a_policy_write_nothing(run):
+def test_compare_decisions_of_servers_without_policy_is_empty(run):
     folder = run("edf")
     (folder / "cells.csv").write_text("cell,backend,requests\nx,vllm,3\n")
     assert decisions.compare_decisions(folder) == []

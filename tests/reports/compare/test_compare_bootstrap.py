@@ -38,7 +38,7 @@ def sample(n=400, seed=0, slow=1.0, correlated=False):
     return RunSample(latency_s, rng.integers(1, 50, n).astype(float), ttft_s < 1.0, window)
 
 
-def test_estimates_are_what_cells_csv_has():
+def test_estimates_equal_those_of_cells_csv():
     of = sample()
     found = dict(zip(METRICS, estimates(of, ALL), strict=True))
     assert found["attainment"] == of.met.mean()
@@ -49,7 +49,7 @@ def test_estimates_are_what_cells_csv_has():
 
 
 @pytest.mark.parametrize("n", [40, 400])
-def test_a_draw_gives_the_figures_of_the_blocks_drawn(n):
+def test_replicate_figures_are_those_of_the_drawn_blocks(n):
     of = sample(n)
     blocks = 10
     counts = draw_counts(blocks, 30, np.random.default_rng(1))
@@ -71,21 +71,21 @@ def test_a_draw_gives_the_figures_of_the_blocks_drawn(n):
         assert figures[:, place] == pytest.approx(estimates(drawn, ALL), rel=1e-6)
 
 
-def test_many_values_are_binned_without_harm():
+def test_binned_values_give_nearly_the_same_quantiles():
     of = sample(60_000)
     metrics = metrics_named("ttft_p50,ttft_p90,ttft_p99,e2e_mean")
     once = replicate_figures(of, metrics, np.ones((1, 50)))
     assert once[:, 0] == pytest.approx(estimates(of, metrics), rel=1e-3)
 
 
-def test_no_met_no_attainment():
+def test_estimates_without_met_have_no_attainment():
     of = sample()
     blind = RunSample(of.latency_s, of.tokens, None, of.window)
     assert math.isnan(estimates(blind, metrics_named("attainment"))[0])
     assert np.isnan(replicate_figures(blind, metrics_named("goodput"), np.ones((2, 4)))).all()
 
 
-def test_blocks_are_longer_where_requests_are_correlated():
+def test_block_length_grows_with_correlation():
     rng = np.random.default_rng(0)
     noise = rng.normal(size=4000)
     walk = np.zeros(4000)
@@ -96,14 +96,14 @@ def test_blocks_are_longer_where_requests_are_correlated():
     assert 1 <= block_count([sample(3)]) <= 3
 
 
-def test_the_same_results_never_differ():
+def test_resample_of_equal_runs_never_differs():
     runs = [sample(seed=s) for s in range(3)]
     drawn = resample(runs, runs, ALL, paired=True, rng=np.random.default_rng(0), replicates=50)
     assert (drawn.a == drawn.b).all()
     assert (drawn.drawn_a == drawn.drawn_b).all()
 
 
-def test_pairing_takes_out_what_both_share():
+def test_paired_resample_removes_common_variation():
     a = [sample(seed=s, correlated=True) for s in range(3)]
     b = [
         RunSample({k: v * 1.05 for k, v in r.latency_s.items()}, r.tokens, r.met, r.window)
@@ -118,7 +118,7 @@ def test_pairing_takes_out_what_both_share():
     assert widths[0] < widths[1] / 3
 
 
-def test_intervals_cover_where_nothing_differs():
+def test_intervals_cover_zero_for_equal_systems():
     """Two systems that are the same, on other seeds: 95 % intervals of a queue at 0.8 load."""
     metrics = metrics_named("attainment,ttft_mean,ttft_p50")
     trials = 50
@@ -135,7 +135,7 @@ def test_intervals_cover_where_nothing_differs():
     assert missed.mean() / trials <= 0.08
 
 
-def test_p_values():
+def test_p_value_of_draws():
     draws = np.linspace(-1.0, 3.0, 1001)
     assert p_value(1.0, draws) == pytest.approx(0.5, abs=0.01)
     assert p_value(0.0, draws) == 1.0
@@ -153,14 +153,14 @@ def test_holm_by_hand():
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=20))
-def test_holm_only_ever_raises_and_keeps_the_order(p_values):
+def test_holm_raises_p_values_and_keeps_their_order(p_values):
     adjusted = holm(p_values)
     assert all(0 <= p <= q <= 1 for p, q in zip(p_values, adjusted, strict=True))
     pairs = sorted(zip(p_values, adjusted, strict=True))
     assert [q for _, q in pairs] == sorted(q for _, q in pairs)
 
 
-def test_metric_names():
+def test_metrics_named_finds_names_and_refuses_others():
     assert [m.name for m in metrics_named("goodput_rps, ttft_p99_s,attainment")] == [
         "goodput",
         "ttft_p99",

@@ -93,7 +93,7 @@ def only(results, slo=None):
     return cell.read().sample(results.clock, slo)
 
 
-def test_vllm_figures_are_its_own(tmp_path):
+def test_vllm_results_have_vllms_figures(tmp_path):
     document = vllm()
     results = read_results(write(tmp_path / "a.json", document))
     of = only(results, Slo(ttft_s=0.105))
@@ -124,7 +124,7 @@ def test_vllm_without_details_is_refused(tmp_path):
         read_results(write(tmp_path / "a.json", document))
 
 
-def test_vllm_client_queue(tmp_path):
+def test_vllm_results_with_max_concurrency_refuse_ttft(tmp_path):
     hidden = read_results(write(tmp_path / "a.json", vllm(max_concurrency=8)))
     assert "--max-concurrency 8" in hidden.refused["ttft"]
     assert "tpot" not in hidden.refused
@@ -166,7 +166,7 @@ def test_guidellm_tpot_leaves_out_the_first_token(tmp_path):
     assert any("first token" in note for note in results.notes)
 
 
-def test_guidellm_counts_the_request_that_begins_its_time(tmp_path):
+def test_guidellm_window_includes_its_first_request(tmp_path):
     """`start_time` is when the first request was sent, later than the moment aimed at."""
     requests = [guidellm_request(10.2 + k, 11.0 + k, 13.0 + k, 5, aimed=10.0 + k) for k in range(3)]
     document = guidellm(requests)
@@ -189,7 +189,7 @@ def test_guidellm_errors_and_interruptions_are_misses(tmp_path):
     assert any("under way" in note for note in results.notes)
 
 
-def test_guidellm_samples_and_old_files(tmp_path):
+def test_guidellm_reads_sampled_and_old_files(tmp_path):
     sampled = guidellm([guidellm_request(1, 2, 3, 5)] * 4, sample_requests=4)
     results = read_results(write(tmp_path / "g.json", sampled))
     assert "sample" in results.refused["attainment"]
@@ -198,7 +198,7 @@ def test_guidellm_samples_and_old_files(tmp_path):
         read_results(write(tmp_path / "old.json", old))
 
 
-def test_aiperf(tmp_path):
+def test_aiperf_records_are_read(tmp_path):
     records = [
         aiperf_record(10**18 + i * 10**9, 100.0 + i, 500.0 + i, 5, error=None) for i in range(4)
     ]
@@ -225,7 +225,7 @@ def test_aiperf(tmp_path):
     assert results.cells[0].identity["model"] == MODEL
 
 
-def test_aiperf_tokens_are_those_that_the_server_counted(tmp_path):
+def test_aiperf_tokens_come_from_server_usage(tmp_path):
     """As aiperf 0.13 writes it: `output_sequence_length` is of its own tokenizer."""
     record = aiperf_record(10**18, 128.0, 945.0, 128)
     record["metrics"] |= {
@@ -256,14 +256,14 @@ def test_aiperf_tokens_are_those_that_the_server_counted(tmp_path):
     ],
     ids=["older", "0.13"],
 )
-def test_aiperf_rate_and_model_stand_in_the_summary(tmp_path, config):
+def test_aiperf_rate_and_model_come_from_the_summary(tmp_path, config):
     path = write(tmp_path / "profile_export.jsonl", aiperf_record(10**18, 100.0, 500.0, 5))
     write(tmp_path / "profile_export_aiperf.json", {"input_config": config})
     (cell,) = read_results(path).cells
     assert (cell.rate_rps, cell.identity["model"]) == (10.0, MODEL)
 
 
-def test_aiperf_summary_and_unknown_units(tmp_path):
+def test_aiperf_refuses_summaries_and_unknown_units(tmp_path):
     summary = {"request_latency": {"avg": 1}, "time_to_first_token": {"avg": 1}}
     with pytest.raises(FileFormatError, match=r"profile_export\.jsonl"):
         read_results(write(tmp_path / "s.json", summary))
@@ -290,7 +290,7 @@ def test_aiperf_without_streaming_has_no_ttft(tmp_path):
     ("text", "problem"),
     [("", "empty"), ("[1]", "JSON object"), ("{not json", "not JSON"), ('{"a": 1}', "neither")],
 )
-def test_other_files(tmp_path, text, problem):
+def test_unknown_result_files_are_refused(tmp_path, text, problem):
     path = tmp_path / "x.json"
     path.write_text(text)
     with pytest.raises(FileFormatError, match=problem):
@@ -299,7 +299,7 @@ def test_other_files(tmp_path, text, problem):
         read_results(tmp_path / "nowhere.json")
 
 
-def test_two_vllm_files(tmp_path):
+def test_two_vllm_files_are_compared_in_pairs(tmp_path):
     a = read_results(write(tmp_path / "before.json", vllm(200)))
     b = read_results(write(tmp_path / "after.json", vllm(200, slow=1.2)))
     found = compare(a, b, metrics=metrics_named("attainment,ttft_p50,tpot_p99"))

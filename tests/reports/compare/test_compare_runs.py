@@ -53,7 +53,7 @@ def slowed(folder, factor):
     return folder
 
 
-def test_a_run_against_its_copy(make):
+def test_run_compared_with_its_copy_does_not_differ(make):
     a, b = (read_results(make(name, systems=BOTH)) for name in "ab")
     found = compare(a, b, metrics=METRICS)
     assert len(found.rows) == 2 * 2 * len(METRICS)
@@ -63,7 +63,7 @@ def test_a_run_against_its_copy(make):
     assert judge_comparison(found, 0.0).passed
 
 
-def test_figures_are_those_of_cells_csv(make):
+def test_compared_figures_equal_cells_csv(make):
     folder = make("a", systems=("vllm",), rates=(3.0,))
     found = compare(*[read_results(folder)] * 2, metrics=METRICS)
     cells = pd.read_csv(folder / "cells.csv")
@@ -87,7 +87,7 @@ def test_a_slower_candidate_fails_the_gate(make):
     assert judge_comparison(better, 0.0).passed
 
 
-def test_two_systems_of_one_run(make):
+def test_systems_of_one_run_are_compared(make):
     run = read_results(make("a", systems=BOTH))
     found = compare(run, run, systems=("vllm", "orca"), metrics=METRICS)
     assert (found.name_a, found.name_b) == ("vllm", "orca")
@@ -96,7 +96,7 @@ def test_two_systems_of_one_run(make):
         compare(run, run, systems=("vllm", "nobody"))
 
 
-def test_systems_that_are_not_in_both(make):
+def test_systems_missing_in_one_run_are_named(make):
     a = read_results(make("a", systems=("vllm",)))
     b = read_results(make("b", systems=("orca",)))
     assert match(a, b).differs["system"] == ("vllm", "orca")
@@ -105,7 +105,7 @@ def test_systems_that_are_not_in_both(make):
         match(a, c)
 
 
-def test_rates(make):
+def test_rates_missing_in_one_run_are_named(make):
     a, b = read_results(make("a")), read_results(make("b", rates=(5.0, 7.0)))
     matched = match(a, b)
     assert {level.rate_rps for level in matched.levels} == {5.0}
@@ -126,13 +126,13 @@ def test_rates(make):
         ({"requests": 60}, "requests of the same seed"),
     ],
 )
-def test_what_a_gate_does_not_judge(make, changes, why):
+def test_judge_comparison_refuses_unlike_conditions(make, changes, why):
     found = compare(read_results(make("a")), read_results(make("b", **changes)), metrics=METRICS)
     with pytest.raises(NotComparableError, match=why):
         judge_comparison(found, 0.05)
 
 
-def test_another_slo(make):
+def test_comparison_with_another_slo_is_named(make):
     a, b = make("a", rates=(3.0,)), make("b", rates=(3.0,))
     for path in (b / "requests").iterdir():
         pd.read_csv(path).assign(ttft_slo_s=2.0).to_csv(path, index=False)
@@ -143,7 +143,7 @@ def test_another_slo(make):
     assert judge_comparison(held, 0.0).passed
 
 
-def test_closed_loops_match_without_rates(make):
+def test_closed_loops_are_matched_without_rates(make):
     toml = 'arrivals = "concurrency(8)"\n'
     a = make("a", rates=(3.0,), toml=toml)
     b = make("b", rates=(3.3,), toml=toml)
@@ -151,7 +151,7 @@ def test_closed_loops_match_without_rates(make):
     assert level.rate_rps is None
 
 
-def test_warmup_is_left_out(make):
+def test_comparison_leaves_warmup_out(make):
     folder = make("a", systems=("vllm",), rates=(3.0,), seeds=1, toml=TOML + "warmup_s = 10.0\n")
     (cell,) = read_results(folder).cells
     requests = cell.read()
@@ -160,7 +160,7 @@ def test_warmup_is_left_out(make):
     assert len(requests.sample("scheduled", None)) == counted
 
 
-def test_sending_late_shows_on_one_clock_only(make):
+def test_late_sending_shows_on_the_arrival_clock_only(make):
     folder = make("a", systems=("vllm",), rates=(3.0,), seeds=1)
     for path in (folder / "requests").iterdir():
         frame = pd.read_csv(path)
@@ -171,7 +171,7 @@ def test_sending_late_shows_on_one_clock_only(make):
     assert np.nanmax(np.abs(due - sent - 0.05)) < 1e-9
 
 
-def test_runs_that_cannot_be_compared(make, tmp_path):
+def test_read_results_refuses_runs_that_cannot_be_compared(make, tmp_path):
     folder = make("a", valid=False)
     with pytest.raises(SloBenchError, match="valid"):
         read_results(folder)
@@ -185,7 +185,7 @@ def test_runs_that_cannot_be_compared(make, tmp_path):
         compare(*[read_results(make("c"))] * 2, confidence=1.5)
 
 
-def test_text_and_json(make):
+def test_comparison_as_text_and_json(make):
     a, b = read_results(make("a")), read_results(slowed(make("b"), 1.1))
     found = compare(a, b, metrics=METRICS)
     console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
@@ -200,7 +200,7 @@ def test_text_and_json(make):
     assert plain["worse"] == sum(row["verdict"] == "worse" for row in plain["rows"])
 
 
-def test_rows_that_are_not_stationary_say_after_how_long(make):
+def test_comparison_rows_not_stationary_have_their_duration(make):
     steady = make("a", rates=(3.0,))
     drifting = make("b", rates=(3.0,), stationary=False, arrival_window_s=540.0)
     found = compare(read_results(steady), read_results(drifting), metrics=METRICS)
@@ -213,12 +213,12 @@ def test_rows_that_are_not_stationary_say_after_how_long(make):
     assert {row["drifting_after_s"] for row in comparison_json(same)["rows"]} == {None}
 
 
-def test_one_seed_says_so(make):
+def test_comparison_of_one_seed_has_a_note(make):
     a = read_results(make("a", seeds=1))
     assert any("one seed" in note for note in compare(a, a, metrics=METRICS).notes)
 
 
-def test_the_page_runs_nothing_of_a_name(make):
+def test_comparison_page_escapes_names(make):
     nasty = "</script><script>alert(1)</script>"
     a = read_results(make("a", systems=("vllm", nasty)))
     b = read_results(slowed(make("b", systems=("vllm", nasty)), 1.2))
@@ -229,7 +229,7 @@ def test_the_page_runs_nothing_of_a_name(make):
     assert page.count('data-figure="change-') == len(METRICS)
 
 
-def test_the_page_is_whole_or_not_there(make, tmp_path):
+def test_comparison_page_is_written_whole_or_not_at_all(make, tmp_path):
     a = read_results(make("a", rates=(3.0,)))
     found = compare(a, a, metrics=METRICS)
     out = write_comparison(found, tmp_path / "page.html")
@@ -238,7 +238,7 @@ def test_the_page_is_whole_or_not_there(make, tmp_path):
         write_comparison(found, tmp_path / "no" / "page.html")
 
 
-def test_bounds_of_a_regression():
+def test_parse_regression_reads_shares_and_percentages():
     assert parse_regression("5%") == 0.05
     assert parse_regression("0.05") == 0.05
     assert parse_regression("150 %") == 1.5

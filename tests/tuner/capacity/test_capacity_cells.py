@@ -16,7 +16,7 @@ SEVERAL = {
 
 
 @pytest.mark.parametrize("settings", [ONE, SEVERAL], ids=["one-model", "several-models"])
-def test_a_level_has_the_row_of_its_cell_in_a_run(settings, tmp_path):
+def test_level_row_equals_the_row_of_its_cell_in_a_run(settings, tmp_path):
     plan = Experiment(**settings, rates=[2.0], requests=40, seeds=1).plan()
     (spec,) = plan.cells
     simulator = Simulator(tmp_path / "search", records="csv")

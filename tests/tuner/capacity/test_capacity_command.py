@@ -10,7 +10,7 @@ QUICK = ["capacity", "-s", "vllm", "--requests", "200", "--target", "0.9", "--to
 QUICK += ["--max-requests", "3000"]
 
 
-def test_tables_say_levels_interval_and_why_it_stopped(slo_bench, tmp_path):
+def test_capacity_prints_levels_interval_and_why_it_stopped(slo_bench, tmp_path):
     code, out, _ = slo_bench(*QUICK, "--out", "o")
     assert code == 0
     for text in ("Capacity, req/s (simulated)", "≥ 0.9", "Levels tried: vllm", "stopped after"):
@@ -18,7 +18,7 @@ def test_tables_say_levels_interval_and_why_it_stopped(slo_bench, tmp_path):
     assert (tmp_path / "o" / "report.html").is_file()
 
 
-def test_a_search_is_not_told_by_the_means_of_its_levels(slo_bench, tmp_path):
+def test_report_of_a_capacity_search_shows_no_means_of_levels(slo_bench, tmp_path):
     """Levels may be too short to pass; a report beside other runs shows both."""
     assert slo_bench(*QUICK, "--out", "o")[0] == 0
     code, out, _ = slo_bench("report", "o")
@@ -35,7 +35,7 @@ def test_a_search_is_not_told_by_the_means_of_its_levels(slo_bench, tmp_path):
 
 
 @pytest.mark.parametrize(("high", "note"), [(0.93, "too short to pass"), (0.6, "")])
-def test_levels_that_miss_the_target_are_not_too_short(high, note):
+def test_level_that_misses_the_target_is_not_called_too_short(high, note):
     level = {"rate_rps": 4.0, "runs": 1, "valid_runs": 1, "requests": 200, "sustained": False}
     level |= {"backlog_grows": False, "attainment": 0.5, "invalid_because": None}
     level |= {"attainment_low": 0.4, "attainment_high": high}
@@ -43,7 +43,7 @@ def test_levels_that_miss_the_target_are_not_too_short(high, note):
     assert [str(cell) for cell in _levels(row).columns[5].cells] == [note]
 
 
-def test_json_is_the_list_and_nothing_else(slo_bench):
+def test_capacity_json_prints_only_the_list(slo_bench):
     code, out, _ = slo_bench(*QUICK, "--no-report", "--json", "--out", "o")
     assert code == 0
     (row,) = json.loads(out)
@@ -52,7 +52,7 @@ def test_json_is_the_list_and_nothing_else(slo_bench):
     assert row["levels"][0]["attainment"] >= row["levels"][-1]["attainment"]
 
 
-def test_resume_needs_nothing_but_the_folder(slo_bench):
+def test_capacity_resume_needs_only_the_folder(slo_bench):
     code, first, _ = slo_bench(*QUICK, "--no-report", "--out", "o", "--json")
     assert code == 0
     resume = ["capacity", "--resume", "--out", "o", "--no-report"]
@@ -106,14 +106,14 @@ def test_no_advice_where_nothing_limited_the_search():
         (["--system", "vlm"], "did you mean vllm"),
     ],
 )
-def test_what_the_user_can_mend_ends_with_2(slo_bench, options, problem):
+def test_capacity_wrong_options_exit_2(slo_bench, options, problem):
     code, out, err = slo_bench("capacity", *options)
     assert code == 2
     assert problem in err
     assert not out
 
 
-def test_examples_are_shown(slo_bench):
+def test_capacity_help_has_examples(slo_bench):
     code, out, _ = slo_bench("capacity", "--help")
     assert code == 0
     assert "slo-bench capacity --system sarathi" in out.partition("Examples:")[2]
@@ -131,7 +131,7 @@ def _found(name: str, capacity: float | None, low: float, high: float | None, **
     }
 
 
-def test_which_configuration_is_best():
+def test_capacity_names_the_best_configuration():
     on = {"workload": "azure-conv", "gpus": 4}
     rows = [
         _found("1-3", 11.3, 10.9, 11.4, **on, **{"distserve.prefill_instances": 1}),

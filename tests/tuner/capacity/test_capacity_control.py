@@ -22,7 +22,7 @@ def runs_at(rate_rps: float, number: int) -> list[LevelSample]:
     return [makes.run(rate_rps, seed, 2000) for seed in range(number)]
 
 
-def test_corrected_runs_scatter_less_around_the_same_attainment():
+def test_corrected_runs_scatter_less_around_the_same_mean():
     runs = runs_at(2.0, 12)
     cross, squares = control_sums(runs)
     better = corrected(runs, cross / squares)
@@ -34,12 +34,12 @@ def test_corrected_runs_scatter_less_around_the_same_attainment():
     assert [run.backlog for run in better] == [run.backlog for run in runs]
 
 
-def test_expected_misses_are_those_of_the_long_run():
+def test_control_variate_has_mean_zero():
     of_runs = [sum(run.control) for run in runs_at(2.0, 12)]
     assert abs(np.mean(of_runs)) < 3 * np.std(of_runs, ddof=1) / np.sqrt(len(of_runs))
 
 
-def test_runs_that_are_not_corrected_are_worth_no_more_than_independent_requests():
+def test_uncorrected_runs_have_dispersion_of_at_least_one():
     runs = runs_at(0.5, 3)
     same = corrected(runs, 0.0)
     assert [run.batch_met for run in same] == [run.batch_met for run in runs]
@@ -60,6 +60,6 @@ def test_runs_that_are_not_corrected_are_worth_no_more_than_independent_requests
     ],
     ids=["no-ttft", "sessions", "several-models"],
 )
-def test_there_is_none_where_no_queue_of_prompts_can_tell(settings):
+def test_settings_without_a_prompt_queue_have_no_control_variate(settings):
     sample = runner(**{"systems": "vllm", **settings}).run(1.0, 0, 200)
     assert sample.control == ()

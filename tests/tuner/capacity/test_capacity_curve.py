@@ -36,7 +36,7 @@ def logistic(rate, capacity, slope, target):
 
 
 @pytest.mark.parametrize(("target", "slope"), [(0.9, 5.0), (0.9, 40.0), (0.99, 20.0)])
-def test_a_logistic_curve_is_recovered(target, slope):
+def test_crossing_recovers_a_logistic_curve(target, slope):
     rates = [10 * math.exp(logits / slope) for logits in (-1.0, -0.5, 0.5, 1.0)]
     levels = [
         level(rate, *[logistic(rate, 10, slope, target)] * 4, counted=50_000) for rate in rates
@@ -47,7 +47,7 @@ def test_a_logistic_curve_is_recovered(target, slope):
     assert found.low_rps < 10 < found.high_rps
 
 
-def test_the_interval_covers_as_often_as_it_says():
+def test_crossing_interval_covers_as_stated():
     rng = np.random.default_rng(5)
     rates = [9.4, 9.8, 10.2, 10.6]
     covered = 0
@@ -61,7 +61,7 @@ def test_the_interval_covers_as_often_as_it_says():
     assert covered >= 184  # 95 % are 190; below 184 in one of a hundred experiments
 
 
-def test_scatter_between_runs_widens_the_interval():
+def test_crossing_interval_widens_with_scatter_between_runs():
     calm = [level(9.0, *[0.95] * 6), level(11.0, *[0.85] * 6)]
     wild = [level(9.0, *[0.90, 1.0] * 3), level(11.0, *[0.75, 0.95] * 3)]
     narrow, wide = crossing(calm, 0.9), crossing(wild, 0.9)
@@ -69,14 +69,14 @@ def test_scatter_between_runs_widens_the_interval():
     assert wide.relative_half_width > 2 * narrow.relative_half_width
 
 
-def test_between_all_and_nothing_the_interval_is_the_gap():
+def test_crossing_interval_between_all_and_nothing_is_the_gap():
     found = crossing([level(8.0, 1.0, 1.0), level(10.0, 0.0, 0.0)], 0.9)
     assert 8.0 < found.rate_rps < 10.0
     assert found.low_rps == pytest.approx(8.0, rel=0.05)
     assert found.high_rps == pytest.approx(10.0, rel=0.05)
 
 
-def test_a_growing_backlog_is_over_capacity_whatever_was_met():
+def test_crossing_counts_a_growing_backlog_as_over_capacity():
     growing = run(11.0, 1000, 1000, backlog=list(range(0, 10 * BATCHES + 1, 10)))
     levels = [
         level(9.0, 1.0),
@@ -90,7 +90,7 @@ def test_a_growing_backlog_is_over_capacity_whatever_was_met():
     assert 10.0 <= found.rate_rps <= 11.0
 
 
-def test_invalid_runs_count_for_nothing():
+def test_level_attainment_ignores_invalid_runs():
     late = run(10.0, 0, 1000, seed=9, valid=False)
     alone = level(10.0, 0.95)
     mixed = CapacityLevel(10.0, (*alone.samples, late))
@@ -99,14 +99,14 @@ def test_invalid_runs_count_for_nothing():
     assert crossing([mixed, level(12.0, 0.8)], 0.9) == crossing([alone, level(12.0, 0.8)], 0.9)
 
 
-def test_without_both_sides_there_is_no_crossing():
+def test_crossing_without_both_sides_is_none():
     assert crossing([level(1.0, 0.99), level(2.0, 0.95)], 0.9) is None
     assert crossing([level(1.0, 0.5), level(2.0, 0.4)], 0.9) is None
     assert crossing([], 0.9) is None
 
 
 @given(st.lists(st.integers(0, 100), min_size=1, max_size=8))
-def test_isotonic_shares_fall_and_keep_the_mean(shares):
+def test_isotonic_shares_fall_and_keep_their_mean(shares):
     levels = [level(1.0 + at, share / 100, counted=100) for at, share in enumerate(shares)]
     found = falling_shares(levels)
     assert all(0 < share < 1 for share in found)
@@ -118,18 +118,18 @@ def test_isotonic_shares_fall_and_keep_the_mean(shares):
     ("probability", "freedom", "quantile"),
     [(0.975, 4, 2.776), (0.975, 10, 2.228), (0.975, 100, 1.984), (0.95, 6, 1.943)],
 )
-def test_student_t(probability, freedom, quantile):
+def test_student_t_quantiles_equal_tables(probability, freedom, quantile):
     assert student_t(probability, freedom) == pytest.approx(quantile, rel=0.003)
 
 
-def test_the_interval_of_a_level_narrows_with_what_is_counted():
+def test_level_interval_narrows_with_counted_requests():
     low, high = level(1.0, 0.9).attainment_interval
     assert (low, high) == pytest.approx((0.8799, 0.9171), abs=1e-3)  # Wilson, n = 1000
     low_more, high_more = level(1.0, *[0.9] * 10).attainment_interval
     assert low < low_more < 0.9 < high_more < high
 
 
-def test_a_curve_that_bends_far_away_does_not_widen_the_interval():
+def test_crossing_interval_ignores_bends_far_away():
     near = [
         level(rate, *[logistic(rate, 10, 5, 0.9)] * 4, counted=50_000)
         for rate in (9, 9.5, 10.5, 11)

@@ -34,7 +34,7 @@ def searched(tmp_path_factory):
     return search_capacity(experiment(systems=["vllm", "sarathi"]), folder, asked=QUICK)
 
 
-def test_rows_say_what_was_found(searched):
+def test_capacity_rows_have_rate_and_interval(searched):
     rows = searched.rows()
     assert [row["system"] for row in rows] == ["vllm", "sarathi"]
     for row in rows:
@@ -45,7 +45,7 @@ def test_rows_say_what_was_found(searched):
     assert same(read_capacity(searched.folder)) == same(rows)
 
 
-def test_the_second_search_begins_where_the_first_ended(searched):
+def test_second_search_starts_at_the_capacity_of_the_first(searched):
     kept = json.loads((searched.folder / CAPACITY_FILE).read_text())["searches"]
     first, second = kept
     assert first["neighbours"] == []
@@ -54,7 +54,7 @@ def test_the_second_search_begins_where_the_first_ended(searched):
     assert begin == pytest.approx(second["neighbours"][0], rel=0.01)
 
 
-def test_runs_are_cells_of_a_run_folder_that_the_report_reads(searched, tmp_path):
+def test_capacity_runs_are_cells_that_the_report_reads(searched, tmp_path):
     runs = {
         (search["search"], run["rate_rps"], run["seed"])
         for search in json.loads((searched.folder / CAPACITY_FILE).read_text())["searches"]
@@ -72,7 +72,7 @@ def test_runs_are_cells_of_a_run_folder_that_the_report_reads(searched, tmp_path
     assert '"capacity":{"id":"capacity"' in page
 
 
-def test_the_report_speaks_of_every_workload(tmp_path):
+def test_capacity_report_names_every_workload(tmp_path):
     asked = experiment(systems=["vllm", "orca"], workload=["sharegpt", "azure-conv"])
     found = search_capacity(asked, tmp_path / "run", asked=QUICK)
     page = write_report([found.folder], tmp_path / "report.html").read_text()
@@ -89,7 +89,7 @@ def test_the_report_speaks_of_every_workload(tmp_path):
     assert section.count(">vllm<") == section.count(">orca<") == 2
 
 
-def test_an_interrupted_search_goes_on(tmp_path, searched):
+def test_interrupted_capacity_search_is_resumed(tmp_path, searched):
     asked = experiment(systems=["vllm", "sarathi"])
     runs = 0
 
@@ -119,7 +119,7 @@ def test_an_interrupted_search_goes_on(tmp_path, searched):
     assert again.rows() == found.rows()
 
 
-def test_a_larger_budget_goes_on_from_a_smaller(tmp_path):
+def test_capacity_search_continues_with_a_larger_budget(tmp_path):
     small = QUICK.model_copy(update={"tolerance": 0.02, "max_requests": 3000})
     first = search_capacity(experiment(), tmp_path / "run", asked=small)
     large = small.model_copy(update={"max_requests": 9000})
@@ -130,21 +130,21 @@ def test_a_larger_budget_goes_on_from_a_smaller(tmp_path):
     assert known <= {level["rate_rps"] for level in after["levels"]}
 
 
-def test_other_targets_need_another_folder(searched):
+def test_resume_with_other_targets_is_refused(searched):
     other = QUICK.model_copy(update={"targets": (0.5,)})
     asked = experiment(systems=["vllm", "sarathi"])
     with pytest.raises(SloBenchError, match=r"another experiment.*targets"):
         search_capacity(asked, searched.folder, asked=other, resume=True)
 
 
-def test_a_warm_start_from_another_folder(searched, tmp_path):
+def test_capacity_search_warm_starts_from_another_folder(searched, tmp_path):
     asked = QUICK.model_copy(update={"warm_start": searched.folder})
     search_capacity(experiment(systems="sarathi"), tmp_path / "run", asked=asked)
     (search,) = json.loads((tmp_path / "run" / CAPACITY_FILE).read_text())["searches"]
     assert search["neighbours"] == [searched.rows()[1]["capacity_rps"]]
 
 
-def test_rates_bound_the_search(tmp_path):
+def test_rates_bound_the_capacity_search(tmp_path):
     found = search_capacity(experiment(rates=[0.5, 1.0]), tmp_path / "run", asked=QUICK)
     (row,) = found.rows()
     assert row["capacity_rps"] is None
@@ -152,7 +152,7 @@ def test_rates_bound_the_search(tmp_path):
     assert {level["rate_rps"] for level in row["levels"]} <= {0.707, 1.0}
 
 
-def test_a_trace_is_replayed_whole(tmp_path):
+def test_capacity_of_a_trace_replays_it_whole(tmp_path):
     rng = np.random.default_rng(4)
     arrival_us = (np.cumsum(rng.standard_exponential(400)) * 1e6).astype("timedelta64[us]")
     lines = ["TIMESTAMP,ContextTokens,GeneratedTokens"]
@@ -175,13 +175,13 @@ def test_a_trace_is_replayed_whole(tmp_path):
         ({"arrivals": "concurrency(4)"}, "choose another arrival process"),
     ],
 )
-def test_what_a_search_cannot_use(settings, problem, tmp_path):
+def test_capacity_search_refuses_unusable_settings(settings, problem, tmp_path):
     with pytest.raises(SloBenchError, match=problem):
         search_capacity(experiment(**settings), tmp_path / "run", asked=QUICK)
     assert not (tmp_path / "run").exists()
 
 
-def test_the_duration_and_warm_up_of_a_suite_are_not_the_searches(tmp_path):
+def test_capacity_search_ignores_duration_and_warmup_of_a_suite(tmp_path):
     given = {"requests": None, "duration_s": 60, "warmup_s": 50}
     levels = []
     for name, settings in (("with", given), ("without", {"requests": None})):
@@ -192,7 +192,7 @@ def test_the_duration_and_warm_up_of_a_suite_are_not_the_searches(tmp_path):
     assert (kept.duration_s, kept.warmup_s) == ((60.0,), (50.0,))
 
 
-def test_a_folder_without_capacities_starts_nothing(tmp_path):
+def test_warm_start_from_a_folder_without_capacities_is_refused(tmp_path):
     asked = QUICK.model_copy(update={"warm_start": tmp_path})
     with pytest.raises(SloBenchError, match="holds no capacity to start from"):
         search_capacity(experiment(), tmp_path / "run", asked=asked)
@@ -214,7 +214,7 @@ def over_http(mock, **changes):
     )
 
 
-def test_a_server_over_http(tmp_path):
+def test_capacity_of_a_server_over_http(tmp_path):
     with serving(MockConfig(ttft_s=0.002, slots=4, service_s=0.02)) as mock:
         found = search_capacity(
             over_http(mock, rates=[100, 400]),
@@ -230,7 +230,7 @@ def test_a_server_over_http(tmp_path):
     assert row["low_rps"] in [0, *carried]
 
 
-def test_requests_that_a_server_refuses_at_any_rate_end_the_search(tmp_path):
+def test_requests_refused_at_any_rate_end_the_capacity_search(tmp_path):
     refusing = MockConfig(fault=InjectedFault.TOO_LONG, fault_every=2)
     says = r"refuses 50 of 100 requests at any rate \(400: the prompt is too long\)"
     with serving(refusing) as mock, pytest.raises(SloBenchError, match=says):

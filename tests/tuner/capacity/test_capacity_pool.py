@@ -45,19 +45,19 @@ def here(tmp_path_factory):
 
 
 @pytest.mark.parametrize("at_once", [1, 4])
-def test_a_pool_finds_what_one_process_finds(tmp_path, here, pool_of, at_once):
+def test_capacity_search_in_a_pool_equals_one_process(tmp_path, here, pool_of, at_once):
     with pool_of(at_once) as pool:
         search_capacity(EXPERIMENT, tmp_path / "run", asked=ASKED, pool=pool)
     assert files(tmp_path / "run") == here
 
 
-def test_processes_of_this_machine_find_it_too(tmp_path, here):
+def test_capacity_search_in_local_processes_equals_one_process(tmp_path, here):
     with LocalPool(2) as pool:
         search_capacity(EXPERIMENT, tmp_path / "run", asked=ASKED, pool=pool)
     assert files(tmp_path / "run") == here
 
 
-def test_an_interrupted_search_goes_on_in_a_pool(tmp_path, here, pool_of):
+def test_interrupted_capacity_search_is_resumed_in_a_pool(tmp_path, here, pool_of):
     runs = 0
 
     def interrupt(progress):
@@ -85,7 +85,7 @@ HERE_S = "slo_bench.tuner.capacity.cells._HERE_S"
 
 
 @pytest.mark.parametrize("here_s", [1e9, 1e-9])
-def test_a_single_search_begins_in_this_process(tmp_path, pool_of, monkeypatch, here_s):
+def test_single_capacity_search_begins_in_this_process(tmp_path, pool_of, monkeypatch, here_s):
     search_capacity(ONE, tmp_path / "alone", asked=ASKED)
     monkeypatch.setattr(HERE_S, here_s)
     with pool_of(4) as pool:
@@ -94,7 +94,7 @@ def test_a_single_search_begins_in_this_process(tmp_path, pool_of, monkeypatch, 
     assert bool(pool.begun) == (here_s < 1)
 
 
-def test_the_runs_of_a_level_are_begun_together(tmp_path, pool_of, monkeypatch):
+def test_runs_of_a_level_are_begun_together(tmp_path, pool_of, monkeypatch):
     monkeypatch.setattr(HERE_S, 1e-9)
     with pool_of(4) as pool:
         result = search_capacity(ONE, tmp_path / "run", asked=ASKED, pool=pool)
@@ -109,7 +109,7 @@ def test_the_runs_of_a_level_are_begun_together(tmp_path, pool_of, monkeypatch):
     assert seeds == list(range(seeds[0], seeds[0] + 3))
 
 
-def test_what_fails_elsewhere_is_told_here(tmp_path, pool_of, monkeypatch):
+def test_error_in_a_pool_process_is_raised_here(tmp_path, pool_of, monkeypatch):
     def failing(*given):
         raise SloBenchError("this machine lacks the trace")
 
@@ -119,7 +119,7 @@ def test_what_fails_elsewhere_is_told_here(tmp_path, pool_of, monkeypatch):
     assert not (tmp_path / "run").exists()
 
 
-def test_real_servers_are_measured_here(tmp_path, pool_of):
+def test_capacity_of_real_servers_is_measured_in_this_process(tmp_path, pool_of):
     asked = Experiment(backend="openai", client={"base_urls": ("http://127.0.0.1:1",)})
     with pool_of(1) as pool, pytest.raises(SloBenchError, match="simulated"):
         search_capacity(asked, tmp_path / "run", pool=pool)

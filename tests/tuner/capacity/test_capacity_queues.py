@@ -14,12 +14,12 @@ from slo_bench.tuner.capacity.queues import MdcQueue
 from slo_bench.tuner.capacity.search import find_capacity, throughput_of_bursts
 
 
-def test_one_server_that_may_not_wait_is_free_as_often_as_it_idles():
+def test_attainment_of_one_server_without_waiting_is_its_idle_share():
     assert MdcQueue(1, 2.0, 0.0).attainment(0.3) == pytest.approx(1 - 0.6)
 
 
 @pytest.mark.parametrize("wait_s", [0.25, 0.75, 1.5, 3.2])
-def test_one_server_agrees_with_erlang(wait_s):
+def test_attainment_of_one_server_equals_erlangs_formula(wait_s):
     # A. K. Erlang (1909): P(W ≤ t) = (1 − ρ) Σ_j (−λ(t − jD))^j / j! · e^{λ(t − jD)}, j ≤ t / D.
     rate = 0.7
     erlang = (1 - rate) * sum(
@@ -30,7 +30,7 @@ def test_one_server_agrees_with_erlang(wait_s):
 
 
 @pytest.mark.parametrize(("servers", "wait_s"), [(4, 0.5), (8, 1.0)])
-def test_several_servers_agree_with_a_long_simulation(servers, wait_s):
+def test_attainment_of_several_servers_equals_a_long_simulation(servers, wait_s):
     queue = MdcQueue(servers, 1.0, wait_s)
     rate = queue.capacity_rps(0.9)
     rng = np.random.default_rng(1)
@@ -39,11 +39,11 @@ def test_several_servers_agree_with_a_long_simulation(servers, wait_s):
     assert met.mean() == pytest.approx(0.9, abs=0.005)
 
 
-def test_nothing_is_met_for_long_above_the_limit():
+def test_attainment_above_the_service_limit_is_zero():
     assert MdcQueue(2, 1.0, 5.0).attainment(2.0) == 0.0
 
 
-def test_capacity_rises_with_patience_and_falls_with_the_target():
+def test_queue_capacity_rises_with_patience_and_falls_with_the_target():
     capacities = [MdcQueue(2, 1.0, wait_s).capacity_rps(0.9) for wait_s in (0.2, 1.0, 4.0)]
     assert capacities == sorted(capacities)
     queue = MdcQueue(2, 1.0, 1.0)
@@ -54,7 +54,7 @@ def test_capacity_rises_with_patience_and_falls_with_the_target():
     st.integers(1, 4),
     st.lists(st.floats(0, 3), min_size=1, max_size=30),
 )
-def test_waits_are_those_of_a_queue_followed_step_by_step(servers, gaps):
+def test_queue_waits_equal_a_step_by_step_queue(servers, gaps):
     arrival_s = np.cumsum(gaps)
     free_s = [0.0] * servers
     expected = []
@@ -85,7 +85,7 @@ class Clocked:
         return dataclasses.replace(sample, wall_s=float(ended_s[-1]))
 
 
-def test_a_real_server_takes_four_minutes_from_the_defaults():
+def test_default_search_of_a_real_server_takes_four_minutes():
     queue = MdcQueue(32, 0.68, 0.05)  # TTFT ≤ 100 ms, of which 50 ms are the first token's
     true_rps = queue.capacity_rps(0.9)
     assert true_rps == pytest.approx(38.5, abs=0.01)

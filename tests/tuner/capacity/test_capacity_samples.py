@@ -24,7 +24,7 @@ def sample(arrival_s, end_s, met=None, **options):
     return batches_of(arrival_s=arrival_s, end_s=end_s, met=met, **options)
 
 
-def test_start_and_end_do_not_count():
+def test_sample_leaves_start_and_end_out():
     met = np.zeros(1000, dtype=bool)
     met[100:970] = True
     found = sample(np.arange(1000), np.arange(1000) + 0.5, met)
@@ -32,13 +32,13 @@ def test_start_and_end_do_not_count():
     assert len(found.batch_met) == BATCHES
 
 
-def test_a_whole_trace_counts_from_its_warm_up_on():
+def test_sample_of_a_whole_trace_counts_from_its_warmup():
     met = np.arange(1000) % 2 == 0
     found = sample(np.arange(1000), np.arange(1000) + 0.5, met, whole=True, warmup_s=200.0)
     assert (found.counted, found.met) == (800, 400)
 
 
-def test_requests_may_come_in_any_order():
+def test_sample_does_not_depend_on_the_order_of_requests():
     rng = np.random.default_rng(0)
     arrival_s = np.sort(rng.uniform(0, 100, 500))
     met = rng.random(500) < 0.7
@@ -48,7 +48,7 @@ def test_requests_may_come_in_any_order():
     )
 
 
-def test_backlog_is_what_is_there_beyond_what_first_stays_explain():
+def test_sample_backlog_is_what_exceeds_the_first_stays():
     # Everybody stays for ten arrivals, but from the middle on for thirty.
     arrival_s = np.arange(1000)
     assert set(sample(arrival_s, arrival_s + 9.5).backlog) == {0}
@@ -57,7 +57,7 @@ def test_backlog_is_what_is_there_beyond_what_first_stays_explain():
     assert found.backlog[-1] == 20
 
 
-def test_a_system_that_fills_does_not_grow():
+def test_backlog_of_a_filling_system_does_not_grow():
     """Requests stay for a sixth of a run that begins empty, and nobody waits for anybody."""
     rng = np.random.default_rng(5)
     found = []
@@ -70,7 +70,7 @@ def test_a_system_that_fills_does_not_grow():
     assert sum(found) <= 1
 
 
-def test_a_queue_that_grows_before_longer_and_longer_stays_is_found():
+def test_backlog_growth_is_found_where_stays_grow_too():
     """A batch that grows with the backlog: stays grow with it, and look as if the system filled."""
     rng = np.random.default_rng(5)
     arrival_s = np.cumsum(rng.exponential(1 / 5, 500))
@@ -83,14 +83,14 @@ def test_a_queue_that_grows_before_longer_and_longer_stays_is_found():
     assert set(dropped.waiting) == {0}  # a request that left does not wait
 
 
-def test_growth_by_less_than_a_hundredth_of_the_arrivals_is_none():
+def test_backlog_growth_below_a_hundredth_of_arrivals_is_none():
     arrival_s = np.arange(20_000.0)
     for left, expected in ((0.005, False), (0.02, True)):  # share of requests that never end
         never = (np.random.default_rng(3).random(20_000) < left) & (arrival_s > 5000)
         assert grows([sample(arrival_s, np.where(never, np.nan, arrival_s + 5))]) is expected
 
 
-def test_a_run_that_leaves_first_requests_to_its_end_is_not_stationary():
+def test_run_that_never_serves_some_requests_is_not_stationary():
     """Two in a hundred are never served: as for the others, it looks as if they stay long."""
     arrival_s = np.arange(1000.0)
     end_s = arrival_s + 1
@@ -104,7 +104,7 @@ def test_a_run_that_leaves_first_requests_to_its_end_is_not_stationary():
     assert not starves(sample(arrival_s, end_s, first_token_s=arrival_s, horizon_s=100.0))
 
 
-def test_what_never_ends_stays_and_what_never_arrives_is_missed():
+def test_unfinished_requests_stay_and_missing_arrivals_are_misses():
     arrival_s = np.arange(1000.0)
     arrival_s[-10:] = np.nan
     end_s = arrival_s + 0.5
@@ -115,12 +115,12 @@ def test_what_never_ends_stays_and_what_never_arrives_is_missed():
     assert found.met == 989
 
 
-def test_too_few_requests_are_refused():
+def test_sample_of_too_few_requests_is_refused():
     with pytest.raises(SloBenchError, match="at least 20 are needed"):
         sample(np.arange(15), np.arange(15))
 
 
-def test_a_queue_over_its_limit_grows_and_one_below_does_not():
+def test_backlog_grows_above_the_service_limit_only():
     queue = MdcQueue(4, 1.0, 1000.0)  # so patient that all requests are met so far
     over = [queue.run(4.2, seed, 4000) for seed in range(5)]
     assert all(run.attainment == 1.0 for run in over)
@@ -141,7 +141,7 @@ def test_design_effect_of_independent_and_of_correlated_requests():
     assert design_effect([run(50) for _ in range(40)]) == pytest.approx(50, rel=0.3)
 
 
-def test_attainment_that_falls_during_a_run_drifts_and_noise_does_not():
+def test_drift_is_found_in_falling_attainment_and_not_in_noise():
     rng = np.random.default_rng(7)
     even = (
         sample(np.arange(4000.0), np.arange(4000) + 1.0, rng.random(4000) < 0.9) for _ in range(99)
@@ -151,7 +151,7 @@ def test_attainment_that_falls_during_a_run_drifts_and_noise_does_not():
     assert drifts(sample(np.arange(4000.0), np.arange(4000) + 1.0, falling))
 
 
-def test_a_run_is_stationary_only_if_it_is_long_against_slo_and_stays():
+def test_stationary_needs_a_run_long_against_slo_and_stays():
     queue = MdcQueue(4, 1.0, 1.0)
     assert stationary(queue.run(3.0, 0, 4000)) is True
     assert stationary(queue.run(4.4, 0, 4000)) is False  # the queue grows
@@ -160,14 +160,14 @@ def test_a_run_is_stationary_only_if_it_is_long_against_slo_and_stays():
     assert stationary(patient.run(3.0, 0, 40_000)) is True
 
 
-def test_what_arrives_within_the_slo_of_either_end_does_not_count():
+def test_sample_leaves_out_arrivals_within_the_slo_of_either_end():
     arrival_s = np.arange(1000.0)
     found = sample(arrival_s, arrival_s + 1, horizon_s=200.0)
     assert (found.counted, found.window_s) == (599, 599.0)
     assert sample(arrival_s, arrival_s + 1, horizon_s=400.0).counted == 870  # too short for it
 
 
-def test_refused_requests_end_a_search_only_where_no_target_can_be_met():
+def test_refused_requests_end_a_search_where_no_target_can_be_met():
     def runs(*refused):
         run = MdcQueue(4, 1.0, 1.0).run(1.0, 0, 200)
         return [

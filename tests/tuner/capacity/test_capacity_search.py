@@ -28,7 +28,7 @@ class Watched:
         return dataclasses.replace(sample, wall_s=1.0, invalid_because=late)
 
 
-def test_twenty_searches_cover_the_truth_and_come_close():
+def test_find_capacity_covers_the_true_capacity_in_twenty_searches():
     covered = close = 0
     for queue in (QUEUE, MdcQueue(8, 1.0, 1.0)):
         truth_rps = queue.capacity_rps(0.9)
@@ -43,7 +43,7 @@ def test_twenty_searches_cover_the_truth_and_come_close():
     assert close >= 39
 
 
-def test_two_targets_in_one_search():
+def test_find_capacity_of_two_targets():
     found = find_capacity(QUEUE, start_rps=2.0, options=SearchOptions(targets=(0.99, 0.9)))
     assert [one.target for one in found.capacities] == [0.9, 0.99]
     for one in found.capacities:
@@ -52,21 +52,21 @@ def test_two_targets_in_one_search():
     assert found.requests_spent == sum(level.requests for level in found.levels)
 
 
-def test_every_run_has_a_seed_of_its_own():
+def test_find_capacity_gives_every_run_its_own_seed():
     watched = Watched(QUEUE)
     find_capacity(watched, start_rps=2.0, options=SearchOptions(targets=(0.9,), first_seed=50))
     seeds = [seed for _, seed, _ in watched.runs]
     assert seeds == list(range(50, 50 + len(seeds)))
 
 
-def test_the_same_search_again_is_the_same():
+def test_find_capacity_repeats_exactly():
     options = SearchOptions(targets=(0.9,))
     assert find_capacity(QUEUE, start_rps=2.0, options=options) == find_capacity(
         QUEUE, start_rps=2.0, options=options
     )
 
 
-def test_a_budget_of_requests_is_kept():
+def test_find_capacity_keeps_its_budget_of_requests():
     options = SearchOptions(targets=(0.9,), budget=Budget(requests=15_000))
     found = find_capacity(QUEUE, start_rps=2.0, options=options)
     assert found.requests_spent <= 15_000
@@ -77,7 +77,7 @@ def test_a_budget_of_requests_is_kept():
     assert one.low_rps < QUEUE.capacity_rps(0.9) < one.high_rps
 
 
-def test_a_budget_of_time_is_kept():
+def test_find_capacity_keeps_its_budget_of_time():
     options = SearchOptions(targets=(0.9,), budget=Budget(requests=None, time_s=8.0))
     watched = Watched(QUEUE)
     found = find_capacity(watched, start_rps=2.0, options=options)
@@ -86,7 +86,7 @@ def test_a_budget_of_time_is_kept():
     assert found.capacities[0].limited_by == "max_time_s"
 
 
-def test_what_a_budget_ends_can_go_on_with_another():
+def test_find_capacity_continues_with_another_budget():
     first = Budget(requests=12_000)
     short, long = Watched(QUEUE), Watched(QUEUE)
     find_capacity(
@@ -98,7 +98,7 @@ def test_what_a_budget_ends_can_go_on_with_another():
     assert long.runs[: len(short.runs)] == short.runs
 
 
-def test_a_neighbour_saves_requests():
+def test_find_capacity_with_a_neighbour_spends_fewer_requests():
     options = SearchOptions(targets=(0.9,), tolerance=0.1)
     far = find_capacity(QUEUE, start_rps=0.02, options=options)
     near = find_capacity(QUEUE, start_rps=0.02, options=options, neighbours=(2.3,))
@@ -106,7 +106,7 @@ def test_a_neighbour_saves_requests():
     assert near.capacities[0].capacity_rps == pytest.approx(far.capacities[0].capacity_rps, rel=0.1)
 
 
-def test_a_backlog_that_grows_bounds_a_patient_system():
+def test_find_capacity_is_bounded_by_a_growing_backlog():
     # Nobody misses anything for the first thousand requests over the limit.
     queue = MdcQueue(4, 1.0, 100.0)
     found = find_capacity(queue, start_rps=1.0, options=SearchOptions(targets=(0.9,)))
@@ -114,7 +114,7 @@ def test_a_backlog_that_grows_bounds_a_patient_system():
     assert any(level.growing for level in found.levels)
 
 
-def test_a_system_that_never_misses_has_no_capacity():
+def test_find_capacity_of_a_system_that_never_misses_is_none():
     class Instant:
         def run(self, rate_rps, seed, requests):
             queue = MdcQueue(1, 1e-9 / rate_rps, 1.0)
@@ -128,7 +128,7 @@ def test_a_system_that_never_misses_has_no_capacity():
     assert "no rate up to 1000 req/s falls below 0.9" in found.stopped
 
 
-def test_a_system_that_always_misses_has_capacity_zero():
+def test_find_capacity_of_a_system_that_always_misses_is_zero():
     options = SearchOptions(targets=(0.999,), requests=200, low_rps=0.5)
     found = find_capacity(MdcQueue(1, 1.0, 0.0), start_rps=2.0, options=options)
     (one,) = found.capacities
@@ -136,7 +136,7 @@ def test_a_system_that_always_misses_has_capacity_zero():
     assert "even 0.5 req/s falls below 0.999" in found.stopped
 
 
-def test_invalid_levels_are_ignored_and_bound_the_search():
+def test_find_capacity_ignores_invalid_levels_and_stays_below_them():
     watched = Watched(QUEUE, late_from_rps=1.5)  # the capacity at 0.9 is 2.2
     found = find_capacity(watched, start_rps=1.0, options=SearchOptions(budget=Budget(100_000)))
     at_90, at_99 = found.capacities
@@ -148,7 +148,7 @@ def test_invalid_levels_are_ignored_and_bound_the_search():
     assert all(level.counted == 0 for level in late)
 
 
-def test_no_valid_run_at_all_is_an_error():
+def test_find_capacity_without_a_valid_run_is_an_error():
     options = SearchOptions(requests=200, budget=Budget(requests=5000))
     with pytest.raises(SloBenchError, match="the client was late at every rate"):
         find_capacity(Watched(QUEUE, late_from_rps=0.0), start_rps=1.0, options=options)
@@ -167,17 +167,17 @@ def test_no_valid_run_at_all_is_an_error():
         ({"low_rps": 3.0, "high_rps": 2.0}, "the lowest rate"),
     ],
 )
-def test_options_that_make_no_sense(settings, problem):
+def test_search_options_refuse_impossible_values(settings, problem):
     with pytest.raises(SloBenchError, match=problem):
         SearchOptions(**settings)
 
 
-def test_a_start_that_is_no_rate():
+def test_find_capacity_refuses_a_start_of_zero():
     with pytest.raises(SloBenchError, match="start_rps must be positive"):
         find_capacity(QUEUE, start_rps=0.0)
 
 
-def test_a_run_shorter_than_the_slo_decides_nothing():
+def test_find_capacity_with_runs_shorter_than_the_slo_is_undecided():
     # At 5 req/s the queue grows, but 2,000 requests have arrived before the first can miss.
     queue = MdcQueue(4, 1.0, 350.0)
     options = SearchOptions(targets=(0.9,), budget=Budget(requests=2000))
@@ -188,7 +188,7 @@ def test_a_run_shorter_than_the_slo_decides_nothing():
     assert "of 2,000 are left" in found.stopped
 
 
-def test_with_more_budget_the_same_search_decides():
+def test_find_capacity_with_more_budget_decides():
     queue = MdcQueue(4, 1.0, 350.0)
     options = SearchOptions(targets=(0.9,), budget=Budget(requests=2000, horizons=300.0))
     (one,) = find_capacity(queue, start_rps=5.0, options=options).capacities
@@ -197,7 +197,7 @@ def test_with_more_budget_the_same_search_decides():
 
 
 @pytest.mark.parametrize("number", range(6))
-def test_the_low_end_of_an_interval_was_run_and_carried(number):
+def test_find_capacity_low_end_was_run_and_passed(number):
     options = SearchOptions(targets=(0.9, 0.99), first_seed=1000 * number)
     found = find_capacity(QUEUE, start_rps=0.7 * (number + 1), options=options)
     levels = {level.rate_rps: level for level in found.levels}
@@ -206,7 +206,7 @@ def test_the_low_end_of_an_interval_was_run_and_carried(number):
         assert one.high_rps <= max(levels)
 
 
-def test_a_search_that_ends_before_both_sides_are_known_is_undecided():
+def test_find_capacity_without_both_sides_is_undecided():
     options = SearchOptions(targets=(0.9,), requests=200, budget=Budget(requests=450))
     (one,) = find_capacity(QUEUE, start_rps=0.5, options=options).capacities
     assert one.outcome is SearchOutcome.UNDECIDED
@@ -215,7 +215,7 @@ def test_a_search_that_ends_before_both_sides_are_known_is_undecided():
     assert one.high_rps == math.inf
 
 
-def test_a_rough_search_decides_by_shorter_runs():
+def test_coarse_tolerance_decides_by_shorter_runs():
     runs = [MdcQueue(4, 1.0, 1.0).run(2.5, seed, 200) for seed in range(8)]
 
     def undecided(tolerance):

@@ -33,7 +33,7 @@ def search(runner, start_rps=1.0, **options):
     return find_trace_capacity(runner, start_rps=start_rps, options=options, requests=500)
 
 
-def test_the_interval_is_between_a_rate_that_passes_and_one_that_fails():
+def test_trace_capacity_interval_is_between_passing_and_failing_rates():
     runner = Falling(100.0)
     found = search(runner)
     for one, truth_rps in zip(found.capacities, (10.0, 1.0), strict=True):
@@ -45,14 +45,14 @@ def test_the_interval_is_between_a_rate_that_passes_and_one_that_fails():
     assert found.requests_spent == 500 * len(runner.rates)
 
 
-def test_a_budget_is_kept():
+def test_trace_search_keeps_its_budget():
     found = search(Falling(100.0), targets=(0.9,), budget=Budget(requests=1800))
     assert found.requests_spent == 1500
     assert "300 of 1,800 are left" in found.stopped
     assert found.capacities[0].limited_by == "max_requests"
 
 
-def test_what_never_fails_has_no_capacity():
+def test_trace_that_never_fails_has_no_capacity():
     found = search(Falling(math.inf), targets=(0.9,), high_rps=50.0)
     assert found.capacities[0].capacity_rps is None
     assert found.capacities[0].low_rps == 50.0

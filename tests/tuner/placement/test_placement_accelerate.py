@@ -30,7 +30,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("family", KINDS)
-def test_every_module_has_a_device(family):
+def test_accelerate_map_covers_every_module(family):
     name, kind, sizes = KINDS[family]
     config = getattr(transformers, kind)(**{**TINY, **sizes})
     made = transformers.AutoModelForCausalLM.from_config(config)

@@ -119,7 +119,7 @@ def four_kinds(rooms):
     return Problem(80, tuple(devices), tuple(map(tuple, hop_s.tolist())))
 
 
-def test_64_devices_of_4_kinds_where_nearly_all_are_needed():
+def test_exact_maps_64_devices_of_4_kinds_nearly_all_needed():
     problem = four_kinds((1, 2, 1, 2))
     placed = exact(problem, CostWeights(1.0, 0.0))
     assert problem.fits(placed)
@@ -131,7 +131,7 @@ def test_64_devices_of_4_kinds_where_nearly_all_are_needed():
     assert problem.latency_s(placed) == pytest.approx(own_s + hops_s + 0.5)
 
 
-def test_64_devices_of_which_few_are_needed():
+def test_exact_maps_64_devices_few_needed():
     problem = four_kinds((10, 20, 5, 40))
     fewest = exact(problem, weights_of("he"))
     assert [held.layers for held in fewest] == [40, 40]
@@ -140,13 +140,13 @@ def test_64_devices_of_which_few_are_needed():
     assert {problem.devices[held.device].layer_s for held in fastest} == {1.0}
 
 
-def test_ties_go_to_the_lower_latency():
+def test_exact_breaks_ties_by_latency():
     devices = tuple(Candidate(f"d{i}", s, 4, 4, 4, 4, 4) for i, s in enumerate((3.0, 1.0, 2.0)))
     hop_s = ((0.0, 1.0, 1.0), (1.0, 0.0, 1.0), (1.0, 1.0, 0.0))
     assert exact(Problem(4, devices, hop_s), weights_of("he")) == (LayerRange(1, 4),)
 
 
-def test_64_devices_that_all_differ_have_a_map_and_a_bound():
+def test_exact_of_64_different_devices_has_a_map_and_a_bound():
     rng = np.random.default_rng(0)
     devices = tuple(
         Candidate(f"d{i}", float(s), 3, 2, 2, 1, 2) for i, s in enumerate(rng.uniform(1, 2, 64))
@@ -158,7 +158,7 @@ def test_64_devices_that_all_differ_have_a_map_and_a_bound():
     assert 0 <= found.gap <= 0.01
 
 
-def test_16_hosts_of_4_that_are_equal():
+def test_exact_maps_16_equal_hosts_of_4():
     host = np.arange(64) // 4
     hop_s = np.where(host[:, None] == host, 0.1, 0.5)
     np.fill_diagonal(hop_s, 0.0)
@@ -170,7 +170,7 @@ def test_16_hosts_of_4_that_are_equal():
     assert problem.latency_s(found.placed) == pytest.approx(80 + 9 * 0.1 + 2 * 0.5)  # three hosts
 
 
-def test_the_bound_is_below_the_optimum_when_the_search_is_cut():
+def test_exact_bound_of_a_cut_search_is_below_the_optimum():
     rng = np.random.default_rng(5)
     checked = 0
     for _ in range(20):
@@ -185,7 +185,7 @@ def test_the_bound_is_below_the_optimum_when_the_search_is_cut():
     assert checked > 5
 
 
-def test_unused_devices_have_a_reason():
+def test_exact_gives_a_reason_for_unused_devices():
     devices = (
         Candidate("full", 1.0, 4, 4, 4, 4, 4),
         Candidate("slow", 2.0, 4, 4, 4, 4, 4),
@@ -201,7 +201,7 @@ def test_unused_devices_have_a_reason():
     }
 
 
-def test_the_papers_procedure_finds_the_optimum_where_all_layers_are_alike():
+def test_paper_procedure_is_optimal_for_equal_layers():
     rng = np.random.default_rng(1)
     for _ in range(40):
         problem = random_problem(rng, 4, 8)
@@ -219,7 +219,7 @@ def test_the_papers_procedure_finds_the_optimum_where_all_layers_are_alike():
             assert problem.cost(paper(problem, weights), weights) == pytest.approx(least)
 
 
-def test_the_papers_procedure_may_overfill_the_ends():
+def test_paper_procedure_may_overfill_the_ends():
     # 12 layers would fit on one device if the embeddings were spread over all layers.
     wide = Candidate("wide", 1.0, 13, 11, 11, 10, room_spread=12)
     spare = Candidate("spare", 2.0, 13, 11, 11, 10, room_spread=12)
@@ -230,12 +230,12 @@ def test_the_papers_procedure_may_overfill_the_ends():
     assert problem.fits(exact(problem, weights))
 
 
-def test_the_papers_procedure_refuses_many_devices():
+def test_paper_procedure_refuses_many_devices():
     with pytest.raises(SloBenchError, match="at most 10"):
         paper(four_kinds((5, 5, 5, 5)), weights_of("lr"))
 
 
-def test_optuna_finds_no_better_map_and_often_the_same():
+def test_optuna_finds_no_better_map_than_exact():
     rng = np.random.default_rng(3)
     costs = []
     while len(costs) < 4:
@@ -254,7 +254,7 @@ def test_optuna_finds_no_better_map_and_often_the_same():
     assert np.median(costs) == pytest.approx(1.0, abs=0.02)
 
 
-def test_unknown_mode():
+def test_unknown_weights_mode_is_refused():
     with pytest.raises(UnknownNameError, match="balanced"):
         weights_of("balance")
     with pytest.raises(SloBenchError, match="both 0"):

@@ -63,30 +63,30 @@ GPU0     X      0-23            0               N/A
 """
 
 
-def test_a_machine_with_nvswitch():
+def test_parse_topo_of_a_machine_with_nvswitch():
     names, kinds = parse_topo(NVSWITCH, "here")
     assert names == ["GPU0", "GPU1", "GPU2"]
     assert kinds == [["X", "NV18", "NV18"], ["NV18", "X", "NV18"], ["NV18", "NV18", "X"]]
 
 
-def test_a_network_card_between_the_gpus():
+def test_parse_topo_with_a_network_card_between_gpus():
     names, kinds = parse_topo(WORKSTATION, "here")
     assert names == ["GPU0", "GPU1", "GPU2"]
     assert kinds == [["X", "NV4", "SYS"], ["NV4", "X", "PXB"], ["SYS", "PXB", "X"]]
 
 
-def test_one_gpu():
+def test_parse_topo_of_one_gpu():
     assert parse_topo(ONE, "here") == (["GPU0"], [["X"]])
 
 
-def test_no_matrix():
+def test_parse_topo_without_a_matrix_is_refused():
     with pytest.raises(SloBenchError, match="here holds no matrix"):
         parse_topo("  \n", "here")
     with pytest.raises(SloBenchError, match="no row for GPU1"):
         parse_topo("GPU0 GPU1\nGPU0 X PIX\n", "here")
 
 
-def test_links_by_kind():
+def test_link_of_each_kind():
     h100, a100, b200, v100 = map(gpu, ("h100-80g", "a100-80g", "b200", "v100-16g"))
     for kind, spec in (("NV18", h100), ("NV12", a100), ("NV18", b200), ("NV6", v100)):
         usual = link(spec.peer_link).bandwidth_bytes_per_s
@@ -97,7 +97,7 @@ def test_links_by_kind():
         link_of("NVX", a100)
 
 
-def test_gpus_by_name_memory_and_cap():
+def test_parse_gpus_by_name_memory_and_power_cap():
     found = parse_gpus(
         "0, NVIDIA H200, 143771, 700.00, 700.00\n"
         "1, NVIDIA A100-SXM4-40GB, 40960, 400.00, 400.00\n"
@@ -109,14 +109,14 @@ def test_gpus_by_name_memory_and_cap():
     assert [spec.name for spec in found] == names
 
 
-def test_gpus_that_nobody_knows():
+def test_parse_gpus_refuses_unknown_gpus():
     with pytest.raises(SloBenchError, match="has no GPU 'NVIDIA Titan Zeta'"):
         parse_gpus("0, NVIDIA Titan Zeta, 1000, 1, 1")
     with pytest.raises(SloBenchError, match="cannot read"):
         parse_gpus("NVIDIA-SMI has failed")
 
 
-def test_this_machine(monkeypatch):
+def test_topology_of_this_machine(monkeypatch):
     def run(command, **_):
         query = "0, NVIDIA A100-SXM4-80GB, 81920, 400.00, 400.00\n" * 3
         return subprocess.CompletedProcess(command, 0, NVSWITCH if "topo" in command else query, "")
@@ -128,7 +128,7 @@ def test_this_machine(monkeypatch):
     assert found.links[0][1].name == "nv18"
 
 
-def test_a_machine_without_gpus(monkeypatch):
+def test_topology_of_a_machine_without_gpus_is_refused(monkeypatch):
     def run(*_, **__):
         raise FileNotFoundError
 
@@ -162,7 +162,7 @@ link = {bandwidth_gb_per_s = 5, latency_us = 9}
 """
 
 
-def test_a_file(tmp_path):
+def test_read_topology_of_a_file(tmp_path):
     found = read_topology(written(tmp_path, MIXED))
     assert [device.name for device in found.devices] == ["a-0", "a-1", "GPU1"]
     assert found.devices[2].gpu.memory_bytes == 20 * 2**30
@@ -173,7 +173,7 @@ def test_a_file(tmp_path):
     assert found.links[0][0] is None
 
 
-def test_the_example_of_the_docs(tmp_path):
+def test_read_topology_of_the_docs_example(tmp_path):
     page = (Path(__file__).parents[3] / "docs" / "placement.md").read_text(encoding="utf-8")
     example = page.split("```toml")[1].split("```")[0]
     found = read_topology(written(tmp_path, example))
@@ -186,7 +186,7 @@ def test_the_example_of_the_docs(tmp_path):
     ]
 
 
-def test_the_papers_test_bed():
+def test_topology_of_the_papers_test_bed():
     found = named_topology("uellm")
     assert [device.gpu.power_w for device in found.devices] == [350, 300, 250, 150]
     kinds = [[None if one is None else one.name for one in row] for row in found.links]
@@ -213,12 +213,12 @@ def test_the_papers_test_bed():
         ('[[devices]]\ngpu = "l4"', "unknown 'devices'"),
     ],
 )
-def test_files_that_say_no_topology(tmp_path, text, problem):
+def test_read_topology_refuses_malformed_files(tmp_path, text, problem):
     with pytest.raises(SloBenchError, match=problem):
         read_topology(written(tmp_path, text))
 
 
-def test_names_that_nobody_knows(tmp_path):
+def test_unknown_topology_and_gpu_names_are_refused(tmp_path):
     with pytest.raises(UnknownNameError, match="topology"):
         named_topology("uelm")
     with pytest.raises(UnknownNameError, match="GPU"):
@@ -227,7 +227,7 @@ def test_names_that_nobody_knows(tmp_path):
         alike(gpu("l4"), 0)
 
 
-def test_times_and_memory_are_those_of_the_simulator():
+def test_placement_problem_has_the_simulators_times_and_memory():
     spec, topology = model("qwen2.5-14b"), named_topology("uellm-table-2-1")
     problem = problem_of(spec, topology, batch=8, context_tokens=256, host_s=0.01)
     placed = exact(problem, weights_of("balanced"))
@@ -256,12 +256,12 @@ def test_times_and_memory_are_those_of_the_simulator():
         assert crowded.kv_tokens < 2048 + crowded.block_size
 
 
-def test_encoders_are_not_mapped():
+def test_placement_problem_of_an_encoder_is_refused():
     with pytest.raises(SloBenchError, match="bge-m3 is an encoder"):
         problem_of(model("bge-m3"), named_topology("uellm"))
 
 
-def test_a_reserve_for_kv_takes_more_devices():
+def test_reserve_for_kv_takes_more_devices():
     spec, topology = model("chatglm2-6b"), named_topology("uellm")
     used = [
         len(exact(problem_of(spec, topology, reserve_bytes=gib * 2**30), weights_of("he")))
@@ -280,7 +280,7 @@ def test_modes_differ_where_speed_costs_devices():
     assert problem.latency_s(lr) <= problem.latency_s(he)
 
 
-def test_what_accelerate_is_given():
+def test_accelerate_map_by_hand():
     placed = (LayerRange(2, 20), LayerRange(0, 8))
     found = accelerate_map(model("chatglm2-6b"), placed)
     assert len(found) == 28 + 4
@@ -290,7 +290,7 @@ def test_what_accelerate_is_given():
     assert (tied["lm_head"], tied["model.norm"]) == (0, 1)
 
 
-def test_what_servers_are_given():
+def test_server_settings_of_a_map():
     found = server_settings((LayerRange(2, 20), LayerRange(0, 8)))
     assert found["vllm"]["environment"] == {
         "CUDA_VISIBLE_DEVICES": "2,0",
@@ -304,13 +304,13 @@ def test_what_servers_are_given():
     )
 
 
-def test_even_maps():
+def test_even_map_divides_layers_or_refuses():
     assert [held.layers for held in even_map(28, 3)] == [10, 9, 9]
     with pytest.raises(SloBenchError, match="cannot be shared out"):
         even_map(2, 3)
 
 
-def test_methods_side_by_side():
+def test_placement_methods_are_compared():
     problem = problem_of(model("chatglm2-6b"), named_topology("uellm"))
     weights = weights_of("balanced")
     best, paper, even = answers(problem, weights, ("exact", "helr", "even"))
@@ -334,13 +334,13 @@ def pretend(factor, gpu_power=-0.1):
     return test
 
 
-def test_what_others_teach_saves_tests():
+def test_morphling_taught_by_like_models_needs_one_test():
     taught = [[pretend(factor)(setup) for setup in SETUPS] for factor in (3.0, 5.0, 8.0)]
     found = adapt(SETUPS, pretend(20.0), taught, tests=5)
     assert [test.setup for test in found] == [Setup(1, 10)]
 
 
-def test_a_model_that_is_unlike_its_teachers_takes_more_tests():
+def test_morphling_of_an_unlike_model_takes_more_tests():
     # The teachers got slower by GPUs, some more and some less; this one gets faster.
     powers = (-0.4, -0.1, 0.1)
     taught = [[pretend(5.0, power)(setup) for setup in SETUPS] for power in powers]
@@ -367,7 +367,7 @@ SHIPPED = {"even": "even", "even-table-2-1": "even", "helr": "exact"}
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_shipped_maps_are_what_the_command_finds(name):
+def test_shipped_maps_equal_those_found_now(name):
     spec = model("chatglm2-6b")
     topology = named_topology("uellm-table-2-1" if "table" in name else "uellm")
     problem = problem_of(spec, topology, host_s=0.03)
@@ -377,14 +377,14 @@ def test_shipped_maps_are_what_the_command_finds(name):
     assert shipped.plain() == {key: again[key] for key in shipped.plain()}
 
 
-def test_the_shipped_map_of_morphling_charges_what_it_charges():
+def test_shipped_morphling_map_has_the_time_of_its_tests():
     found = morphling(model("chatglm2-6b"), Bench(named_topology("uellm"), host_s=0.03))
     shipped = read_device_map("uellm-morphling")
     assert shipped.layers == tuple(held.layers for held in found.placed)
     assert shipped.ready_s == pytest.approx(found.took_s, abs=1e-3)
 
 
-def test_table_2_1():
+def test_table_2_1_throughputs_within_a_tenth():
     """Tokens a second with so many of 33 modules on a 3090 and the rest on a V100, one sequence."""
     published = {16: 11.19, 20: 13.09, 24: 14.85, 28: 17.23, 32: 22.55}
     spec, first, second = model("chatglm2-6b"), gpu("rtx-3090"), gpu("v100-16g")

@@ -15,16 +15,16 @@ OTHER = change("another budget", 1.1)
 WORSE = change("a smaller batch", 0.8)
 
 
-def test_the_best_of_those_that_are_better_at_both_ends_and_cost_nothing():
+def test_headroom_prefers_a_free_change_better_at_both_ends():
     assert _next([MORE, LARGER, OTHER, WORSE], least_headroom=2.0) is OTHER
 
 
-def test_larger_batches_than_seen_are_not_safe():
+def test_headroom_refuses_larger_batches_than_seen():
     assert LARGER.safe is False
     assert _next([LARGER, WORSE], least_headroom=2.0) is None
 
 
-def test_an_instance_where_the_load_may_be_too_much():
+def test_headroom_adds_an_instance_where_the_load_may_be_too_much():
     assert _next([MORE, WORSE], least_headroom=0.9) is MORE
     assert _next([MORE, OTHER], least_headroom=0.95) is OTHER  # with it the load is carried
     assert _next([MORE, OTHER], least_headroom=0.5) is MORE

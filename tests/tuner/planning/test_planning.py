@@ -66,7 +66,7 @@ def each_carries_two(spec):
     rate=st.floats(1, 30),
     plans=st.integers(1, 4),
 )
-def test_the_cheapest_is_what_brute_force_finds(each, rate, plans):
+def test_plan_cheapest_equals_brute_force(each, rate, plans):
     carries = dict(zip(itertools.product(KINDS, (1, 2, 4, 8)), each, strict=True))
     every, _ = offers(ASKED, rate, KINDS)
     # What an offer needs at least, by the estimate, holds for the truth as well.
@@ -100,7 +100,7 @@ def _most(every, key, rate):
     return (rate / (offer.least_instances - 1),) if offer.least_instances > 1 else (math.inf,)
 
 
-def test_a_plan_carries_its_load_and_is_taken_up_again(tmp_path):
+def test_plan_cheapest_carries_its_load_and_is_resumed(tmp_path):
     asked = ASKED.model_copy(update={"parameters": ONE_BUDGET})
     wanted = TargetLoad(4, plans=1)
     simulated = []
@@ -129,7 +129,7 @@ def test_a_plan_carries_its_load_and_is_taken_up_again(tmp_path):
         plan_cheapest(asked, TargetLoad(5), PlanOptions(folder=tmp_path, resume=True))
 
 
-def test_a_pool_finds_the_same_plans(tmp_path, pool_of):
+def test_plan_cheapest_in_a_pool_equals_one_process(tmp_path, pool_of):
     budget = {"vllm": {"max_num_batched_tokens": (512,)}}
     asked = ASKED.model_copy(update={"parameters": budget, "tp": (1, 2)})
     wanted, kinds = TargetLoad(4, plans=1), ("a100-80g",)
@@ -161,7 +161,7 @@ class PoolThatFailsAt:
         return future
 
 
-def test_levels_that_nobody_needs_may_fail():
+def test_plan_cheapest_ignores_failures_of_levels_not_needed():
     asked = ASKED.model_copy(update={"systems": ("vllm", "sarathi")})
     wanted, kinds, needed = TargetLoad(4, plans=1), ("a100-80g", "l40s"), []
     here = plan_cheapest(asked, wanted, PlanOptions(kinds=kinds, say=needed.append))
@@ -170,7 +170,7 @@ def test_levels_that_nobody_needs_may_fail():
     assert pool.failed
 
 
-def test_a_pool_has_no_runner_of_another_kind(pool_of):
+def test_plan_options_with_a_pool_and_a_runner_are_refused(pool_of):
     with pool_of(1) as pool, pytest.raises(SloBenchError, match="runner_of"):
         PlanOptions(pool=pool, runner_of=each_carries_two)
 
@@ -184,7 +184,7 @@ class Flattering(Formula):
         return super().run(0.01 if flattered else rate_rps, seed, requests)
 
 
-def test_a_plan_that_long_runs_refute_is_replaced_by_the_next():
+def test_plan_refuted_by_long_runs_is_replaced_by_the_next():
     asked = ASKED.model_copy(update={"parameters": ONE_BUDGET, "tp": (1,)})
     planned = plan_cheapest(
         asked,
@@ -208,7 +208,7 @@ def test_a_plan_that_long_runs_refute_is_replaced_by_the_next():
         ((100,) * 20, tuple(40 * k for k in range(21))),  # the backlog grows
     ],
 )
-def test_a_rate_at_which_a_run_is_not_stationary_is_not_carried(batch_met, backlog):
+def test_rate_with_a_run_not_stationary_is_not_carried(batch_met, backlog):
     class Unsteady:
         def run(self, rate_rps, seed, requests):
             return LevelSample(
@@ -223,7 +223,7 @@ def test_a_rate_at_which_a_run_is_not_stationary_is_not_carried(batch_met, backl
     assert not verdict(Unsteady(), 5.0, 0.6, 0, CONFIRM).carries
 
 
-def test_runs_that_are_too_short_to_tell_are_followed_by_longer_ones():
+def test_undecided_short_runs_are_followed_by_longer_ones():
     class Wavering:
         sizes: ClassVar[list[int]] = []
 
@@ -244,7 +244,7 @@ def test_runs_that_are_too_short_to_tell_are_followed_by_longer_ones():
     assert Wavering.sizes[0] == 2000 < Wavering.sizes[-1] <= 16000
 
 
-def test_runs_of_a_verdict_last_long_against_the_slo():
+def test_runs_of_a_verdict_are_long_against_the_slo():
     class Slow:
         sizes: ClassVar[list[int]] = []
 
@@ -268,7 +268,7 @@ def test_runs_of_a_verdict_last_long_against_the_slo():
     assert found.runs == 3
 
 
-def test_prices_decide():
+def test_plan_cheapest_follows_prices():
     kinds = ("a100-80g", "h100-80g")
     wanted = TargetLoad(2, plans=1)
     listed = default_prices()
@@ -280,7 +280,7 @@ def test_prices_decide():
         assert found.plans[0].offer.gpu == gpu
 
 
-def test_a_price_is_that_of_the_list_and_its_energy():
+def test_price_sums_the_list_price_and_energy():
     listed = PriceList(
         basis="ours",
         date="2026-11-01",
@@ -294,7 +294,7 @@ def test_a_price_is_that_of_the_list_and_its_energy():
     assert listed.price("h100-80g") is None
 
 
-def test_every_shipped_list_has_one_basis_and_a_date():
+def test_shipped_price_lists_have_a_basis_and_a_date():
     for listed in (default_prices(), *map(read_prices, shipped_lists())):
         assert listed.basis in listed.title
         assert str(listed.date) in listed.title
@@ -312,14 +312,14 @@ def test_every_shipped_list_has_one_basis_and_a_date():
         ("basis = x\n", "not TOML.*line 1"),
     ],
 )
-def test_errors_in_a_price_file(tmp_path, text, message):
+def test_price_file_with_an_error_is_refused(tmp_path, text, message):
     file = tmp_path / "prices.toml"
     file.write_text(text)
     with pytest.raises(SloBenchError, match=message):
         read_prices(str(file))
 
 
-def test_the_list_and_the_catalogue_are_both_shown(tmp_path):
+def test_plan_shows_prices_of_list_and_catalogue(tmp_path):
     file = tmp_path / "prices.toml"
     file.write_text("basis = 'ours'\ndate = 2026-01-01\n[usd_per_gpu_hour]\nl40s = 0.5\na40 = 9\n")
     asked = ASKED.model_copy(update={"parameters": ONE_BUDGET})
@@ -342,7 +342,7 @@ def test_the_list_and_the_catalogue_are_both_shown(tmp_path):
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
-def test_every_system_has_a_plan_or_a_reason(name):
+def test_plan_gives_every_system_a_plan_or_a_reason(name):
     asked = ASKED.model_copy(update={"systems": ("vllm", name), "tp": (1,)})
     planned = plan_cheapest(
         asked, TargetLoad(1, plans=20), PlanOptions(kinds=("a100-80g",), runner_of=each_carries_two)
@@ -354,7 +354,7 @@ def test_every_system_has_a_plan_or_a_reason(name):
     )
 
 
-def test_the_ratio_of_prefill_to_decode_is_chosen():
+def test_plan_chooses_the_ratio_of_prefill_to_decode():
     asked = ASKED.model_copy(update={"systems": ("distserve",)})
     [offer, *_], _ = offers(asked, 4, ("a100-80g",))
     shapes = [one.parameters for one in offer.shapes(4)]
@@ -365,7 +365,7 @@ def test_the_ratio_of_prefill_to_decode_is_chosen():
     assert all(one.parameters["prefill_instances"] == 1 for one in offer.shapes(4))
 
 
-def test_settings_with_several_values_are_choices_and_reach_the_files():
+def test_plan_chooses_among_setting_values_and_writes_them():
     sweep = {"weight_dtype": ("bf16", "fp8"), "kv_dtype": ("bf16", "fp8"), "memory_share": (0.8,)}
     asked = ASKED.model_copy(update={**sweep, "parameters": ONE_BUDGET})
     found, _ = offers(asked, 4, ("h100-80g",))
@@ -387,7 +387,7 @@ def test_settings_with_several_values_are_choices_and_reach_the_files():
         assert "--gpu-memory-utilization 0.8" in script
 
 
-def test_a_format_without_an_option_asks_for_a_checkpoint():
+def test_launch_files_of_a_dtype_without_option_ask_for_a_checkpoint():
     asked = ASKED.model_copy(update={"weight_dtype": ("int4",), "parameters": ONE_BUDGET})
     [plan] = plan_cheapest(
         asked, TargetLoad(1, plans=1), PlanOptions(kinds=("a100-80g",), runner_of=each_carries_two)
@@ -397,7 +397,7 @@ def test_a_format_without_an_option_asks_for_a_checkpoint():
     )
 
 
-def test_a_system_without_a_plan_is_named_with_the_reason():
+def test_system_without_a_plan_is_named_with_its_reason():
     asked = ASKED.model_copy(update={"systems": ("vllm", "distserve")})
     how = PlanOptions(kinds=("a100-80g",), runner_of=each_carries_two)
     planned = plan_cheapest(asked, TargetLoad(1, plans=1), how)
@@ -416,7 +416,7 @@ def planned():
     )
 
 
-def test_the_script_starts_every_instance_on_gpus_of_its_own(tmp_path, planned):
+def test_launch_script_starts_each_instance_on_its_own_gpus(tmp_path, planned):
     asked, found = planned
     plan = found.plans[0]
     write_launch_files(tmp_path, asked, found.wanted, plan, found.prices)
@@ -450,7 +450,7 @@ def test_the_script_starts_every_instance_on_gpus_of_its_own(tmp_path, planned):
     ("system", "word"),
     [("distserve", "--set prefill_instances=1"), ("edf", "slo-bench serve edf --backend vllm")],
 )
-def test_systems_of_ours_are_served_by_us(system, word):
+def test_launch_files_of_policies_use_slo_bench_serve(system, word):
     asked = ASKED.model_copy(update={"systems": (system,)})
     wanted = TargetLoad(2, plans=1)
     [plan] = plan_cheapest(
@@ -461,7 +461,7 @@ def test_systems_of_ours_are_served_by_us(system, word):
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
 
 
-def test_the_command_prints_a_table_and_json(tmp_path, monkeypatch):
+def test_plan_command_prints_a_table_and_json(tmp_path, monkeypatch):
     words = ["plan", "--rate", "1", "--gpu", "a100-80g", "--plans", "1"]
     words += ["--out", str(tmp_path / "plan"), "--sweep", "vllm.max_num_batched_tokens=2048"]
     monkeypatch.chdir(tmp_path)
@@ -497,7 +497,7 @@ def test_the_command_prints_a_table_and_json(tmp_path, monkeypatch):
         (["--rate", "2", "--slo", "ttft=1", "--slo", "ttft=2"], "plan takes one slo"),
     ],
 )
-def test_what_cannot_be_planned_is_said(words, message):
+def test_plan_command_refuses_impossible_requests(words, message):
     done = CliRunner().invoke(app, ["plan", *words])
     assert done.exit_code != 0
     assert message in f"{done.output}{done.exception}"

@@ -56,7 +56,7 @@ class Formula:
     each=st.floats(0.6, 1.5),
     headroom=st.sampled_from([0.0, 0.5]),
 )
-def test_the_instances_of_an_hour_are_the_fewest_that_carry_it(rates, each, headroom):
+def test_fleet_hour_has_the_fewest_instances_that_carry_it(rates, each, headroom):
     rates = [*rates[1:], 4.0]
     planned = plan_fleet(
         Fleet((Pool("one", ASKED.model_copy(update={"tp": (1,)}), tuple(rates)),)),
@@ -72,7 +72,7 @@ def test_the_instances_of_an_hour_are_the_fewest_that_carry_it(rates, each, head
         assert instances == next(n for n in itertools.count() if n * each >= whole_rps)
 
 
-def test_the_plan_of_a_pool_is_the_cheapest_over_the_day():
+def test_fleet_pool_plan_is_the_cheapest_over_the_day():
     # At the peak one large instance is cheaper; by night one of ten small ones is enough.
     pool = Pool("one", ASKED.model_copy(update={"tp": (1,)}), (10.0, *[1.0] * 23))
     listed = PriceList(**PRICES, usd_per_gpu_hour={"h100-80g": 9.0, "l40s": 1.0})
@@ -101,7 +101,7 @@ def pool_plan(startup_s=0.0):
     return PoolPlan(Pool("one", ASKED, (1.0,) * 24), TargetLoad(4), plan, instances, startup_s)
 
 
-def test_a_day_costs_what_was_worked_out_by_hand():
+def test_fleet_gpu_hours_of_a_day_by_hand():
     one = pool_plan()
     hours = (12 * 1 + 6 * 3 + 6 * 2) * 2
     assert one.gpu_hours(autoscaled=False) == 24 * 3 * 2
@@ -119,12 +119,12 @@ def test_a_day_costs_what_was_worked_out_by_hand():
     assert one.usd_per_day(other, autoscaled=True) is None
 
 
-def test_instances_that_stay_over_midnight_are_not_started_again():
+def test_fleet_instances_kept_over_midnight_are_not_started_again():
     one = replace(pool_plan(startup_s=3600), instances=(2,) * 6 + (1,) * 12 + (2,) * 6)
     assert one.gpu_hours(autoscaled=True) == (12 * 2 + 12 + 1) * 2
 
 
-def test_a_fleet_file_has_settings_of_the_command_line_and_of_its_pools(tmp_path):
+def test_fleet_file_has_common_and_pool_settings(tmp_path):
     file = tmp_path / "fleet.toml"
     file.write_text(
         "startup_s = 60\n[pools.a]\nmodel = 'llama-3.1-70b'\nrate_rps = 2\n"
@@ -151,14 +151,14 @@ def test_a_fleet_file_has_settings_of_the_command_line_and_of_its_pools(tmp_path
         ("pools = 3\n", "pools.*line 1"),
     ],
 )
-def test_errors_in_a_fleet_file(tmp_path, text, message):
+def test_fleet_file_with_an_error_is_refused(tmp_path, text, message):
     file = tmp_path / "fleet.toml"
     file.write_text(text)
     with pytest.raises(SloBenchError, match=message):
         read_fleet(file, ASKED)
 
 
-def test_the_command_plans_a_fleet_and_writes_the_files_of_each_pool(tmp_path):
+def test_plan_fleet_command_writes_the_files_of_each_pool(tmp_path):
     file = tmp_path / "fleet.toml"
     file.write_text("[pools.a]\nrate_rps = [" + "0, " * 12 + "1, " * 12 + "]\n")
     words = ["plan", "--fleet", str(file), "--gpu", "a100-80g", "--plans", "1", "--tp", "1"]
@@ -188,7 +188,7 @@ def test_the_command_plans_a_fleet_and_writes_the_files_of_each_pool(tmp_path):
         (["--fleet", "nowhere.toml"], "cannot be read"),
     ],
 )
-def test_what_cannot_be_planned_is_said(words, message):
+def test_plan_fleet_command_refuses_impossible_requests(words, message):
     done = CliRunner().invoke(app, ["plan", *words])
     assert done.exit_code != 0
     assert message in f"{done.output}{done.exception}"

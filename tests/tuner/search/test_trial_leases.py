@@ -29,7 +29,7 @@ def asked(study, name):
     return trial
 
 
-def test_whoever_came_first_has_a_configuration(study):
+def test_lease_goes_to_the_first_trial_of_a_configuration(study):
     with alive(study, name := new_name()):
         first, second, third = (asked(study, name) for _ in range(3))
         assert claim(study, first, "a") is None
@@ -38,7 +38,7 @@ def test_whoever_came_first_has_a_configuration(study):
         assert claim(study, first, "a") is None  # again, after a cut
 
 
-def test_who_has_begun_keeps_it_even_from_a_lower_number(study):
+def test_lease_of_a_begun_trial_is_kept_from_a_lower_number(study):
     with alive(study, name := new_name()):
         first, second = asked(study, name), asked(study, name)
         study._storage.set_trial_state_values(first._trial_id, optuna.trial.TrialState.WAITING)
@@ -48,7 +48,7 @@ def test_who_has_begun_keeps_it_even_from_a_lower_number(study):
         assert claim(study, again, "a").number == second.number
 
 
-def test_of_many_at_once_exactly_one_begins(study):
+def test_lease_of_concurrent_trials_goes_to_exactly_one(study):
     name, has = new_name(), {}
     with alive(study, name):
         trials = [asked(study, name) for _ in range(6)]
@@ -68,7 +68,7 @@ def test_of_many_at_once_exactly_one_begins(study):
 
 @pytest.mark.parametrize("tail", [b"", b"x", b'{"op_code": 4, "wor' * 1000])
 @pytest.mark.parametrize("whole", [b"", b'{"a": 1}\n', b'{"a": 1}\n{"b": 2}\n' * 1000])
-def test_half_a_line_is_cut_off_and_no_more(tmp_path, whole, tail):
+def test_journal_repair_cuts_only_the_unfinished_line(tmp_path, whole, tail):
     path = tmp_path / "f"
     path.write_bytes(whole + tail)
     with path.open("r+b") as file:
@@ -77,7 +77,7 @@ def test_half_a_line_is_cut_off_and_no_more(tmp_path, whole, tail):
     assert path.read_bytes() == whole
 
 
-def test_a_journal_with_half_a_line_goes_on(study, tmp_path):
+def test_journal_with_an_unfinished_line_is_continued(study, tmp_path):
     study.ask()
     with (tmp_path / JOURNAL).open("ab") as file:
         file.write(b'{"op_code": 4, "wor')
@@ -88,7 +88,7 @@ def test_a_journal_with_half_a_line_goes_on(study, tmp_path):
     assert len(optuna.load_study(study_name="s", storage=anybody).trials) == 2
 
 
-def test_a_folder_remembers_where_its_study_is_kept(tmp_path, monkeypatch):
+def test_study_folder_remembers_its_storage(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     here = tmp_path / "here"
     here.mkdir()
@@ -126,5 +126,5 @@ def test_a_folder_remembers_where_its_study_is_kept(tmp_path, monkeypatch):
         ("a/b.journal", "a/b.journal"),
     ],
 )
-def test_passwords_are_not_shown(url, shown):
+def test_without_password_hides_the_password(url, shown):
     assert without_password(url) == shown

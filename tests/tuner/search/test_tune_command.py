@@ -10,7 +10,7 @@ SMALL = ["--search", "chunk_tokens=256,2048", "--search", "max_num_seqs=4,256", 
 SMALL += ["--requests", "200", "--tolerance", "0.3"]
 
 
-def test_tables_and_page(slo_bench, tmp_path):
+def test_tune_prints_tables_and_writes_a_page(slo_bench, tmp_path):
     code, out, err = slo_bench("tune", "sarathi", *SMALL, "--out", "o")
     assert code == 0, err
     for text in ("(simulated)", "Best", "configuration", "slo-bench run o/winner.toml", "report:"):
@@ -20,7 +20,7 @@ def test_tables_and_page(slo_bench, tmp_path):
     assert 'badge">simulated' in page
 
 
-def test_json_is_what_was_found_and_nothing_else(slo_bench, tmp_path):
+def test_tune_json_prints_only_the_outcome(slo_bench, tmp_path):
     code, out, _ = slo_bench(
         "tune", "sarathi", *SMALL, "--no-confirm", "--no-report", "--json", "--out", "o"
     )
@@ -31,7 +31,7 @@ def test_json_is_what_was_found_and_nothing_else(slo_bench, tmp_path):
     assert found == json.loads((tmp_path / "o" / "tune.json").read_text())
 
 
-def test_resume_needs_nothing_but_the_folder(slo_bench):
+def test_tune_resume_needs_only_the_folder(slo_bench):
     whole = ["--no-confirm", "--no-report", "--json", "--out", "o"]
     code, first, _ = slo_bench("tune", "sarathi", *SMALL, *whole)
     assert code == 0
@@ -43,7 +43,7 @@ def test_resume_needs_nothing_but_the_folder(slo_bench):
     assert len(json.loads(third)["trials"]) == 4
 
 
-def test_a_file_may_say_it_all(slo_bench, tmp_path):
+def test_tune_takes_everything_from_a_file(slo_bench, tmp_path):
     (tmp_path / "t.toml").write_text(
         'systems = "sarathi"\nrequests = 200\n[tune]\ntrials = 2\ntolerance = 0.3\n'
         'confirm = false\n[tune.search]\nchunk_tokens = "256..2048"\n'
@@ -53,7 +53,7 @@ def test_a_file_may_say_it_all(slo_bench, tmp_path):
     assert json.loads(out)["space"] == {"chunk_tokens": "256..2048"}
 
 
-def test_a_parameter_is_set_or_searched(slo_bench):
+def test_tune_leaves_a_set_parameter_out_of_the_search(slo_bench):
     words = [
         "--set",
         "max_num_seqs=64",
@@ -99,14 +99,14 @@ def test_a_parameter_is_set_or_searched(slo_bench):
         (["server", "--backend", "vllm", "--model", "m", "--rate", "1"], "leave --rate out"),
     ],
 )
-def test_errors_come_before_any_trial(slo_bench, tmp_path, words, problem):
+def test_tune_wrong_options_are_refused_before_any_trial(slo_bench, tmp_path, words, problem):
     code, out, err = slo_bench("tune", *words)
     assert code == 2
     assert problem in err + out
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_help_for_every_command(slo_bench):
+def test_tune_commands_have_help(slo_bench):
     for words in ([], ["system"], ["server"]):
         code, out, _ = slo_bench("tune", *words, "--help")
         assert code == 0
@@ -114,7 +114,7 @@ def test_a_help_for_every_command(slo_bench):
     assert all(example.startswith("slo-bench tune ") for example in SYSTEM_EXAMPLES)
 
 
-def test_static_batches_get_an_slo_that_they_can_meet_and_no_serve_command(slo_bench):
+def test_tune_static_system_uses_e2e_and_names_no_serve_command(slo_bench):
     words = ["tune", "s3", "--trials", "1", "--requests", "200", "--no-confirm", "--no-report"]
     words += ["--seeds", "1", "--rate", "0.1", "--objective", "attainment"]
     code, out, err = slo_bench(*words, "--out", "a")

@@ -23,7 +23,7 @@ from slo_bench.workloads.errors import SloBenchError
         ("true,false", Dimension("x", choices=(True, False))),
     ],
 )
-def test_what_people_write(text, wanted):
+def test_parse_dimension_reads_ranges_and_lists(text, wanted):
     assert parse("x", text) == wanted
 
 
@@ -39,18 +39,18 @@ def test_what_people_write(text, wanted):
         ("6:0:2", "has no values"),
     ],
 )
-def test_what_cannot_be_read(text, problem):
+def test_parse_dimension_refuses_malformed_text(text, problem):
     with pytest.raises(SloBenchError, match=problem):
         parse("x", text)
 
 
-def test_whole_numbers_have_no_fractions():
+def test_parse_dimension_keeps_whole_numbers():
     with pytest.raises(SloBenchError, match="takes whole numbers"):
         parse("x", "0.5..4", whole=True)
     assert parse("x", "2:6:2", whole=True).points(9) == (2, 4, 6)
 
 
-def test_bounds_without_ends_are_no_range():
+def test_parse_dimension_refuses_open_ranges():
     assert of_bounds("x", Bounds(low=0.0)) is None
     assert of_bounds("x", Bounds(file=True)) is None
     assert of_bounds("x", Bounds(1, 1e6, whole=True)).log
@@ -77,7 +77,7 @@ words = st.builds(
 
 
 @given(st.one_of(ranges, stepped, words), st.integers(0, 2**31))
-def test_what_is_suggested_may_be_asked_for(dimension, seed):
+def test_dimension_holds_its_suggestions_and_points(dimension, seed):
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=seed))
     value = dimension.suggest(study.ask())
     assert dimension.holds(value)

@@ -45,7 +45,7 @@ def no_run_twice(folder):
     return len(set(runs)) == len(runs)
 
 
-def test_one_trial_at_a_time_is_what_one_process_does(tmp_path, pool_of):
+def test_tune_in_a_pool_with_one_job_equals_one_process(tmp_path, pool_of):
     here = tune(EXPERIMENT, quick(confirm=True), tmp_path / "here")
     with pool_of(2) as pool:
         there = tune(EXPERIMENT, quick(confirm=True), tmp_path / "there", pool=pool, jobs=1)
@@ -54,7 +54,7 @@ def test_one_trial_at_a_time_is_what_one_process_does(tmp_path, pool_of):
     assert lines(tmp_path / "there") == lines(tmp_path / "here")
 
 
-def test_several_at_once_share_the_trials(tmp_path, pool_of):
+def test_tune_in_a_pool_divides_the_trials(tmp_path, pool_of):
     told = []
     with pool_of(3) as pool:
         outcome = tune(EXPERIMENT, quick(), tmp_path / "o", pool=pool, progress=told.append)
@@ -72,7 +72,7 @@ def test_several_at_once_share_the_trials(tmp_path, pool_of):
     assert kept <= made
 
 
-def test_one_configuration_proposed_twice_at_once_is_run_once(tmp_path, pool_of):
+def test_tune_runs_a_configuration_proposed_twice_once(tmp_path, pool_of):
     settings = quick(search={"max_num_seqs": "4,256"}, sampler="random", trials=2)
     with pool_of(4) as pool:
         outcome = tune(EXPERIMENT, settings, tmp_path / "o", pool=pool, jobs=4)
@@ -80,7 +80,7 @@ def test_one_configuration_proposed_twice_at_once_is_run_once(tmp_path, pool_of)
     assert no_run_twice(tmp_path / "o")
 
 
-def test_an_interrupted_study_goes_on_with_nothing_lost_or_repeated(tmp_path, pool_of):
+def test_interrupted_tune_in_a_pool_loses_and_repeats_no_trial(tmp_path, pool_of):
     def interrupt(progress):
         if progress.trials >= 2:
             raise KeyboardInterrupt
@@ -99,7 +99,7 @@ def test_an_interrupted_study_goes_on_with_nothing_lost_or_repeated(tmp_path, po
     assert [line for line in before if line not in after] == []
 
 
-def test_a_cluster_that_cannot_work_fails_no_trial(tmp_path, pool_of):
+def test_lost_pool_fails_no_trial(tmp_path, pool_of):
     with pool_of(2) as pool:
         begin, calls = pool.begin, 0
 
@@ -126,18 +126,18 @@ def test_a_cluster_that_cannot_work_fails_no_trial(tmp_path, pool_of):
     ("backend", "jobs", "problem"),
     [("vllm", None, "belong to the machine"), ("simulated", 0, "at least 1")],
 )
-def test_what_a_pool_is_not_for(tmp_path, pool_of, backend, jobs, problem):
+def test_tune_in_a_pool_refuses_real_backends(tmp_path, pool_of, backend, jobs, problem):
     experiment = EXPERIMENT.model_copy(update={"backend": backend})
     with pool_of(1) as pool, pytest.raises(SloBenchError, match=problem):
         tune(experiment, quick(), tmp_path / "o", pool=pool, jobs=jobs)
 
 
-def test_jobs_need_a_pool(tmp_path):
+def test_tune_jobs_without_a_pool_are_refused(tmp_path):
     with pytest.raises(SloBenchError, match="jobs are trials at once in a pool"):
         tune(EXPERIMENT, quick(), tmp_path / "o", jobs=2)
 
 
-def test_processes_of_this_machine_share_the_trials(tmp_path):
+def test_tune_in_local_processes_divides_the_trials(tmp_path):
     with LocalPool(2) as pool:
         outcome = tune(EXPERIMENT, quick(), tmp_path / "o", pool=pool)
     assert {row.state for row in outcome.found.trials} <= {"finished", "lost"}  # to a better one

@@ -143,7 +143,7 @@ def worth(rows):
     return found
 
 
-def test_one_of_two_processes_is_killed_and_nothing_is_lost_or_repeated(server, tmp_path):
+def test_killed_process_of_a_shared_study_loses_no_trial(server, tmp_path):
     alone = tune(EXPERIMENT, SETTINGS, tmp_path / "alone").found
     file = tmp_path / "asked.toml"
     shutil.copy(tmp_path / "alone" / "tune.toml", file)
@@ -178,7 +178,7 @@ def test_one_of_two_processes_is_killed_and_nothing_is_lost_or_repeated(server, 
     assert outcome.found.requests == alone.requests
 
 
-def test_a_server_that_goes_away_is_named_and_the_study_goes_on_later(server, tmp_path):
+def test_lost_postgres_is_named_and_the_study_is_resumed(server, tmp_path):
     seen = []
 
     def progress(now):
@@ -239,7 +239,7 @@ def test_optuna_dashboard_shows_a_study(server, tmp_path, place):
     assert names <= {"requests", "wall_s", "gpus", "goodput", "attainment", "default"}
 
 
-def test_what_is_wrong_is_said_before_any_trial(server, tmp_path, monkeypatch):
+def test_wrong_storage_urls_are_refused_before_any_trial(server, tmp_path, monkeypatch):
     wrong = {
         server.url("no-such"): r'database "no-such" does not exist',
         "postgresql+psycopg://me:secret@127.0.0.1:9/x": r"me@127.0.0.1:9/x .*[Cc]onnection refused",

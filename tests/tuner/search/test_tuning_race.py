@@ -48,7 +48,7 @@ def pace():
     return found
 
 
-def test_who_carries_less_is_out_after_the_shortest_run(pace):
+def test_race_drops_a_worse_configuration_after_the_shortest_run(pace):
     runner = Formula(3.0)
     found = race(runner, pace, first_seed=77)
     assert found.lost
@@ -77,20 +77,20 @@ class Overloaded:
         )
 
 
-def test_a_loser_is_estimated_at_no_more_than_its_throughput(pace):
+def test_race_estimates_a_loser_at_most_at_its_throughput(pace):
     steep = dataclasses.replace(pace, slope=500.0)  # its line alone would say 3.9 req/s
     found = race(Overloaded(2.0), steep, first_seed=77)
     assert found.lost
     assert found.estimate_rps == pytest.approx(2.0, rel=0.05)
 
 
-def test_who_carries_more_wins(pace):
+def test_race_keeps_a_better_configuration(pace):
     found = race(Formula(4.4), pace, first_seed=77)
     assert not found.lost
     assert found.estimate_rps == pytest.approx(4.4, rel=0.1)
 
 
-def test_a_difference_that_makes_none_is_given_up_soon(pace):
+def test_race_drops_an_equal_configuration_early(pace):
     runner = Formula(4.0)
     found = race(runner, pace, first_seed=77)
     assert found.lost
@@ -98,9 +98,9 @@ def test_a_difference_that_makes_none_is_given_up_soon(pace):
     assert found.estimate_rps == pytest.approx(pace.rate_rps)
 
 
-def test_invalid_runs_decide_nothing(pace):
+def test_race_of_invalid_runs_decides_nothing(pace):
     assert not race(Formula(1.0, valid=False), pace, first_seed=77).lost
 
 
-def test_a_pace_survives_storage(pace):
+def test_pruning_threshold_survives_storage(pace):
     assert PruningThreshold.of_plain(vars(pace)) == pace

@@ -107,7 +107,7 @@ def settings(values, **changes):
     )
 
 
-def test_what_does_not_start_or_dies_is_a_failed_trial(servers, tmp_path):
+def test_server_that_does_not_start_or_dies_is_a_failed_trial(servers, tmp_path):
     found = tune(EXPERIMENT, settings("1,6,7,64"), tmp_path / "o").found
     states = {row.configuration["max_num_seqs"]: row for row in found.trials}
     assert states[7].state == states[6].state == "failed"
@@ -119,18 +119,18 @@ def test_what_does_not_start_or_dies_is_a_failed_trial(servers, tmp_path):
     assert servers.log.count("stop") == 3  # the one that never started has nothing to stop
 
 
-def test_what_a_backend_refuses_is_infeasible(servers, tmp_path):
+def test_configuration_refused_by_the_backend_is_infeasible(servers, tmp_path):
     found = tune(EXPERIMENT, settings("5,64"), tmp_path / "o").found
     assert {row.state for row in found.trials} == {"infeasible", "finished"}
     assert servers.starts == [64]
 
 
-def test_where_nothing_works_it_is_said_why(servers, tmp_path):
+def test_tune_without_a_working_configuration_names_the_reason(servers, tmp_path):
     with pytest.raises(SloBenchError, match=r"none of 1 configurations can be used: .*OOM"):
         tune(EXPERIMENT, settings("7"), tmp_path / "o")
 
 
-def test_a_server_is_restarted_only_for_another_configuration(servers, tmp_path):
+def test_server_is_restarted_only_for_another_configuration(servers, tmp_path):
     with Servers(tmp_path) as running:
         one = cell_of(EXPERIMENT, "one")
         parameters = {"vllm": {"max_num_seqs": 8}}
@@ -144,7 +144,7 @@ def test_a_server_is_restarted_only_for_another_configuration(servers, tmp_path)
     assert servers.log == [0, "stop", 8, "stop"]
 
 
-def test_an_interruption_leaves_nothing_running(servers, tmp_path, monkeypatch):
+def test_interrupted_tune_stops_its_server(servers, tmp_path, monkeypatch):
     def interrupted(*args):
         raise KeyboardInterrupt
 
@@ -158,14 +158,14 @@ def test_an_interruption_leaves_nothing_running(servers, tmp_path, monkeypatch):
     assert [(row.number, row.state) for row in found.trials] == [(0, "finished")]
 
 
-def test_capacity_is_searched_on_servers_too(servers, tmp_path):
+def test_tune_searches_capacity_on_servers(servers, tmp_path):
     asked = settings("1,64", objectives=("capacity",), rate_rps=None, tolerance=0.3)
     found = tune(EXPERIMENT, asked, tmp_path / "o").found
     assert found.best[0].configuration == {"max_num_seqs": 64}
     assert found.best[0].values[0] > 0
 
 
-def test_a_winner_of_the_simulation_is_measured_on_a_server(servers, tmp_path):
+def test_tune_measures_the_simulated_winner_on_a_server(servers, tmp_path):
     simulated = Experiment(systems="vllm", requests=200, seeds=2)
     asked = settings("1,64", confirm=True, confirm_backend="vllm")
     outcome = tune(simulated, asked, tmp_path / "o")

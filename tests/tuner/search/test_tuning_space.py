@@ -14,7 +14,7 @@ MODELS = "fleet(llama-3.1-8b*2)"
 
 
 @pytest.mark.parametrize("name", sorted(SYSTEMS))
-def test_every_system_has_a_space_that_holds_its_default(name):
+def test_space_of_every_system_holds_its_default(name):
     if all(one.given for one in SYSTEMS[name].bounds().values()):
         return
     space = space_of(Experiment(systems=name), {}, None)
@@ -22,7 +22,7 @@ def test_every_system_has_a_space_that_holds_its_default(name):
     assert {one.name for one in space.dimensions} <= set(SYSTEMS[name].bounds())
 
 
-def test_a_whole_number_among_the_values_is_the_default_of_a_real_parameter():
+def test_space_matches_whole_values_with_a_real_default():
     asked = {"threshold": "0.25,0.5,1,2,4", "tickets": "true,false"}
     space = space_of(Experiment(systems="ascendra"), asked, None)
     assert space.default == {"threshold": 1.0, "tickets": True}
@@ -30,7 +30,7 @@ def test_a_whole_number_among_the_values_is_the_default_of_a_real_parameter():
     assert not Dimension("x", choices=(0, 1)).holds(True)
 
 
-def test_what_is_named_is_searched_and_nothing_else():
+def test_space_holds_only_the_named_dimensions():
     asked = {"sarathi.chunk_tokens": "256..1024", "tp": "1,2", "max_num_seqs": ""}
     space = space_of(Experiment(systems="sarathi"), asked, None)
     assert {one.name: str(one) for one in space.dimensions} == {
@@ -60,19 +60,19 @@ def test_what_is_named_is_searched_and_nothing_else():
         ({"num_gpu_blocks": "0..5"}, "num_gpu_blocks"),
     ],
 )
-def test_wrong_spaces(search, problem):
+def test_impossible_spaces_are_refused(search, problem):
     with pytest.raises(SloBenchError, match=problem):
         space_of(Experiment(systems="slo-odbs"), search, None)
 
 
-def test_what_the_machine_gives_is_searched_where_it_is_named_only():
+def test_space_has_machine_parameters_only_if_named():
     whole = space_of(Experiment(systems="distserve"), {}, None)
     assert "network_gb_per_s" not in {one.name for one in whole.dimensions}
     named = space_of(Experiment(systems="distserve"), {"network_gb_per_s": "10..100"}, None)
     assert [one.name for one in named.dimensions] == ["network_gb_per_s"]
 
 
-def test_what_is_set_is_not_searched():
+def test_space_leaves_set_parameters_out():
     fixed = Experiment(systems="sarathi", parameters={"sarathi": {"chunk_tokens": 512}})
     names = {one.name for one in space_of(fixed, {}, None).dimensions}
     assert "chunk_tokens" not in names
@@ -82,7 +82,7 @@ def test_what_is_set_is_not_searched():
         space_of(Experiment(systems="sarathi", tp=2), {"tp": "1,2"}, None)
 
 
-def test_a_server_as_it_is_has_its_own_options():
+def test_space_of_a_stock_server_has_its_own_options():
     whole = space_of(Experiment(systems="vllm", backend="vllm"), {}, None)
     assert {one.name for one in whole.dimensions} == {"max_num_batched_tokens", "max_num_seqs"}
     with pytest.raises(
@@ -91,7 +91,7 @@ def test_a_server_as_it_is_has_its_own_options():
         space_of(Experiment(systems="vllm", backend="vllm"), {"async_scheduling": ""}, None)
 
 
-def test_instances_are_counted_within_the_gpus():
+def test_space_limits_instances_by_the_gpus():
     space = space_of(Experiment(systems="ascendra", gpus=4), {"n_lp": "", "n_hp": ""}, 4)
     assert [str(one) for one in space.dimensions] == ["1..3", "1..3"]
     assert counts_gpus(space) == ("n_lp", "n_hp")
@@ -99,7 +99,7 @@ def test_instances_are_counted_within_the_gpus():
     assert held.experiment.gpus == (3,)
 
 
-def test_a_key_stands_for_a_configuration():
+def test_configuration_key_does_not_depend_on_order():
     assert key_of({"a": 1, "b": 2}) == key_of({"b": 2, "a": 1}) != key_of({"a": 1, "b": 3})
 
 
@@ -123,12 +123,12 @@ def test_a_key_stands_for_a_configuration():
         ({"trials": 0}, "trials must be greater than or equal to 1"),
     ],
 )
-def test_contradictions_are_found_before_any_trial(settings, problem):
+def test_contradicting_tune_settings_are_refused(settings, problem):
     with pytest.raises(SloBenchError, match=problem):
         prepared(Experiment(systems="slo-odbs"), TuneSettings(**settings))
 
 
-def test_a_grid_has_its_steps_and_an_end():
+def test_grid_has_its_steps_and_end():
     space = space_of(
         Experiment(systems="slo-odbs"), {"slo_weight": "0:7:1", "output_weight": "0,1,4"}, None
     )
@@ -141,7 +141,7 @@ def test_a_grid_has_its_steps_and_an_end():
         checked("grid", whole.dimensions, 1)
 
 
-def test_a_file_says_what_is_tuned(tmp_path):
+def test_tune_file_is_read(tmp_path):
     path = tmp_path / "tune.toml"
     path.write_text(
         'systems = "sarathi"\n[tune]\ntrials = 7\nobjectives = "ttft_p99"\nrate_rps = 2\n'
@@ -165,14 +165,14 @@ def test_a_file_says_what_is_tuned(tmp_path):
         ('systms = "vllm"\n', r"unknown setting 'systms'.*line 1"),
     ],
 )
-def test_a_file_with_errors(tmp_path, text, problem):
+def test_tune_file_with_an_error_is_refused(tmp_path, text, problem):
     path = tmp_path / "tune.toml"
     path.write_text(text)
     with pytest.raises((FileFormatError, SloBenchError), match=problem):
         prepared(*load(path))
 
 
-def test_the_better_way_round():
+def test_aim_better_follows_the_objectives_direction():
     aim = Aim.of(("goodput", "ttft_p99"), 0.9, 2.0)
     goodput, latency = aim.objectives
     assert aim.better(goodput, 2.0, 1.0)

@@ -54,7 +54,7 @@ def trials_of(folder, storage=None, name=None):
         return optuna.load_study(study_name=name or folder.name, storage=kept).get_trials()
 
 
-def test_a_grid_is_searched_once_and_the_best_is_found(tmp_path):
+def test_tune_grid_tries_each_point_once_and_finds_the_best(tmp_path):
     outcome = tune(EXPERIMENT, quick(sampler="grid", trials=50), tmp_path / "o")
     rows = outcome.found.trials
     assert len(rows) == 6
@@ -70,7 +70,7 @@ def test_a_grid_is_searched_once_and_the_best_is_found(tmp_path):
 
 
 @pytest.mark.parametrize(("rate", "drifts"), [(40.0, True), (1.0, False)])
-def test_trials_that_are_not_stationary_say_after_how_long(tmp_path, rate, drifts):
+def test_trial_not_stationary_has_its_duration(tmp_path, rate, drifts):
     at_rate = quick(objectives="attainment", rate_rps=rate, trials=1, confirm=True)
     overload = Experiment(systems="sarathi", requests=1500, seeds=1, slo="ttft=1")
     outcome = tune(overload, at_rate, tmp_path / "o")
@@ -83,7 +83,7 @@ def test_trials_that_are_not_stationary_say_after_how_long(tmp_path, rate, drift
         assert 30 < row.figures["drifting_after_s"] < 1500 / 40 + 1  # less the warm-up
 
 
-def test_the_winner_is_a_file_to_run(tmp_path):
+def test_winner_is_written_as_a_file_to_run(tmp_path):
     outcome = tune(EXPERIMENT, quick(trials=3, confirm=True), tmp_path / "o")
     (winner,) = outcome.winners
     again = Experiment.load(winner.file)
@@ -101,7 +101,7 @@ def test_the_winner_is_a_file_to_run(tmp_path):
         assert kept["confirmed"][1]["low"] <= kept["confirmed"][1]["value"]
 
 
-def test_parameters_that_make_no_difference_have_their_default(tmp_path):
+def test_ablation_resets_parameters_without_effect(tmp_path):
     # Batches never reach 256 requests at such rates, so 300 or 8,000 is the same.
     search = {"chunk_tokens": "2048", "max_num_seqs": "300,8000"}
     outcome = tune(EXPERIMENT, quick(search=search, sampler="grid", confirm=True), tmp_path / "o")
@@ -116,7 +116,7 @@ def test_parameters_that_make_no_difference_have_their_default(tmp_path):
     assert read_tuning(tmp_path / "o")["ablations"][0]["parameter"] == "chunk_tokens"
 
 
-def test_importances_that_are_chance_are_not_shown():
+def test_importances_due_to_chance_are_left_out():
     space = {"a": optuna.distributions.FloatDistribution(0, 1)}
     space |= {"b": optuna.distributions.FloatDistribution(0, 1)}
     rng = np.random.default_rng(0)
@@ -132,7 +132,7 @@ def test_importances_that_are_chance_are_not_shown():
     assert 0.5 < low <= share <= high
 
 
-def test_all_configurations_have_the_same_seeds(tmp_path):
+def test_configurations_are_run_with_the_same_seeds(tmp_path):
     tune(EXPERIMENT, quick(sampler="grid"), tmp_path / "o")
     first = {}
     for key, _, seed, _ in runs_of(tmp_path / "o"):
@@ -141,7 +141,7 @@ def test_all_configurations_have_the_same_seeds(tmp_path):
     assert starts <= {0, 500_000}  # searches, and races
 
 
-def test_more_trials_may_be_asked_for_later(tmp_path):
+def test_resume_with_more_trials_continues_the_study(tmp_path):
     tune(EXPERIMENT, quick(trials=2), tmp_path / "o")
     before = runs_of(tmp_path / "o")
     outcome = tune(EXPERIMENT, quick(trials=4), tmp_path / "o", resume=True)
@@ -151,7 +151,7 @@ def test_more_trials_may_be_asked_for_later(tmp_path):
     assert len(set(after)) == len(after)
 
 
-def test_another_question_is_another_folder(tmp_path):
+def test_resume_with_other_settings_is_refused(tmp_path):
     tune(EXPERIMENT, quick(trials=1), tmp_path / "o")
     with pytest.raises(SloBenchError, match=r"is not empty; continue .* with --resume"):
         tune(EXPERIMENT, quick(trials=1), tmp_path / "o")
@@ -159,7 +159,7 @@ def test_another_question_is_another_folder(tmp_path):
         tune(EXPERIMENT, quick(trials=1, target=0.8), tmp_path / "o", resume=True)
 
 
-def test_a_killed_study_goes_on_where_it_was(tmp_path):
+def test_killed_study_is_resumed(tmp_path):
     folder = tmp_path / "o"
     words = ["tune", "sarathi", "--requests", "1000", "--sampler", "grid", "--no-confirm"]
     words += [
@@ -197,7 +197,7 @@ def test_a_killed_study_goes_on_where_it_was(tmp_path):
     assert outcome.found.best[0].configuration == {"chunk_tokens": 2048, "max_num_seqs": 256}
 
 
-def test_a_study_that_is_cut_before_every_end_finds_the_same(tmp_path, monkeypatch):
+def test_study_interrupted_at_every_trial_finds_the_same(tmp_path, monkeypatch):
     asked = quick(sampler="tpe", search={"chunk_tokens": "128..4096", "max_num_seqs": "4,256"})
     whole = tune(EXPERIMENT, asked, tmp_path / "whole").found
     tell, cut = optuna.Study.tell, []
@@ -218,7 +218,7 @@ def test_a_study_that_is_cut_before_every_end_finds_the_same(tmp_path, monkeypat
     assert runs_of(tmp_path / "cut") == runs_of(tmp_path / "whole")
 
 
-def test_nothing_is_left_of_a_file_that_a_kill_cut_short(tmp_path):
+def test_tune_removes_unfinished_files_of_a_killed_study(tmp_path):
     out = tmp_path / "o"
     out.mkdir()
     for name in (".study.json.4711.part", ".tune.toml.4711.part"):
@@ -231,7 +231,7 @@ def timeless(row):
     return {**vars(row), "figures": {k: v for k, v in row.figures.items() if k != "wall_s"}}
 
 
-def test_several_processes_share_a_study(tmp_path):
+def test_processes_share_a_study(tmp_path):
     url = f"sqlite:///{tmp_path}/study.db"
     words = ["tune", "sarathi", "--requests", "200", "--tolerance", "0.3", "--no-confirm"]
     words += ["--search", "chunk_tokens=128..4096", "--search", "max_num_seqs=4..64"]
@@ -258,7 +258,7 @@ def test_several_processes_share_a_study(tmp_path):
     assert (tmp_path / "a" / "tune.json").is_file() or (tmp_path / "b" / "tune.json").is_file()
 
 
-def test_whose_trial_was_cut(tmp_path):
+def test_trials_of_dead_processes_are_recognised(tmp_path):
     study = optuna.create_study(storage=open_storage(None, tmp_path), study_name="s")
     live, dead, unsigned = study.ask(), study.ask(), study.ask()
     name = new_name()
@@ -278,7 +278,7 @@ def test_whose_trial_was_cut(tmp_path):
         assert working(study, "elsewhere/1/1/a")
 
 
-def test_clocks_on_the_wall_count_once(tmp_path, monkeypatch):
+def test_signs_of_life_tolerate_clocks_that_differ(tmp_path, monkeypatch):
     study = optuna.create_study(storage=open_storage(None, tmp_path), study_name="s")
     name = "elsewhere/2/1/b"
     wall_s, ours_s = 1e9, 50.0
@@ -303,7 +303,7 @@ def test_clocks_on_the_wall_count_once(tmp_path, monkeypatch):
     assert not working(study, name)
 
 
-def test_what_a_search_refuses_is_found_before_any_trial(tmp_path):
+def test_settings_refused_by_the_search_are_found_before_any_trial(tmp_path):
     few = Experiment(systems="sarathi", requests=40)
     with pytest.raises(SloBenchError, match="requests must be at least 100 but is 40"):
         tune(few, quick(), tmp_path / "o")
@@ -320,7 +320,7 @@ def test_what_a_search_refuses_is_found_before_any_trial(tmp_path):
         ("sqlite:////proc/none/x.db", "cannot be used"),
     ],
 )
-def test_a_storage_out_of_reach_is_found_before_any_trial(tmp_path, monkeypatch, url, problem):
+def test_unreachable_storage_is_refused_before_any_trial(tmp_path, monkeypatch, url, problem):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SloBenchError, match=problem) as raised:
         tune(EXPERIMENT, quick(), tmp_path / "o", storage=url)
@@ -328,7 +328,7 @@ def test_a_storage_out_of_reach_is_found_before_any_trial(tmp_path, monkeypatch,
     assert not (tmp_path / "o").exists()
 
 
-def test_a_front_of_capacity_and_cost(tmp_path):
+def test_tune_two_objectives_finds_a_front(tmp_path):
     settings = quick(objectives=("capacity", "cost"), search={"instances": "1,2"}, sampler="grid")
     found = tune(EXPERIMENT, settings, tmp_path / "o").found
     assert [row.values[1] for row in found.best] == [1, 2]
@@ -336,7 +336,7 @@ def test_a_front_of_capacity_and_cost(tmp_path):
     assert two > 1.5 * one
 
 
-def test_the_fewest_gpus_that_carry_a_rate(tmp_path):
+def test_tune_cost_finds_the_fewest_gpus_that_carry_a_rate(tmp_path):
     settings = quick(
         objectives=("cost",), rate_rps=4.0, search={"instances": "1,2,3,4"}, sampler="grid"
     )
@@ -352,7 +352,7 @@ def test_the_fewest_gpus_that_carry_a_rate(tmp_path):
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "gp", "cmaes", "nsga2", "random"])
-def test_every_sampler_finds_its_way(tmp_path, sampler):
+def test_every_sampler_finds_the_best(tmp_path, sampler):
     if sampler == "gp":
         pytest.importorskip("torch")
     if sampler == "cmaes":
@@ -365,7 +365,7 @@ def test_every_sampler_finds_its_way(tmp_path, sampler):
     assert outcome.found.best
 
 
-def test_an_slo_that_cannot_be_met_is_said_before_the_first_trial(tmp_path):
+def test_slo_that_cannot_be_met_gives_a_warning_before_any_trial(tmp_path):
     said = []
     hopeless = Experiment(systems="sarathi", requests=200, slo="ttft=0.001")
     asked = quick(trials=1, search={"chunk_tokens": "512"})

@@ -17,7 +17,9 @@ pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("safetensors", reason="safetensors is not installed")
 
 
-def test_slo_odbs_weights_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tune_measures_slo_odbs_weights_on_the_torch_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SLO_BENCH_HOME", str(tmp_path / "home"))
     trace = tmp_path / "short.csv"
     rows = [f"{i / 100},{4 + i % 5},{1 + i % 3}" for i in range(100)]

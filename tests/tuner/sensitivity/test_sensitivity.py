@@ -37,7 +37,7 @@ def cells(*systems, rate=4.0, requests=60, seeds=2, **settings):
     st.integers(1, 200_000),
     st.floats(1e-6, 60),
 )
-def test_scaled_step_times_agree_with_themselves(factor, seqs, kv_tokens, duration_s):
+def test_scaled_step_times_are_consistent(factor, seqs, kv_tokens, duration_s):
     scaled = ScaledStepTime(STEP_TIME, factor)
     steps = scaled.steps_within(seqs, kv_tokens, duration_s)
     assert scaled.span_s(seqs, kv_tokens, steps) >= duration_s
@@ -53,7 +53,7 @@ def step_s(axis, value, spec):
     return changed.step_s(32, 32_000, [(0, 512)]), changed.step_s(1, 1, ())
 
 
-def test_each_coefficient_changes_what_it_says():
+def test_perturbation_changes_its_coefficient():
     (spec, *_) = cells("vllm")
     full_s, small_s = step_s("step-time", 1.0, spec)
     assert step_s("step-time", 2.0, spec) == pytest.approx((2 * full_s, 2 * small_s))
@@ -69,7 +69,7 @@ def test_each_coefficient_changes_what_it_says():
 
 
 @pytest.mark.parametrize("name", PERTURBATIONS)
-def test_the_neutral_value_changes_nothing(name):
+def test_perturbation_at_its_neutral_value_changes_nothing(name):
     (spec, *_) = cells("vllm")
     axis, base = perturbation(name), world(spec)
     changed = axis.change(spec, axis.neutral)
@@ -82,7 +82,7 @@ def test_the_neutral_value_changes_nothing(name):
     assert changed.predicted_output_tokens is None
 
 
-def test_noise_and_burstiness():
+def test_perturbations_of_noise_and_burstiness():
     (spec, *_) = cells("sjf", requests=4000)
     true = world(spec).workload.output_tokens
     told = perturbation("prediction").change(spec, 0.5).predicted_output_tokens
@@ -92,7 +92,7 @@ def test_noise_and_burstiness():
     assert gaps_s.std() / gaps_s.mean() == pytest.approx(3.0, rel=0.15)
 
 
-def test_bad_values():
+def test_perturbation_refuses_bad_names_and_values():
     with pytest.raises(UnknownNameError, match="step-time"):
         perturbation("step-tmie")
     with pytest.raises(SloBenchError, match="at least"):
@@ -105,18 +105,18 @@ def test_bad_values():
 
 
 @given(st.floats(0.3, 30), st.floats(0.5, 20))
-def test_crossings(truth, guess):
+def test_highest_rps_finds_the_crossing(truth, guess):
     found = highest_rps(lambda rate: rate <= truth, guess)
     if guess / 20 < truth < guess * 20:
         assert found == pytest.approx(truth, rel=0.021)
 
 
-def test_no_crossing():
+def test_highest_rps_without_a_crossing():
     assert highest_rps(lambda rate: False, 1.0) == 0.0
     assert math.isfinite(highest_rps(lambda rate: True, 1.0))
 
 
-def test_flips_by_hand():
+def test_rank_flips_by_hand():
     base = Point("base", 0.0, {"a": (3.0, 3.0, 3.0), "b": (2.0, 2.0, 2.0), "c": (1.0, 1.0, 1.0)})
     points = [
         Point("host", 2.0, {"a": (3.0, 3.0, 3.0), "b": (2.0, 2.0, 2.0), "c": (2.0, 2.0, 2.0)}),
@@ -131,7 +131,7 @@ def test_flips_by_hand():
     assert [(f.winner, f.loser) for f in reverse] == [("a", "b")]
 
 
-def test_the_base_is_one_of_the_points_of_an_axis():
+def test_study_has_the_base_among_the_points_of_an_axis():
     found = study(
         cells("vllm", "sarathi", rate=2.0, requests=150),
         [(perturbation("host"), (1.0, 40.0))],
@@ -143,7 +143,7 @@ def test_the_base_is_one_of_the_points_of_an_axis():
     assert [point.value for point in found.along(host)] == [1.0, 40.0]
 
 
-def test_capacity_falls_as_steps_grow():
+def test_capacity_falls_as_step_times_grow():
     seen = []
     found = study(
         cells("vllm", "orca", requests=80),
@@ -157,7 +157,7 @@ def test_capacity_falls_as_steps_grow():
     assert seen == [(1, 3), (2, 3), (3, 3)]
 
 
-def test_only_those_who_predict_are_moved_by_predictions():
+def test_prediction_noise_moves_only_predicting_systems():
     axis = perturbation("prediction")
     found = study(cells("fifo", "sjf", rate=3.0, requests=200), [(axis, (1.0,))], Ranked("e2e_p99"))
     (point,) = found.points
@@ -169,7 +169,7 @@ def test_only_those_who_predict_are_moved_by_predictions():
     assert nobody.axes == ()
 
 
-def test_a_base_that_is_not_stationary_says_after_how_long():
+def test_study_notes_a_base_that_is_not_stationary():
     """vLLM takes about 8 req/s: at 40 its queue grows for as long as requests arrive."""
     over = cells("vllm", "sarathi", rate=40.0, requests=1500, seeds=1, slo="ttft=1")
     (note,) = study(over, [], Ranked("attainment")).notes
@@ -178,7 +178,7 @@ def test_a_base_that_is_not_stationary_says_after_how_long():
     assert study(calm, [], Ranked("attainment")).notes == ()
 
 
-def test_what_is_no_ranking():
+def test_study_refuses_inputs_without_a_ranking():
     with pytest.raises(SloBenchError, match="two systems"):
         study(cells("vllm"), [], Ranked("attainment"))
     twice = cells("vllm", "orca", slo_scale=(1.0, 2.0))

@@ -26,7 +26,7 @@ def load(*arrival_s: float, prompt_tokens: int = 200) -> Workload:
 
 
 @pytest.mark.parametrize("instances", [1, 2])
-def test_an_instance_that_is_ready_late_was_not_busy_before(instances):
+def test_instance_is_not_busy_before_it_is_ready(instances):
     late, early = (
         simulate(load(60.0), SYSTEMS["vllm"], PLACEMENT, STEP_TIME, instances=instances, ready_s=s)
         for s in (50.0, 0.0)
@@ -37,7 +37,7 @@ def test_an_instance_that_is_ready_late_was_not_busy_before(instances):
     assert 0 < late.totals.gpu_busy_s < 2.0
 
 
-def test_an_instance_that_has_failed_is_not_busy():
+def test_failed_instance_is_not_busy():
     result = simulate(
         load(0.0, 60.0),
         SYSTEMS["vllm"],
@@ -48,7 +48,7 @@ def test_an_instance_that_has_failed_is_not_busy():
     assert 0 < result.totals.gpu_busy_s < 4.0
 
 
-def test_a_prefill_instance_that_waits_for_room_to_decode_computes_nothing():
+def test_prefill_instance_waiting_for_decode_blocks_is_not_busy():
     """Its prompts hold all its blocks until the decode instance has room for them."""
     small = Placement(model("llama-3.1-8b"), gpu("a100-80g"), fixed_num_gpu_blocks=150)
     system = SYSTEMS["distserve"].with_parameters(prefill_instances=1)

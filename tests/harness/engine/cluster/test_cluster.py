@@ -64,13 +64,13 @@ SHORT_BATCHES = Fifo(max_batch=3)
 # ---------------------------------------------------------------- routers
 
 
-def test_round_robin_takes_turns(serve, requests):
+def test_round_robin_routes_to_instances_in_turn(serve, requests):
     workload = requests((0, 10, 50), (0.1, 10, 1), (0.2, 10, 50), (7, 10, 1), (7, 10, 1))
     records = serve(workload, VLLM, instances=3, router="round-robin").records
     assert records.instance.tolist() == [0, 1, 2, 0, 1]
 
 
-def test_least_loaded_looks_at_who_is_there(serve_each_way, requests):
+def test_least_loaded_counts_requests_present_at_the_moment(serve_each_way, requests):
     workload = requests(
         (0, 10, 50),  # equal: the first
         (0.5, 10, 1),  # 1 against 0
@@ -83,7 +83,7 @@ def test_least_loaded_looks_at_who_is_there(serve_each_way, requests):
 
 
 @pytest.mark.parametrize("kind", [Loop, PlainInstance])
-def test_requests_are_counted_wherever_they_stand(kind):
+def test_instance_load_counts_inbox_waiting_swapped_and_running(kind):
     there = kind.__new__(kind)
     there.inbox = deque(range(1))
     there.waiting = SimpleNamespace(live=2)
@@ -94,7 +94,7 @@ def test_requests_are_counted_wherever_they_stand(kind):
     assert there.n_requests == 63
 
 
-def test_prefix_aware_follows_the_prefix(serve, requests):
+def test_prefix_aware_routes_to_the_instance_with_the_prefix(serve, requests):
     workload = requests(
         *[(0.1 * k, 100, 50) for k in range(6)],
         prefix_blocks=[
@@ -110,7 +110,7 @@ def test_prefix_aware_follows_the_prefix(serve, requests):
     assert records.instance.tolist() == [0, 1, 0, 1, 1, 0]
 
 
-def test_prefix_aware_gives_way_to_imbalance(serve, requests):
+def test_prefix_aware_routes_by_load_under_imbalance(serve, requests):
     # More than 32 apart: the other one, which thereby has seen the prefix too.
     n = 37
     workload = requests(*[(0, 100, 50)] * n, prefix_blocks=[(1, 2, 3)] * n)
@@ -118,7 +118,7 @@ def test_prefix_aware_gives_way_to_imbalance(serve, requests):
     assert records.instance.tolist() == [0] * 33 + [1, 0, 1, 0]
 
 
-def test_prefix_aware_forgets_the_oldest():
+def test_prefix_aware_forgets_the_oldest_prefixes():
     class Short(type(router("prefix-aware"))):
         REMEMBERED_HASHES = 3
 
@@ -138,7 +138,7 @@ def test_prefix_aware_forgets_the_oldest():
     assert dispatch(1, 2) == 1
 
 
-def test_routers_are_fresh_and_known():
+def test_router_returns_a_new_instance_and_refuses_unknown_names():
     assert router("round-robin") is not router("round-robin")
     with pytest.raises(UnknownNameError, match="did you mean least-loaded"):
         router("least-load")
@@ -146,7 +146,7 @@ def test_routers_are_fresh_and_known():
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from(["round-robin", "least-loaded", "prefix-aware"]))
-def test_every_router_serves_everybody(serve, seed, name):
+def test_every_router_serves_all_requests(serve, seed, name):
     rng = np.random.default_rng(seed)
     n = 60
     workload = Workload(
@@ -161,7 +161,7 @@ def test_every_router_serves_everybody(serve, seed, name):
     np.testing.assert_array_equal(records.output_tokens, workload.output_tokens)
 
 
-def test_slices_of_a_long_workload_lose_nobody(serve):
+def test_slices_of_a_long_workload_lose_no_request(serve):
     n = 40_000  # more than two slices of 16,384
     arrival_s = np.repeat(np.arange(n // 4) * 3.0, 4)
     workload = Workload(arrival_s, np.full(n, 10), np.full(n, 2))
@@ -173,7 +173,7 @@ def test_slices_of_a_long_workload_lose_nobody(serve):
 # ---------------------------------------------------------------- followers
 
 
-def test_followers_arrive_after_answer_and_thinking(serve_each_way, requests):
+def test_follow_up_arrives_after_answer_and_think_time(serve_each_way, requests):
     workload = requests(
         (0, 10, 3),  # ends at 3
         (1, 10, 2),  # follows: arrives at 5.5, ends at 7.5
@@ -189,7 +189,7 @@ def test_followers_arrive_after_answer_and_thinking(serve_each_way, requests):
 
 
 @pytest.mark.parametrize("instances", [1, 2])
-def test_followers_of_who_is_turned_away_are_cancelled(serve_each_way, requests, instances):
+def test_follow_ups_of_rejected_requests_are_cancelled(serve_each_way, requests, instances):
     workload = requests(
         (0, 10, 2), (0, 60, 2), (1, 10, 2), (1, 10, 2), (2, 10, 2), (3, 60, 1), (3, 10, 1),
         follows=[-1, -1, 1, 2, 0, 4, 5],
@@ -204,7 +204,7 @@ def test_followers_of_who_is_turned_away_are_cancelled(serve_each_way, requests,
     assert np.isnan(records.finish_s[[1, 2, 3, 5, 6]]).all()
 
 
-def test_followers_of_the_dropped_are_cancelled(serve_each_way, requests):
+def test_follow_ups_of_dropped_requests_are_cancelled(serve_each_way, requests):
     workload = requests((0, 2048, 5), (0.5, 2048, 1), (1, 10, 1), follows=[-1, -1, 1])
     records = serve_each_way(workload, Impatient(max_num_seqs=1)).records
     dropped = [Outcome.FINISHED, Outcome.DROPPED, Outcome.CANCELLED]
@@ -212,7 +212,7 @@ def test_followers_of_the_dropped_are_cancelled(serve_each_way, requests):
     assert np.isnan(records.finish_s[1])  # it has none, whenever it went
 
 
-def test_followers_of_overlong_are_cancelled(serve_each_way, requests):
+def test_follow_ups_of_overlong_requests_are_cancelled(serve_each_way, requests):
     # Ten blocks: 160 tokens. Rows 1 and 5 are too long; row 5 is so as a follower.
     workload = requests(
         (0, 10, 2), (0, 200, 2), (1, 10, 2), (1, 10, 2), (2, 10, 2), (3, 200, 1), (3, 10, 1),
@@ -232,7 +232,7 @@ def test_followers_of_overlong_are_cancelled(serve_each_way, requests):
     instances=st.sampled_from([1, 2, 3]),
     policy=st.sampled_from([ShortOnly(), Impatient(), SHORT_BATCHES]),
 )
-def test_sessions_keep_their_order(serve, seed, instances, policy):
+def test_requests_of_sessions_end_once_and_in_order(serve, seed, instances, policy):
     """Whatever is refused, dropped or too long: every request ends once, as its story demands."""
     rng = np.random.default_rng(seed)
     n = 50
@@ -274,7 +274,7 @@ def test_sessions_keep_their_order(serve, seed, instances, policy):
     assert (records.first_scheduled_s[finished] >= records.arrival_s[finished]).all()
 
 
-def test_a_long_chain_is_cancelled(requests):
+def test_long_chain_of_follow_ups_is_cancelled(requests):
     n = 5000
     workload = requests(*[(0, 10, 1)] * n, follows=np.arange(n) - 1)
     arrivals = Arrivals(workload, skip=np.array([0]))
@@ -302,7 +302,7 @@ def in_flight(records) -> int:
     instances=st.sampled_from([1, 2, 3]),
     name=st.sampled_from(["vllm", "sarathi", "vllm-v0", "fifo", "orca"]),
 )
-def test_a_closed_loop_keeps_its_users_busy(serve, seed, users, instances, name):
+def test_closed_loop_keeps_its_concurrency(serve, seed, users, instances, name):
     rng = np.random.default_rng(seed)
     n = 40
     workload = Workload(
@@ -325,7 +325,7 @@ def test_a_closed_loop_keeps_its_users_busy(serve, seed, users, instances, name)
     )
 
 
-def test_a_user_who_is_turned_away_asks_again(serve_each_way, requests):
+def test_closed_loop_sends_the_next_request_after_a_rejection(serve_each_way, requests):
     # The long ones are turned away at once; their users' next requests come at that moment.
     workload = requests(
         (0, 60, 1), (0, 10, 3), (0, 60, 1), (0, 10, 2), (0, 60, 1), (0, 10, 2), concurrency=2
@@ -336,14 +336,14 @@ def test_a_user_who_is_turned_away_asks_again(serve_each_way, requests):
     assert records.finish_s[1::2].tolist() == [3, 2, 4]
 
 
-def test_overlong_requests_take_no_place_in_a_closed_loop(serve_each_way, requests):
+def test_overlong_requests_occupy_no_user_of_a_closed_loop(serve_each_way, requests):
     workload = requests((0, 900, 1), (0, 10, 2), (0, 900, 1), (0, 10, 2), concurrency=1)
     records = serve_each_way(workload, VLLM, num_gpu_blocks=10, overlong_requests="reject").records
     assert records.outcome.tolist() == [Outcome.REJECTED, Outcome.FINISHED] * 2
     assert records.arrival_s[[1, 3]].tolist() == [0, 2]
 
 
-def test_all_turned_away(serve_each_way, requests):
+def test_workload_of_only_rejected_requests_ends(serve_each_way, requests):
     for columns in ({}, {"concurrency": 2}, {"follows": [-1, 0, 1]}):
         workload = requests((0, 900, 1), (0, 900, 2), (0, 900, 2), **columns)
         result = serve_each_way(
@@ -362,7 +362,7 @@ def test_all_turned_away(serve_each_way, requests):
         ({"concurrency": 1, "follows": [-1, 0]}, "leave concurrency out"),
     ],
 )
-def test_closed_loops_that_make_no_sense(serve, requests, columns, problem):
+def test_impossible_closed_loops_are_refused(serve, requests, columns, problem):
     with pytest.raises(SloBenchError, match=problem):
         serve(requests((0, 10, 1), (0, 10, 1), **columns), VLLM)
 
@@ -370,7 +370,7 @@ def test_closed_loops_that_make_no_sense(serve, requests, columns, problem):
 # ---------------------------------------------------------------- pipelines
 
 
-def test_two_lanes_share_two_stages(serve_each_way, requests):
+def test_two_pipeline_lanes_share_two_stages(serve_each_way, requests):
     # A step takes half a second on each stage; the lanes run half a second apart.
     workload = requests((0, 10, 4), (0, 10, 4))
     served = serve_each_way(workload, VLLM, pp=2, router="round-robin")
@@ -378,16 +378,16 @@ def test_two_lanes_share_two_stages(serve_each_way, requests):
     assert served.records.instance.tolist() == [0, 0]  # lanes of one instance
 
 
-def test_one_lane_alone_gains_nothing(serve_each_way, requests):
+def test_single_pipeline_lane_gains_nothing(serve_each_way, requests):
     assert serve_each_way(requests((0, 10, 4)), VLLM, pp=2).records.finish_s.tolist() == [4]
 
 
-def test_lanes_have_their_share_of_the_blocks(serve, requests):
+def test_pipeline_lanes_divide_the_blocks(serve, requests):
     with pytest.raises(SloBenchError, match="160 fit the context"):
         serve(requests((0, 161, 1)), VLLM, pp=2, num_gpu_blocks=21)
 
 
-def test_instances_of_lanes(serve, requests):
+def test_router_sees_instances_and_not_their_pipeline_lanes(serve, requests):
     workload = requests(*[(0, 10, 4)] * 6)
     records = serve(workload, VLLM, pp=2, instances=2, router="round-robin").records
     assert records.instance.tolist() == [0, 0, 1, 1, 0, 0]
@@ -416,7 +416,7 @@ class Watched(StageDevice):
 @pytest.mark.parametrize("pp", [2, 3])
 @pytest.mark.parametrize("leaps", [True, False])
 @pytest.mark.parametrize("name", ["sarathi", "vllm-v0", "fifo"])
-def test_a_stage_computes_one_step_at_a_time(serve, monkeypatch, pp, leaps, name):
+def test_pipeline_stage_computes_one_step_at_a_time(serve, monkeypatch, pp, leaps, name):
     Watched.ends = []
     monkeypatch.setattr(simulated_instances, "StageDevice", Watched)
     rng = np.random.default_rng(9)
@@ -437,7 +437,7 @@ def test_a_stage_computes_one_step_at_a_time(serve, monkeypatch, pp, leaps, name
 
 
 @pytest.mark.parametrize(("tp", "pp"), [(1, 1), (2, 1), (1, 2), (2, 2)])
-def test_real_placements(tp, pp):
+def test_placements_with_tp_and_pp_serve_all_requests(tp, pp):
     placement = Placement(model("llama-3-8b"), gpu("a100-80g"), tp=tp, pp=pp)
     rng = np.random.default_rng(4)
     n = 40
@@ -464,7 +464,9 @@ def test_real_placements(tp, pp):
     ids=["one", "lanes", "apart", "together"],
 )
 @pytest.mark.parametrize("columns", [{}, {"concurrency": 2}], ids=["open", "closed"])
-def test_a_policy_that_admits_nobody_is_told(serve_each_way, requests, options, columns):
+def test_policy_that_admits_no_request_raises_engine_stuck(
+    serve_each_way, requests, options, columns
+):
     workload = requests((0, 10, 1), (1, 10, 1), (2, 10, 1), **columns)
     with pytest.raises(EngineStuckError, match="is stuck at"):
         serve_each_way(workload, Closed(), **options)

@@ -336,7 +336,9 @@ class Watches(ClusterPolicy):
     policy=st.sampled_from([Vllm, Swaps, VllmV0, OffloadsLate]),
     ahead=st.booleans(),
 )
-def test_what_is_foreseen_of_an_instance_comes(workload, blocks, batch, policy, ahead):
+def test_expected_state_of_an_instance_equals_its_later_state(
+    workload, blocks, batch, policy, ahead
+):
     place = dataclasses.replace(PLACEMENT, fixed_num_gpu_blocks=blocks)
     parameters = {"async_scheduling": ahead} if policy is Vllm else {}
     of = system(Watches(), policy(max_num_seqs=batch, **parameters), prefix_cache=True)
@@ -347,7 +349,7 @@ def one_by_one(across, policy=None, **columns):
     return system(across, policy or Vllm(max_num_seqs=1), **columns)
 
 
-def test_an_offloaded_request_is_served_and_not_dropped(serve_each_way, requests):
+def test_offloaded_request_is_served_and_not_dropped(serve_each_way, requests):
     """The second request waits behind the first and goes over after 0.3 s, at a step's end."""
     workload = requests((0, 10, 5), (0, 10, 2))
     across = Offload(batch=1)
@@ -358,7 +360,7 @@ def test_an_offloaded_request_is_served_and_not_dropped(serve_each_way, requests
     assert records.finish_s.tolist() == [5, 3]
 
 
-def test_a_hand_over_waits_for_its_link(serve_each_way, requests):
+def test_hand_over_waits_for_its_link(serve_each_way, requests):
     """Prefill ends at 1 and at 2; 10 tokens take 0.5 s each on the wire."""
     workload = requests((0, 10, 3), (0, 10, 3))
     across = Disaggregated(per_token_s=0.05)
@@ -370,7 +372,7 @@ def test_a_hand_over_waits_for_its_link(serve_each_way, requests):
     assert [i.role for i in result.instances] == ["prefill", "decode"]
 
 
-def test_kv_of_a_hand_over_is_kept_until_the_transfer_ends(serve_each_way, requests):
+def test_kv_blocks_of_a_hand_over_are_held_until_the_transfer_ends(serve_each_way, requests):
     """One block of 16 tokens: the second prompt finds it free only when the first has left."""
     workload = requests((0, 10, 3), (0, 10, 3))
     across = Disaggregated(per_token_s=0.15)
@@ -388,7 +390,7 @@ class StartsLate(Offload):
         return instances[0] if instances else HOLD
 
 
-def test_held_requests_go_to_an_instance_that_starts(serve_each_way, requests):
+def test_held_requests_go_to_an_instance_when_it_starts(serve_each_way, requests):
     records = serve_each_way(
         requests((0, 10, 2), (1, 10, 2)), one_by_one(StartsLate()), instances=1
     ).records
@@ -396,7 +398,7 @@ def test_held_requests_go_to_an_instance_that_starts(serve_each_way, requests):
 
 
 @pytest.mark.parametrize("reroutes", [True, False])
-def test_requests_of_an_instance_that_fails(serve_each_way, requests, reroutes):
+def test_requests_of_a_failed_instance_are_rerouted_or_failed(serve_each_way, requests, reroutes):
     """They begin again elsewhere, with the tokens they have; or are reported as failed."""
     workload = requests((0, 10, 6), (0, 10, 6), (0, 10, 6))
     across = Offload(batch=1, drops=not reroutes)
@@ -421,12 +423,12 @@ class HoldsAll(ClusterPolicy):
         return HOLD
 
 
-def test_who_is_held_for_ever_is_an_error(serve_each_way, requests):
+def test_request_held_for_ever_raises_engine_stuck(serve_each_way, requests):
     with pytest.raises(EngineStuckError, match="HoldsAll holds 1 requests"):
         serve_each_way(requests((0, 10, 1)), one_by_one(HoldsAll()))
 
 
-def test_a_cluster_takes_no_router(serve, requests):
+def test_cluster_policy_refuses_a_router(serve, requests):
     with pytest.raises(SloBenchError, match="leave router out"):
         serve(requests((0, 10, 1)), one_by_one(SharedQueue()), router="least-loaded")
 
@@ -440,7 +442,7 @@ def test_static_batches_cannot_be_moved(serve, requests):
         )
 
 
-def test_parameters_of_both(serve, requests):
+def test_parameters_of_cluster_and_instance_policy_can_be_set(serve, requests):
     both = one_by_one(Parameterized())
     assert both.parameters()["patience"] == 3
     changed = both.with_parameters(patience=5, max_num_seqs=7)

@@ -92,7 +92,7 @@ RELAXED = settings(
 @pytest.mark.parametrize("name", CLUSTERS)
 @RELAXED
 @given(workload=workloads(), num_gpu_blocks=st.sampled_from([45, 70, 400]))
-def test_all_are_served_where_memory_is_short(name, workload, num_gpu_blocks):
+def test_all_requests_are_served_where_memory_is_short(name, workload, num_gpu_blocks):
     placement = dataclasses.replace(PLACEMENT, fixed_num_gpu_blocks=num_gpu_blocks)
     for engine in (None, PlainInstance):
         ran = simulate(workload, system(name), placement, STEP_TIME, instances=4, engine=engine)
@@ -123,20 +123,20 @@ def assert_leaping_is_stepping(name, workload, num_gpu_blocks):
 @pytest.mark.parametrize("name", STILL)
 @RELAXED
 @given(workload=workloads(), num_gpu_blocks=st.sampled_from([800, 3000]))
-def test_leaping_is_stepping(name, workload, num_gpu_blocks):
+def test_leaping_equals_stepping(name, workload, num_gpu_blocks):
     assert_leaping_is_stepping(name, workload, num_gpu_blocks)
 
 
 @pytest.mark.parametrize("name", STILL)
 @RELAXED
 @given(workload=workloads(), num_gpu_blocks=st.sampled_from([45, 70]))
-def test_parked_kv_that_blocks_prefill_blocks_it_until_it_has_gone(name, workload, num_gpu_blocks):
+def test_leaping_equals_stepping_while_parked_kv_blocks_prefill(name, workload, num_gpu_blocks):
     assert_leaping_is_stepping(name, workload, num_gpu_blocks)
 
 
 @RELAXED
 @given(workload=workloads(), name=st.sampled_from([n for n in CLUSTERS if n != "llumnix"]))
-def test_kv_that_leaves_arrives(name, workload):
+def test_kv_bytes_sent_by_instances_all_arrive(name, workload):
     seen = []
 
     def links(self, instances):
@@ -157,7 +157,7 @@ def test_kv_that_leaves_arrives(name, workload):
 
 
 @pytest.mark.parametrize("name", [n for n in CLUSTERS if n not in STILL])
-def test_with_modules_away_a_leap_books_its_span_at_once(name):
+def test_leaping_nearly_equals_stepping_with_modules_away(name):
     """So that the host may wait a step earlier or later for it than when both are stepped."""
     workload = busy(prefill=False)
     ways = [
@@ -174,7 +174,7 @@ def _parameters(cluster):
 
 
 @pytest.mark.parametrize("name", CLUSTERS)
-def test_a_failed_instance_loses_nobody(name):
+def test_instance_failure_loses_no_request(name):
     rng = np.random.default_rng(1)
     workload = Workload(
         arrival_s=np.cumsum(rng.exponential(0.05, 80)),
@@ -190,7 +190,7 @@ def test_a_failed_instance_loses_nobody(name):
         assert ended.all()
 
 
-def test_the_ratio_is_that_at_which_the_slower_phase_carries_the_most():
+def test_prefill_decode_ratio_maximises_the_slower_phase():
     even = PhaseCapacity(prefill_rps=2.0, decode_rps=2.0)
     assert even.prefill_instances(4) == 2
     assert DistServe().for_load(even, 6).counts(6) == (3, 3)
@@ -200,7 +200,7 @@ def test_the_ratio_is_that_at_which_the_slower_phase_carries_the_most():
     assert DistServe(0, 3).for_load(even, 4).counts(4) == (1, 3)
 
 
-def test_the_capacity_of_a_phase_by_hand():
+def test_phase_capacity_by_hand():
     """Prompts of 4,096 tokens in 0.1 s; a step takes 1 ms a sequence, TPOT 10 ms: batches of 10."""
     workload = Workload(
         np.zeros(4),
@@ -220,7 +220,7 @@ def test_the_capacity_of_a_phase_by_hand():
     assert found.decode_rps == pytest.approx(10 / 0.010 / 100)
 
 
-def test_degrees_are_chosen_with_the_ratio_for_the_same_gpus():
+def test_phase_tp_degrees_are_chosen_with_the_ratio():
     """Two GPUs prefill 5 requests a second as one instance, 4 as two; they decode 12 or 16."""
     two = PhaseCapacity(5.0, 12.0, tp=2)
     one = PhaseCapacity(2.0, 8.0, others=(two,))
@@ -244,7 +244,7 @@ def roles(of: DistServe, instances: int, tp: int = 1) -> list[tuple[int, int]]:
     return [(role.instances, (role.placement or placement).tp) for role in made]
 
 
-def test_instances_of_unlike_degrees_fill_the_gpus():
+def test_instances_of_unlike_tp_degrees_fill_the_gpus():
     assert roles(DistServe(1, 0, prefill_tp=2), 4) == [(1, 2), (2, 1)]
     assert roles(DistServe(0, 2, prefill_tp=2), 4) == [(1, 2), (2, 1)]
     assert roles(DistServe(1, 2, prefill_tp=2), 8) == [(2, 2), (4, 1)]
@@ -260,7 +260,7 @@ def test_instances_of_unlike_degrees_fill_the_gpus():
 SETTLED = {"systems": "distserve", "seeds": 1, "requests": 60, "rates": 4}
 
 
-def test_a_degree_of_a_phase_is_as_that_of_the_run():
+def test_tp_of_a_phase_equals_tp_of_the_run():
     """Two instances of tp 2: as the run has it, or as the phases have it, with the same options."""
     ways = [
         Experiment(**SETTLED, host_s=0.004, gpus=4, tp=tp, parameters={"distserve": of}).plan()
@@ -274,14 +274,14 @@ def test_a_degree_of_a_phase_is_as_that_of_the_run():
     assert records[0].first_token_s.tobytes() == records[1].first_token_s.tobytes()
 
 
-def test_failures_number_the_instances_that_there_are():
+def test_failures_refuse_an_instance_number_beyond_the_last():
     of = {"distserve": {"prefill_instances": 1, "prefill_tp": 2}}
     assert Experiment(**SETTLED, gpus=4, failures="2@1s..2s", parameters=of).plan().cells
     with pytest.raises(SloBenchError, match="instance 3"):
         Experiment(**SETTLED, gpus=4, failures="3@1s..2s", parameters=of).plan()
 
 
-def test_servers_of_unlike_degrees_are_not_started(slo_bench):
+def test_real_servers_of_unlike_tp_degrees_are_refused(slo_bench):
     words = ["run", "--backend", "vllm", "--model", "m", "--system", "distserve", "--rates", 1]
     code, _, err = slo_bench(*words, "--set", "distserve.prefill_tp=2")
     assert code == 2
@@ -296,7 +296,7 @@ def test_servers_of_unlike_degrees_are_not_started(slo_bench):
         (1.1, {"workload": "longbench", "gpus": 3, "requests": 200, "slo": "ttft=1.5,tpot=0.05"}),
     ],
 )
-def test_no_other_ratio_or_degree_serves_more_in_time(rate_rps, asked):
+def test_picked_phase_split_serves_at_least_as_many_in_slo_as_all_others(rate_rps, asked):
     """What is picked against every other split of the GPUs, in a simulation near capacity."""
     of = {"systems": "distserve", "rates": rate_rps, "seeds": 1, **asked}
     [picked] = Experiment(**of).plan().cells
@@ -319,7 +319,7 @@ def test_no_other_ratio_or_degree_serves_more_in_time(rate_rps, asked):
         assert served[chosen] > max(v for split, v in served.items() if split != chosen) + 0.1
 
 
-def test_how_many_of_each():
+def test_distserve_counts_of_prefill_and_decode_instances():
     assert DistServe(1, 3).counts(8) == (2, 6)
     assert DistServe(3, 0).counts(8) == (3, 5)
     assert DistServe(2, 1).least_instances == 3
@@ -337,7 +337,7 @@ def one(prompt: int, output: int, n: int = 1, gap_s: float = 100.0) -> Workload:
     )
 
 
-def test_a_hand_over_by_hand():
+def test_distserve_hand_over_times_by_hand():
     """One prompt of 1,000 tokens: prefill, 819.2 MB over 10 GB/s, then four decode steps."""
     of = system("distserve", Vllm(), network_gb_per_s=10.0, decode_instances=1)
     records = simulate(one(1000, 5), of, PLACEMENT, STEP_TIME, instances=2).records
@@ -349,7 +349,7 @@ def test_a_hand_over_by_hand():
     assert records.instance[0] == 1
 
 
-def test_layer_by_layer_only_the_last_layer_is_waited_for():
+def test_layerwise_transfer_waits_for_the_last_layer_only():
     of = system("splitwise", Vllm(), network_gb_per_s=10.0, prefill_instances=1)
     records = simulate(one(1000, 5), of, PLACEMENT, STEP_TIME, instances=2).records
     transfer_s = 1000 * PLACEMENT.kv_bytes_per_token / 10e9 / 40 + 10e-6
@@ -357,7 +357,7 @@ def test_layer_by_layer_only_the_last_layer_is_waited_for():
     assert records.finish_s[0] == pytest.approx(records.first_token_s[0] + transfer_s + decode_s)
 
 
-def test_full_decode_instances_hold_prompts_back():
+def test_full_decode_instance_holds_prompts_at_prefill():
     """Room for one: the second waits where it was prefilled until the first has ended."""
     placement = dataclasses.replace(PLACEMENT, fixed_num_gpu_blocks=40)
     workload = one(400, 100, n=2, gap_s=0.0)
@@ -384,7 +384,7 @@ def conversation(turns: int) -> Workload:
 @pytest.mark.parametrize(
     ("name", "cached"), [("distserve", 320), ("memserve", 464), ("banaserve, no moves", 464)]
 )
-def test_answers_are_found_where_the_next_prompt_is_computed(name, cached):
+def test_follow_up_prompt_finds_the_answers_kv_at_prefill(name, cached):
     """Prompt 320 + answer 160, of whose KV the last token is never computed: 479, or 29 blocks."""
     of = system(name, prefill_instances=1, decode_instances=1)
     if name == "memserve":
@@ -393,7 +393,7 @@ def test_answers_are_found_where_the_next_prompt_is_computed(name, cached):
     assert records.cached_tokens.tolist() == [0, cached]
 
 
-def test_the_store_serves_every_prefill_instance():
+def test_kv_store_serves_every_prefill_instance():
     """Two prompts with one prefix go to two instances."""
     workload = one_prefix()
     found = {}
@@ -406,7 +406,7 @@ def test_the_store_serves_every_prefill_instance():
     assert found["banaserve, eager"] == found["mooncake"] == [0, 624, 624]
 
 
-def test_the_order_of_instances_does_not_matter():
+def test_result_does_not_depend_on_the_order_of_instances():
     """Those that share a store are one group, whose turns go by time and then by index."""
     of = Mooncake(3, 1, store_cpu_gib=1.0)
     builders = [
@@ -432,7 +432,7 @@ def busy(prefill: bool) -> Workload:
     )
 
 
-def test_layers_move_to_where_compute_is_free_and_prompts_gain():
+def test_banaserve_moves_layers_to_free_instances_and_lowers_ttft():
     workload = busy(prefill=True)
     moving = simulate(workload, system("banaserve", Vllm()), PLACEMENT, STEP_TIME, instances=4)
     history = moving.cluster.modules.history

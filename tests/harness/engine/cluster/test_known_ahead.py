@@ -35,7 +35,7 @@ def served(cluster):
     return simulate(workload, system, PLACEMENT, STEP_TIME, instances=4).records
 
 
-def test_free_blocks_and_waiting_tokens(monkeypatch):
+def test_expected_free_blocks_and_waiting_tokens_equal_later_ones(monkeypatch):
     has_free, waiting_tokens = LazyInstance.has_free, LazyInstance.waiting_tokens
     asked = {"blocks": 0, "tokens": 0, "some": 0}
 
@@ -65,7 +65,7 @@ def test_free_blocks_and_waiting_tokens(monkeypatch):
 
 @pytest.mark.skipif(core_is_compiled(), reason="compiled methods cannot be replaced")
 @pytest.mark.parametrize("cluster", [DistServe(2, 2), Llumnix()], ids=["distserve", "llumnix"])
-def test_a_request_on_its_way(cluster, monkeypatch):
+def test_expecting_a_request_in_transfer_changes_no_times(cluster, monkeypatch):
     known = served(cluster)
     expected = []
     monkeypatch.setattr(LazyInstance, "expects", lambda self, at_s: expected.append(at_s) and False)

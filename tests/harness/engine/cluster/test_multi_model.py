@@ -87,7 +87,7 @@ def clusters(monkeypatch: pytest.MonkeyPatch) -> list[SharedGpuCluster]:
 
 @pytest.mark.parametrize("policy", POLICIES, ids=repr)
 @pytest.mark.parametrize("rate_rps", [2.0, 14.0])
-def test_nothing_is_lost(
+def test_multi_model_policies_lose_no_request_where_memory_is_short(
     policy: SharingPolicy, rate_rps: float, clusters: list[SharedGpuCluster]
 ) -> None:
     """Six models of 8B on two GPUs, where memory is short; on one, where not all fit."""
@@ -108,7 +108,7 @@ def test_nothing_is_lost(
     st.floats(0.5, 40.0),
     st.integers(0, 1000),
 )
-def test_nothing_is_lost_whatever_comes(
+def test_multi_model_policies_lose_no_request_of_random_fleets(
     policy: SharingPolicy, gpus: int, models: int, rate_rps: float, seed: int
 ) -> None:
     text = f"fleet(llama-3.1-8b*{models}, active_s=5, idle_s=5, swing_s=5)"
@@ -126,7 +126,7 @@ def test_nothing_is_lost_whatever_comes(
     np.testing.assert_array_equal(result.records.finish_s, again.records.finish_s)
 
 
-def test_tensor_parallel_models_beside_others(clusters: list[SharedGpuCluster]) -> None:
+def test_tensor_parallel_model_is_served_beside_others(clusters: list[SharedGpuCluster]) -> None:
     text = "fleet(llama-3.1-8b*3, llama-3.1-70b, exponent=0, active_s=20, idle_s=20)"
     made = workload(text, 4.0, 60.0)
     models = hosted(made.model_names[1:]) | hosted(("llama-3.1-70b",), tp=4)
@@ -137,7 +137,7 @@ def test_tensor_parallel_models_beside_others(clusters: list[SharedGpuCluster]) 
         assert parts <= {4}
 
 
-def test_a_model_alone_is_served_as_by_one_instance() -> None:
+def test_single_model_is_served_as_by_the_plain_simulator() -> None:
     """Nothing is shared: the times are those of the plain simulator."""
     made = workload("fleet(llama-3.1-8b)", 4.0, 60.0)
     one = hosted(("llama-3.1-8b",))
@@ -149,7 +149,7 @@ def test_a_model_alone_is_served_as_by_one_instance() -> None:
     np.testing.assert_allclose(shared.records.first_token_s, alone.records.first_token_s, rtol=1e-9)
 
 
-def test_models_together_get_no_more_than_a_gpu() -> None:
+def test_models_on_a_gpu_compute_no_more_than_the_gpu_alone() -> None:
     """Work done until the last end, at the speed of a GPU alone, fits into the time there was."""
     made = workload("fleet(llama-3.1-8b*3, idle_s=0, swing=1)", 12.0, 60.0)
     models = hosted(made.model_names)
@@ -194,7 +194,7 @@ class Moving(VllmSharing):
 
 
 @pytest.mark.parametrize("evicted", ["old", "new"])
-def test_one_of_two_copies_is_evicted_in_the_midst_of_a_move(
+def test_copy_of_a_model_may_be_evicted_during_a_move(
     evicted: str, clusters: list[SharedGpuCluster]
 ) -> None:
     made = dataclasses.replace(
@@ -211,7 +211,7 @@ def test_one_of_two_copies_is_evicted_in_the_midst_of_a_move(
         assert result.records.first_token_s[0] > 5.7
 
 
-def test_slos_of_dedicated_gpus() -> None:
+def test_dedicated_slos_are_in_the_range_of_the_paper() -> None:
     made = workload("fleet(llama-3.1-8b, llama-3.2-1b)", 2.0, 300.0)
     slos = dedicated_slos(made, hosted(made.model_names))
     assert list(slos) == ["llama-3.1-8b", "llama-3.2-1b"]
@@ -220,7 +220,7 @@ def test_slos_of_dedicated_gpus() -> None:
     assert slos["llama-3.2-1b"]["ttft"] < slos["llama-3.1-8b"]["ttft"]
 
 
-def test_what_it_does_not_serve() -> None:
+def test_simulate_models_refuses_unhosted_models_and_closed_loops() -> None:
     made = workload("fleet(llama-3.1-8b, llama-3.2-1b)", 2.0, 30.0)
     with pytest.raises(SloBenchError, match=r"llama-3\.2-1b"):
         simulate_models(made, PrismGlobal(), hosted(("llama-3.1-8b",)), gpus=1)

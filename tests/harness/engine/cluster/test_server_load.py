@@ -30,7 +30,7 @@ def request(number: int, tokens: int) -> RequestState:
     return RequestState(number, 0.0, tokens, 10, 10, Slo())
 
 
-def test_a_meter_reads_rates_and_shares():
+def test_server_load_meter_reads_rates_and_shares():
     fastest = Fastest()
     meter = ServerLoadMeter(fastest)
     meter.look(metrics(100, 10, 0.25, cached=1000), 5.0)
@@ -45,7 +45,7 @@ def test_a_meter_reads_rates_and_shares():
     assert fastest.tokens_per_s == 210.0
 
 
-def test_sglang_says_it_in_other_words():
+def test_server_load_meter_reads_sglang_metrics():
     fastest = Fastest()
     meter = ServerLoadMeter(fastest)
     for moment, tokens in ((0.0, 0), (1.0, 80)):
@@ -67,7 +67,7 @@ def cluster() -> RealCluster:
     return found
 
 
-def test_real_servers_are_chosen_by_measured_load(cluster):
+def test_load_aware_chooses_real_servers_by_measured_load(cluster):
     first, second, third = cluster.instances
     assert cluster.measures
     assert cluster.route(request(1, 50)) is first
@@ -81,7 +81,7 @@ def test_real_servers_are_chosen_by_measured_load(cluster):
     assert second.adds(request(5, 160), 1.0) == pytest.approx(0.16 + 0.1)
 
 
-def test_past_the_threshold_the_shortest_queue_gets_it(cluster):
+def test_load_aware_chooses_the_shortest_queue_past_the_threshold(cluster):
     for instance, prompts in zip(
         cluster.instances, ((900, 900), (5000,), (900, 900, 900)), strict=True
     ):
@@ -92,7 +92,7 @@ def test_past_the_threshold_the_shortest_queue_gets_it(cluster):
     assert cluster.route(request(9, 10)) is cluster.instances[1]
 
 
-def test_who_is_down_is_not_chosen_and_a_router_is_asked_again(cluster):
+def test_load_aware_skips_an_instance_that_is_down(cluster):
     cluster.leave(0)
     chosen = {cluster.route(request(k, 10)).index for k in range(4)}
     assert 0 not in chosen
@@ -100,12 +100,12 @@ def test_who_is_down_is_not_chosen_and_a_router_is_asked_again(cluster):
     assert cluster.route(request(9, 10)) is cluster.instances[0]
 
 
-def test_it_is_a_router_like_others():
+def test_load_aware_is_the_only_stock_router_that_measures():
     assert isinstance(ROUTERS["load-aware"](), LoadAware)
     assert [name for name, made in ROUTERS.items() if made().measures] == ["load-aware"]
 
 
-def test_simulated_instances_are_balanced(tmp_path):
+def test_load_aware_balances_simulated_instances(tmp_path):
     from slo_bench.harness.experiments.experiment import Experiment
 
     run = Experiment(

@@ -37,7 +37,7 @@ def several(n: int = 60) -> Workload:
     )
 
 
-def test_a_transfer_takes_its_bytes_over_the_link():
+def test_transfer_time_is_bytes_over_bandwidth():
     one = Workload(
         arrival_s=np.zeros(1), prompt_tokens=np.array([1000]), output_tokens=np.array([5])
     )
@@ -47,12 +47,12 @@ def test_a_transfer_takes_its_bytes_over_the_link():
     assert records.first_token_s[0] + records.transfer_s[0] < records.finish_s[0]
 
 
-def test_who_stays_is_in_no_transfer():
+def test_requests_of_a_plain_system_have_no_transfer_time():
     result = simulate(several(), System("vllm", Vllm()), PLACEMENT, STEP_TIME, instances=2)
     assert not result.records.transfer_s.any()
 
 
-def test_rows_add_up_to_what_was_done():
+def test_timeline_rows_add_up_to_the_totals():
     workload = several()
     result = served(workload)
     by: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
@@ -74,7 +74,7 @@ def test_rows_add_up_to_what_was_done():
     assert {entity for metric, entity in by if metric == "waiting"} == {"prefill 0", "decode 1"}
 
 
-def test_acts_are_apart_by_reason():
+def test_cluster_actions_are_recorded_with_their_reason():
     clock = iter([0.5, 1.5, 9.5])
     counters = TimedCounters({"evictions": "…"}, lambda: next(clock))
     counters.add("evictions", why="idle")

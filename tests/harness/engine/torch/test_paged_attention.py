@@ -58,7 +58,7 @@ def plain(queries, kv, sequences, window):
     window=st.sampled_from([None, 5, 16]),
     scattered=st.booleans(),
 )
-def test_decoding_is_attention(seed: int, window: int | None, scattered: bool) -> None:
+def test_decode_equals_full_attention(seed: int, window: int | None, scattered: bool) -> None:
     sequences, kv, queries, layout = made(seed, window, scattered)
     batch = layout.batch(sequences, [])
     assert batch.decodes is not None
@@ -68,7 +68,7 @@ def test_decoding_is_attention(seed: int, window: int | None, scattered: bool) -
 
 
 @given(seed=st.integers(0, 10_000), cut=st.integers(1, 9))
-def test_parts_of_a_sequence_are_merged_by_their_peaks(seed: int, cut: int) -> None:
+def test_attention_of_two_parts_merges_to_that_of_the_whole(seed: int, cut: int) -> None:
     """The first `cut` blocks of each here, the others there, as on two devices."""
     sequences, kv, queries, layout = made(seed, None, True)
     whole = plain(queries, kv, sequences, None)
@@ -98,7 +98,7 @@ def test_parts_of_a_sequence_are_merged_by_their_peaks(seed: int, cut: int) -> N
     torch.testing.assert_close(found, whole, rtol=1e-5, atol=1e-5)
 
 
-def test_kv_heads_on_a_helper_give_the_same_bits() -> None:
+def test_kv_heads_on_a_helper_give_bitwise_equal_attention() -> None:
     """Heads need no common softmax: what a helper computes is put beside the rest."""
     sequences, kv, queries, layout = made(5, None, False)
     to = layout.batch(sequences, []).decodes
@@ -118,7 +118,9 @@ def test_kv_heads_on_a_helper_give_the_same_bits() -> None:
 @pytest.mark.parametrize("before", [0, 5, 300])
 @pytest.mark.parametrize("tokens", [9, 256, 600])
 @pytest.mark.parametrize("window", [None, 40])
-def test_chunks_are_attention(before: int, tokens: int, window: int | None) -> None:
+def test_prefill_chunks_equal_causal_attention(
+    before: int, tokens: int, window: int | None
+) -> None:
     """Each token sees itself and those before it, whatever part of a chunk is computed at once."""
     generator = torch.Generator().manual_seed(before + tokens)
     whole, blocks = before + tokens, -(-(before + tokens) // SIZE)

@@ -47,7 +47,7 @@ def prompt_of(r: RequestState) -> list[int]:
     return [draw.randrange(3, 160) for _ in range(r.prompt_tokens)]
 
 
-def test_swaps_while_layers_and_heads_are_away(
+def test_tokens_are_unchanged_by_swaps_while_layers_and_heads_are_away(
     workers: Workers, model_folder: Callable[[str], Path], generated: Greedy
 ) -> None:
     decoder = load_decoder(model_folder("qwen3"))

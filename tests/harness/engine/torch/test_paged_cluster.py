@@ -151,7 +151,7 @@ def executed(
     return processes, found
 
 
-def test_prefilled_requests_are_handed_over(
+def test_tokens_are_unchanged_by_hand_over_to_decode_processes(
     workers: Workers, save_model: Callable[..., Path]
 ) -> None:
     folder, workload = save_model("qwen3", num_hidden_layers=4), requests(24)
@@ -176,7 +176,7 @@ EAGER = {
     ("module", "prefill_instances", "output_tokens", "every_s"),
     [("layers", 1, 12, 0.01), ("heads", 2, 40, 0.002)],
 )
-def test_modules_move_between_instances_in_a_run(
+def test_tokens_are_unchanged_while_modules_move_between_instances(
     module: str,
     prefill_instances: int,
     output_tokens: int,
@@ -210,7 +210,7 @@ def test_modules_move_between_instances_in_a_run(
 CONVERSATIONS = (0, 1, 2, 1, 0, 1)  # by turns on two instances
 
 
-def test_prefixes_are_found_in_the_store_of_all(
+def test_prefixes_are_found_in_the_shared_kv_store(
     workers: Workers, save_model: Callable[..., Path], tmp_path: Path
 ) -> None:
     folder = save_model("qwen3", num_hidden_layers=4)

@@ -38,7 +38,7 @@ def run(
     return CliRunner().invoke(app, arguments).exception
 
 
-def test_a_run_over_prefill_and_decode_processes(
+def test_run_over_prefill_and_decode_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLO_BENCH_HOME", str(tmp_path / "home"))
@@ -60,7 +60,7 @@ def test_a_run_over_prefill_and_decode_processes(
         ("llumnix", "", "simulator alone"),
     ],
 )
-def test_what_several_processes_are_not(
+def test_settings_impossible_with_several_processes_are_refused(
     system: str, more: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLO_BENCH_HOME", str(tmp_path / "home"))
@@ -69,7 +69,9 @@ def test_what_several_processes_are_not(
     assert says in str(problem)
 
 
-def test_a_store_has_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kv_store_without_folders_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SLO_BENCH_HOME", str(tmp_path / "home"))
     problem = run(tmp_path, "banaserve", workload="mooncake-conversation")
     assert isinstance(problem, SloBenchError)

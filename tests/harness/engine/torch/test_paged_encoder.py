@@ -40,7 +40,9 @@ def saved(kind: str, folder: Path, **more: Any) -> Any:
 
 @pytest.mark.parametrize("kind", ["Bert", "Roberta", "XLMRoberta"])
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
-def test_embeddings(kind: str, pooling: str, tmp_path: Path) -> None:
+def test_encoder_embeddings_equal_those_of_transformers(
+    kind: str, pooling: str, tmp_path: Path
+) -> None:
     model = saved(kind, tmp_path)
     if pooling == "cls":
         (tmp_path / "1_Pooling").mkdir()
@@ -58,7 +60,7 @@ def test_embeddings(kind: str, pooling: str, tmp_path: Path) -> None:
         torch.testing.assert_close(embedding, wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_what_it_refuses(tmp_path: Path) -> None:
+def test_encoder_refuses_bad_texts_and_model_folders(tmp_path: Path) -> None:
     saved("Bert", tmp_path / "bert")
     encoder = Encoder(tmp_path / "bert")
     for texts in ([], [[]], [[5] * 67]):

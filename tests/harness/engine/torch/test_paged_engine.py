@@ -158,7 +158,7 @@ def reference(generated: Greedy, asked: list[RequestState]) -> dict[int, list[in
         ("vllm-v0", 24, 0, False),
     ],
 )
-def test_tokens_whatever_the_policy_does(
+def test_tokens_equal_generate_under_every_policy(
     name: str, blocks: int, num_cpu_blocks: int, prefixes: bool, decoder: Decoder, generated: Greedy
 ) -> None:
     asked = requests(14, seed=2, prefixes=prefixes)
@@ -184,7 +184,7 @@ def test_tokens_whatever_the_policy_does(
     num_cpu_blocks=st.integers(0, 20),
     prefixes=st.booleans(),
 )
-def test_tokens_of_random_runs(
+def test_tokens_do_not_depend_on_memory_in_random_runs(
     seed: int,
     name: str,
     blocks: int,
@@ -211,7 +211,7 @@ def plenty() -> dict[int, dict[int, list[int]]]:
     return {}
 
 
-def test_draws_do_not_depend_on_preemptions(decoder: Decoder) -> None:
+def test_sampled_tokens_do_not_depend_on_preemptions(decoder: Decoder) -> None:
     hot = Sampling(temperature=1.2, top_p=0.9, seed=11)
 
     def answers(blocks: int) -> dict[int, list[int]]:
@@ -225,7 +225,7 @@ def test_draws_do_not_depend_on_preemptions(decoder: Decoder) -> None:
     assert answers(200) == answers(20)
 
 
-def test_an_answer_ends_with_eos(decoder: Decoder, generated: Greedy) -> None:
+def test_answer_ends_with_the_eos_token(decoder: Decoder, generated: Greedy) -> None:
     asked = requests(10, seed=6)
     whole = reference(generated, asked)
     eos = frozenset(range(3, 20))
@@ -288,7 +288,7 @@ class SimulatedDiary(Diary, SimulatedInstance):
         ("edf-drop", 0, False),
     ],
 )
-def test_the_same_decisions_when_step_times_are_replayed(
+def test_replayed_step_times_give_the_same_decisions(
     name: str, num_cpu_blocks: int, prefixes: bool, decoder: Decoder
 ) -> None:
     policy = system(name).policy
@@ -326,7 +326,9 @@ def test_the_same_decisions_when_step_times_are_replayed(
 
 
 @pytest.mark.parametrize(("name", "blocks"), [("fifo", 200), ("fifo", 40), ("s3", 40)])
-def test_static_batches(name: str, blocks: int, decoder: Decoder, generated: Greedy) -> None:
+def test_static_batches_generate_the_tokens_of_generate(
+    name: str, blocks: int, decoder: Decoder, generated: Greedy
+) -> None:
     policy = system(name).policy
     assert isinstance(policy, StaticPolicy)
     cache = KvCache(decoder.config, blocks, BLOCK, decoder.dtype, decoder.device)

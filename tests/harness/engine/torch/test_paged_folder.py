@@ -50,13 +50,15 @@ def change(folder: Path, **fields: Any) -> None:
         ({"num_hidden_layers": 1}, "has no use for"),
     ],
 )
-def test_configurations(folder: Path, fields: dict[str, Any], word: str) -> None:
+def test_unsupported_configurations_are_refused(
+    folder: Path, fields: dict[str, Any], word: str
+) -> None:
     change(folder, **fields)
     with pytest.raises(ModelError, match=word):
         load_decoder(folder)
 
 
-def test_a_field_is_missing(folder: Path) -> None:
+def test_configuration_without_a_required_field_is_refused(folder: Path) -> None:
     fields = json.loads((folder / "config.json").read_text())
     del fields["hidden_size"]
     (folder / "config.json").write_text(json.dumps(fields))
@@ -64,12 +66,12 @@ def test_a_field_is_missing(folder: Path) -> None:
         load_decoder(folder)
 
 
-def test_no_folder_of_a_model(tmp_path: Path) -> None:
+def test_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"no config\.json"):
         load_decoder(tmp_path)
 
 
-def test_a_weight_is_missing(folder: Path) -> None:
+def test_missing_weight_is_named(folder: Path) -> None:
     tensors = load_file(folder / WEIGHTS)
     del tensors["model.layers.1.self_attn.k_proj.weight"]
     save_file(tensors, folder / WEIGHTS)
@@ -78,7 +80,7 @@ def test_a_weight_is_missing(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("kept", [0, 100, 0.5, 0.999])
-def test_a_file_is_cut_short(folder: Path, kept: float) -> None:
+def test_truncated_weights_file_is_named(folder: Path, kept: float) -> None:
     content = (folder / WEIGHTS).read_bytes()
     end = round(kept * len(content)) if isinstance(kept, float) else kept
     (folder / WEIGHTS).write_bytes(content[:end])
@@ -86,13 +88,13 @@ def test_a_file_is_cut_short(folder: Path, kept: float) -> None:
         load_decoder(folder)
 
 
-def test_pickles_are_not_read(folder: Path) -> None:
+def test_pickled_weights_are_refused(folder: Path) -> None:
     (folder / WEIGHTS).rename(folder / "pytorch_model.bin")
     with pytest.raises(ModelError, match="is a pickle"):
         load_decoder(folder)
 
 
-def test_shards(save_model: Callable[..., Path]) -> None:
+def test_missing_shard_is_named(save_model: Callable[..., Path]) -> None:
     folder = save_model("qwen3", max_shard_size="60KB")
     shards = sorted(folder.glob("*.safetensors"))
     kept = shards[1].read_bytes()
@@ -109,19 +111,21 @@ def test_shards(save_model: Callable[..., Path]) -> None:
         load_decoder(folder)
 
 
-def test_it_does_not_fit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_larger_than_free_memory_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(load, "free_bytes", lambda device: 1000)
     with pytest.raises(DoesNotFitError, match=r"the weights of model take .* cpu has"):
         load_decoder(folder)
 
 
 @pytest.mark.parametrize("device", ["tpu", "mps", "cuda:99", "nonsense:x"])
-def test_devices_that_are_not_there(folder: Path, device: str) -> None:
+def test_absent_devices_are_refused(folder: Path, device: str) -> None:
     with pytest.raises(ModelError, match=r"device must be|there is no"):
         load_decoder(folder, device)
 
 
-def test_other_dtypes(folder: Path) -> None:
+def test_load_decoder_dtype_is_taken_or_refused(folder: Path) -> None:
     assert str(load_decoder(folder, dtype="bfloat16").dtype) == "torch.bfloat16"
     with pytest.raises(ModelError, match="dtype must be one of"):
         load_decoder(folder, dtype="int8")

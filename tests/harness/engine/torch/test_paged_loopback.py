@@ -30,7 +30,7 @@ def listening(pid):
     return found
 
 
-def test_workers_listen_on_loopback_alone(monkeypatch):
+def test_worker_processes_listen_on_loopback_only(monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")
     with Workers(1) as workers:
         found = [*listening(os.getpid()), *listening(workers.processes[0].pid)]

@@ -95,7 +95,7 @@ def served(engine: Engine, before: Callable[[PagedInstance], Scripted | None]) -
     return answers
 
 
-def test_the_algorithm_moves_layers_there_and_back(
+def test_module_policy_moves_layers_away_and_back(
     workers: Workers, save_model: Callable[..., Path]
 ) -> None:
     decoder = load_decoder(save_model("qwen3", num_hidden_layers=4))
@@ -127,7 +127,9 @@ def test_the_algorithm_moves_layers_there_and_back(
         json.loads(moved.line())
 
 
-def test_small_gaps_move_heads(workers: Workers, model_folder: Callable[[str], Path]) -> None:
+def test_module_policy_moves_heads_for_small_gaps(
+    workers: Workers, model_folder: Callable[[str], Path]
+) -> None:
     engine = Engine(load_decoder(model_folder("qwen3")), KvCacheConfig(400, BLOCK), workers)
     assert engine.spread is not None
     rule = module_policy({"rise": 0.0, "fall": 0.0, "large_gap": 2.0, "efficiency": 0.0})
@@ -145,7 +147,9 @@ def test_small_gaps_move_heads(workers: Workers, model_folder: Callable[[str], P
     assert after[1] == pytest.approx(moved.planned.target_load)
 
 
-def test_a_worker_that_dies_before_a_look(model_folder: Callable[[str], Path]) -> None:
+def test_worker_that_dies_before_a_control_cycle_is_an_error(
+    model_folder: Callable[[str], Path],
+) -> None:
     with Workers(1) as workers:
         engine = Engine(load_decoder(model_folder("llama")), KvCacheConfig(24, BLOCK), workers)
         assert engine.spread is not None
@@ -159,7 +163,7 @@ def test_a_worker_that_dies_before_a_look(model_folder: Callable[[str], Path]) -
             migrator.look()
 
 
-def test_thresholds_have_names_and_bounds() -> None:
+def test_module_policy_refuses_unknown_and_impossible_parameters() -> None:
     assert not module_policy({"head_moves": 0}).head_moves
     with pytest.raises(SloBenchError, match="not by colour"):
         module_policy({"colour": 1.0})
@@ -186,7 +190,9 @@ control_every_s = 0.01
 """
 
 
-def test_a_run_in_which_layers_move(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_in_which_layers_move_writes_its_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SLO_BENCH_HOME", str(tmp_path / "home"))
     file = tmp_path / "moves.toml"
     file.write_text(_RUN.format(system="vllm", backend="torch"))
@@ -199,7 +205,7 @@ def test_a_run_in_which_layers_move(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert lines[0]["made"][0]["what"] == "layers"
 
 
-def test_a_run_whose_worker_is_killed_in_a_move(
+def test_run_whose_worker_is_killed_in_a_move_fails_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLO_BENCH_HOME", str(tmp_path / "home"))
@@ -225,7 +231,7 @@ def test_a_run_whose_worker_is_killed_in_a_move(
     ("name", "backend", "word"),
     [("fifo", "torch", "between iterations"), ("vllm", "vllm", "only with torch")],
 )
-def test_where_nothing_can_move(
+def test_run_refuses_module_moves_where_no_module_can_move(
     name: str, backend: str, word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLO_BENCH_HOME", str(tmp_path / "home"))

@@ -79,7 +79,7 @@ def prompt(draw: random.Random, tokens: int) -> list[int]:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("scattered", [False, True])
 @pytest.mark.parametrize("large", [False, True])
-def test_mixed_batches_of_chunks_and_decodes(
+def test_tokens_of_mixed_batches_equal_those_of_transformers(
     family: str,
     scattered: bool,
     large: bool,
@@ -115,7 +115,7 @@ def test_mixed_batches_of_chunks_and_decodes(
 @pytest.mark.parametrize("rows", [0, 1, 2, 257])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("plus", [False, True])
-def test_a_projection_in_the_order_of_onednn(
+def test_packed_projection_equals_the_plain_one(
     rows: int, bias: bool, plus: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(weights, "_LARGE_BYTES", 0)
@@ -138,7 +138,7 @@ def saved(message: object) -> bytes:
 
 
 @pytest.mark.parametrize("family", ["llama", "opt"])
-def test_a_prefix_in_the_cache_is_not_computed_again(
+def test_cached_prefix_is_not_computed_again(
     family: str, model_folder: Folder, generated: Greedy
 ) -> None:
     draw = random.Random(4)
@@ -155,7 +155,9 @@ def test_a_prefix_in_the_cache_is_not_computed_again(
         assert sequence.tokens == generated(family, own, len(sequence.tokens) - length)
 
 
-def test_blocks_that_were_in_host_memory(model_folder: Folder, generated: Greedy) -> None:
+def test_tokens_are_unchanged_by_blocks_swapped_to_host_memory(
+    model_folder: Folder, generated: Greedy
+) -> None:
     draw = random.Random(5)
     bench = Bench(model_folder("qwen3"), draw=draw)
     decoder = bench.runner.decoder
@@ -178,7 +180,7 @@ def test_blocks_that_were_in_host_memory(model_folder: Folder, generated: Greedy
 
 
 @given(st.lists(st.integers(0, 15), min_size=1, max_size=16, unique=True))
-def test_copies_that_lie_in_one_piece(num_cpu_blocks: list[int]) -> None:
+def test_adjacent_block_copies_are_merged(num_cpu_blocks: list[int]) -> None:
     """As few as there are, and every block to its place."""
     host = torch.zeros(2, 16, 2, 4, 3)
     staged = torch.randn(2, len(num_cpu_blocks), 2, 4, 3)
@@ -193,7 +195,7 @@ def test_copies_that_lie_in_one_piece(num_cpu_blocks: list[int]) -> None:
 
 
 @pytest.mark.parametrize("family", ["llama", "llama-biased", "qwen3", "opt"])
-def test_tokens_in_bfloat16(family: str, model_folder: Folder) -> None:
+def test_bfloat16_tokens_are_nearly_best_in_float32(family: str, model_folder: Folder) -> None:
     """Sums are rounded in other places than by transformers, and differently on each kind of CPU,
     so a near tie may fall the other way. In float32, with the same weights, the logit of each
     token is short of the largest by at most twice what transformers loses in bfloat16.
@@ -223,14 +225,16 @@ def test_tokens_in_bfloat16(family: str, model_folder: Folder) -> None:
     assert equal > 0.9 * len(prompts) * (steps + 1)
 
 
-def test_shards_hold_the_same_model(save_model: Callable[..., Path], generated: Greedy) -> None:
+def test_sharded_weights_give_the_same_tokens(
+    save_model: Callable[..., Path], generated: Greedy
+) -> None:
     folder = save_model("llama", max_shard_size="60KB")
     assert len(list(folder.glob("*.safetensors"))) > 2
     own = prompt(random.Random(6), 12)
     assert Bench(folder).answer(Sequence(list(own)), 16) == generated("llama", own, 16)
 
 
-def test_linear_scaling_of_positions(save_model: Callable[..., Path]) -> None:
+def test_linear_rope_scaling_equals_transformers(save_model: Callable[..., Path]) -> None:
     transformers = pytest.importorskip("transformers")
     scaling = {"rope_type": "linear", "factor": 4.0, "rope_theta": 5000.0}
     folder = save_model("llama", rope_parameters=scaling)
@@ -242,7 +246,9 @@ def test_linear_scaling_of_positions(save_model: Callable[..., Path]) -> None:
     assert Bench(folder).answer(Sequence(list(own)), 16) == found[0].tolist()
 
 
-def test_tokens_are_drawn_by_seed_and_place(model_folder: Folder, generated: Greedy) -> None:
+def test_sampled_tokens_depend_on_seed_and_position(
+    model_folder: Folder, generated: Greedy
+) -> None:
     own = prompt(random.Random(9), 10)
 
     def answer(sampling: Sampling) -> list[int]:
@@ -257,7 +263,7 @@ def test_tokens_are_drawn_by_seed_and_place(model_folder: Folder, generated: Gre
     assert answer(Sampling(temperature=1.5, top_p=1e-6)) == greedy
 
 
-def test_draws_follow_the_chances() -> None:
+def test_sampled_tokens_follow_temperature_top_k_and_top_p() -> None:
     from slo_bench.harness.engine.torch.runner import next_tokens
 
     chances = torch.tensor([0.5, 0.25, 0.125, 0.125, 0.0])

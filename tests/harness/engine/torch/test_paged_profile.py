@@ -32,7 +32,7 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def test_the_grid_holds_all_kinds_and_stays_within_the_context() -> None:
+def test_profiling_grid_has_all_step_kinds_within_the_context() -> None:
     shapes = list(grid(2048, 32))
     assert len(set(shapes)) == len(shapes)
     assert all(s.before + s.tokens <= 2048 and s.kv_tokens < 2048 for s in shapes)
@@ -44,7 +44,7 @@ def test_the_grid_holds_all_kinds_and_stays_within_the_context() -> None:
     assert max(s.blocks for s in swaps(8)) == 8
 
 
-def test_a_profile_is_measured_resumed_and_fitted(
+def test_profile_run_measures_resumes_and_fits(
     tmp_path: Path, model_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "cpu.toml"
@@ -102,7 +102,7 @@ def test_a_profile_is_measured_resumed_and_fitted(
     assert "100.0 %" in ran.output
 
 
-def test_the_speed_of_the_machine_is_divided_out(tmp_path: Path) -> None:
+def test_profiling_divides_the_speed_of_the_machine_out(tmp_path: Path) -> None:
     """A machine that is half as quick in one round says the same of every step."""
     rows = profiling._Rows(tmp_path / "cpu.rows.jsonl", {})
     shapes = {BatchShape(sequences=n, kv_tokens=64): 0.001 * n for n in range(1, 9)}
@@ -124,7 +124,7 @@ def test_the_speed_of_the_machine_is_divided_out(tmp_path: Path) -> None:
     assert again.time_s(BatchShape(sequences=4, kv_tokens=64)) == pytest.approx(0.0048)
 
 
-def test_rows_of_something_else_are_not_mixed_in(
+def test_profiling_refuses_rows_of_another_model(
     tmp_path: Path, model_folder: Callable[[str], Path]
 ) -> None:
     (tmp_path / "cpu.rows.jsonl").write_text(json.dumps({"model": "another"}) + "\n")
@@ -133,7 +133,7 @@ def test_rows_of_something_else_are_not_mixed_in(
         profiling.measure_profile(asked)
 
 
-def test_backends_that_cannot_be_profiled(tmp_path: Path) -> None:
+def test_profile_run_refuses_an_unknown_backend(tmp_path: Path) -> None:
     words = ["profile", "run", "--model", str(tmp_path), "--out", str(tmp_path / "p.toml")]
     done = CliRunner().invoke(app, [*words, "--backend", "tgi"])
     assert isinstance(done.exception, SloBenchError)
@@ -143,7 +143,9 @@ def test_backends_that_cannot_be_profiled(tmp_path: Path) -> None:
     assert "config.json" in str(done.exception)
 
 
-def test_too_little_time(tmp_path: Path, model_folder: Callable[[str], Path]) -> None:
+def test_profiling_without_time_names_the_command_to_continue(
+    tmp_path: Path, model_folder: Callable[[str], Path]
+) -> None:
     asked = profiling.ProfilingOptions(model_folder("llama"), tmp_path / "cpu.toml", budget_s=0.0)
     with pytest.raises(SloBenchError, match="go on with the same command"):
         profiling.measure_profile(asked)

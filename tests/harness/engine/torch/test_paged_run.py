@@ -47,7 +47,7 @@ def run(tmp_path: Path, *more: str) -> tuple[Path, str]:
     return out, done.output
 
 
-def test_the_tiny_model_is_made_and_named(tmp_path: Path) -> None:
+def test_run_without_a_model_makes_a_tiny_one_and_names_it(tmp_path: Path) -> None:
     out, said = run(tmp_path, *LOAD, "--system", "vllm", "--system", "fifo")
     assert "a tiny Llama with random weights" in said
     assert "took " in said
@@ -62,7 +62,7 @@ def test_the_tiny_model_is_made_and_named(tmp_path: Path) -> None:
         assert row["finished"] == "12"
 
 
-def test_a_model_of_ones_own_under_pressure(
+def test_run_of_a_model_folder_swaps_under_memory_pressure(
     tmp_path: Path, model_folder: Callable[[str], Path]
 ) -> None:
     folder = model_folder("qwen3")
@@ -73,7 +73,7 @@ def test_a_model_of_ones_own_under_pressure(
     assert row["valid"] == "True"
 
 
-def test_what_runs_where_nothing_is_said() -> None:
+def test_torch_backend_has_short_defaults() -> None:
     short = ExperimentSchema(backend="torch")
     assert (short.workload, short.rates, short.requests) == (("alpaca",), (4.0, 8.0), (60,))
     assert (short.systems, short.seeds) == (("vllm", "sarathi"), 1)
@@ -93,7 +93,7 @@ def test_what_runs_where_nothing_is_said() -> None:
         (["--system", "splitwise"], "splitwise cannot run on torch"),
     ],
 )
-def test_what_cannot_be_run(tmp_path: Path, more: list[str], word: str) -> None:
+def test_torch_run_refuses_impossible_settings(tmp_path: Path, more: list[str], word: str) -> None:
     system = [] if "--system" in more else ["--system", "vllm"]
     words = ["run", "--backend", "torch", "--out", str(tmp_path / "run")]
     done = CliRunner().invoke(app, [*words, *LOAD, *system, *more])
@@ -101,7 +101,7 @@ def test_what_cannot_be_run(tmp_path: Path, more: list[str], word: str) -> None:
     assert word in str(done.exception)
 
 
-def test_lengths_are_those_of_the_workload(tmp_path: Path) -> None:
+def test_torch_run_has_the_prompt_and_output_lengths_of_the_workload(tmp_path: Path) -> None:
     out, _ = run(tmp_path, *LOAD, "--system", "sglang", "--sweep", "records=csv")
     (details,) = (out / "requests").glob("*.csv.gz")
     with gzip.open(details, "rt") as file:
@@ -110,7 +110,7 @@ def test_lengths_are_those_of_the_workload(tmp_path: Path) -> None:
     assert all(row["output_tokens"] == row["expected_output_tokens"] for row in table)
 
 
-def test_a_run_in_bfloat16(tmp_path: Path) -> None:
+def test_torch_run_in_bfloat16_is_valid(tmp_path: Path) -> None:
     out, _ = run(tmp_path, *LOAD, "--system", "vllm", "--dtype", "bfloat16")
     (row,) = rows(out)
     assert row["valid"] == "True"
@@ -124,7 +124,7 @@ def test_a_run_in_bfloat16(tmp_path: Path) -> None:
         ).run(tmp_path / "vllm")
 
 
-def test_a_run_by_cpu_time_skips_waits(tmp_path: Path) -> None:
+def test_torch_run_on_the_cpu_clock_skips_waits(tmp_path: Path) -> None:
     file = tmp_path / "cpu.toml"
     file.write_text(
         'backend = "torch"\nsystems = ["vllm"]\nworkload = "alpaca"\nrates = 0.01\n'
@@ -145,7 +145,7 @@ def test_a_run_by_cpu_time_skips_waits(tmp_path: Path) -> None:
     assert json.loads(meta.read_text())["clock"] == "cpu"
 
 
-def test_a_run_beside_its_simulation(tmp_path: Path) -> None:
+def test_torch_run_validate_writes_validation_json(tmp_path: Path) -> None:
     out, said = run(tmp_path, *LOAD, "--system", "vllm", "--validate")
     (level,) = json.loads((out / "validation.json").read_text())
     assert level["requests"] == 12
@@ -171,7 +171,9 @@ def test_a_run_beside_its_simulation(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("system", ["vllm-swap", "adaptivellm", "sglang"])
-def test_a_run_under_pressure_is_decided_again_as_it_was(tmp_path: Path, system: str) -> None:
+def test_validate_replays_the_decisions_of_a_run_under_pressure(
+    tmp_path: Path, system: str
+) -> None:
     pressed = ["--sweep", "num_gpu_blocks=26", "--sweep", "num_cpu_blocks=64", "--system", system]
     load = ["--workload", "alpaca", "--rates", "200", "--requests", "12", "--seeds", "1"]
     out, _ = run(tmp_path, *load, *pressed, "--validate")
@@ -180,7 +182,7 @@ def test_a_run_under_pressure_is_decided_again_as_it_was(tmp_path: Path, system:
     assert all(abs(row["replayed_error"]) < 1e-6 for row in level["rows"] if row["real_s"])
 
 
-def test_a_run_whose_prefixes_go_beyond_the_device(tmp_path: Path) -> None:
+def test_torch_run_finds_evicted_prefixes_in_its_kv_store(tmp_path: Path) -> None:
     """So few blocks that a conversation's next turn finds nothing of it there, but in the store."""
     file = tmp_path / "store.toml"
     store = [f"{tmp_path}/memory=0.004", f"{tmp_path}/disk=0.1"]
@@ -217,7 +219,7 @@ def test_a_run_whose_prefixes_go_beyond_the_device(tmp_path: Path) -> None:
         ({"backend": "vllm", "model": "nowhere"}, "no effect with backend vllm, only with torch"),
     ],
 )
-def test_where_a_store_makes_no_sense(
+def test_kv_store_where_it_cannot_be_used_is_refused(
     tmp_path: Path, changes: dict[str, object], word: str
 ) -> None:
     asked = {"systems": "vllm", "workload": "alpaca", "rates": 40.0, "requests": 3, "seeds": 1}
@@ -226,7 +228,7 @@ def test_where_a_store_makes_no_sense(
         Experiment(**{"backend": "torch", **asked, "server": store, **changes}).run(tmp_path / "r")
 
 
-def test_what_is_set_up_before_a_run_is_no_part_of_its_first_step(tmp_path, monkeypatch):
+def test_first_step_time_excludes_the_set_up(tmp_path, monkeypatch):
     ahead_s = 0.0
 
     class Ahead:

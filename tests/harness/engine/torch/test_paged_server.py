@@ -56,14 +56,14 @@ def events(text: str) -> list[dict[str, Any]]:
 ASK = {"prompt": "once upon a time", "max_tokens": 12, "temperature": 0, "ignore_eos": True}
 
 
-def test_what_it_says_of_itself(url: str) -> None:
+def test_torch_server_answers_health_models_and_metrics(url: str) -> None:
     assert httpx.get(f"{url}/health").status_code == 200
     (model,) = httpx.get(f"{url}/v1/models").json()["data"]
     assert model["id"] == "tiny-llama"
     assert metrics(url)["num_gpu_blocks"] == 600
 
 
-def test_a_stream_says_what_a_whole_answer_says(url: str) -> None:
+def test_torch_server_streams_the_text_of_the_whole_answer(url: str) -> None:
     whole = httpx.post(f"{url}/v1/completions", json=ASK, timeout=60).json()
     assert whole["usage"] == {"prompt_tokens": 9, "completion_tokens": 12, "total_tokens": 21}
     assert whole["choices"][0]["finish_reason"] == "length"
@@ -76,7 +76,7 @@ def test_a_stream_says_what_a_whole_answer_says(url: str) -> None:
     assert ids == whole["choices"][0]["token_ids"]
 
 
-def test_its_tokens_are_those_of_the_model(
+def test_torch_server_tokens_equal_generate(
     model_folder: Callable[[str], Path], generated: Greedy
 ) -> None:
     own = list(range(10, 40))
@@ -91,7 +91,9 @@ def test_its_tokens_are_those_of_the_model(
         assert "no chat template" in refused.json()["error"]["message"]
 
 
-def test_its_policy_hears_what_a_client_predicts(model_folder: Callable[[str], Path]) -> None:
+def test_torch_server_policy_gets_the_lengths_that_a_client_predicts(
+    model_folder: Callable[[str], Path],
+) -> None:
     policy = Path(__file__).parents[2] / "servers" / "launch" / "long_answers_away.py"
     with serving_model(str(policy), {}, str(model_folder("llama")), num_gpu_blocks=40) as url:
         ask = {"prompt": [10, 11, 12], "max_tokens": 201, "ignore_eos": True}
@@ -102,7 +104,7 @@ def test_its_policy_hears_what_a_client_predicts(model_folder: Callable[[str], P
         assert statuses == [503, 200]
 
 
-def test_servers_that_name_the_same_store_share_it(
+def test_torch_servers_with_the_same_kv_store_share_prefixes(
     model_folder: Callable[[str], Path], generated: Greedy, tmp_path: Path
 ) -> None:
     own = list(range(10, 60))
@@ -132,13 +134,13 @@ def test_servers_that_name_the_same_store_share_it(
         (["vllm", "--backend", "torch", "--device", "cuda:99"], "there is no cuda:99"),
     ],
 )
-def test_what_cannot_be_served(words: list[str], problem: str) -> None:
+def test_serve_torch_refuses_impossible_settings(words: list[str], problem: str) -> None:
     refused = CliRunner().invoke(app, ["serve", *words])
     assert refused.exit_code == 1
     assert problem in str(refused.exception)
 
 
-def test_a_conversation(url: str) -> None:
+def test_torch_server_answers_chat_completions(url: str) -> None:
     ask = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 5, "seed": 3}
     whole = httpx.post(f"{url}/v1/chat/completions", json=ask, timeout=60).json()
     assert whole["choices"][0]["message"]["role"] == "assistant"
@@ -153,7 +155,7 @@ def test_a_conversation(url: str) -> None:
     assert text == whole["choices"][0]["message"]["content"]
 
 
-def test_a_stop_text_ends_an_answer(url: str) -> None:
+def test_torch_server_stop_text_ends_the_answer(url: str) -> None:
     whole = httpx.post(f"{url}/v1/completions", json={**ASK, "max_tokens": 60}, timeout=60).json()
     text = whole["choices"][0]["text"]
     stop = text[10:12]
@@ -163,7 +165,7 @@ def test_a_stop_text_ends_an_answer(url: str) -> None:
     assert cut["finish_reason"] == "stop"
 
 
-def test_embeddings_beside_generation(url: str, home: Path, tmp_path: Path) -> None:
+def test_torch_server_embeds_beside_generation(url: str, home: Path, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     sizes = {"vocab_size": 90, "hidden_size": 24, "num_hidden_layers": 1, "intermediate_size": 32}
     config = transformers.BertConfig(**sizes, num_attention_heads=2)
@@ -196,7 +198,9 @@ def test_embeddings_beside_generation(url: str, home: Path, tmp_path: Path) -> N
         ({"stop": 3}, "stop"),
     ],
 )
-def test_bad_requests(url: str, change: dict[str, Any], word: str) -> None:
+def test_torch_server_refuses_bad_requests_with_400(
+    url: str, change: dict[str, Any], word: str
+) -> None:
     answer = httpx.post(f"{url}/v1/completions", json={**ASK, **change}, timeout=60)
     assert answer.status_code == 400
     assert word in answer.json()["error"]["message"]
@@ -226,7 +230,7 @@ def test_bad_requests(url: str, change: dict[str, Any], word: str) -> None:
         ),
     ],
 )
-def test_what_it_does_not_have_is_refused_by_name(
+def test_torch_server_names_unsupported_fields(
     url: str, path: str, change: dict[str, Any], param: str
 ) -> None:
     ask = {"messages": [{"role": "user", "content": "a"}]} if "chat" in path else {"prompt": "a"}
@@ -237,7 +241,7 @@ def test_what_it_does_not_have_is_refused_by_name(
     assert param in error["message"]
 
 
-def test_values_that_ask_for_nothing_are_taken(url: str) -> None:
+def test_torch_server_accepts_neutral_values_of_unsupported_fields(url: str) -> None:
     nothing = {"presence_penalty": 0, "logit_bias": None, "best_of": 1, "user": "me", "echo": False}
     answer = httpx.post(f"{url}/v1/completions", json={**ASK, **nothing}, timeout=60)
     assert answer.status_code == 200, answer.text
@@ -248,7 +252,7 @@ def test_values_that_ask_for_nothing_are_taken(url: str) -> None:
     assert answer.status_code == 200, answer.text
 
 
-def test_another_model_is_not_there(url: str) -> None:
+def test_torch_server_answers_404_for_another_model(url: str) -> None:
     for path, more in (("completions", {"prompt": "a"}), ("chat/completions", {"messages": []})):
         answer = httpx.post(f"{url}/v1/{path}", json={"model": "gpt-4", **more}, timeout=60)
         assert answer.status_code == 404
@@ -259,7 +263,7 @@ def test_another_model_is_not_there(url: str) -> None:
     assert httpx.get(f"{url}/v1/nothing").status_code == 404
 
 
-def test_several_prompts_and_several_answers(url: str) -> None:
+def test_torch_server_answers_several_prompts_with_several_choices(url: str) -> None:
     prompts = ["one", "one or two words", "one"]
     ask = {"max_tokens": 5, "seed": 3, "temperature": 1}
     told = {**ask, "prompt": prompts, "n": 2}
@@ -289,7 +293,7 @@ def test_several_prompts_and_several_answers(url: str) -> None:
     assert ends.count("length") == 6
 
 
-def test_an_echo_comes_before_the_answer(url: str) -> None:
+def test_torch_server_echo_precedes_the_answer(url: str) -> None:
     plain = httpx.post(f"{url}/v1/completions", json=ASK, timeout=60).json()["choices"][0]["text"]
     told = {**ASK, "echo": True}
     echoed = httpx.post(f"{url}/v1/completions", json=told, timeout=60).json()["choices"][0]
@@ -300,7 +304,7 @@ def test_an_echo_comes_before_the_answer(url: str) -> None:
     assert "".join(one["text"] for part in parts for one in part["choices"]) == echoed["text"]
 
 
-def test_usage_with_every_event(url: str) -> None:
+def test_torch_server_streams_continuous_usage(url: str) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     told = {**ASK, "stream": True, "stream_options": options}
     parts = events(httpx.post(f"{url}/v1/completions", json=told, timeout=60).text)
@@ -310,7 +314,7 @@ def test_usage_with_every_event(url: str) -> None:
     assert counts[-1] == 12
 
 
-def test_log_probabilities_are_those_of_the_model(
+def test_torch_server_logprobs_equal_those_of_the_model(
     model_folder: Callable[[str], Path], url: str
 ) -> None:
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -343,7 +347,7 @@ def test_log_probabilities_are_those_of_the_model(
     assert [one["text_offset"][0] for one in streamed] == logprobs["text_offset"]
 
 
-def test_a_client_that_goes_away_gives_its_blocks_back(url: str) -> None:
+def test_torch_server_frees_blocks_of_a_disconnected_client(url: str) -> None:
     ask = {**ASK, "max_tokens": 4000, "stream": True}
     before = metrics(url)["requests_cancelled_total"]
     with httpx.stream("POST", f"{url}/v1/completions", json=ask, timeout=60) as stream:
@@ -357,7 +361,7 @@ def test_a_client_that_goes_away_gives_its_blocks_back(url: str) -> None:
     assert found["num_requests_running"] == 0
 
 
-def test_the_load_generator_measures_it(url: str, home: Path, tmp_path: Path) -> None:
+def test_load_generator_measures_the_torch_server(url: str, home: Path, tmp_path: Path) -> None:
     before = metrics(url)
     words = ["run", "--base-url", url, "--rates", "20", "--requests", "15", "--seeds", "1"]
     words += ["--workload", "alpaca", "--tokenizer", str(home / "models" / "random" / "tiny-llama")]

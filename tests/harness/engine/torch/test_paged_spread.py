@@ -72,7 +72,7 @@ def workers() -> Iterator[Workers]:
 
 
 @pytest.mark.parametrize("name", ["llama", "opt", "mistral"])
-def test_tokens_while_layers_and_heads_move(
+def test_tokens_are_unchanged_while_layers_and_heads_move(
     name: str, workers: Workers, model_folder: Callable[[str], Path], generated: Greedy
 ) -> None:
     scene = Scene(model_folder(name), workers)
@@ -99,7 +99,7 @@ def test_tokens_while_layers_and_heads_move(
 
 
 @pytest.mark.parametrize("name", ["llama", "opt", "mistral"])
-def test_tokens_of_a_model_whose_home_is_a_worker(
+def test_tokens_are_unchanged_where_the_model_lives_in_a_worker(
     name: str, workers: Workers, model_folder: Callable[[str], Path], generated: Greedy
 ) -> None:
     scene = Scene(model_folder(name), workers, home=1)
@@ -126,7 +126,9 @@ def test_tokens_of_a_model_whose_home_is_a_worker(
     assert spread.busy() == [1, 2]
 
 
-def test_moves_that_cannot_be(workers: Workers, model_folder: Callable[[str], Path]) -> None:
+def test_impossible_module_moves_are_refused(
+    workers: Workers, model_folder: Callable[[str], Path]
+) -> None:
     spread = Scene(model_folder("llama"), workers).spread
     with pytest.raises(ModelError, match="cannot move to 0"):
         spread.move_layers([0], 0)
@@ -139,7 +141,7 @@ def test_moves_that_cannot_be(workers: Workers, model_folder: Callable[[str], Pa
 
 
 @pytest.mark.parametrize("name", ["llama", "opt", "mistral"])
-def test_tokens_while_sequences_are_split_along_their_length(
+def test_tokens_are_unchanged_by_splits_along_the_sequence(
     name: str, workers: Workers, model_folder: Callable[[str], Path], generated: Greedy
 ) -> None:
     scene = Scene(model_folder(name), workers)
@@ -170,7 +172,9 @@ def test_tokens_while_sequences_are_split_along_their_length(
     spread.move_layers([0], 0)
 
 
-def test_splits_that_cannot_be(workers: Workers, model_folder: Callable[[str], Path]) -> None:
+def test_impossible_sequence_splits_are_refused(
+    workers: Workers, model_folder: Callable[[str], Path]
+) -> None:
     scene = Scene(model_folder("llama"), workers)
     spread, one = scene.spread, scene.sequences[1]
     for _ in range(4):

@@ -79,13 +79,13 @@ def answers(model: Path, name: str, layers: tuple[int, ...]) -> dict[int, list[i
 
 
 @pytest.mark.parametrize("name", ["vllm", "vllm-swap", "slo-odbs"])
-def test_tokens_are_those_of_one_process(model: Path, name: str) -> None:
+def test_tokens_over_pipeline_stages_equal_those_of_one_process(model: Path, name: str) -> None:
     assert isinstance(system("slo-odbs").policy, StaticPolicy)
     alone, placed = answers(model, name, ()), answers(model, name, LAYERS)
     assert placed == alone
 
 
-def test_a_map_for_another_model_is_refused(model: Path) -> None:
+def test_device_map_for_another_model_is_refused(model: Path) -> None:
     with Workers(1) as workers:
         engine = Engine(load_decoder(model), KvCacheConfig(10, 8), workers)
         with pytest.raises(ModelError, match="has 7 layers, but the model has 6"):
@@ -124,7 +124,7 @@ def test_a_server_with_a_device_map_answers_the_same(model: Path) -> None:
         (["--clock", "cpu"], "without server.workers and device_map"),
     ],
 )
-def test_what_goes_with_no_device_map(
+def test_settings_impossible_with_a_device_map_are_refused(
     model: Path, tmp_path: Path, words: list[str], message: str
 ) -> None:
     mapped = map_file(tmp_path, LAYERS)

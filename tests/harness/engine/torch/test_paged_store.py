@@ -110,7 +110,7 @@ def expected(generated: Greedy, asked: list[RequestState]) -> dict[int, list[int
     return {r.id: generated("qwen3", prompt_of(r), r.output_tokens) for r in asked}
 
 
-def test_what_one_engine_stored_another_loads(
+def test_prefix_stored_by_one_engine_is_loaded_by_another(
     tmp_path: Path, decoder: Decoder, generated: Greedy
 ) -> None:
     store = folders(tmp_path, decoder, 100)
@@ -134,7 +134,7 @@ def test_what_one_engine_stored_another_loads(
     memory=st.integers(0, 6),
     disk=st.integers(1, 8),
 )
-def test_tokens_whatever_the_tiers_hold(
+def test_tokens_do_not_depend_on_tier_sizes(
     seed: int,
     blocks: int,
     memory: int,
@@ -155,7 +155,7 @@ def test_tokens_whatever_the_tiers_hold(
         assert len(flat) == len(set(flat))
 
 
-def test_units_go_down_a_tier_and_come_back(tmp_path: Path, decoder: Decoder) -> None:
+def test_units_move_down_a_tier_and_are_loaded_again(tmp_path: Path, decoder: Decoder) -> None:
     tiers = Tiers(folders(tmp_path, decoder, 2, 2), unit_shape(decoder, 1, BLOCK), "m")
 
     def write(unit: int) -> None:
@@ -180,7 +180,7 @@ def test_units_go_down_a_tier_and_come_back(tmp_path: Path, decoder: Decoder) ->
     assert tiers.places() == [[5, 6], [1, 4]]
 
 
-def test_a_store_of_another_model_is_refused(tmp_path: Path, decoder: Decoder) -> None:
+def test_kv_store_of_another_model_is_refused(tmp_path: Path, decoder: Decoder) -> None:
     store = folders(tmp_path, decoder, 2)
     Tiers(store, unit_shape(decoder, 1, BLOCK), "one")
     with pytest.raises(SloBenchError, match="another model"):
@@ -189,7 +189,7 @@ def test_a_store_of_another_model_is_refused(tmp_path: Path, decoder: Decoder) -
         Tiers(folders(tmp_path, decoder, 0), unit_shape(decoder, 1, BLOCK), "one")
 
 
-def test_what_a_dead_process_began_is_removed(tmp_path: Path, decoder: Decoder) -> None:
+def test_unfinished_units_of_a_dead_process_are_removed(tmp_path: Path, decoder: Decoder) -> None:
     store = folders(tmp_path, decoder, 2)
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
@@ -211,7 +211,7 @@ t.Served(decoder, store, t.requests(12, int(sys.argv[4])), 30)
 """
 
 
-def test_two_processes_share_it(
+def test_two_processes_share_a_kv_store(
     tmp_path: Path, decoder: Decoder, model_folder: Folder, generated: Greedy
 ) -> None:
     """Small tiers: each removes what the other has just found."""
@@ -229,9 +229,7 @@ def test_two_processes_share_it(
     assert loaded
 
 
-def test_a_layer_is_loaded_while_the_one_before_is_computed(
-    tmp_path: Path, decoder: Decoder
-) -> None:
+def test_next_layer_loads_while_a_layer_is_computed(tmp_path: Path, decoder: Decoder) -> None:
     """Loading layer 1 goes on while layer 0 is computed, which it does not hold up."""
     shape = unit_shape(decoder, 1, BLOCK)
     cache = KvCache(decoder.config, 2, BLOCK, decoder.dtype, decoder.device)
@@ -259,7 +257,7 @@ def test_a_layer_is_loaded_while_the_one_before_is_computed(
     assert pipeline.carried.loaded_bytes == pipeline.carried.stored_bytes == shape.size_bytes
 
 
-def test_layers_and_heads_that_are_away_load_and_store_their_part(
+def test_moved_layers_and_heads_load_and_store_their_own_part(
     tmp_path: Path, model_folder: Folder, generated: Greedy
 ) -> None:
     draw = random.Random(3)

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.torch
 
 
 @pytest.mark.parametrize("during", ["a step", "a move", "a split step", "a rejoining"])
-def test_a_worker_that_dies(during: str, model_folder: Callable[[str], Path]) -> None:
+def test_worker_death_raises_worker_error(during: str, model_folder: Callable[[str], Path]) -> None:
     draw = random.Random(1)
     decoder = load_decoder(model_folder("llama"))
     cache = KvCache(decoder.config, 8, 8, decoder.dtype, decoder.device)
@@ -67,7 +67,7 @@ MOVES: dict[str, Callable[[Spread, Sequence], object]] = {
 
 
 @pytest.mark.parametrize("move", MOVES)
-def test_a_worker_that_dies_in_the_midst_of_a_move(
+def test_worker_death_during_a_move_raises_worker_error(
     move: str, model_folder: Callable[[str], Path]
 ) -> None:
     """It stands still when the move begins, and is killed while that waits for it."""
@@ -98,7 +98,7 @@ def test_a_worker_that_dies_in_the_midst_of_a_move(
     assert all(process.poll() is not None for process in processes)
 
 
-def test_workers_that_do_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_that_ends_at_its_start_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as broken:
         broken.setattr("sys.executable", "/bin/false")
         workers = Workers(2)
@@ -109,7 +109,9 @@ def test_workers_that_do_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
         assert others.echo_s(torch.zeros(1)) > 0
 
 
-def test_workers_that_never_come(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_worker_that_never_connects_times_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     sleeper = tmp_path / "sleeper"
     sleeper.write_text("#!/bin/sh\nexec sleep 60\n")
     sleeper.chmod(0o755)

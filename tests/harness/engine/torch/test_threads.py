@@ -40,7 +40,7 @@ def cores_are(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     ("cores", "workers", "threads"),
     [(1, 0, 1), (2, 0, 1), (8, 0, 7), (8, 2, 5), (2, 4, 1)],
 )
-def test_a_core_is_left_for_the_client_and_for_each_worker(
+def test_thread_count_leaves_a_core_for_client_and_each_worker(
     monkeypatch: pytest.MonkeyPatch, cores: int, workers: int, threads: int
 ) -> None:
     cores_are(monkeypatch, cores)
@@ -53,7 +53,9 @@ def test_a_core_is_left_for_the_client_and_for_each_worker(
         assert len(used) == threads + workers == cores - 1
 
 
-def test_openmp_and_the_option_set_the_number(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thread_count_follows_omp_num_threads_and_the_option(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     cores_are(monkeypatch, 8)
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert thread_count(None) == 3
@@ -62,7 +64,7 @@ def test_openmp_and_the_option_set_the_number(monkeypatch: pytest.MonkeyPatch) -
         thread_count(9)
 
 
-def test_threads_are_pinned_and_freed_again() -> None:
+def test_threads_are_pinned_and_unpinned_again() -> None:
     torch = pytest.importorskip("torch")
     cores, threads = available_cores(), torch.get_num_threads()
     layout = ThreadLayout.choose(1)
@@ -72,7 +74,7 @@ def test_threads_are_pinned_and_freed_again() -> None:
     assert (available_cores(), torch.get_num_threads()) == (cores, threads)
 
 
-def test_threads_that_copy_beside_the_computation_are_not_pinned() -> None:
+def test_copy_threads_are_not_pinned() -> None:
     pytest.importorskip("torch")
     with ThreadLayout.choose(1).pinned():
         inherits, copies = ThreadPoolExecutor(1), ThreadPoolExecutor(1, initializer=unpin)
@@ -92,7 +94,7 @@ def rival(core: int, ready: multiprocessing.synchronize.Event, seconds: float) -
     spin(seconds)
 
 
-def test_time_in_the_run_queue_is_what_another_program_took() -> None:
+def test_cpu_wait_share_measures_time_taken_by_another_program() -> None:
     pytest.importorskip("torch")
     layout = ThreadLayout.choose(1)
     fork = multiprocessing.get_context("spawn")
@@ -116,7 +118,7 @@ def test_time_in_the_run_queue_is_what_another_program_took() -> None:
     assert waited_s / took_s > 0.25  # two programs with one core
 
 
-def test_a_cell_whose_cores_were_taken_is_invalid(
+def test_cell_whose_cores_were_taken_is_invalid(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("torch")

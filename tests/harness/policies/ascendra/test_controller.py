@@ -38,7 +38,7 @@ def in_slo(records, ttft_s=5.0):
     return (records.first_token_s - records.arrival_s <= ttft_s).tolist()
 
 
-def test_fig_1_first_come_first_served_is_late(serve_each_way, requests):
+def test_ascendra_fig_1_first_come_first_served_is_late(serve_each_way, requests):
     """A takes 3 units, C, D and E 2, B 1: E waits behind five units of work and has 5 in all."""
     rows = [FIG_1[name] for name in "ABCDE"]
     vllm = SYSTEMS["vllm-v0"].with_parameters(max_num_seqs=1, watermark=0.0)
@@ -48,7 +48,7 @@ def test_fig_1_first_come_first_served_is_late(serve_each_way, requests):
     assert in_slo(records) == [True, True, True, True, False]
 
 
-def test_fig_1_ascendra_serves_all_five(serve_each_way, requests):
+def test_ascendra_fig_1_serves_all_five_in_slo(serve_each_way, requests):
     """E finds the HP instance idle at 1; at 3 the LP instance takes D and offloads C."""
     workload = requests(*FIG_1.values(), ttft_slo_s=[5.0] * 5)
     system = ascendra(n_lp=1, n_hp=1, max_num_seqs=1, elastic=False, hp_batch=1, hp_batch_tokens=16)
@@ -61,14 +61,14 @@ def test_fig_1_ascendra_serves_all_five(serve_each_way, requests):
     assert in_slo(records) == [True] * 5
 
 
-def test_without_offload_c_is_late(serve_each_way, requests):
+def test_ascendra_fig_1_without_offload_one_is_late(serve_each_way, requests):
     workload = requests(*FIG_1.values(), ttft_slo_s=[5.0] * 5)
     system = ascendra(n_lp=1, n_hp=1, max_num_seqs=1, offload=False)
     records = serve_each_way(workload, system, instances=2, **UNIT).records
     assert dict(zip(FIG_1, in_slo(records), strict=True))["C"] is False
 
 
-def test_one_ticket_is_outstanding(serve_each_way, requests):
+def test_hp_instance_has_one_outstanding_ticket(serve_each_way, requests):
     """The HP instance computes a prompt until 1, decodes from then on, and asks again at once."""
     workload = requests((0, 16, 9), (0.5, 16, 1), (1.5, 16, 1), (1.6, 16, 1))
     records = serve_each_way(workload, ascendra(n_lp=1), instances=2).records
@@ -96,7 +96,7 @@ def test_offload_goes_to_the_shortest_queue_of_the_group(serve_each_way, request
     assert in_slo(records, 3.0) == [True] * 5
 
 
-def test_dropping_under_overload_on_both_kinds(serve_each_way, requests):
+def test_overdue_drop_applies_to_lp_and_hp_instances(serve_each_way, requests):
     workload = requests(*[(0, 64, 1)] * 4, ttft_slo_s=[5.0] * 4)
     parameters = {"n_lp": 1, "max_num_seqs": 1, "hp_batch": 1, "elastic": False, "tickets": False}
     kept = serve_each_way(workload, ascendra(**parameters), instances=2, **UNIT).records
@@ -107,18 +107,18 @@ def test_dropping_under_overload_on_both_kinds(serve_each_way, requests):
 
 
 @pytest.mark.parametrize("policy", [VllmDrop, VllmV0Drop, SarathiDrop])
-def test_baselines_that_drop(policy, serve_each_way, requests):
+def test_drop_baselines_drop_overdue_requests(policy, serve_each_way, requests):
     workload = requests(*[(0, 16, 5)] * 3, ttft_slo_s=[4.0, 4.0, 6.0])
     records = serve_each_way(workload, policy(max_num_seqs=1)).records
     assert records.outcome.tolist() == [Outcome.FINISHED, Outcome.DROPPED, Outcome.FINISHED]
 
 
-def test_instances_that_make_no_groups(serve, requests):
+def test_instances_that_do_not_divide_into_groups_are_refused(serve, requests):
     with pytest.raises(SloBenchError, match=r"2 LP and 1 HP instances, and 4 .* use 3 instances"):
         serve(requests((0, 16, 1)), ascendra(), instances=4)
 
 
-def test_the_history_of_answers():
+def test_decode_lengths_estimate_remaining_tokens():
     lengths = DecodeLengths()
     assert lengths.to_come(9, 9) == 0
     for k in range(100):
@@ -128,7 +128,7 @@ def test_the_history_of_answers():
     assert lengths.to_come(2, 1) == pytest.approx(2 * 12.5 + 20)
 
 
-def test_an_elastic_batch_keeps_a_tenth_free_or_what_it_will_take():
+def test_elastic_batch_keeps_a_tenth_or_the_expected_blocks_free():
     lengths = DecodeLengths()
     view = SimpleNamespace(
         n_running=4,
@@ -170,7 +170,7 @@ def overloaded(n: int, rate_rps: float) -> Workload:
     )
 
 
-def test_the_refitted_model_is_within_a_tenth_and_the_system_lives_by_it():
+def test_refitted_model_is_within_a_tenth_and_keeps_attainment():
     workload = overloaded(1500, 14.0)
     steps = step_time(PLACEMENT).model
     results = {
@@ -191,7 +191,7 @@ def test_the_refitted_model_is_within_a_tenth_and_the_system_lives_by_it():
     assert np.isnan(results["given"].instances[0].prediction_error)
 
 
-def test_from_settings_to_rows(tmp_path):
+def test_ascendra_parameters_are_swept_and_counts_are_columns(tmp_path):
     """Parameters of LP instances and of the controller are swept alike; rows say who served
     them.
     """
@@ -226,6 +226,6 @@ def test_from_settings_to_rows(tmp_path):
     assert rows.prediction_error[rows.system == "vllm"].isna().all()
 
 
-def test_a_router_where_nobody_takes_one():
+def test_ascendra_refuses_a_router():
     with pytest.raises(SloBenchError, match="ascendra decides across instances itself"):
         Experiment(systems="ascendra", instances=3, router="least-loaded").plan()

@@ -23,7 +23,7 @@ TTFT_SLO_S = [4.0, 3.0, 1.0, 9.0]
     ("value", "order"),
     [("edf", [2, 1, 0, 3]), ("sjf", [3, 1, 0, 2]), ("ljf", [2, 0, 1, 3]), ("fcfs", [0, 1, 2, 3])],
 )
-def test_the_most_valuable_go_first(value, order, serve_each_way, requests):
+def test_lp_instance_serves_the_most_valuable_first(value, order, serve_each_way, requests):
     """One at a time; somebody else is under way until all four are there."""
     workload = requests((0, 16, 2), *((0.5, p, o) for _, p, o in ROWS), ttft_slo_s=[9, *TTFT_SLO_S])
     policy = AscendraLp(value=value, max_num_seqs=1, watermark=0.0)
@@ -71,7 +71,7 @@ def test_the_token_budget_counts_decodes(serve_each_way, requests):
     assert serve_each_way(longer, policy).records.first_token_s.tolist() == [1.0, 5.0]
 
 
-def test_work_goes_on_under_any_compute_budget(serve_each_way, requests):
+def test_lp_instance_makes_progress_under_any_compute_budget(serve_each_way, requests):
     policy = AscendraLp(step_budget_s=0.001)
     records = serve_each_way(requests((0, 40, 3), (0.5, 40, 3)), policy).records
     assert (records.outcome == Outcome.FINISHED).all()
@@ -80,9 +80,7 @@ def test_work_goes_on_under_any_compute_budget(serve_each_way, requests):
 
 
 @pytest.mark.parametrize(("misfit", "waits"), [("skip", False), ("stop", True)])
-def test_who_does_not_fit_is_skipped_or_stops_the_selection(
-    misfit, waits, serve_each_way, requests
-):
+def test_misfit_skips_a_request_or_stops_the_selection(misfit, waits, serve_each_way, requests):
     # Four blocks: the first holds two, the second wants three, the third one.
     workload = requests((0, 20, 10), (0.5, 40, 1), (0.5, 10, 1), ttft_slo_s=[1.0, 2.0, 3.0])
     policy = AscendraLp(misfit=misfit, step_budget_s=60.0, watermark=0.0)
@@ -92,7 +90,7 @@ def test_who_does_not_fit_is_skipped_or_stops_the_selection(
     assert short_s == (10.0 if waits else 1.0)
 
 
-def test_under_overload_the_overdue_are_dropped_if_asked(serve_each_way, requests):
+def test_overdue_drop_drops_overdue_requests(serve_each_way, requests):
     workload = requests((0, 16, 6), (0.5, 16, 1), (0.5, 16, 1), ttft_slo_s=[9.0, 2.0, 9.0])
     policy = AscendraLp(max_num_seqs=1, overdue="drop")
     records = serve_each_way(workload, policy).records
@@ -101,7 +99,7 @@ def test_under_overload_the_overdue_are_dropped_if_asked(serve_each_way, request
     assert (kept.outcome == Outcome.FINISHED).all()
 
 
-def test_without_an_slo_it_serves_as_vllm_does(serve_each_way, requests):
+def test_lp_instance_without_slos_equals_vllm(serve_each_way, requests):
     workload = requests(*((0.3 * n, 10 + n, 3) for n in range(9)))
     policy = AscendraLp(step_budget_s=60.0, watermark=0.0, token_budget=64, max_num_seqs=4)
     ours = serve_each_way(workload, policy).records
@@ -121,7 +119,7 @@ def test_without_an_slo_it_serves_as_vllm_does(serve_each_way, requests):
     )
 )
 @settings(max_examples=300, deadline=None)
-def test_the_room_queue_is_sorting_by_fit_and_worth(moves):
+def test_room_queue_equals_sorting_by_fit_and_value(moves):
     worths, blocks, room = {}, {}, 0
     queue = RoomQueue(worths.__getitem__, blocks.__getitem__, lambda: room)
     for n, (move, worth, size, room) in enumerate(moves):

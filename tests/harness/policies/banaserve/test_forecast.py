@@ -27,7 +27,7 @@ def instance(role: str) -> Any:
         (15_000.0, 0, 1 + 5 / 6),  # 5 s more come than fit
     ],
 )
-def test_the_load_that_is_expected(monkeypatch, tokens_per_s, queued, load):
+def test_forecast_load_of_queued_and_expected_tokens(monkeypatch, tokens_per_s, queued, load):
     for module in (forecast, forecast.BanaServe._compute.__globals__):
         target = module if isinstance(module, dict) else vars(module)
         monkeypatch.setitem(target, "queued_tokens", lambda one: queued)
@@ -39,7 +39,7 @@ def test_the_load_that_is_expected(monkeypatch, tokens_per_s, queued, load):
     assert policy._compute(instance("prefill"), 1.0, known) == pytest.approx(load)
 
 
-def test_arrivals_are_seen_before_they_are_computed(tmp_path):
+def test_forecast_moves_modules_before_load_arrives(tmp_path):
     shared = {"prefill_instances": 1, "decode_instances": 0}
     run = Experiment(
         systems=["banaserve", "banaserve-forecast"],

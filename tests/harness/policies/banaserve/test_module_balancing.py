@@ -30,38 +30,38 @@ def told(moves):
     return [(m.module.value, m.source, m.target) for m in moves]
 
 
-def test_layers_for_a_large_gap_then_heads_for_what_is_left():
+def test_plan_moves_layers_for_a_large_gap_then_heads_for_the_rest():
     moves = Balancer(AT).plan({0: 1.5, 1: 0.5}, offer())
     # 1.0 apart: layers; 0.4: heads; 0.2: no more than `fall`.
     assert told(moves) == [("layers", 0, 1), ("heads", 0, 1)]
 
 
-def test_the_device_in_the_middle_is_judged_again_after_every_move():
+def test_plan_judges_every_device_again_after_each_move():
     moves = Balancer(AT).plan({0: 1.6, 1: 1.0, 2: 0.4}, offer())
     # 1.6 gives 0.3 to 0.4; then 1.3, 1.0, 0.7: the gap of 0.6 is still a large one, and closes.
     assert told(moves) == [("layers", 0, 2), ("layers", 0, 2)]
 
 
-def test_hysteresis():
+def test_plan_starts_above_rise_and_stops_below_fall():
     balancer = Balancer(AT)
     assert balancer.plan({0: 1.3, 1: 1.0}, offer()) == []  # 0.3: above fall, below rise
     assert len(balancer.plan({0: 1.5, 1: 1.0}, offer(0.05, cost_s=0.01))) == 3  # down to 0.2
     assert balancer.plan({0: 1.3, 1: 1.0}, offer()) == []
 
 
-def test_a_cycle_that_ran_out_of_moves_goes_on_below_rise():
+def test_plan_that_ran_out_of_moves_continues_below_rise():
     balancer = Balancer(Thresholds(0.4, 0.2, 0.6, 0.5, moves=1))
     assert len(balancer.plan({0: 1.45, 1: 1.0}, offer(0.05, cost_s=0.01))) == 1
     assert len(balancer.plan({0: 1.35, 1: 1.0}, offer(0.05, cost_s=0.01))) == 1
 
 
-def test_moves_must_be_worth_their_cost():
+def test_plan_makes_only_moves_worth_their_cost():
     assert Balancer(AT).plan({0: 1.5, 1: 0.5}, offer(cost_s=2.0)) == []
     # Heads bring 0.2 at once, which 0.3 s at 0.5 a second is worth.
     assert Balancer(AT).plan({0: 1.0, 1: 0.5}, offer(cost_s=0.3)) != []
 
 
-def test_heads_where_no_layer_can_move_and_another_taker_where_the_first_takes_nothing():
+def test_plan_falls_back_to_heads_and_to_another_target():
     moves = Balancer(AT).plan({0: 1.5, 1: 0.5}, offer(can=(Module.HEADS,)))
     assert set(told(moves)) == {("heads", 0, 1)}
 
@@ -72,12 +72,12 @@ def test_heads_where_no_layer_can_move_and_another_taker_where_the_first_takes_n
     assert {m.target for m in moves} == {2}
 
 
-def test_overshooting_is_no_benefit():
+def test_plan_makes_no_move_that_overshoots():
     assert Balancer(AT).plan({0: 1.5, 1: 0.5}, offer(step=0.5, can=(Module.LAYERS,))) == []
 
 
 @given(st.lists(st.floats(0, 2), min_size=0, max_size=6), st.floats(0.01, 0.5))
-def test_it_ends_and_never_drives_the_loads_apart(loads, step):
+def test_plan_ends_and_never_widens_the_gap(loads, step):
     before = dict(enumerate(loads))
     moves = Balancer(AT).plan(before, offer(step, cost_s=0.0))
     assert len(moves) <= AT.moves
@@ -89,13 +89,13 @@ def test_it_ends_and_never_drives_the_loads_apart(loads, step):
     assert sum(after.values()) == pytest.approx(sum(before.values()))
 
 
-def test_least_loaded_then_shortest_queue():
+def test_assign_takes_least_loaded_then_shortest_queue():
     assert assign([0.1], [0.5, 0.3, 0.3], [0, 4, 2], 1.0) == [2]
     # All past the threshold: the shortest queue.
     assert assign([0.1], [1.5, 1.2, 1.9], [3, 4, 1], 1.0) == [2]
 
 
-def test_each_assignment_counts_for_the_next():
+def test_assign_counts_each_assignment_for_the_next():
     assert assign([0.3, 0.3, 0.3], [0.0, 0.2, 0.9], [0, 0, 0], 1.0) == [0, 1, 0]
     # Past the threshold, in turn by queue; the letter would send all to one.
     assert assign([0.1] * 4, [1.5, 1.2], [0, 0], 1.0) == [1, 0, 1, 0]

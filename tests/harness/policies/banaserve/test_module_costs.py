@@ -18,7 +18,7 @@ LINK = LinkSpec("link", bandwidth_bytes_per_s=100e9, latency_s=1e-5)
 LLAMA = Placement(model("llama-13b"), gpu("a100-80g"))
 
 
-def test_layers_take_weights_and_kv_along():
+def test_layer_move_carries_weights_and_kv():
     cost = layer_move(LLAMA, layers=4, kv_tokens=1000, over=LINK, sync_s=0.002)
     assert cost.weight_bytes == 4 * LLAMA.model.layer_weight_bytes()
     assert cost.kv_bytes == 4 * 1000 * 2 * 5120 * 2  # K and V, 16 bits, 40 heads of 128
@@ -32,14 +32,14 @@ def test_weights_outweigh_kv_only_for_short_batches():
     assert many.kv_bytes > many.weight_bytes
 
 
-def test_heads_take_their_kv_along_and_nothing_else():
+def test_head_move_carries_only_its_kv():
     cost = head_move(LLAMA, kv_heads=10, kv_tokens=1000, over=LINK, sync_s=0.0)
     assert cost.weight_bytes == 0
     assert cost.kv_bytes == 1000 * LLAMA.kv_bytes_per_token // 4
     assert cost.seconds < layer_move(LLAMA, 10, 1000, LINK, sync_s=0.0).seconds
 
 
-def test_tolls_of_every_step():
+def test_tolls_of_moved_layers_and_heads_by_hand():
     layers = layer_toll(LLAMA, LINK)
     assert layers.step_s(0) == pytest.approx(2e-5)
     assert layers.step_s(100) == pytest.approx(2e-5 + 100 * 2 * 5120 * 2 / 100e9)
@@ -51,7 +51,7 @@ def test_tolls_of_every_step():
     assert grouped.s_per_token == pytest.approx(32 * 2 * (2 * 4096 + 2 * 1024) / 100e9)
 
 
-def test_objective_tells_both_latencies():
+def test_objective_sums_both_latencies():
     found = BanaServeObjective(0.75, 3.0, 0.1, 500.0, ObjectiveWeights(2.0, 0.5, 4.0))
     assert found.latency_s == 3.1
     assert found.value == pytest.approx(2 * 0.75 - 0.5 * 3.1 + 4 * 0.5)

@@ -23,7 +23,7 @@ def test_a_decode_step_pays_the_hops_and_gains_nothing_from_layers():
     assert moved.abroad_s(10, 5000, ()) == pytest.approx(whole_s / 4)
 
 
-def test_a_long_prefill_is_worked_on_by_both():
+def test_long_prefill_with_moved_layers_runs_on_both_gpus():
     moved = MovedStepTime(OWN, layer_share=0.25, layer_toll=TOLL)
     whole_s = OWN.step_s(0, 0, ((0, 2048),))
     # Four micro-batches; three quarters of each is computed here.
@@ -47,7 +47,7 @@ SHARE = st.floats(0, 0.9)
 
 
 @given(SHARE, SHARE, st.integers(1, 300), st.integers(0, 100_000), st.integers(1, 200))
-def test_a_span_is_its_steps(layers, heads, seqs, kv_tokens, steps):
+def test_moved_span_equals_the_sum_of_its_steps(layers, heads, seqs, kv_tokens, steps):
     moved = MovedStepTime(OWN, layers, TOLL, heads, TOLL)
     each = [(seqs, kv_tokens + k * seqs, ()) for k in range(steps)]
     assert moved.span_s(seqs, kv_tokens, steps) == pytest.approx(
@@ -59,7 +59,7 @@ def test_a_span_is_its_steps(layers, heads, seqs, kv_tokens, steps):
 
 
 @given(SHARE, SHARE, st.integers(1, 300), st.integers(0, 100_000), st.floats(-1, 30))
-def test_steps_within_is_the_fewest(layers, heads, seqs, kv_tokens, duration_s):
+def test_moved_steps_within_is_the_fewest(layers, heads, seqs, kv_tokens, duration_s):
     moved = MovedStepTime(OWN, layers, TOLL, heads, TOLL)
     steps = moved.steps_within(seqs, kv_tokens, duration_s)
     if duration_s <= 0:
@@ -70,7 +70,7 @@ def test_steps_within_is_the_fewest(layers, heads, seqs, kv_tokens, duration_s):
 
 
 @given(SHARE, st.integers(1, 8192))
-def test_both_gpus_together_never_exceed_one_each(share, tokens):
+def test_moved_prefill_never_exceeds_the_time_of_either_gpu(share, tokens):
     moved = MovedStepTime(OWN, layer_share=share)
     step_s = moved.step_s(0, 0, ((0, tokens),))
     whole_s = OWN.step_s(0, 0, ((0, tokens),))
@@ -78,7 +78,7 @@ def test_both_gpus_together_never_exceed_one_each(share, tokens):
     assert (1 - share) * whole_s <= step_s + 1e-12  # the instance itself
 
 
-def test_the_host_s_own_steps_wait_for_what_it_computes_for_others():
+def test_steps_of_a_helper_wait_for_its_foreign_work():
     device = StageDevice("GPU")
     assert occupy((device,), 0.0, 1.0) == 1.0
     device.owed_s += 0.5

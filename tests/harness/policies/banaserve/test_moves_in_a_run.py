@@ -48,7 +48,7 @@ def moves(result):
     return result.cluster.modules.history
 
 
-def test_under_a_constant_load_the_modules_settle():
+def test_modules_settle_under_constant_load():
     """One prefill instance gets more than it can do: a helper takes layers, and keeps them."""
     workload = steady(rate_rps=15, duration_s=120)
     result = run(workload)
@@ -62,7 +62,7 @@ def test_under_a_constant_load_the_modules_settle():
     assert waits_s.max() < 0.25 * (still_s - workload.arrival_s).max()
 
 
-def test_several_pairs_move_in_one_cycle():
+def test_several_pairs_of_instances_move_in_one_cycle():
     made = moves(run(steady(rate_rps=24, duration_s=10), prefill_instances=2))
     first, second = made[:2]
     assert first.begin_s == second.begin_s
@@ -70,7 +70,7 @@ def test_several_pairs_move_in_one_cycle():
     assert both == {0, 1, 2, 3}
 
 
-def test_layers_return_in_parts():
+def test_layers_return_to_their_owner_in_parts():
     """Prompts become fewer and the helper gets answers of its own: layers come home in parts."""
     answers = steady(12, 75, prompt_tokens=20, output_tokens=700, from_s=60)
     made = moves(run(together(steady(15, 60), steady(4, 100, from_s=60), answers)))
@@ -85,14 +85,14 @@ def test_layers_return_in_parts():
 
 
 @pytest.mark.parametrize(("efficiency", "moved"), [(0.05, True), (1.0, False)])
-def test_over_a_slow_link_rho_forbids_what_is_not_worth_its_cost(efficiency, moved):
+def test_efficiency_threshold_forbids_costly_moves_over_a_slow_link(efficiency, moved):
     """Layers take seconds at 2 GB/s: rho = 1 wants a gap that closes by as much."""
     made = moves(run(steady(15, 30), network_gb_per_s=2.0, efficiency=efficiency))
     assert bool(made) == moved
     assert all(one.move.cost_s > 0.1 for one in made)
 
 
-def test_before_real_servers_it_is_routing_by_load():
+def test_banaserve_on_servers_needs_store_and_moves_off():
     assert "store=false, layer_moves=false" in SYSTEMS["banaserve"].on_servers.refusals[""]
     bare = SYSTEMS["banaserve"].with_parameters(
         store=False, layer_moves=False, head_moves=False, prefill_instances=2

@@ -64,7 +64,7 @@ def alone(instance, hosted=None) -> PlacedInstance:
     return PlacedInstance(instance, MovedStepTime(instance.step_time), hosted)
 
 
-def test_the_parts_of_ttft(instances):
+def test_predicted_ttft_parts_by_hand(instances):
     prefill = alone(instances[0])
     each_s = STEP_TIME.step_s(0, 0, ((0, 2048),)) / 2048
     idle = ttft_of(prefill, load(Demand()))
@@ -81,7 +81,7 @@ def test_the_parts_of_ttft(instances):
     assert drains.total_s == drains.compute_s + drains.transfer_s + drains.queue_s
 
 
-def test_the_parts_of_tpot_are_those_of_a_step(instances):
+def test_predicted_tpot_parts_equal_those_of_a_step(instances):
     decode = alone(instances[1])
     idle, busy = Demand(), Demand(decode_seqs=40, decode_kv_tokens=40_000)
     assert tpot_of(decode, load(idle, idle, idle)).total_s == 0.0
@@ -93,7 +93,7 @@ def test_the_parts_of_tpot_are_those_of_a_step(instances):
     assert min(parts.compute_s, parts.cache_s, parts.memory_s) > 0
 
 
-def test_a_host_waits_for_what_it_hosts(instances):
+def test_predicted_host_waits_for_hosted_modules(instances):
     owner, helper, _ = instances
     times = moved_step_time(owner, Module.LAYERS, 20, OVER)
     each_s = STEP_TIME.step_s(0, 0, ((0, 2048),)) / 2048
@@ -106,7 +106,7 @@ def test_a_host_waits_for_what_it_hosts(instances):
     assert slower.cache_s == before.cache_s
 
 
-def test_throughput_and_budgets(instances):
+def test_predict_gives_throughput_and_budget_excess(instances):
     placed = [alone(one) for one in instances]
     each_s = STEP_TIME.step_s(0, 0, ((0, 2048),)) / 2048
     asked = load(Demand(0.5 / each_s), Demand(0, 0, 30, 30_000), Demand(0, 0, 10, 10_000))
@@ -134,7 +134,7 @@ def test_throughput_and_budgets(instances):
     assert enough.objective.ttft_s == pytest.approx(ttft_s)
 
 
-def test_the_search_helps_who_has_too_much_and_leaves_the_others_alone(instances):
+def test_search_relieves_the_overloaded_instance_only(instances):
     each_s = STEP_TIME.step_s(0, 0, ((0, 2048),)) / 2048
     search = PlacementSearch(Modules(), instances, OVER)
     calm = load(Demand(0.2 / each_s), Demand(0, 0, 20, 10_000), Demand(0, 0, 2, 1000))
@@ -150,7 +150,7 @@ def test_the_search_helps_who_has_too_much_and_leaves_the_others_alone(instances
     assert [m.units for m in tight.plan(busy, NONE, layers=True, heads=False)] == [4]
 
 
-def test_a_brute_force_search_finds_nothing_better_than_the_first_move(instances):
+def test_first_move_of_the_search_is_the_best_by_brute_force(instances):
     each_s = STEP_TIME.step_s(0, 0, ((0, 2048),)) / 2048
     much, little = Demand(0, 0, 60, 60_000, 10**6), Demand(0, 0, 5, 5000, 10**6)
     asked = load(Demand(1.1 / each_s, 5000), much, little)
@@ -185,7 +185,7 @@ def test_buffers_are_allocated_again_for_every_layer():
     )
 
 
-def test_in_a_run_the_search_moves_layers_to_where_prompts_wait():
+def test_search_moves_layers_to_waiting_prompts_in_a_run():
     n = 60 * 15
     workload = Workload(
         arrival_s=np.arange(n) / 15,

@@ -112,7 +112,7 @@ def test_leaping_equals_stepping_beside_an_embedder(name, rate, blocks, seed):
     assert (leapt.output_tokens[embeds] == 0).all()
 
 
-def test_a_lone_embedding_takes_one_pass():
+def test_single_embedding_takes_one_pass():
     workload = generated(
         (2.0, 512, 1), request_type=np.array([RequestType.EMBED]), num_inputs=np.array([4])
     )
@@ -122,7 +122,7 @@ def test_a_lone_embedding_takes_one_pass():
     assert records.finish_s[0] == pytest.approx(2.0 + beside.pass_s([(4, 128)]))
 
 
-def test_passes_and_steps_share_the_device():
+def test_embedding_passes_and_decode_steps_share_the_device():
     """A decode step waits for the pass that began before it; both get what they need in all."""
     alone = served(SYSTEMS["vllm"], generated((0, 100, 50)), 400).records.finish_s[0]
     workload = generated(
@@ -133,7 +133,7 @@ def test_passes_and_steps_share_the_device():
     assert both == pytest.approx(alone + pass_s)
 
 
-def test_a_pass_holds_its_memory_from_beginning_to_end():
+def test_embedding_pass_holds_its_memory_until_it_ends():
     beside = embedder(model("bge-m3"), placement(200))
     needs = beside.blocks([(64, 512)])
     workload = generated(
@@ -170,7 +170,7 @@ def test_first_come_first_served_across_kinds():
     assert loose.first_scheduled_s[2] < loose.first_scheduled_s[1]
 
 
-def test_a_static_split_refuses_what_is_larger_than_its_share():
+def test_static_split_rejects_a_pass_larger_than_its_share():
     workload = generated((0, 64 * 512, 1), request_type=np.array([1]), num_inputs=np.array([64]))
     small = SYSTEMS["static-split"].with_parameters(llm_share=0.9)
     large = SYSTEMS["static-split"].with_parameters(llm_share=0.5)
@@ -178,7 +178,7 @@ def test_a_static_split_refuses_what_is_larger_than_its_share():
     assert served(large, workload, 400).records.outcome[0] == Outcome.FINISHED
 
 
-def test_a_static_split_keeps_the_language_model_out_of_the_other_share():
+def test_static_split_keeps_generation_within_its_share():
     rows = [(0, 160, 100)] * 20
     result = served(SYSTEMS["static-split"].with_parameters(llm_share=0.5), generated(*rows), 400)
     assert result.totals.kv_cache_usage_peak <= 0.5
@@ -259,7 +259,7 @@ def view_of(policy: Collocation, *batch: RequestState, **fields: Any) -> Fake:
 PLAIN: dict[str, Any] = {"safety_ratio": 0.0, "speculative_share": 0.0}
 
 
-def test_three_requests_that_peak_at_45_do_not_all_pass_a_budget_of_100():
+def test_admission_counts_reservations_of_three_requests():
     """Counting what they hold now lets all three in; counting reservations lets in two."""
     for counts, third in (("reserved", Decision.DEFER), ("current", Decision.ADMIT)):
         policy = Collocation(counts=counts, **PLAIN)
@@ -271,7 +271,7 @@ def test_three_requests_that_peak_at_45_do_not_all_pass_a_budget_of_100():
 
 
 @pytest.mark.parametrize(("counts", "preempted"), [("reserved", False), ("current", True)])
-def test_the_same_three_in_the_simulator(counts, preempted):
+def test_admission_of_three_requests_by_current_use_preempts(counts, preempted):
     rows = [(0, 16, 45 * 16 - 16)] * 3
     policy = Collocation(counts=counts, **PLAIN)
     records = served(policy, generated(*rows), 100).records
@@ -282,7 +282,7 @@ def test_the_same_three_in_the_simulator(counts, preempted):
 
 
 @pytest.mark.parametrize(("emitted", "left"), [(10, 30), (39, 1), (40, 80), (118, 2), (200, 1)])
-def test_who_has_outgrown_what_was_expected_is_not_about_to_end(emitted, left):
+def test_request_longer_than_expected_is_not_about_to_finish(emitted, left):
     class Unsure(Predict):
         def output_tokens(self, r):
             return 40
@@ -298,7 +298,7 @@ def test_who_has_outgrown_what_was_expected_is_not_about_to_end(emitted, left):
     assert slack_s == policy.slack_s(r, view) == pytest.approx(60 - left * 0.01)
 
 
-def test_admission_for_high_priority_preempts_low_priority_only():
+def test_high_priority_admission_preempts_low_priority_only():
     policy = Collocation(completion_tokens=1, **PLAIN)
     low, high = request(50, 40, 1), request(50, 40, 1, priority=1)
     new = request(50, 40, priority=1)
@@ -306,7 +306,7 @@ def test_admission_for_high_priority_preempts_low_priority_only():
     assert policy.decide(new, view_of(policy, high, queue=[new])) is Decision.DEFER
 
 
-def test_deferred_until_the_threshold_then_rejected():
+def test_request_is_deferred_until_the_threshold_then_rejected():
     policy = Collocation(defer_threshold_s=2.0, **PLAIN)
     running = request(50, 40, 1)
     new = request(50, 40, slo=Slo(ttft_s=5))
@@ -331,7 +331,7 @@ def test_a_request_just_late_is_the_last_to_be_evicted_not_the_first():
     assert rows["letter"] == pytest.approx([-25.0, 1 / 59.1])
 
 
-def test_recomputation_includes_the_prompt():
+def test_eviction_cost_includes_recomputing_the_prompt():
     """To the letter a 1,000-token prompt with 2 tokens of answer is cheap to evict."""
     for recompute, cheapest in (("sequence", 1), ("answer", 0)):
         policy = Collocation(recompute=recompute)
@@ -341,7 +341,7 @@ def test_recomputation_includes_the_prompt():
         assert costs.index(min(costs)) == cheapest
 
 
-def test_urgency_of_the_hopeless_is_bounded_and_lateness_never_lowers_it():
+def test_urgency_is_bounded_and_never_falls_with_lateness():
     policy, letter = Collocation(hopeless_s=10), Collocation(lateness="letter")
     assert policy.urgency_score([-10.0]) == policy.urgency_score([-1000.0]) == 11.0
     assert letter.urgency_score([-1000.0]) == 1000.0
@@ -350,7 +350,7 @@ def test_urgency_of_the_hopeless_is_bounded_and_lateness_never_lowers_it():
     assert policy.urgency_score([5.0, math.inf]) == 0.0
 
 
-def test_shares_of_the_memory():
+def test_target_llm_share_follows_urgency_within_bounds():
     policy = Collocation(min_llm_share=0.5, min_embed_share=0.1, default_llm_share=0.75)
     assert policy.target_llm_share(0.0, 0.0) == pytest.approx(0.8)
     assert policy.target_llm_share(3.0, 1.0) == pytest.approx(0.8)
@@ -474,11 +474,11 @@ class Compared(Collocation):
 
 @settings(max_examples=40)
 @runs
-def test_short_cuts_of_decisions_change_none(rate, blocks, seed):
+def test_decision_shortcuts_change_no_decision(rate, blocks, seed):
     served(Compared(critical_s=seed % 7, period_s=0.1), mixed(rate, seed), blocks)
 
 
-def test_calm_requests_are_left_out():
+def test_urgency_leaves_out_requests_with_much_slack():
     policy = Compared(period_s=0.1)
     served(policy, mixed(4.0, 1), 2000)
     assert sum(policy.checks) > 0
@@ -486,13 +486,13 @@ def test_calm_requests_are_left_out():
 
 @settings(max_examples=60)
 @runs
-def test_eviction_spares_who_is_about_to_finish(rate, blocks, seed):
+def test_eviction_spares_requests_about_to_finish(rate, blocks, seed):
     policy = Watched()
     served(policy, mixed(rate, seed), blocks)
     assert all(left >= policy.completion_tokens or full for left, full in policy.victims)
 
 
-def test_evictions_do_happen():
+def test_eviction_occurs_under_pressure():
     policy = Watched()
     served(policy, mixed(15.0, 3), 250)
     assert policy.victims
@@ -512,7 +512,7 @@ def test_admission_never_overcommits_when_the_forecast_is_right(rate, blocks, se
 
 @settings(max_examples=40)
 @runs
-def test_without_embeddings_nobody_is_preempted(rate, blocks, seed):
+def test_no_request_is_preempted_without_embeddings(rate, blocks, seed):
     workload = mixed(rate, seed)
     rows = np.flatnonzero(workload.request_type == RequestType.GENERATE)
     alone = Workload(
@@ -525,7 +525,7 @@ def test_without_embeddings_nobody_is_preempted(rate, blocks, seed):
 @pytest.mark.parametrize("name", ["collocation", "collocation-open", "collocated-fcfs", "vllm"])
 @settings(max_examples=20)
 @runs
-def test_nobody_waits_while_the_device_idles(name, rate, blocks, seed):
+def test_no_request_waits_while_the_device_is_idle(name, rate, blocks, seed):
     """Work conservation: in the time between arrival and beginning somebody else is served."""
     records = served(SYSTEMS[name], mixed(rate, seed), blocks).records
     done = records.outcome == Outcome.FINISHED
@@ -602,7 +602,7 @@ def _held_at(values: dict[float, float], times_s: np.ndarray) -> np.ndarray:
 # ---------------------------------------------------------------- forecasts
 
 
-def test_a_decaying_forecast_follows_a_burst_sooner_and_agrees_where_load_is_steady():
+def test_decaying_forecast_follows_a_burst_sooner_than_the_window():
     window, decay = LoadForecaster(10.0), DecayingForecaster(10.0)
     for tick in range(2000):
         for one in (window, decay):
@@ -623,7 +623,7 @@ def test_a_decaying_forecast_follows_a_burst_sooner_and_agrees_where_load_is_ste
     assert DecayingForecaster(10.0).blocks_within(0.0, 1.0) == 0.0
 
 
-def test_the_sum_of_batches_ends_with_those_that_start_after_the_window():
+def test_forecast_sum_stops_at_batches_starting_after_the_window():
     """Alg. 1, line 8: expected_start < future_window."""
     embedder_ = Queue(blocks_each=10, pass_s_each=0.5, n=6)
     policy = Collocation(forecast="queue", forecast_as="sum", **PLAIN)

@@ -45,7 +45,7 @@ def served(policy: System, blocks: int, *rows: tuple[int, int]) -> Any:
     blocks=st.lists(st.integers(LEAST_BLOCKS, 30), min_size=3, max_size=5),
     memory=st.integers(30, 70),
 )
-def test_the_best_order_of_service_solves_the_knapsack(blocks, memory):
+def test_theorem_1_best_order_solves_the_knapsack(blocks, memory):
     """Theorem 1 by its reduction: answers are equally long and only those that start at once are in
     time, so the most tokens in time, over all orders, are the fullest knapsack.
     """
@@ -64,7 +64,7 @@ def test_the_best_order_of_service_solves_the_knapsack(blocks, memory):
 
 
 @pytest.mark.parametrize("memory", [20, 25, 40])
-def test_reservations_never_overflow_whatever_arrives(memory):
+def test_reservations_never_overflow_for_any_arrival_order(memory):
     """Every order of every choice of three out of four kinds of requests, with true lengths."""
     kinds = [(8, 60), (100, 30), (200, 100), (16, 250)]
     exact = System("exact", Collocation(safety_ratio=0.0, speculative_share=0.0))
@@ -150,7 +150,7 @@ def costs_of_eviction(held: list[tuple[int, float]], needed: int) -> tuple[float
     held=st.lists(st.tuples(st.integers(1, 50), st.floats(0.1, 100.0)), min_size=1, max_size=8),
     share=st.floats(0.01, 1.0),
 )
-def test_eviction_costs_at_most_its_number_of_victims_times_the_least(held, share):
+def test_eviction_cost_is_at_most_victims_times_the_least_cost(held, share):
     """The bound that holds: a victim costs no more than the dearest of any set that suffices."""
     needed = max(1, int(share * sum(blocks for blocks, _ in held)))
     cost, least, victims = costs_of_eviction(held, needed)
@@ -158,7 +158,7 @@ def test_eviction_costs_at_most_its_number_of_victims_times_the_least(held, shar
 
 
 @pytest.mark.parametrize("n", [2, 4, 8, 12])
-def test_eviction_can_cost_that_much_with_one_priority(n):
+def test_theorem_4_eviction_bound_is_reached_with_one_priority(n):
     """Against theorem 4, whose ratio O(log k) would be a constant for k = 1: sizes are ignored."""
     small_ones, one_large = [(1, 1.0)] * n, (n, 1.001)
     cost, least, victims = costs_of_eviction([*small_ones, one_large], n)

@@ -46,7 +46,7 @@ def _least_pressure(demands: list[Demand], gpus: int, capacity: int) -> float | 
     return best
 
 
-def test_by_hand() -> None:
+def test_place_by_kv_pressure_by_hand() -> None:
     # r/s: 8, 6, 1. On empty GPUs of 100: 8/(100-50) = .16 on the first; then 14/30 against 6/80 on
     # the second; then 9/40 against 7/70.
     demands = [Demand(0, 1, 1, 10), Demand(1, 8, 1, 50), Demand(2, 12, 2, 20)]
@@ -55,14 +55,14 @@ def test_by_hand() -> None:
     assert made.most_pressure == pytest.approx(0.16)
 
 
-def test_where_the_weights_do_not_fit_nobody_goes() -> None:
+def test_place_leaves_a_model_unplaced_where_weights_do_not_fit() -> None:
     made = place(
         [Demand(0, 5, 1, 60), Demand(1, 4, 1, 60), Demand(2, 3, 1, 60)], Loads.empty(2, 100)
     )
     assert (made.gpus, made.unplaced) == ({0: (0,), 1: (1,)}, (2,))
 
 
-def test_parts_stand_apart_on_one_node() -> None:
+def test_place_puts_tp_parts_on_different_gpus_of_a_node() -> None:
     loads = Loads.empty(4, 100)
     loads.add(0, Demand(9, 50, 1, 10))
     big = Demand(0, 10, 1, 30, tp=2)
@@ -71,14 +71,14 @@ def test_parts_stand_apart_on_one_node() -> None:
     assert best_gpus(Demand(0, 10, 1, 30, tp=3), loads, node_gpus=2) == ()
 
 
-def test_a_small_gain_moves_nobody() -> None:
+def test_place_moves_no_model_for_a_small_gain() -> None:
     # Together 4/80 each; the second would have 2/90 alone: 0.4 of the ratio here.
     demands = [Demand(0, 2, 1, 10, gpus=(0,)), Demand(1, 2, 1, 10, gpus=(0,))]
     assert place(demands, Loads.empty(2, 100), threshold=0.7).gpus == {0: (0,), 1: (0,)}
     assert place(demands, Loads.empty(2, 100), threshold=0.3).gpus == {0: (0,), 1: (1,)}
 
 
-def test_a_demand_makes_sense() -> None:
+def test_demand_without_positive_slo_is_refused() -> None:
     with pytest.raises(SloBenchError, match="positive SLO"):
         Demand(0, 1.0, 0.0, 10)
 
@@ -90,7 +90,9 @@ _demands = st.lists(
 
 @settings(max_examples=200, deadline=None)
 @given(_demands, st.integers(1, 3))
-def test_the_bound_of_the_appendix(figures: list[tuple[float, float, int]], gpus: int) -> None:
+def test_place_keeps_the_bound_of_the_appendix(
+    figures: list[tuple[float, float, int]], gpus: int
+) -> None:
     """KVPR_max <= KVPR_OPT * (1 + C / (S - w)), S before and w of the last model on that GPU."""
     demands = [Demand(i, *figure) for i, figure in enumerate(figures)]
     best = _least_pressure(demands, gpus, _C)
@@ -104,7 +106,7 @@ def test_the_bound_of_the_appendix(figures: list[tuple[float, float, int]], gpus
 
 @settings(max_examples=200, deadline=None)
 @given(_demands, st.integers(1, 3), st.integers(0, 20))
-def test_swaps_lower_the_pressure_and_lose_nobody(
+def test_swaps_lower_the_pressure_and_keep_all_models(
     figures: list[tuple[float, float, int]], gpus: int, swaps: int
 ) -> None:
     demands = [Demand(i, *figure) for i, figure in enumerate(figures)]
@@ -156,7 +158,7 @@ def _ratios(sizes: tuple[str, ...], models: tuple[int, int], swaps: int, cases: 
     return found
 
 
-def test_within_a_tenth_of_the_best_on_average() -> None:
+def test_place_is_within_a_tenth_of_the_best_on_average() -> None:
     """As printed, for four to eight models of 1B to 8B. Where weights fill the GPUs it is not."""
     ratios = _ratios(_SMALL, (4, 8), swaps=0, cases=150)
     assert min(ratios) >= 1 - 1e-9
@@ -169,7 +171,7 @@ def test_within_a_tenth_of_the_best_on_average() -> None:
     ("sizes", "models", "cases"),
     [(_SMALL, (4, 8), 100), (_SMALL, (8, 8), 40), ((*_SMALL, "qwen2.5-14b"), (6, 8), 40)],
 )
-def test_swaps_bring_it_within_a_tenth(
+def test_swaps_bring_place_within_a_twentieth_on_average(
     sizes: tuple[str, ...], models: tuple[int, int], cases: int
 ) -> None:
     ratios = _ratios(sizes, models, swaps=32, cases=cases)

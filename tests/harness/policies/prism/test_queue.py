@@ -45,7 +45,7 @@ jobs_of = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 12)), max_size=9
 
 @given(jobs=jobs_of, start_s=st.integers(0, 10))
 @settings(max_examples=400, deadline=None)
-def test_as_many_in_time_as_by_brute_force(jobs, start_s):
+def test_moore_hodgson_serves_as_many_in_time_as_brute_force(jobs, start_s):
     kept = in_time(jobs, start_s, 1.0)
     assert kept == sorted(kept)
     ends = list(itertools.accumulate((j.tokens for j in kept), initial=start_s))[1:]
@@ -54,7 +54,7 @@ def test_as_many_in_time_as_by_brute_force(jobs, start_s):
     assert slack_s(kept, start_s, 1.0) >= 0
 
 
-def test_the_longest_so_far_goes_out_not_the_one_that_would_be_late():
+def test_moore_hodgson_removes_the_longest_job_so_far():
     long, short, last = (
         PrefillJob(10.0, 0, 8, None),
         PrefillJob(11.0, 1, 4, None),
@@ -104,7 +104,7 @@ def request(n, due_s, tokens):
     ]
 )
 @settings(max_examples=400, deadline=None)
-def test_the_queue_is_what_planning_anew_would_give(moves):
+def test_queue_kept_incrementally_equals_planning_anew(moves):
     clock = Clock()
     jobs = {}
     queue = InTimeQueue(clock, jobs.__getitem__, lambda: clock.rate)
@@ -158,7 +158,7 @@ def first_tokens(records):
     return [round(t, 6) for t in records.first_token_s.tolist()]
 
 
-def test_the_late_wait_behind(serve_each_way, requests):
+def test_late_requests_wait_behind_those_in_time(serve_each_way, requests):
     workload = requests(*ROWS, ttft_slo_s=TTFT_SLO_S)
     one_by_one = {"max_num_batched_tokens": 16, "max_num_seqs": 1}
     prism = serve_each_way(workload, PrismLocal(**one_by_one), **ALONE).records
@@ -169,13 +169,13 @@ def test_the_late_wait_behind(serve_each_way, requests):
     assert first_tokens(serve_each_way(workload, unworried, **ALONE).records) == first_tokens(edf)
 
 
-def test_the_late_may_be_dropped(serve_each_way, requests):
+def test_late_requests_are_dropped_if_asked(serve_each_way, requests):
     policy = PrismLocal(max_num_batched_tokens=16, max_num_seqs=1, late="drop")
     records = serve_each_way(requests(*ROWS, ttft_slo_s=TTFT_SLO_S), policy, **ALONE).records
     assert records.outcome.tolist() == [Outcome.DROPPED, Outcome.FINISHED, Outcome.FINISHED]
 
 
-def test_more_in_time_than_by_deadline_under_overload(serve, requests):
+def test_prism_queue_serves_more_in_time_than_edf_under_overload(serve, requests):
     rng = np.random.default_rng(5)
     rows = [
         (t, int(p), 1) for t, p in zip(np.arange(200) * 4.0, rng.integers(5, 120, 200), strict=True)
@@ -230,7 +230,7 @@ def victims(batch, slos, output_tokens=50):
     return sorted(keys, key=lambda n: (keys[n], -n))
 
 
-def test_who_is_preempted_by_slack():
+def test_preemption_takes_requests_by_slack_class():
     # 30 s to go for all but the last; 12 s to be prefilled again.
     batch = Batch(emitted={0: 20, 1: 20, 2: 20, 3: 20, 4: 45})
     slos = [
@@ -243,7 +243,7 @@ def test_who_is_preempted_by_slack():
     assert victims(batch, slos) == [2, 3, 1, 0, 4]
 
 
-def test_close_to_zero_slack_nothing_jumps():
+def test_preemption_order_is_steady_around_zero_slack():
     """The printed 1 / (slack + ε) changes sign there; by class and seconds nothing does."""
     batch = Batch(emitted=dict.fromkeys(range(5), 20))
     ends = [130.0 - 1e-9, 130.0 + 1e-9, 141.9 - 1e-3, 141.9 + 1e-3, 150.0]

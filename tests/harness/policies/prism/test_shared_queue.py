@@ -20,7 +20,7 @@ def _queue(jobs: list[tuple[float, float, float]]) -> SharedQueue:
     return queue
 
 
-def test_the_longest_goes_out_where_one_would_be_late() -> None:
+def test_shared_queue_postpones_the_longest_where_one_would_be_late() -> None:
     # By deadline 0 (3 s), 1 (2 s), 2 (2 s). After 2 the clock stands at 7 > 6: 0 goes out.
     queue = _queue([(0, 4, 3), (0, 5, 2), (0, 6, 2)])
     assert [r.id for r in queue.scheduled(0.0)] == [1, 2]
@@ -28,20 +28,20 @@ def test_the_longest_goes_out_where_one_would_be_late() -> None:
     assert [r.id for r in queue.scheduled(3.5)] == [2]
 
 
-def test_speeds_of_models_differ() -> None:
+def test_shared_queue_counts_times_of_each_model() -> None:
     # The same deadline: the model with the slower prefill is the longer job and goes out.
     queue = _queue([(0, 1, 0.9), (0, 1, 0.4), (0, 1, 0.5)])
     assert [r.id for r in queue.scheduled(0.0)] == [1, 2]
 
 
-def test_who_leaves_is_gone() -> None:
+def test_shared_queue_remove_takes_the_request_out() -> None:
     queue = _queue([(0, 4, 3), (0, 5, 2)])
     queue.remove(next(iter(queue)))
     assert [r.id for r in queue] == [1]
     assert len(queue) == 1
 
 
-def test_without_an_slo_one_is_never_late() -> None:
+def test_shared_queue_request_without_slo_is_never_late() -> None:
     queue = _queue([(0, float("inf"), 3), (1, 5, 2)])
     assert [r.id for r in queue.ordered(0.0)] == [1, 0]
 
@@ -65,13 +65,17 @@ _JOBS = st.tuples(st.just(0.0), _HALF_MS, _WHOLE_MS)
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(_JOBS, min_size=1, max_size=6))
-def test_no_order_has_more_first_tokens_in_time(jobs: list[tuple[float, float, float]]) -> None:
+def test_no_order_has_more_first_tokens_in_time_than_the_shared_queue(
+    jobs: list[tuple[float, float, float]],
+) -> None:
     assert len(_queue(jobs).scheduled(0.0)) == _most_in_time(jobs)
 
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(_JOBS, min_size=7, max_size=9))
-def test_no_subset_of_nine_is_larger(jobs: list[tuple[float, float, float]]) -> None:
+def test_no_subset_of_nine_in_time_is_larger_than_the_shared_queues(
+    jobs: list[tuple[float, float, float]],
+) -> None:
     """A set can be in time if it can by deadline: so it is enough to try subsets."""
     by_deadline = sorted(jobs, key=lambda job: job[0] + job[1])
     most = 0

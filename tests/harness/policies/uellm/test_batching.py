@@ -81,7 +81,7 @@ def test_tokens_generated_for_8_8_and_58(policy, tokens, serve, requests):
 # ---------------------------------------------------------------- Eq. 3-3 to 3-5
 
 
-def test_total_by_hand():
+def test_slo_odbs_total_by_hand():
     # T_l = (20 + 10)·2·1.5 = 90; the length term is 40 - 100, and T_o = term·2·1.1.
     policy = SloOdbs(slo_weight=2, output_weight=3, slo_factor=1.5, output_factor=1.1)
     args = (40, 20.0, 1, 10.0, 100)
@@ -92,14 +92,14 @@ def test_total_by_hand():
     assert summed.total(*args) == pytest.approx(2 * 90 + 3 * 140 * 2.2)
 
 
-def test_total_is_compared_with_the_threshold():
+def test_batch_is_closed_where_total_exceeds_the_threshold():
     requests = waiting((10, 50), (20, 50))
     # (20 + 10)·2·1.2 = 72
     assert batches(SloOdbs(threshold=72), requests) == [[0, 1]]
     assert batches(SloOdbs(threshold=71.9), requests) == [[0], [1]]
 
 
-def test_the_signed_term_never_closes_a_batch():
+def test_signed_length_term_never_closes_a_batch():
     # PAPERS: with lax SLOs a 2048-token batch takes everything: Total falls as it grows.
     requests = waiting((1, 2048), *[(1, 128)] * 49)
     signed = SloOdbs(length_term="signed", threshold=1000, max_batch=50, cm_limit=1e9)
@@ -124,7 +124,7 @@ def test_time_left_instead_of_the_stated_slo():
     ]
 
 
-def test_the_overdue_may_go_last():
+def test_overdue_requests_may_go_last():
     overdue = RequestState(0, 0.0, 10, 5, 5, Slo(e2e_s=5))
     new = RequestState(1, 9.0, 10, 5, 5, Slo(e2e_s=50))
     assert batches(SloOdbs(max_batch=1), [overdue, new], now_s=10.0) == [[0], [1]]
@@ -134,14 +134,14 @@ def test_the_overdue_may_go_last():
     assert batches(by_both, [overdue, new], now_s=10.0) == [[1], [0]]
 
 
-def test_cm_shrinks_batches():
+def test_cm_limit_shrinks_batches():
     # CM = 1·100 + 0.5·200 = 200: of 8 a quarter may enter at a limit of 50.
     requests = waiting(*[(100, 200)] * 4)
     assert batches(SloOdbs(max_batch=8, cm_limit=50), requests) == [[0, 1], [2, 3]]
     assert batches(SloOdbs(max_batch=8, cm_limit=200), requests) == [[0, 1, 2, 3]]
 
 
-def test_line_12_swaps_the_weights():
+def test_weights_are_swapped_to_the_letter_of_line_12():
     policy = SloOdbs(slo_weight=1, output_weight=0.5)
     assert policy.cm(200, 10.0) == 110
     assert policy.with_parameters(cm_weights="printed").cm(200, 10.0) == 205
@@ -160,7 +160,7 @@ def test_requests_without_an_slo_come_last():
     assert batches(SloOdbs(), requests) == [[1, 0, 2]]
 
 
-def test_the_slo_of_a_request():
+def test_slo_of_a_request_by_kind():
     def slo_s(**bounds):
         return stated_slo_s(RequestState(0, 100.0, 10, 21, 21, Slo(**bounds)), 21)
 
@@ -171,7 +171,7 @@ def test_the_slo_of_a_request():
     assert slo_s(ttft_s=2) == math.inf
 
 
-def test_variants():
+def test_slo_dbs_and_odbs_batch_by_one_criterion():
     requests = waiting((10, 500), (20, 5), (11, 4))
     slo_only = SloDbs(threshold=80)  # 21·2·1.2 = 50 fits, 31·3·1.2 = 112 does not
     assert batches(slo_only, requests) == [[0, 2], [1]]
@@ -247,7 +247,7 @@ def test_reserved_is_the_end_of_the_bucket_until_longer_answers_came():
     assert monitor.reserve_tokens(new, Told(40)) == 63  # another bucket has learnt nothing
 
 
-def test_mispredictions_are_queued():
+def test_length_monitor_queues_mispredictions():
     monitor, view = LengthMonitor(), Told(20)
     for i, tokens in enumerate((16, 31, 32, 15)):
         monitor.observe(done(i, tokens), view)
@@ -267,7 +267,7 @@ def test_mispredictions_are_queued():
         ("bucket", None, 1),
     ],
 )
-def test_unsure_lengths_of_one_bucket_count_as_alike(serve, requests, lengths, longest, first):
+def test_lengths_of_one_bucket_are_equal_where_uncertain(serve, requests, lengths, longest, first):
     asked = requests((0, 4, 2), (0, 4, 2))
     told = {} if longest is None else {"output_tokens_p90": np.array(longest)}
     told["predicted_output_tokens"] = np.array([40, 33])

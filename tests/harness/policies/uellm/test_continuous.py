@@ -15,7 +15,7 @@ BY_SLO = SloOdbsContinuous(output_weight=0.0, threshold=80.0)
 AT_ONCE = [(0.0, 16, 10)] * 5
 
 
-def test_a_batch_stays_open_while_the_total_is_within_the_threshold():
+def test_continuous_batch_admits_while_total_is_within_the_threshold():
     batch = OpenBatch(BY_SLO)
     sizes = []
     while batch.takes(10, 10.0):
@@ -25,7 +25,7 @@ def test_a_batch_stays_open_while_the_total_is_within_the_threshold():
     assert OpenBatch(BY_SLO).takes(10, 1e6)  # alone, anybody may run
 
 
-def test_no_more_run_than_the_batch_takes(serve_each_way, requests):
+def test_continuous_batch_runs_at_most_max_num_seqs(serve_each_way, requests):
     served = serve_each_way(requests(*AT_ONCE, e2e_slo_s=np.full(5, 10.0)), BY_SLO)
     first_s = served.result.records.first_token_s
     finish_s = served.result.records.finish_s
@@ -33,7 +33,7 @@ def test_no_more_run_than_the_batch_takes(serve_each_way, requests):
     assert (first_s[3:] > finish_s[:3].max()).all()
 
 
-def test_when_one_ends_the_next_joins_the_others(serve_each_way, requests):
+def test_continuous_batch_admits_the_next_when_one_ends(serve_each_way, requests):
     rows = [(0.0, 16, 3), *AT_ONCE[1:]]
     records = serve_each_way(requests(*rows, e2e_slo_s=np.full(5, 10.0)), BY_SLO).result.records
     assert records.finish_s[0] == 3.0
@@ -41,14 +41,14 @@ def test_when_one_ends_the_next_joins_the_others(serve_each_way, requests):
     assert records.finish_s[1] == 10.0
 
 
-def test_the_tightest_slo_enters_first_and_those_without_one_last(serve_each_way, requests):
+def test_continuous_batch_admits_by_tightest_slo(serve_each_way, requests):
     slos = np.array([np.inf, 30.0, 20.0, 10.0])
     policy = SloOdbsContinuous(max_num_seqs=1)
     records = serve_each_way(requests(*AT_ONCE[:4], e2e_slo_s=slos), policy).result.records
     assert np.argsort(records.finish_s).tolist() == [3, 2, 1, 0]
 
 
-def test_odbs_groups_by_predicted_answers(serve_each_way, requests):
+def test_continuous_odbs_groups_by_predicted_lengths(serve_each_way, requests):
     rows = [(0.0, 16, 40), (0.0, 16, 10), (0.0, 16, 40), (0.0, 16, 10)]
     # Another of 10 adds nothing; one of 40 would make it 1.2 · 30 · 3 · 0.5 = 54.
     policy = SloOdbsContinuous(slo_weight=0.0, sort_by="weighted", threshold=50.0)
@@ -58,6 +58,6 @@ def test_odbs_groups_by_predicted_answers(serve_each_way, requests):
 
 
 @pytest.mark.parametrize("name", ["slo-odbs", "slo-dbs", "odbs"])
-def test_static_ones_name_what_a_server_can_run_of_them(name):
+def test_static_uellm_systems_name_their_continuous_variant(name):
     assert "slo-odbs-continuous" in (refusal(SYSTEMS[name], "vllm") or "")
     assert refusal(SYSTEMS["slo-odbs-continuous"], "vllm") is None

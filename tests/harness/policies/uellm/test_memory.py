@@ -15,7 +15,7 @@ from slo_bench.workloads.errors import SloBenchError
 from slo_bench.workloads.length_buckets import bucket_of
 
 
-def test_a_reservation_grows_while_there_are_blocks(serve, requests):
+def test_reservation_grows_while_there_are_blocks(serve, requests):
     # Told 8 tokens each (one block with the prompt), they take three; six blocks are enough.
     workload = requests((0, 4, 40), (0, 4, 40), max_output_tokens=[44, 44])
     told = np.array([4, 4])
@@ -25,7 +25,7 @@ def test_a_reservation_grows_while_there_are_blocks(serve, requests):
     assert served.result.totals.kv_cache_usage_peak == 1
 
 
-def test_without_blocks_the_last_begins_anew(serve, requests):
+def test_last_request_restarts_where_blocks_run_out(serve, requests):
     # Four blocks hold two requests of 32 tokens: after 29 tokens (28 in the cache) they are full.
     workload = requests((0, 4, 40), (0, 4, 40), max_output_tokens=[44, 44])
     told = np.array([4, 4])
@@ -43,7 +43,7 @@ def test_without_blocks_the_last_begins_anew(serve, requests):
     assert totals.kv_cache_usage_peak == 1
 
 
-def test_complete_answers_are_padded_no_more_where_memory_is_short(serve, requests):
+def test_finished_answers_are_not_padded_where_memory_is_short(serve, requests):
     workload = requests((0, 4, 2), (0, 4, 40), max_output_tokens=[44, 44])
     served = serve(workload, S3(), num_gpu_blocks=4, predicted_output_tokens=np.array([2, 2]))
     assert served.records.finish_s.tolist() == [40, 40]  # given back together all the same
@@ -61,7 +61,7 @@ def test_fifo_reserves_the_maximum_and_never_runs_out(serve, requests):
 
 
 @pytest.mark.parametrize("policy", [S3(max_batch=6), SloOdbs(max_batch=6), Fifo(max_batch=6)])
-def test_everybody_ends_whatever_is_predicted(policy, serve, requests):
+def test_all_requests_finish_whatever_is_predicted(policy, serve, requests):
     rng = np.random.default_rng(0)
     for _ in range(60):
         n = int(rng.integers(1, 25))
@@ -114,7 +114,7 @@ def test_mispredictions_are_kept_for_retraining(system, tmp_path):
         assert bucket_of(line["predicted_tokens"]) != bucket_of(line["output_tokens"])
 
 
-def test_an_oracle_mispredicts_nothing(tmp_path):
+def test_oracle_writes_no_mispredictions(tmp_path):
     asked = Experiment(systems=["s3"], workload="alpaca", requests=50, rates=[1], seeds=1)
     result = asked.run(tmp_path / "run", jobs=1)
     assert not (result.folder / "mispredictions").exists()

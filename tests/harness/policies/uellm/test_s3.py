@@ -41,7 +41,7 @@ def cases(n):
         )
 
 
-def test_within_memory_and_never_worse_than_first_fit_in_1000_cases():
+def test_s3_fits_memory_and_is_never_worse_than_first_fit():
     better = 0
     for room, items in cases(1000):
         batches = pack(items, room)
@@ -71,7 +71,7 @@ def holds(room, batch):
     return room.holds(len(batch), prompt_tokens, max(i.reserved_tokens for i in batch))
 
 
-def test_the_sorted_cut_is_the_best_of_all():
+def test_s3_sorted_cut_is_the_best_by_brute_force():
     tried = 0
     for room, items in cases(200):
         if len(items) > 9:
@@ -85,7 +85,7 @@ def test_the_sorted_cut_is_the_best_of_all():
     assert tried > 30
 
 
-def test_padding_by_hand():
+def test_padding_tokens_by_hand():
     batches = [[item(0, 8), item(1, 8)], [item(2, 58), item(3, 50), item(4, 1)]]
     assert padding_tokens(batches) == 0 + 8 + 57
 
@@ -99,7 +99,7 @@ def test_first_fit_by_hand():
 
 
 @pytest.mark.parametrize("first", ["oldest", "shortest"])
-def test_which_batch_runs_first(first, serve, requests):
+def test_s3_first_parameter_picks_the_first_batch(first, serve, requests):
     workload = requests((0, 4, 50), (0, 4, 2), (0, 4, 3), (0, 4, 51))
     records = serve(workload, S3(max_batch=2, first=first)).records
     long_s, short_s = records.first_scheduled_s[[0, 1]]

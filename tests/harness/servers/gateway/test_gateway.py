@@ -130,7 +130,7 @@ def raw_server(answer: Callable[[socket.socket], None]) -> contextlib.AbstractCo
     return up()
 
 
-def test_one_address_serves_what_the_servers_serve(gateway, mocks):
+def test_gateway_serves_models_health_and_completions(gateway, mocks):
     client = Client(gateway(*(m.url for m in mocks(2))))
     assert json.loads(client.get("/v1/models")[1])["data"][0]["id"] == "mock"
     assert client.get("/health") == (200, b"")
@@ -141,7 +141,7 @@ def test_one_address_serves_what_the_servers_serve(gateway, mocks):
     assert len(json.loads(body)["data"]) == 2
 
 
-def test_what_a_server_refuses_is_passed_on(gateway, mocks):
+def test_gateway_passes_a_servers_refusal_on(gateway, mocks):
     client = Client(gateway(*(m.url for m in mocks(1))))
     assert client.get("/nowhere")[0] == 404
     answer, body = client.post("/v1/completions", ["no object"])
@@ -150,7 +150,7 @@ def test_what_a_server_refuses_is_passed_on(gateway, mocks):
     assert client.complete() == 200  # on the same connection
 
 
-def test_a_router_spreads_the_work_but_not_what_is_asked_beside_it(gateway, mocks):
+def test_gateway_router_counts_completions_only(gateway, mocks):
     servers = mocks(2)
     client = Client(gateway(*(m.url for m in servers)))
     for _ in range(3):
@@ -165,7 +165,7 @@ def test_a_router_spreads_the_work_but_not_what_is_asked_beside_it(gateway, mock
     assert "slo_bench_gateway_in_flight" in text
 
 
-def test_what_shares_a_prefix_goes_to_one_instance(gateway, mocks):
+def test_gateway_prefix_aware_routes_a_prefix_to_one_instance(gateway, mocks):
     servers = mocks(3)
     client = Client(gateway(*(m.url for m in servers), router="prefix-aware"))
     for turn in range(1, 5):
@@ -181,7 +181,7 @@ def test_what_shares_a_prefix_goes_to_one_instance(gateway, mocks):
     assert all(count % 4 == 0 for count in counts)
 
 
-def test_least_loaded_counts_what_is_under_way(gateway):
+def test_gateway_least_loaded_counts_running_requests(gateway):
     counts = [0, 0]
     all_under_way = threading.Barrier(6)
 
@@ -197,7 +197,7 @@ def test_least_loaded_counts_what_is_under_way(gateway):
     assert counts == [3, 3]
 
 
-def test_a_stream_passes_as_it_comes(gateway):
+def test_gateway_passes_stream_events_as_they_come(gateway):
     go_on: queue.Queue[bytes] = queue.Queue()
 
     def answer(wire: socket.socket) -> None:
@@ -220,7 +220,7 @@ def test_a_stream_passes_as_it_comes(gateway):
         assert found.read() == b""
 
 
-def test_headers_and_query_reach_the_server(gateway):
+def test_gateway_passes_headers_and_query_to_the_server(gateway):
     heads: queue.Queue[bytes] = queue.Queue()
 
     class Keeps(socketserver.StreamRequestHandler):
@@ -249,7 +249,7 @@ def test_headers_and_query_reach_the_server(gateway):
     assert head.lower().count(b"host:") == head.lower().count(b"content-length:") == 1
 
 
-def test_a_dead_instance_is_chosen_no_longer(gateway, mocks):
+def test_gateway_skips_a_dead_instance(gateway, mocks):
     servers = mocks(3)
     client = Client(gateway(*(m.url for m in servers)))
     assert [client.complete() for _ in range(3)] == [200] * 3
@@ -265,7 +265,7 @@ def test_a_dead_instance_is_chosen_no_longer(gateway, mocks):
     assert client.get("/health")[0] == 503
 
 
-def test_an_instance_that_comes_back_is_chosen_again(gateway):
+def test_gateway_chooses_a_recovered_instance_again(gateway):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -290,7 +290,7 @@ def test_an_instance_that_comes_back_is_chosen_again(gateway):
         thread.join()
 
 
-def test_a_server_lost_before_its_answer_is_a_bad_gateway(gateway):
+def test_gateway_answers_502_for_a_server_lost_before_its_answer(gateway):
     with raw_server(lambda wire: None) as url:
         answer, body = Client(gateway(url)).post("/v1/completions", {})
         assert answer.status == 502
@@ -298,7 +298,7 @@ def test_a_server_lost_before_its_answer_is_a_bad_gateway(gateway):
 
 
 @pytest.mark.parametrize("framing", [b"content-length: 100", b"transfer-encoding: chunked"])
-def test_an_answer_cut_off_is_cut_off_for_the_client_too(gateway, framing):
+def test_gateway_cuts_off_the_client_of_a_cut_answer(gateway, framing):
     def answer(wire: socket.socket) -> None:
         wire.sendall(b"HTTP/1.1 200 OK\r\n" + framing + b"\r\n\r\n5\r\nhello\r\n")
 
@@ -311,12 +311,12 @@ def test_an_answer_cut_off_is_cut_off_for_the_client_too(gateway, framing):
             found.read()
 
 
-def test_an_answer_that_closing_ends_is_whole(gateway):
+def test_gateway_passes_an_answer_ended_by_closing(gateway):
     with raw_server(lambda wire: wire.sendall(b"HTTP/1.0 200 OK\r\n\r\nall of it")) as url:
         assert Client(gateway(url)).post("/v1/completions", {})[1] == b"all of it"
 
 
-def test_who_goes_away_is_served_no_longer(gateway, mocks):
+def test_gateway_cancels_the_request_of_a_disconnected_client(gateway, mocks):
     [server] = mocks(1, MockConfig(ttft_s=0.01, itl_s=0.05))
     client = Client(gateway(server.url)).wire
     body = {"prompt": "a", "max_tokens": 10_000, "stream": True}
@@ -335,7 +335,7 @@ def test_who_goes_away_is_served_no_longer(gateway, mocks):
     eventually(lambda: count() == b"vllm:num_requests_running 0.0")
 
 
-def test_a_slow_reader_holds_the_server_back(gateway):
+def test_gateway_holds_the_server_back_for_a_slow_reader(gateway):
     sent = 0
 
     def answer(wire: socket.socket) -> None:
@@ -360,7 +360,7 @@ def test_a_slow_reader_holds_the_server_back(gateway):
         assert total == 120 << 20
 
 
-def test_old_clients_and_those_in_a_hurry(gateway, mocks):
+def test_gateway_serves_http_1_0_and_pipelined_requests(gateway, mocks):
     [server] = mocks(1)
     parts = urlsplit(gateway(server.url))
     body = b'{"prompt": "a", "max_tokens": 2, "stream": true}'
@@ -379,7 +379,7 @@ def test_old_clients_and_those_in_a_hurry(gateway, mocks):
     assert b"object" not in found[found.rindex(b"HTTP/1.1") :]
 
 
-def test_what_is_no_http_is_told_so_and_an_upgrade_is_passed_over(gateway, mocks):
+def test_gateway_refuses_malformed_http_and_ignores_upgrade(gateway, mocks):
     parts = urlsplit(gateway(*(m.url for m in mocks(1))))
     for said, status in (
         (b"nonsense\r\n\r\n", b"400"),
@@ -394,7 +394,7 @@ def test_what_is_no_http_is_told_so_and_an_upgrade_is_passed_over(gateway, mocks
         assert found.split()[1] == status
 
 
-def test_leaving_closes_everything(mocks):
+def test_gateway_closes_all_connections_on_exit(mocks):
     [server] = mocks(1, MockConfig(ttft_s=PATIENCE_S))
     with serving(GatewayPlan([Endpoint.parse(server.url)])) as url:
         client = Client(url).wire
@@ -407,7 +407,7 @@ def test_leaving_closes_everything(mocks):
     assert not [thread for thread in threading.enumerate() if thread.name == "gateway"]
 
 
-def test_what_cannot_be_served_is_refused(mocks):
+def test_gateway_plan_refuses_impossible_settings(mocks):
     [server] = mocks(1)
     endpoint = Endpoint.parse(server.url)
     with (
@@ -424,7 +424,7 @@ def test_what_cannot_be_served_is_refused(mocks):
         pass
 
 
-def test_a_process_of_its_own_serves_and_goes(mocks):
+def test_gateway_process_serves_and_ends(mocks):
     servers = mocks(2)
     plan = GatewayPlan(tuple(Endpoint.parse(m.url) for m in servers), "least-loaded")
     assert GatewayPlan.from_plain(json.loads(json.dumps(plan.to_plain()))) == plan
@@ -472,13 +472,13 @@ def head(length, close=True):
     ],
     ids=["request", "body", "bodies", "idle"],
 )
-def test_limits_of_clients(limited, limits, sent, status):
+def test_gateway_refuses_clients_beyond_its_limits(limited, limits, sent, status):
     with limited(**limits) as address, socket.create_connection(address, PATIENCE_S) as wire:
         wire.sendall(sent)
         assert answered(wire) == status
 
 
-def test_a_limit_of_connections_frees_them_again(limited):
+def test_gateway_connection_limit_frees_closed_connections(limited):
     with limited(connections=1) as address:
         for _ in range(2):
             first = socket.create_connection(address, PATIENCE_S)
@@ -488,7 +488,7 @@ def test_a_limit_of_connections_frees_them_again(limited):
                 assert answered(first) == 200
 
 
-def test_an_answer_must_begin_in_time(limited):
+def test_gateway_answer_that_does_not_begin_in_time_fails(limited):
     body = json.dumps({"prompt": "a b", "max_tokens": 60_000, "stream": False}).encode()
     limits = {"first_byte_s": 0.05}
     with limited(**limits) as address, socket.create_connection(address, PATIENCE_S) as wire:
@@ -505,7 +505,7 @@ def counted(wire_address):
     return {f"{name} {label}".strip(): int(count) for name, label, count in found}
 
 
-def test_each_request_is_counted_once(limited):
+def test_gateway_counts_each_request_once(limited):
     endless = json.dumps({"prompt": "a", "max_tokens": 60_000, "stream": True}).encode()
     with limited(body_bytes=1 << 20) as address:
         for sent in (head(2) + b"{}", head(OVER) + b" " * OVER):
@@ -523,7 +523,7 @@ def test_each_request_is_counted_once(limited):
         )
 
 
-def test_clients_need_the_key_where_there_is_one(mocks):
+def test_gateway_with_a_key_refuses_clients_without_it(mocks):
     plan = GatewayPlan([Endpoint.parse(m.url) for m in mocks(1)])
     body = {"prompt": "a b", "max_tokens": 2}
     with serving(plan, api_key="s3cret") as url:
@@ -540,7 +540,7 @@ def test_clients_need_the_key_where_there_is_one(mocks):
         assert Client(url).get("/metrics")[0] == 401
 
 
-def test_no_other_machine_is_served_without_a_key(mocks):
+def test_gateway_on_all_interfaces_needs_a_key(mocks):
     plan = GatewayPlan([Endpoint.parse(m.url) for m in mocks(1)])
     with pytest.raises(SloBenchError, match="give it an API key"), serving(plan, host="0.0.0.0"):
         pass

@@ -95,7 +95,7 @@ def vectors(answer: Any) -> list[list[float]]:
 
 
 @pytest.mark.parametrize("policy", [Collocated(), None])
-def test_both_models_answer_behind_one_address(gateway, encoder, policy):
+def test_collocated_gateway_generates_and_embeds(gateway, encoder, policy):
     url, scheduler = gateway(policy)
     texts = [[5, 6, 7], [8, 9], [10]]
     status, answer = embed(url, texts, priority=1, **{VLLM_FIELD: {"e2e_slo_s": 3.0}})
@@ -110,7 +110,7 @@ def test_both_models_answer_behind_one_address(gateway, encoder, policy):
         assert scheduler.host.taken == 0
 
 
-def test_requests_that_wait_are_computed_in_one_pass(gateway, encoder):
+def test_waiting_embeddings_are_computed_in_one_pass(gateway, encoder):
     url, scheduler = gateway(Collocated())
     scheduler.host.used = 100  # generation holds all memory
     with ThreadPoolExecutor(4) as pool:
@@ -127,7 +127,7 @@ def test_requests_that_wait_are_computed_in_one_pass(gateway, encoder):
     assert scheduler.host.passes["embed_pass_texts"] == 8
 
 
-def test_errors_stay_with_their_request(gateway):
+def test_embedding_error_fails_its_request_only(gateway):
     url, scheduler = gateway(Collocated())
     scheduler.host.used = 100
     with ThreadPoolExecutor(2) as pool:
@@ -141,14 +141,14 @@ def test_errors_stay_with_their_request(gateway):
     assert "ids of tokens below 90" in answer["error"]["message"]
 
 
-def test_a_rejection_is_an_answer(gateway):
+def test_rejected_embedding_is_answered(gateway):
     url, _ = gateway(StaticSplit(llm_share=0.99))
     status, answer = embed(url, [[5] * 64] * 64)
     assert status == 503
     assert REJECTED in answer["error"]["message"]
 
 
-def test_without_a_scheduler_embedding_requests_fail(embedder):
+def test_embedding_without_a_scheduler_fails(embedder):
     with mock(MockConfig()) as llm:
         plan = GatewayPlan(
             (Endpoint.parse(llm.url),),
@@ -161,7 +161,7 @@ def test_without_a_scheduler_embedding_requests_fail(embedder):
     assert "scheduler does not answer" in answer["error"]["message"]
 
 
-def test_what_is_no_encoder_is_refused(tmp_path):
+def test_embedding_server_refuses_a_model_that_is_no_encoder(tmp_path):
     with (
         pytest.raises(SloBenchError, match="the folder of an encoder"),
         embedding_server("bge-m3", "cpu", ()),

@@ -133,7 +133,7 @@ def answering(handler: type) -> Iterator[str]:
             thread.join()
 
 
-def test_a_ticket_is_for_who_has_no_prompt_to_compute(gateway, server):
+def test_hp_instance_without_a_prompt_gets_the_ticket(gateway, server):
     url = gateway(Ascendra(), [server(), server()], [server(SILENT)])
     first = open_wire(url)
     send(first)  # to the HP instance, which does not begin
@@ -149,7 +149,7 @@ def test_a_ticket_is_for_who_has_no_prompt_to_compute(gateway, server):
     second.close()
 
 
-def test_a_ticket_stands_from_the_first_token_on(gateway, server, asking):
+def test_hp_instance_asks_for_a_ticket_from_its_first_token(gateway, server, asking):
     url = gateway(Ascendra(), [server(), server()], [server(MockConfig(ttft_s=0.01, itl_s=0.05))])
     for n in (1, 2, 3):
         found = asking(url, max_tokens=10_000)
@@ -158,14 +158,14 @@ def test_a_ticket_stands_from_the_first_token_on(gateway, server, asking):
         assert counts(url, "in_flight") == [0, 0, n]
 
 
-def test_without_tickets_all_begin_at_lp_instances(gateway, server):
+def test_all_requests_begin_at_lp_instances_without_tickets(gateway, server):
     url = gateway(Ascendra(n_lp=1, tickets=False), [server()], [server()])
     assert [complete(url)[0] for _ in range(3)] == [200] * 3
     assert counts(url, "dispatched_total") == [3, 0]
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_who_is_given_back_is_answered_elsewhere(gateway, server, stream):
+def test_offloaded_request_is_answered_by_another_server(gateway, server, stream):
     url = gateway(Ascendra(tickets=False), [server(GIVES_BACK), server()], [server()])
     for _ in range(4):
         status, body = complete(url, stream=stream)
@@ -179,7 +179,7 @@ def test_who_is_given_back_is_answered_elsewhere(gateway, server, stream):
     assert counts(url, "answers_total") == [0, 2, 2]
 
 
-def test_the_next_server_is_told_how_long_it_has_waited(gateway, server):
+def test_offloaded_request_carries_its_waiting_time(gateway, server):
     with recorder() as (hp, bodies):
         url = gateway(Ascendra(n_lp=1, tickets=False), [server(GIVES_BACK)], [hp])
         assert complete(url, vllm_xargs={"ttft_slo_s": 0.5}) == (200, b"{}")
@@ -189,7 +189,7 @@ def test_the_next_server_is_told_how_long_it_has_waited(gateway, server):
     assert body == {**BODY, "vllm_xargs": {"ttft_slo_s": 0.5}}
 
 
-def test_a_request_is_offloaded_within_its_group(gateway, server):
+def test_request_is_offloaded_within_its_group(gateway, server):
     lp = [server(GIVES_BACK), server()]
     url = gateway(Ascendra(n_lp=1, tickets=False), lp, [server(), server()])
     for _ in range(4):
@@ -198,7 +198,7 @@ def test_a_request_is_offloaded_within_its_group(gateway, server):
     assert counts(url, "taken_over_total") == [0, 0, 2, 0]
 
 
-def test_the_shortest_queue_takes_over(gateway, server, asking):
+def test_offload_goes_to_the_shortest_queue(gateway, server, asking):
     policy = Ascendra(n_lp=1, n_hp=2, tickets=False)
     url = gateway(policy, [server(GIVES_BACK)], [server(SILENT), server()])
     waits = open_wire(url)
@@ -209,7 +209,7 @@ def test_the_shortest_queue_takes_over(gateway, server, asking):
     waits.close()
 
 
-def test_who_is_lost_before_a_token_begins_again(gateway, server):
+def test_request_lost_before_its_first_token_is_sent_again(gateway, server):
     class Dies(socketserver.StreamRequestHandler):
         def handle(self) -> None:
             self.rfile.readline()
@@ -225,7 +225,7 @@ def test_who_is_lost_before_a_token_begins_again(gateway, server):
         assert counts(url, "taken_over_total") == [0, 1]
 
 
-def test_who_is_lost_in_mid_answer_is_told_so(gateway, server, asking):
+def test_request_lost_in_mid_answer_ends_with_an_error(gateway, server, asking):
     cut = MockConfig(ttft_s=0.002, itl_s=0.001, fault=InjectedFault.CUT)
     url = gateway(Ascendra(n_lp=1, tickets=False), [server(cut)], [server()])
     found = asking(url, max_tokens=9)
@@ -235,7 +235,7 @@ def test_who_is_lost_in_mid_answer_is_told_so(gateway, server, asking):
     assert counts(url, "taken_over_total") == [0, 0]
 
 
-def test_what_a_server_refuses_is_the_answer(gateway, server):
+def test_refusal_of_a_server_is_the_answer(gateway, server):
     broken = MockConfig(fault=InjectedFault.REFUSED_IN_STREAM)
     url = gateway(Ascendra(n_lp=1, tickets=False), [server(broken)], [server()])
     status, body = complete(url)
@@ -246,7 +246,7 @@ def test_what_a_server_refuses_is_the_answer(gateway, server):
     assert complete(busy)[0] == 429
 
 
-def test_who_can_go_nowhere_is_dropped(gateway, server):
+def test_offloaded_request_without_another_server_is_dropped(gateway, server):
     with recorder() as (gone, _):
         pass
     url = gateway(Ascendra(n_lp=1, tickets=False), [server(GIVES_BACK)], [gone])
@@ -255,7 +255,7 @@ def test_who_can_go_nowhere_is_dropped(gateway, server):
     assert json.loads(body)["error"]["message"].startswith(DROPPED)
 
 
-def test_where_nobody_is_up_there_is_no_service(gateway, server):
+def test_gateway_answers_503_while_no_server_is_up(gateway, server):
     with recorder() as (gone, _):
         pass
     url = gateway(Ascendra(n_lp=1), [gone], [gone])
@@ -264,7 +264,7 @@ def test_where_nobody_is_up_there_is_no_service(gateway, server):
         urllib.request.urlopen(f"{url}/v1/models", timeout=PATIENCE_S)
 
 
-def test_a_process_of_its_own_has_the_same_controller(server):
+def test_gateway_process_has_the_same_controller(server):
     policy = Ascendra(n_lp=1, tickets=False, hp_batch_tokens=512)
     wanted = plan(policy, [server(GIVES_BACK)], [server()])
     assert GatewayPlan.from_plain(json.loads(json.dumps(wanted.to_plain()))) == wanted
@@ -273,7 +273,7 @@ def test_a_process_of_its_own_has_the_same_controller(server):
         assert counts(url, "taken_over_total") == [0, 1]
 
 
-def test_load_aware_looks_at_what_servers_say(server):
+def test_load_aware_gateway_reads_metrics_of_servers(server):
     loaded = """vllm:prompt_tokens_total 1
 vllm:generation_tokens_total 1
 vllm:kv_cache_usage_perc 0.9

@@ -136,7 +136,7 @@ def eventually(holds):
         time.sleep(0.01)
 
 
-def test_the_server_is_told_and_the_rest_stays_as_it_was(up):
+def test_gateway_adds_the_predicted_length_and_keeps_the_body(up):
     url, server = up(Words())
     asked = {"prompt": "four", "max_tokens": 9, FIELD: {"e2e_slo_s": 3.5}, "seed": 1}
     ask(url, **asked)
@@ -151,7 +151,7 @@ def test_the_server_is_told_and_the_rest_stays_as_it_was(up):
     assert float(re.search(r'lengths_seconds{quantile="0.99"} (\S+)', text)[1]) > 0
 
 
-def test_who_was_told_already_is_not_read(up):
+def test_gateway_keeps_a_length_that_the_client_predicted(up):
     words = Words()
     url, server = up(words)
     values = PredictedLength(30, 40).to_wire()
@@ -161,7 +161,7 @@ def test_who_was_told_already_is_not_read(up):
     assert counts(url)[0] == {"told_already": 1}
 
 
-def test_what_has_no_text_goes_on_as_it_is(up):
+def test_gateway_predicts_nothing_for_requests_without_text(up):
     words = Words()
     url, server = up(words)
     ask(url, prompt=[1, 2, 3])
@@ -171,7 +171,7 @@ def test_what_has_no_text_goes_on_as_it_is(up):
     assert counts(url)[0] == {"without_text": 1}
 
 
-def test_who_comes_while_others_are_read_is_read_together(up):
+def test_gateway_predicts_waiting_requests_in_one_batch(up):
     words = Words(each_s=0.3)
     url, server = up(words)
     with ThreadPoolExecutor(8) as pool:
@@ -183,7 +183,7 @@ def test_who_comes_while_others_are_read_is_read_together(up):
     assert told == {n: (n, 2 * n) for n in range(1, 9)}
 
 
-def test_a_predictor_that_fails_does_not_stop_the_serving(up):
+def test_gateway_serves_without_lengths_if_the_predictor_fails(up):
     url, server = up(Words())
     ask(url, prompt="broken")
     ask(url, prompt="four")
@@ -193,7 +193,7 @@ def test_a_predictor_that_fails_does_not_stop_the_serving(up):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_it_hears_how_long_answers_were(up, stream):
+def test_gateway_tells_the_predictor_complete_answer_lengths(up, stream):
     words = Words()
     url, server = up(words)
     ask(url, prompt="four", stream=stream)
@@ -205,19 +205,19 @@ def test_it_hears_how_long_answers_were(up, stream):
     assert counts(url)[0] == {"predicted": 3, "cut_off": 1}
 
 
-def test_one_number_for_all(up):
+def test_gateway_predicts_a_constant_for_all(up):
     url, server = up(foretells("constant(64)", lambda line: None))
     ask(url, "/v1/chat/completions", messages=[{"role": "user", "content": "hi"}])
     assert predicted_length_from_wire(server.asked[0][FIELD]) == (64, 64)
 
 
 @pytest.mark.parametrize("text", ["oracle", "noisy(accuracy=0.5)"])
-def test_nobody_knows_the_truth_before_real_answers(text):
+def test_gateway_refuses_oracle_predictors(text):
     with pytest.raises(SloBenchError, match="cannot predict before real answers"):
         foretells(text, lambda line: None)
 
 
-def test_what_is_to_be_answered():
+def test_last_said_is_the_text_of_the_last_message():
     said = [{"role": "system", "content": "s"}, {"role": "user", "content": "one"}]
     assert last_said({"messages": said}) == "one"
     parts = [{"type": "text", "text": "two"}, {"type": "image_url"}]

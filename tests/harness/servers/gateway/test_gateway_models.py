@@ -105,7 +105,7 @@ def eventually(holds: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_models_come_when_they_are_asked_for(models, asking):
+def test_model_is_activated_by_its_first_request(models, asking):
     stage = Stage()
     url = models(stage)
     with urllib.request.urlopen(f"{url}/v1/models", timeout=PATIENCE_S) as answer:
@@ -118,7 +118,7 @@ def test_models_come_when_they_are_asked_for(models, asking):
     assert answered(asking(url, "c")) == 404
 
 
-def test_with_one_place_they_take_turns(models, asking):
+def test_models_take_turns_in_one_place(models, asking):
     stage = Stage()
     url = models(stage, max_active_models=1)
     for name in "aabab":
@@ -127,7 +127,7 @@ def test_with_one_place_they_take_turns(models, asking):
     assert count(url, "evictions_total", "a") == 2
 
 
-def test_many_at_once_are_all_answered(models, asking):
+def test_concurrent_requests_for_two_models_are_all_answered(models, asking):
     stage = Stage()
     url = models(stage, max_active_models=1)
     with ThreadPoolExecutor(20) as pool:
@@ -136,7 +136,7 @@ def test_many_at_once_are_all_answered(models, asking):
     assert sum(count(url, "answers_total", name) for name in "ab") == 20
 
 
-def test_a_change_serves_all_who_wait(models, asking):
+def test_activation_serves_all_requests_waiting_for_the_model(models, asking):
     go_on = threading.Event()
 
     class Slow(Stage):
@@ -154,7 +154,7 @@ def test_a_change_serves_all_who_wait(models, asking):
     assert others in ([f"-{first[1]}", "+b"], [f"-{first[1]}", "+a"])
 
 
-def test_nobody_is_evicted_who_has_requests_and_nobody_passes_who_waits(models, asking):
+def test_model_with_requests_is_not_evicted_and_queue_order_holds(models, asking):
     stage = Stage(a=MockConfig(ttft_s=0.002, itl_s=0.05))
     url = models(stage, max_active_models=1)
     first = asking(url, "a", max_tokens=100_000)
@@ -172,7 +172,7 @@ def test_nobody_is_evicted_who_has_requests_and_nobody_passes_who_waits(models, 
     assert stage.told == ["+a", "-a", "+b", "-b", "+a"]
 
 
-def test_the_queue_goes_by_deadline_over_all_models(models, asking):
+def test_queue_of_all_models_goes_by_deadline(models, asking):
     stage = Stage(a=MockConfig(ttft_s=LONG), b=MockConfig(ttft_s=LONG))
     url = models(stage, PrismGlobal(max_num_seqs=1))
     full = {name: asking(url, name) for name in "ab"}  # an engine takes one at a time
@@ -191,7 +191,7 @@ def test_the_queue_goes_by_deadline_over_all_models(models, asking):
     assert [truth.prompt_tokens for truth in stage.up["b"].truths()] == [2, 4]
 
 
-def test_who_goes_away_waits_no_longer(models, asking):
+def test_disconnected_client_leaves_the_queue(models, asking):
     stage = Stage(a=MockConfig(ttft_s=LONG))
     url = models(stage, PrismGlobal(max_num_seqs=1))
     asking(url, "a")
@@ -203,7 +203,7 @@ def test_who_goes_away_waits_no_longer(models, asking):
     assert count(url, "in_flight", "a") == 1
 
 
-def test_a_model_that_does_not_come_is_said_so_and_tried_again(models, asking):
+def test_failed_activation_is_answered_503_and_tried_again(models, asking):
     stage = Stage()
     stage.fails = {"b"}
     url = models(stage)
@@ -217,7 +217,7 @@ def test_a_model_that_does_not_come_is_said_so_and_tried_again(models, asking):
     assert stage.told == ["+b"] * 3
 
 
-def test_a_server_that_is_lost_is_started_again(models, asking):
+def test_lost_model_server_is_started_again(models, asking):
     stage = Stage()
     url = models(stage)
     assert answered(asking(url, "a")) == 200
@@ -229,7 +229,7 @@ def test_a_server_that_is_lost_is_started_again(models, asking):
     assert count(url, "losses_total", "a") == 1
 
 
-def test_a_model_under_way_holds_nobody_up(models, asking):
+def test_activating_model_does_not_delay_others(models, asking):
     go_on = threading.Event()
 
     class Slow(Stage):
@@ -255,12 +255,12 @@ def test_a_model_under_way_holds_nobody_up(models, asking):
         (SharedPlan(("a",), Stage(), PrismGlobal(), max_active_models=0), "at least 1"),
     ],
 )
-def test_what_cannot_be_served_is_refused(plan, problem):
+def test_models_plan_refuses_impossible_settings(plan, problem):
     with pytest.raises(SloBenchError, match=problem), serving(plan):
         pass
 
 
-def test_a_trace_that_names_models_is_measured(models, tmp_path):
+def test_trace_with_models_is_measured_over_the_gateway(models, tmp_path):
     from slo_bench.harness.experiments.experiment import Experiment
 
     stage = Stage()

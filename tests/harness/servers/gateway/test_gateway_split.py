@@ -90,7 +90,7 @@ def post(url: str, body: object) -> dict:
 
 
 @pytest.mark.parametrize("router", ["round-robin", "load-aware"])
-def test_the_prompt_goes_first_and_its_files_are_named(split, router):
+def test_split_request_prefills_first_and_names_its_files(split, router):
     prefill, decode = split
     body = {"prompt": "a b", "max_tokens": 9, "min_tokens": 9, "stream": True, "temperature": 0}
     body["stream_options"] = {"include_usage": True}
@@ -111,7 +111,7 @@ def test_the_prompt_goes_first_and_its_files_are_named(split, router):
     assert len(names) == 2  # no two transfers share their files
 
 
-def test_with_nixl_the_prefill_server_says_where_the_kv_is(split):
+def test_split_request_with_nixl_passes_transfer_parameters(split):
     prefill, decode = split
     where = {"remote_engine_id": "e", "remote_block_ids": [1, 2], "remote_port": 5}
     prefill.given = (200, {"kv_transfer_params": where})
@@ -128,7 +128,7 @@ def test_with_nixl_the_prefill_server_says_where_the_kv_is(split):
     }
 
 
-def test_what_the_prefill_server_refuses_is_the_answer(split):
+def test_refusal_of_the_prefill_server_is_the_answer(split):
     prefill, decode = split
     prefill.given = (400, {"error": {"message": "too long"}})
     with gateway(split) as url:
@@ -141,7 +141,7 @@ def test_what_the_prefill_server_refuses_is_the_answer(split):
     assert not decode.asked
 
 
-def test_what_has_no_answer_to_decode_is_for_prefill_servers(split):
+def test_requests_without_decode_go_to_prefill_servers(split):
     prefill, decode = split
     with gateway(split) as url:
         assert post(f"{url}/v1/embeddings", {"input": "a"}) == {"from": "prefill"}
@@ -150,7 +150,7 @@ def test_what_has_no_answer_to_decode_is_for_prefill_servers(split):
     assert not decode.asked
 
 
-def test_without_either_kind_there_is_no_service(split):
+def test_split_gateway_answers_503_without_prefill_or_decode(split):
     prefill, _ = split
     with recorder("gone") as gone:
         pass
@@ -163,7 +163,7 @@ def test_without_either_kind_there_is_no_service(split):
     assert len(prefill.asked) == 1  # once it is known, nobody computes for nothing
 
 
-def test_transfers_have_names():
+def test_transfer_mode_is_found_by_name():
     assert transfer_of("files") is KvTransferMode.FILES
     with pytest.raises(UnknownNameError, match="did you mean nixl"):
         transfer_of("nix")

@@ -24,11 +24,11 @@ from slo_bench.harness.servers.gateway.states import prompt_tokens, state_of
         ({}, 1),
     ],
 )
-def test_prompts_are_counted_or_estimated(body, tokens):
+def test_prompt_tokens_are_counted_or_estimated(body, tokens):
     assert prompt_tokens(body) == tokens
 
 
-def test_bounds_count_from_the_arrival():
+def test_slo_bounds_count_from_the_arrival():
     wire = {"ttft_slo_s": 0.5, "deadline_in_s": 9.0, "waited_s": 2.0}
     r = state_of({"prompt": [1], "max_tokens": 7, "vllm_xargs": wire}, 3, 10.0)
     assert (r.id, r.arrival_s, r.output_tokens) == (3, 8.0, 7)
@@ -37,5 +37,5 @@ def test_bounds_count_from_the_arrival():
 
 
 @pytest.mark.parametrize("said", [None, "2", True, -1.0, math.nan, math.inf])
-def test_what_is_no_time_has_not_passed(said):
+def test_malformed_waited_s_counts_as_zero(said):
     assert waited_s({"waited_s": said}) == 0.0

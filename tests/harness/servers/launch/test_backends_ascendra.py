@@ -68,7 +68,9 @@ def events(path: Path, kind: str) -> list[dict]:
     return [line for line in lines if line["event"] == kind]
 
 
-def test_tickets_and_offload_before_real_servers(started_serve, installed, tiny_model, tmp_path):
+def test_ascendra_tickets_and_offload_before_real_servers(
+    started_serve, installed, tiny_model, tmp_path
+):
     installed("vllm")
     words = ["ascendra", "--backend", "vllm", "--model", tiny_model("vllm"), "--served-name"]
     words += ["tiny", "--set", "n_lp=1", "--set", "max_num_seqs=1", EXACT]

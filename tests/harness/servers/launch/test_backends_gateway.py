@@ -131,7 +131,7 @@ def expected(installed, tiny_model, tmp_path_factory):
 # NIXL's progress threads poll: two such servers starve each other on two cores, where a transfer
 # may take a minute.
 @pytest.mark.parametrize("transfer", ["files", pytest.param("nixl", marks=pytest.mark.weekly)])
-def test_a_split_answers_as_one_server_and_decodes_on_transferred_kv(
+def test_split_servers_answer_as_one_and_decode_transferred_kv(
     serve, installed, expected, tmp_path, transfer
 ):
     if transfer == "nixl":
@@ -171,7 +171,7 @@ def test_a_split_answers_as_one_server_and_decodes_on_transferred_kv(
         assert len(kept) < 8  # what was loaded does not stay
 
 
-def test_run_measures_a_split(installed, tiny_model, tmp_path):
+def test_run_measures_split_servers(installed, tiny_model, tmp_path):
     installed("vllm")
     trace = tmp_path / "trace.csv"
     rows = [f"{k * 0.05},{40 + k},{20 + k}" for k in range(12)]

@@ -27,7 +27,7 @@ def send(url, answered, over):
         answered.append(1)
 
 
-def test_a_server_under_load(installed, tiny_model, started_serve, tmp_path):
+def test_observe_a_vllm_server_under_load(installed, tiny_model, started_serve, tmp_path):
     installed("vllm")
     model = str(tiny_model("vllm"))
     out = tmp_path / "out"

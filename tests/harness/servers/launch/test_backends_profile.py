@@ -13,7 +13,7 @@ pytestmark = pytest.mark.backends
 
 
 @pytest.mark.parametrize("backend", ["vllm", "sglang"])
-def test_a_server_is_profiled_and_simulated(backend, installed, tmp_path):
+def test_profile_run_of_a_server_can_be_simulated(backend, installed, tmp_path):
     installed(backend)
     # Answers are in proportion to the context.
     model = make_model(tmp_path / "tiny", {**model_fields(), "max_position_embeddings": 512})

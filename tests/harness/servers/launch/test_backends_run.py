@@ -53,7 +53,7 @@ def cells_of(folder):
         return list(csv.DictReader(file))
 
 
-def test_stock_and_patched_are_measured(run):
+def test_run_measures_stock_and_patched_servers(run):
     options = ["--server-arg=--no-enable-prefix-caching", "--sweep", "block_size=32"]
     ran = run("vllm", "--system", "vllm", "--system", "edf", *options)
     cells = cells_of(ran)
@@ -72,7 +72,7 @@ def test_stock_and_patched_are_measured(run):
     assert json.loads((ran / "environment.json").read_text())["command"] is not None
 
 
-def test_adapters_are_served_beside_the_model(run, installed, tiny_model, tmp_path):
+def test_run_serves_adapters_beside_the_model(run, installed, tiny_model, tmp_path):
     adapters = {name: tmp_path / name for name in ("ada", "bob")}
     for seed, folder in enumerate(adapters.values()):
         words = [HERE / "make_tiny_adapter.py", tiny_model("vllm"), folder, str(seed)]
@@ -89,7 +89,7 @@ def test_adapters_are_served_beside_the_model(run, installed, tiny_model, tmp_pa
     assert 'max_lora="2"' in kept.read_text()
 
 
-def test_an_embedder_beside_vllm_under_one_policy(installed, tiny_model, tmp_path):
+def test_run_serves_an_embedder_beside_vllm_under_one_policy(installed, tiny_model, tmp_path):
     """Algorithms 1 to 3 on real servers: generation and embedding compete for 256 KV blocks."""
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     installed("vllm")
@@ -135,7 +135,7 @@ def test_an_embedder_beside_vllm_under_one_policy(installed, tiny_model, tmp_pat
         (["--system", "distserve"], "has several servers"),
     ],
 )
-def test_where_no_embedder_can_stand(installed, tiny_model, words, message):
+def test_run_refuses_an_embedder_where_none_can_run(installed, tiny_model, words, message):
     installed("vllm")
     load = ["--workload", "collocated(1:1)", "--rates", "2", "--seeds", "1", "--requests", "4"]
     served = ["--model", tiny_model("vllm"), "--embedder", "/nowhere"]
@@ -178,7 +178,7 @@ def proposals(cell, tokens):
     return drafts, reached
 
 
-def test_n_gram_speculation_is_measured(run, tiny_model, tmp_path):
+def test_run_measures_n_gram_speculation(run, tiny_model, tmp_path):
     options = ["--sweep", "speculation=ngram:3", "--sweep", "block_size=32"]
     model = without_attention(tiny_model("vllm"), tmp_path / "repeats")
     ran = run("vllm", "--system", "vllm", *options, output_tokens=150, model=model)
@@ -193,7 +193,7 @@ def test_n_gram_speculation_is_measured(run, tiny_model, tmp_path):
 
 
 @pytest.mark.parametrize("draft", ["the same model", "another", "eagle", "eagle3", "mtp"])
-def test_what_a_model_proposes_is_measured(run, tiny_model, tmp_path, draft):
+def test_run_measures_acceptance_of_draft_models(run, tiny_model, tmp_path, draft):
     """Drafts of the model itself and of heads that are right by construction are accepted; those
     of other weights are not.
     """
@@ -223,7 +223,7 @@ def test_what_a_model_proposes_is_measured(run, tiny_model, tmp_path, draft):
 
 
 @pytest.mark.parametrize(("backend", "block_size"), [("vllm", 32), ("sglang", 16)])
-def test_what_a_mechanism_did_in_the_server_is_in_the_row(run, backend, block_size):
+def test_run_row_has_counters_of_the_policy_in_the_server(run, backend, block_size):
     policy = f"{HERE / 'counts_long.py'}:CountsLong"
     ran = run(backend, "--system", policy, "--sweep", f"block_size={block_size}")
     (cell,) = cells_of(ran)

@@ -18,7 +18,7 @@ TURNS = ((2 * BLOCK, -1), (5 * BLOCK, 0), (8 * BLOCK, 1))
 
 
 @pytest.mark.parametrize("backend", ["vllm", "sglang"])
-def test_a_follow_up_hits_the_answer_before_it(backend, installed, tiny_model, tmp_path):
+def test_follow_up_prompt_hits_the_cached_answer(backend, installed, tiny_model, tmp_path):
     installed(backend)
     trace = tmp_path / "trace.csv"
     rows = [f"0,{prompt},{ANSWER},0,{follows},0" for prompt, follows in TURNS]

@@ -261,7 +261,7 @@ def waiting(first_deadline_s=100):
     return [Ask(f"r{i}", 20, 60, {"deadline_in_s": first_deadline_s - 10 * i}) for i in range(6)]
 
 
-def test_the_hooks_fit_this_sglang(sglang):
+def test_plugin_hooks_fit_the_installed_sglang(sglang):
     code = (
         "import json, sys; from slo_bench.harness.servers.plugins.sglang.targets import moved; "
         "json.dump(moved(), sys.stdout)"
@@ -269,7 +269,7 @@ def test_the_hooks_fit_this_sglang(sglang):
     assert json.loads(_inside(sglang, code).stdout) == []
 
 
-def test_without_a_policy_nothing_is_hooked(sglang):
+def test_sglang_without_a_policy_has_no_hooks(sglang):
     code = (
         "from sglang.srt.plugins import load_plugins; load_plugins(); "
         "from sglang.srt.plugins.hook_registry import HookRegistry as r; print(len(r._hooks))"
@@ -277,7 +277,7 @@ def test_without_a_policy_nothing_is_hooked(sglang):
     assert _inside(sglang, code).stdout.strip() == "0"
 
 
-def test_an_sglang_that_has_changed_does_not_start(sglang):
+def test_sglang_without_a_hooked_method_does_not_start(sglang):
     code = (
         "from sglang.srt.managers.scheduler import Scheduler; del Scheduler.run_batch; "
         "from sglang.srt.plugins import load_plugins; load_plugins(); print('started')"
@@ -288,7 +288,7 @@ def test_an_sglang_that_has_changed_does_not_start(sglang):
     assert "Scheduler.run_batch is gone" in done.stderr
 
 
-def test_a_policy_that_cannot_run_does_not_start(sglang):
+def test_sglang_with_an_unsupported_policy_does_not_start(sglang):
     code = "from sglang.srt.plugins import load_plugins; load_plugins(); print('started')"
     done = _inside(sglang, code, system_name="vllm-swap")
     assert done.returncode != 0
@@ -306,7 +306,7 @@ def _inside(sglang, code, system_name=None):
     return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=PATIENCE_S)
 
 
-def test_unpatched_serves_in_order_of_arrival_and_answers_greedily(sglang, model, stock):
+def test_unpatched_sglang_serves_by_arrival_and_answers_greedily(sglang, model, stock):
     async def run():
         async with Client(stock.server.url) as client:
             await client.queue_up(stock, *waiting())
@@ -335,7 +335,7 @@ def test_edf_serves_in_order_of_deadlines(edf):
     assert done == expected
 
 
-def test_edf_retracts_who_is_due_last_and_answers_stay_the_same(sglang, model, scarce_edf):
+def test_edf_retracts_the_latest_deadline_and_keeps_answers(sglang, model, scarce_edf):
     # SGLang would retract whoever has given the fewest tokens: the urgent one, who comes last.
     # Three cannot be held to their ends, nor two; one can.
     asks = [
@@ -362,7 +362,7 @@ def test_edf_retracts_who_is_due_last_and_answers_stay_the_same(sglang, model, s
     assert [client.output_ids(ask.rid) for ask in asks] == greedy(sglang, model, asks)
 
 
-def test_a_server_that_is_killed_is_reported_and_leaves_nothing(sglang, model, tmp_path):
+def test_killed_sglang_is_reported_and_leaves_no_process(sglang, model, tmp_path):
     with started(sglang, model, tmp_path) as server:
         (process,) = _children(server._process.pid)
         family = _descendants(process)
@@ -382,7 +382,7 @@ def test_a_server_that_is_killed_is_reported_and_leaves_nothing(sglang, model, t
     assert [pid for pid in family if _alive(pid)] == []
 
 
-def test_who_is_late_or_too_long_is_turned_away_and_told_so(turns_away):
+def test_late_and_long_requests_are_answered_as_dropped_and_rejected(turns_away):
     late = {"deadline_in_s": 0.1}
 
     async def run():
@@ -415,7 +415,7 @@ def test_who_is_late_or_too_long_is_turned_away_and_told_so(turns_away):
     }
 
 
-def test_a_stream_that_is_turned_away_ends_with_the_error(turns_away):
+def test_rejected_stream_ends_with_the_error(turns_away):
     body = {
         "model": "tiny",
         "prompt": list(range(3, 203)),
@@ -431,7 +431,7 @@ def test_a_stream_that_is_turned_away_ends_with_the_error(turns_away):
     assert error["message"].startswith("slo_bench: rejected")
 
 
-def test_the_load_generator_tells_who_was_dropped_and_who_was_turned_away(turns_away):
+def test_load_generator_records_dropped_and_rejected_requests(turns_away):
     workload = Workload(
         np.arange(3) * 0.1,
         np.array([20, 200, 20]),

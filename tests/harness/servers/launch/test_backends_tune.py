@@ -49,7 +49,7 @@ confirm = false
 
 
 @pytest.mark.parametrize("backend", sorted(SPACES))
-def test_the_best_setting_of_a_real_server(backend, installed, tiny_model, tmp_path):
+def test_tune_finds_the_best_setting_of_a_real_server(backend, installed, tiny_model, tmp_path):
     installed(backend)
     option, crash, says = SPACES[backend]
     file, out = tmp_path / "tune.toml", tmp_path / "out"
@@ -94,7 +94,7 @@ max_num_seqs = [2, 3]
 )
 
 
-def test_what_won_in_simulation_is_measured_beside_the_default(installed, tiny_model, tmp_path):
+def test_tune_measures_the_simulated_winner_beside_the_default(installed, tiny_model, tmp_path):
     installed("vllm")
     file, out = tmp_path / "tune.toml", tmp_path / "out"
     file.write_text(SIMULATED_FIRST.format(model=json.dumps(str(tiny_model("vllm")))))

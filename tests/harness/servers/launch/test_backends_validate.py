@@ -38,7 +38,7 @@ def ran(installed, tiny_model, tmp_path):
     return tmp_path / "out", json.loads(done.stdout)
 
 
-def test_both_are_profiled_and_simulated(ran):
+def test_validate_profiles_and_simulates_both_systems(ran):
     folder, rows = ran
     with (folder / "cells.csv").open() as file:
         cells = {row["system"]: row["cell"] for row in csv.DictReader(file)}

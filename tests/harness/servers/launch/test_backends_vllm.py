@@ -200,7 +200,7 @@ def test_edf_serves_in_order_of_deadlines(up):
         assert entered[-6:] == ["long", "r4", "r3", "r2", "r1", "r0"]
 
 
-def test_a_policy_that_raises_fails_its_request_and_no_other(up):
+def test_policy_that_raises_fails_its_request_only(up):
     with up(str(HERE / "fails_long.py")) as server:
         with pytest.raises(urllib.error.HTTPError) as failed:
             server.ask(prompt(0, 120), 4, "long")
@@ -211,7 +211,7 @@ def test_a_policy_that_raises_fails_its_request_and_no_other(up):
         assert server.server.tally()["policy_errors"] >= 1
 
 
-def test_without_a_policy_the_order_is_that_of_arrival(up):
+def test_unpatched_vllm_serves_by_arrival(up):
     with up(None, "--max-num-seqs", "1", "--no-async-scheduling") as server:
         queue_up(server, ever_earlier(), SHORT_TOKENS)
         assert "system" not in server.server.handshake
@@ -237,7 +237,7 @@ def prefilled_tokens(steps: list[dict[str, Any]]) -> int:
     return sum(tokens for step in steps for _, tokens in step["chunks"])
 
 
-def test_swapped_requests_answer_as_if_undisturbed(up):
+def test_swapped_requests_answer_as_undisturbed_ones(up):
     with up(str(HERE / "swap_always.py"), num_gpu_blocks=20, max_model_tokens=None) as server:
         steps = undisturbed(server, 10, 100)
     assert {victim["by"] for step in steps for victim in step["preempted"]} == {"swap"}
@@ -245,13 +245,13 @@ def test_swapped_requests_answer_as_if_undisturbed(up):
     assert prefilled_tokens(steps) == 10 * 100  # nothing was computed twice
 
 
-def test_recomputed_requests_answer_as_if_undisturbed(scarce_edf):
+def test_recomputed_requests_answer_as_undisturbed_ones(scarce_edf):
     steps = undisturbed(scarce_edf, 10, 100)
     assert {victim["by"] for step in steps for victim in step["preempted"]} == {"recompute"}
     assert prefilled_tokens(steps) > 10 * 100
 
 
-def test_moore_hodgson_puts_who_is_late_anyway_last(up):
+def test_prism_queue_serves_a_late_request_last(up):
     """Earliest deadline first would begin with it."""
     due_in_s = {"late": 0.01, "patient": 10_000.0, "first": 5_000.0, "second": 8_000.0}
     asks = [(name, prompt(row, 8), s) for row, (name, s) in enumerate(due_in_s.items())]
@@ -261,7 +261,7 @@ def test_moore_hodgson_puts_who_is_late_anyway_last(up):
     assert entered == ["long", "first", "second", "patient", "late"]
 
 
-def test_under_pressure_who_is_due_last_is_preempted(scarce_edf):
+def test_edf_preempts_the_latest_deadline_under_pressure(scarce_edf):
     n, tokens = 8, 400  # so long that all have come before any ends
     before = len(scarce_edf.steps())
     with ThreadPoolExecutor(n) as pool:
@@ -320,7 +320,7 @@ def refusal(ask: Callable[..., Reply], *args: Any, **wire: float) -> str:
     return message
 
 
-def test_clients_see_who_was_dropped_and_who_was_turned_away(strict):
+def test_clients_are_answered_as_dropped_or_rejected(strict):
     assert refusal(strict.ask, prompt(1, 400), 4).startswith(REJECTED)
     with ThreadPoolExecutor(1) as pool:
         with strict.busy():
@@ -330,7 +330,7 @@ def test_clients_see_who_was_dropped_and_who_was_turned_away(strict):
         assert len(patient.result().tokens) == 4
 
 
-def test_the_load_generator_tells_who_was_dropped_and_who_was_turned_away(strict):
+def test_load_generator_records_dropped_and_rejected_requests(strict):
     workload = Workload(
         np.arange(3) * 0.1,
         np.array([20, 400, 20]),
@@ -345,13 +345,13 @@ def test_the_load_generator_tells_who_was_dropped_and_who_was_turned_away(strict
     assert found.columns.output_tokens.tolist() == [5, 0, 0]
 
 
-def test_a_policy_that_is_not_in_the_server_is_an_error(up):
+def test_policy_missing_in_the_server_is_an_error(up):
     stock = "--scheduler-cls=vllm.v1.core.sched.scheduler.Scheduler"
     with pytest.raises(ServerError, match="the policy edf is not in it"), up("edf", stock):
         pytest.fail("it must not count as started")
 
 
-def test_a_killed_server_is_reported_and_nothing_is_left(up, monkeypatch):
+def test_killed_vllm_is_reported_and_leaves_no_process(up, monkeypatch):
     monkeypatch.delenv("VLLM_ENABLE_V1_MULTIPROCESSING")  # with all processes that it has
     with up(None, step_log=None) as server, ThreadPoolExecutor(1) as pool:
         assert not server.server.handshake  # vLLM as it is

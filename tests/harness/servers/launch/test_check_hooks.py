@@ -26,21 +26,21 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Environment:
     return found
 
 
-def test_what_is_gone_is_named(fake, slo_bench):
+def test_backends_check_names_missing_targets(fake, slo_bench):
     code, out, _ = slo_bench("backends", "check", "vllm")
     assert code == 1
     assert "vllm-9.9-cpu: the plugin does not fit version" in out
     assert "vllm.v1.core.sched.scheduler:Scheduler.schedule is gone" in out
 
 
-def test_a_server_that_cannot_be_imported(fake, slo_bench, monkeypatch):
+def test_backends_check_of_a_server_that_cannot_be_imported(fake, slo_bench, monkeypatch):
     monkeypatch.setitem(checking._CODE, "vllm", "import no_such_server")
     code, _, err = slo_bench("backends", "check", "vllm")
     assert code == 2
     assert "vllm-9.9-cpu cannot be imported: ModuleNotFoundError" in err
 
 
-def test_a_version_that_is_not_installed_is_fetched(fake, slo_bench, monkeypatch):
+def test_backends_check_fetches_a_version_not_installed(fake, slo_bench, monkeypatch):
     def none(name):
         raise SloBenchError(f"{name} is not installed")
 
@@ -64,7 +64,7 @@ def test_a_version_that_is_not_installed_is_fetched(fake, slo_bench, monkeypatch
 @pytest.mark.backends
 @pytest.mark.weekly
 @pytest.mark.parametrize("server", ["vllm==0.33.0", "vllm==0.31.0", "sglang==0.5.22"])
-def test_the_plugin_fits_other_releases(server, installed, slo_bench):
+def test_plugin_fits_other_releases(server, installed, slo_bench):
     installed(server.partition("==")[0])
     code, out, err = slo_bench("backends", "check", server)
     assert code == 0, out + err
@@ -73,7 +73,7 @@ def test_the_plugin_fits_other_releases(server, installed, slo_bench):
 
 @pytest.mark.backends
 @pytest.mark.parametrize("backend", ["vllm", "sglang"])
-def test_the_plugin_fits_the_installed_server(backend, installed, slo_bench):
+def test_plugin_fits_the_installed_server(backend, installed, slo_bench):
     name = installed(backend).name
     code, out, err = slo_bench("backends", "check", backend)
     assert code == 0, out + err

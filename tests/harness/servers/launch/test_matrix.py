@@ -33,7 +33,7 @@ SWAP_ALWAYS = str(Path(__file__).with_name("swap_always.py"))
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
-def test_everything_is_simulated_and_static_batches_only_there(name):
+def test_every_system_is_simulated_and_static_ones_run_on_no_server(name):
     found = compatibility_of(SYSTEMS[name])
     assert found["simulated"] is None
     if isinstance(SYSTEMS[name].policy, StaticPolicy):
@@ -41,20 +41,20 @@ def test_everything_is_simulated_and_static_batches_only_there(name):
         assert "static batches" in (found["sglang"] or "")
 
 
-def test_of_servers_a_split_runs_on_vllm_alone():
+def test_split_systems_run_on_vllm_alone():
     found = compatibility_of(SYSTEMS["distserve"])
     assert found["vllm"] is None
     assert "vLLM alone" in (found["sglang"] or "")
 
 
-def test_of_each_kind_there_is_one_server_unless_more_are_asked_for():
+def test_split_system_starts_one_server_of_each_kind_by_default():
     wanted = Serve("vllm", "m", "distserve", {"decode_instances": 2}, step_log=Path("s"))
     logs = [log.name for log in wanted.step_logs()]
     assert logs == ["s-prefill-1", "s-decode-1", "s-decode-2"]
 
 
 @pytest.mark.parametrize("backend", ["simulated", "vllm"])
-def test_a_split_says_itself_how_many_it_is_made_of(backend):
+def test_plan_of_a_split_counts_its_instances(backend):
     parameters = {"distserve": {"decode_instances": (1, 2)}}
     asked = ExperimentSchema(
         systems=("vllm", "distserve"),
@@ -71,7 +71,7 @@ def test_a_split_says_itself_how_many_it_is_made_of(backend):
         assert found == {("vllm", 1, 1), ("distserve", 2, 1), ("distserve", 3, 1)}
 
 
-def test_of_a_collocating_policy_servers_run_a_part():
+def test_compatibility_marks_collocation_as_partial_on_servers():
     [shown] = [e for e in KINDS["compatibility"]() if e["name"] == "collocation"]
     assert shown["simulated"] == "yes"
     assert shown["vllm"] == "yes"
@@ -83,11 +83,11 @@ def test_of_a_collocating_policy_servers_run_a_part():
     assert not any("part" in str(value) for value in shown.values())
 
 
-def test_edf_runs_everywhere():
+def test_edf_runs_on_every_server():
     assert set(compatibility_of(SYSTEMS["edf"]).values()) == {None}
 
 
-def test_victims_that_sit_out_are_refused_with_the_remedy():
+def test_host_full_stall_is_refused_with_the_remedy():
     swap = SYSTEMS["vllm-swap"].with_parameters(host_full="stall")
     assert "host_full=recompute" in (refusal(swap, "vllm") or "")
     assert refusal(swap.with_parameters(host_full="recompute"), "vllm") is None
@@ -95,7 +95,7 @@ def test_victims_that_sit_out_are_refused_with_the_remedy():
         check(swap, "vllm")
 
 
-def test_serve_refuses_before_anything_is_started(tmp_path, monkeypatch):
+def test_serve_refuses_unsupported_systems_before_starting(tmp_path, monkeypatch):
     monkeypatch.setenv("SLO_BENCH_HOME", str(tmp_path))
     with pytest.raises(SloBenchError, match="backends install vllm"):
         Serve(backend="vllm", model="m", system="edf").check()
@@ -107,7 +107,7 @@ def argv(name=None, policy=None, **options) -> list[str]:
     return list(VLLM.argv(Path("/env/bin"), "cpu", launch))
 
 
-def test_vllm_is_left_alone_without_a_system():
+def test_vllm_without_a_system_has_no_plugin_arguments():
     assert "--scheduler-cls" not in argv()
     assert "--no-async-scheduling" not in argv()
 
@@ -116,7 +116,7 @@ def connector_of(words: list[str]) -> dict[str, object]:
     return json.loads(words[words.index("--kv-transfer-config") + 1])
 
 
-def test_only_prefill_instances_compute_prompts_whole():
+def test_prefill_instances_alone_compute_prompts_whole():
     prefill = argv(transfer=KvTransfer(True, folder=Path("/kv")), max_model_tokens=9000)
     assert "--no-enable-chunked-prefill" in prefill
     assert prefill[prefill.index("--max-num-batched-tokens") + 1] == "9000"
@@ -129,7 +129,7 @@ def test_only_prefill_instances_compute_prompts_whole():
     assert find_spec(module) is not None
 
 
-def test_nixl_is_told_where_to_listen():
+def test_nixl_launch_has_port_and_connector():
     launch = Launch(model="m", port=1, transfer=KvTransfer(True, port=77))
     assert VLLM.environ("cpu", launch)["VLLM_NIXL_SIDE_CHANNEL_PORT"] == "77"
     words = list(VLLM.argv(Path("/env/bin"), "cpu", launch))
@@ -140,7 +140,7 @@ def test_nixl_is_told_where_to_listen():
     assert "VLLM_NIXL_SIDE_CHANNEL_PORT" not in VLLM.environ("cpu", Launch(model="m", port=1))
 
 
-def test_a_split_says_itself_how_many_there_are():
+def test_serve_of_a_split_has_a_log_for_each_instance():
     parameters = {"prefill_instances": 2, "decode_instances": 3}
     wanted = Serve("vllm", "m", "distserve", parameters, step_log=Path("s.jsonl"))
     assert [log.name for log in wanted.step_logs()] == [
@@ -155,7 +155,7 @@ def test_a_split_says_itself_how_many_there_are():
     ]
 
 
-def test_vllm_is_started_with_the_limits_of_the_policy():
+def test_vllm_launch_has_the_limits_of_the_policy():
     words = argv("edf", system("edf").policy.with_parameters(max_num_seqs=7), num_gpu_blocks=20)
     assert words[words.index("--max-num-seqs") + 1] == "7"
     assert words[words.index("--max-num-batched-tokens") + 1] == "2048"
@@ -168,7 +168,7 @@ def test_vllm_is_started_with_the_limits_of_the_policy():
 
 
 @pytest.mark.parametrize("name", [*SYSTEMS, SWAP_ALWAYS])
-def test_policies_travel_by_name(name):
+def test_policy_spec_survives_json(name):
     policy = system(name).policy
     spec = PolicySpec.from_json(PolicySpec.of(name, policy).to_json())
     again = spec.load()
@@ -176,7 +176,7 @@ def test_policies_travel_by_name(name):
     assert type(again).__name__ == type(policy).__name__
 
 
-def test_servers_find_us_without_an_installation(tmp_path):
+def test_server_environment_finds_the_package_without_installation(tmp_path):
     folder = plugin_folder(tmp_path)
     assert plugin_folder(tmp_path) == folder
     code = (
@@ -195,7 +195,7 @@ def test_servers_find_us_without_an_installation(tmp_path):
     assert done.stdout.strip() == str(Path(__file__).resolve().parents[4] / "__init__.py")
 
 
-def test_step_times_are_learned():
+def test_learned_step_times_approach_the_linear_model():
     learned = LearnedPredictions()
     assert learned.step_s(1, 100, []) == 0.0
     draw = np.random.default_rng(0)
@@ -206,7 +206,7 @@ def test_step_times_are_learned():
     assert learned.step_s(32, 5000, [(0, 100)]) == pytest.approx(expected, rel=0.05)
 
 
-def test_a_controller_says_what_decides_in_each_of_its_servers(tmp_path):
+def test_compatibility_of_ascendra_names_its_instances(tmp_path):
     found = compatibility_of(SYSTEMS["ascendra"])
     assert found["vllm"] is None
     assert "HP instances" in (found["sglang"] or "")
@@ -232,7 +232,7 @@ def test_a_controller_says_what_decides_in_each_of_its_servers(tmp_path):
     assert int(hp[hp.index("--max-num-seqs") + 1]) <= 1024  # vLLM wants no more than the tokens
 
 
-def test_a_controller_is_planned_with_all_of_its_servers():
+def test_plan_of_a_controller_counts_all_its_servers():
     parameters = {"ascendra": {"n_lp": (1, 2)}}
     asked = ExperimentSchema(
         systems=("ascendra",), parameters=parameters, backend="vllm", rates=1, seeds=1, tp=1
@@ -251,7 +251,7 @@ STAGES = {
 }
 
 
-def test_a_device_map_becomes_pipeline_stages(tmp_path, monkeypatch):
+def test_device_map_becomes_pipeline_arguments(tmp_path, monkeypatch):
     path = tmp_path / "map.json"
     path.write_text(json.dumps(STAGES))
     placed = read_device_map(str(path))

@@ -20,18 +20,18 @@ from slo_bench.workloads.errors import SloBenchError
 
 @pytest.mark.parametrize("like", ARCHITECTURES)
 @pytest.mark.parametrize("size", ["1m", "4m", "30m", "100m", "1.5b", "20b"])
-def test_it_has_about_the_parameters_asked_for(like: str, size: str) -> None:
+def test_random_model_has_about_the_asked_parameters(like: str, size: str) -> None:
     asked = parse_parameters(size)
     assert parameter_count(model_fields(like, asked)) == pytest.approx(asked, rel=0.2)
 
 
 @pytest.mark.parametrize("size", ["", "m", "100", "0.5m", "30b", "1e3x", "nanm", "-4m"])
-def test_what_is_no_size(size: str) -> None:
+def test_parse_parameters_refuses_malformed_sizes(size: str) -> None:
     with pytest.raises(SloBenchError, match="a size"):
         parse_parameters(size)
 
 
-def test_the_same_seed_writes_the_same_bytes(tmp_path: Path) -> None:
+def test_random_model_of_a_seed_has_the_same_bytes(tmp_path: Path) -> None:
     folders = [make_model(tmp_path / name, seed=seed) for name, seed in (("a", 1), ("b", 1))]
     other = make_model(tmp_path / "c", seed=2)
     for name in ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"):
@@ -41,14 +41,14 @@ def test_the_same_seed_writes_the_same_bytes(tmp_path: Path) -> None:
     ).read_bytes()
 
 
-def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
+def test_make_model_refuses_a_folder_with_other_files(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
     with pytest.raises(SloBenchError, match="name another folder"):
         make_model(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
-def test_a_model_that_is_there_is_kept(tmp_path: Path) -> None:
+def test_make_model_keeps_an_existing_model(tmp_path: Path) -> None:
     folder = make_model(tmp_path / "a")
     about = folder / "config.json"
     about.write_text(json.dumps(json.loads(about.read_text()), sort_keys=True))
@@ -60,7 +60,7 @@ def test_a_model_that_is_there_is_kept(tmp_path: Path) -> None:
         make_model(folder)
 
 
-def test_the_command(tmp_path: Path, slo_bench) -> None:
+def test_model_make_command_writes_a_model(tmp_path: Path, slo_bench) -> None:
     code, out, _ = slo_bench("model", "make", "models/tiny", "--like", "qwen2")
     assert code == 0
     assert "qwen2, 4.0 million parameters" in out
@@ -69,7 +69,7 @@ def test_the_command(tmp_path: Path, slo_bench) -> None:
     assert slo_bench("model", "make", "models/tiny", "--like", "gpt5")[0] == 2
 
 
-def test_each_frequent_word_is_a_token(tmp_path: Path) -> None:
+def test_tokenizer_of_a_random_model_has_frequent_words(tmp_path: Path) -> None:
     tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed")
     folder = make_model(tmp_path / "tiny")
     tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -83,7 +83,9 @@ def test_each_frequent_word_is_a_token(tmp_path: Path) -> None:
 
 @pytest.mark.torch
 @pytest.mark.parametrize("like", [like for like in ARCHITECTURES if like != "bert"])
-def test_transformers_and_the_torch_engine_load_it(like: str, tmp_path: Path) -> None:
+def test_random_model_is_loaded_by_transformers_and_the_torch_engine(
+    like: str, tmp_path: Path
+) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed")
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     from slo_bench.harness.engine.torch.load import load_decoder
@@ -105,7 +107,7 @@ def test_transformers_and_the_torch_engine_load_it(like: str, tmp_path: Path) ->
 
 
 @pytest.mark.torch
-def test_an_encoder_embeds_as_transformers_does(tmp_path: Path) -> None:
+def test_random_encoder_embeds_as_transformers_does(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed")
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     from slo_bench.harness.engine.torch.encoder import Encoder

@@ -14,7 +14,7 @@ from slo_bench.harness.servers.launch.server_args import check_no_secrets, expan
         ["--ssl-password=x"],
     ],
 )
-def test_a_secret_in_plain_text_is_refused(args):
+def test_server_arg_with_a_plain_secret_is_refused(args):
     for make in (
         lambda: check_no_secrets(args),
         lambda: Experiment(backend="vllm", model="m", rates=1, server={"args": args}),
@@ -25,12 +25,12 @@ def test_a_secret_in_plain_text_is_refused(args):
         assert not any(word in str(refused.value) for word in ("sk-1", "hf_1", "=x"))
 
 
-def test_arguments_with_similar_names_are_none():
+def test_server_args_similar_to_secrets_are_accepted():
     check_no_secrets(["--max-num-batched-tokens=8192", "--tokenizer=x", "--api-key=$KEY"])
     check_no_secrets(["--api-key", "$KEY", "--ssl-keyfile=key.pem"])
 
 
-def test_a_variable_is_put_in_where_the_server_starts(monkeypatch):
+def test_variables_of_server_args_are_expanded_at_the_start(monkeypatch):
     monkeypatch.setenv("KEY", "sk-1")
     monkeypatch.delenv("ABSENT", raising=False)
     argv = ["vllm", "--api-key=$KEY", "$KEY", '--json={"a": "$KEY"}', "--x=a$KEY"]

@@ -78,7 +78,7 @@ def child_of(log: Path) -> int:
     return int(line.split()[1])
 
 
-def test_answers_and_is_stopped(start):
+def test_server_process_answers_and_is_stopped(start):
     with start("ready") as server:
         assert server.metrics() == "fake:requests 1\n"
         assert server.running
@@ -88,7 +88,7 @@ def test_answers_and_is_stopped(start):
         server.metrics()
 
 
-def test_death_at_the_start_shows_the_end_of_the_log(start):
+def test_server_process_death_at_start_shows_the_end_of_its_log(start):
     with (
         pytest.raises(ServerError, match=r"exit code 3.*fake\.log(?s:.*)no such model"),
         start("dies"),
@@ -96,7 +96,7 @@ def test_death_at_the_start_shows_the_end_of_the_log(start):
         pytest.fail("it must not count as started")
 
 
-def test_waits_no_longer_than_asked(start):
+def test_server_process_not_ready_in_time_is_an_error(start):
     with (
         pytest.raises(ServerError, match="not ready within 1 s"),
         start("never", startup_timeout_s=1),
@@ -104,7 +104,7 @@ def test_waits_no_longer_than_asked(start):
         pytest.fail("it must not count as started")
 
 
-def test_children_in_other_sessions_are_stopped_too(start):
+def test_server_process_stop_ends_children_in_other_sessions(start):
     with start("leaves") as server:
         child = child_of(server.log)
         os.kill(child, 0)
@@ -112,7 +112,7 @@ def test_children_in_other_sessions_are_stopped_too(start):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are pinned on Linux alone")
-def test_a_server_and_its_children_keep_to_their_cores(start):
+def test_server_process_and_children_keep_to_their_cores(start):
     own = os.sched_getaffinity(0)
     core = max(own)
     with start("leaves", cores=(core,)) as server:
@@ -120,14 +120,14 @@ def test_a_server_and_its_children_keep_to_their_cores(start):
     assert os.sched_getaffinity(0) == own
 
 
-def test_a_policy_must_say_that_it_is_there(start):
+def test_server_process_without_a_policy_handshake_is_an_error(start):
     with start("ready", system="edf") as server:
         assert server.handshake["hooks"] == ["one"]
     with pytest.raises(ServerError, match="edf is not in it"), start("unhooked", system="edf"):
         pytest.fail("it must not count as started")
 
 
-def test_a_log_of_steps_must_say_that_it_is_there(start, tmp_path):
+def test_server_process_without_a_step_log_handshake_is_an_error(start, tmp_path):
     log = tmp_path / "steps.jsonl"
     with start("ready", step_log=log) as server:
         assert server.handshake["hooks"] == ["one"]
@@ -136,7 +136,7 @@ def test_a_log_of_steps_must_say_that_it_is_there(start, tmp_path):
         pytest.fail("it must not count as started")
 
 
-def test_nothing_outlives_a_starter_that_is_killed(tmp_path):
+def test_server_process_ends_with_a_killed_parent(tmp_path):
     log = tmp_path / "servers" / "fake.log"
     code = (
         "import sys, time; sys.path.insert(0, sys.argv[1]); import test_servers as t\n"

@@ -78,7 +78,7 @@ def stage(tmp_path: Path, *, sleeps: bool) -> ServerLifecycle:
     return ServerLifecycle(serves, tmp_path / "log", sleeps=sleeps)
 
 
-def test_without_sleep_models_are_stopped_and_started(tmp_path, fakes):
+def test_models_without_sleep_mode_are_stopped_and_started(tmp_path, fakes):
     one = stage(tmp_path, sleeps=False)
     first = one.activate("a")
     one.evict("a")
@@ -92,7 +92,7 @@ def test_without_sleep_models_are_stopped_and_started(tmp_path, fakes):
     assert one.servers == []
 
 
-def test_with_sleep_models_are_started_once(tmp_path, fakes):
+def test_models_with_sleep_mode_are_started_once(tmp_path, fakes):
     one = stage(tmp_path, sleeps=True)
     first = one.activate("a")
     for _ in range(2):
@@ -111,7 +111,7 @@ def test_with_sleep_models_are_started_once(tmp_path, fakes):
     one.close()
 
 
-def test_what_comes_up_too_late_is_stopped(tmp_path, fakes):
+def test_model_server_that_starts_after_closing_is_stopped(tmp_path, fakes):
     one = stage(tmp_path, sleeps=False)
     one.close()
     one.activate("a")
@@ -127,7 +127,7 @@ def cuda(monkeypatch, tmp_path) -> Environment:
     return made
 
 
-def test_who_can_sleep_sleeps(cuda, tmp_path):
+def test_stage_uses_sleep_mode_where_the_server_has_it(cuda, tmp_path):
     said: list[str] = []
     common = Serve("vllm", "m")
     stage_of(["x/a", "x/b"], common, PrismGlobal(), tmp_path / "log", say=said.append)
@@ -136,7 +136,7 @@ def test_who_can_sleep_sleeps(cuda, tmp_path):
     assert "are stopped" in said[1]
 
 
-def test_sleep_mode_is_switched_on():
+def test_launch_with_sleep_mode_has_its_arguments():
     launch = Launch(model="m", port=1, sleeps=True)
     assert "--enable-sleep-mode" in VLLM.argv(Path("/env/bin"), "cuda", launch)
     assert VLLM.environ("cuda", launch)["VLLM_SERVER_DEV_MODE"] == "1"
@@ -146,7 +146,7 @@ def test_sleep_mode_is_switched_on():
 
 
 @pytest.mark.parametrize("recipe", [VLLM, SGLANG])
-def test_kvcached_is_switched_on_by_its_environment(recipe):
+def test_kvcached_launch_sets_its_environment(recipe):
     with_it, without = (Launch(model="m", port=1, kvcached=on) for on in (True, False))
     assert KVCACHED == {"ENABLE_KVCACHED": "true", "KVCACHED_AUTOPATCH": "1"}
     assert KVCACHED.items() <= recipe.environ("cuda", with_it).items()
@@ -155,7 +155,7 @@ def test_kvcached_is_switched_on_by_its_environment(recipe):
     assert words[0] == words[1]
 
 
-def test_kvcached_is_refused_where_it_cannot_be(cuda, monkeypatch):
+def test_kvcached_without_its_package_is_refused(cuda, monkeypatch):
     def answers(code: int) -> None:
         class Done:
             returncode = code
@@ -177,7 +177,7 @@ def test_kvcached_is_refused_where_it_cannot_be(cuda, monkeypatch):
         Serve("vllm", "m", "vllm", kvcached=True).check()
 
 
-def test_of_systems_for_several_models_prism_stands_before_servers():
+def test_prism_alone_of_multi_model_systems_runs_on_servers():
     assert shared_policy("vllm", {}, "vllm") is None
     assert shared_policy("prism", {"worth_s": 3.0}, "vllm") == PrismGlobal(worth_s=3.0)
     with pytest.raises(SloBenchError, match="simulated alone"):
@@ -200,7 +200,7 @@ def test_of_systems_for_several_models_prism_stands_before_servers():
         (["ascendra", "--model", "a", "--router", "round-robin"], "leave --router out"),
     ],
 )
-def test_what_does_not_go_together_is_refused(words, problem):
+def test_serve_refuses_contradicting_model_options(words, problem):
     done = CliRunner().invoke(app, ["serve", *words])
     assert isinstance(done.exception, SloBenchError)
     assert problem in str(done.exception)

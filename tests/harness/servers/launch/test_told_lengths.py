@@ -58,7 +58,9 @@ def lengths(tmp_path_factory):
 
 
 @pytest.mark.parametrize("backend", ["vllm", "sglang"])
-def test_long_answers_are_foreseen(installed, tiny_model, lengths, tmp_path, backend):
+def test_servers_get_predicted_lengths_from_a_run(
+    installed, tiny_model, lengths, tmp_path, backend
+):
     """Every request declares the same maximum, so only its prompt tells them apart.
 
     One runs at a time, so that the others wait and the policy says who is next.
@@ -104,7 +106,7 @@ def test_long_answers_are_foreseen(installed, tiny_model, lengths, tmp_path, bac
     assert kinds == sorted(kinds)
 
 
-def test_serve_tells_lengths_and_follows_what_comes(
+def test_serve_predicts_lengths_and_learns_from_answers(
     started_serve, installed, tiny_model, lengths, tmp_path
 ):
     """One server, so that the gateway stands there for the lengths alone."""

@@ -81,7 +81,7 @@ def arrive(number: int, blocks: int, texts: int = 1, **values: Any) -> dict[str,
     }
 
 
-def test_a_pass_takes_blocks_until_it_ends():
+def test_embedding_pass_holds_blocks_until_it_ends():
     scheduler = scheduler_of(Collocated())
     host = scheduler.host
     assert scheduler.step([arrive(1, 30, texts=16), arrive(2, 20, texts=64)]) == [{"begin": [1, 2]}]
@@ -94,7 +94,7 @@ def test_a_pass_takes_blocks_until_it_ends():
     assert host.passes == dict(zip(EMBED_PASSES, (2, 3, 81, 55), strict=True))
 
 
-def test_a_pass_waits_for_memory():
+def test_embedding_pass_waits_for_memory():
     scheduler = scheduler_of(Collocated())
     scheduler.host.used = 90
     assert scheduler.step([arrive(1, 20), arrive(2, 5)]) == []  # the first comes first
@@ -102,7 +102,7 @@ def test_a_pass_waits_for_memory():
     assert scheduler.step([]) == [{"begin": [1, 2]}]
 
 
-def test_the_quota_of_algorithm_2_cuts_passes_beside_generation():
+def test_quota_of_algorithm_2_limits_passes_beside_generation():
     policy = Collocation(min_embed_share=0.1, default_llm_share=1.0, quota="static")
     scheduler = scheduler_of(policy)
     assert scheduler.step([arrive(1, 30), arrive(2, 5)]) == [{"begin": [1, 2]}]  # nothing generates
@@ -113,7 +113,7 @@ def test_the_quota_of_algorithm_2_cuts_passes_beside_generation():
     assert scheduler.step([{"end": 0.1}]) == [{"begin": [4]}]
 
 
-def test_the_policy_of_the_language_model_sees_the_embedder():
+def test_language_model_policy_sees_the_embedder():
     scheduler = scheduler_of(Collocation())
     embedder = scheduler.policy_state.embedder
     assert isinstance(scheduler.policy_state, Beside)
@@ -128,7 +128,7 @@ def test_the_policy_of_the_language_model_sees_the_embedder():
     assert embedder.held_blocks == 30
 
 
-def test_pass_times_are_learned():
+def test_embedding_pass_times_are_learned():
     scheduler = scheduler_of(Collocated())
     for number in range(1, 20):
         blocks = 1 + number % 7
@@ -139,7 +139,7 @@ def test_pass_times_are_learned():
     assert scheduler.now_s == pytest.approx(1000.21, abs=0.01)  # the end of the pass
 
 
-def test_first_come_waits_for_an_older_generation_request():
+def test_first_come_embedding_waits_for_an_older_generation_request():
     scheduler = scheduler_of(CollocatedFcfs())
     scheduler.host.oldest_s = 999.0
     assert scheduler.step([arrive(1, 5)]) == []
@@ -147,7 +147,7 @@ def test_first_come_waits_for_an_older_generation_request():
     assert scheduler.step([]) == [{"begin": [1]}]
 
 
-def test_requests_that_cannot_be_computed_are_rejected():
+def test_impossible_embedding_requests_are_rejected():
     scheduler = scheduler_of(StaticSplit(llm_share=0.9))
     [share, memory] = scheduler.step([arrive(1, 11), arrive(2, 101)])
     assert share == {"reject": 1, "because": f"{REJECTED} by the policy"}
@@ -156,7 +156,7 @@ def test_requests_that_cannot_be_computed_are_rejected():
     assert scheduler.step([arrive(3, 10)]) == [{"begin": [3]}]
 
 
-def test_a_client_that_has_gone_is_forgotten_before_its_pass_alone():
+def test_disconnected_embedding_client_is_forgotten_before_its_pass():
     scheduler = scheduler_of(Collocated())
     scheduler.step([arrive(1, 5), arrive(2, 5)])
     scheduler.step([arrive(3, 5), {"leave": 1}, {"leave": 3}])
@@ -170,14 +170,14 @@ class Broken(Collocated):
         raise ValueError("no")
 
 
-def test_an_error_of_the_policy_leaves_the_models_uncoordinated(capsys):
+def test_policy_error_leaves_the_models_uncoordinated(capsys):
     scheduler = scheduler_of(Broken())
     assert scheduler.step([arrive(1, 5)]) == [{"begin": [1]}]
     assert scheduler._hosted.errors.count == 1
     assert "ValueError: no" in capsys.readouterr().err
 
 
-def test_a_conversation_over_the_socket(tmp_path):
+def test_embedding_scheduler_protocol_over_the_socket(tmp_path):
     path = tmp_path / "scheduler"
     scheduler = scheduler_of(Collocated(), EmbedderBeside(str(path), 100))
     scheduler.listen()

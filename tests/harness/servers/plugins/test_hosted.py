@@ -47,7 +47,7 @@ def request(tokens: int) -> RequestState:
     return RequestState(tokens, 0.0, tokens, 5, 5, Slo())
 
 
-def test_the_request_fails_and_the_others_do_not(capsys: pytest.CaptureFixture[str]) -> None:
+def test_guarded_policy_error_fails_its_request_only(capsys: pytest.CaptureFixture[str]) -> None:
     errors = PolicyErrors()
     policy = guarded(Fails(longest=50), errors)
     view: Any = IdleView(policy)
@@ -64,7 +64,7 @@ def test_the_request_fails_and_the_others_do_not(capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().err.count("Traceback") == 1
 
 
-def test_other_hooks_answer_as_if_the_policy_had_none() -> None:
+def test_guarded_hooks_that_raise_answer_the_default() -> None:
     errors = PolicyErrors()
     policy = guarded(Fails(), errors)
     view: Any = IdleView(policy)
@@ -74,7 +74,7 @@ def test_other_hooks_answer_as_if_the_policy_had_none() -> None:
     assert policy.limits(view) == Fails().limits(view)
 
 
-def test_it_is_the_same_policy_otherwise() -> None:
+def test_guarded_policy_keeps_type_and_parameters() -> None:
     policy = guarded(Fails(longest=7), PolicyErrors())
     assert isinstance(policy, Fails)
     assert policy.longest == 7
@@ -83,7 +83,7 @@ def test_it_is_the_same_policy_otherwise() -> None:
     assert not overrides(policy, "timeout")
 
 
-def test_a_failed_key_is_below_all_others() -> None:
+def test_key_of_a_failed_request_sorts_first() -> None:
     keys = [3.0, FIRST, -1.0, FIRST]
     assert sorted((key, at) for at, key in enumerate(keys)) == [
         (FIRST, 1),
@@ -95,7 +95,7 @@ def test_a_failed_key_is_below_all_others() -> None:
     assert min(3.0, FIRST) is FIRST
 
 
-def test_limits_that_fail_at_once_stop_the_start() -> None:
+def test_policy_limits_that_raise_at_the_start_stop_it() -> None:
     @dataclasses.dataclass(frozen=True)
     class NoLimits(Policy):
         def limits(self, view: Any) -> Any:
@@ -105,7 +105,7 @@ def test_limits_that_fail_at_once_stop_the_start() -> None:
         guarded(NoLimits(), PolicyErrors()).limits(None)  # type: ignore[arg-type]
 
 
-def test_wrong_use_of_the_interface_is_no_error_of_one_request() -> None:
+def test_wrong_use_of_the_policy_interface_is_raised() -> None:
     @dataclasses.dataclass(frozen=True)
     class Wrong(Policy):
         def queue_key(self, r: RequestState, view: Any) -> float:

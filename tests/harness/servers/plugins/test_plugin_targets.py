@@ -7,7 +7,7 @@ CORE = "slo_bench.harness.core"
 HERE = "slo_bench.harness.engine"
 
 
-def test_what_is_as_we_know_it_is_no_problem():
+def test_moved_targets_of_known_signatures_is_empty():
     assert (
         moved_targets(
             {
@@ -27,7 +27,7 @@ def test_what_is_as_we_know_it_is_no_problem():
     )  # nothing to call
 
 
-def test_what_is_gone_or_takes_something_else_is_named():
+def test_moved_targets_names_missing_and_changed_functions():
     learn = f"{CORE}.predictions:LearnedPredictions.learn"
     problems = moved_targets(
         {

@@ -161,7 +161,7 @@ def rids(reqs):
     return [req.rid for req in reqs]
 
 
-def test_the_queue_is_in_the_policys_order_and_ties_go_to_the_first(decide):
+def test_sglang_queue_follows_the_policy_and_ties_go_to_the_first(decide):
     scheduler, decider = decide(EarliestDeadlineFirst())
     late, never = Req("late", deadline_in_s=9.0), Req("never")
     soon, soon_too = Req("soon", e2e_slo_s=2.0), Req("soon too", ttft_slo_s=2.0)
@@ -170,7 +170,7 @@ def test_the_queue_is_in_the_policys_order_and_ties_go_to_the_first(decide):
     assert rids(scheduler.waiting_queue) == ["soon", "soon too", "late", "never"]
 
 
-def test_deadlines_count_from_when_the_scheduler_had_the_request(decide, at):
+def test_sglang_deadlines_count_from_the_schedulers_arrival_time(decide, at):
     scheduler, decider = decide(EarliestDeadlineFirst())
     at(10.0)
     come(
@@ -191,7 +191,7 @@ class ByCache(Vllm):
         return (-view.cached_tokens(r), r.arrival_s)
 
 
-def test_keys_that_follow_the_cache_are_asked_again_and_long_queues_go_by_arrival(decide):
+def test_sglang_cache_keys_are_recomputed_and_long_queues_go_by_arrival(decide):
     scheduler, decider = decide(ByCache())
     reqs = [Req(f"r{i}", at_s=0.0, matched=i) for i in range(129)]
     come(scheduler, decider, *reqs[:128])
@@ -213,7 +213,7 @@ class Aging(Vllm):
         return Line(r.arrival_s, r.prompt_tokens, -1.0 if r.prompt_tokens > 10 else 0.0)
 
 
-def test_keys_that_change_with_time_are_read_off_at_the_time(decide, at):
+def test_sglang_dynamic_keys_are_evaluated_at_the_current_time(decide, at):
     scheduler, decider = decide(Aging())
     come(scheduler, decider, Req("short", prompt_tokens=10), Req("long", prompt_tokens=15))
     decider.order(scheduler.waiting_queue, None)
@@ -223,7 +223,7 @@ def test_keys_that_change_with_time_are_read_off_at_the_time(decide, at):
     assert rids(scheduler.waiting_queue) == ["long", "short"]
 
 
-def test_who_is_due_last_is_retracted_first_and_of_equals_the_later_comer(decide):
+def test_sglang_retracts_the_latest_deadline_then_the_later_arrival(decide):
     scheduler, decider = decide(EarliestDeadlineFirst())
     reqs = [
         Req("soon", deadline_in_s=1.0),
@@ -236,7 +236,7 @@ def test_who_is_due_last_is_retracted_first_and_of_equals_the_later_comer(decide
     assert [reqs[i].rid for i in reversed(places)] == ["later", "late too", "late", "soon"]
 
 
-def test_what_is_no_users_request_goes_first_and_stays(decide):
+def test_sglang_health_checks_go_first_and_are_retracted_last(decide):
     scheduler, decider = decide(ByCache())
     check, other = Req("HEALTH_CHECK_1"), Req("r")
     come(scheduler, decider, other, check)
@@ -253,7 +253,7 @@ class ShortOnly(Vllm):
         return Admission.REJECT if r.prompt_tokens > 10 else Admission.ADMIT
 
 
-def test_the_rejected_never_wait_and_are_told(decide):
+def test_sglang_rejected_requests_are_answered_and_not_queued(decide):
     scheduler, decider = decide(ShortOnly())
     come(scheduler, decider, Req("long", prompt_tokens=11), Req("short"))
     assert rids(scheduler.waiting_queue) == ["short"]
@@ -273,7 +273,7 @@ class CountsLong(ShortOnly):
         return found
 
 
-def test_counts_are_written_for_the_starter_of_the_server(decide, tmp_path, monkeypatch):
+def test_sglang_counters_are_written_to_the_tally_file(decide, tmp_path, monkeypatch):
     handshake = tmp_path / "handshake.json"
     monkeypatch.setenv(HANDSHAKE_VARIABLE, str(handshake))
     scheduler, decider = decide(CountsLong())
@@ -294,7 +294,7 @@ def test_counts_are_written_for_the_starter_of_the_server(decide, tmp_path, monk
     }
 
 
-def test_a_request_about_which_the_policy_raises_fails_alone(decide):
+def test_sglang_policy_error_fails_its_request_only(decide):
     @dataclass(frozen=True)
     class FailsLong(Policy):
         def queue_key(self, r, view):
@@ -306,7 +306,7 @@ def test_a_request_about_which_the_policy_raises_fails_alone(decide):
     assert scheduler.waiting_queue == [short]
 
 
-def test_who_is_late_before_it_has_begun_is_dropped(decide, at):
+def test_sglang_late_waiting_request_is_dropped(decide, at):
     scheduler, decider = decide(EdfDrop())
     begun, late, patient = (
         Req("begun", deadline_in_s=2.0),
@@ -321,7 +321,7 @@ def test_who_is_late_before_it_has_begun_is_dropped(decide, at):
     assert scheduler.told == {"late": (503, "slo_bench: dropped by the policy")}
 
 
-def test_a_request_that_the_client_has_given_up_does_not_leave_again(decide, at):
+def test_sglang_request_cancelled_by_the_client_is_not_dropped(decide, at):
     scheduler, decider = decide(EdfDrop())
     come(scheduler, decider, Req("gone", deadline_in_s=2.0))
     scheduler.waiting_queue.clear()
@@ -339,7 +339,7 @@ class Learns(Vllm):
         view.policy_state.append((r.output_tokens, r.finish_s))
 
 
-def test_the_policy_learns_from_answers_but_not_from_aborted_ones(decide, at):
+def test_sglang_policy_learns_from_finished_answers_only(decide, at):
     scheduler, decider = decide(Learns())
     done, aborted, running = Req("done"), Req("aborted"), Req("running")
     come(scheduler, decider, done, aborted, running)
@@ -353,7 +353,7 @@ def test_the_policy_learns_from_answers_but_not_from_aborted_ones(decide, at):
     assert decider.view.policy_state == [(3, 4.0)]
 
 
-def test_limits_are_the_policys_within_the_servers(decide):
+def test_sglang_limits_are_those_of_the_policy_within_the_servers(decide):
     scheduler, decider = decide(Vllm(max_num_batched_tokens=1023, max_num_seqs=3))
     assert scheduler.chunked_prefill_size == 1020  # whole pages
     assert scheduler.max_prefill_tokens == 1020
@@ -363,7 +363,7 @@ def test_limits_are_the_policys_within_the_servers(decide):
     assert scheduler.chunked_prefill_size == 512
 
 
-def test_the_view_counts_what_runs_what_is_under_way_and_what_waits(decide):
+def test_sglang_view_counts_running_entering_and_waiting_requests(decide):
     scheduler, decider = decide(Vllm())
     first, second, ended, chunked, waits = (Req(name) for name in ("1", "2", "3", "4", "5"))
     for req in (first, second, ended, chunked, waits):
@@ -384,7 +384,7 @@ def test_the_view_counts_what_runs_what_is_under_way_and_what_waits(decide):
     assert [view.kv_tokens(r) for r in view.waiting()] == [0]
 
 
-def test_steps_are_logged_and_learned_from(decide, at, monkeypatch, tmp_path):
+def test_sglang_steps_are_logged_and_learned_from(decide, at, monkeypatch, tmp_path):
     path = tmp_path / "steps.jsonl"
     monkeypatch.setenv(STEP_LOG_VARIABLE, str(path))
     scheduler, decider = decide(Vllm())
@@ -409,7 +409,7 @@ def test_steps_are_logged_and_learned_from(decide, at, monkeypatch, tmp_path):
     assert [line["left"] for line in done] == [2, 2]  # two wait in the queue throughout
 
 
-def test_the_first_step_of_a_kind_teaches_nothing(decide, at):
+def test_sglang_first_step_of_a_kind_is_not_learned_from(decide, at):
     _, decider = decide(Vllm())
     for now_s, lasts_s, batch in (
         (0.0, 9.0, Batch([Req("slow")], extend=True)),
@@ -426,7 +426,7 @@ def test_the_first_step_of_a_kind_teaches_nothing(decide, at):
     assert predict.step_s(1, 0, []) == pytest.approx(0.25, abs=0.01)
 
 
-def test_the_retracted_are_placed_again(decide, at):
+def test_sglang_retracted_requests_are_queued_again(decide, at):
     @dataclass(frozen=True)
     class RetractedLast(Policy):
         def queue_key(self, r, view):
@@ -445,7 +445,7 @@ def test_the_retracted_are_placed_again(decide, at):
     assert back.slo_bench.recomputes == 1
 
 
-def test_a_key_that_is_kept_cannot_read_the_clock(decide):
+def test_sglang_static_key_that_reads_the_clock_is_an_error(decide):
     @dataclass(frozen=True)
     class Oldest(Policy):
         def queue_key(self, r, view):

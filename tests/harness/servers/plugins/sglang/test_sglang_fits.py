@@ -16,7 +16,7 @@ from slo_bench.harness.servers.plugins.sglang.targets import HOOKS, moved
 
 
 @pytest.mark.parametrize("name", ["vllm", "edf", "edf-drop"])
-def test_order_victims_and_leaving_can_be_decided(name):
+def test_sglang_runs_policies_of_order_victims_and_dropping(name):
     assert refusal(SYSTEMS[name].policy) == ""
 
 
@@ -32,7 +32,7 @@ def test_order_victims_and_leaving_can_be_decided(name):
         ("sglang", "run the server unpatched"),
     ],
 )
-def test_what_sglang_does_not_offer_is_refused_with_the_reason(name, reason):
+def test_sglang_refuses_unsupported_systems_with_the_reason(name, reason):
     assert reason in refusal(SYSTEMS[name].policy)
 
 
@@ -50,17 +50,17 @@ class _Varying(Policy):
         return Limits(max_seqs=1 + view.n_waiting)
 
 
-def test_phases_and_limits_that_vary_are_refused():
+def test_sglang_refuses_policies_with_phases_or_varying_limits():
     assert "it decides next_queue" in refusal(_Groups())
     assert "limits change" in refusal(_Varying())
 
 
-def test_nothing_happens_where_no_policy_is_asked_for(monkeypatch):
+def test_sglang_register_without_a_policy_does_nothing(monkeypatch):
     monkeypatch.delenv(POLICY_VARIABLE, raising=False)
     register()  # would fail: there is no SGLang here
 
 
-def test_a_policy_that_does_not_fit_ends_the_process(monkeypatch):
+def test_sglang_register_of_an_unsupported_policy_exits(monkeypatch):
     spec = PolicySpec.of("orca", SYSTEMS["orca"].policy)
     monkeypatch.setenv(POLICY_VARIABLE, spec.to_json())
     with pytest.raises(
@@ -69,7 +69,7 @@ def test_a_policy_that_does_not_fit_ends_the_process(monkeypatch):
         register()
 
 
-def test_an_sglang_without_the_hooks_ends_the_process(monkeypatch):
+def test_sglang_register_without_hooks_exits(monkeypatch):
     spec = PolicySpec.of("edf", SYSTEMS["edf"].policy)
     monkeypatch.setenv(POLICY_VARIABLE, spec.to_json())
     with pytest.raises(SystemExit, match=r"Scheduler\.run_batch is gone"):

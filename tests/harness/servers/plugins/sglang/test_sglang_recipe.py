@@ -20,7 +20,7 @@ def _value(argv, option):
     return argv[list(argv).index(option) + 1]
 
 
-def test_blocks_become_tokens_and_pages():
+def test_sglang_launch_turns_blocks_into_tokens_and_pages():
     launch = Launch("m", 8000, num_gpu_blocks=10, block_size=16, max_model_tokens=512)
     argv = SGLANG.argv(Path("bin"), "cuda", launch)
     assert _value(argv, "--max-total-tokens") == "160"
@@ -29,7 +29,7 @@ def test_blocks_become_tokens_and_pages():
     assert "--device" not in argv
 
 
-def test_on_cpu_it_runs_without_kernels_and_what_the_user_adds_comes_last():
+def test_sglang_cpu_launch_uses_torch_and_ends_with_user_arguments():
     launch = Launch("m", 8000, served_name="n", server_args=("--dtype", "float32"))
     argv = SGLANG.argv(Path("bin"), "cpu", launch)
     assert _value(argv, "--attention-backend") == "torch_native"
@@ -39,11 +39,11 @@ def test_on_cpu_it_runs_without_kernels_and_what_the_user_adds_comes_last():
     assert SGLANG.environ("cpu", launch)["SGLANG_USE_CPU_ENGINE"] == "1"
 
 
-def test_readiness_costs_no_token():
+def test_sglang_health_path_generates_no_token():
     assert SGLANG.health_path != "/health"
 
 
-def test_nothing_replaces_torch_for_cpu():
+def test_sglang_cpu_recipe_does_not_replace_torch():
     torch, server, needs = CPU.steps(CPU.version)
     assert not torch.dependencies
     assert not server.dependencies
@@ -51,12 +51,12 @@ def test_nothing_replaces_torch_for_cpu():
     assert server.packages[0] == f"sglang=={CPU.version}"
 
 
-def test_a_version_whose_parts_are_not_known_is_refused():
+def test_sglang_cpu_recipe_refuses_an_unknown_version():
     with pytest.raises(SloBenchError, match=r"0\.4\.1 has no recipe for CPU"):
         CPU.steps("0.4.1")
 
 
-def test_stand_ins_can_be_imported_and_not_called(tmp_path):
+def test_sglang_cpu_stand_ins_are_importable_and_not_callable(tmp_path):
     # `torchvision` as from PyPI: its import dies unless the operators' schemas are declared.
     (tmp_path / "torchvision.py").write_text(
         "import torch\n"

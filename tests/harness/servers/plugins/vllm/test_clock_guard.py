@@ -104,13 +104,13 @@ def request(number):
 
 
 @pytest.mark.parametrize("policy", [Waited, WaitedCached])
-def test_a_key_that_is_kept_may_not_read_the_clock(scheduler_of, policy):
+def test_vllm_static_key_that_reads_the_clock_is_an_error(scheduler_of, policy):
     scheduler = scheduler_of(policy)
     with pytest.raises(SloBenchError, match=f"queue_key of {policy.__name__} reads view.now_s"):
         scheduler.add_request(request(0))
 
 
-def test_a_dynamic_key_reads_the_time_of_the_step(scheduler_of):
+def test_vllm_dynamic_key_reads_the_time_of_the_step(scheduler_of):
     scheduler = scheduler_of(WaitedDynamic)
     for number in (1, 0):
         scheduler.add_request(request(number))

@@ -244,13 +244,13 @@ def answer(cases, vllm_python, tiny_model, tmp_path_factory) -> dict[str, Any]:
     return found
 
 
-def test_every_hook_is_as_we_know_it(answer):
+def test_vllm_hooks_have_known_signatures(answer):
     assert answer["moved"] == []
     assert answer["hooks"] > 20
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_finish_times_and_victims_equal_the_simulators(name, cases, answer):
+def test_vllm_finish_times_and_victims_equal_the_simulators(name, cases, answer):
     ways: Counter[str] = Counter()
     for seed, (case, real) in enumerate(zip(cases[name], answer["results"][name], strict=True)):
         simulated = case.simulated()
@@ -270,13 +270,13 @@ def test_finish_times_and_victims_equal_the_simulators(name, cases, answer):
         assert ways["recompute"] > WORKLOADS
 
 
-def test_dropped_requests_are_told_so(answer):
+def test_vllm_dropped_requests_have_their_reason(answer):
     reasons = [why for real in answer["results"]["edf-drop"] for why in real["away"].values()]
     assert len(reasons) > 2 * WORKLOADS
     assert set(reasons) == {DROPPED}
 
 
-def test_offloaded_requests_are_told_so(answer):
+def test_vllm_offloaded_requests_have_their_reason(answer):
     offloading = answer["results"]["ascendra, offloading"]
     reasons = [why for real in offloading for why in real["away"].values()]
     assert len(reasons) > 2 * WORKLOADS

@@ -46,7 +46,7 @@ def outputs_of(engine):
     return found, run
 
 
-def test_answers_pass_through_and_the_engine_is_closed():
+def test_generate_passes_answers_and_closes_the_engine():
     engine_class = made()
     plugin.answer_releases(engine_class)
     engine = engine_class(None, 17, "a stop string")
@@ -56,7 +56,7 @@ def test_answers_pass_through_and_the_engine_is_closed():
     assert engine.closed == 1
 
 
-def test_a_request_that_was_let_go_ends_as_an_error(error):
+def test_generate_of_a_dropped_request_raises(error):
     engine_class = made()
     plugin.answer_releases(engine_class)
     engine = engine_class(None, "slo_bench: dropped", None)
@@ -68,7 +68,7 @@ def test_a_request_that_was_let_go_ends_as_an_error(error):
     assert engine.closed == 1
 
 
-def test_it_is_wrapped_once_and_keeps_its_signature():
+def test_generate_is_wrapped_once_and_keeps_its_signature():
     engine_class = made()
     plugin.answer_releases(engine_class)
     once = engine_class.generate
@@ -77,7 +77,7 @@ def test_it_is_wrapped_once_and_keeps_its_signature():
     assert list(inspect.signature(once).parameters)[:2] == ["self", "prompt"]
 
 
-def test_a_client_that_leaves_closes_the_engine():
+def test_generate_closes_the_engine_of_a_leaving_client():
     engine_class = made()
     plugin.answer_releases(engine_class)
     engine = engine_class(None, None)

@@ -74,7 +74,7 @@ def request(prompt_tokens, computed=0):
     return SimpleNamespace(num_prompt_tokens=prompt_tokens, num_computed_tokens=computed)
 
 
-def test_steps_that_overlap(watch):
+def test_step_log_of_overlapping_steps(watch):
     kind, clock, path = watch
     scheduler = kind({"a": 40, "b": 1}, {}, {"b": 1})
     scheduler.requests = {"a": request(90), "b": request(10, computed=12)}
@@ -100,7 +100,7 @@ def test_steps_that_overlap(watch):
     assert lines[-1]["left"] == 0
 
 
-def test_the_scheduler_tells_how_it_is_set_up(watch, tmp_path):
+def test_vllm_handshake_has_the_scheduler_settings(watch, tmp_path):
     kind, _, _ = watch
     kind()
     said = json.loads((tmp_path / "handshake.json").read_text())

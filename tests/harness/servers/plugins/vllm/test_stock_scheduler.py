@@ -147,7 +147,7 @@ def recomputed(real: dict[str, Any]) -> dict[int, int]:
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("caching", [False, True])
-def test_every_batch_is_vllms(cases, answers, asynchronous, caching):
+def test_simulated_batches_equal_those_of_vllms_scheduler(cases, answers, asynchronous, caching):
     preemptions = 0
     for seed, (case, real) in enumerate(zip(cases, answers, strict=True)):
         if (case.async_scheduling, case.prefix_caching) != (asynchronous, caching):

@@ -1,0 +1,199 @@
+"""How well, and at what cost, `slo-bench capacity` finds capacities that are known.
+
+Run `python tools/benchmarks/bench_capacity.py [coverage] [bisection] [speed] [live]`; without a
+word all but `live`, which takes an hour (or five processes with `--first 0 --live-searches 1` to
+`--first 4` a quarter of one).
+
+coverage    seeded searches on simulated M/D/c queues: how often the interval covers the truth, how
+            far the estimate is from it, requests spent
+bisection   the same queues by plain bisection on single runs: requests it needs for equal error
+speed       CPU seconds of `slo-bench capacity` for Llama-3-8B on one A100-80G, sarathi, five seeds
+live        five searches over HTTP on a mock server with c slots and a fixed service time
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from slo_bench import Experiment
+from slo_bench.harness.servers.mock.config import MockConfig
+from slo_bench.harness.servers.mock.running import serving_apart
+from slo_bench.tuner.capacity.asked import CapacityOptions
+from slo_bench.tuner.capacity.folder import search_capacity
+from slo_bench.tuner.capacity.options import Budget, SearchOptions
+from slo_bench.tuner.capacity.queues import MdcQueue
+from slo_bench.tuner.capacity.search import find_capacity
+
+QUEUES = [
+    MdcQueue(servers, 1.0, wait_slo_s)
+    for servers, wait_slo_s in ((1, 2.0), (4, 0.3), (4, 5.0), (8, 1.0), (16, 0.5))
+]
+TARGETS = (0.9, 0.99)
+BUDGET = Budget(requests=2_000_000)
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What searches for one target found: errors relative to the truth."""
+
+    errors: np.ndarray
+    covered: np.ndarray
+    requests: np.ndarray
+
+    @property
+    def rms(self) -> float:
+        return float(np.sqrt((self.errors**2).mean()))
+
+
+def start_rps(queue: MdcQueue, seed: int) -> float:
+    """A first guess that may be far off."""
+    return queue.limit_rps * math.exp(np.random.default_rng(seed).uniform(-1.5, 1.0))
+
+
+def search(queue: MdcQueue, target: float, searches: int) -> Tried:
+    """So many seeded searches."""
+    truth_rps = queue.capacity_rps(target)
+    errors, covered, requests = [], [], []
+    for number in range(searches):
+        options = SearchOptions(targets=(target,), first_seed=10_000 * number, budget=BUDGET)
+        found = find_capacity(queue, start_rps=start_rps(queue, number), options=options)
+        (one,) = found.capacities
+        errors.append((one.capacity_rps or 0.0) / truth_rps - 1)
+        covered.append(one.low_rps <= truth_rps <= one.high_rps)
+        requests.append(found.requests_spent)
+    return Tried(np.array(errors), np.array(covered), np.array(requests))
+
+
+def bisect(queue: MdcQueue, target: float, seed: int, requests: int) -> tuple[float, int]:
+    """Plain bisection: one run at a rate decides; the estimate, and the requests spent."""
+    low, high, spent, rate = 0.0, math.inf, 0, start_rps(queue, seed)
+    while high / max(low, 1e-9) > 1.01:
+        met = queue.run(rate, 10_000 * seed + spent, requests).attainment
+        spent += requests
+        low, high = (rate, high) if met >= target else (low, rate)
+        rate = low * 2 if high == math.inf else high / 2 if low == 0.0 else math.sqrt(low * high)
+    return math.sqrt(low * high), spent
+
+
+def bisection_at_equal_error(queue: MdcQueue, target: float, wanted: Tried) -> float:
+    """Requests that bisection spends where its error is as large, between powers of two."""
+    truth_rps = queue.capacity_rps(target)
+    before: tuple[float, float] | None = None
+    for power in range(9, 21):
+        found = [bisect(queue, target, seed, 2**power) for seed in range(40)]
+        rms = float(np.sqrt(np.mean([(rate / truth_rps - 1) ** 2 for rate, _ in found])))
+        spent = float(np.mean([requests for _, requests in found]))
+        if rms <= wanted.rms:
+            if before is None:
+                return spent
+            share = math.log(before[0] / wanted.rms) / math.log(before[0] / rms)
+            return before[1] * (spent / before[1]) ** share
+        before = rms, spent
+    return math.inf
+
+
+def coverage_and_bisection(searches: int, *, bisection: bool) -> None:
+    """A line for each queue and target."""
+    head = f"{'queue':24} {'target':>6} {'req/s':>7} {'covered':>8} {'RMS':>6} {'worst':>6} "
+    head += f"{'> 5 %':>5} {'requests':>9}"
+    print(head + (f" {'bisection':>10} {'ratio':>6}" if bisection else ""))
+    for queue in QUEUES:
+        for target in TARGETS:
+            found = search(queue, target, searches)
+            name = f"M/D/{queue.servers}, wait ≤ {queue.wait_slo_s:g} D"
+            line = (
+                f"{name:24} {target:6g} {queue.capacity_rps(target):7.3f} "
+                f"{found.covered.mean():8.0%} {found.rms:6.1%} {abs(found.errors).max():6.1%} "
+                f"{(abs(found.errors) > 0.05).sum():5d} {found.requests.mean():9,.0f}"
+            )
+            if bisection:
+                needed = bisection_at_equal_error(queue, target, found)
+                line += f" {needed:10,.0f} {needed / found.requests.mean():6.1f}"
+            print(line, flush=True)
+
+
+def speed() -> None:
+    """One search as a process of its own, report included."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [
+            *(sys.executable, "-m", "slo_bench.cli.main", "capacity", "--system", "sarathi"),
+            *("--model", "llama-3-8b", "--gpu", "a100-80g", "--seeds", "5"),
+            *("--out", str(Path(folder) / "out")),
+        ]
+        child = os.posix_spawn(sys.executable, command, os.environ)
+        _, status, usage = os.wait4(child, 0)
+    if status:
+        raise SystemExit(f"failed: {' '.join(command)}")
+    print(f"CPU seconds: {usage.ru_utime + usage.ru_stime:.2f}")
+
+
+def live(numbers: range, slots: int, service_s: float, wait_slo_s: float, tolerance: float) -> None:
+    """Searches over HTTP. The mock keeps its times only where a core is free for it."""
+    ttft_s = 0.002
+    queue = MdcQueue(slots, service_s, wait_slo_s)
+    truth_rps = queue.capacity_rps(0.9)
+    print(f"{slots} slots, {service_s} s each, wait ≤ {wait_slo_s} s: {truth_rps:.2f} req/s at 0.9")
+    config = MockConfig(ttft_s=ttft_s, slots=slots, service_s=service_s)
+    with serving_apart(config) as mock, tempfile.TemporaryDirectory() as folder:
+        for number in numbers:
+            experiment = Experiment(
+                systems="mock",
+                backend="openai",
+                client={"base_urls": [mock.url], "send_delay_limit_s": wait_slo_s / 5},
+                model="mock",
+                workload="synthetic",
+                prompt_tokens="8",
+                output_tokens="4",
+                slo=f"ttft={ttft_s + wait_slo_s}",
+                seed=1000 * number,
+                rates=[0.4 * queue.limit_rps],
+            )
+            asked = CapacityOptions(targets=(0.9,), tolerance=tolerance)
+            found = search_capacity(experiment, Path(folder) / str(number), asked=asked)
+            (row,) = found.rows()
+            if not row["capacity_rps"]:
+                print(f"nothing found: {row['stopped']}; {row['levels']}", flush=True)
+                continue
+            print(
+                f"{row['capacity_rps']:7.2f} [{row['low_rps']:.2f}, {row['high_rps']:.2f}] "
+                f"error {row['capacity_rps'] / truth_rps - 1:+.1%} "
+                f"covered {row['low_rps'] <= truth_rps <= row['high_rps']} "
+                f"{row['requests_spent']:,} requests, {row['wall_s']:.0f} s: {row['stopped']}",
+                flush=True,
+            )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print what was asked for."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", nargs="*", default=["coverage", "bisection", "speed"])
+    parser.add_argument("--searches", type=int, default=100)
+    parser.add_argument("--live-searches", type=int, default=5)
+    parser.add_argument("--first", type=int, default=0, help="number of the first live search")
+    parser.add_argument("--slots", type=int, default=16)
+    parser.add_argument("--service", type=float, default=0.5, help="seconds")
+    parser.add_argument("--wait", type=float, default=0.15, help="seconds")
+    parser.add_argument("--tolerance", type=float, default=0.04, help="of the live searches")
+    asked = parser.parse_args(arguments)
+    if {"coverage", "bisection"} & set(asked.what):
+        coverage_and_bisection(asked.searches, bisection="bisection" in asked.what)
+    if "speed" in asked.what:
+        speed()
+    if "live" in asked.what:
+        numbers = range(asked.first, asked.first + asked.live_searches)
+        live(numbers, asked.slots, asked.service, asked.wait, asked.tolerance)
+
+
+if __name__ == "__main__":
+    main()
