@@ -70,7 +70,7 @@ backends:
     slo-bench backends install sglang --cpu
     slo-bench backends check vllm
     slo-bench backends check sglang
-    python -m pytest -m "backends and not slow"
+    python -m pytest -m "backends and not weekly"
 
 # tests of the report in headless Chromium
 browser:
