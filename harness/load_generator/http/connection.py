@@ -31,6 +31,8 @@ _END = b"\r\n0\r\n\r\n"
 # The same with an extension or with trailers after it (RFC 9112, 7.1.2), at the end of what came.
 _LAST_CHUNK = re.compile(rb"(?:\A|\r\n)0+[ \t]*(?:;[^\r\n]*)?\r\n(?:[^\r\n:]+:[^\r\n]*\r\n)*\r\n\Z")
 _MOST_TRAILER_BYTES = 8 << 10
+# Comments of a stream of events, with the sizes of their chunks.
+_COMMENTS = re.compile(rb"(?:(?:[0-9A-Fa-f]+\r\n)?(?::[^\r\n]*)?[\r\n]+)+")
 
 
 class Exchange:
@@ -281,6 +283,14 @@ def _tail(exchange: Exchange, n_bytes: int) -> bytes:
     return b"".join(reversed(pieces))
 
 
+def _last_data_s(exchange: Exchange) -> float | None:
+    """When data last came that is more than comments, which keep a stream alive; None: never."""
+    for stamp_s, piece in zip(reversed(exchange.stamps), reversed(exchange.pieces), strict=True):
+        if _COMMENTS.fullmatch(piece) is None:
+            return stamp_s
+    return None
+
+
 def _fail(exchange: Exchange, fault: RequestFault, detail: str) -> None:
     exchange.fault = fault
     exchange.detail = detail
@@ -360,15 +370,21 @@ class ConnectionPool:
             return
         connection.send(exchange)
 
-    def stalled(self, before_s: float) -> list[Connection]:
-        """Return connections with a started stream and no data since `before_s`."""
-        return [
-            connection
-            for connection in self.open
-            if (exchange := connection.exchange) is not None
-            and exchange.stamps
-            and exchange.stamps[-1] < before_s
-        ]
+    def stalled(self, before_s: float, *, unbegun: bool) -> list[Connection]:
+        """Return connections whose last data came before `before_s`; with `unbegun` also those
+        without data that were sent their request before it.
+        """
+        found = []
+        for connection in self.open:
+            exchange = connection.exchange
+            if exchange is None:
+                continue
+            data_s = _last_data_s(exchange)
+            if data_s is None and unbegun:
+                data_s = exchange.sent_s
+            if data_s is not None and data_s < before_s:
+                found.append(connection)
+        return found
 
     def give_up(self, fault: RequestFault, detail: str) -> None:
         """Abort all exchanges in progress."""

@@ -27,7 +27,7 @@ def exchange(row, arrival_s, *stamps, started_s, status=200, fault=RequestFault.
 def test_times_count_from_the_scheduled_arrival(workload):
     load = parse_slo("ttft=0.5,tpot=0.1").apply(workload(4, gap_s=1.0), np.random.default_rng(0))
     watch = LoadWatch(load)
-    assert watch.progress(3).attainment is None
+    assert watch.progress(LoadProgress(in_flight=3)).attainment is None
     watch.ended(exchange(0, 0.0, 100.25, 100.65, started_s=100.125), 100.0)  # 5 tokens: 0.1 s each
     watch.ended(exchange(1, 1.0, 101.75, 101.75, started_s=101.0), 100.0)  # its first comes late
     found = watch.progress(2)
