@@ -32,7 +32,7 @@ _END = b"\r\n0\r\n\r\n"
 _LAST_CHUNK = re.compile(rb"(?:\A|\r\n)0+[ \t]*(?:;[^\r\n]*)?\r\n(?:[^\r\n:]+:[^\r\n]*\r\n)*\r\n\Z")
 _MOST_TRAILER_BYTES = 8 << 10
 # Comments of a stream of events, with the sizes of their chunks.
-_COMMENTS = re.compile(rb"(?:(?:[0-9A-Fa-f]+\r\n)?(?::[^\r\n]*)?[\r\n]+)+")
+_COMMENTS = re.compile(rb"(?:(?:[0-9A-Fa-f]++\r\n)?(?::[^\r\n]*+)?[\r\n]++)++")
 
 
 class Exchange:
@@ -283,12 +283,14 @@ def _tail(exchange: Exchange, n_bytes: int) -> bytes:
     return b"".join(reversed(pieces))
 
 
-def _last_data_s(exchange: Exchange) -> float | None:
-    """When data last came that is more than comments, which keep a stream alive; None: never."""
+def _has_data_since(exchange: Exchange, since_s: float) -> bool:
+    """Return True if more has come than comments, which keep a stream alive."""
     for stamp_s, piece in zip(reversed(exchange.stamps), reversed(exchange.pieces), strict=True):
+        if stamp_s < since_s:
+            return False
         if _COMMENTS.fullmatch(piece) is None:
-            return stamp_s
-    return None
+            return True
+    return False
 
 
 def _fail(exchange: Exchange, fault: RequestFault, detail: str) -> None:
@@ -371,20 +373,17 @@ class ConnectionPool:
         connection.send(exchange)
 
     def stalled(self, before_s: float, *, unbegun: bool) -> list[Connection]:
-        """Return connections whose last data came before `before_s`; with `unbegun` also those
-        without data that were sent their request before it.
+        """Return connections without data since `before_s`; those to which none has come yet only
+        with `unbegun`.
         """
-        found = []
-        for connection in self.open:
-            exchange = connection.exchange
-            if exchange is None:
-                continue
-            data_s = _last_data_s(exchange)
-            if data_s is None and unbegun:
-                data_s = exchange.sent_s
-            if data_s is not None and data_s < before_s:
-                found.append(connection)
-        return found
+        return [
+            connection
+            for connection in self.open
+            if (exchange := connection.exchange) is not None
+            and exchange.sent_s < before_s
+            and not _has_data_since(exchange, before_s)
+            and (unbegun or not all(map(_COMMENTS.fullmatch, exchange.pieces)))
+        ]
 
     def give_up(self, fault: RequestFault, detail: str) -> None:
         """Abort all exchanges in progress."""

@@ -33,7 +33,7 @@ def is_hopeless(load: LoadProgress, clock_s: float, failed_before: str = "") -> 
     if load.served or not load.failed_first:
         return False
     return (
-        load.first_fault == failed_before
+        (failed_before != "" and load.first_fault == failed_before)
         or load.refused_first >= _ENOUGH_REFUSED
         or (load.failed_first >= _ENOUGH_FAILED and clock_s >= _ENOUGH_S)
         or (load.failed_first >= _FEW_FAILED and clock_s >= _LONG_S)
