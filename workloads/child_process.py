@@ -124,11 +124,15 @@ class Parent:
         """Messages of the parent, until it has ended or closes the connection."""
         return map(json.loads, sys.stdin)
 
-    def exit_with(self) -> None:
-        """From now on exit when the parent has ended; nothing more is read from it."""
+    def exit_with(self, on_message: Callable[[Any], object] = lambda _: None) -> None:
+        """From now on exit when the parent has ended, and call `on_message` from a thread with
+        each of its messages.
+        """
 
         def work() -> None:
-            sys.stdin.read()
+            with contextlib.suppress(ValueError):  # half a line: the parent was killed
+                for message in self.messages():
+                    on_message(message)
             os._exit(1)
 
         threading.Thread(target=work, daemon=True).start()

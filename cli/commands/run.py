@@ -44,7 +44,14 @@ def run(
     """Run an experiment: every system at every rate and seed. Writes a run folder with a report."""
     from ...predictors.profiles.profile import read_profile
     from ..options.experiment import experiment_of
-    from ..output.run import levels_shown, run_shown, summarise, validated, write_page
+    from ..output.run import (
+        check_results,
+        levels_shown,
+        run_shown,
+        summarise,
+        validated,
+        write_page,
+    )
 
     judged = None
     if validate and "profile" in given.settings:  # judged, and no setting of the experiment
@@ -77,3 +84,4 @@ def run(
         raise problem
     if levels and not as_json:
         levels_shown(levels)
+    check_results(result)

@@ -16,6 +16,8 @@ from ...harness.experiments.execution.load import estimate
 from ...harness.experiments.experiment import Experiment, Progress, RunResult, new_folder
 from ...harness.load_generator.load_progress import LoadProgress
 from ...harness.load_generator.machine import cores
+from ...harness.results.read import REASON_COLUMN
+from ...harness.results.run_folder import has_no_result
 from ...harness.servers.launch.backend_names import SIMULATED
 from ...workloads.errors import SloBenchError
 from ...workloads.machine_memory import gib
@@ -176,6 +178,25 @@ def validated(experiment: Experiment, profile: Path | None) -> Experiment:
     if "repetitions" not in experiment.server.model_fields_set:
         more["repetitions"] = _REPETITIONS
     return experiment.model_copy(update={"server": experiment.server.model_copy(update=more)})
+
+
+def check_results(result: RunResult) -> None:
+    """Say which cells have no result: of none of their requests.
+
+    Raises:
+        SloBenchError: no cell has one.
+    """
+    rows = result.rows()
+    without = [row for row in rows if has_no_result(row) and row.get(REASON_COLUMN)]
+    if not without:
+        return
+    again = f"slo-bench run --resume --out {shlex.quote(str(result.folder))}"
+    because = without[0][REASON_COLUMN]
+    if len(without) < len(rows):
+        many = f"{len(without):,} of {len(rows):,} cells have no result, the first because"
+        typer.echo(f"{many} {because}; {again} measures them again", err=True)
+        return
+    raise SloBenchError(f"no result: {because}; {again} measures it again")
 
 
 def levels_shown(levels: Sequence[ValidatedPoint]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import math
 import platform
+import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -21,8 +22,11 @@ from ..results.run_folder import (
     CHECKSUMS,
     INPUTS,
     PLANNED,
+    PROMPT_SALT,
+    RESUMED,
     RunFolder,
     check_files,
+    has_no_result,
     open_run_folder,
     read_rows,
 )
@@ -107,7 +111,8 @@ class Experiment(ExperimentSchema):
                 real servers never run side by side.
             executor: where simulated cells run instead, and from where the load of servers that run
                 already is sent, as in `ray_pool.OnRay()`.
-            resume: finish what an interrupted run of this experiment left in `out`.
+            resume: finish what an interrupted run of this experiment left in `out`, and measure
+                cells again of which no request was served.
             progress: called as the run goes on.
             command: what was typed, for `environment.json`.
 
@@ -125,6 +130,7 @@ class Experiment(ExperimentSchema):
             experiment_toml=planned.resolved.to_toml(),
             environment={**environment(planned, command), PLANNED: len(planned.cells)},
             resume=resume,
+            again=has_no_result,
         ) as held:
             _run_missing(planned, held, executor, jobs, progress)
         return RunResult(folder)
@@ -174,13 +180,28 @@ def _run_missing(
 
     with nullcontext() if executor is None else executor.senders() as senders:
         measure_cells(
-            backend_of(planned.resolved, senders),
+            backend_of(salted(planned.resolved, held.environment), senders),
             todo,
             held.path,
             records=records,
             repetitions=planned.resolved.server.repetitions,
             tell=tell,
         )
+
+
+def salted(experiment: ExperimentSchema, environment: Mapping[str, object]) -> ExperimentSchema:
+    """The experiment with the prompt salt that its run folder keeps, unless it has one itself.
+
+    A resumed run adds which time it is: a cell that was interrupted has sent prompts already.
+    """
+    if experiment.client.prompt_salt is not None:
+        return experiment
+    earlier = environment.get(RESUMED)
+    salt = str(environment.get(PROMPT_SALT, ""))
+    if isinstance(earlier, list) and earlier:
+        salt += f" {len(earlier)}"
+    client = experiment.client.model_copy(update={"prompt_salt": salt})
+    return experiment.model_copy(update={"client": client})
 
 
 def backend_of(asked: ExperimentSchema, senders: Senders | None = None) -> Backend:
@@ -298,8 +319,16 @@ def environment(
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "step_time": planned.step_times(),
         INPUTS: planned.inputs(),
+        **_prompt_salt(planned.resolved),
         **_cpu(planned),
     }
+
+
+def _prompt_salt(experiment: ExperimentSchema) -> dict[str, object]:
+    if experiment.backend in (SIMULATED, TORCH):
+        return {}
+    salt = experiment.client.prompt_salt
+    return {PROMPT_SALT: secrets.token_hex(8) if salt is None else salt}
 
 
 def _cpu(planned: ExperimentPlan) -> dict[str, object]:

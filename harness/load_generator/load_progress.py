@@ -26,6 +26,10 @@ class LoadProgress:
     its tokens is taken to be the one asked for: answers are read after the load, when every figure
     is exact. `judged` counts the ended requests of which it is known whether they are within their
     SLO, `met` those that are.
+
+    `served` is above 0 once a request was served. Until then `failed_first` counts the requests
+    that have failed, from the first one sent on without a gap; `refused_first` are those of them
+    with a status that means no at any time. `first_fault` is how the very first one failed.
     """
 
     ended: int = 0
@@ -37,10 +41,18 @@ class LoadProgress:
     timed: int = 0  # answered with more than one token
     tpot_sum_s: float = 0.0
     send_delay_s: float = 0.0  # the longest
+    served: int = 0
+    failed_first: int = 0
+    refused_first: int = 0
+    first_fault: str = ""
 
     def __add__(self, other: LoadProgress) -> LoadProgress:
         sums = {name: value + getattr(other, name) for name, value in vars(self).items()}
-        return LoadProgress(**sums | {"send_delay_s": max(self.send_delay_s, other.send_delay_s)})
+        whole = {
+            "send_delay_s": max(self.send_delay_s, other.send_delay_s),
+            "first_fault": self.first_fault or other.first_fault,
+        }
+        return LoadProgress(**sums | whole)
 
     @property
     def mean_ttft_s(self) -> float | None:
@@ -59,6 +71,7 @@ class LoadProgress:
 
 
 Progress = Callable[[LoadProgress, float], None]  # and the clock in seconds
+Watch = Callable[[LoadProgress, float], bool]  # the same; True ends the level
 
 
 class LoadWatch:
@@ -79,8 +92,8 @@ class LoadWatch:
         arrival_s = exchange.arrival_s
         self._new.append((exchange.row, arrival_s, first_s, last_s, delay_s, answered))
 
-    def progress(self, in_flight: int) -> LoadProgress:
-        """All exchanges that ended so far, with `in_flight` others."""
+    def progress(self, failures: LoadProgress) -> LoadProgress:
+        """All exchanges that ended so far, with those in flight and the `failures` so far."""
         new, self._new = self._new, []
         if new:
             row, arrival_s, first_s, last_s, delay_s, whole = np.array(new).T
@@ -101,4 +114,4 @@ class LoadWatch:
                 tpot_sum_s=float(tpot_s[timed].sum()),
                 send_delay_s=float(delay_s.max()),
             )
-        return self._known + LoadProgress(in_flight=in_flight)
+        return self._known + failures

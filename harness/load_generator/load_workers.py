@@ -29,7 +29,7 @@ from ...workloads.errors import SloBenchError
 from ...workloads.workload import Workload
 from .http.columns import SenderResult
 from .http.endpoint import is_loopback
-from .load_progress import LoadProgress, Progress
+from .load_progress import LoadProgress, Watch
 from .send_job import (
     SendJob,
     SendResult,
@@ -105,6 +105,7 @@ class LoadWorkers:
         self._stack = contextlib.ExitStack()
         self._send: SendShares | None = None
         self._so_far = LoadProgress()
+        self._stopped = False
 
     def prepare(self, files: Files, shares: Sequence[int]) -> None:
         """Start the sending processes of `shares`; `files` are those of the `SendJob`.
@@ -133,8 +134,9 @@ class LoadWorkers:
         """
         assert self._send is not None
 
-        def told(so_far: LoadProgress) -> None:
+        def told(so_far: LoadProgress) -> bool:
             self._so_far = so_far
+            return self._stopped
 
         return self._send(start_s, time_s, told)
 
@@ -142,13 +144,17 @@ class LoadWorkers:
         """What is known so far of what this machine sends."""
         return self._so_far
 
+    def stop(self) -> None:
+        """End the level: send nothing more."""
+        self._stopped = True
+
     def close(self) -> None:
         """Stop the running sending processes."""
         self._stack.close()
 
 
 def send_from(
-    stations: Sequence[RayStation], order: SendJob, progress: Progress | None
+    stations: Sequence[RayStation], order: SendJob, progress: Watch | None
 ) -> list[SendResult]:
     """Send a workload from several machines, and close their load workers.
 
@@ -172,7 +178,7 @@ class _RemoteRun:
             for place, station in enumerate(stations)
         }
 
-    def sent(self, progress: Progress | None) -> list[SendResult]:
+    def sent(self, progress: Watch | None) -> list[SendResult]:
         found = {share: SendResult(None) for share in range(self._order.count)}
         for station, shares in self._shares.items():
             found |= {share: SendResult(None, station.machine) for share in shares}
@@ -250,7 +256,7 @@ class _RemoteRun:
         begun: Mapping[RayStation, Future[Any]],
         start_s: float,
         until_s: float,
-        progress: Progress | None,
+        progress: Watch | None,
     ) -> None:
         """Wait until all have answered or `until_s` has passed, and report progress."""
         so_far = dict.fromkeys(begun, LoadProgress())
@@ -263,9 +269,9 @@ class _RemoteRun:
             for station, answer in asked.items():
                 if answer.done() and answer.exception() is None:
                     so_far[station] = answer.result()
-            if progress is not None:
-                total = sum(so_far.values(), LoadProgress())
-                progress(total, max(0.0, perf_counter() - start_s))
+            total = sum(so_far.values(), LoadProgress())
+            if progress is not None and progress(total, max(0.0, perf_counter() - start_s)):
+                wait([station.call("stop") for station in begun], timeout=_ANSWER_S)
 
 
 def _clock(station: RayStation) -> float:
@@ -307,7 +313,7 @@ class RaySenders:
         most = max(1, sum(machine.cores for machine in machines))
         return max(len(machines), processes_for(workload, most))
 
-    def send(self, order: SendJob, progress: Progress | None) -> list[SendResult]:
+    def send(self, order: SendJob, progress: Watch | None) -> list[SendResult]:
         """Send a level from the processes of all machines."""
         machines = self._machines()[: order.count]
         if not machines:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,8 +19,9 @@ from .http.columns import FAULTS, RequestColumns, SenderResult, joined_columns, 
 from .http.endpoint import Endpoint
 from .http.faults import RequestFault
 from .http.options import HttpOptions
+from .http.unserved import first_fault, is_hopeless, most_common_detail, unserved_because
 from .http.wire_requests import Bodies
-from .load_progress import Progress
+from .load_progress import LoadProgress, Progress
 from .send_job import (
     BODIES,
     Senders,
@@ -45,6 +46,7 @@ class HttpResult:
     (batches, KV use, preemptions) is NaN or zero. `columns` has what only a client knows.
     `clients` are the processes that sent.
     `start_s` is the workload's time zero by `time.perf_counter`.
+    `failed_as` is how the first request failed if not one was served, else empty.
     `details` says what is known of a fault and `texts` what was answered, both by row; `token_s`
     holds the times of all tokens, request after request, where `HttpOptions` asks for them.
     """
@@ -54,6 +56,7 @@ class HttpResult:
     client: ClientFigures
     clients: tuple[Client, ...]
     invalid_because: str | None
+    failed_as: str
     details: Mapping[int, str]
     texts: Mapping[int, str]
     token_s: NDArray[np.float64]
@@ -64,6 +67,11 @@ class HttpResult:
         found = Counter(self.columns.fault.tolist())
         return {fault: found[k] for k, fault in enumerate(FAULTS) if k in found and fault}
 
+    @property
+    def fault_detail(self) -> str | None:
+        """What was said of the first request with the most common fault; None without a fault."""
+        return most_common_detail(self.columns, self.details)
+
 
 def measure(
     workload: Workload,
@@ -73,6 +81,7 @@ def measure(
     router: str = "round-robin",
     progress: Progress | None = None,
     senders: Senders | None = None,
+    gone: Callable[[], bool] = lambda: False,
 ) -> HttpResult:
     """Send every request when it is due, follow each to its end, and read what came.
 
@@ -86,6 +95,7 @@ def measure(
         router: name of the router that chooses among the servers.
         progress: called now and then with what is known so far, and the clock in seconds.
         senders: where requests are sent from; by default this machine.
+        gone: asked now and then whether the servers have ended, which ends the level.
 
     Raises:
         SloBenchError: nothing can be sent: no endpoint, an unknown host, a missing key, a
@@ -112,14 +122,20 @@ def measure(
             f"lengths are predicted in one process, but --processes is {processes}; leave "
             "--processes out"
         )
+
+    def watch(load: LoadProgress, clock_s: float) -> bool:
+        if progress is not None:
+            progress(load, clock_s)
+        return gone() or is_hopeless(load, clock_s, options.failed_before)
+
     with tempfile.TemporaryDirectory(prefix="slo-bench-") as folder:
         bodies = Bodies.write(workload, options, Path(folder) / BODIES)
         job = SendJob(workload, endpoints, options, router, processes, bodies, time_limit_s)
         try:
             if processes == 1 and senders is None:
-                sent = [SendResult(send_share(job, Share(0, 1), progress=progress))]
+                sent = [SendResult(send_share(job, Share(0, 1), progress=watch))]
             else:
-                sent = whence.send(job, progress)
+                sent = whence.send(job, watch)
         finally:
             bodies.close()
     return _joined(workload, sent, options)
@@ -139,20 +155,25 @@ def _joined(workload: Workload, sent: Sequence[SendResult], options: HttpOptions
     columns = joined_columns(parts, len(workload))
     gaps = joined_gaps(part.gaps for part in parts)
     client = client_figures(columns, parts, len(sent))
+    details = {row: text for part in parts for row, text in part.details.items()}
+    died = any(client.died for client in clients)
+    unserved = None if died else unserved_because(columns, details)
     timeline = replace(_timeline(columns), timeseries=tuple(t for part in parts for t in part.told))
     return HttpResult(
         result=Result(_records(columns), gaps, timeline, _totals(columns, gaps)),
         columns=columns,
         client=client,
         clients=clients,
-        invalid_because=untrusted_because(clients, send_delay_limit_s=options.send_delay_limit_s)
+        invalid_because=unserved
+        or untrusted_because(clients, send_delay_limit_s=options.send_delay_limit_s)
         or invalid_because(
             client,
             int((~np.isnan(columns.started_s)).sum()),
             send_delay_limit_s=options.send_delay_limit_s,
             rate_limit_share=options.rate_limit_share,
         ),
-        details={row: text for part in parts for row, text in part.details.items()},
+        failed_as="" if unserved is None else first_fault(columns),
+        details=details,
         texts={row: text for part in parts for row, text in part.texts.items()},
         token_s=_in_row_order(parts),
         start_s=parts[0].start_s,

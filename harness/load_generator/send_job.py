@@ -12,6 +12,7 @@ import math
 import pickle
 import queue
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -33,12 +34,13 @@ from .http.endpoint import Endpoint
 from .http.length_prediction import prompt_lengths
 from .http.options import HttpOptions
 from .http.wire_requests import Bodies, WireRequests
-from .load_progress import LoadProgress, LoadWatch, Progress
+from .load_progress import LoadProgress, LoadWatch, Watch
 from .machine import cores
 from .real_cluster import RoutedServers
 
 BODIES = "bodies"  # file of all request bodies
 _JOB = "job.pickle"
+_STOP = "stop"  # message to a sending process: end the level
 _DRAIN_S = 600.0
 _CLOSED_LIMIT_S = 3600.0
 _SOON_S = 0.05  # from ready to the workload's time zero, with one process
@@ -51,8 +53,8 @@ TOKEN_CPU_S = 10e-6
 _LITTLE_WORK_S = 0.5  # less CPU time than this is not worth a second process
 _BUSY_SHARE = 0.5  # of a core; above it, timestamps are delayed by other work
 
-# Sends shares: start time, time limit, callback with what is known so far.
-SendShares = Callable[[float, float, Callable[[LoadProgress], None]], dict[int, SenderResult]]
+# Sends shares: start time, time limit, callback with what is known so far (True ends the level).
+SendShares = Callable[[float, float, Callable[[LoadProgress], bool]], dict[int, SenderResult]]
 _Said = queue.SimpleQueue[tuple[int, dict[str, Any] | None]]
 
 
@@ -167,7 +169,7 @@ class Senders(Protocol):
         """Number of sending processes for the workload."""
         ...
 
-    def send(self, order: SendJob, progress: Progress | None) -> list[SendResult]:
+    def send(self, order: SendJob, progress: Watch | None) -> list[SendResult]:
         """Send from all processes on one schedule; return one result for each process.
 
         Raises:
@@ -181,7 +183,7 @@ def send_share(
     share: Share,
     *,
     start_s: Callable[[], float] = lambda: perf_counter() + _SOON_S,
-    progress: Progress | None = None,
+    progress: Watch | None = None,
 ) -> SenderResult:
     """Send one process's share of a workload and read the answers.
 
@@ -219,7 +221,7 @@ class ThisMachine:
         """Number of sending processes, at most one per core."""
         return processes_for(workload)
 
-    def send(self, order: SendJob, progress: Progress | None) -> list[SendResult]:
+    def send(self, order: SendJob, progress: Watch | None) -> list[SendResult]:
         """Send a level from the processes of this machine."""
         folder = order.bodies.path.parent
         for name, content in order.files().items():
@@ -227,9 +229,9 @@ class ThisMachine:
         with ready_processes(folder, range(order.count)) as send:
             start_s = perf_counter() + _AHEAD_S
 
-            def told(so_far: LoadProgress) -> None:
-                if progress is not None:
-                    progress(so_far, max(0.0, perf_counter() - start_s))
+            def told(so_far: LoadProgress) -> bool:
+                clock_s = max(0.0, perf_counter() - start_s)
+                return progress is not None and progress(so_far, clock_s)
 
             parts = send(start_s, order.time_limit_s, told)
         return [SendResult(parts.get(share)) for share in range(order.count)]
@@ -241,7 +243,7 @@ def ready_processes(folder: Path, shares: Sequence[int]) -> Iterator[SendShares]
 
     `folder` holds the files of a `SendJob` and the bodies. The function that the block gets sends
     from `start_s` on, for at most `time_s` seconds, and returns the results of the shares whose
-    processes did not die; `told` is called with what is known so far.
+    processes did not die; `told` is called with what is known so far, and ends the level by True.
 
     Raises:
         SloBenchError: one of the processes cannot send.
@@ -252,7 +254,7 @@ def ready_processes(folder: Path, shares: Sequence[int]) -> Iterator[SendShares]
         said.put((share, message))
 
     def send(
-        start_s: float, time_s: float, told: Callable[[LoadProgress], None]
+        start_s: float, time_s: float, told: Callable[[LoadProgress], bool]
     ) -> dict[int, SenderResult]:
         for child in children:
             child.send(start_s)
@@ -268,7 +270,9 @@ def ready_processes(folder: Path, shares: Sequence[int]) -> Iterator[SendShares]
                 so_far[share] = dataclasses.replace(so_far[share], in_flight=0)
                 if message is not None:
                     done.add(share)
-            told(sum(so_far.values(), LoadProgress()))
+            if told(sum(so_far.values(), LoadProgress())):
+                for child in children:
+                    child.send(_STOP)
         return {
             share: pickle.loads(_part_of(folder, share).read_bytes())
             for share in shares
@@ -310,17 +314,20 @@ def _next(said: _Said, until_s: float) -> tuple[int, dict[str, Any] | None]:
 def _work(folder: Path, index: int, parent: Parent) -> None:
     """Main function of a sending process."""
     said_s = 0.0
+    stopped = threading.Event()
 
-    def progress(so_far: LoadProgress, clock_s: float) -> None:
+    def progress(so_far: LoadProgress, clock_s: float) -> bool:
         nonlocal said_s
         if clock_s - said_s > 0.2:
             said_s = clock_s
             parent.send({"so_far": vars(so_far)})
+        return stopped.is_set()
 
     def start_s() -> float:
         parent.send({"ready": True})
         when_s: float = next(parent.messages())
-        parent.exit_with()  # sending stops when the parent process has ended
+        # Sending stops when the parent process says so, or has ended.
+        parent.exit_with(lambda _: stopped.set())
         return when_s
 
     fields = pickle.loads((folder / _JOB).read_bytes())

@@ -32,6 +32,12 @@ COUNTERS = {
     "cached_tokens": ("prefix_cache_hits_total", "cached_tokens_total"),
     "preemptions": ("num_preemptions_total", "num_retracted_requests_total"),
 }
+# Of the prefix cache, with the engine: counters, and gauges where releases have no counter.
+CACHED_TOKENS = (
+    *(f"{engine}:{name}" for engine in ENGINES for name in COUNTERS["cached_tokens"]),
+    "vllm:gpu_prefix_cache_hits_total",
+)
+HIT_RATES = ("sglang:cache_hit_rate", "vllm:gpu_prefix_cache_hit_rate")
 HISTOGRAMS = {
     "ttft": ("time_to_first_token_seconds",),
     "itl": ("inter_token_latency_seconds", "time_per_output_token_seconds"),

@@ -48,6 +48,10 @@ FAULT_COLUMN = "fault_detail"
 TOKENIZER_COLUMN = "prompt_tokenizer"
 """Folder of the tokenizer of generated prompts; only cells on real servers have it."""
 
+WARM_CACHE_COLUMN = "warm_cache_share"
+"""Share of prompt tokens that a server had cached before though the workload does not share them;
+only cells on real servers have it."""
+
 NUMBER_COLUMNS = (
     "gpus",
     "rate_rps",

@@ -47,6 +47,8 @@ CAPACITY_FILE = "capacity.json"  # what a capacity search writes beside `cells.c
 TUNED, TUNING, PLAN = "tune.json", "tune.toml", "plan.jsonl"  # importing the tuner is slow
 BAND_BASIS = "band_basis"  # what the prediction bands of a simulated cell are based on
 INPUTS = "inputs"  # in environment.json: CRC-32 of each file that the experiment reads
+PROMPT_SALT = "prompt_salt"  # in environment.json; unknown where no prompts are sent
+RESUMED = "resumed"  # in environment.json: the commands that went on
 PLANNED = "planned_cells"  # in environment.json; unknown in a search
 _LAST_COLUMNS = ("attainment_spread", CHECKSUMS)
 _DETAILS = (
@@ -66,6 +68,7 @@ class RunFolder:
     path: Path
     cells: Sequence[str]  # all there will be, in order
     experiment_crc32: str
+    environment: Mapping[str, object]
     finished: dict[str, Row] = field(default_factory=dict)
     damaged: dict[str, FileFormatError] = field(default_factory=dict)  # cells that were finished
 
@@ -105,8 +108,9 @@ def open_run_folder(
     experiment_toml: str,
     environment: Mapping[str, object],
     resume: bool,
+    again: Callable[[Row], bool] = lambda row: False,
 ) -> Iterator[RunFolder]:
-    """Hold `path` for one run of one experiment.
+    """Hold `path` for one run of one experiment. Cells of whose row `again` is true are missing.
 
     A folder made here is removed again when the block raises before any cell finished.
 
@@ -133,8 +137,8 @@ def open_run_folder(
             else:
                 write_whole(known, [experiment_toml.encode()])
             told = _resumed(path, environment) if resume else environment
-            folder = RunFolder(path, cells, crc32_of_file(known))
-            folder.finished, folder.damaged = _finished_rows(path, cells)
+            folder = RunFolder(path, cells, crc32_of_file(known), told)
+            folder.finished, folder.damaged = _finished_rows(path, cells, again)
             if folder.missing or not (path / "environment.json").is_file():
                 text = json.dumps(sealed(told, known), indent=2, ensure_ascii=False) + "\n"
                 write_whole(path / "environment.json", [text.encode()])
@@ -149,6 +153,11 @@ def open_run_folder(
         if made:
             shutil.rmtree(path)
         raise
+
+
+def has_no_result(row: Row) -> bool:
+    """Return True for a cell of which no request was served: it may be measured again."""
+    return row["valid"] is False and row["finished"] == 0
 
 
 def _resumed(path: Path, environment: Mapping[str, object]) -> Mapping[str, object]:
@@ -168,9 +177,9 @@ def _resumed(path: Path, environment: Mapping[str, object]) -> Mapping[str, obje
                 f"{changed[0]} was changed since {path} was begun, so that its cells would be of "
                 "two experiments; put the file back, or choose another folder with --out"
             )
-    again = {name: environment.get(name) for name in ("command", "created", "slo_bench")}
-    before = kept.get("resumed")
-    return {**kept, "resumed": [*(before if isinstance(before, list) else ()), again]}
+    entry = {name: environment.get(name) for name in ("command", "created", "slo_bench")}
+    before = kept.get(RESUMED)
+    return {**kept, RESUMED: [*(before if isinstance(before, list) else ()), entry]}
 
 
 def _kept_environment(path: Path) -> dict[str, object] | None:
@@ -218,16 +227,18 @@ def _lock(path: Path) -> Iterator[None]:
 
 
 def _finished_rows(
-    path: Path, cells: Sequence[str]
+    path: Path, cells: Sequence[str], again: Callable[[Row], bool]
 ) -> tuple[dict[str, Row], dict[str, FileFormatError]]:
-    """Rows of cells with intact details, and the errors of cells with damaged ones."""
+    """Rows of cells with intact details, but those to be made `again`; and the errors of cells with
+    damaged ones.
+    """
     table = path / "cells.csv"
     if not table.is_file():
         return {}, {}
     rows = {str(row["cell"]): row for row in read_rows(table)}
     finished, damaged = {}, {}
     for cell in cells:
-        if cell not in rows:
+        if cell not in rows or again(rows[cell]):
             continue
         if CHECKSUMS not in rows[cell]:
             raise FileFormatError(table, 1, f"has no column `{CHECKSUMS}`; begin in a new folder")

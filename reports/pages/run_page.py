@@ -240,6 +240,8 @@ def _notices(
         lines.append(("Too long.", told))
     if failed := summary.failed_text(cells):
         lines.append(("Failed requests.", f"{failed}; they count as missed."))
+    if cached := summary.cache_texts(cells):
+        lines.append(("Prefix cache.", " ".join(f"{text}." for text in cached)))
     if short := summary.short_answers_text(cells):
         lines.append(("Short answers.", f"{short}: those levels had less work than offered."))
     if without := [run.name for run in runs if not run.keeps_requests]:

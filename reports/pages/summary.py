@@ -11,7 +11,7 @@ import pandas as pd
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.text import Text
 
-from ...harness.results.read import FAULT_COLUMN, REASON_COLUMN
+from ...harness.results.read import FAULT_COLUMN, REASON_COLUMN, WARM_CACHE_COLUMN
 from ..figures.details import LevelDetail
 from ..figures.facets import abbreviated, by_facet, facets_of
 from ..figures.figure import percent_text, rate_text, seconds_text
@@ -156,6 +156,7 @@ def _notes(cells: pd.DataFrame, rows: pd.DataFrame) -> list[str]:
         notes.append(f"{shared}.")
     if failed := failed_text(cells):
         notes.append(f"{failed}.")
+    notes += [f"{text}." for text in cache_texts(cells)]
     if truncated := truncated_text(cells):
         notes.append(f"Served with fewer tokens than the workload has: {truncated}.")
     return [*notes, *bands.notes(cells), *mechanisms.notes(cells), *decisions.sentences(cells)]
@@ -225,6 +226,32 @@ def truncated_text(cells: pd.DataFrame) -> str:
 def short_answers_text(cells: pd.DataFrame) -> str:
     """`12 of 3,000 answers have fewer tokens than requested`; empty where none has."""
     return _counted(cells, "truncated_outputs", "answers have fewer tokens than requested")
+
+
+_LEAST_WARM_SHARE = 0.01  # of the prompt tokens
+
+
+def cache_texts(cells: pd.DataFrame) -> list[str]:
+    """Which levels a prefix cache made faster than the workload says, and which it may have."""
+    texts = []
+    if WARM_CACHE_COLUMN in cells:
+        shares = cells[WARM_CACHE_COLUMN]
+        warm = cells[cells["valid"] & (shares >= _LEAST_WARM_SHARE)]
+        if len(warm):
+            points = ", ".join(
+                f"{row['series']} at {rate_text(float(row['level_rps']))} req/s "
+                f"({percent_text(float(row[WARM_CACHE_COLUMN]))})"
+                for _, row in warm.drop_duplicates(["series", "level_rps"]).iterrows()
+            )
+            texts.append(
+                f"Warm cache: the server had prompts of another run in its prefix cache, which "
+                f"this workload does not share; TTFT is too short: {points} of the prompt tokens"
+            )
+    if given := _counted(cells, "given_prompts", "requests have a prompt of their own"):
+        texts.append(
+            f"{given}, the same in every run: a server's prefix cache may hold it from before"
+        )
+    return texts
 
 
 def failed_text(cells: pd.DataFrame) -> str:

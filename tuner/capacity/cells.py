@@ -23,10 +23,11 @@ from ...harness.experiments.execution.cells import (
 )
 from ...harness.experiments.execution.specs import CellSpec, source
 from ...harness.experiments.execution.workers import WorkerPool, packed, unpack
-from ...harness.load_generator.http.faults import REFUSALS
+from ...harness.load_generator.http.faults import OVERLOAD
 from ...harness.results.cell_files import Choice, Column
 from ...harness.results.run_folder import Row
 from ...harness.results.stationarity import WARMUP_SHARE, batches_of, horizon_s, left_s
+from ...workloads.errors import SloBenchError
 from ...workloads.workload import Workload
 from .control import control_of
 from .samples import LevelSample
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from ...harness.experiments.config.schema import ExperimentSchema
 
 _HERE_S = 2.0  # of simulation in this process, before others are started
-_OVERLOAD = (408, *REFUSALS)  # client errors that a lower rate may avoid
 Ended = Callable[[int, float], None]  # requests ended, clock in seconds
 Level = tuple[LevelSample, str, Row, Mapping[str, bytes]]
 T = TypeVar("T")
@@ -125,7 +125,11 @@ class CellRunner:
     progress: Ended | None = None
 
     def run(self, rate_rps: float, seed: int, requests: int) -> LevelSample:
-        """Run a cell with `requests` requests at `rate_rps` and return its sample."""
+        """Run a cell with `requests` requests at `rate_rps` and return its sample.
+
+        Raises:
+            SloBenchError: a real server served not one request of it.
+        """
         cell = cell_of(self.stem, rate_rps, seed)
         offered: Row = {"cell": cell, "rate_rps": rate_rps, "replay_speed": None, "seed": seed}
         spec = replace(
@@ -146,6 +150,11 @@ class CellRunner:
         started_s = time.monotonic()
         measured = self.server.measure(spec, workload, self.progress)
         wall_s = time.monotonic() - started_s
+        if not measured.served:
+            raise SloBenchError(
+                f"no result at {rate_rps:g} req/s: {measured.invalid_because}; finished runs are "
+                "kept, and --resume goes on once the server serves these requests"
+            )
         self.keep(cell, self.server.row(spec, workload, measured))
         records = measured.result.records
         batches = batches_of(
@@ -181,7 +190,7 @@ def _refused(columns: Mapping[str, Column]) -> dict[str, Any]:
     if "status" not in columns:
         return {}
     status, detail = np.asarray(columns["status"]), columns["detail"]
-    refused = (status // 100 == 4) & ~np.isin(status, _OVERLOAD)
+    refused = (status // 100 == 4) & ~np.isin(status, OVERLOAD)
     if not refused.any():
         return {}
     assert isinstance(detail, Choice)

@@ -23,7 +23,7 @@ from ...harness.experiments.execution.plan import ExperimentPlan, plan
 from ...harness.experiments.execution.specs import CellSpec, source
 from ...harness.experiments.execution.workers import WorkerPool
 from ...harness.experiments.experiment import Experiment, environment, new_folder
-from ...harness.results.run_folder import CAPACITY_FILE, Value, open_run_folder
+from ...harness.results.run_folder import CAPACITY_FILE, RunFolder, Value, open_run_folder
 from ...harness.servers.launch.backend_names import SIMULATED
 from ...workloads.errors import SloBenchError
 from ...workloads.request import SLO_COLUMNS
@@ -115,7 +115,6 @@ def search_capacity(
     if pool is not None and experiment.backend != SIMULATED:
         raise SloBenchError("a pool is for simulated levels; real servers are measured here")
     planned = _planned(experiment)
-    backend = None if experiment.backend == SIMULATED else _backend(planned, senders)
     options = _options(experiment, asked)
     folder = Path(out) if out is not None else new_folder(f"capacity-{experiment.name}")
     cells = cells_in(folder) if resume else []
@@ -136,6 +135,7 @@ def search_capacity(
         if resume:
             memory.recall(asked)
         try:
+            backend = None if experiment.backend == SIMULATED else _backend(planned, held, senders)
             before = [] if asked.warm_start is None else _neighbours_in(asked.warm_start)
             searches = _Searches(
                 experiment, planned, memory.options, memory, before, progress, backend
@@ -386,10 +386,10 @@ def search_cell(
     )
 
 
-def _backend(planned: ExperimentPlan, senders: Senders | None) -> Backend:
-    from ...harness.experiments.experiment import backend_of
+def _backend(planned: ExperimentPlan, held: RunFolder, senders: Senders | None) -> Backend:
+    from ...harness.experiments.experiment import backend_of, salted
 
-    return backend_of(planned.resolved, senders)
+    return backend_of(salted(planned.resolved, held.environment), senders)
 
 
 @contextlib.contextmanager

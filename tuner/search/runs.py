@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import json
 import math
+import secrets
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,7 @@ from ...harness.experiments.execution.specs import CellSpec
 from ...harness.experiments.execution.workers import WorkerPool
 from ...harness.experiments.experiment import Experiment
 from ...harness.results.checkpoint import Checkpoint
-from ...harness.results.run_folder import Row
+from ...harness.results.run_folder import PROMPT_SALT, Row
 from ...harness.servers.launch.backend_names import SIMULATED
 from ..capacity.cells import CellRunner, CellServer, Ended, PoolRunner, RealServer, Simulator
 from ..capacity.samples import LevelRunner, LevelSample, sample_from_plain
@@ -116,6 +117,7 @@ class Servers:
 
     folder: Path
     starts: int = 0
+    prompt_salt: str = field(default_factory=lambda: secrets.token_hex(8))
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     _running: tuple[Hashable, CellServer] | None = None
 
@@ -139,9 +141,10 @@ class Servers:
         """
         if experiment.backend == SIMULATED:
             return Simulator()
-        from ...harness.experiments.experiment import backend_of
+        from ...harness.experiments.experiment import backend_of, salted
 
-        return self._started(backend_of(experiment), spec)
+        experiment_salted = salted(experiment, {PROMPT_SALT: self.prompt_salt})
+        return self._started(backend_of(experiment_salted), spec)
 
     def _started(self, backend: Backend, spec: CellSpec) -> CellServer:
         wanted = (backend.name, repr(backend), backend.configuration(spec))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -26,9 +26,10 @@ from ...load_generator.http.single_request import NoAnswerError, get
 from ...load_generator.load_progress import Progress
 from ...load_generator.routed_load import Client, HttpResult, measure
 from ...load_generator.send_job import Senders
+from ...load_generator.warm_cache import CacheCounters, given_prompts, warm_cache_share
 from ...results.cell_files import Choice, Column, choice_of, gzip_csv
 from ...results.metrics import Hardware
-from ...results.read import FAULT_COLUMN, TOKENIZER_COLUMN
+from ...results.read import FAULT_COLUMN, TOKENIZER_COLUMN, WARM_CACHE_COLUMN
 from ...results.run_folder import Value
 from ...servers.launch.gpus import Gpu, visible_gpus
 from ..config.tables import ClientSchema
@@ -40,6 +41,7 @@ from .vllm_json import write_vllm_json
 SERVED = "served"  # as a model's name: the first one that the server lists
 UNKNOWN_GPU = "unknown"
 _ANSWER_S = 10.0
+_METRICS_S = 2.0
 _MOST_ANSWER_BYTES = 16 << 20
 _MOST_NAME = 4096
 _UNKNOWN_HARDWARE = Hardware(gpus=0, parameters=float("nan"), peak_flops=0.0)
@@ -77,7 +79,7 @@ class HttpBackend:
     def started(self, spec: CellSpec, folder: Path) -> Iterator[Attached]:
         """Ask each server for its model; nothing is started."""
         endpoints = [Endpoint.parse(url) for url in self.client.base_urls]
-        headers = self.client.options(model="", salt="").header_lines()
+        headers = self.client.options(model="", cell="").header_lines()
         models = [first_model(endpoint, headers) for endpoint in endpoints]
         asked = spec.placement.model
         model = models[0] if asked == SERVED else asked
@@ -105,21 +107,24 @@ def with_tokenizer_of(model: str, client: ClientSchema) -> ClientSchema:
 @dataclass(frozen=True)
 class Attached(Deployment):
     """Running servers. `values_field`: the request field for a policy's inputs; `senders`: the
-    machines that send requests, None: this machine.
+    machines that send requests, None: this machine; `failures`: how the first request of each cell
+    so far failed, empty where one of the cell was served.
     """
 
     endpoints: Sequence[Endpoint]
     client: ClientSchema
     values_field: str | None = None
     senders: Senders | None = None
+    failures: list[str] = field(default_factory=list)
 
     def measure_cell(
         self, spec: CellSpec, workload: Workload, folder: Path, progress: Progress | None
     ) -> CellMeasurement:
         """Send the workload to the servers, and write the client's tables for the cell."""
         options = self.client.options(
-            model=self.model, salt=spec.cell, values_field=self.values_field
+            model=self.model, cell=spec.cell, values_field=self.values_field
         )
+        options = dataclasses.replace(options, failed_before="".join(self.failures[-1:]))
         if spec.length_predictor != "oracle":
             options = dataclasses.replace(
                 options,
@@ -127,6 +132,7 @@ class Attached(Deployment):
                 length_seed=spec.seed,
                 lengths_folder=folder / "lengths" / spec.cell,
             )
+        before = CacheCounters.read(self._metrics())
         with watching(self._gpus()) as watch:
             found = measure(
                 workload,
@@ -135,7 +141,11 @@ class Attached(Deployment):
                 router=spec.router or "round-robin",
                 progress=progress,
                 senders=self.senders,
+                gone=self._gone,
             )
+        self.failures.append(found.failed_as)
+        counters = CacheCounters.read(self._metrics()).since(before)
+        warm_share = warm_cache_share(workload, options, found.columns, counters)
         if len(found.clients) > 1 or self.senders is not None:
             _write_clients(folder / "clients" / f"{spec.cell}.csv", found.clients)
         if watch.samples:
@@ -148,15 +158,34 @@ class Attached(Deployment):
         return CellMeasurement(
             found.result,
             invalid_because=found.invalid_because,
+            served=not found.failed_as,
             columns=_columns(found),
             figures={
                 **_figures(workload, found),
                 TOKENIZER_COLUMN: self.client.tokenizer,
+                WARM_CACHE_COLUMN: None if warm_share is None else _rounded(warm_share),
+                "given_prompts": int(given_prompts(workload, options).sum()),
                 **_gpu_figures(watch, found),
                 **_lengths_figures(found),
                 **_machines_figures(found.clients),
             },
         )
+
+    def _gone(self) -> bool:
+        """Whether a server has ended; of servers that ran before, nothing is known."""
+        return False
+
+    def _metrics(self) -> list[str]:
+        """The metrics of the servers that have some."""
+        headers, pages = self.client.options(model="", cell="").header_lines(), []
+        for endpoint in self.endpoints:
+            with contextlib.suppress(NoAnswerError):
+                status, page = get(
+                    endpoint, "/metrics", headers, limit_s=_METRICS_S, most_bytes=_MOST_ANSWER_BYTES
+                )
+                if status == 200:
+                    pages.append(page.decode("utf-8", "replace"))
+        return pages
 
     def _gpus(self) -> Sequence[Gpu]:
         """The GPUs of this machine, if all servers run on it and on GPUs; else none."""
@@ -258,23 +287,13 @@ def _figures(workload: Workload, found: HttpResult) -> dict[str, Value]:
         "client_processes": client.processes,
     }
     counts = found.faults()
-    figures[FAULT_COLUMN] = _most_common_detail(found)
+    figures[FAULT_COLUMN] = found.fault_detail
     figures |= {
         f"fault_{fault.value.replace('-', '_')}": counts.get(fault, 0)
         for fault in RequestFault
         if fault
     }
     return figures
-
-
-def _most_common_detail(found: HttpResult) -> str | None:
-    """What was said of the first request with the most common fault; None without a fault."""
-    counts = found.faults()
-    if not counts:
-        return None
-    most = FAULTS.index(max(counts, key=lambda fault: counts[fault]))
-    row = int(np.argmax(found.columns.fault == most))
-    return f"{FAULTS[most].value}: {found.details[row]}" if row in found.details else None
 
 
 def _rounded(value: float) -> float:

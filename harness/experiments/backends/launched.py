@@ -253,6 +253,14 @@ class Launched(Attached):
         figures = {**measured.figures, **grown, "invalid_because": reasons or None}
         return replace(measured, invalid_because=reasons or None, figures=figures)
 
+    def _gone(self) -> bool:
+        return not all(server.running for server in self.servers)
+
+    def _metrics(self) -> list[str]:
+        with contextlib.suppress(ServerError):
+            return [server.metrics() for server in self.servers]
+        return []
+
     def _tallies(self) -> list[Mapping[str, int]]:
         """Counters of each server's plugin, and of the gateway's controller."""
         found = [server.tally() for server in self.servers]

@@ -37,12 +37,14 @@ class CellMeasurement:
     """Result of a measured cell.
 
     `invalid_because` is the reason why the level must not be used (the client was late, ...), or
-    None. `columns` are added to the simulator's in the per-request table; `figures` are added to
-    the row of `cells.csv`, after the columns that every cell has.
+    None. `served` is False if not one request of the cell was. `columns` are added to the
+    simulator's in the per-request table; `figures` are added to the row of `cells.csv`, after the
+    columns that every cell has.
     """
 
     result: Result
     invalid_because: str | None = None
+    served: bool = True
     columns: Mapping[str, Column] = field(default_factory=dict)
     figures: Mapping[str, Value] = field(default_factory=dict)
 

@@ -125,14 +125,24 @@ class ClientSchema(BaseModel):
         metavar="LOW,HIGH",
         read=number_list,
     )
+    prompt_salt: str | None = setting(
+        CLIENT,
+        "Salt of generated prompts: the same command with the same salt sends the same prompts. "
+        "Default: drawn for each run, so that no prompt is in a server's prefix cache.",
+        metavar="TEXT",
+        backends=("openai", "vllm", "sglang"),
+    )
     time_limit_s: Positive | None = setting(
         CLIENT,
         "Time limit of a cell; requests not finished by then are missed. Default: ten minutes "
         "after the last arrival.",
         unit="s",
     )
-    stall_limit_s: Positive = setting(
-        CLIENT, "A request that receives no token for this time fails.", 120.0, unit="s"
+    stall_limit_s: Positive | None = setting(
+        CLIENT,
+        "A request that receives no token for this time fails. Default: 120 s after its first "
+        "token, and no limit before it.",
+        unit="s",
     )
     send_delay_limit_s: Positive = setting(
         CLIENT,
@@ -179,8 +189,8 @@ class ClientSchema(BaseModel):
             raise ValueError("cannot hold null; leave the field out")
         return body
 
-    def options(self, *, model: str, salt: str, values_field: str | None = None) -> HttpOptions:
-        """Return the options of the load generator for one cell."""
+    def options(self, *, model: str, cell: str, values_field: str | None = None) -> HttpOptions:
+        """Return the options of the load generator for one cell, whose prompts are its own."""
         from ...load_generator.http.options import Api, HttpOptions, PromptFormat
 
         alike = {one.name for one in fields(HttpOptions)} & set(type(self).model_fields)
@@ -195,7 +205,7 @@ class ClientSchema(BaseModel):
             **{name: getattr(self, name) for name in alike} | own,
             model=model,
             values_field=values_field,
-            salt=salt,
+            salt=f"{self.prompt_salt or ''} {cell}",
             keep_texts=exported,
         )
 

@@ -31,6 +31,8 @@ _END = b"\r\n0\r\n\r\n"
 # The same with an extension or with trailers after it (RFC 9112, 7.1.2), at the end of what came.
 _LAST_CHUNK = re.compile(rb"(?:\A|\r\n)0+[ \t]*(?:;[^\r\n]*)?\r\n(?:[^\r\n:]+:[^\r\n]*\r\n)*\r\n\Z")
 _MOST_TRAILER_BYTES = 8 << 10
+# Comments of a stream of events, with the sizes of their chunks.
+_COMMENTS = re.compile(rb"(?:(?:[0-9A-Fa-f]++\r\n)?(?::[^\r\n]*+)?[\r\n]++)++")
 
 
 class Exchange:
@@ -281,6 +283,16 @@ def _tail(exchange: Exchange, n_bytes: int) -> bytes:
     return b"".join(reversed(pieces))
 
 
+def _has_data_since(exchange: Exchange, since_s: float) -> bool:
+    """Return True if more has come than comments, which keep a stream alive."""
+    for stamp_s, piece in zip(reversed(exchange.stamps), reversed(exchange.pieces), strict=True):
+        if stamp_s < since_s:
+            return False
+        if _COMMENTS.fullmatch(piece) is None:
+            return True
+    return False
+
+
 def _fail(exchange: Exchange, fault: RequestFault, detail: str) -> None:
     exchange.fault = fault
     exchange.detail = detail
@@ -360,14 +372,17 @@ class ConnectionPool:
             return
         connection.send(exchange)
 
-    def stalled(self, before_s: float) -> list[Connection]:
-        """Return connections with a started stream and no data since `before_s`."""
+    def stalled(self, before_s: float, *, unbegun: bool) -> list[Connection]:
+        """Return connections without data since `before_s`; those to which none has come yet only
+        with `unbegun`.
+        """
         return [
             connection
             for connection in self.open
             if (exchange := connection.exchange) is not None
-            and exchange.stamps
-            and exchange.stamps[-1] < before_s
+            and exchange.sent_s < before_s
+            and not _has_data_since(exchange, before_s)
+            and (unbegun or not all(map(_COMMENTS.fullmatch, exchange.pieces)))
         ]
 
     def give_up(self, fault: RequestFault, detail: str) -> None:

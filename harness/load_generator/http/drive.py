@@ -20,7 +20,7 @@ from ...core.records import Outcome
 from ...core.state import RequestState
 from ...engine.cluster.arrivals import Arrivals
 from ...engine.loop.gc_control import collections_off, heap_frozen
-from ..load_progress import LoadWatch, Progress
+from ..load_progress import LoadWatch, Watch
 from ..machine import allow_many_sockets, before_other_programs
 from ..real_cluster import RoutedServers
 from .answers import CompletionResult, Raw, read_answer
@@ -30,6 +30,7 @@ from .endpoint import Endpoint
 from .faults import RequestFault
 from .length_prediction import BatchedPredictions, LengthPrediction, Predicted
 from .options import HttpOptions
+from .unserved import FirstFailures
 from .wire_requests import WireRequests
 
 Found = TypeVar("Found")
@@ -41,6 +42,7 @@ _SWEEP_TICKS = 25
 _READ_BYTES = 32 << 20  # of answers that are read during the run and stay in memory, about
 _ANSWER_BYTES = 512  # of one without its tokens' times
 _SAY_TICKS = 5
+_STALL_LIMIT_S = 120.0
 
 
 class Driver:
@@ -57,7 +59,7 @@ class Driver:
         endpoints: Sequence[Endpoint],
         options: HttpOptions,
         time_limit_s: float,
-        progress: tuple[LoadWatch, Progress] | None = None,
+        progress: tuple[LoadWatch, Watch] | None = None,
         lengths: LengthPrediction[int] | None = None,
     ) -> None:
         self._lengths = lengths
@@ -75,11 +77,13 @@ class Driver:
         self._answers: dict[int, CompletionResult] = {}
         self._room_bytes = _READ_BYTES
         self._exchanges: list[Exchange] = []
+        self._failures = FirstFailures(self._exchanges)
         self._in_flight = 0
         self._dispatching = False
         self._timer: asyncio.TimerHandle | None = None
         self._start_s = 0.0
         self._over = False
+        self._over_because = ""
         self._lag_s: array[float] = array("d")
 
     def run(self, start_s: Callable[[], float]) -> DriveResult:
@@ -190,6 +194,8 @@ class Driver:
         self._servers.ended(exchange.endpoint)
         if self._progress is not None:
             self._progress[0].ended(exchange, self._start_s)
+            if not self._failures.serves:
+                self._failures.ended(exchange, self._raw(exchange))
         if self._lengths is not None and self._lengths.learns:
             said = self._said.pop(exchange.row, None)
             self._lengths.heard(said, self._raw(exchange), exact=True)
@@ -238,7 +244,13 @@ class Driver:
 
     def _give_up(self) -> None:
         for pool in self._pools:
-            pool.give_up(RequestFault.TIME_LIMIT, f"not ended after {self._time_limit_s:g} s")
+            pool.give_up(RequestFault.TIME_LIMIT, self._over_because)
+
+    def _end_level(self, because: str) -> None:
+        """Send nothing more, and end the requests in flight."""
+        self._over, self._over_because = True, because
+        self._give_up()
+        self._finish_if_done()
 
     def _tick(self, number: int) -> None:
         """Sample the lag of the loop, and check for stalled streams and the time limit."""
@@ -248,16 +260,18 @@ class Driver:
         self._lag_s.append(max(0.0, now_s - self._tick_due_s))
         if self._progress is not None and number % _SAY_TICKS == 0:
             watch, progress = self._progress
-            progress(watch.progress(self._in_flight), max(0.0, now_s - self._start_s))
+            load = watch.progress(self._failures.progress(self._in_flight))
+            if progress(load, max(0.0, now_s - self._start_s)):
+                self._end_level("the level was ended before its time")
+                return
         if number % _SWEEP_TICKS == 0:
-            limit_s = self._options.stall_limit_s
+            chosen_s = self._options.stall_limit_s
+            limit_s = _STALL_LIMIT_S if chosen_s is None else chosen_s
             for pool in self._pools:
-                for connection in pool.stalled(now_s - limit_s):
-                    connection.break_off(RequestFault.STALLED, f"nothing came for {limit_s:g} s")
+                for connection in pool.stalled(now_s - limit_s, unbegun=chosen_s is not None):
+                    connection.break_off(RequestFault.STALLED, f"no token came for {limit_s:g} s")
         if now_s - self._start_s >= self._time_limit_s:
-            self._over = True
-            self._give_up()
-            self._finish_if_done()
+            self._end_level(f"not ended after {self._time_limit_s:g} s")
             return
         self._tick_due_s = perf_counter() + _TICK_S
         self._loop.call_later(_TICK_S, self._tick, number + 1)

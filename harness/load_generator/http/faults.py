@@ -28,6 +28,7 @@ class RequestFault(StrEnum):
 
 
 REFUSALS = (429, 503)  # statuses with which a server refuses a request
+OVERLOAD = (408, *REFUSALS)  # those that a lower rate may avoid
 
 
 def outcome_of(fault: RequestFault, status: int, *, refused: bool = False) -> Outcome:

@@ -63,15 +63,18 @@ class HttpOptions:
         prompt_format: form of generated prompts.
         tokenizer: folder of the served model's tokenizer, for the vocabulary and exact words.
         token_ids: lowest and one above the highest id for made-up prompts, without a tokenizer.
-        salt: cells with different salts have different prompts, so that none finds another's
-            in the server's prefix cache.
+        salt: prompts of other salts or other lengths share no prefix, so that no cell finds
+            another's in the server's prefix cache.
         time_limit_s: time limit of a whole cell; by default the span of the arrivals and ten
             minutes, or one hour in a closed loop.
         connect_limit_s: time limit for a connection to be opened.
-        stall_limit_s: longest time without data in a stream that has begun.
+        stall_limit_s: longest time without a token; None: 120 s after the first data of a stream,
+            and no limit before it.
         processes: number of sending processes; None: as many as the offered load needs.
         send_delay_limit_s: dispatch later than this at the 99th percentile makes a level invalid.
         rate_limit_share: so does a sent rate further from the offered one than this share.
+        failed_before: how the first request of the level before failed, if not one of that level
+            was served (see `unserved`); empty else.
         keep_texts: keep the texts of answers.
         save_token_times: keep the time of every token.
     """
@@ -92,10 +95,11 @@ class HttpOptions:
     salt: str = ""
     time_limit_s: float | None = None
     connect_limit_s: float = 10.0
-    stall_limit_s: float = 120.0
+    stall_limit_s: float | None = None
     processes: int | None = None
     send_delay_limit_s: float = 0.01
     rate_limit_share: float = 0.02
+    failed_before: str = ""
     keep_texts: bool = False
     save_token_times: bool = False
 

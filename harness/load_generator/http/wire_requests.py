@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypedDict
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,7 +49,10 @@ class BodyMaker:
         encoder = None
         if tokenizer is not None and any(self._wordy(api) for api in _used(workload, options)):
             encoder = load_encoder(tokenizer)
-        self._prompts = PromptMaker(vocabulary, workload.prefix_block_size, options.salt, encoder)
+        # Prompts that differ in their lengths alone would begin alike.
+        lengths = crc32(workload.prompt_tokens.tobytes() + workload.output_tokens.tobytes())
+        salt = f"{options.salt} {lengths}"
+        self._prompts = PromptMaker(vocabulary, workload.prefix_block_size, salt, encoder)
         if options.prompt_format is PromptFormat.TOKEN_IDS and Api.CHAT in _used(workload, options):
             raise SloBenchError(
                 "the chat API takes no token ids; use --prompt-format text, or --api completions"

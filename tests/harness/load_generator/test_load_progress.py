@@ -27,17 +27,17 @@ def exchange(row, arrival_s, *stamps, started_s, status=200, fault=RequestFault.
 def test_progress_times_count_from_the_scheduled_arrival(workload):
     load = parse_slo("ttft=0.5,tpot=0.1").apply(workload(4, gap_s=1.0), np.random.default_rng(0))
     watch = LoadWatch(load)
-    assert watch.progress(3).attainment is None
+    assert watch.progress(LoadProgress(in_flight=3)).attainment is None
     watch.ended(exchange(0, 0.0, 100.25, 100.65, started_s=100.125), 100.0)  # 5 tokens: 0.1 s each
     watch.ended(exchange(1, 1.0, 101.75, 101.75, started_s=101.0), 100.0)  # its first comes late
-    found = watch.progress(2)
+    found = watch.progress(LoadProgress(in_flight=2))
     assert (found.ended, found.in_flight, found.answered, found.met) == (2, 2, 2, 1)
     assert found.mean_ttft_s == pytest.approx(0.5)
     assert found.mean_tpot_s == pytest.approx(0.1)  # of the first: the other's came all at once
     assert found.send_delay_s == pytest.approx(0.125)
     watch.ended(exchange(2, 2.0, started_s=102.0, fault=RequestFault.RESET), 100.0)
     watch.ended(exchange(3, 3.0, 103.1, started_s=103.0, status=500), 100.0)
-    found = watch.progress(0)
+    found = watch.progress(LoadProgress())
     assert (found.ended, found.answered, found.met, found.attainment) == (4, 2, 1, 0.25)
 
 

@@ -1,0 +1,135 @@
+"""Levels of which not one request is served: when to end them early, and what is said of them.
+
+A refusal by a policy of ours is a result: that request counts as served. A server's own refusals
+(429, 503) are none unless it serves another request of the level.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from ...core.records import Outcome
+from ...core.wire import DROPPED, REJECTED
+from ..load_progress import LoadProgress
+from .answers import CompletionResult, Raw, read_answer
+from .columns import FAULTS, RequestColumns
+from .connection import Exchange
+from .faults import OVERLOAD, RequestFault
+
+_ENOUGH_REFUSED = 20  # requests: a client error (4xx) does not pass
+_ENOUGH_FAILED = 20  # requests, of which no other failure may still pass,
+_ENOUGH_S = 10.0  # once it has lasted so long
+_FEW_FAILED, _LONG_S = 5, 60.0  # where requests are rare
+
+
+def is_hopeless(load: LoadProgress, clock_s: float, failed_before: str = "") -> bool:
+    """Return True if a level has failed from its first requests on, and would go on so.
+
+    `failed_before`: the first fault of the level before, if all of that one failed. A level whose
+    first request fails in the same way is taken to meet the same fault.
+    """
+    if load.served or not load.failed_first:
+        return False
+    return (
+        (failed_before != "" and load.first_fault == failed_before)
+        or load.refused_first >= _ENOUGH_REFUSED
+        or (load.failed_first >= _ENOUGH_FAILED and clock_s >= _ENOUGH_S)
+        or (load.failed_first >= _FEW_FAILED and clock_s >= _LONG_S)
+    )
+
+
+class FirstFailures:
+    """Counts the failures of one sender's first requests, until one is served."""
+
+    def __init__(self, exchanges: Sequence[Exchange]) -> None:
+        self._exchanges = exchanges  # in the order in which they were sent
+        self._served = False
+        self._ended = 0  # the first that have all ended
+        self._refused = 0
+        self._first_fault = ""
+
+    def ended(self, exchange: Exchange, raw: Raw) -> None:
+        """Note an exchange that has ended; once one was served, nothing more is read."""
+        if self._served:
+            return
+        answer = read_answer(raw)
+        self._served = _is_served(answer)
+        if exchange is self._exchanges[0]:
+            self._first_fault = fault_code(answer.fault, exchange.status)
+
+    @property
+    def serves(self) -> bool:
+        """Whether a request was served."""
+        return self._served
+
+    def progress(self, in_flight: int) -> LoadProgress:
+        """The failures so far, with the requests in flight."""
+        if self._served:
+            return LoadProgress(in_flight=in_flight, served=1)
+        while self._ended < len(self._exchanges):
+            exchange = self._exchanges[self._ended]
+            if exchange.end_s != exchange.end_s:  # NaN: in flight
+                break
+            self._ended += 1
+            self._refused += exchange.status // 100 == 4 and exchange.status not in OVERLOAD
+        return LoadProgress(
+            in_flight=in_flight,
+            failed_first=self._ended,
+            refused_first=self._refused,
+            first_fault=self._first_fault,
+        )
+
+
+def _is_served(answer: CompletionResult) -> bool:
+    return answer.outcome is Outcome.FINISHED or _is_decision(answer.detail)
+
+
+def _is_decision(detail: str) -> bool:
+    return detail.startswith((REJECTED, DROPPED))
+
+
+def fault_code(fault: RequestFault, status: int) -> str:
+    """A fault without its words, which may name the request: `status 404`."""
+    return f"{fault.value} {status}"
+
+
+def first_fault(columns: RequestColumns) -> str:
+    """The fault of the request that was sent first; empty if none was sent."""
+    if np.isnan(columns.started_s).all():
+        return ""
+    row = int(np.nanargmin(columns.started_s))
+    return fault_code(FAULTS[columns.fault[row]], int(columns.status[row]))
+
+
+def most_common_detail(columns: RequestColumns, details: Mapping[int, str]) -> str | None:
+    """What was said of the first request with the most common fault; None without a fault."""
+    counts = np.bincount(columns.fault, minlength=len(FAULTS))
+    counts[FAULTS.index(RequestFault.NONE)] = 0
+    if not counts.any():
+        return None
+    fault = int(counts.argmax())
+    row = int(np.argmax(columns.fault == fault))
+    return f"{FAULTS[fault].value}: {details[row]}" if row in details else None
+
+
+def unserved_because(columns: RequestColumns, details: Mapping[int, str]) -> str | None:
+    """Return why a level has no result: not one of its requests was served; None if one was.
+
+    A request that brought tokens until the level's time limit was served. Where requests failed on
+    our side, nothing is known of the servers.
+    """
+    slow = (columns.outcome == Outcome.UNFINISHED) & np.isfinite(columns.first_token_s)
+    if (slow | (columns.outcome == Outcome.FINISHED)).any():
+        return None
+    if any(_is_decision(detail) for detail in details.values()):
+        return None
+    if (columns.fault == FAULTS.index(RequestFault.CLIENT)).any():
+        return None
+    requests, sent = len(columns.started_s), int(np.isfinite(columns.started_s).sum())
+    said = most_common_detail(columns, details)
+    why = "" if said is None else f" ({said})"
+    if sent == requests:
+        return f"not one of {requests:,} requests was served{why}"
+    return f"not one of the first {sent:,} of {requests:,} requests was served{why}"

@@ -1,0 +1,107 @@
+"""How much of the prompts a server had in its prefix cache that the workload does not share."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import takewhile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...workloads.request import RequestType
+from ...workloads.workload import Workload
+from .http.columns import RequestColumns
+from .http.conversations import PROMPT_FIELDS
+from .http.options import HttpOptions
+from .server_metrics import CACHED_TOKENS, HIT_RATES, totals
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class CacheCounters:
+    """What servers' metrics say of their prefix cache; None: nothing.
+
+    `cached_tokens` counts from the servers' start, `hit_rate` is of the latest prompts.
+    """
+
+    cached_tokens: float | None = None
+    hit_rate: float | None = None
+
+    @classmethod
+    def read(cls, pages: Iterable[str]) -> CacheCounters:
+        """Read one page of metrics for each server."""
+        found = [totals(page) for page in pages]
+
+        def values(names: Iterable[str]) -> list[float]:
+            return [sums[name] for sums in found for name in names if name in sums]
+
+        cached, rates = values(CACHED_TOKENS), values(HIT_RATES)
+        return cls(sum(cached) if cached else None, max(rates) if rates else None)
+
+    def since(self, before: CacheCounters) -> CacheCounters:
+        """The growth of the counter; None where it is not known or has begun anew."""
+        now, then = self.cached_tokens, before.cached_tokens
+        grown = None if now is None or then is None or now < then else now - then
+        return dataclasses.replace(self, cached_tokens=grown)
+
+
+def given_prompts(workload: Workload, options: HttpOptions) -> NDArray[np.bool_]:
+    """Which requests have a prompt of their own (text, messages), the same in every run."""
+    fields = (*PROMPT_FIELDS, "input")
+    given = np.full(len(workload), any(name in options.body for name in fields))
+    if workload.texts is not None:
+        given |= np.array([text is not None for text in workload.texts])
+    if workload.bodies is not None:
+        given |= np.array([body is not None and any(f in body for f in fields)
+                           for body in workload.bodies])  # fmt: skip
+    return given
+
+
+def shared_tokens(workload: Workload, options: HttpOptions) -> Ints:
+    """Tokens of each prompt that another request of the workload may have left in the cache.
+
+    All of a prompt that is given, that continues another's answer, or that is embedded: of these
+    nothing can be said.
+    """
+    shared = np.zeros(len(workload), dtype=np.int64)
+    if workload.prefix_blocks is not None:
+        rows = list(workload.prefix_blocks)
+        uses = Counter(block for row in rows for block in set(row))
+        for row, blocks in enumerate(rows):
+            common = sum(1 for _ in takewhile(lambda block: uses[block] > 1, blocks))
+            shared[row] = common * workload.prefix_block_size
+    whole = given_prompts(workload, options) | (workload.follows >= 0)
+    whole |= workload.request_type == RequestType.EMBED
+    return np.where(whole, workload.prompt_tokens, np.minimum(shared, workload.prompt_tokens))
+
+
+def warm_cache_share(
+    workload: Workload, options: HttpOptions, columns: RequestColumns, counters: CacheCounters
+) -> float | None:
+    """Share of the prompt tokens that were cached though the workload shares them not.
+
+    From the usage of the answers, else from `counters`, the growth over the level. Tokens that the
+    server counts beyond the workload's are those of its chat template, which all prompts share.
+    None where the server says nothing, or shares prompts itself (several answers to each).
+    """
+    if options.body.get("n", 1) != 1:
+        return None
+    shared = shared_tokens(workload, options)
+    theirs = columns.prompt_tokens
+    prompts = np.where(theirs > 0, theirs, workload.prompt_tokens)
+    shared = shared + np.maximum(0, prompts - workload.prompt_tokens)
+    known = (columns.cached_tokens >= 0) & (theirs > 0)
+    if known.any():
+        excess = np.maximum(0, columns.cached_tokens - shared)[known].sum()
+        return float(excess / prompts[known].sum())
+    sent = np.isfinite(columns.sent_s)
+    if not sent.any():
+        return None
+    if counters.cached_tokens is not None:
+        excess = max(0.0, counters.cached_tokens - float(shared[sent].sum()))
+        return min(1.0, excess / float(prompts[sent].sum()))
+    return counters.hit_rate if not shared.any() else None

@@ -1,0 +1,165 @@
+"""Levels that fail from their first requests on."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from slo_bench.harness.core.wire import REJECTED
+from slo_bench.harness.load_generator.http import Endpoint, HttpOptions
+from slo_bench.harness.load_generator.http.answers import Raw
+from slo_bench.harness.load_generator.http.columns import FAULTS, RequestColumns
+from slo_bench.harness.load_generator.http.faults import RequestFault
+from slo_bench.harness.load_generator.http.unserved import (
+    FirstFailures,
+    is_hopeless,
+    unserved_because,
+)
+from slo_bench.harness.load_generator.load_progress import LoadProgress
+from slo_bench.harness.load_generator.routed_load import measure
+from slo_bench.harness.servers.mock import InjectedFault, MockConfig, serving
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("load", "clock_s", "ends"),
+    [
+        ({"failed_first": 20, "refused_first": 20}, 0.1, True),
+        ({"failed_first": 19, "refused_first": 19}, 9.0, False),
+        ({"failed_first": 1000}, 9.9, False),  # it may recover
+        ({"failed_first": 20}, 10.0, True),
+        ({"failed_first": 5}, 59.0, False),
+        ({"failed_first": 5}, 60.0, True),
+        ({"failed_first": 4}, 600.0, False),
+        ({"served": 1}, 600.0, False),
+        ({"failed_first": 500, "refused_first": 500, "served": 1}, 600.0, False),
+        ({}, 600.0, False),
+    ],
+)
+def test_a_level_ends_early_after_enough_failures_and_none_served(load, clock_s, ends):
+    assert is_hopeless(LoadProgress(**load), clock_s) is ends
+
+
+def test_a_level_that_begins_as_the_failed_one_before_ends_at_once():
+    load = LoadProgress(failed_first=1, first_fault="status 404")
+    assert is_hopeless(load, 0.0, "status 404")
+    assert not is_hopeless(load, 0.0, "status 500")
+    assert not is_hopeless(load, 0.0, "")
+
+
+def test_sums_of_several_senders_end_a_level_only_if_none_has_served():
+    failing = LoadProgress(failed_first=15, refused_first=15, first_fault="status 404")
+    assert is_hopeless(failing + failing, 0.0)
+    assert not is_hopeless(failing + failing + LoadProgress(served=1), 0.0)
+
+
+def exchange(end_s=NAN, status=500):
+    return SimpleNamespace(end_s=end_s, status=status)
+
+
+def failed(detail):
+    return Raw(0, RequestFault.RESET, detail, [], [], b"", False)
+
+
+def test_a_first_request_in_flight_keeps_later_failures_from_counting():
+    exchanges = [exchange(), exchange(1.0), exchange(1.0)]
+    failures = FirstFailures(exchanges)
+    for ended in exchanges[1:]:
+        failures.ended(ended, failed("x"))
+    assert failures.progress(1).failed_first == 0
+    exchanges[0].end_s = 2.0
+    failures.ended(exchanges[0], failed("x"))
+    assert failures.progress(0) == LoadProgress(failed_first=3, first_fault="reset 500")
+
+
+def test_a_decision_of_a_policy_counts_as_served():
+    failures = FirstFailures([exchange(1.0)])
+    failures.ended(exchange(1.0), failed(f"{REJECTED} by edf"))
+    assert failures.progress(0).served == 1
+
+
+def columns(n=3, **changes):
+    made = RequestColumns.empty(n)
+    made.started_s[:] = 0.0
+    made.fault[:] = FAULTS.index(RequestFault.STATUS)
+    for name, value in changes.items():
+        getattr(made, name)[:] = value
+    return made
+
+
+def test_the_reason_names_the_most_common_fault_and_what_was_not_sent():
+    assert unserved_because(columns(), {0: "404: no"}) == (
+        "not one of 3 requests was served (status: 404: no)"
+    )
+    partly = columns(started_s=[0.0, 0.1, np.nan])
+    assert unserved_because(partly, {}) == "not one of the first 2 of 3 requests was served"
+
+
+def test_rejected_by_a_policy_and_slow_answers_are_results():
+    assert unserved_because(columns(), {1: f"{REJECTED} by edf"}) is None
+    from slo_bench.harness.core.records import Outcome
+
+    slow = columns(outcome=Outcome.UNFINISHED, first_token_s=[np.nan, 1.0, np.nan])
+    assert unserved_because(slow, {}) is None
+    silent = columns(outcome=Outcome.UNFINISHED)
+    assert unserved_because(silent, {}) is not None
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_server_that_refuses_all_gets_a_part_of_the_schedule(workload, run, processes):
+    config = MockConfig(fault=InjectedFault.TOO_LONG)
+    found, _ = run(workload(3000, gap_s=0.02, tokens=1), config, processes=processes)
+    sent = int(np.isfinite(found.columns.started_s).sum())
+    assert 20 <= sent < 3000
+    assert found.failed_as == "status 400"
+    assert found.invalid_because == (
+        f"not one of the first {sent:,} of 3,000 requests was served "
+        "(status: 400: the prompt is too long)"
+    )
+
+
+def test_a_server_that_serves_some_gets_the_whole_schedule(workload, run):
+    config = MockConfig(ttft_s=0.0, itl_s=0.0, fault=InjectedFault.TOO_LONG, fault_every=2)
+    found, _ = run(workload(100, gap_s=0.003, tokens=1), config)
+    assert np.isfinite(found.columns.started_s).all()
+    assert found.invalid_because is None
+    assert found.failed_as == ""
+
+
+def test_the_level_after_a_failed_one_ends_at_its_first_equal_failure(workload, run):
+    config = MockConfig(fault=InjectedFault.BROKEN)
+    found, _ = run(workload(1000, gap_s=0.05), config, failed_before="status 500")
+    assert np.isfinite(found.columns.started_s).sum() < 1000
+
+
+def test_a_level_ends_when_its_servers_have_ended(workload):
+    with serving(MockConfig(fault=InjectedFault.SILENT)) as server:
+        found = measure(
+            workload(1000, gap_s=0.05),
+            [Endpoint.parse(server.url)],
+            HttpOptions(processes=1),
+            gone=lambda: True,
+        )
+    assert np.isfinite(found.columns.started_s).sum() < 1000
+
+
+@pytest.mark.parametrize("keeps_alive", [True, False])
+def test_a_request_without_a_token_stalls_whatever_keeps_it_alive(
+    workload, scripted_server, keeps_alive
+):
+    def comments(peer):
+        peer.sendall(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+        while True:
+            peer.sendall(b"e\r\n: keep-alive\n\n\r\n")
+
+    def nothing(peer):
+        peer.recv(1)  # until the client closes
+
+    url = scripted_server(comments if keeps_alive else nothing)
+    found = measure(
+        workload(2),
+        [Endpoint.parse(url)],
+        HttpOptions(processes=1, stall_limit_s=0.3, send_delay_limit_s=60.0),
+    )
+    assert found.faults() == {RequestFault.STALLED: 2}
