@@ -9,7 +9,7 @@ from slo_bench import CapacityOptions, Experiment, search_capacity
 
 def main(folder: Path) -> None:
     """A rough search; a smaller tolerance and more requests narrow the interval."""
-    found = search_capacity(
+    search = search_capacity(
         Experiment(
             systems=["vllm", "sarathi"],
             workload="azure-conv",
@@ -19,7 +19,7 @@ def main(folder: Path) -> None:
         folder / "capacity",
         asked=CapacityOptions(targets=(0.9,), tolerance=0.2, max_requests=8_000),
     )
-    for row in found.rows():
+    for row in search.rows():
         low, high = row["low_rps"], row["high_rps"]
         print(f"{row['system']}: {row['capacity_rps']:.2f} req/s [{low:.2f}, {high or 0:.2f}]")
 

@@ -29,8 +29,8 @@ def main(folder: Path) -> None:
         requests=200,
         seeds=2,
     ).run(folder / "runs", jobs=1)
-    found = read_results(result.folder)
-    for row in compare(found, found, systems=("vllm", "own-policy")).rows:
+    runs = read_results(result.folder)
+    for row in compare(runs, runs, systems=("vllm", "own-policy")).rows:
         if row.metric.name in ("attainment", "goodput"):
             values = f"{row.a:.3g} → {row.b:.3g} ({row.verdict})"
             print(f"{row.rate_rps:g} req/s: {row.metric.name} {values}")

@@ -43,7 +43,11 @@ FILE = "residuals.csv.gz"
 KERNELS, SCALED, FITTED, UNFITTED = "kernel tables", "scaled tables", "fitted", "unfitted"
 STEP_TIMES = (KERNELS, SCALED, FITTED, UNFITTED)
 METRICS = (
-    *(f"{latency}_{of}" for latency in ("ttft", "tpot", "e2e") for of in ("mean", "p50", "p90")),
+    *(
+        f"{latency}_{statistic}"
+        for latency in ("ttft", "tpot", "e2e")
+        for statistic in ("mean", "p50", "p90")
+    ),
     *("ttft_p99", "tpot_p99", "e2e_p99", "throughput"),
 )
 NAMES = ("id", "engine", "gpu", "model", "mode", "regime", "step_time", "kind")
@@ -52,13 +56,13 @@ KINDS = (DENSE, EXPERTS)
 _LEVELS = np.linspace(0.8, 1.0, 61)  # never narrower, since models and GPUs are few
 
 
-def kind_of(known: StepTimeModel) -> str | None:
+def kind_of(step_times: StepTimeModel) -> str | None:
     """The kind of step times, of `STEP_TIMES`; None: a profile, of which no residuals are known."""
-    if known.provenance.startswith("operators"):
-        return KERNELS if known.fitted else SCALED
-    if known.provenance.startswith("fitted"):
+    if step_times.provenance.startswith("operators"):
+        return KERNELS if step_times.fitted else SCALED
+    if step_times.provenance.startswith("fitted"):
         return FITTED
-    return None if known.fitted else UNFITTED
+    return None if step_times.fitted else UNFITTED
 
 
 def model_kind(spec: ModelSpec) -> str:
@@ -83,22 +87,22 @@ class Spread:
     """Residuals (log of measured / predicted) that a prediction may have.
 
     `logs` [rows, metrics] weigh `weights` [rows]; `level` is the share between the two quantiles
-    that make a band. `seen`: they are of the same engine, GPU and model.
+    that make a band. `same_system`: they are of the same engine, GPU and model.
     """
 
     logs: Floats
     weights: Floats
     level: float
-    seen: bool
+    same_system: bool
 
-    def thinned(self, most: int) -> Spread:
-        """At most so many rows of one weight, evenly spaced in the order of the summed logs."""
-        if len(self.weights) <= most:
+    def thinned(self, max_rows: int) -> Spread:
+        """At most `max_rows` rows of one weight, evenly spaced in the order of the summed logs."""
+        if len(self.weights) <= max_rows:
             return self
         order = np.argsort(self.logs.sum(axis=1))
         below = np.cumsum(self.weights[order]) / self.weights.sum()
-        chosen = order[np.searchsorted(below, (np.arange(most) + 0.5) / most)]
-        return Spread(self.logs[chosen], np.ones(most), self.level, self.seen)
+        chosen = order[np.searchsorted(below, (np.arange(max_rows) + 0.5) / max_rows)]
+        return Spread(self.logs[chosen], np.ones(max_rows), self.level, self.same_system)
 
     def band(self, values: Floats) -> tuple[float, float]:
         """Quantiles of a figure that has `values` [rows], one for each row of residuals."""
@@ -140,7 +144,9 @@ class Residuals:
 
     def kept(self, which: Mask) -> Residuals:
         """The residuals of the rows in a mask."""
-        return Residuals({name: of[which] for name, of in self.names.items()}, self.logs[which])
+        return Residuals(
+            {name: column[which] for name, column in self.names.items()}, self.logs[which]
+        )
 
     def having(self, name: str, value: str) -> Mask:
         """The rows with this value in a column of `NAMES`."""
@@ -163,31 +169,31 @@ class Residuals:
         """
         if without:
             return self._spread(setting, metrics, without)
-        asked = setting, tuple(metrics)
-        if asked not in self._spreads:
-            self._spreads[asked] = self._spread(setting, metrics)
-        return self._spreads[asked]
+        key = setting, tuple(metrics)
+        if key not in self._spreads:
+            self._spreads[key] = self._spread(setting, metrics)
+        return self._spreads[key]
 
     def _spread(self, setting: Setting, metrics: Sequence[str], without: str = "") -> Spread | None:
         """Compute what `spread` returns and caches."""
         exact = self.logs[:, [METRICS.index(metric) for metric in metrics]]
         means = self.logs[:, [METRICS.index(_mean_of(metric)) for metric in metrics]]
         logs = np.where(np.isfinite(exact), exact, means)
-        known = np.isfinite(logs).all(axis=1) & self._alike(setting)
-        others = known & (self.names["id"] != without) if without else known
+        comparable = np.isfinite(logs).all(axis=1) & self._alike(setting)
+        others = comparable & (self.names["id"] != without) if without else comparable
         same = others.copy()
         for name in ("engine", "gpu", "model"):
             same &= self.having(name, getattr(setting, name))
         regime, measured = self.having("regime", setting.regime), np.isfinite(exact).all(axis=1)
-        for own in (same & regime & measured, same & regime, same & measured, same):
-            if own.sum() >= LEAST_ROWS:
-                return Spread(logs[own], np.ones(int(own.sum())), LEVEL, seen=True)
-        if _n_groups(self.groups[known]) < LEAST_GROUPS:
+        for rows in (same & regime & measured, same & regime, same & measured, same):
+            if rows.sum() >= LEAST_ROWS:
+                return Spread(logs[rows], np.ones(int(rows.sum())), LEVEL, same_system=True)
+        if _n_groups(self.groups[comparable]) < LEAST_GROUPS:
             return None
-        level = self._level((setting.step_time, setting.kind, tuple(metrics)), logs, known)
+        level = self._level((setting.step_time, setting.kind, tuple(metrics)), logs, comparable)
         pooled = _regime_rows(self.groups, others, regime)
         weights = _group_weights(self.groups[pooled])
-        return Spread(*_mirrored(logs[pooled], weights), level, seen=False)
+        return Spread(*_mirrored(logs[pooled], weights), level, same_system=False)
 
     def _alike(self, setting: Setting) -> Mask:
         """Rows with these step times and this kind of model.
@@ -202,15 +208,17 @@ class Residuals:
                 return alike
         return tabled
 
-    def _level(self, key: tuple[str, str, tuple[str, ...]], logs: Floats, known: Mask) -> float:
+    def _level(
+        self, key: tuple[str, str, tuple[str, ...]], logs: Floats, comparable: Mask
+    ) -> float:
         """The least level whose bands hold `LEVEL` of the rows of what is left out in turn: a
         group, a model, a GPU. `key`: step times, kind of model and metrics.
         """
         if key not in self._levels:
-            logs, groups = logs[known], self.groups[known]
-            regimes = self._codes("regime")[known]
+            logs, groups = logs[comparable], self.groups[comparable]
+            regimes = self._codes("regime")[comparable]
             enough = np.ones(len(_LEVELS), dtype=np.bool_)
-            for parts in (groups, self._codes("model")[known], self._codes("gpu")[known]):
+            for parts in (groups, self._codes("model")[comparable], self._codes("gpu")[comparable]):
                 each = np.flatnonzero(np.bincount(parts))
                 if len(each) == 1:
                     continue
@@ -236,9 +244,9 @@ def _inside(logs: Floats, groups: Ints, regimes: Ints, left_out: Mask) -> Floats
         rows = _regime_rows(groups, ~left_out, regime)
         weights = _group_weights(groups[rows])
         mine = logs[left_out & regime]
-        for own, others in zip(mine.T, logs[rows].T, strict=True):
+        for judged, others in zip(mine.T, logs[rows].T, strict=True):
             high = _quantiles(*_mirrored(others, weights), (1 + _LEVELS) / 2)
-            inside += np.searchsorted(np.sort(np.abs(own)), high, side="right")
+            inside += np.searchsorted(np.sort(np.abs(judged)), high, side="right")
     return inside
 
 
@@ -246,10 +254,10 @@ def _n_groups(groups: Ints) -> int:
     return int(np.count_nonzero(np.bincount(groups)))
 
 
-def _regime_rows(groups: Ints, known: Mask, regime: Mask) -> Mask:
+def _regime_rows(groups: Ints, rows: Mask, regime: Mask) -> Mask:
     """The rows of one regime, where enough groups were in it; else all."""
-    inside = known & regime
-    return inside if _n_groups(groups[inside]) >= LEAST_GROUPS else known
+    inside = rows & regime
+    return inside if _n_groups(groups[inside]) >= LEAST_GROUPS else rows
 
 
 def _group_weights(groups: Ints) -> Floats:
@@ -264,12 +272,12 @@ def _mirrored(logs: Floats, weights: Floats) -> tuple[Floats, Floats]:
     return np.concatenate([logs, -logs]), np.concatenate([weights, weights]) / 2
 
 
-def _quantiles(values: Floats, weights: Floats, at: Floats) -> Floats:
+def _quantiles(values: Floats, weights: Floats, shares: Floats) -> Floats:
     """Weighted quantiles; with equal weights the i-th of n values is the quantile i / (n + 1)."""
     order = np.argsort(values)
     below = np.cumsum(weights[order]) / (weights.sum() + 1.0)
-    found: Floats = np.interp(at, below, values[order])
-    return found
+    quantiles: Floats = np.interp(shares, below, values[order])
+    return quantiles
 
 
 def _mean_of(metric: str) -> str:
@@ -280,11 +288,11 @@ def read_residuals(text: str) -> Residuals:
     """Read the file of residuals, whose first lines (`#`) say where it comes from."""
     lines = (line for line in io.StringIO(text) if line.strip() and not line.startswith("#"))
     heads, *rows = csv.reader(lines)
-    of = (
+    columns = (
         dict(zip(heads, zip(*rows, strict=True), strict=True)) if rows else dict.fromkeys(heads, ())
     )
-    names = {name: np.array(of[name], dtype=np.str_) for name in NAMES}
-    logs = np.array([[float(one or "nan") for one in of[metric]] for metric in METRICS])
+    names = {name: np.array(columns[name], dtype=np.str_) for name in NAMES}
+    logs = np.array([[float(cell or "nan") for cell in columns[metric]] for metric in METRICS])
     return Residuals(names, logs.reshape(len(METRICS), -1).T.copy())
 
 
@@ -296,7 +304,7 @@ def residuals() -> Residuals:
 
 
 def coverage(
-    known: Residuals, step_time: str, metric: str, left_out: str, kind: str = DENSE
+    residuals: Residuals, step_time: str, metric: str, left_out: str, kind: str = DENSE
 ) -> float:
     """The share of measurements in bands that were made without their `left_out`.
 
@@ -304,22 +312,22 @@ def coverage(
     `kind`: of the measurements' models.
     """
     column = METRICS.index(metric)
-    judged = known.having("step_time", step_time) & known.having("kind", kind)
-    judged &= np.isfinite(known.logs[:, column])
+    judged = residuals.having("step_time", step_time) & residuals.having("kind", kind)
+    judged &= np.isfinite(residuals.logs[:, column])
     inside = []
-    for value in np.unique(known.names[left_out][judged]):
-        mine = known.names[left_out] == value
-        others = known if left_out == "id" else known.kept(~mine)
+    for value in np.unique(residuals.names[left_out][judged]):
+        mine = residuals.names[left_out] == value
+        others = residuals if left_out == "id" else residuals.kept(~mine)
         spreads: dict[Setting, Spread | None] = {}
         for row in np.flatnonzero(judged & mine):
-            names = {name: str(of[row]) for name, of in known.names.items()}
+            names = {name: str(labels[row]) for name, labels in residuals.names.items()}
             setting = Setting(*(names[name] for name in Setting.__dataclass_fields__))
             if setting not in spreads:
                 spreads[setting] = others.spread(setting, (metric,), names["id"])
             spread = spreads[setting]
             if spread is not None:
                 low, high = spread.factors()
-                inside.append(low <= np.exp(known.logs[row, column]) <= high)
+                inside.append(low <= np.exp(residuals.logs[row, column]) <= high)
     return float(np.mean(inside)) if inside else float("nan")
 
 

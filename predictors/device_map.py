@@ -91,10 +91,10 @@ def read_device_map(name_or_path: str) -> DeviceMap:
     if name_or_path.endswith(".json"):
         path = Path(name_or_path).expanduser()
     else:
-        known = shipped_device_maps()
-        if name_or_path not in known:
-            raise UnknownNameError("device map (or file .json)", name_or_path, known)
-        path = known[name_or_path]
+        maps = shipped_device_maps()
+        if name_or_path not in maps:
+            raise UnknownNameError("device map (or file .json)", name_or_path, maps)
+        path = maps[name_or_path]
     depends_on(path)
     try:
         table = parse_json(path.read_text(encoding="utf-8"))
@@ -144,32 +144,32 @@ def _read(path: Path, table: Any) -> DeviceMap:
 def _cuda_devices(table: Mapping[str, Any]) -> tuple[str, ...]:
     for_server = table.get("vllm")
     environment = for_server.get("environment") if isinstance(for_server, dict) else None
-    found = environment.get("CUDA_VISIBLE_DEVICES") if isinstance(environment, dict) else None
-    return tuple(found.split(",")) if isinstance(found, str) and found else ()
+    devices = environment.get("CUDA_VISIBLE_DEVICES") if isinstance(environment, dict) else None
+    return tuple(devices.split(",")) if isinstance(devices, str) and devices else ()
 
 
-def read_gpu(path: Path, where: str, said: object) -> GpuSpec:
+def read_gpu(path: Path, where: str, entry: object) -> GpuSpec:
     """A GPU by name, or by a table of what differs from one (see the module).
 
     Raises:
         UnknownNameError: no such GPU.
         FileFormatError: another form.
     """
-    if isinstance(said, str):
-        return gpu(said)
-    if not isinstance(said, Mapping) or not isinstance(said.get("like"), str):
+    if isinstance(entry, str):
+        return gpu(entry)
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("like"), str):
         raise FileFormatError(path, None, f'{where}: gpu must be a name or {{"like": name, …}}')
-    strangers = set(said) - _GPU_FIELDS - {"like"}
+    strangers = set(entry) - _GPU_FIELDS - {"like"}
     if strangers:
         raise FileFormatError(
             path,
             None,
             f"{where}: gpu has no {min(strangers)!r}; it may set {', '.join(sorted(_GPU_FIELDS))}",
         )
-    base = gpu(said["like"])
+    base = gpu(entry["like"])
     numbers = {
-        name: _number(path, f"{where}: {name}", said[name], above=0.0)
-        for name in _GPU_FIELDS & set(said)
+        name: _number(path, f"{where}: {name}", entry[name], above=0.0)
+        for name in _GPU_FIELDS & set(entry)
     }
     flops = numbers.get("tflops_16bit", base.flops_16bit / 1e12) * 1e12
     bandwidth = numbers.get("bandwidth_gb_per_s", base.bandwidth_bytes_per_s / 1e9) * 1e9
@@ -183,35 +183,35 @@ def read_gpu(path: Path, where: str, said: object) -> GpuSpec:
     )
 
 
-def read_link(path: Path, where: str, said: object) -> LinkSpec:
+def read_link(path: Path, where: str, entry: object) -> LinkSpec:
     """A link by name, or by a table with `bandwidth_gb_per_s` and `latency_us`.
 
     Raises:
         UnknownNameError: no such link.
         FileFormatError: another form.
     """
-    if isinstance(said, str):
-        return link(said)
-    if not isinstance(said, Mapping) or set(said) - {"name", "bandwidth_gb_per_s", "latency_us"}:
+    if isinstance(entry, str):
+        return link(entry)
+    if not isinstance(entry, Mapping) or set(entry) - {"name", "bandwidth_gb_per_s", "latency_us"}:
         raise FileFormatError(
             path,
             None,
             f'{where}: link must be a name or {{"bandwidth_gb_per_s": …, "latency_us": …}}',
         )
-    bandwidth = _number(path, f"{where}: bandwidth_gb_per_s", said.get("bandwidth_gb_per_s"), 0.0)
-    latency = _number(path, f"{where}: latency_us", said.get("latency_us", 0.0), low=0.0)
-    return LinkSpec(str(said.get("name", "given")), bandwidth * 1e9, latency * 1e-6)
+    bandwidth = _number(path, f"{where}: bandwidth_gb_per_s", entry.get("bandwidth_gb_per_s"), 0.0)
+    latency = _number(path, f"{where}: latency_us", entry.get("latency_us", 0.0), low=0.0)
+    return LinkSpec(str(entry.get("name", "given")), bandwidth * 1e9, latency * 1e-6)
 
 
 def _number(
-    path: Path, what: str, value: object, above: float | None = None, *, low: float | None = None
+    path: Path, label: str, value: object, above: float | None = None, *, low: float | None = None
 ) -> float:
-    found = number(value)
-    good = math.isfinite(found)
-    if not good or (above is not None and found <= above) or (low is not None and found < low):
+    amount = number(value)
+    good = math.isfinite(amount)
+    if not good or (above is not None and amount <= above) or (low is not None and amount < low):
         bound = f"above {above:g}" if above is not None else f"from {low:g} on"
-        raise FileFormatError(path, None, f"{what} must be a number {bound} but is {value!r:.40}")
-    return found
+        raise FileFormatError(path, None, f"{label} must be a number {bound} but is {value!r:.40}")
+    return amount
 
 
 def _plain_gpu(spec: GpuSpec) -> str | dict[str, Any]:

@@ -16,7 +16,7 @@ class FittedConstant:
     """One constant: the paper (its page in docs/papers/), what it is, and what it was fitted to."""
 
     paper: str
-    what: str
+    quantity: str
     value: float
     unit: str
     fitted_to: str
@@ -26,7 +26,9 @@ class FittedConstant:
     def sentence(self) -> str:
         """What the constant is, its value and place, what it was fitted to, and what uses it."""
         value = f"{self.value:g} {self.unit}"
-        return f"{self.what}, {value} (`{self.where}`): {self.fitted_to}. Used by {self.used_by}."
+        return (
+            f"{self.quantity}, {value} (`{self.where}`): {self.fitted_to}. Used by {self.used_by}."
+        )
 
 
 _FIG_9 = "fitted to Fig. 9"
@@ -69,4 +71,4 @@ FITTED_TO_PAPERS = (
 
 def fitted_to(paper: str) -> tuple[FittedConstant, ...]:
     """The constants that were fitted to a paper."""
-    return tuple(one for one in FITTED_TO_PAPERS if one.paper == paper)
+    return tuple(constant for constant in FITTED_TO_PAPERS if constant.paper == paper)

@@ -22,9 +22,9 @@ class LoadForecaster:
 
     def blocks_within(self, now_s: float, horizon_s: float) -> float:
         """Blocks that the arrivals of the next `horizon_s` seconds will need together."""
-        seen = self._seen
-        while seen and seen[0][0] < now_s - self._window_s:
-            _, texts, blocks = seen.popleft()
+        arrivals = self._seen
+        while arrivals and arrivals[0][0] < now_s - self._window_s:
+            _, texts, blocks = arrivals.popleft()
             self._texts -= texts
             self._blocks -= blocks
         over_s = min(self._window_s, now_s)

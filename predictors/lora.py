@@ -60,7 +60,7 @@ class Lora:
         """Seconds to copy an adapter from host memory into a slot, all GPUs at once."""
         return host_link.transfer_s(self.adapter_bytes)
 
-    def slower(self, made: StepTimeModel, gpu: GpuSpec) -> StepTimeModel:
+    def slower(self, step_times: StepTimeModel, gpu: GpuSpec) -> StepTimeModel:
         """Step times with adapters: every step reads all slots.
 
         That is too much where a step has fewer adapters, and leaves out the launches of their
@@ -70,15 +70,15 @@ class Lora:
             SloBenchError: step times of this kind cannot take adapters.
         """
         read_s = self.slot_bytes / gpu.bandwidth_bytes_per_s
-        model = made.model
+        model = step_times.model
         if isinstance(model, OperatorRoofline):
             slower = replace(
                 model, memory_s=model.memory_s + read_s, compute_s=model.compute_s + read_s
             )
-            return replace(made, model=slower)
+            return replace(step_times, model=slower)
         if type(model) is TableStepTime:
             linear, sequences, decode, mixed, host = model.tables
             longer = replace(host, step_s=host.step_s + read_s)
             table = TableStepTime(linear, sequences, decode, mixed, longer, model.resident)
-            return replace(made, model=table)
+            return replace(step_times, model=table)
         raise SloBenchError("adapters go with neither speculation nor a device map; leave one out")

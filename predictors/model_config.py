@@ -241,17 +241,17 @@ def _language_model(whole: Fields) -> Fields:
     """The language model of a file: its `text_config` where it has one, and what holds for all."""
     text = whole.fields.get("text_config")
     if text is None:
-        found = dict(whole.fields)
+        language = dict(whole.fields)
     elif isinstance(text, dict):
-        around = {name: one for name, one in whole.fields.items() if name != "text_config"}
+        around = {name: value for name, value in whole.fields.items() if name != "text_config"}
         _refuse_unmodelled(Fields(whole.path, around | {"vision_config": None}))
         shared = ("quantization_config", "tie_word_embeddings")
-        found = {name: around[name] for name in shared if name in around} | text
+        language = {name: around[name] for name in shared if name in around} | text
     else:
         raise whole.fail(f"field 'text_config' must be an object but is {text!r:.60}")
-    kind = found.get("model_type")
+    kind = language.get("model_type")
     defaults = _DEFAULTS.get(kind, {}) if isinstance(kind, str) else {}
-    return Fields(whole.path, defaults | found)
+    return Fields(whole.path, defaults | language)
 
 
 def _image_encoder_parameters(whole: Fields, hidden: int) -> int:
@@ -292,9 +292,9 @@ def _refuse_unmodelled(config: Fields) -> None:
         raise config.fail(
             f"speculative decoding (model_type {kind!r}) is not modelled yet; use the plain model"
         )
-    for name, what in _OTHER.items():
+    for name, feature in _OTHER.items():
         if config.fields.get(name) and name not in _MODELLED_OF.get(kind, ()):
-            raise config.fail(f"{what} (field {name!r}) is not modelled yet")
+            raise config.fail(f"{feature} (field {name!r}) is not modelled yet")
     if set(str(config.fields.get("attn_type_list") or "")) - set("[1, ]"):
         raise config.fail("linear attention (field 'attn_type_list') is not modelled yet")
     for name, value in config.fields.items():
@@ -307,28 +307,30 @@ def _refuse_unmodelled(config: Fields) -> None:
 
 def _checkpoint_dtype(config: Fields) -> str:
     """The weight format that `quantization_config` describes; 16 bits without one."""
-    said = config.fields.get("quantization_config")
-    if not said:
+    quantization = config.fields.get("quantization_config")
+    if not quantization:
         return "bf16"
-    if not isinstance(said, dict):
-        raise config.fail(f"field 'quantization_config' must be an object but is {said!r:.60}")
-    method = str(said.get("quant_method"))
-    groups = said.get("config_groups")
+    if not isinstance(quantization, dict):
+        raise config.fail(
+            f"field 'quantization_config' must be an object but is {quantization!r:.60}"
+        )
+    method = str(quantization.get("quant_method"))
+    groups = quantization.get("config_groups")
     if isinstance(groups, dict) and groups:  # compressed-tensors, and ModelOpt's newer form
-        kinds = {_group_dtype(str(said.get("format")), group) for group in groups.values()}
+        kinds = {_group_dtype(str(quantization.get("format")), group) for group in groups.values()}
     elif method in ("awq", "gptq"):
-        kinds = {_INTEGERS.get(str(said.get("bits")))}
+        kinds = {_INTEGERS.get(str(quantization.get("bits")))}
     elif method == "modelopt":
-        kinds = {_MODELOPT.get(str(said.get("quant_algo")))}
+        kinds = {_MODELOPT.get(str(quantization.get("quant_algo")))}
     else:
         kinds = {method if method in ("fp8", "mxfp4") else None}
-    found = kinds.pop()
-    if kinds or found is None:
+    dtype = kinds.pop()
+    if kinds or dtype is None:
         raise config.fail(
             f"weights quantised by {method!r} like this (field 'quantization_config') are not "
             "modelled yet; known: fp8, mxfp4, awq, gptq, compressed-tensors, modelopt"
         )
-    return found
+    return dtype
 
 
 def _group_dtype(form: str, group: Any) -> str | None:
@@ -348,8 +350,8 @@ def _family(config: Fields) -> str:
         # One name, two designs: ChatGLM-6B has a plain MLP, its successors a gated one.
         return "chatglm" if "inner_hidden_size" in config.fields else "chatglm2"
     if not isinstance(kind, str) or kind not in _FAMILY_OF_TYPE:
-        known = ", ".join(sorted({*_FAMILY_OF_TYPE, "chatglm"}))
-        raise config.fail(f"field 'model_type' is {kind!r}, not modelled yet; known: {known}")
+        types = ", ".join(sorted({*_FAMILY_OF_TYPE, "chatglm"}))
+        raise config.fail(f"field 'model_type' is {kind!r}, not modelled yet; known: {types}")
     return _FAMILY_OF_TYPE[kind]
 
 
@@ -381,23 +383,23 @@ def _experts(config: Fields, layers: int) -> Experts | None:
             f"layers without experts other than the first (field 'mlp_only_layers' is {plain!r}) "
             "are not modelled yet"
         )
-    one = config.count("moe_intermediate_size", "intermediate_size")
-    found = Experts(
+    intermediate = config.count("moe_intermediate_size", "intermediate_size")
+    experts = Experts(
         routed=config.count(*_EXPERTS),
         per_token=config.count("num_experts_per_tok", "experts_per_token"),
-        intermediate=one,
+        intermediate=intermediate,
         shared_intermediate=config.size(
             "shared_expert_intermediate_size", "shared_intermediate_size"
         )
-        or config.size("n_shared_experts") * one,
+        or config.size("n_shared_experts") * intermediate,
         dense_layers=dense or len(plain),
     )
-    if found.per_token > found.routed or found.dense_layers >= layers:
+    if experts.per_token > experts.routed or experts.dense_layers >= layers:
         raise config.fail(
-            f"{found.per_token} experts a token of {found.routed}, and {found.dense_layers} of "
-            f"{layers} layers without: there must be as many experts and a layer that has them"
+            f"{experts.per_token} experts a token of {experts.routed}, and {experts.dense_layers} "
+            f"of {layers} layers without: there must be as many experts and a layer that has them"
         )
-    return found
+    return experts
 
 
 def _sparse(config: Fields) -> SparseAttention | None:
@@ -428,12 +430,12 @@ def _llama4_experts(config: Fields, layers: int) -> Experts | None:
         raise config.fail(f"field 'moe_layers' names {with_experts} of {layers} layers")
     if not with_experts:
         return None
-    one = config.count("intermediate_size")
+    intermediate = config.count("intermediate_size")
     return Experts(
         routed=config.count("num_local_experts"),
         per_token=config.count("num_experts_per_tok"),
-        intermediate=one,
-        shared_intermediate=one,
+        intermediate=intermediate,
+        shared_intermediate=intermediate,
         dense_layers=layers - with_experts,
     )
 
@@ -463,10 +465,10 @@ def _window(config: Fields, layers: int, context_tokens: int) -> SlidingWindow |
         return SlidingWindow(tokens, sliding) if on and sliding > 0 else None
     if not isinstance(kinds, list) or len(kinds) < layers:
         raise config.fail(f"field 'layer_types' must name a kind for each of the {layers} layers")
-    known = {"full_attention", "sliding_attention", "chunked_attention"}
+    modelled = {"full_attention", "sliding_attention", "chunked_attention"}
     if config.fields.get("model_type") in _LINEAR_TYPES:
-        known.add("linear_attention")
-    unknown = {str(kind) for kind in kinds} - known
+        modelled.add("linear_attention")
+    unknown = {str(kind) for kind in kinds} - modelled
     if unknown:
         raise config.fail(f"layers of {min(unknown)} (field 'layer_types') are not modelled yet")
     sliding = sum(kind in ("sliding_attention", "chunked_attention") for kind in kinds[:layers])
@@ -487,7 +489,7 @@ def _kinds_of_layers(config: Fields, layers: int) -> Any:
             rotary = [(layer + 1) % every for layer in range(layers)]
         if not isinstance(rotary, list):
             raise config.fail(f"field 'no_rope_layers' must be a list but is {rotary!r:.60}")
-        return ["chunked_attention" if one else "full_attention" for one in rotary]
+        return ["chunked_attention" if has_rotary else "full_attention" for has_rotary in rotary]
     if config.size("sliding_window_pattern", "_sliding_window_pattern"):
         every = config.count("sliding_window_pattern", "_sliding_window_pattern")
         return [
@@ -510,7 +512,7 @@ def _linear(config: Fields, layers: int) -> LinearAttention | None:
         raise config.fail("attention without its gate (field 'attn_output_gate') is not modelled")
     if not 0 < count < layers:
         raise config.fail(f"{count} of {layers} layers with linear attention are not modelled yet")
-    found = LinearAttention(
+    linear = LinearAttention(
         layers=count,
         key_heads=config.count("linear_num_key_heads"),
         value_heads=config.count("linear_num_value_heads"),
@@ -518,12 +520,12 @@ def _linear(config: Fields, layers: int) -> LinearAttention | None:
         value_dim=config.count("linear_value_head_dim"),
         kernel=config.count("linear_conv_kernel_dim"),
     )
-    if found.value_heads % found.key_heads:
+    if linear.value_heads % linear.key_heads:
         raise config.fail(
-            f"linear_num_value_heads {found.value_heads} must be a multiple of the "
-            f"{found.key_heads} key heads"
+            f"linear_num_value_heads {linear.value_heads} must be a multiple of the "
+            f"{linear.key_heads} key heads"
         )
-    return found
+    return linear
 
 
 def _refuse_other_opt(config: Fields) -> None:

@@ -199,8 +199,8 @@ class LinearAttention:
 
     def parameters(self, hidden: int) -> int:
         """Parameters of one layer's mixing: projections, convolution, decay and norm."""
-        own = self.mixed_width * self.kernel + 2 * self.value_heads + self.value_dim
-        return hidden * (self.projected_width + self.value_width) + own
+        small_parameters = self.mixed_width * self.kernel + 2 * self.value_heads + self.value_dim
+        return hidden * (self.projected_width + self.value_width) + small_parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,11 +326,11 @@ class ModelSpec:
     @property
     def _attention_parameters(self) -> int:
         if self.latent is not None:
-            found = self.latent.parameters(self.hidden, self.heads)
+            count = self.latent.parameters(self.hidden, self.heads)
             if self.sparse is not None:
                 rank = self.latent.query_rank or self.hidden
-                found += self.sparse.parameters(self.hidden, rank)
-            return found
+                count += self.sparse.parameters(self.hidden, rank)
+            return count
         gate = self.query_width if self.traits.output_gate else 0
         return self.hidden * (2 * (self.query_width + self.kv_width) + gate)
 

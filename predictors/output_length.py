@@ -46,8 +46,8 @@ def _drawn_from(shares: Floats, rows: Ints, rng: np.random.Generator) -> Ints:
     """A column for each of `rows`, with the probabilities in that row of `shares`."""
     cumulative = np.cumsum(shares, axis=1)
     above = rng.random(len(rows))[:, None] >= cumulative[rows]
-    found: Ints = np.minimum(above.sum(axis=1), shares.shape[1] - 1)
-    return found
+    columns: Ints = np.minimum(above.sum(axis=1), shares.shape[1] - 1)
+    return columns
 
 
 class LengthPredictor(Protocol):
@@ -131,15 +131,17 @@ class LearnedLength:
         if workload.texts is None:
             return lengths
         prompts = {row: self.prompt(workload, row) for row in range(len(workload))}
-        known = {row: prompt for row, prompt in prompts.items() if prompt is not None}
-        if known:
-            prompts_known = tuple(known.values())
+        prompt_by_row = {row: prompt for row, prompt in prompts.items() if prompt is not None}
+        if prompt_by_row:
+            present_prompts = tuple(prompt_by_row.values())
             if self.online:
-                answers = tuple(int(workload.output_tokens[row]) for row in known)
-                of = _followed(self.folder, self.base, self.online, prompts_known, answers)
+                answers = tuple(int(workload.output_tokens[row]) for row in prompt_by_row)
+                predictions = _followed(
+                    self.folder, self.base, self.online, present_prompts, answers
+                )
             else:
-                of = _read(self.folder, self.base, prompts_known)
-            lengths[list(known)] = of[which]
+                predictions = _read(self.folder, self.base, present_prompts)
+            lengths[list(prompt_by_row)] = predictions[which]
         return lengths
 
     def at_dispatch(
@@ -185,20 +187,20 @@ class LearnedLength:
         # A bucket that the calibration part lacks is predicted without error.
         counts[np.diag_indices(len(counts))] += counts.sum(axis=1) == 0
         true = buckets_in(config.shape.edges, tokens)
-        said = _drawn_from(counts / counts.sum(axis=1, keepdims=True), true, rng)
-        middles: Ints = np.maximum(1, (edges[said] + edges[said + 1]) // 2).astype(np.int64)
+        buckets = _drawn_from(counts / counts.sum(axis=1, keepdims=True), true, rng)
+        middles: Ints = np.maximum(1, (edges[buckets] + edges[buckets + 1]) // 2).astype(np.int64)
         return middles
 
 
 @file_cache(maxsize=64)
 def _warn_of_unknown(folder: str, model: str) -> None:
     """Once for each model: predictions for one that was not trained on have larger errors."""
-    known = PredictorConfig.load(Path(folder)).shape.models
-    if known and model not in known:
+    models = PredictorConfig.load(Path(folder)).shape.models
+    if models and model not in models:
         which = f"knows no model {model!r}" if model else "is not told which model answers"
         warnings.warn(
             f"the length predictor {folder} {which}, so its errors are larger; it "
-            f"knows {', '.join(known)}: name one, as learned({folder}, model={known[0]})",
+            f"knows {', '.join(models)}: name one, as learned({folder}, model={models[0]})",
             stacklevel=2,
         )
 
@@ -223,15 +225,17 @@ class AtDispatch:
         """Tokens that half of such answers do not exceed, and nine in ten, at least 1; and what
         the follower takes with the answer, where there is a text.
         """
-        found: dict[int, tuple[int, int, LengthPrediction | None]] = {
+        length_by_row: dict[int, tuple[int, int, LengthPrediction | None]] = {
             row: (int(self._drawn[row]), int(self._drawn[row]), None) for row in rows
         }
         prompts = {row: self._learned.prompt(self._workload, row) for row in rows}
-        known = {row: prompt for row, prompt in prompts.items() if prompt is not None}
-        if known:
-            said = self.follower.read(list(known.values()))
-            found |= {row: (o.half, o.most, o) for row, o in zip(known, said, strict=True)}
-        return [found[row] for row in rows]
+        prompt_by_row = {row: prompt for row, prompt in prompts.items() if prompt is not None}
+        if prompt_by_row:
+            predictions = self.follower.read(list(prompt_by_row.values()))
+            length_by_row |= {
+                row: (o.median, o.p90, o) for row, o in zip(prompt_by_row, predictions, strict=True)
+            }
+        return [length_by_row[row] for row in rows]
 
 
 def _copy_that_follows(learned: LearnedLength, folder: Path) -> OnlineLengthPredictor:

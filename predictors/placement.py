@@ -236,8 +236,10 @@ class Placement:
     def _stage_blocks(self, stage: int) -> int:
         held = self.stages[stage]
         usable = int(held.gpu.memory_bytes * self.memory_share)
-        taken = self._stage_weight_bytes(stage) + self.reserve_bytes_per_gpu + self.beside_bytes
-        return (usable - taken) // self._block_bytes(held.layers) * self.dp
+        occupied_bytes = (
+            self._stage_weight_bytes(stage) + self.reserve_bytes_per_gpu + self.beside_bytes
+        )
+        return (usable - occupied_bytes) // self._block_bytes(held.layers) * self.dp
 
     @property
     def kv_tokens(self) -> int:

@@ -41,14 +41,14 @@ class PowerModel:
 
 def power_model(gpu: GpuSpec) -> PowerModel | None:
     """The fit of this GPU; None where its power was not measured."""
-    found = _fits().get(gpu.name)
-    if found is None:
+    fit = _fits().get(gpu.name)
+    if fit is None:
         return None
-    return PowerModel(gpu.power_w, found["constant"], found["bandwidth"], found["compute"])
+    return PowerModel(gpu.power_w, fit["constant"], fit["bandwidth"], fit["compute"])
 
 
 @cache
 def _fits() -> dict[str, dict[str, float]]:
     text = (files(__package__) / "power.toml").read_text(encoding="utf-8")
-    found: dict[str, dict[str, float]] = tomllib.loads(text)
-    return found
+    fits: dict[str, dict[str, float]] = tomllib.loads(text)
+    return fits

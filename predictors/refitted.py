@@ -84,9 +84,9 @@ class RefittedModel:
             self._refit()
 
     def _refit(self) -> None:
-        seen = self._seen[: min(self._rows, _WINDOW)]
-        memory, compute, duration = seen.T
+        rows = self._seen[: min(self._rows, _WINDOW)]
+        memory, compute, duration = rows.T
         terms = ascendra_terms(memory, compute)
-        found = non_negative(terms / duration[:, None], np.ones(len(seen)))
-        c1, c2, c3, c4, c5_s = found.tolist()
+        solution = non_negative(terms / duration[:, None], np.ones(len(rows)))
+        c1, c2, c3, c4, c5_s = solution.tolist()
         self._model = AscendraStepTime(self._model.peak, c1, c2, c3, c4, c5_s, Host())

@@ -52,8 +52,8 @@ def entries(section: str) -> dict[str, Entry]:
 def price_basis() -> Entry:
     """`basis` and `date` of the prices in the shipped catalogue of GPUs."""
     shipped = files(__package__) / "catalogues" / "gpus.toml"
-    found: Entry = tomllib.loads(shipped.read_text(encoding="utf-8"))["prices"]
-    return found
+    prices: Entry = tomllib.loads(shipped.read_text(encoding="utf-8"))["prices"]
+    return prices
 
 
 def _user_files() -> tuple[Path, ...]:
@@ -90,8 +90,8 @@ def _merged(user_files: tuple[Path, ...]) -> dict[str, dict[str, Entry]]:
     for path in user_files:
         for section, table in _read(path).items():
             for name, entry in table.items():
-                known = merged[section].get(name, {})
-                merged[section][name] = {**known, **entry, "_file": str(path)}
+                previous = merged[section].get(name, {})
+                merged[section][name] = {**previous, **entry, "_file": str(path)}
     return merged
 
 
@@ -200,12 +200,12 @@ def gpu(name: str) -> GpuSpec:
         UnknownNameError: no catalogue holds it.
         SloBenchError: the cap is not a power between idle and the GPU's own limit.
     """
-    base, at, cap = name.partition("@")
-    known = entries("gpus")
-    if base not in known:
-        raise UnknownNameError("GPU", name, known)
-    spec = _gpu(base, known[base])
-    if not at:
+    base, separator, cap = name.partition("@")
+    catalogue = entries("gpus")
+    if base not in catalogue:
+        raise UnknownNameError("GPU", name, catalogue)
+    spec = _gpu(base, catalogue[base])
+    if not separator:
         return spec
     watts = re.fullmatch(r"(\d+(?:\.\d+)?)[wW]", cap)
     if watts is None:
@@ -244,13 +244,13 @@ def link(name: str) -> LinkSpec:
     Raises:
         UnknownNameError: it is neither.
     """
-    known = entries("links")
+    catalogue = entries("links")
     figures = re.fullmatch(rf"({_NUMBER})gb/s@({_NUMBER})us", name)
     if figures is not None and float(figures[1]) > 0:
         return LinkSpec(name, float(figures[1]) * 1e9, float(figures[2]) * 1e-6, _BY_FIGURES)
-    if name not in known:
-        raise UnknownNameError("link", name, known)
-    return _link(name, known[name])
+    if name not in catalogue:
+        raise UnknownNameError("link", name, catalogue)
+    return _link(name, catalogue[name])
 
 
 def model(name_or_path: str | Path) -> ModelSpec:
@@ -260,14 +260,14 @@ def model(name_or_path: str | Path) -> ModelSpec:
         UnknownNameError: neither the catalogue nor the disk has it.
         FileFormatError: the configuration cannot be read, or says what is not modelled yet.
     """
-    known = entries("models")
+    catalogue = entries("models")
     name = str(name_or_path)
-    if name in known:
-        return _model(name, known[name])
+    if name in catalogue:
+        return _model(name, catalogue[name])
     path = Path(name_or_path).expanduser()
     if isinstance(name_or_path, Path) or path.is_dir() or name.endswith(".json"):
         return read_model(path)
-    raise UnknownNameError("model", name, known)
+    raise UnknownNameError("model", name, catalogue)
 
 
 class _Fields(Fields):
@@ -291,12 +291,12 @@ class _Fields(Fields):
 
     def number(self, field: str, default: float | None = None, low: float = 0.0) -> float:
         value = self._held(field, default)
-        found = number(value)
-        if not low <= found < math.inf:
+        amount = number(value)
+        if not low <= amount < math.inf:
             raise self.fail(
                 f"field {field!r} must be a number from {low:g} on but is {value!r:.40}"
             )
-        return found
+        return amount
 
     def positive(self, field: str) -> float:
         value = self.number(field)
@@ -316,8 +316,8 @@ class _Fields(Fields):
     def link(self, field: str) -> str:
         value = self.text(field)
         if value not in entries("links"):
-            known = ", ".join(sorted(entries("links")))
-            raise self.fail(f"field {field!r} names no link: {value!r}; known: {known}")
+            names = ", ".join(sorted(entries("links")))
+            raise self.fail(f"field {field!r} names no link: {value!r}; known: {names}")
         return value
 
     def part(self, field: str, cls: type[Part], **defaults: int) -> Part | None:
@@ -330,14 +330,14 @@ class _Fields(Fields):
             raise self.fail(f"field {field!r} must be a table but is {table!r}")
         if not table:
             return None
-        held = _Fields(f"{self.entry}.{field}", {**table, "_file": self.path})
+        reader = _Fields(f"{self.entry}.{field}", {**table, "_file": self.path})
         values = {
-            of.name: held.count(of.name, default=defaults.get(of.name))
-            if of.default is MISSING
-            else int(held.number(of.name, 0)) or of.default
-            for of in fields(cls)
+            definition.name: reader.count(definition.name, default=defaults.get(definition.name))
+            if definition.default is MISSING
+            else int(reader.number(definition.name, 0)) or definition.default
+            for definition in fields(cls)
         }
-        held.done()
+        reader.done()
         return cls(**values)
 
     def done(self) -> None:
@@ -346,67 +346,67 @@ class _Fields(Fields):
 
 
 def _gpu(name: str, entry: Entry) -> GpuSpec:
-    said = _Fields(f"gpus.{name}", entry)
+    reader = _Fields(f"gpus.{name}", entry)
     spec = GpuSpec(
         name=name,
-        memory_bytes=round(said.positive("memory_gib") * GIB),
-        bandwidth_bytes_per_s=said.positive("bandwidth_gb_per_s") * 1e9,
-        flops_16bit=said.positive("tflops_16bit") * 1e12,
-        flops_8bit=said.number("tflops_8bit", 0.0) * 1e12,
-        flops_4bit=said.number("tflops_4bit", 0.0) * 1e12,
-        host_link=said.link("host_link"),
-        peer_link=said.link("peer_link"),
-        power_w=said.positive("power_w"),
-        price_per_hour_usd=said.number("price_per_hour_usd", 0.0),
-        origin=said.origin(),
+        memory_bytes=round(reader.positive("memory_gib") * GIB),
+        bandwidth_bytes_per_s=reader.positive("bandwidth_gb_per_s") * 1e9,
+        flops_16bit=reader.positive("tflops_16bit") * 1e12,
+        flops_8bit=reader.number("tflops_8bit", 0.0) * 1e12,
+        flops_4bit=reader.number("tflops_4bit", 0.0) * 1e12,
+        host_link=reader.link("host_link"),
+        peer_link=reader.link("peer_link"),
+        power_w=reader.positive("power_w"),
+        price_per_hour_usd=reader.number("price_per_hour_usd", 0.0),
+        origin=reader.origin(),
     )
-    said.done()
+    reader.done()
     return spec
 
 
 def _link(name: str, entry: Entry) -> LinkSpec:
-    said = _Fields(f"links.{name}", entry)
+    reader = _Fields(f"links.{name}", entry)
     spec = LinkSpec(
         name=name,
-        bandwidth_bytes_per_s=said.positive("bandwidth_gb_per_s") * 1e9,
-        latency_s=said.number("latency_us", 0.0) * 1e-6,
-        origin=said.origin(),
+        bandwidth_bytes_per_s=reader.positive("bandwidth_gb_per_s") * 1e9,
+        latency_s=reader.number("latency_us", 0.0) * 1e-6,
+        origin=reader.origin(),
     )
-    said.done()
+    reader.done()
     return spec
 
 
 def _model(name: str, entry: Entry) -> ModelSpec:
-    said = _Fields(f"models.{name}", entry)
-    family = said.text("family")
+    reader = _Fields(f"models.{name}", entry)
+    family = reader.text("family")
     if family not in FAMILIES:
         raise UnknownNameError(f"family of model {name} in {entry['_file']}:", family, FAMILIES)
-    heads, hidden = said.count("heads"), said.count("hidden")
-    layers = said.count("layers")
-    latent = said.part("latent", LatentAttention)
+    heads, hidden = reader.count("heads"), reader.count("hidden")
+    layers = reader.count("layers")
+    latent = reader.part("latent", LatentAttention)
     spec = ModelSpec(
         name=name,
         family=family,
         layers=layers,
         hidden=hidden,
         heads=heads,
-        kv_heads=said.count("kv_heads", default=1 if latent else heads),
-        head_dim=said.count(
+        kv_heads=reader.count("kv_heads", default=1 if latent else heads),
+        head_dim=reader.count(
             "head_dim",
             default=latent.kv_rank + latent.rope_dim if latent else max(1, hidden // heads),
         ),
-        intermediate=said.count("intermediate"),
-        vocab=said.count("vocab"),
-        context_tokens=said.count("context_tokens"),
-        tied_embeddings=said.flag("tied_embeddings", default=False),
-        origin=said.origin(),
-        experts=said.part("experts", Experts),
+        intermediate=reader.count("intermediate"),
+        vocab=reader.count("vocab"),
+        context_tokens=reader.count("context_tokens"),
+        tied_embeddings=reader.flag("tied_embeddings", default=False),
+        origin=reader.origin(),
+        experts=reader.part("experts", Experts),
         latent=latent,
-        sparse=said.part("sparse", SparseAttention),
-        window=said.part("window", SlidingWindow, layers=layers),
-        linear=said.part("linear", LinearAttention),
-        image_encoder_parameters=int(said.number("image_encoder_parameters", 0)),
-        checkpoint_dtype=weight_dtype(said.text("checkpoint_dtype", "bf16")).name,
+        sparse=reader.part("sparse", SparseAttention),
+        window=reader.part("window", SlidingWindow, layers=layers),
+        linear=reader.part("linear", LinearAttention),
+        image_encoder_parameters=int(reader.number("image_encoder_parameters", 0)),
+        checkpoint_dtype=weight_dtype(reader.text("checkpoint_dtype", "bf16")).name,
     )
-    said.done()
+    reader.done()
     return spec

@@ -103,11 +103,15 @@ def parse_speculation(text: str) -> Speculation | None:
     try:
         if form is None:
             raise ValueError
-        method, head, tokens, told, drafted, most = form.groups()
-        is_shares = told is not None and _SHARES.fullmatch(told) is not None
-        acceptance = tuple(float(share) for share in told.split("/")) if is_shares else ()
+        method, head, tokens, acceptance_text, drafted, max_seqs = form.groups()
+        is_shares = acceptance_text is not None and _SHARES.fullmatch(acceptance_text) is not None
+        acceptance = (
+            tuple(float(share) for share in acceptance_text.split("/")) if is_shares else ()
+        )
         share = 1.0 if drafted is None else float(drafted)
-        if not 1 <= int(tokens) <= 32 or not all(0 <= one <= 1 for one in (*acceptance, share)):
+        if not 1 <= int(tokens) <= 32 or not all(
+            0 <= fraction <= 1 for fraction in (*acceptance, share)
+        ):
             raise ValueError
         if (head and method not in _HEADS) or (drafted and not is_shares):
             raise ValueError
@@ -122,10 +126,10 @@ def parse_speculation(text: str) -> Speculation | None:
         method,
         int(tokens),
         acceptance,
-        inf if most is None else int(most),
+        inf if max_seqs is None else int(max_seqs),
         share,
         head,
-        None if is_shares else told,
+        None if is_shares else acceptance_text,
     )
 
 
@@ -171,22 +175,22 @@ class SpeculativeStepTime(TableStepTime):
         extra_s -= self._fixed(sequences) + self._sequences(sequences)
         if self._draft is not None:
             line = _sum(line, self._draft._line(sequences), tokens)
-        made = Line(
+        scaled = Line(
             line.ends,
             [(base_s + extra_s) / self._gain for base_s in line.base_s],
             [slope_s / self._gain for slope_s in line.slope_s],
             False,
         )
-        self._lines[sequences] = made
-        return made
+        self._lines[sequences] = scaled
+        return scaled
 
 
-def _sum(one: Line, other: Line, times: int) -> Line:
-    """`one` and `times` times `other`, piece by piece."""
-    ends = sorted({*one.ends, *other.ends})
+def _sum(line: Line, other: Line, times: int) -> Line:
+    """`line` and `times` times `other`, piece by piece."""
+    ends = sorted({*line.ends, *other.ends})
     base_s, slope_s = [], []
     for begin in (0.0, *ends[:-1]):
-        i, j = bisect_right(one.ends, begin), bisect_right(other.ends, begin)
-        base_s.append(one.base_s[i] + times * other.base_s[j])
-        slope_s.append(one.slope_s[i] + times * other.slope_s[j])
+        i, j = bisect_right(line.ends, begin), bisect_right(other.ends, begin)
+        base_s.append(line.base_s[i] + times * other.base_s[j])
+        slope_s.append(line.slope_s[i] + times * other.slope_s[j])
     return Line(ends, base_s, slope_s, False)

@@ -68,13 +68,13 @@ def staged_step_time(placement: Placement, host_s: float = DEFAULT_HOST_S) -> St
         SloBenchError: `host_s` is not a time from 0 on.
     """
     checked_host_s(host_s)
-    parts, fitted, said = [], True, dict[str, None]()
+    parts, fitted, provenances = [], True, dict[str, None]()
     for number, stage in enumerate(placement.stages):
-        known = _known(placement, stage)
-        fitted = fitted and known.fitted
-        said.setdefault(f"{stage.gpu.name}: {known.provenance}")
+        basis = _coefficients(placement, stage)
+        fitted = fitted and basis.fitted
+        provenances.setdefault(f"{stage.gpu.name}: {basis.provenance}")
         parts.append(stage_step_time(placement, stage, host_s, last=number == placement.pp - 1))
-    return StagedModel(StagedStepTime(tuple(parts)), fitted, "; ".join(said))
+    return StagedModel(StagedStepTime(tuple(parts)), fitted, "; ".join(provenances))
 
 
 def stage_step_time(
@@ -84,13 +84,13 @@ def stage_step_time(
 
     The last has the final norm and the output head, and hands nothing over.
     """
-    known = _known(placement, stage)
-    placement = replace(placement, model=known.model)
+    basis = _coefficients(placement, stage)
+    placement = replace(placement, model=basis.model)
     share = stage.layers / placement.model.layers
     link = None if last else stage.link
     token_bytes = placement.model.hidden * SIXTEEN_BIT_BYTES
     return OperatorRoofline.of(
-        known.coefficients.for_layers(share),
+        basis.coefficients.for_layers(share),
         _work(placement, stage, head=last),
         host_s * share,
         extra_s=(link.latency_s if link else 0.0) + stage.layers * stage.layer_extra_s,
@@ -98,7 +98,7 @@ def stage_step_time(
     )
 
 
-def _known(placement: Placement, stage: PipelineStage) -> KnownCoefficients:
+def _coefficients(placement: Placement, stage: PipelineStage) -> KnownCoefficients:
     return coefficients_of(replace(placement, gpu=stage.gpu, pp=1, split=(), fixed_lanes=None))
 
 

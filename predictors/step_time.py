@@ -109,14 +109,14 @@ def step_time(placement: Placement, host_s: float = DEFAULT_HOST_S) -> RooflineM
     checked_host_s(host_s)
     if placement.model.kind != "decoder":
         raise SloBenchError(f"{placement.model.name} is an encoder; step times are for decoders")
-    known = coefficients_of(placement)
-    all_reduce = placement.tp > 1 and not known.fitted  # a fit contains it
+    basis = coefficients_of(placement)
+    all_reduce = placement.tp > 1 and not basis.fitted  # a fit contains it
     return RooflineModel(
         _roofline(
-            replace(placement, model=known.model), known.coefficients, host_s, all_reduce=all_reduce
+            replace(placement, model=basis.model), basis.coefficients, host_s, all_reduce=all_reduce
         ),
-        fitted=known.fitted,
-        provenance=known.provenance,
+        fitted=basis.fitted,
+        provenance=basis.provenance,
     )
 
 
@@ -154,13 +154,13 @@ def coefficients_of(placement: Placement) -> KnownCoefficients:
     pair = _fitted_for(placement)
     if pair is not None:
         there = model(pair.model)
-        said = f"fitted: {pair.label}, MAPE {pair.mape_percent} %"
-        for what, ours, theirs in (
+        provenance = f"fitted: {pair.label}, MAPE {pair.mape_percent} %"
+        for unit, ours, theirs in (
             ("layers", here.layers, there.layers),
             ("tokens of vocabulary", here.vocab, there.vocab),
         ):
             if ours != theirs:
-                said += f", for {ours} instead of {theirs} {what}"
+                provenance += f", for {ours} instead of {theirs} {unit}"
         c = pair.coefficients.for_layers(here.layers / there.layers)
         head, gpu = (here.vocab - there.vocab) * here.hidden / placement.tp, placement.gpu
         fitted = replace(
@@ -168,7 +168,7 @@ def coefficients_of(placement: Placement) -> KnownCoefficients:
             c6_s=c.c6_s + c.c1 * 2 * head / gpu.flops(16),
             c8_s=c.c8_s + c.c0 * SIXTEEN_BIT_BYTES * head / gpu.bandwidth_bytes_per_s,
         )
-        return KnownCoefficients(replace(here, vocab=there.vocab), fitted, True, said)
+        return KnownCoefficients(replace(here, vocab=there.vocab), fitted, True, provenance)
     estimate = estimated_coefficients(here)
     return KnownCoefficients(here, estimate, False, _describe(estimate))
 

@@ -22,7 +22,7 @@ from .models import Models, MultiModelArrivals
 from .prefixes import Continuations
 from .readers.table import WorkloadTrace
 from .request import SLO_COLUMNS, RequestType
-from .sessions import Agents, Sessions, Task, Wanted, begun, graph_of
+from .sessions import Agents, Sessions, Task, Volume, begun, graph_of
 from .slo import SloSpec
 from .streams import Streams
 from .workload import Workload, take
@@ -83,8 +83,8 @@ class WorkloadSource(ABC):
         if self.arrivals is None:
             workload = self._replayed(rate_rps, replay_speed, requests, duration_s)
         else:
-            wanted = self._wanted(rate_rps, replay_speed, requests, duration_s)
-            workload = self._drawn(wanted, streams)
+            volume = self._volume(rate_rps, replay_speed, requests, duration_s)
+            workload = self._drawn(volume, streams)
         if isinstance(self.arrivals, Concurrency):
             workload = dataclasses.replace(workload, concurrency=self.arrivals.users)
         if self.models is not None and not isinstance(self.models, MultiModelArrivals):
@@ -119,9 +119,9 @@ class WorkloadSource(ABC):
         """Requests at their own times, of a source that keeps them."""
         raise NotImplementedError
 
-    def _wanted(
+    def _volume(
         self, rate_rps: float | None, speed: float | None, requests: int | None, end_s: float | None
-    ) -> Wanted:
+    ) -> Volume:
         """What the arrival process is to make."""
         if requests is None and end_s is None:
             raise SloBenchError("say how much to make: requests or duration_s")
@@ -135,12 +135,12 @@ class WorkloadSource(ABC):
         if rate_rps is None and not self.closed_loop:
             raise SloBenchError(f"{self.name} has no arrivals of its own; give it a rate_rps")
         rate = 1.0 if rate_rps is None else positive(rate_rps, "rate_rps")
-        return Wanted(rate, requests, end_s)
+        return Volume(rate, requests, end_s)
 
-    def _drawn(self, wanted: Wanted, streams: Streams) -> Workload:
+    def _drawn(self, volume: Volume, streams: Streams) -> Workload:
         """Requests whose arrivals the process draws."""
         assert self.arrivals is not None
-        return self.at_times(wanted.start_s(self.arrivals, streams, 1.0), streams)
+        return self.at_times(volume.start_s(self.arrivals, streams, 1.0), streams)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,16 +170,16 @@ class DrawnSource(WorkloadSource):
         process = self.arrivals
         if not apart or process is None or self.closed_loop or not slo.same_for_all:
             return None
-        wanted = self._wanted(rate_rps, replay_speed, requests, duration_s)
+        volume = self._volume(rate_rps, replay_speed, requests, duration_s)
         streams = Streams(seed)
 
         def arrivals() -> Iterator[Floats]:
             return process.blocks_s(
-                wanted.rate_rps,
+                volume.rate_rps,
                 streams.rng("arrivals"),
                 BLOCK_ROWS,
-                requests=wanted.requests,
-                duration_s=wanted.duration_s,
+                requests=volume.requests,
+                duration_s=volume.duration_s,
             )
 
         def workloads() -> Iterator[Workload]:
@@ -187,23 +187,23 @@ class DrawnSource(WorkloadSource):
             for arrival_s in arrivals():
                 pairs = self.lengths.draw(len(arrival_s), rng)
                 priority = np.full(1, self.priority)
-                made = Workload(arrival_s, **vars(pairs), priority=priority, name=self.name)
-                yield slo.apply(made, streams.rng("slo"))
+                block = Workload(arrival_s, **vars(pairs), priority=priority, name=self.name)
+                yield slo.apply(block, streams.rng("slo"))
 
         return WorkloadBlocks.of(arrivals, workloads)
 
-    def _drawn(self, wanted: Wanted, streams: Streams) -> Workload:
+    def _drawn(self, volume: Volume, streams: Streams) -> Workload:
         if isinstance(self.models, MultiModelArrivals):
-            coming = self.models.draw(wanted.rate_rps, streams, wanted.requests, wanted.duration_s)
+            coming = self.models.draw(volume.rate_rps, streams, volume.requests, volume.duration_s)
             return dataclasses.replace(
                 self.at_times(coming.arrival_s, streams),
                 model_index=coming.model_index,
                 model_names=self.models.names,
             )
         if self.sessions is None:
-            return super()._drawn(wanted, streams)
+            return super()._drawn(volume, streams)
         assert self.arrivals is not None
-        return self.sessions.make(self.lengths, self.arrivals, streams, wanted)
+        return self.sessions.make(self.lengths, self.arrivals, streams, volume)
 
     def at_times(self, arrival_s: Floats, streams: Streams) -> Workload:
         priority = np.full(1, self.priority)
@@ -218,13 +218,13 @@ class DrawnSource(WorkloadSource):
                 prefix_block_size=self.continuations.block_size,
             )
         pairs = self.lengths.draw(len(arrival_s), streams.rng("lengths"))
-        made = Workload(arrival_s, **vars(pairs), priority=priority)
+        workload = Workload(arrival_s, **vars(pairs), priority=priority)
         if self.texts is None:
-            return made
-        texts = self.texts.at(streams.rng("texts").random(len(made)))
+            return workload
+        texts = self.texts.at(streams.rng("texts").random(len(workload)))
         return dataclasses.replace(
-            made,
-            prompt_tokens=made.prompt_tokens * texts,
+            workload,
+            prompt_tokens=workload.prompt_tokens * texts,
             request_type=np.full(1, int(RequestType.EMBED)),
             num_inputs=texts,
         )
@@ -327,16 +327,16 @@ class TaskSource(WorkloadSource):
         chosen = list(islice(self._shuffled(streams), len(arrival_s)))
         return graph_of(chosen, arrival_s, self.block_size)
 
-    def _drawn(self, wanted: Wanted, streams: Streams) -> Workload:
+    def _drawn(self, volume: Volume, streams: Streams) -> Workload:
         assert self.arrivals is not None
         tasks, mean = self._shuffled(streams), sum(map(len, self.tasks)) / len(self.tasks)
-        return begun(tasks, mean, self.block_size, self.arrivals, streams, wanted)
+        return begun(tasks, mean, self.block_size, self.arrivals, streams, volume)
 
     def _shuffled(self, streams: Streams) -> Iterator[Task]:
         """The tasks in a random order, again in another one when they run out."""
         rng = streams.rng("lengths")
         while True:
-            yield from (self.tasks[at] for at in rng.permutation(len(self.tasks)))
+            yield from (self.tasks[index] for index in rng.permutation(len(self.tasks)))
 
 
 @dataclass(frozen=True)
@@ -382,8 +382,8 @@ class MixedSource(WorkloadSource):
         for k, member in enumerate(self.members):
             rows = np.flatnonzero(which == k)
             if len(rows):
-                own = streams.within(member.class_name)
-                parts.append((rows, member.source.at_times(arrival_s[rows], own)))
+                member_streams = streams.within(member.class_name)
+                parts.append((rows, member.source.at_times(arrival_s[rows], member_streams)))
         columns: dict[str, Any] = {}
         for name in (
             "prompt_tokens",
@@ -405,8 +405,8 @@ class MixedSource(WorkloadSource):
 
 def _of_parts(name: str, parts: Sequence[tuple[Ints, Workload]], n: int) -> list[Any] | None:
     """A column of objects whose rows stand in several workloads; None where none has it."""
-    found: list[Any] = [None] * n
+    column: list[Any] = [None] * n
     for rows, part in parts:
         for row, value in zip(rows, getattr(part, name) or (), strict=False):
-            found[row] = value
-    return found if any(value is not None for value in found) else None
+            column[row] = value
+    return column if any(value is not None for value in column) else None

@@ -51,9 +51,9 @@ class WorkloadBlocks:
 
     def arrivals_at(self, rows: Ints) -> Floats:
         """Arrival times of these rows, in seconds."""
-        found, first = np.empty(len(rows)), 0
+        arrivals_s, first = np.empty(len(rows)), 0
         for block_s in self.draw_arrivals():
             mine = (rows >= first) & (rows < first + len(block_s))
-            found[mine] = block_s[rows[mine] - first]
+            arrivals_s[mine] = block_s[rows[mine] - first]
             first += len(block_s)
-        return found
+        return arrivals_s

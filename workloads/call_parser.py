@@ -32,13 +32,13 @@ def split_outside(text: str, separator: str) -> list[str]:
         SloBenchError: a parenthesis is not closed or closes nothing.
     """
     pieces, depth, begin = [], 0, 0
-    for at, char in enumerate(text):
+    for index, char in enumerate(text):
         depth += (char == "(") - (char == ")")
         if depth < 0:
             raise SloBenchError(f"a parenthesis closes nothing in {text!r}")
         if char == separator and depth == 0:
-            pieces.append(text[begin:at].strip())
-            begin = at + 1
+            pieces.append(text[begin:index].strip())
+            begin = index + 1
     if depth:
         raise SloBenchError(f"a parenthesis is not closed in {text!r}")
     return [*pieces, text[begin:].strip()]
@@ -84,7 +84,7 @@ def parse_call(text: str) -> Call:
     return Call(name.lower(), positional, named, text)
 
 
-def number(text: str | float, what: str) -> float:
+def number(text: str | float, label: str) -> float:
     """A finite number.
 
     Raises:
@@ -93,44 +93,44 @@ def number(text: str | float, what: str) -> float:
     try:
         value = float(text)
     except (TypeError, ValueError):
-        raise SloBenchError(f"{what} must be a number but is {text!r}") from None
+        raise SloBenchError(f"{label} must be a number but is {text!r}") from None
     if not math.isfinite(value) or isinstance(text, bool):
-        raise SloBenchError(f"{what} must be a finite number but is {text}")
+        raise SloBenchError(f"{label} must be a finite number but is {text}")
     return value
 
 
-def positive(text: str | float, what: str) -> float:
+def positive(text: str | float, label: str) -> float:
     """A finite number above zero.
 
     Raises:
         SloBenchError: it is none.
     """
-    value = number(text, what)
+    value = number(text, label)
     if value <= 0:
-        raise SloBenchError(f"{what} must be positive but is {text}")
+        raise SloBenchError(f"{label} must be positive but is {text}")
     return value
 
 
-def whole(text: str | float, what: str) -> int:
+def whole(text: str | float, label: str) -> int:
     """A whole number.
 
     Raises:
         SloBenchError: it is none.
     """
-    value = number(text, what)
+    value = number(text, label)
     if value != int(value):
-        raise SloBenchError(f"{what} must be a whole number but is {text}")
+        raise SloBenchError(f"{label} must be a whole number but is {text}")
     return int(value)
 
 
-def flag(text: str, what: str) -> bool:
+def flag(text: str, label: str) -> bool:
     """`true` or `false`.
 
     Raises:
         SloBenchError: it is neither.
     """
     if text.lower() not in ("true", "false"):
-        raise SloBenchError(f"{what} must be true or false but is {text!r}")
+        raise SloBenchError(f"{label} must be true or false but is {text!r}")
     return text.lower() == "true"
 
 
@@ -143,7 +143,7 @@ _BY_TYPE: dict[str, Convert] = {
     "int": whole,
     "int | None": whole,
     "bool": flag,
-    "str": lambda text, what: text,
+    "str": lambda text, label: text,
 }
 # Of a first field that takes all positional values.
 _OF_ALL: dict[str, Convert] = {

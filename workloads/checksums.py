@@ -30,16 +30,16 @@ def crc32_of_file(path: Path) -> str:
     Raises:
         FileFormatError: it is missing or cannot be read.
     """
-    found = 0
+    checksum = 0
     try:
         with path.open("rb") as file:
             while block := file.read(_AT_ONCE_BYTES):
-                found = zlib.crc32(block, found)
+                checksum = zlib.crc32(block, checksum)
     except FileNotFoundError as error:
         raise FileFormatError(path, None, "is missing") from error
     except OSError as error:
         raise FileFormatError(path, None, f"cannot be read: {error.strerror or error}") from error
-    return f"{found:08x}"
+    return f"{checksum:08x}"
 
 
 def crc32_of_fields(fields: Iterable[tuple[str, str]]) -> str:
@@ -47,26 +47,26 @@ def crc32_of_fields(fields: Iterable[tuple[str, str]]) -> str:
     return crc32_of("\n".join(sorted(f"{name}={text}" for name, text in fields if text)).encode())
 
 
-def sealed(plain: Mapping[str, Any], asked: Path | None = None) -> dict[str, Any]:
+def sealed(plain: Mapping[str, Any], inputs: Path | None = None) -> dict[str, Any]:
     """Content of a JSON file with its own checksum, and with that of the file with the inputs
-    (`asked`), if any.
+    (`inputs`), if any.
     """
-    whole = {**plain} if asked is None else {**plain, _ASKED: crc32_of_file(asked)}
+    whole = {**plain} if inputs is None else {**plain, _ASKED: crc32_of_file(inputs)}
     return {**whole, FIELD: _of_json(whole)}
 
 
-def unsealed(path: Path, plain: dict[str, Any], asked: Path | None = None) -> dict[str, Any]:
+def unsealed(path: Path, plain: dict[str, Any], inputs: Path | None = None) -> dict[str, Any]:
     """Check and remove the checksums that `sealed` added to the content of `path`.
 
     Raises:
         FileFormatError: it is something else, or answers something else.
     """
-    said = plain.pop(FIELD, None)
-    if said is not None and said != _of_json(plain):
+    checksum = plain.pop(FIELD, None)
+    if checksum is not None and checksum != _of_json(plain):
         raise FileFormatError(path, None, CHANGED)
     answers = plain.pop(_ASKED, None)
-    if answers is not None and asked is not None and answers != crc32_of_file(asked):
-        raise FileFormatError(path, None, f"does not belong to the {asked.name} in its folder")
+    if answers is not None and inputs is not None and answers != crc32_of_file(inputs):
+        raise FileFormatError(path, None, f"does not belong to the {inputs.name} in its folder")
     return plain
 
 

@@ -40,14 +40,14 @@ def start_module(module: str, *arguments: str, **options: Any) -> subprocess.Pop
     )
 
 
-def exit_reason(process: subprocess.Popen[Any], what: str) -> str:
-    """A sentence about a process that ended by itself while it ran `what`."""
+def exit_reason(process: subprocess.Popen[Any], task: str) -> str:
+    """A sentence about a process that ended by itself while it ran `task`."""
     code = process.wait()
     if code < 0:
         why = f"was killed (signal {-code}); if memory ran out, try fewer jobs"
     else:
         why = f"failed with code {code}; its error stands above"
-    return f"the process that ran {what} {why}"
+    return f"the process that ran {task} {why}"
 
 
 class ChildProcess:

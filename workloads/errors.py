@@ -14,9 +14,9 @@ class SloBenchError(Exception):
 class UnknownNameError(SloBenchError):
     """A name that no catalogue holds, with the closest names that one does."""
 
-    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
-        names = sorted(known)
-        begin = [known_name for known_name in names if known_name.startswith(name.lower())]
+    def __init__(self, kind: str, name: str, choices: Iterable[str]) -> None:
+        names = sorted(choices)
+        begin = [choice for choice in names if choice.startswith(name.lower())]
         close = begin[:3] or difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(names)}"
         super().__init__(f"unknown {kind} {name!r}; {hint}")

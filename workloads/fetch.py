@@ -45,11 +45,11 @@ class Original:
 
 @dataclass(frozen=True)
 class Fetched:
-    """A file in the cache. `known` says whether its checksum was known beforehand."""
+    """A file in the cache. `pinned` says whether its checksum was known beforehand."""
 
     path: Path
     sha256: str
-    known: bool
+    pinned: bool
     downloaded: bool
 
 

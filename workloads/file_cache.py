@@ -44,12 +44,12 @@ class _FileState:
     def of(cls, path: Path) -> _FileState | None:
         """The state of a file or folder (its own entries); None: there is none."""
         try:
-            at = path.stat()
-            fresh = abs(time.time() - max(at.st_mtime, at.st_ctime)) < _FRESH_S
+            status = path.stat()
+            fresh = abs(time.time() - max(status.st_mtime, status.st_ctime)) < _FRESH_S
             digest = _digest(path) if fresh else None
         except (OSError, ValueError):
             return None
-        return cls(at.st_ino, at.st_size, at.st_mtime_ns, at.st_ctime_ns, digest)
+        return cls(status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns, digest)
 
 
 # By the function that tells a state, and what it is asked of.
@@ -79,23 +79,27 @@ def files_read() -> Iterator[list[Path]]:
     The list, in order of name and without folders, is complete once the block ends.
     """
     states: _States = {}
-    found: list[Path] = []
+    files: list[Path] = []
     token = _collecting.set(states)
     try:
-        yield found
+        yield files
     finally:
         _collecting.reset(token)
         outer = _collecting.get()
         if outer is not None:
             outer.update(states)
-        paths = {Path(str(what)).resolve() for of, what in states if of == _FileState.of}
-        found += sorted(path for path in paths if path.is_file())
+        paths = {
+            Path(str(argument)).resolve()
+            for state_of, argument in states
+            if state_of == _FileState.of
+        }
+        files += sorted(path for path in paths if path.is_file())
 
 
-def _note(state_of: Callable[[Any], object], what: Hashable) -> None:
+def _note(state_of: Callable[[Any], object], argument: Hashable) -> None:
     states = _collecting.get()
-    if states is not None and (state_of, what) not in states:
-        states[state_of, what] = state_of(what)
+    if states is not None and (state_of, argument) not in states:
+        states[state_of, argument] = state_of(argument)
 
 
 def file_cache(maxsize: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -109,21 +113,21 @@ def file_cache(maxsize: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
         @wraps(function)
         def cached(*args: P.args, **kwargs: P.kwargs) -> R:
             key = (args, tuple(sorted(kwargs.items())))
-            found = kept.pop(key, None)
-            if found is None or _changed(found[1]):
+            entry = kept.pop(key, None)
+            if entry is None or _changed(entry[1]):
                 states: _States = {}
                 token = _collecting.set(states)
                 try:
-                    found = function(*args, **kwargs), states
+                    entry = function(*args, **kwargs), states
                 finally:
                     _collecting.reset(token)
-            kept[key] = found
+            kept[key] = entry
             if len(kept) > maxsize:
                 kept.popitem(last=False)
             outer = _collecting.get()
             if outer is not None:
-                outer.update(found[1])
-            return found[0]
+                outer.update(entry[1])
+            return entry[0]
 
         return cached
 
@@ -131,7 +135,7 @@ def file_cache(maxsize: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 def _changed(states: _States) -> bool:
-    return any(state_of(what) != state for (state_of, what), state in states.items())
+    return any(state_of(argument) != state for (state_of, argument), state in states.items())
 
 
 def _digest(path: Path) -> bytes:

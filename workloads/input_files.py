@@ -37,20 +37,20 @@ def check_input(path: Path, growth: int = OBJECTS) -> None:
         SloBenchError: it is a device, named pipe or socket, or too large (`max_input_bytes`).
     """
     try:
-        found = path.stat()
+        status = path.stat()
     except (OSError, ValueError):
         return  # its reader says what is wrong
     for is_one, name in _KINDS:
-        if is_one(found.st_mode):
+        if is_one(status.st_mode):
             raise SloBenchError(f"{path} is {name}; copy its content into a regular file")
-    if stat.S_ISREG(found.st_mode) and found.st_size > max_input_bytes(growth):
+    if stat.S_ISREG(status.st_mode) and status.st_size > max_input_bytes(growth):
         raise too_large(path, growth)
 
 
 def max_input_bytes(growth: int = OBJECTS) -> int:
     """The most bytes of an input file, which takes `growth` times as much in memory."""
-    asked = os.environ.get(SIZE_VARIABLE)
-    return parse_size(asked) if asked else max(_LEAST_BYTES, available_bytes() // growth)
+    limit = os.environ.get(SIZE_VARIABLE)
+    return parse_size(limit) if limit else max(_LEAST_BYTES, available_bytes() // growth)
 
 
 def parse_size(text: str) -> int:

@@ -131,19 +131,21 @@ def read_labelled_prompts(
     corpus = path.name.split(".")[0]
     reader = _Reader(path, corpus, corpus if model is None else model, columns, tokens, length)
     notes: list[str] = []
-    rows = [one for at, row in _objects(path, notes) for one in reader.answered(at, row)]
+    rows = [
+        labelled for place, row in _objects(path, notes) for labelled in reader.answered(place, row)
+    ]
     if not rows:
         raise FileFormatError(path, None, "the data is empty: no prompt with an answer in it")
-    _refuse_told(path, rows)
+    _refuse_repeated_answers(path, rows)
     if reader.empty:
         notes.append(f"{reader.empty} rows without an answer left out")
-    given = "output_tokens of the data"
+    from_data = "output_tokens of the data"
     if not reader.counted:
-        labels = given
+        labels = from_data
     elif reader.counted == len(rows):
         labels = f"answers counted by {tokens.name}"
     else:
-        labels = f"{given}, else answers counted by {tokens.name}"
+        labels = f"{from_data}, else answers counted by {tokens.name}"
     by_file = model is None and any(row.model == corpus for row in rows)
     return LabelledPrompts(corpus, tuple(rows), labels, tuple(notes), by_file)
 
@@ -199,8 +201,8 @@ def _objects(path: Path, notes: list[str]) -> Iterator[tuple[int, dict[str, Any]
         for place, cells in enumerate(rows, 2):
             yield place, {name: _number(text) for name, text in cells.items() if name and text}
         return
-    found = lines(path)
-    numbered = [(number, text) for number, text in enumerate(found, 1) if not text.isspace()]
+    text_lines = lines(path)
+    numbered = [(number, text) for number, text in enumerate(text_lines, 1) if not text.isspace()]
     if not numbered:
         raise FileFormatError(path, None, "the file is empty")
     first = numbered[0][1].lstrip()[0]
@@ -241,7 +243,9 @@ def at_path(row: object, path: str) -> Any:
 
 def _from_openai(row: dict[str, Any]) -> dict[str, Any]:
     """A row of a log of the chat API as this module's own; others as they are."""
-    request = next((at for at in _OPENAI_REQUEST if at_path(row, f"{at}messages")), None)
+    request = next(
+        (prefix for prefix in _OPENAI_REQUEST if at_path(row, f"{prefix}messages")), None
+    )
     if request is None:
         return row
     messages = at_path(row, f"{request}messages")
@@ -251,17 +255,17 @@ def _from_openai(row: dict[str, Any]) -> dict[str, Any]:
     answer = None
     if messages and messages[-1].get("role") == "assistant":  # a conversation with its answer
         answer = _content(messages.pop())
-    found: dict[str, Any] = {"prompt": "\n".join(filter(None, map(_content, messages)))}
-    for at in _OPENAI:
-        answer = answer or at_path(row, f"{at}choices.0.message.content")
+    fields: dict[str, Any] = {"prompt": "\n".join(filter(None, map(_content, messages)))}
+    for prefix in _OPENAI:
+        answer = answer or at_path(row, f"{prefix}choices.0.message.content")
         for name, field in (("completion_tokens", "output_tokens"), ("prompt_tokens",) * 2):
-            count = at_path(row, f"{at}usage.{name}")
+            count = at_path(row, f"{prefix}usage.{name}")
             if count is not None:
-                found.setdefault(field, count)
+                fields.setdefault(field, count)
     model = at_path(row, f"{request}model") or at_path(row, "response.model")
-    found |= {"model": model} if model else {}
-    found |= {"output": answer} if isinstance(answer, str) and answer else {}
-    return {**row, **found} if "output_tokens" not in row else {**found, **row}
+    fields |= {"model": model} if model else {}
+    fields |= {"output": answer} if isinstance(answer, str) and answer else {}
+    return {**row, **fields} if "output_tokens" not in row else {**fields, **row}
 
 
 def _content(message: dict[str, Any]) -> str | None:
@@ -286,12 +290,12 @@ class _Reader:
     counted: int = 0  # answers that we had to count
     empty: int = 0
 
-    def answered(self, at: int, row: dict[str, Any]) -> Iterator[LabelledPrompt]:
+    def answered(self, place: int, row: dict[str, Any]) -> Iterator[LabelledPrompt]:
         """None for an empty answer, several where several models answered."""
         row = _from_openai(row)
         if self.length is not None:
             row = {**row, "output_tokens": at_path(row, self.length)}
-        prompt = self._prompt(at, row)
+        prompt = self._prompt(place, row)
         counts, texts = row.get("output_tokens"), row.get("outputs")
         if isinstance(counts, dict) or isinstance(texts, dict):
             counts = counts if isinstance(counts, dict) else {}
@@ -299,17 +303,17 @@ class _Reader:
             names = [str(name) for name in {**counts, **texts}]
             named = {name: (counts.get(name), texts.get(name)) for name in names}
         else:
-            given = row.get("model")
-            model = given if isinstance(given, str) and given else self.model
-            named = {model: (counts, self._text(at, row))}
+            model_name = row.get("model")
+            model = model_name if isinstance(model_name, str) and model_name else self.model
+            named = {model: (counts, self._text(place, row))}
         prompt_tokens = row.get("prompt_tokens")
         if prompt_tokens is None:
             prompt_tokens = self.tokens.count(prompt)
-        prompt_tokens = self._whole(at, "prompt_tokens", prompt_tokens)
+        prompt_tokens = self._whole(place, "prompt_tokens", prompt_tokens)
         for model, (count, text) in named.items():
             if count is None and text is None:
                 raise self._fail(
-                    at,
+                    place,
                     "the row has neither output_tokens nor an answer's text "
                     f"({', '.join(TEXT_COLUMNS)}), but {', '.join(row)}",
                 )
@@ -319,67 +323,68 @@ class _Reader:
             if not count or text == "":
                 self.empty += 1
                 continue
-            length = self._whole(at, "output_tokens", count)
+            length = self._whole(place, "output_tokens", count)
             yield LabelledPrompt(prompt, prompt_tokens, length, model, self.corpus, text)
 
-    def _prompt(self, at: int, row: dict[str, Any]) -> str:
+    def _prompt(self, place: int, row: dict[str, Any]) -> str:
         if self.columns is not None:
             parts = [at_path(row, name) for name in self.columns]
             missing = [n for n, part in zip(self.columns, parts, strict=True) if part is None]
             if missing:
-                raise self._fail(at, f"the row lacks {missing[0]!r}; it has {', '.join(row)}")
+                raise self._fail(place, f"the row lacks {missing[0]!r}; it has {', '.join(row)}")
         elif "conversations" in row:
             parts = [message.get("value") for message in _messages(row)[:1]]
         else:
-            known = next((names for names in PROMPT_COLUMNS if names[0] in row), None)
-            if known is None:
+            prompt_columns = next((names for names in PROMPT_COLUMNS if names[0] in row), None)
+            if prompt_columns is None:
                 raise self._fail(
-                    at,
+                    place,
                     "the row has no prompt, instruction, question or conversations, but "
                     f"{', '.join(row)}; name the columns that make the prompt",
                 )
-            parts = [row[known[0]], *(row.get(name) for name in known[1:])]
+            parts = [row[prompt_columns[0]], *(row.get(name) for name in prompt_columns[1:])]
         texts = [part for part in parts if part]
         if not texts or not all(isinstance(text, str) for text in texts):
-            raise self._fail(at, f"the prompt must be a text but is {parts!r:.60}")
+            raise self._fail(place, f"the prompt must be a text but is {parts!r:.60}")
         return "\n".join(texts)
 
-    def _text(self, at: int, row: dict[str, Any]) -> str | None:
+    def _text(self, place: int, row: dict[str, Any]) -> str | None:
         if "conversations" in row:
             return next((message.get("value") for message in _messages(row)[1:2]), None)
         for column in TEXT_COLUMNS:
             text = row.get(column)
             if isinstance(text, list):  # reference answers: the first stands for all
-                text = next((one for one in text if isinstance(one, str)), None)
+                text = next((answer for answer in text if isinstance(answer, str)), None)
             if isinstance(text, str):
                 return text
             if text is not None:
-                raise self._fail(at, f"{column} must be a text but is {text!r:.60}")
+                raise self._fail(place, f"{column} must be a text but is {text!r:.60}")
         return None
 
-    def _whole(self, at: int, what: str, value: object) -> int:
+    def _whole(self, place: int, column: str, value: object) -> int:
         if type(value) is not int or not 1 <= value <= _MOST_TOKENS:
             raise self._fail(
-                at, f"{what} must be a whole number from 1 to {_MOST_TOKENS} but is {value!r:.40}"
+                place,
+                f"{column} must be a whole number from 1 to {_MOST_TOKENS} but is {value!r:.40}",
             )
         return value
 
-    def _fail(self, at: int, problem: str) -> FileFormatError:
-        return FileFormatError(self.path, at, problem)
+    def _fail(self, place: int, problem: str) -> FileFormatError:
+        return FileFormatError(self.path, place, problem)
 
 
 def _messages(row: dict[str, Any]) -> list[dict[str, Any]]:
-    found = row["conversations"]
-    return [m for m in found if isinstance(m, dict)] if isinstance(found, list) else []
+    messages = row["conversations"]
+    return [m for m in messages if isinstance(m, dict)] if isinstance(messages, list) else []
 
 
-def _refuse_told(path: Path, rows: Sequence[LabelledPrompt]) -> None:
+def _refuse_repeated_answers(path: Path, rows: Sequence[LabelledPrompt]) -> None:
     """A prompt column under an innocent name may still hold the answer."""
     telling = [r for r in rows if r.answer and len(r.answer) >= TELLING_CHARACTERS]
-    told = sum((r.answer or "") in r.prompt for r in telling)
-    if told > 0.5 * len(telling):
+    repeating = sum((r.answer or "") in r.prompt for r in telling)
+    if repeating > 0.5 * len(telling):
         raise SloBenchError(
-            f"{path}: {told} of {len(telling)} prompts contain their answer word for word; a "
+            f"{path}: {repeating} of {len(telling)} prompts contain their answer word for word; a "
             "predictor would read its length off. Leave the answer out of the prompt"
         )
 

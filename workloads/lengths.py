@@ -35,11 +35,11 @@ def _tokens(values: Floats) -> Ints:
     return np.maximum(np.rint(values), 1).astype(np.int64)
 
 
-def _at_least_one(value: float, what: str) -> None:
+def _at_least_one(value: float, label: str) -> None:
     if not value >= 1:
-        raise SloBenchError(f"{what} must be at least 1 token but is {value:g}")
+        raise SloBenchError(f"{label} must be at least 1 token but is {value:g}")
     if value > MOST_TOKENS:
-        raise SloBenchError(f"{what} must be at most {MOST_TOKENS:,} but is {value!s:.20}")
+        raise SloBenchError(f"{label} must be at most {MOST_TOKENS:,} but is {value!s:.20}")
 
 
 @dataclass(frozen=True)

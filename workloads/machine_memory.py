@@ -16,23 +16,23 @@ _UNKNOWN_BYTES = 8 << 30  # where the system does not tell
 
 def available_bytes() -> int:
     """Bytes that this process may still take: of the machine, its control group and `ulimit -v`."""
-    found = [_of_machine() or _UNKNOWN_BYTES]
+    limits_bytes = [_of_machine() or _UNKNOWN_BYTES]
     group, used = _number(_CGROUP / "memory.max"), _number(_CGROUP / "memory.current")
     if group is not None and used is not None:
-        found.append(group - used)
+        limits_bytes.append(group - used)
     if sys.platform != "win32":
         limit = resource.getrlimit(resource.RLIMIT_AS)[0]
         if limit != resource.RLIM_INFINITY:
-            found.append(limit - _taken_bytes())
-    return max(0, min(found))
+            limits_bytes.append(limit - _taken_bytes())
+    return max(0, min(limits_bytes))
 
 
-def check_memory(needed_bytes: float, what: str) -> None:
-    """Raise SloBenchError if `what` needs more memory than is available."""
+def check_memory(needed_bytes: float, task: str) -> None:
+    """Raise SloBenchError if `task` needs more memory than is available."""
     there = available_bytes()
     if needed_bytes > there:
         raise SloBenchError(
-            f"{what} needs about {gib(needed_bytes)} of memory, {gib(there)} are available; ask "
+            f"{task} needs about {gib(needed_bytes)} of memory, {gib(there)} are available; ask "
             "for fewer"
         )
 
@@ -49,8 +49,8 @@ def _of_machine() -> int | None:
         lines = Path("/proc/meminfo").read_text("utf-8").splitlines()
     except OSError:
         return None
-    told = {name: value for name, _, value in (line.partition(":") for line in lines)}
-    return int(told["MemAvailable"].split()[0]) << 10 if "MemAvailable" in told else None
+    fields = {name: value for name, _, value in (line.partition(":") for line in lines)}
+    return int(fields["MemAvailable"].split()[0]) << 10 if "MemAvailable" in fields else None
 
 
 def _taken_bytes() -> int:

@@ -92,10 +92,10 @@ class MultiModelArrivals:
     def _until(self, rate_rps: float, streams: Streams, span_s: float) -> ModelArrivals:
         times, models = [], []
         for model, share in enumerate(self.shares):
-            own = streams.within(f"model {model}")
-            edges_s, rates = self._profile(share * rate_rps, own, span_s)
+            model_streams = streams.within(f"model {model}")
+            edges_s, rates = self._profile(share * rate_rps, model_streams, span_s)
             done = np.concatenate(([0.0], np.cumsum(rates * np.diff(edges_s))))
-            rng = own.rng("arrivals")
+            rng = model_streams.rng("arrivals")
             gaps = rng.standard_exponential(max(16, int(1.5 * done[-1]) + 16))
             while gaps.sum() <= done[-1]:
                 gaps = np.concatenate((gaps, rng.standard_exponential(len(gaps))))
@@ -125,8 +125,8 @@ class MultiModelArrivals:
         spell = np.searchsorted(spells, middle, side="right")
         active = (spell + begins_idle) % 2 == 0
         active_share = self.active_s / (self.active_s + self.idle_s)
-        at = np.minimum(np.searchsorted(swings, middle, side="right"), len(factors) - 1)
-        return edges_s, mean_rps / active_share * factors[at] * active
+        swing_index = np.minimum(np.searchsorted(swings, middle, side="right"), len(factors) - 1)
+        return edges_s, mean_rps / active_share * factors[swing_index] * active
 
 
 def _edges(
@@ -153,11 +153,11 @@ def expanded(names: tuple[str, ...]) -> tuple[str, ...]:
                 f"cannot read {name!r}; write llama-3.1-8b*3 for three of a shape, at most 9999"
             )
         counted.append((base, int(count) if star else 0))
-    most = max((count for _, count in counted), default=0)
-    found = [base for base, count in counted if not count]
-    for k in range(most):
-        found += [f"{base}#{k + 1}" for base, count in counted if count > k]
-    return tuple(found)
+    copies = max((count for _, count in counted), default=0)
+    model_names = [base for base, count in counted if not count]
+    for k in range(copies):
+        model_names += [f"{base}#{k + 1}" for base, count in counted if count > k]
+    return tuple(model_names)
 
 
 def shape_of(name: str) -> str:
@@ -272,9 +272,9 @@ class Assigned:
         if len(workload.model_names) < 2:
             raise SloBenchError(f"{workload.name} names no models that others could stand for")
         count = len(workload.model_names)
-        asked = np.bincount(workload.model_index, minlength=count)
+        request_counts = np.bincount(workload.model_index, minlength=count)
         rank = np.empty(count, dtype=np.int64)
-        rank[np.argsort(-asked, kind="stable")] = np.arange(count)
+        rank[np.argsort(-request_counts, kind="stable")] = np.arange(count)
         rounds = -(-count // len(self.names))
         names = self.names
         if rounds > 1:

@@ -30,7 +30,7 @@ def parse_json(text: str | bytes) -> Any:
     """
     value = parse_event(text)
     escaped = ("\\ud", "\\uD") if isinstance(text, str) else (b"\\ud", b"\\uD")
-    if any(one in text for one in escaped):  # type: ignore[operator]  # of its kind
+    if any(escape in text for escape in escaped):  # type: ignore[operator]  # of its kind
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError:
@@ -89,7 +89,7 @@ def finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def plain_fields(found: Any) -> dict[str, Any]:
+def plain_fields(instance: Any) -> dict[str, Any]:
     """The fields of a dataclass for JSON: None in place of NaN and infinity."""
-    fields = dataclasses.asdict(found)
+    fields = dataclasses.asdict(instance)
     return {k: finite(v) if isinstance(v, float) else v for k, v in fields.items()}

@@ -32,7 +32,7 @@ class PrefixRows(Sequence[tuple[int, ...]]):
     def __getitem__(self, row: slice) -> list[tuple[int, ...]]: ...
     def __getitem__(self, row: int | slice) -> tuple[int, ...] | list[tuple[int, ...]]:
         if isinstance(row, slice):
-            return [self.row(at) for at in range(*row.indices(len(self)))]
+            return [self.row(index) for index in range(*row.indices(len(self)))]
         return self.row(row)
 
 
@@ -55,9 +55,9 @@ class SessionBlocks(PrefixRows):
         system_blocks = system_tokens // block_size
         length = tokens // block_size
         _, inverse = np.unique(session, return_inverse=True)
-        own = np.zeros(int(inverse.max()) + 1 if len(inverse) else 0, dtype=np.int64)
-        np.maximum.at(own, inverse, np.maximum(length - system_blocks, 0))
-        first = system_blocks + np.concatenate(([0], np.cumsum(own)[:-1]))
+        session_blocks = np.zeros(int(inverse.max()) + 1 if len(inverse) else 0, dtype=np.int64)
+        np.maximum.at(session_blocks, inverse, np.maximum(length - system_blocks, 0))
+        first = system_blocks + np.concatenate(([0], np.cumsum(session_blocks)[:-1]))
         return cls(first[inverse], length, system_blocks)
 
     def __len__(self) -> int:
@@ -140,17 +140,17 @@ class Continuations:
 def _parents(arrival_s: Floats, wanted_s: Floats, continues: Mask) -> Ints:
     """For each request that continues one, the last free request at or before the wanted time."""
     parent = np.full(len(arrival_s), -1, dtype=np.int64)
-    taken = np.zeros(len(arrival_s), dtype=bool)
+    has_child = np.zeros(len(arrival_s), dtype=bool)
     child = np.flatnonzero(continues)
     want = np.searchsorted(arrival_s, wanted_s[child], side="right") - 1
     for _ in range(64):
         keep = (want >= 0) & (want < child)
         child, want = child[keep], want[keep]
-        free = np.flatnonzero(~taken[want])
+        free = np.flatnonzero(~has_child[want])
         _, first = np.unique(want[free], return_index=True)
         won = free[first]
         parent[child[won]] = want[won]
-        taken[want[won]] = True
+        has_child[want[won]] = True
         left = np.ones(len(child), dtype=bool)
         left[won] = False
         child, want = child[left], want[left] - 1
@@ -161,11 +161,11 @@ def _parents(arrival_s: Floats, wanted_s: Floats, continues: Mask) -> Ints:
 
 def _roots(parent: Ints) -> tuple[Ints, Ints]:
     """The first request of each one's session and how many came before it, by pointer doubling."""
-    at = np.where(parent >= 0, parent, np.arange(len(parent)))
+    ancestor = np.where(parent >= 0, parent, np.arange(len(parent)))
     turn = (parent >= 0).astype(np.int64)
     while True:
-        further = at[at]
-        if (further == at).all():
-            return at, turn
-        turn = turn + turn[at]
-        at = further
+        further = ancestor[ancestor]
+        if (further == ancestor).all():
+            return ancestor, turn
+        turn = turn + turn[ancestor]
+        ancestor = further

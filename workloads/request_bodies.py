@@ -43,34 +43,36 @@ def checked(body: object) -> dict[str, Any]:
         if name in body:
             raise SloBenchError(f"body has {name}, which the load generator sets; leave it out")
     messages = body.get("messages", [])
-    if not isinstance(messages, list) or not all(isinstance(one, dict) for one in messages):
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise SloBenchError("messages must be a list of objects")
     images = body.get(IMAGES, [])
-    if not isinstance(images, list) or not all(_is_image(one) for one in images):
+    if not isinstance(images, list) or not all(_is_image(image) for image in images):
         raise SloBenchError("images must be a list of URLs and sizes such as 512x384")
     return body
 
 
-def _is_image(one: object) -> bool:
-    return isinstance(one, str) and bool(
-        _SIZE.fullmatch(one) or one.startswith(("http://", "https://", "data:image/"))
+def _is_image(image: object) -> bool:
+    return isinstance(image, str) and bool(
+        _SIZE.fullmatch(image) or image.startswith(("http://", "https://", "data:image/"))
     )
 
 
 def prompt_text(body: Body) -> str:
     """What the body adds to the prompt: messages and tools."""
-    said = [json.dumps(body[name], ensure_ascii=False) for name in _IN_PROMPT if name in body]
+    texts = [json.dumps(body[name], ensure_ascii=False) for name in _IN_PROMPT if name in body]
     for message in body.get("messages", ()):
         content = message.get("content")
         parts = content if isinstance(content, list) else [{"text": content}]
-        said += [str(part["text"]) for part in parts if isinstance(part, dict) and part.get("text")]
-    return "\n".join(said)
+        texts += [
+            str(part["text"]) for part in parts if isinstance(part, dict) and part.get("text")
+        ]
+    return "\n".join(texts)
 
 
 def has_images(body: Body) -> bool:
     """Whether an image is sent, in `images` or in a message."""
     contents = (message.get("content") for message in body.get("messages", ()))
-    parts = (part for of in contents if isinstance(of, list) for part in of)
+    parts = (part for content in contents if isinstance(content, list) for part in content)
     return bool(body.get(IMAGES)) or any(
         isinstance(part, dict) and part.get("type") in ("image_url", "image") for part in parts
     )
@@ -106,17 +108,19 @@ def with_fields(plain: Body, body: Body, row: int) -> dict[str, Any]:
     images = body.get(IMAGES, ())
     if (images or "messages" in fields) and "messages" not in plain:
         raise SloBenchError(f"request {row} has messages or images; they need --api chat")
-    found = {**plain, **fields}
+    request = {**plain, **fields}
     if images:
         parts = [
-            {"type": "image_url", "image_url": {"url": _url(one, row, place)}}
-            for place, one in enumerate(images)
+            {"type": "image_url", "image_url": {"url": _url(image, row, place)}}
+            for place, image in enumerate(images)
         ]
-        *before, last = found["messages"]
+        *before, last = request["messages"]
         content = last.get("content") or ""
-        said = content if isinstance(content, list) else [{"type": "text", "text": content}]
-        found["messages"] = [*before, {**last, "content": [*said, *parts]}]
-    return found
+        content_parts = (
+            content if isinstance(content, list) else [{"type": "text", "text": content}]
+        )
+        request["messages"] = [*before, {**last, "content": [*content_parts, *parts]}]
+    return request
 
 
 def _url(image: str, row: int, place: int) -> str:

@@ -39,7 +39,7 @@ from .workload import Workload
 N = TypeVar("N", np.int64, np.float64)
 
 
-class Wanted(NamedTuple):
+class Volume(NamedTuple):
     """How much to make at a rate: a number of requests, a duration, or whichever ends first."""
 
     rate_rps: float
@@ -95,7 +95,7 @@ class Sessions:
             raise SloBenchError("max_context_tokens must exceed the system prompt")
 
     def make(
-        self, lengths: PairLengths, arrivals: ArrivalProcess, streams: Streams, wanted: Wanted
+        self, lengths: PairLengths, arrivals: ArrivalProcess, streams: Streams, volume: Volume
     ) -> Workload:
         """Sessions that begin by the arrival process, so that turns come at the rate on average.
 
@@ -108,16 +108,18 @@ class Sessions:
         """
         if isinstance(arrivals, Concurrency):
             raise SloBenchError("sessions set the order of requests already; leave out concurrency")
-        start_s = wanted.start_s(arrivals, streams, mean_tokens(self.turns))
+        start_s = volume.start_s(arrivals, streams, mean_tokens(self.turns))
         turns = self.turns.at(streams.rng("turns").random(len(start_s)))
         requested = float(turns.sum(dtype=np.float64))
         check_memory(requested * MADE_BYTES, f"making {requested:,.0f} turns of sessions")
         session = np.repeat(np.arange(len(turns)), turns)
         begin = np.repeat(np.cumsum(turns) - turns, turns)
         pairs = lengths.draw(len(session), streams.rng("lengths"))
-        said = pairs.prompt_tokens + pairs.output_tokens
+        turn_tokens = pairs.prompt_tokens + pairs.output_tokens
         prompt = (
-            self.system_prompt_tokens + _since(np.cumsum(said) - said, begin) + pairs.prompt_tokens
+            self.system_prompt_tokens
+            + _since(np.cumsum(turn_tokens) - turn_tokens, begin)
+            + pairs.prompt_tokens
         )
         think = self.think_s.at(streams.rng("think").random(len(session))).astype(np.float64)
         think[begin == np.arange(len(session))] = 0.0
@@ -126,9 +128,9 @@ class Sessions:
         arrival_s = start_s[session] + _since(np.cumsum(waits), begin)
         # Tokens only grow within a session, so that dropping rows drops its last turns.
         keep = prompt + pairs.output_tokens <= self.max_context_tokens
-        keep &= arrival_s < (wanted.duration_s or np.inf)
+        keep &= arrival_s < (volume.duration_s or np.inf)
         order = np.flatnonzero(keep)
-        order = order[np.argsort(arrival_s[order], kind="stable")][: wanted.requests]
+        order = order[np.argsort(arrival_s[order], kind="stable")][: volume.requests]
         if not len(order):
             raise SloBenchError(
                 f"no first turn fits into max_context_tokens={self.max_context_tokens}"
@@ -168,8 +170,8 @@ def parse_sessions(text: str) -> Sessions:
     if call.name != "sessions":
         raise UnknownNameError("session setting", call.name, ("sessions",))
     read = {
-        "LengthDistribution": lambda value, what: parse_lengths(value),
-        "Pauses": lambda value, what: parse_pauses(value),
+        "LengthDistribution": lambda value, label: parse_lengths(value),
+        "Pauses": lambda value, label: parse_pauses(value),
     }
     return build(Sessions, call, read)
 
@@ -217,7 +219,7 @@ class TaskBlocks(PrefixRows):
     def row(self, row: int) -> tuple[int, ...]:
         """The hashes of one request's blocks."""
         base = (self.task[row] + 1) << TASK_BITS
-        return tuple(base + one if one >= 0 else ~one for one in self.blocks[row])
+        return tuple(base + block if block >= 0 else ~block for block in self.blocks[row])
 
     def take(self, rows: Ints) -> TaskBlocks:
         """The blocks of the given rows, in their order."""
@@ -238,17 +240,17 @@ def graph_of(
     rows: list[tuple[float, int, int]] = []  # earliest arrival, task, step
     for number, (task, begin_s) in enumerate(zip(tasks, start_s.tolist(), strict=True)):
         earliest: list[float] = []
-        for at, step in enumerate(task):
-            after_s = max((earliest[one] for one in step.waits_for), default=begin_s)
+        for index, step in enumerate(task):
+            after_s = max((earliest[awaited] for awaited in step.waits_for), default=begin_s)
             earliest.append(after_s + step.delay_s)
-            rows.append((earliest[-1], number, at))
+            rows.append((earliest[-1], number, index))
     rows.sort()
     rows = [row for row in rows if row[0] < (duration_s or np.inf)][:requests]
-    place = {(number, at): row for row, (_, number, at) in enumerate(rows)}
-    steps = [tasks[number][at] for _, number, at in rows]
+    place = {(number, index): row for row, (_, number, index) in enumerate(rows)}
+    steps = [tasks[number][index] for _, number, index in rows]
     numbers = [number for _, number, _ in rows]
     waits = [
-        tuple(place[number, one] for one in step.waits_for)
+        tuple(place[number, awaited] for awaited in step.waits_for)
         for step, number in zip(steps, numbers, strict=True)
     ]
     column = np.array
@@ -259,8 +261,8 @@ def graph_of(
         class_index=column([step.kind for step in steps]),
         class_names=CLASSES if any(step.kind for step in steps) else CLASSES[:1],
         session=column(numbers),
-        follows=column([of[0] if of else -1 for of in waits]),
-        joins=[of[1:] for of in waits] if any(of[1:] for of in waits) else None,
+        follows=column([awaited[0] if awaited else -1 for awaited in waits]),
+        joins=[awaited[1:] for awaited in waits] if any(awaited[1:] for awaited in waits) else None,
         think_s=column([step.delay_s if step.waits_for else 0.0 for step in steps]),
         prefix_blocks=TaskBlocks([step.blocks for step in steps], numbers),
         prefix_block_size=block_size,
@@ -304,7 +306,7 @@ class Agents:
         return steps + (steps - 1) * self.spawn * spawned
 
     def make(
-        self, lengths: PairLengths, arrivals: ArrivalProcess, streams: Streams, wanted: Wanted
+        self, lengths: PairLengths, arrivals: ArrivalProcess, streams: Streams, volume: Volume
     ) -> Workload:
         """Tasks that begin by the arrival process, so that requests come at the rate on average.
 
@@ -313,7 +315,7 @@ class Agents:
         """
         rng = streams.rng("agents"), streams.rng("lengths")
         tasks = (_Drawing(self, lengths, rng).task() for _ in itertools.count())
-        return begun(tasks, self.mean_requests, BLOCK_SIZE, arrivals, streams, wanted)
+        return begun(tasks, self.mean_requests, BLOCK_SIZE, arrivals, streams, volume)
 
 
 def begun(
@@ -322,7 +324,7 @@ def begun(
     block_size: int,
     arrivals: ArrivalProcess,
     streams: Streams,
-    wanted: Wanted,
+    volume: Volume,
 ) -> Workload:
     """Tasks that begin by the arrival process, at the rate over their mean number of requests.
 
@@ -331,7 +333,7 @@ def begun(
     """
     if isinstance(arrivals, Concurrency):
         raise SloBenchError("agents set the order of requests already; leave out concurrency")
-    start_s, requests = wanted.start_s(arrivals, streams, mean_requests), wanted.requests
+    start_s, requests = volume.start_s(arrivals, streams, mean_requests), volume.requests
     made_at_once = len(start_s) * mean_requests if requests is None else 2.0 * requests
     check_memory(made_at_once * MADE_BYTES, f"making {made_at_once:,.0f} requests of agents")
     drawn: list[Task] = []
@@ -340,25 +342,28 @@ def begun(
         enough = len(start_s) if requests is None else math.ceil(requests / mean_requests)
         count = min(len(start_s), max(2 * len(drawn), enough))
         drawn += itertools.islice(tasks, count - len(drawn))
-        made = graph_of(drawn, start_s[:count], block_size, requests, wanted.duration_s)
-        last_s = made.span_s if len(made) == requests else math.inf
+        workload = graph_of(drawn, start_s[:count], block_size, requests, volume.duration_s)
+        last_s = workload.span_s if len(workload) == requests else math.inf
         if count == len(start_s) or start_s[count] > last_s:
-            return made
+            return workload
 
 
 class _Drawing:
     """Draws one task."""
 
     def __init__(
-        self, of: Agents, lengths: PairLengths, rng: tuple[np.random.Generator, np.random.Generator]
+        self,
+        agents: Agents,
+        lengths: PairLengths,
+        rng: tuple[np.random.Generator, np.random.Generator],
     ) -> None:
-        self._of, self._lengths = of, lengths
+        self._agents, self._lengths = agents, lengths
         self._rng, self._rng_lengths = rng
         self._steps: Task = []
         self._blocks = 0  # given to contexts so far
 
-    def _one(self, of: Pauses) -> int:
-        return int(of.at(self._rng.random(1))[0])
+    def _draw_one(self, pauses: Pauses) -> int:
+        return int(pauses.at(self._rng.random(1))[0])
 
     def task(self) -> Task:
         self._context((), AGENT)
@@ -368,26 +373,29 @@ class _Drawing:
         """Add the steps of an agent that begins after others; the last one and the tokens of its
         answer, None if none fits.
         """
-        of = self._of
-        count = self._one(of.steps if kind == AGENT else of.subagent_steps)
+        agents = self._agents
+        count = self._draw_one(agents.steps if kind == AGENT else agents.subagent_steps)
         pairs = self._lengths.draw(count, self._rng_lengths)
-        base, self._blocks = self._blocks, self._blocks + of.max_context_tokens // BLOCK_SIZE + 1
-        held, waits = of.system_prompt_tokens, after
+        base, self._blocks = (
+            self._blocks,
+            self._blocks + agents.max_context_tokens // BLOCK_SIZE + 1,
+        )
+        held, waits = agents.system_prompt_tokens, after
         last: int | None = None
         answer = 0
-        for at in range(count):
-            message = int(pairs.prompt_tokens[at])
+        for turn in range(count):
+            message = int(pairs.prompt_tokens[turn])
             delay_s = 0.0
             spawned: list[tuple[int, int]] = []
             if last is not None:
-                if kind == AGENT and self._rng.random() < of.spawn:
+                if kind == AGENT and self._rng.random() < agents.spawn:
                     spawned = self._spawn(last)
                     message = sum(spoken for _, spoken in spawned) or message
                 else:
-                    delay_s = float(self._one(of.tool_s))
-            thought = self._one(of.think_tokens)
-            prompt, new = held + message, int(pairs.output_tokens[at])
-            if prompt + thought + new > of.max_context_tokens:
+                    delay_s = float(self._draw_one(agents.tool_s))
+            thought = self._draw_one(agents.think_tokens)
+            prompt, new = held + message, int(pairs.output_tokens[turn])
+            if prompt + thought + new > agents.max_context_tokens:
                 break
             answer, held = new, prompt + new
             if last is not None:
@@ -407,14 +415,14 @@ class _Drawing:
 
     def _spawn(self, parent: int) -> list[tuple[int, int]]:
         """Last step and answer's tokens of each sub-agent."""
-        count = self._one(self._of.subagents)
-        found = [self._context((parent,), SUBAGENT) for _ in range(count)]
-        return [one for one in found if one is not None]
+        count = self._draw_one(self._agents.subagents)
+        contexts = [self._context((parent,), SUBAGENT) for _ in range(count)]
+        return [context for context in contexts if context is not None]
 
     def _shared(self, base: int, tokens: int) -> Sequence[int]:
-        system = self._of.system_prompt_tokens // BLOCK_SIZE
+        system = self._agents.system_prompt_tokens // BLOCK_SIZE
         full = tokens // BLOCK_SIZE
-        return [*(~at for at in range(min(system, full))), *range(base + system, base + full)]
+        return [*(~block for block in range(min(system, full))), *range(base + system, base + full)]
 
 
 def parse_agents(text: str) -> Agents:
@@ -425,7 +433,7 @@ def parse_agents(text: str) -> Agents:
         SloBenchError: the text has another form or a value makes no sense.
     """
     read = {
-        "LengthDistribution": lambda value, what: parse_lengths(value),
-        "Pauses": lambda value, what: parse_pauses(value),
+        "LengthDistribution": lambda value, label: parse_lengths(value),
+        "Pauses": lambda value, label: parse_pauses(value),
     }
     return build(Agents, parse_call(text), read)

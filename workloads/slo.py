@@ -119,9 +119,9 @@ class SloSpec:
         return dataclasses.replace(workload, **scaled)
 
 
-def _is_model(name: str, asked: str) -> bool:
+def _is_model(name: str, class_name: str) -> bool:
     """`llama-3.1-8b` asks for all of its fine-tuned copies, `llama-3.1-8b#2` for one."""
-    return asked in (name, shape_of(name))
+    return class_name in (name, shape_of(name))
 
 
 def _members(workload: Workload, class_name: str | None) -> Mask:
@@ -133,12 +133,12 @@ def _members(workload: Workload, class_name: str | None) -> Mask:
         mine = np.isin(workload.model_index, named)
         return mine
     if class_name not in workload.class_names:
-        known = [name for name in (*workload.class_names, *workload.model_names) if name]
-        if not known:
+        names = [name for name in (*workload.class_names, *workload.model_names) if name]
+        if not names:
             raise SloBenchError(
                 f"there is an SLO for class {class_name!r}, but {workload.name} has no classes"
             )
-        raise UnknownNameError("class in the SLO", class_name, known)
+        raise UnknownNameError("class in the SLO", class_name, names)
     mine = workload.class_index == workload.class_names.index(class_name)
     return mine
 
@@ -189,17 +189,17 @@ def _entry(class_name: str | None, bounds: Mapping[str, Any]) -> ClassSlo:
     return ClassSlo(class_name, parsed)
 
 
-def _bound(value: str | float, what: str) -> SloBound:
+def _bound(value: str | float, label: str) -> SloBound:
     if not isinstance(value, str) or "(" not in value:
-        return FixedBound(positive(value, what))
+        return FixedBound(positive(value, label))
     call = parse_call(value)
-    values = tuple(positive(v, what) for v in call.positional)
+    values = tuple(positive(v, label) for v in call.positional)
     if call.named or not values:
-        raise SloBenchError(f"cannot read {what}={value}; write uniform(1,350) or choice(1,2,5)")
+        raise SloBenchError(f"cannot read {label}={value}; write uniform(1,350) or choice(1,2,5)")
     if call.name == "choice":
         return ChoiceBound(values)
     if call.name != "uniform":
-        raise UnknownNameError(f"distribution for {what}", call.name, ("uniform", "choice"))
+        raise UnknownNameError(f"distribution for {label}", call.name, ("uniform", "choice"))
     if len(values) != 2:
-        raise SloBenchError(f"{what}: uniform takes two bounds, as in uniform(1,350)")
+        raise SloBenchError(f"{label}: uniform takes two bounds, as in uniform(1,350)")
     return UniformBound(*values)

@@ -174,18 +174,18 @@ def load_source(
                 "sessions are for catalogue workloads"
             )
         if (format or task_format(Path(text))) in TASK_FORMATS:
-            found = read_tasks(Path(text), format)
-            if not found.single:  # they begin by the arrival process; their starts are not used
+            recorded = read_tasks(Path(text), format)
+            if not recorded.single:  # they begin by the arrival process; their starts are not used
                 return TaskSource(
                     name=Path(text).name,
                     arrivals=process,
                     origin=f"file {Path(text).name}",
-                    notes=found.notes,
+                    notes=recorded.notes,
                     models=choice,
-                    tasks=found.tasks,
-                    block_size=found.block_size,
+                    tasks=recorded.tasks,
+                    block_size=recorded.block_size,
                 )
-            trace = found.trace(Path(text))
+            trace = recorded.trace(Path(text))
         else:
             trace = read(text, format)
         return TraceSource.of_trace(trace, text, arrivals, choice, redraw_arrivals=redraw_arrivals)
@@ -260,16 +260,16 @@ def inline_source(call: Call, arrivals: ArrivalProcess, models: Models | None) -
     Raises:
         SloBenchError: a value is missing or cannot be read.
     """
-    convert = {"LengthDistribution": lambda text, what: parse_lengths(text)}
-    made: _Synthetic | _Embed
+    convert = {"LengthDistribution": lambda text, label: parse_lengths(text)}
+    spec: _Synthetic | _Embed
     if call.name == "synthetic":
-        made = build(_Synthetic, call, convert)
-        lengths, texts = pair(made.prompt, made.output), None
+        spec = build(_Synthetic, call, convert)
+        lengths, texts = pair(spec.prompt, spec.output), None
     else:
-        made = build(_Embed, call, convert)
-        lengths, texts = pair(made.tokens, Fixed(1)), made.texts
-    if abs(made.priority) >= 2**31:
-        raise SloBenchError(f"priority must be below 2^31 but is {made.priority} in {call.text!r}")
+        spec = build(_Embed, call, convert)
+        lengths, texts = pair(spec.tokens, Fixed(1)), spec.texts
+    if abs(spec.priority) >= 2**31:
+        raise SloBenchError(f"priority must be below 2^31 but is {spec.priority} in {call.text!r}")
     return DrawnSource(
         name=call.text,
         lengths=lengths,
@@ -277,7 +277,7 @@ def inline_source(call: Call, arrivals: ArrivalProcess, models: Models | None) -
         origin=f"synthetic: {call.text}",
         models=models,
         texts=texts,
-        priority=made.priority,
+        priority=spec.priority,
     )
 
 

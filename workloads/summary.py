@@ -135,22 +135,22 @@ def prefix_figures(workload: Workload) -> PrefixFigures | None:
     """Shared prefixes; None if the workload has none."""
     if workload.prefix_blocks is None:
         return None
-    seen: set[int] = set()
+    cached_blocks: set[int] = set()
     hit_blocks = 0
     hit_requests = 0
     size = workload.prefix_block_size
     for blocks, prompt in zip(workload.prefix_blocks, workload.prompt_tokens.tolist(), strict=True):
         hits = 0
         for block in blocks[: prompt // size]:
-            if block not in seen:
+            if block not in cached_blocks:
                 break
             hits += 1
         hit_blocks += hits
         hit_requests += hits > 0
-        seen.update(blocks)
+        cached_blocks.update(blocks)
     return PrefixFigures(
         block_size=size,
-        distinct_blocks=len(seen),
+        distinct_blocks=len(cached_blocks),
         token_hit_share=hit_blocks * size / int(workload.prompt_tokens.sum()),
         request_hit_share=hit_requests / len(workload),
     )

@@ -27,16 +27,16 @@ def asking(consent: Callable[[str], None], trusted: Iterable[str]) -> Iterator[N
         _consent = None
 
 
-def check(what: str, claim: str) -> None:
-    """Ask for consent to the use of `what`, a file or an address; once for each.
+def check(location: str, claim: str) -> None:
+    """Ask for consent to the use of `location`, a file or an address; once for each.
 
     Args:
-        what: absolute path or URL.
+        location: absolute path or URL.
         claim: sentence that says what would be done with it.
 
     Raises:
         SloBenchError: it was refused.
     """
-    if _consent is not None and what not in _trusted:
+    if _consent is not None and location not in _trusted:
         _consent(claim)
-        _trusted.add(what)
+        _trusted.add(location)

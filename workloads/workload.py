@@ -119,7 +119,9 @@ class Workload:
         if (self.follows >= np.arange(len(self))).any():
             raise SloBenchError("a request can only follow an earlier one")
         for row, others in enumerate(self.joins or ()):
-            if others and (self.follows[row] < 0 or not all(0 <= one < row for one in others)):
+            if others and (
+                self.follows[row] < 0 or not all(0 <= earlier < row for earlier in others)
+            ):
                 raise SloBenchError(
                     f"request {row} joins {', '.join(map(str, others))}: a request that follows "
                     "one may wait for other earlier ones as well"
@@ -175,10 +177,10 @@ def renumbered(
     """The `joins` of these rows; `where` each row has gone (-1: left out). A row that no longer
     follows another joins none.
     """
-    moved = ([int(where[one]) for one in joins[row]] for row in rows)
+    moved = ([int(where[joined]) for joined in joins[row]] for row in rows)
     return [
-        tuple(one for one in others if 0 <= one < at) if follows[at] >= 0 else ()
-        for at, others in enumerate(moved)
+        tuple(earlier for earlier in others if 0 <= earlier < row) if follows[row] >= 0 else ()
+        for row, others in enumerate(moved)
     ]
 
 

@@ -82,10 +82,10 @@ def _ranges(blocks: tuple[int, ...]) -> str:
 
 
 def _runs(blocks: tuple[int, ...]) -> Iterator[str]:
-    at = 0
-    while at < len(blocks):
-        first = at
-        while at + 1 < len(blocks) and blocks[at + 1] == blocks[at] + 1:
-            at += 1
-        yield f"{blocks[first]}-{blocks[at]}" if at > first else f"{blocks[first]}"
-        at += 1
+    index = 0
+    while index < len(blocks):
+        first = index
+        while index + 1 < len(blocks) and blocks[index + 1] == blocks[index] + 1:
+            index += 1
+        yield f"{blocks[first]}-{blocks[index]}" if index > first else f"{blocks[first]}"
+        index += 1

@@ -168,7 +168,7 @@ def fetch(
             original,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
-    if not fetched.known:
+    if not fetched.pinned:
         errors.print(
             f"no checksum is known for {name}; sha256 {fetched.sha256} is kept beside the file",
             highlight=False,

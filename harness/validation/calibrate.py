@@ -219,8 +219,8 @@ def _equations(
             f"calibration needs {_MIN_SPANS}, of some dozens of requests"
         )
     curve = linear_curve(bare)
-    weights = hats(KNOTS, np.maximum(1.0, curve.at))
-    parts = [Curve(curve.at, curve.seconds * weights[:, k]) for k in range(len(KNOTS))]
+    weights = hats(KNOTS, np.maximum(1.0, curve.counts))
+    parts = [Curve(curve.counts, curve.seconds * weights[:, k]) for k in range(len(KNOTS))]
     known: dict[int, Floats] = {}
 
     def linear_s(tokens: int) -> Floats:

@@ -91,21 +91,23 @@ def fit_costs(
         SloBenchError: scikit-learn is missing, or the tables have too few steps.
     """
     need_scikit_learn()
-    seen = samples([profile, *beside])
+    sample_rows = samples([profile, *beside])
     rng = np.random.default_rng(seed)
-    at_random = random_rows(len(seen), _HELD_OUT, rng)
-    whole = list(whole_sizes(seen.steps, rng))
-    qualities = [_quality(one, seen, at_random, whole, seed) for one in tried or settings()]
+    at_random = random_rows(len(sample_rows), _HELD_OUT, rng)
+    whole = list(whole_sizes(sample_rows.steps, rng))
+    qualities = [
+        _quality(setting, sample_rows, at_random, whole, seed) for setting in tried or settings()
+    ]
     best = min(qualities, key=lambda q: q.held_out_percent)
     placement = dataclasses.replace(placement_of(profile), tp=tp or profile.tp)
     swap = swap_costs(profile, placement, rng)
-    learned = learn(best.setting, seen, seed)
-    grid = _grid(profile, placement.tp, seen, learned, swap)
+    learned = learn(best.setting, sample_rows, seed)
+    grid = _grid(profile, placement.tp, sample_rows, learned, swap)
     about = {
         "model": profile.model,
         "gpu": profile.gpu,
         "tp": placement.tp,
-        "rows": len(seen),
+        "rows": len(sample_rows),
         **dataclasses.asdict(best.setting),
         "random_percent": best.random_percent,
         "whole_percent": best.whole_percent,
@@ -113,26 +115,28 @@ def fit_costs(
         "sources": [source.project for p in (profile, *beside) for source in p.sources],
     }
     grid = dataclasses.replace(grid, about=about)
-    grid_quality = _grid_quality(profile, seen, best.setting, at_random, whole, swap, seed)
-    return CostFit(len(seen), tuple(qualities), best, grid, grid_quality, swap)
+    grid_quality = _grid_quality(profile, sample_rows, best.setting, at_random, whole, swap, seed)
+    return CostFit(len(sample_rows), tuple(qualities), best, grid, grid_quality, swap)
 
 
 def _quality(
-    setting: Setting, seen: Samples, at_random: Mask, whole: Sequence[Mask], seed: int
+    setting: Setting, sample_rows: Samples, at_random: Mask, whole: Sequence[Mask], seed: int
 ) -> CostFitQuality:
     began_s = time.perf_counter()
-    learned = learn(setting, seen[~at_random], seed)
+    learned = learn(setting, sample_rows[~at_random], seed)
     train_s = time.perf_counter() - began_s
-    random_errors = _errors(learned, seen[at_random])
-    whole_errors = [_errors(learn(setting, seen[~held], seed), seen[held]) for held in whole]
-    outer = seen.steps.outermost
+    random_errors = _errors(learned, sample_rows[at_random])
+    whole_errors = [
+        _errors(learn(setting, sample_rows[~held], seed), sample_rows[held]) for held in whole
+    ]
+    outer = sample_rows.steps.outermost
     beyond = np.empty(0)
     if outer.any() and not outer.all():
-        beyond = _errors(learn(setting, seen[~outer], seed), seen[outer])
-    one = seen[np.arange(len(seen)) == 0]
+        beyond = _errors(learn(setting, sample_rows[~outer], seed), sample_rows[outer])
+    first_row = sample_rows[np.arange(len(sample_rows)) == 0]
     began_s = time.perf_counter()
     for _ in range(_CALLS):
-        learned.predict(one)
+        learned.predict(first_row)
     call_s = (time.perf_counter() - began_s) / _CALLS
     return CostFitQuality(
         setting,
@@ -153,10 +157,10 @@ def _percent(errors: Floats) -> float:
 
 
 def _grid(
-    profile: Profile, tp: int, seen: Samples, learned: TrainedRegressor, swap: SwapFit
+    profile: Profile, tp: int, sample_rows: Samples, learned: TrainedRegressor, swap: SwapFit
 ) -> CostGrid:
     """The learned step time at the measured sizes and halfway between them."""
-    steps = seen.steps
+    steps = sample_rows.steps
     each = np.round(steps.kv_tokens / np.maximum(1, steps.sequences))
     axes = [_axis(column) for column in (steps.chunk_tokens, steps.sequences, each)]
     tokens, sequences, kv_tokens = (column.ravel() for column in np.meshgrid(*axes, indexing="ij"))
@@ -187,7 +191,7 @@ def _axis(measured: Floats) -> Floats:
 
 def _grid_quality(
     profile: Profile,
-    seen: Samples,
+    sample_rows: Samples,
     setting: Setting,
     at_random: Mask,
     whole: Sequence[Mask],
@@ -195,20 +199,24 @@ def _grid_quality(
     seed: int,
 ) -> GridQuality:
     """Error of lookups in grids whose regressors have not seen the looked-up rows."""
-    own = seen.features[:, :2] == described(profile, seen.steps).features[:, :2]
-    own_rows = own.all(axis=1) & (seen.steps.context_tokens == 0)
+    same_profile = (
+        sample_rows.features[:, :2] == described(profile, sample_rows.steps).features[:, :2]
+    )
+    own_rows = same_profile.all(axis=1) & (sample_rows.steps.context_tokens == 0)
     call_s = math.nan
 
     def errors(held: Mask) -> Floats:
         nonlocal call_s
-        grid = _grid(profile, profile.tp, seen[~held], learn(setting, seen[~held], seed), swap)
-        steps = seen.steps[held & own_rows]
+        grid = _grid(
+            profile, profile.tp, sample_rows[~held], learn(setting, sample_rows[~held], seed), swap
+        )
+        steps = sample_rows.steps[held & own_rows]
         columns = (steps.chunk_tokens, steps.sequences, steps.kv_tokens)
         rows = list(zip(*(np.rint(column).astype(int).tolist() for column in columns), strict=True))
         began_s = time.perf_counter()
-        found = np.array([grid.step_seconds(*row) for row in rows])
+        predicted_s = np.array([grid.step_seconds(*row) for row in rows])
         call_s = (time.perf_counter() - began_s) / max(1, len(rows))
-        return np.asarray(np.abs(found / steps.seconds - 1))
+        return np.asarray(np.abs(predicted_s / steps.seconds - 1))
 
     of_whole = [errors(held) for held in whole]
     at_whole = _percent(np.concatenate([np.empty(0), *of_whole]))

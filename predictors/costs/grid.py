@@ -66,11 +66,11 @@ class CostGrid:
         """
         each = kv_tokens / sequences if sequences else 0.0
         index, corners = 0, [(0, 1.0)]
-        for at, value in zip(self._at, (tokens, sequences, each), strict=True):
-            k = min(max(bisect_right(at, value) - 1, 0), len(at) - 2)
-            share = (value - at[k]) / (at[k + 1] - at[k])
-            index = index * len(at) + k
-            corners = [(c * len(at), w) for c, w in corners]
+        for axis, value in zip(self._at, (tokens, sequences, each), strict=True):
+            k = min(max(bisect_right(axis, value) - 1, 0), len(axis) - 2)
+            share = (value - axis[k]) / (axis[k + 1] - axis[k])
+            index = index * len(axis) + k
+            corners = [(c * len(axis), w) for c, w in corners]
             if share:
                 corners = [
                     *((c, w * (1 - share)) for c, w in corners),

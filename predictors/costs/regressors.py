@@ -60,17 +60,17 @@ def samples(profiles: Sequence[Profile]) -> Samples:
         SloBenchError: a profile makes no whole steps, or all together make too few.
     """
     parts = [described(profile, observations(profile)) for profile in profiles]
-    found = Samples(
+    sample_rows = Samples(
         np.concatenate([part.features for part in parts]),
         np.concatenate([part.operators for part in parts]),
         Observations.joined([part.steps for part in parts]),
     )
-    if len(found) < LEAST_ROWS:
+    if len(sample_rows) < LEAST_ROWS:
         raise SloBenchError(
-            f"the profile of {profiles[0].label} makes {len(found)} steps, too few to learn from "
-            f"({LEAST_ROWS} are needed)"
+            f"the profile of {profiles[0].label} makes {len(sample_rows)} steps, too few to learn "
+            f"from ({LEAST_ROWS} are needed)"
         )
-    return found
+    return sample_rows
 
 
 def described(profile: Profile, steps: Observations, tp: int | None = None) -> Samples:
@@ -192,22 +192,22 @@ def need_scikit_learn() -> None:
         ) from None
 
 
-def learn(setting: Setting, seen: Samples, seed: int = 0) -> TrainedRegressor:
-    """Train on all rows of `seen`."""
-    coefficients = np.zeros(seen.operators.shape[1])
+def learn(setting: Setting, sample_rows: Samples, seed: int = 0) -> TrainedRegressor:
+    """Train on all rows of `sample_rows`."""
+    coefficients = np.zeros(sample_rows.operators.shape[1])
     if setting.target == "seconds":
-        target = seen.seconds
+        target = sample_rows.seconds
     else:
-        weighed = seen.operators / seen.seconds[:, None]
-        coefficients = non_negative(weighed, np.ones(len(seen)))
-        target = np.log(seen.seconds / (seen.operators @ coefficients))
+        weighed = sample_rows.operators / sample_rows.seconds[:, None]
+        coefficients = non_negative(weighed, np.ones(len(sample_rows)))
+        target = np.log(sample_rows.seconds / (sample_rows.operators @ coefficients))
     mean, deviation = float(target.mean()), float(target.std()) or 1.0
     model = _pipeline(setting, seed)
     from threadpoolctl import threadpool_limits
 
     with warnings.catch_warnings(), threadpool_limits(1):  # threads wait more than they work here
         warnings.simplefilter("ignore")  # lasso that has not converged says so by its error
-        model.fit(setting.scaled(seen.features), (target - mean) / deviation)
+        model.fit(setting.scaled(sample_rows.features), (target - mean) / deviation)
     return TrainedRegressor(setting, model, coefficients, (mean, deviation))
 
 

@@ -49,8 +49,8 @@ def tfidf(rows: Sequence[LabelledPrompt], edges: tuple[int, ...]) -> Baseline:
 
 def _shares(buckets: np.ndarray, edges: tuple[int, ...]) -> Floats:
     counts = np.bincount(buckets, minlength=len(edges)) + _PSEUDO
-    found: Floats = counts / counts.sum()
-    return found
+    shares: Floats = counts / counts.sum()
+    return shares
 
 
 def _per_model(rows: Sequence[LabelledPrompt], edges: tuple[int, ...]) -> PredictLengths:
@@ -58,10 +58,10 @@ def _per_model(rows: Sequence[LabelledPrompt], edges: tuple[int, ...]) -> Predic
     true = buckets_in(edges, tokens_of(rows))
     everybody = _shares(true, edges)
     names = np.array([row.model for row in rows])
-    known = {str(name): _shares(true[names == name], edges) for name in np.unique(names)}
+    shares_by_model = {str(name): _shares(true[names == name], edges) for name in np.unique(names)}
 
     def predict(prompts: Sequence[LabelledPrompt]) -> PredictedDistributions:
-        shares = np.array([known.get(row.model, everybody) for row in prompts])
+        shares = np.array([shares_by_model.get(row.model, everybody) for row in prompts])
         return PredictedDistributions.of_buckets(edges, shares.reshape(len(prompts), len(edges)))
 
     return predict
@@ -88,16 +88,16 @@ def _tfidf(rows: Sequence[LabelledPrompt], edges: tuple[int, ...]) -> PredictLen
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
 
-    models = {name: at for at, name in enumerate(sorted({row.model for row in rows}))}
+    models = {name: column for column, name in enumerate(sorted({row.model for row in rows}))}
     words = TfidfVectorizer(ngram_range=(1, 2), min_df=2, sublinear_tf=True, max_features=_TERMS)
 
     def numbers(prompts: Sequence[LabelledPrompt]) -> np.ndarray:
-        found = np.zeros((len(prompts), len(models) + 1))
+        features = np.zeros((len(prompts), len(models) + 1))
         for place, row in enumerate(prompts):
             if row.model in models:
-                found[place, models[row.model]] = 1
-            found[place, -1] = np.log1p(row.prompt_tokens) - 3
-        return found
+                features[place, models[row.model]] = 1
+            features[place, -1] = np.log1p(row.prompt_tokens) - 3
+        return features
 
     def inputs(prompts: Sequence[LabelledPrompt], terms: object) -> object:
         return sparse.hstack([terms, sparse.csr_matrix(numbers(prompts))]).tocsr()

@@ -153,24 +153,24 @@ class PredictorConfig:
             base = Base(**plain.pop("base"))
             checksums = dict(plain.pop("files", {}))
             plain["recalibration"] = tuple(plain.get("recalibration", ()))
-            found = cls(shape=NetworkShape(**shape), base=base, confusion=confusion, **plain)
-            found._check()
+            config = cls(shape=NetworkShape(**shape), base=base, confusion=confusion, **plain)
+            config._check()
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise FileFormatError(path, None, f"no predictor's configuration: {error}") from error
-        for name in found._files:
+        for name in config._files:
             depends_on(folder / name)
             if name in checksums and crc32_of_file(folder / name) != checksums[name]:
                 raise FileFormatError(
                     folder / name, None, f"is not the file that {CONFIG} was written with"
                 )
-        return found
+        return config
 
 
-def find_base(given: str | None, folder: Path, config: PredictorConfig) -> str:
+def find_base(base_path: str | None, folder: Path, config: PredictorConfig) -> str:
     """Path of the base model: as given, as recorded, or next to the predictor if that was moved."""
     name = config.base.name
-    if given is not None or Path(name).expanduser().exists():
-        return given or name
+    if base_path is not None or Path(name).expanduser().exists():
+        return base_path or name
     beside = folder / Path(name).name
     return str(beside) if (beside / "config.json").is_file() else name
 

@@ -37,25 +37,25 @@ def checked_edges(edges: Sequence[int]) -> tuple[int, ...]:
     Raises:
         SloBenchError: they are not.
     """
-    found = tuple(edges)
-    if len(found) < 2 or found[0] != 0 or any(b <= a for a, b in pairwise(found)):
+    checked = tuple(edges)
+    if len(checked) < 2 or checked[0] != 0 or any(b <= a for a, b in pairwise(checked)):
         raise SloBenchError(
-            f"bucket edges must rise from 0 on, as 0,8,16,32, but are {','.join(map(str, found))}"
+            f"bucket edges must rise from 0 on, as 0,8,16,32, but are {','.join(map(str, checked))}"
         )
-    return found
+    return checked
 
 
 def log_edges(edges: Sequence[int]) -> Floats:
     """Edges in log(1 + tokens), with the end of the last bucket (twice its beginning)."""
     ends = np.array([*edges, 2 * edges[-1]], dtype=np.float64)
-    found: Floats = np.log1p(ends - 0.5 * (ends > 0))
-    return found
+    logs: Floats = np.log1p(ends - 0.5 * (ends > 0))
+    return logs
 
 
 def buckets_in(edges: Sequence[int], tokens: NDArray[np.integer]) -> Ints:
     """The index of the bucket that holds each length."""
-    found: Ints = np.searchsorted(np.asarray(edges), tokens, side="right") - 1
-    return found
+    indices: Ints = np.searchsorted(np.asarray(edges), tokens, side="right") - 1
+    return indices
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,8 @@ class PredictedDistributions:
         below = below.reshape(len(self), len(inner))
         ends = np.zeros((len(self), 1)), np.ones((len(self), 1))
         probabilities = np.clip(np.diff(np.hstack([ends[0], below, ends[1]]), axis=1), _LEAST, None)
-        found: Floats = probabilities / probabilities.sum(axis=1, keepdims=True)
-        return found
+        normalised: Floats = probabilities / probabilities.sum(axis=1, keepdims=True)
+        return normalised
 
     def buckets(self, neighbours: float = 0.0) -> Ints:
         """The bucket to name for each, where a neighbour of the true one is worth `neighbours`.
@@ -104,8 +104,8 @@ class PredictedDistributions:
         worth = p.copy()
         worth[:, 1:] += neighbours * p[:, :-1]
         worth[:, :-1] += neighbours * p[:, 1:]
-        found: Ints = worth.argmax(axis=1).astype(np.int64)
-        return found
+        named: Ints = worth.argmax(axis=1).astype(np.int64)
+        return named
 
     def confusion(self, true_tokens: NDArray[np.integer], neighbours: float = 0.0) -> Ints:
         """Counts by the bucket of the true length (row) and the one that is named (column)."""
@@ -122,13 +122,13 @@ class PredictedDistributions:
 
     def median_tokens(self) -> Ints:
         """The length that is as likely exceeded as not, at least 1."""
-        found: Ints = np.maximum(1, np.rint(np.expm1(self.quantile_log(0.5)))).astype(np.int64)
-        return found
+        tokens: Ints = np.maximum(1, np.rint(np.expm1(self.quantile_log(0.5)))).astype(np.int64)
+        return tokens
 
     def longest_tokens(self) -> Ints:
         """The length that nine in ten answers do not exceed, at least 1."""
-        found: Ints = np.maximum(1, np.ceil(np.expm1(self.quantile_log(0.9)))).astype(np.int64)
-        return found
+        tokens: Ints = np.maximum(1, np.ceil(np.expm1(self.quantile_log(0.9)))).astype(np.int64)
+        return tokens
 
     def interval_tokens(self, offset: float = 0.0) -> tuple[Ints, Ints]:
         """First and last length of the 90 % interval, widened by `offset` on the log scale."""
@@ -147,19 +147,19 @@ class PredictedDistributions:
         """The same with quantiles that hold: `shares` as `recalibration` returns them."""
         if not shares:
             return self
-        said, true = np.array(shares), np.linspace(0, 1, len(shares))
+        stated_shares, true = np.array(shares), np.linspace(0, 1, len(shares))
         hair = np.arange(self.below.shape[1]) * 1e-12
         between = np.array(
             [
-                np.interp(said[1:-1], c + hair, x)
+                np.interp(stated_shares[1:-1], c + hair, x)
                 for x, c in zip(self.log_tokens, self.below, strict=True)
             ]
-        ).reshape(len(self), len(said) - 2)
+        ).reshape(len(self), len(stated_shares) - 2)
         log_tokens = np.sort(np.concatenate([self.log_tokens, between], axis=1), axis=1)
         below = np.array(
             [
-                np.interp(np.interp(at, x, c), said, true)
-                for at, x, c in zip(log_tokens, self.log_tokens, self.below, strict=True)
+                np.interp(np.interp(points, x, c), stated_shares, true)
+                for points, x, c in zip(log_tokens, self.log_tokens, self.below, strict=True)
             ]
         ).reshape(log_tokens.shape)
         return PredictedDistributions(self.edges, log_tokens, below)
@@ -214,12 +214,13 @@ def recalibration(
     if len(lengths) < _FEWEST:
         return ()
     y = np.log1p(true_tokens.astype(np.float64))
-    said = [
-        np.interp(at, x, c) for at, x, c in zip(y, lengths.log_tokens, lengths.below, strict=True)
+    stated_shares = [
+        np.interp(log_length, x, c)
+        for log_length, x, c in zip(y, lengths.log_tokens, lengths.below, strict=True)
     ]
     shares = np.linspace(0, 1, _CALIBRATED + 1)[1:-1]
     ranks = np.clip(shares * (len(y) + 1) / len(y), 0, 1)
-    inner = np.clip(np.quantile(said, ranks), _LEAST, 1 - _LEAST)
+    inner = np.clip(np.quantile(stated_shares, ranks), _LEAST, 1 - _LEAST)
     # Strictly rising, so that the inverse is unique.
     inner = np.maximum.accumulate(inner) + 1e-12 * np.arange(len(inner))
     return (0.0, *inner.tolist(), 1.0)
@@ -265,5 +266,5 @@ def error_shares() -> Floats:
     by_distance = [np.trace(wrong, offset=off) for off in range(1 - size, size)]
     far = np.array([by_distance[size - 1 - row : 2 * size - 1 - row] for row in range(size)])
     errors = wrong + _PRIOR * far / far.sum(axis=1, keepdims=True)
-    found: Floats = errors / errors.sum(axis=1, keepdims=True)
-    return found
+    shares: Floats = errors / errors.sum(axis=1, keepdims=True)
+    return shares

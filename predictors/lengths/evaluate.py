@@ -88,7 +88,7 @@ def evaluate(
     predictor: TrainedPredictor,
     samples: Parts,
     rows: Sequence[LabelledPrompt],
-    seen: Callable[[LabelledPrompt], bool],
+    took_part: Callable[[LabelledPrompt], bool],
     *,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> PredictorEvaluation:
@@ -97,14 +97,14 @@ def evaluate(
     Args:
         predictor: a trained one.
         samples: what it was made of.
-        rows: answered prompts; those that `seen` says were learnt from are left out.
-        seen: whether a row's prompt took part in training or calibration.
+        rows: answered prompts; those that `took_part` says were learnt from are left out.
+        took_part: whether a row's prompt took part in training or calibration.
         progress: called with (steps done, of how many).
     """
-    new = [row for row in rows if not seen(row)]
+    new = [row for row in rows if not took_part(row)]
     left_out: dict[str, int] = {}
     for row in rows:
-        left_out[row.corpus] = left_out.get(row.corpus, 0) + int(seen(row))
+        left_out[row.corpus] = left_out.get(row.corpus, 0) + int(took_part(row))
     config = predictor.config
     edges = config.shape.edges
     total = 6
@@ -133,8 +133,8 @@ def evaluate(
     if len(models) > 1:  # the order of lengths within a model, not who answers
         groups |= {f"{MODEL}{name}": np.flatnonzero(answered == name) for name in models}
     scores = [
-        score(corpus, name, lengths[of], tokens[of], offset, neighbours)
-        for corpus, of in groups.items()
+        score(corpus, name, lengths[indices], tokens[indices], offset, neighbours)
+        for corpus, indices in groups.items()
         for name, lengths, offset, neighbours in scored
     ]
     judged = np.flatnonzero(np.isin(names, home))
@@ -142,12 +142,12 @@ def evaluate(
     latencies = tuple(latency(predictor, new, size) for size in _BATCHES)
     progress(5, total)
     leak = {
-        corpus: found
+        corpus: accuracy
         for corpus in corpora
-        if (found := leak_accuracy([new[at] for at in groups[corpus]], edges)) is not None
+        if (accuracy := leak_accuracy([new[index] for index in groups[corpus]], edges)) is not None
     }
     progress(6, total)
-    known = set(config.shape.models)
+    trained_models = set(config.shape.models)
     return PredictorEvaluation(
         scores=tuple(scores),
         reliability=tuple(reliability(of_home, buckets_in(edges, of_tokens))),
@@ -155,7 +155,7 @@ def evaluate(
         latencies=latencies,
         leak=leak,
         left_out=left_out,
-        unknown_models=tuple(sorted({row.model for row in new} - known)),
+        unknown_models=tuple(sorted({row.model for row in new} - trained_models)),
         trained_on=trained_on,
     )
 
@@ -181,9 +181,9 @@ def write_predictions(
             writer = csv.writer(file)
             writer.writerow(heads)
             for row, *numbers in zip(rows, *columns, strict=True):
-                said = [int(number) for number in numbers]
+                cells = [int(number) for number in numbers]
                 first = (row.corpus, row.model, row.prompt_tokens, row.output_tokens)
-                writer.writerow([*first, *said, row.prompt])
+                writer.writerow([*first, *cells, row.prompt])
     except OSError as error:
         raise SloBenchError(f"cannot write {path}: {error.strerror}") from error
 
@@ -235,19 +235,19 @@ def waiting_saved(scores: Floats | Ints, tokens: Ints) -> float:
         above = len(by) - np.searchsorted(ordered, by, "right")
         return float((tokens * (below - above)).sum())
 
-    most = saved(tokens)
-    return saved(scores) / most if most else float("nan")
+    best = saved(tokens)
+    return saved(scores) / best if best else float("nan")
 
 
 def reliability(lengths: PredictedDistributions, true: Ints) -> list[Bin]:
     """Predictions by the probability of their likeliest bucket."""
     probabilities = lengths.bucket_probabilities()
-    said, right = probabilities.max(axis=1), probabilities.argmax(axis=1) == true
-    place = np.minimum((said * BINS).astype(int), BINS - 1)
+    confidence, right = probabilities.max(axis=1), probabilities.argmax(axis=1) == true
+    place = np.minimum((confidence * BINS).astype(int), BINS - 1)
     return [
-        Bin(float(said[of].mean()), float(right[of].mean()), int(of.sum()))
+        Bin(float(confidence[inside].mean()), float(right[inside].mean()), int(inside.sum()))
         for bin_ in range(BINS)
-        if (of := place == bin_).any()
+        if (inside := place == bin_).any()
     ]
 
 
@@ -259,19 +259,19 @@ def latency(predictor: TrainedPredictor, rows: Sequence[LabelledPrompt], size: i
     torch.set_num_threads(1)
     try:
         prompts = prompts_of(rows)
-        taken: list[float] = []
-        worked: list[float] = []
+        wall_s: list[float] = []
+        cpu_s: list[float] = []
         for batch in range(_BATCHES[size] + 2):
-            chosen = [prompts[(batch * size + at) % len(prompts)] for at in range(size)]
+            chosen = [prompts[(batch * size + offset) % len(prompts)] for offset in range(size)]
             begin_s, begin_cpu_s = time.perf_counter(), time.thread_time()
             predictor.lengths(chosen).median_tokens()
-            taken.append(time.perf_counter() - begin_s)
-            worked.append(time.thread_time() - begin_cpu_s)
+            wall_s.append(time.perf_counter() - begin_s)
+            cpu_s.append(time.thread_time() - begin_cpu_s)
     finally:
         torch.set_num_threads(threads)
-    timed = np.array(taken[2:])  # the first ones set things up
+    timed = np.array(wall_s[2:])  # the first ones set things up
     median_s, p99_s = np.quantile(timed, (0.5, 0.99)).tolist()
-    return Latency(size, median_s, p99_s, float(np.median(worked[2:])))
+    return Latency(size, median_s, p99_s, float(np.median(cpu_s[2:])))
 
 
 def leak_accuracy(rows: Sequence[LabelledPrompt], edges: tuple[int, ...]) -> float | None:
@@ -287,13 +287,13 @@ def leak_accuracy(rows: Sequence[LabelledPrompt], edges: tuple[int, ...]) -> flo
     y = np.array([row.output_tokens for row in rows], dtype=np.float64)
     fold = np.arange(len(rows)) % _FOLDS
     guess = np.empty(len(rows))
-    for one in range(_FOLDS):
-        held = fold == one
+    for number in range(_FOLDS):
+        held = fold == number
         weight = 1 / np.sqrt(y[~held])  # a token more matters most in short answers
         fitted = np.linalg.lstsq(x[~held] * weight[:, None], y[~held] * weight, rcond=None)[0]
         guess[held] = x[held] @ fitted
-    found = buckets_in(edges, np.rint(np.clip(guess, 1, None)).astype(np.int64))
-    return float((found == buckets_in(edges, y.astype(np.int64))).mean())
+    guessed_buckets = buckets_in(edges, np.rint(np.clip(guess, 1, None)).astype(np.int64))
+    return float((guessed_buckets == buckets_in(edges, y.astype(np.int64))).mean())
 
 
 def _counts(text: str) -> Floats:

@@ -173,8 +173,8 @@ HEADS: dict[str, type[Head]] = {"softmax": Softmax, "ordinal": Ordinal, "quantil
 
 
 def _numpy(values: Tensor) -> Floats:
-    found: Floats = values.detach().double().cpu().numpy()
-    return found
+    array: Floats = values.detach().double().cpu().numpy()
+    return array
 
 
 UNKNOWN_MODEL = "unknown"  # name of an unknown model
@@ -310,8 +310,8 @@ class LengthNetwork(nn.Module):
             mean = (hidden * weight).sum(1) / weight.sum(1)
         mean = nn.functional.normalize(mean.float(), dim=1) * 4
         with torch.autocast(ids.device.type, enabled=False):
-            found: Tensor = self.top(torch.cat([mean[place], about], dim=1))
-        return found
+            outputs: Tensor = self.top(torch.cat([mean[place], about], dim=1))
+        return outputs
 
     def trained(self) -> dict[str, Tensor]:
         """The weights that training changes, by name."""
@@ -334,10 +334,10 @@ class PackedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the layer, as `nn.Linear` does."""
-        found: Tensor = torch.ops.mkldnn._linear_pointwise(
+        outputs: Tensor = torch.ops.mkldnn._linear_pointwise(
             x, self._weight, self._bias, "none", [], ""
         )
-        return found
+        return outputs
 
 
 def pack_linears(encoder: nn.Module) -> None:
@@ -381,18 +381,18 @@ def encode(tokenizer: Any, shape: NetworkShape, prompts: Sequence[Prompt]) -> En
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     # No token has this many characters; tokenizing a whole book would take long.
     beginnings = [prompt.text[: 32 * shape.max_tokens] for prompt in prompts]
-    texts = {text: at for at, text in enumerate(dict.fromkeys(beginnings))}
-    found = tokenizer(list(texts), truncation=True, max_length=shape.max_tokens)
+    texts = {text: index for index, text in enumerate(dict.fromkeys(beginnings))}
+    encoding = tokenizer(list(texts), truncation=True, max_length=shape.max_tokens)
     which = np.array([texts[text] for text in beginnings], dtype=np.int64)
     about = np.zeros((len(prompts), SIZES + len(shape.models)), dtype=np.float32)
-    place = {name: at for at, name in enumerate(shape.models)}
+    place = {name: column for column, name in enumerate(shape.models)}
     for row, prompt in enumerate(prompts):
         about[row, 0] = math.log1p(prompt.tokens) - 3
         about[row, 1] = (math.log1p(len(prompt.text)) - 4.5) / 2
         about[row, 2] = math.log1p(prompt.text.count("\n")) / 2
         if prompt.model in place:
             about[row, SIZES + place[prompt.model]] = 1
-    return Encoded(found["input_ids"], found.get("token_type_ids"), which, about)
+    return Encoded(encoding["input_ids"], encoding.get("token_type_ids"), which, about)
 
 
 def bf16_runs(device: str) -> bool:

@@ -101,32 +101,32 @@ class PriorCorrection:
 
     def __init__(self, buckets: int) -> None:
         self._buckets = buckets
-        self._came: dict[tuple[str, str], Floats] = {}
-        self._said: dict[tuple[str, str], Floats] = {}
+        self._observed: dict[tuple[str, str], Floats] = {}
+        self._expected: dict[tuple[str, str], Floats] = {}
 
-    def observe(self, key: tuple[str, str], said: Floats, bucket: int) -> None:
-        """An answer fell into `bucket`, of which `said` were the probabilities, uncorrected."""
-        came = self._came.setdefault(key, np.zeros(self._buckets))
-        known = self._said.setdefault(key, np.zeros(self._buckets))
-        came *= _FORGET
-        known *= _FORGET
-        came[bucket] += 1
-        known += said
+    def observe(self, key: tuple[str, str], probabilities: Floats, bucket: int) -> None:
+        """An answer fell into `bucket`; `probabilities` are those of all buckets, uncorrected."""
+        observed = self._observed.setdefault(key, np.zeros(self._buckets))
+        expected = self._expected.setdefault(key, np.zeros(self._buckets))
+        observed *= _FORGET
+        expected *= _FORGET
+        observed[bucket] += 1
+        expected += probabilities
 
     def weights(self, key: tuple[str, str]) -> Floats:
         """What to multiply the odds of each bucket with."""
-        if key not in self._came:
+        if key not in self._observed:
             return np.ones(self._buckets)
-        said = self._said[key] / self._said[key].sum()
-        found: Floats = (self._came[key] + _PRIOR * said) / (
-            (self._came[key].sum() + _PRIOR) * np.maximum(said, 1e-6)
+        expected_shares = self._expected[key] / self._expected[key].sum()
+        ratios: Floats = (self._observed[key] + _PRIOR * expected_shares) / (
+            (self._observed[key].sum() + _PRIOR) * np.maximum(expected_shares, 1e-6)
         )
-        return found
+        return ratios
 
     def forget(self) -> None:
         """Discard all observations."""
-        self._came.clear()
-        self._said.clear()
+        self._observed.clear()
+        self._expected.clear()
 
 
 class OnlinePredictor:
@@ -269,10 +269,10 @@ class OnlinePredictor:
     def _correct(self, rows: Sequence[LabelledPrompt], workloads: Sequence[str]) -> None:
         if not rows:
             return
-        said = self.uncorrected(rows).bucket_probabilities()
+        predictions = self.uncorrected(rows).bucket_probabilities()
         buckets = buckets_in(self.config.shape.edges, tokens_of(rows))
         for row, workload, probabilities, bucket in zip(
-            rows, workloads, said, buckets, strict=True
+            rows, workloads, predictions, buckets, strict=True
         ):
             self._prior.observe((row.model, workload), probabilities, int(bucket))
 
@@ -295,9 +295,9 @@ class OnlinePredictor:
         order = np.concatenate([self._rng.permutation(len(new)) for _ in range(epochs)])
         for step in range(steps):
             torch.manual_seed(int(self._rng.integers(2**31)))
-            chosen = [new[at] for at in order[step * _BATCH : (step + 1) * _BATCH]]
+            chosen = [new[index] for index in order[step * _BATCH : (step + 1) * _BATCH]]
             again = self._rng.choice(len(old), size=min(len(chosen), len(old)), replace=False)
-            rows = chosen + [old[at] for at in again]
+            rows = chosen + [old[index] for index in again]
             encoded = encode(self._tokenizer, shape, prompts_of(rows))
             learner.learn(encoded, np.arange(len(rows)), tokens_tensor(rows), step / steps)
             progress(step + 1, steps)
@@ -338,14 +338,14 @@ def read_queue(path: Path) -> list[LabelledPrompt]:
     Raises:
         FileFormatError: it is damaged.
     """
-    found = []
+    rows = []
     whole, end, _ = path.read_bytes().rpartition(b"\n")
     for number, line in enumerate(whole.split(b"\n") if end else (), 1):
         try:
-            found.append(labelled_prompts_of(parse_json(line)))
+            rows.append(labelled_prompts_of(parse_json(line)))
         except (ValueError, TypeError) as error:
             raise FileFormatError(path, number, f"damaged: {error}") from error
-    return found
+    return rows
 
 
 __all__ = ["OnlinePredictor", "Parts", "PriorCorrection", "Update", "update_predictor"]

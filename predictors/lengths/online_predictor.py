@@ -44,13 +44,13 @@ NICENESS = 15  # whoever answers requests goes first
 class TrainingResult:
     """What came of a lesson.
 
-    `said`: the probabilities of buckets, shape (n, buckets), that the predictor as it is now gives
-    the n answers that came lately; None where it is as it was.
+    `probabilities` of buckets, shape (n, buckets), that the predictor as it is now gives the n
+    answers that came lately; None where it is as it was.
     """
 
     step: float
     summary: str
-    said: Floats | None
+    probabilities: Floats | None
 
 
 class TrainerProcess:
@@ -71,11 +71,11 @@ class TrainerProcess:
 
         def work() -> None:
             try:
-                found: TrainingResult | SloBenchError = self._taught(new, lately)
+                outcome: TrainingResult | SloBenchError = self._taught(new, lately)
             except (OSError, ValueError, SloBenchError) as error:
-                found = SloBenchError(f"the predictor could not be taught: {error}")
+                outcome = SloBenchError(f"the predictor could not be taught: {error}")
             if not self._closed:
-                then(found)
+                then(outcome)
 
         threading.Thread(target=work, name="teacher of lengths", daemon=True).start()
 
@@ -96,9 +96,11 @@ class TrainerProcess:
             raise SloBenchError("its process ended")
         if "error" in answer:
             raise SloBenchError(answer["error"])
-        said = answer["said"]
+        probabilities = answer["said"]
         return TrainingResult(
-            answer["step"], answer["summary"], None if said is None else np.array(said)
+            answer["step"],
+            answer["summary"],
+            None if probabilities is None else np.array(probabilities),
         )
 
     def close(self) -> None:
@@ -127,12 +129,12 @@ def _work(parent: Parent) -> None:
                 online = OnlinePredictor(folder, base=order["base"], keep_queue=False)
             online.queue = [LabelledPrompt(**row) for row in lesson["new"]]
             outcome = online.update()
-            said = None
+            probabilities = None
             if outcome.accepted:
                 online.save()
                 lately = [LabelledPrompt(**row) for row in lesson["lately"]]
-                said = online.uncorrected(lately).bucket_probabilities().tolist()
-            answer = {"step": outcome.step, "summary": outcome.summary(), "said": said}
+                probabilities = online.uncorrected(lately).bucket_probabilities().tolist()
+            answer = {"step": outcome.step, "summary": outcome.summary(), "said": probabilities}
         except SloBenchError as error:
             answer = {"error": str(error)}
         parent.send(answer)
@@ -150,13 +152,13 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class LengthPrediction:
-    """What was said of an answer before it came: tokens that half of such answers do not exceed,
-    and nine in ten. `probabilities` are those of the buckets as the network has them.
+    """What was predicted of an answer: tokens that half of such answers do not exceed (`median`),
+    and nine in ten (`p90`). `probabilities` are those of the buckets as the network has them.
     """
 
     prompt: Prompt
-    half: int
-    most: int
+    median: int
+    p90: int
     probabilities: Floats
     named: int  # the bucket, corrected
     named_plain: int  # as the network has it
@@ -230,9 +232,9 @@ class OnlineLengthPredictor:
         return self._predictor.config
 
     def _loaded(self) -> TrainedPredictor:
-        found = TrainedPredictor.load(self._folder, base=self._base, device=self._device)
-        found.lengths([Prompt("warm", 1)])  # the first takes longer than any
-        return found
+        predictor = TrainedPredictor.load(self._folder, base=self._base, device=self._device)
+        predictor.lengths([Prompt("warm", 1)])  # the first takes longer than any
+        return predictor
 
     def _begin(self) -> None:
         """Go on where the last one ended."""
@@ -241,8 +243,8 @@ class OnlineLengthPredictor:
             self._fresh = read_queue(path)[-_MOST_QUEUED:]
             rows = self._fresh[-RECENT:]
             prompts = [Prompt(row.prompt, row.prompt_tokens, row.model) for row in rows]
-            for row, said in zip(rows, self.read(prompts) if rows else [], strict=True):
-                self._observe(said, row)
+            for row, prediction in zip(rows, self.read(prompts) if rows else [], strict=True):
+                self._observe(prediction, row)
             self._since = len(self._fresh)
             write_queue(path, self._fresh)  # without what was cut off
         self._queue = path.open("a", encoding="utf-8")
@@ -250,7 +252,7 @@ class OnlineLengthPredictor:
     # ---------------------------------------------------------------- before the answer
 
     def read(self, prompts: Sequence[Prompt]) -> list[LengthPrediction]:
-        """What is said of their answers, in order; takes its time."""
+        """Predictions of their answers, in order; takes its time."""
         predictor = self._predictor
         worth = predictor.config.neighbours
         plain = predictor.lengths(prompts)
@@ -265,19 +267,19 @@ class OnlineLengthPredictor:
             corrected.buckets(worth).tolist(),
             plain.buckets(worth).tolist(),
         )
-        return [LengthPrediction(*one) for one in zip(*columns, strict=True)]
+        return [LengthPrediction(*row) for row in zip(*columns, strict=True)]
 
     # ---------------------------------------------------------------- after it
 
-    def came(self, said: LengthPrediction, output_tokens: int) -> None:
+    def came(self, prediction: LengthPrediction, output_tokens: int) -> None:
         """Record the true output length of a request; without `online` nothing happens."""
         if not self.online or output_tokens < 1:
             return
-        prompt = said.prompt
+        prompt = prediction.prompt
         row = LabelledPrompt(prompt.text, prompt.tokens, output_tokens, prompt.model, "followed")
         with self._lock:
-            self._observe(said, row)
-            self._count(said, row)
+            self._observe(prediction, row)
+            self._count(prediction, row)
             self._queue.write(json.dumps(without_answer(row)) + "\n")
             self._queue.flush()
             self._fresh.append(row)
@@ -285,16 +287,16 @@ class OnlineLengthPredictor:
             if self._since >= self.online and not self._teaches:
                 self._teach()
 
-    def _observe(self, said: LengthPrediction, row: LabelledPrompt) -> None:
+    def _observe(self, prediction: LengthPrediction, row: LabelledPrompt) -> None:
         bucket = self._bucket(row)
-        self._prior.observe((row.model, ""), said.probabilities, bucket)
-        self._lately.append((said, row, bucket))
+        self._prior.observe((row.model, ""), prediction.probabilities, bucket)
+        self._lately.append((prediction, row, bucket))
 
     def _bucket(self, row: LabelledPrompt) -> int:
         return int(buckets_in(self.config.shape.edges, np.array([row.output_tokens]))[0])
 
-    def _count(self, said: LengthPrediction, row: LabelledPrompt) -> None:
-        self._window.append((said, self._bucket(row), row.output_tokens))
+    def _count(self, prediction: LengthPrediction, row: LabelledPrompt) -> None:
+        self._window.append((prediction, self._bucket(row), row.output_tokens))
         if len(self._window) < WINDOW:
             return
         self.windows.append(self._counted())
@@ -303,9 +305,9 @@ class OnlineLengthPredictor:
     def _counted(self) -> Window:
         window = self._window
         true = np.array([bucket for _, bucket, _ in window])
-        off = np.abs(true - [said.named for said, _, _ in window])
-        plain = true == [said.named_plain for said, _, _ in window]
-        ratio = np.log([tokens / said.half for said, _, tokens in window])
+        off = np.abs(true - [prediction.named for prediction, _, _ in window])
+        plain = true == [prediction.named_plain for prediction, _, _ in window]
+        ratio = np.log([tokens / prediction.median for prediction, _, tokens in window])
         return Window(
             perf_counter(),
             len(window),
@@ -330,11 +332,11 @@ class OnlineLengthPredictor:
         self._teaches = True
         lately, new = list(self._lately), list(self._fresh)
 
-        def then(found: TrainingResult | SloBenchError) -> None:
+        def then(outcome: TrainingResult | SloBenchError) -> None:
             try:
-                if isinstance(found, SloBenchError):
-                    raise found
-                self._take(found, lately, len(new))
+                if isinstance(outcome, SloBenchError):
+                    raise outcome
+                self._take(outcome, lately, len(new))
             except SloBenchError as error:
                 self.failures += 1
                 self._say(str(error))
@@ -345,27 +347,32 @@ class OnlineLengthPredictor:
 
     def _take(
         self,
-        found: TrainingResult,
+        training: TrainingResult,
         lately: Sequence[tuple[LengthPrediction, LabelledPrompt, int]],
-        given: int,
+        answers: int,
     ) -> None:
-        """A lesson is over, of the first `given` answers in the queue."""
-        predictor = self._predictor if found.said is None else self._loaded()
+        """A lesson is over, of the first `answers` answers in the queue."""
+        predictor = self._predictor if training.probabilities is None else self._loaded()
         with self._lock:
-            if found.said is not None:
+            if training.probabilities is not None:
                 self._predictor = predictor
                 self._prior.forget()
-                again = {id(one): said for one, said in zip(lately, found.said, strict=True)}
-                for one in list(self._lately):
-                    said, row, bucket = one
-                    probabilities = again.get(id(one), said.probabilities)
+                again = {
+                    id(entry): row_probabilities
+                    for entry, row_probabilities in zip(lately, training.probabilities, strict=True)
+                }
+                for entry in list(self._lately):
+                    prediction, row, bucket = entry
+                    probabilities = again.get(id(entry), prediction.probabilities)
                     self._prior.observe((row.model, ""), probabilities, bucket)
-            self._fresh = self._fresh[given if found.said is not None else 0 :][-_MOST_QUEUED:]
+            self._fresh = self._fresh[answers if training.probabilities is not None else 0 :][
+                -_MOST_QUEUED:
+            ]
             self._queue.close()
             write_queue(self._folder / QUEUE, self._fresh)
             self._queue = (self._folder / QUEUE).open("a", encoding="utf-8")
-            self.taught.append((perf_counter(), found))
-        self._say(found.summary)
+            self.taught.append((perf_counter(), training))
+        self._say(training.summary)
 
     @property
     def teaches(self) -> bool:

@@ -85,14 +85,15 @@ def check_base(loaded: LoadedBase, config: PredictorConfig, folder: Path) -> Non
     Raises:
         SloBenchError: it does not.
     """
-    for what, found, wanted in (
+    for part, loaded_sha256, trained_sha256 in (
         ("weights", loaded.base.weights_sha256, config.base.weights_sha256),
         ("tokenizer", loaded.base.tokenizer_sha256, config.base.tokenizer_sha256),
     ):
-        if found != wanted:
+        if loaded_sha256 != trained_sha256:
             raise SloBenchError(
-                f"{folder} was trained on {config.base.name} with {what} {wanted[:12]}…, but "
-                f"{loaded.base.name} has {found[:12]}…; give --base the model it was trained on"
+                f"{folder} was trained on {config.base.name} with {part} {trained_sha256[:12]}…, "
+                f"but {loaded.base.name} has {loaded_sha256[:12]}…; give --base the model it was "
+                "trained on"
             )
 
 
@@ -106,12 +107,12 @@ def put_weights(network: LengthNetwork, path: Path) -> None:
     from safetensors.torch import load_file
 
     try:
-        found = load_file(path)
+        tensors = load_file(path)
     except (OSError, SafetensorError) as error:
         raise FileFormatError(path, None, f"the weights cannot be read: {error}") from error
-    words = {name: found.pop(name).numpy() for name in list(found) if name.startswith(PREFIX)}
-    wanted = network.trained()
-    if {n: t.shape for n, t in found.items()} != {n: t.shape for n, t in wanted.items()}:
+    words = {name: tensors.pop(name).numpy() for name in list(tensors) if name.startswith(PREFIX)}
+    parameters = network.trained()
+    if {n: t.shape for n, t in tensors.items()} != {n: t.shape for n, t in parameters.items()}:
         raise FileFormatError(path, None, "the weights are of another network than predictor.json")
     shape = network.shape
     numbers = SIZES + len(shape.models)
@@ -119,11 +120,11 @@ def put_weights(network: LengthNetwork, path: Path) -> None:
         network.words = TfIdfClassifier.of_tensors(words, numbers=numbers, buckets=len(shape.edges))
     except ValueError as error:
         raise FileFormatError(path, None, str(error)) from error
-    if not all(bool(torch.isfinite(weight).all()) for weight in found.values()):
+    if not all(bool(torch.isfinite(weight).all()) for weight in tensors.values()):
         raise FileFormatError(path, None, "a weight is no number")
     with torch.no_grad():
-        for name, weight in wanted.items():
-            weight.copy_(found[name])
+        for name, weight in parameters.items():
+            weight.copy_(tensors[name])
 
 
 def raw_outputs(
@@ -135,14 +136,14 @@ def raw_outputs(
     device = str(next(network.top.parameters()).device)
     lengths = np.array([len(ids) for ids in encoded.ids])[encoded.place]
     order = np.lexsort((encoded.place, lengths))
-    found = torch.zeros(len(encoded), network.head.outputs)
+    outputs = torch.zeros(len(encoded), network.head.outputs)
     kind = device.partition(":")[0]
     for begin in range(0, len(order), _BATCH):
         rows = order[begin : begin + _BATCH]
         with torch.inference_mode(), torch.autocast(kind, torch.bfloat16, enabled=autocast):
             raw = network(*encoded.batch(rows, device))
-        found[torch.from_numpy(rows)] = raw.float().cpu()
-    return found
+        outputs[torch.from_numpy(rows)] = raw.float().cpu()
+    return outputs
 
 
 def lengths_of(

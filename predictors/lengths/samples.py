@@ -110,7 +110,5 @@ def seen_in(parts: Parts, *, test: bool = False) -> Callable[[LabelledPrompt], b
     """Whether a row's prompt took part in training, in stopping it or in calibration, or with
     `test` was kept back from them.
     """
-    known = {
-        prompt_key(row.prompt) for part in parts if test or part != TEST for row in parts[part]
-    }
-    return lambda row: prompt_key(row.prompt) in known
+    keys = {prompt_key(row.prompt) for part in parts if test or part != TEST for row in parts[part]}
+    return lambda row: prompt_key(row.prompt) in keys

@@ -75,12 +75,12 @@ def stream(
         came = rows[first : first + every]
         guesses, within = [], []
         for workload in dict.fromkeys(row.corpus for row in came):
-            of = [row for row in came if row.corpus == workload]
-            predicted = online.lengths(of, workload)
-            off = np.abs(predicted.buckets(worth) - buckets_in(predicted.edges, tokens_of(of)))
+            answers = [row for row in came if row.corpus == workload]
+            predicted = online.lengths(answers, workload)
+            off = np.abs(predicted.buckets(worth) - buckets_in(predicted.edges, tokens_of(answers)))
             guesses += (off == 0).tolist()
             within += (off <= 1).tolist()
-            online.observe(of, workload)
+            online.observe(answers, workload)
         waits = len(online.fresh()) >= FEWEST
         update = online.update() if waits and first + every < len(rows) else None
         true = buckets_in(online.config.shape.edges, tokens_of(came))
@@ -113,11 +113,11 @@ def load_baseline(
     config = PredictorConfig.load(folder)
     if config.shape.edges != online.config.shape.edges:
         raise SloBenchError(f"the buckets of {folder} are others; compare predictors with the same")
-    seen = seen_in(read_samples(folder / config.samples_file))
-    known = sum(map(seen, rows))
-    if known:
+    took_part = seen_in(read_samples(folder / config.samples_file))
+    overlap = sum(map(took_part, rows))
+    if overlap:
         raise SloBenchError(
-            f"{folder} was trained or calibrated on {known:,} of the {len(rows):,} prompts to "
+            f"{folder} was trained or calibrated on {overlap:,} of the {len(rows):,} prompts to "
             "come, and would flatter; train it on others of their kind"
         )
     return TrainedPredictor.load(folder, base=base, config=config)

@@ -58,12 +58,12 @@ class Encoded:
         ids = np.zeros((len(texts), width), dtype=np.int64)
         mask = np.zeros_like(ids)
         types = np.zeros_like(ids)
-        for at, text in enumerate(texts):
-            known = self.ids[text]
-            ids[at, : len(known)] = known
-            mask[at, : len(known)] = 1
+        for row, text in enumerate(texts):
+            tokens = self.ids[text]
+            ids[row, : len(tokens)] = tokens
+            mask[row, : len(tokens)] = 1
             if self.types is not None:
-                types[at, : len(known)] = self.types[text]
+                types[row, : len(tokens)] = self.types[text]
         return (
             torch.from_numpy(ids).to(device),
             None if alone else torch.from_numpy(mask).to(device),
@@ -100,15 +100,15 @@ class TfIdfClassifier:
         import scipy.sparse as sparse
         from sklearn.linear_model import LogisticRegression
 
-        found = [np.unique(_terms(ids)) for ids in encoded.ids]
-        keys, rows = np.unique(np.concatenate(found), return_counts=True)
+        term_sets = [np.unique(_terms(ids)) for ids in encoded.ids]
+        keys, rows = np.unique(np.concatenate(term_sets), return_counts=True)
         often = rows >= _FEWEST
         keys, rows = keys[often], rows[often]
-        rarity = (np.log((1 + len(found)) / (1 + rows)) + 1).astype(np.float32)
+        rarity = (np.log((1 + len(term_sets)) / (1 + rows)) + 1).astype(np.float32)
         each = [_weighted(ids, keys, rarity) for ids in encoded.ids]
         values = np.concatenate([value for _, value in each])
-        places = np.concatenate([at for at, _ in each])
-        ends = np.cumsum([0, *(len(at) for at, _ in each)])
+        places = np.concatenate([positions for positions, _ in each])
+        ends = np.cumsum([0, *(len(positions) for positions, _ in each)])
         terms = sparse.csr_matrix((values, places, ends), shape=(len(each), len(keys)))
         x = sparse.hstack([terms[encoded.place], sparse.csr_matrix(encoded.about)]).tocsr()
         fitted = LogisticRegression(C=_LOOSENESS, max_iter=200).fit(x, true)
@@ -126,13 +126,13 @@ class TfIdfClassifier:
         terms = len(self.keys)
         odds = np.empty((len(encoded.ids), len(self.bias)), dtype=np.float32)
         for text, ids in enumerate(encoded.ids):
-            at, value = _weighted(ids, self.keys, self.rarity)
-            odds[text] = value @ self.weights[at]
+            positions, value = _weighted(ids, self.keys, self.rarity)
+            odds[text] = value @ self.weights[positions]
         numbers = encoded.about @ self.weights[terms:] + self.bias
         both = odds[encoded.place].astype(np.float64) + numbers
         likely = np.exp(both - both.max(axis=1, keepdims=True))
-        found: Floats = likely / likely.sum(axis=1, keepdims=True)
-        return found
+        shares: Floats = likely / likely.sum(axis=1, keepdims=True)
+        return shares
 
     def tensors(self) -> dict[str, NDArray[Any]]:
         """What is kept of it, by name."""
@@ -148,22 +148,22 @@ class TfIdfClassifier:
         Raises:
             ValueError: the tensors have other shapes.
         """
-        found = {name.removeprefix(PREFIX): value for name, value in tensors.items()}
-        terms = len(found["keys"]) if "keys" in found and found["keys"].ndim == 1 else 0
-        wanted = {
+        arrays = {name.removeprefix(PREFIX): value for name, value in tensors.items()}
+        terms = len(arrays["keys"]) if "keys" in arrays and arrays["keys"].ndim == 1 else 0
+        expected = {
             "keys": ((terms,), "int64"),
             "rarity": ((terms,), "float32"),
             "weights": ((terms + numbers, buckets), "float32"),
             "bias": ((buckets,), "float32"),
         }
-        if not terms or {n: (v.shape, v.dtype.name) for n, v in found.items()} != wanted:
+        if not terms or {n: (v.shape, v.dtype.name) for n, v in arrays.items()} != expected:
             raise ValueError("TF-IDF arrays must have the shapes that predictor.json implies")
-        numbers_of = (found["rarity"], found["weights"], found["bias"])
+        numbers_of = (arrays["rarity"], arrays["weights"], arrays["bias"])
         if not all((np.abs(values) < _MOST).all() for values in numbers_of):
             raise ValueError("TF-IDF weights must be finite and below the limit")
-        if not (np.diff(found["keys"]) > 0).all():
+        if not (np.diff(arrays["keys"]) > 0).all():
             raise ValueError("TF-IDF keys must ascend")
-        return cls(**found)
+        return cls(**arrays)
 
 
 def _terms(ids: Sequence[int]) -> Ints:
@@ -177,8 +177,8 @@ def _weighted(
 ) -> tuple[Ints, NDArray[np.float32]]:
     """Places in `keys` of a prompt's terms, and their TF-IDF: 1 + log(count), of length one."""
     terms, counts = np.unique(_terms(ids), return_counts=True)
-    at = np.minimum(np.searchsorted(keys, terms), len(keys) - 1)
-    known = keys[at] == terms
-    at = at[known]
-    value = ((1 + np.log(counts[known])) * rarity[at]).astype(np.float32)
-    return at, value / max(float(np.linalg.norm(value)), 1e-9)
+    positions = np.minimum(np.searchsorted(keys, terms), len(keys) - 1)
+    matches = keys[positions] == terms
+    positions = positions[matches]
+    value = ((1 + np.log(counts[matches])) * rarity[positions]).astype(np.float32)
+    return positions, value / max(float(np.linalg.norm(value)), 1e-9)

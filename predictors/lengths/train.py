@@ -177,7 +177,7 @@ def train(
         confusion=(),
         training={
             "settings": asdict(settings),
-            "rows": {part: len(found) for part, found in parts.items()},
+            "rows": {part: len(part_rows) for part, part_rows in parts.items()},
             "steps": steps,
             "epochs": epochs,
         },
@@ -261,9 +261,9 @@ def _parts(rows: Sequence[LabelledPrompt], settings: TrainSettings) -> Parts:
             f"{len(parts[CALIBRATION])} to calibrate; give some hundreds"
         )
     tokens = tokens_of(parts[TRAIN])
-    found = np.unique(buckets_in(settings.edges, tokens))
-    if len(found) < 2:
-        begin = settings.edges[int(found[0])]
+    buckets = np.unique(buckets_in(settings.edges, tokens))
+    if len(buckets) < 2:
+        begin = settings.edges[int(buckets[0])]
         raise SloBenchError(
             f"all {len(tokens)} answers fall into the one bucket that begins at {begin} tokens: "
             "there is nothing to tell apart; give other data, or finer --buckets"
@@ -363,9 +363,9 @@ class _Training:
         for begin in range(0, len(mixed), batch * _GROUPED):
             group = mixed[begin : begin + batch * _GROUPED]
             group = group[np.argsort(lengths[group], kind="stable")]
-            pieces = [group[at : at + batch] for at in range(0, len(group), batch)]
+            pieces = [group[offset : offset + batch] for offset in range(0, len(group), batch)]
             batches += [np.concatenate([self._rows_of[t] for t in piece]) for piece in pieces]
-        return [batches[at] for at in rng.permutation(len(batches))]
+        return [batches[index] for index in rng.permutation(len(batches))]
 
     def _copy(self) -> dict[str, Tensor]:
         return {name: weight.detach().cpu().clone() for name, weight in self._weights.items()}
@@ -453,10 +453,10 @@ class Learner:
         device = str(next(network.top.parameters()).device)
         self.optimizer.zero_grad(set_to_none=True)
         whole = 0.0
-        for at in _pieces(encoded, rows):
+        for piece in _pieces(encoded, rows):
             with torch.autocast(device.partition(":")[0], torch.bfloat16, enabled=self._bf16):
-                raw = network(*encoded.batch(rows[at], device, pad_to=_PAD_TO))
-            true = tokens[torch.from_numpy(at)].to(device)
+                raw = network(*encoded.batch(rows[piece], device, pad_to=_PAD_TO))
+            true = tokens[torch.from_numpy(piece)].to(device)
             loss = self.loss(raw.float(), true) * (len(raw) / len(rows))
             loss.backward()
             whole += float(loss.detach())
@@ -478,7 +478,7 @@ def _pieces(encoded: Encoded, rows: np.ndarray) -> list[np.ndarray]:
     place = encoded.place[rows]
     texts = np.unique(place)
     each = max(1, _TOKENS_AT_ONCE // max(len(encoded.ids[text]) for text in texts))
-    pieces = [texts[at : at + each] for at in range(0, len(texts), each)]
+    pieces = [texts[begin : begin + each] for begin in range(0, len(texts), each)]
     return [np.flatnonzero(np.isin(place, piece)) for piece in pieces]
 
 

@@ -91,33 +91,39 @@ def operator_step_time(
         raise SloBenchError(f"{placement.model.name} is an encoder; step times are for decoders")
     host = HOSTS[engine]
     step_s = host.step_s if host_s is None else host_s
-    known = kernels(placement.gpu, engine, without)
+    kernel_times = kernels(placement.gpu, engine, without)
     listed = operators(_as_run(placement, engine))
     if listed.experts is not None:
         listed = replace(listed, experts=_with_kernel(listed.experts, experts_kernel))
-    linear, experts = _linear(known, listed, placement), _experts(known, listed, placement)
-    decode = _decode(known, listed, placement)
+    linear, experts = (
+        _linear(kernel_times, listed, placement),
+        _experts(kernel_times, listed, placement),
+    )
+    decode = _decode(kernel_times, listed, placement)
     rest = (
-        _per_sequence(known, listed, host),
+        _per_sequence(kernel_times, listed, host),
         decode,
-        _mixed(known, listed, placement, decode),
+        _mixed(kernel_times, listed, placement, decode),
         Host(step_s, graph_tokens=GRAPH_TOKENS, prefill_s=host.kernel_s * listed.launches),
     )
     if placement.dp > 1 and experts is not None:
-        made: TableStepTime = DataParallelStepTime(placement.dp, linear, experts, *rest)
+        table: TableStepTime = DataParallelStepTime(placement.dp, linear, experts, *rest)
     else:
         if experts is not None:
-            linear = Curve(linear.at, linear.seconds + experts.seconds)
-        made = TableStepTime(linear, *rest)
-    origin = f"operators: kernel times of {known.version} on {known.source.partition('_')[0]}"
-    if not known.exact:
+            linear = Curve(linear.counts, linear.seconds + experts.seconds)
+        table = TableStepTime(linear, *rest)
+    origin = (
+        f"operators: kernel times of {kernel_times.version} on "
+        f"{kernel_times.source.partition('_')[0]}"
+    )
+    if not kernel_times.exact:
         origin += f", scaled to {placement.gpu.name}"
     origin += " (AIConfigurator)"
-    by_roofline = listed.recurrence is not None and not known.has_recurrences
+    by_roofline = listed.recurrence is not None and not kernel_times.has_recurrences
     if by_roofline:
         origin += "; linear attention by its roofline"
-    fitted = known.exact and not by_roofline
-    return StepTimeModel(made, fitted=fitted, provenance=origin)
+    fitted = kernel_times.exact and not by_roofline
+    return StepTimeModel(table, fitted=fitted, provenance=origin)
 
 
 def _as_run(placement: Placement, engine: str) -> Placement:
@@ -174,9 +180,9 @@ def speculative_step_time(
     if shape is not None:
         small = model(shape) if isinstance(shape, str) else shape
         drafting = replace(placement, model=small, ep=placement.ep if small.experts else 1)
-        made = operator_step_time(drafting, engine or DEFAULT_ENGINE, host_s=0.0).model
-        assert isinstance(made, TableStepTime)
-        draft = made
+        draft_table = operator_step_time(drafting, engine or DEFAULT_ENGINE, host_s=0.0).model
+        assert isinstance(draft_table, TableStepTime)
+        draft = draft_table
     return replace(
         served,
         model=SpeculativeStepTime(served.model, speculation, draft),
@@ -208,15 +214,15 @@ def default_step_time(placement: Placement, host_s: float | None = None) -> Step
     return operator_step_time(placement, host_s=host_s)
 
 
-def _linear(known: Kernels, listed: Operators, placement: Placement) -> Curve:
-    tokens = known.gemm_tokens(listed.gemms[0].dtype)
+def _linear(kernel_times: Kernels, listed: Operators, placement: Placement) -> Curve:
+    tokens = kernel_times.gemm_tokens(listed.gemms[0].dtype)
     seconds = np.zeros(len(tokens))
     for gemm in listed.gemms:
-        seconds += gemm.calls * known.sustained_gemm_s(tokens, gemm.n, gemm.k, gemm.dtype)
+        seconds += gemm.calls * kernel_times.sustained_gemm_s(tokens, gemm.n, gemm.k, gemm.dtype)
     for small in listed.small:
-        seconds += small.calls * known.small_s(small.bytes_per_token * tokens)
+        seconds += small.calls * kernel_times.small_s(small.bytes_per_token * tokens)
     for reduce in listed.all_reduces:
-        seconds += reduce.calls * known.all_reduce_s(
+        seconds += reduce.calls * kernel_times.all_reduce_s(
             placement.tp, reduce.bytes_per_token * tokens, placement.peer_link
         )
     if placement.pp > 1:
@@ -226,30 +232,30 @@ def _linear(known: Kernels, listed: Operators, placement: Placement) -> Curve:
     return Curve(tokens, seconds)
 
 
-def _experts(known: Kernels, listed: Operators, placement: Placement) -> Curve | None:
+def _experts(kernel_times: Kernels, listed: Operators, placement: Placement) -> Curve | None:
     """Seconds of the experts by the tokens of all data-parallel ranks, exchange included."""
     if listed.experts is None:
         return None
-    tokens = known.gemm_tokens(listed.gemms[0].dtype)
-    seconds = known.experts_s(tokens, listed.experts)
+    tokens = kernel_times.gemm_tokens(listed.gemms[0].dtype)
+    seconds = kernel_times.experts_s(tokens, listed.experts)
     if placement.dp > 1:
         sizes = placement.model.hidden * SIXTEEN_BIT_BYTES * tokens
-        seconds = seconds + known.exchange_s(placement.dp, sizes, placement.peer_link)
+        seconds = seconds + kernel_times.exchange_s(placement.dp, sizes, placement.peer_link)
     return Curve(tokens, listed.experts.calls * seconds)
 
 
-def _per_sequence(known: Kernels, listed: Operators, host: HostTimes) -> Curve:
+def _per_sequence(kernel_times: Kernels, listed: Operators, host: HostTimes) -> Curve:
     head = listed.head
-    seconds = known.gemm_s(_SEQUENCES, head.n, head.k, head.dtype)
-    sampled = known.small_s(4 * listed.logits_bytes * _SEQUENCES)
+    seconds = kernel_times.gemm_s(_SEQUENCES, head.n, head.k, head.dtype)
+    sampled = kernel_times.small_s(4 * listed.logits_bytes * _SEQUENCES)
     if (recurrence := listed.recurrence) is not None:
-        sampled += recurrence.calls * known.recurrent_s(_SEQUENCES, recurrence)
+        sampled += recurrence.calls * kernel_times.recurrent_s(_SEQUENCES, recurrence)
     return Curve(_SEQUENCES, seconds + sampled + host.sequence_s * _SEQUENCES)
 
 
-def _decode(known: Kernels, listed: Operators, placement: Placement) -> DecodeGrid:
+def _decode(kernel_times: Kernels, listed: Operators, placement: Placement) -> DecodeGrid:
     a = listed.attention
-    batch, length, seconds = known.generation_s(a, placement.kv_dtype)
+    batch, length, seconds = kernel_times.generation_s(a, placement.kv_dtype)
     there = np.isfinite(seconds)
     rows, columns = np.nonzero(there)
     (sequences, kv), filled = grid_of(
@@ -257,16 +263,16 @@ def _decode(known: Kernels, listed: Operators, placement: Placement) -> DecodeGr
     )
     total = a.calls * filled
     if a.window_calls:
-        seen = np.minimum(kv, a.window)
-        total += a.window_calls * np.array([np.interp(seen, kv, row) for row in filled])
+        attended = np.minimum(kv, a.window)
+        total += a.window_calls * np.array([np.interp(attended, kv, row) for row in filled])
     if (indexer := listed.indexer) is not None:
         read = sequences[:, None] * kv[None, :]
-        total += indexer.calls * known.index_s(read, read, indexer)
+        total += indexer.calls * kernel_times.index_s(read, read, indexer)
     return DecodeGrid(sequences, kv, total)
 
 
 def _mixed(
-    known: Kernels, listed: Operators, placement: Placement, decode: DecodeGrid
+    kernel_times: Kernels, listed: Operators, placement: Placement, decode: DecodeGrid
 ) -> MixedGrid:
     """Prompts and decoding sequences one after the other.
 
@@ -274,8 +280,8 @@ def _mixed(
     context alone; so no measurement of such chunks is needed.
     """
     a = listed.attention
-    length, seconds = known.context_s(a, placement.kv_dtype)
-    seconds = seconds * known.sustained
+    length, seconds = kernel_times.context_s(a, placement.kv_dtype)
+    seconds = seconds * kernel_times.sustained
     pairs_s = np.polyfit(length[-3:] ** 2, seconds[-3:], 1)[0]
 
     def alone(tokens: Floats) -> Floats:
@@ -295,11 +301,11 @@ def _mixed(
     def indexed(contexts: Floats, indexer: Indexer) -> Floats:
         chunks = _CHUNKS[:, None]
         pairs = chunks * (contexts + 0.5 * chunks)
-        return known.index_s(contexts + chunks, pairs, indexer)
+        return kernel_times.index_s(contexts + chunks, pairs, indexer)
 
     contexts = _CONTEXTS[None, :]
     later = a.calls * behind(contexts, alone)
-    if a.window_calls and (chosen_s := _chosen_s(known, listed, placement)):
+    if a.window_calls and (chosen_s := _chosen_s(kernel_times, listed, placement)):
         dense = behind(contexts, alone)
         chosen = chosen_s * _CHUNKS[:, None]
         later += a.window_calls * np.where(contexts + _CHUNKS[:, None] > a.window, chosen, dense)
@@ -308,14 +314,14 @@ def _mixed(
     if listed.indexer is not None:
         later += listed.indexer.calls * indexed(contexts, listed.indexer)
     if (recurrence := listed.recurrence) is not None:
-        later = later + recurrence.calls * known.recurrence_s(_CHUNKS[:, None], recurrence)
+        later = later + recurrence.calls * kernel_times.recurrence_s(_CHUNKS[:, None], recurrence)
     sequences = np.concatenate([[0.0], decode.sequences])
     decodes = np.concatenate([np.zeros((1, len(decode.kv_tokens))), decode.seconds])
     total = later[:, :, None, None] + decodes[None, None, :, :]
     return MixedGrid(_CHUNKS, _CONTEXTS, sequences, decode.kv_tokens, total)
 
 
-def _chosen_s(known: Kernels, listed: Operators, placement: Placement) -> float:
+def _chosen_s(kernel_times: Kernels, listed: Operators, placement: Placement) -> float:
     """Seconds in which a query of a prompt attends to the tokens that an indexer chose.
 
     Of a measured layer with the longest prompt, less what is computed apart here: projections,
@@ -324,16 +330,16 @@ def _chosen_s(known: Kernels, listed: Operators, placement: Placement) -> float:
     indexer, a = listed.indexer, listed.attention
     if indexer is None:
         return 0.0
-    measured = known.sparse_context(a, placement.kv_dtype)
+    measured = kernel_times.sparse_context(a, placement.kv_dtype)
     if measured is None:
-        return known.chosen_s(a, indexer)
-    at, seconds = (found[-1:] for found in measured)
-    beside = known.index_s(at, 0.5 * at**2, indexer)
+        return kernel_times.chosen_s(a, indexer)
+    tokens, seconds = (column[-1:] for column in measured)
+    beside = kernel_times.index_s(tokens, 0.5 * tokens**2, indexer)
     for gemm in listed.gemms:
         if gemm.name in _OF_ATTENTION or gemm.name.startswith("index_"):
-            beside = beside + known.gemm_s(at, gemm.n, gemm.k, "bf16")
+            beside = beside + kernel_times.gemm_s(tokens, gemm.n, gemm.k, "bf16")
     for small in listed.small:
         if small.name.startswith(("index_", "latent_", "rotary_")):
             calls = small.calls / indexer.calls
-            beside = beside + calls * known.small_s(small.bytes_per_token * at)
-    return max(0.0, float((seconds - beside)[0] / at[0]))
+            beside = beside + calls * kernel_times.small_s(small.bytes_per_token * tokens)
+    return max(0.0, float((seconds - beside)[0] / tokens[0]))

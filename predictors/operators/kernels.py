@@ -52,8 +52,8 @@ class Peaks:
     def roofline_s(self, moved_bytes: Floats, operations: Floats, bits: int) -> Floats:
         """Seconds of a kernel that moves these bytes and performs these operations."""
         peak = self.flops.get(bits) or self.flops[16]
-        found: Floats = np.maximum(moved_bytes / self.bandwidth, operations / peak) + LAUNCH_S
-        return found
+        seconds: Floats = np.maximum(moved_bytes / self.bandwidth, operations / peak) + LAUNCH_S
+        return seconds
 
 
 class Kernels:
@@ -82,11 +82,11 @@ class Kernels:
 
     def gemm_s(self, tokens: Floats, n: int, k: int, dtype: str) -> Floats:
         """Seconds of (tokens x k) by (k x n) for each number of tokens."""
-        known = f"gemm/{dtype}/m" in self._tables
-        at, ratios = self._gemm_ratios(n, k, dtype if known else "bf16")
-        ratio = np.exp(np.interp(np.log(tokens), np.log(at), np.log(ratios)))
-        found: Floats = ratio * _gemm_roofline(self._own, tokens, n, k, dtype)
-        return found
+        has_table = f"gemm/{dtype}/m" in self._tables
+        table_tokens, ratios = self._gemm_ratios(n, k, dtype if has_table else "bf16")
+        ratio = np.exp(np.interp(np.log(tokens), np.log(table_tokens), np.log(ratios)))
+        seconds: Floats = ratio * _gemm_roofline(self._own, tokens, n, k, dtype)
+        return seconds
 
     @property
     def sustained(self) -> float:
@@ -114,57 +114,61 @@ class Kernels:
         return np.asarray(self._tables[name][self._sizes(name)], dtype=np.float64)
 
     def _sizes(self, name: str) -> Mask:
-        at = self._tables[name]
-        kept: Mask = (at <= 64) | (at % 16 == 0)
+        tokens = self._tables[name]
+        kept: Mask = (tokens <= 64) | (tokens % 16 == 0)
         return kept
 
     def _gemm_ratios(self, n: int, k: int, dtype: str) -> tuple[Floats, Floats]:
-        at = self.gemm_tokens(dtype)
+        tokens = self.gemm_tokens(dtype)
         sides_n = np.asarray(self._tables[f"gemm/{dtype}/n"], dtype=np.float64)
         sides_k = np.asarray(self._tables[f"gemm/{dtype}/k"], dtype=np.float64)
         seconds = _seconds(self._tables[f"gemm/{dtype}/time"][self._sizes(f"gemm/{dtype}/m")])
-        total, weight = np.zeros(len(at)), np.zeros(len(at))
+        total, weight = np.zeros(len(tokens)), np.zeros(len(tokens))
         for i, share_n in _neighbours(sides_n, n):
             for j, share_k in _neighbours(sides_k, k):
                 share = share_n * share_k
-                roofline = _gemm_roofline(self._measured, at, sides_n[i], sides_k[j], dtype)
+                roofline = _gemm_roofline(self._measured, tokens, sides_n[i], sides_k[j], dtype)
                 ratio = np.log(seconds[:, i, j] / roofline)
                 there = np.isfinite(ratio)
                 total[there] += share * ratio[there]
                 weight[there] += share
         there = weight > 0
-        at, ratio = at[there], np.exp(total[there] / weight[there])
-        times = ratio * _gemm_roofline(self._measured, at, n, k, dtype)
+        tokens, ratio = tokens[there], np.exp(total[there] / weight[there])
+        times = ratio * _gemm_roofline(self._measured, tokens, n, k, dtype)
         # Padding to a larger size is always possible: what takes much longer was disturbed.
         least = np.minimum.accumulate(times[::-1])[::-1]
-        return at, ratio * np.minimum(1.0, DISTURBED * least / times)
+        return tokens, ratio * np.minimum(1.0, DISTURBED * least / times)
 
     # ---------------------------------------------------------------- attention
 
-    def generation_s(self, wanted: Attention, dtype: str) -> tuple[Floats, Floats, Floats]:
+    def generation_s(self, attention: Attention, dtype: str) -> tuple[Floats, Floats, Floats]:
         """Sequences, their KV tokens, and seconds [sequences, KV tokens]; NaN: not measured."""
-        nearest, times, batch, length = self._attention("generation", wanted, dtype)
-        at = (batch[:, None], 1.0, length[None, :])
-        theirs = _attention_roofline(self._measured, *at, nearest, dtype)
-        return batch, length, times * _attention_roofline(self._own, *at, wanted, dtype) / theirs
+        nearest, times, batch, length = self._attention("generation", attention, dtype)
+        sizes = (batch[:, None], 1.0, length[None, :])
+        theirs = _attention_roofline(self._measured, *sizes, nearest, dtype)
+        return (
+            batch,
+            length,
+            times * _attention_roofline(self._own, *sizes, attention, dtype) / theirs,
+        )
 
-    def context_s(self, wanted: Attention, dtype: str) -> tuple[Floats, Floats]:
+    def context_s(self, attention: Attention, dtype: str) -> tuple[Floats, Floats]:
         """Lengths of a prompt and the seconds of its causal attention."""
-        nearest, times, _, length = self._attention("context", wanted, dtype)
-        at = (1.0, length, 0.5 * length)
-        theirs = _attention_roofline(self._measured, *at, nearest, dtype)
-        known = np.isfinite(times[0])
-        ours = _attention_roofline(self._own, *at, wanted, dtype)
-        return length[known], (times[0] * ours / theirs)[known]
+        nearest, times, _, length = self._attention("context", attention, dtype)
+        sizes = (1.0, length, 0.5 * length)
+        theirs = _attention_roofline(self._measured, *sizes, nearest, dtype)
+        finite = np.isfinite(times[0])
+        ours = _attention_roofline(self._own, *sizes, attention, dtype)
+        return length[finite], (times[0] * ours / theirs)[finite]
 
-    def index_s(self, read: Floats, pairs: Floats, wanted: Indexer) -> Floats:
+    def index_s(self, read: Floats, pairs: Floats, indexer: Indexer) -> Floats:
         """Seconds in which an indexer scores `pairs` of a query and an earlier token, of which it
         reads `read`; by the roofline, as no table has it.
         """
-        moved = read * wanted.key_bytes + 2 * _SCORE_BYTES * pairs
-        return self.roofline_s(moved, pairs * wanted.operations, 8)
+        moved = read * indexer.key_bytes + 2 * _SCORE_BYTES * pairs
+        return self.roofline_s(moved, pairs * indexer.operations, 8)
 
-    def sparse_context(self, wanted: Attention, dtype: str) -> tuple[Floats, Floats] | None:
+    def sparse_context(self, attention: Attention, dtype: str) -> tuple[Floats, Floats] | None:
         """Tokens of a prompt, and the seconds of one layer's sparse attention with 16-bit
         projections and its indexer (vLLM's module); None: not measured.
         """
@@ -172,14 +176,14 @@ class Kernels:
         if f"{name}/heads" not in self._tables:
             return None
         heads = self._tables[f"{name}/heads"]
-        nearest = int(np.argmin(np.abs(np.log(heads / wanted.heads))))
+        nearest = int(np.argmin(np.abs(np.log(heads / attention.heads))))
         times = _seconds(self._tables[f"{name}/time"][nearest])
         there = np.isfinite(times)
         if not self.exact:
             times = times * self._measured.flops[16] / self._own.flops[16]
         return np.asarray(self._tables[f"{name}/length"], dtype=np.float64)[there], times[there]
 
-    def chosen_s(self, wanted: Attention, indexer: Indexer) -> float:
+    def chosen_s(self, attention: Attention, indexer: Indexer) -> float:
         """Seconds in which a query of a prompt attends to the tokens that an indexer chose, where
         no table has them; 0: as long as with a window.
 
@@ -188,28 +192,28 @@ class Kernels:
         `_forward_flashmla_sparse`), and reaches 640 TFLOP/s on H800, 65 % of the data sheet (its
         README).
         """
-        if not wanted.latent or self.gpu.flops_4bit:
+        if not attention.latent or self.gpu.flops_4bit:
             return 0.0
-        heads = _SPARSE_HEADS * -(-wanted.heads // _SPARSE_HEADS)
+        heads = _SPARSE_HEADS * -(-attention.heads // _SPARSE_HEADS)
         return heads * indexer.chosen_operations / (_SPARSE_SHARE * self.gpu.flops_16bit)
 
     def _attention(
-        self, kind: str, wanted: Attention, dtype: str
+        self, kind: str, attention: Attention, dtype: str
     ) -> tuple[Attention, Floats, Floats, Floats]:
-        """The measured shape nearest to the wanted one, its times, and the axes."""
+        """The measured shape nearest to `attention`, its times, and the axes."""
         measured_dims = [dim for dim in (64, 128) if f"{kind}/{dim}/bf16/shape" in self._tables]
         dim: int | str = min(
-            measured_dims, key=lambda known: abs(known - wanted.head_dim), default=128
+            measured_dims, key=lambda candidate: abs(candidate - attention.head_dim), default=128
         )
-        if wanted.latent and f"{kind}/latent/bf16/shape" in self._tables:
+        if attention.latent and f"{kind}/latent/bf16/shape" in self._tables:
             dim = "latent"
         name = f"{kind}/{dim}/{dtype}"
         if f"{name}/shape" not in self._tables:
             name = f"{kind}/{dim}/bf16"
         shapes = self._tables[f"{name}/shape"]
-        group = wanted.heads / wanted.kv_heads
+        group = attention.heads / attention.kv_heads
         far = 2 * np.abs(np.log(shapes[:, 0] / shapes[:, 1] / group)) + np.abs(
-            np.log(shapes[:, 1] / wanted.kv_heads)
+            np.log(shapes[:, 1] / attention.kv_heads)
         )
         nearest = int(np.argmin(far))
         times = _seconds(self._tables[f"{name}/time"][nearest])
@@ -218,8 +222,8 @@ class Kernels:
         measured = Attention(
             int(shapes[nearest, 0]),
             int(shapes[nearest, 1]),
-            wanted.head_dim if isinstance(dim, str) else dim,
-            wanted.calls,
+            attention.head_dim if isinstance(dim, str) else dim,
+            attention.calls,
             latent=isinstance(dim, str),
         )
         return measured, times, batch, length
@@ -231,58 +235,64 @@ class Kernels:
         """Whether linear attention was measured; otherwise it is computed by its roofline."""
         return "linear_context/shape" in self._tables
 
-    def recurrence_s(self, tokens: Floats, wanted: Recurrence) -> Floats:
+    def recurrence_s(self, tokens: Floats, recurrence: Recurrence) -> Floats:
         """Seconds in which one layer computes a prompt's chunk of each number of `tokens`."""
         tokens = np.asarray(tokens, dtype=np.float64)
         if not self.has_recurrences:
-            return self.roofline_s(wanted.token_bytes * tokens, wanted.token_operations * tokens)
-        return self._recurrence("context", tokens, wanted)
+            return self.roofline_s(
+                recurrence.token_bytes * tokens, recurrence.token_operations * tokens
+            )
+        return self._recurrence("context", tokens, recurrence)
 
-    def recurrent_s(self, sequences: Floats, wanted: Recurrence) -> Floats:
+    def recurrent_s(self, sequences: Floats, recurrence: Recurrence) -> Floats:
         """Seconds of one layer's update of the states of decoding sequences."""
         if not self.has_recurrences:
-            return self.small_s(wanted.state_bytes * sequences)
-        return self._recurrence("generation", sequences, wanted)
+            return self.small_s(recurrence.state_bytes * sequences)
+        return self._recurrence("generation", sequences, recurrence)
 
-    def _recurrence(self, phase: str, counts: Floats, wanted: Recurrence) -> Floats:
-        """Times of the heads nearest to the wanted ones, along logarithms; beyond the table in
-        proportion. What is bound by bandwidth or arithmetic grows with the value heads, which
-        are scaled where another number was measured.
+    def _recurrence(self, phase: str, counts: Floats, recurrence: Recurrence) -> Floats:
+        """Times of the nearest measured heads, along logarithms; beyond the table in proportion.
+        What is bound by bandwidth or arithmetic grows with the value heads, which are scaled where
+        another number was measured.
         """
         shapes = self._tables[f"linear_{phase}/shape"]
-        heads = np.array([wanted.key_heads, wanted.value_heads])
+        heads = np.array([recurrence.key_heads, recurrence.value_heads])
         nearest = int(np.argmin(np.abs(np.log(shapes / heads)) @ [1.0, 2.0]))
-        at = np.asarray(self._tables[f"linear_{phase}/at"], dtype=np.float64)
+        table_counts = np.asarray(self._tables[f"linear_{phase}/at"], dtype=np.float64)
         times = _seconds(self._tables[f"linear_{phase}/time"][nearest])
         there = np.isfinite(times)
-        at, times = at[there], times[there]
-        inside = np.exp(np.interp(np.log(np.maximum(counts, at[0])), np.log(at), np.log(times)))
-        found = inside * np.maximum(1.0, counts / at[-1])
-        scale = wanted.value_heads / shapes[nearest, 1]
+        table_counts, times = table_counts[there], times[there]
+        inside = np.exp(
+            np.interp(
+                np.log(np.maximum(counts, table_counts[0])), np.log(table_counts), np.log(times)
+            )
+        )
+        seconds = inside * np.maximum(1.0, counts / table_counts[-1])
+        scale = recurrence.value_heads / shapes[nearest, 1]
         if not self.exact:
             scale *= self._measured.bandwidth / self._own.bandwidth
-        return np.asarray(np.maximum(LAUNCH_S, found * scale))
+        return np.asarray(np.maximum(LAUNCH_S, seconds * scale))
 
     # ---------------------------------------------------------------- experts
 
-    def experts_s(self, tokens: Floats, wanted: ExpertLayer) -> Floats:
+    def experts_s(self, tokens: Floats, layer: ExpertLayer) -> Floats:
         """Seconds of one layer's experts on the GPU with most load, for each number of tokens.
 
         Under a server's load, as `sustained_gemm_s`. Where another number of experts was measured,
         it is with as many tokens an expert.
         """
-        known = f"moe/{wanted.dtype}/shape" in self._tables
-        dtype = wanted.dtype if known else "bf16"
-        told = f"{wanted.dtype}-{wanted.kernel}"
-        name = f"moe/{told if f'moe/{told}/shape' in self._tables else dtype}"
-        roofline = _experts_roofline(self._own, tokens, wanted)
+        has_table = f"moe/{layer.dtype}/shape" in self._tables
+        dtype = layer.dtype if has_table else "bf16"
+        variant = f"{layer.dtype}-{layer.kernel}"
+        name = f"moe/{variant if f'moe/{variant}/shape' in self._tables else dtype}"
+        roofline = _experts_roofline(self._own, tokens, layer)
         shapes = self._tables[f"{name}/shape"]
-        e = wanted.experts
-        sides = (wanted.hidden, e.intermediate, e.per_token, e.routed, wanted.tp, wanted.ep)
+        e = layer.experts
+        sides = (layer.hidden, e.intermediate, e.per_token, e.routed, layer.tp, layer.ep)
         nearest = int(np.argmin(np.abs(np.log(shapes / np.array(sides))).sum(axis=1)))
         hidden, inner, per_token, routed, tp, ep = map(int, shapes[nearest])
         measured = replace(
-            wanted,
+            layer,
             hidden=hidden,
             experts=Experts(routed, per_token, inner),
             tp=tp,
@@ -292,11 +302,11 @@ class Kernels:
         )
         times = _seconds(self._tables[f"{name}/time"][nearest])
         there = np.isfinite(times)
-        at = np.asarray(self._tables[f"{name}/tokens"], dtype=np.float64)[there]
-        ratio = np.log(times[there] / _experts_roofline(self._measured, at, measured))
-        at = at * (per_token / routed) / (e.per_token / e.routed)
-        measured_s = np.exp(np.interp(np.log(tokens), np.log(at), ratio)) * roofline
-        slowed = self._slowed(_experts_operations(tokens, wanted), wanted.dtype, roofline)
+        table_tokens = np.asarray(self._tables[f"{name}/tokens"], dtype=np.float64)[there]
+        ratio = np.log(times[there] / _experts_roofline(self._measured, table_tokens, measured))
+        table_tokens = table_tokens * (per_token / routed) / (e.per_token / e.routed)
+        measured_s = np.exp(np.interp(np.log(tokens), np.log(table_tokens), ratio)) * roofline
+        slowed = self._slowed(_experts_operations(tokens, layer), layer.dtype, roofline)
         return np.asarray(measured_s * slowed)
 
     # ---------------------------------------------------------------- collectives
@@ -325,12 +335,12 @@ class Kernels:
             row = np.flatnonzero(self._tables[f"{name}/gpus"] == gpus)
             if len(row):
                 times = _seconds(self._tables[f"{name}/time"][row[0]])
-                at = np.asarray(self._tables[f"{name}/bytes"], dtype=np.float64)
-                known = np.isfinite(times)
+                table_bytes = np.asarray(self._tables[f"{name}/bytes"], dtype=np.float64)
+                finite = np.isfinite(times)
                 # A larger message never takes less; what says so was disturbed.
-                least = np.minimum.accumulate(times[known][::-1])[::-1]
-                found = np.interp(np.log(sizes_bytes), np.log(at[known]), np.log(least))
-                return np.asarray(np.exp(found))
+                least = np.minimum.accumulate(times[finite][::-1])[::-1]
+                log_s = np.interp(np.log(sizes_bytes), np.log(table_bytes[finite]), np.log(least))
+                return np.asarray(np.exp(log_s))
         moved = rounds * (gpus - 1) / gpus * sizes_bytes
         return np.asarray(rounds * link.latency_s + moved / link.bandwidth_bytes_per_s)
 
@@ -339,16 +349,16 @@ def _seconds(packed: NDArray[Any]) -> Floats:
     return np.asarray(np.exp2(packed.astype(np.float64)) * 1e-6)
 
 
-def _neighbours(sides: Floats, wanted: float) -> list[tuple[int, float]]:
-    """Rows on both sides of `wanted` with their shares, by logarithms; the end row beyond."""
-    if wanted <= sides[0]:
+def _neighbours(sides: Floats, side: float) -> list[tuple[int, float]]:
+    """Rows on both sides of `side` with their shares, by logarithms; the end row beyond."""
+    if side <= sides[0]:
         return [(0, 1.0)]
-    if wanted >= sides[-1]:
+    if side >= sides[-1]:
         return [(len(sides) - 1, 1.0)]
-    after = int(np.searchsorted(sides, wanted))
-    if sides[after] == wanted:
+    after = int(np.searchsorted(sides, side))
+    if sides[after] == side:
         return [(after, 1.0)]
-    share = math.log(wanted / sides[after - 1]) / math.log(sides[after] / sides[after - 1])
+    share = math.log(side / sides[after - 1]) / math.log(sides[after] / sides[after - 1])
     return [(after - 1, 1 - share), (after, share)]
 
 
@@ -371,10 +381,10 @@ def _attention_roofline(
 def _experts_roofline(peaks: Peaks, tokens: Floats, layer: ExpertLayer) -> Floats:
     """The chosen experts' weights are read once; each choice of a token is computed."""
     experts, dtype = layer.experts, weight_dtype(layer.dtype)
-    one = _expert_parameters(layer)
+    expert_parameters = _expert_parameters(layer)
     read = np.array([experts.distinct(n, layer.skew, layer.ep) for n in tokens])
     choices = tokens * experts.per_token * experts.most_loaded_share(layer.skew, layer.ep)
-    moved = read * one * dtype.bytes + 4 * choices * layer.hidden
+    moved = read * expert_parameters * dtype.bytes + 4 * choices * layer.hidden
     return peaks.roofline_s(moved, _experts_operations(tokens, layer), dtype.compute_bits)
 
 
@@ -417,12 +427,12 @@ def kernels(gpu: GpuSpec, engine: str = "vllm", without: tuple[str, ...] = ()) -
     Where there are none, those of the GPU whose bandwidth and operations/s are nearest.
     """
     engine = "sglang" if engine == "sglang" else "vllm"
-    known = gpus()
+    specs = gpus()
     names = [name.removesuffix(f"_{engine}") for name in _packed() if name.endswith(f"_{engine}")]
-    names = [name for name in names if name in known and name not in without]
+    names = [name for name in names if name in specs and name not in without]
 
     def far(name: str) -> float:
-        other = known[name]
+        other = specs[name]
         return (
             2.0 * (bool(other.flops_8bit) != bool(gpu.flops_8bit))
             + abs(math.log(other.bandwidth_bytes_per_s / gpu.bandwidth_bytes_per_s))

@@ -132,17 +132,17 @@ class Operators:
         (`chunk_gated_delta_rule_fwd`: norms of queries and keys, gates, their sums, products,
         triangular solve, weights, states, outputs).
         """
-        found = sum(gemm.calls * _multiplied(gemm.dtype) for gemm in self.gemms)
-        found += sum(small.calls for small in self.small if small.name != "quantise")
-        found += sum(reduce.calls for reduce in self.all_reduces)
-        found += self.attention.calls + self.attention.window_calls
+        count = sum(gemm.calls * _multiplied(gemm.dtype) for gemm in self.gemms)
+        count += sum(small.calls for small in self.small if small.name != "quantise")
+        count += sum(reduce.calls for reduce in self.all_reduces)
+        count += self.attention.calls + self.attention.window_calls
         if self.experts is not None:
-            found += self.experts.calls * (3 + 2 * _multiplied(self.experts.dtype))
+            count += self.experts.calls * (3 + 2 * _multiplied(self.experts.dtype))
         if self.recurrence is not None:
-            found += 10 * self.recurrence.calls
+            count += 10 * self.recurrence.calls
         if self.indexer is not None:
-            found += self.indexer.calls
-        return found
+            count += self.indexer.calls
+        return count
 
 
 def _multiplied(dtype: str) -> int:

@@ -46,7 +46,7 @@ def profiled_gpu(profile: Profile) -> GpuSpec:
         if profile.device is None:
             raise
         spec = _measured(profile)
-    named = {name: _named(one) for name, one in profile.links.items()}
+    named = {name: _named(measured_link) for name, measured_link in profile.links.items()}
     unknown = set(named) - {"host", "peer"}
     if unknown:
         raise SloBenchError(f"a profile's links are host and peer, not {min(unknown)}")
@@ -63,13 +63,13 @@ def with_peer_link(profile: Profile, text: str | None) -> Profile:
     """
     if text is None:
         return profile
-    found = None if text in entries("links") or "@" not in text else link(text)
-    if found is None:
+    spec = None if text in entries("links") or "@" not in text else link(text)
+    if spec is None:
         raise SloBenchError(
             f"--peer-link must be a measured bandwidth and latency such as 16gb/s@20us but is "
             f"{text!r}"
         )
-    measured = MeasuredLink(found.bandwidth_bytes_per_s, found.latency_s)
+    measured = MeasuredLink(spec.bandwidth_bytes_per_s, spec.latency_s)
     return dataclasses.replace(profile, links={**profile.links, "peer": measured})
 
 
@@ -157,7 +157,7 @@ def linear_curve(profile: Profile) -> Curve:
     """
     table = _table(profile, "linear")
     curve = summed_curve(table, "tokens")
-    at, seconds = curve.at, curve.seconds
+    counts, seconds = curve.counts, curve.seconds
     tp = profile.tp
     if tp > 1 and ALL_REDUCE not in table.words["operator"]:
         link = profile.links.get("peer")
@@ -170,11 +170,11 @@ def linear_curve(profile: Profile) -> Curve:
             )
         shape = profiled_model(profile)
         token_bytes = 2 * (tp - 1) / tp * shape.hidden * SIXTEEN_BIT_BYTES
-        each_s = 2 * link.latency_s + at * token_bytes / link.bandwidth_bytes_per_s
+        each_s = 2 * link.latency_s + counts * token_bytes / link.bandwidth_bytes_per_s
         seconds = seconds + ALL_REDUCES_PER_LAYER * shape.layers * each_s
     if profile.calibration is not None:
-        seconds = seconds * profile.calibration.at(np.maximum(1.0, at))
-    return Curve(at, seconds)
+        seconds = seconds * profile.calibration.at(np.maximum(1.0, counts))
+    return Curve(counts, seconds)
 
 
 def summed_curve(table: ProfileTable, count: str) -> Curve:
@@ -183,8 +183,8 @@ def summed_curve(table: ProfileTable, count: str) -> Curve:
     seconds = np.zeros(len(sizes))
     for operator in np.unique(table.words["operator"]):
         rows = table.rows(table.words["operator"] == operator)
-        (at,), times = grid_of([rows[count]], rows["time_us"] * rows["calls"] * 1e-6, ())
-        seconds += np.interp(sizes, at, times)
+        (counts,), times = grid_of([rows[count]], rows["time_us"] * rows["calls"] * 1e-6, ())
+        seconds += np.interp(sizes, counts, times)
     return Curve(sizes, seconds)
 
 
@@ -301,23 +301,25 @@ def grid_of(
     return axes, grid
 
 
-def _filled(grid: Floats, at: Floats, axis: int, beyond: bool) -> Floats:
+def _filled(grid: Floats, points: Floats, axis: int, beyond: bool) -> Floats:
     """`grid` with missing cells filled along one axis, in between or also beyond."""
-    lines = np.moveaxis(grid, axis, -1).reshape(-1, len(at)).copy()
+    lines = np.moveaxis(grid, axis, -1).reshape(-1, len(points)).copy()
     for line in lines:
-        known = np.flatnonzero(~np.isnan(line))
-        if len(known) in (0, len(at)):
+        present = np.flatnonzero(~np.isnan(line))
+        if len(present) in (0, len(points)):
             continue
         missing = np.flatnonzero(np.isnan(line))
-        inside = missing[(missing > known[0]) & (missing < known[-1])]
-        line[inside] = np.interp(at[inside], at[known], line[known])
+        inside = missing[(missing > present[0]) & (missing < present[-1])]
+        line[inside] = np.interp(points[inside], points[present], line[present])
         if beyond:
             for outer, ends in (
-                (missing[missing < known[0]], known[:2]),
-                (missing[missing > known[-1]], known[-2:]),
+                (missing[missing < present[0]], present[:2]),
+                (missing[missing > present[-1]], present[-2:]),
             ):
                 slope = np.ptp(line[ends]) and (line[ends[1]] - line[ends[0]])
-                slope = slope / (at[ends[1]] - at[ends[0]]) if len(ends) > 1 else 0.0
-                line[outer] = np.maximum(0.0, line[ends[0]] + slope * (at[outer] - at[ends[0]]))
-    shape = [grid.shape[k] for k in range(grid.ndim) if k != axis] + [len(at)]
+                slope = slope / (points[ends[1]] - points[ends[0]]) if len(ends) > 1 else 0.0
+                line[outer] = np.maximum(
+                    0.0, line[ends[0]] + slope * (points[outer] - points[ends[0]])
+                )
+    shape = [grid.shape[k] for k in range(grid.ndim) if k != axis] + [len(points)]
     return np.moveaxis(lines.reshape(shape), -1, axis)

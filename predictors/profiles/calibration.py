@@ -49,15 +49,15 @@ class Calibration:
 
     def plain(self) -> dict[str, Any]:
         """Fields with a value, as TOML and JSON have them."""
-        found: dict[str, Any] = {}
+        entry: dict[str, Any] = {}
         for name, value in vars(self).items():
             if isinstance(value, tuple):
-                found[name] = list(value)
+                entry[name] = list(value)
             elif isinstance(value, Mapping):
-                found[name] = dict(value)
+                entry[name] = dict(value)
             elif value and not (isinstance(value, float) and math.isnan(value)):
-                found[name] = value
-        return found
+                entry[name] = value
+        return entry
 
     @classmethod
     def read(cls, entry: Mapping[str, Any]) -> Calibration:
@@ -71,16 +71,18 @@ class Calibration:
             name: tuple(value) if isinstance(value, list) else value
             for name, value in entry.items()
         }
-        made = cls(**values)
-        tokens, factors = (np.array(v, dtype=np.float64) for v in (made.tokens, made.factors))
+        calibration = cls(**values)
+        tokens, factors = (
+            np.array(v, dtype=np.float64) for v in (calibration.tokens, calibration.factors)
+        )
         if not len(tokens) or tokens.shape != factors.shape or (np.diff(tokens) <= 0).any():
             raise ValueError("calibration needs ascending tokens, and a factor for each")
         if not (tokens[0] >= 1 and np.isfinite(factors).all() and (factors > 0).all()):
             raise ValueError("factors of a calibration must be above 0, tokens 1 or more")
-        return dataclasses.replace(made, tokens=tuple(tokens), factors=tuple(factors))
+        return dataclasses.replace(calibration, tokens=tuple(tokens), factors=tuple(factors))
 
 
 def hats(knots: tuple[float, ...], tokens: Floats) -> Floats:
     """Weights of the factors at `knots` in the factor at `tokens`; shape (tokens, knots)."""
-    at, corner = np.log(np.array(knots)), np.eye(len(knots))
-    return np.stack([np.interp(np.log(tokens), at, one) for one in corner], axis=-1)
+    log_knots, corner = np.log(np.array(knots)), np.eye(len(knots))
+    return np.stack([np.interp(np.log(tokens), log_knots, row) for row in corner], axis=-1)

@@ -71,7 +71,7 @@ class DataParallelStepTime(TableStepTime):
             return chunks
         held: list[list[tuple[int, int]]] = [[] for _ in range(self._ranks)]
         tokens = [0] * self._ranks
-        for chunk in sorted(chunks, key=lambda one: -one[1]):
+        for chunk in sorted(chunks, key=lambda pair: -pair[1]):
             rank = tokens.index(min(tokens))
             held[rank].append(chunk)
             tokens[rank] += chunk[1]

@@ -81,12 +81,12 @@ def fit_direction(transfers: ProfileTable, direction: str, rng: np.random.Genera
 
 def fit_links(tables: Mapping[str, ProfileTable], seed: int = 0) -> dict[str, MeasuredLink]:
     """`host` from the table `transfers`, `peer` from `moves`, where those are there."""
-    found = {}
+    links = {}
     for name, kind in (("host", "transfers"), ("peer", "moves")):
         if kind in tables and len(tables[kind]) >= LEAST_COPIES:
             table, rng = tables[kind], np.random.default_rng(seed)
-            found[name] = fit_link(table["bytes"], table["time_us"] * 1e-6, rng).link
-    return found
+            links[name] = fit_link(table["bytes"], table["time_us"] * 1e-6, rng).link
+    return links
 
 
 def fit_directions(tables: Mapping[str, ProfileTable], seed: int = 0) -> dict[str, MeasuredLink]:
@@ -95,8 +95,8 @@ def fit_directions(tables: Mapping[str, ProfileTable], seed: int = 0) -> dict[st
     if table is None:
         return {}
     directions = table.words["direction"]
-    known = [name for name in DIRECTIONS if np.count_nonzero(directions == name) >= LEAST_COPIES]
-    return {name: fit_direction(table, name, np.random.default_rng(seed)).link for name in known}
+    measured = [name for name in DIRECTIONS if np.count_nonzero(directions == name) >= LEAST_COPIES]
+    return {name: fit_direction(table, name, np.random.default_rng(seed)).link for name in measured}
 
 
 def _line(moved: Floats, seconds: Floats) -> tuple[float, float]:
@@ -139,29 +139,29 @@ def fit(profile: Profile, seed: int = 0) -> FitResult:
     Raises:
         SloBenchError: the tables make too few steps.
     """
-    seen = observations(profile)
-    if len(seen) < _LEAST_ROWS:
+    steps = observations(profile)
+    if len(steps) < _LEAST_ROWS:
         raise SloBenchError(
-            f"the profile of {profile.label} makes {len(seen)} steps, too few to fit "
+            f"the profile of {profile.label} makes {len(steps)} steps, too few to fit "
             f"({_LEAST_ROWS} are needed)"
         )
     rng = np.random.default_rng(seed)
-    kept = rng.random(len(seen)) >= HELD_OUT
-    inner = ~seen.outermost
+    kept = rng.random(len(steps)) >= HELD_OUT
+    inner = ~steps.outermost
     fits, qualities = dict(profile.fits), []
     whole = whole_steps.NAME in profile.fits
     for name in (*FITTED, whole_steps.NAME) if whole else FITTED:
-        held = _errors(profile, name, seen, kept)
-        beyond = _errors(profile, name, seen, inner)
-        qualities.append(_quality(name, len(seen), held, beyond))
+        held = _errors(profile, name, steps, kept)
+        beyond = _errors(profile, name, steps, inner)
+        qualities.append(_quality(name, len(steps), held, beyond))
         fits[name] = Fitted(
-            coefficients(profile, name, seen),
+            coefficients(profile, name, steps),
             held_out_percent=qualities[-1].held_out_percent,
             extrapolated_percent=qualities[-1].extrapolated_percent,
         )
     if {"linear", "attention"} <= set(profile.tables):
         qualities.append(
-            _quality(TABLE, len(seen), _table_errors(profile, rng), _table_errors(profile, None))
+            _quality(TABLE, len(steps), _table_errors(profile, rng), _table_errors(profile, None))
         )
     best = min(qualities, key=lambda q: q.held_out_percent)
     if whole:  # to all others the host's share, which was measured, would be added once more
@@ -171,23 +171,23 @@ def fit(profile: Profile, seed: int = 0) -> FitResult:
     return FitResult(fitted, tuple(qualities))
 
 
-def coefficients(profile: Profile, formula: str, seen: Observations) -> dict[str, float]:
+def coefficients(profile: Profile, formula: str, steps: Observations) -> dict[str, float]:
     """The non-negative coefficients with the least relative squared error."""
     if formula == whole_steps.NAME:
-        return whole_steps.coefficients(seen)
-    terms = FORMULAS[formula].terms(profile, seen)
-    weight = 1 / seen.seconds
-    found = non_negative(terms * weight[:, None], np.ones(len(seen)))
-    return dict(zip(FORMULAS[formula].coefficients, found.tolist(), strict=True))
+        return whole_steps.coefficients(steps)
+    terms = FORMULAS[formula].terms(profile, steps)
+    weight = 1 / steps.seconds
+    values = non_negative(terms * weight[:, None], np.ones(len(steps)))
+    return dict(zip(FORMULAS[formula].coefficients, values.tolist(), strict=True))
 
 
-def _errors(profile: Profile, formula: str, seen: Observations, kept: Mask) -> Floats:
+def _errors(profile: Profile, formula: str, steps: Observations, kept: Mask) -> Floats:
     """Relative errors on the rows that were not kept."""
     if kept.all() or not kept.any():
         return np.empty(0)
-    found = coefficients(profile, formula, seen[kept])
-    others = seen[~kept]
-    predicted = FORMULAS[formula].terms(profile, others) @ np.array(list(found.values()))
+    fitted = coefficients(profile, formula, steps[kept])
+    others = steps[~kept]
+    predicted = FORMULAS[formula].terms(profile, others) @ np.array(list(fitted.values()))
     return np.asarray(np.abs(predicted / others.seconds - 1))
 
 
@@ -196,7 +196,7 @@ def _table_errors(profile: Profile, rng: np.random.Generator | None) -> Floats:
 
     Drawn at random, or without a generator the outer half of attention.
     """
-    seen = observations(profile)
+    steps = observations(profile)
     attention, linear = profile.tables["attention"], profile.tables["linear"]
     whole = from_layers(profile)
     if rng is None:
@@ -215,27 +215,28 @@ def _table_errors(profile: Profile, rng: np.random.Generator | None) -> Floats:
         "linear": linear.rows(kept_linear),
     }
     try:
-        made = table_step_time(dataclasses.replace(profile, tables=thinned), Host())
+        step_time = table_step_time(dataclasses.replace(profile, tables=thinned), Host())
     except SloBenchError:
         return np.empty(0)  # what is left is no grid any more
     fits_memory = (
-        whole.kv_tokens + whole.prefill_kv_tokens <= (seen.kv_tokens + seen.prefill_kv_tokens).max()
+        whole.kv_tokens + whole.prefill_kv_tokens
+        <= (steps.kv_tokens + steps.prefill_kv_tokens).max()
     )
     others = whole[~kept & fits_memory]
-    return np.abs(predictions(made, others) / others.seconds - 1)
+    return np.abs(predictions(step_time, others) / others.seconds - 1)
 
 
-def predictions(step_time: TableStepTime, seen: Observations) -> Floats:
+def predictions(step_time: TableStepTime, steps: Observations) -> Floats:
     """Seconds of each step; sequences of equal length."""
     rows = zip(
         *(
             column.tolist()
             for column in (
-                seen.chunks,
-                seen.chunk_tokens,
-                seen.context_tokens,
-                seen.sequences,
-                seen.kv_tokens,
+                steps.chunks,
+                steps.chunk_tokens,
+                steps.context_tokens,
+                steps.sequences,
+                steps.kv_tokens,
             )
         ),
         strict=True,

@@ -41,30 +41,30 @@ class Formula:
 _NINE = ("c0", "c1", "c2", "c2_mixed", "c3", "c4", "c5_s", "c6_s", "c7_s", "c8_s")
 
 
-def _nine_terms(profile: Profile, seen: Observations) -> Floats:
+def _nine_terms(profile: Profile, steps: Observations) -> Floats:
     peak = work(placement_of(profile))
-    read_s = np.full(len(seen), peak.weight_read_s)
-    compute_s = peak.linear_s_per_token * seen.tokens
-    kv_s = peak.kv_read_s_per_token * seen.kv_tokens
-    mixed = seen.chunks > 0
+    read_s = np.full(len(steps), peak.weight_read_s)
+    compute_s = peak.linear_s_per_token * steps.tokens
+    kv_s = peak.kv_read_s_per_token * steps.kv_tokens
+    mixed = steps.chunks > 0
     return np.column_stack(
         [
             np.maximum(read_s, compute_s),
             np.minimum(read_s, compute_s),
             np.where(mixed, 0.0, kv_s),
             np.where(mixed, kv_s, 0.0),
-            peak.attention_s_per_pair * seen.pairs,
-            peak.kv_read_s_per_token * seen.prefill_kv_tokens,
-            seen.tokens,
-            seen.sequences + seen.chunks,
+            peak.attention_s_per_pair * steps.pairs,
+            peak.kv_read_s_per_token * steps.prefill_kv_tokens,
+            steps.tokens,
+            steps.sequences + steps.chunks,
             mixed.astype(np.float64),
-            np.ones(len(seen)),
+            np.ones(len(steps)),
         ]
     )
 
 
-def _nine(profile: Profile, found: Mapping[str, float], host: Host) -> StepTime:
-    values = dict(found)
+def _nine(profile: Profile, coefficients: Mapping[str, float], host: Host) -> StepTime:
+    values = dict(coefficients)
     # A step with prefill is too large for a CUDA graph, all but always.
     values["c7_s"] += host.launch_s
     return OperatorRoofline.of(
@@ -153,18 +153,18 @@ def ascendra_terms(memory_s: Floats, compute_s: Floats) -> Floats:
     return np.column_stack([both, larger, memory_s, compute_s, np.ones(len(memory_s))])
 
 
-def _ascendra_terms(profile: Profile, seen: Observations) -> Floats:
+def _ascendra_terms(profile: Profile, steps: Observations) -> Floats:
     peak = work(placement_of(profile))
-    kv_tokens = seen.kv_tokens + seen.prefill_kv_tokens
+    kv_tokens = steps.kv_tokens + steps.prefill_kv_tokens
     return ascendra_terms(
         peak.weight_read_s + peak.kv_read_s_per_token * kv_tokens,
-        peak.linear_s_per_token * seen.tokens
-        + peak.attention_s_per_pair * (seen.kv_tokens + seen.pairs),
+        peak.linear_s_per_token * steps.tokens
+        + peak.attention_s_per_pair * (steps.kv_tokens + steps.pairs),
     )
 
 
-def _ascendra(profile: Profile, found: Mapping[str, float], host: Host) -> StepTime:
-    return AscendraStepTime(work(placement_of(profile)), host=host, **found)
+def _ascendra(profile: Profile, coefficients: Mapping[str, float], host: Host) -> StepTime:
+    return AscendraStepTime(work(placement_of(profile)), host=host, **coefficients)
 
 
 # -------------------------------------------------------------------- DistServe's two phases
@@ -206,29 +206,29 @@ class PhasedStepTime(stretches.EvenSpans):
 _PHASES = tuple(f"{phase}_{name}" for phase in ("prefill", "small", "large") for name in "abc")
 
 
-def _phase_terms(profile: Profile, seen: Observations) -> Floats:
+def _phase_terms(profile: Profile, steps: Observations) -> Floats:
     """One set for decode: the table's rows do not say where a kernel changes."""
-    prefill, decode = seen.chunks > 0, (seen.sequences > 0) & (seen.chunks == 0)
-    squares = seen.chunks * seen.chunk_tokens * (2 * seen.context_tokens + seen.chunk_tokens)
-    zero = np.zeros(len(seen))
+    prefill, decode = steps.chunks > 0, (steps.sequences > 0) & (steps.chunks == 0)
+    squares = steps.chunks * steps.chunk_tokens * (2 * steps.context_tokens + steps.chunk_tokens)
+    zero = np.zeros(len(steps))
     return np.column_stack(
         [
             prefill,
-            np.where(prefill, seen.chunks * seen.chunk_tokens, 0.0),
+            np.where(prefill, steps.chunks * steps.chunk_tokens, 0.0),
             np.where(prefill, squares, 0.0),
             decode,
-            seen.kv_tokens,
-            seen.sequences,
+            steps.kv_tokens,
+            steps.sequences,
             *(zero, zero, zero),
         ]
     )
 
 
-def _phased(profile: Profile, found: Mapping[str, float], host: Host) -> StepTime:
+def _phased(profile: Profile, coefficients: Mapping[str, float], host: Host) -> StepTime:
     def three(phase: str) -> tuple[float, float, float]:
-        return found[f"{phase}_a"], found[f"{phase}_b"], found[f"{phase}_c"]
+        return coefficients[f"{phase}_a"], coefficients[f"{phase}_b"], coefficients[f"{phase}_c"]
 
-    large_from = found.get("large_from", float("inf"))
+    large_from = coefficients.get("large_from", float("inf"))
     return PhasedStepTime(three("prefill"), three("small"), three("large"), large_from, host)
 
 
@@ -245,8 +245,8 @@ FORMULAS = {
     whole_steps.NAME: Formula(
         "sums over the batch, fitted to the steps of a server",
         whole_steps.COEFFICIENTS,
-        lambda profile, seen: whole_steps.terms(seen),
-        lambda profile, found, host: whole_steps.made_of(found),
+        lambda profile, steps: whole_steps.terms(steps),
+        lambda profile, coefficients, host: whole_steps.made_of(coefficients),
         whole=True,
     ),
     "distserve": Formula("DistServe's two phases", _PHASES, _phase_terms, _phased),
@@ -264,8 +264,8 @@ def available(profile: Profile) -> tuple[str, ...]:
 
 def is_whole(profile: Profile) -> bool:
     """Are its step times of whole steps, the host's share included?"""
-    known = available(profile)
-    chosen = profile.best or (known[0] if known else TABLE)
+    formulas = available(profile)
+    chosen = profile.best or (formulas[0] if formulas else TABLE)
     return chosen in FORMULAS and FORMULAS[chosen].whole
 
 
@@ -277,23 +277,23 @@ def profiled_step_time(
     Raises:
         SloBenchError: it has no such formula, or none at all.
     """
-    known = available(profile)
-    if not known:
+    formulas = available(profile)
+    if not formulas:
         raise SloBenchError(
             f"the profile of {profile.label} gives no step times yet: it needs tables of linear "
             "layers and attention (`slo-bench profile import … --add`) or a fit (`slo-bench "
             "profile fit`)"
         )
-    chosen = formula or profile.best or known[0]
-    if chosen not in known:
-        raise UnknownNameError(f"formula in the profile of {profile.label}", chosen, known)
+    chosen = formula or profile.best or formulas[0]
+    if chosen not in formulas:
+        raise UnknownNameError(f"formula in the profile of {profile.label}", chosen, formulas)
     host = default_host() if host is None else host
-    made: StepTime
+    step_time: StepTime
     if chosen == TABLE:
-        made = table_step_time(profile, host)
+        step_time = table_step_time(profile, host)
     else:
-        made = FORMULAS[chosen].step_time(profile, profile.fits[chosen].coefficients, host)
+        step_time = FORMULAS[chosen].step_time(profile, profile.fits[chosen].coefficients, host)
     projects = ", ".join(dict.fromkeys(source.project for source in profile.sources))
     return StepTimeModel(
-        made, fitted=True, provenance=f"profile: {profile.label}, {chosen} ({projects})"
+        step_time, fitted=True, provenance=f"profile: {profile.label}, {chosen} ({projects})"
     )

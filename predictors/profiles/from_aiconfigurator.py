@@ -58,22 +58,22 @@ def _files(path: Path) -> dict[str, Path]:
 
     `PATH` may also be the common beginning of several folders' names.
     """
-    found = sorted(path.rglob("*.parquet")) if path.is_dir() else []
-    if not found and path.parent.is_dir():
-        found = sorted(
+    paths = sorted(path.rglob("*.parquet")) if path.is_dir() else []
+    if not paths and path.parent.is_dir():
+        paths = sorted(
             file
             for folder in path.parent.glob(f"{path.name}*")
             if folder.is_dir()
             for file in folder.rglob("*.parquet")
         )
-    named = {file.stem: file for file in found}
-    if len(named) != len(found):
+    named = {file.stem: file for file in paths}
+    if len(named) != len(paths):
         raise SloBenchError(
             f"{path} holds several systems; name one, or the beginning of its folders' names, such "
-            f"as {found[0].parent.name.split('_')[0]}"
+            f"as {paths[0].parent.name.split('_')[0]}"
         )
-    wanted = ("gemm_perf", "context_attention_perf", "generation_attention_perf")
-    for name in wanted:
+    required = ("gemm_perf", "context_attention_perf", "generation_attention_perf")
+    for name in required:
         if name not in named:
             raise SloBenchError(
                 f"{path} has no {name}.parquet; it has {', '.join(named) or 'none'}"
@@ -101,9 +101,9 @@ def _rows(
     if not len(times):
         conditions = ", ".join(f"{k} {v}" for k, v in where.items())
         raise SloBenchError(f"{files[name]} has no rows with {conditions}")
-    unique, at = np.unique(points, axis=0, return_inverse=True)
+    unique, inverse = np.unique(points, axis=0, return_inverse=True)
     least = np.full(len(unique), np.inf)
-    np.minimum.at(least, at, times)
+    np.minimum.at(least, inverse, times)
     return unique, least
 
 

@@ -29,13 +29,13 @@ def read_distserve(path: Path, options: ImportOptions) -> Profile:
         raise FileFormatError(path, None, f"cannot be read as JSON: {error}") from None
     if not isinstance(content, dict) or not content:
         raise FileFormatError(path, None, "must hold an object of models")
-    found = _chosen(path, content, options)
-    name = options.model_name(found)
-    degrees = content[found]
+    entry_name = _chosen(path, content, options)
+    name = options.model_name(entry_name)
+    degrees = content[entry_name]
     tp = options.tp or 1
     if not isinstance(degrees, dict) or str(tp) not in degrees:
         there = ", ".join(degrees) if isinstance(degrees, dict) else "none"
-        raise SloBenchError(f"{path} has no tp {tp} of {found}; it has tp {there}")
+        raise SloBenchError(f"{path} has no tp {tp} of {entry_name}; it has tp {there}")
     note = "coefficients of whole steps on an A100-80G, prefill and decode apart"
     source = Source("DistServe (LLMServe/DistServe)", path.name, "Apache-2.0", note=note)
     fits = {"distserve": Fitted(_coefficients(path, degrees[str(tp)]))}
@@ -45,7 +45,7 @@ def read_distserve(path: Path, options: ImportOptions) -> Profile:
 
 def _chosen(path: Path, content: dict[str, Any], options: ImportOptions) -> str:
     if options.model:
-        fitting = [key for key in content if options.model == _known("models", key)]
+        fitting = [key for key in content if options.model == _catalogue_name("models", key)]
     else:
         fitting = list(content)
     if len(fitting) != 1:
@@ -56,7 +56,7 @@ def _chosen(path: Path, content: dict[str, Any], options: ImportOptions) -> str:
     return str(fitting[0])
 
 
-def _known(section: str, text: str) -> str:
+def _catalogue_name(section: str, text: str) -> str:
     try:
         return recognise(section, text)
     except SloBenchError:
@@ -65,15 +65,15 @@ def _known(section: str, text: str) -> str:
 
 def _coefficients(path: Path, entry: Any) -> dict[str, float]:
     try:
-        found = {
+        coefficients = {
             f"{phase}_{name}": float(value) * 1e-3
             for key, phase in _PHASES.items()
             for name, value in zip("abc", entry[key], strict=True)
         }
-        found["large_from"] = float(entry["decoding_large_small_bs_threshold"])
+        coefficients["large_from"] = float(entry["decoding_large_small_bs_threshold"])
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise FileFormatError(path, None, f"is not a DistServe profile: {error!r}") from None
-    return found
+    return coefficients
 
 
 # -------------------------------------------------------------------- LLMServingSim
@@ -87,15 +87,15 @@ def read_llmservingsim(path: Path, options: ImportOptions) -> Profile:
     """Layer profiles of vLLM, mixed batches among them (casys-kaist/LLMServingSim, MIT): the folder
     of one model on one GPU; missing settings come from meta.yaml or the folder's name.
     """
-    said = _said(path)
-    name = options.model_name(said.get("model"))
-    gpu = options.gpu_name(said.get("hardware"))
+    settings = _settings(path)
+    name = options.model_name(settings.get("model"))
+    gpu = options.gpu_name(settings.get("hardware"))
     layers = model(name).layers
     source = Source(
         "LLMServingSim (casys-kaist/LLMServingSim)",
         path.resolve().name,
         "MIT",
-        f"vLLM {said['vllm_version']}" if "vllm_version" in said else "",
+        f"vLLM {settings['vllm_version']}" if "vllm_version" in settings else "",
         "median kernel times of one layer, launched eagerly",
     )
     tables = {
@@ -103,23 +103,23 @@ def read_llmservingsim(path: Path, options: ImportOptions) -> Profile:
         "per_sequence": _operators(path / "per_sequence.csv", "per_sequence", "sequences", 0),
         "attention": _attention(path / "attention.csv", layers),
     }
-    tp = options.tp or int(said.get("tp", 1))
+    tp = options.tp or int(settings.get("tp", 1))
     return Profile(name, gpu, tp, sources=(source,), tables=tables)
 
 
-def _said(path: Path) -> dict[str, str]:
+def _settings(path: Path) -> dict[str, str]:
     """The few plain lines of meta.yaml that matter; else what the folder's name says."""
-    said: dict[str, str] = {}
+    settings: dict[str, str] = {}
     named = _FOLDER.match(path.resolve().name)
     if named:
-        said = {"hardware": named["gpu"], "model": named["model"], "tp": named["tp"]}
+        settings = {"hardware": named["gpu"], "model": named["model"], "tp": named["tp"]}
     meta = path / "meta.yaml"
     if meta.is_file():
         for line in meta.read_text(encoding="utf-8").splitlines():
             key, colon, value = line.partition(":")
             if colon and key in ("model", "hardware", "vllm_version"):
-                said[key] = value.strip().strip("'\"")
-    return said
+                settings[key] = value.strip().strip("'\"")
+    return settings
 
 
 def _operators(path: Path, kind: str, count: str, layers: int) -> ProfileTable:
@@ -144,13 +144,13 @@ def _attention(path: Path, layers: int) -> ProfileTable:
 
 
 def _numbers(path: Path, texts: Sequence[str]) -> list[float]:
-    found = []
+    numbers = []
     for text in texts:
         try:
-            found.append(float(text))
+            numbers.append(float(text))
         except ValueError:
             raise FileFormatError(path, None, f"{text!r} is no number") from None
-    return found
+    return numbers
 
 
 # -------------------------------------------------------------------- Splitwise
@@ -202,8 +202,12 @@ def _fits(kind: tuple[str, str, int], options: ImportOptions) -> bool:
     if "pcap" in gpu_name:  # under a power cap
         return False
     pairs = ((options.model, model_name, "models"), (options.gpu, gpu_name, "gpus"))
-    for wanted, found, section in pairs:
-        if wanted is not None and wanted != found and wanted != _known(section, found):
+    for requested, name, section in pairs:
+        if (
+            requested is not None
+            and requested != name
+            and requested != _catalogue_name(section, name)
+        ):
             return False
     return options.tp is None or options.tp == tp
 

@@ -23,13 +23,13 @@ class ImportOptions:
     gpu: str | None = None
     tp: int | None = None
 
-    def model_name(self, found: str | None) -> str:
+    def model_name(self, name_in_file: str | None) -> str:
         """Name of the model: as given, else that of the file's name for it."""
-        return self.model or recognise("models", found or "")
+        return self.model or recognise("models", name_in_file or "")
 
-    def gpu_name(self, found: str | None) -> str:
+    def gpu_name(self, name_in_file: str | None) -> str:
         """The GPU's name, in the same way."""
-        return self.gpu or recognise("gpus", found or "")
+        return self.gpu or recognise("gpus", name_in_file or "")
 
 
 # The meaning of each source's path; `read_SOURCE(path, options) -> Profile` reads it.
@@ -91,22 +91,22 @@ def recognise(section: str, text: str) -> str:
     Raises:
         SloBenchError: none fits, or several do.
     """
-    wanted = _plain(text)
-    known = {_plain(name): name for name in entries(section)}
-    if wanted in known:
-        return known[wanted]
-    begins = [name for plain, name in known.items() if wanted and plain.startswith(wanted)]
-    holds = [name for plain, name in known.items() if plain in wanted]
-    for found in (begins, sorted(holds, key=len)[-1:]):
-        if len(found) == 1:
-            return found[0]
-        if found:
+    plain_text = _plain(text)
+    names = {_plain(name): name for name in entries(section)}
+    if plain_text in names:
+        return names[plain_text]
+    begins = [name for plain, name in names.items() if plain_text and plain.startswith(plain_text)]
+    holds = [name for plain, name in names.items() if plain in plain_text]
+    for matches in (begins, sorted(holds, key=len)[-1:]):
+        if len(matches) == 1:
+            return matches[0]
+        if matches:
             # `a100`: the plainest of its kind, and the larger, is what data centres hold.
-            best = [n for n in found if n in ("a100-80g", "h100-80g", "v100-32g")]
+            best = [n for n in matches if n in ("a100-80g", "h100-80g", "v100-32g")]
             if len(best) == 1:
                 return best[0]
             raise SloBenchError(
-                f"{text!r} may be any of {', '.join(found)}; say which with --{section[:-1]}"
+                f"{text!r} may be any of {', '.join(matches)}; say which with --{section[:-1]}"
             )
     raise SloBenchError(
         f"no {section[:-1]} of the catalogue looks like {text!r}; name it with --{section[:-1]} "

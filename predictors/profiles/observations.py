@@ -96,12 +96,12 @@ def observations(profile: Profile) -> Observations:
             f"the tables of {profile.label} do not make whole steps: linear layers and attention, "
             "or steps, are needed"
         )
-    seen = Observations.joined(parts)
+    steps = Observations.joined(parts)
     room = placement_of(profile).kv_tokens
     if not room:
-        return seen
-    held = seen.kv_tokens + seen.prefill_kv_tokens <= room
-    return seen[held] if held.any() else seen
+        return steps
+    held = steps.kv_tokens + steps.prefill_kv_tokens <= room
+    return steps[held] if held.any() else steps
 
 
 def observed(table: ProfileTable) -> Observations:

@@ -339,13 +339,15 @@ def _header_text(profile: Profile, names: Mapping[str, str]) -> str:
         del errors["coefficients"]
         lines += [f"{k} = {v:.3f}" for k, v in errors.items() if math.isfinite(v)]
     sections: dict[str, MeasuredLink | MeasuredDevice] = {
-        f"link.{name}": one for name, one in profile.links.items()
+        f"link.{name}": measured for name, measured in profile.links.items()
     }
     if profile.device is not None:
         sections["device"] = profile.device
-    for name, one in sections.items():
+    for name, section in sections.items():
         lines += ["", f"[{name}]"]
-        lines += [f"{k} = {v!r}" for k, v in dataclasses.asdict(one).items() if math.isfinite(v)]
+        lines += [
+            f"{k} = {v!r}" for k, v in dataclasses.asdict(section).items() if math.isfinite(v)
+        ]
     if profile.calibration is not None:
         plain = profile.calibration.plain()
         lines += [
@@ -403,8 +405,8 @@ def _numbers(path: Path, name: str, values: Sequence[Any]) -> Floats:
     return numbers
 
 
-def read_csv(path: Path, wanted: Sequence[str]) -> dict[str, list[str]]:
-    """The `wanted` columns of a CSV file, as text; FILE.gz is read where there is no FILE.
+def read_csv(path: Path, column_names: Sequence[str]) -> dict[str, list[str]]:
+    """The columns `column_names` of a CSV file, as text; FILE.gz is read where there is no FILE.
 
     Raises:
         FileFormatError: the file cannot be read, a column is missing or a row is cut short.
@@ -421,25 +423,25 @@ def read_csv(path: Path, wanted: Sequence[str]) -> dict[str, list[str]]:
         problem = f"cannot be read: {getattr(error, 'strerror', None) or error}"
         raise FileFormatError(path, None, problem) from None
     names = next(reader, [])
-    missing = [name for name in wanted if name not in names]
+    missing = [name for name in column_names if name not in names]
     if missing:
         raise FileFormatError(
             path, 1, f"has no column {missing[0]!r}; its columns are {', '.join(names) or 'none'}"
         )
-    at = [names.index(name) for name in wanted]
-    columns: dict[str, list[str]] = {name: [] for name in wanted}
+    positions = [names.index(name) for name in column_names]
+    columns: dict[str, list[str]] = {name: [] for name in column_names}
     for row in reader:
         if len(row) < len(names):
             if not row:
                 continue
             raise FileFormatError(path, reader.line_num, f"has {len(row)} fields, not {len(names)}")
-        for name, k in zip(wanted, at, strict=True):
+        for name, k in zip(column_names, positions, strict=True):
             columns[name].append(row[k])
     return columns
 
 
-def read_parquet(path: Path, wanted: Sequence[str]) -> dict[str, list[Any]]:
-    """The `wanted` columns of a Parquet file.
+def read_parquet(path: Path, column_names: Sequence[str]) -> dict[str, list[Any]]:
+    """The columns `column_names` of a Parquet file.
 
     Raises:
         SloBenchError: pyarrow is not installed.
@@ -452,12 +454,12 @@ def read_parquet(path: Path, wanted: Sequence[str]) -> dict[str, list[Any]]:
         raise SloBenchError(f"{path} is Parquet: install pyarrow to read it") from None
     try:
         names = pq.read_schema(path).names
-        missing = [name for name in wanted if name not in names]
+        missing = [name for name in column_names if name not in names]
         if missing:
             raise FileFormatError(
                 path, None, f"has no column {missing[0]!r}; its columns are {', '.join(names)}"
             )
-        return dict(pq.read_table(path, columns=list(wanted)).to_pydict())
+        return dict(pq.read_table(path, columns=list(column_names)).to_pydict())
     except (OSError, pa.ArrowException) as error:
         raise FileFormatError(path, None, f"cannot be read as Parquet: {error}") from None
 

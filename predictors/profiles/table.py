@@ -32,22 +32,22 @@ SPLIT_SHARE = 0.8
 
 @dataclass(frozen=True)
 class Curve:
-    """Seconds by a count; `at` ascends."""
+    """Seconds by a count; `counts` ascend."""
 
-    at: Floats
+    counts: Floats
     seconds: Floats
 
     def __call__(self, count: float) -> float:
         """Seconds at `count`: of the next size where that is close, else straight between and
         beyond the sizes; never negative.
         """
-        at, seconds = self.at, self.seconds
-        if len(at) == 1:
+        counts, seconds = self.counts, self.seconds
+        if len(counts) == 1:
             return float(seconds[0])
-        k = min(max(int(np.searchsorted(at, count)), 1), len(at) - 1)
-        if at[k - 1] < count <= at[k] <= at[k - 1] + TILE_TOKENS:
+        k = min(max(int(np.searchsorted(counts, count)), 1), len(counts) - 1)
+        if counts[k - 1] < count <= counts[k] <= counts[k - 1] + TILE_TOKENS:
             return float(seconds[k])
-        return float(_between(at, seconds, count))
+        return float(_between(counts, seconds, count))
 
 
 @dataclass(frozen=True)
@@ -335,7 +335,7 @@ class TableStepTime:
         """Attention of a step with prefill, between the points of the mixed grid."""
         cube = self._cubes.get(sequences) or self._cube(sequences)
         cells = self._chunk_cells
-        at, fa = (
+        index, fa = (
             cells[chunk] if chunk < len(cells) else _chunk_cell(self._chunks, self._stride, chunk)
         )
         fc = 0.0
@@ -345,27 +345,27 @@ class TableStepTime:
             whole = int(kv)
             c = columns[whole] if whole < len(columns) else columns[-1]
             fc = (kv - self._kvs[c]) * self._kv_shares[c]
-            at += c
-        near = cube[at]
-        near += fc * (cube[at + 1] - near)
+            index += c
+        near = cube[index]
+        near += fc * (cube[index + 1] - near)
         fb = 0.0
         row = self._row
         if context:
             contexts = self._contexts
             b = min(max(bisect_left(contexts, context), 1), len(contexts) - 1)
             fb = (context - contexts[b - 1]) / (contexts[b] - contexts[b - 1])
-            at += (b - 1) * row
-            near = cube[at]
-            near += fc * (cube[at + 1] - near)
-            later = cube[at + row]
-            near += fb * (later + fc * (cube[at + row + 1] - later) - near)
+            index += (b - 1) * row
+            near = cube[index]
+            near += fc * (cube[index + 1] - near)
+            later = cube[index + row]
+            near += fb * (later + fc * (cube[index + row + 1] - later) - near)
         if fa:
-            at += self._stride
-            far = cube[at]
-            far += fc * (cube[at + 1] - far)
+            index += self._stride
+            far = cube[index]
+            far += fc * (cube[index + 1] - far)
             if fb:
-                later = cube[at + row]
-                far += fb * (later + fc * (cube[at + row + 1] - later) - far)
+                later = cube[index + row]
+                far += fb * (later + fc * (cube[index + row + 1] - later) - far)
             near += fa * (far - near)
         return near if near > 0 else 0.0
 
@@ -411,10 +411,10 @@ def as_one_chunk(chunks: Sequence[tuple[int, int]]) -> tuple[int, int, float]:
     return (tokens, round(sqrt(2 * pairs)), 0.0) if before < 0 else (tokens, tokens, before)
 
 
-def _between(at: Floats, values: Floats, x: float) -> Floats:
+def _between(points: Floats, values: Floats, x: float) -> Floats:
     """`values` at `x` along their first axis; straight on beyond the ends, never negative."""
-    if len(at) == 1:
+    if len(points) == 1:
         return np.asarray(values[0])
-    k = min(max(int(np.searchsorted(at, x)), 1), len(at) - 1)
-    share = (x - at[k - 1]) / (at[k] - at[k - 1])
+    k = min(max(int(np.searchsorted(points, x)), 1), len(points) - 1)
+    share = (x - points[k - 1]) / (points[k] - points[k - 1])
     return np.asarray(np.maximum(0.0, values[k - 1] + share * (values[k] - values[k - 1])))

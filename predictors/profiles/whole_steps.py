@@ -119,34 +119,34 @@ def _bent(slopes: Sequence[float], count: float) -> float:
     return seconds
 
 
-def made_of(found: Mapping[str, float]) -> SumsStepTime:
+def made_of(by_name: Mapping[str, float]) -> SumsStepTime:
     """The step-time model of these coefficients."""
     return SumsStepTime(
-        tuple(found.get(name, 0.0) for name in _DECODE),
-        tuple(found.get(name, 0.0) for name in _PREFILL),
+        tuple(by_name.get(name, 0.0) for name in _DECODE),
+        tuple(by_name.get(name, 0.0) for name in _PREFILL),
     )
 
 
-def terms(seen: Observations) -> Floats:
+def terms(steps: Observations) -> Floats:
     """What each coefficient multiplies, [row, coefficient]."""
-    prefill = seen.chunks > 0
+    prefill = steps.chunks > 0
     decode = ~prefill
     return np.column_stack(
         [
             decode,
-            decode * (seen.sequences > 1),
-            decode * seen.sequences,
-            *(decode * np.maximum(0.0, seen.sequences - bend) for bend in _BENDS),
-            decode * seen.kv_tokens / np.maximum(1.0, seen.sequences),
-            decode * seen.kv_tokens,
+            decode * (steps.sequences > 1),
+            decode * steps.sequences,
+            *(decode * np.maximum(0.0, steps.sequences - bend) for bend in _BENDS),
+            decode * steps.kv_tokens / np.maximum(1.0, steps.sequences),
+            decode * steps.kv_tokens,
             prefill,
-            prefill * (seen.sequences > 0),
-            prefill * seen.tokens,
-            *(prefill * np.maximum(0.0, seen.tokens - bend) for bend in _BENDS),
-            seen.chunks,
-            seen.pairs,
-            seen.chunks * seen.context_tokens,
-            prefill * seen.kv_tokens,
+            prefill * (steps.sequences > 0),
+            prefill * steps.tokens,
+            *(prefill * np.maximum(0.0, steps.tokens - bend) for bend in _BENDS),
+            steps.chunks,
+            steps.pairs,
+            steps.chunks * steps.context_tokens,
+            prefill * steps.kv_tokens,
         ]
     ).astype(np.float64)
 
@@ -171,14 +171,14 @@ def profile_of_steps(
         )
     chosen = np.linspace(0, len(steps) - 1, min(len(steps), MOST_STEPS), dtype=int)
     table = _table([steps[k] for k in chosen.tolist()])
-    seen = observed(table)
-    kept = ~_stalled(seen)
-    table, seen = table.rows(kept), seen[kept]
-    drawn = np.random.default_rng(0).random(len(seen)) >= HELD_OUT
+    observations = observed(table)
+    kept = ~_stalled(observations)
+    table, observations = table.rows(kept), observations[kept]
+    drawn = np.random.default_rng(0).random(len(observations)) >= HELD_OUT
     fit = Fitted(
-        coefficients(seen),
-        held_out_percent=_error_percent(seen, drawn),
-        extrapolated_percent=_error_percent(seen, ~seen.outermost),
+        coefficients(observations),
+        held_out_percent=_error_percent(observations, drawn),
+        extrapolated_percent=_error_percent(observations, ~observations.outermost),
     )
     return Profile(
         model,
@@ -209,18 +209,18 @@ def _table(steps: Sequence[LoggedStep]) -> ProfileTable:
     return table_of("steps", rows)
 
 
-def coefficients(seen: Observations, *, typical: bool = False) -> dict[str, float]:
+def coefficients(steps: Observations, *, typical: bool = False) -> dict[str, float]:
     """The fit; a kind of step that hardly occurs is priced as the other. `typical`: the least
     absolute error, which a few steps that took much too long do not sway.
     """
-    columns = terms(seen)
-    decode = seen.chunks == 0
+    columns = terms(steps)
+    decode = steps.chunks == 0
     parts = (slice(0, len(_DECODE)), slice(len(_DECODE), None))
-    found = np.zeros(len(COEFFICIENTS))
+    solution = np.zeros(len(COEFFICIENTS))
     for part, rows in zip(parts, (decode, ~decode), strict=True):
         if rows.sum() >= _LEAST_OF_A_KIND:
-            found[part] = _fitted(columns[rows][:, part], seen.seconds[rows], typical)
-    by_name = dict(zip(COEFFICIENTS, found.tolist(), strict=True))
+            solution[part] = _fitted(columns[rows][:, part], steps.seconds[rows], typical)
+    by_name = dict(zip(COEFFICIENTS, solution.tolist(), strict=True))
     # The constant, tokens (or sequences) and KV tokens of one kind of step for the other.
     if decode.sum() < _LEAST_OF_A_KIND:
         by_name.update({ours: by_name[theirs] for ours, theirs in _ALIKE.items()})
@@ -235,25 +235,25 @@ def _fitted(columns: Floats, seconds: Floats, typical: bool) -> Floats:
     """
     usual_s = float(np.median(seconds))
     weight = np.full(len(seconds), 1 / usual_s)
-    found = np.zeros(columns.shape[1])
+    solution = np.zeros(columns.shape[1])
     for _ in range(_REWEIGHTINGS):
-        found = non_negative(columns * weight[:, None], seconds * weight)
-        said = np.maximum(columns @ found, 0.1 * usual_s)
-        weight = 1 / said
+        solution = non_negative(columns * weight[:, None], seconds * weight)
+        predicted_s = np.maximum(columns @ solution, 0.1 * usual_s)
+        weight = 1 / predicted_s
         if typical:
-            weight /= np.sqrt(np.maximum(np.abs(seconds / said - 1), 0.01))
-    return found
+            weight /= np.sqrt(np.maximum(np.abs(seconds / predicted_s - 1), 0.01))
+    return solution
 
 
-def _stalled(seen: Observations) -> Mask:
-    said = terms(seen) @ np.array(list(coefficients(seen, typical=True).values()))
-    ratio = seen.seconds / np.maximum(said, _SHORTEST_S)
+def _stalled(steps: Observations) -> Mask:
+    predicted_s = terms(steps) @ np.array(list(coefficients(steps, typical=True).values()))
+    ratio = steps.seconds / np.maximum(predicted_s, _SHORTEST_S)
     return np.asarray(ratio > STALLED * np.median(ratio))
 
 
-def _error_percent(seen: Observations, kept: Mask) -> float:
+def _error_percent(steps: Observations, kept: Mask) -> float:
     if kept.all() or kept.sum() < LEAST_STEPS // 2:
         return math.nan
-    found = np.array(list(coefficients(seen[kept]).values()))
-    others = seen[~kept]
-    return float(100 * np.abs(terms(others) @ found / others.seconds - 1).mean())
+    solution = np.array(list(coefficients(steps[kept]).values()))
+    others = steps[~kept]
+    return float(100 * np.abs(terms(others) @ solution / others.seconds - 1).mean())

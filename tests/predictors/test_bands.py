@@ -56,7 +56,7 @@ def at(gpu: str, regime: str = "decode-bound") -> Setting:
 def test_band_of_19_rows_spans_least_to_greatest():
     known = rows(("h100", "decode-bound", list(np.linspace(-1, 0.8, 19))))
     spread = known.spread(at("h100"), ["ttft_mean"])
-    assert spread.seen
+    assert spread.same_system
     assert spread.factors() == pytest.approx((np.exp(-1), np.exp(0.8)))
     # One row is judged: 18 are too few, and there are no other groups.
     assert known.spread(at("h100"), ["ttft_mean"], residual_id("h100", "3")) is None
@@ -83,7 +83,7 @@ def test_band_of_a_new_gpu_weighs_groups_equally():
         ("gpu-3", "decode-bound", [1.0]),
     )
     spread = known.spread(at("new"), ["ttft_mean"])
-    assert not spread.seen
+    assert not spread.same_system
     assert spread.share(np.abs(spread.logs[:, 0]) == 1.0) == pytest.approx(0.25)
     low, high = spread.factors()
     assert low < 1 < high  # which way a new group is off is not known

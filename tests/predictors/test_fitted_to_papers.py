@@ -12,7 +12,7 @@ from slo_bench.tuner.placement.topology import named_topology
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("one", FITTED_TO_PAPERS, ids=lambda one: one.what)
+@pytest.mark.parametrize("one", FITTED_TO_PAPERS, ids=lambda one: one.quantity)
 def test_listed_constant_exists_in_its_file(one):
     assert (ROOT / one.where).is_file()
     assert (ROOT / "docs" / "papers" / f"{one.paper}.md").is_file()

@@ -78,9 +78,9 @@ def drifted(count, seed=7):
 def test_observed_answer_corrects_the_next_prediction(follower):
     one = follower(1000)
     prompt = [Prompt("old apples clouds please 3", 5, "b")]
-    before = one.read(prompt)[0].half
+    before = one.read(prompt)[0].median
     tell(one, tiny_models.answered(60, seed=3, telling={"old": 300}, model="b"))
-    assert abs(one.read(prompt)[0].half - 300) < abs(before - 300)
+    assert abs(one.read(prompt)[0].median - 300) < abs(before - 300)
     assert not one.taught
 
 
@@ -136,7 +136,7 @@ def test_killed_online_predictor_continues_with_its_queue(follower, folder, monk
     with (folder / QUEUE).open("a") as queue:
         queue.write('{"prompt": "cut o')
     again = follower(40)
-    assert again.read(prompt)[0].half == corrected.half
+    assert again.read(prompt)[0].median == corrected.median
     lessons = []
     monkeypatch.setattr(again._teacher, "teach", lambda *lesson: lessons.append(lesson))
     tell(again, drifted(5, seed=9))

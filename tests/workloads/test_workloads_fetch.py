@@ -76,7 +76,7 @@ def test_fetch_downloads_once_and_keeps_the_file(server, tmp_path):
     first = fetch(server.original(), tmp_path, lambda done, total: seen.append((done, total)))
     assert first.path == tmp_path / "trace" / "trace.csv"
     assert first.path.read_bytes() == CONTENT
-    assert (first.sha256, first.known, first.downloaded) == (DIGEST, True, True)
+    assert (first.sha256, first.pinned, first.downloaded) == (DIGEST, True, True)
     assert seen[-1] == (len(CONTENT), len(CONTENT))
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
     second = fetch(server.original(), tmp_path)
@@ -131,7 +131,7 @@ def test_fetch_notices_a_damaged_cached_file(server, tmp_path):
 def test_fetch_keeps_and_compares_an_unknown_checksum(server, tmp_path):
     original = server.original(sha256=None)
     first = fetch(original, tmp_path)
-    assert not first.known
+    assert not first.pinned
     recorded = tmp_path / "trace" / "trace.csv.sha256"
     assert recorded.read_text() == f"{DIGEST}  trace.csv\n"
     first.path.unlink()

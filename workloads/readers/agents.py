@@ -62,7 +62,7 @@ class _Agent:
     @property
     def end_s(self) -> float:
         """The end of its last request."""
-        return max((one.end_s for one in self.items), default=self.start_s)
+        return max((item.end_s for item in self.items), default=self.start_s)
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class RecordedTasks:
     @property
     def single(self) -> bool:
         """Whether every task is one request that has a time: then they are a trace."""
-        return len(self.starts_s) == len(self.tasks) and all(len(one) == 1 for one in self.tasks)
+        return len(self.starts_s) == len(self.tasks) and all(len(task) == 1 for task in self.tasks)
 
     def trace(self, path: Path) -> WorkloadTrace:
         """The single requests as a trace, at their times."""
@@ -107,16 +107,16 @@ class _Graph:
     def add(self, agent: _Agent, before: tuple[int, ...], kind: int) -> tuple[int, ...]:
         """Add what an agent did after `before`; the steps that end it."""
         unawaited: list[tuple[float, tuple[int, ...], bool]] = []  # end, steps, own request
-        own: int | None = None  # its last request that had ended
+        own_step: int | None = None  # its last request that had ended
         awaited = before
         held: tuple[int, int, int] | None = None  # of the last request: context, prompt, answer
-        for item in sorted(agent.items, key=lambda one: one.start_s):
-            ended = [one for one in unawaited if one[0] <= item.start_s]
+        for item in sorted(agent.items, key=lambda entry: entry.start_s):
+            ended = [entry for entry in unawaited if entry[0] <= item.start_s]
             if ended:
-                unawaited = [one for one in unawaited if one[0] > item.start_s]
-                own = next((s[0] for _, s, mine in reversed(ended) if mine), own)
+                unawaited = [entry for entry in unawaited if entry[0] > item.start_s]
+                own_step = next((s[0] for _, s, mine in reversed(ended) if mine), own_step)
                 awaited = tuple(step for _, steps, _ in ended for step in steps)
-            first = () if own is None else (own,)
+            first = () if own_step is None else (own_step,)
             waits = (*first, *(step for step in awaited if step not in first))
             if isinstance(item, _Agent):
                 last = self.add(item, waits, SUBAGENT)
@@ -151,8 +151,8 @@ class _Graph:
                 f"a task has more than {1 << TASK_BITS - _CONTEXT_BITS:,} contexts, or one of more "
                 f"than {self._block_size << _CONTEXT_BITS:,} tokens",
             )
-        found = list(range(base, base + n))
-        return (held[0], call.prompt_tokens, call.output_tokens), found
+        blocks = list(range(base, base + n))
+        return (held[0], call.prompt_tokens, call.output_tokens), blocks
 
 
 def task_format(path: Path) -> str | None:
@@ -164,12 +164,12 @@ def task_format(path: Path) -> str | None:
     if not first.lstrip().startswith("{"):
         return None
     try:
-        found = parse_json(first)
+        document = parse_json(first)
     except ValueError:
         if len(first) > 200:  # an object over several lines begins with a short one
             return None
-        found = next(_objects(path), None)
-    keys = found.keys() if isinstance(found, Mapping) else ()
+        document = next(_objects(path), None)
+    keys = document.keys() if isinstance(document, Mapping) else ()
     if {"requests", "block_size"} <= set(keys):
         return "weka"
     return "otel" if "resourceSpans" in keys else None
@@ -181,31 +181,31 @@ def read_tasks(path: Path, format_name: str | None = None) -> RecordedTasks:
     Raises:
         FileFormatError: it cannot be read as what it is, or has no request.
     """
-    found = TASK_FORMATS[format_name or task_format(path) or "weka"](path)
-    if not any(found.tasks):
+    recorded = TASK_FORMATS[format_name or task_format(path) or "weka"](path)
+    if not any(recorded.tasks):
         raise FileFormatError(path, None, "has no request with prompt and output tokens")
-    return found
+    return recorded
 
 
 def _objects(path: Path) -> Iterator[dict[str, Any]]:
     """JSON objects one after the other, over any number of lines."""
-    text, at = "".join(lines(path)), 0
+    text, position = "".join(lines(path)), 0
     decoder = json.JSONDecoder()
-    while (at := _skip_space(text, at)) < len(text):
+    while (position := _skip_space(text, position)) < len(text):
         try:
-            found, at = decoder.raw_decode(text, at)
+            document, position = decoder.raw_decode(text, position)
         except (ValueError, RecursionError) as error:
-            line = text.count("\n", 0, at) + 1
+            line = text.count("\n", 0, position) + 1
             raise FileFormatError(path, line, f"not readable as JSON: {error}") from None
-        if not isinstance(found, dict):
+        if not isinstance(document, dict):
             raise FileFormatError(path, None, "must hold JSON objects, one for each task")
-        yield found
+        yield document
 
 
-def _skip_space(text: str, at: int) -> int:
-    while at < len(text) and text[at].isspace():
-        at += 1
-    return at
+def _skip_space(text: str, position: int) -> int:
+    while position < len(text) and text[position].isspace():
+        position += 1
+    return position
 
 
 def _weka(path: Path) -> RecordedTasks:
@@ -223,7 +223,7 @@ def _weka(path: Path) -> RecordedTasks:
     if len(sizes) > 1:
         raise FileFormatError(path, None, f"tasks have several block sizes: {sorted(sizes)}")
     notes = ("models that the trace names are not used", "sub-agents are the class subagent")
-    return RecordedTasks([one for one in tasks if one], sizes.pop() if sizes else 1, notes)
+    return RecordedTasks([steps for steps in tasks if steps], sizes.pop() if sizes else 1, notes)
 
 
 @dataclass(frozen=True)
@@ -241,7 +241,7 @@ def _weka_agent(where: _Place, table: Mapping[str, Any], offset_s: float, shared
     rows = table.get("requests")
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise where.fail("requests must be a list of objects")
-    found = _Agent(offset_s)
+    agent = _Agent(offset_s)
     for place, row in enumerate(rows):
         here = replace(where, where=f"{where.where}, request {place}")
         start_s = offset_s + _seconds(here, row, "t", None)
@@ -250,34 +250,34 @@ def _weka_agent(where: _Place, table: Mapping[str, Any], offset_s: float, shared
             first = _seconds(here, inner[0], "t", start_s) if inner[0] else start_s
             # Raw traces count from the sub-agent's start, published ones from the task's.
             relative = first < start_s - offset_s
-            found.items.append(_weka_agent(here, row, start_s if relative else 0.0, shared))
-            found.items[-1].start_s = start_s
+            agent.items.append(_weka_agent(here, row, start_s if relative else 0.0, shared))
+            agent.items[-1].start_s = start_s
             continue
         prompt, output = (_tokens(here, row, name) for name in ("in", "out"))
         if prompt and output:
             end_s = start_s + _seconds(here, row, "api_time", 0.0)
-            found.items.append(_Call(start_s, end_s, prompt, output, _hashes(here, row, shared)))
-    return found
+            agent.items.append(_Call(start_s, end_s, prompt, output, _hashes(here, row, shared)))
+    return agent
 
 
 def _hashes(where: _Place, row: Mapping[str, Any], shared: bool) -> list[int] | None:
     """Blocks alike in one task, or in all (below 0)."""
-    found = row.get("hash_ids")
-    if found is None:
+    hashes = row.get("hash_ids")
+    if hashes is None:
         return None
-    if not isinstance(found, list) or not all(
-        type(one) is int and 0 <= one < 1 << TASK_BITS for one in found
+    if not isinstance(hashes, list) or not all(
+        type(block_hash) is int and 0 <= block_hash < 1 << TASK_BITS for block_hash in hashes
     ):
         raise where.fail("hash_ids must be a list of whole numbers")
-    return [~one for one in found] if shared else found
+    return [~block_hash for block_hash in hashes] if shared else hashes
 
 
 def _seconds(where: _Place, row: Mapping[str, Any], name: str, default: float | None) -> float:
     value = row.get(name, default)
-    found = number(value)
-    if not 0 <= found < math.inf:
+    seconds = number(value)
+    if not 0 <= seconds < math.inf:
         raise where.fail(f"{name} must be seconds from 0 on, not {value!r:.40}")
-    return found
+    return seconds
 
 
 def _tokens(where: _Place, row: Mapping[str, Any], name: str) -> int:
@@ -301,10 +301,10 @@ class _Span:
 
 
 def _otel(path: Path) -> RecordedTasks:
-    spans = {key: span for of in _objects(path) for key, span in _spans(path, of)}
+    spans = {key: span for document in _objects(path) for key, span in _spans(path, document)}
     traces: dict[str, _Agent] = {}
     agents: dict[tuple[str, str], _Agent] = {}
-    for (trace, name), span in sorted(spans.items(), key=lambda one: one[1].start_s):
+    for (trace, name), span in sorted(spans.items(), key=lambda entry: entry[1].start_s):
         root = traces.setdefault(trace, _Agent(span.start_s))
         if span.operation in _AGENTS:
             agents[trace, name] = _Agent(span.start_s)
@@ -328,7 +328,7 @@ def _otel(path: Path) -> RecordedTasks:
         graph.add(_from_zero(root, root.start_s), (), AGENT)
         if graph.steps:
             tasks.append(graph.steps)
-            starts_s.append(min((one.start_s for one in root.items), default=root.start_s))
+            starts_s.append(min((item.start_s for item in root.items), default=root.start_s))
     notes = (
         "models that the spans name are not used; sub-agents are the class subagent",
         "a prompt that is as long as the agent's last prompt and answer begins with them",
@@ -339,10 +339,10 @@ def _otel(path: Path) -> RecordedTasks:
 def _from_zero(agent: _Agent, zero_s: float) -> _Agent:
     """The same on the task's clock."""
     items = [
-        _from_zero(one, zero_s)
-        if isinstance(one, _Agent)
-        else replace(one, start_s=one.start_s - zero_s, end_s=one.end_s - zero_s)
-        for one in agent.items
+        _from_zero(item, zero_s)
+        if isinstance(item, _Agent)
+        else replace(item, start_s=item.start_s - zero_s, end_s=item.end_s - zero_s)
+        for item in agent.items
     ]
     return _Agent(agent.start_s - zero_s, items)
 
@@ -351,12 +351,12 @@ def _enclosing(
     spans: Mapping[tuple[str, str], _Span], agents: Mapping[tuple[str, str], _Agent], span: _Span
 ) -> _Agent | None:
     """The nearest agent above a span."""
-    seen = set()
+    visited = set()
     key = (span.trace, span.parent)
-    while key in spans and key not in seen:
+    while key in spans and key not in visited:
         if key in agents:
             return agents[key]
-        seen.add(key)
+        visited.add(key)
         key = (span.trace, spans[key].parent)
     return None
 
@@ -368,19 +368,19 @@ def _spans(path: Path, table: Mapping[str, Any]) -> Iterator[tuple[tuple[str, st
             return  # other signals, which a collector may write to the same file
         for resource in table["resourceSpans"]:
             for scope in resource["scopeSpans"]:
-                for one in scope["spans"]:
+                for entry in scope["spans"]:
                     attributes = {
-                        of["key"]: next(iter(of["value"].values()), None)
-                        for of in one.get("attributes", ())
+                        attribute["key"]: next(iter(attribute["value"].values()), None)
+                        for attribute in entry.get("attributes", ())
                     }
                     span = _Span(
-                        one["traceId"],
-                        one.get("parentSpanId") or "",
-                        int(one["startTimeUnixNano"]) / 1e9,
-                        int(one["endTimeUnixNano"]) / 1e9,
+                        entry["traceId"],
+                        entry.get("parentSpanId") or "",
+                        int(entry["startTimeUnixNano"]) / 1e9,
+                        int(entry["endTimeUnixNano"]) / 1e9,
                         attributes,
                     )
-                    yield (span.trace, one["spanId"]), span
+                    yield (span.trace, entry["spanId"]), span
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise FileFormatError(path, None, f"is no OTLP/JSON with spans: {error!r:.80}") from None
 
@@ -388,14 +388,14 @@ def _spans(path: Path, table: Mapping[str, Any]) -> Iterator[tuple[tuple[str, st
 def _count(path: Path, span: _Span, names: tuple[str, ...]) -> int:
     value = next((span.attributes[name] for name in names if name in span.attributes), 0)
     try:
-        found = int(value)
+        tokens = int(value)
     except (TypeError, ValueError):
-        found = -1
-    if not 0 <= found <= MOST_TOKENS:
+        tokens = -1
+    if not 0 <= tokens <= MOST_TOKENS:
         raise FileFormatError(
             path, None, f"{names[0]} must be a number of tokens, not {value!r:.40}"
         )
-    return found
+    return tokens
 
 
 TASK_FORMATS = {"weka": _weka, "otel": _otel}

@@ -97,8 +97,8 @@ def _trace(
 def _block_size(table: FileTable, prompt_tokens: list[int]) -> int:
     """The block size under which each prompt has as many hashes as blocks."""
     hashes = table.columns["hash_ids"]
-    for row, found in enumerate(hashes):
-        if not isinstance(found, list) or not all(type(h) is int for h in found):
+    for row, row_hashes in enumerate(hashes):
+        if not isinstance(row_hashes, list) or not all(type(h) is int for h in row_hashes):
             raise table.fail(row, "hash_ids must be a list of whole numbers")
     rows = [row for row in range(min(len(table), 200)) if hashes[row]]
     for size in BLOCK_SIZE:
@@ -180,9 +180,9 @@ def read_plain_csv(path: Path) -> WorkloadTrace:
         if column in table:
             values[f"{column}_index"], values[f"{column}_names"] = table.names(column)
     if "prefix_blocks" in table:
-        most = values["prompt_tokens"].tolist()
+        prompt_tokens = values["prompt_tokens"].tolist()
         values["prefix_blocks"] = [
-            _blocks(table, row, cell, most[row])
+            _blocks(table, row, cell, prompt_tokens[row])
             for row, cell in enumerate(table.columns["prefix_blocks"])
         ]
         if "prefix_block_size" in table:
@@ -204,28 +204,28 @@ def read_plain_csv(path: Path) -> WorkloadTrace:
 def _joined(table: FileTable, row: int, cell: str) -> tuple[int, ...]:
     """Read `3 5`: rows before this one."""
     try:
-        found = tuple(map(int, cell.split()))
+        rows = tuple(map(int, cell.split()))
     except ValueError:
         raise table.fail(row, f"joins must look like '3 5' but is {cell!r:.40}") from None
-    if not all(0 <= one < row for one in found):
+    if not all(0 <= earlier < row for earlier in rows):
         raise table.fail(row, "joins must name earlier rows, counted from 0")
-    return found
+    return rows
 
 
 def _kinds(table: FileTable) -> np.ndarray:
     """`generate` or `embed`, or their numbers; an empty cell generates."""
-    known = {"": RequestType.GENERATE}
+    kinds = {"": RequestType.GENERATE}
     for kind in RequestType:
-        known[kind.name.lower()] = known[str(int(kind))] = kind
+        kinds[kind.name.lower()] = kinds[str(int(kind))] = kind
     cells = [str(cell).strip().lower() for cell in table.columns["request_type"]]
     for row, cell in enumerate(cells):
-        if cell not in known:
+        if cell not in kinds:
             raise table.fail(row, f"request_type must be generate or embed but is {cell!r}")
-    return np.array([known[cell] for cell in cells], dtype=np.int64)
+    return np.array([kinds[cell] for cell in cells], dtype=np.int64)
 
 
-def _blocks(table: FileTable, row: int, cell: str, most: int) -> tuple[int, ...]:
-    """Read `0-13 20 22-25`: `most` blocks, for none holds less than a token."""
+def _blocks(table: FileTable, row: int, cell: str, max_blocks: int) -> tuple[int, ...]:
+    """Read `0-13 20 22-25`: at most `max_blocks` blocks, for none holds less than a token."""
     blocks: list[int] = []
     for piece in cell.split():
         first, _, last = piece.partition("-")
@@ -235,8 +235,10 @@ def _blocks(table: FileTable, row: int, cell: str, most: int) -> tuple[int, ...]
             raise table.fail(
                 row, f"prefix_blocks must look like '0-13 20' but has {piece!r:.40}"
             ) from None
-        if not 0 <= span.start < 2**62 or len(blocks) + span.stop - span.start > most:
-            raise table.fail(row, f"prefix_blocks names more blocks than its {most} prompt tokens")
+        if not 0 <= span.start < 2**62 or len(blocks) + span.stop - span.start > max_blocks:
+            raise table.fail(
+                row, f"prefix_blocks names more blocks than its {max_blocks} prompt tokens"
+            )
         blocks.extend(span)
     return tuple(blocks)
 

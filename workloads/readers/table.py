@@ -48,8 +48,8 @@ def lines(path: Path) -> Iterator[str]:
                 yield line
     except UnicodeDecodeError as error:
         # The decoder reads ahead of the lines, so only a lower bound is known.
-        at = f"after line {number}" if number else "at its beginning"
-        raise FileFormatError(path, None, f"the text is not UTF-8 {at}") from error
+        place = f"after line {number}" if number else "at its beginning"
+        raise FileFormatError(path, None, f"the text is not UTF-8 {place}") from error
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise FileFormatError(
             path, number, f"the gzip file is cut short or damaged after this line: {error}"
@@ -165,10 +165,10 @@ class FileTable:
 
     def names(self, name: str) -> tuple[Ints, tuple[str, ...]]:
         """A column of names as indices into the distinct names, in order of appearance."""
-        known: dict[str, int] = {}
+        indices: dict[str, int] = {}
         words = (unguarded(str(cell or "")) for cell in self.cells(name))
-        index = [known.setdefault(word, len(known)) for word in words]
-        return np.array(index, dtype=np.int64), tuple(known)
+        index = [indices.setdefault(word, len(indices)) for word in words]
+        return np.array(index, dtype=np.int64), tuple(indices)
 
 
 def _moments(cells: list[str]) -> NDArray[np.datetime64]:

@@ -46,14 +46,18 @@ class _Rows:
         output: str | int,
         body: Body | None = None,
     ) -> None:
-        given = row.get("prompt_tokens")
-        self.approximate |= given is None or not (row.get("output_tokens") or type(output) is int)
+        prompt_tokens = row.get("prompt_tokens")
+        self.approximate |= prompt_tokens is None or not (
+            row.get("output_tokens") or type(output) is int
+        )
         self.texts.append(prompt)
         self.bodies.append(body)
-        said = prompt or ""
+        text = prompt or ""
         if body is not None:
-            said += prompt_text(body)
-        self.prompt_tokens.append(approximate_tokens(said) if given is None else int(given))
+            text += prompt_text(body)
+        self.prompt_tokens.append(
+            approximate_tokens(text) if prompt_tokens is None else int(prompt_tokens)
+        )
         if row.get("output_tokens"):
             self.output_tokens.append(int(row["output_tokens"]))
         else:
@@ -91,33 +95,35 @@ def read_json_array(path: Path) -> WorkloadTrace:
         raise FileFormatError(path, 1, "expected a JSON array of conversations")
     rows = _Rows()
     alpaca = False
-    for at, item in enumerate(data):
+    for index, item in enumerate(data):
         if not isinstance(item, dict) or not ("conversations" in item or "instruction" in item):
             raise FileFormatError(
-                path, None, f"element {at} has neither 'conversations' nor 'instruction'"
+                path, None, f"element {index} has neither 'conversations' nor 'instruction'"
             )
         if "instruction" in item:
             alpaca = True
-            said = [item["instruction"], item.get("input")]
-            if not all(text is None or isinstance(text, str) for text in said):
-                raise FileFormatError(path, None, f"element {at}: instruction and input are texts")
-            prompt = "\n".join(text for text in said if text)
+            parts = [item["instruction"], item.get("input")]
+            if not all(text is None or isinstance(text, str) for text in parts):
+                raise FileFormatError(
+                    path, None, f"element {index}: instruction and input are texts"
+                )
+            prompt = "\n".join(text for text in parts if text)
             if prompt and item.get("output"):
-                _check_counts(path, at, item)
+                _check_counts(path, index, item)
                 rows.add(item, prompt, str(item["output"]))
             continue
         messages = item["conversations"]
         if not isinstance(messages, list) or not all(isinstance(m, dict) for m in messages):
             raise FileFormatError(
-                path, None, f"element {at}: conversations must be a list of objects"
+                path, None, f"element {index}: conversations must be a list of objects"
             )
         if len(messages) < 2 or messages[0].get("from") not in ("human", "user"):
             continue
         prompt, answer = messages[0].get("value"), messages[1].get("value")
         if not all(text is None or isinstance(text, str) for text in (prompt, answer)):
-            raise FileFormatError(path, None, f"element {at}: the value of a message is a text")
+            raise FileFormatError(path, None, f"element {index}: the value of a message is a text")
         if prompt and answer:
-            _check_counts(path, at, item)
+            _check_counts(path, index, item)
             rows.add(item, prompt, answer)
     if not rows.texts:
         raise FileFormatError(path, None, "the data set is empty: no prompt with an answer in it")
@@ -126,12 +132,12 @@ def read_json_array(path: Path) -> WorkloadTrace:
     return rows.trace(path, "alpaca" if alpaca else "sharegpt", (note,) if left_out else ())
 
 
-def _check_counts(path: Path, at: int, item: dict[str, Any]) -> None:
+def _check_counts(path: Path, index: int, item: dict[str, Any]) -> None:
     for key in ("prompt_tokens", "output_tokens"):
         value = item.get(key)
         if value is not None and (type(value) is not int or not 0 <= value <= MOST_TOKENS):
             raise FileFormatError(
-                path, None, f"element {at}: {key} must be a whole number but is {value!r:.40}"
+                path, None, f"element {index}: {key} must be a whole number but is {value!r:.40}"
             )
 
 
@@ -148,40 +154,42 @@ def read_custom_jsonl(path: Path) -> WorkloadTrace:
     table = read_jsonl(path, ("prompt",), ("prompt_tokens", "output_tokens", *extras))
     rows = _Rows()
     assumed = 0
-    for at, prompt in enumerate(table.columns["prompt"]):
+    for row, prompt in enumerate(table.columns["prompt"]):
         if not isinstance(prompt, str) or not prompt:
-            raise table.fail(at, f"prompt must be a text but is {prompt!r}")
-        given = {key: table.columns[key][at] for key in ("prompt_tokens", "output_tokens")}
-        for key, value in given.items():
+            raise table.fail(row, f"prompt must be a text but is {prompt!r}")
+        counts = {key: table.columns[key][row] for key in ("prompt_tokens", "output_tokens")}
+        for key, value in counts.items():
             if value is not None and (type(value) is not int or not 1 <= value <= MOST_TOKENS):
-                raise table.fail(at, f"{key} must be a whole number from 1 on but is {value!r:.40}")
-        assumed += given["output_tokens"] is None
-        rows.add(given, prompt, CUSTOM_OUTPUT_TOKENS, _body(table, at))
+                raise table.fail(
+                    row, f"{key} must be a whole number from 1 on but is {value!r:.40}"
+                )
+        assumed += counts["output_tokens"] is None
+        rows.add(counts, prompt, CUSTOM_OUTPUT_TOKENS, _body(table, row))
     note = f"{assumed} prompts without output_tokens ask for {CUSTOM_OUTPUT_TOKENS}, as in vLLM"
     return rows.trace(path, "custom", (note,) if assumed else ())
 
 
-def _body(table: FileTable, at: int) -> Body | None:
+def _body(table: FileTable, row: int) -> Body | None:
     """The fields of a row's request; None if it has none.
 
     Raises:
         FileFormatError: they are malformed, or there are images and no `prompt_tokens`.
     """
-    body, images = table.columns["body"][at], table.columns[IMAGES][at]
+    body, images = table.columns["body"][row], table.columns[IMAGES][row]
     if body is None and images is None:
         return None
     try:
-        found = checked(
+        fields = checked(
             {
                 **({} if body is None else checked(body)),
                 **({} if images is None else {IMAGES: images}),
             }
         )
     except SloBenchError as error:
-        raise table.fail(at, str(error)) from None
-    if has_images(found) and table.columns["prompt_tokens"][at] is None:
-        raise table.fail(at, "what an image takes depends on the model: give prompt_tokens")
-    return found
+        raise table.fail(row, str(error)) from None
+    if has_images(fields) and table.columns["prompt_tokens"][row] is None:
+        raise table.fail(row, "what an image takes depends on the model: give prompt_tokens")
+    return fields
 
 
 def read_longbench(path: Path) -> WorkloadTrace:
@@ -196,12 +204,12 @@ def read_longbench(path: Path) -> WorkloadTrace:
     table = read_jsonl(path, ("context", "input", "answers"))
     rows = _Rows()
     columns = (table.columns[key] for key in ("context", "input", "answers"))
-    for at, (context, question, answers) in enumerate(zip(*columns, strict=True)):
+    for row, (context, question, answers) in enumerate(zip(*columns, strict=True)):
         if not isinstance(context, str) or not isinstance(question, str):
-            raise table.fail(at, "context and input must be texts")
+            raise table.fail(row, "context and input must be texts")
         prompt = "\n".join(text for text in (context, question) if text)
         if not prompt or not isinstance(answers, list) or not answers:
-            raise table.fail(at, "each line needs a context or an input, and a list of answers")
+            raise table.fail(row, "each line needs a context or an input, and a list of answers")
         rows.add({}, prompt, str(answers[0]))
     return rows.trace(path, "longbench", ())
 

@@ -84,18 +84,18 @@ def logged_requests(
     Raises:
         FileFormatError: no request has both a prompt and an answer.
     """
-    found = _requests(path, numbered)
-    if not found:
+    requests = _requests(path, numbered)
+    if not requests:
         return []
-    prompted = [r for r in found.values() if r.body is not None or r.prompt is not None]
+    prompted = [r for r in requests.values() if r.body is not None or r.prompt is not None]
     whole = [r for r in prompted if r.answer is not None or r.output_tokens is not None]
     if not whole:
         lacks = "no answer to a prompt" if prompted else "no prompt"
         raise FileFormatError(
-            path, None, f"the log of vLLM has {len(found):,} requests, but {lacks}; {_REMEDY}"
+            path, None, f"the log of vLLM has {len(requests):,} requests, but {lacks}; {_REMEDY}"
         )
-    if len(whole) < len(found):
-        notes.append(f"{len(found) - len(whole):,} requests without prompt or answer left out")
+    if len(whole) < len(requests):
+        notes.append(f"{len(requests) - len(whole):,} requests without prompt or answer left out")
     kept = [r for r in whole if not r.cut_off]
     if len(kept) < len(whole):
         notes.append(f"{len(whole) - len(kept):,} answers cut off by max_tokens left out")
@@ -108,13 +108,13 @@ def _requests(
     path: Path, numbered: Iterable[tuple[int, str]], blocks: _Blocks | None = None
 ) -> dict[str, _Request]:
     """All requests by id, in the order in which they came; with `blocks`, the prompts' own."""
-    found: dict[str, _Request] = {}
+    requests: dict[str, _Request] = {}
     for number, line in numbered:
         matches = [m for m in (_ASKED.search(line), _ANSWERED.search(line)) if m is not None]
         if not matches:
             continue
         match = min(matches, key=re.Match.start)  # what comes later is quoted
-        request = found.setdefault(_key(match[1] or match[2]), _Request(number))
+        request = requests.setdefault(_key(match[1] or match[2]), _Request(number))
         try:
             if match.re is _ASKED:
                 if request.arrival_s is None:
@@ -124,7 +124,7 @@ def _requests(
                 _answer(request, match)
         except (SyntaxError, ValueError) as error:
             raise FileFormatError(path, number, f"a logged text is damaged: {error}") from error
-    return found
+    return requests
 
 
 class _Blocks:
@@ -135,12 +135,12 @@ class _Blocks:
 
     def of(self, ids: str) -> tuple[int, ...]:
         """The blocks of a prompt from its token ids, as they are logged."""
-        tokens = [one.strip() for one in ids.split(",") if one.strip()]
-        found: list[int] = []
-        for at in range(0, len(tokens) - BLOCK_SIZE + 1, BLOCK_SIZE):
-            key = (found[-1] if found else -1, ",".join(tokens[at : at + BLOCK_SIZE]))
-            found.append(self._known.setdefault(key, len(self._known)))
-        return tuple(found)
+        tokens = [token.strip() for token in ids.split(",") if token.strip()]
+        blocks: list[int] = []
+        for begin in range(0, len(tokens) - BLOCK_SIZE + 1, BLOCK_SIZE):
+            key = (blocks[-1] if blocks else -1, ",".join(tokens[begin : begin + BLOCK_SIZE]))
+            blocks.append(self._known.setdefault(key, len(self._known)))
+        return tuple(blocks)
 
 
 def is_vllm_log(path: Path) -> bool:
@@ -159,10 +159,12 @@ def read_vllm_log(path: Path) -> WorkloadTrace:
     Raises:
         FileFormatError: no request has the token ids of its prompt and a length of its answer.
     """
-    found = _requests(path, enumerate(lines(path), 1), _Blocks())
+    requests = _requests(path, enumerate(lines(path), 1), _Blocks())
     # A JSON body has an id of its own where the client sent none.
-    found = {k: r for k, r in found.items() if r.prompt_tokens or r.max_tokens or r.output_tokens}
-    timed = [r for r in found.values() if r.arrival_s is not None and r.prompt_tokens]
+    requests = {
+        k: r for k, r in requests.items() if r.prompt_tokens or r.max_tokens or r.output_tokens
+    }
+    timed = [r for r in requests.values() if r.arrival_s is not None and r.prompt_tokens]
     whole = [r for r in timed if r.output_tokens or r.max_tokens]
     if not whole:
         raise FileFormatError(
@@ -174,8 +176,8 @@ def read_vllm_log(path: Path) -> WorkloadTrace:
     notes = [
         "times are those of the log, in whole seconds; requests of a second are spread over it"
     ]
-    if len(whole) < len(found):
-        notes.append(f"{len(found) - len(whole):,} requests without prompt or answer left out")
+    if len(whole) < len(requests):
+        notes.append(f"{len(requests) - len(whole):,} requests without prompt or answer left out")
     guessed = sum(not r.output_tokens for r in whole)
     if guessed:
         notes.append(f"{guessed:,} answers are not logged and taken to be as long as max_tokens")
@@ -192,24 +194,24 @@ def read_vllm_log(path: Path) -> WorkloadTrace:
 
 def _spread(seconds: list[float]) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Times in order; those of one second evenly over it, and on after the end of a year."""
-    at = np.array(seconds)
-    at += _YEAR_S * np.cumsum(np.diff(at, prepend=at[0]) < -_YEAR_S / 2)
-    _, where, n = np.unique(at, return_inverse=True, return_counts=True)
-    rank = np.zeros(len(at))
+    times_s = np.array(seconds)
+    times_s += _YEAR_S * np.cumsum(np.diff(times_s, prepend=times_s[0]) < -_YEAR_S / 2)
+    _, where, n = np.unique(times_s, return_inverse=True, return_counts=True)
+    rank = np.zeros(len(times_s))
     for second in range(len(n)):
         rows = np.flatnonzero(where == second)
         rank[rows] = np.arange(len(rows)) / len(rows)
-    return np.asarray(at + rank)
+    return np.asarray(times_s + rank)
 
 
 def _time_s(before: str) -> float | None:
     """Seconds since the year's beginning, of a line's own time."""
-    found = _TIME.search(before)
-    if found is None:
+    match = _TIME.search(before)
+    if match is None:
         return None
-    month, day, hour, minute, second = map(int, found.groups())
-    at = datetime(2000, month, day, hour, minute, second, tzinfo=UTC)
-    return (at - datetime(2000, 1, 1, tzinfo=UTC)).total_seconds()
+    month, day, hour, minute, second = map(int, match.groups())
+    moment = datetime(2000, month, day, hour, minute, second, tzinfo=UTC)
+    return (moment - datetime(2000, 1, 1, tzinfo=UTC)).total_seconds()
 
 
 def _key(request_id: str) -> str:
@@ -217,9 +219,9 @@ def _key(request_id: str) -> str:
     return request_id.removeprefix("chatcmpl-")
 
 
-def _ask(request: _Request, found: re.Match[str], blocks: _Blocks | None) -> None:
-    text = found[3]
-    limit = _MAX_TOKENS.search(text) if found[2] else None  # in the sampling parameters
+def _ask(request: _Request, match: re.Match[str], blocks: _Blocks | None) -> None:
+    text = match[3]
+    limit = _MAX_TOKENS.search(text) if match[2] else None  # in the sampling parameters
     if limit is not None:
         request.max_tokens = int(limit[1])
     if text.startswith("{"):
@@ -240,8 +242,8 @@ def _ask(request: _Request, found: re.Match[str], blocks: _Blocks | None) -> Non
             request.blocks = blocks.of(ids[1])
 
 
-def _answer(request: _Request, found: re.Match[str]) -> None:
-    _, piece, text, ids, rest = found.groups()
+def _answer(request: _Request, match: re.Match[str]) -> None:
+    _, piece, text, ids, rest = match.groups()
     request.cut_off |= "finish_reason: length" in rest
     if ids is not None and (piece or request.output_tokens is None):
         request.output_tokens = (request.output_tokens or 0) + _count(ids)
@@ -262,7 +264,7 @@ def _text(literal: str) -> str:
 
 
 def _count(ids: str) -> int:
-    return len([one for one in ids.split(",") if one.strip()])
+    return len([token for token in ids.split(",") if token.strip()])
 
 
 def _row(request: _Request) -> dict[str, Any]:

@@ -67,7 +67,7 @@ def band_columns(spec: CellSpec, sample: RequestSample, row: Row) -> Row:
         if row["attainment"]:
             goodput = float(row["goodput_rps"] or 0) / float(row["attainment"])
             found |= _both("goodput_rps", low * goodput, high * goodput)
-        seen = "seen" if joint.seen else "not seen"
+        seen = "seen" if joint.same_system else "not seen"
         found[BAND_BASIS] = f"{setting.step_time}, {setting.gpu}, tp {spec.placement.tp}, {seen}"
     return {n: round(v, 9) if isinstance(v, float) else v for n, v in found.items()}
 

@@ -65,7 +65,7 @@ def _read_off(learned: LearnedLength, say: Say) -> LengthPrediction[PredictionRe
 
     def read(asked: Sequence[PredictionRequest]) -> list[Predicted]:
         prompts = [Prompt(one.text, one.tokens, learned.model or one.model) for one in asked]
-        return [(PredictedLength(said.half, said.most), said) for said in follower.read(prompts)]
+        return [(PredictedLength(said.median, said.p90), said) for said in follower.read(prompts)]
 
     return LengthPrediction(read, follower)
 

@@ -51,7 +51,7 @@ def test_latency_bands_are_quantiles_of_their_residuals(cell):
 def test_attainment_band_is_recomputed_with_each_measurements_factors(cell):
     _, workload, result, _ = cell
     as_it_is, hopeless = np.zeros(3), np.full(3, 20.0)
-    spread = Spread(np.array([as_it_is, hopeless]), np.ones(2), LEVEL, seen=True)
+    spread = Spread(np.array([as_it_is, hopeless]), np.ones(2), LEVEL, same_system=True)
     shares = attainments(spread, sampled(workload, result))
     assert shares[0] == pytest.approx(cell[3]["attainment"])
     assert shares[1] == 0

@@ -25,7 +25,7 @@ from slo_bench.workloads.errors import SloBenchError
 from slo_bench.workloads.lengths import Fixed, pair
 from slo_bench.workloads.prefixes import SessionBlocks
 from slo_bench.workloads.request import RequestType
-from slo_bench.workloads.sessions import Wanted, parse_agents, parse_sessions
+from slo_bench.workloads.sessions import Volume, parse_agents, parse_sessions
 from slo_bench.workloads.streams import Streams
 from slo_bench.workloads.workload import Workload
 
@@ -300,7 +300,7 @@ def test_follow_up_prompts_keep_the_drawn_lengths(drawn, run):
         pair(Fixed(24), Fixed(6)),
         Poisson(),
         Streams(3),
-        Wanted(200.0, 40, None),
+        Volume(200.0, 40, None),
     )
     found, truths = run(asked, MockConfig(ttft_s=0.0, itl_s=0.0))
     assert (found.columns.outcome == Outcome.FINISHED).all()

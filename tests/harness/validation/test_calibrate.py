@@ -98,7 +98,7 @@ def test_calibration_survives_the_file_and_scales_the_tables(tmp_path):
     read = read_profile(write_profile(profile, tmp_path / "p.toml"))
     assert read.calibration == kept
     bare, made = linear_curve(PROFILE), linear_curve(read)
-    np.testing.assert_allclose(made.seconds / bare.seconds, kept.at(np.maximum(1, bare.at)))
+    np.testing.assert_allclose(made.seconds / bare.seconds, kept.at(np.maximum(1, bare.counts)))
     assert kept.at(np.array([1.0, 64.0, 9999.0])).tolist() == pytest.approx([0.8, 0.9, 1.3])
     assert table_step_time(read).step_s(1, 16, ()) < table_step_time(PROFILE).step_s(1, 16, ())
 
@@ -155,7 +155,7 @@ def test_several_gpus_need_a_measured_link():
     linked = linear_curve(with_peer_link(two, "16gb/s@20us"))
     bare = linear_curve(PROFILE)
     # Llama-3.1-8B: 32 layers with two all-reduces of 4,096 bf16 values a token; tp 2 sends all.
-    expected_s = 64 * (2 * 20e-6 + bare.at * 4096 * 2 / 16e9)
+    expected_s = 64 * (2 * 20e-6 + bare.counts * 4096 * 2 / 16e9)
     np.testing.assert_allclose(linked.seconds - bare.seconds, expected_s)
 
 
