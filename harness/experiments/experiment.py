@@ -22,6 +22,7 @@ from ..results.run_folder import (
     INPUTS,
     PLANNED,
     RunFolder,
+    check_distinct,
     check_files,
     open_run_folder,
     read_rows,
@@ -225,7 +226,10 @@ class RunResult:
         """Table with one row per cell."""
         import pandas as pd
 
-        return pd.read_csv(self.folder / "cells.csv")
+        table = self.folder / "cells.csv"
+        cells = pd.read_csv(table)
+        check_distinct(table, cells["cell"])
+        return cells
 
     def requests(self, cell: str) -> pd.DataFrame:
         """Return the per-request records of a cell, named as in `cells["cell"]`.
