@@ -258,7 +258,7 @@ def _names(a: Results, b: Results, matched: Matched) -> tuple[str, str]:
     return " ".join(pair[0] for pair in pairs), " ".join(pair[1] for pair in pairs)
 
 
-def _place(level: MatchedRuns) -> str:
+def _place(level: MatchedRuns | Row) -> str:
     """` (vllm, 4 req/s)`; empty where nothing tells levels apart."""
     rate = "" if level.rate_rps is None else f"{rate_text(level.rate_rps)} req/s"
     told = ", ".join(filter(None, (level.label, rate)))
@@ -435,7 +435,8 @@ def judge_comparison(comparison: Comparison, max_regression: float) -> Judgement
     bound: in percent of the baseline, or in points where the figure is a share of requests.
 
     Raises:
-        NotComparableError: baseline and candidate did not do the same.
+        NotComparableError: baseline and candidate did not do the same, or the candidate lacks a
+            figure that the baseline has and fails in no other.
     """
     if comparison.obstacles:
         insist = " ".join(f"--allow-different {name}" for name in comparison.unlike)
@@ -450,6 +451,10 @@ def judge_comparison(comparison: Comparison, max_regression: float) -> Judgement
         if row.verdict != "unknown" and (regression := _regression(row)).size > max_regression
     ]
     decided = [r.row.verdict == "worse" and r.row.stationary_a is not False for r in beyond]
+    lost = [row for row in unknown if math.isfinite(row.a) and not math.isfinite(row.b)]
+    if lost and not any(decided):
+        figures = ", ".join(f"{row.metric.name}{_place(row)}" for row in lost)
+        raise NotComparableError(f"{comparison.name_b} has no value of {figures}")
     return Judgement(
         max_regression=max_regression,
         regressions=[r for r, sure in zip(beyond, decided, strict=True) if sure],

@@ -233,6 +233,17 @@ def test_a_policy_that_serves_nothing_is_worse(make):
     assert not judgement.passed
 
 
+def test_a_figure_that_only_the_candidate_lacks_does_not_pass(make):
+    found = compare(
+        read_results(make("a")),
+        read_results(unserved(make("b"), where=slice(3, 6))),
+        metrics=metrics_named("ttft_p50"),
+    )
+    assert {row.verdict for row in found.rows} == {"none", "unknown"}
+    with pytest.raises(NotComparableError, match=r"b has no value of ttft_p50 \(5 req/s\)"):
+        judge_comparison(found, 0.05)
+
+
 def test_invalid_cells_are_named_and_left_out(make):
     a = make("a")
     b = unserved(make("b"), where=slice(5, 6), valid=False, invalid_because="the server ended")
