@@ -31,6 +31,7 @@ class System:
 
     `cluster` decides across instances in place of the router, and which instances there are.
     `sharing` serves several models on shared GPUs; `policy` is then that of their engines.
+    `residuals_engine` is the engine of `predictors.bands` whose prediction errors give its bands.
     """
 
     name: str
@@ -40,6 +41,7 @@ class System:
     source: str = field(default="", compare=False)  # paper or project
     cluster: ClusterPolicy | None = None
     sharing: SharingPolicy | None = None
+    residuals_engine: str = "vllm"
 
     @property
     def description(self) -> str:
@@ -122,13 +124,22 @@ class _Stock:
     prefix_cache: bool = False
     cluster: str = ""
     sharing: bool = False
+    residuals_engine: str = "vllm"
 
     def system(self, name: str) -> System:
         if self.sharing:
             return _shared(name, _member(self.policy), self.source)
         cluster = _member(self.cluster) if self.cluster else None
         policy = _member(self.policy)
-        return System(name, policy, self.router, self.prefix_cache, self.source, cluster)
+        return System(
+            name,
+            policy,
+            self.router,
+            self.prefix_cache,
+            self.source,
+            cluster,
+            residuals_engine=self.residuals_engine,
+        )
 
 
 def _member(where: str) -> Any:
@@ -181,7 +192,11 @@ _STOCK = {
     "slo-dbs": _Stock("uellm.slo_odbs:SloDbs", "UELLM, §3.4.3"),
     "odbs": _Stock("uellm.slo_odbs:Odbs", "UELLM, §3.4.3"),
     "sglang": _Stock(
-        "sglang:Sglang", "Zheng et al., NeurIPS 2024", router="prefix-aware", prefix_cache=True
+        "sglang:Sglang",
+        "Zheng et al., NeurIPS 2024",
+        router="prefix-aware",
+        prefix_cache=True,
+        residuals_engine="sglang",
     ),
     "adaptivellm": _Stock("adaptivellm:AdaptiveLlm", "AdaptiveLLM, Algorithms 1 and 2"),
     "adaptivellm-deadlines": _Stock("adaptivellm:AdaptiveLlmDeadlines", "AdaptiveLLM, §6 (1)"),

@@ -30,6 +30,7 @@ from .run_folder import (
     CHECKSUMS,
     EXPERIMENT,
     PLANNED,
+    check_distinct,
     check_files,
     check_row,
     check_rows,
@@ -332,6 +333,7 @@ def _read_cells(path: Path) -> tuple[pd.DataFrame, tuple[str, ...]]:
         )
     inside = cells["cell"].map(lambda stem: stem not in ("", ".", "..") and Path(stem).name == stem)
     _refuse(path, raw, "cell", ~inside.astype(bool), "must be a plain file stem")
+    check_distinct(path, raw["cell"])
     if CHECKSUMS in names:
         for place, fields in enumerate(written.itertuples(index=False, name=None)):
             check_row(path, place + 2, list(written.columns), fields)

@@ -23,6 +23,7 @@ from ...results.metrics import parse_objective
 from ...results.run_folder import Value
 from ...servers.launch.backend_names import SIMULATED
 from ..config.schema import ExperimentSchema, parameter_combinations
+from ..config.setting import column_value
 from .cells import models_of
 from .load import (
     estimated_phases,
@@ -310,26 +311,3 @@ def _check_failures(choice: SystemChoice, combination: Combination, instances: i
     if combination.values["embedder"] is not None:
         raise SloBenchError("an instance with an embedder does not fail; leave failures out")
     check_failures(parse_failures(failures), instances)
-
-
-def column_value(value: object) -> Value:
-    """Return a setting's value as written in its column."""
-    if isinstance(value, Mapping):
-        return _slo_text(value)
-    assert value is None or isinstance(value, str | int | float)
-    return value
-
-
-def _slo_text(table: Mapping[str, Any]) -> str:
-    """A table of SLOs in the short form: `ttft=1,tpot=0.15; chat:ttft=0.5`."""
-
-    def bounds(of: Mapping[str, Any]) -> str:
-        return ",".join(
-            f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
-            for name, value in of.items()
-        )
-
-    for_all = {name: value for name, value in table.items() if not isinstance(value, Mapping)}
-    pieces = [bounds(for_all)] if for_all else []
-    pieces += [f"{name}:{bounds(of)}" for name, of in table.items() if isinstance(of, Mapping)]
-    return "; ".join(pieces)

@@ -20,7 +20,8 @@ from ...results.acceptance import with_acceptance
 from ...results.run_folder import Value
 from ...servers.launch.backend_names import SIMULATED
 from ..config.schema import ExperimentSchema
-from .combinations import Combination, SystemChoice, by_load, column_value, group_of
+from ..config.setting import column_value
+from .combinations import Combination, SystemChoice, by_load, group_of
 from .load import OperatingPoint, estimate, estimated_capacity_rps, filled_in, load_of
 from .specs import CellSpec, WorkloadSpec, placed, source
 
