@@ -153,7 +153,7 @@ def space_of(experiment: Experiment, asked: Mapping[str, Asked], gpus: int | Non
     for full_name, what in (asked or {PARAMETERS: ""}).items():
         if full_name == PARAMETERS:
             for parameter, of_parameter in bounds.items():
-                dimension = None if of_parameter.given else of_bounds(parameter, of_parameter)
+                dimension = None if of_parameter.environment else of_bounds(parameter, of_parameter)
                 if dimension is not None and parameter not in set_already and dimension.size > 1:
                     wanted.setdefault(parameter, _affordable(dimension, found, gpus))
             continue
