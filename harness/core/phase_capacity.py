@@ -131,7 +131,7 @@ def _queue_rps(service_s: NDArray[np.float64], ttft_s: float) -> float:
 def _decode_tokens_per_s(
     kv_tokens: float, max_sequences: int, tpot_s: float, step_time: StepTime
 ) -> float:
-    """Output tokens a second of the largest batch of at most `max_sequences` whose step meets `tpot_s`."""
+    """Output tokens a second of the largest batch whose step meets `tpot_s`."""
 
     def step_s(sequences: int) -> float:
         return step_time.step_s(sequences, round(sequences * kv_tokens), ())
