@@ -170,7 +170,7 @@ class MovedStepTime:
         return min(self.head_share, 1 - self.head_share)
 
     def _attention_s(self, seqs: int, kv_tokens: int) -> float:
-        return self.local.step_s(seqs, kv_tokens, ()) - self.own.step_s(seqs, 0, ())
+        return self.local.step_s(seqs, kv_tokens, ()) - self.local.step_s(seqs, 0, ())
 
     def _pipelined(self, tokens: int) -> float:
         """What two stages make of a pass, given the micro-batches that its tokens allow."""
