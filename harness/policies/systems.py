@@ -67,10 +67,10 @@ class System:
         """Name to present value of everything that can be set."""
         if self.sharing is not None:
             return {name: getattr(self.sharing, name) for name in self.sharing.bounds()}
-        found = {name: getattr(self.policy, name) for name in self.policy.bounds()}
+        values = {name: getattr(self.policy, name) for name in self.policy.bounds()}
         if self.cluster is not None:
-            found |= {name: getattr(self.cluster, name) for name in self.cluster.bounds()}
-        return found
+            values |= {name: getattr(self.cluster, name) for name in self.cluster.bounds()}
+        return values
 
     def bounds(self) -> dict[str, Bounds]:
         """Name to bounds of everything that can be set."""
@@ -295,7 +295,11 @@ SYSTEMS: Mapping[str, System] = _Registry()
 def several_models(*, on_servers: bool = False) -> list[str]:
     """Names of the systems that serve several models; `on_servers`: those real servers can have."""
     several = {name: SYSTEMS[name].sharing for name, stock in _STOCK.items() if stock.sharing}
-    return [name for name, one in several.items() if one and (one.on_servers or not on_servers)]
+    return [
+        name
+        for name, sharing in several.items()
+        if sharing and (sharing.on_servers or not on_servers)
+    ]
 
 
 def module_policy(parameters: Mapping[str, float]) -> ModulePolicy:
@@ -327,7 +331,7 @@ def system(name: str) -> System:
     raise UnknownNameError("system", name, [*SYSTEMS, *installed])
 
 
-def _made(policy: type[AnyPolicy], where: str) -> AnyPolicy:
+def _instantiated(policy: type[AnyPolicy], where: str) -> AnyPolicy:
     """The policy with its default parameters."""
     undeclared = [k for k, v in vars(policy).items() if isinstance(v, dataclasses.Field)]
     if undeclared:
@@ -350,20 +354,20 @@ def _from_file(name: str, path: Path, attribute: str) -> System:
         if not hasattr(module, attribute):
             raise SloBenchError(f"{path} has no {attribute}")
         return _as_system(attribute, getattr(module, attribute), name)
-    own = [
+    classes = [
         value
         for value in vars(module).values()
         if isinstance(value, type)
         and issubclass(value, Policy | StaticPolicy)
         and value.__module__ == module.__name__
     ]
-    if len(own) != 1:
-        found = ", ".join(c.__name__ for c in own) or "none"
+    if len(classes) != 1:
+        names = ", ".join(c.__name__ for c in classes) or "none"
         raise SloBenchError(
-            f"{path} must define one subclass of Policy or StaticPolicy (found: {found}); "
+            f"{path} must define one subclass of Policy or StaticPolicy (found: {names}); "
             f"name it as {path}:CLASS"
         )
-    return _as_system(path.stem, own[0], name)
+    return _as_system(path.stem, classes[0], name)
 
 
 def _load(path: Path) -> ModuleType:
@@ -393,11 +397,11 @@ def _load_installed(entry: EntryPoint) -> Any:
         ) from error
 
 
-def _as_system(name: str, found: Any, where: str) -> System:
-    if isinstance(found, System):
-        return found
-    if isinstance(found, type) and issubclass(found, Policy | StaticPolicy):
-        found = _made(found, where)
-    if isinstance(found, Policy | StaticPolicy):
-        return System(name.lower().replace("_", "-"), found, source=where)
-    raise SloBenchError(f"{where} is neither a System nor a Policy but {found!r}")
+def _as_system(name: str, definition: Any, where: str) -> System:
+    if isinstance(definition, System):
+        return definition
+    if isinstance(definition, type) and issubclass(definition, Policy | StaticPolicy):
+        definition = _instantiated(definition, where)
+    if isinstance(definition, Policy | StaticPolicy):
+        return System(name.lower().replace("_", "-"), definition, source=where)
+    raise SloBenchError(f"{where} is neither a System nor a Policy but {definition!r}")

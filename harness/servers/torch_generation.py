@@ -363,7 +363,7 @@ class Generation:
         if known is None:
             return None
         decoded = self._model.text.decoded
-        rows = [(choice.tokens[at], *known.given[at]) for at in places]
+        rows = [(choice.tokens[at], *known.entries[at]) for at in places]
 
         def entry(token: int, logprob: float) -> dict[str, Any]:
             text = decoded([token])

@@ -167,7 +167,11 @@ def checked(name: str, dimensions: Sequence[Dimension], objectives: int) -> Samp
         raise SloBenchError(
             f"the sampler {name} takes one objective, but there are {objectives}; use nsga2 or tpe"
         )
-    words = [one.name for one in dimensions if one.choices is not None and len(one.choices) > 1]
+    words = [
+        dimension.name
+        for dimension in dimensions
+        if dimension.choices is not None and len(dimension.choices) > 1
+    ]
     if kind.numbers and words:
         raise SloBenchError(
             f"the sampler {name} searches numbers, but {words[0]} is one of several words; fix it "
@@ -184,7 +188,7 @@ def grid_of(dimensions: Sequence[Dimension]) -> dict[str, list[Value]]:
     Raises:
         SloBenchError: there are too many combinations.
     """
-    grid = {one.name: list(one.points(GRID_POINTS)) for one in dimensions}
+    grid = {dimension.name: list(dimension.points(GRID_POINTS)) for dimension in dimensions}
     count = 1
     for values in grid.values():
         count *= len(values)

@@ -131,7 +131,7 @@ class TorchBackend:
                 "the steps of one instance can be logged and validated: leave instances at 1"
             )
         for name, bounds in (system.cluster.bounds() if system.cluster else {}).items():
-            if bounds.given and getattr(system.cluster, name) != getattr(
+            if bounds.environment and getattr(system.cluster, name) != getattr(
                 type(system.cluster), name
             ):
                 raise SloBenchError(

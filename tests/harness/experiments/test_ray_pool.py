@@ -100,8 +100,8 @@ def test_capacity_search_on_two_nodes_equals_one_process(tmp_path, lose):
                 cluster.remove_node(other, allow_graceful=False)
 
         with OnRay(cluster.address).pool() as pool:
-            search_capacity(searched, tmp_path / "ray", asked=asked, pool=pool, progress=watch)
-    search_capacity(searched, tmp_path / "here", asked=asked)
+            search_capacity(searched, tmp_path / "ray", options=asked, pool=pool, progress=watch)
+    search_capacity(searched, tmp_path / "here", options=asked)
     assert runs > 20
     assert files(tmp_path / "ray") == files(tmp_path / "here")
 
