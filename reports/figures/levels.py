@@ -44,9 +44,7 @@ def highest_rate(cells: pd.DataFrame, target: float) -> HighestRate:
     """Highest rate of one system; `cells` are its rows, of which invalid ones do not count."""
     valid = cells[cells["valid"]]
     if valid.empty:
-        rates = cells["rate_rps"]
-        low, top = (float(rates.min()), float(rates.max())) if len(rates) else (0.0, 0.0)
-        return HighestRate(None, False, low, top)
+        return HighestRate(None, False, 0.0, 0.0)
     means = valid.groupby(level_rates(valid))["attainment"].mean()
     low, top = float(means.index.min()), float(means.index.max())
     passing = reaches(means, target)
@@ -235,7 +233,7 @@ def origin(cells: pd.DataFrame) -> str:
 
 def highest_text(highest: HighestRate) -> str:
     """`6`, `≥ 6` where every rate tested reaches the target, `< 1` where the lowest does not; a
-    dash where no rate was offered.
+    dash where no rate was offered, or no cell is valid.
     """
     if not highest.top_rps:
         return "–"

@@ -81,7 +81,9 @@ def _capacity(cells: pd.DataFrame, names: Sequence[str]) -> Markup:
     highest = {n: highest_rate(cells[cells["series"] == n], TARGETS[0]) for n in names}
     carried = {n: h.rate_rps for n, h in highest.items() if h.rate_rps is not None}
     if not carried:
-        low = min(h.lowest_rps for h in highest.values())
+        low = min((h.lowest_rps for h in highest.values() if h.top_rps), default=None)
+        if low is None:
+            return Markup("No cell is valid: nothing was measured.")
         return Markup(
             "No system kept 90\xa0% of requests in their SLO at the lowest tested rate, "
             "<strong>{} req/s</strong>."

@@ -175,3 +175,12 @@ def test_rate_text_and_percent_text():
     assert percent_text(0.89999) == "89.9 %"
     assert percent_text(0.9) == "90.0 %"
     assert percent_text(0.29) == "29.0 %"
+
+
+def test_answer_of_a_run_without_a_valid_cell_names_no_rate(make_run):
+    cells = combine(read_runs([make_run(requests=10, seeds=1, valid=False)]))
+    headline = answer(cells, levels(cells), series_names(cells))
+    assert headline == "No cell is valid: nothing was measured."
+    text = printed(cells)
+    assert "cells are invalid and left out" in text
+    assert "<" not in text.replace("<1", "")
