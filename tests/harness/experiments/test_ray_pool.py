@@ -7,6 +7,7 @@ import dataclasses
 import importlib.util
 import json
 import os
+import sys
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -238,9 +239,7 @@ def test_options_that_make_no_sense(words, message):
 
 
 def test_without_ray_the_extra_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        "slo_bench.harness.experiments.execution.ray_pool.find_spec", lambda name: None
-    )
+    monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(SloBenchError, match=r"slo-bench\[ray\]"):
         ASKED.run(tmp_path / "run", executor=OnRay())
 
