@@ -28,8 +28,8 @@ USES: Mapping[str, str] = {
     "regressors": "cost models of preemption, TF-IDF predictions, importances by fANOVA",
     "torch": "torch engine, learnt length predictors, tokenizers",
     "encoder": "base model of learnt length predictors",
-    "vllm": "vLLM in this environment; `backends install` keeps it apart",
-    "sglang": "SGLang in this environment; `backends install` keeps it apart",
+    "vllm": "vLLM for CUDA in this environment; `backends install` keeps it apart",
+    "sglang": "SGLang for CUDA in this environment; `backends install` keeps it apart",
 }
 
 # Import names that do not follow from the package's name.
@@ -109,7 +109,7 @@ def import_failure(error: ImportError) -> SloBenchError | None:
     """
     origins = {
         module_of(name): (extra, name)
-        for extra in (*reversed(USES), ALWAYS)
+        for extra in (*reversed(list(USES)), ALWAYS)
         for name in requirements(extra)
     }
     module = (error.name or "").partition(".")[0]

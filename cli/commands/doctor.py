@@ -192,7 +192,8 @@ def _import_failure(extra: str, modules: Mapping[str, set[str]]) -> tuple[str, s
     )
     if process.returncode == 0:
         return None
-    module = process.stdout.split()[-1]
+    printed = reversed(process.stdout.split())  # packages print, too
+    module = next((word for word in printed if word in imports), imports[0])
     lines = process.stderr.strip().splitlines() or [f"ended with {process.returncode}"]
     package = names[module.partition(".")[0]]
     text = f"{package} is installed, but the import of {module} fails: {lines[-1]}"

@@ -215,6 +215,7 @@ def test_what_cannot_be_is_told_in_a_line(made, folder, monkeypatch, capsys, tmp
         assert "Traceback" not in said
 
 
+@needs_torch
 def test_the_answer_is_never_an_input(folder, monkeypatch, capsys):
     data = write_jsonl(folder / "plain.jsonl", answered(30))
     said = refused(
