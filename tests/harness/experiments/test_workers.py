@@ -43,7 +43,7 @@ def test_what_work_raises_is_raised_here():
 
 def test_a_package_that_work_cannot_import_is_named(tmp_path, monkeypatch):
     (tmp_path / "cmaes.py").write_text("raise ImportError('libcmaes.so: not found')")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    monkeypatch.syspath_prepend(tmp_path)
     broken = r"cmaes is installed but cannot be imported \(libcmaes.so: not found\)"
     with LocalPool(1) as pool, pytest.raises(SloBenchError, match=broken):
         pool.begin(importlib.import_module, "cmaes").result(PATIENCE_S)
