@@ -16,6 +16,8 @@ import pytest
 from typer.testing import CliRunner
 
 from slo_bench.cli.main import app, main
+from slo_bench.cli.options.predict_data import read_data
+from slo_bench.workloads.errors import SloBenchError
 
 pytestmark = pytest.mark.torch
 
@@ -215,13 +217,10 @@ def test_what_cannot_be_is_told_in_a_line(made, folder, monkeypatch, capsys, tmp
         assert "Traceback" not in said
 
 
-@needs_torch
-def test_the_answer_is_never_an_input(folder, monkeypatch, capsys):
-    data = write_jsonl(folder / "plain.jsonl", answered(30))
-    said = refused(
-        monkeypatch, capsys, "predict-train", data, "--columns", "prompt,output", "--out", "x"
-    )
-    assert "column 'output' holds the answer" in said
+def test_the_answer_is_never_an_input(tmp_path):
+    data = write_jsonl(tmp_path / "plain.jsonl", answered(30))
+    with pytest.raises(SloBenchError, match="column 'output' holds the answer"):
+        read_data([str(data)], "prompt,output", None, None)
 
 
 @needs_torch
