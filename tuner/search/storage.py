@@ -36,6 +36,7 @@ from sqlalchemy.exc import (
 
 from ...harness.results.checkpoint import cut_half_a_line
 from ...workloads.errors import FileFormatError, SloBenchError
+from ...workloads.extras import import_failure
 from ...workloads.trust import check as check_trust
 from ...workloads.whole_file import write_whole
 
@@ -215,6 +216,8 @@ def _open_in_time(url: str) -> BaseStorage:
     try:
         return opened.result(_PATIENCE_S)
     except Exception as error:
+        if isinstance(error, ImportError) and (failure := import_failure(error)) is not None:
+            raise failure from None
         late = isinstance(error, TimeoutError) and not opened.done()
         lines = [f"it has not answered within {_PATIENCE_S:g} s"] if late else []
         lines += str(error).strip().splitlines()
@@ -227,6 +230,7 @@ def _open_in_time(url: str) -> BaseStorage:
 def _database(url: str) -> BaseStorage:
     # A connection that was idle for a run of an hour may be gone: it is tried before it is used.
     options = {"pool_pre_ping": True}
+    make_url(url).get_dialect().import_dbapi()  # Optuna does not say which module is missing
     for _ in range(_TRIES):
         try:
             return RDBStorage(url, options)

@@ -16,7 +16,6 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
 from ...workloads.errors import SloBenchError
+from ...workloads.extras import need
 from ..capacity.options import SearchOutcome
 from .evaluate import PruningThreshold
 from .settings import CAPACITY, Aim
@@ -267,10 +267,8 @@ def importances(
     """
     if evaluator not in EVALUATORS:
         raise SloBenchError(f"importances are by {' or '.join(EVALUATORS)}, not {evaluator!r}")
-    if evaluator == "fanova" and find_spec("sklearn") is None:
-        raise SloBenchError(
-            "importances by fanova need scikit-learn: pip install 'slo-bench[regressors]'"
-        )
+    if evaluator == "fanova":
+        need("regressors", "importances by fanova")
     usable = [
         create_trial(
             params=trial.params,

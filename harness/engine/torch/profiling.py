@@ -16,6 +16,7 @@ from ....predictors.profiles.profile import Profile, Source, table_of, write_pro
 from ....predictors.profiles.whole_steps import LEAST_STEPS, LoggedStep, profile_of_steps
 from ....predictors.specs import models
 from ....workloads.errors import SloBenchError
+from ....workloads.extras import need
 from ..loop.gc_control import heap_frozen
 from .threads import ThreadLayout
 from .timing import Timing
@@ -85,6 +86,7 @@ def measure_profile(
         SloBenchError: the model cannot be loaded, the rows are of something else, or the time did
             not suffice for a fit.
     """
+    need("torch", "profile run --backend torch")
     from . import measure
     from .build import Engine, KvCacheConfig, num_gpu_blocks
     from .load import load_decoder

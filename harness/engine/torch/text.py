@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from .errors import ModelError
 
 
@@ -16,8 +18,6 @@ class Text:
     def __init__(self, folder: Path) -> None:
         self._tokenizer: Any = None
         if (folder / "tokenizer.json").is_file():
-            from tokenizers import Tokenizer
-
             try:
                 self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
             except Exception as error:  # the package raises no type of its own

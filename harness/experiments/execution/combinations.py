@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from ....predictors.device_map import read_device_map
-from ....predictors.output_length import length_predictor
+from ....predictors.output_length import check_installed, length_predictor
 from ....predictors.placement import smallest_tp
 from ....predictors.specs import gpu, model
 from ....workloads.errors import SloBenchError
@@ -28,7 +28,7 @@ from .cells import models_of
 from .load import (
     estimated_phases,
 )
-from .specs import PlacementSpec, WorkloadSpec, placed
+from .specs import PlacementSpec, WorkloadSpec, placed, source
 
 _SHAPE = ("model", "gpu", "tp", "pp")  # fields of a placement that are settled together
 # Settings of an experiment with one model.
@@ -100,8 +100,6 @@ def group_of(asked: ExperimentSchema) -> Group:
     axes = {name: getattr(asked, name) for name in asked.axes()}
     for slo in axes["slo"]:
         parse_slo(slo)
-    for text in axes["length_predictor"]:
-        length_predictor(text)
     for objective in axes["objective"]:
         parse_objective(objective)
     for router in filter(None, axes["router"]):
@@ -115,6 +113,9 @@ def group_of(asked: ExperimentSchema) -> Group:
         _combination_of(dict(zip(axes, values, strict=True)), asked, least)
         for values in itertools.product(*axes.values())
     ]
+    for combination in combinations:
+        predictor = length_predictor(combination.values["length_predictor"])
+        check_installed(predictor, reads_texts=source(combination.workload).has_texts)
     if simulated:
         _check_models(systems, combinations)
         _check_layouts(systems, combinations)

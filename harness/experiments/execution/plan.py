@@ -6,7 +6,6 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from ....predictors.specs import model
 from ....predictors.speculation import OFF, parse_speculation
 from ....workloads.checksums import crc32_of_file
 from ....workloads.errors import SloBenchError
+from ....workloads.extras import is_installed, need
 from ....workloads.file_cache import files_read
 from ....workloads.models import parse_models
 from ...results.acceptance import with_acceptance
@@ -209,9 +209,9 @@ def _hardware(
 
 def _records(asked: ExperimentSchema) -> dict[str, str]:
     if asked.records == "auto":
-        return {"records": "parquet" if find_spec("pyarrow") else "csv"}
-    if asked.records == "parquet" and not find_spec("pyarrow"):
-        raise SloBenchError("records as parquet need pyarrow: pip install 'slo-bench[parquet]'")
+        return {"records": "parquet" if is_installed("pyarrow") else "csv"}
+    if asked.records == "parquet":
+        need("parquet", "--records parquet")
     return {"records": asked.records}
 
 
