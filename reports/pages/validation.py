@@ -106,7 +106,7 @@ def levels_text(levels: Sequence[ValidatedPoint]) -> RenderableType:
     if len(levels) == 1:
         told = [Text(line) for line in verdict(levels[0].errors())]
         fitted = Text(fitted_text(levels[0]), style="dim")
-        return Group(validation_text(levels[0].found, levels[0]), *told, fitted)
+        return Group(validation_text(levels[0].validation, levels[0]), *told, fitted)
     parts: list[RenderableType] = [Text("Real against simulated", style="bold")]
     for level in levels:
         parts += [
@@ -115,8 +115,8 @@ def levels_text(levels: Sequence[ValidatedPoint]) -> RenderableType:
             *(Text(line) for line in verdict(level.errors())),
             Text(fitted_text(level), style="dim"),
         ]
-        parts += [Text(f"Note: {note}.", style="dim") for note in level.found.notes]
-    return Group(*parts, Text(f"\n{assumptions(levels[0].found)[0]}", style="dim"))
+        parts += [Text(f"Note: {note}.", style="dim") for note in level.validation.notes]
+    return Group(*parts, Text(f"\n{assumptions(levels[0].validation)[0]}", style="dim"))
 
 
 def _level_table(level: ValidatedPoint) -> RichTable:
