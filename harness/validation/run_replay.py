@@ -87,7 +87,7 @@ class ValidatedPoint:
     def noting(self, note: str) -> ValidatedPoint:
         """Return the point with one more note."""
         validation = dataclasses.replace(self.validation, notes=(*self.validation.notes, note))
-        return dataclasses.replace(self, found=validation)
+        return dataclasses.replace(self, validation=validation)
 
     def errors(self) -> list[ErrorRow]:
         """The error table, with the spread of repeated measurements and the error of a step replay.
