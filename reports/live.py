@@ -49,8 +49,8 @@ class LiveReport:
 
     def version(self) -> str:
         """Changes whenever a result has been added to the folder."""
-        found = [(self.folder / name) for name in _WATCHED]
-        return " ".join(str(file.stat().st_mtime_ns) for file in found if file.is_file())
+        files = [(self.folder / name) for name in _WATCHED]
+        return " ".join(str(file.stat().st_mtime_ns) for file in files if file.is_file())
 
     def text(self) -> str:
         """How far the run is."""
@@ -61,18 +61,18 @@ class LiveReport:
         with contextlib.suppress(OSError, ValueError, AttributeError):
             environment = (self.folder / "environment.json").read_text(encoding="utf-8")
             planned = parse_json(environment).get(PLANNED)
-        of = f" of {planned:,}" if isinstance(planned, int) else ""
-        return f"{self.folder}: {done:,}{of} cells finished"
+        total = f" of {planned:,}" if isinstance(planned, int) else ""
+        return f"{self.folder}: {done:,}{total} cells finished"
 
     def metrics(self) -> str:
         """The finished cells as metrics of Prometheus: those of `cells.csv` by cell."""
         rows = self._rows()
         samples: list[Sample] = [("slo_bench_cells_finished", "", len(rows))]
         for row in rows:
-            of = labels(**{name: row[name] for name in _LABELS if row.get(name)})
+            cell_labels = labels(**{name: row[name] for name in _LABELS if row.get(name)})
             for column in CELL_METRICS:
                 with contextlib.suppress(KeyError, TypeError, ValueError):
-                    samples.append((f"slo_bench_cell_{column}", of, float(row[column])))
+                    samples.append((f"slo_bench_cell_{column}", cell_labels, float(row[column])))
         return exposition(_KINDS, samples)
 
     def _rows(self) -> list[dict[str, str]]:
@@ -97,8 +97,8 @@ class LiveReport:
             try:
                 return write_folder(self.folder, Path(there) / "report.html").read_bytes()
             except SloBenchError as error:
-                said = str(error) if (self.folder / CELLS).is_file() else "Waiting for results."
-                return f"<!doctype html><p>{escape(said)}</p>".encode()
+                message = str(error) if (self.folder / CELLS).is_file() else "Waiting for results."
+                return f"<!doctype html><p>{escape(message)}</p>".encode()
 
     async def answer(self, request: http_server.HttpRequest, reply: http_server.Reply) -> None:
         """Answer `/`, `/report`, `/state` and `/metrics`."""

@@ -54,10 +54,12 @@ def _errors(row: ErrorSummary) -> str:
 
 
 def _wide(
-    found: list[ErrorSummary], metrics: Sequence[str], seen_groups: set[tuple[str, str, str]]
+    error_summaries: list[ErrorSummary],
+    metrics: Sequence[str],
+    seen_groups: set[tuple[str, str, str]],
 ) -> str:
     groups: dict[tuple[str, str, str, str], dict[str, ErrorSummary]] = {}
-    for row in found:
+    for row in error_summaries:
         if row.metric in metrics:
             groups.setdefault((row.engine, row.gpu, row.model, row.mode), {})[row.metric] = row
     rows = []
@@ -98,24 +100,27 @@ def _beside(judged: list[Judged]) -> str:
     lines = []
     for group, rows in sorted(groups.items()):
         for metric in CLOSED:
-            found = beside(rows, metric)
-            if found is not None:
-                theirs = f"{found.theirs:.1%} / {found.theirs_p90:.1%}"
-                ours = f"{found.ours:.1%} / {found.ours_p90:.1%}"
-                lines.append((*group, metric, str(found.n), theirs, ours))
+            comparison = beside(rows, metric)
+            if comparison is not None:
+                theirs = f"{comparison.theirs:.1%} / {comparison.theirs_p90:.1%}"
+                ours = f"{comparison.ours:.1%} / {comparison.ours_p90:.1%}"
+                lines.append((*group, metric, str(comparison.n), theirs, ours))
     return table(("engine", "GPU", "model", "metric", "n", "AIConfigurator", "slo-bench"), lines)
 
 
 def _coverage() -> str:
     """Share of measurements in bands that were made without them, their model or their GPU."""
-    known = residuals()
+    all_residuals = residuals()
     rows = []
     metrics = ("ttft_mean", "tpot_mean", "e2e_mean", "throughput")
     for kind, step_time, metric in product(KINDS, STEP_TIMES, metrics):
-        there = known.having("step_time", step_time) & known.having("kind", kind)
-        n = int(np.isfinite(known.logs[there, METRICS.index(metric)]).sum())
+        there = all_residuals.having("step_time", step_time) & all_residuals.having("kind", kind)
+        n = int(np.isfinite(all_residuals.logs[there, METRICS.index(metric)]).sum())
         if n:
-            shares = [coverage(known, step_time, metric, of, kind) for of in ("id", "model", "gpu")]
+            shares = [
+                coverage(all_residuals, step_time, metric, left_out, kind)
+                for left_out in ("id", "model", "gpu")
+            ]
             rows.append((kind, step_time, metric, str(n), *(f"{share:.0%}" for share in shares)))
     return table(("models", "step times", "metric", "n", "row", "model", "GPU"), rows)
 
@@ -125,11 +130,11 @@ def main(file: Path, left_out: Sequence[Path]) -> None:
     judged = _read(file)
     skipped = Counter((row.set, row.reason) for row in judged if row.reason)
     judged = [row for row in judged if not row.reason]
-    known = {m.key: m for m in read_folder(SHIPPED) if isinstance(m, Measurement)}
+    measurements = {m.key: m for m in read_folder(SHIPPED) if isinstance(m, Measurement)}
     seen_groups = {
         (row.engine, row.gpu, row.model)
         for row in judged
-        if row.key in known and seen(known[row.key])
+        if row.key in measurements and seen(measurements[row.key])
     }
     everything = summaries(judged)
     closed = [row for row in everything if row.mode == "closed-loop"]
@@ -139,9 +144,9 @@ def main(file: Path, left_out: Sequence[Path]) -> None:
         for row in regimes(judged)
         if row.metric in (*CLOSED, "e2e_p50")
     ]
-    wanted = [row for row in judged if row.mode == "closed-loop" and row.engine != "trtllm"]
-    dense = [row for row in wanted if model(row.model).is_plain]
-    experts = [row for row in wanted if not model(row.model).is_plain]
+    closed_rows = [row for row in judged if row.mode == "closed-loop" and row.engine != "trtllm"]
+    dense = [row for row in closed_rows if model(row.model).is_plain]
+    experts = [row for row in closed_rows if not model(row.model).is_plain]
     whole = summaries(dense, lambda row: ("", "vLLM and SGLang", "all", "all", ""))
     with_tables = summaries(
         [row for row in experts if has_tables(row.gpu)],
@@ -177,8 +182,8 @@ def main(file: Path, left_out: Sequence[Path]) -> None:
 def replace_part(name: str, part: str) -> None:
     """Replace what the page has between the marks of `name`."""
     mark, end = f"<!-- {name} -->\n", "<!-- end -->"
-    before, found, after = PAGE.read_text(encoding="utf-8").partition(mark)
-    if not found:
+    before, separator, after = PAGE.read_text(encoding="utf-8").partition(mark)
+    if not separator:
         raise SystemExit(f"{PAGE} has no mark {name}")
     text = f"{before}{mark}\n{part}\n\n{end}{after.partition(end)[2]}"
     PAGE.write_text(text, encoding="utf-8")

@@ -49,15 +49,18 @@ def main(file: Path, resume: bool) -> None:
     from slo_bench.harness.validation.accuracy.readers import read_folder
     from slo_bench.predictors.specs import model
 
-    known = set()
+    answered = set()
     if resume and OUT.exists():
-        with OUT.open(encoding="utf-8") as kept:
-            known = {(row["set"], row["row"]) for row in csv.DictReader(kept)}
-    asked = []
-    for one in read_folder(file):
-        if not isinstance(one, Measurement) or (one.set, one.row) in known:
+        with OUT.open(encoding="utf-8") as answers_file:
+            answered = {(row["set"], row["row"]) for row in csv.DictReader(answers_file)}
+    question_rows = []
+    for measured_row in read_folder(file):
+        if (
+            not isinstance(measured_row, Measurement)
+            or (measured_row.set, measured_row.row) in answered
+        ):
             continue
-        case, load = one.case, one.case.load
+        case, load = measured_row.case, measured_row.case.load
         if case.model not in MODELS:
             continue
         assert isinstance(load, ClosedLoop)
@@ -65,10 +68,10 @@ def main(file: Path, resume: bool) -> None:
         gemm = {"bf16": "bfloat16", "fp8": "fp8_block" if case.engine == "sglang" else "fp8"}
         if experts:
             gemm |= {"fp8": "fp8_block", "mxfp4": "bfloat16", "int4": "bfloat16"}
-        asked.append(
+        question_rows.append(
             {
-                "set": one.set,
-                "row": one.row,
+                "set": measured_row.set,
+                "row": measured_row.row,
                 "model_path": MODELS[case.model],
                 "system_name": SYSTEMS.get(case.gpu, case.gpu),
                 "backend_name": case.engine,
@@ -85,16 +88,18 @@ def main(file: Path, resume: bool) -> None:
                 "kvcache_quant_mode": {"bf16": "bfloat16"}.get(case.kv_dtype, case.kv_dtype),
             }
         )
-    random.Random(0).shuffle(asked)  # what an interrupted run leaves out is drawn, too
-    asked.sort(key=lambda row: row["backend_name"] == "trtllm")  # which is the least like ours
+    random.Random(0).shuffle(question_rows)  # what an interrupted run leaves out is drawn, too
+    question_rows.sort(
+        key=lambda row: row["backend_name"] == "trtllm"
+    )  # which is the least like ours
     with tempfile.TemporaryFile("w+") as questions:
-        questions.writelines(json.dumps(row) + "\n" for row in asked)
+        questions.writelines(json.dumps(row) + "\n" for row in question_rows)
         questions.seek(0)
         command = [str(_python()), __file__, "--answer"]
         child = subprocess.Popen(command, stdin=questions, stdout=subprocess.PIPE, text=True)
-    with child, OUT.open("a" if known else "w", encoding="utf-8", newline="") as out:
+    with child, OUT.open("a" if answered else "w", encoding="utf-8", newline="") as out:
         rows = csv.DictWriter(out, COLUMNS, lineterminator="\n")
-        if not known:
+        if not answered:
             rows.writeheader()
         assert child.stdout is not None
         for line in child.stdout:
@@ -112,8 +117,8 @@ def _python() -> Path:
     python = folder / "bin" / "python"
     if not python.exists():
         venv.create(folder, with_pip=True)
-        what = f"aiconfigurator=={VERSION}"
-        subprocess.run([python, "-m", "pip", "install", "-q", what], check=True)
+        requirement = f"aiconfigurator=={VERSION}"
+        subprocess.run([python, "-m", "pip", "install", "-q", requirement], check=True)
     return python
 
 
@@ -126,13 +131,13 @@ def answer() -> None:
     out = sys.stdout
     sys.stdout = sys.stderr  # what the library prints
     for line in sys.stdin:
-        asked = json.loads(line)
-        row = {name: asked.pop(name) for name in ("set", "row")}
+        question = json.loads(line)
+        row = {name: question.pop(name) for name in ("set", "row")}
         try:
-            made = cli_estimate(**asked)
-            kernels = f"{VERSION} ({asked['backend_name']} {made.backend_version})"
-            row |= {"version": kernels, "tpot_mean_s": round(made.tpot / 1e3, 6)}
-            row |= {"ttft_mean_s": round(made.ttft / 1e3, 6), "reason": ""}
+            estimate = cli_estimate(**question)
+            kernels = f"{VERSION} ({question['backend_name']} {estimate.backend_version})"
+            row |= {"version": kernels, "tpot_mean_s": round(estimate.tpot / 1e3, 6)}
+            row |= {"ttft_mean_s": round(estimate.ttft / 1e3, 6), "reason": ""}
         except Exception as error:  # whatever it cannot do is a row without figures
             row |= {"version": VERSION, "reason": " ".join(str(error).split())[:120]}
         out.write(json.dumps(row) + "\n")

@@ -19,22 +19,22 @@ class CompiledCore(BuildHookInterface):  # type: ignore[misc]
 
     def dependencies(self) -> list[str]:
         """What the compiler needs where the wheel is built."""
-        return ["mypy>=2.4", "numpy>=1.26", "setuptools>=77"] if self._asked() else []
+        return ["mypy>=2.4", "numpy>=1.26", "setuptools>=77"] if self._is_requested() else []
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile; an editable install runs the sources and is left alone."""
-        if version == "editable" or not self._asked():
+        if version == "editable" or not self._is_requested():
             return
         compiler = runpy.run_path(str(Path(self.root) / "scripts" / "compile_core.py"))
         self._scratch = tempfile.TemporaryDirectory(prefix="slo-bench-")
         folder = Path(self._scratch.name)
         try:
-            made = compiler["compile_core"](folder)
+            extensions = compiler["compile_core"](folder)
         except RuntimeError as error:
             sys.exit(f"{error}\n{VARIABLE} needs a C compiler; unset it to install without one")
         build_data["pure_python"] = False
         build_data["infer_tag"] = True
-        for path in made:
+        for path in extensions:
             build_data["force_include"][str(path)] = str(path.relative_to(folder / "slo_bench"))
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
@@ -42,8 +42,8 @@ class CompiledCore(BuildHookInterface):  # type: ignore[misc]
         if scratch := getattr(self, "_scratch", None):
             scratch.cleanup()
 
-    def _asked(self) -> bool:
-        asked = os.environ.get(VARIABLE, "")
-        if asked not in ("", "0", "1"):
-            sys.exit(f"{VARIABLE} must be 1 or 0 but is {asked!r}")
-        return self.target_name == "wheel" and asked == "1"
+    def _is_requested(self) -> bool:
+        setting = os.environ.get(VARIABLE, "")
+        if setting not in ("", "0", "1"):
+            sys.exit(f"{VARIABLE} must be 1 or 0 but is {setting!r}")
+        return self.target_name == "wheel" and setting == "1"

@@ -78,12 +78,12 @@ def compile_core(folder: Path) -> list[Path]:
     done = subprocess.run(
         words, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
     )
-    made = [path for end in ("so", "pyd") for path in sorted(package.rglob(f"*.{end}"))]
-    if done.returncode or not made:
+    extensions = [path for end in ("so", "pyd") for path in sorted(package.rglob(f"*.{end}"))]
+    if done.returncode or not extensions:
         raise RuntimeError(f"the core could not be compiled:\n{done.stdout[-3000:]}")
     for leftover in ("build", ".mypy_cache"):
         shutil.rmtree(folder / leftover, ignore_errors=True)
-    return made
+    return extensions
 
 
 def main() -> None:
@@ -91,10 +91,10 @@ def main() -> None:
     if len(sys.argv) != 2:
         sys.exit((__doc__ or "").partition("\n")[0])
     try:
-        made = compile_core(Path(sys.argv[1]))
+        extensions = compile_core(Path(sys.argv[1]))
     except RuntimeError as error:
         sys.exit(str(error))
-    print(f"{len(made)} extension modules in {sys.argv[1]}")
+    print(f"{len(extensions)} extension modules in {sys.argv[1]}")
 
 
 if __name__ == "__main__":

@@ -66,12 +66,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--root", type=Path, default=Path(__file__).parents[1])
     parser.add_argument("--depth", type=int, default=1, metavar="N", help="levels of folders")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     lines: Counter[str] = Counter()
     modules: Counter[str] = Counter()
-    for name in tracked_files(given.root):
-        folder = folder_of(name, given.depth)
-        lines[folder] += code_lines((given.root / name).read_text())
+    for name in tracked_files(options.root):
+        folder = folder_of(name, options.depth)
+        lines[folder] += code_lines((options.root / name).read_text())
         modules[folder] += 1
     width = max(len(WITHOUT), *map(len, lines)) if lines else 0
     print(f"{'folder':{width}}  {'modules':>7}  {'lines':>7}")

@@ -50,11 +50,11 @@ def _members(body: list[ast.stmt]) -> set[str]:
     return names | names_in(*(node for node in body if isinstance(node, simple)))
 
 
-def _attributes(of: ast.ClassDef) -> set[str]:
+def _attributes(class_node: ast.ClassDef) -> set[str]:
     """Attributes of `self` that a class uses, its own or those of a base class."""
     return {
         node.attr
-        for node in ast.walk(of)
+        for node in ast.walk(class_node)
         if isinstance(node, ast.Attribute)
         and isinstance(node.value, ast.Name)
         and node.value.id in ("self", "cls")
@@ -64,29 +64,29 @@ def _attributes(of: ast.ClassDef) -> set[str]:
 def unknown_names(
     node: ast.AST,
     everywhere: set[str],
-    known: frozenset[str] = frozenset(),
+    defined: frozenset[str] = frozenset(),
     around: tuple[Function, ...] = (),
 ) -> Iterator[tuple[int, str, str]]:
     """Line, function and name of each parameter in a docstring that the function lacks.
 
-    `everywhere`: names of the parameters of all functions; `known`: names that the module and the
+    `everywhere`: names of the parameters of all functions; `defined`: names that the module and the
     classes around `node` have; `around`: functions in which it stands.
     """
     if isinstance(node, ast.Module | ast.ClassDef):
-        known |= _members(node.body)
+        defined |= _members(node.body)
     if isinstance(node, ast.ClassDef):
-        known |= _attributes(node)
+        defined |= _attributes(node)
     if isinstance(node, Function):
         text = ast.get_docstring(node) or ""
         listed = {name for args in _ARGS.findall(text + "\n") for name in _ENTRY.findall(args)}
         lacking = listed - parameters(node)
-        named = set(_BACKTICKED.findall(text)) & everywhere - known
+        named = set(_BACKTICKED.findall(text)) & everywhere - defined
         if named:
             lacking |= named - names_in(*around, node.args, *node.body[1:]) - {node.name}
         around = (*around, node)
         yield from ((node.lineno, node.name, name) for name in sorted(lacking))
     for inner in ast.iter_child_nodes(node):
-        yield from unknown_names(inner, everywhere, known, around)
+        yield from unknown_names(inner, everywhere, defined, around)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -59,8 +59,8 @@ def _fit(shares: Floats, power: Floats) -> Floats:
     return np.asarray(nnls(columns / power[:, None], np.ones(len(power)))[0])
 
 
-def _predicted(found: Floats, shares: Floats) -> Floats:
-    drawn = PowerModel(1.0, *found)
+def _predicted(coefficients: Floats, shares: Floats) -> Floats:
+    drawn = PowerModel(1.0, *coefficients)
     return np.array([drawn.watts(*row) for row in shares.tolist()])
 
 
@@ -74,27 +74,29 @@ def main(file: Path) -> None:
     frame = pd.read_csv(file)
     frame = frame[frame["model_id"].isin(list(MODELS)) & (frame["weight_precision"] == "bfloat16")]
     names, kinds = frame["model_id"].map(MODELS).to_numpy(), frame["gpu"].map(GPUS).to_numpy()
-    given, own, ratio, power = [], [], [], []
+    measured_features, simulated_features, ratio, power = [], [], [], []
     for _, row in frame.iterrows():
         spec = gpu(GPUS[row["gpu"]])
         placement = Placement(model(MODELS[row["model_id"]]), spec, tp=int(row["num_gpus"]))
         batch, measured_s = row["avg_batch_size"], row["avg_batch_size"] / row["tokens_per_s"]
         held = round(batch * row["avg_output_tokens"] / 2)
         step_s = operator_step_time(placement).model.step_s(round(batch), held, ())
-        given.append(_features(row, placement, measured_s))
-        own.append(_features(row, placement, step_s))
+        measured_features.append(_features(row, placement, measured_s))
+        simulated_features.append(_features(row, placement, step_s))
         ratio.append(step_s / measured_s)
         power.append(row["avg_power_w"] / row["num_gpus"] / spec.power_w)
-    shares, simulated, slower, drawn = map(np.array, (given, own, ratio, power))
+    shares, simulated, slower, drawn = map(
+        np.array, (measured_features, simulated_features, ratio, power)
+    )
     lines, rows = [HEAD], []
     for kind in GPUS.values():
         here = kinds == kind
         error, whole = np.full(len(frame), np.nan), np.full(len(frame), np.nan)
         for name in sorted(set(names)):
             kept, judged = here & (names != name), here & (names == name)
-            found = _fit(shares[kept], drawn[kept])
-            error[judged] = _predicted(found, shares[judged]) / drawn[judged] - 1
-            energy = _predicted(found, simulated[judged]) * slower[judged]
+            coefficients = _fit(shares[kept], drawn[kept])
+            error[judged] = _predicted(coefficients, shares[judged]) / drawn[judged] - 1
+            energy = _predicted(coefficients, simulated[judged]) * slower[judged]
             whole[judged] = energy / drawn[judged] - 1
         other = _fit(shares[~here], drawn[~here])
         crossed = _predicted(other, shares[here]) / drawn[here] - 1

@@ -44,7 +44,7 @@ class Check:
     """
 
     name: str
-    what: str
+    title: str
     needs: tuple[str, ...]
     commands: tuple[str, ...]
     verify: Verify = lambda folder: None
@@ -238,13 +238,13 @@ def _server(backend: str, module: str | None = None) -> bool:
     from slo_bench.workloads.errors import SloBenchError
 
     try:
-        found = environment(backend)
+        server_environment = environment(backend)
     except SloBenchError:
         return False
-    if found.device != "cuda":
+    if server_environment.device != "cuda":
         return False
     code = f"import importlib.util as u, sys; sys.exit(u.find_spec({module or 'json'!r}) is None)"
-    return not subprocess.run([found.python, "-c", code], check=False).returncode
+    return not subprocess.run([server_environment.python, "-c", code], check=False).returncode
 
 
 # What a check may need: how it is found out, and what to do if it is missing.
@@ -313,15 +313,15 @@ def _ask(
     log: int,
 ) -> str | None:
     """Start a server, ask each model for an answer, and stop it."""
-    said = folder / "address"
+    address = folder / "address"
     with (
-        said.open("w") as out,
+        address.open("w") as out,
         _stopped(
             subprocess.Popen(words, cwd=folder, env=environ, stdout=out, stderr=log)
         ) as server,
     ):
         until_s = time.monotonic() + PATIENCE_S
-        while not (url := said.read_text("utf-8").strip()):
+        while not (url := address.read_text("utf-8").strip()):
             if server.poll() is not None:
                 return f"the server ended with {server.returncode}"
             if time.monotonic() > until_s:
@@ -356,13 +356,13 @@ def _stopped(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[byte
             process.wait()
 
 
-def make_models(folder: Path, given: Path | None) -> Path:
+def make_models(folder: Path, small_model: Path | None) -> Path:
     """The folder with the models `small` and `other`."""
     for seed, (name, size) in enumerate((("small", "1b"), ("other", "500m"))):
         path = folder / name
-        if given is not None and name == "small" and not path.exists():
+        if small_model is not None and name == "small" and not path.exists():
             folder.mkdir(parents=True, exist_ok=True)
-            path.symlink_to(given.resolve(), target_is_directory=True)
+            path.symlink_to(small_model.resolve(), target_is_directory=True)
         if not path.exists():
             words = ["model", "make", str(path), "--size", size, "--seed", str(seed)]
             subprocess.run([*CLI, *words], check=True, stdout=subprocess.DEVNULL)
@@ -376,26 +376,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", help="names of checks, separated by commas")
     parser.add_argument("--model", type=Path, help="folder of a model in place of a random one")
     parser.add_argument("--list", action="store_true", help="print the checks and run none")
-    asked = parser.parse_args(arguments)
-    names = asked.only.split(",") if asked.only else [check.name for check in CHECKS]
+    options = parser.parse_args(arguments)
+    names = options.only.split(",") if options.only else [check.name for check in CHECKS]
     if strangers := set(names) - {check.name for check in CHECKS}:
         parser.error(f"no check {min(strangers)}; there are {', '.join(c.name for c in CHECKS)}")
     chosen = [check for check in CHECKS if check.name in names]
-    if asked.list:
+    if options.list:
         for check in chosen:
-            print(f"{check.name:14} {check.what} (needs {', '.join(check.needs)})")
+            print(f"{check.name:14} {check.title} (needs {', '.join(check.needs)})")
         return 0
-    out: Path = asked.out.resolve()
+    out: Path = options.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
-    kept = out / "summary.json"
-    results: dict[str, dict[str, str]] = json.loads(kept.read_text()) if kept.is_file() else {}
+    summary_file = out / "summary.json"
+    results: dict[str, dict[str, str]] = (
+        json.loads(summary_file.read_text()) if summary_file.is_file() else {}
+    )
     there = {need: REQUIREMENTS[need][0]() for check in chosen for need in check.needs}
     for check in chosen:
         if results.get(check.name, {}).get("result") != "pass":
-            results[check.name] = _result(check, there, out, asked.model)
-            kept.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
-        found = results[check.name]
-        print(f"{found['result']:4} {check.name:14} {found['why'] or check.what}", flush=True)
+            results[check.name] = _result(check, there, out, options.model)
+            summary_file.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+        outcome = results[check.name]
+        print(f"{outcome['result']:4} {check.name:14} {outcome['why'] or check.title}", flush=True)
     return int(any(results[check.name]["result"] == "fail" for check in chosen))
 
 

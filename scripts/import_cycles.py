@@ -83,12 +83,12 @@ def find_modules(root: Path, layers: Layers) -> dict[str, Path]:
     files = [*root.glob("*.py")]
     for top in sorted(tops):
         files += (root / top).rglob("*.py")
-    found = {}
+    files_by_module = {}
     for path in sorted(files):
         parts = path.relative_to(root).with_suffix("").parts
         parts = parts[:-1] if parts[-1] == "__init__" else parts
-        found[".".join((layers.package, *parts))] = path
-    return found
+        files_by_module[".".join((layers.package, *parts))] = path
+    return files_by_module
 
 
 def find_imports(modules: Mapping[str, Path]) -> Iterator[Import]:
@@ -103,9 +103,9 @@ def find_imports(modules: Mapping[str, Path]) -> Iterator[Import]:
             else:
                 continue
             for target in targets:
-                known = _longest_known(target, modules)
-                if known is not None and known != module:
-                    yield Import(module, node.lineno, known)
+                imported = _longest_known(target, modules)
+                if imported is not None and imported != module:
+                    yield Import(module, node.lineno, imported)
 
 
 def _targets(node: ast.ImportFrom, package: str, modules: Mapping[str, Path]) -> Iterator[str]:
@@ -129,13 +129,13 @@ def _longest_known(name: str, modules: Mapping[str, Path]) -> str | None:
 
 def circles(graph: Graph) -> list[tuple[str, ...]]:
     """The shortest circle through each node, each circle once, the shortest first."""
-    found = set()
+    normalised = set()
     for start in sorted(graph):
         circle = _shortest_circle(graph, start)
         if circle is not None:
             first = circle.index(min(circle))
-            found.add(circle[first:] + circle[:first])
-    return sorted(found, key=lambda circle: (len(circle), circle))
+            normalised.add(circle[first:] + circle[:first])
+    return sorted(normalised, key=lambda circle: (len(circle), circle))
 
 
 def _shortest_circle(graph: Graph, start: str) -> tuple[str, ...] | None:
@@ -188,17 +188,17 @@ def check(root: Path) -> Found:
     homeless = [module for module in modules if _is_homeless(module, layers)]
     upward = []
     by_folders: dict[tuple[str, str], list[Import]] = {}
-    for one in imports:
-        importer, imported = layers.folder_of(one.importer), layers.folder_of(one.imported)
+    for edge in imports:
+        importer, imported = layers.folder_of(edge.importer), layers.folder_of(edge.imported)
         if importer is None:  # modules at the root re-export what is below
             continue
         if imported is None:
-            if _is_at_root(one.imported, layers):
-                upward.append(one)
+            if _is_at_root(edge.imported, layers):
+                upward.append(edge)
         elif importer != imported:
-            by_folders.setdefault((importer, imported), []).append(one)
+            by_folders.setdefault((importer, imported), []).append(edge)
             if layers.is_upward(importer, imported):
-                upward.append(one)
+                upward.append(edge)
     return Found(
         module_circles=circles(graph_of((i.importer, i.imported) for i in imports)),
         folder_circles=circles(graph_of(by_folders)),
@@ -219,7 +219,7 @@ def _is_homeless(module: str, layers: Layers) -> bool:
     return layers.folder_of(module) is None and not holds_folders and not at_root
 
 
-def report(found: Found, package: str, *, folders_only: bool) -> Iterator[str]:
+def report(findings: Found, package: str, *, folders_only: bool) -> Iterator[str]:
     """The counts, each circle and each wrong import, as lines."""
 
     def short(name: str) -> str:
@@ -229,23 +229,23 @@ def report(found: Found, package: str, *, folders_only: bool) -> Iterator[str]:
         return "  " + " → ".join(map(short, (*circle, circle[0])))
 
     if not folders_only:
-        yield f"circles between modules: {len(found.module_circles)}"
-        yield from map(one_circle, found.module_circles)
-    yield f"circles between folders: {len(found.folder_circles)}"
-    for circle in found.folder_circles:
+        yield f"circles between modules: {len(findings.module_circles)}"
+        yield from map(one_circle, findings.module_circles)
+    yield f"circles between folders: {len(findings.folder_circles)}"
+    for circle in findings.folder_circles:
         yield one_circle(circle)
         for pair in zip(circle, (*circle[1:], circle[0]), strict=True):
-            example = min(found.by_folders[pair], key=lambda i: (i.importer, i.line))
-            count = len(found.by_folders[pair])
+            example = min(findings.by_folders[pair], key=lambda i: (i.importer, i.line))
+            count = len(findings.by_folders[pair])
             yield (
                 f"    {short(example.importer)}.py:{example.line} imports "
                 f"{short(example.imported)} ({count} such imports)"
             )
-    yield f"imports that go upward: {len(found.upward)}"
-    for one in found.upward:
-        yield f"  {short(one.importer)}.py:{one.line} imports {short(one.imported)}"
-    yield f"modules in no folder of the contract: {len(found.homeless)}"
-    for module in found.homeless:
+    yield f"imports that go upward: {len(findings.upward)}"
+    for edge in findings.upward:
+        yield f"  {short(edge.importer)}.py:{edge.line} imports {short(edge.imported)}"
+    yield f"modules in no folder of the contract: {len(findings.homeless)}"
+    for module in findings.homeless:
         yield f"  {short(module)}"
 
 
@@ -256,11 +256,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--root", type=Path, default=Path(__file__).parents[1], help="folder of pyproject.toml"
     )
-    given = parser.parse_args(arguments)
-    found = check(given.root)
-    package = read_layers(given.root / "pyproject.toml").package
-    print("\n".join(report(found, package, folders_only=given.folders_only)))
-    return 1 if found.is_wrong else 0
+    options = parser.parse_args(arguments)
+    findings = check(options.root)
+    package = read_layers(options.root / "pyproject.toml").package
+    print("\n".join(report(findings, package, folders_only=options.folders_only)))
+    return 1 if findings.is_wrong else 0
 
 
 if __name__ == "__main__":

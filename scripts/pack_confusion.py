@@ -24,19 +24,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("rows", type=Path, help="CSV of predict-eval --predictions")
     parser.add_argument("--origin", required=True, help="data and predictor, for the reader")
-    asked = parser.parse_args()
-    with asked.rows.open(newline="", encoding="utf-8") as file:
+    options = parser.parse_args()
+    with options.rows.open(newline="", encoding="utf-8") as file:
         rows = [(int(r["output_tokens"]), int(r["predicted_median"])) for r in csv.DictReader(file)]
-    true, told = buckets_in(DEFAULT_EDGES, np.array(rows)).T
+    true, predicted = buckets_in(DEFAULT_EDGES, np.array(rows)).T
     counts = np.zeros((len(DEFAULT_EDGES),) * 2, dtype=int)
-    np.add.at(counts, (true, told), 1)
+    np.add.at(counts, (true, predicted), 1)
     lines = [
         "# Buckets (rows: of the answer; columns: of the median that was told), made by",
         "# scripts/pack_confusion.py. Figures alone: no prompt, no answer.",
-        f'origin = "{asked.origin}"',
+        f'origin = "{options.origin}"',
         f"answers = {len(rows)}",
         f"exact = {np.trace(counts) / len(rows):.4f}",
-        f"within_one = {(abs(true - told) <= 1).mean():.4f}",
+        f"within_one = {(abs(true - predicted) <= 1).mean():.4f}",
         f"first_tokens = {list(DEFAULT_EDGES)}",
         "confusion = [",
         *(f"    {row}," for row in counts.tolist()),

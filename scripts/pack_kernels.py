@@ -81,9 +81,9 @@ GRAPH = ("vllm_graph", "sglang_graph")
 def _grid(frame: pd.DataFrame, axes: list[str]) -> tuple[list[NDArray[Any]], NDArray[Any]]:
     """Axes and log2 of the least time (µs) of each point; NaN: not measured."""
     least = frame.groupby(axes)["latency"].min()
-    at = [np.sort(frame[axis].unique()) for axis in axes]
-    full = least.reindex(pd.MultiIndex.from_product(at, names=axes)).to_numpy()
-    return at, np.log2(full.reshape([len(a) for a in at]) * 1e3).astype(np.float16)
+    points = [np.sort(frame[axis].unique()) for axis in axes]
+    full = least.reindex(pd.MultiIndex.from_product(points, names=axes)).to_numpy()
+    return points, np.log2(full.reshape([len(a) for a in points]) * 1e3).astype(np.float16)
 
 
 def _gemm(frame: pd.DataFrame, packed: dict[str, NDArray[Any]]) -> None:
@@ -104,7 +104,7 @@ def _attention(
         if kind == "context":
             rows = rows[rows.batch_size == 1]
         axes = ["num_heads", "num_key_value_heads", "batch_size", length]
-        (heads, kv_heads, batch, at), times = _grid(rows, axes)
+        (heads, kv_heads, batch, positions), times = _grid(rows, axes)
         shapes = [
             (i, j)
             for i in range(len(heads))
@@ -115,7 +115,7 @@ def _attention(
         packed |= {
             f"{name}/shape": np.array([(heads[i], kv_heads[j]) for i, j in shapes]),
             f"{name}/batch": batch,
-            f"{name}/length": at + (1 if length == "step" else 0),
+            f"{name}/length": positions + (1 if length == "step" else 0),
             f"{name}/time": np.stack([times[i, j] for i, j in shapes]),
         }
 
@@ -160,11 +160,11 @@ def _recurrences(frame: pd.DataFrame, packed: dict[str, NDArray[Any]]) -> None:
     heads = ["num_k_heads", "num_v_heads"]
     kept = (frame.head_k_dim == LINEAR_DIM) & (frame.head_v_dim == LINEAR_DIM)
     kept &= frame.kernel_source.str.contains("gated_delta_rule")
-    for phase, at in (("context", "seq_len"), ("generation", "batch_size")):
+    for phase, axis in (("context", "seq_len"), ("generation", "batch_size")):
         rows = frame[kept & (frame.phase == phase)]
         if phase == "context":
             rows = rows[(rows.batch_size == 1) & (rows.seq_len <= MOST_TOKENS)]
-        times = rows.groupby([*heads, at])["latency"].min().unstack(at)
+        times = rows.groupby([*heads, axis])["latency"].min().unstack(axis)
         name = f"linear_{phase}"
         packed |= {
             f"{name}/shape": np.array(times.index.tolist(), dtype=np.int32),
@@ -178,13 +178,13 @@ def pack(folder: Path, system: str, engine: str) -> None:
 
     def newest(op: str, name: str) -> pd.DataFrame | None:
         for measured in (engine, *ENGINES, "nccl"):  # of latent attention on one engine
-            found = sorted(
+            tables = sorted(
                 (folder / system / op / measured).glob(f"*/{name}.parquet"),
                 key=lambda p: [int(part) for part in p.parent.name.split(".")],
             )
-            if found:
-                versions.extend([found[-1].parent.name] if measured == engine else [])
-                return pd.read_parquet(found[-1])
+            if tables:
+                versions.extend([tables[-1].parent.name] if measured == engine else [])
+                return pd.read_parquet(tables[-1])
         return None
 
     versions: list[str] = []
@@ -208,9 +208,11 @@ def pack(folder: Path, system: str, engine: str) -> None:
         _experts(experts, EXPERTS, packed)
     for kernel, (systems, version, source, dtype, shapes) in MOE_KERNELS.items():
         if engine == "vllm" and system in systems:
-            found = pd.read_parquet(folder / system / "moe" / engine / version / "moe_perf.parquet")
-            named = found.kernel_source.str.contains(source) & (found.moe_dtype == dtype)
-            _experts(found[named], shapes, packed, kernel)
+            moe_table = pd.read_parquet(
+                folder / system / "moe" / engine / version / "moe_perf.parquet"
+            )
+            named = moe_table.kernel_source.str.contains(source) & (moe_table.moe_dtype == dtype)
+            _experts(moe_table[named], shapes, packed, kernel)
     sparse = newest("sparse_attention", "dsa_context_module_perf")
     if sparse is not None:
         _sparse(sparse, packed)

@@ -99,27 +99,27 @@ def all_pages() -> list[Path]:
 
 def source_of(fields: Mapping[str, Any]) -> str | None:
     """The folder of the results that a block shows, or None if it shows none."""
-    found = fields.get("suite", fields.get("name"))
-    return None if found is None else str(found)
+    source = fields.get("suite", fields.get("name"))
+    return None if source is None else str(source)
 
 
 def shown_outputs(text: str) -> Iterator[tuple[str, list[str]]]:
     """The names and commands of a page's `output` blocks."""
-    for _, kind, given, _, _ in _BLOCK.findall(text):
+    for _, kind, fields_text, _, _ in _BLOCK.findall(text):
         if kind == "output":
-            fields = block_fields(given)
+            fields = block_fields(fields_text)
             yield fields["name"], fields["command"]
 
 
 def shown_suites(text: str) -> Iterator[tuple[str, set[str]]]:
     """The suites of a page's blocks, each with the columns that the block needs."""
-    for _, kind, given, _, _ in _BLOCK.findall(text):
-        fields = block_fields(given)
+    for _, kind, fields_text, _, _ in _BLOCK.findall(text):
+        fields = block_fields(fields_text)
         if kind in ("table", "map"):
             yield fields["suite"], {fields["value"]}
         elif kind == "published":
             rows = load_published(_published(fields["suite"])).rows
-            read = {one for row in rows for one in (row.column, row.per) if one is not None}
+            read = {name for row in rows for name in (row.column, row.per) if name is not None}
             yield fields["suite"], read
 
 
@@ -164,14 +164,16 @@ def run_suite(
         text = (folder / "experiment.toml").read_text(encoding="utf-8")
         (kept / "experiment.toml").write_text(text, encoding="utf-8")
         environment = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
-        made = {
+        provenance = {
             "slo_bench": environment["slo_bench"],
             "commit": _commit(),
             "command": command,
             "created": environment["created"],
             "step_time": environment["step_time"],
         }
-        (kept / "environment.json").write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")
+        (kept / "environment.json").write_text(
+            json.dumps(provenance, indent=2) + "\n", encoding="utf-8"
+        )
         _keep_columns(folder / "cells.csv", kept / "cells.csv", columns)
         shutil.rmtree(folder)
 
@@ -188,8 +190,10 @@ def run_output(name: str, command: Sequence[str], *, results: Path = RESULTS) ->
     ).stdout
     kept = results / name
     kept.mkdir(parents=True, exist_ok=True)
-    made = {"commit": _commit(), "command": list(command), "created": started}
-    (kept / "environment.json").write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")
+    provenance = {"commit": _commit(), "command": list(command), "created": started}
+    (kept / "environment.json").write_text(
+        json.dumps(provenance, indent=2) + "\n", encoding="utf-8"
+    )
     lines = [line.rstrip() for line in shown.splitlines()]
     (kept / "output.txt").write_text("\n".join(lines).strip() + "\n", encoding="utf-8")
 
@@ -200,12 +204,12 @@ def _keep_columns(source: Path, kept: Path, columns: set[str]) -> None:
         rows = list(csv.DictReader(file))
     names = list(rows[0])
     lead = names[: names.index("requests")]
-    wanted = [name for name in names if name in lead or name in _ALWAYS | columns]
+    kept_names = [name for name in names if name in lead or name in _ALWAYS | columns]
     with kept.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(wanted)
+        writer.writerow(kept_names)
         for row in rows:
-            writer.writerow([row[n] if n in lead else _six_digits(row[n]) for n in wanted])
+            writer.writerow([row[n] if n in lead else _six_digits(row[n]) for n in kept_names])
 
 
 def _six_digits(text: str) -> str:
@@ -218,11 +222,11 @@ def _six_digits(text: str) -> str:
 def _commit() -> str:
     """The commit of the working tree, with `-dirty` where files other than pages differ from it."""
 
-    def git(*asked: str) -> str:
-        found = subprocess.run(
-            ("git", *asked), cwd=ROOT, check=True, capture_output=True, text=True
+    def git(*arguments: str) -> str:
+        completed = subprocess.run(
+            ("git", *arguments), cwd=ROOT, check=True, capture_output=True, text=True
         )
-        return found.stdout.strip()
+        return completed.stdout.strip()
 
     changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs")
     return git("rev-parse", "--short=7", "HEAD") + "-dirty" * bool(changed)
@@ -244,14 +248,14 @@ def written(text: str, results: Path = RESULTS, suites: Sequence[str] | None = N
         "output": _output_block,
     }
 
-    def again(found: re.Match[str]) -> str:
-        head, kind, given, _, end = found.groups()
-        fields = block_fields(given)
+    def again(match: re.Match[str]) -> str:
+        head, kind, fields_text, _, end = match.groups()
+        fields = block_fields(fields_text)
         suite = source_of(fields)
         if suites is not None and suite not in suites:
-            return found[0]
+            return match[0]
         if suite is not None and not (results / suite).is_dir():
-            return found[0]
+            return match[0]
         return f"{head}\n{makers[kind](fields, results)}\n\n{end}"
 
     return _BLOCK.sub(again, text)
@@ -266,12 +270,15 @@ def _results(folder: Path) -> tuple[Any, pd.DataFrame]:
 def _source(folder: Path) -> str:
     """Where a block comes from: command, version, commit, seeds, step times."""
     run, cells = _results(folder)
-    made = run.environment
-    command = f"`slo-bench {' '.join(made['command'])}`"
+    provenance = run.environment
+    command = f"`slo-bench {' '.join(provenance['command'])}`"
     seeds = cells["seed"].nunique()
-    said = f"{command}, version {made['slo_bench']}, commit {made['commit']}; {seeds} seeds"
+    origin = (
+        f"{command}, version {provenance['slo_bench']}, commit {provenance['commit']}; "
+        f"{seeds} seeds"
+    )
     kinds = sorted(set(cells["step_time"].replace("unfitted", "estimated")))
-    return f"{said}, simulated with {' and '.join(kinds)} step times."
+    return f"{origin}, simulated with {' and '.join(kinds)} step times."
 
 
 def _markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
@@ -286,8 +293,13 @@ def _published_block(fields: Mapping[str, Any], results: Path) -> str:
     if not isinstance(table, JudgedTable):
         raise SloBenchError(table)
     rows = (
-        (row.what, row.published_text, found.text, "; ".join((found.verdict, *found.remarks)))
-        for row, found in table.rows
+        (
+            row.what,
+            row.published_text,
+            judgement.text,
+            "; ".join((judgement.verdict, *judgement.remarks)),
+        )
+        for row, judgement in table.rows
     )
     lines = _markdown(("what", "published", "ours", "verdict"), rows)
     note = f"{table.table.note} {_source(results / fields['suite'])}"
@@ -295,32 +307,32 @@ def _published_block(fields: Mapping[str, Any], results: Path) -> str:
 
 
 def _table_block(fields: Mapping[str, Any], results: Path) -> str:
-    asked = Table(**fields)
-    run, cells = _results(results / asked.suite)
-    cells = chosen_cells(asked.where, cells, tomllib.loads(run.experiment_toml))
-    for column in (*asked.rows, asked.columns, asked.value):
+    spec = Table(**fields)
+    run, cells = _results(results / spec.suite)
+    cells = chosen_cells(spec.where, cells, tomllib.loads(run.experiment_toml))
+    for column in (*spec.rows, spec.columns, spec.value):
         if column not in cells:
-            raise SloBenchError(f"suite {asked.suite} has no column {column}")
-    keys = [*asked.rows, asked.columns]
+            raise SloBenchError(f"suite {spec.suite} has no column {column}")
+    keys = [*spec.rows, spec.columns]
     if cells.duplicated([*keys, "seed"]).any():
-        raise SloBenchError(f"a table of suite {asked.suite} needs more in rows or where: {keys}")
-    heads = list(dict.fromkeys(cells[asked.columns]))
+        raise SloBenchError(f"a table of suite {spec.suite} needs more in rows or where: {keys}")
+    heads = list(dict.fromkeys(cells[spec.columns]))
     rows = []
     drifts = False
-    cells = cells[[*dict.fromkeys((*keys, asked.value, "valid", "stationary"))]]
-    for key, of_row in cells.groupby(list(asked.rows), sort=False, dropna=False):
+    cells = cells[[*dict.fromkeys((*keys, spec.value, "valid", "stationary"))]]
+    for key, of_row in cells.groupby(list(spec.rows), sort=False, dropna=False):
         texts = []
         for head in heads:
-            of_cell = of_row[of_row[asked.columns] == head]
-            values = of_cell.loc[of_cell["valid"], asked.value].dropna() * asked.scale
+            of_cell = of_row[of_row[spec.columns] == head]
+            values = of_cell.loc[of_cell["valid"], spec.value].dropna() * spec.scale
             drifting = (of_cell["stationary"] == False).any()  # noqa: E712, with None among them
             drifts |= bool(drifting)
-            text = f"{values.mean():,.{asked.digits}f}" if len(values) else "–"
+            text = f"{values.mean():,.{spec.digits}f}" if len(values) else "–"
             texts.append(text + "*" * bool(drifting))
-        rows.append((_row_name(asked.rows, key), *texts))
-    lines = _markdown((_label(asked.columns), *map(_value, heads)), rows)
+        rows.append((_row_name(spec.rows, key), *texts))
+    lines = _markdown((_label(spec.columns), *map(_value, heads)), rows)
     note = " *: not stationary, so that the figure depends on the run's length." * drifts
-    return "\n".join([*lines, "", f"Mean over seeds.{note} {_source(results / asked.suite)}"])
+    return "\n".join([*lines, "", f"Mean over seeds.{note} {_source(results / spec.suite)}"])
 
 
 def _map_block(fields: Mapping[str, Any], results: Path) -> str:
@@ -328,13 +340,13 @@ def _map_block(fields: Mapping[str, Any], results: Path) -> str:
     (measure,) = (m for m in winners.MEASURES if m.column == fields["value"])
     rates = sorted(set(cells["level_rps"]))
     rows = (
-        (facet, *(at[rate].text(measure) if rate in at else "–" for rate in rates))
-        for facet, at in winners.best_map(cells, measure).items()
+        (facet, *(by_rate[rate].text(measure) if rate in by_rate else "–" for rate in rates))
+        for facet, by_rate in winners.best_map(cells, measure).items()
     )
     lines = _markdown((measure.head, *(f"{rate:g} req/s" for rate in rates)), rows)
     names = [f"{short}: `{text}`." for short, text in abbreviated(cells).items()]
-    said = [winners.NOTE, _source(results / fields["suite"]), *names]
-    return "\n".join([*lines, "", " ".join(said)])
+    notes = [winners.NOTE, _source(results / fields["suite"]), *names]
+    return "\n".join([*lines, "", " ".join(notes)])
 
 
 def _row_name(columns: Sequence[str], key: tuple[object, ...]) -> str:
@@ -361,20 +373,20 @@ def _value(value: object) -> str:
 
 
 def _fitted_block(fields: Mapping[str, Any], results: Path) -> str:
-    found = fitted_to(fields["paper"])
-    if not found:
+    constants = fitted_to(fields["paper"])
+    if not constants:
         return "No constant of the code is fitted to a result of this paper."
     return "\n".join(
-        ["Fitted to results of this paper:", "", *(f"- {f.sentence()}" for f in found)]
+        ["Fitted to results of this paper:", "", *(f"- {f.sentence()}" for f in constants)]
     )
 
 
 def _output_block(fields: Mapping[str, Any], results: Path) -> str:
     kept = results / fields["name"]
-    made = json.loads((kept / "environment.json").read_text(encoding="utf-8"))
+    provenance = json.loads((kept / "environment.json").read_text(encoding="utf-8"))
     text = (kept / "output.txt").read_text(encoding="utf-8")
-    command = f"slo-bench {shlex.join(made['command'])}"
-    return f"    {command}\n\n```text\n{text}```\n\nCommit {made['commit']}, simulated."
+    command = f"slo-bench {shlex.join(provenance['command'])}"
+    return f"    {command}\n\n```text\n{text}```\n\nCommit {provenance['commit']}, simulated."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -384,7 +396,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--suite", action="append", help="run this suite or command only")
     parser.add_argument("--jobs", type=int, default=1, help="processes (default 1)")
     parser.add_argument("--work", type=Path, help="folder for runs that may be continued")
-    asked = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     pages = all_pages()
     try:
         columns: dict[str, set[str]] = {}
@@ -393,16 +405,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             commands.update(shown_outputs(page.read_text(encoding="utf-8")))
             for suite, needed in shown_suites(page.read_text(encoding="utf-8")):
                 columns.setdefault(suite, set()).update(needed)
-        known = [*columns, *commands]
-        for name in [] if asked.pages_only else asked.suite or known:
-            if name not in known:
-                raise SloBenchError(f"no page shows {name}; shown: {', '.join(known)}")
+        names = [*columns, *commands]
+        for name in [] if options.pages_only else options.suite or names:
+            if name not in names:
+                raise SloBenchError(f"no page shows {name}; shown: {', '.join(names)}")
             if name in columns:
-                run_suite(name, columns[name], asked.jobs, work=asked.work)
+                run_suite(name, columns[name], options.jobs, work=options.work)
             else:
                 run_output(name, commands[name])
         for page in pages:
-            text = written(page.read_text(encoding="utf-8"), suites=asked.suite)
+            text = written(page.read_text(encoding="utf-8"), suites=options.suite)
             page.write_text(text, encoding="utf-8")
     except SloBenchError as error:
         print(f"error: {error}", file=sys.stderr)

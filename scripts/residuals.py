@@ -46,14 +46,16 @@ def predictions(folder: Path) -> Iterable[Judged]:
     """Every measurement by every kind of step times."""
     folder.mkdir(parents=True, exist_ok=True)
     with LocalPool(cores()) as pool:
-        made = partial(judge, SHIPPED, resume=True, begin=pool.begin)
-        own, _ = made(folder / "errors.jsonl")
-        yield from own
-        plain = partial(made, only=lambda case: model(case.model).is_plain)  # others have no fit
+        predict_all = partial(judge, SHIPPED, resume=True, begin=pool.begin)
+        default_rows, _ = predict_all(folder / "errors.jsonl")
+        yield from default_rows
+        plain = partial(
+            predict_all, only=lambda case: model(case.model).is_plain
+        )  # others have no fit
         analytic, _ = plain(folder / "analytic.jsonl", analytic=True)
         yield from (row for row in analytic if row.step_time in (FITTED, UNFITTED))
-        for gpu in sorted({row.gpu for row in own}):
-            there = partial(made, only=lambda case, gpu=gpu: case.gpu == gpu)
+        for gpu in sorted({row.gpu for row in default_rows}):
+            there = partial(predict_all, only=lambda case, gpu=gpu: case.gpu == gpu)
             rows, _ = there(folder / f"without-{gpu}.jsonl", without=(gpu,))
             yield from (row for row in rows if row.step_time == SCALED)
 

@@ -71,13 +71,13 @@ def growth(browser: Any, there: Path) -> Path:
     _, _, *lines = table.splitlines()  # the rest of the head, and the line below it
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     parts: dict[str, dict[str, list[tuple[float, float]]]] = {}
-    for what, system, number, _, _, each_us, _ in rows:
-        at = float(number.replace(",", "")), float(each_us)
-        parts.setdefault(what, {}).setdefault(system, []).append(at)
-    systems = [*dict.fromkeys(system for of in parts.values() for system in of)]
+    for quantity, system, number, _, _, each_us, _ in rows:
+        point = float(number.replace(",", "")), float(each_us)
+        parts.setdefault(quantity, {}).setdefault(system, []).append(point)
+    systems = [*dict.fromkeys(system for by_system in parts.values() for system in by_system)]
     figure = make_subplots(rows=1, cols=len(parts), shared_yaxes=True, subplot_titles=[*parts])
-    for column, of in enumerate(parts.values(), 1):
-        for system, points in of.items():
+    for column, by_system in enumerate(parts.values(), 1):
+        for system, points in by_system.items():
             place = systems.index(system)
             x, y = zip(*points, strict=True)
             trace: dict[str, Any] = {

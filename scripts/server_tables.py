@@ -160,8 +160,8 @@ def simulate(name: str, work: Path, requests: int | None) -> None:
     beside = by / f"{name}.toml"  # step times are measured and blocks are given: any GPU will do
     beside.write_text(re.sub(r'(?m)^gpu = ".*"$', 'gpu = "a10"', profile))
     words = command(name, str(work), requests)[:-1]
-    at = words.index("--backend")
-    words[at : at + 2] = ["--gpu", "a10", "--profile", str(beside)]
+    backend_index = words.index("--backend")
+    words[backend_index : backend_index + 2] = ["--gpu", "a10", "--profile", str(beside)]
     words = [word for word in words if not word.startswith("--server-arg")]
     print("$", shlex.join([*words, str(folder)]), flush=True)
     subprocess.run(
@@ -189,16 +189,16 @@ def levels(folder: Path) -> list[dict[str, Any]]:
     validated = _by_cell(folder / "validation.json")
     decided = _by_cell(folder / "decisions.json")
     simulated = {row["cell"]: row for row in _rows(folder.with_name(f"{folder.name}-simulated"))}
-    found = []
+    level_rows = []
     for row in _rows(folder):
         errors = {
-            (one["metric"], one["statistic"]): one
-            for one in validated.get(row["cell"], {}).get("rows", ())
+            (entry["metric"], entry["statistic"]): entry
+            for entry in validated.get(row["cell"], {}).get("rows", ())
         }
         errors |= _beside(row, simulated.get(row["cell"]))
         names = ("router", "length_predictor")
         extra = [row[name] for name in names if row.get(name) and _several(folder, name)]
-        found.append(
+        level_rows.append(
             {
                 "system": ", ".join([row["system"], *extra]),
                 "rate_rps": float(row["rate_rps"]),
@@ -208,24 +208,24 @@ def levels(folder: Path) -> list[dict[str, Any]]:
                 "ttft_p50_s": float(row["ttft_p50_s"]),
                 "tpot_p50_s": float(row["tpot_p50_s"]),
                 "e2e_p50_s": float(row["e2e_p50_s"]),
-                "errors": {f"{m} {s}": one for (m, s), one in errors.items()},
+                "errors": {f"{m} {s}": entry for (m, s), entry in errors.items()},
                 "measured": validated.get(row["cell"], {}).get("measured"),
                 "decisions": decided.get(row["cell"]),
                 "preemptions": row.get("server_preemptions"),
             }
         )
-    return found
+    return level_rows
 
 
 def _beside(row: Mapping[str, str], simulated: Mapping[str, str] | None) -> dict[Any, Any]:
     if simulated is None:
         return {}
-    found = {}
+    errors = {}
     for metric in ("ttft", "tpot", "e2e"):
-        real_s, simulated_s = (float(one[f"{metric}_p50_s"]) for one in (row, simulated))
+        real_s, simulated_s = (float(level[f"{metric}_p50_s"]) for level in (row, simulated))
         error = simulated_s / real_s - 1
-        found[metric, "p50"] = {"real_s": real_s, "simulated_s": simulated_s, "error": error}
-    return found
+        errors[metric, "p50"] = {"real_s": real_s, "simulated_s": simulated_s, "error": error}
+    return errors
 
 
 def _several(folder: Path, column: str) -> bool:
@@ -238,13 +238,13 @@ def _by_cell(path: Path) -> dict[str, dict[str, Any]]:
     return {level["cell"]: level for level in json.loads(path.read_text())}
 
 
-def table(found: Sequence[Mapping[str, Any]]) -> str:
+def table(level_rows: Sequence[Mapping[str, Any]]) -> str:
     """The levels as a table."""
-    if not found:
+    if not level_rows:
         return "Not measured yet.\n"
     heads = [name for name, _ in _HEADS]
     lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
-    for level in found:
+    for level in level_rows:
         first = [level["system"], f"{level['rate_rps']:.3g}"]
         if not level["valid"]:
             cells = [*first, f"no result: {level['invalid_because']}"]
@@ -260,14 +260,14 @@ def _figures(level: Mapping[str, Any]) -> list[str]:
     share = level["attainment"]
     cells = ["" if share is None else f"{100 * share:.1f} %"]
     for name in ("ttft p50", "tpot p50", "e2e p50"):
-        one = level["errors"].get(name) or {}
-        real_s = one.get("real_s")
+        error_row = level["errors"].get(name) or {}
+        real_s = error_row.get("real_s")
         real_s = level[f"{name.replace(' ', '_')}_s"] if real_s is None else real_s
-        simulated_s: Any = one.get("simulated_s")
-        error: Any = one.get("error")
+        simulated_s: Any = error_row.get("simulated_s")
+        error: Any = error_row.get("error")
         cells.append(_time(real_s))
-        known = simulated_s is not None and error is not None
-        cells.append(f"{_time(simulated_s)} ({100 * error:+.0f} %)" if known else "")
+        has_simulation = simulated_s is not None and error is not None
+        cells.append(f"{_time(simulated_s)} ({100 * error:+.0f} %)" if has_simulation else "")
     spread = (level["errors"].get("e2e p50") or {}).get("spread")
     return [*cells, "" if spread is None else f"{100 * spread:.0f} %"]
 
@@ -290,10 +290,10 @@ def _time(seconds: float) -> str:
 def written(text: str, kept: Mapping[str, Any]) -> str:
     """The page with its blocks written again."""
 
-    def again(found: re.Match[str]) -> str:
-        name = found[2]
+    def again(match: re.Match[str]) -> str:
+        name = match[2]
         shown = f"```text\n{shlex.join(command(name, 'runs'))}\n```\n\n"
-        return f"{found[1]}{shown}{table(kept.get(name, ()))}{found[4]}"
+        return f"{match[1]}{shown}{table(kept.get(name, ()))}{match[4]}"
 
     return _BLOCK.sub(again, text)
 
@@ -305,25 +305,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--work", type=Path, default=Path("runs"))
     parser.add_argument("--requests", type=int, help="of each level, to try a run")
     parser.add_argument("--pages-only", action="store_true", help="run nothing")
-    asked = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     kept = json.loads(KEPT.read_text()) if KEPT.is_file() else {}
-    if not asked.pages_only:
+    if not options.pages_only:
         for folder, like in ((MODEL, "llama"), (ENCODER, "bert")):
             make = ["model", "make", folder, "--like", like]
             subprocess.run([sys.executable, "-m", "slo_bench.cli.main", *make], check=True)
-        trace = asked.work / "priorities.csv"
+        trace = options.work / "priorities.csv"
         if not trace.is_file():
-            write_priorities(trace, asked.requests or 120)
-        for name in asked.only or EXPERIMENTS:
-            run(name, asked.work, asked.requests)
+            write_priorities(trace, options.requests or 120)
+        for name in options.only or EXPERIMENTS:
+            run(name, options.work, options.requests)
             if name in FITTED_BY:
-                simulate(name, asked.work, asked.requests)
-            found = levels(asked.work / name)
-            print(table(found), flush=True)
-            if asked.requests is None and found:
-                kept[name] = found
+                simulate(name, options.work, options.requests)
+            level_rows = levels(options.work / name)
+            print(table(level_rows), flush=True)
+            if options.requests is None and level_rows:
+                kept[name] = level_rows
                 KEPT.write_text(json.dumps(kept, indent=1) + "\n")
-    if asked.requests is None:
+    if options.requests is None:
         PAGE.write_text(written(PAGE.read_text(), kept))
     return 0
 

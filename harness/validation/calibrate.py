@@ -73,21 +73,21 @@ def calibrate(
     for log in logs:
         bare = with_log_link(bare, log)
     settings = overrides or EngineSettings()
-    found: list[tuple[RealLog, EngineSettings]] = []
+    with_settings: list[tuple[RealLog, EngineSettings]] = []
     notes: list[str] = []
     for log in logs:
         progress(f"replaying {log.name}")
-        known = settings.num_gpu_blocks or log.engine.num_gpu_blocks
-        if known is None:
-            known = _blocks(log, bare, engine, settings, host_s, progress)
-            if known is not None:
-                notes.append(f"{log.name} does not tell its KV blocks; {known:,} agree best")
-        found.append((log, dataclasses.replace(settings, num_gpu_blocks=known)))
+        log_blocks = settings.num_gpu_blocks or log.engine.num_gpu_blocks
+        if log_blocks is None:
+            log_blocks = _blocks(log, bare, engine, settings, host_s, progress)
+            if log_blocks is not None:
+                notes.append(f"{log.name} does not tell its KV blocks; {log_blocks:,} agree best")
+        with_settings.append((log, dataclasses.replace(settings, num_gpu_blocks=log_blocks)))
 
     def equations(with_factors: Profile) -> tuple[_Equations, float]:
         parts, disagreements, events = [], 0, 0
-        for log, own in found:
-            replay = replay_of(log, with_factors, engine, overrides=own, host_s=host_s)
+        for log, log_settings in with_settings:
+            replay = replay_of(log, with_factors, engine, overrides=log_settings, host_s=host_s)
             snapped = snapped_replay(log, replay)
             disagreements += snapped.disagreements
             events += snapped.events
@@ -110,8 +110,8 @@ def calibrate(
             raise SloBenchError(doubt)
         notes.append(doubt)
     progress("computing the errors")
-    blocks = {own.num_gpu_blocks for _, own in found}
-    made = Calibration(
+    blocks = {log_settings.num_gpu_blocks for _, log_settings in with_settings}
+    learned = Calibration(
         origin=tuple("/".join(Path(log.name).parts[-3:]) for log in logs),
         tokens=KNOTS,
         factors=tuple(round(float(f), 4) for f in factors),
@@ -121,18 +121,23 @@ def calibrate(
         num_gpu_blocks=(blocks.pop() or 0) if len(blocks) == 1 else 0,
         held_out_percent=round(100 * best.held_out(), 2),
     )
-    result = dataclasses.replace(bare, calibration=made)
+    result = dataclasses.replace(bare, calibration=learned)
     before, after = (
-        _mean_errors([validate(log, p, engine, overrides=own, host_s=host_s) for log, own in found])
+        _mean_errors(
+            [
+                validate(log, p, engine, overrides=log_settings, host_s=host_s)
+                for log, log_settings in with_settings
+            ]
+        )
         for p in (bare, result)
     )
-    made = dataclasses.replace(made, before_percent=before, after_percent=after)
+    learned = dataclasses.replace(learned, before_percent=before, after_percent=after)
     if abs(after["e2e"]) > max(1.0, abs(before["e2e"])):
         notes.append(
             "the factors bring the simulation no nearer to the run: its engine's settings are "
             "probably others than those simulated (meta.json, or options)"
         )
-    return Calibrated(dataclasses.replace(result, calibration=made), made, tuple(notes))
+    return Calibrated(dataclasses.replace(result, calibration=learned), learned, tuple(notes))
 
 
 def tables_only(profile: Profile) -> Profile:
@@ -150,16 +155,16 @@ def tables_only(profile: Profile) -> Profile:
 
 
 def _with(profile: Profile, factors: Floats) -> Profile:
-    made = Calibration(origin=(), tokens=KNOTS, factors=tuple(factors.tolist()))
-    return dataclasses.replace(profile, calibration=made)
+    learned = Calibration(origin=(), tokens=KNOTS, factors=tuple(factors.tolist()))
+    return dataclasses.replace(profile, calibration=learned)
 
 
-def _mean_errors(found: Sequence[Validation]) -> dict[str, float]:
+def _mean_errors(validations: Sequence[Validation]) -> dict[str, float]:
     """Error of the mean of each metric over all requests, in percent."""
     errors = {}
     for metric in METRICS:
         real, simulated = (
-            np.concatenate([getattr(one, name)[metric] for one in found])
+            np.concatenate([getattr(validation, name)[metric] for validation in validations])
             for name in ("real", "simulated")
         )
         errors[metric] = round(100 * float(np.nanmean(simulated) / np.nanmean(real) - 1), 2)
@@ -203,8 +208,8 @@ class _Equations:
         half = len(self.real_s) // 2
         halves = self.rows(slice(None, half)), self.rows(slice(half, None))
         off = []
-        for seen, unseen in (halves, halves[::-1]):
-            ratio = (unseen.linear_s @ seen.solved() + unseen.rest_s) / unseen.real_s
+        for fitted, others in (halves, halves[::-1]):
+            ratio = (others.linear_s @ fitted.solved() + others.rest_s) / others.real_s
             off.append(abs(float(np.median(ratio)) - 1))
         return max(off)
 
@@ -221,13 +226,13 @@ def _equations(
     curve = linear_curve(bare)
     weights = hats(KNOTS, np.maximum(1.0, curve.counts))
     parts = [Curve(curve.counts, curve.seconds * weights[:, k]) for k in range(len(KNOTS))]
-    known: dict[int, Floats] = {}
+    seconds_by_tokens: dict[int, Floats] = {}
 
     def linear_s(tokens: int) -> Floats:
-        if tokens not in known:
+        if tokens not in seconds_by_tokens:
             size = replay.host.graph_size(tokens)
-            known[tokens] = np.array([part(size) for part in parts])
-        return known[tokens]
+            seconds_by_tokens[tokens] = np.array([part(size) for part in parts])
+        return seconds_by_tokens[tokens]
 
     total = np.array([sum(linear_s(n) for n in span.tokens) for span in spans])
     present = with_factors.calibration
@@ -272,10 +277,10 @@ def _blocks(
             return np.inf
         if blocks not in tried:
             progress(f"{log.name}: {blocks:,} KV blocks")
-            own = dataclasses.replace(settings, num_gpu_blocks=blocks)
-            most = min((one.disagreements for one in tried.values()), default=np.inf)
-            with_blocks = replay_of(log, profile, engine, overrides=own, host_s=host_s)
-            tried[blocks] = snapped_replay(log, with_blocks, most)
+            candidate = dataclasses.replace(settings, num_gpu_blocks=blocks)
+            fewest = min((snapped.disagreements for snapped in tried.values()), default=np.inf)
+            with_blocks = replay_of(log, profile, engine, overrides=candidate, host_s=host_s)
+            tried[blocks] = snapped_replay(log, with_blocks, fewest)
         return tried[blocks].disagreements
 
     def better(best: int, others: Sequence[int]) -> int:
@@ -290,7 +295,7 @@ def _blocks(
         best = better(best, [round(best * (1 + s)) for s in sorted(shares, key=abs)])
     while True:
         nearby = [best + k for k in (1, -1, 2, -2, 3, -3, 4, -4)]
-        found = better(best, nearby)
-        if found == best:
+        nearest = better(best, nearby)
+        if nearest == best:
             return best
-        best = found
+        best = nearest

@@ -44,8 +44,8 @@ def calibrate_table(
         FileFormatError: the file is damaged.
     """
     bare = tables_only(profile)
-    all_rows = [one for one in read_folder(file) if isinstance(one, Measurement)]
-    rows = [one for one in all_rows if _of(one, bare)]
+    all_rows = [entry for entry in read_folder(file) if isinstance(entry, Measurement)]
+    rows = [row for row in all_rows if _of(row, bare)]
     if not rows:
         others = sorted({f"{r.case.model} on {r.case.gpu} × tp {r.case.tp}" for r in all_rows})
         raise SloBenchError(
@@ -86,10 +86,10 @@ def _solved(rows: Sequence[Measurement], bare: Profile, progress: Progress) -> t
 
     def residuals(factors: Floats) -> Floats:
         progress(f"factors {', '.join(f'{f:.3f}' for f in factors)}")
-        made = Calibration(origin=(), tokens=KNOTS, factors=tuple(factors.tolist()))
-        off = _ratios(rows, dataclasses.replace(bare, calibration=made))
-        known = np.concatenate(list(off.values()))
-        return np.concatenate([np.log(known) / _ERROR, (factors - 1) / _PRIOR])
+        trial = Calibration(origin=(), tokens=KNOTS, factors=tuple(factors.tolist()))
+        off = _ratios(rows, dataclasses.replace(bare, calibration=trial))
+        ratios = np.concatenate(list(off.values()))
+        return np.concatenate([np.log(ratios) / _ERROR, (factors - 1) / _PRIOR])
 
     solution = least_squares(
         residuals,
@@ -104,16 +104,16 @@ def _solved(rows: Sequence[Measurement], bare: Profile, progress: Progress) -> t
 
 def _ratios(rows: Sequence[Measurement], profile: Profile) -> dict[str, Floats]:
     """Predicted / measured by metric, of all rows that have it."""
-    found: dict[str, list[float]] = {metric: [] for metric in _METRICS}
+    ratios_by_metric: dict[str, list[float]] = {metric: [] for metric in _METRICS}
     for row in rows:
         host_s = 0.0 if schedules_ahead(row.case) else DEFAULT_HOST_S
         step_time = profiled_step_time(profile, Host(step_s=host_s, graph_tokens=GRAPH_TOKENS))
-        predicted = predict(row.case, known=step_time).figures
+        predicted = predict(row.case, step_time_model=step_time).figures
         for metric, name in _METRICS.items():
             ratio = predicted.get(name, math.nan) / row.measured.get(name, math.nan)
             if math.isfinite(ratio) and ratio > 0:
-                found[metric].append(ratio)
-    return {metric: np.array(ratios) for metric, ratios in found.items()}
+                ratios_by_metric[metric].append(ratio)
+    return {metric: np.array(ratios) for metric, ratios in ratios_by_metric.items()}
 
 
 def _errors(rows: Sequence[Measurement], profile: Profile) -> dict[str, float]:
@@ -132,8 +132,10 @@ def _held_out(rows: Sequence[Measurement], bare: Profile, progress: Progress) ->
     if len(rows) < 4:
         return math.nan
     off = []
-    for seen, unseen in ((rows[::2], rows[1::2]), (rows[1::2], rows[::2])):
-        made = Calibration(origin=(), tokens=KNOTS, factors=_solved(seen, bare, progress))
-        ratios = _ratios(unseen, dataclasses.replace(bare, calibration=made))["tpot"]
+    for fitted, held_out in ((rows[::2], rows[1::2]), (rows[1::2], rows[::2])):
+        half_calibration = Calibration(
+            origin=(), tokens=KNOTS, factors=_solved(fitted, bare, progress)
+        )
+        ratios = _ratios(held_out, dataclasses.replace(bare, calibration=half_calibration))["tpot"]
         off.append(float(np.abs(ratios - 1).mean()) if len(ratios) else math.nan)
     return round(100 * max(off), 2)

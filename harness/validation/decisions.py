@@ -127,20 +127,20 @@ def compare_decisions(folder: Path) -> list[LevelDecisions]:
     for row in rows:
         with contextlib.suppress(SloBenchError):  # without records it is not simulated
             measured[str(row["cell"])] = MeasuredLevel.read(folder, str(row["cell"]))
-    found = [_level(folder, row, measured, specs.get(str(row["cell"]))) for row in rows]
-    for level in found:
+    levels = [_level(folder, row, measured, specs.get(str(row["cell"]))) for row in rows]
+    for level in levels:
         if level.by_request:
             write_whole(folder / FOLDER / f"{level.cell}.csv.gz", gzip_csv(_columns(level)))
-    table = json.dumps([level.to_json() for level in found], indent=1, allow_nan=False)
+    table = json.dumps([level.to_json() for level in levels], indent=1, allow_nan=False)
     write_whole(folder / TABLE, [table.encode()])
-    return found
+    return levels
 
 
 def _columns(level: LevelDecisions) -> dict[str, Column]:
     columns: dict[str, Column] = {"id": np.arange(level.requests, dtype=np.int64)}
-    for side, of in level.by_request.items():
+    for side, decisions in level.by_request.items():
         for name in ("entered", *ASPECTS):
-            values = getattr(of, name)
+            values = getattr(decisions, name)
             columns[f"{side}_{name}"] = Choice(values, AWAY) if name == "away" else values
     return columns
 
@@ -155,23 +155,23 @@ def _level(
     counts = {name: int(row.get(name) or 0) for name in COUNTS}
     trace = EngineTrace()
     try:
-        level, asked = _simulable(measured.get(cell), spec)
+        level, requests = _simulable(measured.get(cell), spec)
         profile, source, swap_s = _profile(folder, level, list(measured.values()))
         engine = str(level.meta.get("system"))
-        own = system(engine).parameters()
-        parameters = {k: v for k, v in (level.meta.get("parameters") or {}).items() if k in own}
+        names = system(engine).parameters()
+        parameters = {k: v for k, v in (level.meta.get("parameters") or {}).items() if k in names}
         replayed = replay_of(
             level.log, profile, engine, parameters=parameters, swap_s_per_token=swap_s
         )
-        records = simulated_again(replayed, asked, trace).records
+        records = simulated_again(replayed, requests, trace).records
     except SloBenchError as error:
         return LevelDecisions(cell, int(row["requests"]), counts, note=f"not simulated: {error}")
-    simulated = _simulated(records, trace, asked)
-    inside = _logged(level, asked)
+    simulated = _simulated(records, trace, requests)
+    inside = _logged(level, requests)
     both = {} if inside is None else {"server": inside, "simulated": simulated}
     return LevelDecisions(
         cell,
-        len(asked.order),
+        len(requests.order),
         counts,
         simulated=counts_of(records, trace),
         differing=None if inside is None else inside.differing(simulated),
@@ -186,13 +186,13 @@ def _simulable(
 ) -> tuple[MeasuredLevel, AskedRequests]:
     if spec is not None and system(spec.system).cluster is not None:
         raise SloBenchError("its servers have different roles")
-    asked = None if level is None else asked_requests(level, spec)
-    if level is None or asked is None:
+    requests = None if level is None else asked_requests(level, spec)
+    if level is None or requests is None:
         raise SloBenchError(
             "its requests are not known as policies saw them (no experiment or records of "
             "requests, embedding requests, or adapters)"
         )
-    return level, asked
+    return level, requests
 
 
 def _profile(
@@ -202,15 +202,17 @@ def _profile(
     levels on the same server, else of its own steps), and the time of its swaps by token.
     """
     kept = folder / VALIDATION / f"{level.cell}.toml"
-    others = [one for one in measured if one.comparable(level)] or profiling_level(folder, level)
+    others = [other for other in measured if other.comparable(level)] or profiling_level(
+        folder, level
+    )
     if kept.is_file():
         profile = read_profile(kept)
         return profile, "those of its validation", swap_s_per_token(others, profile)
-    steps = [step for one in others for step in one.steps()]
+    steps = [step for other in others for step in other.steps()]
     if steps:
-        told = f"fitted to {len(steps):,} steps of {', '.join(one.cell for one in others)}"
+        source = f"fitted to {len(steps):,} steps of {', '.join(other.cell for other in others)}"
         profile = fitted_profile(level, others, steps, "whole steps")
-        return profile, told, swap_s_per_token(others, profile)
+        return profile, source, swap_s_per_token(others, profile)
     steps = level.steps()
     if not steps:
         raise SloBenchError("the server kept no step log, so its step times are not known")
@@ -221,12 +223,12 @@ def _profile(
 # ---------------------------------------------------------------- the server's own log
 
 
-def _logged(level: MeasuredLevel, asked: AskedRequests) -> RequestDecisions | None:
+def _logged(level: MeasuredLevel, level_requests: AskedRequests) -> RequestDecisions | None:
     """What the step logs of a level say of each request; None where they do not name requests."""
-    requests = len(asked.order)
+    requests = len(level_requests.order)
     columns = {name: np.zeros(requests, dtype=np.int64) for name in ASPECTS}
     entered: list[tuple[float, int]] = []
-    known = False
+    names_requests = False
     for part in level.meta.get("steps") or []:
         here: list[int] = []
         for time_s, event, row, how in _events(
@@ -234,7 +236,7 @@ def _logged(level: MeasuredLevel, asked: AskedRequests) -> RequestDecisions | No
         ):
             if not 0 <= row < requests:
                 continue
-            known = True
+            names_requests = True
             if event == "away":
                 columns["away"][row] = _away(how)
             elif event == "preempted":
@@ -242,8 +244,8 @@ def _logged(level: MeasuredLevel, asked: AskedRequests) -> RequestDecisions | No
             elif row not in here:
                 here.append(row)
                 entered.append((time_s, row))
-        columns["overtook"][_overtaking(here, asked.order)] = 1
-    if not known:
+        columns["overtook"][_overtaking(here, level_requests.order)] = 1
+    if not names_requests:
         return None
     return RequestDecisions(_places(entered, requests), **columns)
 
@@ -255,8 +257,8 @@ def _events(path: Path, begin: int, end: int | None) -> Iterator[tuple[float, st
         if event == "step":
             for victim in line.get("preempted", ()):
                 yield time_s, "preempted", _row(victim["id"]), str(victim["by"])
-            for one in line.get("entered", ()):
-                yield time_s, "entered", _row(one), ""
+            for request_id in line.get("entered", ()):
+                yield time_s, "entered", _row(request_id), ""
         elif event == "preempted":
             yield time_s, "preempted", _row(line["id"]), "recompute"
         elif event == "away":
@@ -264,8 +266,8 @@ def _events(path: Path, begin: int, end: int | None) -> Iterator[tuple[float, st
 
 
 def _row(request_id: object) -> int:
-    found = _ROW.search(str(request_id))
-    return int(found[1]) if found else -1
+    match = _ROW.search(str(request_id))
+    return int(match[1]) if match else -1
 
 
 def _away(reason: str) -> int:
@@ -276,36 +278,40 @@ def _overtaking(entered: Sequence[int], order: Ints) -> list[int]:
     """Of the requests of one instance, in the order in which they entered, those that entered
     before one that had been sent earlier.
     """
-    place = {int(row): at for at, row in enumerate(order)}
-    found, earliest = [], len(order)
+    place = {int(row): position for position, row in enumerate(order)}
+    overtaking, earliest = [], len(order)
     for row in reversed(entered):
         if place[row] > earliest:
-            found.append(row)
+            overtaking.append(row)
         earliest = min(earliest, place[row])
-    return found
+    return overtaking
 
 
 def _places(entered: Sequence[tuple[float, int]], requests: int) -> Ints:
     places = np.full(requests, -1, dtype=np.int64)
-    for at, (_, row) in enumerate(sorted(entered, key=lambda one: one[0])):
-        places[row] = at
+    for position, (_, row) in enumerate(sorted(entered, key=lambda entry: entry[0])):
+        places[row] = position
     return places
 
 
 # ---------------------------------------------------------------- the simulation
 
 
-def _simulated(records: Records, trace: EngineTrace, asked: AskedRequests) -> RequestDecisions:
-    requests = len(asked.order)
+def _simulated(
+    records: Records, trace: EngineTrace, level_requests: AskedRequests
+) -> RequestDecisions:
+    requests = len(level_requests.order)
     columns = {name: np.zeros(requests, dtype=np.int64) for name in ASPECTS}
-    columns["swaps"][asked.order] = records.preemptions_swap
-    columns["recomputations"][asked.order] = records.preemptions_recompute
-    columns["away"][asked.order] = [_OUTCOMES.get(Outcome(int(o)), 0) for o in records.outcome]
+    columns["swaps"][level_requests.order] = records.preemptions_swap
+    columns["recomputations"][level_requests.order] = records.preemptions_recompute
+    columns["away"][level_requests.order] = [
+        _OUTCOMES.get(Outcome(int(o)), 0) for o in records.outcome
+    ]
     entered: list[tuple[float, int]] = []
     for log in trace.instances.values():
         first = sorted((changes[0].time_s, r) for r, changes in log.moves.items())
-        here = [(time_s, int(asked.order[r])) for time_s, r in first]
-        columns["overtook"][_overtaking([row for _, row in here], asked.order)] = 1
+        here = [(time_s, int(level_requests.order[r])) for time_s, r in first]
+        columns["overtook"][_overtaking([row for _, row in here], level_requests.order)] = 1
         entered += here
     return RequestDecisions(_places(entered, requests), **columns)
 
@@ -344,7 +350,7 @@ def _count(records: Records, log: InstanceLog, counts: DecisionCounts) -> None:
     batch: set[int] = set()
     entering: list[int] = []
     events.sort()
-    for at, (time_s, event, r) in enumerate(events):
+    for position, (time_s, event, r) in enumerate(events):
         if event == _ARRIVES:
             waiting.add(r)
         elif event == _ENDS:
@@ -357,7 +363,7 @@ def _count(records: Records, log: InstanceLog, counts: DecisionCounts) -> None:
             entering.append(r)
             waiting.discard(r)
             batch.add(r)
-            last = at + 1 == len(events) or events[at + 1][:2] != (time_s, _ENTERS)
+            last = position + 1 == len(events) or events[position + 1][:2] != (time_s, _ENTERS)
             if last:
                 counts.enter(entering, waiting)
                 entering = []

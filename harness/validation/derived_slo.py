@@ -29,12 +29,12 @@ def dedicated_slos(
     Raises:
         SloBenchError: a model is missing, or no request of one can be served.
     """
-    found: dict[str, dict[str, float]] = {}
+    bounds_by_model: dict[str, dict[str, float]] = {}
     for index, name in enumerate(workload.model_names):
         rows = np.flatnonzero(workload.model_index == index)
         if not len(rows):
             continue
-        mine = dataclasses.replace(
+        model_requests = dataclasses.replace(
             take(workload, rows, workload.arrival_s[rows]),
             model_index=np.zeros(1, dtype=np.int64),
             model_names=(name,),
@@ -44,7 +44,7 @@ def dedicated_slos(
                 f"the workload has requests for model {name!r}, which is not among the models"
             )
         result = simulate_models(
-            mine,
+            model_requests,
             StaticPartition(),
             {name: models[name]},
             gpus=models[name].placement.gpus,
@@ -53,24 +53,24 @@ def dedicated_slos(
         ttft_s, tpot_s = result.records.ttft_s, result.records.tpot_s
         if np.isnan(ttft_s).all() or np.isnan(tpot_s).all():
             raise SloBenchError(f"{name} serves no request on GPUs of its own")
-        found[name] = {
+        bounds_by_model[name] = {
             "ttft": _three_digits(float(np.nanquantile(ttft_s, quantile))),
             "tpot": _three_digits(float(np.nanquantile(tpot_s, quantile))),
         }
-    return found
+    return bounds_by_model
 
 
 def by_shape(slos: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
     """Medians of the bounds over the copies of each model shape."""
-    of_shape: dict[str, list[Mapping[str, float]]] = {}
+    bounds_by_shape: dict[str, list[Mapping[str, float]]] = {}
     for name, bounds in slos.items():
-        of_shape.setdefault(shape_of(name), []).append(bounds)
+        bounds_by_shape.setdefault(shape_of(name), []).append(bounds)
     return {
         shape: {
-            bound: _three_digits(float(np.median([one[bound] for one in copies])))
+            bound: _three_digits(float(np.median([model_bounds[bound] for model_bounds in copies])))
             for bound in copies[0]
         }
-        for shape, copies in of_shape.items()
+        for shape, copies in bounds_by_shape.items()
     }
 
 

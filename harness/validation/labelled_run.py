@@ -24,7 +24,7 @@ def read_run(folder: Path, *, model: str | None = None) -> LabelledPrompts:
     if not file.is_file():
         raise SloBenchError(f"{folder} is no run folder: it has no experiment.toml")
     result = RunResult(folder)
-    found: dict[tuple[str, str, int], LabelledPrompt] = {}
+    prompts: dict[tuple[str, str, int], LabelledPrompt] = {}
     for spec in Experiment.load(file).plan().cells:
         workload = workload_of(spec)
         if workload.texts is None:
@@ -40,13 +40,13 @@ def read_run(folder: Path, *, model: str | None = None) -> LabelledPrompts:
             if text is None or outcome != "finished" or tokens < 1:
                 continue
             named = workload.model_names[workload.model_index[int(row)]]
-            who = model or named or spec.placement.model
-            found[who, text, int(tokens)] = LabelledPrompt(
-                text, int(workload.prompt_tokens[int(row)]), int(tokens), who, folder.name
+            answered_by = model or named or spec.placement.model
+            prompts[answered_by, text, int(tokens)] = LabelledPrompt(
+                text, int(workload.prompt_tokens[int(row)]), int(tokens), answered_by, folder.name
             )
-    if not found:
+    if not prompts:
         raise SloBenchError(
             f"{folder} has no finished request with a text: run a workload that has texts, and "
             "keep --records"
         )
-    return LabelledPrompts(folder.name, tuple(found.values()), "tokens that came out")
+    return LabelledPrompts(folder.name, tuple(prompts.values()), "tokens that came out")

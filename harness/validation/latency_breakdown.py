@@ -101,10 +101,10 @@ def latency_breakdown(
     return _joined(pieces)
 
 
-def totals_s(of: list[LatencySpan]) -> dict[SpanKind, float]:
+def totals_s(spans: list[LatencySpan]) -> dict[SpanKind, float]:
     """Seconds by phase, largest first; their sum is the time from the first to the last span."""
     times_s: dict[SpanKind, list[float]] = {}
-    for span in of:
+    for span in spans:
         times_s.setdefault(span.part, []).extend((span.end_s, -span.begin_s))
     seconds = {part: math.fsum(times) for part, times in times_s.items()}  # rounded once
     return dict(sorted(seconds.items(), key=lambda item: -item[1]))

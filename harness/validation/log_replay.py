@@ -127,7 +127,7 @@ def validate(
     overrides: EngineSettings | None = None,
     host_s: float = 0.0,
     client_s: float = 0.0,
-    asked: AskedRequests | None = None,
+    asked_requests: AskedRequests | None = None,
     swap_s_per_token: float | None = None,
 ) -> Validation:
     """Replay `log` on the system named `engine`, with the profile's step times.
@@ -142,7 +142,7 @@ def validate(
             added to step times that were fitted to whole steps.
         client_s: seconds between client and engine, which the simulation lacks; added to the first
             and last tokens.
-        asked: what policies knew of the requests; by default their lengths alone.
+        asked_requests: what policies knew of the requests; by default their lengths alone.
         swap_s_per_token: time of a swap; by default that of the GPU's link in the catalogue.
 
     Raises:
@@ -155,13 +155,13 @@ def validate(
         parameters=parameters,
         overrides=overrides,
         host_s=host_s,
-        known_prefixes=asked is not None,
+        known_prefixes=asked_requests is not None,
         swap_s_per_token=swap_s_per_token,
     )
-    records = simulated_again(replayed, asked).records
-    if asked is not None:
-        records = _records_of(log, records, asked)
-    simulated = _measured(log, records, client_s, may_end=asked is not None)
+    records = simulated_again(replayed, asked_requests).records
+    if asked_requests is not None:
+        records = _records_of(log, records, asked_requests)
+    simulated = _measured(log, records, client_s, may_end=asked_requests is not None)
     real = latencies(log.begin_s, log.first_s, log.last_s, log.output_tokens)
     return Validation(
         log=log,
@@ -178,14 +178,16 @@ def validate(
 
 
 def simulated_again(
-    replayed: Replay, asked: AskedRequests | None = None, trace: EngineTrace | None = None
+    replayed: Replay, asked_requests: AskedRequests | None = None, trace: EngineTrace | None = None
 ) -> Result:
-    """Simulate a replay: the requests of its log, or those `asked`."""
+    """Simulate a replay: the requests of its log, or those `asked_requests`."""
     workload, placement = replayed.workload, replayed.placement
-    if asked is not None:
-        workload = _with_own_blocks(asked.workload, replayed.settings)
-        if asked.num_cpu_blocks is not None:
-            placement = dataclasses.replace(placement, fixed_num_cpu_blocks=asked.num_cpu_blocks)
+    if asked_requests is not None:
+        workload = _with_own_blocks(asked_requests.workload, replayed.settings)
+        if asked_requests.num_cpu_blocks is not None:
+            placement = dataclasses.replace(
+                placement, fixed_num_cpu_blocks=asked_requests.num_cpu_blocks
+            )
     return simulate(
         workload,
         replayed.system,
@@ -193,9 +195,11 @@ def simulated_again(
         replayed.step_time.model,
         instances=replayed.settings.instances or 1,
         router=replayed.settings.router,
-        overlong_requests="error" if asked is None else "reject",
-        predicted_output_tokens=None if asked is None else asked.predicted_output_tokens,
-        output_tokens_p90=None if asked is None else asked.output_tokens_p90,
+        overlong_requests="error" if asked_requests is None else "reject",
+        predicted_output_tokens=None
+        if asked_requests is None
+        else asked_requests.predicted_output_tokens,
+        output_tokens_p90=None if asked_requests is None else asked_requests.output_tokens_p90,
         trace=trace,
     )
 
@@ -215,14 +219,14 @@ def _with_own_blocks(workload: Workload, settings: EngineSettings) -> Workload:
     )
 
 
-def _records_of(log: RealLog, records: Records, asked: AskedRequests) -> Records:
+def _records_of(log: RealLog, records: Records, asked_requests: AskedRequests) -> Records:
     """The records of the log's requests, in its order and on its clock."""
-    place = np.empty(len(asked.order), dtype=np.int64)
-    place[asked.order] = np.arange(len(asked.order))
+    place = np.empty(len(asked_requests.order), dtype=np.int64)
+    place[asked_requests.order] = np.arange(len(asked_requests.order))
     rows = place[log.rows]
     columns = {f.name: getattr(records, f.name)[rows] for f in dataclasses.fields(records)}
     for name in ("first_token_s", "finish_s"):
-        columns[name] = columns[name] + asked.zero_s
+        columns[name] = columns[name] + asked_requests.zero_s
     return Records(**columns)
 
 
@@ -293,17 +297,17 @@ def with_log_link(profile: Profile, log: RealLog) -> Profile:
 
 
 def _prefixes_unknown(log: RealLog) -> str:
-    known = f"{log.cached_tokens:,} prompt tokens" if log.cached_tokens else "an unknown number"
+    cached = f"{log.cached_tokens:,} prompt tokens" if log.cached_tokens else "an unknown number"
     return (
-        f"which prompts share a prefix is unknown ({known} came from the prefix cache), so the "
+        f"which prompts share a prefix is unknown ({cached} came from the prefix cache), so the "
         "simulation assumes none: with 8 % of the prompt tokens shared, E2E came out 0.8 to 2 % "
         f"too long; put the blocks of the prompts into {HASH_IDS} beside the log"
     )
 
 
 def _merged(base: EngineSettings, winner: EngineSettings) -> EngineSettings:
-    said = {k: v for k, v in dataclasses.asdict(winner).items() if v is not None}
-    return dataclasses.replace(base, **said)
+    overrides = {k: v for k, v in dataclasses.asdict(winner).items() if v is not None}
+    return dataclasses.replace(base, **overrides)
 
 
 def version_of(text: str | None) -> tuple[int, ...]:
@@ -480,18 +484,18 @@ def latencies(
 
 def statistics(seconds: Floats) -> dict[str, float]:
     """Mean and quantiles of a metric, by name."""
-    found = summarise(seconds)
-    return {name: getattr(found, f"{name}_s") for name in STATISTICS[:-1]}
+    summary = summarise(seconds)
+    return {name: getattr(summary, f"{name}_s") for name in STATISTICS[:-1]}
 
 
 def _rows(metric: str, real: Floats, simulated: Floats) -> list[ErrorRow]:
-    of_simulated = statistics(simulated)
+    simulated_statistics = statistics(simulated)
     rows = []
     for statistic, real_s in statistics(real).items():
-        row = ErrorRow(metric, statistic, real_s, of_simulated[statistic], math.nan)
+        row = ErrorRow(metric, statistic, real_s, simulated_statistics[statistic], math.nan)
         rows.append(row.beside(real_s))
     with np.errstate(divide="ignore", invalid="ignore"):
-        each = np.abs(simulated / real - 1)
-    known = each[np.isfinite(each)]
-    mape = float(known.mean()) if len(known) else math.nan
+        errors = np.abs(simulated / real - 1)
+    finite = errors[np.isfinite(errors)]
+    mape = float(finite.mean()) if len(finite) else math.nan
     return [*rows, ErrorRow(metric, STATISTICS[-1], math.nan, math.nan, mape)]

@@ -55,13 +55,13 @@ class MeasuredLevel:
 
     def again(self) -> list[MeasuredLevel]:
         """Repeated measurements of the level."""
-        found: list[MeasuredLevel] = []
+        repetitions: list[MeasuredLevel] = []
         folder = self.root / REPEATED
         while True:
-            name = repeated_cell(self.cell, len(found) + 2)
+            name = repeated_cell(self.cell, len(repetitions) + 2)
             if not any((folder / "requests").glob(f"{glob.escape(name)}.*")):
-                return found
-            found.append(MeasuredLevel.read(folder, name))
+                return repetitions
+            repetitions.append(MeasuredLevel.read(folder, name))
 
     @property
     def _server(self) -> Mapping[str, Any]:
@@ -78,14 +78,14 @@ class MeasuredLevel:
     def content(self) -> StepLogContent:
         """The step logs of all measurements of the level."""
         levels = self, *self.again()
-        return StepLogContent.joined(logged(one.root, one.meta) for one in levels)
+        return StepLogContent.joined(logged(level.root, level.meta) for level in levels)
 
 
 def swap_s_per_token(levels: Sequence[MeasuredLevel], profile: Profile) -> float | None:
     """Seconds that steps of `levels` took beyond the profile's times, for each KV token that was
     swapped before them; None where that was rare.
     """
-    swapping = [one for level in levels for one in level.content().swapping]
+    swapping = [swap for level in levels for swap in level.content().swapping]
     if len(swapping) < _LEAST_SWAPS or not is_whole(profile):
         return None
     fitted = profiled_step_time(profile, Host()).model

@@ -172,9 +172,9 @@ class ObservedServer:
     def most_sequences(self) -> int | None:
         """The batch's limit, seen where requests waited beside free KV cache; None: never."""
         full = [
-            one.figures.get("running", 0.0)
-            for one in (window.after for window in self.windows)
-            if one.figures.get("waiting", 0.0) > 0 and (one.kv_usage or 0.0) < _FULL_KV
+            snapshot.figures.get("running", 0.0)
+            for snapshot in (window.after for window in self.windows)
+            if snapshot.figures.get("waiting", 0.0) > 0 and (snapshot.kv_usage or 0.0) < _FULL_KV
         ]
         return int(max(full)) if full and max(full) >= self.peak("running") else None
 
@@ -186,29 +186,31 @@ class ObservedServer:
         """
         counts = self.counts(f"{name}_length")
         if not counts.count or not counts.buckets:
-            of = self.counts("ttft" if name == "prompt" else "e2e").count
-            mean = max(1.0, self.total(f"{name}_tokens") / max(of, 1.0))
+            requests = self.counts("ttft" if name == "prompt" else "e2e").count
+            mean = max(1.0, self.total(f"{name}_tokens") / max(requests, 1.0))
             return Quantiles((0.0, 1.0), (mean, mean))
-        known = [(0.0, 0.0), *counts.buckets]
+        bounds = [(0.0, 0.0), *counts.buckets]
         knots: list[tuple[float, float]] = []  # probability, tokens
-        for (low, below), (high, up_to) in pairwise(known):
+        for (low, below), (high, up_to) in pairwise(bounds):
             if up_to <= below:
                 continue
             top = high if math.isfinite(high) else 2 * max(low, 1.0)
             if not knots:
                 knots.append((0.0, max(1.0, low)))
             knots.append((up_to / counts.count, max(1.0, top)))
-        wanted = counts.total / counts.count
-        made = Quantiles((*(p for p, _ in knots[:-1]), 1.0), tuple(t for _, t in knots))
+        mean_length = counts.total / counts.count
+        quantiles = Quantiles((*(p for p, _ in knots[:-1]), 1.0), tuple(t for _, t in knots))
         for _ in range(4):  # where short ones are cut at one token, the mean stays a little off
-            factor = wanted / mean_tokens(made, 2000)
-            made = Quantiles(made.probabilities, tuple(max(1.0, factor * t) for t in made.tokens))
-        return made
+            factor = mean_length / mean_tokens(quantiles, 2000)
+            quantiles = Quantiles(
+                quantiles.probabilities, tuple(max(1.0, factor * t) for t in quantiles.tokens)
+            )
+        return quantiles
 
     @cached_property
     def steps(self) -> list[LoggedStep]:
         """Mean steps of the windows: those that only decode, and those that compute a prompt."""
-        found: list[LoggedStep] = []
+        mean_steps: list[LoggedStep] = []
         for window in self.windows:
             itl, prompts = window.counts("itl"), window.counts("ttft").count
             running = window.mean("running")
@@ -221,12 +223,12 @@ class ObservedServer:
                 decode_s = (itl.total - beside * prefill_s) / (itl.count - beside)
                 sequences = max(1, round(running))
                 if decode_s > 0:
-                    found.append(LoggedStep(sequences, round(kv_tokens), (), decode_s))
+                    mean_steps.append(LoggedStep(sequences, round(kv_tokens), (), decode_s))
             computed = window.grown("prompt_tokens") - window.grown("cached_tokens")
             if prompts > 0 and prefill_s > 0 and computed >= prompts:
                 chunk = (0, round(computed / prompts))
-                found.append(LoggedStep(round(running), round(kv_tokens), (chunk,), prefill_s))
-        return found
+                mean_steps.append(LoggedStep(round(running), round(kv_tokens), (chunk,), prefill_s))
+        return mean_steps
 
     def step_errors(self) -> Floats:
         """Logarithms of seen over fitted step times of each tenth of the time that was seen, by a
@@ -236,14 +238,16 @@ class ObservedServer:
         parts = np.array_split(np.arange(len(self.steps)), _PARTS)
         for part in parts:
             left_out = set(part.tolist())
-            rest = [step for at, step in enumerate(self.steps) if at not in left_out]
+            rest = [step for index, step in enumerate(self.steps) if index not in left_out]
             if len(rest) < LEAST_STEPS or not left_out:
                 return np.empty(0)
             fitted = _fit(rest, "")
-            made = made_of(fitted.fits[fitted.best].coefficients)
-            own = [self.steps[at] for at in part.tolist()]
-            said_s = sum(made.step_s(s.decode_seqs, s.decode_kv_tokens, s.chunks) for s in own)
-            errors.append(math.log(sum(step.duration_s for step in own) / said_s))
+            costs = made_of(fitted.fits[fitted.best].coefficients)
+            part_steps = [self.steps[index] for index in part.tolist()]
+            predicted_s = sum(
+                costs.step_s(s.decode_seqs, s.decode_kv_tokens, s.chunks) for s in part_steps
+            )
+            errors.append(math.log(sum(step.duration_s for step in part_steps) / predicted_s))
         return np.array(errors)
 
     @property
@@ -260,9 +264,9 @@ class ObservedServer:
 
         Lengths are those of the histograms, prompt and answer on their own.
         """
-        prompt, output = (self.lengths(of) for of in ("prompt", "output"))
+        prompt, output = (self.lengths(side) for side in ("prompt", "output"))
         burst, shared = self.burstiness, self.shared_tokens
-        found: dict[str, Any] = {
+        settings: dict[str, Any] = {
             "workload": ("synthetic",),
             "prompt_tokens": (_spec(_less(prompt, shared)),),
             "output_tokens": (_spec(output),),
@@ -270,34 +274,36 @@ class ObservedServer:
             "rates": (self.arrival_rps,),
         }
         if shared:
-            found["sessions"] = (f"sessions(turns=1, system_prompt_tokens={shared})",)
-        return found
+            settings["sessions"] = (f"sessions(turns=1, system_prompt_tokens={shared})",)
+        return settings
 
     def trace(self, seed: int = 0) -> list[dict[str, Any]]:
         """The requests that were seen, as lines of a trace, at times drawn in their windows."""
         rng = np.random.default_rng(seed)
         begins = [window.before.time_s for window in self.windows]
-        at = np.concatenate(
+        times_s = np.concatenate(
             [
                 begin + window.span_s * rng.random(round(window.arrivals))
                 for begin, window in zip(begins, self.windows, strict=True)
             ]
         )
-        at = np.sort(at - begins[0])
-        prompt, output = (self.lengths(of).at(rng.random(len(at))) for of in ("prompt", "output"))
+        times_s = np.sort(times_s - begins[0])
+        prompt, output = (
+            self.lengths(side).at(rng.random(len(times_s))) for side in ("prompt", "output")
+        )
         shared = self.shared_tokens // BLOCK_SIZE
         rows: list[dict[str, Any]] = []
-        for row, (time_s, n, m) in enumerate(zip(at.tolist(), prompt, output, strict=True)):
-            found = {
+        for row, (time_s, n, m) in enumerate(zip(times_s.tolist(), prompt, output, strict=True)):
+            request = {
                 "arrival_s": round(time_s, 6),
                 "prompt_tokens": int(n),
                 "output_tokens": int(m),
             }
             if shared:
-                own = shared + row * _MOST_OF_A_ROW
+                first_block = shared + row * _MOST_OF_A_ROW
                 blocks = range(-(-int(n) // BLOCK_SIZE))
-                found["hash_ids"] = [b if b < shared else own + b for b in blocks]
-            rows.append(found)
+                request["hash_ids"] = [b if b < shared else first_block + b for b in blocks]
+            rows.append(request)
         return rows
 
     def profile(self, spec: ModelSpec, model_file: str) -> Profile:
@@ -309,9 +315,9 @@ class ObservedServer:
         Raises:
             SloBenchError: too few windows had requests.
         """
-        made = _fit(self.steps, self.last.model)
-        kv_bytes = self.last.kv_tokens * spec.kv_bytes_per_token(made.kv_dtype)
-        weights = spec.weight_bytes(made.weight_dtype)
+        fitted = _fit(self.steps, self.last.model)
+        kv_bytes = self.last.kv_tokens * spec.kv_bytes_per_token(fitted.kv_dtype)
+        weights = spec.weight_bytes(fitted.weight_dtype)
         reserve = Placement(spec, gpu(_ANY_GPU)).reserve_bytes_per_gpu
         fastest_s = min(step.duration_s for step in self.steps)
         tokens_per_s = (self.total("prompt_tokens") + self.total("output_tokens")) / self.span_s
@@ -321,27 +327,29 @@ class ObservedServer:
             bandwidth_bytes_per_s=weights / fastest_s,
             flops=2 * spec.parameters * tokens_per_s,
         )
-        return dataclasses.replace(made, model=spec.name, model_file=model_file, device=device)
+        return dataclasses.replace(fitted, model=spec.name, model_file=model_file, device=device)
 
 
-def _less(of: Quantiles, tokens: int) -> Quantiles:
+def _less(lengths: Quantiles, tokens: int) -> Quantiles:
     """Lengths without their first `tokens`, where they have as many."""
     if not tokens:
-        return of
-    return Quantiles(of.probabilities, tuple(max(1.0, t - tokens) for t in of.tokens))
+        return lengths
+    return Quantiles(lengths.probabilities, tuple(max(1.0, t - tokens) for t in lengths.tokens))
 
 
-def _spec(of: Quantiles) -> str:
+def _spec(lengths: Quantiles) -> str:
     """The distribution as text `quantiles(…)`, a source of lengths for a workload."""
-    knots = {f"{p:.6g}": f"{t:.6g}" for p, t in zip(of.probabilities, of.tokens, strict=True)}
+    knots = {
+        f"{p:.6g}": f"{t:.6g}" for p, t in zip(lengths.probabilities, lengths.tokens, strict=True)
+    }
     return f"quantiles({', '.join(f'{p}={t}' for p, t in knots.items())})"
 
 
 def _prefill_s(window: Window) -> float:
     """Mean time from a prompt's start in the engine to its first token; NaN: unknown."""
-    own = window.counts("prefill")
-    if own.count:
-        return own.total / own.count
+    prefill = window.counts("prefill")
+    if prefill.count:
+        return prefill.total / prefill.count
     ttft, queue = window.counts("ttft"), window.counts("queue")
     if not ttft.count:
         return math.nan
@@ -378,20 +386,20 @@ def observed(snapshots: Sequence[MetricsSnapshot]) -> ObservedServer:
     notes = []
     if restarts:
         notes.append(f"the server was started anew {restarts} times; what it did then is left out")
-    found = ObservedServer(tuple(windows), ())
-    if found.requests < _LEAST_REQUESTS:
+    server = ObservedServer(tuple(windows), ())
+    if server.requests < _LEAST_REQUESTS:
         raise SloBenchError(
-            f"{found.requests:.0f} requests arrived within {found.span_s:.0f} s, "
+            f"{server.requests:.0f} requests arrived within {server.span_s:.0f} s, "
             f"{_LEAST_REQUESTS} are needed: watch longer (--duration), or while there is load"
         )
-    if not found.counts("prompt_length").buckets:
+    if not server.counts("prompt_length").buckets:
         notes.append(
             "the server has no histograms of lengths (SGLang: --collect-tokens-histogram): all "
             "prompts and answers are taken to be of mean length"
         )
-    if not found.last.kv_tokens:
+    if not server.last.kv_tokens:
         notes.append("the server does not tell the size of its KV cache")
-    return dataclasses.replace(found, notes=tuple(notes))
+    return dataclasses.replace(server, notes=tuple(notes))
 
 
 _COUNTS = ("prompt_tokens", "output_tokens")

@@ -80,25 +80,25 @@ class ValidatedPoint:
     identity: Mapping[str, Any]
     profile: Profile
     fitted_on: tuple[str, ...]
-    found: Validation
+    validation: Validation
     again: tuple[RealLog, ...] = ()
     replayed: Replayed | None = None
 
     def noting(self, note: str) -> ValidatedPoint:
         """Return the point with one more note."""
-        found = dataclasses.replace(self.found, notes=(*self.found.notes, note))
-        return dataclasses.replace(self, found=found)
+        validation = dataclasses.replace(self.validation, notes=(*self.validation.notes, note))
+        return dataclasses.replace(self, validation=validation)
 
     def errors(self) -> list[ErrorRow]:
         """The error table, with the spread of repeated measurements and the error of a step replay.
 
         Where the level was measured several times, a measured value is the median of them.
         """
-        real = _figures(self.found.real)
+        real = _figures(self.validation.real)
         tables = [real, *(_figures(_latencies(log)) for log in self.again)]
         replayed = {} if self.replayed is None else _figures(self.replayed.latencies)
-        found = []
-        for row in self.found.rows():
+        error_rows = []
+        for row in self.validation.rows():
             key = row.metric, row.statistic
             if key in real:
                 values = [table[key] for table in tables]
@@ -107,8 +107,8 @@ class ValidatedPoint:
                 if replayed and real[key]:
                     row = dataclasses.replace(row, replayed=replayed[key] / real[key] - 1)
                 row = row.beside(float(np.median(values)))
-            found.append(row)
-        return found
+            error_rows.append(row)
+        return error_rows
 
     def rows(self) -> list[dict[str, Any]]:
         """Error table as plain values; None for unknown values."""
@@ -159,12 +159,14 @@ def validate_run(folder: Path, profile: Profile | None = None) -> list[Validated
     specs = planned_cells(folder)
     levels = []
     for row, level in zip(rows, measured, strict=True):
-        others = [one for one in measured if one.comparable(level)] or profiling_level(
+        others = [other for other in measured if other.comparable(level)] or profiling_level(
             folder, level
         )
         identity = {name: row[name] for name in _IDENTITY if row.get(name) is not None}
         judged = _judged(level, identity, others, profile, specs)
-        judged = dataclasses.replace(judged, again=tuple(one.log for one in level.again()))
+        judged = dataclasses.replace(
+            judged, again=tuple(repetition.log for repetition in level.again())
+        )
         judged = _with_replay(judged, level, specs.get(level.cell))
         if not row.get("valid"):
             judged = judged.noting(f"the level is not valid: {row.get('invalid_because') or '?'}")
@@ -181,10 +183,10 @@ def _with_replay(
         return judged
     (part,) = level.meta["steps"]
     try:
-        found = replay(spec, level.root / part["file"], room)
+        step_replay = replay(spec, level.root / part["file"], room)
     except ReplayError as error:
         return judged.noting(f"not replayed with its own step times: {error}")
-    return dataclasses.replace(judged, replayed=found)
+    return dataclasses.replace(judged, replayed=step_replay)
 
 
 def _judged(
@@ -194,10 +196,10 @@ def _judged(
     profile: Profile | None,
     specs: Mapping[str, CellSpec],
 ) -> ValidatedPoint:
-    asked = asked_requests(level, specs.get(level.cell))
+    requests = asked_requests(level, specs.get(level.cell))
     if profile is not None:
-        found = _replayed(level, profile, asked=asked)
-        return ValidatedPoint(level.cell, identity, profile, (), found)
+        validation = _replayed(level, profile, requests=requests)
+        return ValidatedPoint(level.cell, identity, profile, (), validation)
     steps = [step for other in others for step in other.steps()]
     if not steps:
         raise SloBenchError(
@@ -209,26 +211,26 @@ def _judged(
         level, others, steps, f"whole steps; {level.cell}, which is judged by it, is not among them"
     )
     client_s = _client_s(others, fitted)
-    found = _replayed(level, fitted, client_s, asked, swap_s_per_token(others, fitted))
-    return ValidatedPoint(level.cell, identity, fitted, names, found)
+    validation = _replayed(level, fitted, client_s, requests, swap_s_per_token(others, fitted))
+    return ValidatedPoint(level.cell, identity, fitted, names, validation)
 
 
 def _replayed(
     level: MeasuredLevel,
     profile: Profile,
     client_s: float = 0.0,
-    asked: AskedRequests | None = None,
+    requests: AskedRequests | None = None,
     swap_s: float | None = None,
 ) -> Validation:
     engine, parameters = str(level.meta.get("system") or "vllm"), level.meta.get("parameters") or {}
-    own = system(engine).parameters()
+    names = system(engine).parameters()
     return validate(
         level.log,
         profile,
         engine,
-        parameters={name: value for name, value in parameters.items() if name in own},
+        parameters={name: value for name, value in parameters.items() if name in names},
         client_s=client_s,
-        asked=asked,
+        asked_requests=requests,
         swap_s_per_token=swap_s,
     )
 
@@ -242,8 +244,8 @@ def _client_s(others: Sequence[MeasuredLevel], profile: Profile) -> float:
     """
     late = []
     for other in others[:_CLIENT_LEVELS]:
-        found = _replayed(other, profile)
-        real_s, simulated_s = found.real["ttft"], found.simulated["ttft"]
+        validation = _replayed(other, profile)
+        real_s, simulated_s = validation.real["ttft"], validation.simulated["ttft"]
         fastest = np.argsort(np.maximum(real_s, simulated_s))[: 1 + len(real_s) // 4]
         late.append(float(np.nanmedian((real_s - simulated_s)[fastest])))
     return max(0.0, min(late))
@@ -251,16 +253,16 @@ def _client_s(others: Sequence[MeasuredLevel], profile: Profile) -> float:
 
 def _keep(folder: Path, levels: Sequence[ValidatedPoint]) -> None:
     for level in levels:
-        found = level.found
+        validation = level.validation
         write_profile(level.profile, folder / FOLDER / f"{level.cell}.toml")
         columns: dict[str, Column] = {
-            "prompt_tokens": found.log.prompt_tokens,
-            "output_tokens": found.log.output_tokens,
+            "prompt_tokens": validation.log.prompt_tokens,
+            "output_tokens": validation.log.output_tokens,
         }
         times: dict[str, Column] = {
             f"{metric}_{name}_s": values[metric]
             for metric in METRICS
-            for name, values in (("real", found.real), ("simulated", found.simulated))
+            for name, values in (("real", validation.real), ("simulated", validation.simulated))
         }
         write_whole(folder / FOLDER / f"{level.cell}.csv.gz", gzip_csv(columns | times))
     rows = [row for level in levels for row in level.rows()]
@@ -274,13 +276,13 @@ def _keep(folder: Path, levels: Sequence[ValidatedPoint]) -> None:
         {
             "cell": level.cell,
             **level.identity,
-            "requests": len(level.found.log),
+            "requests": len(level.validation.log),
             "fitted_on": list(level.fitted_on),
             "measured": 1 + len(level.again),
             "replayed_iterations": level.replayed.iterations if level.replayed else None,
-            "step_time": level.found.step_time,
-            "client_s": level.found.client_s,
-            "notes": list(level.found.notes),
+            "step_time": level.validation.step_time,
+            "client_s": level.validation.client_s,
+            "notes": list(level.validation.notes),
             "rows": level.rows(),
         }
         for level in levels

@@ -83,7 +83,7 @@ class SelfTest:
     @property
     def highest_beside_server_rps(self) -> float | None:
         """Highest correct rate beside a busy server; None: no rate."""
-        return max((one.rate_rps for one in self.beside_server if one.truthful), default=None)
+        return max((level.rate_rps for level in self.beside_server if level.truthful), default=None)
 
     @property
     def at_the_end(self) -> bool:
@@ -128,13 +128,13 @@ def self_test(
             done(level)
             if not level.truthful:
                 break
-    one, many = levels[0], levels[1]
-    token_cpu_s = (many.cpu_per_request_s - one.cpu_per_request_s) / (TOKENS - 1)
+    single, streamed = levels[0], levels[1]
+    token_cpu_s = (streamed.cpu_per_request_s - single.cpu_per_request_s) / (TOKENS - 1)
     truthful = [level.rate_rps for level in levels[1:] if level.truthful]
     return SelfTest(
         tuple(levels),
         token_cpu_s=token_cpu_s,
-        request_cpu_s=one.cpu_per_request_s - token_cpu_s,
+        request_cpu_s=single.cpu_per_request_s - token_cpu_s,
         highest_rps=max(truthful, default=None),
         beside_server=tuple(busy),
         cores=share,
@@ -166,9 +166,9 @@ def _busy(share: CoreShare) -> Iterator[None]:
                 )
         yield
     finally:
-        for one in spinning:
-            one.kill()
-            one.communicate()
+        for process in spinning:
+            process.kill()
+            process.communicate()
 
 
 def _search(run: Callable[[float], SelfTestLevel], levels: Sequence[SelfTestLevel]) -> None:
@@ -198,25 +198,25 @@ def run_level(
     with contextlib.ExitStack() as stack:
         with started_on(server_cores):
             server = stack.enter_context(serving_apart(MOCK))
-        found = measure(workload, [Endpoint.parse(server.url)], options)
+        measurement = measure(workload, [Endpoint.parse(server.url)], options)
         truths = {int(t.request_id.removeprefix(REQUEST_ID)): t for t in server.truths()}
-    return _level(rate_rps, tokens, found, truths)
+    return _level(rate_rps, tokens, measurement, truths)
 
 
 def _level(
-    rate_rps: float, tokens: int, found: HttpResult, truths: dict[int, Truth]
+    rate_rps: float, tokens: int, measurement: HttpResult, truths: dict[int, Truth]
 ) -> SelfTestLevel:
-    columns, client = found.columns, found.client
+    columns, client = measurement.columns, measurement.client
     whole = np.flatnonzero(columns.outcome == Outcome.FINISHED)
-    known = [truths[row] for row in whole.tolist()]
-    zero_s = found.start_s
-    received_s = np.array([t.received_s for t in known]) - zero_s
-    left_s = np.array([t.first_token_s for t in known]) - zero_s
+    whole_truths = [truths[row] for row in whole.tolist()]
+    zero_s = measurement.start_s
+    received_s = np.array([t.received_s for t in whole_truths]) - zero_s
+    left_s = np.array([t.first_token_s for t in whole_truths]) - zero_s
     first_s = columns.first_token_s[whole]
     ttft_error_s = (first_s - columns.sent_s[whole]) - (left_s - received_s)
     late_s = first_s - left_s  # one clock: any delay is the client's error
     sent_late_s = received_s - columns.arrival_s[whole]
-    token_error_s = _token_errors(found, whole, known)
+    token_error_s = _token_errors(measurement, whole, whole_truths)
     level = SelfTestLevel(
         rate_rps=rate_rps,
         requests=len(columns.outcome),
@@ -235,18 +235,20 @@ def _level(
         peak_rss_bytes=client.peak_rss_bytes,
         problem=None,
     )
-    return replace(level, problem=found.invalid_because or _problem(level))
+    return replace(level, problem=measurement.invalid_because or _problem(level))
 
 
-def _token_errors(found: HttpResult, rows: NDArray[np.intp], known: Sequence[Truth]) -> Floats:
-    ends = np.cumsum(found.columns.output_tokens)
-    seen = np.split(found.token_s, ends[:-1])
+def _token_errors(
+    measurement: HttpResult, rows: NDArray[np.intp], truths: Sequence[Truth]
+) -> Floats:
+    ends = np.cumsum(measurement.columns.output_tokens)
+    token_times_s = np.split(measurement.token_s, ends[:-1])
     return np.concatenate(
         [
             np.empty(0),
             *(
-                seen[row] - (np.array(truth.token_s) - found.start_s)
-                for row, truth in zip(rows.tolist(), known, strict=True)
+                token_times_s[row] - (np.array(truth.token_s) - measurement.start_s)
+                for row, truth in zip(rows.tolist(), truths, strict=True)
             ),
         ]
     )

@@ -35,12 +35,12 @@ _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
 def measure_server(
-    asked: ProfilingOptions, backend: str, folder: Path, tell: Tell
+    options: ProfilingOptions, backend: str, folder: Path, tell: Tell
 ) -> ProfilingResult:
     """Serve requests of mixed lengths at three rates, and fit a profile to the server's step log.
 
     Args:
-        asked: options of the profile; the most sequences are ignored, the budget in seconds limits
+        options: those of the profile; the most sequences are ignored, the budget in seconds limits
             the requests.
         backend: `vllm`, `sglang`, or one of several versions: `vllm==0.32.0`.
         folder: the run folder, new or empty; it keeps the logs.
@@ -50,12 +50,14 @@ def measure_server(
         SloBenchError: the server did not start, a level failed, or too few steps were logged.
     """
     name, _, version = backend.partition("==")
-    shape = model(asked.model)
-    settings = _settings(asked, name, version or None, shape)
+    shape = model(options.model)
+    settings = _settings(options, name, version or None, shape)
     first = len(_RATES)
     levels = first + len(_PREEMPTING) * (name == "vllm")
-    metas, seen, device = _measured(settings, folder, lambda done, of: tell(done, levels))
-    kind = _dtype(asked.model)
+    metas, logged_steps, device = _measured(
+        settings, folder, lambda done, total: tell(done, levels)
+    )
+    kind = _dtype(options.model)
     source = Source(
         f"{name}'s own step log",
         f"{len(metas)} levels",
@@ -63,19 +65,21 @@ def measure_server(
         note="whole steps in real time, by `slo-bench profile run`",
     )
     profile = profile_of_steps(
-        seen.steps, model=asked.model_name, gpu=asked.gpu or device, source=source
+        logged_steps.steps, model=options.model_name, gpu=options.gpu or device, source=source
     )
     profile = dataclasses.replace(profile, weight_dtype=kind, kv_dtype=kind)
     recomputation = None
     if name == "vllm":
         settings |= _preempting(settings, shape)
         beside = folder.with_name(f"{folder.name}-preempting")
-        _, preempted, _ = _measured(settings, beside, lambda done, of: tell(first + done, levels))
+        _, preempted, _ = _measured(
+            settings, beside, lambda done, total: tell(first + done, levels)
+        )
         profile = _with_copies(profile, preempted)
         recomputation = _recomputed(profile, preempted.recomputations)
-    if asked.gpu is None and device == "cpu":
+    if options.gpu is None and device == "cpu":
         profile = _on_cpu(profile, shape, metas[0])
-    header = write_profile(with_shape(profile, asked), asked.out)
+    header = write_profile(with_shape(profile, options), options.out)
     return ProfilingResult(profile, header, 0, float("nan"), recomputation=recomputation)
 
 
@@ -143,16 +147,16 @@ def _recomputed(profile: Profile, steps: Sequence[LoggedStep]) -> tuple[int, flo
 
 
 def _settings(
-    asked: ProfilingOptions, name: str, version: str | None, shape: ModelSpec
+    options: ProfilingOptions, name: str, version: str | None, shape: ModelSpec
 ) -> dict[str, Any]:
     context = shape.context_tokens
     prompt, answer = min(_LONGEST_PROMPT, context // 2), min(_LONGEST_ANSWER, context // 4)
-    requests = round(asked.budget_s / _SECONDS_A_REQUEST / len(_RATES))
+    requests = round(options.budget_s / _SECONDS_A_REQUEST / len(_RATES))
     return {
         "name": "profile",
         "backend": name,
         "systems": (name,),
-        "model": str(asked.model),
+        "model": str(options.model),
         "workload": "alpaca",
         "prompt_tokens": f"uniform({min(8, prompt)},{prompt})",
         "output_tokens": f"uniform({min(4, answer)},{answer})",
@@ -168,8 +172,8 @@ def _settings(
 def _dtype(folder: Path) -> str:
     """Dtype of the checkpoint, in which servers compute."""
     fields = json.loads((folder / "config.json").read_text("utf-8"))
-    said = str(fields.get("torch_dtype") or fields.get("dtype") or "float32")
-    return _DTYPES.get(said, "bf16")
+    dtype = str(fields.get("torch_dtype") or fields.get("dtype") or "float32")
+    return _DTYPES.get(dtype, "bf16")
 
 
 def _on_cpu(profile: Profile, shape: ModelSpec, meta: dict[str, Any]) -> Profile:

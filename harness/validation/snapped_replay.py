@@ -46,21 +46,21 @@ class Snapped:
     spans: list[Span] = field(default_factory=list)
     events: int = 0
     disagreements: int = 0
-    most: float = INF
+    max_disagreements: float = INF
 
     def disagrees(self) -> None:
-        """Count a disagreement; end the replay when there are more than `most`."""
+        """Count a disagreement; end the replay when there are more than `max_disagreements`."""
         self.disagreements += 1
-        if self.disagreements > self.most:
+        if self.disagreements > self.max_disagreements:
             raise _TooManyError
 
 
-def snapped_replay(log: RealLog, replayed: Replay, most: float = INF) -> Snapped:
+def snapped_replay(log: RealLog, replayed: Replay, max_disagreements: float = INF) -> Snapped:
     """Replay `log` with the system, placement and step times that simulate it.
 
-    It ends with more than `most` disagreements, unfinished.
+    It ends with more than `max_disagreements` disagreements, unfinished.
     """
-    found = Snapped(most=most)
+    snapped = Snapped(max_disagreements=max_disagreements)
     stepping = _Stepping(replayed.step_time.model)
     with suppress(_TooManyError):
         simulate(
@@ -69,9 +69,9 @@ def snapped_replay(log: RealLog, replayed: Replay, most: float = INF) -> Snapped
             replayed.placement,
             stepping,
             overlong_requests="error",
-            engine=partial(_SnappedInstance, log, found, stepping.steps),
+            engine=partial(_SnappedInstance, log, snapped, stepping.steps),
         )
-    return found
+    return snapped
 
 
 class _TooManyError(Exception):
@@ -114,19 +114,19 @@ class _Stepping:
 class _SnappedInstance(SimulatedInstance):
     """An instance whose clock is set to the log's at every first and last token."""
 
-    __slots__ = ("_found", "_log", "_since_s", "_steps")
+    __slots__ = ("_log", "_since_s", "_snapped", "_steps")
 
     def __init__(
         self,
         log: RealLog,
-        found: Snapped,
+        snapped: Snapped,
         steps: list[tuple[int, float]],
         *args: Any,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         self._log = log
-        self._found = found
+        self._snapped = snapped
         self._steps = steps  # since the last event
         self._since_s = -INF
 
@@ -148,22 +148,22 @@ class _SnappedInstance(SimulatedInstance):
         """Set the clock to the events of this step, and keep the steps since the last ones."""
         if not len(times_s):
             return
-        found, since_s, steps = self._found, self._since_s, self._steps
+        snapped, since_s, steps = self._snapped, self._since_s, self._steps
         event_s = float(np.median(times_s))
         together = float(np.ptp(times_s)) < _TOGETHER_S
-        found.events += 1
+        snapped.events += 1
         if not steps:  # a last and a first token of one step
             if not (together and abs(event_s - since_s) < _TOGETHER_S):
-                found.disagrees()
+                snapped.disagrees()
             return
         if event_s <= since_s or not together:
-            found.disagrees()
+            snapped.disagrees()
         if event_s <= since_s:
             return
         predicted_s = sum(seconds for _, seconds in steps)
         busy = abs(self.now_s - since_s - predicted_s) < 1e-6
         if busy and together:
             tokens = tuple(tokens for tokens, _ in steps)
-            found.spans.append(Span(tokens, predicted_s, event_s - since_s))
+            snapped.spans.append(Span(tokens, predicted_s, event_s - since_s))
         steps.clear()
         self.now_s = self._since_s = event_s

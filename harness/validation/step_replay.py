@@ -55,12 +55,12 @@ class _Log(RecordedStepTime):
         self.played = 0
 
     def next(self, seqs: int, kv_tokens: int, chunks: Sequence[tuple[int, int]]) -> Ran:
-        asked = seqs, kv_tokens, [(before, tokens) for before, tokens in chunks]
+        batch = seqs, kv_tokens, [(before, tokens) for before, tokens in chunks]
         number = self.played
-        if number == len(self._log) or self._log[number][0] != asked:
+        if number == len(self._log) or self._log[number][0] != batch:
             ran = self._log[number][0] if number < len(self._log) else "its end"
             raise ReplayError(
-                f"iteration {number + 1} of the run has {ran}, that of the simulation {asked}"
+                f"iteration {number + 1} of the run has {ran}, that of the simulation {batch}"
             )
         self.played += 1
         return self._log[number][1]
@@ -86,8 +86,8 @@ def replay(spec: CellSpec, steps: Path, room: Mapping[str, Any]) -> Replayed:
     workload, rejected = fit(
         workload_of(spec), int(room["most_tokens"]), spec.overlong_requests, reserved=reserved
     )
-    told = predicted_output_tokens(spec, workload)
-    lengths = workload.output_tokens if told is None else told
+    predicted = predicted_output_tokens(spec, workload)
+    lengths = workload.output_tokens if predicted is None else predicted
     longest = output_tokens_p90(spec, workload)
     longest = lengths if longest is None else longest
     predictions = Guess(lambda r: int(lengths[r.id]), lambda r: int(longest[r.id]))
@@ -97,23 +97,23 @@ def replay(spec: CellSpec, steps: Path, room: Mapping[str, Any]) -> Replayed:
     instance = TimedInstance(policy, kv_manager, predictions, log, (), Measures())
     records = execute(workload, instance, rejected=rejected).records
     ended = records.outcome == Outcome.FINISHED
-    found = latencies(
+    latencies_s = latencies(
         records.arrival_s[ended],
         records.first_token_s[ended],
         records.finish_s[ended],
         workload.output_tokens[ended],
     )
-    return Replayed(found, log.played)
+    return Replayed(latencies_s, log.played)
 
 
 def _read(path: Path) -> list[tuple[Batch, Ran]]:
-    found = []
+    iterations = []
     try:
         lines = [parse_json(line) for line in path.read_text("utf-8").splitlines()]
         for step, done in zip(lines[::2], lines[1::2], strict=True):
             chunks = [(int(before), int(tokens)) for before, tokens in step["chunks"]]
             batch = step["decode_seqs"], step["decode_kv_tokens"], chunks
-            found.append((batch, Ran(*done["ran"])))
+            iterations.append((batch, Ran(*done["ran"])))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise FileFormatError(path, None, f"is no log of iterations: {error}") from None
-    return found
+    return iterations

@@ -62,7 +62,10 @@ class CellTrace:
             for stop, end_s in visits(self.trace, request, *span_s):
                 if stop.place is Place.INSTANCE:
                     drawn.setdefault(stop.log, []).append(self._visit(request, stop, end_s))
-        return {index: sorted(of, key=lambda one: one.begin_s) for index, of in drawn.items()}
+        return {
+            index: sorted(requests, key=lambda drawn: drawn.begin_s)
+            for index, requests in drawn.items()
+        }
 
     def _visit(self, request: int, stop: Stop, end_s: float) -> _DrawnRequest:
         here = self.trace.log(stop.log).moves.get(request, ())
@@ -165,10 +168,10 @@ class MeasuredCell:
     def events(self) -> Iterator[Event]:
         """Trace events: a process for each instance, its requests on tracks."""
         ended = self.requests[self.requests["outcome"] == "finished"]
-        for instance, of in ended.groupby(ended["instance"].clip(lower=0)):
+        for instance, group in ended.groupby(ended["instance"].clip(lower=0)):
             process = int(str(instance))
             yield _named_event("process_name", process, 0, f"instance {process} (measured)")
-            rows = of.sort_values("arrival_s", kind="stable").index.tolist()
+            rows = group.sort_values("arrival_s", kind="stable").index.tolist()
             yield from _request_events(process, map(self._drawn, rows))
 
     def _drawn(self, request: int) -> _DrawnRequest:
@@ -232,15 +235,15 @@ def _steps(process: int, log: InstanceLog) -> Iterator[Event]:
             name = "prefill + decode" if step.decode_seqs else "prefill"
         elif step.decode_seqs:
             name = f"decode × {step.repeats}" if step.repeats > 1 else "decode"
-        told: dict[str, object] = {
+        step_figures: dict[str, object] = {
             "decoding": step.decode_seqs,
             "KV tokens of decoding": step.kv_tokens,
             "prefill tokens": tokens,
             "prefilling": [chunk.request for chunk in step.chunks],
         }
         if step.swap_s:
-            told["KV transfer (s)"] = step.swap_s
-        yield _slice_event(name, process, _STEPS, step.begin_s, step.end_s, told)
+            step_figures["KV transfer (s)"] = step.swap_s
+        yield _slice_event(name, process, _STEPS, step.begin_s, step.end_s, step_figures)
         counted = {"decoding": step.decode_seqs, "prefilling": len(step.chunks)}
         counters = (("batch", counted), ("waiting", {"requests": step.waiting}))
         for counter, values in (*counters, ("KV blocks in use", {"blocks": step.num_gpu_blocks})):

@@ -90,20 +90,20 @@ def draw_counts(blocks: int, replicates: int, rng: np.random.Generator) -> Float
 
 def estimates(sample: RunSample, metrics: Sequence[Metric]) -> Floats:
     """The figures of one run; NaN where there is nothing to take them of."""
-    found = []
+    figures = []
     for metric in metrics:
         if metric.column is None:
-            found.append(_share_or_rate(sample, metric))
+            figures.append(_share_or_rate(sample, metric))
             continue
         values = sample.latency_s[metric.column]
-        known = values[~np.isnan(values)]
-        if not len(known):
-            found.append(math.nan)
+        present = values[~np.isnan(values)]
+        if not len(present):
+            figures.append(math.nan)
         elif metric.quantile is None:
-            found.append(float(known.mean()))
+            figures.append(float(present.mean()))
         else:
-            found.append(float(np.quantile(known, metric.quantile)))
-    return np.array(found)
+            figures.append(float(np.quantile(present, metric.quantile)))
+    return np.array(figures)
 
 
 def _share_or_rate(sample: RunSample, metric: Metric) -> float:
@@ -126,39 +126,41 @@ def replicate_figures(sample: RunSample, metrics: Sequence[Metric], counts: Floa
     drawn = counts @ np.diff(edges).astype(np.float64)
     figures = np.full((len(metrics), counts.shape[0]), math.nan)
     for column in dict.fromkeys(m.column for m in metrics):
-        places = [at for at, metric in enumerate(metrics) if metric.column == column]
+        places = [position for position, metric in enumerate(metrics) if metric.column == column]
         if column is not None:
-            asked = [metrics[at].quantile for at in places]
-            figures[places] = _latencies(sample.latency_s[column], rows, counts, asked)
+            statistics = [metrics[position].quantile for position in places]
+            figures[places] = _latencies(sample.latency_s[column], rows, counts, statistics)
             continue
-        for at in places:
-            total = sample.tokens if metrics[at].name == "output_tokens" else sample.met
+        for position in places:
+            total = sample.tokens if metrics[position].name == "output_tokens" else sample.met
             if total is None:
                 continue
             share = counts @ np.bincount(rows, total, blocks) / drawn
-            if metrics[at].unit == "per_s":
-                share *= per_second(len(sample), sample.seconds(metrics[at]))
-            figures[at] = share
+            if metrics[position].unit == "per_s":
+                share *= per_second(len(sample), sample.seconds(metrics[position]))
+            figures[position] = share
     return figures
 
 
-def _latencies(values: Floats, rows: Ints, counts: Floats, asked: Sequence[float | None]) -> Floats:
-    """Means (asked for as None) and quantiles of the known values, (asked, replicates)."""
-    known = ~np.isnan(values)
-    values, rows = values[known], rows[known]
+def _latencies(
+    values: Floats, rows: Ints, counts: Floats, statistics: Sequence[float | None]
+) -> Floats:
+    """Means (a statistic of None) and quantiles of the known values, (statistics, replicates)."""
+    present = ~np.isnan(values)
+    values, rows = values[present], rows[present]
     replicates, blocks = counts.shape
-    figures = np.full((len(asked), replicates), math.nan)
+    figures = np.full((len(statistics), replicates), math.nan)
     if not len(values):
         return figures
     weight = counts @ np.bincount(rows, minlength=blocks).astype(np.float64)
-    quantiles = [q for q in asked if q is not None]
-    found = iter(_quantiles(values, rows, counts, quantiles)) if quantiles else iter(())
+    quantiles = [q for q in statistics if q is not None]
+    drawn = iter(_quantiles(values, rows, counts, quantiles)) if quantiles else iter(())
     with np.errstate(invalid="ignore", divide="ignore"):
-        for at, quantile in enumerate(asked):
+        for position, quantile in enumerate(statistics):
             if quantile is None:
-                figures[at] = counts @ np.bincount(rows, values, blocks) / weight
+                figures[position] = counts @ np.bincount(rows, values, blocks) / weight
             else:
-                figures[at] = next(found)
+                figures[position] = next(drawn)
     return figures
 
 
@@ -179,13 +181,15 @@ def _quantiles(
     # Counts are whole numbers far below 2**24: single precision keeps them exact, twice as fast.
     draws = _Draws(counts.astype(np.float32), histogram.cumsum(axis=1).astype(np.float32))
     total = draws.total.astype(np.float64)
-    found = []
+    quantile_draws = []
     for quantile in quantiles:
         position = np.maximum(quantile * (total - 1), 0)
         lower = np.floor(position)
         low, high = stands_for[draws.bins_of(lower)], stands_for[draws.bins_of(lower + 1)]
-        found.append(np.where(total > 0, low + (position - lower) * (high - low), math.nan))
-    return found
+        quantile_draws.append(
+            np.where(total > 0, low + (position - lower) * (high - low), math.nan)
+        )
+    return quantile_draws
 
 
 class _Draws:
@@ -263,7 +267,8 @@ def resample(
             counts = [draw_counts(block_count([run]), replicates, rng) for run in runs]
             picks = rng.integers(len(runs), size=(replicates, len(runs)))
         figures = [
-            replicate_figures(run, metrics, of) for run, of in zip(runs, counts, strict=True)
+            replicate_figures(run, metrics, run_counts)
+            for run, run_counts in zip(runs, counts, strict=True)
         ]
         drawn.append(_over_seeds(np.array(figures), picks))
     # NaN as soon as one seed has no value, as nothing can stand in for it.
@@ -304,11 +309,11 @@ NOWHERE = Interval(math.nan, math.nan)
 
 def interval(draws: Floats, confidence: float) -> Interval:
     """Percentile interval of the draws."""
-    known = draws[np.isfinite(draws)]
-    if len(known) < 0.9 * len(draws):
+    finite_draws = draws[np.isfinite(draws)]
+    if len(finite_draws) < 0.9 * len(draws):
         return NOWHERE
     tail = (1 - confidence) / 2
-    low, high = np.quantile(known, (tail, 1 - tail))
+    low, high = np.quantile(finite_draws, (tail, 1 - tail))
     return Interval(float(low), float(high))
 
 
@@ -318,16 +323,16 @@ def p_value(difference: float, draws: Floats) -> float:
     The share of draws on the other side of zero, twice. Where no draw is there, the normal tail
     says how far below one draw's share it is, for a correction for many comparisons needs that.
     """
-    known = draws[np.isfinite(draws)]
-    if not math.isfinite(difference) or len(known) < 0.9 * len(draws):
+    finite_draws = draws[np.isfinite(draws)]
+    if not math.isfinite(difference) or len(finite_draws) < 0.9 * len(draws):
         return math.nan
     if difference == 0:
         return 1.0
-    beyond = int((known <= 0).sum() if difference > 0 else (known >= 0).sum())
+    beyond = int((finite_draws <= 0).sum() if difference > 0 else (finite_draws >= 0).sum())
     if beyond:
-        return min(1.0, 2 * (beyond + 1) / (len(known) + 1))
-    resolution = 2 / (len(known) + 1)
-    spread = float(known.std(ddof=1))
+        return min(1.0, 2 * (beyond + 1) / (len(finite_draws) + 1))
+    resolution = 2 / (len(finite_draws) + 1)
+    spread = float(finite_draws.std(ddof=1))
     if spread == 0:
         return resolution
     return min(resolution, math.erfc(abs(difference) / spread / math.sqrt(2)))
@@ -337,10 +342,10 @@ def holm(p_values: Sequence[float]) -> list[float]:
     """p-values corrected for their number (Holm 1979): the chance that even one of those called
     significant is none stays below the level. NaN stays NaN and does not count.
     """
-    known = [(p, at) for at, p in enumerate(p_values) if not math.isnan(p)]
+    defined = [(p, position) for position, p in enumerate(p_values) if not math.isnan(p)]
     adjusted = list(p_values)
     reached = 0.0
-    for rank, (p, at) in enumerate(sorted(known)):
-        reached = max(reached, min(1.0, p * (len(known) - rank)))
-        adjusted[at] = reached
+    for rank, (p, position) in enumerate(sorted(defined)):
+        reached = max(reached, min(1.0, p * (len(defined) - rank)))
+        adjusted[position] = reached
     return adjusted

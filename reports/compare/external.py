@@ -169,14 +169,14 @@ def _seeded(
     cells: Sequence[tuple[str, float | None, str, RequestResults]], system: str
 ) -> list[Cell]:
     """Cells; those of the same rate and model count as repetitions."""
-    seen: dict[tuple[float | None, str], int] = {}
-    found = []
+    next_seed: dict[tuple[float | None, str], int] = {}
+    seeded = []
     for name, rate_rps, model, requests in cells:
-        seed = seen.get((rate_rps, model), 0)
-        seen[rate_rps, model] = seed + 1
+        seed = next_seed.get((rate_rps, model), 0)
+        next_seed[rate_rps, model] = seed + 1
         requests = replace(requests, offered=rate_rps is not None)
-        found.append(Cell(name, _identity(system, model), rate_rps, seed, _held(requests)))
-    return found
+        seeded.append(Cell(name, _identity(system, model), rate_rps, seed, _held(requests)))
+    return seeded
 
 
 # ---------------------------------------------------------------- vllm bench serve
@@ -187,7 +187,7 @@ def _vllm(path: Path, documents: Sequence[Json]) -> Results:
     cells: list[tuple[str, float | None, str, RequestResults]] = []
     refused: dict[str, str] = {}
     notes = [_GAPS_NOTE.format(name=name, what="which is its TPOT")]
-    for at, document in enumerate(documents):
+    for index, document in enumerate(documents):
         if "ttfts" not in document or "output_lens" not in document:
             raise FileFormatError(
                 path,
@@ -216,7 +216,7 @@ def _vllm(path: Path, documents: Sequence[Json]) -> Results:
                     "divides by; run a vllm that writes them"
                 )
         requests = _vllm_requests(path, document)
-        label = f"{name} #{at + 1}" if len(documents) > 1 else name
+        label = f"{name} #{index + 1}" if len(documents) > 1 else name
         rate = rate_rps if open_loop else None
         cells.append((label, rate, str(document["model_id"]), requests))
     return Results(
@@ -281,7 +281,7 @@ def _guidellm(path: Path, document: Json) -> Results:
         ),
         f"{name}: latencies count from the moment aimed at (targeted_start) instead of sending.",
     ]
-    for at, benchmark in enumerate(document["benchmarks"]):
+    for index, benchmark in enumerate(document["benchmarks"]):
         config = benchmark.get("config")
         if not isinstance(config, Mapping):
             raise FileFormatError(
@@ -306,9 +306,9 @@ def _guidellm(path: Path, document: Json) -> Results:
                 f"{name}: {incomplete} requests were under way when guidellm stopped; "
                 "they arrived and did not finish, and so count as missed."
             )
-        asked = document.get("args") or {}
-        model = str((config.get("backend") or {}).get("model") or asked.get("model") or "")
-        cells.append((f"{name} #{at + 1} {kind}", rate_rps, model, requests))
+        arguments = document.get("args") or {}
+        model = str((config.get("backend") or {}).get("model") or arguments.get("model") or "")
+        cells.append((f"{name} #{index + 1} {kind}", rate_rps, model, requests))
     if not cells:
         raise FileFormatError(path, None, "holds no benchmark")
     return Results(
@@ -389,8 +389,8 @@ def _aiperf(path: Path, records: Sequence[Json]) -> Results:
         if not failed and math.isnan(ttft_s):
             for family in ("ttft", "tpot"):
                 refused[family] = "no time to first token is known; run aiperf with --streaming"
-        prompt, output, own = _aiperf_tokens(metrics)
-        other_counts += not failed and output != own
+        prompt, output, client_count = _aiperf_tokens(metrics)
+        other_counts += not failed and output != client_count
         rows.append(
             (
                 sent_s,

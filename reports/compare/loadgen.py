@@ -42,8 +42,8 @@ class LoadGenSummary:
 
     def plain(self) -> dict[str, Any]:
         """The summary as plain JSON values; null where a figure is infinite."""
-        known = {name: finite(value) for name, value in self.figures.items()}
-        return {"name": self.name, "scenario": self.scenario, "valid": self.valid, **known}
+        figures = {name: finite(value) for name, value in self.figures.items()}
+        return {"name": self.name, "scenario": self.scenario, "valid": self.valid, **figures}
 
 
 def is_summary(path: Path) -> bool:
@@ -76,15 +76,15 @@ def summaries(path: Path, rates: Collection[float] | None = None) -> list[LoadGe
     return [_parsed(cell.name, summary(run, cell), path) for cell in cells]
 
 
-def beside_table(found: Sequence[LoadGenSummary]) -> Table:
+def beside_table(loadgen_summaries: Sequence[LoadGenSummary]) -> Table:
     """A row for each summary."""
     rows = [
         (
-            one.name,
-            *(_text(name, one.figures.get(name, math.nan)) for name in _SHOWN),
-            "valid" if one.valid else "invalid",
+            loadgen_summary.name,
+            *(_text(name, loadgen_summary.figures.get(name, math.nan)) for name in _SHOWN),
+            "valid" if loadgen_summary.valid else "invalid",
         )
-        for one in found
+        for loadgen_summary in loadgen_summaries
     ]
     heads = ("summary", *_HEADS, "result")
     return Table("In LoadGen's terms", heads, [("", rows)], (0, len(heads) - 1))
@@ -97,28 +97,28 @@ def _text(name: str, value: float) -> str:
 
 
 def _parsed(name: str, text: str, path: Path) -> LoadGenSummary:
-    said: dict[str, str] = {}
+    values: dict[str, str] = {}
     for line in text.splitlines():
         label, colon, value = line.partition(":")
         if colon:
-            said.setdefault(" ".join(label.split()), value.strip())
+            values.setdefault(" ".join(label.split()), value.strip())
     figures: dict[str, float] = {}
     for key, labels in {
         "samples_per_s": ("Completed samples per second", "Samples per second"),
         "tokens_per_s": ("Completed tokens per second", "Tokens per second"),
     }.items():
-        if known := [label for label in labels if label in said]:
-            figures[key] = _number(said[known[0]], known[0], path)
+        if present := [label for label in labels if label in values]:
+            figures[key] = _number(values[present[0]], present[0], path)
     for key, (percentile, mean) in _LATENCIES.items():
-        if (label := f"Mean {mean} (ns)") in said:
-            figures[f"{key}_mean_s"] = _number(said[label], label, path) / 1e9
-        for label, value in said.items():
-            if of := re.fullmatch(rf"(\d+(?:\.\d+)?) percentile {percentile} \(ns\)", label):
-                figures[f"{key}_p{float(of[1]):g}_s"] = _number(value, label, path) / 1e9
+        if (label := f"Mean {mean} (ns)") in values:
+            figures[f"{key}_mean_s"] = _number(values[label], label, path) / 1e9
+        for label, value in values.items():
+            if match := re.fullmatch(rf"(\d+(?:\.\d+)?) percentile {percentile} \(ns\)", label):
+                figures[f"{key}_p{float(match[1]):g}_s"] = _number(value, label, path) / 1e9
     if not figures:
         raise FileFormatError(path, None, "is a summary of LoadGen without a figure")
-    valid = said.get("Result is") == "VALID"
-    return LoadGenSummary(name, said.get("Scenario", ""), valid, figures)
+    valid = values.get("Result is") == "VALID"
+    return LoadGenSummary(name, values.get("Scenario", ""), valid, figures)
 
 
 def _number(text: str, label: str, path: Path) -> float:

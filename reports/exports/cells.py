@@ -84,9 +84,9 @@ def _plain(value: Any) -> Parameter | None:
 
 
 def _created_s(run: RunResults) -> float:
-    said = str(run.environment.get("created", ""))
+    created = str(run.environment.get("created", ""))
     try:
-        return datetime.fromisoformat(said).timestamp()
+        return datetime.fromisoformat(created).timestamp()
     except ValueError:
         return datetime(1970, 1, 1, tzinfo=UTC).timestamp()
 

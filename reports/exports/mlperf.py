@@ -59,12 +59,18 @@ def summary(run: ExportedRun, cell: ExportedCell) -> str:
     tpot_s = time_per_output_token_s(first_s, finish_s, tokens)
     # A request that did not finish has no latency; no percentile may be better for it.
     e2e, ttft, tpot = (
-        np.where(done, of, np.inf) for of in (finish_s - arrival_s, first_s - arrival_s, tpot_s)
+        np.where(done, latency_s, np.inf)
+        for latency_s in (finish_s - arrival_s, first_s - arrival_s, tpot_s)
     )
     tpot = tpot[~np.isnan(tpot)]  # one token has none
     last_s = float(finish_s[done].max() - arrival_s.min())
-    bounds = [float(np.nanmin(rows[f"{of}_slo_s"].to_numpy(np.float64))) for of in ("ttft", "tpot")]
-    kept = all(_quantile(of, 99) <= b for of, b in zip((ttft, tpot), bounds, strict=True))
+    bounds = [
+        float(np.nanmin(rows[f"{latency}_slo_s"].to_numpy(np.float64)))
+        for latency in ("ttft", "tpot")
+    ]
+    kept = all(
+        _quantile(latency_s, 99) <= b for latency_s, b in zip((ttft, tpot), bounds, strict=True)
+    )
     window_s = float(arrival_s.max() - arrival_s.min())
     scheduled = (len(rows) - 1) / window_s if window_s else math.nan
     parts = [
@@ -104,10 +110,10 @@ def _heading(text: str) -> list[str]:
 
 def _stats(values_s: Floats, name: str, percentile: str) -> list[str]:
     figures = (("Min", values_s.min()), ("Max", values_s.max()), ("Mean", values_s.mean()))
-    found = [f"{of} {name} (ns)".ljust(44) + f": {_ns(value)}" for of, value in figures]
-    return found + [
-        f"{of:.2f} percentile {percentile} (ns)   : {_ns(_quantile(values_s, of))}"
-        for of in _PERCENTILES
+    lines = [f"{label} {name} (ns)".ljust(44) + f": {_ns(value)}" for label, value in figures]
+    return lines + [
+        f"{percent:.2f} percentile {percentile} (ns)   : {_ns(_quantile(values_s, percent))}"
+        for percent in _PERCENTILES
     ]
 
 

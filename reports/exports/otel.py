@@ -73,20 +73,20 @@ def _messages(run: ExportedRun) -> Iterator[tuple[str, Json, int]]:
     """Messages with the signal (a path of OTLP over HTTP) and their number of spans."""
     for cell in run.cells:
         spans = list(_spans(run, cell))
-        for at in range(0, len(spans), _AT_ONCE):
-            some = spans[at : at + _AT_ONCE]
+        for first in range(0, len(spans), _AT_ONCE):
+            some = spans[first : first + _AT_ONCE]
             scope = {"scopeSpans": [{"scope": _SCOPE, "spans": some}]}
             yield "traces", {"resourceSpans": [_with_resource(run, scope)]}, len(some)
     yield "metrics", {"resourceMetrics": [_with_resource(run, {"scopeMetrics": _metrics(run)})]}, 0
 
 
-def _with_resource(run: ExportedRun, what: Json) -> Json:
-    said: dict[str, Parameter] = {
+def _with_resource(run: ExportedRun, content: Json) -> Json:
+    attributes: dict[str, Parameter] = {
         "service.name": "slo-bench",
         "service.version": str(run.results.environment.get("slo_bench", "")),
         "slo_bench.run": run.name,
     }
-    return {"resource": {"attributes": _attributes(said)}, **what}
+    return {"resource": {"attributes": _attributes(attributes)}, **content}
 
 
 def _attributes(values: dict[str, Parameter]) -> list[Json]:
@@ -114,8 +114,8 @@ def _metrics(run: ExportedRun) -> list[Json]:
             point = {"timeUnixNano": _nanos(run.created_s), "asDouble": value, "attributes": labels}
             points.setdefault(name, []).append(point)
     gauges = [
-        {"name": f"slo_bench.{name}", "unit": _unit(name), "gauge": {"dataPoints": of}}
-        for name, of in points.items()
+        {"name": f"slo_bench.{name}", "unit": _unit(name), "gauge": {"dataPoints": data_points}}
+        for name, data_points in points.items()
     ]
     return [{"scope": _SCOPE, "metrics": gauges}]
 
@@ -148,7 +148,7 @@ def _request(run: ExportedRun, key: str, cell: ExportedCell, row: dict[Any, Any]
     begin_s, finish_s = float(row["arrival_s"]), float(row["finish_s"])
     model = str(cell.parameters.get("model", ""))
     done = math.isfinite(finish_s)
-    said: dict[str, Parameter] = {
+    attributes: dict[str, Parameter] = {
         "gen_ai.operation.name": "chat",
         "gen_ai.request.model": model,
         "slo_bench.cell": cell.name,
@@ -158,10 +158,10 @@ def _request(run: ExportedRun, key: str, cell: ExportedCell, row: dict[Any, Any]
     for name, column in (("input", "prompt_tokens"), ("output", "output_tokens")):
         tokens = float(row.get(column, math.nan))
         if math.isfinite(tokens):
-            said[f"gen_ai.usage.{name}_tokens"] = int(tokens)
+            attributes[f"gen_ai.usage.{name}_tokens"] = int(tokens)
     span_s = (begin_s, finish_s if done else begin_s)
     status = _OK if done else _ERROR
-    yield _span(run, key, "", f"chat {model}", span_s, said, kind=_CLIENT, status=status)
+    yield _span(run, key, "", f"chat {model}", span_s, attributes, kind=_CLIENT, status=status)
     times = [begin_s, *(float(row[name]) for name in ("first_scheduled_s", "first_token_s"))]
     times.append(finish_s)
     for name, part_s in zip(("queue", "prefill", "decode"), pairwise(times), strict=True):
@@ -175,20 +175,20 @@ def _span(
     part: str,
     name: str,
     span_s: tuple[float, float],
-    said: dict[str, Parameter],
+    attributes: dict[str, Parameter],
     *,
     kind: int = _INTERNAL,
     status: int = _OK,
 ) -> Json:
     """A span of the trace `key`: the whole of it, or a `part`, which is below the whole."""
-    found: Json = {
+    span: Json = {
         "traceId": sha256(key.encode()).hexdigest()[:32],
         "spanId": sha256(f"{key}#{part}".encode()).hexdigest()[:16],
         "name": name,
         "kind": kind,
         "startTimeUnixNano": _nanos(run.created_s + span_s[0]),
         "endTimeUnixNano": _nanos(run.created_s + max(span_s)),
-        "attributes": _attributes(said),
+        "attributes": _attributes(attributes),
         "status": {"code": status},
     }
-    return found | ({"parentSpanId": sha256(f"{key}#".encode()).hexdigest()[:16]} if part else {})
+    return span | ({"parentSpanId": sha256(f"{key}#".encode()).hexdigest()[:16]} if part else {})

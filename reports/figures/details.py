@@ -108,23 +108,24 @@ class Mechanism:
     activation_s: tuple[float, ...] = ()
 
 
-def mechanism(told: pd.DataFrame | None) -> Mechanism:
+def mechanism(timeseries: pd.DataFrame | None) -> Mechanism:
     """Values of a cell's timeseries file, averaged over at most 96 equal spans of time.
 
-    Empty without a file (`told` is None).
+    Empty without a file (`timeseries` is None).
     """
-    if told is None:
+    if timeseries is None:
         return Mechanism()
-    end_s = float(told["time_s"].max()) or 1.0
+    end_s = float(timeseries["time_s"].max()) or 1.0
     apart: dict[str, dict[str, tuple[Floats, Floats]]] = {}
-    for what in _SERIES:
-        own = told[told["metric"] == what]
-        if not own.empty:
-            apart[what] = {
-                str(of): _means(rows, end_s) for of, rows in own.groupby("entity", observed=True)
+    for metric in _SERIES:
+        metric_rows = timeseries[timeseries["metric"] == metric]
+        if not metric_rows.empty:
+            apart[metric] = {
+                str(entity): _means(rows, end_s)
+                for entity, rows in metric_rows.groupby("entity", observed=True)
             }
-    moved = told.loc[told["metric"].isin(_MOVES), "time_s"]
-    activations = told.loc[told["metric"] == "activation", "value"]
+    moved = timeseries.loc[timeseries["metric"].isin(_MOVES), "time_s"]
+    activations = timeseries.loc[timeseries["metric"] == "activation", "value"]
     return Mechanism(apart, tuple(moved.tolist()), tuple(activations.tolist()))
 
 
@@ -248,7 +249,10 @@ def level_details(runs: Sequence[RunResults], cells: pd.DataFrame) -> Iterator[L
                 np.concatenate([*level.met, np.empty(0, dtype=np.bool_)]),
             ),
             timeline=timeline_means(read_timeline(folder, cell)),
-            waits={role: distribution(np.concatenate(of)) for role, of in level.wait_s.items()},
+            waits={
+                role: distribution(np.concatenate(waits_s))
+                for role, waits_s in level.wait_s.items()
+            },
             mechanism=mechanism(read_timeseries(folder, cell)),
         )
 
@@ -273,8 +277,8 @@ def distribution(values_s: Floats) -> Distribution:
 
 def attainment_over_time(arrival_s: Floats, met: NDArray[np.bool_]) -> AttainmentOverTime:
     """Attainment by time of arrival; requests that never arrived (NaN) have no place in it."""
-    known = np.isfinite(arrival_s)
-    arrival_s, met = arrival_s[known], met[known]
+    arrived = np.isfinite(arrival_s)
+    arrival_s, met = arrival_s[arrived], met[arrived]
     spans = min(SPANS, len(arrival_s) // _SPAN_REQUESTS)
     if spans < 2 or arrival_s.min() == arrival_s.max():
         return AttainmentOverTime(np.empty(0), np.empty(0))

@@ -95,21 +95,21 @@ def _units(figure: Figure) -> tuple[_Unit, _Unit]:
 
 
 def _unit(axis: Axis, values: Sequence[float | None]) -> _Unit:
-    known = _known(values)
-    most = max(known, default=1.0)
+    numbers = _known(values)
+    largest = max(numbers, default=1.0)
     if axis.format == "percent":
         return _Unit(100.0, after=" %")
     if axis.format == "dollars":
         return _Unit(before="$")
     if axis.format == "seconds":
-        middle_s = most / 2
+        middle_s = largest / 2
         if axis.scale == "log":
-            least = min((value for value in known if value > 0), default=most)
-            middle_s = math.sqrt(least * most)
+            least = min((value for value in numbers if value > 0), default=largest)
+            middle_s = math.sqrt(least * largest)
         return _Unit(1000.0, after=" ms") if middle_s < _SHORT_S else _Unit(after=" s")
     if axis.format == "duration":
         for most_s, span_s, word in ((300, 1, "s"), (10800, 60, "min"), (math.inf, 3600, "h")):
-            if most < most_s:
+            if largest < most_s:
                 return _Unit(1 / span_s, after=f" {word}")
     return _Unit()
 
@@ -141,8 +141,8 @@ class _Drawing:
         """The figure's data and layout for Plotly."""
         rows = self.figure.kind != "lines"
         {"lines": self._lines, "bars": self._bars, "spread": self._spread}[self.figure.kind]()
-        made = {"data": self.data, "layout": self._row_layout() if rows else self._line_layout()}
-        return {**made, "names": list(self.view["names"])} if self.own_names else made
+        plotted = {"data": self.data, "layout": self._row_layout() if rows else self._line_layout()}
+        return {**plotted, "names": list(self.view["names"])} if self.own_names else plotted
 
     def _series(self, place: int, part: int | None = None, **more: Any) -> Plot:
         """What every trace of a series has."""
@@ -177,7 +177,7 @@ class _Drawing:
         self._references()
 
     def _band(self, curve: View) -> None:
-        at = [
+        points = [
             (x, middle, low, high)
             for x, middle, low, high in zip(
                 *(unit.all(curve[key]) for key, unit in self._keys("x", "y", "lo", "hi")),
@@ -186,9 +186,11 @@ class _Drawing:
             if x is not None and middle is not None
         ]
         log = self.figure.y.scale == "log"
-        upper = [middle if high is None else high for _, middle, _, high in at]
-        lower = [middle if low is None or (log and low <= 0) else low for _, middle, low, _ in at]
-        xs = [x for x, *_ in at]
+        upper = [middle if high is None else high for _, middle, _, high in points]
+        lower = [
+            middle if low is None or (log and low <= 0) else low for _, middle, low, _ in points
+        ]
+        xs = [x for x, *_ in points]
         place = curve["s"]
         around = [*xs, *reversed(xs)], [*upper, *reversed(lower)]
         fill: Plot = {"fill": "toself", "fillcolor": colour(place), "opacity": 0.14}
@@ -279,41 +281,43 @@ class _Drawing:
         for place, x, y in points:
             if not any(a >= x and b >= y and (a > x or b > y) for _, a, b in points):
                 ring = {"symbol": "circle-open", "size": 17, "color": colour(place)}
-                at = [self.x.shown(x)], [self.y.shown(y)]
-                made = self._points(place, "markers", *at, marker={**ring, "opacity": 0.75})
-                made["cliponaxis"] = False
+                coordinates = [self.x.shown(x)], [self.y.shown(y)]
+                rings = self._points(
+                    place, "markers", *coordinates, marker={**ring, "opacity": 0.75}
+                )
+                rings["cliponaxis"] = False
 
     def _references(self) -> None:
         line = {"color": LIGHT["soft"], "width": 1, "dash": "dot"}
         upright = [
-            self.x.shown(of["value"])
-            for of in self.view.get("lines", ())
-            if of["axis"] == "x" and not of["label"]
+            self.x.shown(reference["value"])
+            for reference in self.view.get("lines", ())
+            if reference["axis"] == "x" and not reference["label"]
         ]
         if upright:  # one shape, however many acts they mark
             path = "".join(f"M{value},0V1" for value in upright)
-            at = {"xref": "x", "yref": "paper"}
-            self.shapes.append({"type": "path", "path": path, **at, "line": line})
-        for of in self.view.get("lines", ()):
-            if of["axis"] == "diagonal" and not self.view.get("scatter"):
+            axis_refs = {"xref": "x", "yref": "paper"}
+            self.shapes.append({"type": "path", "path": path, **axis_refs, "line": line})
+        for reference in self.view.get("lines", ()):
+            if reference["axis"] == "diagonal" and not self.view.get("scatter"):
                 ends = [x for curve in self.view["series"] for x in _known(self.x.all(curve["x"]))]
                 low = min(ends, default=0.0) if self._log_x else 0.0
                 highest = [
                     y for curve in self.view["series"] for y in _known(self.y.all(curve["y"]))
                 ]
-                top = min(self.x.shown(of["value"]) or low, max(highest, default=low))
+                top = min(self.x.shown(reference["value"]) or low, max(highest, default=low))
                 where: Plot = {"x0": low, "y0": low, "x1": top, "y1": top}
-                self._shape(of["label"], line, where, "end", "right", "middle")
-            elif of["axis"] == "y":
-                value = self.y.shown(of["value"])
+                self._shape(reference["label"], line, where, "end", "right", "middle")
+            elif reference["axis"] == "y":
+                value = self.y.shown(reference["value"])
                 where = {"xref": "paper", "x0": 0, "x1": 1, "y0": value, "y1": value}
                 end, side = self._free_end(value)
-                self._shape(of["label"], line, where, end, side, "top")
-            elif of["axis"] == "x" and of["label"]:
-                value = self.x.shown(of["value"])
+                self._shape(reference["label"], line, where, end, side, "top")
+            elif reference["axis"] == "x" and reference["label"]:
+                value = self.x.shown(reference["value"])
                 where = {"yref": "paper", "x0": value, "x1": value, "y0": 0, "y1": 1}
                 side = "right" if self._late(value) else "left"
-                self._shape(of["label"], line, where, "start", side, "bottom")
+                self._shape(reference["label"], line, where, "start", side, "bottom")
 
     def _free_end(self, level: float | None) -> tuple[str, str]:
         """`textposition` and `xanchor` of the label at the end of a horizontal line from which the
@@ -341,8 +345,8 @@ class _Drawing:
         """Whether a place on the x axis lies beyond its middle."""
         xs = [
             x
-            for of in self.view["series"]
-            for x in _known(self.x.all(of.get("x", of.get("parts"))))
+            for series in self.view["series"]
+            for x in _known(self.x.all(series.get("x", series.get("parts"))))
         ]
         if not xs or value is None:
             return False
@@ -407,18 +411,18 @@ class _Drawing:
         row = {"x": [value], "y": [self.names[place]], "width": _BAR}
         return {"type": "bar", "orientation": "h", **row}
 
-    def _end(self, place: int, at: float, text: str) -> None:
+    def _end(self, place: int, x: float, text: str) -> None:
         """A text at the end of a row."""
         shown: Plot = {"text": [f"\u00a0{text}"], "textposition": "middle right"}
         ink = {"color": LIGHT["ink"]}
-        made = self._points(place, "text", [at], [self.names[place]], **shown, textfont=ink)
-        made["cliponaxis"] = False
+        label = self._points(place, "text", [x], [self.names[place]], **shown, textfont=ink)
+        label["cliponaxis"] = False
 
     def _spread(self) -> None:
         for row in self.view["series"]:
             place, values = row["s"], self.x.all(row["x"])
-            known = _known(values)
-            low, high = min(known), max(known)
+            numbers = _known(values)
+            low, high = min(numbers), max(numbers)
             line = {"width": 6, "color": colour(place)}
             self._points(
                 place, "lines", [low, high], [self.names[place]] * 2, line=line, opacity=0.25
@@ -486,8 +490,10 @@ class _Drawing:
         """
         if getattr(self.figure, axis).scale != "log":
             return {}
-        found = [value for trace in self.data for value in _known(trace.get(axis, ())) if value > 0]
-        decades = math.log10(max(found) / min(found)) if found else 0.0
+        numbers = [
+            value for trace in self.data for value in _known(trace.get(axis, ())) if value > 0
+        ]
+        decades = math.log10(max(numbers) / min(numbers)) if numbers else 0.0
         if decades > _MANY_DECADES:
             return {"nticks": int(decades / 0.71)}
         return {"nticks": 5 if decades < _FEW_DECADES else math.ceil(decades / 0.7)}
@@ -495,9 +501,10 @@ class _Drawing:
     def _row_layout(self) -> Plot:
         """Rows with their names above them."""
         rows = [row["s"] for row in self.view["series"]]
-        at = {"xref": "paper", "x": 0, "xanchor": "left", "yshift": 15, "showarrow": False}
+        anchor = {"xref": "paper", "x": 0, "xanchor": "left", "yshift": 15, "showarrow": False}
         named = [
-            {"name": f"s{row}", "text": self.names[row], "y": self.names[row], **at} for row in rows
+            {"name": f"s{row}", "text": self.names[row], "y": self.names[row], **anchor}
+            for row in rows
         ]
         axis = self._axis(self.figure.x, self.x) | {"title": self._title(self.figure.x.label)}
         if self.figure.kind == "bars" and self.limit:
@@ -544,7 +551,7 @@ class _Drawing:
         return {"text": escape(label, quote=False), "standoff": 6, "font": {"size": 12}}
 
     def _axis(self, axis: Axis, unit: _Unit) -> Plot:
-        made: Plot = {
+        options: Plot = {
             "type": axis.scale,
             **{"tickprefix": unit.before, "ticksuffix": unit.after},
             **{"tickformat": ",~r", "hoverformat": _NUMBER},
@@ -553,12 +560,12 @@ class _Drawing:
             **{"spikecolor": LIGHT["soft"], "spikethickness": 1, "spikedash": "solid"},
         }
         if axis.format == "rate":
-            made["unifiedhovertitle"] = {"text": f"{_plain(axis.label)}: %{{x}}"}
+            options["unifiedhovertitle"] = {"text": f"{_plain(axis.label)}: %{{x}}"}
         if axis.scale == "linear":
-            made["rangemode"] = "tozero"
+            options["rangemode"] = "tozero"
             if axis.top is not None:
-                made["range"] = [0, axis.top * unit.factor]
-        return made
+                options["range"] = [0, axis.top * unit.factor]
+        return options
 
 
 def _plain(label: str) -> str:

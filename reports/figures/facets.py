@@ -21,7 +21,10 @@ IDENTITY = ("backend", "workload", "model", "gpu", "gpus")
 """Columns besides the system and the sweep axes in which rows may differ."""
 
 SETUP = frozenset(
-    {"variant", *(p for p, one in declared(ExperimentSchema).items() if one.role == "deployment")}
+    {
+        "variant",
+        *(p for p, setting in declared(ExperimentSchema).items() if setting.role == "deployment"),
+    }
 )
 """Axes that describe the deployment of a system; parameters (`system.parameter`) count as such.
 """
@@ -94,23 +97,23 @@ def with_facets(cells: pd.DataFrame) -> pd.DataFrame:
     """`cells` with their `facet` (empty where there is one only) and their `series` in it, facets
     in the order of their settings, the first setting outermost.
     """
-    of = division(cells)
-    if of.facets:
-        ranks = pd.DataFrame({c: pd.factorize(cells[c])[0] for c in of.facets})
-        cells = cells.iloc[ranks.sort_values(list(of.facets), kind="stable").index]
+    split = division(cells)
+    if split.facets:
+        ranks = pd.DataFrame({c: pd.factorize(cells[c])[0] for c in split.facets})
+        cells = cells.iloc[ranks.sort_values(list(split.facets), kind="stable").index]
     cells = cells.reset_index(drop=True)
     facet = pd.Series("", index=cells.index, dtype="str")
-    for column in of.facets:
+    for column in split.facets:
         part = cells[column].map(_texts(column, cells))
         facet = facet + part.where(facet == "", " · " + part)
     series = cells["system"].astype("str")
-    if "variant" in of.series and _follows("system", ["variant"], cells):
+    if "variant" in split.series and _follows("system", ["variant"], cells):
         series = pd.Series("", index=cells.index, dtype="str")
-    for column in of.series:
-        own = column.rpartition(".")[0]
+    for column in split.series:
+        owner = column.rpartition(".")[0]
         part = cells[column].map(_texts(column, cells)).astype("str")
         if _is_parameter(column):
-            part = part.where(cells["system"] == own, "")
+            part = part.where(cells["system"] == owner, "")
         shown = ~_blank(cells[column]) & (part != "")
         series += (" · " + part).where(shown & (series != ""), part).where(shown, "")
     if "run" in cells.columns and _shared_between_runs(cells, facet, series):
@@ -130,12 +133,12 @@ def _blank(values: pd.Series) -> pd.Series[bool]:
 
 def _texts(column: str, cells: pd.DataFrame) -> Callable[[object], str]:
     """A function from a value of a column to its text in the names of facets and series."""
-    known = _labels(column, cells)
+    label_of = _labels(column, cells)
 
     def text(value: object) -> str:
         if value is None or value == "" or value != value:
             return f"no {column}"
-        label = known[_full(value)]
+        label = label_of[_full(value)]
         if column in _BARE and not is_letter(label):
             return label
         return f"{column.rpartition('.')[2]} {label}"
@@ -154,20 +157,20 @@ def _full(value: object) -> str:
 
 def abbreviated(cells: pd.DataFrame) -> dict[str, str]:
     """Abbreviations in the names of facets and series: part of the name → whole setting."""
-    of = division(cells)
-    found = {}
-    for column in (*of.facets, *of.series):
+    split = division(cells)
+    abbreviations = {}
+    for column in (*split.facets, *split.series):
         name = _texts(column, cells)
         for value in cells.loc[~_blank(cells[column]), column].unique():
             if _labels(column, cells)[_full(value)] != _full(value):
-                found[name(value)] = _full(value)
-    return found
+                abbreviations[name(value)] = _full(value)
+    return abbreviations
 
 
 def facet_noun(cells: pd.DataFrame) -> str:
     """Noun for a facet: `workload`, `model`, else `case`."""
-    of = division(cells).facets
-    return of[0] if of in (("workload",), ("model",)) else "case"
+    facets = division(cells).facets
+    return facets[0] if facets in (("workload",), ("model",)) else "case"
 
 
 def facets_of(cells: pd.DataFrame) -> list[str]:

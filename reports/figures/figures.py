@@ -54,14 +54,14 @@ def latency(
     )
 
 
-def bar_figure(**given: Any) -> Figure:
+def bar_figure(**fields: Any) -> Figure:
     """A figure with one horizontal bar for each series."""
-    return Figure(kind="bars", y=_NAMES, **given)
+    return Figure(kind="bars", y=_NAMES, **fields)
 
 
-def curves_at_a_rate(**given: Any) -> Figure:
+def curves_at_a_rate(**fields: Any) -> Figure:
     """Curves without marks, at the rate that is chosen on the page."""
-    return Figure(kind="lines", picker="rate", hover="interpolate", markers=False, **given)
+    return Figure(kind="lines", picker="rate", hover="interpolate", markers=False, **fields)
 
 
 # Columns of level rows, with title, note and axis of their figures.
@@ -160,9 +160,11 @@ def _column(metric: str, key: str) -> str:
 def _bars(rows: pd.DataFrame, names: Sequence[str], column: str) -> list[View]:
     bars: list[View] = []
     for place, name in enumerate(names):
-        of = rows[(rows["series"] == name) & rows[column].notna()]
-        if len(of):
-            value, low, high = (float(of[f"{column}{end}"].iloc[0]) for end in ("", "_lo", "_hi"))
+        series_rows = rows[(rows["series"] == name) & rows[column].notna()]
+        if len(series_rows):
+            value, low, high = (
+                float(series_rows[f"{column}{end}"].iloc[0]) for end in ("", "_lo", "_hi")
+            )
             bars.append({"s": place, "parts": [value], "lo": low, "hi": high})
     return bars
 
@@ -173,10 +175,10 @@ def latency_distribution(
     """The share of requests served within a TTFT or TPOT, at one rate."""
 
     def curve(detail: LevelDetail, place: int) -> View | None:
-        of: Distribution = getattr(detail, metric)
-        if not len(of.value_s):
+        distribution: Distribution = getattr(detail, metric)
+        if not len(distribution.value_s):
             return None
-        return {"s": place, "x": of.value_s.tolist(), "y": of.share.tolist()}
+        return {"s": place, "x": distribution.value_s.tolist(), "y": distribution.share.tolist()}
 
     whole = "requests that generate" if metric == "ttft" else "requests of more than one token"
     return curves_at_a_rate(
@@ -240,10 +242,10 @@ def attainment_over_time(details: Iterable[LevelDetail], names: Sequence[str]) -
     """Attainment by the time at which requests arrived, at one rate."""
 
     def curve(detail: LevelDetail, place: int) -> View | None:
-        of = detail.attainment
+        attainment = detail.attainment
         return (
-            {"s": place, "x": of.time_s.tolist(), "y": of.share.tolist()}
-            if len(of.time_s)
+            {"s": place, "x": attainment.time_s.tolist(), "y": attainment.share.tolist()}
+            if len(attainment.time_s)
             else None
         )
 
@@ -301,12 +303,12 @@ def efficiency(rows: pd.DataFrame, names: Sequence[str]) -> Figure:
     """Tokens/s per GPU against tokens/s per user (1 / median TPOT), a point per rate."""
     curves: list[View] = []
     for place, name in enumerate(names):
-        of = rows[(rows["series"] == name) & (rows["tpot_p50_s"] > 0)]
-        if len(of):
-            labels = [f"{rate_text(rate)} req/s" for rate in of["rate_rps"]]
-            per_gpu = (of["output_tokens_per_s"] / of["gpus"]).tolist()
-            per_user = (1 / of["tpot_p50_s"]).tolist()
-            short = (of["attainment"] < TARGETS[0]).tolist()
+        series_rows = rows[(rows["series"] == name) & (rows["tpot_p50_s"] > 0)]
+        if len(series_rows):
+            labels = [f"{rate_text(rate)} req/s" for rate in series_rows["rate_rps"]]
+            per_gpu = (series_rows["output_tokens_per_s"] / series_rows["gpus"]).tolist()
+            per_user = (1 / series_rows["tpot_p50_s"]).tolist()
+            short = (series_rows["attainment"] < TARGETS[0]).tolist()
             curves.append(
                 {"s": place, "x": per_user, "y": per_gpu, "labels": labels, "hollow": short}
             )
@@ -329,17 +331,21 @@ def cost(details: Sequence[LevelDetail], names: Sequence[str], *, compared: bool
     """
     series: list[View] = []
     for place, name in enumerate(names):
-        of = [d for d in details if d.series == name and math.isfinite(d.cost)]
-        if not of:
+        series_details = [d for d in details if d.series == name and math.isfinite(d.cost)]
+        if not series_details:
             continue
-        found = {
-            "x": [d.rate_rps for d in of],
-            "y": [d.cost for d in of],
-            "lo": [d.cost_low for d in of],
-            "hi": [d.cost_high for d in of],
+        line = {
+            "x": [d.rate_rps for d in series_details],
+            "y": [d.cost for d in series_details],
+            "lo": [d.cost_low for d in series_details],
+            "hi": [d.cost_high for d in series_details],
         }
-        bar = {"parts": [of[-1].cost], "lo": of[-1].cost_low, "hi": of[-1].cost_high}
-        series.append({"s": place, **(bar if compared else found)})
+        bar = {
+            "parts": [series_details[-1].cost],
+            "lo": series_details[-1].cost_low,
+            "hi": series_details[-1].cost_high,
+        }
+        series.append({"s": place, **(bar if compared else line)})
     if not series:
         return None
     marks = ("Bar", "line") if compared else ("Line", "band")
@@ -383,14 +389,14 @@ def classes(rows: pd.DataFrame, names: Sequence[str], prefix: str) -> Figure | N
     without classes.
     """
     called, title, note, axis = _BY_CLASS[prefix]
-    known = [c.removeprefix(prefix) for c in rows.columns if c.startswith(prefix)]
-    known = [k for k in known if f"{prefix}{k}_lo" in rows.columns and k != "spread"]
-    if not known:
+    class_names = [c.removeprefix(prefix) for c in rows.columns if c.startswith(prefix)]
+    class_names = [k for k in class_names if f"{prefix}{k}_lo" in rows.columns and k != "spread"]
+    if not class_names:
         return None
     views: dict[str, View] = {}
     for place, name in enumerate(names):
         for _, row in rows[rows["series"] == name].iterrows():
-            values = [float(row[prefix + k]) for k in known]
+            values = [float(row[prefix + k]) for k in class_names]
             if any(math.isfinite(v) for v in values):
                 view = views.setdefault(rate_key(float(row["rate_rps"])), {"series": []})
                 view["series"].append({"s": place, "x": values})
@@ -405,24 +411,31 @@ def classes(rows: pd.DataFrame, names: Sequence[str], prefix: str) -> Figure | N
         y=_NAMES,
         views=views,
         picker="rate",
-        categories=known,
+        categories=class_names,
     )
 
 
 def all_classes(rows: pd.DataFrame, names: Sequence[str], *, slo: bool) -> list[Figure]:
     """The figures by class that the rows have values for; attainment only with an SLO."""
-    wanted = [prefix for prefix in _BY_CLASS if slo or prefix != "attainment_"]
-    found = (classes(rows, names, prefix) for prefix in wanted)
-    return [figure for figure in found if figure is not None]
+    prefixes = [prefix for prefix in _BY_CLASS if slo or prefix != "attainment_"]
+    drawn = (classes(rows, names, prefix) for prefix in prefixes)
+    return [figure for figure in drawn if figure is not None]
 
 
 def _curves(rows: pd.DataFrame, names: Sequence[str], column: str) -> list[View]:
     curves = []
     for place, name in enumerate(names):
-        of = rows[(rows["series"] == name) & rows[column].notna()]
-        if len(of):
-            curve: View = {"s": place, "x": of["rate_rps"].tolist(), "y": of[column].tolist()}
-            curve["lo"], curve["hi"] = of[f"{column}_lo"].tolist(), of[f"{column}_hi"].tolist()
+        series_rows = rows[(rows["series"] == name) & rows[column].notna()]
+        if len(series_rows):
+            curve: View = {
+                "s": place,
+                "x": series_rows["rate_rps"].tolist(),
+                "y": series_rows[column].tolist(),
+            }
+            curve["lo"], curve["hi"] = (
+                series_rows[f"{column}_lo"].tolist(),
+                series_rows[f"{column}_hi"].tolist(),
+            )
             curves.append(curve)
     return curves
 
@@ -433,7 +446,7 @@ def _by_rate(
     draw: Callable[[LevelDetail, int], View | None],
     lines: Callable[[LevelDetail], list[View]] = lambda _: [],
 ) -> dict[str, View]:
-    place = {name: at for at, name in enumerate(names)}
+    place = {name: position for position, name in enumerate(names)}
     views: dict[str, View] = {}
     for detail in sorted(details, key=lambda d: place[d.series]):
         view = views.setdefault(rate_key(detail.rate_rps), {"series": [], "lines": []})
@@ -462,7 +475,7 @@ _TARGET = 0.99
 
 def sweeps(cells: pd.DataFrame, rows: pd.DataFrame) -> list[Figure]:
     """A figure for each such setting with several values; a view for each rate, the knee first."""
-    return [found for axis in _SWEPT if (found := _sweep(axis, cells, rows)) is not None]
+    return [figure for axis in _SWEPT if (figure := _sweep(axis, cells, rows)) is not None]
 
 
 def _sweep(axis: str, cells: pd.DataFrame, rows: pd.DataFrame) -> Figure | None:
@@ -505,15 +518,17 @@ def _sweep(axis: str, cells: pd.DataFrame, rows: pd.DataFrame) -> Figure | None:
 def _swept_view(swept: pd.DataFrame, names: Sequence[str]) -> View:
     curves = []
     for place, name in enumerate(names):
-        of = swept[swept["name"] == name].groupby("x")["attainment"].agg(["mean", "min", "max"])
-        if len(of):
+        attainments = (
+            swept[swept["name"] == name].groupby("x")["attainment"].agg(["mean", "min", "max"])
+        )
+        if len(attainments):
             curves.append(
                 {
                     "s": place,
-                    "x": [float(x) for x in of.index],
-                    "y": of["mean"].tolist(),
-                    "lo": of["min"].tolist(),
-                    "hi": of["max"].tolist(),
+                    "x": [float(x) for x in attainments.index],
+                    "y": attainments["mean"].tolist(),
+                    "lo": attainments["min"].tolist(),
+                    "hi": attainments["max"].tolist(),
                 }
             )
     lines = [{"axis": "y", "value": _TARGET, "label": "99 %"}]
@@ -522,11 +537,11 @@ def _swept_view(swept: pd.DataFrame, names: Sequence[str]) -> View:
 
 def _fewest(swept: pd.DataFrame, names: Sequence[str], word: str, rates: Sequence[float]) -> str:
     """A note on the smallest setting that reaches 99 % at the first rate."""
-    told = []
+    texts = []
     for name in names:
-        of = swept[(swept["name"] == name) & (swept["rate"] == rates[0])]
-        means = of.groupby("x")["attainment"].mean()
+        series_rows = swept[(swept["name"] == name) & (swept["rate"] == rates[0])]
+        means = series_rows.groupby("x")["attainment"].mean()
         enough = means[means >= _TARGET - 1e-12]
         if len(means):
-            told.append(f"{name}: {enough.index.min():g}" if len(enough) else f"{name}: none")
-    return f"Least {word} at 99 %, {rate_text(rates[0])} req/s: {'; '.join(told)}."
+            texts.append(f"{name}: {enough.index.min():g}" if len(enough) else f"{name}: none")
+    return f"Least {word} at 99 %, {rate_text(rates[0])} req/s: {'; '.join(texts)}."

@@ -26,16 +26,18 @@ def labels(texts: Sequence[str]) -> dict[str, str]:
     """A label for each of some distinct texts; distinct as well."""
     if not any(map(_name, texts)) and all(len(text) <= SHORT for text in texts):
         return {text: text for text in texts}
-    given = {text: _name(text) or text for text in texts}  # one without a name keeps itself
-    for found in (given, _differing(texts) if len(texts) > 1 else _headed(texts)):
-        if _are_labels(found):
-            return found
+    named = {text: _name(text) or text for text in texts}  # one without a name keeps itself
+    for candidate in (named, _differing(texts) if len(texts) > 1 else _headed(texts)):
+        if _are_labels(candidate):
+            return candidate
     return {text: _letter(place) for place, text in enumerate(texts)}
 
 
-def _are_labels(found: Mapping[str, str]) -> bool:
-    lengths = {label: SHORT if label == text else LONGEST for text, label in found.items()}
-    return len(lengths) == len(found) and all(0 < len(t) <= most for t, most in lengths.items())
+def _are_labels(label_of: Mapping[str, str]) -> bool:
+    lengths = {label: SHORT if label == text else LONGEST for text, label in label_of.items()}
+    return len(lengths) == len(label_of) and all(
+        0 < len(t) <= limit for t, limit in lengths.items()
+    )
 
 
 def is_letter(label: str) -> bool:
@@ -69,14 +71,17 @@ def _differing(texts: Sequence[str]) -> dict[str, str]:
     """Labels from the few settings that distinguish the texts; common values are left out."""
     read = {text: _leaves(text) for text in texts}
     chosen = _telling(list(read.values()))
-    usual = {key: Counter(of.get(key, "") for of in read.values()).most_common(1) for key in chosen}
+    usual = {
+        key: Counter(leaves.get(key, "") for leaves in read.values()).most_common(1)
+        for key in chosen
+    }
 
     def label(text: str, *, whole: bool) -> str:
-        of = read[text]
+        leaves = read[text]
         shown = [
-            f"{key.strip()} {of[key]}".strip()
+            f"{key.strip()} {leaves[key]}".strip()
             for place, key in enumerate(chosen)
-            if key in of and (whole or not place or of[key] != usual[key][0][0])
+            if key in leaves and (whole or not place or leaves[key] != usual[key][0][0])
         ]
         return ", ".join(shown) or (text if len(text) <= SHORT else "")
 
@@ -88,12 +93,13 @@ def _differing(texts: Sequence[str]) -> dict[str, str]:
 
 def _telling(read: Sequence[_Leaves]) -> list[str]:
     """Keys whose values together are different for all: at each turn the one that splits most."""
-    keys = list(dict.fromkeys(key for of in read for key in of))
+    keys = list(dict.fromkeys(key for leaves in read for key in leaves))
     chosen: list[str] = []
     split = 1
     while split < len(read):
         counts = {
-            key: len({tuple(of.get(k, "") for k in (*chosen, key)) for of in read}) for key in keys
+            key: len({tuple(leaves.get(k, "") for k in (*chosen, key)) for leaves in read})
+            for key in keys
         }
         best = max(counts, key=counts.__getitem__, default="")
         if not counts or counts[best] == split:
@@ -108,49 +114,49 @@ def _leaves(text: str) -> _Leaves:
 
     The shares of a mix are one setting, `chat:code` → `1:9`, since one alone says little.
     """
-    found: _Leaves = {}
+    leaves: _Leaves = {}
     shares: dict[str, str] = {}
     try:
-        _collect(text, "", found, shares)
+        _collect(text, "", leaves, shares)
     except SloBenchError:
         return {"": text}
     if not shares:
-        return found
-    return {":".join(shares): ":".join(shares.values()), **found}
+        return leaves
+    return {":".join(shares): ":".join(shares.values()), **leaves}
 
 
-def _collect(text: str, path: str, found: _Leaves, shares: dict[str, str]) -> None:
+def _collect(text: str, path: str, leaves: _Leaves, shares: dict[str, str]) -> None:
     pieces = [piece for piece in split_outside(text, ";") if piece]
     if len(pieces) > 1:
         for piece in pieces:
-            _collect(piece, path, found, shares)
+            _collect(piece, path, leaves, shares)
         return
     head, *rest = split_outside(text, ":")
     if rest and all(map(_is_number, (head, *rest))):
-        found["ratio"] = text
+        leaves["ratio"] = text
     elif rest and _is_number(rest[-1]):
         shares[path or head] = rest[-1]
-        _collect(":".join([head, *rest[:-1]]), path, found, shares)
+        _collect(":".join([head, *rest[:-1]]), path, leaves, shares)
     elif rest:
-        _collect(":".join(rest), f"{path} {head}".strip(), found, shares)
+        _collect(":".join(rest), f"{path} {head}".strip(), leaves, shares)
     elif len(split_outside(text, "=")) > 1:
-        _collect_values(text, path, found, shares)
+        _collect_values(text, path, leaves, shares)
     elif "(" in text and any(mark in text for mark in "=:"):
-        found[f"{path} ".lstrip()] = parse_call(text).name
-        _collect_values(text.partition("(")[2][:-1], path, found, shares)
+        leaves[f"{path} ".lstrip()] = parse_call(text).name
+        _collect_values(text.partition("(")[2][:-1], path, leaves, shares)
     else:
-        found[path] = text
+        leaves[path] = text
 
 
-def _collect_values(text: str, path: str, found: _Leaves, shares: dict[str, str]) -> None:
+def _collect_values(text: str, path: str, leaves: _Leaves, shares: dict[str, str]) -> None:
     positional, named = parse_values(text)
     if positional:
         parts = [split_outside(value, ":") for value in positional]
         for value, (head, *rest) in zip(positional, parts, strict=True):
             below = f"{path} {head}".strip() if rest else path
-            _collect(value, below, found, shares)
+            _collect(value, below, leaves, shares)
     for key, value in named.items():
-        _collect(value, f"{path} {key}".strip(), found, shares)
+        _collect(value, f"{path} {key}".strip(), leaves, shares)
 
 
 def _is_number(text: str) -> bool:

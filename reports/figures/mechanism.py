@@ -72,49 +72,51 @@ _APART = {
 
 def figures(details: Sequence[LevelDetail], names: Sequence[str]) -> list[Figure]:
     """The figures that the levels of one facet give; none where all are of one instance."""
-    found = [f for what in _APART for f in _each_over_time(details, names, what)]
-    for one in (_waits(details, names), _activations(details, names)):
-        if one is not None:
-            found.append(one)
-    return found
+    drawn = [f for metric in _APART for f in _each_over_time(details, names, metric)]
+    for figure in (_waits(details, names), _activations(details, names)):
+        if figure is not None:
+            drawn.append(figure)
+    return drawn
 
 
 def _each_over_time(
-    details: Sequence[LevelDetail], names: Sequence[str], what: str
+    details: Sequence[LevelDetail], names: Sequence[str], metric: str
 ) -> list[Figure]:
     """A figure a series, in which every instance or model has a curve."""
-    title, note, axis = _APART[what]
+    title, note, axis = _APART[metric]
     having: dict[str, list[LevelDetail]] = {}
     for detail in details:
         apart = detail.mechanism.apart
-        if what in apart and not (what == "requests" and "waiting" in apart):
+        if metric in apart and not (metric == "requests" and "waiting" in apart):
             having.setdefault(detail.series, []).append(detail)
     busiest = sorted(
         having, key=lambda s: (-sum(len(d.mechanism.moved_s) for d in having[s]), names.index(s))
     )
     return [
         curves_at_a_rate(
-            id=f"each-{what.replace('_', '-')}-{names.index(series)}",
+            id=f"each-{metric.replace('_', '-')}-{names.index(series)}",
             title=f"{title}: {series}",
             note=f"{note} One seed; means over equal spans of time; the {MOST_CURVES} with most.",
             x=Axis("time since start", "duration"),
             y=axis,
-            views={rate_key(d.rate_rps): _apart_view(d, what) for d in having[series]},
+            views={rate_key(d.rate_rps): _apart_view(d, metric) for d in having[series]},
         )
         for series in sorted(busiest[:MOST_FIGURES], key=names.index)
     ]
 
 
-def _apart_view(detail: LevelDetail, what: str) -> View:
-    curves = detail.mechanism.apart[what]
-    most = sorted(curves, key=lambda of: (-float(curves[of][1].mean()), of))[:MOST_CURVES]
-    shown = sorted(most)
-    moved = [] if what == "kv_gib" else detail.mechanism.moved_s
+def _apart_view(detail: LevelDetail, metric: str) -> View:
+    curves = detail.mechanism.apart[metric]
+    busiest = sorted(curves, key=lambda entity: (-float(curves[entity][1].mean()), entity))[
+        :MOST_CURVES
+    ]
+    shown = sorted(busiest)
+    moved = [] if metric == "kv_gib" else detail.mechanism.moved_s
     return {
         "names": shown,
         "series": [
-            {"s": place, "x": curves[of][0].tolist(), "y": curves[of][1].tolist()}
-            for place, of in enumerate(shown)
+            {"s": place, "x": curves[entity][0].tolist(), "y": curves[entity][1].tolist()}
+            for place, entity in enumerate(shown)
         ],
         "lines": [{"axis": "x", "value": at_s, "label": ""} for at_s in moved],
     }
@@ -127,9 +129,9 @@ def _waits(details: Sequence[LevelDetail], names: Sequence[str]) -> Figure | Non
     views: dict[str, View] = {}
     for detail in sorted(details, key=lambda d: names.index(d.series)):
         view = views.setdefault(rate_key(detail.rate_rps), {"names": [], "series": [], "lines": []})
-        for role, of in detail.waits.items():
-            if len(of.value_s):
-                view["series"].append(_curve(len(view["names"]), of))
+        for role, distribution in detail.waits.items():
+            if len(distribution.value_s):
+                view["series"].append(_curve(len(view["names"]), distribution))
                 view["names"].append(f"{detail.series}: {role}" if role else detail.series)
     return curves_at_a_rate(
         id="waits",
@@ -165,6 +167,10 @@ def _activations(details: Iterable[LevelDetail], names: Sequence[str]) -> Figure
     )
 
 
-def _curve(place: int, of: Distribution) -> View:
+def _curve(place: int, distribution: Distribution) -> View:
     """Waits of nothing at all cannot stand on a logarithmic axis: they are shown at 0.1 ms."""
-    return {"s": place, "x": np.maximum(of.value_s, 1e-4).tolist(), "y": of.share.tolist()}
+    return {
+        "s": place,
+        "x": np.maximum(distribution.value_s, 1e-4).tolist(),
+        "y": distribution.share.tolist(),
+    }

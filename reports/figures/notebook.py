@@ -42,5 +42,5 @@ def _plotly(figure: Figure, names: Sequence[str], how: str) -> go.Figure:
     import plotly.graph_objects as go
 
     views = plots(figure, names, how)
-    made = views.get("p99") or next(iter(views.values()))
-    return go.Figure(data=made["data"], layout=made["layout"])
+    plot = views.get("p99") or next(iter(views.values()))
+    return go.Figure(data=plot["data"], layout=plot["layout"])

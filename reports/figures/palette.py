@@ -52,6 +52,7 @@ def darkened() -> dict[str, str]:
 def as_css() -> str:
     """The colours as CSS properties: light, and dark where a screen asks for it."""
     light, dark = (
-        "".join(f"--{name}:{value};" for name, value in of.items()) for of in (LIGHT, DARK)
+        "".join(f"--{name}:{value};" for name, value in colours.items())
+        for colours in (LIGHT, DARK)
     )
     return f":root{{{light}}}@media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}"

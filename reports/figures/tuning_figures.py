@@ -25,9 +25,9 @@ UNDECIDED = SearchOutcome.UNDECIDED.value  # the value is a rate that was carrie
 MARKS = (FINISHED, LOST, DEFAULT, TUNED, FRONT)
 
 
-def objectives_of(found: Plain) -> list[TuningObjective]:
+def objectives_of(tuning: Plain) -> list[TuningObjective]:
     """Objectives of a tuning run, the first one first."""
-    return [OBJECTIVES[name] for name in found["objectives"]]
+    return [OBJECTIVES[name] for name in tuning["objectives"]]
 
 
 def _axis(objective: TuningObjective) -> Axis:
@@ -47,22 +47,22 @@ def _points(
     return {"s": names.index(series), "x": x, "y": y, "labels": labels}
 
 
-def history(found: Plain, names: Sequence[str]) -> Figure:
+def history(tuning: Plain, names: Sequence[str]) -> Figure:
     """Values of the first objective, trial after trial, and the best so far."""
-    objective = objectives_of(found)[0]
-    known = [
+    objective = objectives_of(tuning)[0]
+    with_value = [
         (row, row["values"][0])
-        for row in found["trials"]
+        for row in tuning["trials"]
         if row["values"] is not None and row["values"][0] is not None
     ]
 
     def points(series: str, state: str, *also: str) -> View:
-        of = [(row, value) for row, value in known if row["state"] in (state, *also)]
-        rows, values = [row for row, _ in of], [value for _, value in of]
+        pairs = [(row, value) for row, value in with_value if row["state"] in (state, *also)]
+        rows, values = [row for row, _ in pairs], [value for _, value in pairs]
         return _points(names, series, rows, [float(row["number"]) for row in rows], values)
 
     finished = [
-        (row["number"], value) for row, value in known if row["state"] in (FINISHED, UNDECIDED)
+        (row["number"], value) for row, value in with_value if row["state"] in (FINISHED, UNDECIDED)
     ]
     best = list(
         itertools.accumulate((value for _, value in finished), max if objective.maximise else min)
@@ -87,20 +87,22 @@ def history(found: Plain, names: Sequence[str]) -> Figure:
     )
 
 
-def front(found: Plain, names: Sequence[str]) -> list[Figure]:
+def front(tuning: Plain, names: Sequence[str]) -> list[Figure]:
     """Trials by two objectives, the Pareto front apart; none where there is one objective."""
-    if len(found["objectives"]) < 2:
+    if len(tuning["objectives"]) < 2:
         return []
-    first, second = objectives_of(found)[:2]
-    rows = [row for row in found["trials"] if row["values"] is not None]
+    first, second = objectives_of(tuning)[:2]
+    rows = [row for row in tuning["trials"] if row["values"] is not None]
 
-    def points(of: Sequence[Plain], series: str) -> View:
-        x, y = [row["values"][1] for row in of], [row["values"][0] for row in of]
-        return _points(names, series, of, x, y)
+    def points(trials: Sequence[Plain], series: str) -> View:
+        x, y = [row["values"][1] for row in trials], [row["values"][0] for row in trials]
+        return _points(names, series, trials, x, y)
 
-    front = [row for row in rows if row["number"] in found["best"]]
-    others = [row for row in rows if row["number"] not in found["best"]]
-    series = [points(of, name) for of, name in ((front, FRONT), (others, FINISHED)) if of]
+    front = [row for row in rows if row["number"] in tuning["best"]]
+    others = [row for row in rows if row["number"] not in tuning["best"]]
+    series = [
+        points(trials, name) for trials, name in ((front, FRONT), (others, FINISHED)) if trials
+    ]
     return [
         Figure(
             id="front",
@@ -115,13 +117,13 @@ def front(found: Plain, names: Sequence[str]) -> list[Figure]:
     ]
 
 
-def importances(found: Plain, names: Sequence[str]) -> list[Figure]:
+def importances(tuning: Plain, names: Sequence[str]) -> list[Figure]:
     """A bar for each parameter or setting; none where nothing could be told."""
     views = {}
-    for name, shares in found["importances"].items():
+    for name, shares in tuning["importances"].items():
         bars = [
-            {"s": names.index(one), "parts": [share], "lo": low, "hi": high}
-            for one, (share, low, high) in shares.items()
+            {"s": names.index(parameter), "parts": [share], "lo": low, "hi": high}
+            for parameter, (share, low, high) in shares.items()
         ]
         if bars:
             views[name] = {"series": bars, "lines": []}
@@ -141,19 +143,19 @@ def importances(found: Plain, names: Sequence[str]) -> list[Figure]:
     ]
 
 
-def compared(found: Plain, names: Sequence[str]) -> list[Figure]:
+def compared(tuning: Plain, names: Sequence[str]) -> list[Figure]:
     """Default and the first winner, a bar each, by workload."""
     figures = []
-    for objective in objectives_of(found):
+    for objective in objectives_of(tuning):
         if objective.name == "cost":
             continue
         views, options = {}, []
-        for key, of in itertools.groupby(
-            (row for row in found["confirmed"] if row["objective"] == objective.name),
+        for key, group in itertools.groupby(
+            (row for row in tuning["confirmed"] if row["objective"] == objective.name),
             key=lambda row: (row["backend"], row["workload"]),
         ):
             bars = []
-            for series, row in zip((DEFAULT, TUNED), of, strict=False):
+            for series, row in zip((DEFAULT, TUNED), group, strict=False):
                 if row["value"] is None:
                     continue
                 low = row["value"] if row["low"] is None else row["low"]
@@ -185,38 +187,38 @@ _SHADES = 5
 _MOST_NAME = 18  # characters under an axis
 
 
-def parallel_coordinates(found: Plain, names: Sequence[str]) -> list[Figure]:
+def parallel_coordinates(tuning: Plain, names: Sequence[str]) -> list[Figure]:
     """An axis a dimension and one for the first objective, a line a trial; none with fewer than two
     trials that have a value.
     """
-    rows = [row for row in found["trials"] if row["values"] and row["values"][0] is not None]
-    dimensions = [*found["space"]]
+    rows = [row for row in tuning["trials"] if row["values"] and row["values"][0] is not None]
+    dimensions = [*tuning["space"]]
     if len(rows) < 2 or not dimensions:
         return []
-    objective = objectives_of(found)[0]
+    objective = objectives_of(tuning)[0]
     rows.sort(key=lambda row: row["values"][0], reverse=not objective.maximise)
     rows = rows[-_MOST_LINES:]  # the best are drawn last, on top
     columns: list[list[Any]] = [[row["configuration"].get(n) for row in rows] for n in dimensions]
     columns.append([row["values"][0] for row in rows])
-    logs = [text.endswith(":log") for text in found["space"].values()] + [False]
+    logs = [text.endswith(":log") for text in tuning["space"].values()] + [False]
     places = [_places(values, log) for values, log in zip(columns, logs, strict=True)]
     labels = [*dimensions, objective.label]
-    best = FRONT if len(found["objectives"]) > 1 else TUNED
+    best = FRONT if len(tuning["objectives"]) > 1 else TUNED
 
     def curve(number: int, row: Plain) -> View:
         series = LOST if row["state"] == "lost" else DEFAULT if row["default"] else FINISHED
         points = [
-            f"trial {row['number']}: {label} {_value_text(of[number])}"
-            for label, of in zip(labels, columns, strict=True)
+            f"trial {row['number']}: {label} {_value_text(values[number])}"
+            for label, values in zip(labels, columns, strict=True)
         ]
-        made = {
-            "s": names.index(best if row["number"] in found["best"] else series),
+        line = {
+            "s": names.index(best if row["number"] in tuning["best"] else series),
             "x": list(range(len(labels))),
-            "y": [of[number] for of in places],
+            "y": [positions[number] for positions in places],
             "labels": points,
         }
         shade = math.ceil(_SHADES * (number + 1) / len(rows)) / 10
-        return made if row["number"] in found["best"] else {**made, "opacity": shade}
+        return line if row["number"] in tuning["best"] else {**line, "opacity": shade}
 
     return [
         Figure(

@@ -54,8 +54,14 @@ def _regime(row: Judged) -> tuple[str, str, str, str, str]:
 def _beside(row: ErrorSummary, judged: Sequence[Judged]) -> str:
     """AIConfigurator's median error, and ours on the rows that it predicted."""
     group = (row.set, row.engine, row.gpu, row.model, row.mode)
-    found = beside([one for one in judged if _regime(one) == group], row.metric)
-    return "–" if found is None else f"{found.theirs:.1%} ({found.ours:.1%}, {found.n})"
+    comparison = beside(
+        [candidate for candidate in judged if _regime(candidate) == group], row.metric
+    )
+    return (
+        "–"
+        if comparison is None
+        else f"{comparison.theirs:.1%} ({comparison.ours:.1%}, {comparison.n})"
+    )
 
 
 def shown(metric: str) -> bool:
@@ -99,9 +105,9 @@ def _not(skipped: Counter[tuple[str, str]]) -> list[str]:
 
 def figures(judged: Sequence[Judged]) -> list[Figure]:
     """Predicted against measured, a figure a metric; each view has its own groups."""
-    found = {name for row in judged for name in row.errors() if shown(name)}
+    metrics = {name for row in judged for name in row.errors() if shown(name)}
     order = [name for statistic in ("_mean", "", "_p50") for name in _with(statistic)]
-    return [_figure(judged, metric) for metric in order if metric in found]
+    return [_figure(judged, metric) for metric in order if metric in metrics]
 
 
 def _with(statistic: str) -> list[str]:
@@ -109,7 +115,7 @@ def _with(statistic: str) -> list[str]:
 
 
 def _figure(judged: Sequence[Judged], metric: str) -> Figure:
-    known = [row for row in judged if metric in row.errors()]
+    measured_rows = [row for row in judged if metric in row.errors()]
     form: Format = "number" if metric in UNITS else "seconds"
     unit = UNITS.get(metric, "s")
     latency, _, statistic = metric.partition("_")
@@ -118,20 +124,20 @@ def _figure(judged: Sequence[Judged], metric: str) -> Figure:
         id=metric,
         kind="lines",
         title=title,
-        note=f"{len(known):,} measurements, logarithmic axes.",
+        note=f"{len(measured_rows):,} measurements, logarithmic axes.",
         x=Axis(f"measured, {unit}", form, "log"),
         y=Axis(f"predicted, {unit}", form, "log"),
-        views={key: _view(known, metric, of) for key, _, of in GROUPINGS},
+        views={key: _view(measured_rows, metric, group_of) for key, _, group_of in GROUPINGS},
         picker="local",
         options=[[key, label] for key, label, _ in GROUPINGS],
         hover="point",
     )
 
 
-def _view(known: Sequence[Judged], metric: str, of: Callable[[Judged], str]) -> View:
+def _view(measured_rows: Sequence[Judged], metric: str, group_of: Callable[[Judged], str]) -> View:
     groups: dict[str, list[Judged]] = {}
-    for row in known:
-        groups.setdefault(of(row), []).append(row)
+    for row in measured_rows:
+        groups.setdefault(group_of(row), []).append(row)
     series = [
         {
             "s": place,
@@ -141,7 +147,7 @@ def _view(known: Sequence[Judged], metric: str, of: Callable[[Judged], str]) -> 
         }
         for place, (_, rows) in enumerate(sorted(groups.items()))
     ]
-    top = max(max(row.measured[metric], row.predicted[metric]) for row in known)
+    top = max(max(row.measured[metric], row.predicted[metric]) for row in measured_rows)
     return {
         "series": series,
         "names": sorted(groups),
@@ -153,9 +159,9 @@ def _view(known: Sequence[Judged], metric: str, of: Callable[[Judged], str]) -> 
 def _label(row: Judged, metric: str) -> str:
     """What a pointer finds: the row, what was run, the error and the band."""
     band = row.band(metric)
-    told = "" if band is None else f", 90 % band {band[0]:.3g} to {band[1]:.3g}"
-    what = f"{row.model} on {row.gpu}, {row.case or row.engine}"
-    return f"{row.set}, {row.row}: {what}; {row.errors()[metric]:+.1%}{told}"
+    band_text = "" if band is None else f", 90 % band {band[0]:.3g} to {band[1]:.3g}"
+    subject = f"{row.model} on {row.gpu}, {row.case or row.engine}"
+    return f"{row.set}, {row.row}: {subject}; {row.errors()[metric]:+.1%}{band_text}"
 
 
 def write_accuracy(judged: Sequence[Judged], skipped: Counter[tuple[str, str]], out: Path) -> Path:

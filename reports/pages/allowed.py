@@ -18,8 +18,8 @@ def table_of(runs: Sequence[RunResults]) -> Table:
     groups = []
     for run in runs:
         try:
-            asked = ExperimentSchema(**parse_toml(run.experiment_toml))
-            rows = [one.row for one in allowances(asked)]
+            experiment = ExperimentSchema(**parse_toml(run.experiment_toml))
+            rows = [allowance.row for allowance in allowances(experiment)]
         except (SloBenchError, tomllib.TOMLDecodeError):
             continue  # a system of another installation, or a file that the report shows as it is
         if rows:

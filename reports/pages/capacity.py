@@ -30,8 +30,8 @@ _HEADS = ("configuration", "in SLO", "req/s", "95 % interval", "±", "90 % band"
 def capacity_tables(rows: Sequence[Row]) -> RenderableType:
     """The capacities and the best of them, then for each search the levels tried and its end."""
     measured = "simulated" if all(r["backend"] == "simulated" for r in rows) else "measured"
-    found = one_group("Capacity", _HEADS, [_cells(row, row["search"]) for row in rows])
-    parts: list[RenderableType] = [found.rich(f"Capacity, req/s ({measured})")]
+    summary = one_group("Capacity", _HEADS, [_cells(row, row["search"]) for row in rows])
+    parts: list[RenderableType] = [summary.rich(f"Capacity, req/s ({measured})")]
     parts += map(Text, best_lines(rows))
     for name in dict.fromkeys(str(row["search"]) for row in rows):
         row = next(row for row in rows if row["search"] == name)
@@ -42,13 +42,15 @@ def capacity_tables(rows: Sequence[Row]) -> RenderableType:
 
 
 def _cells(row: Row, name: str) -> list[str | Cell]:
-    known = bool(row["capacity_rps"])
+    has_capacity = bool(row["capacity_rps"])
     return [
         name,
         f"≥ {row['target']:g}",
         Cell(capacity_text(row), style="bold"),
         interval_text(row),
-        f"{(row['high_rps'] - row['low_rps']) / 2 / row['capacity_rps']:.1%}" if known else "–",
+        f"{(row['high_rps'] - row['low_rps']) / 2 / row['capacity_rps']:.1%}"
+        if has_capacity
+        else "–",
         band_text(row),
     ]
 
@@ -61,21 +63,25 @@ def best_lines(rows: Sequence[Row]) -> list[str]:
         conditions = [n for n in names if n not in (*_IDENTITY, *SETUP) and "." not in n]
         key = (row["target"], *((n, row[n]) for n in conditions))
         alike.setdefault(key, []).append(row)
-    told = []
-    for settled, of in alike.items():
+    lines = []
+    for settled, alternatives in alike.items():
         target, pairs = settled[0], settled[1:]
-        known = [r for r in of if r["capacity_rps"] != 0 and r.get("outcome") != UNDECIDED]
-        if len(of) < 2 or not known:
+        with_capacity = [
+            r for r in alternatives if r["capacity_rps"] != 0 and r.get("outcome") != UNDECIDED
+        ]
+        if len(alternatives) < 2 or not with_capacity:
             continue
-        best = max(known, key=_ahead)
+        best = max(with_capacity, key=_ahead)
         gpus = f" on {best['gpus']:g} GPUs" if best.get("gpus") else ""
-        near = [r["search"] for r in known if r is not best and _most_rps(r) >= best["low_rps"]]
+        near = [
+            r["search"] for r in with_capacity if r is not best and _most_rps(r) >= best["low_rps"]
+        ]
         where = "".join(f", {n} {v}" for n, v in pairs) if len(alike) > 1 else ""
-        told.append(
+        lines.append(
             f"best at ≥ {target:g}{where}: {best['search']} with {capacity_text(best)} req/s{gpus}"
             + (f"; not told apart from it: {', '.join(near)}" if near else "")
         )
-    return told
+    return lines
 
 
 def _ahead(row: Row) -> tuple[bool, float]:
@@ -127,10 +133,10 @@ def band_text(row: Row) -> str:
 def _levels(row: Row) -> RichTable:
     lines = []
     for level in row["levels"]:
-        known = level["attainment"] is not None
+        has_attainment = level["attainment"] is not None
         low, high = level["attainment_low"], level["attainment_high"]
         late = level["runs"] - level["valid_runs"]
-        may_pass = known and not level["backlog_grows"] and high >= row["target"]
+        may_pass = has_attainment and not level["backlog_grows"] and high >= row["target"]
         short = may_pass and not level.get("sustained", True)
         notes = (
             ["backlog grows"] * level["backlog_grows"]
@@ -142,8 +148,8 @@ def _levels(row: Row) -> RichTable:
                 rate_text(level["rate_rps"]),
                 str(level["runs"]),
                 f"{level['requests']:,}",
-                percent_text(level["attainment"]) if known else "–",
-                f"{low:.1%} to {high:.1%}" if known else "–",
+                percent_text(level["attainment"]) if has_attainment else "–",
+                f"{low:.1%} to {high:.1%}" if has_attainment else "–",
                 Cell(", ".join(notes), style="yellow"),
             )
         )
@@ -155,8 +161,8 @@ def _levels(row: Row) -> RichTable:
 def found_in(runs: Sequence[RunResults]) -> list[Row]:
     """The capacities of all searches in the runs; each row also says its `folder`."""
     return [
-        {**row, "folder": at}
-        for at, run in enumerate(runs)
+        {**row, "folder": position}
+        for position, run in enumerate(runs)
         for row in read_capacity(run.path) or ()
     ]
 
@@ -174,15 +180,15 @@ def figure(rows: Sequence[Row], cells: pd.DataFrame, names: Sequence[str]) -> Fi
     curves: list[View] = []
     for row in searches.values():
         place = _place(row, cells)
-        known = [level for level in row["levels"] if level["attainment"] is not None]
+        levels = [level for level in row["levels"] if level["attainment"] is not None]
         if place is not None:
             curves.append(
                 {
                     "s": list(names).index(place[1]),
-                    "x": [level["rate_rps"] for level in known],
-                    "y": [level["attainment"] for level in known],
-                    "lo": [level["attainment_low"] for level in known],
-                    "hi": [level["attainment_high"] for level in known],
+                    "x": [level["rate_rps"] for level in levels],
+                    "y": [level["attainment"] for level in levels],
+                    "lo": [level["attainment_low"] for level in levels],
+                    "hi": [level["attainment_high"] for level in levels],
                 }
             )
     if not curves:
@@ -209,9 +215,13 @@ def figure(rows: Sequence[Row], cells: pd.DataFrame, names: Sequence[str]) -> Fi
 
 def _place(row: Row, cells: pd.DataFrame) -> tuple[str, str] | None:
     """The facet and the series of a search: what the page calls its cells."""
-    own = cells["cell"].str.startswith(f"{row['search']}_rate-")
-    found = cells[own & (cells["folder"] == row["folder"])]
-    return (str(found["facet"].iloc[0]), str(found["series"].iloc[0])) if len(found) else None
+    in_search = cells["cell"].str.startswith(f"{row['search']}_rate-")
+    search_cells = cells[in_search & (cells["folder"] == row["folder"])]
+    return (
+        (str(search_cells["facet"].iloc[0]), str(search_cells["series"].iloc[0]))
+        if len(search_cells)
+        else None
+    )
 
 
 def answer(rows: Sequence[Row], cells: pd.DataFrame) -> Markup | None:
@@ -240,12 +250,12 @@ def answer(rows: Sequence[Row], cells: pd.DataFrame) -> Markup | None:
             "<strong>{}</strong> carries <strong>{} req/s</strong> (95\xa0% interval {}) {}."
         ).format(name, rate_text(only["capacity_rps"]), interval_text(only), share)
     ahead_in = Counter(series for series, _ in best.values())
-    told = [
+    leaders = [
         Markup("{} in {}").format(strong(name), strong(f"{count} of {len(facets)}"))
         for name, count in ahead_in.most_common()
     ]
     return Markup("The most load {} is carried by {} {}s.").format(
-        share, Markup(", by ").join(told), facet_noun(cells)
+        share, Markup(", by ").join(leaders), facet_noun(cells)
     )
 
 

@@ -23,8 +23,8 @@ def _of_systems(cells: pd.DataFrame) -> Mapping[str, pd.DataFrame]:
     """Cells in which a policy decided inside a server, by series."""
     if "decisions_order" not in cells:
         return {}
-    known = cells[cells["valid"] & cells["decisions_order"].notna()]
-    return {str(name): of for name, of in known.groupby("series", sort=False)}
+    decided = cells[cells["valid"] & cells["decisions_order"].notna()]
+    return {str(name): series_cells for name, series_cells in decided.groupby("series", sort=False)}
 
 
 def never_asked(cells: pd.DataFrame) -> list[str]:
@@ -32,8 +32,8 @@ def never_asked(cells: pd.DataFrame) -> list[str]:
     return [
         f"The policy of {name} made no difference, for it was never asked: no request waited "
         "beside another, none was preempted, and none was sent away."
-        for name, of in _of_systems(cells).items()
-        if not of[list(_CHOICES)].to_numpy().any()
+        for name, series_cells in _of_systems(cells).items()
+        if not series_cells[list(_CHOICES)].to_numpy().any()
     ]
 
 
@@ -41,21 +41,22 @@ def kept_order_of_arrival(cells: pd.DataFrame) -> list[str]:
     """A sentence for each series whose policy had a choice, but always took what a queue in order
     of arrival takes.
     """
-    own = ["decisions_overtaking", "decisions_other_victim", "decisions_release"]
+    departures = ["decisions_overtaking", "decisions_other_victim", "decisions_release"]
     return [
         f"The policy of {name} never left the order of arrival: it chose the earliest request "
-        f"{int(of['decisions_order'].sum())} times and the latest victim "
-        f"{int(of['decisions_victim'].sum())} times."
-        for name, of in _of_systems(cells).items()
-        if of[list(_CHOICES)].to_numpy().any() and not of[own].to_numpy().any()
+        f"{int(series_cells['decisions_order'].sum())} times and the latest victim "
+        f"{int(series_cells['decisions_victim'].sum())} times."
+        for name, series_cells in _of_systems(cells).items()
+        if series_cells[list(_CHOICES)].to_numpy().any()
+        and not series_cells[departures].to_numpy().any()
     ]
 
 
 def sentences(cells: pd.DataFrame) -> list[str]:
     """For each series what its policy decided inside the server, in all cells together."""
     lines = []
-    for name, of in _of_systems(cells).items():
-        sums = {column: int(of[column].sum()) for column in DECISIONS}
+    for name, series_cells in _of_systems(cells).items():
+        sums = {column: int(series_cells[column].sum()) for column in DECISIONS}
         if any(sums[column] for column in _CHOICES):
             lines.append(
                 f"Inside the server, the policy of {name} took {sums['decisions_order']} requests "
@@ -70,8 +71,8 @@ def table(cells: pd.DataFrame, names: Sequence[str], badge: str) -> Table:
     """Decisions by series and rate, summed over seeds; without rows where no policy decided."""
     groups = []
     columns = [*DECISIONS, *_PREEMPTIONS]
-    for name, of in _of_systems(cells).items():
-        sums = of.groupby("rate_rps", dropna=False)[columns].sum()
+    for name, series_cells in _of_systems(cells).items():
+        sums = series_cells.groupby("rate_rps", dropna=False)[columns].sum()
         lines = [
             [rate_text(float(rate)), *(f"{int(count):,}" for count in row)]
             for rate, row in zip(sums.index, sums.to_numpy().tolist(), strict=True)

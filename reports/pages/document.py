@@ -85,16 +85,16 @@ _CDN = "https://cdn.jsdelivr.net/npm/plotly.js-basic-dist-min@{}/plotly-basic.mi
 
 def _digest(text: str, algorithm: str) -> str:
     """As content security policies and the attribute `integrity` have it."""
-    found = hashlib.new(algorithm, text.encode()).digest()
-    return f"{algorithm}-{base64.b64encode(found).decode()}"
+    hashed = hashlib.new(algorithm, text.encode()).digest()
+    return f"{algorithm}-{base64.b64encode(hashed).decode()}"
 
 
 @cache
 def plotly_version() -> str:
     """The version of plotly.js in `assets`."""
-    found = re.search(r"plotly\.js \(basic - minified\) v([\d.]+)", asset(_BUNDLE)[:200])
-    assert found is not None
-    return found[1]
+    match = re.search(r"plotly\.js \(basic - minified\) v([\d.]+)", asset(_BUNDLE)[:200])
+    assert match is not None
+    return match[1]
 
 
 def bundle_name() -> str:
@@ -104,15 +104,15 @@ def bundle_name() -> str:
 
 @cache
 def _templates() -> Environment:
-    found = Environment(
+    environment = Environment(
         loader=FileSystemLoader(_HERE / "templates"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.filters["capital"] = _capital
-    return found
+    environment.filters["capital"] = _capital
+    return environment
 
 
 def _capital(text: str) -> str:

@@ -113,9 +113,9 @@ def explain(cell: CellTrace, request: int) -> Explanation:
     judged = judge(workload, records)
     arrival_s = float(records.arrival_s[request])
     where = _embedding_stages if workload.request_type[request] == RequestType.EMBED else _stages
-    found = where(cell, request)
+    stages = where(cell, request)
     counts = counts_of(cell.result)
-    acts = [Act(float(one.time_s), one.mechanism) for one in cell.trace.acts.get(request, ())]
+    acts = [Act(float(act.time_s), act.mechanism) for act in cell.trace.acts.get(request, ())]
     if OVERTAKES in counts and overtook(records)[request]:
         acts.append(Act(float(records.first_scheduled_s[request]), OVERTAKES))
     return Explanation(
@@ -132,8 +132,8 @@ def explain(cell: CellTrace, request: int) -> Explanation:
         met=bool(judged.met[request]),
         missed=tuple(name for name, missed in judged.late.items() if missed[request]),
         preemptions=int(records.preemptions_swap[request] + records.preemptions_recompute[request]),
-        phases=[span for stage in found for span in stage.spans],
-        stages=found,
+        phases=[span for stage in stages for span in stage.spans],
+        stages=stages,
         counts=counts,
         acts=sorted(acts),
     )
@@ -151,8 +151,8 @@ def _embedding_stages(cell: CellTrace, request: int) -> list[Stage]:
         return _stages(cell, request)
     records = cell.result.records
     at_s = [
-        float(of[request])
-        for of in (records.arrival_s, records.first_scheduled_s, records.finish_s)
+        float(column[request])
+        for column in (records.arrival_s, records.first_scheduled_s, records.finish_s)
     ]
     spans = [
         LatencySpan(at_s[0], at_s[1], SpanKind.QUEUE),
@@ -250,7 +250,7 @@ def explanation_text(explanation: Explanation) -> RenderableType:
 def _mechanisms(e: Explanation) -> list[str]:
     """What mechanisms did to the request, and in the whole cell."""
     acts = [
-        f"{mechanism_text(one.mechanism)} at {one.time_s - e.arrival_s:.3f} s" for one in e.acts
+        f"{mechanism_text(act.mechanism)} at {act.time_s - e.arrival_s:.3f} s" for act in e.acts
     ]
     lines = [f"Mechanisms on it, from its arrival: {', '.join(acts)}."] if acts else []
     return [*lines, f"In the whole cell: {counts_text(e.counts)}."] if e.counts else lines
@@ -264,11 +264,15 @@ def _decided(e: Explanation) -> list[str]:
         if side in e.decisions
     ]
     if len(lines) == 2:
-        one, other = (
+        on_server, in_simulation = (
             {k: v for k, v in e.decisions[side].items() if k != "entered"}
             for side in ("server", "simulated")
         )
-        lines.append("Both treated it alike." if one == other else "They treated it differently.")
+        lines.append(
+            "Both treated it alike."
+            if on_server == in_simulation
+            else "They treated it differently."
+        )
     return lines
 
 
@@ -276,16 +280,16 @@ def _times(count: int) -> str:
     return f"{count} time{'' if count == 1 else 's'}"
 
 
-def _decisions_text(of: Mapping[str, int | str]) -> str:
-    if of["away"]:
-        return f"{of['away']}"
+def _decisions_text(decisions: Mapping[str, int | str]) -> str:
+    if decisions["away"]:
+        return f"{decisions['away']}"
     parts = ["never entered a batch"]
-    if int(of["entered"]) >= 0:
-        parts = [f"entered a batch as number {int(of['entered']) + 1}"]
-        parts += ["before an earlier request"] if of["overtook"] else []
+    if int(decisions["entered"]) >= 0:
+        parts = [f"entered a batch as number {int(decisions['entered']) + 1}"]
+        parts += ["before an earlier request"] if decisions["overtook"] else []
     for name, text in (("swaps", "swapped out"), ("recomputations", "recomputed")):
-        if of[name]:
-            parts.append(f"{text} {_times(int(of[name]))}")
+        if decisions[name]:
+            parts.append(f"{text} {_times(int(decisions[name]))}")
     return ", ".join(parts)
 
 
@@ -319,10 +323,10 @@ def _parts_table(e: Explanation) -> RichTable:
     return one_group(title, ("part", "time", "share", ""), rows, texts=(0, 3)).rich(title)
 
 
-def _episodes(of: Sequence[LatencySpan]) -> list[list[LatencySpan]]:
+def _episodes(spans: Sequence[LatencySpan]) -> list[list[LatencySpan]]:
     """Stays in the batch that take turns, step by step, together; all others one by one."""
     groups: list[list[LatencySpan]] = []
-    for stay in of:
+    for stay in spans:
         last = groups[-1][-1].part if groups else None
         together = last in _IN_TURNS and stay.part in _IN_TURNS
         if together or (groups and stay.part in _PASSING):
@@ -343,8 +347,8 @@ def _phases_table(e: Explanation) -> RichTable:
         parts = totals_s(episode)
         several = ", ".join(f"{part.value} {seconds_text(took)}" for part, took in parts.items())
         times = f"{begin_s - e.arrival_s:.3f} s", f"{end_s - e.arrival_s:.3f} s"
-        what = several if len(parts) > 1 else episode[0].part.value
-        rows.append((*times, seconds_text(end_s - begin_s), what))
+        text = several if len(parts) > 1 else episode[0].part.value
+        rows.append((*times, seconds_text(end_s - begin_s), text))
     return one_group(title, ("from", "to", "time", ""), rows, texts=(3,)).rich(title)
 
 
@@ -362,9 +366,9 @@ def explanation_json(explanation: Explanation) -> dict[str, Any]:
             | {"phases": _spans(stage.spans)}
             for stage in e.stages
         ],
-        "acts": [one._asdict() for one in e.acts],
+        "acts": [act._asdict() for act in e.acts],
     }
 
 
-def _spans(of: Sequence[LatencySpan]) -> list[dict[str, Any]]:
-    return [{"begin_s": s.begin_s, "end_s": s.end_s, "part": s.part.value} for s in of]
+def _spans(spans: Sequence[LatencySpan]) -> list[dict[str, Any]]:
+    return [{"begin_s": s.begin_s, "end_s": s.end_s, "part": s.part.value} for s in spans]

@@ -47,7 +47,7 @@ def _by_system(cells: pd.DataFrame) -> dict[str, dict[str, float]]:
     """Mean count per cell of each counter, by system."""
     columns = [c for c in cells.columns if c.startswith(COUNT)]
     means = cells.groupby("system", sort=False)[columns].mean()
-    return {str(name): found for name, row in means.iterrows() if (found := _counts(row))}
+    return {str(name): counts for name, row in means.iterrows() if (counts := _counts(row))}
 
 
 def notes(cells: pd.DataFrame) -> list[str]:
@@ -56,10 +56,10 @@ def notes(cells: pd.DataFrame) -> list[str]:
         name: {counter: mean for counter, mean in counts.items() if mean}
         for name, counts in _by_system(cells).items()
     }
-    found = [(name, counts) for name, counts in acted.items() if counts]
-    lines = [f"{name}, per cell: {counts_text(counts)}." for name, counts in found[:MOST_SYSTEMS]]
-    if len(found) > MOST_SYSTEMS:
-        lines.append(f"Counts of {len(found) - MOST_SYSTEMS} more systems: cells.csv and report.")
+    acting = [(name, counts) for name, counts in acted.items() if counts]
+    lines = [f"{name}, per cell: {counts_text(counts)}." for name, counts in acting[:MOST_SYSTEMS]]
+    if len(acting) > MOST_SYSTEMS:
+        lines.append(f"Counts of {len(acting) - MOST_SYSTEMS} more systems: cells.csv and report.")
     return [*lines, *silent(cells), *equal_results(cells)]
 
 
@@ -79,8 +79,8 @@ def equal_results(cells: pd.DataFrame) -> list[str]:
     """A sentence for each group of series with the same results in every cell, value by value."""
     columns = ["facet", *(c for c in cells.columns if not _is_own(c))]
     alike: dict[tuple[tuple[str, ...], ...], list[str]] = {}
-    for name, own in cells.groupby("series", sort=False):
-        values = tuple(sorted(map(tuple, own[columns].astype(str).to_numpy().tolist())))
+    for name, series_cells in cells.groupby("series", sort=False):
+        values = tuple(sorted(map(tuple, series_cells[columns].astype(str).to_numpy().tolist())))
         alike.setdefault(values, []).append(str(name))
     return [
         f"{', '.join(names[:-1])} and {names[-1]} gave equal results in every cell "
@@ -95,10 +95,10 @@ def table(cells: pd.DataFrame, rows: pd.DataFrame, names: Sequence[str], badge: 
     groups = []
     for facet, of_facet in by_facet(rows, facets_of(cells)).items():
         for name in names:
-            of = of_facet[of_facet["series"] == name]
+            series_rows = of_facet[of_facet["series"] == name]
             lines = [
                 [rate_text(float(row["rate_rps"])), counts_text(counts)]
-                for _, row in of.iterrows()
+                for _, row in series_rows.iterrows()
                 if (counts := _counts(row))
             ]
             if lines:

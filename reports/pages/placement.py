@@ -52,19 +52,20 @@ class FoundMap:
 
 def _ranges(chosen: SolverResult) -> list[tuple[int, int, int]]:
     """Device, first layer and last layer of each stage."""
-    found, begin = [], 0
+    ranges, begin = [], 0
     for held in chosen.placed:
-        found.append((held.device, begin, begin + held.layers - 1))
+        ranges.append((held.device, begin, begin + held.layers - 1))
         begin += held.layers
-    return found
+    return ranges
 
 
-def headline(found: FoundMap) -> str:
+def headline(device_map: FoundMap) -> str:
     """One sentence: number of layers, number of devices, time of a pass."""
-    chosen, devices = found.chosen, len(found.topology.devices)
+    chosen, devices = device_map.chosen, len(device_map.topology.devices)
     return (
-        f"{found.problem.layers} layers of {found.model.name} on {len(chosen.placed)} of {devices} "
-        f"{'device' if devices == 1 else 'devices'} ({found.mode}, {_method(chosen)}): "
+        f"{device_map.problem.layers} layers of {device_map.model.name} on "
+        f"{len(chosen.placed)} of {devices} "
+        f"{'device' if devices == 1 else 'devices'} ({device_map.mode}, {_method(chosen)}): "
         f"{1e3 * chosen.latency_s:.2f} ms a pass (estimated)."
     )
 
@@ -76,46 +77,48 @@ def _method(answer: SolverResult) -> str:
     return _METHODS[answer.method]
 
 
-def map_text(found: FoundMap) -> RenderableType:
+def map_text(device_map: FoundMap) -> RenderableType:
     """Headline, the methods side by side, the map drawn."""
-    notes = [Text(note, style="dim") for note in _notes(found)]
-    table = _methods(found).rich()
-    return Group(Text(headline(found), style="bold"), table, *_drawn(found), *notes)
+    notes = [Text(note, style="dim") for note in _notes(device_map)]
+    table = _methods(device_map).rich()
+    return Group(Text(headline(device_map), style="bold"), table, *_drawn(device_map), *notes)
 
 
-def _methods(found: FoundMap) -> Table:
+def _methods(device_map: FoundMap) -> Table:
     heads = ("method", "devices", "latency", "cost", "above the best")
-    return one_group("Methods", heads, [_cells(found, answer) for answer in found.answers])
+    return one_group(
+        "Methods", heads, [_cells(device_map, answer) for answer in device_map.answers]
+    )
 
 
-def _notes(found: FoundMap) -> list[str]:
-    refused = [f"{_METHODS[a.method]}: {a.refused}" for a in found.answers if a.refused]
+def _notes(device_map: FoundMap) -> list[str]:
+    refused = [f"{_METHODS[a.method]}: {a.refused}" for a in device_map.answers if a.refused]
     overfull = [
         f"{_METHODS[a.method]}: its map does not fit"
-        for a in found.answers
+        for a in device_map.answers
         if a.placed and not a.fits
     ]
-    return [*refused, *overfull, *found.notes, *_unused(found)]
+    return [*refused, *overfull, *device_map.notes, *_unused(device_map)]
 
 
-def _unused(found: FoundMap) -> list[str]:
+def _unused(device_map: FoundMap) -> list[str]:
     """Why devices hold nothing, equal reasons together."""
-    if not found.chosen.fits:
+    if not device_map.chosen.fits:
         return []
-    names = [device.name for device in found.topology.devices]
-    reasons = unused_reasons(found.problem, found.weights, found.chosen.placed)
-    told = []
+    names = [device.name for device in device_map.topology.devices]
+    reasons = unused_reasons(device_map.problem, device_map.weights, device_map.chosen.placed)
+    lines = []
     for reason, devices in reasons.items():
         more = f" and {len(devices) - _IDLE} more" if len(devices) > _IDLE else ""
-        told.append(f"{', '.join(names[i] for i in devices[:_IDLE])}{more} not used: {reason}")
-    return told
+        lines.append(f"{', '.join(names[i] for i in devices[:_IDLE])}{more} not used: {reason}")
+    return lines
 
 
-def _cells(found: FoundMap, answer: SolverResult) -> list[str]:
+def _cells(device_map: FoundMap, answer: SolverResult) -> list[str]:
     name = _method(answer)
     if not answer.placed:
         return [name, "–", "–", "–", "–"]
-    gap = answer.gap(found.best)
+    gap = answer.gap(device_map.best)
     return [
         name,
         str(len(answer.placed)),
@@ -125,15 +128,15 @@ def _cells(found: FoundMap, answer: SolverResult) -> list[str]:
     ]
 
 
-def _drawn(found: FoundMap) -> list[Text]:
-    rows = _rows(found)
+def _drawn(device_map: FoundMap) -> list[Text]:
+    rows = _rows(device_map)
     used = [row for row in rows if "unused" not in row]
-    width = max(len(device.name) for device in found.topology.devices)
-    kinds = max(len(device.gpu.name) for device in found.topology.devices)
+    width = max(len(device.name) for device in device_map.topology.devices)
+    kinds = max(len(device.gpu.name) for device in device_map.topology.devices)
     lines = []
     for place, row in enumerate(used):
         layers = row["last"] - row["first"] + 1
-        bar = "█" * max(1, round(_BAR * layers / found.problem.layers))
+        bar = "█" * max(1, round(_BAR * layers / device_map.problem.layers))
         line = Text(f"  {row['name']:{width}}  {row['gpu']:{kinds}}  ")
         line.append(f"{bar:{_BAR}}", style=_COLOURS[place % len(_COLOURS)])
         line.append(f"  layers {row['first']}–{row['last']} ({layers} of {row['room']})")
@@ -145,19 +148,19 @@ def _drawn(found: FoundMap) -> list[Text]:
     return lines
 
 
-def map_json(found: FoundMap) -> dict[str, Any]:
+def map_json(device_map: FoundMap) -> dict[str, Any]:
     """All of it as plain values; times in seconds."""
     return {
-        "model": found.model.name,
-        "mode": found.mode,
-        "ideal_s": found.problem.ideal_s,
-        "chosen": found.chosen.method,
+        "model": device_map.model.name,
+        "mode": device_map.mode,
+        "ideal_s": device_map.problem.ideal_s,
+        "chosen": device_map.chosen.method,
         "answers": [
             {
                 "method": answer.method,
                 "stages": [
                     {
-                        "device": found.topology.devices[device].name,
+                        "device": device_map.topology.devices[device].name,
                         "first_layer": first,
                         "last_layer": last,
                     }
@@ -167,17 +170,17 @@ def map_json(found: FoundMap) -> dict[str, Any]:
                 "fits": answer.fits,
                 "latency_s": answer.latency_s if answer.placed else None,
                 "cost": answer.cost if answer.fits else None,
-                "gap": answer.gap(found.best) if answer.fits else None,
+                "gap": answer.gap(device_map.best) if answer.fits else None,
                 "bound_gap": answer.bound_gap,
                 "refused": answer.refused or None,
             }
-            for answer in found.answers
+            for answer in device_map.answers
         ],
-        "notes": _notes(found),
+        "notes": _notes(device_map),
     }
 
 
-def write_map(found: FoundMap, out: Path) -> Path:
+def write_map(device_map: FoundMap, out: Path) -> Path:
     """Write the page, whole or not at all, and return where it is.
 
     Raises:
@@ -186,21 +189,21 @@ def write_map(found: FoundMap, out: Path) -> Path:
     text = page(
         "placement.html",
         {"series": [], "figures": {}},
-        heading=f"{found.model.name}: which layers on which device?",
-        answer=headline(found),
-        rows=_rows(found),
-        layers=found.problem.layers,
-        methods=_methods(found),
-        notes=_notes(found),
+        heading=f"{device_map.model.name}: which layers on which device?",
+        answer=headline(device_map),
+        rows=_rows(device_map),
+        layers=device_map.problem.layers,
+        methods=_methods(device_map),
+        notes=_notes(device_map),
         footer="Times are estimates of one decode step, not measurements.",
     )
     return write_page(text, out)
 
 
-def _rows(found: FoundMap) -> list[dict[str, Any]]:
+def _rows(device_map: FoundMap) -> list[dict[str, Any]]:
     """The devices that are drawn: what they hold, and the way to the next."""
-    devices, problem = found.topology.devices, found.problem
-    used = _ranges(found.chosen)
+    devices, problem = device_map.topology.devices, device_map.problem
+    used = _ranges(device_map.chosen)
     rows: list[dict[str, Any]] = []
     for place, (device, first, last) in enumerate(used):
         name, gpu = devices[device].name, devices[device].gpu.name
@@ -208,16 +211,16 @@ def _rows(found: FoundMap) -> list[dict[str, Any]]:
         row = {"name": name, "gpu": gpu, "first": first, "last": last, "room": room, "link": ""}
         if place + 1 < len(used):
             after = used[place + 1][0]
-            link = found.topology.links[device][after]
+            link = device_map.topology.links[device][after]
             assert link is not None
             row["link"], row["hop_us"] = link.name, 1e6 * problem.hop_s[device][after]
         rows.append(row)
     held = {device for device, *_ in used}
     idle = [machine for place, machine in enumerate(devices) if place not in held]
-    told = ["not used"] * min(len(idle), _IDLE)
+    texts = ["not used"] * min(len(idle), _IDLE)
     if len(idle) > _IDLE:
-        told[-1] = f"not used, nor are {len(idle) - _IDLE} more"
+        texts[-1] = f"not used, nor are {len(idle) - _IDLE} more"
     return rows + [
         {"name": machine.name, "gpu": machine.gpu.name, "unused": text}
-        for machine, text in zip(idle, told, strict=False)
+        for machine, text in zip(idle, texts, strict=False)
     ]

@@ -26,48 +26,48 @@ if TYPE_CHECKING:
 
 def plan_rows(planned: DeploymentPlan) -> list[dict[str, Any]]:
     """One row for each plan, the cheapest first; rates in requests per second."""
-    return [plan_row(one, planned.load, planned.prices) for one in planned.plans]
+    return [plan_row(plan, planned.load, planned.prices) for plan in planned.plans]
 
 
-def plan_row(one: SizedOffer, wanted: TargetLoad, prices: PriceList) -> dict[str, Any]:
+def plan_row(plan: SizedOffer, load: TargetLoad, prices: PriceList) -> dict[str, Any]:
     """The figures of a plan."""
     return {
-        "system": one.offer.system,
-        "gpu": one.offer.gpu,
-        "gpus": one.gpus,
-        "instances": one.instances,
-        "tp": one.offer.tp,
-        "pp": one.offer.pp,
-        "dp": one.offer.dp,
-        "weight_dtype": one.offer.weight_dtype,
-        "kv_dtype": one.offer.kv_dtype,
-        "deployment": dict(one.offer.deployment),
-        "parameters": dict(one.parameters),
-        "usd_per_hour": round(one.usd_per_hour, 6),
+        "system": plan.offer.system,
+        "gpu": plan.offer.gpu,
+        "gpus": plan.gpus,
+        "instances": plan.instances,
+        "tp": plan.offer.tp,
+        "pp": plan.offer.pp,
+        "dp": plan.offer.dp,
+        "weight_dtype": plan.offer.weight_dtype,
+        "kv_dtype": plan.offer.kv_dtype,
+        "deployment": dict(plan.offer.deployment),
+        "parameters": dict(plan.parameters),
+        "usd_per_hour": round(plan.usd_per_hour, 6),
         "price_basis": prices.title,
-        "catalogue_usd_per_hour": _catalogue_usd(one),
-        "rate_rps": wanted.rate_rps,
-        "headroom": wanted.headroom,
-        "target": wanted.target,
-        "attainment": one.verdict.attainment,
-        "attainment_low": one.verdict.low,
-        "attainment_high": one.verdict.high,
-        "confirmed": one.verdict.carries,
-        "confirmed_runs": one.verdict.runs,
-        "confirmed_requests": one.verdict.requests,
-        **_capacity(one),
-        **_figures(one),
-        "step_time": "fitted" if one.fitted else "unfitted",
+        "catalogue_usd_per_hour": _catalogue_usd(plan),
+        "rate_rps": load.rate_rps,
+        "headroom": load.headroom,
+        "target": load.target,
+        "attainment": plan.verdict.attainment,
+        "attainment_low": plan.verdict.low,
+        "attainment_high": plan.verdict.high,
+        "confirmed": plan.verdict.carries,
+        "confirmed_runs": plan.verdict.runs,
+        "confirmed_requests": plan.verdict.requests,
+        **_capacity(plan),
+        **_figures(plan),
+        "step_time": "fitted" if plan.fitted else "unfitted",
         "simulated": True,
     }
 
 
-def _figures(one: SizedOffer) -> dict[str, float | None]:
-    found = one.figures
-    known = {} if found is None else asdict(found)
-    keeps = known.pop("keeps", None)
-    limit_w = one.gpus * gpu(one.offer.gpu).power_w
-    rounded = {name: None if value is None else round(value, 6) for name, value in known.items()}
+def _figures(plan: SizedOffer) -> dict[str, float | None]:
+    figures = plan.figures
+    values = {} if figures is None else asdict(figures)
+    keeps = values.pop("keeps", None)
+    limit_w = plan.gpus * gpu(plan.offer.gpu).power_w
+    rounded = {name: None if value is None else round(value, 6) for name, value in values.items()}
     return {
         **rounded,
         "gpu_power_limit_w": limit_w,
@@ -75,22 +75,22 @@ def _figures(one: SizedOffer) -> dict[str, float | None]:
     }
 
 
-def _catalogue_usd(one: SizedOffer) -> float | None:
+def _catalogue_usd(plan: SizedOffer) -> float | None:
     """The price by the catalogue's list; None where it has none."""
-    price = default_prices().price(one.offer.gpu)
-    return None if price is None else round(price * one.gpus, 6)
+    price = default_prices().price(plan.offer.gpu)
+    return None if price is None else round(price * plan.gpus, 6)
 
 
-def _capacity(one: SizedOffer) -> dict[str, float | str | None]:
-    found = one.capacity
-    if found is None:
+def _capacity(plan: SizedOffer) -> dict[str, float | str | None]:
+    capacity = plan.capacity
+    if capacity is None:
         return {"capacity_rps": None, "low_rps": None, "high_rps": None, "outcome": None}
-    high = found.high_rps if math.isfinite(found.high_rps) else None
+    high = capacity.high_rps if math.isfinite(capacity.high_rps) else None
     return {
-        "capacity_rps": found.capacity_rps,
-        "low_rps": found.low_rps,
+        "capacity_rps": capacity.capacity_rps,
+        "low_rps": capacity.low_rps,
         "high_rps": high,
-        "outcome": found.outcome.value,
+        "outcome": capacity.outcome.value,
     }
 
 
@@ -144,7 +144,7 @@ def price_lines(prices: PriceList, plans: Sequence[SizedOffer], kinds: Sequence[
     """
     catalogue = default_prices()
     lines = [f"prices: {prices.title}"]
-    if guessed := sorted({one.offer.gpu for one in plans} & prices.estimates):
+    if guessed := sorted({plan.offer.gpu for plan in plans} & prices.estimates):
         lines[0] += f"; estimated: {', '.join(guessed)}"
     if prices != catalogue:
         lines.append(f"in brackets: {catalogue.title}")
@@ -159,15 +159,15 @@ def price_lines(prices: PriceList, plans: Sequence[SizedOffer], kinds: Sequence[
 
 def confirmed_lines(plans: Sequence[SizedOffer], refuted: Sequence[SizedOffer]) -> list[str]:
     """How long the runs were that confirmed the plans, and what they refuted."""
-    runs = [one.verdict for one in plans]
-    each = [one.requests // one.runs for one in runs]
+    runs = [plan.verdict for plan in plans]
+    each = [run.requests // run.runs for run in runs]
     lengths = f"{min(each):,}" + (f" to {max(each):,}" if max(each) > min(each) else "")
     lines = [
-        f"in SLO: at least {min(one.runs for one in runs)} runs of {lengths} requests a plan, on "
+        f"in SLO: at least {min(run.runs for run in runs)} runs of {lengths} requests a plan, on "
         "seeds that the search did not use; below, the 95 % interval"
     ]
     if refuted:
-        worst = min(refuted, key=lambda one: one.verdict.attainment)
+        worst = min(refuted, key=lambda plan: plan.verdict.attainment)
         lines.append(
             f"{len(refuted)} carried the load in the search and not in these runs, and are left "
             f"out; the worst had {worst.verdict.attainment:.1%} in SLO: {worst.name}"
@@ -191,8 +191,8 @@ def _keeps(row: dict[str, Any]) -> str:
 
 def spare_of(row: dict[str, Any]) -> float | None:
     """Capacity over the rate, minus one; None where no capacity is known."""
-    most = row["capacity_rps"] or row["low_rps"]
-    return None if most is None else most / row["rate_rps"] - 1
+    capacity_rps = row["capacity_rps"] or row["low_rps"]
+    return None if capacity_rps is None else capacity_rps / row["rate_rps"] - 1
 
 
 _WAYS = {"fixed": False, "autoscaled": True}
@@ -203,22 +203,25 @@ def fleet_rows(planned: FleetPlan) -> list[dict[str, Any]]:
     catalogue = default_prices()
     return [
         {
-            "pool": one.pool.name,
-            "model": one.pool.experiment.model[0],
-            **plan_row(one.plan, one.load, planned.prices),
-            "rates_rps": list(one.pool.rates_rps),
-            "instances_by_hour": list(one.instances),
-            **{f"gpu_hours_{way}": _round(one.gpu_hours(scaled)) for way, scaled in _WAYS.items()},
+            "pool": pool_plan.pool.name,
+            "model": pool_plan.pool.experiment.model[0],
+            **plan_row(pool_plan.plan, pool_plan.load, planned.prices),
+            "rates_rps": list(pool_plan.pool.rates_rps),
+            "instances_by_hour": list(pool_plan.instances),
             **{
-                f"usd_per_day_{way}": _round(one.usd_per_day(planned.prices, scaled))
+                f"gpu_hours_{way}": _round(pool_plan.gpu_hours(scaled))
                 for way, scaled in _WAYS.items()
             },
             **{
-                f"catalogue_usd_per_day_{way}": _round(one.usd_per_day(catalogue, scaled))
+                f"usd_per_day_{way}": _round(pool_plan.usd_per_day(planned.prices, scaled))
+                for way, scaled in _WAYS.items()
+            },
+            **{
+                f"catalogue_usd_per_day_{way}": _round(pool_plan.usd_per_day(catalogue, scaled))
                 for way, scaled in _WAYS.items()
             },
         }
-        for one in planned.pools
+        for pool_plan in planned.pools
     ]
 
 
@@ -229,10 +232,12 @@ def _round(value: float | None) -> float | None:
 def fleet_table(planned: FleetPlan) -> RichTable:
     """The pools and their sum; what the catalogue's prices give stands in brackets."""
     lines = []
-    for one, row in zip(planned.pools, fleet_rows(planned), strict=True):
-        name = "\n".join([f"{one.pool.name}: {row['model']}", *plan_parts(row)])
+    for pool_plan, row in zip(planned.pools, fleet_rows(planned), strict=True):
+        name = "\n".join([f"{pool_plan.pool.name}: {row['model']}", *plan_parts(row)])
         share = attainment_text(row)
-        lines.append((name, share, *(_day(planned, [one], scaled) for scaled in _WAYS.values())))
+        lines.append(
+            (name, share, *(_day(planned, [pool_plan], scaled) for scaled in _WAYS.values()))
+        )
     if len(planned.pools) > 1:
         every = planned.pools
         lines.append(
@@ -249,14 +254,15 @@ def _day(planned: FleetPlan, pools: list[PoolPlan] | tuple[PoolPlan, ...], scale
     text = f"{usd:,.2f} USD"
     if planned.prices != default_prices():
         text += "\n(–)" if catalogue is None else f"\n({catalogue:,.2f})"
-    return f"{text}\n{sum(one.gpu_hours(scaled) for one in pools):,.4g} GPU-h"
+    return f"{text}\n{sum(pool_plan.gpu_hours(scaled) for pool_plan in pools):,.4g} GPU-h"
 
 
 def hour_lines(planned: FleetPlan) -> list[str]:
     """The instances of each pool, hour by hour from midnight on."""
     return [
-        f"{one.pool.name}, instances from 0 h to 23 h: {' '.join(map(str, one.instances))}"
-        for one in planned.pools
+        f"{pool_plan.pool.name}, instances from 0 h to 23 h: "
+        f"{' '.join(map(str, pool_plan.instances))}"
+        for pool_plan in planned.pools
     ]
 
 
@@ -282,12 +288,12 @@ def write_plan(planned: DeploymentPlan, out: Path) -> Path:
     best = undominated(rows)
     prices = price_lines(planned.prices, planned.plans, planned.kinds)
     figures = [figure for name in _AXES if (figure := _figure(rows, best, name)) is not None]
-    wanted = planned.load
+    load = planned.load
     text = page(
         "plan.html",
         page_data([FRONT, OTHERS], "simulated", figures),
-        heading=f"Plans for {wanted.rate_rps:g} req/s",
-        facts=[f"at least {wanted.target:.4g} of requests in SLO", prices[0]],
+        heading=f"Plans for {load.rate_rps:g} req/s",
+        facts=[f"at least {load.target:.4g} of requests in SLO", prices[0]],
         answer=_answer(rows[0]),
         figures=figures,
         plans=_table(rows, best),
@@ -308,24 +314,24 @@ def undominated(rows: Sequence[Row]) -> list[bool]:
 
     Returns a flag for each row.
     """
-    return [not any(_beats(one, row) for one in rows if one is not row) for row in rows]
+    return [not any(_beats(rival, row) for rival in rows if rival is not row) for row in rows]
 
 
-def _beats(one: Row, other: Row) -> bool:
+def _beats(row: Row, rival: Row) -> bool:
     names = ("usd_per_hour", *_AXES)
-    both = [name for name in names if None not in (one.get(name), other.get(name))]
-    gains = [(one[name] - other[name]) * (1 if name in _MORE_IS_BETTER else -1) for name in both]
+    both = [name for name in names if None not in (row.get(name), rival.get(name))]
+    gains = [(row[name] - rival[name]) * (1 if name in _MORE_IS_BETTER else -1) for name in both]
     return bool(min(gains) >= 0 and max(gains) > 0)
 
 
 def _figure(rows: Sequence[Row], best: Sequence[bool], name: str) -> Figure | None:
     """Plans by price and one more figure; None where no plan has it."""
     curves: list[View] = []
-    for place, wanted in enumerate((True, False)):
+    for place, on_front in enumerate((True, False)):
         chosen = [
             row
             for row, is_best in zip(rows, best, strict=True)
-            if is_best is wanted and row.get(name) is not None
+            if is_best is on_front and row.get(name) is not None
         ]
         if chosen:
             curves.append(

@@ -36,10 +36,10 @@ def _share(share: float, rows: int) -> str:
     return f"{100 * share:.1f} ± {100 * half:.1f} %"
 
 
-def headline(found: PredictorEvaluation) -> str:
+def headline(evaluation: PredictorEvaluation) -> str:
     """One sentence: share of correct buckets, compared with the best baseline."""
-    first = found.scores[0].corpus
-    here = [score for score in found.scores if score.corpus == first]
+    first = evaluation.scores[0].corpus
+    here = [score for score in evaluation.scores if score.corpus == first]
     best = max((s for s in here if s.predictor != LORA), key=lambda s: s.exact)
     ours = next(s for s in here if s.predictor == LORA)
     return (
@@ -49,7 +49,7 @@ def headline(found: PredictorEvaluation) -> str:
     )
 
 
-def notes(found: PredictorEvaluation, config: PredictorConfig) -> list[str]:
+def notes(evaluation: PredictorEvaluation, config: PredictorConfig) -> list[str]:
     """Lines below the table: base model, data, and what the columns mean."""
     lines = [
         f"Base {config.base.name}, {config.shape.head} over {len(config.shape.edges)} buckets; "
@@ -62,13 +62,13 @@ def notes(found: PredictorEvaluation, config: PredictorConfig) -> list[str]:
         f"{config.conformal_offset:+.3f} on log(1 + tokens), on rows of its own; width: upper end "
         "/ lower end.",
     ]
-    for taken in found.latencies:
+    for latency in evaluation.latencies:
         lines.append(
-            f"Latency, batch {taken.batch}, one thread, text to distribution: median "
-            f"{1e3 * taken.median_s:.1f} ms, p99 {1e3 * taken.p99_s:.1f} ms; of CPU "
-            f"{1e3 * taken.cpu_median_s:.1f} ms."
+            f"Latency, batch {latency.batch}, one thread, text to distribution: median "
+            f"{1e3 * latency.median_s:.1f} ms, p99 {1e3 * latency.p99_s:.1f} ms; of CPU "
+            f"{1e3 * latency.cpu_median_s:.1f} ms."
         )
-    ours = next(score for score in found.scores if score.predictor == LORA)
+    ours = next(score for score in evaluation.scores if score.predictor == LORA)
     lines.append(
         f"{ours.longest_coverage:.1%} of the answers are not above the 90 % quantile that policies "
         "are told."
@@ -78,48 +78,48 @@ def notes(found: PredictorEvaluation, config: PredictorConfig) -> list[str]:
             f"Serving in the predicted order saves {ours.waiting_saved:.1%} of the waiting that "
             "the order of true lengths saves over random order."
         )
-    for corpus, accuracy in found.leak.items():
+    for corpus, accuracy in evaluation.leak.items():
         lines.append(
             f"Leak check, {corpus}: counts taken from the answer's text would give "
             f"{accuracy:.1%} exact; no prediction, for the answer is not there yet."
         )
-    for corpus, count in found.left_out.items():
+    for corpus, count in evaluation.left_out.items():
         if count:
             lines.append(
                 f"{corpus}: {count:,} rows left out whose prompt was learnt or calibrated from."
             )
     moved = sorted(
         s
-        for s in {score.corpus for score in found.scores} - found.trained_on - {ALL}
+        for s in {score.corpus for score in evaluation.scores} - evaluation.trained_on - {ALL}
         if not s.startswith(MODEL)
     )
     if moved:
         lines.append(f"Not trained on: {', '.join(moved)} (transfer). {CLAIMED}")
     else:
         lines.append(CLAIMED)
-    if found.unknown_models:
-        lines.append(f"Models that it never saw: {', '.join(found.unknown_models)}.")
+    if evaluation.unknown_models:
+        lines.append(f"Models that it never saw: {', '.join(evaluation.unknown_models)}.")
     return lines
 
 
-def evaluation_text(found: PredictorEvaluation, config: PredictorConfig) -> RenderableType:
+def evaluation_text(evaluation: PredictorEvaluation, config: PredictorConfig) -> RenderableType:
     """Terminal output: headline, table and notes."""
-    lines = [Text(line, style="dim") for line in notes(found, config)]
-    return Group(Text(headline(found), style="bold"), _scores(found).rich(), *lines)
+    lines = [Text(line, style="dim") for line in notes(evaluation, config)]
+    return Group(Text(headline(evaluation), style="bold"), _scores(evaluation).rich(), *lines)
 
 
-def _scores(found: PredictorEvaluation) -> Table:
+def _scores(evaluation: PredictorEvaluation) -> Table:
     groups = [
-        (_corpus(found, of[0]), [_cells(score) for score in of])
-        for _, group in itertools.groupby(found.scores, key=lambda score: score.corpus)
-        for of in [list(group)]
+        (_corpus(evaluation, corpus_scores[0]), [_cells(score) for score in corpus_scores])
+        for _, group in itertools.groupby(evaluation.scores, key=lambda score: score.corpus)
+        for corpus_scores in [list(group)]
     ]
     caption = "Share of answers in the predicted bucket, and beside it what must be beaten"
     return Table("How good it is", _HEADS, groups, caption=caption, badge="measured")
 
 
-def _corpus(found: PredictorEvaluation, score: Score) -> str:
-    new = not score.corpus.startswith((ALL, MODEL)) and score.corpus not in found.trained_on
+def _corpus(evaluation: PredictorEvaluation, score: Score) -> str:
+    new = not score.corpus.startswith((ALL, MODEL)) and score.corpus not in evaluation.trained_on
     return f"{score.corpus} (transfer)" if new else score.corpus
 
 
@@ -140,7 +140,7 @@ def _cells(score: Score) -> list[Cell]:
     return [Cell(text, style=style) for text in texts]
 
 
-def evaluation_json(found: PredictorEvaluation, config: PredictorConfig) -> dict[str, Any]:
+def evaluation_json(evaluation: PredictorEvaluation, config: PredictorConfig) -> dict[str, Any]:
     """Everything as plain values; what does not exist is null."""
     return {
         "base": config.base.name,
@@ -152,45 +152,45 @@ def evaluation_json(found: PredictorEvaluation, config: PredictorConfig) -> dict
         "scores": [
             {
                 **plain_fields(score),
-                "transfer": score.corpus not in found.trained_on | {ALL}
+                "transfer": score.corpus not in evaluation.trained_on | {ALL}
                 and not score.corpus.startswith(MODEL),
             }
-            for score in found.scores
+            for score in evaluation.scores
         ],
-        "reliability": [dataclasses.asdict(bin_) for bin_ in found.reliability],
-        "confusion": found.confusion.tolist(),
-        "latencies": [dataclasses.asdict(latency) for latency in found.latencies],
-        "leak_exact": dict(found.leak),
-        "left_out": dict(found.left_out),
-        "unknown_models": list(found.unknown_models),
+        "reliability": [dataclasses.asdict(bin_) for bin_ in evaluation.reliability],
+        "confusion": evaluation.confusion.tolist(),
+        "latencies": [dataclasses.asdict(latency) for latency in evaluation.latencies],
+        "leak_exact": dict(evaluation.leak),
+        "left_out": dict(evaluation.left_out),
+        "unknown_models": list(evaluation.unknown_models),
     }
 
 
-def write_evaluation(found: PredictorEvaluation, config: PredictorConfig, out: Path) -> Path:
+def write_evaluation(evaluation: PredictorEvaluation, config: PredictorConfig, out: Path) -> Path:
     """Write the page, whole or not at all, and return where it is.
 
     Raises:
         SloBenchError: it cannot be written.
     """
-    figures = [reliability_figure(found)]
+    figures = [reliability_figure(evaluation)]
     text = page(
         "predictor.html",
         page_data([LORA], "measured", figures),
         heading="Predicted lengths of answers",
-        answer=headline(found),
-        scores=_scores(found),
+        answer=headline(evaluation),
+        scores=_scores(evaluation),
         figures=figures,
         edges=config.shape.edges,
-        confusion=found.confusion.tolist(),
-        notes=notes(found, config),
+        confusion=evaluation.confusion.tolist(),
+        notes=notes(evaluation, config),
         footer=config.base.name,
     )
     return write_page(text, out)
 
 
-def reliability_figure(found: PredictorEvaluation) -> Figure:
+def reliability_figure(evaluation: PredictorEvaluation) -> Figure:
     """Share of correct predictions against the predicted probability."""
-    bins = found.reliability
+    bins = evaluation.reliability
     curve: View = {
         "s": 0,
         "x": [bin_.said for bin_ in bins],

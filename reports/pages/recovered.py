@@ -49,9 +49,9 @@ def recovered(cells: pd.DataFrame) -> list[Recovered]:
     others = [c for c in (*IDENTITY, *axes_of(cells)) if c in cells.columns and c != _AXIS]
     keys = ["system", *others, "level_rps"]
     valid = cells[cells["valid"].astype(bool)]
-    found = []
-    for _, of in valid.groupby(keys, sort=False, dropna=False):
-        goodput = of.pivot_table(index="seed", columns=_AXIS, values="goodput_rps", sort=False)
+    recoveries = []
+    for _, group in valid.groupby(keys, sort=False, dropna=False):
+        goodput = group.pivot_table(index="seed", columns=_AXIS, values="goodput_rps", sort=False)
         constants = [str(c) for c in goodput.columns if str(c).startswith(_CONSTANT)]
         if _ORACLE not in goodput or not constants:
             continue
@@ -65,11 +65,11 @@ def recovered(cells: pd.DataFrame) -> list[Recovered]:
             if name != _ORACLE and name not in constants
         }
         if shares and len(gap):
-            told = [str(of[c].iloc[0]) for c in others if cells[c].nunique(dropna=False) > 1]
-            setup = " · ".join((str(of["system"].iloc[0]), *filter(None, told)))
-            rate, half = float(of["level_rps"].iloc[0]), interval_over_seeds(list(gap)).half
-            found.append(Recovered(setup, rate, constant, mean, half, shares))
-    return found
+            settings = [str(group[c].iloc[0]) for c in others if cells[c].nunique(dropna=False) > 1]
+            setup = " · ".join((str(group["system"].iloc[0]), *filter(None, settings)))
+            rate, half = float(group["level_rps"].iloc[0]), interval_over_seeds(list(gap)).half
+            recoveries.append(Recovered(setup, rate, constant, mean, half, shares))
+    return recoveries
 
 
 def _ratio(gain: pd.Series[float], gap: pd.Series[float]) -> tuple[float, float]:
@@ -102,11 +102,11 @@ def table(cells: pd.DataFrame, badge: str = "") -> Table:
 
 def _lines(rows: Sequence[Recovered], predictors: Sequence[str]) -> Iterator[list[str]]:
     for row in rows:
-        known = row.shares if row.is_gap else {}
-        shares = [_share(known[name]) if name in known else "–" for name in predictors]
+        row_shares = row.shares if row.is_gap else {}
+        shares = [_share(row_shares[name]) if name in row_shares else "–" for name in predictors]
         yield [row.setup, rate_text(row.rate_rps), f"{row.gap_rps:.2f}", *shares]
 
 
-def _share(found: tuple[float, float]) -> str:
-    share, half = found
+def _share(estimate: tuple[float, float]) -> str:
+    share, half = estimate
     return f"{share:.0%}" + ("" if math.isinf(half) else f" ± {100 * half:.0f}")

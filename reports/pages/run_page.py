@@ -74,8 +74,8 @@ def _document(runs: Sequence[RunResults], plotly: PlotlyJs) -> str:
     details = list(level_details(runs, cells))
     bounds = shared_bounds(details)
     searched = capacity.found_in(runs)
-    known = [facet for facet in facets_of(cells) if (rows["facet"] == facet).any()]
-    facets = [drawn(facet, cells, rows, details, names, searched) for facet in known]
+    measured_facets = [facet for facet in facets_of(cells) if (rows["facet"] == facet).any()]
+    facets = [drawn(facet, cells, rows, details, names, searched) for facet in measured_facets]
     validated = validation.found_in(runs, cells)
     scatters = validation.scatters(validated, names)
     swept = figures.sweeps(cells, rows)
@@ -108,7 +108,7 @@ def _document(runs: Sequence[RunResults], plotly: PlotlyJs) -> str:
         capacities=capacity.table(searched, cells),
         swept=swept,
         facets=facets,
-        choices=[(str(place), of.label) for place, of in enumerate(facets)],
+        choices=[(str(place), facet.label) for place, facet in enumerate(facets)],
         **parts,
         validation=validation.shown(validated),
         scatters=scatters,
@@ -133,7 +133,7 @@ def _headline(answer: Markup, cells: pd.DataFrame) -> Markup:
 
 def _once(facets: Iterable[Drawn], part: str) -> list[Figure]:
     """The figures of a section, each once; a facet that lacks one leaves its frame empty."""
-    return list({figure.id: figure for of in facets for figure in getattr(of, part)}.values())
+    return list({figure.id: figure for facet in facets for figure in getattr(facet, part)}.values())
 
 
 def _badge(cells: pd.DataFrame) -> str:
@@ -211,17 +211,21 @@ def _notices(
     simulated = cells[cells["backend"] == "simulated"]
     if len(simulated):
         which = "All" if len(simulated) == len(cells) else "Some"
-        told = f"{which} numbers on this page come from a simulator with a step-time model, not "
-        lines.append(("Simulated.", f"{told}from a running server."))
+        sentence = (
+            f"{which} numbers on this page come from a simulator with a step-time model, not "
+        )
+        lines.append(("Simulated.", f"{sentence}from a running server."))
     if pairs := summary.unfitted_pairs(cells):
-        told = f"{pairs}: an analytic estimate, not fitted to measurements. Compare systems with "
-        lines.append(("Unfitted step times.", f"{told}it; do not size a deployment by it."))
+        sentence = (
+            f"{pairs}: an analytic estimate, not fitted to measurements. Compare systems with "
+        )
+        lines.append(("Unfitted step times.", f"{sentence}it; do not size a deployment by it."))
     lines += [("Unfinished.", f"{run.unfinished}.") for run in runs if run.unfinished]
     invalid = cells[~cells["valid"]]
     if len(invalid):
         why = f"Reason of the first: {summary.invalid_reason(invalid)}"
-        told = f"{len(invalid)} of {len(cells)} are left out of every figure and mean: "
-        lines.append(("Invalid cells.", f"{told}{_listed(invalid['cell'], 'cells')}. {why}."))
+        sentence = f"{len(invalid)} of {len(cells)} are left out of every figure and mean: "
+        lines.append(("Invalid cells.", f"{sentence}{_listed(invalid['cell'], 'cells')}. {why}."))
     if drifting := summary.not_stationary_text(rows):
         lines.append(("Not stationary.", f"{drifting}. {summary.NOT_STATIONARY}"))
     if never := mechanisms.silent(cells):
@@ -233,11 +237,11 @@ def _notices(
     if shared := summary.shared_cores_text(cells):
         lines.append(("One machine.", f"{shared}."))
     if truncated := summary.truncated_text(cells):
-        told = f"{truncated} were shortened to fit the context or the KV cache."
-        lines.append(("Truncated.", told))
+        sentence = f"{truncated} were shortened to fit the context or the KV cache."
+        lines.append(("Truncated.", sentence))
     if overlong_requests := summary.oversize_text(cells):
-        told = f"{overlong_requests} exceed the context or the KV cache; they count as missed."
-        lines.append(("Too long.", told))
+        sentence = f"{overlong_requests} exceed the context or the KV cache; they count as missed."
+        lines.append(("Too long.", sentence))
     if failed := summary.failed_text(cells):
         lines.append(("Failed requests.", f"{failed}; they count as missed."))
     if cached := summary.cache_texts(cells):
@@ -245,23 +249,28 @@ def _notices(
     if short := summary.short_answers_text(cells):
         lines.append(("Short answers.", f"{short}: those levels had less work than offered."))
     if without := [run.name for run in runs if not run.keeps_requests]:
-        told = f"were kept by {', '.join(without)}: distributions, causes and cost are missing."
-        lines.append(("No per-request records", told))
+        sentence = f"were kept by {', '.join(without)}: distributions, causes and cost are missing."
+        lines.append(("No per-request records", sentence))
     if len(runs) > 1:
         lines.append((f"{len(runs)} runs together:", f"{', '.join(run.name for run in runs)}."))
     return lines
 
 
-def _setup(run: RunResults, of: str) -> dict[str, Any]:
+def _setup(run: RunResults, suffix: str) -> dict[str, Any]:
     """Configuration, environment and origin of the step times of one run."""
-    known = run.environment.get("step_time")
-    told = {}
-    for pair, about in (known if isinstance(known, Mapping) else {}).items():
+    step_times = run.environment.get("step_time")
+    descriptions = {}
+    for pair, about in (step_times if isinstance(step_times, Mapping) else {}).items():
         about = about if isinstance(about, Mapping) else {"provenance": about}
         fitted = "Fitted" if about.get("fitted") is True else "Unfitted"
-        told[str(pair)] = f"{fitted}. {about.get('provenance', '')}"
+        descriptions[str(pair)] = f"{fitted}. {about.get('provenance', '')}"
     environment = {k: _definition(v) for k, v in run.environment.items() if k != "step_time"}
-    return {"of": of, "toml": run.experiment_toml, "environment": environment, "step_times": told}
+    return {
+        "of": suffix,
+        "toml": run.experiment_toml,
+        "environment": environment,
+        "step_times": descriptions,
+    }
 
 
 def _definition(value: object) -> str | dict[str, str]:
@@ -273,11 +282,11 @@ def _definition(value: object) -> str | dict[str, str]:
 
 
 def _footer(cells: pd.DataFrame, runs: Sequence[RunResults]) -> str:
-    made = [
+    origins = [
         f"slo-bench {run.environment.get('slo_bench', '?')}, {run.environment.get('created', '?')}"
         for run in runs
     ]
-    return f"Made from {len(cells):,} cells. {'; '.join(dict.fromkeys(made))}."
+    return f"Made from {len(cells):,} cells. {'; '.join(dict.fromkeys(origins))}."
 
 
 _ANY_RATE = 0.0  # where every series has one level, all are shown together
@@ -320,11 +329,11 @@ def drawn(
     """
     rows = rows[rows["facet"] == facet]
     details = [d for d in details if d.facet == facet]
-    own = cells[cells["facet"] == facet]
+    facet_cells = cells[cells["facet"] == facet]
     bounds = shared_bounds(details)
-    rates = [(rate_key(r), _rate_label(own, r)) for r in sorted(set(rows["rate_rps"]))]
+    rates = [(rate_key(r), _rate_label(facet_cells, r)) for r in sorted(set(rows["rate_rps"]))]
     rate = rate_key(knee_rps(rows))
-    found = _present(capacity.figure(searched, own, names))
+    capacity_figures = _present(capacity.figure(searched, facet_cells, names))
     several, slo = offered(cells) == "several rates", has_slo(cells)
     cost = figures.cost(details, names, compared=not several)
     if several:
@@ -358,8 +367,8 @@ def drawn(
         *mechanism.figures(details, names),
     ]
     worth = [figures.efficiency(rows, names), *_present(cost)]
-    series = [place for place, name in enumerate(names) if (own["series"] == name).any()]
-    return Drawn(facet, rates, rate, series, found, load, detail, worth)
+    series = [place for place, name in enumerate(names) if (facet_cells["series"] == name).any()]
+    return Drawn(facet, rates, rate, series, capacity_figures, load, detail, worth)
 
 
 def shared_bounds(details: Iterable[LevelDetail]) -> dict[str, SloRange]:

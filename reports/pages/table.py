@@ -56,7 +56,7 @@ class Table:
     def _least_width(self, place: int) -> int:
         """Characters of the longest word of a column, so that names are not broken."""
         cells = (row[place] for _, rows in self.groups for row in rows if place < len(row))
-        words = (word for one in cells for word in str(one).split())
+        words = (word for cell in cells for word in str(cell).split())
         return max((min(len(word), _LONG_WORD) for word in words), default=1)
 
     def rich(

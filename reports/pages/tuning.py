@@ -22,25 +22,25 @@ from .summary import NOT_STATIONARY
 from .table import Table, one_group
 
 
-def tuning_text(found: Plain) -> RenderableType:
+def tuning_text(tuning: Plain) -> RenderableType:
     """The best configurations beside the default, what mattered, and the proof on fresh seeds."""
-    parts: list[RenderableType] = [Text(headline(found), style="bold"), _best_table(found)]
-    if note := _trials_note(found):
+    parts: list[RenderableType] = [Text(headline(tuning), style="bold"), _best_table(tuning)]
+    if note := _trials_note(tuning):
         parts.append(Text(note, style="dim"))
-    if any(found["importances"].values()):
-        parts.append(_importance_table(found))
-    if found["ablations"]:
-        parts.append(_ablation_table(found).rich("The winner with one parameter at its default"))
-        parts.append(Text(_ablation_table(found).note, style="dim"))
-    if found["confirmed"]:
-        both = len({row["backend"] == "simulated" for row in found["confirmed"]}) > 1
-        where = "simulated and measured" if both else origin(found)
+    if any(tuning["importances"].values()):
+        parts.append(_importance_table(tuning))
+    if tuning["ablations"]:
+        parts.append(_ablation_table(tuning).rich("The winner with one parameter at its default"))
+        parts.append(Text(_ablation_table(tuning).note, style="dim"))
+    if tuning["confirmed"]:
+        both = len({row["backend"] == "simulated" for row in tuning["confirmed"]}) > 1
+        where = "simulated and measured" if both else origin(tuning)
         title = f"Default and tuned on fresh seeds ({where})"
-        parts.append(_confirmed_table(found).rich(title))
-        if note := _confirmed_table(found).note:
+        parts.append(_confirmed_table(tuning).rich(title))
+        if note := _confirmed_table(tuning).note:
             parts.append(Text(note, style="dim"))
-    parts.append(Text(confirmed_sentence(found), style="bold"))
-    failed = [row for row in found["trials"] if row["state"] == "failed"]
+    parts.append(Text(confirmed_sentence(tuning), style="bold"))
+    failed = [row for row in tuning["trials"] if row["state"] == "failed"]
     parts += [
         Text(f"trial {row['number']} failed: {first_line(row['reason'])}", style="yellow")
         for row in failed[:5]
@@ -50,32 +50,32 @@ def tuning_text(found: Plain) -> RenderableType:
     return Group(*parts)
 
 
-def headline(found: Plain) -> str:
+def headline(tuning: Plain) -> str:
     """One sentence: number of trials, objectives, pruned trials."""
-    states = [row["state"] for row in found["trials"]]
-    told = [f"{states.count(FINISHED)} searched to the end"]
+    states = [row["state"] for row in tuning["trials"]]
+    counts = [f"{states.count(FINISHED)} searched to the end"]
     others = ("undecided", "failed", "infeasible")
     for state, words in (("lost", "raced out"), *zip(others, others, strict=True)):
         if count := states.count(state):
-            told.append(f"{count} {words}")
+            counts.append(f"{count} {words}")
     return (
-        f"{found['system']}, {' and '.join(_label(found, o) for o in objectives_of(found))}: "
-        f"{len(states)} configurations ({', '.join(told)}), {found['requests']:,} requests "
-        f"({origin(found)})"
+        f"{tuning['system']}, {' and '.join(_label(tuning, o) for o in objectives_of(tuning))}: "
+        f"{len(states)} configurations ({', '.join(counts)}), {tuning['requests']:,} requests "
+        f"({origin(tuning)})"
     )
 
 
-def origin(found: Plain) -> str:
+def origin(tuning: Plain) -> str:
     """Origin of the trials' numbers: simulated or measured."""
-    return "simulated" if found["backend"] == "simulated" else "measured"
+    return "simulated" if tuning["backend"] == "simulated" else "measured"
 
 
-def _label(found: Plain, objective: TuningObjective) -> str:
+def _label(tuning: Plain, objective: TuningObjective) -> str:
     if objective.name == "capacity":
-        return f"{objective.label} with {found['target']:.6g} in SLO"
+        return f"{objective.label} with {tuning['target']:.6g} in SLO"
     if objective.name == "cost":
         return objective.label
-    return f"{objective.label} at {rate_text(found['rate_rps'])} req/s"
+    return f"{objective.label} at {rate_text(tuning['rate_rps'])} req/s"
 
 
 def value_text(name: str, value: float | None) -> str:
@@ -96,66 +96,66 @@ def parameter_text(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _divisor(found: Plain) -> str:
-    return f"{GOODPUT_DIVISOR}." if "goodput" in found["objectives"] else ""
+def _divisor(tuning: Plain) -> str:
+    return f"{GOODPUT_DIVISOR}." if "goodput" in tuning["objectives"] else ""
 
 
-def _trials_note(found: Plain) -> str:
+def _trials_note(tuning: Plain) -> str:
     """What goodput divides by, and which of the best and the default are not stationary."""
-    shown = [row for row in found["trials"] if row["default"] or row["number"] in found["best"]]
+    shown = [row for row in tuning["trials"] if row["default"] or row["number"] in tuning["best"]]
     drifting = ", ".join(
         f"trial {row['number']} {window_text(row['figures'][DRIFTING])}"
         for row in shown
         if DRIFTING in row["figures"]
     )
-    notes = (_divisor(found), drifting and f"Not stationary: {drifting}. {NOT_STATIONARY}")
+    notes = (_divisor(tuning), drifting and f"Not stationary: {drifting}. {NOT_STATIONARY}")
     return " ".join(filter(None, notes))
 
 
-def _figures(found: Plain, row: Plain) -> list[str]:
+def _figures(tuning: Plain, row: Plain) -> list[str]:
     """Texts of a trial's objective values."""
-    values = row["values"] or [None] * len(found["objectives"])
-    return [value_text(o, v) for o, v in zip(found["objectives"], values, strict=True)]
+    values = row["values"] or [None] * len(tuning["objectives"])
+    return [value_text(o, v) for o, v in zip(tuning["objectives"], values, strict=True)]
 
 
-def _best_table(found: Plain) -> RichTable:
-    best = [row for row in found["trials"] if row["number"] in found["best"]]
-    default = [row for row in found["trials"] if row["default"] and row not in best]
+def _best_table(tuning: Plain) -> RichTable:
+    best = [row for row in tuning["trials"] if row["number"] in tuning["best"]]
+    default = [row for row in tuning["trials"] if row["default"] and row not in best]
     rows = [
         (
             f"{row['number']}{' (default)' if row['default'] else ''}",
-            *_figures(found, row),
+            *_figures(tuning, row),
             ", ".join(f"{k} {parameter_text(v)}" for k, v in row["configuration"].items()),
         )
         for row in (*best, *default)
     ]
-    labels = [objective.label for objective in objectives_of(found)]
+    labels = [objective.label for objective in objectives_of(tuning)]
     heads = ("trial", *labels, "configuration")
     return one_group("Best", heads, rows, texts=(len(heads) - 1,), names=labels).rich("Best")
 
 
-def _importance_table(found: Plain) -> RichTable:
+def _importance_table(tuning: Plain) -> RichTable:
     rows = [
         [
-            one,
-            *([OBJECTIVES[name].label] if len(found["objectives"]) > 1 else []),
+            parameter,
+            *([OBJECTIVES[name].label] if len(tuning["objectives"]) > 1 else []),
             percent_text(share),
             f"{percent_text(low)} to {percent_text(high)}",
         ]
-        for name, shares in found["importances"].items()
-        for one, (share, low, high) in shares.items()
+        for name, shares in tuning["importances"].items()
+        for parameter, (share, low, high) in shares.items()
     ]
-    labels = ["objective"] if len(found["objectives"]) > 1 else []
+    labels = ["objective"] if len(tuning["objectives"]) > 1 else []
     heads = ("parameter or setting", *labels, "share", "90 % range")
     return one_group("Importance", heads, rows).rich("Parameter importance, where it is stable")
 
 
-def _ablation_table(found: Plain) -> Table:
+def _ablation_table(tuning: Plain) -> Table:
     """The winner with one parameter at its default, on fresh seeds."""
     heads = ("parameter", "winner", "default", "change", "95 % interval", "")
     rows = []
-    for row in found["ablations"]:
-        told = "matters" if row["matters"] else "no difference shown"
+    for row in tuning["ablations"]:
+        verdict = "matters" if row["matters"] else "no difference shown"
         change, interval = "–", first_line(row["problem"])
         if row["change"] is not None:
             points = row["objective"] == "attainment"
@@ -166,12 +166,12 @@ def _ablation_table(found: Plain) -> Table:
             change += " points" if points else ""
             interval = f"{low} to {high}"
             if not row["matters"] and row["low"] * row["high"] > 0:
-                told = "the default is better"
+                verdict = "the default is better"
         values = (parameter_text(row[name]) for name in ("value", "default"))
-        rows.append([row["parameter"], *values, change, interval, told])
+        rows.append([row["parameter"], *values, change, interval, verdict])
     note = ""
-    if found["ablations"]:
-        first = found["ablations"][0]
+    if tuning["ablations"]:
+        first = tuning["ablations"][0]
         note = (
             f"Change of {OBJECTIVES[first['objective']].label} with the default in place of the "
             f"winner's value, at {rate_text(first['rate_rps'])} req/s on the same requests. "
@@ -181,28 +181,28 @@ def _ablation_table(found: Plain) -> Table:
     return one_group("Ablation", heads, rows, texts=(0, 5), note=note)
 
 
-def _confirmed_table(found: Plain) -> Table:
+def _confirmed_table(tuning: Plain) -> Table:
     heads = ("workload", "configuration", "objective", "value", "95 % interval", "")
-    rows = [_confirmed_cells(found, row) for row in found["confirmed"]]
-    drifts = any(row.get(DRIFTING) for row in found["confirmed"])
-    note = " ".join(filter(None, (_divisor(found), f"Not stationary: {NOT_STATIONARY}" * drifts)))
+    rows = [_confirmed_cells(tuning, row) for row in tuning["confirmed"]]
+    drifts = any(row.get(DRIFTING) for row in tuning["confirmed"])
+    note = " ".join(filter(None, (_divisor(tuning), f"Not stationary: {NOT_STATIONARY}" * drifts)))
     return one_group("Fresh seeds", heads, rows, texts=(0, 1, 2, 5), css="long", note=note)
 
 
-def _confirmed_cells(found: Plain, row: Plain) -> list[str]:
+def _confirmed_cells(tuning: Plain, row: Plain) -> list[str]:
     name = row["objective"]
     interval = "–"
     if row["low"] is not None or row["high"] is not None:
         interval = f"{value_text(name, row['low'])} to {value_text(name, row['high'])}"
-    told = row["verdict"] or first_line(row["problem"])
+    verdict = row["verdict"] or first_line(row["problem"])
     if after_s := row.get(DRIFTING):
-        told = ", ".join(filter(None, (told, f"not stationary {window_text(after_s)}")))
+        verdict = ", ".join(filter(None, (verdict, f"not stationary {window_text(after_s)}")))
     return [
-        _where(row, found["backend"]),
+        _where(row, tuning["backend"]),
         row["configuration"],
         OBJECTIVES[name].label,
         value_text(name, row["value"]),
-        *(("", "") if name == "cost" else (interval, told)),
+        *(("", "") if name == "cost" else (interval, verdict)),
     ]
 
 
@@ -211,19 +211,19 @@ def _where(row: Plain, backend: str) -> str:
     return f"{row['workload']}{on}"
 
 
-def confirmed_sentence(found: Plain) -> str:
+def confirmed_sentence(tuning: Plain) -> str:
     """Verdicts of the confirmation runs against the default, by backend, workload and objective."""
     parts = []
-    if any(row["default"] for row in found["trials"] if row["number"] in found["best"]):
+    if any(row["default"] for row in tuning["trials"] if row["number"] in tuning["best"]):
         parts.append("nothing that was tried is better than the default")
-    for row in found["confirmed"]:
+    for row in tuning["confirmed"]:
         if not row["verdict"] or row["objective"] == "cost":
             continue
         base = next(
-            one
-            for one in found["confirmed"]
-            if one["configuration"] == "default"
-            and all(one[key] == row[key] for key in ("backend", "workload", "objective"))
+            default_row
+            for default_row in tuning["confirmed"]
+            if default_row["configuration"] == "default"
+            and all(default_row[key] == row[key] for key in ("backend", "workload", "objective"))
         )
         change = ""
         if base["value"] and row["value"] is not None:
@@ -244,66 +244,69 @@ def rewrite_tuning(folder: Path, out: Path, *, plotly: PlotlyJs = "inline") -> P
     Raises:
         SloBenchError: its file is missing or none of ours, or the page cannot be written.
     """
-    found = read_tuning(folder)
-    if found is None:
+    tuning = read_tuning(folder)
+    if tuning is None:
         raise SloBenchError(f"{folder} is no tuning run that has ended: it has no {FILE}")
     try:
-        write_tuning(found, out, plotly=plotly)
+        write_tuning(tuning, out, plotly=plotly)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        what = f"is not what a tuning run writes: {error!r}"
-        raise FileFormatError(folder / FILE, None, what) from error
-    return found
+        problem = f"is not what a tuning run writes: {error!r}"
+        raise FileFormatError(folder / FILE, None, problem) from error
+    return tuning
 
 
-def write_tuning(found: Plain, out: Path, *, plotly: PlotlyJs = "inline") -> Path:
+def write_tuning(tuning: Plain, out: Path, *, plotly: PlotlyJs = "inline") -> Path:
     """Write the page, whole or not at all, and return where it is.
 
     Raises:
         SloBenchError: it cannot be written.
     """
-    names = [*MARKS, *found["space"]]
+    names = [*MARKS, *tuning["space"]]
     figures = [
-        tuning_figures.history(found, names),
-        *tuning_figures.front(found, names),
-        *tuning_figures.importances(found, names),
+        tuning_figures.history(tuning, names),
+        *tuning_figures.front(tuning, names),
+        *tuning_figures.importances(tuning, names),
     ]
-    compared = tuning_figures.compared(found, names)
-    parallel = tuning_figures.parallel_coordinates(found, names)
-    space = "; ".join(f"{name} {text}" for name, text in found["space"].items())
-    data = page_data(names, origin(found), [*figures, *parallel, *compared])
+    compared = tuning_figures.compared(tuning, names)
+    parallel = tuning_figures.parallel_coordinates(tuning, names)
+    space = "; ".join(f"{name} {text}" for name, text in tuning["space"].items())
+    data = page_data(names, origin(tuning), [*figures, *parallel, *compared])
     text = page(
         "tuning.html",
         data,
         plotly=plotly,
-        heading=f"{found['system']}: tuned for {' and '.join(found['objectives'])}",
+        heading=f"{tuning['system']}: tuned for {' and '.join(tuning['objectives'])}",
         facts=[
-            f"{found['model']} on {found['gpu']}",
-            str(found["workload"]),
-            f"sampler {found['sampler']}",
+            f"{tuning['model']} on {tuning['gpu']}",
+            str(tuning["workload"]),
+            f"sampler {tuning['sampler']}",
         ],
-        badge=origin(found),
-        answer=headline(found),
-        proof=confirmed_sentence(found),
+        badge=origin(tuning),
+        answer=headline(tuning),
+        proof=confirmed_sentence(tuning),
         compared=compared,
-        confirmed=_confirmed_table(found),
-        ablations=_ablation_table(found) if found["ablations"] else None,
+        confirmed=_confirmed_table(tuning),
+        ablations=_ablation_table(tuning) if tuning["ablations"] else None,
         figures=figures,
         parallel=parallel,
-        winners=[(of["trial"], of["file"], "\n".join(of["commands"])) for of in found["winners"]],
-        trials=_trials(found),
-        footer=f"Searched: {space}. Trials: {origin(found)}.",
+        winners=[
+            (winner["trial"], winner["file"], "\n".join(winner["commands"]))
+            for winner in tuning["winners"]
+        ],
+        trials=_trials(tuning),
+        footer=f"Searched: {space}. Trials: {origin(tuning)}.",
     )
     return write_page(text, out)
 
 
-def _trials(found: Plain) -> Table:
-    heads = ("Trial", "State", *found["objectives"], "Requests", *found["space"])
+def _trials(tuning: Plain) -> Table:
+    heads = ("Trial", "State", *tuning["objectives"], "Requests", *tuning["space"])
     rows = []
-    for row in found["trials"]:
-        settings = [parameter_text(row["configuration"].get(name, "")) for name in found["space"]]
+    for row in tuning["trials"]:
+        settings = [parameter_text(row["configuration"].get(name, "")) for name in tuning["space"]]
         state = "raced out" if row["state"] == "lost" else row["state"]
         state += f": {first_line(row['reason'])}" if row["reason"] else ""
         number, requests = str(row["number"]), f"{row['requests']:,}"
-        rows.append([number, state, *_figures(found, row), requests, *settings])
-    names, note = [*found["space"]], _trials_note(found)
+        rows.append([number, state, *_figures(tuning, row), requests, *settings])
+    names, note = [*tuning["space"]], _trials_note(tuning)
     return one_group("All trials", heads, rows, css="long", names=names, note=note)

@@ -29,15 +29,15 @@ from .document import page, write_page
 from .table import Cell, Table, one_group
 
 
-def headline(found: Validation) -> str:
+def headline(validation: Validation) -> str:
     """The largest errors of all, in a sentence."""
-    rows = [row for row in found.rows() if math.isfinite(row.error)]
+    rows = [row for row in validation.rows() if math.isfinite(row.error)]
     means = [abs(row.error) for row in rows if row.statistic == "mean"]
     shown = [abs(row.error) for row in rows if row.statistic != "mape"]
     if not shown:
         return "There is nothing to compare."
     return (
-        f"{len(found.log):,} requests of {found.engine} replayed: means within "
+        f"{len(validation.log):,} requests of {validation.engine} replayed: means within "
         f"{max(means):.1%}, means and quantiles within {max(shown):.1%}."
     )
 
@@ -53,9 +53,9 @@ def _cells(row: ErrorRow, more: Sequence[str] = ()) -> list[str]:
     def time(seconds: float) -> str:
         return seconds_text(seconds) if math.isfinite(seconds) else ""
 
-    own = [spread_text(getattr(row, name)) for name in more]
+    texts = [spread_text(getattr(row, name)) for name in more]
     times = time(row.real_s), time(row.simulated_s)
-    return [row.metric, row.statistic, *times, error_text(row), *own]
+    return [row.metric, row.statistic, *times, error_text(row), *texts]
 
 
 def _errors(rows: Sequence[ErrorRow]) -> Table:
@@ -63,7 +63,7 @@ def _errors(rows: Sequence[ErrorRow]) -> Table:
     more = [name for name in _MORE if any(math.isfinite(getattr(row, name)) for row in rows)]
     heads = ("metric", "", "real", "simulated", "error", *(_MORE[name] for name in more))
     groups = itertools.groupby(rows, key=lambda row: row.metric)
-    lines = [("", [_cells(row, more) for row in of]) for _, of in groups]
+    lines = [("", [_cells(row, more) for row in metric_rows]) for _, metric_rows in groups]
     return Table("All errors", heads, lines, texts=(0, 1))
 
 
@@ -71,42 +71,42 @@ def _errors(rows: Sequence[ErrorRow]) -> Table:
 _MORE = {"spread": "run to run", "replayed": "own step times"}
 
 
-def assumptions(found: Validation) -> list[str]:
+def assumptions(validation: Validation) -> list[str]:
     """Lines on the simulated system and the assumptions."""
-    settings, host = found.settings, found.host
+    settings, host = validation.settings, validation.host
     added = []
     if host.launch_s:
         added.append(f"{1e3 * host.launch_s:g} ms of host overhead for a step without a CUDA graph")
     if host.step_s:
         added.append(f"{1e3 * host.step_s:g} ms of host overhead for every step")
-    if found.client_s:
-        added.append(f"{1e3 * found.client_s:.3g} ms between client and engine")
+    if validation.client_s:
+        added.append(f"{1e3 * validation.client_s:.3g} ms between client and engine")
     graphs = f", CUDA graphs up to {host.graph_tokens} tokens" if host.graph_tokens else ""
     blocks = f"{settings.num_gpu_blocks:,}" if settings.num_gpu_blocks else "?"
     return [
-        f"{found.engine}: max_num_seqs {settings.max_num_seqs}, max_num_batched_tokens "
+        f"{validation.engine}: max_num_seqs {settings.max_num_seqs}, max_num_batched_tokens "
         f"{settings.max_num_batched_tokens}, {blocks} KV blocks of {settings.block_size} tokens, "
         f"prefix caching {'on' if settings.prefix_caching else 'off'}, "
         f"{'asynchronous' if settings.async_scheduling else 'synchronous'} scheduling{graphs}; "
-        f"{found.preemptions} preemptions in the simulation.",
-        f"Step times: {found.step_time}; added: {' and '.join(added) or 'nothing'}.",
-        *(f"Note: {note}." for note in found.notes),
+        f"{validation.preemptions} preemptions in the simulation.",
+        f"Step times: {validation.step_time}; added: {' and '.join(added) or 'nothing'}.",
+        *(f"Note: {note}." for note in validation.notes),
     ]
 
 
-def validation_text(found: Validation, level: ValidatedPoint | None = None) -> RenderableType:
+def validation_text(validation: Validation, level: ValidatedPoint | None = None) -> RenderableType:
     """Headline, error table, assumptions. With `level`, what that knows beyond the errors."""
-    table = _errors(found.rows() if level is None else level.errors()).rich()
-    lines = [Text(line, style="dim") for line in assumptions(found)]
-    return Group(Text(headline(found), style="bold"), table, *lines)
+    table = _errors(validation.rows() if level is None else level.errors()).rich()
+    lines = [Text(line, style="dim") for line in assumptions(validation)]
+    return Group(Text(headline(validation), style="bold"), table, *lines)
 
 
 def levels_text(levels: Sequence[ValidatedPoint]) -> RenderableType:
     """The levels of a run: one in full, several with a line for each of their metrics."""
     if len(levels) == 1:
-        told = [Text(line) for line in verdict(levels[0].errors())]
+        verdicts = [Text(line) for line in verdict(levels[0].errors())]
         fitted = Text(fitted_text(levels[0]), style="dim")
-        return Group(validation_text(levels[0].found, levels[0]), *told, fitted)
+        return Group(validation_text(levels[0].validation, levels[0]), *verdicts, fitted)
     parts: list[RenderableType] = [Text("Real against simulated", style="bold")]
     for level in levels:
         parts += [
@@ -115,8 +115,8 @@ def levels_text(levels: Sequence[ValidatedPoint]) -> RenderableType:
             *(Text(line) for line in verdict(level.errors())),
             Text(fitted_text(level), style="dim"),
         ]
-        parts += [Text(f"Note: {note}.", style="dim") for note in level.found.notes]
-    return Group(*parts, Text(f"\n{assumptions(levels[0].found)[0]}", style="dim"))
+        parts += [Text(f"Note: {note}.", style="dim") for note in level.validation.notes]
+    return Group(*parts, Text(f"\n{assumptions(levels[0].validation)[0]}", style="dim"))
 
 
 def _level_table(level: ValidatedPoint) -> RichTable:
@@ -141,7 +141,7 @@ def fitted_text(level: ValidatedPoint) -> str:
     )
 
 
-def validation_json(found: Validation) -> list[dict[str, Any]]:
+def validation_json(validation: Validation) -> list[dict[str, Any]]:
     """The rows of the error table as plain values; what does not exist is null."""
     return [
         {
@@ -149,23 +149,23 @@ def validation_json(found: Validation) -> list[dict[str, Any]]:
             "statistic": row.statistic,
             **{name: finite(getattr(row, name)) for name in ("real_s", "simulated_s", "error")},
         }
-        for row in found.rows()
+        for row in validation.rows()
     ]
 
 
-def scatter(found: Validation, metric: str) -> Figure:
+def scatter(validation: Validation, metric: str) -> Figure:
     """Scatter of real and simulated latency, one point for each request."""
-    view = scatter_view(found.real[metric], found.simulated[metric], 0)
+    view = scatter_view(validation.real[metric], validation.simulated[metric], 0)
     return scatter_of(metric, {ONLY: view}, [])
 
 
-def quantiles(found: Validation) -> Figure:
+def quantiles(validation: Validation) -> Figure:
     """Quantiles of the real and simulated distribution of each latency."""
     shares = np.linspace(0, 1, 101)
 
     def curve(place: int, seconds: NDArray[np.float64]) -> View:
-        known = seconds[np.isfinite(seconds)]
-        values = np.quantile(known, shares) if len(known) else np.zeros(0)
+        times_s = seconds[np.isfinite(seconds)]
+        values = np.quantile(times_s, shares) if len(times_s) else np.zeros(0)
         return {"s": place, "x": values.tolist(), "y": shares[: len(values)].tolist()}
 
     return Figure(
@@ -177,7 +177,10 @@ def quantiles(found: Validation) -> Figure:
         y=Axis("requests", "percent", top=1.0),
         views={
             metric: {
-                "series": [curve(0, found.simulated[metric]), curve(1, found.real[metric])],
+                "series": [
+                    curve(0, validation.simulated[metric]),
+                    curve(1, validation.real[metric]),
+                ],
                 "lines": [],
             }
             for metric in METRICS
@@ -189,22 +192,22 @@ def quantiles(found: Validation) -> Figure:
     )
 
 
-def write_validation(found: Validation, out: Path) -> Path:
+def write_validation(validation: Validation, out: Path) -> Path:
     """Write the page, whole or not at all, and return where it is.
 
     Raises:
         SloBenchError: it cannot be written.
     """
-    figures = [*(scatter(found, metric) for metric in METRICS), quantiles(found)]
+    figures = [*(scatter(validation, metric) for metric in METRICS), quantiles(validation)]
     text = page(
         "validation.html",
         page_data(["simulated", "real"], "simulated and measured", figures),
-        heading=f"{found.engine}: a real log and its simulation",
-        answer=headline(found),
-        errors=_errors(found.rows()),
+        heading=f"{validation.engine}: a real log and its simulation",
+        answer=headline(validation),
+        errors=_errors(validation.rows()),
         figures=figures,
-        assumed=assumptions(found),
-        footer=found.log.name,
+        assumed=assumptions(validation),
+        footer=validation.log.name,
     )
     return write_page(text, out)
 
@@ -271,13 +274,13 @@ def scatters(levels: Sequence[ValidatedLevel], names: Sequence[str]) -> list[Fig
     for metric in METRICS:
         views = {}
         for place, level in enumerate(levels):
-            of = level.requests
-            own = names.index(level.series) if level.series in names else 0
+            requests = level.requests
+            series_index = names.index(level.series) if level.series in names else 0
             real, simulated = (
-                of[f"{metric}_{kind}_s"].to_numpy(dtype=np.float64)
+                requests[f"{metric}_{kind}_s"].to_numpy(dtype=np.float64)
                 for kind in ("real", "simulated")
             )
-            views[str(place)] = scatter_view(real, simulated, own)
+            views[str(place)] = scatter_view(real, simulated, series_index)
         options = [[str(place), level.cell] for place, level in enumerate(levels)]
         drawn.append(scatter_of(metric, views, options if len(levels) > 1 else []))
     return drawn
@@ -312,10 +315,10 @@ def _lines(errors: Sequence[ErrorRow]) -> Iterator[Sequence[str]]:
     """
     rows = {(row.metric, row.statistic): row for row in errors}
     for metric in METRICS:
-        own = [rows[metric, statistic] for statistic in STATISTICS]
-        yield (metric, *_cells(own[0])[2:4], *map(short_error, own))
+        metric_rows = [rows[metric, statistic] for statistic in STATISTICS]
+        yield (metric, *_cells(metric_rows[0])[2:4], *map(short_error, metric_rows))
         for name, heading in _MORE.items():
-            shares = [getattr(row, name) for row in own]
+            shares = [getattr(row, name) for row in metric_rows]
             if any(map(math.isfinite, shares)):
                 yield ("", heading, "", *map(spread_text, shares))
 
@@ -328,23 +331,23 @@ def verdict(rows: Sequence[ErrorRow]) -> list[str]:
     that, and what is left with the steps' own durations. Empty where nothing of it is known.
     """
     judged = [row for row in rows if row.statistic in _JUDGED]
-    told = []
-    known = [row for row in judged if row.within is not None]
-    if known:
-        outside = [row for row in known if not row.within]
-        spreads = [row.spread for row in known]
-        told.append(
+    sentences = []
+    repeated = [row for row in judged if row.within is not None]
+    if repeated:
+        outside = [row for row in repeated if not row.within]
+        spreads = [row.spread for row in repeated]
+        sentences.append(
             f"The same level, measured again, differs by {min(spreads):.1%} to {max(spreads):.1%} "
-            f"in p50 and p90; {len(known) - len(outside)} of {len(known)} errors are within "
+            f"in p50 and p90; {len(repeated) - len(outside)} of {len(repeated)} errors are within "
             f"{TOLERANCE:.0%} or that, whichever is larger{_named(outside)}."
         )
     replayed = [abs(row.replayed) for row in judged if math.isfinite(row.replayed)]
     if replayed:
-        told.append(
+        sentences.append(
             f"Simulated with the steps' own times: p50 and p90 within {max(replayed):.2%}, every "
             "iteration decided as in the run."
         )
-    return told
+    return sentences
 
 
 def _named(outside: Sequence[ErrorRow]) -> str:

@@ -83,8 +83,8 @@ class Reason:
             phase: self.runner_up.phase_s[phase] - self.winner.phase_s[phase]
             for phase in _DECIDES.get(self.cause, PHASES)
         }
-        most = max(more, key=lambda phase: more[phase])
-        return most if more[most] > 0 else None
+        slowest = max(more, key=lambda phase: more[phase])
+        return slowest if more[slowest] > 0 else None
 
     @property
     def by_chance(self) -> bool:
@@ -111,10 +111,10 @@ class Reason:
                 for phase, long_s in next_.phase_s.items()
                 if long_s or best.phase_s[phase]
             )
-            told = f"Mean times of those with {next_.name} (with {best.name}): {times}"
+            text = f"Mean times of those with {next_.name} (with {best.name}): {times}"
             if self.phase is not None:
-                told += f"; what makes the difference is {self.phase}"
-            parts.append(f"{told}.")
+                text += f"; what makes the difference is {self.phase}"
+            parts.append(f"{text}.")
         parts += [_roles_text(side) for side in (next_, best) if side.roles]
         return " ".join(parts)
 
@@ -125,12 +125,12 @@ def _counts_text(causes: Mapping[str, int]) -> str:
 
 
 def _roles_text(side: Side) -> str:
-    told = [
-        f"{f'{role}: ' * (len(side.roles) > 1)}{percent_text(of['compute'])} of their arithmetic, "
-        f"{percent_text(of['kv_cache_usage'])} of KV memory, {rate_text(of['waiting'])} waiting"
-        for role, of in side.roles.items()
+    uses = [
+        f"{f'{role}: ' * (len(side.roles) > 1)}{percent_text(use['compute'])} of their arithmetic, "
+        f"{percent_text(use['kv_cache_usage'])} of KV memory, {rate_text(use['waiting'])} waiting"
+        for role, use in side.roles.items()
     ]
-    return f"Instances of {side.name} use, on average: {'; '.join(told)}."
+    return f"Instances of {side.name} use, on average: {'; '.join(uses)}."
 
 
 def reasons(runs: Sequence[RunResults], cells: pd.DataFrame) -> list[Reason]:
@@ -141,13 +141,13 @@ def reasons(runs: Sequence[RunResults], cells: pd.DataFrame) -> list[Reason]:
     """
     if not has_slo(cells):
         return []
-    found = []
+    all_reasons = []
     for facet in facets_of(cells):
-        own = cells[(cells["facet"] == facet) & cells["valid"]]
-        names = series_names(own)[:2]
-        if len(names) == 2 and (one := _reason(facet, runs, own, *names)) is not None:
-            found.append(one)
-    return found
+        facet_cells = cells[(cells["facet"] == facet) & cells["valid"]]
+        names = series_names(facet_cells)[:2]
+        if len(names) == 2 and (reason := _reason(facet, runs, facet_cells, *names)) is not None:
+            all_reasons.append(reason)
+    return all_reasons
 
 
 def _reason(
@@ -160,13 +160,13 @@ def _reason(
     rate = float(ahead.idxmax())
     at_rate = cells[cells["level_rps"] == rate].drop_duplicates(["series", "seed"])
     at_rate = at_rate.set_index("seed")
-    of = {name: at_rate[at_rate["series"] == name] for name in (best, next_)}
+    system_cells = {name: at_rate[at_rate["series"] == name] for name in (best, next_)}
     only = {best: 0, next_: 0}
     causes = dict.fromkeys(CAUSES, 0)
     phases = {best: [np.empty((0, len(PHASES)))], next_: [np.empty((0, len(PHASES)))]}
     total = 0
-    for seed in of[best].index.intersection(of[next_].index):
-        rows = {name: of[name].loc[seed] for name in of}
+    for seed in system_cells[best].index.intersection(system_cells[next_].index):
+        rows = {name: system_cells[name].loc[seed] for name in system_cells}
         if not all(runs[int(row["folder"])].keeps_requests for row in rows.values()):
             continue
         tables = {name: _requests(runs, row) for name, row in rows.items()}
@@ -189,7 +189,7 @@ def _reason(
             name,
             float(means[name][rate]),
             _mean_phases(np.concatenate(phases[name])),
-            _roles(runs, of[name].iloc[0]),
+            _roles(runs, system_cells[name].iloc[0]),
         )
         for name in (best, next_)
     )
@@ -201,11 +201,11 @@ def _requests(runs: Sequence[RunResults], row: pd.Series[Any]) -> pd.DataFrame:
     return counted(requests, int(row["requests"]))
 
 
-def _same(one: pd.DataFrame, other: pd.DataFrame) -> bool:
+def _same(table: pd.DataFrame, other: pd.DataFrame) -> bool:
     """Whether both tables are of the same requests."""
-    if len(one) != len(other):
+    if len(table) != len(other):
         return False
-    times_s, others_s = one["arrival_s"].to_numpy(), other["arrival_s"].to_numpy()
+    times_s, others_s = table["arrival_s"].to_numpy(), other["arrival_s"].to_numpy()
     return bool(np.allclose(times_s, others_s, rtol=0, atol=1e-6))
 
 
@@ -216,32 +216,32 @@ def _mean_phases(times_s: np.ndarray) -> dict[str, float]:
 
 def _roles(runs: Sequence[RunResults], row: pd.Series[Any]) -> dict[str, dict[str, float]]:
     """Mean of each metric by role, for the run of one seed."""
-    told = read_timeseries(runs[int(row["folder"])].path, str(row["cell"]))
-    apart = mechanism(told).apart
+    timeseries = read_timeseries(runs[int(row["folder"])].path, str(row["cell"]))
+    apart = mechanism(timeseries).apart
     if not all(metric in apart for metric in _BY_ROLE):
         return {}
-    found: dict[str, dict[str, float]] = {}
+    by_role: dict[str, dict[str, float]] = {}
     for metric in _BY_ROLE:
         values: dict[str, list[float]] = {}
         for entity, (_, value) in apart[metric].items():
             values.setdefault(entity.rpartition(" ")[0], []).append(float(value.mean()))
-        for role, of in values.items():
-            found.setdefault(role, {})[metric] = sum(of) / len(of)
-    return {role: of for role, of in found.items() if len(of) == len(_BY_ROLE)}
+        for role, means in values.items():
+            by_role.setdefault(role, {})[metric] = sum(means) / len(means)
+    return {role: metrics for role, metrics in by_role.items() if len(metrics) == len(_BY_ROLE)}
 
 
-def shown(found: Sequence[Reason]) -> list[tuple[str, str]]:
+def shown(all_reasons: Sequence[Reason]) -> list[tuple[str, str]]:
     """Facet and sentences of the first of them."""
-    return [(one.facet, one.sentences) for one in found[:MOST]]
+    return [(reason.facet, reason.sentences) for reason in all_reasons[:MOST]]
 
 
 def reason_json(reason: Reason) -> dict[str, Any]:
     """All of it as plain values, and the sentences."""
-    told = dataclasses.asdict(reason)
+    fields = dataclasses.asdict(reason)
     for side in ("winner", "runner_up"):
-        told[side]["phase_s"] = {p: finite(s) for p, s in told[side]["phase_s"].items()}
+        fields[side]["phase_s"] = {p: finite(s) for p, s in fields[side]["phase_s"].items()}
     return (
-        told
+        fields
         | {"cause": reason.cause, "phase": reason.phase, "by_chance": reason.by_chance}
         | {"why": reason.sentences}
     )

@@ -31,17 +31,17 @@ class Best:
     """The best series of one facet at one rate, those level with it, and its mean value."""
 
     series: tuple[str, ...]
-    of: int  # series that were compared
+    n_series: int  # series that were compared
     value: float
     next_value: float | None  # the best of those that are worse
     drifting: bool  # a cell of the best is not stationary
 
     def text(self, measure: Measure) -> str:
         """`tp8 ≈ tp4 (1.2 s; next 1.4 s)`."""
-        if len(self.series) == self.of > 1:
+        if len(self.series) == self.n_series > 1:
             named = "all"
         elif len(self.series) > _MOST_NAMED:
-            named = f"{len(self.series)} of {self.of}"
+            named = f"{len(self.series)} of {self.n_series}"
         else:
             named = " ≈ ".join(self.series)
         after = "" if self.next_value is None else f"; next {measure.text(self.next_value)}"
@@ -72,25 +72,27 @@ def best_map(cells: pd.DataFrame, measure: Measure) -> dict[str, dict[float, Bes
     """The best series by facet and rate."""
     return {
         facet: {
-            rate: found
-            for rate in sorted(set(of["level_rps"]))
-            if (found := best_at(of[of["level_rps"] == rate], measure)) is not None
+            rate: best
+            for rate in sorted(set(facet_cells["level_rps"]))
+            if (best := best_at(facet_cells[facet_cells["level_rps"] == rate], measure)) is not None
         }
-        for facet, of in by_facet(cells, facets_of(cells)).items()
+        for facet, facet_cells in by_facet(cells, facets_of(cells)).items()
     }
 
 
 def table(cells: pd.DataFrame, names: Sequence[str], badge: str) -> Table:
     """Maps of all measures; without groups unless there are several facets and rates."""
-    wanted = [m for m in MEASURES if m.column in cells and (m is not IN_SLO or has_slo(cells))]
+    shown_measures = [
+        m for m in MEASURES if m.column in cells and (m is not IN_SLO or has_slo(cells))
+    ]
     several = len(facets_of(cells)) > 1 and offered(cells) == "several rates"
     rates = sorted(set(cells["level_rps"]))
     groups: list[tuple[str | Cell, list[Row]]] = []
-    for measure in wanted if several and len(names) > 1 else ():
-        found = best_map(cells, measure)
+    for measure in shown_measures if several and len(names) > 1 else ():
+        best_by_facet = best_map(cells, measure)
         rows: list[Row] = [
-            [facet, *(at[r].text(measure) if r in at else "–" for r in rates)]
-            for facet, at in found.items()
+            [facet, *(by_rate[r].text(measure) if r in by_rate else "–" for r in rates)]
+            for facet, by_rate in best_by_facet.items()
         ]
         groups.append((measure.head, rows))
     heads = ("", *(f"{rate_text(rate)} req/s" for rate in rates))

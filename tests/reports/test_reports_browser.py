@@ -394,7 +394,7 @@ def validations(make_run, tmp_path):
     source = Source("test", "steps")
     given = profile_of_steps(steps, model="llama-3.1-8b", gpu="a100-80g", source=source)
     level, _ = validate_run(folder, given)
-    own = write_validation(level.found, tmp_path / "validation.html")
+    own = write_validation(level.validation, tmp_path / "validation.html")
     return write_report([folder], tmp_path / "report.html").as_uri(), own.as_uri()
 
 

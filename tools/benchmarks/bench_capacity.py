@@ -65,11 +65,11 @@ def search(queue: MdcQueue, target: float, searches: int) -> Tried:
     errors, covered, requests = [], [], []
     for number in range(searches):
         options = SearchOptions(targets=(target,), first_seed=10_000 * number, budget=BUDGET)
-        found = find_capacity(queue, start_rps=start_rps(queue, number), options=options)
-        (one,) = found.capacities
-        errors.append((one.capacity_rps or 0.0) / truth_rps - 1)
-        covered.append(one.low_rps <= truth_rps <= one.high_rps)
-        requests.append(found.requests_spent)
+        outcome = find_capacity(queue, start_rps=start_rps(queue, number), options=options)
+        (capacity,) = outcome.capacities
+        errors.append((capacity.capacity_rps or 0.0) / truth_rps - 1)
+        covered.append(capacity.low_rps <= truth_rps <= capacity.high_rps)
+        requests.append(outcome.requests_spent)
     return Tried(np.array(errors), np.array(covered), np.array(requests))
 
 
@@ -84,18 +84,18 @@ def bisect(queue: MdcQueue, target: float, seed: int, requests: int) -> tuple[fl
     return math.sqrt(low * high), spent
 
 
-def bisection_at_equal_error(queue: MdcQueue, target: float, wanted: Tried) -> float:
+def bisection_at_equal_error(queue: MdcQueue, target: float, reference: Tried) -> float:
     """Requests that bisection spends where its error is as large, between powers of two."""
     truth_rps = queue.capacity_rps(target)
     before: tuple[float, float] | None = None
     for power in range(9, 21):
-        found = [bisect(queue, target, seed, 2**power) for seed in range(40)]
-        rms = float(np.sqrt(np.mean([(rate / truth_rps - 1) ** 2 for rate, _ in found])))
-        spent = float(np.mean([requests for _, requests in found]))
-        if rms <= wanted.rms:
+        bisections = [bisect(queue, target, seed, 2**power) for seed in range(40)]
+        rms = float(np.sqrt(np.mean([(rate / truth_rps - 1) ** 2 for rate, _ in bisections])))
+        spent = float(np.mean([requests for _, requests in bisections]))
+        if rms <= reference.rms:
             if before is None:
                 return spent
-            share = math.log(before[0] / wanted.rms) / math.log(before[0] / rms)
+            share = math.log(before[0] / reference.rms) / math.log(before[0] / rms)
             return before[1] * (spent / before[1]) ** share
         before = rms, spent
     return math.inf
@@ -108,16 +108,16 @@ def coverage_and_bisection(searches: int, *, bisection: bool) -> None:
     print(head + (f" {'bisection':>10} {'ratio':>6}" if bisection else ""))
     for queue in QUEUES:
         for target in TARGETS:
-            found = search(queue, target, searches)
+            trial = search(queue, target, searches)
             name = f"M/D/{queue.servers}, wait ≤ {queue.wait_slo_s:g} D"
             line = (
                 f"{name:24} {target:6g} {queue.capacity_rps(target):7.3f} "
-                f"{found.covered.mean():8.0%} {found.rms:6.1%} {abs(found.errors).max():6.1%} "
-                f"{(abs(found.errors) > 0.05).sum():5d} {found.requests.mean():9,.0f}"
+                f"{trial.covered.mean():8.0%} {trial.rms:6.1%} {abs(trial.errors).max():6.1%} "
+                f"{(abs(trial.errors) > 0.05).sum():5d} {trial.requests.mean():9,.0f}"
             )
             if bisection:
-                needed = bisection_at_equal_error(queue, target, found)
-                line += f" {needed:10,.0f} {needed / found.requests.mean():6.1f}"
+                needed = bisection_at_equal_error(queue, target, trial)
+                line += f" {needed:10,.0f} {needed / trial.requests.mean():6.1f}"
             print(line, flush=True)
 
 
@@ -157,9 +157,9 @@ def live(numbers: range, slots: int, service_s: float, wait_slo_s: float, tolera
                 seed=1000 * number,
                 rates=[0.4 * queue.limit_rps],
             )
-            asked = CapacityOptions(targets=(0.9,), tolerance=tolerance)
-            found = search_capacity(experiment, Path(folder) / str(number), options=asked)
-            (row,) = found.rows()
+            options = CapacityOptions(targets=(0.9,), tolerance=tolerance)
+            capacities = search_capacity(experiment, Path(folder) / str(number), options=options)
+            (row,) = capacities.rows()
             if not row["capacity_rps"]:
                 print(f"nothing found: {row['stopped']}; {row['levels']}", flush=True)
                 continue
@@ -185,14 +185,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--service", type=float, default=0.5, help="seconds")
     parser.add_argument("--wait", type=float, default=0.15, help="seconds")
     parser.add_argument("--tolerance", type=float, default=0.04, help="of the live searches")
-    asked = parser.parse_args(arguments)
-    if {"coverage", "bisection"} & set(asked.what):
-        coverage_and_bisection(asked.searches, bisection="bisection" in asked.what)
-    if "speed" in asked.what:
+    options = parser.parse_args(arguments)
+    if {"coverage", "bisection"} & set(options.what):
+        coverage_and_bisection(options.searches, bisection="bisection" in options.what)
+    if "speed" in options.what:
         speed()
-    if "live" in asked.what:
-        numbers = range(asked.first, asked.first + asked.live_searches)
-        live(numbers, asked.slots, asked.service, asked.wait, asked.tolerance)
+    if "live" in options.what:
+        numbers = range(options.first, options.first + options.live_searches)
+        live(numbers, options.slots, options.service, options.wait, options.tolerance)
 
 
 if __name__ == "__main__":

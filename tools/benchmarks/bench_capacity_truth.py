@@ -93,9 +93,9 @@ def experiment(system: str, settings: dict[str, Any]) -> Experiment:
     return Experiment(systems=system, **settings)
 
 
-def truth_of(asked: Experiment, target: float, start_rps: float) -> Truth:
+def truth_of(case_experiment: Experiment, target: float, start_rps: float) -> Truth:
     """The capacity by long runs alone."""
-    [spec] = plan(asked.model_copy(update={"rates": (1.0,), "seeds": 1})).cells
+    [spec] = plan(case_experiment.model_copy(update={"rates": (1.0,), "seeds": 1})).cells
     runner = CellRunner(spec, "truth", Simulator(), lambda cell, row: None)
     spent = 0
 
@@ -112,7 +112,7 @@ def truth_of(asked: Experiment, target: float, start_rps: float) -> Truth:
 
     def share(rate_rps: float, seeds: int = 1) -> float:
         runs = [run(rate_rps, seed) for seed in range(seeds)]
-        return float(np.mean([one.attainment for one in runs])) if keeps_up(runs) else 0.0
+        return float(np.mean([sample.attainment for sample in runs])) if keeps_up(runs) else 0.0
 
     rate_rps = float(f"{start_rps:.4g}")
     low, high = 0.0, math.inf
@@ -139,14 +139,14 @@ def truth_of(asked: Experiment, target: float, start_rps: float) -> Truth:
 def tried(number: int, truth: Truth | None) -> dict[str, Any]:
     """Search and, unless the truth is known, brute force of a case."""
     system, target, settings = CASES[number]
-    asked = experiment(system, settings)
+    case_experiment = experiment(system, settings)
     began_s = time.process_time()
     with tempfile.TemporaryDirectory() as folder:
         options = CapacityOptions(targets=(target,))
-        [row] = search_capacity(asked, Path(folder) / "out", options=options).rows()
+        [row] = search_capacity(case_experiment, Path(folder) / "out", options=options).rows()
     searched_s = time.process_time() - began_s
     start_rps = row["capacity_rps"] or row["low_rps"] or row["high_rps"]
-    truth = truth or truth_of(asked, target, start_rps)
+    truth = truth or truth_of(case_experiment, target, start_rps)
     high_rps = math.inf if row["high_rps"] is None else row["high_rps"]
     return {
         "case": number,
@@ -167,7 +167,7 @@ def read(path: Path | None) -> dict[int, dict[str, Any]]:
     """Results in a file by case; none without the file."""
     if path is None or not path.is_file():
         return {}
-    return {one["case"]: one for one in map(json.loads, path.read_text().splitlines())}
+    return {row["case"]: row for row in map(json.loads, path.read_text().splitlines())}
 
 
 def main() -> None:
@@ -180,8 +180,8 @@ def main() -> None:
     first, end = map(int, options.cases.split(":"))
     done = read(options.out)
     truths = {
-        number: Truth(one["truth_rps"], one["truth_requests"])
-        for number, one in read(options.truths).items()
+        number: Truth(row["truth_rps"], row["truth_requests"])
+        for number, row in read(options.truths).items()
     }
     for number in range(first, end):
         if number not in done:
@@ -189,12 +189,12 @@ def main() -> None:
             if options.out is not None:
                 with options.out.open("a") as file:
                     file.write(json.dumps(done[number]) + "\n")
-        one = done[number]
-        capacity = "–" if one["capacity_rps"] is None else f"{one['capacity_rps']:.3g}"
+        row = done[number]
+        capacity = "–" if row["capacity_rps"] is None else f"{row['capacity_rps']:.3g}"
         print(
-            f"{one['system']:22} {one['slo'] or 'default':40.40} ≥ {one['target']:g}: {capacity} "
-            f"[{one['low_rps']:.3g}, {one['high_rps'] or math.inf:.3g}] {one['outcome']}, "
-            f"brute force {one['truth_rps']:.3g}: {'covered' if one['covered'] else 'NOT COVERED'}",
+            f"{row['system']:22} {row['slo'] or 'default':40.40} ≥ {row['target']:g}: {capacity} "
+            f"[{row['low_rps']:.3g}, {row['high_rps'] or math.inf:.3g}] {row['outcome']}, "
+            f"brute force {row['truth_rps']:.3g}: {'covered' if row['covered'] else 'NOT COVERED'}",
             flush=True,
         )
     covered = sum(done[number]["covered"] for number in range(first, end))

@@ -129,8 +129,8 @@ def _guidellm(program: str, load: Load) -> Sequence[str]:
 
 
 def _guidellm_ttft_s(folder: Path) -> float:
-    (found,) = json.loads((folder / "guidellm.json").read_text())["benchmarks"]
-    return float(found["metrics"]["time_to_first_token_ms"]["successful"]["median"]) / 1e3
+    (benchmark,) = json.loads((folder / "guidellm.json").read_text())["benchmarks"]
+    return float(benchmark["metrics"]["time_to_first_token_ms"]["successful"]["median"]) / 1e3
 
 
 def _aiperf(program: str, load: Load) -> Sequence[str]:
@@ -145,8 +145,8 @@ def _aiperf(program: str, load: Load) -> Sequence[str]:
 
 
 def _aiperf_ttft_s(folder: Path) -> float:
-    found = json.loads((folder / "aiperf" / "profile_export_aiperf.json").read_text())
-    return float(found["time_to_first_token"]["p50"]) / 1e3
+    export = json.loads((folder / "aiperf" / "profile_export_aiperf.json").read_text())
+    return float(export["time_to_first_token"]["p50"]) / 1e3
 
 
 CLIENTS = {
@@ -208,49 +208,49 @@ def _own(name: str, folder: Path) -> tuple[float, float]:
         (row,) = csv.DictReader((folder / "run" / "cells.csv").read_text().splitlines())
         return 1e3 * float(row["ttft_p50_s"] or "nan"), 1e3 * float(row["tpot_p50_s"] or "nan")
     if name == "vllm":
-        told = json.loads((folder / "vllm.json").read_text())
-        return told["median_ttft_ms"], told["median_tpot_ms"]
+        report = json.loads((folder / "vllm.json").read_text())
+        return report["median_ttft_ms"], report["median_tpot_ms"]
     if name == "guidellm":
-        (told,) = json.loads((folder / "guidellm.json").read_text())["benchmarks"]
-        of = [told["metrics"][f"{m}_ms"]["successful"]["median"] for m in _GUIDELLM]
-        return of[0], of[1]
-    told = json.loads((folder / "aiperf" / "profile_export_aiperf.json").read_text())
-    return told["time_to_first_token"]["p50"], told["inter_token_latency"]["p50"]
+        (report,) = json.loads((folder / "guidellm.json").read_text())["benchmarks"]
+        medians = [report["metrics"][f"{m}_ms"]["successful"]["median"] for m in _GUIDELLM]
+        return medians[0], medians[1]
+    report = json.loads((folder / "aiperf" / "profile_export_aiperf.json").read_text())
+    return report["time_to_first_token"]["p50"], report["inter_token_latency"]["p50"]
 
 
 _GUIDELLM = ("time_to_first_token", "time_per_output_token")
 
 
-def on_server(asked: argparse.Namespace, programs: Mapping[str, str]) -> None:
+def on_server(options: argparse.Namespace, programs: Mapping[str, str]) -> None:
     """Print a line of a table for each rate and client."""
     print(
         "| req/s | client | TTFT p50, as it prints it | TTFT p50 from sending | "
         "TPOT p50, as it prints it | TPOT p50 without the first token | E2E p50 from sending | |"
     )
     print("|---|---|---|---|---|---|---|---|")
-    for rate_rps in map(float, asked.rates.split(",")):
+    for rate_rps in map(float, options.rates.split(",")):
         for name, program in programs.items():
             with tempfile.TemporaryDirectory() as folder:
                 load = Load(
-                    asked.server,
+                    options.server,
                     rate_rps,
-                    int(asked.requests.split(",")[0]),
+                    int(options.requests.split(",")[0]),
                     Path(folder),
-                    asked.tokenizer,
-                    asked.model,
-                    asked.output_tokens,
+                    options.tokenizer,
+                    options.model,
+                    options.output_tokens,
                 )
                 sent(CLIENTS[name], program, load)
-                of, said = _read(name, Path(folder))
-                if not of.finished.all():
-                    raise SystemExit(f"{name}: {int((~of.finished).sum())} requests failed")
+                results, summary = _read(name, Path(folder))
+                if not results.finished.all():
+                    raise SystemExit(f"{name}: {int((~results.finished).sum())} requests failed")
                 ttft_ms, tpot_ms = _own(name, Path(folder))
-            latency_s = of.sample("sent", None).latency_s
+            latency_s = results.sample("sent", None).latency_s
             ms = {name: 1e3 * float(np.nanmedian(values)) for name, values in latency_s.items()}
             print(
                 f"| {rate_rps:g} | {name} | {ttft_ms:.1f} ms | {ms['ttft']:.1f} ms | "
                 f"{tpot_ms:.2f} ms | {ms['tpot']:.2f} ms | {ms['e2e']:.0f} ms | "
-                f"{said} |",
+                f"{summary} |",
                 flush=True,
             )
 
@@ -268,11 +268,11 @@ def main() -> None:
     for name in CLIENTS:
         if name != "slo-bench":
             parser.add_argument(f"--{name}", help="its program")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     programs = {"slo-bench": sys.executable}
-    programs |= {name: getattr(asked, name) for name in CLIENTS if getattr(asked, name, None)}
-    if asked.server:
-        on_server(asked, programs)
+    programs |= {name: getattr(options, name) for name in CLIENTS if getattr(options, name, None)}
+    if options.server:
+        on_server(options, programs)
         return
     print(
         f"{'client':10} {'CPU ms/request':>14} {'µs/token':>9} {'CPU s at start':>14} "
@@ -280,9 +280,9 @@ def main() -> None:
     )
     for name, program in programs.items():
         costs = []
-        for requests in map(int, asked.requests.split(",")):
+        for requests in map(int, options.requests.split(",")):
             with tempfile.TemporaryDirectory() as folder, serving_apart(MOCK) as server:
-                load = Load(server.url, asked.rate, requests, Path(folder), asked.tokenizer)
+                load = Load(server.url, options.rate, requests, Path(folder), options.tokenizer)
                 costs.append(run(CLIENTS[name], program, load, server.truths))
         short, long = costs
         each_s = (long.cpu_s - short.cpu_s) / (long.answered - short.answered)

@@ -48,18 +48,18 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=30_000)
     parser.add_argument("--rates", default="20,28", help="req/s over all instances")
     parser.add_argument("--only", default="", help="part of a case's name")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     place = placed(PlacementSpec(model="mistral-7b", gpu="a100-80g", tp=1))
     source = load_source("sharegpt")
     print(
         f"{'system':24} {'req/s':>6} {'requests':>9} {'CPU s':>7} {'per CPU s':>10} {'in SLO':>7}"
     )
-    for rate in map(float, asked.rates.split(",")):
+    for rate in map(float, options.rates.split(",")):
         workload = source.make(
-            rate_rps=rate, requests=asked.requests, seed=1, slo=parse_slo("ttft=1,tpot=0.15")
+            rate_rps=rate, requests=options.requests, seed=1, slo=parse_slo("ttft=1,tpot=0.15")
         )
         for name, (system, router) in cases().items():
-            if asked.only not in name:
+            if options.only not in name:
                 continue
             begin_s = time.process_time()
             result = simulate(
@@ -74,8 +74,8 @@ def main() -> None:
             cpu_s = time.process_time() - begin_s
             in_time = (result.records.ttft_s <= 1.0).mean()
             print(
-                f"{name:24} {rate:6g} {asked.requests:9,} {cpu_s:7.2f} "
-                f"{asked.requests / cpu_s:10,.0f} {in_time:7.1%}",
+                f"{name:24} {rate:6g} {options.requests:9,} {cpu_s:7.2f} "
+                f"{options.requests / cpu_s:10,.0f} {in_time:7.1%}",
                 flush=True,
             )
 

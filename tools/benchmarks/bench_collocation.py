@@ -47,7 +47,7 @@ SLO = "chat:ttft=30,tpot=0.15;batch:ttft=600,tpot=0.3;embed:e2e=5"
 spent_s: Counter[str] = Counter()
 calls: Counter[str] = Counter()
 depth = 0
-seen: list[tuple[int, int]] = []
+queue_states: list[tuple[int, int]] = []
 
 
 def timed(name: str) -> Callable[..., Any]:
@@ -66,7 +66,7 @@ def timed(name: str) -> Callable[..., Any]:
             if not depth:
                 spent_s[name] += time.thread_time() - begin_s
             if name == "limits":
-                seen.append((args[0].n_running, args[0].n_waiting))
+                queue_states.append((args[0].n_running, args[0].n_waiting))
 
     return call
 
@@ -84,7 +84,7 @@ def main() -> None:
         ("memory half as large", {"safety_ratio": 0.0}),
         ("the same, no admission control by reservations", {"counts": "current"}),
     ):
-        spent_s.clear(), calls.clear(), seen.clear()
+        spent_s.clear(), calls.clear(), queue_states.clear()
         blocks = None if label == "no memory pressure" else 5000
         where = Placement(
             language,
@@ -106,8 +106,8 @@ def main() -> None:
         )
         whole_s = time.process_time() - begin_s
         steps = result.totals.steps
-        running = sum(n for n, _ in seen) / len(seen)
-        waiting = sum(n for _, n in seen) / len(seen)
+        running = sum(n for n, _ in queue_states) / len(queue_states)
+        waiting = sum(n for _, n in queue_states) / len(queue_states)
         print(
             f"{label}: {steps:,} iterations; when asked {running:.0f} run and {waiting:.0f} wait; "
             f"{int(result.records.preemptions_recompute.sum())} preemptions; {whole_s:.1f} s"

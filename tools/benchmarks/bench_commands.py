@@ -57,14 +57,14 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--beside", type=Path, help="another checkout")
     parser.add_argument("commands", nargs="*", default=["version", "run", "run-report"])
-    asked = parser.parse_args()
-    checkouts = [ROOT] if asked.beside is None else [asked.beside.resolve(), ROOT]
-    print(f"| command | {' | '.join(str(one) for one in checkouts)} |")
+    options = parser.parse_args()
+    checkouts = [ROOT] if options.beside is None else [options.beside.resolve(), ROOT]
+    print(f"| command | {' | '.join(str(checkout) for checkout in checkouts)} |")
     print("|---|" + "---|" * len(checkouts))
     with tempfile.TemporaryDirectory() as bytecode:
-        for name in asked.commands:
+        for name in options.commands:
             spent_s: list[list[float]] = [[] for _ in checkouts]
-            for _ in range(asked.repeat + 1):
+            for _ in range(options.repeat + 1):
                 for each_s, checkout in zip(spent_s, checkouts, strict=True):
                     each_s.append(cpu_s(COMMANDS[name], checkout, Path(bytecode)))
             least = " | ".join(f"{min(each_s[1:]):.2f}" for each_s in spent_s)

@@ -71,19 +71,22 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=100_000)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("systems", nargs="*", default=["vllm:1", "sarathi:1", "vllm-v0:1"])
-    asked = parser.parse_args()
+    options = parser.parse_args()
     print("| system | instances | source: all, simulation (CPU s) | compiled | times as fast |")
     print("|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         compiler = ROOT / "scripts" / "compile_core.py"
         subprocess.run([sys.executable, compiler, folder], check=True, stdout=sys.stderr)
         sides = (ROOT / ".editable", Path(folder))
-        for system, _, instances in (one.partition(":") for one in asked.systems):
+        for system, _, instances in (text.partition(":") for text in options.systems):
             least = [(float("inf"), float("inf"))] * 2
-            for _ in range(asked.repeat):
-                for at, side in enumerate(sides):
-                    found = run(side, system, int(instances or 1), asked.requests)
-                    least[at] = min(least[at][0], found[0]), min(least[at][1], found[1])
+            for _ in range(options.repeat):
+                for index, side in enumerate(sides):
+                    seconds = run(side, system, int(instances or 1), options.requests)
+                    least[index] = (
+                        min(least[index][0], seconds[0]),
+                        min(least[index][1], seconds[1]),
+                    )
             (a, b), (c, d) = least
             print(
                 f"| {system} | {instances or 1} | {a:.2f}, {b:.2f} | {c:.2f}, {d:.2f} "

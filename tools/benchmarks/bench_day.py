@@ -44,34 +44,36 @@ def arrivals(window: pd.Series, rng: np.random.Generator) -> np.ndarray:
     return moments[moments < WINDOW_S]
 
 
-def day(rates: pd.DataFrame, lengths: pd.DataFrame, most: int, seed: int) -> pd.DataFrame:
+def day(rates: pd.DataFrame, lengths: pd.DataFrame, max_requests: int, seed: int) -> pd.DataFrame:
     """A trace: arrival_s, prompt_tokens, output_tokens, by arrival."""
     rng = np.random.default_rng(seed)
     rates = rates[rates["window_start_s"] < DAY_S]
-    known = set.intersection(
+    clients = set.intersection(
         *(
             set(lengths.loc[lengths["field"] == f"{w}_tokens", "client"])
             for w in ("input", "output")
         )
     )
-    parts, left = [], float(most)
-    for client in rng.permutation(sorted(known & set(rates["client"]))):
-        own = rates[rates["client"] == client]
-        expected = own["rate_rps"].sum() * WINDOW_S
+    parts, left = [], float(max_requests)
+    for client in rng.permutation(sorted(clients & set(rates["client"]))):
+        client_rates = rates[rates["client"] == client]
+        expected = client_rates["rate_rps"].sum() * WINDOW_S
         if expected > left:
             continue
         left -= expected
-        found = [arrivals(row, rng) + row["window_start_s"] for _, row in own.iterrows()]
-        moments = np.concatenate(found)
+        window_arrivals_s = [
+            arrivals(row, rng) + row["window_start_s"] for _, row in client_rates.iterrows()
+        ]
+        moments = np.concatenate(window_arrivals_s)
         part = pd.DataFrame({"arrival_s": moments})
         for field, name in (("input_tokens", "prompt_tokens"), ("output_tokens", "output_tokens")):
-            of = lengths[(lengths["client"] == client) & (lengths["field"] == field)]
+            client_lengths = lengths[(lengths["client"] == client) & (lengths["field"] == field)]
             drawn = np.zeros(len(moments))
             nearest = np.abs(
-                moments[:, None] - (of["window_start_s"].to_numpy() + SIX_HOURS_S / 2)
+                moments[:, None] - (client_lengths["window_start_s"].to_numpy() + SIX_HOURS_S / 2)
             ).argmin(axis=1)
-            for at, (_, row) in enumerate(of.iterrows()):
-                rows = nearest == at
+            for window, (_, row) in enumerate(client_lengths.iterrows()):
+                rows = nearest == window
                 values = [
                     min(1.0, row["p5"]),
                     *(row[q] for q in ("p5", "p50", "p90", "p99", "max")),
@@ -104,19 +106,19 @@ def main() -> None:
     parser.add_argument("--systems", default="vllm,sarathi")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, help="keep trace, run and report here")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     bench = costs()
     with tempfile.TemporaryDirectory() as scratch:
-        folder = asked.folder or Path(scratch)
+        folder = options.folder or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
         trace = day(
-            pd.read_csv(asked.rates), pd.read_csv(asked.lengths), asked.requests, asked.seed
+            pd.read_csv(options.rates), pd.read_csv(options.lengths), options.requests, options.seed
         )
         trace.to_csv(folder / "day.csv", index=False, float_format="%.6f")
         hours = trace["arrival_s"].max() / 3600
         print(f"{len(trace):,} requests in {hours:.1f} h")
         print(f"{'':24} {'CPU s':>8} {'wall s':>8} {'peak MB':>9}")
-        systems = [word for name in asked.systems.split(",") for word in ("--system", name)]
+        systems = [word for name in options.systems.split(",") for word in ("--system", name)]
         cost = bench.cost_of(
             *("run", *systems, "--workload", str(folder / "day.csv"), "--model", "llama-3-8b"),
             *(

@@ -70,10 +70,10 @@ PLACEMENT = Placement(
 class NoLeaps:
     """A step-time model that lets the simulator take one step at a time."""
 
-    of: StepTime
+    model: StepTime
 
     def step_s(self, decode_seqs, decode_kv_tokens, chunks):
-        return self.of.step_s(decode_seqs, decode_kv_tokens, chunks)
+        return self.model.step_s(decode_seqs, decode_kv_tokens, chunks)
 
     def span_s(self, decode_seqs, decode_kv_tokens, steps):
         return float("inf")

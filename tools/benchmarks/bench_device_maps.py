@@ -22,16 +22,16 @@ WEIGHTS = {**MODES, "latency alone": CostWeights(1.0, 0.0)}
 def main() -> None:
     """Print devices used, gap and CPU seconds of each case, and the largest of them."""
     gaps, times_s = [], []
-    for what, problem in cases():
+    for label, problem in cases():
         for mode, weights in WEIGHTS.items():
             began_s = time.process_time()
-            found = optimum(problem, weights)
+            solution = optimum(problem, weights)
             took_s = time.process_time() - began_s
             print(
-                f"{what}, {mode}: {len(found.placed)} devices, "
-                f"gap {100 * found.gap:.3f} %, {took_s:.2f} CPU s"
+                f"{label}, {mode}: {len(solution.placed)} devices, "
+                f"gap {100 * solution.gap:.3f} %, {took_s:.2f} CPU s"
             )
-            gaps.append(found.gap)
+            gaps.append(solution.gap)
             times_s.append(took_s)
     exact = sum(gap == 0 for gap in gaps)
     print(f"{len(gaps)} cases: {exact} exact, largest gap {100 * max(gaps):.3f} %, "

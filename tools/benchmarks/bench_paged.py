@@ -69,21 +69,21 @@ SHORTEST_ANSWER, SHORTEST_PROMPT, LONGEST = 4, 8, 256
 
 
 @dataclass(frozen=True)
-class Asked:
+class OfflineRequest:
     """A request: its prompt and how many tokens it wants."""
 
     prompt: list[int]
     answer: int
 
 
-def requests(count: int, vocabulary: int, seed: int = 0) -> list[Asked]:
+def requests(count: int, vocabulary: int, seed: int = 0) -> list[OfflineRequest]:
     draw = Random(seed)
 
     def length(low: int) -> int:
         return round(math.exp(draw.uniform(math.log(low), math.log(LONGEST))))
 
     return [
-        Asked(
+        OfflineRequest(
             [draw.randrange(3, vocabulary) for _ in range(length(SHORTEST_PROMPT))],
             length(SHORTEST_ANSWER),
         )
@@ -91,18 +91,20 @@ def requests(count: int, vocabulary: int, seed: int = 0) -> list[Asked]:
     ]
 
 
-def by_engine(decoder: Decoder, asked: Sequence[Asked], places: int) -> tuple[float, list[Any]]:
+def by_engine(
+    decoder: Decoder, prompts: Sequence[OfflineRequest], places: int
+) -> tuple[float, list[Any]]:
     """CPU seconds, and the answers."""
-    found = system("vllm").with_parameters(max_num_seqs=places)
+    served_system = system("vllm").with_parameters(max_num_seqs=places)
     engine = Engine(decoder, KvCacheConfig(64 * places, 16))
     states = [
-        RequestState(row, 0.0, len(one.prompt), one.answer, one.answer, Slo())
-        for row, one in enumerate(asked)
+        RequestState(row, 0.0, len(request.prompt), request.answer, request.answer, Slo())
+        for row, request in enumerate(prompts)
     ]
-    answers: list[Any] = [None] * len(asked)
+    answers: list[Any] = [None] * len(prompts)
     begin_s = time.process_time()
     instance = engine.instance(
-        found.policy, lambda r: Tokens(list(asked[r.id].prompt)), RealClock()
+        served_system.policy, lambda r: Tokens(list(prompts[r.id].prompt)), RealClock()
     )
     instance.ended = lambda r, tokens: answers.__setitem__(r.id, tokens.tokens[r.prompt_tokens :])
     instance.inbox.extend(states)
@@ -110,29 +112,31 @@ def by_engine(decoder: Decoder, asked: Sequence[Asked], places: int) -> tuple[fl
     return time.process_time() - begin_s, answers
 
 
-def by_generate(model: Any, asked: Sequence[Asked], places: int) -> tuple[float, list[Any]]:
+def by_generate(
+    model: Any, prompts: Sequence[OfflineRequest], places: int
+) -> tuple[float, list[Any]]:
     """CPU seconds, and the answers."""
     answers = []
     begin_s = time.process_time()
     with torch.inference_mode():
-        for first in range(0, len(asked), places):
-            batch = asked[first : first + places]
-            wide = max(len(one.prompt) for one in batch)
+        for first in range(0, len(prompts), places):
+            batch = prompts[first : first + places]
+            wide = max(len(request.prompt) for request in batch)
             ids = torch.zeros(len(batch), wide, dtype=torch.long)
             mask = torch.zeros_like(ids)
-            for row, one in enumerate(batch):
-                ids[row, wide - len(one.prompt) :] = torch.tensor(one.prompt)
-                mask[row, wide - len(one.prompt) :] = 1
-            found = model.generate(
+            for row, request in enumerate(batch):
+                ids[row, wide - len(request.prompt) :] = torch.tensor(request.prompt)
+                mask[row, wide - len(request.prompt) :] = 1
+            token_ids = model.generate(
                 ids,
                 attention_mask=mask,
-                max_new_tokens=max(one.answer for one in batch),
+                max_new_tokens=max(request.answer for request in batch),
                 do_sample=False,
                 eos_token_id=None,
                 pad_token_id=0,
             )
-            rows = found[:, wide:].tolist()
-            answers += [row[: one.answer] for row, one in zip(rows, batch, strict=True)]
+            rows = token_ids[:, wide:].tolist()
+            answers += [row[: request.answer] for row, request in zip(rows, batch, strict=True)]
     return time.process_time() - begin_s, answers
 
 
@@ -155,19 +159,31 @@ class ServerError(Exception):
 
 
 def by_server(
-    server: Server, path: Path, asked: Sequence[Asked], places: int, dtype: str
+    server: Server, path: Path, prompts: Sequence[OfflineRequest], places: int, dtype: str
 ) -> tuple[float, list[Any]]:
     """CPU seconds, and the answers."""
-    found = server.environment
+    server_environment = server.environment
     script = Path(__file__).with_name("offline_tokens.py")
-    told = {"prompts": [one.prompt for one in asked], "answers": [one.answer for one in asked]}
+    payload = {
+        "prompts": [request.prompt for request in prompts],
+        "answers": [request.answer for request in prompts],
+    }
     launch = Launch(model=str(path), port=0)
-    environ = {**os.environ, **recipe(found.backend).environ(found.device, launch)}
+    environ = {
+        **os.environ,
+        **recipe(server_environment.backend).environ(server_environment.device, launch),
+    }
     environ["DTYPE"] = dtype
     environ["EAGER"] = "1" if server.eager else ""
-    programs = f"{found.programs}{os.pathsep}{environ.get('PATH', os.defpath)}"
+    programs = f"{server_environment.programs}{os.pathsep}{environ.get('PATH', os.defpath)}"
     process = subprocess.Popen(
-        [str(found.python), str(script), found.backend, str(path), str(places)],
+        [
+            str(server_environment.python),
+            str(script),
+            server_environment.backend,
+            str(path),
+            str(places),
+        ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -176,7 +192,7 @@ def by_server(
         start_new_session=True,
     )
     try:
-        out, problem = process.communicate(json.dumps(told), timeout=_LONGEST_S)
+        out, problem = process.communicate(json.dumps(payload), timeout=_LONGEST_S)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # what it may have left
@@ -184,22 +200,22 @@ def by_server(
     lines = [line for line in out.splitlines() if line.startswith('{"cpu_s"')]
     if not lines:
         raise ServerError(f"{server.title} gave no answers: {problem[-2000:]}")
-    said = json.loads(lines[-1])
-    return said["cpu_s"], said["answers"]
+    reply = json.loads(lines[-1])
+    return reply["cpu_s"], reply["answers"]
 
 
 def servers(names: str) -> list[Server]:
     """The newest environment for CPU of each."""
     newest: dict[str, Environment] = {}
-    for one in installed():
-        if one.device == "cpu":
-            newest.setdefault(one.backend, one)
-    found = []
+    for candidate in installed():
+        if candidate.device == "cpu":
+            newest.setdefault(candidate.backend, candidate)
+    newest_servers = []
     for name in names.split(","):
         environment = newest.get(name.removesuffix(EAGER))
         if environment is not None:
-            found.append(Server(environment, name.endswith(EAGER)))
-    return found
+            newest_servers.append(Server(environment, name.endswith(EAGER)))
+    return newest_servers
 
 
 def main() -> None:
@@ -214,7 +230,7 @@ def main() -> None:
     torch.set_num_threads(1)
     beside = servers(options.servers)
     begin_s, gains = time.monotonic(), {}
-    heads = ["engine tok/s", "generate tok/s", *(one.title for one in beside)]
+    heads = ["engine tok/s", "generate tok/s", *(server.title for server in beside)]
     print(f"{'model':>6} {'at once':>8} {'requests':>9}", *(f"{head:>18}" for head in heads))
     with tempfile.TemporaryDirectory() as folder:
         for name in options.models.split(","):
@@ -223,11 +239,13 @@ def main() -> None:
             model = AutoModelForCausalLM.from_pretrained(path, dtype=options.dtype).eval()
             for text in options.concurrency.split(","):
                 places = int(text)
-                asked = requests(options.batches * max(places, 2), decoder.config.vocab)
+                prompts = requests(options.batches * max(places, 2), decoder.config.vocab)
                 sides: list[tuple[float, list[Any]] | None] = []
-                sides += by_us(decoder, model, asked, places, options.rounds)
-                sides += [beside_us(one, path, asked, places, options.dtype) for one in beside]
-                gains[name, places] = show(name, places, asked, sides)
+                sides += by_us(decoder, model, prompts, places, options.rounds)
+                sides += [
+                    beside_us(server, path, prompts, places, options.dtype) for server in beside
+                ]
+                gains[name, places] = show(name, places, prompts, sides)
     for (name, places), bound in BOUNDS.items():
         if (gain := gains.get((name, places))) is not None:
             held = "holds" if gain >= bound else "MISSED"
@@ -236,32 +254,35 @@ def main() -> None:
 
 
 def beside_us(
-    server: Server, path: Path, asked: Sequence[Asked], places: int, dtype: str
+    server: Server, path: Path, prompts: Sequence[OfflineRequest], places: int, dtype: str
 ) -> tuple[float, list[Any]] | None:
     """None: it gave no answers."""
     try:
-        return by_server(server, path, asked, places, dtype)
+        return by_server(server, path, prompts, places, dtype)
     except (ServerError, subprocess.TimeoutExpired) as problem:
         print(problem, file=sys.stderr, flush=True)
         return None
 
 
 def by_us(
-    decoder: Decoder, model: Any, asked: Sequence[Asked], places: int, rounds: int
+    decoder: Decoder, model: Any, prompts: Sequence[OfflineRequest], places: int, rounds: int
 ) -> list[tuple[float, list[Any]]]:
     """The engine's best round and that of generate."""
     sides = [
-        (by_engine(decoder, asked, places), by_generate(model, asked, places))
+        (by_engine(decoder, prompts, places), by_generate(model, prompts, places))
         for _ in range(rounds)
     ]
-    return [min(rounds_of, key=lambda one: one[0]) for rounds_of in zip(*sides, strict=True)]
+    return [min(rounds_of, key=lambda side: side[0]) for rounds_of in zip(*sides, strict=True)]
 
 
 def show(
-    name: str, places: int, asked: Sequence[Asked], sides: Sequence[tuple[float, list[Any]] | None]
+    name: str,
+    places: int,
+    prompts: Sequence[OfflineRequest],
+    sides: Sequence[tuple[float, list[Any]] | None],
 ) -> float:
     """Prints a line; how many times as much as generate the engine gives."""
-    tokens = sum(one.answer for one in asked)
+    tokens = sum(request.answer for request in prompts)
     engine, generate = sides[:2]
     assert engine is not None
     assert generate is not None
@@ -272,7 +293,7 @@ def show(
         same.append(str(sum(a == b for a, b in pairs)) if side else "-")
     gain = generate[0] / engine[0]
     print(
-        f"{name:>6} {places:>8} {len(asked):>9}",
+        f"{name:>6} {places:>8} {len(prompts):>9}",
         *rates,
         f"  {gain:.2f} times generate; answers equal to its: {', '.join(same)}",
         flush=True,

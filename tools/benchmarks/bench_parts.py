@@ -72,19 +72,19 @@ def part_of(path: str) -> str | None:
 
 def sampled(words: list[str]) -> Counter[str]:
     """Run a command of slo-bench in this process; samples by part."""
-    found: Counter[str] = Counter()
-    known: dict[str, str | None] = {}
+    samples: Counter[str] = Counter()
+    part_by_path: dict[str, str | None] = {}
 
     def look(_: int, frame: FrameType | None) -> None:
         while frame is not None:
             path = frame.f_code.co_filename
-            if path not in known:
-                known[path] = part_of(os.path.realpath(path))
-            if (part := known[path]) is not None:
-                found[part] += 1
+            if path not in part_by_path:
+                part_by_path[path] = part_of(os.path.realpath(path))
+            if (part := part_by_path[path]) is not None:
+                samples[part] += 1
                 return
             frame = frame.f_back
-        found["start"] += 1
+        samples["start"] += 1
 
     from slo_bench.cli.main import app
 
@@ -94,7 +94,7 @@ def sampled(words: list[str]) -> Counter[str]:
         app(words, standalone_mode=False)
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0.0)
-    return found
+    return samples
 
 
 def measured(
@@ -117,7 +117,7 @@ def measured(
     return (
         float(cpu_s),
         float(peak_mb),
-        Counter({name: int(n) for name, n in (one.split("=") for one in counts.split(","))}),
+        Counter({name: int(n) for name, n in (pair.split("=") for pair in counts.split(","))}),
     )
 
 
@@ -134,8 +134,8 @@ def of_cluster(system: str, instances: int) -> list[str]:
 
 def row(system: str, instances: int, requests: int, rate_rps: float) -> str:
     """One run by part."""
-    cpu_s, _, found = measured(system, requests, rate_rps, *of_cluster(system, instances))
-    shares = [f"{100 * found[name] / found.total():.0f} %" for name in NAMES]
+    cpu_s, _, samples = measured(system, requests, rate_rps, *of_cluster(system, instances))
+    shares = [f"{100 * samples[name] / samples.total():.0f} %" for name in NAMES]
     speed = f"{requests / cpu_s:,.0f}"
     return f"| {' | '.join([system, str(instances), f'{rate_rps:g}', speed, *shares])} |"
 
@@ -144,10 +144,10 @@ def growths(
     rate_rps: float, most_requests: int
 ) -> Iterator[tuple[str, str, int, int, float, list[str]]]:
     """What grows, the system, how far, requests, their rate and the options."""
-    one = of_cluster("vllm", 1)
+    single = of_cluster("vllm", 1)
     for requests in (10_000, 100_000, 1_000_000, 10_000_000):
         if requests <= most_requests:
-            yield "requests", "vllm", requests, requests, rate_rps, one
+            yield "requests", "vllm", requests, requests, rate_rps, single
     for requests in (10_000, 100_000, 1_000_000):
         if requests <= most_requests:
             options = of_cluster("distserve", EIGHT)
@@ -163,18 +163,18 @@ def growths(
     for system in QUEUES:
         for queued in (10_000, 100_000):
             if queued <= most_requests:
-                yield "queue", system, queued, queued, float(queued), one
+                yield "queue", system, queued, queued, float(queued), single
 
 
 def grow(rate_rps: float, most_requests: int) -> None:
     """Print what a request costs as the work grows."""
     heads = ["what grows", "system", "number", "requests", "CPU s", "CPU us a request", "peak MB"]
     print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
-    for what, system, number, requests, rate, options in growths(rate_rps, most_requests):
+    for quantity, system, number, requests, rate, options in growths(rate_rps, most_requests):
         cpu_s, peak_mb, _ = measured(system, requests, rate, *options)
         start_s, _, _ = measured(system, START, rate, *options)
         each_us = 1e6 * (cpu_s - start_s) / (requests - START)
-        cells = [what, system, f"{number:,}", f"{requests:,}"]
+        cells = [quantity, system, f"{number:,}", f"{requests:,}"]
         cells += [f"{cpu_s:.2f}", f"{each_us:.0f}", f"{peak_mb:,.0f}"]
         print(f"| {' | '.join(cells)} |", flush=True)
 
@@ -182,24 +182,24 @@ def grow(rate_rps: float, most_requests: int) -> None:
 def main() -> None:
     """Print a table, or be the process that is looked at."""
     if sys.argv[1:2] == ["--sample"]:
-        found = sampled(sys.argv[2:])
+        samples = sampled(sys.argv[2:])
         print(f"\n{time.process_time()}")
         print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3 * 1.024)
-        print(",".join(f"{name}={found[name]}" for name in NAMES))
+        print(",".join(f"{name}={samples[name]}" for name in NAMES))
         return
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--requests", type=int, default=100_000)
     parser.add_argument("--rate", type=float, default=5.0, help="req/s of an instance")
     parser.add_argument("--growth", action="store_true", help="cost as the work grows")
-    asked = parser.parse_args()
-    if asked.growth:
-        grow(asked.rate, asked.requests)
+    options = parser.parse_args()
+    if options.growth:
+        grow(options.rate, options.requests)
         return
     heads = ["system", "instances", "req/s", "requests per CPU s", *NAMES]
     print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
     for instances, systems in ((1, SINGLE), (EIGHT, CLUSTERS)):
         for system in systems:
-            print(row(system, instances, asked.requests, asked.rate * instances), flush=True)
+            print(row(system, instances, options.requests, options.rate * instances), flush=True)
 
 
 if __name__ == "__main__":

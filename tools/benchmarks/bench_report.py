@@ -88,10 +88,10 @@ def cost_of(*arguments: str) -> Cost:
     return Cost(usage.ru_utime + usage.ru_stime, wall_s, usage.ru_maxrss * 1024)
 
 
-def show(what: str, cost: Cost) -> None:
+def show(label: str, cost: Cost) -> None:
     """One line of the table."""
     print(
-        f"{what:24} {cost.cpu_s:8.1f} {cost.wall_s:8.1f} {cost.peak_bytes / 1e6:9.0f}", flush=True
+        f"{label:24} {cost.cpu_s:8.1f} {cost.wall_s:8.1f} {cost.peak_bytes / 1e6:9.0f}", flush=True
     )
 
 
@@ -120,7 +120,9 @@ def browse(page_path: Path) -> None:
     page.send("Page.navigate", url=page_path.absolute().as_uri())
     page.settle()
     first_ms, drawn_ms = page.run(_IN_SIGHT)
-    told = {of["name"]: of["value"] for of in page.send("Performance.getMetrics")["metrics"]}
+    metrics = {
+        metric["name"]: metric["value"] for metric in page.send("Performance.getMetrics")["metrics"]
+    }
     nodes = page.run("document.getElementsByTagName('*').length")
     scroll_ms, chosen_ms = page.run(_SCROLL), page.run(_CHOOSE)
     page.close()
@@ -128,7 +130,7 @@ def browse(page_path: Path) -> None:
     print(
         f"{page_path.stat().st_size / 1e6:.2f} MB, {nodes:,} elements; first picture after "
         f"{first_ms / 1000:.2f} s, all in sight after {drawn_ms / 1000:.2f} s with "
-        f"{told['TaskDuration']:.2f} s of CPU time, longest frame while scrolling "
+        f"{metrics['TaskDuration']:.2f} s of CPU time, longest frame while scrolling "
         f"{scroll_ms:.0f} ms, another rate drawn in {chosen_ms:.0f} ms"
     )
 
@@ -143,27 +145,34 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--records", default="csv", choices=("csv", "parquet"))
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--folder", type=Path, help="keep the run here, or use the one that is")
-    asked = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     print(f"{'':24} {'CPU s':>8} {'wall s':>8} {'peak MB':>9}")
     with tempfile.TemporaryDirectory() as scratch:
-        folder = asked.folder or Path(scratch) / "run"
+        folder = options.folder or Path(scratch) / "run"
         page = Path(scratch) / "report.html"
         if not (folder / "cells.csv").is_file():
-            systems = [word for name in asked.systems.split(",") for word in ("--system", name)]
+            systems = [word for name in options.systems.split(",") for word in ("--system", name)]
             cost = cost_of(
                 *("run", *systems, "--workload", "azure-conv", "--model", "llama-3-8b"),
-                *("--gpu", "a100-80g", "--rates", asked.rates, "--requests", str(asked.requests)),
+                *(
+                    "--gpu",
+                    "a100-80g",
+                    "--rates",
+                    options.rates,
+                    "--requests",
+                    str(options.requests),
+                ),
                 *(
                     "--seeds",
-                    str(asked.seeds),
+                    str(options.seeds),
                     "--jobs",
-                    str(asked.jobs),
+                    str(options.jobs),
                     "--overlong-requests",
                     "reject",
                 ),
-                *("--records", asked.records, "--no-report", "--out", str(folder)),
+                *("--records", options.records, "--no-report", "--out", str(folder)),
             )
-            show(f"run --jobs {asked.jobs}", cost)
+            show(f"run --jobs {options.jobs}", cost)
         show("report", cost_of("report", str(folder), "--out", str(page)))
         show("compare", cost_of("compare", str(folder), str(folder)))
         show("gate", cost_of("gate", str(folder), str(folder)))

@@ -59,8 +59,8 @@ def bytes_only(load: Load, loop: str) -> float:
     workload = Workload(np.zeros(1), np.full(1, PROMPT), np.full(1, TOKENS))
     options = HttpOptions(model=MOCK.model)
     bodies = Bodies.write(workload, options, load.folder / "bodies")
-    made = WireRequests(workload, [Endpoint.parse(load.url)], options, bodies).of(0, 0)
-    (load.folder / "request").write_bytes(b"".join(made))
+    request_bytes = WireRequests(workload, [Endpoint.parse(load.url)], options, bodies).of(0, 0)
+    (load.folder / "request").write_bytes(b"".join(request_bytes))
     port = urlsplit(load.url).port
     argv = [sys.executable, str(HERE / "bytes_only.py"), *map(str, (port, load.rate_rps))]
     return cpu_s([*argv, str(load.requests), loop], load.folder, CHECKOUT, load.folder / "request")
@@ -80,10 +80,12 @@ def slo_bench(load: Load, checkout: Path, sessions: str | None) -> float:
     return cpu_s(argv, load.folder, checkout)
 
 
-def cpu_s(argv: Sequence[str], folder: Path, checkout: Path, given: Path | None = None) -> float:
+def cpu_s(
+    argv: Sequence[str], folder: Path, checkout: Path, input_file: Path | None = None
+) -> float:
     """CPU seconds, user and system, of a command with its children."""
     log = os.open(folder / "log", os.O_CREAT | os.O_WRONLY)
-    source = os.open(given or os.devnull, os.O_RDONLY)
+    source = os.open(input_file or os.devnull, os.O_RDONLY)
     actions = [(os.POSIX_SPAWN_DUP2, source, 0), *((os.POSIX_SPAWN_DUP2, log, n) for n in (1, 2))]
     environ = os.environ | {"PYTHONPATH": str(checkout / ".editable")}
     child = os.posix_spawn(argv[0], argv, environ, file_actions=actions)
@@ -105,34 +107,34 @@ class Client:
     sessions: str | None = None
     loop: str = "uvloop"
 
-    def cost_s(self, asked: argparse.Namespace) -> float:
+    def cost_s(self, options: argparse.Namespace) -> float:
         """CPU seconds a request: the difference between a long and a short run."""
         used_s, answered = [], []
-        for n in asked.requests:
-            with tempfile.TemporaryDirectory() as folder, mocks(asked) as (server,):
-                load = Load(server.url, asked.rate, n, Path(folder))
-                with started_on(asked.client_cores):
+        for n in options.requests:
+            with tempfile.TemporaryDirectory() as folder, mocks(options) as (server,):
+                load = Load(server.url, options.rate, n, Path(folder))
+                with started_on(options.client_cores):
                     if self.checkout is None:
                         used_s.append(bytes_only(load, self.loop))
                     else:
                         used_s.append(slo_bench(load, self.checkout, self.sessions))
                 answered.append(sum(truth.tokens == TOKENS for truth in server.truths()))
-        if answered != asked.requests:
-            raise SystemExit(f"{self.name}: {answered} answers to {asked.requests} requests")
+        if answered != options.requests:
+            raise SystemExit(f"{self.name}: {answered} answers to {options.requests} requests")
         return (used_s[1] - used_s[0]) / (answered[1] - answered[0])
 
 
 @contextlib.contextmanager
-def mocks(asked: argparse.Namespace) -> Iterator[list[Mock]]:
+def mocks(options: argparse.Namespace) -> Iterator[list[Mock]]:
     """Mock servers in processes of their own."""
-    config = dataclasses.replace(MOCK, tokens_per_chunk=asked.chunk)
-    with contextlib.ExitStack() as stack, started_on(asked.server_cores):
-        yield [stack.enter_context(serving_apart(config)) for _ in range(asked.servers)]
+    config = dataclasses.replace(MOCK, tokens_per_chunk=options.chunk)
+    with contextlib.ExitStack() as stack, started_on(options.server_cores):
+        yield [stack.enter_context(serving_apart(config)) for _ in range(options.servers)]
 
 
-def costs(asked: argparse.Namespace) -> None:
+def costs(options: argparse.Namespace) -> None:
     """Print each turn, then medians and the ratios to the first client (least and largest)."""
-    if asked.sessions:
+    if options.sessions:
         how = "sessions(turns=fixed(4),think_s=0"
         ours = [
             Client("made-up answers", CHECKOUT, f"{how},closed=false,answer_s={ANSWER_S})"),
@@ -142,71 +144,80 @@ def costs(asked: argparse.Namespace) -> None:
     else:
         ours = [Client("slo-bench", CHECKOUT)]
         clients = [Client("bytes only"), Client("bytes only, asyncio", loop="asyncio"), *ours]
-    for folder in asked.checkout:
+    for folder in options.checkout:
         clients += [
-            dataclasses.replace(one, name=f"{one.name}, {folder.name}", checkout=folder)
-            for one in ours
+            dataclasses.replace(client, name=f"{client.name}, {folder.name}", checkout=folder)
+            for client in ours
         ]
-    took: dict[str, list[float]] = {one.name: [] for one in clients}
-    for turn in range(asked.turns):
-        for one in clients if turn % 2 == 0 else reversed(clients):
-            took[one.name].append(one.cost_s(asked))
-            print(f"{one.name}: {took[one.name][-1] * 1e3:.3f} ms", file=sys.stderr, flush=True)
+    took: dict[str, list[float]] = {client.name: [] for client in clients}
+    for turn in range(options.turns):
+        for client in clients if turn % 2 == 0 else reversed(clients):
+            took[client.name].append(client.cost_s(options))
+            print(
+                f"{client.name}: {took[client.name][-1] * 1e3:.3f} ms", file=sys.stderr, flush=True
+            )
     print("| client | CPU a request | ratio |\n|---|---|---|")
     first, *_ = took.values()
     for name, each_s in took.items():
-        ratios = [own / other for own, other in zip(each_s, first, strict=True)]
+        ratios = [client_s / first_s for client_s, first_s in zip(each_s, first, strict=True)]
         print(
             f"| {name} | {statistics.median(each_s) * 1e3:.3f} ms | "
             f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}) |"
         )
 
 
-def senders(asked: argparse.Namespace) -> None:
+def senders(options: argparse.Namespace) -> None:
     """Print a line of a table for each rate and number of sending processes."""
     print(
         "| processes | req/s due | sent | answered | CPU a request | send delay p50 | p99 | max | "
         "event loop p99 | server late p99 | |\n|---|---|---|---|---|---|---|---|---|---|---|"
     )
-    for processes in asked.processes:
-        rate_rps = asked.rate
-        while any(level(asked, processes, rate_rps) for _ in range(2)):  # others may have been busy
-            rate_rps *= asked.step
+    for processes in options.processes:
+        rate_rps = options.rate
+        while any(
+            level(options, processes, rate_rps) for _ in range(2)
+        ):  # others may have been busy
+            rate_rps *= options.step
 
 
-def level(asked: argparse.Namespace, processes: int, rate_rps: float) -> bool:
+def level(options: argparse.Namespace, processes: int, rate_rps: float) -> bool:
     """Measure one rate and print its line; whether the client was on time."""
     rng = np.random.default_rng(0)
-    n = round(rate_rps * asked.seconds)
+    n = round(rate_rps * options.seconds)
     arrival_s = np.cumsum(rng.exponential(1 / rate_rps, n))
     workload = Workload(arrival_s, np.full(n, PROMPT), np.full(n, TOKENS))
-    options = HttpOptions(model=MOCK.model, processes=processes)
-    with mocks(asked) as servers, started_on(asked.client_cores):
-        found = measure(workload, [Endpoint.parse(one.url) for one in servers], options)
-        truths = [truth for one in servers for truth in one.truths()]
+    http_options = HttpOptions(model=MOCK.model, processes=processes)
+    with mocks(options) as servers, started_on(options.client_cores):
+        measurement = measure(
+            workload, [Endpoint.parse(server.url) for server in servers], http_options
+        )
+        truths = [truth for server in servers for truth in server.truths()]
     took_s = np.array([truth.first_token_s - truth.received_s for truth in truths])
-    due_s = MOCK.ttft_s + (min(asked.chunk, TOKENS) - 1) * MOCK.itl_s
-    client = found.client
-    busy_s = float(np.nanmax(found.columns.ended_s))
-    failed = int((found.columns.outcome != Outcome.FINISHED).sum())
+    due_s = MOCK.ttft_s + (min(options.chunk, TOKENS) - 1) * MOCK.itl_s
+    client = measurement.client
+    busy_s = float(np.nanmax(measurement.columns.ended_s))
+    failed = int((measurement.columns.outcome != Outcome.FINISHED).sum())
     ms = (
         *(client.send_delay_p50_s, client.send_delay_p99_s),
-        *(max(one.send_delay_max_s for one in found.clients), client.event_loop_lag_p99_s),
+        *(
+            max(sender.send_delay_max_s for sender in measurement.clients),
+            client.event_loop_lag_p99_s,
+        ),
         float(np.nanquantile(took_s - due_s, 0.99)),
     )
-    said = [found.invalid_because or "valid"] + ([f"{failed} failed"] if failed else [])
+    notes = [measurement.invalid_because or "valid"] + ([f"{failed} failed"] if failed else [])
     print(
         f"| {processes} | {client.offered_rps:.0f} | {client.sent_rps:.0f} | "
         f"{(n - failed) / (busy_s - ANSWER_S):.0f} | {client.cpu_s / n * 1e3:.3f} ms | "
-        f"{' | '.join(f'{1e3 * one:.1f} ms' for one in ms)} | {'; '.join(said)} |",
+        f"{' | '.join(f'{1e3 * latency_ms:.1f} ms' for latency_ms in ms)} | {'; '.join(notes)} |",
         flush=True,
     )
-    return found.invalid_because is None
+    return measurement.invalid_because is None
 
 
 def numbers(text: str) -> list[int]:
     """Whole numbers with commas between them."""
-    return [int(one) for one in text.split(",")]
+    return [int(number) for number in text.split(",")]
 
 
 def main() -> None:
@@ -224,8 +235,8 @@ def main() -> None:
     parser.add_argument("--chunk", type=int, default=1, help="tokens that a server sends at once")
     parser.add_argument("--server-cores", type=numbers, default=[])
     parser.add_argument("--client-cores", type=numbers, default=[])
-    asked = parser.parse_args()
-    (senders if asked.processes else costs)(asked)
+    options = parser.parse_args()
+    (senders if options.processes else costs)(options)
 
 
 if __name__ == "__main__":

@@ -54,17 +54,17 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=1_000_000)
     parser.add_argument("--systems", default="vllm,sarathi,vllm-v0,sglang")
     parser.add_argument("--rates", default="6.45", help="12 saturates the KV cache")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     print(
         f"{'system':12} {'req/s':>6} {'requests':>9} {'CPU s':>7} {'per CPU s':>10} {'peak MB':>8}"
     )
     with tempfile.TemporaryDirectory() as folder:
-        for rate in asked.rates.split(","):
-            for system in asked.systems.split(","):
-                cost = run(system, asked.requests, float(rate), Path(folder))
-                speed = asked.requests / cost.cpu_s
+        for rate in options.rates.split(","):
+            for system in options.systems.split(","):
+                cost = run(system, options.requests, float(rate), Path(folder))
+                speed = options.requests / cost.cpu_s
                 print(
-                    f"{system:12} {rate:>6} {asked.requests:9,} {cost.cpu_s:7.2f} {speed:10,.0f} "
+                    f"{system:12} {rate:>6} {options.requests:9,} {cost.cpu_s:7.2f} {speed:10,.0f} "
                     f"{cost.peak_bytes / 1e6:8.0f}",
                     flush=True,
                 )

@@ -77,9 +77,11 @@ def settings_of(case: Case, **changes: object) -> TuneSettings:
 
 
 def evaluation_of(case: Case, folder: Path) -> ConfigurationEvaluator:
-    made = prepared(case.experiment, settings_of(case))
+    search = prepared(case.experiment, settings_of(case))
     servers = Servers(folder / "servers")
-    return ConfigurationEvaluator(made.experiment, made.space, made.aim, 0.03, folder, servers)
+    return ConfigurationEvaluator(
+        search.experiment, search.space, search.aim, 0.03, folder, servers
+    )
 
 
 def points_of(evaluation: ConfigurationEvaluator) -> list[dict[str, object]]:
@@ -87,7 +89,7 @@ def points_of(evaluation: ConfigurationEvaluator) -> list[dict[str, object]]:
     import itertools
 
     grid = grid_of(evaluation.space.dimensions)
-    found = []
+    feasible = []
     for values in itertools.product(*grid.values()):
         point = dict(zip(grid, values, strict=True))
         if "n_lp" in point and point["n_lp"] + point["n_hp"] < evaluation.experiment.gpus[0]:
@@ -96,27 +98,29 @@ def points_of(evaluation: ConfigurationEvaluator) -> list[dict[str, object]]:
             evaluation.runs_of(point)
         except InfeasibleError:
             continue
-        found.append(point)
-    return found
+        feasible.append(point)
+    return feasible
 
 
 def capacity_of(evaluation: ConfigurationEvaluator, point: dict[str, object]) -> tuple[float, int]:
     """Capacity and requests of a point; remembered in the folder."""
     runs = evaluation.runs_of(point)
-    found = evaluation.capacity(runs, None)
-    assert not isinstance(found, RaceResult)
-    one = found.capacities[0]
-    return (one.low_rps if one.capacity_rps is None else one.capacity_rps), runs.requests
+    outcome = evaluation.capacity(runs, None)
+    assert not isinstance(outcome, RaceResult)
+    estimate = outcome.capacities[0]
+    return (
+        estimate.low_rps if estimate.capacity_rps is None else estimate.capacity_rps
+    ), runs.requests
 
 
 def fresh_rps(case: Case, folder: Path, point: dict[str, object]) -> float:
     """Capacity on seeds that nobody has seen: the mean of a few searches."""
-    found = []
+    capacities_rps = []
     for number in range(1, FRESH + 1):
         table = case.experiment.model_dump(exclude_unset=True) | {"seed": 1_000_000 * number}
         again = Case(Experiment(**table), case.search)
-        found.append(capacity_of(evaluation_of(again, folder / str(number)), point)[0])
-    return sum(found) / len(found)
+        capacities_rps.append(capacity_of(evaluation_of(again, folder / str(number)), point)[0])
+    return sum(capacities_rps) / len(capacities_rps)
 
 
 def grid(name: str, folder: Path, points: int, part: int, parts: int) -> None:
@@ -141,32 +145,34 @@ def bench(name: str, seeds: int, jobs: int, out: Path, points: int, share: float
         raise SystemExit(f"{name}: the grid failed")
     evaluation = evaluation_of(case, folder)
     whole = points_of(evaluation)
-    known = {key_of(point): (point, *capacity_of(evaluation, point)) for point in whole[::points]}
-    spent = round(sum(requests for *_, requests in known.values()) / len(known) * len(whole))
+    searched = {
+        key_of(point): (point, *capacity_of(evaluation, point)) for point in whole[::points]
+    }
+    spent = round(sum(requests for *_, requests in searched.values()) / len(searched) * len(whole))
     print(
-        f"{name}: grid of {len(whole)} points, {len(known)} searched: {spent:,} requests "
+        f"{name}: grid of {len(whole)} points, {len(searched)} searched: {spent:,} requests "
         f"{'' if points == 1 else '(reckoned) '}in {time.monotonic() - began_s:.0f} s"
     )
     tuned = []
     for seed in range(seeds):
-        found = tune(
+        study = tune(
             case.experiment,
             settings_of(case, sampler_seed=seed, trials=100_000, max_requests=round(share * spent)),
             out / name / f"tune-{share:g}-{seed}",
             resume=(out / name / f"tune-{share:g}-{seed}").is_dir(),
         ).found
-        configuration = dict(found.best[0].configuration)
-        known[key_of(configuration)] = (configuration, *capacity_of(evaluation, configuration))
-        tuned.append((key_of(configuration), found.requests, len(found.trials)))
-    best_point, best_rps, _ = max(known.values(), key=lambda value: value[1])
-    worst_rps = min(rps for _, rps, _ in known.values())
+        configuration = dict(study.best[0].configuration)
+        searched[key_of(configuration)] = (configuration, *capacity_of(evaluation, configuration))
+        tuned.append((key_of(configuration), study.requests, len(study.trials)))
+    best_point, best_rps, _ = max(searched.values(), key=lambda value: value[1])
+    worst_rps = min(rps for _, rps, _ in searched.values())
     print(f"  best {best_rps:.4g} req/s at {best_point}; worst {worst_rps:.4g} req/s")
     again = out / name / "fresh"
     best_fresh_rps = fresh_rps(case, again, best_point)
     print(f"  on fresh seeds the best has {best_fresh_rps:.4g} req/s")
     shares = []
     for seed, (key, requests, trials) in enumerate(tuned):
-        point, rps, _ = known[key]
+        point, rps, _ = searched[key]
         shares.append(fresh_rps(case, again, point) / best_fresh_rps)
         print(
             f"  seed {seed}: {shares[-1]:.1%} of the best on fresh seeds, {rps / best_rps:.1%} by "
@@ -176,8 +182,8 @@ def bench(name: str, seeds: int, jobs: int, out: Path, points: int, share: float
         )
     middle = median(shares)
     kept = median(requests for _, requests, _ in tuned) / spent
-    told = "reached" if middle >= WANTED and kept <= share * 1.1 else "missed"
-    print(f"  median of {seeds} seeds: {middle:.1%} with {kept:.1%} of the requests: {told}")
+    verdict = "reached" if middle >= WANTED and kept <= share * 1.1 else "missed"
+    print(f"  median of {seeds} seeds: {middle:.1%} with {kept:.1%} of the requests: {verdict}")
 
 
 def main() -> None:
@@ -190,12 +196,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/bench-tune"))
     parser.add_argument("--part", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--parts", type=int, default=1, help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    for name in asked.cases or CASES:
-        if asked.part is not None:
-            grid(name, asked.out / name / "grid", asked.points, asked.part, asked.parts)
+    options = parser.parse_args()
+    for name in options.cases or CASES:
+        if options.part is not None:
+            grid(name, options.out / name / "grid", options.points, options.part, options.parts)
         else:
-            bench(name, asked.seeds, asked.jobs, asked.out, asked.points, asked.share)
+            bench(name, options.seeds, options.jobs, options.out, options.points, options.share)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ Point = dict[str, object]
 
 
 @dataclass(frozen=True)
-class Known:
+class SearchedGrid:
     """What the capacity search of each point found, and the requests that it took."""
 
     points: Sequence[Point]
@@ -63,15 +63,20 @@ CASES = {
 }
 
 
-def known_of(name: str, folder: Path) -> Known:
+def searched_grid(name: str, folder: Path) -> SearchedGrid:
     """The grid, searched; finished points are read from the folder."""
     experiment, search = CASES[name]
-    made = prepared(experiment, TuneSettings(search=search, confirm=False))
+    prepared_search = prepared(experiment, TuneSettings(search=search, confirm=False))
     servers = Servers(folder / "servers")
     evaluation = ConfigurationEvaluator(
-        made.experiment, made.space, made.aim, TOLERANCE, folder, servers
+        prepared_search.experiment,
+        prepared_search.space,
+        prepared_search.aim,
+        TOLERANCE,
+        folder,
+        servers,
     )
-    axes = grid_of(made.space.dimensions)
+    axes = grid_of(prepared_search.space.dimensions)
     points, rates_rps, requests = [], [], []
     for place in np.ndindex(*[len(values) for values in axes.values()]):
         point = {axis: axes[axis][k] for axis, k in zip(axes, place, strict=True)}
@@ -79,38 +84,42 @@ def known_of(name: str, folder: Path) -> Known:
             runs = evaluation.runs_of(point)
         except InfeasibleError:
             continue
-        found = evaluation.capacity(runs, None)
-        assert not isinstance(found, RaceResult)
-        one = found.capacities[0]
+        outcome = evaluation.capacity(runs, None)
+        assert not isinstance(outcome, RaceResult)
+        estimate = outcome.capacities[0]
         points.append(point)
-        rates_rps.append(one.low_rps if one.capacity_rps is None else one.capacity_rps)
+        rates_rps.append(
+            estimate.low_rps if estimate.capacity_rps is None else estimate.capacity_rps
+        )
         requests.append(runs.requests)
         print(f"  {point}: {rates_rps[-1]:.4g} req/s, {requests[-1]:,} requests", flush=True)
-    default = made.space.default
-    at = points.index(dict(default)) if default is not None and dict(default) in points else None
-    return Known(points, rates_rps, requests, axes, at)
+    default = prepared_search.space.default
+    default_index = (
+        points.index(dict(default)) if default is not None and dict(default) in points else None
+    )
+    return SearchedGrid(points, rates_rps, requests, axes, default_index)
 
 
-def drawn(known: Known, budget: float, propose: Callable[[dict[int, float]], int]) -> float:
+def drawn(grid: SearchedGrid, budget: float, propose: Callable[[dict[int, float]], int]) -> float:
     """The best capacity among points proposed until the budget is spent."""
     tried: dict[int, float] = {}
     spent = 0
-    point = known.default
-    while spent < budget and len(tried) < len(known.points):
+    point = grid.default
+    while spent < budget and len(tried) < len(grid.points):
         if point is not None and point not in tried:
-            tried[point] = known.rates_rps[point]
-            spent += known.requests[point]
+            tried[point] = grid.rates_rps[point]
+            spent += grid.requests[point]
         point = propose(tried)
     return max(tried.values())
 
 
-def random_search(known: Known, budget: float, seed: int) -> float:
+def random_search(grid: SearchedGrid, budget: float, seed: int) -> float:
     """Uniform draws without repetition."""
-    order = iter(np.random.default_rng(seed).permutation(len(known.points)))
-    return drawn(known, budget, lambda tried: int(next(order, 0)))
+    order = iter(np.random.default_rng(seed).permutation(len(grid.points)))
+    return drawn(grid, budget, lambda tried: int(next(order, 0)))
 
 
-def tpe(known: Known, budget: float, seed: int) -> float:
+def tpe(grid: SearchedGrid, budget: float, seed: int) -> float:
     """Optuna's TPE as `tune` has it, with a full search for each point."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(
@@ -121,28 +130,28 @@ def tpe(known: Known, budget: float, seed: int) -> float:
     def propose(tried: dict[int, float]) -> int:
         for _ in range(10):  # a proposal that is known costs nothing; then one is drawn
             trial = study.ask()
-            point = {a: trial.suggest_categorical(a, v) for a, v in known.axes.items()}
-            at = known.place(point)
-            study.tell(trial, known.rates_rps[at])
-            if at not in tried:
-                return at
-        return int(rng.choice([k for k in range(len(known.points)) if k not in tried]))
+            point = {a: trial.suggest_categorical(a, v) for a, v in grid.axes.items()}
+            index = grid.place(point)
+            study.tell(trial, grid.rates_rps[index])
+            if index not in tried:
+                return index
+        return int(rng.choice([k for k in range(len(grid.points)) if k not in tried]))
 
-    return drawn(known, budget, propose)
+    return drawn(grid, budget, propose)
 
 
-def raced(name: str, known: Known, budget: float, seed: int, folder: Path) -> float:
+def raced(name: str, grid: SearchedGrid, budget: float, seed: int, folder: Path) -> float:
     """`slo-bench tune`, run."""
     experiment, search = CASES[name]
     settings = TuneSettings(
         search=search, confirm=False, sampler_seed=seed, tolerance=TOLERANCE,
         trials=100_000, max_requests=round(budget),
     )  # fmt: skip
-    found = tune(experiment, settings, folder, resume=folder.is_dir()).found
-    return known.rates_rps[known.place(dict(found.best[0].configuration))]
+    study = tune(experiment, settings, folder, resume=folder.is_dir()).found
+    return grid.rates_rps[grid.place(dict(study.best[0].configuration))]
 
 
-def told(label: str, shares: Sequence[float]) -> str:
+def summary(label: str, shares: Sequence[float]) -> str:
     """One row of the table."""
     reached = np.mean(np.array(shares) >= 0.99)
     low = np.quantile(shares, 0.1)
@@ -155,26 +164,26 @@ def main() -> None:
     parser.add_argument("cases", nargs="*", help=" or ".join(CASES))
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--out", type=Path, default=Path("runs/bench-tune-samplers"))
-    asked = parser.parse_args()
-    for name in asked.cases or CASES:
-        known = known_of(name, asked.out / name / "grid")
-        whole, best = sum(known.requests), max(known.rates_rps)
-        near = np.mean(np.array(known.rates_rps) >= 0.99 * best)
+    options = parser.parse_args()
+    for name in options.cases or CASES:
+        grid = searched_grid(name, options.out / name / "grid")
+        whole, best = sum(grid.requests), max(grid.rates_rps)
+        near = np.mean(np.array(grid.rates_rps) >= 0.99 * best)
         print(
-            f"{name}: {len(known.points)} points, {min(known.rates_rps):.4g} to {best:.4g} req/s, "
+            f"{name}: {len(grid.points)} points, {min(grid.rates_rps):.4g} to {best:.4g} req/s, "
             f"{near:.0%} of them within 1 % of the best; {whole:,} requests"
         )
         print(f"{'':34} {'median':>7} {'10 %':>7} {'≥ 99 %':>7}")
         for budget in BUDGETS:
             for label, method in (("random", random_search), ("TPE without racing", tpe)):
-                shares = [method(known, budget * whole, seed) / best for seed in range(DRAWS)]
-                print(told(f"{budget:.0%} of the grid, {label}", shares), flush=True)
-            folder = asked.out / name / f"tune-{budget:g}"
+                shares = [method(grid, budget * whole, seed) / best for seed in range(DRAWS)]
+                print(summary(f"{budget:.0%} of the grid, {label}", shares), flush=True)
+            folder = options.out / name / f"tune-{budget:g}"
             shares = [
-                raced(name, known, budget * whole, seed, folder / str(seed)) / best
-                for seed in range(asked.seeds)
+                raced(name, grid, budget * whole, seed, folder / str(seed)) / best
+                for seed in range(options.seeds)
             ]
-            print(told(f"{budget:.0%} of the grid, tune", shares), flush=True)
+            print(summary(f"{budget:.0%} of the grid, tune", shares), flush=True)
             (folder / "shares.json").write_text(json.dumps(shares), encoding="utf-8")
 
 

@@ -54,8 +54,10 @@ class Client:
         if self.idle:
             self.idle.pop().transport.write(self.request)
         else:
-            made = self.loop.create_connection(lambda: Connection(self), "127.0.0.1", self.port)
-            self.connecting = self.loop.create_task(made)
+            connection = self.loop.create_connection(
+                lambda: Connection(self), "127.0.0.1", self.port
+            )
+            self.connecting = self.loop.create_task(connection)
         if self.left:
             self.due_s += random.expovariate(self.rate_rps)
             self.loop.call_later(max(0.0, self.due_s - self.loop.time()), self.send)

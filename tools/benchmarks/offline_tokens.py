@@ -34,8 +34,8 @@ def vllm(model, places):
             SamplingParams(temperature=0.0, max_tokens=n, ignore_eos=True, detokenize=False)
             for n in answers
         ]
-        found = llm.generate([{"prompt_token_ids": p} for p in prompts], how, use_tqdm=False)
-        return [list(one.outputs[0].token_ids) for one in found]
+        generated = llm.generate([{"prompt_token_ids": p} for p in prompts], how, use_tqdm=False)
+        return [list(output.outputs[0].token_ids) for output in generated]
 
     return answered
 
@@ -62,7 +62,8 @@ def sglang(model, places):
     def answered(prompts, answers):
         how = [{"temperature": 0.0, "max_new_tokens": n, "ignore_eos": True} for n in answers]
         return [
-            one["output_ids"] for one in engine.generate(input_ids=prompts, sampling_params=how)
+            output["output_ids"]
+            for output in engine.generate(input_ids=prompts, sampling_params=how)
         ]
 
     return answered
@@ -85,11 +86,11 @@ def family():
 
 def main():
     name, model, places = sys.argv[1], sys.argv[2], int(sys.argv[3])
-    asked = json.load(sys.stdin)
+    workload = json.load(sys.stdin)
     answered = {"vllm": vllm, "sglang": sglang}[name](model, places)
     answered([[5, 6, 7, 8]] * min(places, 2), [4] * min(places, 2))
     begin_s = family()
-    answers = answered(asked["prompts"], asked["answers"])
+    answers = answered(workload["prompts"], workload["answers"])
     print(json.dumps({"cpu_s": family() - begin_s, "answers": answers}), flush=True)
     os._exit(0)  # what it started ends with it
 

@@ -54,7 +54,7 @@ class Campaign:
         self.target = target
         self.tried = self.accepted = self.refused = 0
         self.slowest_s = 0.0
-        self.found: dict[str, int] = {}
+        self.failures: dict[str, int] = {}
         self._finds = finds
 
     def run(self, data: bytes) -> None:
@@ -79,34 +79,36 @@ class Campaign:
         ours = [f for f in frames if "slo_bench" in f.filename and "tests" not in f.filename]
         place = ours[-1] if ours else frames[-1]
         where = f"{type(error).__name__} at {Path(place.filename).name}:{place.lineno}"
-        if where not in self.found:
+        if where not in self.failures:
             self._finds.mkdir(parents=True, exist_ok=True)
             digest = hashlib.sha256(where.encode()).hexdigest()[:8]
             stem = f"{self.target.name.replace(' ', '-').replace('/', '-')}-{digest}"
             (self._finds / f"{stem}.input").write_bytes(data)
             text = "".join(traceback.format_exception(error))
             (self._finds / f"{stem}.txt").write_text(text, "utf-8", "backslashreplace")
-        self.found[where] = self.found.get(where, 0) + 1
+        self.failures[where] = self.failures.get(where, 0) + 1
 
     def row(self) -> str:
         """What it did."""
         return (
             f"{self.target.name:32} {self.tried:9,} {self.accepted:9,} {self.refused:9,} "
-            f"{sum(self.found.values()):6} {self.slowest_s:7.2f}"
+            f"{sum(self.failures.values()):6} {self.slowest_s:7.2f}"
         )
 
 
-def _by_hypothesis(one: Campaign, seconds: float, first_seed: int) -> None:
+def _by_hypothesis(campaign: Campaign, seconds: float, first_seed: int) -> None:
     until_s = time.monotonic() + seconds
     number = first_seed
-    for good in one.target.seeds:
-        one.run(good)
+    for good in campaign.target.seeds:
+        campaign.run(good)
     while time.monotonic() < until_s:
         number += 1
-        _broken_versions(one, one.target.seeds[number % len(one.target.seeds)], number, until_s)
+        _broken_versions(
+            campaign, campaign.target.seeds[number % len(campaign.target.seeds)], number, until_s
+        )
 
 
-def _broken_versions(one: Campaign, good: bytes, number: int, until_s: float) -> None:
+def _broken_versions(campaign: Campaign, good: bytes, number: int, until_s: float) -> None:
     @seed(number)
     @settings(
         max_examples=500,
@@ -118,12 +120,12 @@ def _broken_versions(one: Campaign, good: bytes, number: int, until_s: float) ->
     @given(draws)
     def try_them(drawn: bytes) -> None:
         if time.monotonic() < until_s:
-            one.run(edited(good, drawn))
+            campaign.run(edited(good, drawn))
 
     try_them()
 
 
-def _by_atheris(one: Campaign, seconds: float, first_seed: int) -> None:
+def _by_atheris(campaign: Campaign, seconds: float, first_seed: int) -> None:
     import atheris
 
     names = [n for n in sys.modules if n.startswith("slo_bench") and "core" not in n]
@@ -133,18 +135,18 @@ def _by_atheris(one: Campaign, seconds: float, first_seed: int) -> None:
                 if callable(value) and getattr(value, "__module__", None) == name:
                     _instrument(atheris, value)
     corpus = Path(tempfile.mkdtemp())
-    for number, good in enumerate(one.target.seeds):
+    for number, good in enumerate(campaign.target.seeds):
         (corpus / str(number)).write_bytes(good)
     until_s = time.monotonic() + seconds
 
     def once(data: bytes) -> None:
         if time.monotonic() > until_s:
-            print(one.row())
-            for where, times in one.found.items():
+            print(campaign.row())
+            for where, times in campaign.failures.items():
                 print(f"    {where} ({times})")
             sys.stdout.flush()
-            os._exit(1 if one.found else 0)  # libFuzzer takes SystemExit for a crash
-        one.run(data)
+            os._exit(1 if campaign.failures else 0)  # libFuzzer takes SystemExit for a crash
+        campaign.run(data)
 
     options = [sys.argv[0], str(corpus), "-max_len=8192", f"-seed={first_seed + 1}"]
     atheris.Setup([*options, "-verbosity=0", "-rss_limit_mb=0"], once)
@@ -163,13 +165,13 @@ def _instrument(atheris: object, value: object) -> None:
 
 def main() -> int:
     """See the module."""
-    asked = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    asked.add_argument("--seconds", type=float, default=600, help="in all, shared by the targets")
-    asked.add_argument("--only", help="targets whose name contains this")
-    asked.add_argument("--engine", choices=("hypothesis", "atheris"), default="hypothesis")
-    asked.add_argument("--seed", type=int, default=0)
-    asked.add_argument("--finds", type=Path, default=Path("fuzz-finds"))
-    options = asked.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--seconds", type=float, default=600, help="in all, shared by the targets")
+    parser.add_argument("--only", help="targets whose name contains this")
+    parser.add_argument("--engine", choices=("hypothesis", "atheris"), default="hypothesis")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--finds", type=Path, default=Path("fuzz-finds"))
+    options = parser.parse_args()
     if options.engine == "atheris" and importlib.util.find_spec("atheris") is None:
         print("atheris is not installed: pip install atheris", file=sys.stderr)
         return 2
@@ -179,24 +181,28 @@ def main() -> int:
     signal.signal(signal.SIGALRM, _hang)
     with tempfile.TemporaryDirectory() as folder:
         targets = every_target(Path(folder))
-        chosen = [one for one in targets if options.only is None or options.only in one.name]
+        chosen = [
+            candidate
+            for candidate in targets
+            if options.only is None or options.only in candidate.name
+        ]
         if not chosen:
             print(f"no such target; known: {', '.join(t.name for t in targets)}", file=sys.stderr)
             return 2
         print(f"{'target':32} {'inputs':>9} {'accepted':>9} {'refused':>9} {'finds':>6} slowest")
         done = []
         for target in chosen:
-            one = Campaign(target, options.finds)
-            done.append(one)
+            campaign = Campaign(target, options.finds)
+            done.append(campaign)
             engine = _by_atheris if options.engine == "atheris" else _by_hypothesis
-            engine(one, options.seconds / len(chosen), options.seed * 100_000)
-            print(one.row())
-            for where, times in sorted(one.found.items()):
+            engine(campaign, options.seconds / len(chosen), options.seed * 100_000)
+            print(campaign.row())
+            for where, times in sorted(campaign.failures.items()):
                 print(f"    {where} ({times})")
             sys.stdout.flush()
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    total = sum(one.tried for one in done)
-    finds = len({where for one in done for where in one.found})
+    total = sum(campaign.tried for campaign in done)
+    finds = len({where for campaign in done for where in campaign.failures})
     print(f"{total:,} inputs, {finds} places that fail, peak memory {peak_mib:,.0f} MiB")
     return 1 if finds else 0
 

@@ -46,13 +46,13 @@ _CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.link", "os.truncate"}
 _TIMES = {"wall_s", "cpu_s", "started", "finished"}
 
 
-def attempt(out: Path, said: Path, arm: Callable[[], None], *more: str) -> int:
+def attempt(out: Path, output_path: Path, arm: Callable[[], None], *more: str) -> int:
     """Run in a fork, with the fault set by `arm` just before; its exit code, below 0 a signal."""
     child = os.fork()
     if child == 0:
         code = NO_ATTEMPT
         try:
-            report = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            report = os.open(output_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             os.dup2(report, 1)
             os.dup2(report, 2)
             sys.argv = ["slo-bench", *RUN.split(), "--out", str(out), *more]
@@ -84,22 +84,22 @@ def disarm() -> None:
     global _fault_at
     _testcapi.remove_mem_hooks()
     _fault_at = 0
-    most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-    resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    hard_limit = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (hard_limit, hard_limit))
 
 
-def _audit(event: str, given: tuple[object, ...]) -> None:
+def _audit(event: str, arguments: tuple[object, ...]) -> None:
     if not _fault_at:
         return
     if event == "open":
-        flags = given[2]
-        if not isinstance(flags, int) or not flags & _WRITING or not isinstance(given[0], str):
+        flags = arguments[2]
+        if not isinstance(flags, int) or not flags & _WRITING or not isinstance(arguments[0], str):
             return
     elif event not in _CHANGES:
         return
     _seen.value += 1
     if _seen.value == _fault_at:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(given[0]))
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(arguments[0]))
 
 
 def memory_fault(number: int) -> Callable[[], None]:
@@ -123,8 +123,8 @@ def size_fault(limit: int) -> Callable[[], None]:
 
     def arm() -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, most))
+        hard_limit = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard_limit))
 
     return arm
 
@@ -132,17 +132,17 @@ def size_fault(limit: int) -> Callable[[], None]:
 def rows_of(folder: Path) -> list[dict[str, object]]:
     """The rows of a run, without their times."""
     rows = read_rows(folder / "cells.csv")
-    return [{name: one for name, one in row.items() if name not in _TIMES} for row in rows]
+    return [{name: cell for name, cell in row.items() if name not in _TIMES} for row in rows]
 
 
 def judged(
     number: int, arm: Callable[[], None], whole: list[dict[str, object]], place: Path
 ) -> tuple[int, str | None]:
     """Exit code of an attempt with a fault, and what must not be, if it is."""
-    out, said = place / "out", place / "said"
+    out, output_path = place / "out", place / "said"
     shutil.rmtree(out, ignore_errors=True)
-    code = attempt(out, said, arm)
-    text = said.read_text("utf-8", "replace")
+    code = attempt(out, output_path, arm)
+    text = output_path.read_text("utf-8", "replace")
     if code not in CODES:
         return code, f"fault {number}: exit code {code}: {text[-400:]}"
     if "Traceback" in text and code != 70:
@@ -150,9 +150,9 @@ def judged(
     resume = () if not (out / "environment.json").is_file() else ("--resume",)
     if not resume:
         shutil.rmtree(out, ignore_errors=True)
-    again = attempt(out, said, lambda: None, *resume)
+    again = attempt(out, output_path, lambda: None, *resume)
     if again != 0:
-        return code, f"fault {number}: resumed: {again}: {said.read_text('utf-8')[-400:]}"
+        return code, f"fault {number}: resumed: {again}: {output_path.read_text('utf-8')[-400:]}"
     if rows_of(out) != whole:
         return code, f"fault {number}: the resumed run has other rows"
     return code, None
@@ -161,7 +161,7 @@ def judged(
 def last_of(kind: str, place: Path) -> int:
     """How many changes, bytes of the longest file or, about, allocations a whole run has."""
     if kind == "size":
-        return max(one.stat().st_size for one in place.rglob("*") if one.is_file())
+        return max(path.stat().st_size for path in place.rglob("*") if path.is_file())
     if kind == "files":
         return _changes(place)
     low, high = 1, 2
@@ -193,8 +193,8 @@ def _reached(place: Path, arm: Callable[[], None]) -> bool:
 def campaign(kind: str, moments: int, seed: int) -> list[str]:
     """Try the faults of a kind; print the counts; what must not be."""
     fault = {"memory": memory_fault, "files": file_fault, "size": size_fault}[kind]
-    with tempfile.TemporaryDirectory() as made:
-        place = Path(made)
+    with tempfile.TemporaryDirectory() as temporary:
+        place = Path(temporary)
         assert attempt(place / "whole", place / "said", lambda: None) == 0
         whole = rows_of(place / "whole")
         last = last_of(kind, place / "whole")
@@ -224,13 +224,13 @@ def main() -> int:
     parser.add_argument("--kind", choices=("memory", "files", "size"), default="files")
     parser.add_argument("--moments", type=int, default=100, help="faults to try, drawn evenly")
     parser.add_argument("--seed", type=int, default=0)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     sys.addaudithook(_audit)
     with contextlib.redirect_stderr(io.StringIO()):
         warm = tempfile.mkdtemp()
         attempt(Path(warm) / "out", Path(warm) / "said", lambda: None)
         shutil.rmtree(warm)
-    return 1 if campaign(asked.kind, asked.moments, asked.seed) else 0
+    return 1 if campaign(options.kind, options.moments, options.seed) else 0
 
 
 if __name__ == "__main__":

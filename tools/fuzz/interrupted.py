@@ -88,27 +88,29 @@ def interrupt(
     signals: list[signal.Signals],
 ) -> Interrupted:
     """So many times, each with an output of its own."""
-    found = Interrupted(Counter(), [])
+    outcome = Interrupted(Counter(), [])
     whole_s = ENDLESS.get(name) or _once(words, folder, None, signals[0])[2]
     for number in range(moments):
         after_s = rng.uniform(0.0, whole_s)
         struck = signals[number % len(signals)]
-        code, said, took_s, left = _once(words, folder, after_s, struck)
+        code, stderr, took_s, left = _once(words, folder, after_s, struck)
         if took_s < after_s:
-            found.codes[ENDED] += 1  # before it was struck
+            outcome.codes[ENDED] += 1  # before it was struck
             continue
-        found.codes[code] += 1
+        outcome.codes[code] += 1
         where = f"{name}, {struck.name} after {after_s:.2f} of {whole_s:.2f} s ({number})"
         done = after_s > whole_s * _LATE_SHARE or took_s - after_s < _AT_ONCE_S
-        late = code == 0 and done and not said.strip().startswith("error")
+        late = code == 0 and done and not stderr.strip().startswith("error")
         if code != CODES[struck] and not late:
             late_s = took_s - after_s
-            found.problems.append(f"{where}: exit code {code}, {late_s:.2f} s later: {said[-300:]}")
-        if "Traceback" in said or "Exception ignored" in said:
-            found.problems.append(f"{where}: {said[-600:]}")
+            outcome.problems.append(
+                f"{where}: exit code {code}, {late_s:.2f} s later: {stderr[-300:]}"
+            )
+        if "Traceback" in stderr or "Exception ignored" in stderr:
+            outcome.problems.append(f"{where}: {stderr[-600:]}")
         if left:
-            found.problems.append(f"{where}: still there: {left}")
-    return found
+            outcome.problems.append(f"{where}: still there: {left}")
+    return outcome
 
 
 def _once(
@@ -128,19 +130,19 @@ def _once(
         preexec_fn=_heed,
         env={**os.environ, _MARK: mark},
     )
-    said = ""
+    errors = ""
     try:
         while not _handled(process.pid) and process.poll() is None:
             time.sleep(0.005)
         begin_s = time.monotonic()
         try:
-            _, said = process.communicate(timeout=after_s)
+            _, errors = process.communicate(timeout=after_s)
         except subprocess.TimeoutExpired:
             if struck is signal.SIGINT:
                 os.killpg(process.pid, struck)
             else:
                 process.send_signal(struck)
-            _, said = process.communicate(timeout=120)
+            _, errors = process.communicate(timeout=120)
         took_s = time.monotonic() - begin_s
         left = _still_there(mark)
         for _ in range(_LOOKS):  # children notice the end of their parent
@@ -153,14 +155,14 @@ def _once(
             os.kill(pid, signal.SIGKILL)
     for path in folder.glob("out*"):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-    return process.returncode, said, took_s, left
+    return process.returncode, errors, took_s, left
 
 
 def _handled(pid: int) -> bool:
     """Whether the process has handlers of its own: Python alone has none of SIGTERM."""
     with contextlib.suppress(OSError):
-        found = re.search(r"SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
-        return found is not None and bool(int(found[1], 16) >> signal.SIGTERM - 1 & 1)
+        match = re.search(r"SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
+        return match is not None and bool(int(match[1], 16) >> signal.SIGTERM - 1 & 1)
     return False
 
 
@@ -171,22 +173,22 @@ def _heed() -> None:
 
 def _still_there(mark: str) -> list[int]:
     """Processes that have inherited the mark in their environment."""
-    found = []
+    pids = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
             if f"{_MARK}={mark}\0".encode() in path.read_bytes():
-                found.append(int(path.parent.name))
-    return found
+                pids.append(int(path.parent.name))
+    return pids
 
 
 def main() -> int:
     """See the module."""
-    asked = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    asked.add_argument("--only", help="names of commands, with commas between")
-    asked.add_argument("--moments", type=int, default=20, help="of each command")
-    asked.add_argument("--seed", type=int, default=0)
-    asked.add_argument("--signals", default="INT,TERM", help="in turn: INT, TERM, KILL")
-    options = asked.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--only", help="names of commands, with commas between")
+    parser.add_argument("--moments", type=int, default=20, help="of each command")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--signals", default="INT,TERM", help="in turn: INT, TERM, KILL")
+    options = parser.parse_args()
     signals = [signal.Signals[f"SIG{word}"] for word in options.signals.split(",")]
     problems = 0
     with tempfile.TemporaryDirectory() as place:
@@ -203,12 +205,12 @@ def main() -> int:
         for name, words in COMMANDS.items():
             if name in chosen:
                 rng = random.Random(f"{options.seed} {name}")
-                found = interrupt(name, words.split(), folder, options.moments, rng, signals)
-                codes = ", ".join(f"{code}: {n}" for code, n in sorted(found.codes.items()))
-                print(f"{name}: exit codes {codes}; {len(found.problems)} problems", flush=True)
-                for problem in found.problems:
+                outcome = interrupt(name, words.split(), folder, options.moments, rng, signals)
+                codes = ", ".join(f"{code}: {n}" for code, n in sorted(outcome.codes.items()))
+                print(f"{name}: exit codes {codes}; {len(outcome.problems)} problems", flush=True)
+                for problem in outcome.problems:
                     print(f"    {problem}", flush=True)
-                problems += len(found.problems)
+                problems += len(outcome.problems)
     return 1 if problems else 0
 
 

@@ -63,8 +63,8 @@ def sweep_with_workers(folder: Path, resume: bool) -> None:
 def capacity(folder: Path, resume: bool) -> None:
     """A search of some twenty runs."""
     experiment = Experiment(systems="vllm", requests=200, seeds=2, output_tokens="20")
-    asked = CapacityOptions(tolerance=0.3, targets=(0.9,), max_requests=6000)
-    search_capacity(experiment, folder, options=asked, resume=resume)
+    options = CapacityOptions(tolerance=0.3, targets=(0.9,), max_requests=6000)
+    search_capacity(experiment, folder, options=options, resume=resume)
 
 
 def tuning(folder: Path, resume: bool) -> None:
@@ -98,14 +98,14 @@ class Outcome:
 
 def content(folder: Path) -> dict[str, bytes]:
     """All files, without what tells the time of day."""
-    found = {}
+    files = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
         if path.is_file() and name not in ("environment.json", JOURNAL):
-            found[name] = _timeless(path)
+            files[name] = _timeless(path)
     if (folder / JOURNAL).is_file():
-        found |= {f"trial {number}": said.encode() for number, said in trials(folder).items()}
-    return found
+        files |= {f"trial {number}": trial.encode() for number, trial in trials(folder).items()}
+    return files
 
 
 def trials(folder: Path) -> dict[int, str]:
@@ -138,7 +138,7 @@ def strip(value: object) -> object:
     """Without what it took, and the checksum that hangs on it."""
     if isinstance(value, dict):
         return {k: strip(v) for k, v in value.items() if k not in ("wall_s", "crc32")}
-    return [strip(one) for one in value] if isinstance(value, list) else value
+    return [strip(entry) for entry in value] if isinstance(value, list) else value
 
 
 def finished(folder: Path) -> dict[str, int]:
@@ -265,31 +265,33 @@ def _one_run(
         outcome.while_running += bool(now)
 
 
-def differing(expected: dict[str, bytes], found: dict[str, bytes]) -> list[str]:
+def differing(expected: dict[str, bytes], actual: dict[str, bytes]) -> list[str]:
     """Files that are not as they should be."""
-    names = [name for name in sorted({*expected, *found}) if expected.get(name) != found.get(name)]
+    names = [
+        name for name in sorted({*expected, *actual}) if expected.get(name) != actual.get(name)
+    ]
     return [f"{name} differs from the undisturbed run's" for name in names]
 
 
 def main() -> int:
     """See the module."""
-    asked = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    asked.add_argument("--kind", choices=sorted(KINDS), default="sweep")
-    asked.add_argument("--moments", type=int, default=100)
-    asked.add_argument("--seed", type=int, default=0)
-    asked.add_argument(
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--kind", choices=sorted(KINDS), default="sweep")
+    parser.add_argument("--moments", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
         "--within", type=float, default=math.inf, help="s; on a busy machine: sooner"
     )
-    options = asked.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        found = disturb(options.kind, options.moments, Path(folder), options.seed, options.within)
+        outcome = disturb(options.kind, options.moments, Path(folder), options.seed, options.within)
     print(
-        f"{options.kind}: {found.kills} kills in {found.runs} runs, {found.while_running} of them "
-        f"with cells or trials finished and others missing; {len(found.problems)} problems"
+        f"{options.kind}: {outcome.kills} kills in {outcome.runs} runs, {outcome.while_running} of "
+        f"them with cells or trials finished and others missing; {len(outcome.problems)} problems"
     )
-    for problem in found.problems:
+    for problem in outcome.problems:
         print(f"    {problem}")
-    return 1 if found.problems else 0
+    return 1 if outcome.problems else 0
 
 
 if __name__ == "__main__":

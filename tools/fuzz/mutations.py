@@ -25,42 +25,42 @@ def edited(good: bytes, drawn: bytes) -> bytes:
     data = good
     for k in range(0, len(drawn) - EDIT_BYTES + 1, EDIT_BYTES):
         kind, high, low, length, content = drawn[k : k + EDIT_BYTES]
-        at = (256 * high + low) * (len(data) + 1) >> 16
-        data = _edit(data, kind % 10, at, length % 64, NASTY[content % len(NASTY)])
+        position = (256 * high + low) * (len(data) + 1) >> 16
+        data = _edit(data, kind % 10, position, length % 64, NASTY[content % len(NASTY)])
     return data
 
 
-def _edit(data: bytes, kind: int, at: int, length: int, content: bytes) -> bytes:
-    end = min(len(data), at + length)
+def _edit(data: bytes, kind: int, position: int, length: int, content: bytes) -> bytes:
+    end = min(len(data), position + length)
     match kind:
         case 0:
-            return data[:at] + content + data[at:]
+            return data[:position] + content + data[position:]
         case 1:
-            return data[:at] + content + data[end:]
+            return data[:position] + content + data[end:]
         case 2:
-            return data[:at] + data[end:]
+            return data[:position] + data[end:]
         case 3:
-            return data[:at] + data[at:end] * 20 + data[end:]
+            return data[:position] + data[position:end] * 20 + data[end:]
         case 4:
-            return data[:at]
+            return data[:position]
         case 5:
-            flipped = bytes(byte ^ (1 << length % 8) for byte in data[at : at + 1])
-            return data[:at] + flipped + data[at + 1 :]
+            flipped = bytes(byte ^ (1 << length % 8) for byte in data[position : position + 1])
+            return data[:position] + flipped + data[position + 1 :]
         case 6:
             lines = data.splitlines(keepends=True)
             if lines:
-                a, b = at % len(lines), length % len(lines)
+                a, b = position % len(lines), length % len(lines)
                 lines[a], lines[b] = lines[b], lines[a]
             return b"".join(lines)
         case _:
-            return _in_place_of_a_value(data, at, content)
+            return _in_place_of_a_value(data, position, content)
 
 
-def _in_place_of_a_value(data: bytes, at: int, content: bytes) -> bytes:
-    """Put `content` where a value of JSON, CSV or TOML stands: the first after `at`, or the whole
-    bracket that begins there.
+def _in_place_of_a_value(data: bytes, position: int, content: bytes) -> bytes:
+    """Put `content` where a value of JSON, CSV or TOML stands: the first after `position`, or the
+    whole bracket that begins there.
     """
-    begin = next((k + 1 for k in range(at, len(data)) if data[k] in b",:[=\n("), None)
+    begin = next((k + 1 for k in range(position, len(data)) if data[k] in b",:[=\n("), None)
     if begin is None:
         return content
     while begin < len(data) and data[begin] in b" ":

@@ -237,8 +237,8 @@ class Load:
         if result != "200":
             return None
         pattern = r'^slo_bench_gateway_(requests\w*|connections)(?:\{\w+="(\w+)"\})? (\d+)$'
-        found = re.findall(pattern, wire.body.decode(), re.MULTILINE)
-        return {f"{name} {label}".strip(): int(count) for name, label, count in found}
+        matches = re.findall(pattern, wire.body.decode(), re.MULTILINE)
+        return {f"{name} {label}".strip(): int(count) for name, label, count in matches}
 
 
 class Wire:
@@ -296,8 +296,8 @@ class Wire:
 
     def close(self, *, reset: bool = False) -> None:
         if reset:  # RST in place of FIN
-            found = self._writer.get_extra_info("socket")
-            found.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            raw_socket = self._writer.get_extra_info("socket")
+            raw_socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._writer.close()
 
 
@@ -326,11 +326,11 @@ def start(place: Path) -> tuple[subprocess.Popen[str], str]:
     words += ["--max-connections", str(MOST_CONNECTIONS), "--request-timeout"]
     words += [str(REQUEST_TIMEOUT_S), "--idle-timeout", str(IDLE_TIMEOUT_S)]
     words += ["--first-byte-timeout", str(FIRST_BYTE_S), "--log", str(place / "server.log")]
-    with (place / "said").open("w") as said:
+    with (place / "said").open("w") as stderr_file:
         served = subprocess.Popen(
             [sys.executable, "-P", "-m", "slo_bench.cli.entry", *words],
             stdout=subprocess.PIPE,
-            stderr=said,
+            stderr=stderr_file,
             text=True,
             cwd=place,
             env={**os.environ, "SLO_BENCH_HOME": str(home), KEY_VARIABLE: KEY},
@@ -342,8 +342,8 @@ def start(place: Path) -> tuple[subprocess.Popen[str], str]:
 
 def kill_some(pids: Path, rng: random.Random) -> int:
     """Kill -9 of one mock server, of two or of all; how many."""
-    known = sorted(pids.iterdir())
-    chosen = rng.sample(known, rng.choices(range(1, SERVERS + 1), [8, 1, 1])[0])
+    pid_files = sorted(pids.iterdir())
+    chosen = rng.sample(pid_files, rng.choices(range(1, SERVERS + 1), [8, 1, 1])[0])
     for path in chosen:
         with contextlib.suppress(ValueError, ProcessLookupError):
             os.kill(int(path.read_text()), signal.SIGKILL)
@@ -425,46 +425,52 @@ async def disturb(
     return samples, load
 
 
-def problems_of(samples: list[Sample], said: str, code: int, left: list[str]) -> list[str]:
+def problems_of(samples: list[Sample], stderr: str, code: int, left: list[str]) -> list[str]:
     """What must not be."""
     first, last = samples[0], samples[-1]
     gateway, clients = last.gateway, last.clients
-    found = []
+    problems = []
     received = gateway["requests_received_total"]
     ended = {k.split()[1]: n for k, n in gateway.items() if k.startswith("requests_total ")}
     refused = {k.split()[1]: n for k, n in gateway.items() if "_refused_" in k}
     if received != sum(ended.values()) + 1:  # the request for the counters is in progress
-        found.append(f"{received} requests received, {sum(ended.values()) + 1} ended")
+        problems.append(f"{received} requests received, {sum(ended.values()) + 1} ended")
     if last.offered != received + sum(refused.values()):
-        found.append(f"{last.offered} offered, {received} received and {refused} refused")
-    unseen = clients.get(VANISHED, 0) + clients.get(CUT, 0)
+        problems.append(f"{last.offered} offered, {received} received and {refused} refused")
+    lost_clients = clients.get(VANISHED, 0) + clients.get(CUT, 0)
     for status in sorted(
         {*ended, *refused, *clients} - {"cancelled", "lost", VANISHED, CUT, INCOMPLETE}
     ):
         counted = ended.get(status, 0) + refused.get(status, 0) + (status == "200")
-        seen = clients.get(status, 0)
-        if not seen <= counted <= seen + unseen:
-            found.append(f"{status}: {seen} seen by clients, {counted} counted by the gateway")
-    if ended.get("cancelled", 0) > unseen:
-        found.append(f"{ended['cancelled']} cancelled, but {unseen} vanished or were cut off")
+        client_count = clients.get(status, 0)
+        if not client_count <= counted <= client_count + lost_clients:
+            problems.append(
+                f"{status}: {client_count} seen by clients, {counted} counted by the gateway"
+            )
+    if ended.get("cancelled", 0) > lost_clients:
+        problems.append(
+            f"{ended['cancelled']} cancelled, but {lost_clients} vanished or were cut off"
+        )
     if last.descriptors > first.descriptors:
-        found.append(f"descriptors: {first.descriptors} at first, {last.descriptors} at last")
+        problems.append(f"descriptors: {first.descriptors} at first, {last.descriptors} at last")
     if gateway["connections"] != 1:
-        found.append(f"{gateway['connections'] - 1} connections are left")
+        problems.append(f"{gateway['connections'] - 1} connections are left")
     quarter = len(samples) // 4
     if quarter:
         early = statistics.median(s.rss_mib for s in samples[quarter : 2 * quarter])
         late = statistics.median(s.rss_mib for s in samples[-quarter:])
         if late > early * MEMORY_MARGIN:
-            found.append(f"memory: {early:.1f} MiB in the second quarter, {late:.1f} in the last")
-    odd = [line for line in said.splitlines() if not EXPECTED.match(line)]
+            problems.append(
+                f"memory: {early:.1f} MiB in the second quarter, {late:.1f} in the last"
+            )
+    odd = [line for line in stderr.splitlines() if not EXPECTED.match(line)]
     if odd:
-        found.append(f"{len(odd)} unexpected lines on standard error, the first: {odd[0][:200]}")
+        problems.append(f"{len(odd)} unexpected lines on standard error, the first: {odd[0][:200]}")
     if code != 143:
-        found.append(f"exit code {code} after SIGTERM")
+        problems.append(f"exit code {code} after SIGTERM")
     if left:
-        found.append(f"processes are left: {left}")
-    return found
+        problems.append(f"processes are left: {left}")
+    return problems
 
 
 def table(samples: list[Sample], rows: int = 13) -> list[str]:
@@ -476,15 +482,15 @@ def table(samples: list[Sample], rows: int = 13) -> list[str]:
         "descriptors |",
         "|" + "---:|" * 10,
     ]
-    for one in chosen:
-        got = one.gateway
-        ended = {k.split()[1]: n for k, n in got.items() if k.startswith("requests_total ")}
-        refused = sum(n for k, n in got.items() if "_refused_" in k)
+    for sample in chosen:
+        counters = sample.gateway
+        ended = {k.split()[1]: n for k, n in counters.items() if k.startswith("requests_total ")}
+        refused = sum(n for k, n in counters.items() if "_refused_" in k)
         failed = sum(ended.get(code, 0) for code in ("502", "503", "504"))
         lines.append(
-            f"| {one.minutes:.1f} | {one.offered} | {ended.get('200', 0)} | "
+            f"| {sample.minutes:.1f} | {sample.offered} | {ended.get('200', 0)} | "
             f"{ended.get('cancelled', 0)} | {ended.get('lost', 0)} | {failed} | {refused} | "
-            f"{one.kills} | {one.rss_mib:.1f} | {one.descriptors} |"
+            f"{sample.kills} | {sample.rss_mib:.1f} | {sample.descriptors} |"
         )
     return lines
 
@@ -492,28 +498,28 @@ def table(samples: list[Sample], rows: int = 13) -> list[str]:
 def still_there(place: Path) -> list[str]:
     """Command lines of processes that were started for this run and have not ended."""
     mocks = {path.read_text() for path in (place / "pids").iterdir()}
-    found = []
+    command_lines = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             words = path.read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
             if str(place) in words or (path.parent.name in mocks and "servers.mock" in words):
-                found.append(words)
-    return found
+                command_lines.append(words)
+    return command_lines
 
 
 def main() -> int:
     """See the module."""
-    asked = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    asked.add_argument("--minutes", type=float, default=120)
-    asked.add_argument("--rate", type=float, default=4, help="clients per second")
-    asked.add_argument("--every", type=float, default=15, help="seconds between samples")
-    asked.add_argument("--seed", type=int, default=0)
-    asked.add_argument("--samples", type=Path, help="file for one JSON line per sample")
-    options = asked.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--minutes", type=float, default=120)
+    parser.add_argument("--rate", type=float, default=4, help="clients per second")
+    parser.add_argument("--every", type=float, default=15, help="seconds between samples")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--samples", type=Path, help="file for one JSON line per sample")
+    options = parser.parse_args()
     if options.samples:
         options.samples.write_text("")
-    with tempfile.TemporaryDirectory() as made:
-        place = Path(made)
+    with tempfile.TemporaryDirectory() as temporary:
+        place = Path(temporary)
         served, url = start(place)
         try:
             if not url:
@@ -525,12 +531,12 @@ def main() -> int:
             left = still_there(place)
         finally:
             served.kill()
-        said = (place / "said").read_text()
+        stderr = (place / "said").read_text()
     print("\n".join(table(samples)))
     print(f"clients by kind: {dict(load.kinds)}")
     print(f"clients saw: {dict(sorted(load.results.items()))}")
     print(f"the gateway counted: {samples[-1].gateway}")
-    problems = problems_of(samples, said, code, left)
+    problems = problems_of(samples, stderr, code, left)
     print(f"{len(problems)} problems")
     for problem in problems:
         print(f"    {problem}")

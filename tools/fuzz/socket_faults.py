@@ -108,7 +108,7 @@ def forked(work: Callable[[int], None]) -> tuple[int, int]:
         os._exit(code)
 
 
-class Told:
+class ChildLines:
     """Lines of JSON from a child, for so long."""
 
     def __init__(self, child: int, pipe: int) -> None:
@@ -126,8 +126,8 @@ class Told:
                 return {"error": "it ended without a word"}
             self._left += data
         line, _, self._left = self._left.partition(b"\n")
-        found: dict[str, Any] = json.loads(line)
-        return found
+        report: dict[str, Any] = json.loads(line)
+        return report
 
     def end(self) -> None:
         os.close(self._pipe)
@@ -164,37 +164,37 @@ def client(url: str, number: int, action: int) -> tuple[dict[str, Any], str | No
         measure(_workload(1), [Endpoint.parse(url)], options)  # uvloop keeps some descriptors
         before = descriptors()
         library.faults_arm(number, action)
-        found = measure(workload, [Endpoint.parse(url)], options)
+        measurement = measure(workload, [Endpoint.parse(url)], options)
         library.faults_disarm()
-        told = {
+        summary = {
             "kinds": kinds_seen(library),
-            "outcomes": found.result.records.outcome.tolist(),
-            "tokens": found.columns.output_tokens.tolist(),
-            "details": {str(row): text for row, text in found.details.items()},
-            "faults": {fault.value: n for fault, n in found.faults().items()},
+            "outcomes": measurement.result.records.outcome.tolist(),
+            "tokens": measurement.columns.output_tokens.tolist(),
+            "details": {str(row): text for row, text in measurement.details.items()},
+            "faults": {fault.value: n for fault, n in measurement.faults().items()},
             "descriptors": descriptors() - before,
         }
-        os.write(pipe, (json.dumps(told) + "\n").encode())
+        os.write(pipe, (json.dumps(summary) + "\n").encode())
 
-    told = Told(*forked(work))
+    lines = ChildLines(*forked(work))
     try:
-        said = told.next()
+        report = lines.next()
     finally:
-        told.end()
-    if "error" in said:
-        return said, said["error"][-600:]
-    bad = [row for row, outcome in enumerate(said["outcomes"]) if outcome != Outcome.FINISHED]
-    unnamed = [row for row in bad if str(row) not in said["details"]]
-    if said["descriptors"]:
-        return said, f"{said['descriptors']} descriptors are left"
+        lines.end()
+    if "error" in report:
+        return report, report["error"][-600:]
+    bad = [row for row, outcome in enumerate(report["outcomes"]) if outcome != Outcome.FINISHED]
+    unnamed = [row for row in bad if str(row) not in report["details"]]
+    if report["descriptors"]:
+        return report, f"{report['descriptors']} descriptors are left"
     if unnamed:
-        return said, f"requests {unnamed} failed without a reason"
-    if len(bad) > costs(said["kinds"], number, action):
-        return said, f"{len(bad)} requests failed: {said['details']}"
-    whole = [n for row, n in enumerate(said["tokens"]) if row not in bad]
+        return report, f"requests {unnamed} failed without a reason"
+    if len(bad) > costs(report["kinds"], number, action):
+        return report, f"{len(bad)} requests failed: {report['details']}"
+    whole = [n for row, n in enumerate(report["tokens"]) if row not in bad]
     if any(n != _TOKENS for n in whole):
-        return said, f"tokens of finished requests: {whole}"
-    return said, None
+        return report, f"tokens of finished requests: {whole}"
+    return report, None
 
 
 # -------------------------------------------------------------------------------- the gateway
@@ -212,10 +212,10 @@ def _answer(wire: socket.socket) -> str:
     data = b""
     try:
         while not _whole(data):
-            got = wire.recv(65536)
-            if not got:
+            received = wire.recv(65536)
+            if not received:
                 return "cut"
-            data += got
+            data += received
     except TimeoutError:
         return "hang"
     except OSError:
@@ -233,7 +233,7 @@ def _whole(data: bytes) -> bool:
 
 def _clients(address: tuple[str, int]) -> Counter[str]:
     """What some clients of the gateway get, one after the other."""
-    found: Counter[str] = Counter()
+    results: Counter[str] = Counter()
 
     def connected() -> socket.socket:
         return socket.create_connection(address, timeout=_HANG_S / 3)
@@ -241,19 +241,19 @@ def _clients(address: tuple[str, int]) -> Counter[str]:
     with connected() as wire:  # stays, for three requests
         for _ in range(3):
             wire.sendall(_request(stream=True))
-            found[got := _answer(wire)] += 1
-            if got in ("cut", "hang"):
+            results[status := _answer(wire)] += 1
+            if status in ("cut", "hang"):
                 break
     for close in (True, False):
         with connected() as wire:
             wire.sendall(_request(stream=False, close=close))
-            found[_answer(wire)] += 1
+            results[_answer(wire)] += 1
     with connected() as wire:  # leaves in the middle
         wire.sendall(_request(stream=True))
         with contextlib.suppress(OSError):
             wire.recv(10)
-        found["left"] += 1
-    return found
+        results["left"] += 1
+    return results
 
 
 def _counters(address: tuple[str, int]) -> dict[str, int]:
@@ -261,7 +261,7 @@ def _counters(address: tuple[str, int]) -> dict[str, int]:
         wire.sendall(b"GET /metrics HTTP/1.1\r\nhost: gateway\r\nconnection: close\r\n\r\n")
         text = b"".join(iter(lambda: wire.recv(65536), b"")).decode()
     pattern = r'^slo_bench_gateway_(requests\w*)(?:\{\w+="(\w+)"\})? (\d+)$'
-    return {f"{name} {of}".strip(): int(n) for name, of, n in re.findall(pattern, text, re.M)}
+    return {f"{name} {label}".strip(): int(n) for name, label, n in re.findall(pattern, text, re.M)}
 
 
 def gateway(urls: list[str], number: int, action: int) -> tuple[dict[str, Any], str | None]:
@@ -282,41 +282,43 @@ def gateway(urls: list[str], number: int, action: int) -> tuple[dict[str, Any], 
             library.faults_disarm()
             os.write(pipe, (json.dumps({"kinds": kinds}) + "\n").encode())
             os.read(hears, 1)
-        told = {"descriptors": descriptors() - before}
-        os.write(pipe, (json.dumps(told) + "\n").encode())
+        summary = {"descriptors": descriptors() - before}
+        os.write(pipe, (json.dumps(summary) + "\n").encode())
 
     child, pipe = forked(work)
     os.close(hears)
-    told = Told(child, pipe)
+    lines = ChildLines(child, pipe)
     try:
-        said = told.next()
-        if "error" in said:
-            return said, said["error"]
-        parts = urlsplit(said["url"])
+        report = lines.next()
+        if "error" in report:
+            return report, report["error"]
+        parts = urlsplit(report["url"])
         assert parts.hostname is not None
         assert parts.port is not None
         address = (parts.hostname, parts.port)
-        got = _clients(address)
+        results = _clients(address)
         os.write(says, b".")
-        said = {**told.next(), "got": dict(got)}
-        problem = said.get("error") or _problem(address, got, costs(said["kinds"], number, action))
+        report = {**lines.next(), "got": dict(results)}
+        problem = report.get("error") or _problem(
+            address, results, costs(report["kinds"], number, action)
+        )
         os.write(says, b".")
-        said |= told.next()
-        problem = problem or said.get("error")
-        if not problem and said["descriptors"]:
-            problem = f"{said['descriptors']} descriptors are left"
-        return said, problem
+        report |= lines.next()
+        problem = problem or report.get("error")
+        if not problem and report["descriptors"]:
+            problem = f"{report['descriptors']} descriptors are left"
+        return report, problem
     finally:
         os.close(says)
-        told.end()
+        lines.end()
 
 
-def _problem(address: tuple[str, int], got: Counter[str], most: int) -> str | None:
-    if got["hang"]:
-        return f"a client waits for ever: {dict(got)}"
-    others = sum(n for result, n in got.items() if result not in ("200", "left"))
-    if others > most:
-        return f"more requests failed than were struck: {dict(got)}"
+def _problem(address: tuple[str, int], results: Counter[str], max_failures: int) -> str | None:
+    if results["hang"]:
+        return f"a client waits for ever: {dict(results)}"
+    others = sum(n for result, n in results.items() if result not in ("200", "left"))
+    if others > max_failures:
+        return f"more requests failed than were struck: {dict(results)}"
     until_s = time.monotonic() + _UP_S
     while time.monotonic() < until_s:  # a server that was lost is looked at once a second
         with socket.create_connection(address, timeout=_HANG_S / 3) as wire:
@@ -353,26 +355,26 @@ def campaign(side: str, moments: int | None, seed: int) -> list[str]:
                 else gateway(urls, number, action)
             )
 
-        said, problem = attempt(sys.maxsize, 0)
+        report, problem = attempt(sys.maxsize, 0)
         if problem:
             print(f"without a fault: {problem}")
             return [problem]
-        calls = said["kinds"]
+        calls = report["kinds"]
         plan = [(k, action) for k, kind in enumerate(calls, 1) for action in FAULTS[kind]]
         if moments is not None and moments < len(plan):
             plan = sorted(random.Random(seed).sample(plan, moments))
         for number, action in plan:
-            said, problem = attempt(number, action)
-            kinds = said.get("kinds", calls)
+            report, problem = attempt(number, action)
+            kinds = report.get("kinds", calls)
             kind = kinds[number - 1] if number <= len(kinds) else "not reached"
             counts[kind, name_of(action)] += 1
-            results = said.get("got") or Counter(said.get("outcomes", ()))
+            results = report.get("got") or Counter(report.get("outcomes", ()))
             harmed += any(result not in ("200", "left", Outcome.FINISHED) for result in results)
             if problem:
                 problems.append(f"call {number} ({kind}), {name_of(action)}: {problem}")
                 print(problems[-1], flush=True)
-    for (kind, what), count in sorted(counts.items()):
-        print(f"    {kind}, {what}: {count}")
+    for (kind, fault), count in sorted(counts.items()):
+        print(f"    {kind}, {fault}: {count}")
     print(
         f"{side}: {len(plan)} faults at {len(calls)} calls ({dict(Counter(calls))}); a request "
         f"failed in {harmed}; problems: {len(problems)}"
@@ -386,15 +388,15 @@ def main() -> int:
     parser.add_argument("--side", choices=("client", "gateway"), default="client")
     parser.add_argument("--moments", type=int, help="faults to try, drawn evenly; default: all")
     parser.add_argument("--seed", type=int, default=0)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     if shim() is None:
-        with tempfile.TemporaryDirectory() as made:
-            library = Path(made) / "socket_faults.so"
+        with tempfile.TemporaryDirectory() as temporary:
+            library = Path(temporary) / "socket_faults.so"
             words = ["cc", "-O1", "-shared", "-fPIC", "-o", str(library), str(_SOURCE), "-ldl"]
             subprocess.run(words, check=True)
             environ = {**os.environ, "LD_PRELOAD": str(library)}
             return subprocess.run([sys.executable, *sys.argv], env=environ, check=False).returncode
-    return 1 if campaign(asked.side, asked.moments, asked.seed) else 0
+    return 1 if campaign(options.side, options.moments, options.seed) else 0
 
 
 if __name__ == "__main__":

@@ -45,12 +45,12 @@ def predictions() -> Mapping[tuple[str, str], Mapping[str, float]]:
 
 def beside(rows: Iterable[Judged], metric: str) -> Beside | None:
     """Both errors on the rows that AIConfigurator predicted; None: there are none."""
-    known = predictions()
+    predicted = predictions()
     pairs = [
-        (abs(known[row.set, row.row][metric] / row.measured[metric] - 1), abs(error))
+        (abs(predicted[row.set, row.row][metric] / row.measured[metric] - 1), abs(error))
         for row in rows
         if (error := row.errors().get(metric)) is not None
-        and metric in known.get((row.set, row.row), {})
+        and metric in predicted.get((row.set, row.row), {})
     ]
     if not pairs:
         return None

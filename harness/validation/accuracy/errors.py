@@ -70,8 +70,8 @@ class Judged:
         """The predicted 90 % band, from residuals of other measurements; None: there is none."""
         kind = model_kind(model(self.model))
         setting = Setting(self.engine, self.gpu, self.model, self.step_time, self.regime, kind)
-        own = residual_id(self.set, self.row)
-        spread = residuals().spread(setting, (metric,), own) if metric in METRICS else None
+        excluded = residual_id(self.set, self.row)
+        spread = residuals().spread(setting, (metric,), excluded) if metric in METRICS else None
         if spread is None or metric not in self.predicted:
             return None
         low, high = spread.factors()
@@ -126,36 +126,36 @@ def judge(
         SloBenchError: nothing to read, or `out` exists and is not resumed.
         FileFormatError: a file is damaged.
     """
-    known = _known(out, resume)
+    judged_before = _known(out, resume)
     skipped: Counter[tuple[str, str]] = Counter()
-    found: list[Measurement] = []
-    for each in read_folder(folder):
-        if isinstance(each, Skipped):
-            skipped[each.set, each.reason] += 1
-        elif only(each.case):
-            found.append(each)
-    keys = [_key(measurement, without, analytic) for measurement in found]
+    measurements: list[Measurement] = []
+    for entry in read_folder(folder):
+        if isinstance(entry, Skipped):
+            skipped[entry.set, entry.reason] += 1
+        elif only(entry.case):
+            measurements.append(entry)
+    keys = [_key(measurement, without, analytic) for measurement in measurements]
     cases = {
         measurement.case.identity: measurement
-        for key, measurement in zip(keys, found, strict=True)
-        if key not in known
+        for key, measurement in zip(keys, measurements, strict=True)
+        if key not in judged_before
     }
     begun = {
         case: begin(judge_one, measurement, without, analytic)
         for case, measurement in cases.items()
         if begin is not None
     }
-    of_case: dict[str, Judged] = {}  # each is predicted once
+    judged_cases: dict[str, Judged] = {}  # each is predicted once
     judged = []
-    for number, (key, measurement) in enumerate(zip(keys, found, strict=True), start=1):
-        row = known.get(key)
+    for number, (key, measurement) in enumerate(zip(keys, measurements, strict=True), start=1):
+        row = judged_before.get(key)
         if row is None:
             case = measurement.case.identity
-            if case not in of_case:
-                there = begun.get(case)
-                made = there.result() if there else judge_one(measurement, without, analytic)
-                of_case[case] = made
-            row = replace(of_case[case], **_measured(measurement, key))
+            if case not in judged_cases:
+                future = begun.get(case)
+                judgement = future.result() if future else judge_one(measurement, without, analytic)
+                judged_cases[case] = judgement
+            row = replace(judged_cases[case], **_measured(measurement, key))
             if out is not None:
                 with out.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(asdict(row), allow_nan=False) + "\n")
@@ -163,7 +163,7 @@ def judge(
             skipped[row.set, row.reason] += 1
         else:
             judged.append(row)
-        progress(number, len(found))
+        progress(number, len(measurements))
     return judged, skipped
 
 
@@ -191,8 +191,8 @@ def judge_one(
     predicted: Mapping[str, float] = {}
     regime = reason = kind = ""
     try:
-        made = predict(case, without, analytic=analytic)
-        predicted, regime, kind = made.figures, made.regime, made.step_time or ""
+        prediction = predict(case, without, analytic=analytic)
+        predicted, regime, kind = prediction.figures, prediction.regime, prediction.step_time or ""
     except SloBenchError as error:
         reason = str(error)
     return Judged(
@@ -217,18 +217,20 @@ def _known(out: Path | None, resume: bool) -> dict[str, Judged]:
         return {}
     if not resume:
         raise SloBenchError(f"{out} exists; continue it with --resume, or name another file")
-    known = {}
+    rows_by_key = {}
     lines = out.read_text(encoding="utf-8").splitlines()
     for number, line in enumerate(lines, start=1):
         try:
             row = Judged(**parse_json(line))
         except (ValueError, TypeError):
             if number == len(lines):  # killed while it was written
-                out.write_text("".join(f"{kept}\n" for kept in lines[:-1]), encoding="utf-8")
+                out.write_text(
+                    "".join(f"{complete}\n" for complete in lines[:-1]), encoding="utf-8"
+                )
                 break
             raise FileFormatError(out, number, "is no result of `slo-bench accuracy`") from None
-        known[row.key] = row
-    return known
+        rows_by_key[row.key] = row
+    return rows_by_key
 
 
 def summaries(
@@ -249,7 +251,7 @@ def summaries(
 def _figures(rows: Sequence[Judged], metric: str) -> tuple[float, float, float, float | None]:
     signed = np.array([row.errors()[metric] for row in rows])
     size = np.abs(signed)
-    inside = [one for row in rows if (one := row.in_band(metric)) is not None]
+    inside = [within for row in rows if (within := row.in_band(metric)) is not None]
     return (
         float(np.median(size)),
         float(np.quantile(size, 0.9)),
@@ -258,6 +260,6 @@ def _figures(rows: Sequence[Judged], metric: str) -> tuple[float, float, float, 
     )
 
 
-def rows(found: Iterable[ErrorSummary]) -> list[dict[str, Any]]:
+def rows(error_summaries: Iterable[ErrorSummary]) -> list[dict[str, Any]]:
     """Plain values, as `--json` prints them."""
-    return [asdict(each) for each in found]
+    return [asdict(summary) for summary in error_summaries]

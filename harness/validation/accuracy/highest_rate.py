@@ -33,7 +33,7 @@ def highest_rate(
     """
 
     @cache
-    def at(rate_rps: float) -> dict[str, float]:
+    def figures_at(rate_rps: float) -> dict[str, float]:
         n = min(max(LEAST_REQUESTS, round(rate_rps * SPAN_S)), MOST_REQUESTS)
         workload = Workload(
             np.cumsum(np.random.default_rng(0).exponential(1 / rate_rps, n)),
@@ -48,7 +48,9 @@ def highest_rate(
         if not _LOWEST_RPS < rate_rps < _HIGHEST_RPS:
             which = "no rate" if rate_rps < 1 else "every rate"
             raise SloBenchError(f"{which} that was tried ({rate_rps:g} req/s) keeps the bounds")
-        return all(at(rate_rps).get(name, np.inf) <= most for name, most in load.bounds)
+        return all(
+            figures_at(rate_rps).get(name, np.inf) <= bound_s for name, bound_s in load.bounds
+        )
 
     low = 1.0
     while not keeps(low):
@@ -59,4 +61,4 @@ def highest_rate(
     while high / low > 1 + WITHIN:
         middle = (low * high) ** 0.5
         low, high = (middle, high) if keeps(middle) else (low, middle)
-    return low, at(low)
+    return low, figures_at(low)

@@ -112,7 +112,7 @@ class Case:
             parts += [f"{load.concurrency} clients"]
         elif isinstance(load, HighestRate):
             parts += [f"{load.prompt_tokens} + {load.output_tokens} tokens"]
-            parts += [f"{name} ≤ {most:g} s" for name, most in load.bounds]
+            parts += [f"{name} ≤ {bound_s:g} s" for name, bound_s in load.bounds]
         else:
             n = int(load.answered.sum())
             parts += [f"{n} requests at {n / max(load.span_s, 1e-9):.3g} req/s"]

@@ -49,11 +49,11 @@ class Prediction:
 def predict(
     case: Case,
     without: tuple[str, ...] = (),
-    known: StepTimeModel | None = None,
+    step_time_model: StepTimeModel | None = None,
     *,
     analytic: bool = False,
 ) -> Prediction:
-    """Simulate a case, without the kernel tables of the GPUs `without`, or with step times `known`.
+    """Simulate a case, without the kernel tables of the GPUs `without`, or with `step_time_model`.
 
     `analytic`: with the step times that `slo-bench run` takes by default, a fit or an estimate.
 
@@ -83,13 +83,15 @@ def predict(
     )
     if blocks is None:
         placement.check()
-    if known is None:
-        known = default_step_time(placement) if analytic else step_times(case, placement, without)
+    if step_time_model is None:
+        step_time_model = (
+            default_step_time(placement) if analytic else step_times(case, placement, without)
+        )
     load, client = case.load, client_of(case.harness, case.engine, case.version)
-    kind = kind_of(known)
+    kind = kind_of(step_time_model)
 
     def served_in(workload: Workload) -> dict[str, NDArray[np.float64]]:
-        return _latencies(workload, served, placement, known.model, case.instances)
+        return _latencies(workload, served, placement, step_time_model.model, case.instances)
 
     if isinstance(load, ClosedLoop):
         seconds = served_in(_closed_loop(load, client))
@@ -98,26 +100,28 @@ def predict(
         ttft_s = float(seconds["ttft"][warm:].mean()) + client.delay_s
         ttft_s += _server(case).unseen_s(load.concurrency, tpot_s)
         means = closed_figures(load, ttft_s, tpot_s)
-        regime = _regime(load, means, placement, known.model, load.concurrency)
+        regime = _regime(load, means, placement, step_time_model.model, load.concurrency)
         return Prediction(means, regime, kind)
     # Without a harness the times are the engine's own.
     delay_s = client.delay_s if case.harness else 0.0
     if isinstance(load, HighestRate):
         rate_rps, at_rate = highest_rate(load, served_in)
         running = rate_rps * (at_rate["e2e_mean"] - at_rate["ttft_mean"]) / case.instances
-        regime = _regime(load, at_rate, placement, known.model, running)
+        regime = _regime(load, at_rate, placement, step_time_model.model, running)
         return Prediction({"max_rate": rate_rps}, regime, kind)
     seconds = served_in(_open_loop(load))
-    kept = {name: found[load.answered] for name, found in seconds.items()}
-    kept |= {name: kept[name] + delay_s for name in ("ttft", "e2e")}
-    found = figures(kept)
-    served_s = int(load.answered.sum()) * (found["e2e_mean"] - found["ttft_mean"])
-    running = served_s / max(load.span_s, found["e2e_mean"]) / case.instances
-    return Prediction(found, _regime(load, found, placement, known.model, running), kind)
+    of_answered = {name: values[load.answered] for name, values in seconds.items()}
+    of_answered |= {name: of_answered[name] + delay_s for name in ("ttft", "e2e")}
+    statistics = figures(of_answered)
+    served_s = int(load.answered.sum()) * (statistics["e2e_mean"] - statistics["ttft_mean"])
+    running = served_s / max(load.span_s, statistics["e2e_mean"]) / case.instances
+    return Prediction(
+        statistics, _regime(load, statistics, placement, step_time_model.model, running), kind
+    )
 
 
 def _latencies(
-    workload: Workload, served: System, placement: Placement, known: StepTime, instances: int
+    workload: Workload, served: System, placement: Placement, step_time: StepTime, instances: int
 ) -> dict[str, NDArray[np.float64]]:
     """Seconds by metric, a value a request.
 
@@ -125,7 +129,7 @@ def _latencies(
         SloBenchError: a request is too long, or was left unfinished.
     """
     result = simulate(
-        workload, served, placement, known, instances=instances, overlong_requests="error"
+        workload, served, placement, step_time, instances=instances, overlong_requests="error"
     )
     records = result.records
     if (records.outcome != Outcome.FINISHED).any():
@@ -211,8 +215,8 @@ def _system(case: Case) -> System:
         "max_running_requests": seqs,
         "async_scheduling": schedules_ahead(case),
     }
-    known = served.parameters()
-    return served.with_parameters(**{name: v for name, v in names.items() if name in known})
+    declared = served.parameters()
+    return served.with_parameters(**{name: v for name, v in names.items() if name in declared})
 
 
 def _open_loop(load: OpenLoop) -> Workload:
@@ -231,8 +235,8 @@ def _closed_loop(load: ClosedLoop, client: Client) -> Workload:
     draw = np.random.default_rng(0)
     order = np.arange(n)
 
-    def lengths(most: int) -> NDArray[np.int64]:
-        return draw.integers(max(1, round(client.shortest * most)), most + 1, n)
+    def lengths(longest: int) -> NDArray[np.int64]:
+        return draw.integers(max(1, round(client.shortest * longest)), longest + 1, n)
 
     prompt_tokens = lengths(load.prompt_tokens)
     prompt = order % (client.prompts or n)
@@ -251,7 +255,7 @@ def _closed_loop(load: ClosedLoop, client: Client) -> Workload:
 
 def _regime(
     load: ClosedLoop | OpenLoop | HighestRate,
-    found: dict[str, float],
+    statistics: dict[str, float],
     placement: Placement,
     step_time: StepTime,
     running: float,
@@ -264,7 +268,7 @@ def _regime(
         running=running,
         prompt_tokens=float(np.mean(load.prompt_tokens)),
         output_tokens=float(np.mean(load.output_tokens)),
-        ttft_s=found.get("ttft_mean", 0.0),
-        tpot_s=found.get("tpot_mean", 0.0),
-        e2e_s=found.get("e2e_mean", 0.0),
+        ttft_s=statistics.get("ttft_mean", 0.0),
+        tpot_s=statistics.get("tpot_mean", 0.0),
+        e2e_s=statistics.get("e2e_mean", 0.0),
     )

@@ -47,7 +47,9 @@ _LEVELS = {"level", "rate_rps", "arrival_s", "ttft_s", "generation_s"}
 _TOKENS = ("prompt_tokens", "output_tokens")
 _OWN = {"engine", "gpu", "model", *_TOKENS}
 _BOUNDS = tuple(
-    f"{latency}_{of}" for latency in ("ttft", "tpot", "e2e") for of in ("mean", *_QUANTILES)
+    f"{latency}_{statistic}"
+    for latency in ("ttft", "tpot", "e2e")
+    for statistic in ("mean", *_QUANTILES)
 )
 _SYSTEMS = {
     "a100_sxm": "a100-80g",
@@ -73,15 +75,15 @@ def read_folder(folder: Path) -> Found:
     if not folder.exists():
         raise SloBenchError(f"{folder} does not exist; name a folder with measurements")
     files = [folder] if folder.is_file() else sorted(folder.rglob("*"))
-    known = 0
+    readable = 0
     for file in files:
         reader = _reader(file)
         if reader is not None:
-            known += 1
+            readable += 1
             yield from reader(file)
         elif file.name.endswith((".csv", ".csv.gz")):
             yield Skipped(stem(file), "a table whose columns are of no known layout")
-    if not known:
+    if not readable:
         raise SloBenchError(
             f"{folder} holds no measurements: neither CSV files with the columns of "
             "docs/accuracy.md nor requests.jsonl logs"
@@ -223,14 +225,14 @@ def closed_figures(
 ) -> dict[str, float]:
     """Mean TTFT and TPOT, and what follows from them (E2E; throughput by Little's law)."""
     e2e_s = ttft_s + tpot_s * (load.output_tokens - 1)
-    found = {"tpot_mean": tpot_s}
+    means = {"tpot_mean": tpot_s}
     if not cold:
-        found |= {
+        means |= {
             "ttft_mean": ttft_s,
             "e2e_mean": e2e_s,
             "throughput": load.concurrency * load.output_tokens / e2e_s,
         }
-    return {name: value for name, value in found.items() if np.isfinite(value) and value > 0}
+    return {name: value for name, value in means.items() if np.isfinite(value) and value > 0}
 
 
 def _own_case(file: Path, line: int, row: dict[str, Any], load: ClosedLoop | HighestRate) -> Case:
@@ -391,11 +393,11 @@ def _log(file: Path) -> Found:
 
 def figures(seconds: dict[str, Any]) -> dict[str, float]:
     """Mean and quantiles (s) by metric, such as `ttft_p50`, of what is known of each request."""
-    found = {}
+    statistics = {}
     for metric, values in seconds.items():
-        known = values[np.isfinite(values)]
-        if len(known):
-            found[f"{metric}_mean"] = float(known.mean())
+        finite = values[np.isfinite(values)]
+        if len(finite):
+            statistics[f"{metric}_mean"] = float(finite.mean())
             for quantile, share in _QUANTILES.items():
-                found[f"{metric}_{quantile}"] = float(np.quantile(known, share))
-    return found
+                statistics[f"{metric}_{quantile}"] = float(np.quantile(finite, share))
+    return statistics

@@ -233,7 +233,7 @@ def test_a_closed_loop_table_gives_two_factors(tmp_path):
     file.write_text(TABLE.format(a=1, b=1, c=1, d=1))
     slow = dataclasses.replace(PROFILE, calibration=Calibration((), (512.0, 513.0), (1.25, 0.9)))
     step_time = profiled_step_time(slow, Host(graph_tokens=512))
-    made = [predict(row.case, known=step_time).figures for row in read_folder(file)][:2]
+    made = [predict(row.case, step_time_model=step_time).figures for row in read_folder(file)][:2]
     values = {"a": made[0]["ttft_mean"], "b": made[0]["tpot_mean"]}
     values |= {"c": made[1]["ttft_mean"], "d": made[1]["tpot_mean"]}
     file.write_text(TABLE.format(**values))

@@ -159,12 +159,12 @@ def test_each_level_is_replayed_with_steps_of_the_others(run):
         ("high", ("low",)),
     ]
     for level in levels:
-        assert level.found.client_s == pytest.approx(CLIENT_S, rel=0.2)
-        for row in level.found.rows():
+        assert level.validation.client_s == pytest.approx(CLIENT_S, rel=0.2)
+        for row in level.validation.rows():
             assert abs(row.error) < 0.02, row
-        assert level.found.log.output_tokens.sum() > 0
-        assert level.found.settings.num_gpu_blocks == 201
-        assert level.found.settings.max_num_seqs == 16
+        assert level.validation.log.output_tokens.sum() > 0
+        assert level.validation.settings.num_gpu_blocks == 201
+        assert level.validation.settings.max_num_seqs == 16
 
 
 def test_client_delay_is_estimated_from_a_level_with_queues(tmp_path):
@@ -172,7 +172,7 @@ def test_client_delay_is_estimated_from_a_level_with_queues(tmp_path):
     folder = tmp_path / "run"
     rows = [measure(folder, "low", 5.0, 0), measure(folder, "full", 14.0, 1, slower=1.03)]
     low, _ = validate_run(table(folder, *rows))
-    assert low.found.client_s == pytest.approx(CLIENT_S, abs=0.002)
+    assert low.validation.client_s == pytest.approx(CLIENT_S, abs=0.002)
 
 
 def test_steps_of_a_level_are_not_used_for_itself(run):
@@ -210,7 +210,7 @@ def test_replay_profile_takes_the_catalogues_model(tmp_path):
     rows = [measure(folder, name, 5.0, seed, **changes) for seed, name in enumerate("ab")]
     for level in validate_run(table(folder, *rows)):
         assert level.profile.model == "llama-3.1-8b"
-        assert level.found.notes == ()
+        assert level.validation.notes == ()
 
 
 def test_single_level_without_a_step_log_of_another_is_refused(tmp_path):
@@ -221,7 +221,7 @@ def test_single_level_without_a_step_log_of_another_is_refused(tmp_path):
     measure(folder / PROFILING, profiling_cell("only"), 5.0, 7)
     (level,) = validate_run(folder)
     assert level.fitted_on == ("profiling-only",)
-    assert max(abs(row.error) for row in level.found.rows()) < 0.02
+    assert max(abs(row.error) for row in level.validation.rows()) < 0.02
 
 
 def test_levels_of_other_server_settings_are_not_used(tmp_path):
@@ -238,8 +238,8 @@ def test_invalid_level_is_marked(run):
     rows = [row | {"invalid_because": ""} for row in rows]
     rows[1] |= {"valid": "False", "invalid_because": "sent late"}
     levels = validate_run(table(run, *rows))
-    assert levels[0].found.notes == ()
-    assert levels[1].found.notes == ("the level is not valid: sent late",)
+    assert levels[0].validation.notes == ()
+    assert levels[1].validation.notes == ("the level is not valid: sent late",)
 
 
 def test_repeated_level_gives_the_spread_of_the_machine(run):
@@ -252,7 +252,9 @@ def test_repeated_level_gives_the_spread_of_the_machine(run):
     assert 0.25 < tpot.spread < 0.6  # a slower machine has larger batches, too
     assert tpot.within is True
     # Held against the middle of both; the first alone is what was simulated.
-    (first,) = (row for row in low.found.rows() if (row.metric, row.statistic) == ("tpot", "p50"))
+    (first,) = (
+        row for row in low.validation.rows() if (row.metric, row.statistic) == ("tpot", "p50")
+    )
     assert abs(first.error) < 0.02
     assert tpot.real_s == pytest.approx(first.real_s * (1 + tpot.spread / 2))
     assert tpot.error == pytest.approx(tpot.simulated_s / tpot.real_s - 1)

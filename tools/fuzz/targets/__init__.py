@@ -15,7 +15,7 @@ ALLOWED = (SloBenchError,)
 
 def every_target(folder: Path) -> list[Target]:
     """All of them; `folder` is for their files."""
-    found = [
+    all_targets = [
         *traces.targets(folder),
         *options.targets(),
         *tables.targets(folder),
@@ -28,8 +28,8 @@ def every_target(folder: Path) -> list[Target]:
     if find_spec("torch") is not None:
         from . import models
 
-        found += models.targets(folder)
-    return found
+        all_targets += models.targets(folder)
+    return all_targets
 
 
 __all__ = ["ALLOWED", "Target", "every_target"]

@@ -66,12 +66,12 @@ REQUESTS = [
 
 def _torn(data: bytes) -> list[bytes]:
     """In pieces, as a network might hand it over; where they end hangs on the bytes alone."""
-    pieces, at, state = [], 0, sum(data[:64])
-    while at < len(data):
+    pieces, position, state = [], 0, sum(data[:64])
+    while position < len(data):
         state = (1103515245 * state + 12345) % 2**31
         size = (1, 7, 40, 2000)[state >> 16 & 3]
-        pieces.append(data[at : at + size])
-        at += size
+        pieces.append(data[position : position + size])
+        position += size
     return pieces
 
 
@@ -155,20 +155,20 @@ def _client(data: bytes) -> object:
 
 def _chunks(data: bytes) -> object:
     pieces = _torn(data)
-    found = unchunk(pieces, array("d", range(len(pieces))))
-    assert sum(map(len, found.pieces)) <= len(data)
-    return found
+    answer = unchunk(pieces, array("d", range(len(pieces))))
+    assert sum(map(len, answer.pieces)) <= len(data)
+    return answer
 
 
 def _answer(data: bytes) -> object:
     pieces = _torn(data)
     stamps, lengths = array("d", range(len(pieces))), array("I", map(len, pieces))
-    found = None
+    answer = None
     for embeds in (False, True):
-        found = read_answer(Raw(200, RequestFault.NONE, "", stamps, lengths, data, embeds))
-        assert len(found.token_s) <= 1 << 24
+        answer = read_answer(Raw(200, RequestFault.NONE, "", stamps, lengths, data, embeds))
+        assert len(answer.token_s) <= 1 << 24
     read_answer(Raw(500, RequestFault.NONE, "", stamps, lengths, data, False))
-    return found
+    return answer
 
 
 def _gateway_to_server(data: bytes) -> object:
@@ -180,14 +180,14 @@ def _gateway_to_server(data: bytes) -> object:
         )
         connection = _Connection(upstream)
         connection.connection_made(wire)
-        asked = asyncio.ensure_future(connection.exchange([b""], kept))
+        task = asyncio.ensure_future(connection.exchange([b""], kept))
         await asyncio.sleep(0)
         for piece in _torn(data):
             if not wire.closed:
                 connection.data_received(piece)
         connection.connection_lost(None)
         try:
-            await asked
+            await task
         except (ConnectionLostError, _StaleError):
             return kept
         kept.json()

@@ -55,8 +55,8 @@ def targets(folder: Path) -> list[Target]:
     index = sharded / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": dict.fromkeys(_names(model), "a.safetensors")}))
     store = _store(folder / "kv")
-    said = io.BytesIO()
-    torch.save(("run", [PrefillChunk.__name__, torch.zeros(2)]), said)
+    message = io.BytesIO()
+    torch.save(("run", [PrefillChunk.__name__, torch.zeros(2)]), message)
     return [
         beside(model, model / "config.json", read_config, "a decoder"),
         Target(
@@ -68,7 +68,7 @@ def targets(folder: Path) -> list[Target]:
         beside(sharded, index, _every_tensor, "a decoder"),
         beside(store, store / "about.json", _opened, "a KV store"),
         Target("unit of a KV store", [bytes(_SHAPE.size_bytes)], _unit(store)),
-        Target("message of a worker", [said.getvalue()], loaded),
+        Target("message of a worker", [message.getvalue()], loaded),
         *_predictor(folder / "predictor"),
     ]
 
@@ -92,8 +92,8 @@ def _predictor(folder: Path) -> list[Target]:
     (folder / CONFIG).write_text(json.dumps(plain))
 
     def configured(path: Path) -> object:
-        found = PredictorConfig.load(path).shape
-        head = HEADS[found.head](found.edges)
+        loaded_shape = PredictorConfig.load(path).shape
+        head = HEADS[loaded_shape.head](loaded_shape.edges)
         return head.lengths(torch.zeros(1, head.outputs)).buckets()
 
     def weighed(path: Path) -> object:
@@ -121,9 +121,9 @@ def _store(folder: Path) -> Path:
 
 
 def _opened(folder: Path) -> Tiers:
-    found = Tiers([TierFolder(folder, 1 << 20)], _SHAPE, "a model")
-    found.places()
-    return found
+    tiers = Tiers([TierFolder(folder, 1 << 20)], _SHAPE, "a model")
+    tiers.places()
+    return tiers
 
 
 def _unit(folder: Path):  # type: ignore[no-untyped-def]

@@ -23,13 +23,13 @@ def targets(folder: Path) -> list[Target]:
         steps, model="llama-3-8b", gpu="a100-80g", source=Source("a test", "here")
     )
     header = write_profile(profile, folder / "profile")
-    found = [
+    edited_files = [
         beside(header.parent, path, read_profile, "a profile")
         for path in sorted(header.parent.iterdir())
     ]
     grid, axis = folder / "grid.npz", np.array([0.0, 8.0])
     CostGrid(axis, axis, axis, np.ones((2, 2, 2)), Swap(0.1, 0.1), Swap(0.1, 0.1)).write(grid)
     return [
-        *found,
+        *edited_files,
         Target("cost grid", [grid.read_bytes()], from_file(folder, "grid.npz", read_cost_grid)),
     ]

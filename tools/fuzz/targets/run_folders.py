@@ -82,7 +82,7 @@ def targets(folder: Path) -> list[Target]:
 
     def plain(
         name: str,
-        what: str,
+        title: str,
         read_path: Callable[[Path], object],
         slow: bool,
         run: Path = whole,
@@ -96,11 +96,11 @@ def targets(folder: Path) -> list[Target]:
             try:
                 return read_path(run)
             finally:
-                for one, content in kept.items():
-                    one.write_bytes(content)
+                for file, content in kept.items():
+                    file.write_bytes(content)
                 path.write_bytes(good)
 
-        return Target(what, [good], read_bytes, slow)
+        return Target(title, [good], read_bytes, slow)
 
     request_file, timeline_file = f"requests/{cell}.csv.gz", f"timelines/{cell}.csv.gz"
     return [

@@ -34,7 +34,7 @@ def from_file(folder: Path, name: str, read_path: Callable[[Path], object]) -> R
     return read_bytes
 
 
-def beside(folder: Path, path: Path, read_folder: Callable[[Path], object], of: str) -> Target:
+def beside(folder: Path, path: Path, read_folder: Callable[[Path], object], owner: str) -> Target:
     """The reader of a folder in which one file is another."""
     good = path.read_bytes()
 
@@ -45,4 +45,4 @@ def beside(folder: Path, path: Path, read_folder: Callable[[Path], object], of: 
         finally:
             path.write_bytes(good)
 
-    return Target(f"{path.name} of {of}", [good], read_bytes)
+    return Target(f"{path.name} of {owner}", [good], read_bytes)

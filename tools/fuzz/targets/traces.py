@@ -36,9 +36,9 @@ TRACES = {
     ).encode(),
     "alpaca": json.dumps([{"instruction": "Say", "input": "it", "output": "it"}] * 2).encode(),
     "vllm-log": "".join(
-        f"(APIServer pid=7) {level} 11-23 10:00:0{n} [request_logger.py:74] {said}\n"
+        f"(APIServer pid=7) {level} 11-23 10:00:0{n} [request_logger.py:74] {message}\n"
         for n in range(2)
-        for level, said in (
+        for level, message in (
             ("DEBUG", f"Request cmpl-{n} details: prompt: 'x', prompt_token_ids: [1, 2, {n}], "),
             ("INFO", f"Received request cmpl-{n}: params: SamplingParams(n=1, max_tokens=9), "),
             ("DEBUG", f"Generated response cmpl-{n} details: output_token_ids: [4, 5]"),
@@ -49,7 +49,7 @@ TRACES = {
 
 def targets(folder: Path) -> list[Target]:
     """Traces by format, and files of prompts."""
-    found = [
+    format_targets = [
         Target(
             f"trace {name}",
             [content],
@@ -60,12 +60,14 @@ def targets(folder: Path) -> list[Target]:
     assert set(TRACES) == set(FORMATS)
     packed = [gzip.compress(content, mtime=0) for content in TRACES.values()]
     seeds = [*TRACES.values(), *packed]
-    found.append(Target("trace of any format", seeds, from_file(folder / "traces", "any", read)))
+    format_targets.append(
+        Target("trace of any format", seeds, from_file(folder / "traces", "any", read))
+    )
     prompts = [TRACES["sharegpt"], TRACES["alpaca"], TRACES["custom"]]
     prompts.append(b'{"prompt": "a", "answer": "b", "model": "m"}\n')
-    found.append(
+    format_targets.append(
         Target(
             "prompts", prompts, from_file(folder / "traces", "prompts.json", read_labelled_prompts)
         )
     )
-    return found
+    return format_targets
