@@ -34,10 +34,10 @@ class CacheCounters:
     @classmethod
     def read(cls, pages: Iterable[str]) -> CacheCounters:
         """Read one page of metrics for each server."""
-        found = [totals(page) for page in pages]
+        page_totals = [totals(page) for page in pages]
 
         def values(names: Iterable[str]) -> list[float]:
-            return [sums[name] for sums in found for name in names if name in sums]
+            return [sums[name] for sums in page_totals for name in names if name in sums]
 
         cached, rates = values(CACHED_TOKENS), values(HIT_RATES)
         return cls(sum(cached) if cached else None, max(rates) if rates else None)
@@ -52,13 +52,13 @@ class CacheCounters:
 def given_prompts(workload: Workload, options: HttpOptions) -> NDArray[np.bool_]:
     """Which requests have a prompt of their own (text, messages), the same in every run."""
     fields = (*PROMPT_FIELDS, "input")
-    given = np.full(len(workload), any(name in options.body for name in fields))
+    has_prompt = np.full(len(workload), any(name in options.body for name in fields))
     if workload.texts is not None:
-        given |= np.array([text is not None for text in workload.texts])
+        has_prompt |= np.array([text is not None for text in workload.texts])
     if workload.bodies is not None:
-        given |= np.array([body is not None and any(f in body for f in fields)
+        has_prompt |= np.array([body is not None and any(f in body for f in fields)
                            for body in workload.bodies])  # fmt: skip
-    return given
+    return has_prompt
 
 
 def shared_tokens(workload: Workload, options: HttpOptions) -> Ints:
@@ -94,10 +94,10 @@ def warm_cache_share(
     theirs = columns.prompt_tokens
     prompts = np.where(theirs > 0, theirs, workload.prompt_tokens)
     shared = shared + np.maximum(0, prompts - workload.prompt_tokens)
-    known = (columns.cached_tokens >= 0) & (theirs > 0)
-    if known.any():
-        excess = np.maximum(0, columns.cached_tokens - shared)[known].sum()
-        return float(excess / prompts[known].sum())
+    reported = (columns.cached_tokens >= 0) & (theirs > 0)
+    if reported.any():
+        excess = np.maximum(0, columns.cached_tokens - shared)[reported].sum()
+        return float(excess / prompts[reported].sum())
     sent = np.isfinite(columns.sent_s)
     if not sent.any():
         return None
