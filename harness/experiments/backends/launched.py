@@ -91,7 +91,7 @@ class LaunchedBackend:
             )
 
     def _check_embedder(self, spec: CellSpec, wanted: Serve) -> None:
-        check_embedder(wanted.found(), self.name)
+        check_embedder(wanted.resolved_system(), self.name)
         if spec.instances > 1:
             raise SloBenchError("an embedder stands beside one started server; leave instances out")
         if self.server.validated:
@@ -133,7 +133,7 @@ class LaunchedBackend:
                 embedder = stack.enter_context(
                     embedding_server(spec.placement.embedder, device, wanted.cores)
                 )
-                if isinstance(wanted.found().policy, Collocated) and wanted.patched:
+                if isinstance(wanted.resolved_system().policy, Collocated) and wanted.patched:
                     wanted = replace(wanted, embedder=embedder.beside)
             with _kept_logs(log.parent):
                 servers = wanted.start(stack, log, instances=spec.instances)
