@@ -33,7 +33,7 @@ Find the highest rate at which requests meet their SLO, with its 95 % interval.
 >>> from slo_bench import CapacityOptions, search_capacity
 >>> options = CapacityOptions(targets=(0.9,), tolerance=0.3)
 >>> capacity = search_capacity(
-...     Experiment(systems="vllm", requests=100), folder / "capacity", asked=options
+...     Experiment(systems="vllm", requests=100), folder / "capacity", options=options
 ... ).rows()[0]
 >>> 1 < capacity["low_rps"] <= capacity["capacity_rps"] <= capacity["high_rps"] < 50
 True

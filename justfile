@@ -40,6 +40,7 @@ types:
 layers:
     lint-imports
     scripts/import_cycles.py --folders-only
+    deptry .
 
 # lint, types and layers: what a commit must pass
 check: lint types layers

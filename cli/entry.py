@@ -18,8 +18,15 @@ def main() -> None:
     try:
         watch()
         prepare()
-        from .main import main as run
+        try:
+            from .main import main as run
+        except ImportError as error:
+            from ..workloads.extras import import_failure
 
+            if (failure := import_failure(error)) is None:
+                raise
+            print(f"error: {failure}", file=sys.stderr)  # noqa: T201
+            sys.exit(2)
         try:
             run()
         finally:

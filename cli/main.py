@@ -11,6 +11,7 @@ from typing import Annotated, ClassVar
 import typer
 
 from ..workloads.errors import SloBenchError
+from ..workloads.extras import import_failure
 from ..workloads.input_files import SIZE_VARIABLE, parse_size
 from ..workloads.trust import asking
 from .interrupts import leave, struck
@@ -150,6 +151,8 @@ def _check_surroundings() -> None:
 
 def _exit_code(error: Exception) -> int:
     """Print an error; return 2 for one that the user can mend, else 70 with its traceback."""
+    if isinstance(error, ImportError):
+        error = import_failure(error) or error
     if isinstance(error, SloBenchError):
         from .output.console import harmless
 

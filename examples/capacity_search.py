@@ -17,7 +17,7 @@ def main(folder: Path) -> None:
             slo="ttft=1,tpot=0.15",
         ),
         folder / "capacity",
-        asked=CapacityOptions(targets=(0.9,), tolerance=0.2, max_requests=8_000),
+        options=CapacityOptions(targets=(0.9,), tolerance=0.2, max_requests=8_000),
     )
     for row in search.rows():
         low, high = row["low_rps"], row["high_rps"]

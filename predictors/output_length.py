@@ -20,6 +20,7 @@ import numpy as np
 from ..workloads.arrays import Floats, Ints
 from ..workloads.call_parser import build, parse_call
 from ..workloads.errors import SloBenchError, UnknownNameError
+from ..workloads.extras import need
 from ..workloads.file_cache import file_cache
 from ..workloads.length_buckets import BUCKET_EDGES, bucket_middle_tokens
 from ..workloads.workload import Workload
@@ -163,6 +164,7 @@ class LearnedLength:
         Raises:
             SloBenchError: it cannot be loaded, or another process has locked the folder.
         """
+        need("torch", "a learnt length predictor")
         from .lengths.online_predictor import OnlineLengthPredictor
 
         return OnlineLengthPredictor(
@@ -372,6 +374,22 @@ def length_predictor(text: str) -> LengthPredictor:
     if call.name not in _KINDS:
         raise UnknownNameError("length predictor", call.name, _KINDS)
     return build(_KINDS[call.name], call)
+
+
+def check_installed(predictor: LengthPredictor, *, reads_texts: bool) -> None:
+    """Check that the extra of a predictor is there, before a run begins.
+
+    Args:
+        predictor: what predicts the lengths of a workload.
+        reads_texts: whether the workload has texts; without them no network is loaded.
+
+    Raises:
+        SloBenchError: it is not installed.
+    """
+    if isinstance(predictor, LearnedLength) and reads_texts:
+        need("torch", "a learnt length predictor")
+    if isinstance(predictor, TfIdf):
+        need("regressors", "the length predictor tfidf")
 
 
 def longest_tokens(

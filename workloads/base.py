@@ -56,6 +56,11 @@ class WorkloadSource(ABC):
         return self.arrivals is None
 
     @property
+    def has_texts(self) -> bool:
+        """Whether some requests have the text of their prompt."""
+        return False
+
+    @property
     def closed_loop(self) -> bool:
         """Whether a fixed number of requests is in flight, and there is no rate."""
         return isinstance(self.arrivals, Concurrency)
@@ -240,6 +245,11 @@ class TraceSource(WorkloadSource):
 
     trace: WorkloadTrace
 
+    @property
+    def has_texts(self) -> bool:
+        """Whether some requests have the text of their prompt."""
+        return any(self.trace.workload.texts or ())
+
     @classmethod
     def of_trace(
         cls,
@@ -361,6 +371,11 @@ class MixedSource(WorkloadSource):
     """One arrival process; each request's class is drawn in proportion to the shares."""
 
     members: tuple[Member, ...]
+
+    @property
+    def has_texts(self) -> bool:
+        """Whether some requests have the text of their prompt."""
+        return any(member.source.has_texts for member in self.members)
 
     def __post_init__(self) -> None:
         names = [m.class_name for m in self.members]

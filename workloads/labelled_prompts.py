@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import FileFormatError, SloBenchError
+from .extras import need
 from .parsing import parse_json
 from .readers.table import lines, parse_object
 from .readers.texts import approximate_tokens
@@ -393,8 +394,9 @@ def tokenizer_count(folder: Path) -> TokenCount:
     """The tokenizer in a folder, without special tokens; named by its place and its hash.
 
     Raises:
-        SloBenchError: there is none.
+        SloBenchError: there is none, or the extra torch is not installed.
     """
+    need("torch", "a tokenizer")
     from tokenizers import Tokenizer
 
     path = folder / "tokenizer.json" if folder.is_dir() else folder

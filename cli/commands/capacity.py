@@ -112,7 +112,7 @@ def capacity(
         result = search_capacity(
             experiment,
             folder,
-            asked=CapacityOptions(**search.settings),
+            options=CapacityOptions(**search.settings),
             resume=execution.resume,
             progress=watch,
             ended=ended,

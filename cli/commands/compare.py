@@ -58,6 +58,10 @@ class Compared:
         str | None,
         option("ttft=1,tpot=0.15", "SLO in seconds for all requests, instead of their own bounds."),
     ] = None
+    allow_different: Annotated[
+        list[str] | None,
+        option("NAME", "Compare although this condition differs (a setting). May be repeated."),
+    ] = None
     confidence: Annotated[
         float, option("C", "Confidence level of the intervals: 1 − level of significance.")
     ] = 0.95
@@ -98,6 +102,7 @@ class Compared:
                 systems=pair,
                 rates=numbers(self.rates, "--rates"),
                 slo=None if self.slo is None else one_slo(self.slo),
+                allow_different=self.allow_different or (),
                 confidence=self.confidence,
                 seed=self.seed,
                 progress=progress,

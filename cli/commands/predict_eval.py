@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ...workloads.errors import SloBenchError
+from ...workloads.extras import need
 from ..options import predict_data
 from ..options.declared import HtmlOrJson
 from ..options.from_schema import with_options
@@ -60,13 +61,13 @@ def predict_eval(
 
     Rows with a prompt used in training are left out and counted.
     """
+    need("torch", "predict-eval")
     from ...predictors.lengths.config import PredictorConfig
 
     config = PredictorConfig.load(folder)
     found = predict_data.read_data(data, columns, label_tokenizer, length_column)
     predict_data.check_units(config.labels, found)
     found = predict_data.with_known_models(found, config.shape.models)
-    predict_data.need_torch()
     predict_data.need_base(base, folder)
     for note in found.notes:
         typer.echo(note, err=True)

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from ...workloads.errors import SloBenchError
+from ...workloads.extras import need
 from ..options import predict_data
 from ..options.from_schema import with_options
 from ..options.parameters import OUT, flag, option
@@ -91,8 +92,8 @@ def predict_train(
         raise SloBenchError(
             "give --out DIR for a new predictor, or --continue-from DIR for one to teach"
         )
+    need("torch", "predict-train")
     found = predict_data.read_data(data, columns, label_tokenizer, length_column)
-    predict_data.need_torch()
     from ...predictors.lengths.config import DEFAULT_BASE
 
     if continue_from is None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...workloads.errors import SloBenchError
+from ...workloads.extras import need
 from ...workloads.parsing import finite, plain_fields
 from ..options.declared import PeerLink
 from ..options.from_schema import with_options
@@ -81,6 +82,8 @@ def import_(
     tables: Annotated[str, option("csv|parquet", "File format of the tables.")] = "csv",
 ) -> None:
     """Convert another project's measurements to a profile."""
+    if tables == "parquet":
+        need("parquet", "--tables parquet")
     from ...predictors.profiles.build import with_peer_link
     from ...predictors.profiles.importers import ImportOptions, import_profile
     from ...predictors.profiles.profile import read_profile, write_profile

@@ -95,7 +95,6 @@ def profile_run(
     and loaded at three rates, and its step log is fitted. vLLM is then started with few KV blocks,
     and its swaps and recomputations are timed. Module migrations are measured with torch alone.
     """
-    from ...harness.engine.torch.errors import need_torch
     from ...harness.engine.torch.profiling import ProfilingOptions, measure_profile
     from ..output.progress import counted
 
@@ -108,7 +107,6 @@ def profile_run(
         raise SloBenchError("--dtype goes with --backend torch only")
     asked = ProfilingOptions(model, out, device, gpu, name, max_seqs, budget, moves, dtype)
     if kind == "torch":
-        need_torch()
         with counted("measurements") as count:
             found = measure_profile(asked, count)
     else:

@@ -17,6 +17,7 @@ import typer
 from ...harness.servers.launch.server_process import ServerProcess
 from ...workloads.call_parser import value_of
 from ...workloads.errors import SloBenchError
+from ...workloads.extras import need
 
 if TYPE_CHECKING:
     from ...harness.core.multi_model_policy import SharingPolicy
@@ -182,9 +183,7 @@ def serve_torch(
     Raises:
         SloBenchError: the model or the system cannot be served so.
     """
-    from ...harness.engine.torch.errors import need_torch
-
-    need_torch()
+    need("torch", "--backend torch")
     from ...harness.core.wire import VLLM_FIELD
     from ...harness.load_generator.http.endpoint import Endpoint
     from ...harness.policies.systems import system as system_by_name

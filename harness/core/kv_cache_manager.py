@@ -64,10 +64,10 @@ class KVCacheManager:
         if not self.refs or not r.prefix_blocks:
             return 0
         refs, stride = self.refs, self.stride
-        most = (r.target_tokens - 1) // self.unit_tokens
+        max_units = (r.target_tokens - 1) // self.unit_tokens
         n = 0
         for h in r.prefix_blocks[stride - 1 :: stride]:
-            if n >= most or h not in refs:
+            if n >= max_units or h not in refs:
                 break
             n += 1
         return n
@@ -92,14 +92,14 @@ class KVCacheManager:
         tiers.
         """
         stride = self.stride
-        taken = list(r.prefix_blocks[stride - 1 : units * stride : stride])
-        for h in taken:
+        hits = list(r.prefix_blocks[stride - 1 : units * stride : stride])
+        for h in hits:
             if h in self.idle:
                 del self.idle[h]
                 self.idle_blocks -= self.unit_blocks
                 self.free -= self.unit_blocks
             self.refs[h] += 1
-        r.shared = taken
+        r.shared = hits
         r.kv_tokens = units * self.unit_tokens
         r.blocks = units * self.unit_blocks
         return 0.0

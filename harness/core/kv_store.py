@@ -61,13 +61,13 @@ class KvStore:
 
     def by_tier(self, units: Sequence[int]) -> list[int]:
         """Of the leading `units` that the store holds, how many lie in each tier."""
-        found = [0] * len(self._tiers)
+        tier_units = [0] * len(self._tiers)
         for unit in units:
             tier = self._tier_of.get(unit)
             if tier is None:
                 break
-            found[tier] += 1
-        return found
+            tier_units[tier] += 1
+        return tier_units
 
     def load_s(self, units: Sequence[int]) -> float:
         """Seconds to read these units, all of which are here, each over the link of its tier."""

@@ -76,9 +76,9 @@ class StoreKVCacheManager(KVCacheManager):
         return load_s + super().allocate(r, units)
 
     def cache_blocks(self, r: RequestState, kv_tokens: int) -> None:
-        known = len(r.shared or ())
+        units_before = len(r.shared or ())
         super().cache_blocks(r, kv_tokens)
-        self.store.put((r.shared or [])[known:])
+        self.store.put((r.shared or [])[units_before:])
 
     def _absent(self, r: RequestState, units: int) -> list[int]:
         """Of those units, what is not on this GPU."""

@@ -261,8 +261,8 @@ class SharingPolicy(Parameters):
 
     max_num_batched_tokens: int = parameter(2048, 16, 131072, log=True)
     max_num_seqs: int = parameter(256, 1, 8192, log=True)
-    pages_by_layer: bool = parameter(False, given=True)
-    page_fill: float = parameter(1.0, 0.1, 1.0, given=True)
+    pages_by_layer: bool = parameter(False, environment=True)
+    page_fill: float = parameter(1.0, 0.1, 1.0, environment=True)
 
     @property
     def engine(self) -> Policy:

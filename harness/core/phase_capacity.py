@@ -59,17 +59,17 @@ class PhaseCapacity:
         with an SLO out of reach come last, and of equal ones that with this `tp` is first. A degree
         that is not 0 is kept. None: there is no such split.
         """
-        gpus, best, most = instances * self.tp, None, (-1, 0.0)
+        gpus, best, best_score = instances * self.tp, None, (-1, 0.0)
         degrees = (self, *self.others)
-        prefills = [one for one in degrees if prefill_tp in (0, one.tp)]
-        decodes = [one for one in degrees if decode_tp in (0, one.tp)]
+        prefills = [degree for degree in degrees if prefill_tp in (0, degree.tp)]
+        decodes = [degree for degree in degrees if decode_tp in (0, degree.tp)]
         for prefill, decode in product(prefills, decodes):
             within = prefill.in_slo[0] + decode.in_slo[1]
             for n_prefill in range(1, (gpus - decode.tp) // prefill.tp + 1):
                 n_decode, rest = divmod(gpus - n_prefill * prefill.tp, decode.tp)
                 rps = min(n_prefill * prefill.prefill_rps, n_decode * decode.decode_rps)
-                if not rest and (within, rps) > (most[0], most[1] * (1 + _TIE)):
-                    most = within, rps
+                if not rest and (within, rps) > (best_score[0], best_score[1] * (1 + _TIE)):
+                    best_score = within, rps
                     best = PhaseSplit(n_prefill, n_decode, prefill.tp, decode.tp)
         return best
 
@@ -92,11 +92,11 @@ def phase_capacity(
     prompts = workload.prompt_tokens[rows]
     prefill_s = np.array([_prefill_s(int(tokens), step_time) for tokens in prompts])
     kv_tokens = float(prompts.mean() + workload.output_tokens[rows].mean() / 2)
-    most = max(1, min(_MOST_SEQUENCES, int(placement.kv_tokens / kv_tokens)))
+    max_sequences = max(1, min(_MOST_SEQUENCES, int(placement.kv_tokens / kv_tokens)))
     ttft_s, tpot_s = _typical(workload.ttft_slo_s[rows]), _typical(workload.tpot_slo_s[rows])
     return PhaseCapacity(
         _queue_rps(prefill_s, ttft_s),
-        _decode_tokens_per_s(kv_tokens, most, tpot_s, step_time)
+        _decode_tokens_per_s(kv_tokens, max_sequences, tpot_s, step_time)
         / float(workload.output_tokens[rows].mean()),
         placement.tp,
         (
@@ -128,15 +128,17 @@ def _queue_rps(service_s: NDArray[np.float64], ttft_s: float) -> float:
     return 2 * wait_s / (float((service_s**2).mean()) + 2 * mean_s * wait_s)
 
 
-def _decode_tokens_per_s(kv_tokens: float, most: int, tpot_s: float, step_time: StepTime) -> float:
-    """Output tokens a second of the largest batch, of at most `most`, whose step meets `tpot_s`."""
+def _decode_tokens_per_s(
+    kv_tokens: float, max_sequences: int, tpot_s: float, step_time: StepTime
+) -> float:
+    """Output tokens a second of the largest batch whose step meets `tpot_s`."""
 
     def step_s(sequences: int) -> float:
         return step_time.step_s(sequences, round(sequences * kv_tokens), ())
 
-    sequences = most
+    sequences = max_sequences
     if step_s(1) <= tpot_s:
-        low, high = 1, most
+        low, high = 1, max_sequences
         while low < high:
             middle = (low + high + 1) // 2
             low, high = (middle, high) if step_s(middle) <= tpot_s else (low, middle - 1)

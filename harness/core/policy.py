@@ -28,7 +28,7 @@ class Bounds:
     choices: tuple[Any, ...] | None = None
     file: bool = False  # the name of a file; empty: none
     whole: bool = False  # no fractions
-    given: bool = False  # by the machine: searched only where it is named
+    environment: bool = False  # tells of the machine: searched only where it is named
 
     def __str__(self) -> str:
         if self.choices is not None:
@@ -66,16 +66,16 @@ def parameter(
     log: bool = False,
     choices: tuple[Any, ...] | None = None,
     file: bool = False,
-    given: bool = False,
+    environment: bool = False,
 ) -> Any:
     """A dataclass field that the user may set and the tuner may search.
 
-    `given` says what the machine is like; the tuner searches it only where it is named.
+    `environment`: it says what the machine is like; the tuner searches it only where it is named.
     """
     if isinstance(default, bool) and choices is None:
         choices = (True, False)
     whole = isinstance(default, int) and choices is None
-    bounds = Bounds(low, high, log, choices, file, whole, given)
+    bounds = Bounds(low, high, log, choices, file, whole, environment)
     return dataclasses.field(default=default, metadata={"bounds": bounds})
 
 
@@ -121,11 +121,11 @@ class Parameters:
         Raises:
             SloBenchError: an unknown parameter, a wrong type or a value out of bounds.
         """
-        known = self.bounds()
+        bounds = self.bounds()
         for name, value in values.items():
-            if name not in known:
-                raise UnknownNameError(f"parameter of {type(self).__name__}", name, known)
-            if known[name].whole and isinstance(value, float) and value.is_integer():
+            if name not in bounds:
+                raise UnknownNameError(f"parameter of {type(self).__name__}", name, bounds)
+            if bounds[name].whole and isinstance(value, float) and value.is_integer():
                 values[name] = int(value)
             if isinstance(getattr(self, name), bool) and not isinstance(value, bool):
                 raise SloBenchError(f"{name} must be true or false but is {value!r}")

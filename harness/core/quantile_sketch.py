@@ -31,20 +31,20 @@ class QuantileSketch:
 
     def add(self, values: Floats, times: Ints | None = None) -> None:
         """Add values, each that many `times`; those that are not finite are left out."""
-        known = np.isfinite(values)
-        if not known.all():
-            values = values[known]
-            times = None if times is None else times[known]
+        finite = np.isfinite(values)
+        if not finite.all():
+            values = values[finite]
+            times = None if times is None else times[finite]
         if not len(values):
             return
-        at = _bucket(values)
-        first = int(at.min())
-        at -= first  # only the buckets in use are written
+        buckets = _bucket(values)
+        first = int(buckets.min())
+        buckets -= first  # only the buckets in use are written
         if times is None:
-            counts, sums = np.bincount(at), np.bincount(at, weights=values)
+            counts, sums = np.bincount(buckets), np.bincount(buckets, weights=values)
         else:
-            counts = np.bincount(at, weights=times).astype(np.int64)
-            sums = np.bincount(at, weights=values * times)
+            counts = np.bincount(buckets, weights=times).astype(np.int64)
+            sums = np.bincount(buckets, weights=values * times)
         self._counts[first : first + len(counts)] += counts
         self._sums[first : first + len(sums)] += sums
 

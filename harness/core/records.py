@@ -103,13 +103,13 @@ class EndedBlock:
 
     Attributes:
         first_row: row of the first one in the whole workload.
-        asked: what was asked for.
+        drawn: what was asked for.
         served: the same, with the lengths that were served.
         records: what happened to each.
     """
 
     first_row: int
-    asked: Workload
+    drawn: Workload
     served: Workload
     records: Records
 
@@ -127,8 +127,8 @@ class Gaps:
             return float("nan")
         order = np.argsort(self.gap_s)  # equal gaps in any order
         cumulative = np.cumsum(self.count[order])
-        at = int(np.searchsorted(cumulative, q * cumulative[-1], side="left"))
-        return float(self.gap_s[order[min(at, len(order) - 1)]])
+        position = int(np.searchsorted(cumulative, q * cumulative[-1], side="left"))
+        return float(self.gap_s[order[min(position, len(order) - 1)]])
 
     def mean_s(self) -> float:
         """Mean over all gaps; NaN if none."""

@@ -81,22 +81,22 @@ def slo_from_wire(wire: Mapping[str, Any], arrival_s: float) -> Slo:
 
 def waited_s(wire: Mapping[str, Any]) -> float:
     """How long before it was sent to this server a request had arrived; 0 if nothing is said."""
-    found = _seconds(wire.get(WAITED_FIELD), 0.0)
-    return found if 0 < found < math.inf else 0.0
+    wait_s = _seconds(wire.get(WAITED_FIELD), 0.0)
+    return wait_s if 0 < wait_s < math.inf else 0.0
 
 
 def priority_from_wire(wire: Mapping[str, Any]) -> int:
     """The priority of a request; 0 if nothing is said, or no such number."""
-    found = _seconds(wire.get(PRIORITY_FIELD), 0.0)
-    return int(found) if abs(found) < _MOST_URGENT else 0
+    priority = _seconds(wire.get(PRIORITY_FIELD), 0.0)
+    return int(priority) if abs(priority) < _MOST_URGENT else 0
 
 
 def predicted_length_from_wire(wire: Mapping[str, Any]) -> PredictedLength | None:
     """What the client predicts; None: nothing, or no such numbers."""
-    half, most = (_seconds(wire.get(name), 0.0) for name in _LENGTH_FIELDS)
-    if not 1 <= half < math.inf:
+    median, p90 = (_seconds(wire.get(name), 0.0) for name in _LENGTH_FIELDS)
+    if not 1 <= median < math.inf:
         return None
-    return PredictedLength(int(half), int(most) if half <= most < math.inf else int(half))
+    return PredictedLength(int(median), int(p90) if median <= p90 < math.inf else int(median))
 
 
 def _seconds(value: object, otherwise: float = NEVER_S) -> float:

@@ -25,6 +25,7 @@ from ..results.run_folder import (
     PROMPT_SALT,
     RESUMED,
     RunFolder,
+    check_distinct,
     check_files,
     has_no_result,
     open_run_folder,
@@ -246,7 +247,10 @@ class RunResult:
         """Table with one row per cell."""
         import pandas as pd
 
-        return pd.read_csv(self.folder / "cells.csv")
+        table = self.folder / "cells.csv"
+        cells = pd.read_csv(table)
+        check_distinct(table, cells["cell"])
+        return cells
 
     def requests(self, cell: str) -> pd.DataFrame:
         """Return the per-request records of a cell, named as in `cells["cell"]`.

@@ -29,7 +29,9 @@ class LoadProgress:
 
     `served` is above 0 once a request was served. Until then `failed_first` counts the requests
     that have failed, from the first one sent on without a gap; `refused_first` are those of them
-    with a status that means no at any time. `first_fault` is how the very first one failed.
+    with a status that means no at any time, `busy_first` those with one of a server that is busy.
+    They went on for `failing_s`. `first_fault` is the fault of the very first one if that was
+    refused.
     """
 
     ended: int = 0
@@ -44,12 +46,15 @@ class LoadProgress:
     served: int = 0
     failed_first: int = 0
     refused_first: int = 0
+    busy_first: int = 0
+    failing_s: float = 0.0
     first_fault: str = ""
 
     def __add__(self, other: LoadProgress) -> LoadProgress:
         sums = {name: value + getattr(other, name) for name, value in vars(self).items()}
         whole = {
             "send_delay_s": max(self.send_delay_s, other.send_delay_s),
+            "failing_s": max(self.failing_s, other.failing_s),
             "first_fault": self.first_fault or other.first_fault,
         }
         return LoadProgress(**sums | whole)

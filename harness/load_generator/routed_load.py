@@ -123,10 +123,14 @@ def measure(
             "--processes out"
         )
 
+    ended_early = False
+
     def watch(load: LoadProgress, clock_s: float) -> bool:
+        nonlocal ended_early
         if progress is not None:
             progress(load, clock_s)
-        return gone() or is_hopeless(load, clock_s, options.failed_before)
+        ended_early = ended_early or gone() or is_hopeless(load, options.failed_before)
+        return ended_early
 
     with tempfile.TemporaryDirectory(prefix="slo-bench-") as folder:
         bodies = Bodies.write(workload, options, Path(folder) / BODIES)
@@ -138,10 +142,12 @@ def measure(
                 sent = whence.send(job, watch)
         finally:
             bodies.close()
-    return _joined(workload, sent, options)
+    return _joined(workload, sent, options, ended_early)
 
 
-def _joined(workload: Workload, sent: Sequence[SendResult], options: HttpOptions) -> HttpResult:
+def _joined(
+    workload: Workload, sent: Sequence[SendResult], options: HttpOptions, ended_early: bool
+) -> HttpResult:
     parts = [sender.part for sender in sent if sender.part is not None]
     if not parts:
         reasons = dict.fromkeys(
@@ -157,7 +163,7 @@ def _joined(workload: Workload, sent: Sequence[SendResult], options: HttpOptions
     client = client_figures(columns, parts, len(sent))
     details = {row: text for part in parts for row, text in part.details.items()}
     died = any(client.died for client in clients)
-    unserved = None if died else unserved_because(columns, details)
+    unserved = None if died else unserved_because(columns, details, ended_early=ended_early)
     timeline = replace(
         _timeline(columns), timeseries=tuple(t for part in parts for t in part.length_drift)
     )
@@ -167,6 +173,7 @@ def _joined(workload: Workload, sent: Sequence[SendResult], options: HttpOptions
         client=client,
         clients=clients,
         invalid_because=unserved
+        or ("it was ended before its time" if ended_early else None)
         or untrusted_because(clients, send_delay_limit_s=options.send_delay_limit_s)
         or invalid_because(
             client,

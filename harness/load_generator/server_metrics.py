@@ -32,12 +32,13 @@ COUNTERS = {
     "cached_tokens": ("prefix_cache_hits_total", "cached_tokens_total"),
     "preemptions": ("num_preemptions_total", "num_retracted_requests_total"),
 }
-# Of the prefix cache, with the engine: counters, and gauges where releases have no counter.
+# Of the prefix cache, with the engine: tokens found, and looked up (again while a request waits for
+# memory). The first name that is there.
 CACHED_TOKENS = (
     *(f"{engine}:{name}" for engine in ENGINES for name in COUNTERS["cached_tokens"]),
     "vllm:gpu_prefix_cache_hits_total",
 )
-HIT_RATES = ("sglang:cache_hit_rate", "vllm:gpu_prefix_cache_hit_rate")
+LOOKED_UP_TOKENS = ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total")
 HISTOGRAMS = {
     "ttft": ("time_to_first_token_seconds",),
     "itl": ("inter_token_latency_seconds", "time_per_output_token_seconds"),

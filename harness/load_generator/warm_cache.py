@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,38 +14,44 @@ from ...workloads.request import RequestType
 from ...workloads.workload import Workload
 from .http.columns import RequestColumns
 from .http.conversations import PROMPT_FIELDS
-from .http.options import HttpOptions
-from .server_metrics import CACHED_TOKENS, HIT_RATES, totals
+from .http.options import HttpOptions, PromptFormat
+from .server_metrics import CACHED_TOKENS, LOOKED_UP_TOKENS, totals
 
 Ints = NDArray[np.int64]
+_ALIKE_WORDS = 4  # with which made-up texts begin alike by chance: they have few different words
 
 
 @dataclass(frozen=True)
 class CacheCounters:
-    """What servers' metrics say of their prefix cache; None: nothing.
-
-    `cached_tokens` counts from the servers' start, `hit_rate` is of the latest prompts.
-    """
+    """Tokens since the start of the servers by their metrics; None: unknown."""
 
     cached_tokens: float | None = None
-    hit_rate: float | None = None
+    looked_up_tokens: float | None = None
 
     @classmethod
     def read(cls, pages: Iterable[str]) -> CacheCounters:
         """Read one page of metrics for each server."""
         page_totals = [totals(page) for page in pages]
 
-        def values(names: Iterable[str]) -> list[float]:
-            return [sums[name] for sums in page_totals for name in names if name in sums]
+        def total(names: Iterable[str]) -> float | None:
+            counts = [
+                next((page[name] for name in names if name in page), None) for page in page_totals
+            ]
+            reported = [count for count in counts if count is not None]
+            return sum(reported) if reported else None
 
-        cached, rates = values(CACHED_TOKENS), values(HIT_RATES)
-        return cls(sum(cached) if cached else None, max(rates) if rates else None)
+        return cls(total(CACHED_TOKENS), total(LOOKED_UP_TOKENS))
 
     def since(self, before: CacheCounters) -> CacheCounters:
-        """The growth of the counter; None where it is not known or has begun anew."""
-        now, then = self.cached_tokens, before.cached_tokens
-        grown = None if now is None or then is None or now < then else now - then
-        return dataclasses.replace(self, cached_tokens=grown)
+        """The growth of the counters; None where it is not known or a counter has begun anew."""
+
+        def growth(now: float | None, then: float | None) -> float | None:
+            return None if now is None or then is None or now < then else now - then
+
+        return CacheCounters(
+            growth(self.cached_tokens, before.cached_tokens),
+            growth(self.looked_up_tokens, before.looked_up_tokens),
+        )
 
 
 def given_prompts(workload: Workload, options: HttpOptions) -> NDArray[np.bool_]:
@@ -84,24 +89,26 @@ def warm_cache_share(
 ) -> float | None:
     """Share of the prompt tokens that were cached though the workload shares them not.
 
-    From the usage of the answers, else from `counters`, the growth over the level. Tokens that the
-    server counts beyond the workload's are those of its chat template, which all prompts share.
-    None where the server says nothing, or shares prompts itself (several answers to each).
+    From the usage of the answers, else from `counters`, the growth over the level, if the workload
+    shares nothing. Tokens that the server counts beyond the workload's are those of its chat
+    template, which all prompts share. None where the server says nothing, or shares prompts itself
+    (several answers to each).
     """
     if options.body.get("n", 1) != 1:
         return None
     shared = shared_tokens(workload, options)
     theirs = columns.prompt_tokens
     prompts = np.where(theirs > 0, theirs, workload.prompt_tokens)
-    shared = shared + np.maximum(0, prompts - workload.prompt_tokens)
+    alike = np.maximum(0, prompts - workload.prompt_tokens)
+    if options.prompt_format is PromptFormat.TEXT:
+        alike += _ALIKE_WORDS
     reported = (columns.cached_tokens >= 0) & (theirs > 0)
     if reported.any():
-        excess = np.maximum(0, columns.cached_tokens - shared)[reported].sum()
-        return float(excess / prompts[reported].sum())
+        excess = np.maximum(0, columns.cached_tokens - shared - alike)[reported].sum()
+        return float(excess / prompts[theirs > 0].sum())  # some servers leave out a count of 0
     sent = np.isfinite(columns.sent_s)
-    if not sent.any():
+    if not sent.any() or shared.any() or counters.cached_tokens is None:
         return None
-    if counters.cached_tokens is not None:
-        excess = max(0.0, counters.cached_tokens - float(shared[sent].sum()))
-        return min(1.0, excess / float(prompts[sent].sum()))
-    return counters.hit_rate if not shared.any() else None
+    tokens = float(prompts[sent].sum())
+    share = counters.cached_tokens / max(tokens, counters.looked_up_tokens or 0.0)
+    return min(1.0, max(0.0, share - float(alike[sent].sum()) / tokens))

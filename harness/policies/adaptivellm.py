@@ -84,16 +84,16 @@ class AdaptiveLlm(VllmV0):
             read_cost_grid(self.cost_grid)  # refuse it now, not in the middle of a run
 
     def mechanisms(self) -> dict[str, str]:
-        found = {}
+        descriptions = {}
         if self.adaptive:
-            found["swaps_chosen"] = "preemptions for which a swap was to cost less"
-            found["recomputes_chosen"] = "preemptions for which recomputing was to cost less"
-            found["recomputes_host_full"] = "preemptions for which host memory had no room"
+            descriptions["swaps_chosen"] = "preemptions for which a swap was to cost less"
+            descriptions["recomputes_chosen"] = "preemptions for which recomputing was to cost less"
+            descriptions["recomputes_host_full"] = "preemptions for which host memory had no room"
         if self.groups == "mean-priority":
-            found["waiting_first"] = "decisions that let waiting before swapped requests"
+            descriptions["waiting_first"] = "decisions that let waiting before swapped requests"
         if self.fair:
-            found[OVERTAKES] = "requests that began before older ones"
-        return found
+            descriptions[OVERTAKES] = "requests that began before older ones"
+        return descriptions
 
     def limits(self, view: View) -> Limits:
         limits = dataclasses.replace(super().limits(view), overlap_swap=self.overlap_swap)

@@ -59,7 +59,7 @@ class Autoscaled(ClusterPolicy):
 
     min_instances: int = parameter(1, 1, 1024)
     target_requests: float = parameter(32.0, 0.1, 8192.0, log=True)
-    startup_s: float = parameter(120.0, 0.0, 3600.0, given=True)
+    startup_s: float = parameter(120.0, 0.0, 3600.0, environment=True)
     control_every_s: float = parameter(15.0, 0.1, 3600.0)
     stabilization_s: float = parameter(300.0, 0.0, 7200.0)
     tolerance: float = parameter(0.1, 0.0, 1.0)
@@ -95,28 +95,28 @@ class Autoscaled(ClusterPolicy):
         return self.control_every_s
 
     def control_step(self, cluster: ClusterView) -> Sequence[Action]:
-        known: Recommendations = cluster.state
+        state: Recommendations = cluster.state
         now_s = cluster.now_s
-        off = [i for i in cluster.instances if not known.is_on(i, now_s)]
+        off = [i for i in cluster.instances if not state.is_on(i, now_s)]
         on = len(cluster.instances) - len(off)
-        wanted = self.wanted(sum(i.n_requests for i in cluster.instances), on)
-        wanted = min(max(wanted, self.min_instances), len(cluster.instances))
-        lately = known.lately
-        lately.append((now_s, wanted))
+        target = self.wanted(sum(i.n_requests for i in cluster.instances), on)
+        target = min(max(target, self.min_instances), len(cluster.instances))
+        lately = state.lately
+        lately.append((now_s, target))
         while lately[0][0] < now_s - self.stabilization_s:
             lately.popleft()
-        if wanted > on:
+        if target > on:
             draining_first = sorted(off, key=lambda i: (-i.n_requests, i.index))
-            chosen = draining_first[: wanted - on]
+            chosen = draining_first[: target - on]
             for instance in chosen:
-                known.starts_s[instance.index] = now_s + self.startup_s
+                state.starts_s[instance.index] = now_s + self.startup_s
                 cluster.counters.add("starts")
             return [Switch(instance, self.startup_s) for instance in chosen]
         surplus = on - max(number for _, number in lately)
         spare = sorted(cluster.role(SPARE), key=lambda i: (i.n_requests, -i.index))
         stopped = spare[: max(0, surplus)]
         for instance in stopped:
-            known.starts_s.pop(instance.index, None)
+            state.starts_s.pop(instance.index, None)
             cluster.counters.add("stops")
         return [Switch(instance) for instance in stopped]
 

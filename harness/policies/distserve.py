@@ -45,7 +45,7 @@ class DistServe(DisaggregatedPolicy):
 
     prefill_tp: int = parameter(0, choices=(0, *TP_DEGREES))
     decode_tp: int = parameter(0, choices=(0, *TP_DEGREES))
-    nodes: int = parameter(1, 1, 64, given=True)
+    nodes: int = parameter(1, 1, 64, environment=True)
     near_first: bool = parameter(True)
 
     @property
@@ -122,7 +122,7 @@ class DistServe(DisaggregatedPolicy):
     def on_servers(self, policy: AnyPolicy) -> OnServers:
         alike = "its servers have one tensor-parallel degree (tp): leave prefill_tp, decode_tp out"
         stand = "real servers stand where they are: leave nodes out"
-        given = alike if self.prefill_tp or self.decode_tp else stand if self.nodes > 1 else ""
+        refusal = alike if self.prefill_tp or self.decode_tp else stand if self.nodes > 1 else ""
         return OnServers(
             (
                 ServerRole(PREFILL, max(1, self.prefill_instances)),
@@ -130,7 +130,7 @@ class DistServe(DisaggregatedPolicy):
             ),
             ("prefill_instances", "decode_instances"),
             splits=True,
-            refusals={"": given} if given else {},
+            refusals={"": refusal} if refusal else {},
         )
 
 
@@ -141,9 +141,9 @@ class NodeKvNetwork(KvNetwork):
         super().__init__(across, NodeNetwork(within, across, node_of))
         self._node_of = node_of
 
-    def near(self, one: Instance, other: Instance) -> bool:
+    def near(self, instance: Instance, other: Instance) -> bool:
         """Whether they stand on one host."""
-        return self._node_of[one.number] == self._node_of[other.number]
+        return self._node_of[instance.number] == self._node_of[other.number]
 
 
 def _nodes(instances: Sequence[Instance], nodes: int) -> dict[int, int]:

@@ -41,7 +41,7 @@ class Llumnix(KvTransferPolicy):
     low: float = parameter(100.0, -100_000.0, 100_000.0)
     high: float = parameter(200.0, -100_000.0, 100_000.0)
     control_every_s: float = parameter(0.5, 0.01, 3600.0)
-    network_gb_per_s: float = parameter(0.0, 0.0, 10_000.0, given=True)
+    network_gb_per_s: float = parameter(0.0, 0.0, 10_000.0, environment=True)
 
     def mechanisms(self) -> dict[str, str]:
         return {

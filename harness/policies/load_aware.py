@@ -50,11 +50,11 @@ class LoadAware:
 
     def route(self, r: RequestState, instances: Sequence[T]) -> T:
         """Choose the instance for `r`; each of them is a `LoadedInstance`."""
-        known = cast("Sequence[LoadedInstance]", instances)
-        loads = [one.use(self._window_s) for one in known]
-        queues = [one.queue for one in known]
+        loaded = cast("Sequence[LoadedInstance]", instances)
+        loads = [instance.use(self._window_s) for instance in loaded]
+        queues = [instance.queue for instance in loaded]
         self.past_threshold = min(loads) >= self._threshold
-        estimate = known[0].adds(r, self._window_s)
+        estimate = loaded[0].adds(r, self._window_s)
         return instances[assign([estimate], loads, queues, self._threshold)[0]]
 
 

@@ -45,10 +45,10 @@ class Mooncake(DisaggregatedPolicy):
         return "its estimated TTFT exceeds its SLO" if self.early_reject else ""
 
     def mechanisms(self) -> dict[str, str]:
-        found = super().mechanisms() | {STORE_HITS: "requests with prefix KV from the pool"}
+        descriptions = super().mechanisms() | {STORE_HITS: "requests with prefix KV from the pool"}
         if self.early_reject:
-            found[REJECTIONS] = "requests whose estimated TTFT exceeded their SLO"
-        return found
+            descriptions[REJECTIONS] = "requests whose estimated TTFT exceeded their SLO"
+        return descriptions
 
     def kv_managers(self, placement: Placement, instances: int) -> Callable[..., KVCacheManager]:
         return SharedStoreLedgers(
@@ -64,11 +64,11 @@ class Mooncake(DisaggregatedPolicy):
             return HOLD
         ttft_s, best = INF, instances[0]
         alike: Instance | None = None  # the one that `own_s` was worked out for
-        found, own_s = (0, 0.0), 0.0
+        last_prefix, own_s = (0, 0.0), 0.0
         for instance in instances:
             prefix = found_prefix(r, instance)
-            if alike is None or prefix != found or instance.step_time is not alike.step_time:
-                alike, found, own_s = instance, prefix, prefill_s(r, instance, *prefix)
+            if alike is None or prefix != last_prefix or instance.step_time is not alike.step_time:
+                alike, last_prefix, own_s = instance, prefix, prefill_s(r, instance, *prefix)
             estimate_s = queued_tokens(instance) * instance.sizes.s_per_token + own_s
             if estimate_s < ttft_s or (estimate_s == ttft_s and instance.index < best.index):
                 ttft_s, best = estimate_s, instance

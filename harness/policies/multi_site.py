@@ -47,10 +47,10 @@ class MultiSite(ClusterPolicy):
     round trip than it would; the client does not.
     """
 
-    sites: int = parameter(2, 2, 64, given=True)
-    round_trip_s: float = parameter(0.1, 0.0, 5.0, given=True)
-    imbalance: float = parameter(0.5, 0.0, 1.0, given=True)
-    period_s: float = parameter(0.0, 0.0, 86_400.0, given=True)
+    sites: int = parameter(2, 2, 64, environment=True)
+    round_trip_s: float = parameter(0.1, 0.0, 5.0, environment=True)
+    imbalance: float = parameter(0.5, 0.0, 1.0, environment=True)
+    period_s: float = parameter(0.0, 0.0, 86_400.0, environment=True)
     routing: str = parameter("latency", choices=("home", "requests", "step-times", "latency"))
     answer_tokens: int = parameter(200, 1, 65536, log=True)
 

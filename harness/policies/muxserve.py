@@ -27,10 +27,10 @@ class MuxServe(StaticPartition):
     memory: str = parameter("on-demand", choices=("on-demand", "quota"))
 
     def mechanisms(self) -> dict[str, str]:
-        found = super().mechanisms()
+        descriptions = super().mechanisms()
         if self.memory == "on-demand":
-            del found[QUOTA_HITS]
-        return found
+            del descriptions[QUOTA_HITS]
+        return descriptions
 
     def begin(self, cluster: MultiModelCluster) -> None:
         super().begin(cluster)

@@ -53,16 +53,16 @@ class PrefixAware:
     REMEMBERED_HASHES = 1 << 20
 
     def __init__(self) -> None:
-        self._seen: dict[int, dict[int, None]] = {}
+        self._hashes: dict[int, dict[int, None]] = {}
 
     def route(self, r: RequestState, instances: Sequence[T]) -> T:
         chosen = self._choose(r, instances)
-        seen = self._seen.setdefault(chosen.index, {})
+        hashes = self._hashes.setdefault(chosen.index, {})
         for h in r.prefix_blocks:
-            seen.pop(h, None)
-            seen[h] = None
-        while len(seen) > self.REMEMBERED_HASHES:
-            del seen[next(iter(seen))]
+            hashes.pop(h, None)
+            hashes[h] = None
+        while len(hashes) > self.REMEMBERED_HASHES:
+            del hashes[next(iter(hashes))]
         return chosen
 
     @classmethod
@@ -85,10 +85,10 @@ class PrefixAware:
         return best
 
     def _matched(self, r: RequestState, index: int) -> int:
-        seen = self._seen.get(index, {})
+        hashes = self._hashes.get(index, {})
         n = 0
         for h in r.prefix_blocks:
-            if h not in seen:
+            if h not in hashes:
                 break
             n += 1
         return n

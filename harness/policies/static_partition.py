@@ -33,18 +33,18 @@ class StaticPartition(VllmSharing):
         }
 
     def begin(self, cluster: MultiModelCluster) -> None:
-        found = by_load(cluster.models, cluster)
-        placed = [cluster.models[m] for m in found]
+        gpus_of = by_load(cluster.models, cluster)
+        placed = [cluster.models[m] for m in gpus_of]
         left = [pool.free for pool in cluster.pools]
         for model in placed:
-            for gpu in found[model.index]:
+            for gpu in gpus_of[model.index]:
                 left[gpu] -= model.weight_pages
         for model in placed:
             quota = min(
-                int(left[gpu] * self._share(model, [m for m in placed if gpu in found[m.index]]))
-                for gpu in found[model.index]
+                int(left[gpu] * self._share(model, [m for m in placed if gpu in gpus_of[m.index]]))
+                for gpu in gpus_of[model.index]
             )
-            cluster.activate(model, found[model.index], quota_pages=quota, loaded=True)
+            cluster.activate(model, gpus_of[model.index], quota_pages=quota, loaded=True)
 
     def _share(self, model: ServedModel, beside: Sequence[ServedModel]) -> float:
         if self.shares == "equal":

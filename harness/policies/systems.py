@@ -31,6 +31,7 @@ class System:
 
     `cluster` decides across instances in place of the router, and which instances there are.
     `sharing` serves several models on shared GPUs; `policy` is then that of their engines.
+    `residuals_engine` is the engine of `predictors.bands` whose prediction errors give its bands.
     """
 
     name: str
@@ -40,6 +41,7 @@ class System:
     source: str = field(default="", compare=False)  # paper or project
     cluster: ClusterPolicy | None = None
     sharing: SharingPolicy | None = None
+    residuals_engine: str = "vllm"
 
     @property
     def description(self) -> str:
@@ -65,10 +67,10 @@ class System:
         """Name to present value of everything that can be set."""
         if self.sharing is not None:
             return {name: getattr(self.sharing, name) for name in self.sharing.bounds()}
-        found = {name: getattr(self.policy, name) for name in self.policy.bounds()}
+        values = {name: getattr(self.policy, name) for name in self.policy.bounds()}
         if self.cluster is not None:
-            found |= {name: getattr(self.cluster, name) for name in self.cluster.bounds()}
-        return found
+            values |= {name: getattr(self.cluster, name) for name in self.cluster.bounds()}
+        return values
 
     def bounds(self) -> dict[str, Bounds]:
         """Name to bounds of everything that can be set."""
@@ -122,13 +124,22 @@ class _Stock:
     prefix_cache: bool = False
     cluster: str = ""
     sharing: bool = False
+    residuals_engine: str = "vllm"
 
     def system(self, name: str) -> System:
         if self.sharing:
             return _shared(name, _member(self.policy), self.source)
         cluster = _member(self.cluster) if self.cluster else None
         policy = _member(self.policy)
-        return System(name, policy, self.router, self.prefix_cache, self.source, cluster)
+        return System(
+            name,
+            policy,
+            self.router,
+            self.prefix_cache,
+            self.source,
+            cluster,
+            residuals_engine=self.residuals_engine,
+        )
 
 
 def _member(where: str) -> Any:
@@ -181,7 +192,11 @@ _STOCK = {
     "slo-dbs": _Stock("uellm.slo_odbs:SloDbs", "UELLM, §3.4.3"),
     "odbs": _Stock("uellm.slo_odbs:Odbs", "UELLM, §3.4.3"),
     "sglang": _Stock(
-        "sglang:Sglang", "Zheng et al., NeurIPS 2024", router="prefix-aware", prefix_cache=True
+        "sglang:Sglang",
+        "Zheng et al., NeurIPS 2024",
+        router="prefix-aware",
+        prefix_cache=True,
+        residuals_engine="sglang",
     ),
     "adaptivellm": _Stock("adaptivellm:AdaptiveLlm", "AdaptiveLLM, Algorithms 1 and 2"),
     "adaptivellm-deadlines": _Stock("adaptivellm:AdaptiveLlmDeadlines", "AdaptiveLLM, §6 (1)"),
@@ -280,7 +295,11 @@ SYSTEMS: Mapping[str, System] = _Registry()
 def several_models(*, on_servers: bool = False) -> list[str]:
     """Names of the systems that serve several models; `on_servers`: those real servers can have."""
     several = {name: SYSTEMS[name].sharing for name, stock in _STOCK.items() if stock.sharing}
-    return [name for name, one in several.items() if one and (one.on_servers or not on_servers)]
+    return [
+        name
+        for name, sharing in several.items()
+        if sharing and (sharing.on_servers or not on_servers)
+    ]
 
 
 def module_policy(parameters: Mapping[str, float]) -> ModulePolicy:
@@ -312,7 +331,7 @@ def system(name: str) -> System:
     raise UnknownNameError("system", name, [*SYSTEMS, *installed])
 
 
-def _made(policy: type[AnyPolicy], where: str) -> AnyPolicy:
+def _instantiated(policy: type[AnyPolicy], where: str) -> AnyPolicy:
     """The policy with its default parameters."""
     undeclared = [k for k, v in vars(policy).items() if isinstance(v, dataclasses.Field)]
     if undeclared:
@@ -335,20 +354,20 @@ def _from_file(name: str, path: Path, attribute: str) -> System:
         if not hasattr(module, attribute):
             raise SloBenchError(f"{path} has no {attribute}")
         return _as_system(attribute, getattr(module, attribute), name)
-    own = [
+    classes = [
         value
         for value in vars(module).values()
         if isinstance(value, type)
         and issubclass(value, Policy | StaticPolicy)
         and value.__module__ == module.__name__
     ]
-    if len(own) != 1:
-        found = ", ".join(c.__name__ for c in own) or "none"
+    if len(classes) != 1:
+        names = ", ".join(c.__name__ for c in classes) or "none"
         raise SloBenchError(
-            f"{path} must define one subclass of Policy or StaticPolicy (found: {found}); "
+            f"{path} must define one subclass of Policy or StaticPolicy (found: {names}); "
             f"name it as {path}:CLASS"
         )
-    return _as_system(path.stem, own[0], name)
+    return _as_system(path.stem, classes[0], name)
 
 
 def _load(path: Path) -> ModuleType:
@@ -378,11 +397,11 @@ def _load_installed(entry: EntryPoint) -> Any:
         ) from error
 
 
-def _as_system(name: str, found: Any, where: str) -> System:
-    if isinstance(found, System):
-        return found
-    if isinstance(found, type) and issubclass(found, Policy | StaticPolicy):
-        found = _made(found, where)
-    if isinstance(found, Policy | StaticPolicy):
-        return System(name.lower().replace("_", "-"), found, source=where)
-    raise SloBenchError(f"{where} is neither a System nor a Policy but {found!r}")
+def _as_system(name: str, definition: Any, where: str) -> System:
+    if isinstance(definition, System):
+        return definition
+    if isinstance(definition, type) and issubclass(definition, Policy | StaticPolicy):
+        definition = _instantiated(definition, where)
+    if isinstance(definition, Policy | StaticPolicy):
+        return System(name.lower().replace("_", "-"), definition, source=where)
+    raise SloBenchError(f"{where} is neither a System nor a Policy but {definition!r}")

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...workloads.csv_text import guarded
+from ...workloads.extras import need
 from ...workloads.request import SLO_COLUMNS
 from ...workloads.whole_file import whole_file, write_whole
 from ...workloads.workload import Workload
@@ -289,6 +290,7 @@ def write_mispredictions(folder: Path, cell: str, queued: Sequence[Misprediction
 
 
 def _write_parquet(path: Path, columns: Mapping[str, Column]) -> None:
+    need("parquet", str(path))
     import pyarrow as pa
     import pyarrow.parquet as pq
 

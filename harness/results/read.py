@@ -16,6 +16,7 @@ import pandas as pd
 from ...workloads.checksums import unsealed
 from ...workloads.csv_text import unguarded
 from ...workloads.errors import FileFormatError, SloBenchError
+from ...workloads.extras import need
 from ...workloads.input_files import (
     TABLE,
     check_input,
@@ -30,6 +31,7 @@ from .run_folder import (
     CHECKSUMS,
     EXPERIMENT,
     PLANNED,
+    check_distinct,
     check_files,
     check_row,
     check_rows,
@@ -250,8 +252,6 @@ def read_table(
             return pd.read_csv(
                 text, usecols=columns, dtype=dtypes, keep_default_na=False, na_values=numbers
             )
-    except ImportError as error:
-        raise SloBenchError(f"{path} needs pyarrow: pip install 'slo-bench[parquet]'") from error
     except _UNREADABLE as error:
         raise FileFormatError(path, None, f"cannot be read: {error}") from error
 
@@ -266,6 +266,7 @@ def _text_of(path: Path) -> Iterator[IO[bytes]]:
 
 def _check_parquet(path: Path) -> None:
     """Raise FileFormatError if the columns would be larger than the limit of input files."""
+    need("parquet", str(path))
     import pyarrow.parquet as pq
 
     check_input(path, TABLE)
@@ -279,6 +280,7 @@ def columns_in(path: Path) -> list[str]:
     if path.suffix != ".parquet":
         with _text_of(path) as text:
             return list(pd.read_csv(text, nrows=0).columns)
+    need("parquet", str(path))
     import pyarrow.parquet as pq
 
     return list(pq.read_schema(path).names)
@@ -332,6 +334,7 @@ def _read_cells(path: Path) -> tuple[pd.DataFrame, tuple[str, ...]]:
         )
     inside = cells["cell"].map(lambda stem: stem not in ("", ".", "..") and Path(stem).name == stem)
     _refuse(path, raw, "cell", ~inside.astype(bool), "must be a plain file stem")
+    check_distinct(path, raw["cell"])
     if CHECKSUMS in names:
         for place, fields in enumerate(written.itertuples(index=False, name=None)):
             check_row(path, place + 2, list(written.columns), fields)

@@ -89,8 +89,8 @@ class RequestFold:
         if self._batches is not None:
             self._batches.add(block, judged.met)
         began = ~np.isnan(records.first_scheduled_s)
-        shorter = workload.prompt_tokens < block.asked.prompt_tokens
-        shorter |= workload.output_tokens < block.asked.output_tokens
+        shorter = workload.prompt_tokens < block.drawn.prompt_tokens
+        shorter |= workload.output_tokens < block.drawn.output_tokens
         sums["truncated"] += int(shorter.sum())
         sums["began_prompt_tokens"] += int(workload.prompt_tokens[began].sum())
         sums["cached_tokens"] += int(records.cached_tokens[began].sum())

@@ -22,7 +22,7 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -291,6 +291,21 @@ def check_row(path: Path, line: int, names: Sequence[str], fields: Sequence[str]
         )
 
 
+def check_distinct(path: Path, cells: Iterable[str]) -> None:
+    """Refuse a cell that stands in `cells.csv` twice: it would count as another seed.
+
+    Raises:
+        FileFormatError: names the second line of the cell.
+    """
+    lines: dict[str, int] = {}
+    for line, cell in enumerate(cells, start=2):
+        if cell in lines:
+            raise FileFormatError(
+                path, line, f"repeats the cell {cell} of line {lines[cell]}; take one line out"
+            )
+        lines[cell] = line
+
+
 def write_rows(path: Path, rows: Sequence[Row]) -> None:
     """Write rows as CSV; a column that a row lacks is empty in it.
 
@@ -336,6 +351,7 @@ def read_rows(path: Path) -> list[Row]:
             raise FileFormatError(path, number, f"cell must be a plain name but is {fields[at]!r}")
         if number > 1:
             check_row(path, number, table[0], fields)
+    check_distinct(path, [fields[at] for fields in table[1:]])
     names = list(map(unguarded, table[0]))
     return [dict(zip(names, map(_value, fields), strict=True)) for fields in table[1:]]
 

@@ -368,7 +368,7 @@ class Generation:
         if token_logprobs is None:
             return None
         decoded = self._model.text.decoded
-        rows = [(choice.tokens[position], *token_logprobs.given[position]) for position in places]
+        rows = [(choice.tokens[position], *token_logprobs.entries[position]) for position in places]
 
         def entry(token: int, logprob: float) -> dict[str, Any]:
             text = decoded([token])

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...workloads.arrays import Floats, Mask
+from ...workloads.extras import need
 from ..placement import Placement
 from ..profiles.fit import DIRECTIONS, fit_direction
 from ..profiles.observations import Observations, placement_of
@@ -22,7 +23,6 @@ from .regressors import (
     TrainedRegressor,
     described,
     learn,
-    need_scikit_learn,
     random_rows,
     samples,
     settings,
@@ -90,7 +90,7 @@ def fit_costs(
     Raises:
         SloBenchError: scikit-learn is missing, or the tables have too few steps.
     """
-    need_scikit_learn()
+    need("regressors", "--like adaptivellm")
     sample_rows = samples([profile, *beside])
     rng = np.random.default_rng(seed)
     at_random = random_rows(len(sample_rows), _HELD_OUT, rng)

@@ -175,23 +175,6 @@ class TrainedRegressor:
         return np.asarray(np.exp(raw) * (samples.operators @ self._coefficients))
 
 
-def need_scikit_learn() -> None:
-    """Load it.
-
-    Raises:
-        SloBenchError: it is not installed.
-    """
-    try:
-        import sklearn.ensemble
-        import sklearn.linear_model
-        import sklearn.neighbors
-        import sklearn.tree  # noqa: F401
-    except ImportError:
-        raise SloBenchError(
-            "regressors need scikit-learn: pip install 'slo-bench[regressors]'"
-        ) from None
-
-
 def learn(setting: Setting, sample_rows: Samples, seed: int = 0) -> TrainedRegressor:
     """Train on all rows of `sample_rows`."""
     coefficients = np.zeros(sample_rows.operators.shape[1])

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...workloads.arrays import Floats
+from ...workloads.extras import need
 from ...workloads.labelled_prompts import LabelledPrompt
 from .distribution import PredictedDistributions, buckets_in, recalibration
 from .samples import tokens_of
@@ -84,6 +85,7 @@ def _prompt_length(rows: Sequence[LabelledPrompt], edges: tuple[int, ...]) -> Pr
 
 def _tfidf(rows: Sequence[LabelledPrompt], edges: tuple[int, ...]) -> PredictLengths:
     """Words and pairs of words, the model's name and the prompt's length."""
+    need("regressors", "TF-IDF")
     import scipy.sparse as sparse
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression

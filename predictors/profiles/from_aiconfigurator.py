@@ -15,6 +15,7 @@ import numpy as np
 
 from ...workloads.arrays import Floats
 from ...workloads.errors import SloBenchError
+from ...workloads.extras import need
 from ..specs import ModelSpec, model
 from .build import ALL_REDUCE
 from .importers import ImportOptions
@@ -180,6 +181,7 @@ def _calls(
     files: Mapping[str, Path], name: str, length: str, shape: Mapping[str, Any]
 ) -> tuple[Floats, Floats]:
     """(batch, length) and times of one shape, without a sliding window."""
+    need("parquet", str(files[name]))
     import pyarrow.parquet as pq
 
     where = dict(shape)

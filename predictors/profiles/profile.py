@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from ...workloads.arrays import Floats, Mask
 from ...workloads.errors import FileFormatError, SloBenchError, UnknownNameError
+from ...workloads.extras import need
 from ...workloads.file_cache import depends_on
 from ...workloads.input_files import open_bounded
 from ...workloads.parsing import parse_toml
@@ -303,6 +304,8 @@ def write_profile(profile: Profile, path: Path, tables: str = "csv") -> Path:
     """
     if tables not in ("csv", "parquet"):
         raise SloBenchError(f"tables must be csv or parquet but is {tables!r}")
+    if tables == "parquet":
+        need("parquet", "--tables parquet")
     header = path if path.suffix == ".toml" else path / "profile.toml"
     stem = f"{header.stem}." if path.suffix == ".toml" else ""
     names = {kind: f"{stem}{kind}.{tables}" for kind in profile.tables}
@@ -447,11 +450,10 @@ def read_parquet(path: Path, column_names: Sequence[str]) -> dict[str, list[Any]
         SloBenchError: pyarrow is not installed.
         FileFormatError: the file cannot be read or has no such columns.
     """
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError:
-        raise SloBenchError(f"{path} is Parquet: install pyarrow to read it") from None
+    need("parquet", str(path))
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     try:
         names = pq.read_schema(path).names
         missing = [name for name in column_names if name not in names]
@@ -471,11 +473,9 @@ def _write_table(path: Path, kind: str, table: ProfileTable) -> None:
         for name in names
     }
     if path.suffix == ".parquet":
-        try:
-            import pyarrow as pa
-            import pyarrow.parquet as pq
-        except ImportError:
-            raise SloBenchError("Parquet tables need pyarrow; install it, or use csv") from None
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
         pq.write_table(pa.table(columns), path)
         return
     text = io.StringIO()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ...workloads.errors import SloBenchError
 from ...workloads.request import Slo
+from ..figures.figure import rate_text
 from .bootstrap import (
     NOWHERE,
     REPLICATES,
@@ -23,6 +24,7 @@ from .bootstrap import (
     p_value,
     resample,
 )
+from .conditions import SLO, changes_requests, check_allowed
 from .matching import Matched, MatchedRuns, match
 from .results import (
     COMPARED,
@@ -42,6 +44,7 @@ Floats = NDArray[np.float64]
 Verdict = Literal["better", "worse", "none", "unknown"]
 
 CONFIDENCE = 0.95
+_ONE_SLO = "--slo holds both against the same"
 DEFAULT_METRICS = tuple(METRICS[name] for name in COMPARED)
 
 
@@ -87,7 +90,9 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """B against A. `refused` says of figures that were asked for why they are not there."""
+    """B against A. `refused` says of figures that were asked for why they are not there;
+    `obstacles` why B can hardly be judged by A, and `unlike` names the conditions among them.
+    """
 
     a: Results
     b: Results
@@ -99,6 +104,7 @@ class Comparison:
     confidence: float
     refused: dict[str, str]
     obstacles: tuple[str, ...]
+    unlike: tuple[str, ...]
     notes: tuple[str, ...]
 
     def count(self, verdict: Verdict) -> int:
@@ -136,6 +142,7 @@ def compare(
     systems: tuple[str, str] | None = None,
     rates: Iterable[float] | None = None,
     slo: Slo | None = None,
+    allow_different: Collection[str] = (),
     confidence: float = CONFIDENCE,
     replicates: int = REPLICATES,
     seed: int = 0,
@@ -150,6 +157,7 @@ def compare(
         systems: this system of A against that of B.
         rates: only these rates, req/s.
         slo: hold all requests against this instead of their own bounds.
+        allow_different: conditions (settings of the experiment) that may differ.
         confidence: of intervals, and 1 less the level of significance.
         replicates: how often everything is drawn again.
         seed: of those draws.
@@ -159,37 +167,57 @@ def compare(
         NotComparableError: they have nothing in common that could be compared.
         SloBenchError: an argument is out of range, or records cannot be read.
     """
+    check_allowed(allow_different)
+    allowed = {*allow_different, *(SLO if slo is not None else ())}
     if not 0.5 <= confidence < 1:
         raise SloBenchError(f"confidence must be from 0.5 to 1 but is {confidence}")
-    matched = match(a, b, systems=systems, rates=rates)
+    matched = match(a, b, systems=systems, rates=rates, allowed=allowed)
     clock = common_clock(a, b)
     refused = _refused(a, b, metrics, slo)
     kept = [metric for metric in metrics if metric.name not in refused]
     if not kept:
         raise NotComparableError("; ".join(dict.fromkeys(refused.values())))
     rows: list[Row] = []
-    obstacles = list(matched.obstacles)
+    names = _names(a, b, matched)
+    unlike = {
+        name: f"{name} differs: {pair[0]} in {names[0]}, {pair[1]} in {names[1]}"
+        for name, pair in matched.unlike.items()
+    }
+    if "slo" in unlike:
+        unlike["slo"] += f" ({_ONE_SLO})"
+    explained = "workload" in allowed or changes_requests((*matched.unlike, *matched.differs))
     notes = [*a.notes, *b.notes, *matched.notes]
+    unserved: list[str] = []
     streams = np.random.default_rng(seed).spawn(len(matched.levels))
     for done, (level, rng) in enumerate(zip(matched.levels, streams, strict=True), start=1):
         served = _served(level, clock, slo)
         shared = [seed for seed in served if seed.a is not None and seed.b is not None]
         paired = bool(shared) and all(seed.same_requests for seed in shared)
-        if slo is None and paired and not all(seed.same_bounds for seed in shared):
-            obstacles.append("the SLOs differ; hold both against the same with --slo")
-        if a.settings and b.settings and not all(seed.same_prompts for seed in shared):
-            obstacles.append("the workloads differ: requests of the same seed are not the same")
+        same_bounds = not paired or all(seed.same_bounds for seed in shared)
+        if not same_bounds and "slo" not in {*unlike, *allowed}:
+            unlike["slo"] = f"the SLOs differ ({_ONE_SLO})"
+        both_run = a.settings is not None and b.settings is not None
+        if both_run and not explained and not all(seed.same_prompts for seed in shared):
+            unlike["workload"] = "the workloads differ: requests of the same seed are not the same"
         if paired and len(shared) < len(served):
             lost = len(served) - len(shared)
             notes.append(f"{lost} runs whose seed the other side lacks are left out.")
             served = shared
         samples_a = [seed.a for seed in served if seed.a is not None]
         samples_b = [seed.b for seed in served if seed.b is not None]
+        if not any(sample.finished for sample in (*samples_a, *samples_b)):
+            unserved.append(_place(level))
+            continue
         drawn = resample(samples_a, samples_b, kept, paired=paired, rng=rng, replicates=replicates)
         counts = (len(samples_a), len(samples_b), sum(seed.requests for seed in served))
         rows += _rows(level, kept, drawn, confidence, paired=paired, counts=counts)
         if progress is not None:
             progress(done, len(matched.levels))
+    if unserved:
+        nothing = f"no request finished on either side{''.join(unserved)}"
+        if not rows:
+            raise NotComparableError(f"nothing to compare: {nothing}")
+        notes.append(f"left out: {nothing}.")
     if not all(row.paired for row in rows):
         notes.append(
             "unpaired: A and B did not serve the same requests, so that differences between "
@@ -206,7 +234,6 @@ def compare(
             f"latencies count from sending on both sides, because {which.name} "
             "knows no other moment; a client that was late is not seen."
         )
-    names = _names(a, b, matched)
     return Comparison(
         a=a,
         b=b,
@@ -217,7 +244,8 @@ def compare(
         clock=clock,
         confidence=confidence,
         refused=refused,
-        obstacles=tuple(dict.fromkeys(obstacles)),
+        obstacles=(*matched.obstacles, *unlike.values()),
+        unlike=tuple(unlike),
         notes=tuple(dict.fromkeys(notes)),
     )
 
@@ -226,8 +254,15 @@ def _names(a: Results, b: Results, matched: Matched) -> tuple[str, str]:
     """Names of A and B; systems compared with themselves are named by the settings that differ."""
     if a.name != b.name:
         return a.name, b.name
-    told = list(matched.differs.values()) or [("A", "B")]
-    return " ".join(t[0] for t in told), " ".join(t[1] for t in told)
+    pairs = [*matched.differs.values(), *matched.unlike.values()] or [("A", "B")]
+    return " ".join(pair[0] for pair in pairs), " ".join(pair[1] for pair in pairs)
+
+
+def _place(level: MatchedRuns | Row) -> str:
+    """` (vllm, 4 req/s)`; empty where nothing tells levels apart."""
+    rate = "" if level.rate_rps is None else f"{rate_text(level.rate_rps)} req/s"
+    told = ", ".join(filter(None, (level.label, rate)))
+    return f" ({told})" if told else ""
 
 
 def _refused(a: Results, b: Results, metrics: Sequence[Metric], slo: Slo | None) -> dict[str, str]:
@@ -400,10 +435,13 @@ def judge_comparison(comparison: Comparison, max_regression: float) -> Judgement
     bound: in percent of the baseline, or in points where the figure is a share of requests.
 
     Raises:
-        NotComparableError: baseline and candidate did not do the same.
+        NotComparableError: baseline and candidate did not do the same, or the candidate lacks a
+            figure that the baseline has and fails in no other.
     """
     if comparison.obstacles:
-        raise NotComparableError("; ".join(comparison.obstacles))
+        insist = " ".join(f"--allow-different {name}" for name in comparison.unlike)
+        hint = f"; to compare them all the same: {insist}" if insist else ""
+        raise NotComparableError("; ".join(comparison.obstacles) + hint)
     unknown = [row for row in comparison.rows if row.verdict == "unknown"]
     if len(unknown) == len(comparison.rows):
         raise NotComparableError("no figure is known on both sides")
@@ -413,6 +451,10 @@ def judge_comparison(comparison: Comparison, max_regression: float) -> Judgement
         if row.verdict != "unknown" and (regression := _regression(row)).size > max_regression
     ]
     decided = [r.row.verdict == "worse" and r.row.stationary_a is not False for r in beyond]
+    lost = [row for row in unknown if math.isfinite(row.a) and not math.isfinite(row.b)]
+    if lost and not any(decided):
+        figures = ", ".join(f"{row.metric.name}{_place(row)}" for row in lost)
+        raise NotComparableError(f"{comparison.name_b} has no value of {figures}")
     return Judgement(
         max_regression=max_regression,
         regressions=[r for r, sure in zip(beyond, decided, strict=True) if sure],

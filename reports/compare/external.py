@@ -124,20 +124,30 @@ def _documents(path: Path) -> Iterator[Json]:
             "compare RUN mlperf_log_summary.txt` shows its figures beside those of a run",
         )
     try:
-        pieces: list[tuple[int | None, Any]] = [(None, parse_json(text))]
+        pieces: Sequence[tuple[int | None, Any]] = [(None, parse_json(text))]
     except json.JSONDecodeError:
-        pieces = []
-        for line, piece in enumerate(text.splitlines(), start=1):
-            if not piece.strip():
-                continue
-            try:
-                pieces.append((line, parse_json(piece)))
-            except json.JSONDecodeError as error:
-                raise FileFormatError(path, line, f"is not JSON: {error.msg}") from error
+        pieces = list(_lines(path, text))
     for place, document in pieces:
         if not isinstance(document, dict):
             raise FileFormatError(path, place, "must hold a JSON object")
         yield document
+
+
+def _lines(path: Path, text: str) -> Iterator[tuple[int, Any]]:
+    """The JSON value of each line, with the line's number; one that repeats another is refused, for
+    it would count as a repetition.
+    """
+    lines: dict[str, int] = {}
+    for line, piece in enumerate(text.splitlines(), start=1):
+        if not piece.strip():
+            continue
+        if piece in lines:
+            raise FileFormatError(path, line, f"repeats line {lines[piece]}; take one line out")
+        lines[piece] = line
+        try:
+            yield line, parse_json(piece)
+        except json.JSONDecodeError as error:
+            raise FileFormatError(path, line, f"is not JSON: {error.msg}") from error
 
 
 def _held(requests: RequestResults) -> Callable[[], RequestResults]:

@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from ..figures.figure import rate_key
-from .results import Cell, NotComparableError, Results
-
-_ALWAYS_THE_SAME = ("workload", "model", "backend")
-"""Columns that must be the same if one set of results is to replace the other."""
-
-_DEFINES_WORKLOAD = (
-    "arrivals",
-    "redraw_arrivals",
-    "prompt_tokens",
-    "output_tokens",
-    "sessions",
-    "requests",
-    "duration_s",
-    "warmup_s",
-    "max_output_tokens",
-)
-"""Settings of an experiment that change the workload, beside its name."""
+from ..figures.facets import IDENTITY
+from ..figures.figure import rate_key, rate_text
+from .conditions import RATES, Pair, condition_names, differences
+from .results import Cell, NotComparableError, Results, reasons_text
 
 
 @dataclass(frozen=True)
@@ -37,12 +24,14 @@ class MatchedRuns:
 
 @dataclass(frozen=True)
 class Matched:
-    """Levels that both have. `differs` tells by column what A and B are where they are not alike;
-    `obstacles` says why one can hardly be judged by the other.
+    """Levels that both have. `differs` tells by column or setting what A and B are where they are
+    compared in it, `unlike` the same of conditions that should be alike; `obstacles` says what else
+    stands in the way of judging one by the other.
     """
 
     levels: Sequence[MatchedRuns]
-    differs: Mapping[str, tuple[str, str]]
+    differs: Mapping[str, Pair]
+    unlike: Mapping[str, Pair]
     obstacles: tuple[str, ...]
     notes: tuple[str, ...] = ()
 
@@ -53,44 +42,51 @@ def match(
     *,
     systems: tuple[str, str] | None = None,
     rates: Iterable[float] | None = None,
+    allowed: Collection[str] = (),
 ) -> Matched:
     """Put cells that differ in their seed only beside each other.
 
-    A column in which A has one value and B another, as `system` with two files of one system each,
-    is what is compared; otherwise values must be the same on both sides.
+    A column or setting in which A has one value and B another, as `system` with two files of one
+    system each, is what is compared, unless it is a condition; otherwise values must be the same on
+    both sides.
 
     Args:
         a: the one.
         b: the other; may be the same as `a` where `systems` tells them apart.
         systems: take this system of A and that of B.
         rates: only these rates.
+        allowed: conditions that are compared as well.
 
     Raises:
         NotComparableError: they have no cell in common.
     """
-    cells_a, cells_b = list(a.cells), list(b.cells)
-    differs: dict[str, tuple[str, str]] = {}
+    cells_a, cells_b = _completed(a, b), _completed(b, a)
+    differs: dict[str, Pair] = {}
     if systems is not None:
         cells_a = _only_system(a, cells_a, systems[0])
         cells_b = _only_system(b, cells_b, systems[1])
         if systems[0] != systems[1]:
             differs["system"] = systems
     if rates is not None:
-        wanted = {rate_key(rate) for rate in rates}
-        cells_a = [cell for cell in cells_a if _rate(cell) in wanted]
-        cells_b = [cell for cell in cells_b if _rate(cell) in wanted]
+        keys = {rate_key(rate) for rate in rates}
+        cells_a = [cell for cell in cells_a if _rate(cell) in keys]
+        cells_b = [cell for cell in cells_b if _rate(cell) in keys]
         if not cells_a or not cells_b:
             raise NotComparableError(
-                f"{(a if not cells_a else b).name} has no cell at {', '.join(sorted(wanted))} req/s"
+                f"{(a if not cells_a else b).name} has no cell at {', '.join(sorted(keys))} req/s"
             )
-    shared, found = _align(a, b, cells_a, cells_b, set(differs))
-    differs |= found
-    groups_a, groups_b = _grouped(cells_a, shared), _grouped(cells_b, shared)
+    shared, columns = _align(a, b, cells_a, cells_b, set(differs))
+    settings, notes = _settings(a, b, {**differs, **columns})
+    differs |= columns | settings
+    valid_a, valid_b = _valid(cells_a), _valid(cells_b)
+    groups_a, groups_b = _grouped(a, valid_a, shared), _grouped(b, valid_b, shared)
     common = [key for key in groups_a if key in groups_b]
     if not common:
+        invalid = [cell for cell in (*cells_a, *cells_b) if cell.invalid_because]
+        why = f"; invalid: {reasons_text(invalid)}" if invalid else ""
         raise NotComparableError(
             f"{a.name} and {b.name} have no cell in common: no combination of "
-            f"{', '.join(shared)} is in both"
+            f"{', '.join(shared)} is in both{why}"
         )
     many = [
         column
@@ -103,22 +99,72 @@ def match(
         named = [_worded(column, values[column]) for column in many]
         first = groups_a[key][0]
         levels.append(MatchedRuns(" · ".join(named), first.rate_rps, groups_a[key], groups_b[key]))
-    alone = len(groups_a) + len(groups_b) - 2 * len(common)
-    notes = [f"{alone} levels have no counterpart on the other side and are left out."]
+    if alone := len(groups_a) + len(groups_b) - 2 * len(common):
+        notes.append(f"{alone} levels have no counterpart on the other side and are left out.")
+    unlike = {
+        RATES if name == "rate" else name: pair
+        for name, pair in differs.items()
+        if (RATES if name == "rate" else name) in condition_names()
+    }
+    unlike = {name: pair for name, pair in unlike.items() if name not in allowed}
+    lost = _grouped(b, [cell for cell in cells_b if cell.invalid_because], shared)
+    missing = [cell for key in groups_a if key not in groups_b for cell in lost.get(key, ())]
     return Matched(
         levels=levels,
-        differs=differs,
-        obstacles=tuple(_obstacles(a, b, differs)),
-        notes=tuple(notes) if alone else (),
+        differs={
+            name: pair
+            for name, pair in differs.items()
+            if (RATES if name == "rate" else name) not in unlike
+        },
+        unlike=unlike,
+        obstacles=tuple(_obstacles(a, b, missing)),
+        notes=tuple(notes),
     )
 
 
-def _only_system(of: Results, cells: Sequence[Cell], system: str) -> list[Cell]:
-    found = [cell for cell in cells if cell.identity.get("system") == system]
-    if not found:
+def _settings(
+    a: Results, b: Results, columns: Mapping[str, Pair]
+) -> tuple[dict[str, Pair], list[str]]:
+    """Settings in which A and B differ, but for those that `columns` has already; and notes.
+
+    Parameters are told where the system is the same.
+    """
+    if a.settings is None or b.settings is None:
+        without = " and ".join(results.name for results in (a, b) if results.settings is None)
+        return {}, [f"no settings in {without}: whether conditions were alike is not known."]
+    found = differences(a.settings, b.settings, (a.name, b.name))
+    unequal = {**found.settings, **({} if "system" in columns else found.parameters)}
+    axes = {column for cell in (*a.cells, *b.cells) for column in cell.identity} - {*IDENTITY}
+    matched = {*columns, *axes}
+    return {n: pair for n, pair in unequal.items() if n not in matched}, list(found.notes)
+
+
+def _completed(results: Results, other: Results) -> list[Cell]:
+    """All cells, invalid ones too, with the settings of which only the other has a column."""
+    cells = [*results.cells, *results.left_out]
+    if results.settings is None:
+        return cells
+    columns = dict.fromkeys(column for cell in other.cells for column in cell.identity)
+    return [
+        replace(
+            cell, identity={**results.settings.columns(columns, cell.identity), **cell.identity}
+        )
+        for cell in cells
+    ]
+
+
+def _valid(cells: Iterable[Cell]) -> list[Cell]:
+    return [cell for cell in cells if not cell.invalid_because]
+
+
+def _only_system(results: Results, cells: Sequence[Cell], system: str) -> list[Cell]:
+    chosen = [cell for cell in cells if cell.identity.get("system") == system]
+    if not chosen:
         known = sorted({cell.identity.get("system", "") for cell in cells})
-        raise NotComparableError(f"{of.name} has no system {system!r}; it has {', '.join(known)}")
-    return found
+        raise NotComparableError(
+            f"{results.name} has no system {system!r}; it has {', '.join(known)}"
+        )
+    return chosen
 
 
 def _rate(cell: Cell) -> str:
@@ -136,11 +182,11 @@ def _worded(column: str, value: str) -> str:
 
 def _align(
     a: Results, b: Results, cells_a: Sequence[Cell], cells_b: Sequence[Cell], settled: set[str]
-) -> tuple[list[str], dict[str, tuple[str, str]]]:
+) -> tuple[list[str], dict[str, Pair]]:
     """Columns whose values tell levels apart, and those in which A and B differ as a whole."""
     columns = dict.fromkeys(c for cell in (*cells_a, *cells_b) for c in cell.identity)
     shared = []
-    differs = {}
+    differs: dict[str, Pair] = {}
     for column in (*columns, "rate"):
         if column in settled:
             continue
@@ -166,24 +212,33 @@ def _align(
     return shared, differs
 
 
-def _grouped(cells: Sequence[Cell], columns: Sequence[str]) -> dict[tuple[str, ...], list[Cell]]:
+def _grouped(
+    results: Results, cells: Sequence[Cell], columns: Sequence[str]
+) -> dict[tuple[str, ...], list[Cell]]:
+    """Cells by their values of the columns, in order of their seeds.
+
+    Raises:
+        NotComparableError: two cells of a group have the same seed.
+    """
     groups: dict[tuple[str, ...], list[Cell]] = {}
     for cell in cells:
         groups.setdefault(tuple(_value(cell, column) for column in columns), []).append(cell)
-    return {key: sorted(group, key=lambda cell: cell.seed) for key, group in groups.items()}
+    for group in groups.values():
+        group.sort(key=lambda cell: cell.seed)
+        for first, second in itertools.pairwise(group):
+            if first.seed == second.seed:
+                raise NotComparableError(
+                    f"{results.name}: cells {first.name} and {second.name} have the same seed and "
+                    f"the same {', '.join(columns)}, so that one cannot be told from the other"
+                )
+    return groups
 
 
-def _obstacles(a: Results, b: Results, differs: Mapping[str, tuple[str, str]]) -> Iterable[str]:
+def _obstacles(a: Results, b: Results, missing: Sequence[Cell]) -> Iterable[str]:
     yield from filter(None, (a.unfinished, b.unfinished))
-    for column in (*_ALWAYS_THE_SAME, "rate"):
-        if column in differs:
-            what = "rates (req/s)" if column == "rate" else f"{column}s"
-            yield f"the {what} differ: {differs[column][0]} and {differs[column][1]}"
-    for setting in _DEFINES_WORKLOAD:
-        if setting not in a.settings or setting not in b.settings:
-            continue
-        if a.settings[setting] != b.settings[setting]:
-            yield (
-                f"the workloads differ: {setting} is {a.settings[setting]!r} and "
-                f"{b.settings[setting]!r}"
-            )
+    if missing:
+        rates = ", ".join(dict.fromkeys(rate_text(cell.rate_rps or 0.0) for cell in missing))
+        yield (
+            f"{b.name} has only invalid cells at levels of {a.name} ({rates} req/s): "
+            f"{reasons_text(missing)}; --rates chooses others"
+        )

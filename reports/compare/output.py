@@ -178,6 +178,7 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
         "better": comparison.count("better"),
         "worse": comparison.count("worse"),
         "no_difference_shown": comparison.count("none"),
+        "unlike": {c: list(pair) for c, pair in comparison.matched.unlike.items()},
         "obstacles": list(comparison.obstacles),
         "refused": dict(comparison.refused),
         "notes": list(comparison.notes),
@@ -247,7 +248,7 @@ def judgement_markdown(compared: Comparison, judgement: Judgement) -> str:
         elif id(row) in undecided:
             verdict += f", though the estimate is beyond {limit}"
         lines.append(f"| {' | '.join((*_figures(row), verdict))} |")
-    notes = (headline(compared), *note_lines(compared))
+    notes = (headline(compared), *differing_lines(compared), *note_lines(compared))
     lines += ["", *(f"- {escaped(line)}" for line in notes)]
     return "\n".join(lines) + "\n"
 

@@ -16,14 +16,25 @@ from numpy.typing import NDArray
 
 from ...harness.core.judging import judge_times
 from ...harness.core.records import time_per_output_token_s
+from ...harness.experiments.config.setting import listed
 from ...harness.results.metrics import RateWindow, counted_requests, rate_window
-from ...harness.results.read import RunResults, detail_file, read_run, read_table
+from ...harness.results.read import (
+    FAULT_COLUMN,
+    REASON_COLUMN,
+    RunResults,
+    detail_file,
+    read_run,
+    read_table,
+)
+from ...harness.results.run_folder import INPUTS
+from ...harness.servers.launch.backend_names import SIMULATED
 from ...workloads.errors import FileFormatError, SloBenchError, UnknownNameError
 from ...workloads.parsing import parse_toml
 from ...workloads.request import NEVER_S, SLO_COLUMNS, Slo
 from ..figures.facets import IDENTITY
 from ..figures.figure import rate_key
 from ..figures.levels import combine
+from .conditions import Settings, column_text
 
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -77,6 +88,7 @@ COMPARED = ("attainment", "goodput", "ttft_p50", "ttft_p99", "tpot_p50", "tpot_p
 GATED = ("attainment", "goodput", "ttft_p99", "tpot_p99")
 """What is looked at where nothing is asked for."""
 
+_MOST_NAMED = 3  # cells of one reason; more are counted
 _ENDINGS = ("_rps", "_per_s", "_s")  # of the columns of cells.csv
 
 
@@ -110,6 +122,11 @@ class RunSample:
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    @property
+    def finished(self) -> bool:
+        """Whether a request finished."""
+        return not bool(np.isnan(self.latency_s["e2e"]).all())
 
     def seconds(self, metric: Metric) -> float:
         """What a rate divides by: goodput by the window of arrivals, tokens by the makespan."""
@@ -198,15 +215,16 @@ class Cell:
     read: Callable[[], RequestResults] = field(repr=False)
     stationary: bool | None = None  # None: cannot be told
     window_s: float = math.nan  # window of arrivals
+    invalid_because: str = ""
 
 
 @dataclass(frozen=True)
 class Results:
-    """All cells of a run folder or of another program's file.
+    """All valid cells of a run folder or of another program's file.
 
     `refused` says by figure (or its family: `ttft`) why it cannot be compared with anything;
-    `settings` are those of the experiment that cells do not tell, as far as known; `unfinished`
-    says in words that cells are missing.
+    `settings` are those of the experiment, None where the file holds none; `unfinished` says in
+    words that cells are missing; `left_out` are the cells that are invalid.
     """
 
     name: str
@@ -216,7 +234,8 @@ class Results:
     has_slo: bool = False
     notes: tuple[str, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
-    settings: Mapping[str, object] = field(default_factory=dict)
+    settings: Settings | None = None
+    left_out: Sequence[Cell] = ()
     simulated: bool = False
     unfinished: str = ""
 
@@ -266,63 +285,100 @@ def run_results(path: Path) -> Results:
             f"{path} kept no per-request records, without which nothing says how certain a "
             "difference is; run it again without --records none"
         )
-    settings = _settings(run)
-    closed = _closed(settings)
+    experiment = _experiment(run)
+    closed = _closed(experiment)
     table = combine([run])
-    valid = table[table["valid"]]
-    if valid.empty:
-        raise SloBenchError(f"no cell of {path} is valid; there is nothing to compare")
-    columns = [c for c in ("system", *IDENTITY, *run.axes) if c in valid.columns]
+    columns = [c for c in ("system", *IDENTITY, *run.axes) if c in table.columns]
     cells = [
         Cell(
             name=str(row["cell"]),
-            identity={column: _text(row[column]) for column in columns},
+            identity={c: _identity(c, row[c], axis=c in run.axes) for c in columns},
             rate_rps=None if closed else float(row["level_rps"]),
             seed=int(row["seed"]),
             read=partial(
-                read_requests, path, str(row["cell"]), _warmup_s(settings, row), offered=not closed
+                read_requests,
+                path,
+                str(row["cell"]),
+                _warmup_s(experiment, row),
+                offered=not closed,
             ),
             stationary=row.get("stationary"),
             window_s=float(row.get("arrival_window_s", math.nan)),
+            invalid_because=_invalid_because(row),
         )
-        for _, row in valid.iterrows()
+        for _, row in table.iterrows()
     ]
+    left_out = [cell for cell in cells if cell.invalid_because]
+    if len(left_out) == len(cells):
+        raise NotComparableError(
+            f"nothing to compare: no cell of {path} is valid: {reasons_text(left_out)}"
+        )
     notes = []
-    left_out = len(table) - len(valid)
     if left_out:
-        notes.append(f"{run.name}: {left_out} of {len(table)} cells are invalid and left out.")
+        notes.append(
+            f"{run.name}: {len(left_out)} of {len(cells)} cells are invalid and left out: "
+            f"{reasons_text(left_out)}."
+        )
     return Results(
         name=run.name,
         kind="slo-bench",
-        cells=cells,
+        cells=[cell for cell in cells if not cell.invalid_because],
         has_slo=True,
         notes=tuple(notes),
-        settings=settings,
-        simulated=bool((valid["backend"] == "simulated").any()),
+        settings=Settings.of(experiment, run.environment.get(INPUTS)),
+        left_out=left_out,
+        simulated=bool((table["backend"] == "simulated").any()),
         unfinished=run.unfinished,
     )
 
 
-def _settings(run: RunResults) -> Mapping[str, object]:
+def _invalid_because(row: pd.Series[Any]) -> str:
+    """Why a cell is no result; empty if it is one. Of measured requests one must have finished;
+    that a simulated policy serves none is a result.
+    """
+    if not row["valid"]:
+        return str(row.get(REASON_COLUMN) or "") or "late client"
+    if row["backend"] == SIMULATED or row.get("finished") != 0:
+        return ""
+    detail = str(row.get(FAULT_COLUMN) or "")
+    return f"none of {int(row['requests'])} requests finished" + (f" ({detail})" if detail else "")
+
+
+def reasons_text(cells: Sequence[Cell]) -> str:
+    """`late client (CELL, CELL and 3 more); …`: why cells are invalid."""
+    by_reason: dict[str, list[str]] = {}
+    for cell in cells:
+        by_reason.setdefault(cell.invalid_because, []).append(cell.name)
+    pieces = []
+    for reason, names in by_reason.items():
+        more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+        pieces.append(f"{reason} ({', '.join(names[:_MOST_NAMED])}{more})")
+    return "; ".join(pieces)
+
+
+def _experiment(run: RunResults) -> Mapping[str, object]:
     try:
         return parse_toml(run.experiment_toml)
     except tomllib.TOMLDecodeError as error:
         raise FileFormatError(run.path / "experiment.toml", None, f"is no TOML: {error}") from error
 
 
-def _closed(settings: Mapping[str, object]) -> bool:
+def _closed(experiment: Mapping[str, object]) -> bool:
     """Whether a number of users sets the load; its rate is then an outcome, not a setting."""
-    arrivals = settings.get("arrivals", "")
-    listed = arrivals if isinstance(arrivals, list) else [arrivals]
-    return any(str(one).startswith("concurrency") for one in listed)
+    processes = listed(experiment.get("arrivals", ""))
+    return any(str(process).startswith("concurrency") for process in processes)
 
 
-def _warmup_s(settings: Mapping[str, object], row: pd.Series[Any]) -> float:
-    own = row.get("warmup_s", settings.get("warmup_s", 0.0))
-    return float(own) if isinstance(own, str | int | float) and own != "" else 0.0
+def _warmup_s(experiment: Mapping[str, object], row: pd.Series[Any]) -> float:
+    warmup_s = row.get("warmup_s", experiment.get("warmup_s", 0.0))
+    known = isinstance(warmup_s, str | int | float) and warmup_s != ""
+    return float(warmup_s) if known else 0.0
 
 
-def _text(value: object) -> str:
+def _identity(column: str, value: object, *, axis: bool) -> str:
+    """A value of a column; "" is unknown. Of an axis, an empty field is an unset value."""
+    if axis and "." not in column:
+        return column_text(column, value)
     if value is None or value != value:
         return ""
     return rate_key(value) if isinstance(value, float) else str(value)

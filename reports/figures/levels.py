@@ -23,34 +23,61 @@ TARGETS = (0.9, 0.99)
 
 @dataclass(frozen=True)
 class HighestRate:
-    """The highest tested rate whose mean attainment over seeds is at least `target`.
+    """The highest tested rate up to which every tested rate reaches a target: a mean attainment
+    over seeds.
 
-    `rate_rps` is None where no tested rate reaches the target. `at_end` says that the highest
-    tested rate still reaches it, so that the system may carry more; `lowest_rps` and `top_rps` are
-    the ends of what was tested.
+    `rate_rps` is None where the lowest tested rate does not reach it. `at_end` says that all do, so
+    that the system may carry more; `lowest_rps` and `top_rps` are the ends of what was tested.
+    `again_rps` are the rates above the first failure that reach the target again.
     """
 
     rate_rps: float | None
     at_end: bool
     lowest_rps: float
     top_rps: float
+    failed_rps: float | None = None  # the lowest rate that does not reach the target
+    failed_attainment: float = math.nan
+    again_rps: tuple[float, ...] = ()
 
 
 def highest_rate(cells: pd.DataFrame, target: float) -> HighestRate:
     """Highest rate of one system; `cells` are its rows, of which invalid ones do not count."""
     valid = cells[cells["valid"]]
     if valid.empty:
-        rates = cells["rate_rps"]
-        low, top = (float(rates.min()), float(rates.max())) if len(rates) else (0.0, 0.0)
-        return HighestRate(None, False, low, top)
+        return HighestRate(None, False, 0.0, 0.0)
     means = valid.groupby(level_rates(valid))["attainment"].mean()
     low, top = float(means.index.min()), float(means.index.max())
-    # A mean of three 0.9 is a hair below 0.9 in binary.
-    passing = means[means >= target - 1e-12]
-    if passing.empty:
-        return HighestRate(None, False, low, top)
-    rate = float(passing.index.max())
-    return HighestRate(rate, rate == top, low, top)
+    passing = reaches(means, target)
+    carried = passing.cummin()
+    if carried.all():
+        return HighestRate(top, True, low, top)
+    failed = float(means.index[~carried].min())
+    rate = float(means.index[carried].max()) if carried.any() else None
+    again = tuple(map(float, means.index[passing & ~carried]))
+    return HighestRate(rate, False, low, top, failed, float(means[failed]), again)
+
+
+def reaches(attainment: pd.Series[float], target: float) -> pd.Series[bool]:
+    """Which attainments reach the target; a mean of three 0.9 is a hair below 0.9 in binary."""
+    return attainment >= target - 1e-12
+
+
+def crossing_back(cells: pd.DataFrame, target: float) -> list[str]:
+    """For each series whose attainment falls below `target` and reaches it again at higher rates, a
+    sentence without its full stop.
+    """
+    sentences = []
+    for (facet, name), rows in cells.groupby(["facet", "series"], sort=False):
+        rate = highest_rate(rows, target)
+        if rate.again_rps and rate.failed_rps is not None:
+            again = ", ".join(map(rate_text, rate.again_rps))
+            sentences.append(
+                f"{', '.join(filter(None, (str(facet), str(name))))} has "
+                f"{percent_text(rate.failed_attainment)} in SLO at {rate_text(rate.failed_rps)} "
+                f"req/s and {100 * target:g} % again at {again}: only rates below the first "
+                "failure count"
+            )
+    return sentences
 
 
 def level_rates(cells: pd.DataFrame) -> pd.Series[float]:
@@ -204,15 +231,15 @@ def origin(cells: pd.DataFrame) -> str:
     return "simulated and measured" if simulated.any() else "measured"
 
 
-def highest_text(found: HighestRate) -> str:
-    """`6`, `≥ 6` where the highest rate tested still reaches the target, `< 1` where none does; a
-    dash where no rate was offered.
+def highest_text(highest: HighestRate) -> str:
+    """`6`, `≥ 6` where every rate tested reaches the target, `< 1` where the lowest does not; a
+    dash where no rate was offered, or no cell is valid.
     """
-    if not found.top_rps:
+    if not highest.top_rps:
         return "–"
-    if found.rate_rps is None:
-        return f"< {rate_text(found.lowest_rps)}"
-    return f"≥ {rate_text(found.rate_rps)}" if found.at_end else rate_text(found.rate_rps)
+    if highest.rate_rps is None:
+        return f"< {rate_text(highest.lowest_rps)}"
+    return f"≥ {rate_text(highest.rate_rps)}" if highest.at_end else rate_text(highest.rate_rps)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,16 @@ from markupsafe import Markup
 
 from ..figures.facets import by_facet, facet_noun, facets_of
 from ..figures.figure import rate_text
-from ..figures.levels import IN_SLO, TARGETS, Measure, highest_rate, load_text, measures, offered
+from ..figures.levels import (
+    IN_SLO,
+    TARGETS,
+    Measure,
+    crossing_back,
+    highest_rate,
+    load_text,
+    measures,
+    offered,
+)
 
 MOST_NAMES = 3
 """Largest number of series named in a sentence; more are counted."""
@@ -45,7 +54,8 @@ def answer(cells: pd.DataFrame, rows: pd.DataFrame, names: Sequence[str]) -> Mar
     facets, noun = facets_of(cells), facet_noun(cells)
     if offered(cells) == "several rates":
         if len(facets) == 1:
-            return _capacity(cells, names)
+            back = "".join(f" {text}." for text in crossing_back(cells, TARGETS[0]))
+            return Markup("{}{}").format(_capacity(cells, names), back)
         rated = {f: of for f, of in by_facet(cells, facets).items() if offered(of) != "at once"}
         of_facets = {f: _carried(of, names) for f, of in rated.items()}
         told = _most(of_facets, names, _CARRIES, noun, rate_text)
@@ -68,23 +78,25 @@ def answer(cells: pd.DataFrame, rows: pd.DataFrame, names: Sequence[str]) -> Mar
 
 def _capacity(cells: pd.DataFrame, names: Sequence[str]) -> Markup:
     """Headline of one facet: the system with the highest rate at 90 % attainment."""
-    found = {n: highest_rate(cells[cells["series"] == n], TARGETS[0]) for n in names}
-    carried = {n: h.rate_rps for n, h in found.items() if h.rate_rps is not None}
+    highest = {n: highest_rate(cells[cells["series"] == n], TARGETS[0]) for n in names}
+    carried = {n: h.rate_rps for n, h in highest.items() if h.rate_rps is not None}
     if not carried:
-        low = min(h.lowest_rps for h in found.values())
+        low = min((h.lowest_rps for h in highest.values() if h.top_rps), default=None)
+        if low is None:
+            return Markup("No cell is valid: nothing was measured.")
         return Markup(
-            "No system kept 90\xa0% of requests in their SLO at any tested rate; the lowest was "
+            "No system kept 90\xa0% of requests in their SLO at the lowest tested rate, "
             "<strong>{} req/s</strong>."
         ).format(rate_text(low))
     best = max(carried.values())
     leaders = [n for n, rate in carried.items() if rate == best]
     rest = [rate for n, rate in carried.items() if n not in leaders]
-    if any(found[n].at_end for n in leaders):
+    if any(highest[n].at_end for n in leaders):
         end = ", the highest rate tested; the limit may lie above it."
     elif rest:
         end = f"; the next best {rate_text(max(rest))} req/s."
     else:
-        end = "; no other system did so at any tested rate." * (len(leaders) < len(names)) or "."
+        end = "; no other system did so at its lowest rate." * (len(leaders) < len(names)) or "."
     return Markup(
         "<strong>{}</strong> {} <strong>{} req/s</strong> with at least 90\xa0% of requests in "
         "their SLO{}"
@@ -171,8 +183,8 @@ def best_goodput(rows: pd.DataFrame, names: Sequence[str]) -> Values:
 
 
 def _carried(cells: pd.DataFrame, names: Sequence[str]) -> Values:
-    found = {n: highest_rate(cells[cells["series"] == n], TARGETS[0]).rate_rps for n in names}
-    return {n: rate for n, rate in found.items() if rate is not None}
+    highest = {n: highest_rate(cells[cells["series"] == n], TARGETS[0]).rate_rps for n in names}
+    return {n: rate for n, rate in highest.items() if rate is not None}
 
 
 def _means(rows: pd.DataFrame, by: Measure, names: Sequence[str]) -> Values:

@@ -10,6 +10,7 @@ import pandas as pd
 from ...harness.results.run_folder import BAND_BASIS as _BASIS
 from ..figures.facets import by_facet, facets_of
 from ..figures.figure import percent_text, rate_text, seconds_text
+from ..figures.levels import TARGETS, highest_rate
 from .table import Row, Table
 
 _MOST_SYSTEMS = 6  # of which a terminal shows the bands
@@ -45,10 +46,11 @@ def _text(row: pd.Series[Any], column: str, said: Callable[[float], str]) -> str
 def notes(cells: pd.DataFrame) -> list[str]:
     """For each system a line of the highest rate that it carries, else of the lowest one."""
     rows, lines = _levels(cells), []
-    for (_, name), of in rows.groupby(["facet", "series"], sort=False) if len(rows) else ():
-        carried = of[of["attainment"] >= 0.9]
-        chosen = carried if len(carried) else of.iloc[:1]
-        row = chosen.iloc[int(chosen["level_rps"].argmax())]
+    for (facet, name), levels in rows.groupby(["facet", "series"], sort=False) if len(rows) else ():
+        series = cells[(cells["facet"] == facet) & (cells["series"] == name)]
+        carried_rps = highest_rate(series, TARGETS[0]).rate_rps
+        chosen = levels[levels["level_rps"] == carried_rps]
+        row = (chosen if len(chosen) else levels.sort_values("level_rps")).iloc[0]
         figures = (
             f"{head} {said(float(row[column]))}, 90 % band {_text(row, column, said)}"
             for column, head, said in (_SHOWN[0], _SHOWN[3])

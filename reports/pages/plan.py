@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 def plan_rows(planned: DeploymentPlan) -> list[dict[str, Any]]:
     """One row for each plan, the cheapest first; rates in requests per second."""
-    return [plan_row(one, planned.wanted, planned.prices) for one in planned.plans]
+    return [plan_row(one, planned.load, planned.prices) for one in planned.plans]
 
 
 def plan_row(one: SizedOffer, wanted: TargetLoad, prices: PriceList) -> dict[str, Any]:
@@ -204,8 +204,8 @@ def fleet_rows(planned: FleetPlan) -> list[dict[str, Any]]:
     return [
         {
             "pool": one.pool.name,
-            "model": one.pool.asked.model[0],
-            **plan_row(one.plan, one.wanted, planned.prices),
+            "model": one.pool.experiment.model[0],
+            **plan_row(one.plan, one.load, planned.prices),
             "rates_rps": list(one.pool.rates_rps),
             "instances_by_hour": list(one.instances),
             **{f"gpu_hours_{way}": _round(one.gpu_hours(scaled)) for way, scaled in _WAYS.items()},
@@ -282,7 +282,7 @@ def write_plan(planned: DeploymentPlan, out: Path) -> Path:
     best = undominated(rows)
     prices = price_lines(planned.prices, planned.plans, planned.kinds)
     figures = [figure for name in _AXES if (figure := _figure(rows, best, name)) is not None]
-    wanted = planned.wanted
+    wanted = planned.load
     text = page(
         "plan.html",
         page_data([FRONT, OTHERS], "simulated", figures),

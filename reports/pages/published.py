@@ -26,7 +26,7 @@ from ...workloads.errors import SloBenchError
 from ...workloads.parsing import parse_toml
 from ...workloads.slo import parse_slo
 from ..figures.facets import IDENTITY, axes_of
-from ..figures.levels import knee_rps, level_rates
+from ..figures.levels import knee_rps, level_rates, reaches
 from .published_table import Claim, Pins, PublishedRow, PublishedTable, figure_text, load_published
 
 MANY_ROWS = 20
@@ -334,12 +334,15 @@ def _by_seed(row: PublishedRow, cells: pd.DataFrame) -> dict[int, float]:
     values: dict[int, float] = {}
     for seed, of_seed in cells.groupby("seed"):
         if row.reaches is not None:
-            reaching = of_seed["attainment"] >= row.reaches - 1e-12
-            known = pd.to_numeric(of_seed.loc[reaching, column])
-            if known.empty:
+            by_value = of_seed.set_index(pd.to_numeric(of_seed[column]))["attainment"].sort_index()
+            reaching = reaches(by_value, row.reaches)
+            if row.pick == "highest":  # a load counts as carried if every lower one is
+                reaching = reaching.cummin()
+            if not reaching.any():
                 share = f"{100 * row.reaches:g} %"
                 raise _CannotTellError("undecided", f"no {column} that was run reaches {share}")
-            value = known.max() if row.pick == "highest" else known.min()
+            values_reaching = by_value.index[reaching]
+            value = values_reaching.max() if row.pick == "highest" else values_reaching.min()
         else:
             value = of_seed[column].iloc[0]
             if row.per is not None:
@@ -441,7 +444,7 @@ def _not_stationary(row: PublishedRow, chosen: Sequence[_Chosen]) -> tuple[str, 
     """A remark where cells of a row are not stationary; with `reaches`, those that reach it."""
     cells = pd.concat([one.cells for one in chosen])
     if row.reaches is not None:
-        cells = cells[cells["attainment"] >= row.reaches - 1e-12]
+        cells = cells[reaches(cells["attainment"], row.reaches)]
     if "stationary" not in cells or not cells["stationary"].map(lambda known: known is False).any():
         return ()
     return ("not stationary: the figure depends on the run's length",)

@@ -60,7 +60,8 @@ class PublishedRow:
     column of the same cell that it is divided by. `than`: pins
     that differ in what it is compared with, as a `ratio`, a `reduction` (1 − ratio) or a
     `difference`. `order`: pins of each of several, the highest published value first. `reaches`:
-    an attainment; the figure is then the `pick` value of `column` among the cells that reach it.
+    an attainment; the figure is then the `pick` value of `column` among the cells that reach it,
+    the highest up to which all do.
     `best_of`: axes; of their values the best of the run is taken, for either side of a comparison.
     """
 

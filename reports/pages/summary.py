@@ -22,6 +22,7 @@ from ..figures.levels import (
     TARGETS,
     Measure,
     after_text,
+    crossing_back,
     divisor_text,
     has_slo,
     highest_rate,
@@ -133,6 +134,7 @@ def _notes(cells: pd.DataFrame, rows: pd.DataFrame) -> list[str]:
         series = cells.groupby(["facet", "series"])
         if any(highest_rate(of, TARGETS[0]).at_end for _, of in series):
             notes.append("≥: still in SLO at the highest rate tested; it may carry more.")
+        notes += [f"{text}." for target in TARGETS for text in crossing_back(cells, target)]
         if len(rows) > MOST_LINES:
             notes.append(f"Every system at every rate, {len(rows)} lines: cells.csv and report.")
     for name, text in abbreviated(cells).items():
@@ -328,20 +330,20 @@ def _rates(
         if of.empty:
             continue
         own = _named(name, names)
-        found = [highest_rate(of, target) for target in TARGETS]
+        highest = [highest_rate(of, target) for target in TARGETS]
         yield (
             own,
             *(
                 Cell(
-                    highest_text(one),
-                    css="" if one.rate_rps is not None else "dim",
-                    bar=_share(one.rate_rps or 0.0, top),
+                    highest_text(rate),
+                    css="" if rate.rate_rps is not None else "dim",
+                    bar=_share(rate.rate_rps or 0.0, top),
                     bar_of=own.series or 0,
                 )
-                for one in found
+                for rate in highest
             ),
             Cell(rate_text(goodput.get(name, math.nan)), best=name in best < goodput.keys()),
-            _cost(details, str(of["facet"].iloc[0]), name, found[0].rate_rps),
+            _cost(details, str(of["facet"].iloc[0]), name, highest[0].rate_rps),
         )
 
 

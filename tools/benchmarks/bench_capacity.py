@@ -158,7 +158,7 @@ def live(numbers: range, slots: int, service_s: float, wait_slo_s: float, tolera
                 rates=[0.4 * queue.limit_rps],
             )
             asked = CapacityOptions(targets=(0.9,), tolerance=tolerance)
-            found = search_capacity(experiment, Path(folder) / str(number), asked=asked)
+            found = search_capacity(experiment, Path(folder) / str(number), options=asked)
             (row,) = found.rows()
             if not row["capacity_rps"]:
                 print(f"nothing found: {row['stopped']}; {row['levels']}", flush=True)

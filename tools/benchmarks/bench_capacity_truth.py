@@ -143,7 +143,7 @@ def tried(number: int, truth: Truth | None) -> dict[str, Any]:
     began_s = time.process_time()
     with tempfile.TemporaryDirectory() as folder:
         options = CapacityOptions(targets=(target,))
-        [row] = search_capacity(asked, Path(folder) / "out", asked=options).rows()
+        [row] = search_capacity(asked, Path(folder) / "out", options=options).rows()
     searched_s = time.process_time() - began_s
     start_rps = row["capacity_rps"] or row["low_rps"] or row["high_rps"]
     truth = truth or truth_of(asked, target, start_rps)

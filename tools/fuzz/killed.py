@@ -64,7 +64,7 @@ def capacity(folder: Path, resume: bool) -> None:
     """A search of some twenty runs."""
     experiment = Experiment(systems="vllm", requests=200, seeds=2, output_tokens="20")
     asked = CapacityOptions(tolerance=0.3, targets=(0.9,), max_requests=6000)
-    search_capacity(experiment, folder, asked=asked, resume=resume)
+    search_capacity(experiment, folder, options=asked, resume=resume)
 
 
 def tuning(folder: Path, resume: bool) -> None:

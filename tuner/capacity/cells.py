@@ -89,8 +89,8 @@ class RealServer:
         self, spec: CellSpec, workload: Workload, progress: Ended | None
     ) -> CellMeasurement:
         """Send the workload to the servers and record every request."""
-        told = None if progress is None else lambda load, clock_s: progress(load.ended, clock_s)
-        return self.deployment.measure_cell(spec, workload, self.folder, told)
+        on_ended = None if progress is None else lambda load, clock_s: progress(load.ended, clock_s)
+        return self.deployment.measure_cell(spec, workload, self.folder, on_ended)
 
     def row(self, spec: CellSpec, workload: Workload, measured: CellMeasurement) -> Row:
         """Write the cell's details and return its row of `cells.csv`."""
@@ -194,8 +194,8 @@ def _refused(columns: Mapping[str, Column]) -> dict[str, Any]:
     if not refused.any():
         return {}
     assert isinstance(detail, Choice)
-    most = int(np.bincount(detail.index[refused]).argmax())
-    return {"refused": int(refused.sum()), "refused_because": detail.names[most]}
+    commonest = int(np.bincount(detail.index[refused]).argmax())
+    return {"refused": int(refused.sum()), "refused_because": detail.names[commonest]}
 
 
 def without_length(experiment: ExperimentSchema) -> dict[str, tuple[Any, ...]]:
@@ -258,9 +258,9 @@ class PoolRunner:
         self._keep = keep
         self._here = here
         self._left_here_s = _HERE_S
-        given = (asdict(template), stem, None if folder is None else records)
+        run_args = (asdict(template), stem, None if folder is None else records)
         self._levels: SpeculativeRuns[Level] = SpeculativeRuns(
-            lambda *run: pool.begin(simulated_level, *given, *run)
+            lambda *run: pool.begin(simulated_level, *run_args, *run)
         )
 
     def expect(self, rate_rps: float, seeds: Iterable[int], requests: int) -> None:
@@ -295,8 +295,8 @@ def simulated_level(
 
     Returns its sample, its cell, the cell's row and, unless `records` is None, its files.
     """
-    with tempfile.TemporaryDirectory(prefix="slo-bench-") as made:
-        folder = Path(made)
+    with tempfile.TemporaryDirectory(prefix="slo-bench-") as scratch:
+        folder = Path(scratch)
         rows: list[tuple[str, Row]] = []
         server = Simulator() if records is None else Simulator(folder, records)
         spec = CellSpec.from_plain(template)

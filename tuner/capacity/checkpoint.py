@@ -67,21 +67,21 @@ class CapacityRecord:
             {
                 "search": self.name,
                 **self.columns,
-                "target": one.target,
-                "capacity_rps": one.capacity_rps,
-                "low_rps": one.low_rps,
-                "high_rps": finite(one.high_rps),
-                "band_low_rps": self.bands.get(one.target, (None, None))[0],
-                "band_high_rps": self.bands.get(one.target, (None, None))[1],
-                "precise": one.precise,
-                "outcome": one.outcome.value,
-                "limited_by": one.limited_by,
+                "target": capacity.target,
+                "capacity_rps": capacity.capacity_rps,
+                "low_rps": capacity.low_rps,
+                "high_rps": finite(capacity.high_rps),
+                "band_low_rps": self.bands.get(capacity.target, (None, None))[0],
+                "band_high_rps": self.bands.get(capacity.target, (None, None))[1],
+                "precise": capacity.precise,
+                "outcome": capacity.outcome.value,
+                "limited_by": capacity.limited_by,
                 "requests_spent": self.search.requests_spent,
                 "wall_s": self.search.wall_s,
                 "stopped": self.search.stopped,
                 "levels": levels,
             }
-            for one in self.search.capacities
+            for capacity in self.search.capacities
         ]
 
 
@@ -113,7 +113,7 @@ class CapacityCheckpoint:
     lazy: bool = False
     samples: dict[str, list[LevelSample]] = field(default_factory=dict)
     neighbours: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    found: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    results: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     written_s: float = -math.inf
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
@@ -156,10 +156,10 @@ class CapacityCheckpoint:
                 self.cells.append(cell)
             self.held.keep(cell, row)
 
-    def keep_found(self, found: CapacityRecord) -> None:
+    def keep_result(self, record: CapacityRecord) -> None:
         """Add the result of a finished search and write the file."""
         with self._lock:
-            self.found[found.name] = found.rows()
+            self.results[record.name] = record.rows()
             self.write()
 
     def _add(self, samples: list[LevelSample], sample: LevelSample) -> None:
@@ -188,14 +188,14 @@ class CapacityCheckpoint:
                     "search": name,
                     "neighbours": self.neighbours.get(name, ()),
                     "runs": [vars(sample) for sample in samples],
-                    "found": self.found.get(name),
+                    "found": self.results.get(name),
                 }
                 for name, samples in self.samples.items()
                 if name in self.neighbours
             ],
         }
-        asked = self.held.path / EXPERIMENT
-        text = json.dumps(sealed(kept, asked), allow_nan=False)
+        experiment_file = self.held.path / EXPERIMENT
+        text = json.dumps(sealed(kept, experiment_file), allow_nan=False)
         write_whole(self.held.path / CAPACITY_FILE, [text.encode()])
         self.written_s = time.monotonic()
 
@@ -224,8 +224,8 @@ class RememberingRunner:
             self.begin(rate_rps, new, requests)
 
     def _known(self, *run: float) -> LevelSample | None:
-        found = (s for s in self.samples if (s.rate_rps, s.seed, s.requests) == run)
-        return next(found, None)
+        matches = (s for s in self.samples if (s.rate_rps, s.seed, s.requests) == run)
+        return next(matches, None)
 
 
 def _settings(targets: Iterable[float], tolerance: float, **_: object) -> str:

@@ -69,8 +69,8 @@ def control_of(
         slo=parse_slo(spec.slo, spec.slo_scale),
     )
     missed, counted = _missed(workload, pace_s, spec.instances, warmup_s)
-    expected, of = _missed(others, pace_s, spec.instances, warmup_s)
-    return tuple((missed - expected / of * counted).tolist())
+    expected, others_counted = _missed(others, pace_s, spec.instances, warmup_s)
+    return tuple((missed - expected / others_counted * counted).tolist())
 
 
 def _pace_s(workload: Workload, records: Records) -> float | None:

@@ -187,16 +187,16 @@ def crossing(levels: Sequence[CapacityLevel], target: float) -> Crossing | None:
     dispersion = max(within, _scatter(runs, target, fit))
     freedom = max(_LEAST_FREEDOM, len(runs) - 2)
     likelihood = _Likelihood(near, target, slope=wide.slope, doubt=dispersion)
-    found = likelihood.fit(student_t(_QUANTILE, freedom) ** 2 / 2 * dispersion)
+    estimate = likelihood.fit(student_t(_QUANTILE, freedom) ** 2 / 2 * dispersion)
     return Crossing(
         target=target,
-        rate_rps=math.exp(found.log_rate),
-        low_rps=math.exp(found.low),
-        high_rps=math.exp(found.high),
-        slope=found.slope,
+        rate_rps=math.exp(estimate.log_rate),
+        low_rps=math.exp(estimate.low),
+        high_rps=math.exp(estimate.high),
+        slope=estimate.slope,
         dispersion=dispersion,
         runs=len(runs),
-        worth=_worth(near, target, found, dispersion),
+        worth=_worth(near, target, estimate, dispersion),
     )
 
 

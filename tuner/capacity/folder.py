@@ -68,18 +68,18 @@ class CapacityResult:
     """Finished searches, on disk at `folder`."""
 
     folder: Path
-    found: tuple[CapacityRecord, ...]
+    records: tuple[CapacityRecord, ...]
 
     def rows(self) -> list[dict[str, Any]]:
         """Result rows of all searches, one for each target."""
-        return [row for found in self.found for row in found.rows()]
+        return [row for record in self.records for row in record.rows()]
 
 
 def search_capacity(
     experiment: Experiment,
     out: str | Path | None = None,
     *,
-    asked: CapacityOptions | None = None,
+    options: CapacityOptions | None = None,
     resume: bool = False,
     progress: Callable[[CapacityProgress], None] | None = None,
     ended: Callable[[int, float], None] | None = None,
@@ -98,9 +98,9 @@ def search_capacity(
     Args:
         experiment: the configurations to search.
         out: the folder, empty or new; by default a new one under `runs/`.
-        asked: targets, tolerance, budget.
+        options: targets, tolerance, budget.
         resume: continue the interrupted search in `out`, with its targets, tolerance and budget
-            unless `asked` sets them; only the budget may differ.
+            unless `options` sets them; only the budget may differ.
         progress: called after every run.
         ended: called within a run in this process with (requests ended, clock in seconds).
         pool: processes that simulate, a `LocalPool` or `OnRay().pool()`: runs of a level and of
@@ -111,11 +111,11 @@ def search_capacity(
     Raises:
         SloBenchError: the experiment or the folder cannot be used.
     """
-    asked = asked or CapacityOptions()
+    options = options or CapacityOptions()
     if pool is not None and experiment.backend != SIMULATED:
         raise SloBenchError("a pool is for simulated levels; real servers are measured here")
     planned = _planned(experiment)
-    options = _options(experiment, asked)
+    search_options = _options(experiment, options)
     folder = Path(out) if out is not None else new_folder(f"capacity-{experiment.name}")
     cells = cells_in(folder) if resume else []
     with open_run_folder(
@@ -128,15 +128,15 @@ def search_capacity(
         memory = CapacityCheckpoint(
             held,
             cells,
-            options,
+            search_options,
             lazy=experiment.backend == SIMULATED,
             samples={_stem(spec): [] for spec in planned.cells},
         )
         if resume:
-            memory.recall(asked)
+            memory.recall(options)
         try:
             backend = None if experiment.backend == SIMULATED else _backend(planned, held, senders)
-            before = [] if asked.warm_start is None else _neighbours_in(asked.warm_start)
+            before = [] if options.warm_start is None else _neighbours_in(options.warm_start)
             searches = _Searches(
                 experiment, planned, memory.options, memory, before, progress, backend
             )
@@ -148,7 +148,7 @@ def search_capacity(
                 searches.side_by_side(pool)
         finally:
             memory.write()
-    return CapacityResult(folder, tuple(searches.found[spec.cell] for spec in planned.cells))
+    return CapacityResult(folder, tuple(searches.records[spec.cell] for spec in planned.cells))
 
 
 def _planned(experiment: Experiment) -> ExperimentPlan:
@@ -178,16 +178,16 @@ def _check_slo(spec: CellSpec) -> None:
     """Raise SloBenchError if no request of the workload has an SLO: every rate would meet it."""
     if parse_slo(spec.slo).entries:
         return
-    made = source(spec.workload).make(rate_rps=1.0, requests=_SLO_SAMPLE)
-    if all(np.isinf(getattr(made, column)).all() for column in SLO_COLUMNS.values()):
+    sample = source(spec.workload).make(rate_rps=1.0, requests=_SLO_SAMPLE)
+    if all(np.isinf(getattr(sample, column)).all() for column in SLO_COLUMNS.values()):
         raise SloBenchError(
             f"requests of {spec.workload.workload} have no SLO, which every rate would meet; give "
             "one (--slo ttft=1,tpot=0.15)"
         )
 
 
-def _options(experiment: Experiment, asked: CapacityOptions) -> SearchOptions:
-    options, rates = SearchOptions.of(experiment, asked), experiment.rates or ()
+def _options(experiment: Experiment, capacity_options: CapacityOptions) -> SearchOptions:
+    options, rates = SearchOptions.of(experiment, capacity_options), experiment.rates or ()
     if experiment.backend != SIMULATED and experiment.requests[0] is None:
         options = dataclasses.replace(options, requests=REAL_LEAST)
     if len(rates) < 2:
@@ -222,7 +222,7 @@ class _Searches:
     before: Sequence[Mapping[str, Any]]  # rows of searches in another folder
     progress: Callable[[CapacityProgress], None] | None
     backend: Backend | None  # None: simulated
-    found: dict[str, CapacityRecord] = field(default_factory=dict)
+    records: dict[str, CapacityRecord] = field(default_factory=dict)
     _telling: threading.Lock = field(default_factory=threading.Lock)
 
     def here(self, ended: Callable[[int, float], None] | None) -> None:
@@ -261,14 +261,14 @@ class _Searches:
                 while waiting or running:
                     for spec in waiting[:]:
                         model = models[spec.cell]
-                        if model is None or model.cell in self.found:
+                        if model is None or model.cell in self.records:
                             waiting.remove(spec)
                             begun = threads.submit(self._search_by, pool, spec, model)
                             running[begun] = spec.cell
                     done, _ = wait(running, return_when=FIRST_COMPLETED)
-                    for one in done:
-                        del running[one]
-                        one.result()
+                    for future in done:
+                        del running[future]
+                        future.result()
             except BaseException:
                 pool.stop()
                 threads.shutdown(cancel_futures=True)
@@ -300,13 +300,17 @@ class _Searches:
         def watch(search: SearchProgress) -> None:
             if self.progress is not None:
                 with self._telling:
-                    number = len(self.found) + 1
-                    of = len(self.planned.cells)
-                    self.progress(CapacityProgress(name, number, of, search))
+                    number = len(self.records) + 1
+                    total = len(self.planned.cells)
+                    self.progress(CapacityProgress(name, number, total, search))
 
         columns = _identity(spec.columns)
-        known = [*self.before, *(() if model is None else self.found[model.cell].rows())]
-        near = () if self.experiment.rates else _neighbours(columns, known, self.options.targets)
+        earlier_rows = [*self.before, *(() if model is None else self.records[model.cell].rows())]
+        near = (
+            ()
+            if self.experiment.rates
+            else _neighbours(columns, earlier_rows, self.options.targets)
+        )
         near = self.memory.neighbours.setdefault(name, near)
         known_runs = self.memory.remembering(name, runner, begin)
         search = search_cell(
@@ -321,9 +325,9 @@ class _Searches:
         )
         rows = [row for cell, row in self.memory.held.finished.items() if search_of(cell) == name]
         bands = {target: prediction_band(rows, target) for target in self.options.targets}
-        found = CapacityRecord(name, columns, search, bands)
-        self.memory.keep_found(found)
-        self.found[spec.cell] = found
+        record = CapacityRecord(name, columns, search, bands)
+        self.memory.keep_result(record)
+        self.records[spec.cell] = record
 
 
 def prediction_band(
@@ -348,9 +352,9 @@ def _crossing_rps(rows: Sequence[Mapping[str, Any]], column: str, target: float)
     rates = sorted(by_rate)
     # Of runs of different lengths and seeds the means may rise and fall: attainment does not rise.
     shares = np.minimum.accumulate([np.mean(by_rate[rate]) for rate in rates])
-    for at in range(1, len(rates)):
-        if shares[at - 1] >= target > shares[at]:
-            place = np.interp(-target, -shares[at - 1 : at + 1], rates[at - 1 : at + 1])
+    for index in range(1, len(rates)):
+        if shares[index - 1] >= target > shares[index]:
+            place = np.interp(-target, -shares[index - 1 : index + 1], rates[index - 1 : index + 1])
             return round(float(place), 9)
     return None
 
@@ -424,10 +428,10 @@ def _neighbours_in(folder: Path) -> list[dict[str, Any]]:
 
 
 def _neighbours(
-    columns: Mapping[str, Value], known: Sequence[Mapping[str, Any]], targets: Sequence[float]
+    columns: Mapping[str, Value], rows: Sequence[Mapping[str, Any]], targets: Sequence[float]
 ) -> tuple[float, ...]:
     """Capacities of the configuration that has most in common with this one, its targets' last."""
-    usable = [row for row in known if row["capacity_rps"] and row["target"] in targets]
+    usable = [row for row in rows if row["capacity_rps"] and row["target"] in targets]
     best = max((_alike(columns, row) for row in usable), default=0)
     nearest = {r["target"]: r["capacity_rps"] for r in usable if _alike(columns, r) == best}
     return tuple(sorted(nearest.values()))

@@ -49,8 +49,8 @@ class Budget:
         if not self.horizons:
             return self
         if self.requests is not None:
-            most = int(self.horizons * horizon_s * rate_rps)
-            return replace(self, requests=max(self.requests, most))
+            enough = int(self.horizons * horizon_s * rate_rps)
+            return replace(self, requests=max(self.requests, enough))
         if self.time_s is None:
             return self
         longer_s = min(self.horizons * horizon_s, REAL_MOST_S)
@@ -80,20 +80,20 @@ class SearchOptions:
     most_horizons: float = SIMULATED_HORIZONS
 
     @classmethod
-    def of(cls, experiment: ExperimentSchema, asked: CapacityOptions) -> Self:
+    def of(cls, experiment: ExperimentSchema, options: CapacityOptions) -> Self:
         """Those of an experiment's searches, with what is not asked filled in."""
         simulated = experiment.backend == SIMULATED
         budget = Budget(None, REAL_BUDGET_S, REAL_BUDGET_HORIZONS)
         if simulated:
             budget = Budget(SIMULATED_BUDGET, horizons=SIMULATED_BUDGET_HORIZONS)
-        if asked.has_budget:
-            budget = Budget(asked.max_requests, asked.max_time_s)
+        if options.has_budget:
+            budget = Budget(options.max_requests, options.max_time_s)
         least = SIMULATED_REQUESTS if simulated else REAL_REQUESTS
-        targets, tolerance = asked.targets, asked.tolerance
+        targets, tolerance = options.targets, options.tolerance
         if not simulated:
-            given = asked.model_fields_set
-            targets = targets if "targets" in given else REAL_TARGETS
-            tolerance = tolerance if "tolerance" in given else REAL_TOLERANCE
+            set_fields = options.model_fields_set
+            targets = targets if "targets" in set_fields else REAL_TARGETS
+            tolerance = tolerance if "tolerance" in set_fields else REAL_TOLERANCE
         return cls(
             targets=targets,
             tolerance=tolerance,

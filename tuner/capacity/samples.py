@@ -47,7 +47,7 @@ def check_refused(samples: Sequence[LevelSample], targets: Sequence[float]) -> N
     requests = sum(sample.requests for sample in samples)
     if not refused or wilson_interval(refused / requests, requests)[0] <= 1 - min(targets):
         return
-    why = next(one.refused_because for one in reversed(samples) if one.refused)
+    why = next(sample.refused_because for sample in reversed(samples) if sample.refused)
     raise SloBenchError(
         f"the server refuses {refused:,} of {requests:,} requests at any rate ({why}): no rate "
         "meets the target; give requests that it serves, for example shorter ones, or begin in a "

@@ -141,8 +141,8 @@ class _Search:
                 "no valid run: the client was late at every rate tried; "
                 "start lower (--rates) or use a faster client machine"
             )
-        found = tuple(self._capacity(target) for target in sorted(self._options.targets))
-        return CapacitySearch(found, tuple(self._levels()), self._spent, self._wall_s, stopped)
+        capacities = tuple(self._capacity(target) for target in sorted(self._options.targets))
+        return CapacitySearch(capacities, tuple(self._levels()), self._spent, self._wall_s, stopped)
 
     # Results so far.
 
@@ -153,24 +153,24 @@ class _Search:
         return [level for level in self._levels() if level.counted]
 
     def _capacity(self, target: float) -> Capacity:
-        found = self._crossings[target] = self._cross(target)
+        estimate = self._crossings[target] = self._cross(target)
         passing, failing = self._decided(target)
         limit = self._exhausted.get(target, self._budget_spent)
-        if found is not None:
-            precise = self._precise(found)
+        if estimate is not None:
+            precise = self._precise(estimate)
             return Capacity(
                 target,
-                found.rate_rps,
-                max((rate for rate in passing if rate <= found.low_rps), default=0.0),
+                estimate.rate_rps,
+                max((rate for rate in passing if rate <= estimate.low_rps), default=0.0),
                 min(
-                    found.high_rps,
-                    max((rate for rate in failing if rate > found.rate_rps), default=math.inf),
+                    estimate.high_rps,
+                    max((rate for rate in failing if rate > estimate.rate_rps), default=math.inf),
                 ),
                 precise,
                 SearchOutcome.FOUND,
-                found.slope,
-                found.dispersion,
-                found.runs,
+                estimate.slope,
+                estimate.dispersion,
+                estimate.runs,
                 None if precise or limit is None else limit.setting,
             )
         high_rps = min(failing, default=math.inf)
@@ -193,38 +193,42 @@ class _Search:
     def _cross(self, target: float) -> Crossing | None:
         """By the long runs alone, as soon as they suffice."""
         levels = self._usable()
-        found = crossing(levels, target)
-        if found is None:
+        estimate = crossing(levels, target)
+        if estimate is None:
             return None
         long = []
         for level in levels:
-            needed = self._needed(level.rate_rps, found) // 2
+            needed = self._needed(level.rate_rps, estimate) // 2
             runs = tuple(run for run in level.samples if run.requests >= needed)
             if any(run.valid for run in runs):
                 long.append(replace(level, samples=runs))
-        return crossing(long, target) or found
+        return crossing(long, target) or estimate
 
-    def _precise(self, found: Crossing) -> bool:
-        return self._width(found) <= 1 and found.runs >= _LEAST_RUNS and found.worth >= _LEAST_WORTH
-
-    def _width(self, found: Crossing) -> float:
-        """Width of the interval over the requested width."""
-        return min(
-            found.relative_half_width / self._options.tolerance,
-            found.attainment_half_width / _RESOLUTION,
+    def _precise(self, estimate: Crossing) -> bool:
+        return (
+            self._width(estimate) <= 1
+            and estimate.runs >= _LEAST_RUNS
+            and estimate.worth >= _LEAST_WORTH
         )
 
-    def _lacking(self, found: Crossing) -> float:
+    def _width(self, estimate: Crossing) -> float:
+        """Width of the interval over the requested width."""
+        return min(
+            estimate.relative_half_width / self._options.tolerance,
+            estimate.attainment_half_width / _RESOLUTION,
+        )
+
+    def _lacking(self, estimate: Crossing) -> float:
         """How far from precise; more is worse."""
         return max(
-            self._width(found),
-            math.sqrt(_LEAST_WORTH / max(found.worth, 0.01)),
-            math.sqrt(_LEAST_RUNS / max(found.runs, 1)),
+            self._width(estimate),
+            math.sqrt(_LEAST_WORTH / max(estimate.worth, 0.01)),
+            math.sqrt(_LEAST_RUNS / max(estimate.runs, 1)),
         )
 
     # What is run.
 
-    def _needed(self, rate_rps: float, found: Crossing) -> int:
+    def _needed(self, rate_rps: float, estimate: Crossing) -> int:
         """Requests in a run near a crossing, so that it shows the long run and not its own
         beginning.
         """
@@ -234,25 +238,26 @@ class _Search:
             return requests_in(window_s, rate_rps, self._horizon_s)
 
         longest = max(run.requests for level in self._known.values() for run in level.samples)
-        apart = max(_CORRELATED, _LEAST_MISSES / (1 - found.target))
-        wanted = max(
-            lasting(self._options.most_horizons), min(apart * found.dispersion, _LENGTHEN * longest)
+        apart = max(_CORRELATED, _LEAST_MISSES / (1 - estimate.target))
+        needed = max(
+            lasting(self._options.most_horizons),
+            min(apart * estimate.dispersion, _LENGTHEN * longest),
         )
         whole = self._options.shares_of or self._budget(rate_rps)
         if whole.requests is not None:
-            wanted = min(wanted, whole.requests / _LEAST_SHARES)
+            needed = min(needed, whole.requests / _LEAST_SHARES)
         if whole.time_s is not None:
-            wanted = min(wanted, whole.time_s / _LEAST_SHARES * rate_rps)
-        return max(self._options.requests, math.ceil(max(wanted, lasting(_LEAST_HORIZONS))))
+            needed = min(needed, whole.time_s / _LEAST_SHARES * rate_rps)
+        return max(self._options.requests, math.ceil(max(needed, lasting(_LEAST_HORIZONS))))
 
     def _bracketing_limit(self, rate_rps: float) -> float:
         """Most requests in a run that only brackets: a share of the budget."""
         budget = self._options.shares_of or self._budget(rate_rps)
-        most = math.inf if budget.requests is None else budget.requests / _LEAST_SHARES
+        limit = math.inf if budget.requests is None else budget.requests / _LEAST_SHARES
         if budget.time_s is not None:
-            most = min(most, budget.time_s / _LEAST_SHARES * rate_rps)
+            limit = min(limit, budget.time_s / _LEAST_SHARES * rate_rps)
         return min(
-            max(most, 2 * _LONGER * self._options.requests), _LONGER**2 * self._options.requests
+            max(limit, 2 * _LONGER * self._options.requests), _LONGER**2 * self._options.requests
         )
 
     def _budget(self, rate_rps: float) -> Budget:
@@ -269,9 +274,11 @@ class _Search:
 
     def _run(self, rate_rps: float, requests: int, target: float | None = None) -> LevelSample:
         """A run; `target` is the one that it refines, None where it serves all."""
-        others = [own for other, own in self._own.items() if other != target]
-        spent = self._spent - sum(own for own, _ in others)
-        wall_s = self._wall_s - sum(own_s for _, own_s in others)
+        others = [
+            spent_on_target for other, spent_on_target in self._own.items() if other != target
+        ]
+        spent = self._spent - sum(target_requests for target_requests, _ in others)
+        wall_s = self._wall_s - sum(target_s for _, target_s in others)
         limit = budget_spent(
             self._budget(rate_rps), spent, wall_s, requests, self._levels(), rate_rps
         )
@@ -282,8 +289,8 @@ class _Search:
         self._spent += sample.requests
         self._wall_s += sample.wall_s
         if target is not None:
-            own, own_s = self._own[target]
-            self._own[target] = own + sample.requests, own_s + sample.wall_s
+            target_requests, target_s = self._own[target]
+            self._own[target] = target_requests + sample.requests, target_s + sample.wall_s
         before = self._known[rate_rps].samples if rate_rps in self._known else ()
         self._known[rate_rps] = CapacityLevel(
             rate_rps, (*before, sample), self._options.most_growth
@@ -296,8 +303,8 @@ class _Search:
         check_refused(runs, self._options.targets)
         self._note_late(self._known[rate_rps])
         if self._watch is not None:
-            known = tuple(self._crossings[target] for target in self._options.targets)
-            self._watch(SearchProgress(sample, self._spent, self._wall_s, known))
+            crossings = tuple(self._crossings[target] for target in self._options.targets)
+            self._watch(SearchProgress(sample, self._spent, self._wall_s, crossings))
         return sample
 
     def _correct(self) -> None:
@@ -305,7 +312,9 @@ class _Search:
         sums = {rate: level.control_sums for rate, level in self._known.items()}
         for rate, level in self._known.items():
             near = [
-                of for other, of in sums.items() if max(rate, other) <= _ALIKE * min(rate, other)
+                level_sums
+                for other, level_sums in sums.items()
+                if max(rate, other) <= _ALIKE * min(rate, other)
             ]
             cross, squares = (math.fsum(column) for column in zip(*near, strict=True))
             beta = max(0.0, cross / squares) if squares else 0.0
@@ -394,15 +403,17 @@ class _Search:
         options = self._options
         while True:
             self._crossings = {target: self._cross(target) for target in options.targets}
-            known = [found for found in self._crossings.values() if found is not None]
-            if len(known) < len(options.targets) and self._widen():
+            crossings = [estimate for estimate in self._crossings.values() if estimate is not None]
+            if len(crossings) < len(options.targets) and self._widen():
                 continue
-            known = [found for found in known if found.target not in self._exhausted]
-            rough = [found for found in known if not self._precise(found)]
+            crossings = [
+                estimate for estimate in crossings if estimate.target not in self._exhausted
+            ]
+            rough = [estimate for estimate in crossings if not self._precise(estimate)]
             if rough:
                 nearest = min(rough, key=self._lacking)
                 self._refine_at(self._next_rate(nearest), nearest)
-            elif (unsure := self._unconfirmed(known)) is not None:
+            elif (unsure := self._unconfirmed(crossings)) is not None:
                 self._confirmed[unsure.target] += 1
                 self._refine_at(_three_digits_down(unsure.low_rps), unsure)
             else:
@@ -413,43 +424,43 @@ class _Search:
             return "; ".join(
                 f"{target:g}: {budget.left}" for target, budget in self._exhausted.items()
             )
-        flat = any(found.relative_half_width > options.tolerance for found in known)
+        flat = any(estimate.relative_half_width > options.tolerance for estimate in crossings)
         also = f", or ±{_RESOLUTION:.1%} of attainment" if flat else ""
         return f"every interval is within ±{options.tolerance:.1%}{also}"
 
-    def _refine_at(self, rate_rps: float, found: Crossing) -> None:
+    def _refine_at(self, rate_rps: float, estimate: Crossing) -> None:
         """Long runs at a rate near a crossing."""
-        requests = self._needed(rate_rps, found)
+        requests = self._needed(rate_rps, estimate)
         if self._foresee is not None:
             first = self._options.first_seed + self._runs
             self._foresee(rate_rps, range(first, first + self._options.seeds), requests)
         try:
             for _ in range(self._options.seeds):
-                self._run(rate_rps, requests, found.target)
+                self._run(rate_rps, requests, estimate.target)
         except _BudgetSpentError as spent:
-            self._exhausted[found.target] = spent.budget
+            self._exhausted[estimate.target] = spent.budget
 
-    def _unconfirmed(self, known: Sequence[Crossing]) -> Crossing | None:
+    def _unconfirmed(self, crossings: Sequence[Crossing]) -> Crossing | None:
         """A crossing of which no rate close to the interval's low end was run and carried.
 
         The run for it moves the end, after which a rate twice as far away will do.
         """
-        for found in known:
-            confirmed = self._confirmed[found.target]
+        for estimate in crossings:
+            confirmed = self._confirmed[estimate.target]
             apart = self._options.tolerance / (1 if confirmed else 2)
-            lowest = found.low_rps * (1 - apart)
-            carried = self._decided(found.target)[0]
+            lowest = estimate.low_rps * (1 - apart)
+            carried = self._decided(estimate.target)[0]
             if confirmed < _CONFIRMATIONS and not any(
-                lowest <= rate <= found.low_rps for rate in carried
+                lowest <= rate <= estimate.low_rps for rate in carried
             ):
-                return found
+                return estimate
         return None
 
     def _unbracketed(self) -> str:
         levels = self._usable()
         low, high = levels[0].rate_rps, levels[-1].rate_rps
         parts = []
-        for target in sorted(t for t, found in self._crossings.items() if found is None):
+        for target in sorted(t for t, estimate in self._crossings.items() if estimate is None):
             passing, failing = self._decided(target)
             if not passing and not failing:
                 parts.append(
@@ -464,7 +475,7 @@ class _Search:
                 parts.append(f"even {low:g} req/s falls below {target:g}")
         return "; ".join(parts)
 
-    def _next_rate(self, found: Crossing) -> float:
+    def _next_rate(self, estimate: Crossing) -> float:
         """A rate close to the estimate, on the side with fewer runs.
 
         It is farther on the side that misses the target, where a request has more information.
@@ -472,10 +483,10 @@ class _Search:
         its end.
         """
         levels = self._usable()
-        rough = found.relative_half_width > _ROUGH * self._options.tolerance
-        centre = math.sqrt(found.low_rps * found.high_rps) if rough else found.rate_rps
+        rough = estimate.relative_half_width > _ROUGH * self._options.tolerance
+        centre = math.sqrt(estimate.low_rps * estimate.high_rps) if rough else estimate.rate_rps
         down, up = (
-            min(max(logits / found.slope, _NARROWEST_SIDE), _WIDEST_SIDE)
+            min(max(logits / estimate.slope, _NARROWEST_SIDE), _WIDEST_SIDE)
             for logits in (_BELOW_LOGITS, _ABOVE_LOGITS)
         )
         below = above = 0
@@ -492,8 +503,10 @@ class _Search:
             rate = math.sqrt(centre * growing)
         rate = min(max(rate, self._options.low_rps), self._highest_rps)
         rates = [level.rate_rps for level in levels]
-        close = [known for known in rates if abs(math.log(known / rate)) < abs(side) / 3]
-        return min(close, key=lambda known: abs(known - rate), default=three_digits(rate))
+        close = [
+            tried_rps for tried_rps in rates if abs(math.log(tried_rps / rate)) < abs(side) / 3
+        ]
+        return min(close, key=lambda tried_rps: abs(tried_rps - rate), default=three_digits(rate))
 
 
 def throughput_of_bursts(runner: LevelRunner, *, first_seed: int) -> float:

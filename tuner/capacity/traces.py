@@ -79,13 +79,13 @@ def find_trace_capacity(
             sample = runner.run(rate, options.first_seed, requests)
             levels[rate] = CapacityLevel(rate, (sample,), options.most_growth)
             check_refused(
-                [one for level in levels.values() for one in level.samples], options.targets
+                [run for level in levels.values() for run in level.samples], options.targets
             )
             spent += sample.requests
             wall_s += sample.wall_s
             if watch is not None:
                 watch(SearchProgress(sample, spent, wall_s, (None,) * len(options.targets)))
-    found = []
+    capacities = []
     for target in sorted(options.targets):
         low, high = bounds(target)
         precise = high < math.inf and (high - low) / (high + low) <= options.tolerance
@@ -98,10 +98,12 @@ def find_trace_capacity(
             outcome, estimate = SearchOutcome.NEVER_MISSED, None
         elif low == 0.0:
             outcome = SearchOutcome.NEVER_MET
-        found.append(Capacity(target, estimate, low, high, precise, outcome, limited_by=limited_by))
+        capacities.append(
+            Capacity(target, estimate, low, high, precise, outcome, limited_by=limited_by)
+        )
         if not precise and stopped.startswith("every"):
             stopped = (
                 f"rates from {min(levels):g} to {max(levels):g} req/s do not bracket {target:g}"
             )
     ordered = tuple(levels[rate] for rate in sorted(levels))
-    return CapacitySearch(tuple(found), ordered, spent, wall_s, stopped)
+    return CapacitySearch(tuple(capacities), ordered, spent, wall_s, stopped)

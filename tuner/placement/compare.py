@@ -85,13 +85,13 @@ def answers(
     seed: int = 0,
 ) -> list[SolverResult]:
     """The results of several methods in order; one without a map has the reason."""
-    found = []
+    results = []
     for method in methods:
         try:
-            found.append(answer(problem, weights, method, trials=trials, seed=seed))
+            results.append(answer(problem, weights, method, trials=trials, seed=seed))
         except SloBenchError as error:
-            found.append(SolverResult(method, refused=str(error)))
-    return found
+            results.append(SolverResult(method, refused=str(error)))
+    return results
 
 
 def search(
@@ -144,12 +144,12 @@ def search(
 def _as_trial(members: Sequence[Sequence[int]], placed: Map) -> dict[str, float]:
     """Parameters of a trial whose map uses the same devices, groups in order of first use."""
     order = [held.device for held in placed]
-    found: dict[str, float] = {}
+    parameters: dict[str, float] = {}
     for n, group in enumerate(members):
         used = [order.index(device) for device in group if device in order]
-        found[f"count {n}"] = len(used)
-        found[f"rank {n}"] = min(used, default=len(order)) / len(order)
-    return found
+        parameters[f"count {n}"] = len(used)
+        parameters[f"rank {n}"] = min(used, default=len(order)) / len(order)
+    return parameters
 
 
 def _map_of(
@@ -175,18 +175,18 @@ def unused_reasons(problem: Problem, weights: CostWeights, placed: Map) -> dict[
 
     Of a device on which layers fit, the reason is the best map with it beside the used ones.
     """
-    held = {one.device for one in placed}
-    found: dict[str, list[int]] = {}
-    cost, known = problem.cost(placed, weights), dict[object, str]()
+    used = {held.device for held in placed}
+    devices_of: dict[str, list[int]] = {}
+    cost, reason_of = problem.cost(placed, weights), dict[object, str]()
     for device, figures in enumerate(problem.devices):
-        if device in held:
+        if device in used:
             continue
-        hops = tuple((problem.hop_s[i][device], problem.hop_s[device][i]) for i in sorted(held))
+        hops = tuple((problem.hop_s[i][device], problem.hop_s[device][i]) for i in sorted(used))
         alike = (figures.layer_s, figures.room, figures.head_s, hops)
-        if alike not in known:
-            known[alike] = _reason(problem, weights, placed, device, cost)
-        found.setdefault(known[alike], []).append(device)
-    return found
+        if alike not in reason_of:
+            reason_of[alike] = _reason(problem, weights, placed, device, cost)
+        devices_of.setdefault(reason_of[alike], []).append(device)
+    return devices_of
 
 
 def _reason(problem: Problem, weights: CostWeights, placed: Map, device: int, cost: float) -> str:
@@ -195,8 +195,11 @@ def _reason(problem: Problem, weights: CostWeights, placed: Map, device: int, co
     order = [held.device for held in placed]
     if len(order) == problem.layers:
         return "every layer has a device of its own"
-    tried = [filled(problem, [*order[:at], device, *order[at:]]) for at in range(len(order) + 1)]
-    best = min(tried, key=lambda one: problem.cost(one, weights))
+    candidates = [
+        filled(problem, [*order[:position], device, *order[position:]])
+        for position in range(len(order) + 1)
+    ]
+    best = min(candidates, key=lambda candidate: problem.cost(candidate, weights))
     if not problem.fits(best):
         return "at an end of the map the embeddings or the head do not fit there"
     more_ms = 1e3 * (problem.latency_s(best) - problem.latency_s(placed))
@@ -233,7 +236,7 @@ class Gaps:
     def row(self) -> dict[str, float | int | str | None]:
         """Figures of the gaps; None where the procedure never finds a map that fits."""
         gaps = np.array(self.gaps_percent)
-        known = len(gaps) > 0
+        has_gaps = len(gaps) > 0
         return {
             "mode": self.mode,
             "cases": self.cases,
@@ -241,9 +244,9 @@ class Gaps:
             "no_map": self.nothing,
             "does_not_fit": self.overfull,
             "optimal": int((gaps < _SAME).sum()),
-            "gap_mean_percent": round(float(gaps.mean()), 3) if known else None,
-            "gap_p95_percent": round(float(np.percentile(gaps, 95)), 3) if known else None,
-            "gap_max_percent": round(float(gaps.max()), 3) if known else None,
+            "gap_mean_percent": round(float(gaps.mean()), 3) if has_gaps else None,
+            "gap_p95_percent": round(float(np.percentile(gaps, 95)), 3) if has_gaps else None,
+            "gap_max_percent": round(float(gaps.max()), 3) if has_gaps else None,
         }
 
 
@@ -270,7 +273,7 @@ def random_problem(rng: np.random.Generator) -> Problem:
 def _gaps(mode: str, weights: CostWeights, cases: int, seed: int) -> Gaps:
     rng = np.random.default_rng(seed)
     feasible = nothing = overfull = 0
-    found = []
+    gaps = []
     for _ in range(cases):
         problem = random_problem(rng)
         try:
@@ -284,7 +287,7 @@ def _gaps(mode: str, weights: CostWeights, cases: int, seed: int) -> Gaps:
             nothing += 1
             continue
         if problem.fits(placed):
-            found.append(100 * (problem.cost(placed, weights) / best - 1))
+            gaps.append(100 * (problem.cost(placed, weights) / best - 1))
         else:
             overfull += 1
-    return Gaps(mode, cases, feasible, nothing, overfull, tuple(found))
+    return Gaps(mode, cases, feasible, nothing, overfull, tuple(gaps))

@@ -88,25 +88,25 @@ def optimum(
         return Optimum(alone, 0.0)
     weighed = weights if weights.latency else CostWeights(1.0, 0.0)
     fewest = sum(map(len, capacity.loose(least.x)))
-    most = problem.layers if weights.latency else fewest
-    program = _Program(problem, groups, weighed, counts=(fewest, most))
-    quick = _Program(problem, groups, weighed, walks=False, counts=(fewest, most))
+    max_devices = problem.layers if weights.latency else fewest
+    program = _Program(problem, groups, weighed, counts=(fewest, max_devices))
+    quick = _Program(problem, groups, weighed, walks=False, counts=(fewest, max_devices))
     at_once = quick.solved(limit_s, enough)
     best = program.map_of(quick.loose(least.x if at_once.x is None else at_once.x))
     cost, bound = problem.cost(best, weighed), program.relaxed()
     if alone is not None and problem.cost(alone, weights) <= cost:
         best, cost = alone, problem.cost(alone, weights)
     while cost > bound * (1 + enough) and (left_s := end_s - time.monotonic()) > 0:
-        found = program.solved(left_s, enough)
-        if found.mip_dual_bound is not None:
-            bound = max(bound, found.mip_dual_bound / _SCALE)
-        if found.x is None:
+        solution = program.solved(left_s, enough)
+        if solution.mip_dual_bound is not None:
+            bound = max(bound, solution.mip_dual_bound / _SCALE)
+        if solution.x is None:
             break
-        parts = program.parts(found.x)
+        parts = program.parts(solution.x)
         placed = program.map_of(parts)
         if problem.cost(placed, weighed) < cost:
             best, cost = placed, problem.cost(placed, weighed)
-        if found.status == 0 and len(parts) == 1:
+        if solution.status == 0 and len(parts) == 1:
             break
         program.cut(parts[1:])
     gap = cost / bound - 1 if bound > 0 else INF
@@ -266,9 +266,9 @@ class _Program:
             else:
                 last_alike.append(g)
 
-    def _count(self, fewest: int, most: int) -> None:
+    def _count(self, fewest: int, max_devices: int) -> None:
         """Limit the number of devices."""
-        self._add(fewest, most, devices=dict.fromkeys(range(len(self.groups.sizes)), 1.0))
+        self._add(fewest, max_devices, devices=dict.fromkeys(range(len(self.groups.sizes)), 1.0))
 
     def cut(self, loops: Sequence[Walk]) -> None:
         """Add constraints that exclude these loops from later solutions."""
@@ -285,10 +285,10 @@ class _Program:
         return self._solved(whole, time_limit=limit_s, mip_rel_gap=max(enough / 2, 1e-9))
 
     def _solved(self, whole: Floats, **options: float) -> OptimizeResult:
-        rows, least, most = zip(*self._rows, strict=True)
+        rows, low, high = zip(*self._rows, strict=True)
         return milp(
             _SCALE * self._cost,
-            constraints=LinearConstraint(csr_array(np.array(rows)), least, most),
+            constraints=LinearConstraint(csr_array(np.array(rows)), low, high),
             bounds=Bounds(0, self._high),
             integrality=whole,
             options=options,
@@ -303,12 +303,12 @@ class _Program:
         whole = self._solved(np.zeros(self._size))
         count = float(whole.x[self._at["devices"]].sum())
         bounds = list[float]()
-        for least, most in ((0, math.floor(count)), (math.ceil(count), self.problem.layers)):
-            self._count(least, most)
-            found = self._solved(np.zeros(self._size))
+        for low, high in ((0, math.floor(count)), (math.ceil(count), self.problem.layers)):
+            self._count(low, high)
+            solution = self._solved(np.zeros(self._size))
             self._rows.pop()
-            if found.status == 0:
-                bounds.append(found.fun / _SCALE)
+            if solution.status == 0:
+                bounds.append(solution.fun / _SCALE)
         return min(bounds, default=-INF)
 
     def parts(self, x: Floats) -> list[Walk]:
@@ -318,9 +318,9 @@ class _Program:
         after: list[Walk] = [[] for _ in self.groups.sizes]
         for source, target, times in zip(self._from, self._to, hops, strict=True):
             after[source] += [int(target)] * int(times)
-        found = [_trail(after, first)]
-        found += [_trail(after, g)[:-1] for g in range(len(after)) if after[g]]
-        return found
+        walks = [_trail(after, first)]
+        walks += [_trail(after, g)[:-1] for g in range(len(after)) if after[g]]
+        return walks
 
     def loose(self, x: Floats) -> list[Walk]:
         """A walk over first and last device, and every other one apart."""
@@ -347,13 +347,13 @@ def _nearest_s(groups: Groups) -> Floats:
 
 def _trail(after: list[Walk], start: int) -> Walk:
     """A walk from `start` that uses up every hop that it can reach (Hierholzer)."""
-    stack, found = [start], Walk()
+    stack, walk = [start], Walk()
     while stack:
         if after[stack[-1]]:
             stack.append(after[stack[-1]].pop())
         else:
-            found.append(stack.pop())
-    return found[::-1]
+            walk.append(stack.pop())
+    return walk[::-1]
 
 
 def _added_s(hop_s: Floats, walk: Sequence[int], part: Walk) -> Floats:
@@ -371,11 +371,11 @@ def _joined(groups: Groups, parts: Sequence[Walk]) -> Walk:
         for k in range(len(loop)):
             turned = loop[k:] + loop[:k]
             added_s = _added_s(groups.hop_s, walk, turned)
-            at = int(added_s.argmin())
+            position = int(added_s.argmin())
             within_s = groups.hop_s[turned[:-1], turned[1:]].sum()
-            if added_s[at] + within_s < least_s:
-                least_s = added_s[at] + within_s
-                joined = [*walk[: at + 1], *turned, *walk[at + 1 :]]
+            if added_s[position] + within_s < least_s:
+                least_s = added_s[position] + within_s
+                joined = [*walk[: position + 1], *turned, *walk[position + 1 :]]
         walk = joined
     return walk
 
@@ -389,9 +389,9 @@ def _improved(groups: Groups, walk: Walk) -> Walk:
             for begin in range(1, len(walk) - length):
                 part, rest = walk[begin : begin + length], walk[:begin] + walk[begin + length :]
                 added_s = _added_s(hop_s, rest, part)
-                at = int(added_s.argmin())
-                if added_s[at] < added_s[begin - 1] - EQUAL * abs(added_s[begin - 1]):
-                    walk, better = [*rest[: at + 1], *part, *rest[at + 1 :]], True
+                position = int(added_s.argmin())
+                if added_s[position] < added_s[begin - 1] - EQUAL * abs(added_s[begin - 1]):
+                    walk, better = [*rest[: position + 1], *part, *rest[position + 1 :]], True
     return walk
 
 

@@ -66,15 +66,15 @@ def accelerate_map(model: ModelSpec, placed: Map) -> dict[str, int]:
     if names is None:
         raise SloBenchError(f"no module names for model family {model.family}")
     first, last = placed[0].device, placed[-1].device
-    found = dict.fromkeys(names.before, first)
+    device_of = dict.fromkeys(names.before, first)
     number = 0
     for held in placed:
         for _ in range(held.layers):
-            found[names.layers.format(number)] = held.device
+            device_of[names.layers.format(number)] = held.device
             number += 1
-    found |= dict.fromkeys(names.after, last)
-    found[names.head] = first if model.tied_embeddings else last
-    return found
+    device_of |= dict.fromkeys(names.after, last)
+    device_of[names.head] = first if model.tied_embeddings else last
+    return device_of
 
 
 def server_settings(placed: Map) -> dict[str, dict[str, Any]]:
@@ -82,13 +82,13 @@ def server_settings(placed: Map) -> dict[str, dict[str, Any]]:
     devices = ",".join(str(held.device) for held in placed)
     layers = ",".join(str(held.layers) for held in placed)
     size = str(len(placed))
-    found: dict[str, dict[str, Any]] = {}
+    settings: dict[str, dict[str, Any]] = {}
     for name, option in (("vllm", "--pipeline-parallel-size"), ("sglang", "--pp-size")):
         environment = {"CUDA_VISIBLE_DEVICES": devices}
         if len(placed) > 1:
             environment[f"{name.upper()}_PP_LAYER_PARTITION"] = layers
-        found[name] = {"environment": environment, "arguments": [option, size]}
-    return found
+        settings[name] = {"environment": environment, "arguments": [option, size]}
+    return settings
 
 
 def device_map(
@@ -115,8 +115,8 @@ def document(
     model: ModelSpec, topology: Topology, placed: Map, *, lanes: int | None, ready_s: float = 0.0
 ) -> dict[str, Any]:
     """The file that `--out` writes: the device map, for accelerate, vLLM and SGLang, too."""
-    found = device_map(model, topology, placed, lanes=lanes, ready_s=ready_s).plain()
-    return {**found, "accelerate": accelerate_map(model, placed), **server_settings(placed)}
+    plain_map = device_map(model, topology, placed, lanes=lanes, ready_s=ready_s).plain()
+    return {**plain_map, "accelerate": accelerate_map(model, placed), **server_settings(placed)}
 
 
 def even_map(layers: int, devices: int) -> Map:

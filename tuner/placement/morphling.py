@@ -101,26 +101,26 @@ class Bench:
 
     def fitting(self, spec: ModelSpec, batches: Sequence[int]) -> list[Setup]:
         """Configurations whose weights fit into memory; no test is needed for this."""
-        most = min(len(self.topology.devices), spec.layers)
-        able = [n for n in range(1, most + 1) if self.placement(spec, n).fits]
+        max_gpus = min(len(self.topology.devices), spec.layers)
+        able = [n for n in range(1, max_gpus + 1) if self.placement(spec, n).fits]
         return [Setup(gpus, batch) for gpus in able for batch in batches]
 
     def stress(self, spec: ModelSpec, setup: Setup) -> Stress:
         """All requests at once, first come first served, one batch after the other (simulated)."""
         place = self.placement(spec, setup.gpus)
-        made = load_source(self.workload).make(
+        burst = load_source(self.workload).make(
             rate_rps=_BURST_RPS, requests=self.requests, seed=self.seed
         )
         fifo = system("fifo").with_parameters(max_batch=setup.batch)
         steps = staged_step_time(place, self.host_s).model
-        totals = simulate(made, fifo, place, steps, overlong_requests="reject").totals
+        totals = simulate(burst, fifo, place, steps, overlong_requests="reject").totals
         loading_s = max(
             stage.layers
             * spec.layer_weight_bytes(place.weight_dtype)
             / link(stage.gpu.host_link).bandwidth_bytes_per_s
             for stage in place.stages
         )
-        tokens_per_s = int(made.output_tokens.sum()) / totals.makespan_s
+        tokens_per_s = int(burst.output_tokens.sum()) / totals.makespan_s
         return Stress(setup, tokens_per_s, RESTART_S + loading_s + totals.makespan_s)
 
 
@@ -145,9 +145,9 @@ def morphling(
         other = model(name)
         if other != spec:
             taught.append([bench.stress(other, setup) for setup in bench.fitting(other, batches)])
-    found = adapt(setups, partial(bench.stress, spec), list(filter(None, taught)), tests)
-    best = max(found, key=lambda test: test.tokens_per_s).setup
-    return Search(best, even_map(spec.layers, best.gpus), tuple(found))
+    stresses = adapt(setups, partial(bench.stress, spec), list(filter(None, taught)), tests)
+    best = max(stresses, key=lambda test: test.tokens_per_s).setup
+    return Search(best, even_map(spec.layers, best.gpus), tuple(stresses))
 
 
 def adapt(
@@ -164,7 +164,7 @@ def adapt(
     done: list[Stress] = []
     while len(done) < min(tests, len(setups)):
         ranked = sorted(setups, key=lambda setup: -float(_features(setup) @ mean))
-        if done and ranked[0] in [one.setup for one in done]:
+        if done and ranked[0] in [test_run.setup for test_run in done]:
             break
         done.append(test(ranked[0]))
         mean, covariance = _learnt(mean, covariance, noise, done[-1])

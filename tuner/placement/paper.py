@@ -42,7 +42,7 @@ def paper(problem: Problem, weights: CostWeights) -> Map:
             f"(at most {MOST_DEVICES}); use the exact one"
         )
     rooms = [device.room_spread for device in problem.devices]
-    best, found = INF, None
+    best, best_map = INF, None
     for size in range(1, min(n, problem.layers) + 1):
         for subset in combinations(range(n), size):
             layers = _layers(problem, subset, rooms)
@@ -51,10 +51,10 @@ def paper(problem: Problem, weights: CostWeights) -> Map:
             latency_s, order = _shortest(problem, subset, layers)
             cost = problem.cost_of(latency_s, size, weights)
             if cost < best:
-                best, found = cost, tuple(LayerRange(i, layers[i]) for i in order)
-    if found is None:
+                best, best_map = cost, tuple(LayerRange(i, layers[i]) for i in order)
+    if best_map is None:
         raise no_room(problem)
-    return found
+    return best_map
 
 
 def _layers(problem: Problem, subset: tuple[int, ...], rooms: list[int]) -> dict[int, int] | None:
@@ -88,9 +88,9 @@ def _shortest(
                 if before >> j & 1
             )
     mark = (1 << size) - 1
-    at = min(range(size), key=lambda i: dp[mark, i][0])
-    latency_s, order = dp[mark, at][0], list[int]()
-    while at >= 0:
-        order.append(subset[at])
-        mark, at = mark ^ (1 << at), dp[mark, at][1]
+    last = min(range(size), key=lambda i: dp[mark, i][0])
+    latency_s, order = dp[mark, last][0], list[int]()
+    while last >= 0:
+        order.append(subset[last])
+        mark, last = mark ^ (1 << last), dp[mark, last][1]
     return latency_s, order[::-1]

@@ -228,8 +228,8 @@ def problem_of(
             return max(0, min(model.layers, int((free - beside_bytes) // each_bytes)))
 
         def step_s(*, head: bool, device: Machine = device, place: Placement = place) -> float:
-            one = PipelineStage(device.gpu, 1, layer_extra_s=device.layer_extra_s)
-            timed = stage_step_time(place, one, host_s, last=head)
+            stage = PipelineStage(device.gpu, 1, layer_extra_s=device.layer_extra_s)
+            timed = stage_step_time(place, stage, host_s, last=head)
             return timed.step_s(batch, batch * context_tokens, ())
 
         layer_s = step_s(head=False)
@@ -267,10 +267,10 @@ def kv_tokens_of(workload: str, model: ModelSpec, batch: int, seed: int) -> int:
     """
     source = load_source(workload)
     if isinstance(source, TraceSource) or source.has_arrivals:
-        made = source.make(seed=seed)
+        drawn = source.make(seed=seed)
     else:
-        made = source.make(rate_rps=None if source.closed_loop else 1.0, requests=DRAWN, seed=seed)
-    tokens = np.asarray(made.prompt_tokens) + np.asarray(made.output_tokens)
+        drawn = source.make(rate_rps=None if source.closed_loop else 1.0, requests=DRAWN, seed=seed)
+    tokens = np.asarray(drawn.prompt_tokens) + np.asarray(drawn.output_tokens)
     tokens = tokens[tokens <= model.context_tokens]
     if not len(tokens):
         return model.context_tokens

@@ -105,8 +105,8 @@ def link_of(kind: str, gpu: GpuSpec) -> LinkSpec:
             kind.lower(), int(bonded[1]) * each, _NVLINK_S, "nvidia-smi topo (estimate)"
         )
     if kind not in _PCIE:
-        known = ", ".join([*_PCIE, "NV1", "NV2", "…"])
-        raise SloBenchError(f"unknown connection {kind!r}; supported: {known}")
+        supported = ", ".join([*_PCIE, "NV1", "NV2", "…"])
+        raise SloBenchError(f"unknown connection {kind!r}; supported: {supported}")
     base = link(_PCIE[kind])
     generation = link(gpu.host_link).bandwidth_bytes_per_s / link("pcie4-x16").bandwidth_bytes_per_s
     if generation == 1:
@@ -124,7 +124,7 @@ def parse_gpus(text: str) -> list[GpuSpec]:
     Raises:
         SloBenchError: a line that cannot be read, or a GPU that the catalogue does not have.
     """
-    found = []
+    specs = []
     for line in filter(str.strip, text.splitlines()):
         cells = [cell.strip() for cell in line.split(",")]
         if len(cells) != 5:
@@ -134,8 +134,8 @@ def parse_gpus(text: str) -> list[GpuSpec]:
         capped_w, usual_w = _number(limit_w), _number(default_w)
         if 0 < capped_w < usual_w and capped_w < spec.power_w:
             spec = gpu(f"{spec.name}@{capped_w:g}w")
-        found.append(spec)
-    return found
+        specs.append(spec)
+    return specs
 
 
 def _number(text: str) -> float:
@@ -161,8 +161,8 @@ def _of_the_catalogue(name: str, memory_bytes: float) -> GpuSpec:
             f"the catalogue has no GPU {name!r}; add it to a catalogue of your own "
             "(docs/step-time.md) or describe the machine in a file (--topology FILE.toml)"
         )
-    most = max(len(spec.name.split("-")) for spec in fitting)
-    fitting = [spec for spec in fitting if len(spec.name.split("-")) == most]
+    most_words = max(len(spec.name.split("-")) for spec in fitting)
+    fitting = [spec for spec in fitting if len(spec.name.split("-")) == most_words]
     return min(fitting, key=lambda spec: abs(spec.memory_bytes - memory_bytes))
 
 
@@ -239,19 +239,19 @@ def read_topology(path: Path) -> Topology:
             path, f"unknown {min(strangers)!r}; a topology has [[device]], [links], [[link]]"
         )
     members, devices = _devices(path, table.get("device"))
-    found = _general(path, table.get("links", {}), devices)
+    links = _general(path, table.get("links", {}), devices)
     for (a, b), between in _single(path, table.get("link", []), members).items():
-        found[a][b] = found[b][a] = between
+        links[a][b] = links[b][a] = between
     for i, j in product(range(len(devices)), repeat=2):
         if i == j:
-            found[i][i] = None
-        elif found[i][j] is None:
+            links[i][i] = None
+        elif links[i][j] is None:
             raise _wrong(
                 path,
                 f"no link between {devices[i].name} and {devices[j].name}; add a [[link]] or "
                 "links.default",
             )
-    return Topology(devices, tuple(map(tuple, found)))
+    return Topology(devices, tuple(map(tuple, links)))
 
 
 def named_topology(name_or_path: str) -> Topology:
@@ -263,46 +263,48 @@ def named_topology(name_or_path: str) -> Topology:
     """
     if name_or_path.endswith(".toml"):
         return read_topology(Path(name_or_path).expanduser())
-    known = {path.stem: path for path in SHIPPED.glob("*.toml")}
-    if name_or_path not in known:
-        raise UnknownNameError("topology (or file .toml)", name_or_path, known)
-    return read_topology(known[name_or_path])
+    path_of = {path.stem: path for path in SHIPPED.glob("*.toml")}
+    if name_or_path not in path_of:
+        raise UnknownNameError("topology (or file .toml)", name_or_path, path_of)
+    return read_topology(path_of[name_or_path])
 
 
-def _general(path: Path, said: object, devices: tuple[Machine, ...]) -> list[list[LinkSpec | None]]:
+def _general(
+    path: Path, table: object, devices: tuple[Machine, ...]
+) -> list[list[LinkSpec | None]]:
     """The default link and the matrix of the table [links]."""
     n = len(devices)
-    found: list[list[LinkSpec | None]] = [[None] * n for _ in range(n)]
-    if not isinstance(said, Mapping) or set(said) - {"default", "topo"}:
+    links: list[list[LinkSpec | None]] = [[None] * n for _ in range(n)]
+    if not isinstance(table, Mapping) or set(table) - {"default", "topo"}:
         raise _wrong(path, "[links] may set default and topo")
-    if "default" in said:
-        default = read_link(path, "links.default", said["default"])
-        found = [[default] * n for _ in range(n)]
-    if "topo" in said:
+    if "default" in table:
+        default = read_link(path, "links.default", table["default"])
+        links = [[default] * n for _ in range(n)]
+    if "topo" in table:
         place = {device.name: i for i, device in enumerate(devices)}
-        names, kinds = parse_topo(str(said["topo"]), f"{path}: links.topo", place)
+        names, kinds = parse_topo(str(table["topo"]), f"{path}: links.topo", place)
         for (i, a), (j, b) in product(enumerate(names), repeat=2):
             if i != j:
-                found[place[a]][place[b]] = link_of(kinds[i][j], devices[place[a]].gpu)
-    return found
+                links[place[a]][place[b]] = link_of(kinds[i][j], devices[place[a]].gpu)
+    return links
 
 
 def _single(
     path: Path, rows: object, members: Mapping[str, list[int]]
 ) -> dict[tuple[int, int], LinkSpec]:
     """The links of the tables [[link]], by the indices of their two devices."""
-    found = {}
+    links = {}
     for row in rows if isinstance(rows, list) else [rows]:
-        said = row if isinstance(row, Mapping) else {}
-        ends = said.get("between")
-        if not isinstance(ends, list) or len(ends) != 2 or "link" not in said:
+        table = row if isinstance(row, Mapping) else {}
+        ends = table.get("between")
+        if not isinstance(ends, list) or len(ends) != 2 or "link" not in table:
             raise _wrong(path, "a [[link]] needs between = [a, b] and link")
         for end in ends:
             if end not in members:
                 raise _wrong(path, f"a [[link]] names {end!r}, no device")
-        between = read_link(path, f"link {ends[0]}-{ends[1]}", said["link"])
-        found.update(dict.fromkeys(product(members[ends[0]], members[ends[1]]), between))
-    return found
+        between = read_link(path, f"link {ends[0]}-{ends[1]}", table["link"])
+        links.update(dict.fromkeys(product(members[ends[0]], members[ends[1]]), between))
+    return links
 
 
 def _devices(path: Path, rows: object) -> tuple[dict[str, list[int]], tuple[Machine, ...]]:

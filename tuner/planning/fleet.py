@@ -62,10 +62,10 @@ class _FleetTable(BaseModel):
 
 @dataclass(frozen=True)
 class Pool:
-    """A model with its rate in req/s in each hour of the day; `asked` is its experiment."""
+    """A model with its rate in req/s in each hour of the day; `experiment` is its own."""
 
     name: str
-    asked: ExperimentSchema
+    experiment: ExperimentSchema
     rates_rps: tuple[float, ...]
 
 
@@ -82,7 +82,7 @@ class PoolPlan:
     """The plan of a pool at its highest rate, and how many of its instances each hour needs."""
 
     pool: Pool
-    wanted: TargetLoad
+    load: TargetLoad
     plan: SizedOffer
     instances: tuple[int, ...]
     startup_s: float = 0.0
@@ -124,7 +124,7 @@ def read_fleet(path: Path, base: ExperimentSchema) -> Fleet:
     """
     table, text = read_toml(path)
     try:
-        found = _FleetTable.model_validate(table)
+        fleet_table = _FleetTable.model_validate(table)
     except ValidationError as error:
         problem = setting_error(error, _FleetTable, "field")
         location = problem.location
@@ -132,25 +132,25 @@ def read_fleet(path: Path, base: ExperimentSchema) -> Fleet:
         wrong = str(error.errors()[0]["msg"])
         raise FileFormatError(path, line_of(text, location), f"{shown}: {wrong}") from None
     pools = []
-    for name, pool in found.pools.items():
+    for name, pool in fleet_table.pools.items():
         settings: dict[str, Any] = dict(pool.model_extra or {})
         settings |= all_anchored(settings, path.resolve().parent, type(base))
         if not max(pool.rate_rps) > 0:
             line = line_of(text, ("pools", name, "rate_rps"))
             raise FileFormatError(path, line, f"pools.{name}.rate_rps is 0 all day")
         try:
-            asked = type(base)(**{**base.model_dump(exclude_unset=True), **settings})
+            experiment = type(base)(**{**base.model_dump(exclude_unset=True), **settings})
         except SettingError as error:
             line = line_of(text, ("pools", name, *error.location))
             raise FileFormatError(path, line, str(error)) from None
-        pools.append(Pool(name, asked, tuple(pool.rate_rps)))
-    return Fleet(tuple(pools), found.startup_s)
+        pools.append(Pool(name, experiment, tuple(pool.rate_rps)))
+    return Fleet(tuple(pools), fleet_table.startup_s)
 
 
-def plan_fleet(fleet: Fleet, wanted: TargetLoad, options: PlanOptions | None = None) -> FleetPlan:
+def plan_fleet(fleet: Fleet, load: TargetLoad, options: PlanOptions | None = None) -> FleetPlan:
     """For every pool the plan that costs least over an autoscaled day.
 
-    The rate of `wanted` is not used, its limits hold for each pool. Levels of a pool are kept in a
+    The rate of `load` is not used, its limits hold for each pool. Levels of a pool are kept in a
     folder of its name.
 
     Raises:
@@ -160,25 +160,27 @@ def plan_fleet(fleet: Fleet, wanted: TargetLoad, options: PlanOptions | None = N
     plans: list[PoolPlan] = []
     refuted: list[SizedOffer] = []
     for pool in fleet.pools:
-        of_pool = replace(wanted, rate_rps=max(pool.rates_rps))
+        pool_load = replace(load, rate_rps=max(pool.rates_rps))
         kept = None if how.folder is None else how.folder / pool.name
-        of_this = replace(
+        pool_options = replace(
             how,
             folder=kept,
             resume=how.resume and kept is not None and kept.exists(),
             say=_named(pool.name, how.say),
         )
-        search = PlanSearch(pool.asked, of_pool, of_this)
+        search = PlanSearch(pool.experiment, pool_load, pool_options)
         try:
-            found = search.run()
+            pool_plans = search.run()
         except SloBenchError as error:
             raise SloBenchError(f"pool {pool.name}: {error}") from None
         days = [
-            PoolPlan(pool, of_pool, one, search.fewest_for(one, pool.rates_rps), fleet.startup_s)
-            for one in found.plans
+            PoolPlan(
+                pool, pool_load, sized, search.fewest_for(sized, pool.rates_rps), fleet.startup_s
+            )
+            for sized in pool_plans.plans
         ]
-        refuted += found.refuted
-        plans.append(min(days, key=lambda one: one.usd_per_day(how.prices, autoscaled=True) or 0.0))
+        refuted += pool_plans.refuted
+        plans.append(min(days, key=lambda day: day.usd_per_day(how.prices, autoscaled=True) or 0.0))
     return FleetPlan(tuple(plans), how.prices, how.kinds, tuple(refuted))
 
 
@@ -188,5 +190,5 @@ def _named(pool: str, say: Say) -> Callable[[str], None]:
 
 def totals(plans: Sequence[PoolPlan], prices: PriceList, autoscaled: bool) -> float | None:
     """USD a day of several pools; None where the list lacks a GPU of one."""
-    each = [one.usd_per_day(prices, autoscaled) for one in plans]
+    each = [plan.usd_per_day(prices, autoscaled) for plan in plans]
     return None if None in each else sum(usd for usd in each if usd is not None)

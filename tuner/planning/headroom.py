@@ -105,8 +105,8 @@ class Headroom:
     @property
     def headroom(self) -> float | None:
         """By how much the load may grow, as a share of it; None: no capacity was found."""
-        found = self.capacity.capacity_rps
-        return None if found is None else found / self.rate_rps - 1
+        capacity_rps = self.capacity.capacity_rps
+        return None if capacity_rps is None else capacity_rps / self.rate_rps - 1
 
     @property
     def headroom_band(self) -> tuple[float, float]:
@@ -148,8 +148,8 @@ def headroom_of(
     capacity = _capacity(spec, rate_rps, target)
     around = capacity.capacity_rps or max(rate_rps, capacity.low_rps)
 
-    def highest(of: CellSpec, factor: float) -> float:
-        return highest_rps(lambda rate: _attainment(of, rate, factor) >= target, around)
+    def highest(cell: CellSpec, factor: float) -> float:
+        return highest_rps(lambda rate: _attainment(cell, rate, factor) >= target, around)
 
     factors = (slow, 1.0, fast)
     today = [highest(spec, factor) for factor in factors]
@@ -163,10 +163,10 @@ def headroom_of(
         changes.append(
             dataclasses.replace(change, gain=gains[1], gain_low=min(gains), gain_high=max(gains))
         )
-    changes.sort(key=lambda one: -one.gain_low)
+    changes.sort(key=lambda change: -change.gain_low)
     # What fixed seeds and short runs are off, the search is not.
-    found = capacity.capacity_rps
-    scale = found / today[1] if found and today[1] else 1.0
+    capacity_rps = capacity.capacity_rps
+    scale = capacity_rps / today[1] if capacity_rps and today[1] else 1.0
     band = (
         min(capacity.low_rps, scale * today[0]),
         max(capacity.high_rps if math.isfinite(capacity.high_rps) else 0.0, scale * today[2]),
@@ -179,7 +179,7 @@ def headroom_of(
         seen_over_simulated=compared,
         changes=tuple(changes),
         next_change=_next(changes, band[0] / rate_rps),
-        notes=(*_notes(server, spec, compared), *([_NOT_FOUND] if found is None else [])),
+        notes=(*_notes(server, spec, compared), *([_NOT_FOUND] if capacity_rps is None else [])),
     )
 
 
@@ -187,22 +187,24 @@ def _next(changes: list[Change], least_headroom: float) -> Change | None:
     """The safest change: of those that cost nothing the best; another instance only where the load
     may be more than is carried.
     """
-    free = next((one for one in changes if one.safe and not one.instances), None)
+    free = next((change for change in changes if change.safe and not change.instances), None)
     if free is not None and least_headroom * free.gain_low >= 1:
         return free
     if least_headroom < 1:
-        return next((one for one in changes if one.instances and one.gain_low >= _WORTH), free)
+        return next(
+            (change for change in changes if change.instances and change.gain_low >= _WORTH), free
+        )
     return free
 
 
 def _notes(server: ObservedServer, spec: CellSpec, compared: Mapping[str, float]) -> Iterator[str]:
     yield from server.notes
     if server.most_sequences is None:
-        of = BATCH.get(spec.system)
-        if of is not None and of not in spec.parameters:
+        parameter = BATCH.get(spec.system)
+        if parameter is not None and parameter not in spec.parameters:
             yield (
                 f"the batch's limit was not seen, as no request waited: it is taken to be the "
-                f"default; --set {of}=N says another"
+                f"default; --set {parameter}=N says another"
             )
     outside_s = server.mean_s("ttft") - server.mean_s("queue") - server.mean_s("prefill")
     if outside_s > 0.1 * server.mean_s("ttft"):
@@ -226,36 +228,36 @@ def _compared(spec: CellSpec, server: ObservedServer, workload: str) -> dict[str
         replay_speed=1.0,
         requests=None,
     )
-    made = workload_of(spec)
-    records = simulated(spec, made, predicted_output_tokens(spec, made)).records
+    drawn = workload_of(spec)
+    records = simulated(spec, drawn, predicted_output_tokens(spec, drawn)).records
     done = records.outcome == Outcome.FINISHED
     if not done.any():
         return {}
     ttft_s, e2e_s = records.ttft_s[done], records.e2e_s[done]
-    decodes = np.maximum(0, made.output_tokens[done] - 1)
+    decodes = np.maximum(0, drawn.output_tokens[done] - 1)
     means = {
         "itl": float((e2e_s - ttft_s).sum() / max(1, decodes.sum())),
         "e2e": float(e2e_s.mean()),
     }
-    seen = {name: server.mean_s(name) for name in means}
+    observed_s = {name: server.mean_s(name) for name in means}
     return {
-        name: seen[name] / means[name]
+        name: observed_s[name] / means[name]
         for name in means
-        if means[name] > 0 and math.isfinite(seen[name]) and seen[name] > 0
+        if means[name] > 0 and math.isfinite(observed_s[name]) and observed_s[name] > 0
     }
 
 
 def _attainment(spec: CellSpec, rate_rps: float, factor: float) -> float:
     """Attainment in a run that lasts some horizons of the SLO, so that an overload is seen."""
     spec = dataclasses.replace(spec, rate_rps=rate_rps)
-    made = workload_of(spec)
-    least = min(_MOST_REQUESTS, math.ceil(_HORIZONS * horizon_s(made) * rate_rps))
-    if least > len(made):
+    workload = workload_of(spec)
+    least = min(_MOST_REQUESTS, math.ceil(_HORIZONS * horizon_s(workload) * rate_rps))
+    if least > len(workload):
         spec = dataclasses.replace(spec, requests=least)
-        made = workload_of(spec)
+        workload = workload_of(spec)
     step_time = ScaledStepTime(placed(spec.placement).step_time.model, factor)
-    result = simulated(spec, made, predicted_output_tokens(spec, made), step_time=step_time)
-    return float(simulated_figures(spec, made, result)["attainment"] or 0.0)
+    result = simulated(spec, workload, predicted_output_tokens(spec, workload), step_time=step_time)
+    return float(simulated_figures(spec, workload, result)["attainment"] or 0.0)
 
 
 def _capacity(spec: CellSpec, rate_rps: float, target: float) -> Capacity:
@@ -272,24 +274,24 @@ def _capacity(spec: CellSpec, rate_rps: float, target: float) -> Capacity:
 
 def _changes(spec: CellSpec, server: ObservedServer) -> Iterator[tuple[CellSpec, Change]]:
     """Changes to try; each is one setting away from the server of today."""
-    own = system(spec.system)
-    values = own.with_parameters(**spec.parameters).parameters()
+    stock = system(spec.system)
+    values = stock.with_parameters(**spec.parameters).parameters()
     for name in (BATCH.get(spec.system), _TOKENS.get(spec.system)):
         if name is None:
             continue
         for value in (values[name] // 2, values[name] * 2):
             changed = {**spec.parameters, name: value}
             try:
-                own.with_parameters(**changed)
+                stock.with_parameters(**changed)
             except SloBenchError:  # beyond what it may be
                 continue
             larger = name in BATCH.values() and value > values[name]
             unseen = larger and value > server.peak("running")
-            what = f"{name} {value} (today {values[name]})"
+            description = f"{name} {value} (today {values[name]})"
             option = f"{_OPTIONS[name]} {value}"
             yield (
                 dataclasses.replace(spec, parameters=changed),
-                Change(what, option, unseen=unseen),
+                Change(description, option, unseen=unseen),
             )
     if spec.system == "vllm":
         yield (
@@ -313,5 +315,5 @@ def _changes(spec: CellSpec, server: ObservedServer) -> Iterator[tuple[CellSpec,
 def _known(
     name: str, parameters: Mapping[str, bool | int | float | str]
 ) -> dict[str, bool | int | float | str]:
-    known = system(name).parameters()
-    return {key: value for key, value in parameters.items() if key in known}
+    supported = system(name).parameters()
+    return {key: value for key, value in parameters.items() if key in supported}

@@ -73,17 +73,17 @@ exec {command}
 
 
 def write_launch_files(
-    folder: Path, asked: ExperimentSchema, wanted: TargetLoad, plan: SizedOffer, prices: PriceList
+    folder: Path, requested: ExperimentSchema, load: TargetLoad, plan: SizedOffer, prices: PriceList
 ) -> list[Path]:
     """Write those of a plan: `launch.sh`, if a real server runs its system, and `experiment.toml`.
 
     Raises:
         SloBenchError: they cannot be written.
     """
-    experiment = plan.experiment(asked, wanted.rate_rps)
-    kept = experiment.model_copy(update={"records": asked.records, "name": "plan"})
+    experiment = plan.experiment(requested, load.rate_rps)
+    kept = experiment.model_copy(update={"records": requested.records, "name": "plan"})
     files = {folder / "experiment.toml": kept.to_toml()}
-    script = launch_script(asked, wanted, plan, prices)
+    script = launch_script(requested, load, plan, prices)
     if script is not None:
         files[folder / "launch.sh"] = script
     for path, text in files.items():
@@ -94,27 +94,27 @@ def write_launch_files(
 
 
 def launch_script(
-    asked: ExperimentSchema, wanted: TargetLoad, plan: SizedOffer, prices: PriceList
+    requested: ExperimentSchema, load: TargetLoad, plan: SizedOffer, prices: PriceList
 ) -> str | None:
     """Shell script that starts the servers of a plan; None if no real server runs its system."""
     system = system_by_name(plan.offer.system)
-    backend = next((one for one in _STOCK if refusal(system, one) is None), None)
+    backend = next((server for server in _STOCK if refusal(system, server) is None), None)
     if system.name in _STOCK:
         backend = system.name
     if backend is None:
         return None
-    origin = model(asked.model[0]).origin.partition(" ")[0]
+    origin = model(requested.model[0]).origin.partition(" ")[0]
     fields = {
-        "what": f"{asked.model[0]}: {plan.instances} × {plan.offer.name}, {plan.gpus} GPUs\n"
+        "what": f"{requested.model[0]}: {plan.instances} × {plan.offer.name}, {plan.gpus} GPUs\n"
         f"# Weights {plan.offer.weight_dtype}, KV cache {plan.offer.kv_dtype}; "
         f"{plan.usd_per_hour:.2f} USD per hour ({prices.title}).",
         "attainment": plan.verdict.attainment,
-        "rate": wanted.whole_rps,
-        "model": shlex.quote(origin if "/" in origin else asked.model[0]),
+        "rate": load.whole_rps,
+        "model": shlex.quote(origin if "/" in origin else requested.model[0]),
     }
-    published = model(asked.model[0]).checkpoint_dtype
+    published = model(requested.model[0]).checkpoint_dtype
     deployment, fields["weights"] = _deployment(plan.offer, backend, published)
-    ep = plan.offer.deployment.get("ep", asked.ep[0])
+    ep = plan.offer.deployment.get("ep", requested.ep[0])
     try:
         spread = parallel_args(backend, plan.offer.tp, plan.offer.pp, int(ep), plan.offer.dp)
         spread += deployment

@@ -77,7 +77,7 @@ def verdict(
         samples.append(sample)
         level = CapacityLevel(rate_rps, tuple(samples))
         low, high = level.attainment_interval
-        unsteady = level.growing or any(drifts(one) or starves(one) for one in samples)
+        unsteady = level.growing or any(drifts(sample) or starves(sample) for sample in samples)
         carries = low >= target and level.sustained and len(samples) >= length.runs
         if unsteady or high < target or carries or len(samples) == _MOST_RUNS:
             return Verdict(
@@ -137,7 +137,9 @@ class Levels:
         self._known: dict[str, Verdict] = {}
         self._begun: dict[str, Future[Verdict]] = {}
         if self.checkpoint is not None and self.checkpoint.path.exists():
-            self._known = {one["name"]: Verdict(**one["level"]) for one in self.checkpoint.read()}
+            self._known = {
+                entry["name"]: Verdict(**entry["level"]) for entry in self.checkpoint.read()
+            }
 
     def begin(self, level: DeploymentLevel) -> None:
         """Start a level in the pool, if there is one and the level is not known or started."""
@@ -168,8 +170,8 @@ class Levels:
             self.say(line)
             self.begin(level)
             begun = self._begun.pop(line, None)
-            found = judged(level, self.runner_of) if begun is None else begun.result()
-            self._known[line] = found
+            level_verdict = judged(level, self.runner_of) if begun is None else begun.result()
+            self._known[line] = level_verdict
             if self.checkpoint is not None:
-                self.checkpoint.append({"name": line, "level": asdict(found)})
+                self.checkpoint.append({"name": line, "level": asdict(level_verdict)})
         return self._known[line]

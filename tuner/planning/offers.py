@@ -75,8 +75,8 @@ class Offer:
             if pair is None:
                 yield Deployment(self, instances, parameters)
                 continue
-            for one, other in _ratios(instances):
-                chosen = {**parameters, pair[0]: one, pair[1]: other}
+            for first, other in _ratios(instances):
+                chosen = {**parameters, pair[0]: first, pair[1]: other}
                 yield Deployment(self, instances, chosen)
 
 
@@ -107,25 +107,25 @@ class Deployment:
     def resized(self, instances: int) -> Iterator[Deployment]:
         """Those of `instances` instances that differ from this one in the ratio alone."""
         ratio = {name for pair in _PAIRS for name in pair}
-        for one in self.offer.shapes(instances):
-            kept = one.parameters.keys() - ratio
-            if all(one.parameters[name] == self.parameters[name] for name in kept):
-                yield one
+        for deployment in self.offer.shapes(instances):
+            kept = deployment.parameters.keys() - ratio
+            if all(deployment.parameters[name] == self.parameters[name] for name in kept):
+                yield deployment
 
-    def spec(self, asked: ExperimentSchema, rate_rps: float) -> CellSpec:
+    def spec(self, experiment: ExperimentSchema, rate_rps: float) -> CellSpec:
         """Its cell at a rate.
 
         Raises:
             SloBenchError: the system cannot have that number of instances, or the model does not
                 fit.
         """
-        return plan(self.experiment(asked, rate_rps)).cells[0]
+        return plan(self.experiment(experiment, rate_rps)).cells[0]
 
-    def experiment(self, asked: ExperimentSchema, rate_rps: float) -> ExperimentSchema:
+    def experiment(self, experiment: ExperimentSchema, rate_rps: float) -> ExperimentSchema:
         """The experiment that `slo-bench run` would run for it."""
         offer = self.offer
         parameters = {name: (value,) for name, value in self.parameters.items()}
-        return _with(asked, offer.deployment).model_copy(
+        return _with(experiment, offer.deployment).model_copy(
             update={
                 "systems": (offer.system,),
                 "parameters": {offer.system: parameters},
@@ -146,7 +146,7 @@ def spread_text(tp: int, pp: int, dp: int) -> str:
 
 
 def offers(
-    asked: ExperimentSchema,
+    experiment: ExperimentSchema,
     rate_rps: float,
     kinds: Sequence[str] | None = None,
     prices: PriceList | None = None,
@@ -155,8 +155,8 @@ def offers(
     systems without an offer have none.
 
     Args:
-        asked: the model, the workload, systems and their parameters; `tp` and `pp` if they are
-            fixed; settings of the deployment, such as formats, with one value or several.
+        experiment: the model, the workload, systems and their parameters; `tp` and `pp` if they are
+            fixed; settings of the deployment, such as `weight_dtype`, with one value or several.
         rate_rps: requests per second.
         kinds: GPUs to choose from; by default all of the price list.
         prices: what GPUs cost; by default the catalogue's prices.
@@ -169,124 +169,134 @@ def offers(
     chosen = {name: price for name, price in usd.items() if price is not None}
     for name in usd.keys() - chosen.keys() if kinds else ():
         raise SloBenchError(f"{name} has no price ({prices.basis}); give one: --price {name}=USD")
-    found = []
+    fitting = []
     refused: dict[str, SloBenchError] = {}
-    axes = choices(asked)
-    for kind, pp, values in itertools.product(chosen, asked.pp, itertools.product(*axes.values())):
+    axes = choices(experiment)
+    for kind, pp, values in itertools.product(
+        chosen, experiment.pp, itertools.product(*axes.values())
+    ):
         deployment = dict(zip(axes, values, strict=True))
-        single = _with(asked, deployment)
+        single = _with(experiment, deployment)
         try:
             degrees = _degrees(single, kind, pp)
         except SloBenchError as error:
-            refused |= dict.fromkeys(asked.systems, error)
+            refused |= dict.fromkeys(experiment.systems, error)
             continue
-        for tp, system in itertools.product(degrees, asked.systems):
+        for tp, system in itertools.product(degrees, experiment.systems):
             try:
                 offer = _offer(single, rate_rps, kind, tp, pp, system, chosen[kind])
-                found.append(replace(offer, deployment=deployment))
+                fitting.append(replace(offer, deployment=deployment))
             except SloBenchError as error:  # heads cannot be split over that number of GPUs
                 refused[system] = error
-    if not found:
+    if not fitting:
         raise next(reversed(refused.values()))
-    found.sort(key=lambda one: (one.least_instances * one.usd_per_hour, one.name))
-    having = {one.system for one in found}
-    return found, {name: error for name, error in refused.items() if name not in having}
+    fitting.sort(key=lambda offer: (offer.least_instances * offer.usd_per_hour, offer.name))
+    having = {offer.system for offer in fitting}
+    return fitting, {name: error for name, error in refused.items() if name not in having}
 
 
 def _full_name(name: str) -> str:
     return gpu(name).name
 
 
-def choices(asked: ExperimentSchema) -> dict[str, tuple[Value, ...]]:
+def choices(experiment: ExperimentSchema) -> dict[str, tuple[Value, ...]]:
     """The settings of a deployment that have several values: each makes other offers.
 
     Raises:
         SloBenchError: a setting of the workload has several values.
     """
-    asked.refuse_variants("plan")
-    found = {}
-    for name in asked.axes():
-        values = getattr(asked, name)
+    experiment.refuse_variants("plan")
+    values_of = {}
+    for name in experiment.axes():
+        values = getattr(experiment, name)
         if name in _SEARCHED or len(values) < 2:
             continue
-        if declared(type(asked))[name].role != "deployment":
+        if declared(type(experiment))[name].role != "deployment":
             shown = ", ".join(map(str, values))
             raise SloBenchError(f"plan takes one {name}, not {len(values)}: {shown}")
-        found[name] = values
-    return found
+        values_of[name] = values
+    return values_of
 
 
-def _with(asked: ExperimentSchema, deployment: Mapping[str, Value]) -> ExperimentSchema:
-    return asked.model_copy(update={name: (value,) for name, value in deployment.items()})
+def _with(experiment: ExperimentSchema, deployment: Mapping[str, Value]) -> ExperimentSchema:
+    return experiment.model_copy(update={name: (value,) for name, value in deployment.items()})
 
 
 def _offer(
-    asked: ExperimentSchema, rate_rps: float, kind: str, tp: int, pp: int, system: str, usd: float
+    experiment: ExperimentSchema,
+    rate_rps: float,
+    kind: str,
+    tp: int,
+    pp: int,
+    system: str,
+    usd: float,
 ) -> Offer:
-    settings = tuple(_settings(asked, system))
-    wanted = system_by_name(system).with_parameters(**settings[0])
-    least = 1 if wanted.cluster is None else wanted.cluster.least_instances
+    settings = tuple(_settings(experiment, system))
+    configured = system_by_name(system).with_parameters(**settings[0])
+    least = 1 if configured.cluster is None else configured.cluster.least_instances
     if _open_pair(system, settings[0]) is not None:
         least = 2
-    weights = model(asked.model[0]).dtype_of(asked.weight_dtype[0])
-    dp = asked.dp[0]
-    numbers = (weights, asked.kv_dtype[0], asked.memory_share[0], dp)
+    weights = model(experiment.model[0]).dtype_of(experiment.weight_dtype[0])
+    dp = experiment.dp[0]
+    numbers = (weights, experiment.kv_dtype[0], experiment.memory_share[0], dp)
     draft = Offer(
         system, settings, kind, tp, pp, usd * tp * pp * dp, least, math.inf, *numbers, least
     )
-    spec = next(draft.shapes(least)).spec(asked, rate_rps)
+    spec = next(draft.shapes(least)).spec(experiment, rate_rps)
     alone = estimated_capacity_rps(spec.workload, spec.placement, spec.seed)
     enough = math.ceil(rate_rps / (alone * _OPTIMISM))
     return replace(draft, least_instances=max(least, enough), alone_rps=alone)
 
 
-def _degrees(asked: ExperimentSchema, kind: str, pp: int) -> Sequence[int]:
+def _degrees(experiment: ExperimentSchema, kind: str, pp: int) -> Sequence[int]:
     """Tensor-parallel degrees on which the model fits."""
-    if any(asked.tp):
-        return [tp for tp in asked.tp if tp is not None]
+    if any(experiment.tp):
+        return [tp for tp in experiment.tp if tp is not None]
     least = smallest_tp(
-        model(asked.model[0]),
+        model(experiment.model[0]),
         gpu(kind),
         pp,
-        asked.weight_dtype[0],
-        asked.kv_dtype[0],
-        asked.memory_share[0],
-        asked.dp[0],
+        experiment.weight_dtype[0],
+        experiment.kv_dtype[0],
+        experiment.memory_share[0],
+        experiment.dp[0],
     )
     return [tp for tp in TP_DEGREES if tp >= least]
 
 
-def _settings(asked: ExperimentSchema, name: str) -> Iterator[Mapping[str, Value]]:
+def _settings(experiment: ExperimentSchema, name: str) -> Iterator[Mapping[str, Value]]:
     """A system's parameters: those given, and a few token budgets where none is."""
-    wanted = system_by_name(name)
-    if wanted.sharing is not None:
+    stock = system_by_name(name)
+    if stock.sharing is not None:
         raise SloBenchError(f"{name} serves several models; plan chooses for one")
-    given = dict(asked.parameters.get(name, {}))
-    for parameter, bounds in wanted.bounds().items():
-        if parameter in _BUDGETS and parameter not in given:
-            default = wanted.parameters()[parameter]
+    values_of = dict(experiment.parameters.get(name, {}))
+    for parameter, bounds in stock.bounds().items():
+        if parameter in _BUDGETS and parameter not in values_of:
+            default = stock.parameters()[parameter]
             budgets = dict.fromkeys(round(default * factor) for factor in _BUDGET_FACTORS)
-            given[parameter] = tuple(
-                one for one in budgets if (bounds.low or 0) <= one <= (bounds.high or math.inf)
+            values_of[parameter] = tuple(
+                budget
+                for budget in budgets
+                if (bounds.low or 0) <= budget <= (bounds.high or math.inf)
             )
-    for values in itertools.product(*given.values()):
-        yield dict(zip(given, values, strict=True))
+    for values in itertools.product(*values_of.values()):
+        yield dict(zip(values_of, values, strict=True))
 
 
 def _open_pair(name: str, parameters: Mapping[str, Value]) -> tuple[str, str] | None:
     """The two numbers of instances of a system, unless one is given."""
     cluster = system_by_name(name).cluster
     for pair in _PAIRS:
-        if cluster is not None and all(hasattr(cluster, one) for one in pair):
-            return None if any(one in parameters for one in pair) else pair
+        if cluster is not None and all(hasattr(cluster, parameter) for parameter in pair):
+            return None if any(parameter in parameters for parameter in pair) else pair
     return None
 
 
 def _ratios(instances: int) -> list[tuple[int, int]]:
     if instances <= _ALL_RATIOS_UP_TO:
-        return [(one, instances - one) for one in range(1, instances)]
-    found = []
-    for one, other in _RATIOS:
-        first = max(1, min(instances - 1, round(instances * one / (one + other))))
-        found.append((first, instances - first))
-    return list(dict.fromkeys(found))
+        return [(first, instances - first) for first in range(1, instances)]
+    ratios = []
+    for share, other_share in _RATIOS:
+        first = max(1, min(instances - 1, round(instances * share / (share + other_share))))
+        ratios.append((first, instances - first))
+    return list(dict.fromkeys(ratios))

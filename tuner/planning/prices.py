@@ -88,9 +88,9 @@ def default_prices() -> PriceList:
     """The catalogue's prices, with those of the user's own catalogue files."""
     listed = {n: spec for n, spec in gpus().items() if spec.price_per_hour_usd}
     table = price_basis()
-    own = sorted({str(entry["_file"]) for entry in entries("gpus").values()} - {"gpus.toml"})
-    if own:
-        table["basis"] += f", with GPUs of {', '.join(own)}"
+    user_files = sorted({str(entry["_file"]) for entry in entries("gpus").values()} - {"gpus.toml"})
+    if user_files:
+        table["basis"] += f", with GPUs of {', '.join(user_files)}"
     return PriceList(
         usd_per_gpu_hour={name: spec.price_per_hour_usd for name, spec in listed.items()},
         estimates=frozenset(n for n, spec in listed.items() if spec.origin.endswith(_ESTIMATE)),
@@ -101,7 +101,7 @@ def default_prices() -> PriceList:
 def shipped_lists() -> list[str]:
     """Names of price lists that come with the package, beside the catalogue's."""
     folder = files(__package__) / _SHIPPED
-    return sorted(one.name.removesuffix(".toml") for one in folder.iterdir())
+    return sorted(path.name.removesuffix(".toml") for path in folder.iterdir())
 
 
 def read_prices(name_or_path: str) -> PriceList:
@@ -118,14 +118,14 @@ def read_prices(name_or_path: str) -> PriceList:
         raise UnknownNameError("price list", name_or_path, [*shipped_lists(), "FILE.toml"])
     table, text = read_toml(path)
     try:
-        found = PriceList.model_validate(table)
+        prices = PriceList.model_validate(table)
     except ValidationError as error:
         problem = setting_error(error, PriceList, "field")
         raise FileFormatError(path, line_of(text, problem.location), str(problem)) from None
-    for name in found.usd_per_gpu_hour:
+    for name in prices.usd_per_gpu_hour:
         try:
             gpu(name)
         except SloBenchError as error:
             line = line_of(text, ("usd_per_gpu_hour", name))
             raise FileFormatError(path, line, str(error)) from None
-    return found
+    return prices

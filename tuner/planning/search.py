@@ -120,7 +120,7 @@ class DeploymentPlan:
     the load in the search and not in the long runs; none of them is a plan.
     """
 
-    wanted: TargetLoad
+    load: TargetLoad
     plans: tuple[SizedOffer, ...]
     tried: int
     offers: int
@@ -158,35 +158,35 @@ class PlanOptions:
 
 
 def plan_cheapest(
-    asked: ExperimentSchema, wanted: TargetLoad, options: PlanOptions | None = None
+    experiment: ExperimentSchema, load: TargetLoad, options: PlanOptions | None = None
 ) -> DeploymentPlan:
     """Search for the cheapest ways to carry a load within its SLOs, by simulation.
 
     Args:
-        asked: model, workload, SLO, systems and their parameters; GPUs and their number are
+        experiment: model, workload, SLO, systems and their parameters; GPUs and their number are
             searched.
-        wanted: the rate, the target, and the number of plans.
+        load: the rate, the target, and the number of plans.
         options: how to search.
 
     Raises:
         SloBenchError: no offer carries the load, or something cannot be read.
     """
-    return PlanSearch(asked, wanted, options or PlanOptions()).run()
+    return PlanSearch(experiment, load, options or PlanOptions()).run()
 
 
 @dataclass
 class PlanSearch:
     """A search; its fields are the arguments of `plan_cheapest`."""
 
-    asked: ExperimentSchema
-    wanted: TargetLoad
+    experiment: ExperimentSchema
+    load: TargetLoad
     options: PlanOptions
 
     def __post_init__(self) -> None:
-        asked, wanted, folder = self.asked, self.wanted, self.options.folder
+        experiment, load, folder = self.experiment, self.load, self.options.folder
         open_yet = {"gpu": (), "instances": (), "rates": None}
-        text = asked.model_copy(update=open_yet).model_dump_json()
-        settings = f"{wanted.whole_rps:g} {wanted.target:g} {text}"
+        text = experiment.model_copy(update=open_yet).model_dump_json()
+        settings = f"{load.whole_rps:g} {load.target:g} {text}"
         checkpoint = None if folder is None else Checkpoint(folder / LEVELS, settings)
         if checkpoint is not None and checkpoint.path.exists() and not self.options.resume:
             raise SloBenchError(
@@ -200,8 +200,8 @@ class PlanSearch:
 
     def run(self) -> DeploymentPlan:
         """The cheapest plans on these GPUs; on all with a price where none is named."""
-        wanted, kinds, prices = self.wanted, self.options.kinds, self.options.prices
-        every, refused = offers(self.asked, wanted.whole_rps, kinds, prices)
+        load, kinds, prices = self.load, self.options.kinds, self.options.prices
+        every, refused = offers(self.experiment, load.whole_rps, kinds, prices)
         self._check_arrivals(every[0])
         tried = 0
         absent = {name: str(error) for name, error in refused.items()}
@@ -210,47 +210,47 @@ class PlanSearch:
             if least_usd >= self._limit_usd:
                 absent.setdefault(offer.system, f"it costs at least {least_usd:.2f} USD per hour")
                 continue
-            if offer.least_instances * offer.gpus > wanted.most_gpus:
+            if offer.least_instances * offer.gpus > load.most_gpus:
                 continue
             tried += 1
             self._ahead = every[place + 1 :]
-            found = self._smallest(offer) if self._quick_enough(offer) else None
-            if found is not None:
-                absent[offer.system] = f"its plans cost {found.usd_per_hour:.2f} USD per hour"
-                self._found.append(found)
+            sized = self._smallest(offer) if self._quick_enough(offer) else None
+            if sized is not None:
+                absent[offer.system] = f"its plans cost {sized.usd_per_hour:.2f} USD per hour"
+                self._found.append(sized)
                 self._found.sort(
-                    key=lambda one: (one.usd_per_hour, one.gpus, -one.verdict.attainment)
+                    key=lambda plan: (plan.usd_per_hour, plan.gpus, -plan.verdict.attainment)
                 )
-                del self._found[wanted.plans :]
+                del self._found[load.plans :]
         self._ahead = ()
         if not self._found:
             raise SloBenchError(
-                f"no offer of up to {wanted.most_gpus} GPUs carries {wanted.whole_rps:g} req/s "
-                f"with {wanted.target:.0%} of requests in SLO; allow more (--max-gpus), or a lower "
+                f"no offer of up to {load.most_gpus} GPUs carries {load.whole_rps:g} req/s "
+                f"with {load.target:.0%} of requests in SLO; allow more (--max-gpus), or a lower "
                 "rate: even alone a request may be too slow for the SLO on these GPUs"
             )
         self._levels.drop_begun()
         plans = self._with_capacities()
-        ranked = sorted(plans, key=lambda one: (one.usd_per_hour, one.gpus, -_capacity(one)))
-        for name in self.asked.systems:
+        ranked = sorted(plans, key=lambda plan: (plan.usd_per_hour, plan.gpus, -_capacity(plan)))
+        for name in self.experiment.systems:
             absent.setdefault(
                 name, "no offer that could be as cheap carries the load within its SLO"
             )
-        for one in ranked:
-            absent.pop(one.offer.system, None)
+        for plan in ranked:
+            absent.pop(plan.offer.system, None)
         refuted = tuple(self._refuted)
         return DeploymentPlan(
-            wanted, tuple(ranked), tried, len(every), prices, kinds, absent, refuted
+            load, tuple(ranked), tried, len(every), prices, kinds, absent, refuted
         )
 
     @property
     def _limit_usd(self) -> float:
         """The price from which on an offer is not among the cheapest."""
-        full = len(self._found) >= self.wanted.plans
+        full = len(self._found) >= self.load.plans
         return self._found[-1].usd_per_hour if full else math.inf
 
     def _check_arrivals(self, offer: Offer) -> None:
-        spec = next(offer.shapes(offer.least_instances)).spec(self.asked, 1.0)
+        spec = next(offer.shapes(offer.least_instances)).spec(self.experiment, 1.0)
         if source(spec.workload).has_arrivals:
             raise SloBenchError(
                 f"{spec.workload.workload} has arrivals of its own; choose an arrival process for "
@@ -261,7 +261,7 @@ class PlanSearch:
         """Whether the target is reached at 5 % load, almost without waiting; if not, more instances
         do not help.
         """
-        return bool(self._carrying(*_light(offer, self.wanted.whole_rps)))
+        return bool(self._carrying(*_light(offer, self.load.whole_rps)))
 
     def _smallest(self, offer: Offer) -> SizedOffer | None:
         """The fewest instances that carry the load, confirmed, if they cost less than the results
@@ -269,9 +269,9 @@ class PlanSearch:
         """
         least = offer.least_instances
         while shapes := self._fewest(offer, least):
-            for one in shapes:
-                [(_, level)] = self._levels_of([one], self.wanted.whole_rps, CONFIRM)
-                confirmed = replace(one, verdict=self._judged([level])[0])
+            for shape in shapes:
+                [(_, level)] = self._levels_of([shape], self.load.whole_rps, CONFIRM)
+                confirmed = replace(shape, verdict=self._judged([level])[0])
                 if confirmed.verdict.carries:
                     return confirmed
                 self._refuted.append(confirmed)
@@ -280,18 +280,18 @@ class PlanSearch:
 
     def _fewest(self, offer: Offer, least: int) -> list[SizedOffer]:
         """What carries the load with the fewest instances, from `least` on; empty if none does."""
-        most = self._most(offer)
+        max_instances = self._most(offer)
         failing = least - 1
         count = _likely(offer, least)
         best: list[SizedOffer] = []
-        while failing + 1 <= most and (not best or failing + 1 < best[0].instances):
-            shapes = offer.shapes(min(count, most))
-            found = self._carrying(shapes, self.wanted.whole_rps, SEARCH)
-            if not found:
-                failing = min(count, most)
+        while failing + 1 <= max_instances and (not best or failing + 1 < best[0].instances):
+            shapes = offer.shapes(min(count, max_instances))
+            carrying = self._carrying(shapes, self.load.whole_rps, SEARCH)
+            if not carrying:
+                failing = min(count, max_instances)
                 count = max(failing + 1, math.floor(failing * _STEP))
             else:
-                best = found
+                best = carrying
             if best:
                 count = (failing + best[0].instances) // 2
         return best
@@ -322,7 +322,7 @@ class PlanSearch:
 
     def _holds(self, plan: SizedOffer, instances: int, rate_rps: float, length: RunLength) -> bool:
         """Whether that many instances of a plan carry a rate, before its headroom."""
-        whole_rps = rate_rps * (1 + self.wanted.headroom)
+        whole_rps = rate_rps * (1 + self.load.headroom)
         return bool(self._carrying(plan.resized(instances), whole_rps, length))
 
     def _carrying(
@@ -331,25 +331,25 @@ class PlanSearch:
         """Those that carry the rate, the best first."""
         levels = list(self._levels_of(shapes, rate_rps, length))
         verdicts = self._judged([level for _, level in levels])
-        found = [
-            SizedOffer(one.offer, one.instances, one.parameters, judged)
-            for (one, _), judged in zip(levels, verdicts, strict=True)
+        carrying = [
+            SizedOffer(deployment.offer, deployment.instances, deployment.parameters, judged)
+            for (deployment, _), judged in zip(levels, verdicts, strict=True)
             if judged.carries
         ]
-        return sorted(found, key=lambda one: -one.verdict.attainment)
+        return sorted(carrying, key=lambda offer: -offer.verdict.attainment)
 
     def _levels_of(
         self, shapes: Iterable[Deployment], rate_rps: float, length: RunLength
     ) -> Iterator[tuple[Deployment, DeploymentLevel]]:
         """The levels of these deployments."""
-        seed = self.asked.seed + (_FRESH_SEEDS if length is CONFIRM else 0)
-        for one in shapes:
+        seed = self.experiment.seed + (_FRESH_SEEDS if length is CONFIRM else 0)
+        for deployment in shapes:
             try:
-                spec = one.spec(self.asked, rate_rps)
+                spec = deployment.spec(self.experiment, rate_rps)
             except SloBenchError:  # the system cannot have that number of instances
                 continue
-            target = self.wanted.target
-            yield one, DeploymentLevel(one.name, spec, rate_rps, target, seed, length)
+            target = self.load.target
+            yield deployment, DeploymentLevel(deployment.name, spec, rate_rps, target, seed, length)
 
     def _judged(self, levels: Sequence[DeploymentLevel]) -> list[Verdict]:
         """The verdicts on some levels; a pool begins them together, and then what may be next."""
@@ -361,8 +361,8 @@ class PlanSearch:
 
     def _look_ahead(self, offers: int) -> None:
         """Begin the first levels of the next offers, which are probably tried."""
-        rate_rps = self.wanted.whole_rps
-        cheap = (one for one in self._ahead if self._most(one) >= one.least_instances)
+        rate_rps = self.load.whole_rps
+        cheap = (offer for offer in self._ahead if self._most(offer) >= offer.least_instances)
         for offer in islice(cheap, offers):
             light = [level for _, level in self._levels_of(*_light(offer, rate_rps))]
             for level in light:
@@ -376,22 +376,26 @@ class PlanSearch:
     def _most(self, offer: Offer) -> int:
         """The most instances that are allowed and not more expensive than the results so far."""
         affordable = math.ceil(min(self._limit_usd / offer.usd_per_hour, 1e9)) - 1
-        return min(self.wanted.most_gpus // offer.gpus, affordable)
+        return min(self.load.most_gpus // offer.gpus, affordable)
 
     def _with_capacities(self) -> tuple[SizedOffer, ...]:
         """The plans found, with their capacity; a pool searches several at once."""
-        rate_rps, pool = self.wanted.whole_rps, self.options.pool
-        target, seed = self.wanted.target, self.asked.seed
-        given = [(one.spec(self.asked, rate_rps), rate_rps, target, seed) for one in self._found]
-        begun = [] if pool is None else [pool.begin(spare_capacity, *one) for one in given]
+        rate_rps, pool = self.load.whole_rps, self.options.pool
+        target, seed = self.load.target, self.experiment.seed
+        arguments = [
+            (sized.spec(self.experiment, rate_rps), rate_rps, target, seed) for sized in self._found
+        ]
+        begun = [] if pool is None else [pool.begin(spare_capacity, *call) for call in arguments]
         plans = []
-        for place, one in enumerate(self._found):
-            self.options.say(f"capacity of {one.instances} × {one.offer.name}")
+        for place, sized in enumerate(self._found):
+            self.options.say(f"capacity of {sized.instances} × {sized.offer.name}")
             if begun:
                 capacity, fitted, figures = begun[place].result()
             else:
-                capacity, fitted, figures = spare_capacity(*given[place], self.options.runner_of)
-            plans.append(replace(one, capacity=capacity, fitted=fitted, figures=figures))
+                capacity, fitted, figures = spare_capacity(
+                    *arguments[place], self.options.runner_of
+                )
+            plans.append(replace(sized, capacity=capacity, fitted=fitted, figures=figures))
         return tuple(plans)
 
 
@@ -451,7 +455,7 @@ def _known(value: object) -> float | None:
     return value if isinstance(value, float) and math.isfinite(value) else None
 
 
-def _capacity(one: SizedOffer) -> float:
-    if one.capacity is None or one.capacity.capacity_rps is None:
+def _capacity(sized: SizedOffer) -> float:
+    if sized.capacity is None or sized.capacity.capacity_rps is None:
         return math.inf
-    return one.capacity.capacity_rps
+    return sized.capacity.capacity_rps

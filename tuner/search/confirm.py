@@ -72,7 +72,7 @@ def confirm(
     winners: Sequence[TrialRow],
     workloads: Sequence[str],
     folder: Path,
-    progress: Confirming = lambda done, of: None,
+    progress: Confirming = lambda done, total: None,
 ) -> list[Confirmed]:
     """Measure the default and the winners again, on every workload and with new seeds.
 
@@ -83,9 +83,9 @@ def confirm(
         folder: for runs and server logs.
         progress: called with (done, total).
     """
-    own, pool = tuned.experiment.workload[0], tuned.pool
-    asked: list[tuple[str, Configuration]] = [(DEFAULT, {})]
-    asked += [
+    own_workload, pool = tuned.experiment.workload[0], tuned.pool
+    candidates: list[tuple[str, Configuration]] = [(DEFAULT, {})]
+    candidates += [
         (f"trial {row.number}", row.configuration)
         for row in winners[:MOST_WINNERS]
         if not row.default
@@ -94,27 +94,31 @@ def confirm(
     done = 0
     telling = threading.Lock()
 
-    def told(
-        evaluation: ConfigurationEvaluator, workload: str, one: tuple[str, Configuration]
+    def confirmed_rows(
+        evaluation: ConfigurationEvaluator, workload: str, candidate: tuple[str, Configuration]
     ) -> list[Confirmed]:
         nonlocal done
-        rows = _confirmed(evaluation, workload, *one)
+        rows = _confirmed(evaluation, workload, *candidate)
         with telling:
             done += 1
             progress(done, len(calls))
         return rows
 
     with Servers(folder / "servers") as servers:
-        for place, workload in enumerate(dict.fromkeys((own, *workloads))):
+        for place, workload in enumerate(dict.fromkeys((own_workload, *workloads))):
             evaluation = tuned.again(
                 folder / str(place), servers, seeds_from=FRESH_SEEDS, workload=(workload,)
             )
-            calls += [partial(told, evaluation, workload, one) for one in asked]
-        found = [call() for call in calls] if pool is None else together(calls, pool)
-    of_workloads = [found[k : k + len(asked)] for k in range(0, len(found), len(asked))]
+            calls += [
+                partial(confirmed_rows, evaluation, workload, candidate) for candidate in candidates
+            ]
+        results = [call() for call in calls] if pool is None else together(calls, pool)
+    by_workload = [
+        results[k : k + len(candidates)] for k in range(0, len(results), len(candidates))
+    ]
     return [
         row
-        for defaults, *others in of_workloads
+        for defaults, *others in by_workload
         for rows in (defaults, *(_judged(rows, defaults, tuned.aim) for rows in others))
         for row in rows
     ]
@@ -169,16 +173,16 @@ def _figures(
     """Value, low and high of every objective; `drifting_after_s` of the runs at the rate."""
     aim, options = evaluation.aim, evaluation.options
     gpus = float(runs.spec.instances * runs.spec.placement.gpus)
-    found: dict[str, Interval] = {COST: (gpus, gpus, gpus)}
+    intervals: dict[str, Interval] = {COST: (gpus, gpus, gpus)}
     after_s = None
     if aim.searches_capacity:
         search = evaluation.capacity(runs, None)
         assert not isinstance(search, RaceResult)
-        one = search.capacities[0]
-        found[CAPACITY] = (
-            one.capacity_rps,
-            one.low_rps,
-            finite(one.high_rps),
+        searched = search.capacities[0]
+        intervals[CAPACITY] = (
+            searched.capacity_rps,
+            searched.low_rps,
+            finite(searched.high_rps),
         )
     if aim.measures_level:
         assert aim.rate_rps is not None
@@ -191,8 +195,8 @@ def _figures(
         for objective in aim.objectives:
             column = objective.column
             if column is not None:
-                found[objective.name] = _mean([f[column] for f in valid if column in f])
-    return found, after_s
+                intervals[objective.name] = _mean([f[column] for f in valid if column in f])
+    return intervals, after_s
 
 
 def _half(values: Sequence[float] | Floats) -> float:
@@ -284,36 +288,36 @@ def ablated(
             options, runs = evaluation.options, evaluation.runs_of(configuration)
             seeds = range(options.first_seed, options.first_seed + SEEDS)
             runs.expect(rate_rps, seeds, options.requests)
-            found = [runs.level(rate_rps, seed, options.requests).figures for seed in seeds]
-            return [one.get(objective.column, math.nan) for one in found]
+            by_seed = [runs.level(rate_rps, seed, options.requests).figures for seed in seeds]
+            return [run_figures.get(objective.column, math.nan) for run_figures in by_seed]
 
         sign = 1.0 if objective.maximise else -1.0
         whole = figures(row.configuration)
         rows = []
         for name in changed:
             value, default = row.configuration[name], space.defaults[name]
-            told = (row.number, name, value, default, objective.name, rate_rps)
+            compared = (row.number, name, value, default, objective.name, rate_rps)
             try:
                 without = figures({**row.configuration, name: default})
                 change, half = _difference(without, whole)
             except NotDoneError:
                 raise
             except SloBenchError as error:
-                rows.append(Ablation(*told, None, None, None, True, str(error)))
+                rows.append(Ablation(*compared, None, None, None, True, str(error)))
                 continue
             matters = not sign * change + half >= 0
-            rows.append(Ablation(*told, change, change - half, change + half, matters))
+            rows.append(Ablation(*compared, change, change - half, change + half, matters))
         reduced = _reduced(row.configuration, rows, figures, whole, sign)
     return dataclasses.replace(row, configuration=reduced), rows
 
 
-def _difference(one: Sequence[float], other: Sequence[float]) -> tuple[float, float]:
+def _difference(values: Sequence[float], others: Sequence[float]) -> tuple[float, float]:
     """Mean of the differences by seed, and half of its 95 % interval (Student's t).
 
     Raises:
         SloBenchError: a run has no figure.
     """
-    by_seed = np.subtract(one, other)
+    by_seed = np.subtract(values, others)
     if not np.isfinite(by_seed).all():
         raise SloBenchError("a run has no figure of the objective")
     return float(by_seed.mean()), _half(by_seed)

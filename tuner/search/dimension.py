@@ -59,7 +59,9 @@ class Dimension:
         if self.choices is not None:
             # 1 is 1.0, but not True.
             boolean = isinstance(value, bool)
-            return any(value == one and boolean is isinstance(one, bool) for one in self.choices)
+            return any(
+                value == choice and boolean is isinstance(choice, bool) for choice in self.choices
+            )
         if isinstance(value, bool) or not isinstance(value, int | float):
             return False
         if not self.low <= value <= self.high or (self.whole and value != int(value)):
@@ -70,21 +72,21 @@ class Dimension:
 
     def own(self, value: Value) -> Value:
         """A value that it holds, as the trials have it: 1.0 is 1 where 1 is among the choices."""
-        return next((one for one in self.choices or () if one == value), value)
+        return next((choice for choice in self.choices or () if choice == value), value)
 
-    def points(self, most: int) -> tuple[Value, ...]:
-        """All values, or `most` that are spread over the range."""
+    def points(self, max_points: int) -> tuple[Value, ...]:
+        """All values, or `max_points` that are spread over the range."""
         if self.choices is not None:
             return self.choices
         if self.step is not None or self.whole:
             step = self.step or 1
             count = math.floor((self.high - self.low) / step + 1e-9) + 1
-            if count <= most or self.step is not None:
+            if count <= max_points or self.step is not None:
                 values = [self.low + step * k for k in range(count)]
                 return tuple(int(v) if self.whole else round(v, 9) for v in values)
         spread: list[Value] = []
-        for k in range(most):
-            share = k / (most - 1) if most > 1 else 0.0
+        for k in range(max_points):
+            share = k / (max_points - 1) if max_points > 1 else 0.0
             if self.log:
                 value = self.low * (self.high / self.low) ** share
             else:
@@ -143,9 +145,9 @@ def of_values(name: str, values: Sequence[Value]) -> Dimension:
     """
     if not values:
         raise SloBenchError(f"{name} has no values to search; {_FORMS}")
-    for place, one in enumerate(values):
-        if any(one == other and type(one) is type(other) for other in values[:place]):
-            raise SloBenchError(f"{name} has the value {_text(one)} twice")
+    for place, value in enumerate(values):
+        if any(value == other and type(value) is type(other) for other in values[:place]):
+            raise SloBenchError(f"{name} has the value {_text(value)} twice")
     numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
     if len(numbers) == len(values) > 1:
         ordered = sorted(numbers)

@@ -74,17 +74,17 @@ def pace_of(
     runner: LevelRunner, search: CapacitySearch, *, trial: int, gpus: int, first_seed: int
 ) -> PruningThreshold | None:
     """The threshold that a searched configuration sets for others; None if it found no crossing."""
-    found = search.capacities[0]
-    if not found.capacity_rps or not math.isfinite(found.slope):
+    capacity = search.capacities[0]
+    if not capacity.capacity_rps or not math.isfinite(capacity.slope):
         return None
-    rate_rps = found.capacity_rps
+    rate_rps = capacity.capacity_rps
     longest = max(run.requests for level in search.levels for run in level.samples)
     requests = tuple(max(LEAST_REQUESTS, math.ceil(longest * share)) for share in LADDER)
     runs = [runner.run(rate_rps, first_seed + k, n) for k, n in enumerate(requests)]
     if not all(run.valid for run in runs):
         return None
     met = tuple(run.batch_met for run in runs)
-    return PruningThreshold(trial, rate_rps, found.slope, gpus, met, requests)
+    return PruningThreshold(trial, rate_rps, capacity.slope, gpus, met, requests)
 
 
 def race(runner: LevelRunner, pace: PruningThreshold, *, first_seed: int) -> RaceResult:
@@ -123,14 +123,14 @@ def _outcome(runs: Sequence[LevelSample], pace: PruningThreshold, *, lost: bool)
     if not runs:
         return RaceResult(lost, pace.rate_rps, 0, math.nan)
     counted = sum(run.counted for run in runs)
-    own = sum(run.met for run in runs)
+    run_met = sum(run.met for run in runs)
     best = sum(sum(batches) for batches in pace.met[: len(runs)])
-    away = (_logit(own, counted) - _logit(best, counted)) / max(pace.slope, 0.1)
+    away = (_logit(run_met, counted) - _logit(best, counted)) / max(pace.slope, 0.1)
     estimate = pace.rate_rps * math.exp(min(max(away, -math.log(_FARTHEST)), math.log(_FARTHEST)))
     if lost:
         served_share = 1 - backlog_growth(runs) if grows(runs) else 1.0
         estimate = min(estimate, max(served_share, 1 / _FARTHEST) * pace.rate_rps)
-    return RaceResult(lost, estimate, sum(run.requests for run in runs), own / counted)
+    return RaceResult(lost, estimate, sum(run.requests for run in runs), run_met / counted)
 
 
 def _logit(met: float, counted: int) -> float:
@@ -190,10 +190,10 @@ class ConfigurationEvaluator:
     def options(self) -> SearchOptions:
         """Options of every capacity search."""
         limit_s = None if self.simulated else self.max_search_s
-        asked = CapacityOptions(
+        capacity_options = CapacityOptions(
             targets=(self.aim.target,), tolerance=self.tolerance, max_time_s=limit_s
         )
-        return SearchOptions.of(self.experiment, asked)
+        return SearchOptions.of(self.experiment, capacity_options)
 
     def again(
         self, folder: Path, servers: Servers, *, seeds_from: int, **changes: Any
@@ -259,29 +259,31 @@ class ConfigurationEvaluator:
         if self.aim.must_attain and fewest_gpus is not None and gpus >= fewest_gpus:
             return ConfigurationResult(self._values(values), lost=True, figures=figures)
         if self.aim.searches_capacity:
-            found = self.capacity(runs, pace)
-            if isinstance(found, RaceResult):
-                values[CAPACITY], lost = found.estimate_rps, True
+            search = self.capacity(runs, pace)
+            if isinstance(search, RaceResult):
+                values[CAPACITY], lost = search.estimate_rps, True
                 assert pace is not None
                 figures |= {
                     "raced_at_rps": pace.rate_rps,
-                    "raced_attainment": found.attainment,
-                    "raced_requests": found.requests,
+                    "raced_attainment": search.attainment,
+                    "raced_requests": search.requests,
                 }
-                report(found.requests, found.estimate_rps)
+                report(search.requests, search.estimate_rps)
             else:
-                one = found.capacities[0]
-                values[CAPACITY] = one.low_rps if one.capacity_rps is None else one.capacity_rps
+                capacity = search.capacities[0]
+                values[CAPACITY] = (
+                    capacity.low_rps if capacity.capacity_rps is None else capacity.capacity_rps
+                )
                 figures |= {
-                    "low_rps": one.low_rps,
-                    "high_rps": finite(one.high_rps),
-                    "precise": one.precise,
-                    "outcome": one.outcome.value,
-                    "stopped": found.stopped,
+                    "low_rps": capacity.low_rps,
+                    "high_rps": finite(capacity.high_rps),
+                    "precise": capacity.precise,
+                    "outcome": capacity.outcome.value,
+                    "stopped": search.stopped,
                 }
-                if pace is None or (one.capacity_rps or 0.0) > pace.rate_rps:
+                if pace is None or (capacity.capacity_rps or 0.0) > pace.rate_rps:
                     first = self.options.first_seed + RACE_SEEDS
-                    own_pace = pace_of(runs, found, trial=trial, gpus=gpus, first_seed=first)
+                    own_pace = pace_of(runs, search, trial=trial, gpus=gpus, first_seed=first)
         missed = 0.0
         if self.aim.measures_level:
             level, stopped = self._level(runs, report)
@@ -292,8 +294,8 @@ class ConfigurationEvaluator:
                 missed = self.aim.target - level["attainment"]
         return ConfigurationResult(self._values(values), lost, missed, figures, own_pace)
 
-    def _values(self, known: Mapping[str, float]) -> tuple[float, ...]:
-        return tuple(known.get(name, math.nan) for name in self.aim.names)
+    def _values(self, by_name: Mapping[str, float]) -> tuple[float, ...]:
+        return tuple(by_name.get(name, math.nan) for name in self.aim.names)
 
     def capacity(self, runs: Runs, pace: PruningThreshold | None) -> CapacitySearch | RaceResult:
         """The capacity search of a configuration, or the race that it lost."""
@@ -306,14 +308,14 @@ class ConfigurationEvaluator:
 
         def watch(progress: SearchProgress) -> None:
             """Stop the search when its interval lies below the best capacity."""
-            (known,) = progress.crossings
-            if pace is not None and known is not None and known.high_rps < pace.rate_rps:
-                estimate = min(known.rate_rps, pace.rate_rps)
+            (crossing,) = progress.crossings
+            if pace is not None and crossing is not None and crossing.high_rps < pace.rate_rps:
+                estimate = min(crossing.rate_rps, pace.rate_rps)
                 raise _OvertakenError(RaceResult(True, estimate, progress.requests_spent, math.nan))
 
-        asked = self.experiment
-        begin_rps = near[0] if near else start_rps(asked, runs.spec, runs)
-        most_rows = asked.requests[0]
+        experiment = self.experiment
+        begin_rps = near[0] if near else start_rps(experiment, runs.spec, runs)
+        most_rows = experiment.requests[0]
         try:
             return search_cell(
                 runs, runs.spec, self.options, begin_rps, near, most_rows, watch, runs.expect
@@ -349,11 +351,11 @@ class ConfigurationEvaluator:
                 f"no valid run at {self.aim.rate_rps:g} req/s: {run.sample.invalid_because}"
             )
         columns = {o.name: o.column for o in self.aim.objectives if o.column is not None}
-        found = {name: _mean(kept, column) for name, column in columns.items()}
+        figures = {name: _mean(kept, column) for name, column in columns.items()}
         after_s = drifting_after_s(runs_kept)
         if after_s is not None:
-            found[DRIFTING] = after_s
-        return {**found, "attainment": _mean(kept, "attainment")}, stopped
+            figures[DRIFTING] = after_s
+        return {**figures, "attainment": _mean(kept, "attainment")}, stopped
 
 
 def drifting_after_s(runs: Sequence[Run]) -> float | None:
@@ -378,14 +380,14 @@ def unmet_alone(evaluation: ConfigurationEvaluator) -> str | None:
     try:
         runs = evaluation.runs_of({})
         rate_rps = start_rps(evaluation.experiment, runs.spec, runs) / _ALONE
-        found = runs.run(rate_rps, evaluation.options.first_seed, _ALONE_REQUESTS)
+        sample = runs.run(rate_rps, evaluation.options.first_seed, _ALONE_REQUESTS)
     except SloBenchError:
         return None  # the default cannot be deployed: its trial says why
-    if found.attainment >= aim.target:
+    if sample.attainment >= aim.target:
         return None
     return (
         f"the default configuration cannot meet this SLO: at {rate_rps:.2g} req/s, almost without "
-        f"load, {found.attainment:.0%} of the requests do, and the target is {aim.target:.0%}; "
+        f"load, {sample.attainment:.0%} of the requests do, and the target is {aim.target:.0%}; "
         "unless another configuration makes single requests faster, allow a longer SLO (--slo) or "
         "take faster hardware"
     )
@@ -400,8 +402,8 @@ class _OvertakenError(Exception):
 
 
 def _mean(kept: Sequence[Mapping[str, float]], column: str) -> float:
-    known = [figures[column] for figures in kept if column in figures]
-    return sum(known) / len(known) if len(known) == len(kept) else math.nan
+    values = [figures[column] for figures in kept if column in figures]
+    return sum(values) / len(values) if len(values) == len(kept) else math.nan
 
 
 def cell_of(experiment: Experiment, name: str) -> CellSpec:

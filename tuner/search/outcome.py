@@ -53,22 +53,22 @@ class TuningOutcome:
 
     def plain(self) -> dict[str, Any]:
         """The results as plain values for JSON."""
-        found = self.found
+        study = self.found
         return {
-            "system": found.space.system,
+            "system": study.space.system,
             "backend": self.experiment.backend,
             "workload": self.experiment.workload[0],
             "model": self.experiment.model[0],
             "gpu": self.experiment.gpu[0],
-            "objectives": list(found.aim.names),
-            "target": found.aim.target,
-            "rate_rps": found.aim.rate_rps,
+            "objectives": list(study.aim.names),
+            "target": study.aim.target,
+            "rate_rps": study.aim.rate_rps,
             "sampler": self.settings.sampler,
-            "space": {one.name: str(one) for one in found.space.dimensions},
-            "requests": found.requests,
-            "trials": [vars(row) for row in found.trials],
-            "best": [row.number for row in found.best],
-            "importances": found.importances,
+            "space": {dimension.name: str(dimension) for dimension in study.space.dimensions},
+            "requests": study.requests,
+            "trials": [vars(row) for row in study.trials],
+            "best": [row.number for row in study.best],
+            "importances": study.importances,
             "winners": [
                 {
                     "trial": winner.row.number,
@@ -87,8 +87,8 @@ class TuningOutcome:
 def concluded(
     tuned: ConfigurationEvaluator,
     settings: TuneSettings,
-    found: StudyResults,
-    progress: Confirming = lambda done, of: None,
+    study: StudyResults,
+    progress: Confirming = lambda done, total: None,
 ) -> TuningOutcome:
     """Confirm the winners and write all result files.
 
@@ -96,34 +96,34 @@ def concluded(
         SloBenchError: no configuration could be evaluated; gives the last one's reason.
     """
     experiment, folder = tuned.experiment, tuned.folder
-    if not found.best:
-        reasons = [row.reason for row in found.trials if row.reason]
+    if not study.best:
+        reasons = [row.reason for row in study.trials if row.reason]
         last = reasons[-1] if reasons else "no trial has ended"
-        raise SloBenchError(f"none of {len(found.trials)} configurations can be used: {last}")
+        raise SloBenchError(f"none of {len(study.trials)} configurations can be used: {last}")
     with one_at_a_time(folder):
         winners, ablations = list[Winner](), list[Ablation]()
-        for place, best in enumerate(found.best[:MOST_WINNERS]):
+        for place, best in enumerate(study.best[:MOST_WINNERS]):
             row = best
             if settings.confirm and tuned.simulated:
                 row, rows = ablated(tuned, best, folder / "ablation")
                 ablations += rows
-            name = "winner.toml" if len(found.best) == 1 else f"winner-{place + 1}.toml"
-            winners.append(_written(experiment, found.space, row, folder / name))
+            name = "winner.toml" if len(study.best) == 1 else f"winner-{place + 1}.toml"
+            winners.append(_written(experiment, study.space, row, folder / name))
         confirmed: list[Confirmed] = []
-        where = [tuned] if settings.confirm else []
+        evaluators = [tuned] if settings.confirm else []
         if settings.confirm_backend is not None:
             real = on_backend(experiment, settings.confirm_backend)
-            where.append(replace(tuned, experiment=real, pool=None))
-        for one in where:
+            evaluators.append(replace(tuned, experiment=real, pool=None))
+        for evaluator in evaluators:
             confirmed += confirm(
-                one,
+                evaluator,
                 [winner.row for winner in winners],
                 settings.confirm_workloads,
-                folder / "confirm" / one.experiment.backend,
+                folder / "confirm" / evaluator.experiment.backend,
                 progress,
             )
         outcome = TuningOutcome(
-            folder, experiment, settings, found, tuple(winners), tuple(confirmed), tuple(ablations)
+            folder, experiment, settings, study, tuple(winners), tuple(confirmed), tuple(ablations)
         )
         plain = sealed(_finite(outcome.plain()), folder / ASKED_FILE)
         text = json.dumps(plain, allow_nan=False, ensure_ascii=False, indent=1)
@@ -147,11 +147,11 @@ def launch_commands(
 ) -> tuple[str, ...]:
     """Commands that run the winner again, and that serve it if a real server can."""
     commands = [f"slo-bench run {shlex.quote(str(path))}"]
-    found = system(space.system)
+    stock = system(space.system)
     parameters = {
         name: values[0]
         for name, values in applied.parameters.get(space.system, {}).items()
-        if values[0] != found.parameters()[name]
+        if values[0] != stock.parameters()[name]
     }
     backend: str = applied.backend
     if backend == SIMULATED:
@@ -188,8 +188,8 @@ def _server_for(name: str) -> str | None:
 
     if isinstance(system(name).policy, StaticPolicy):
         return None
-    wanted = (name,) if name in _SERVERS else _SERVERS
-    return next((one for one in wanted if refusal(system(name), one) is None), None)
+    backends = (name,) if name in _SERVERS else _SERVERS
+    return next((backend for backend in backends if refusal(system(name), backend) is None), None)
 
 
 def _finite(value: Any) -> Any:
@@ -197,9 +197,9 @@ def _finite(value: Any) -> Any:
     if isinstance(value, float):
         return finite(value)
     if isinstance(value, Mapping):
-        return {name: _finite(one) for name, one in value.items()}
+        return {name: _finite(member) for name, member in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_finite(one) for one in value]
+        return [_finite(member) for member in value]
     return value
 
 

@@ -74,10 +74,10 @@ class Runs:
 
     def level(self, rate_rps: float, seed: int, requests: int) -> Run:
         """The run, made if there is none yet."""
-        asked = (rate_rps, seed, requests)
-        if asked not in self._known:
-            self._known[asked] = self._made(*asked)
-        return self._known[asked]
+        key = (rate_rps, seed, requests)
+        if key not in self._known:
+            self._known[key] = self._made(*key)
+        return self._known[key]
 
     def run(self, rate_rps: float, seed: int, requests: int) -> LevelSample:
         """The sample of the run, which is made unless it is known."""
@@ -147,13 +147,13 @@ class Servers:
         return self._started(backend_of(experiment_salted), spec)
 
     def _started(self, backend: Backend, spec: CellSpec) -> CellServer:
-        wanted = (backend.name, repr(backend), backend.configuration(spec))
-        if self._running is not None and self._running[0] == wanted:
+        key = (backend.name, repr(backend), backend.configuration(spec))
+        if self._running is not None and self._running[0] == key:
             return self._running[1]
         self.stop()
         folder = self.folder / spec.cell
         self.starts += 1
         deployment = self._stack.enter_context(backend.started(spec, folder))
         server = RealServer(deployment, folder, "none")
-        self._running = (wanted, server)
+        self._running = (key, server)
         return server

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any
 
 from optuna import samplers
@@ -15,6 +14,7 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
 from ...workloads.errors import SloBenchError, UnknownNameError
+from ...workloads.extras import need
 from .dimension import Dimension, Value
 
 _STARTUP = 10  # configurations at random before a model of them is trusted
@@ -31,15 +31,14 @@ class SamplerKind:
     numeric ranges.
 
     `learns_from_pruned`: it uses pruned trials; for the others such a trial counts as finished,
-    with its estimated value. `needs` are packages.
+    with its estimated value. `extra` is the one that it needs.
     """
 
     make: MakeSampler
     several: bool = True
     numbers: bool = False
     learns_from_pruned: bool = True
-    needs: tuple[str, ...] = ()
-    extra: str = ""
+    extra: str | None = None
 
 
 class ByNumber(BaseSampler):
@@ -128,7 +127,6 @@ SAMPLERS: Mapping[str, SamplerKind] = {
     "gp": SamplerKind(
         _optuna(samplers.GPSampler, n_startup_trials=_STARTUP),
         learns_from_pruned=False,
-        needs=("torch", "scipy"),
         extra="torch",
     ),
     "cmaes": SamplerKind(
@@ -140,7 +138,6 @@ SAMPLERS: Mapping[str, SamplerKind] = {
         ),
         several=False,
         numbers=True,
-        needs=("cmaes",),
     ),
     "nsga2": SamplerKind(
         _optuna(samplers.NSGAIISampler, population_size=_POPULATION), learns_from_pruned=False
@@ -159,15 +156,17 @@ def checked(name: str, dimensions: Sequence[Dimension], objectives: int) -> Samp
     if name not in SAMPLERS:
         raise UnknownNameError("sampler", name, SAMPLERS)
     kind = SAMPLERS[name]
-    missing = [package for package in kind.needs if find_spec(package) is None]
-    if missing:
-        how = f"'slo-bench[{kind.extra}]'" if kind.extra else " ".join(missing)
-        raise SloBenchError(f"the sampler {name} needs {' and '.join(missing)}: pip install {how}")
+    if kind.extra is not None:
+        need(kind.extra, f"the sampler {name}")
     if objectives > 1 and not kind.several:
         raise SloBenchError(
             f"the sampler {name} takes one objective, but there are {objectives}; use nsga2 or tpe"
         )
-    words = [one.name for one in dimensions if one.choices is not None and len(one.choices) > 1]
+    words = [
+        dimension.name
+        for dimension in dimensions
+        if dimension.choices is not None and len(dimension.choices) > 1
+    ]
     if kind.numbers and words:
         raise SloBenchError(
             f"the sampler {name} searches numbers, but {words[0]} is one of several words; fix it "
@@ -184,7 +183,7 @@ def grid_of(dimensions: Sequence[Dimension]) -> dict[str, list[Value]]:
     Raises:
         SloBenchError: there are too many combinations.
     """
-    grid = {one.name: list(one.points(GRID_POINTS)) for one in dimensions}
+    grid = {dimension.name: list(dimension.points(GRID_POINTS)) for dimension in dimensions}
     count = 1
     for values in grid.values():
         count *= len(values)

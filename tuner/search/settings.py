@@ -134,9 +134,9 @@ class Aim:
         """Whether only configurations count that reach the target at the rate."""
         return COST in self.names and CAPACITY not in self.names
 
-    def better(self, objective: TuningObjective, one: float, other: float) -> bool:
-        """Whether `one` is strictly better than `other`."""
-        return one > other if objective.maximise else one < other
+    def better(self, objective: TuningObjective, value: float, other: float) -> bool:
+        """Whether `value` is strictly better than `other`."""
+        return value > other if objective.maximise else value < other
 
 
 SOUGHT = "Objectives"
@@ -146,12 +146,12 @@ PROVED = "Confirmation"
 
 def _searched(text: str) -> tuple[str, str]:
     """A `--search` option: a name, and its range, which may be left out."""
-    name, equals, what = (piece.strip() for piece in text.partition("="))
-    if not name or (equals and not what):
+    name, equals, values = (piece.strip() for piece in text.partition("="))
+    if not name or (equals and not values):
         raise SloBenchError(
             f"cannot read --search {text!r}; write NAME, NAME=LOW..HIGH or NAME=A,B,…"
         )
-    return name, what
+    return name, values
 
 
 class TuneSettings(BaseModel):

@@ -30,7 +30,9 @@ SERVER = "server."  # begins the name of a server's own option
 _MOST_DRAWS = 2000
 
 SETTINGS = {  # of an experiment that may be searched
-    path: one for path, one in declared(ExperimentSchema).items() if one.setting.tunable
+    path: declaration
+    for path, declaration in declared(ExperimentSchema).items()
+    if declaration.setting.tunable
 }
 _COUNTING = ("instances", "tp", "pp", "embed_instances")  # they change how many GPUs there are
 
@@ -45,27 +47,32 @@ class Space:
 
     def suggest(self, trial: Trial) -> Configuration:
         """The value of each dimension that the sampler suggests for `trial`."""
-        return {one.name: one.suggest(trial) for one in self.dimensions}
+        return {dimension.name: dimension.suggest(trial) for dimension in self.dimensions}
 
     @property
     def default(self) -> Configuration | None:
         """The default as a point of the space; None if it is none."""
-        for one in self.dimensions:
-            if one.name not in self.defaults or not one.holds(self.defaults[one.name]):
+        for dimension in self.dimensions:
+            if dimension.name not in self.defaults or not dimension.holds(
+                self.defaults[dimension.name]
+            ):
                 return None
-        return {one.name: one.own(self.defaults[one.name]) for one in self.dimensions}
+        return {
+            dimension.name: dimension.own(self.defaults[dimension.name])
+            for dimension in self.dimensions
+        }
 
     @property
     def size(self) -> float:
         """Number of configurations in the space."""
-        return float(np.prod([one.size for one in self.dimensions]))
+        return float(np.prod([dimension.size for dimension in self.dimensions]))
 
     def untried(self, tried: Iterable[str], rng: np.random.Generator) -> Configuration | None:
         """A random configuration with a key that is not in `tried`; None if none is found."""
-        known = set(tried)
+        tried_keys = set(tried)
         for _ in range(_MOST_DRAWS):
-            drawn = {one.name: _drawn(one, rng) for one in self.dimensions}
-            if key_of(drawn) not in known:
+            drawn = {dimension.name: _drawn(dimension, rng) for dimension in self.dimensions}
+            if key_of(drawn) not in tried_keys:
                 return drawn
         return None
 
@@ -115,16 +122,18 @@ def _server_words(name: str, value: Value) -> list[str]:
     return [f"--{name}", str(value)]
 
 
-def _drawn(one: Dimension, rng: np.random.Generator) -> Value:
-    if one.choices is not None:
-        return one.choices[int(rng.integers(len(one.choices)))]
-    if one.step is not None or one.whole:
-        step = one.step or 1
-        value = one.low + step * int(rng.integers(int(one.size)))
-        return int(value) if one.whole else one.rounded(value)
-    if one.log:
-        return one.rounded(float(np.exp(rng.uniform(np.log(one.low), np.log(one.high)))))
-    return one.rounded(float(rng.uniform(one.low, one.high)))
+def _drawn(dimension: Dimension, rng: np.random.Generator) -> Value:
+    if dimension.choices is not None:
+        return dimension.choices[int(rng.integers(len(dimension.choices)))]
+    if dimension.step is not None or dimension.whole:
+        step = dimension.step or 1
+        value = dimension.low + step * int(rng.integers(int(dimension.size)))
+        return int(value) if dimension.whole else dimension.rounded(value)
+    if dimension.log:
+        return dimension.rounded(
+            float(np.exp(rng.uniform(np.log(dimension.low), np.log(dimension.high))))
+        )
+    return dimension.rounded(float(rng.uniform(dimension.low, dimension.high)))
 
 
 def key_of(configuration: Configuration) -> str:
@@ -133,98 +142,102 @@ def key_of(configuration: Configuration) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def space_of(experiment: Experiment, asked: Mapping[str, Asked], gpus: int | None) -> Space:
+def space_of(experiment: Experiment, searched: Mapping[str, Asked], gpus: int | None) -> Space:
     """The search space: by default all parameters of the system that the machine does not give,
     else the named dimensions.
 
     Args:
         experiment: one system, with one value for every setting.
-        asked: name to range or values, as in `--search`; "" is the whole range of a parameter.
+        searched: name to range or values, as in `--search`; "" is the whole range of a parameter.
         gpus: the number of GPUs, if it is fixed: it limits numbers of instances.
 
     Raises:
         SloBenchError: a name is unknown, or a range is missing or beyond a parameter's bounds.
     """
     name = experiment.systems[0]
-    found = system(name)
-    bounds = _searchable(found, experiment.backend)
+    stock = system(name)
+    bounds = _searchable(stock, experiment.backend)
     set_already = experiment.parameters.get(name, {})
-    wanted: dict[str, Dimension] = {}
-    for full_name, what in (asked or {PARAMETERS: ""}).items():
+    dimensions: dict[str, Dimension] = {}
+    for full_name, values in (searched or {PARAMETERS: ""}).items():
         if full_name == PARAMETERS:
-            for parameter, of_parameter in bounds.items():
-                dimension = None if of_parameter.given else of_bounds(parameter, of_parameter)
+            for parameter, parameter_bounds in bounds.items():
+                dimension = (
+                    None if parameter_bounds.environment else of_bounds(parameter, parameter_bounds)
+                )
                 if dimension is not None and parameter not in set_already and dimension.size > 1:
-                    wanted.setdefault(parameter, _affordable(dimension, found, gpus))
+                    dimensions.setdefault(parameter, _affordable(dimension, stock, gpus))
             continue
-        one = _short(full_name, found)
-        dimension = _dimension(one, what, found, bounds, experiment)
-        wanted[one] = dimension if what != "" else _affordable(dimension, found, gpus)
-        if one in set_already or (one in SETTINGS and _is_set(experiment, one)):
-            raise SloBenchError(f"{one} is both set and searched; keep one of them")
-    if not wanted:
+        short_name = _short(full_name, stock)
+        dimension = _dimension(short_name, values, stock, bounds, experiment)
+        dimensions[short_name] = dimension if values != "" else _affordable(dimension, stock, gpus)
+        if short_name in set_already or (
+            short_name in SETTINGS and _is_set(experiment, short_name)
+        ):
+            raise SloBenchError(f"{short_name} is both set and searched; keep one of them")
+    if not dimensions:
         raise SloBenchError(
-            f"{found.name} has no parameters to search; name settings, as in --search tp=1,2,4"
+            f"{stock.name} has no parameters to search; name settings, as in --search tp=1,2,4"
         )
-    return Space(name, tuple(wanted.values()), _defaults(experiment, found, wanted))
+    return Space(name, tuple(dimensions.values()), _defaults(experiment, stock, dimensions))
 
 
-def _searchable(found: System, backend: str) -> dict[str, Bounds]:
+def _searchable(stock: System, backend: str) -> dict[str, Bounds]:
     """The parameters; of a server as it is those that are options of its own."""
-    own = OWN_OPTIONS.get(backend, {}) if found.name == backend else found.bounds()
-    return {name: bounds for name, bounds in found.bounds().items() if name in own}
+    options = OWN_OPTIONS.get(backend, {}) if stock.name == backend else stock.bounds()
+    return {name: bounds for name, bounds in stock.bounds().items() if name in options}
 
 
-def _short(full_name: str, found: System) -> str:
+def _short(full_name: str, stock: System) -> str:
     owner, dot, rest = full_name.partition(".")
     if not dot or full_name.startswith(SERVER):
         return full_name
-    if owner != found.name:
-        raise UnknownNameError("system in --search", owner, [found.name])
+    if owner != stock.name:
+        raise UnknownNameError("system in --search", owner, [stock.name])
     return rest
 
 
 def _dimension(
-    name: str, what: Asked, found: System, bounds: Mapping[str, Bounds], experiment: Experiment
+    name: str, values: Asked, stock: System, bounds: Mapping[str, Bounds], experiment: Experiment
 ) -> Dimension:
     if name.startswith(SERVER):
         if experiment.backend not in ("vllm", "sglang"):
             raise SloBenchError(
                 f"{name} is an option of a server; search it with `slo-bench tune server`"
             )
-        return _read(name, what, whole=False, needs_range=True)
+        return _read(name, values, whole=False, needs_range=True)
     if name in bounds:
-        of_parameter = bounds[name]
-        if what == "":
-            whole_range = of_bounds(name, of_parameter)
+        parameter_bounds = bounds[name]
+        if values == "":
+            whole_range = of_bounds(name, parameter_bounds)
             if whole_range is None:
                 raise SloBenchError(
-                    f"{found.name}.{name} has no bounds ({of_parameter}); give the range, as in "
-                    f"--search {name}=1..10"
+                    f"{stock.name}.{name} has no bounds ({parameter_bounds}); give the range, as "
+                    f"in --search {name}=1..10"
                 )
             return whole_range
-        read = _read(name, what, whole=of_parameter.whole, needs_range=False)
-        _check_bounds(read, of_parameter, found.name)
+        read = _read(name, values, whole=parameter_bounds.whole, needs_range=False)
+        _check_bounds(read, parameter_bounds, stock.name)
         return read
     if name not in SETTINGS:
         raise UnknownNameError(
             "parameter or setting in --search", name, [*bounds, *SETTINGS, PARAMETERS]
         )
-    read = _read(name, what, whole=SETTINGS[name].kind is int, needs_range=True)
+    read = _read(name, values, whole=SETTINGS[name].kind is int, needs_range=True)
     for value in read.points(2):
         changed: dict[str, Any] = {name: value}
         Experiment(**changed)  # raises if a value is invalid
     return read
 
 
-def _read(name: str, what: Asked, *, whole: bool, needs_range: bool) -> Dimension:
-    if needs_range and what == "":
+def _read(name: str, values: Asked, *, whole: bool, needs_range: bool) -> Dimension:
+    if needs_range and values == "":
         raise SloBenchError(f"give the values of {name} to search, as in --search {name}=1,2,4")
-    if isinstance(what, str):
-        return parse(name, what, whole=whole)
-    if isinstance(what, Sequence):
-        return of_values(name, list(what))
-    return of_values(name, [what])
+    if isinstance(values, str):
+        return parse(name, values, whole=whole)
+    if isinstance(values, Sequence):
+        return of_values(name, list(values))
+    return of_values(name, [values])
 
 
 def _check_bounds(read: Dimension, bounds: Bounds, owner: str) -> None:
@@ -239,49 +252,53 @@ def _check_bounds(read: Dimension, bounds: Bounds, owner: str) -> None:
         bounds.check(f"{owner}.{read.name}", value)
 
 
-def _affordable(dimension: Dimension, found: System, gpus: int | None) -> Dimension:
+def _affordable(dimension: Dimension, stock: System, gpus: int | None) -> Dimension:
     """A parameter that counts instances no higher than there are GPUs for the instances it
     makes.
     """
-    if gpus is None or not dimension.whole or found.cluster is None:
+    if gpus is None or not dimension.whole or stock.cluster is None:
         return dimension
     name = dimension.name
-    if name not in found.cluster.bounds():
+    if name not in stock.cluster.bounds():
         return dimension
     others = {
-        other: int(of.low)
-        for other, of in found.cluster.bounds().items()
-        if of.whole and of.low is not None and other != name and _counts(found, other)
+        other: int(parameter_bounds.low)
+        for other, parameter_bounds in stock.cluster.bounds().items()
+        if parameter_bounds.whole
+        and parameter_bounds.low is not None
+        and other != name
+        and _counts(stock, other)
     }
-    if not _counts(found, name):
+    if not _counts(stock, name):
         return dimension
     high = int(dimension.low)
     while high < dimension.high:
-        bigger = found.with_parameters(**others, **{name: high + 1})
+        bigger = stock.with_parameters(**others, **{name: high + 1})
         if bigger.least_instances > gpus:
             break
         high += 1
     return replace(dimension, high=high, log=False)
 
 
-def _counts(found: System, name: str) -> bool:
+def _counts(stock: System, name: str) -> bool:
     """Whether a parameter is a number of instances."""
-    now = found.parameters()[name]
-    bounds = found.bounds()[name]
+    now = stock.parameters()[name]
+    bounds = stock.bounds()[name]
     if isinstance(now, bool) or not isinstance(now, int):
         return False
     now = max(1, now)  # 0: as many as the load needs, or all others
     other = now + 1 if bounds.high is None or now + 1 <= bounds.high else now - 1
-    return found.with_parameters(**{name: other}).least_instances != found.least_instances
+    return stock.with_parameters(**{name: other}).least_instances != stock.least_instances
 
 
 def counts_gpus(space: Space) -> tuple[str, ...]:
     """The dimensions that change a configuration's number of GPUs, unless that is fixed."""
-    found = system(space.system)
+    stock = system(space.system)
     return tuple(
-        one.name
-        for one in space.dimensions
-        if one.name in _COUNTING or (one.name in found.bounds() and _counts(found, one.name))
+        dimension.name
+        for dimension in space.dimensions
+        if dimension.name in _COUNTING
+        or (dimension.name in stock.bounds() and _counts(stock, dimension.name))
     )
 
 
@@ -290,20 +307,20 @@ def _is_set(experiment: Experiment, name: str) -> bool:
 
 
 def _defaults(
-    experiment: Experiment, found: System, wanted: Mapping[str, Dimension]
+    experiment: Experiment, stock: System, dimensions: Mapping[str, Dimension]
 ) -> dict[str, Value]:
-    parameters = found.parameters()
+    parameters = stock.parameters()
     defaults: dict[str, Value] = {}
-    for name in wanted:
+    for name in dimensions:
         value = None
         if name in parameters:
             value = parameters[name]
         elif name in SETTINGS:
             value = getattr(experiment, name)[0]
             if name == "instances" and value is None and experiment.gpus == (None,):
-                value = found.least_instances
+                value = stock.least_instances
             if name == "router" and value is None and experiment.backend == SIMULATED:
-                value = found.router
+                value = stock.router
         if value is not None:
             defaults[name] = value
     return defaults

@@ -36,6 +36,7 @@ from sqlalchemy.exc import (
 
 from ...harness.results.checkpoint import cut_half_a_line
 from ...workloads.errors import FileFormatError, SloBenchError
+from ...workloads.extras import import_failure
 from ...workloads.trust import check as check_trust
 from ...workloads.whole_file import write_whole
 
@@ -65,10 +66,10 @@ def study_location(
     Raises:
         SloBenchError: the study is kept in another storage, or the file is damaged.
     """
-    asked = None if storage is None else _anywhere(storage)
+    url = None if storage is None else _anywhere(storage)
     path = folder / STUDY_FILE
     if not resume or not path.is_file():
-        return StudyLocation(asked, study or folder.resolve().name)
+        return StudyLocation(url, study or folder.resolve().name)
     try:
         kept = json.loads(path.read_text("utf-8"))
         before = StudyLocation(kept["storage"], kept["study"])
@@ -76,19 +77,19 @@ def study_location(
         raise FileFormatError(path, None, f"cannot be read: {error}") from error
     if study is not None and study != before.study:
         raise SloBenchError(f"the study of {folder} is {before.study}, not {study}")
-    if asked is not None and without_password(asked) != before.storage:
+    if url is not None and without_password(url) != before.storage:
         where = before.storage or "a journal file in the folder"
         raise SloBenchError(
-            f"the study of {folder} is kept in {where}, not in {without_password(asked)}: leave "
+            f"the study of {folder} is kept in {where}, not in {without_password(url)}: leave "
             "--storage out"
         )
-    if asked is None and before.storage is not None:
+    if url is None and before.storage is not None:
         check_trust(
             before.storage,
             f"{path} keeps the study in {before.storage}, outside the folder; --storage with the "
             "same storage says that it is yours",
         )
-    return StudyLocation(asked or before.storage, before.study)
+    return StudyLocation(url or before.storage, before.study)
 
 
 def without_password(url: str) -> str:
@@ -215,6 +216,8 @@ def _open_in_time(url: str) -> BaseStorage:
     try:
         return opened.result(_PATIENCE_S)
     except Exception as error:
+        if isinstance(error, ImportError) and (failure := import_failure(error)) is not None:
+            raise failure from None
         late = isinstance(error, TimeoutError) and not opened.done()
         lines = [f"it has not answered within {_PATIENCE_S:g} s"] if late else []
         lines += str(error).strip().splitlines()
@@ -227,6 +230,7 @@ def _open_in_time(url: str) -> BaseStorage:
 def _database(url: str) -> BaseStorage:
     # A connection that was idle for a run of an hour may be gone: it is tried before it is used.
     options = {"pool_pre_ping": True}
+    make_url(url).get_dialect().import_dbapi()  # Optuna does not say which module is missing
     for _ in range(_TRIES):
         try:
             return RDBStorage(url, options)
@@ -267,12 +271,12 @@ class _WholeLines(BaseJournalFileLock):
 
     def acquire(self) -> bool:
         """Wait for the lock and cut off an incomplete last line."""
-        with contextlib.ExitStack() as taken:
-            taken.enter_context(self._threads)
-            file = taken.enter_context(self._path.open("r+b"))
+        with contextlib.ExitStack() as resources:
+            resources.enter_context(self._threads)
+            file = resources.enter_context(self._path.open("r+b"))
             fcntl.flock(file, fcntl.LOCK_EX)
             cut_half_a_line(file)
-            self._held = taken.pop_all()
+            self._held = resources.pop_all()
         return True
 
     def release(self) -> None:

@@ -16,7 +16,6 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
 from ...workloads.errors import SloBenchError
+from ...workloads.extras import need
 from ..capacity.options import SearchOutcome
 from .evaluate import PruningThreshold
 from .settings import CAPACITY, Aim
@@ -157,7 +157,7 @@ def _row(trial: FrozenTrial) -> TrialRow:
         state = UNDECIDED
     else:
         state = FINISHED
-    own = ("default", "requests", "failed", "infeasible", "lost")
+    own_columns = ("default", "requests", "failed", "infeasible", "lost")
     return TrialRow(
         trial.number,
         state,
@@ -165,7 +165,7 @@ def _row(trial: FrozenTrial) -> TrialRow:
         None if values is None else tuple(values),
         bool(attrs.get("default")),
         int(attrs.get("requests", 0)),
-        {name: v for name, v in attrs.items() if name not in own},
+        {name: v for name, v in attrs.items() if name not in own_columns},
         attrs.get("infeasible") or attrs.get("failed"),
     )
 
@@ -188,10 +188,10 @@ def _best(finished: Sequence[TrialRow], aim: Aim) -> list[TrialRow]:
     return sorted(finished, key=order)[:1]
 
 
-def _dominates(one: TrialRow, other: TrialRow, aim: Aim) -> bool:
-    assert one.values is not None
+def _dominates(row: TrialRow, other: TrialRow, aim: Aim) -> bool:
+    assert row.values is not None
     assert other.values is not None
-    pairs = list(zip(aim.objectives, one.values, other.values, strict=True))
+    pairs = list(zip(aim.objectives, row.values, other.values, strict=True))
     worse = any(aim.better(objective, b, a) for objective, a, b in pairs)
     return not worse and any(aim.better(objective, a, b) for objective, a, b in pairs)
 
@@ -199,7 +199,7 @@ def _dominates(one: TrialRow, other: TrialRow, aim: Aim) -> bool:
 def _importances(
     ended: Sequence[FrozenTrial], rows: Mapping[int, TrialRow], aim: Aim
 ) -> dict[str, dict[str, tuple[float, float, float]]]:
-    found = {}
+    shares_of = {}
     for place, objective in enumerate(aim.objectives):
         values = [
             math.nan if (row := rows[trial.number]).values is None else row.values[place]
@@ -208,8 +208,8 @@ def _importances(
         if objective.name == CAPACITY:  # a lower bound says nothing of what matters
             undecided = [rows[trial.number].state == UNDECIDED for trial in ended]
             values = np.where(undecided, math.nan, values).tolist()
-        found[objective.name] = stable_importances(ended, values, maximise=objective.maximise)
-    return found
+        shares_of[objective.name] = stable_importances(ended, values, maximise=objective.maximise)
+    return shares_of
 
 
 RESAMPLES = 60
@@ -233,13 +233,13 @@ def stable_importances(
         shares = importances(
             [trials[k] for k in chosen], [values[k] for k in chosen], maximise=maximise
         )
-        for name, of in drawn.items():
-            of.append(shares.get(name, 0.0))
+        for name, shares_drawn in drawn.items():
+            shares_drawn.append(shares.get(name, 0.0))
     kept = {}
-    for name, of in drawn.items():
-        low, high = np.percentile(of, _RANGE)
+    for name, shares_drawn in drawn.items():
+        low, high = np.percentile(shares_drawn, _RANGE)
         if low > 1 / len(drawn):
-            kept[name] = (float(np.median(of)), float(low), float(high))
+            kept[name] = (float(np.median(shares_drawn)), float(low), float(high))
     return dict(sorted(kept.items(), key=lambda item: -item[1][0]))
 
 
@@ -267,11 +267,9 @@ def importances(
     """
     if evaluator not in EVALUATORS:
         raise SloBenchError(f"importances are by {' or '.join(EVALUATORS)}, not {evaluator!r}")
-    if evaluator == "fanova" and find_spec("sklearn") is None:
-        raise SloBenchError(
-            "importances by fanova need scikit-learn: pip install 'slo-bench[regressors]'"
-        )
-    known = [
+    if evaluator == "fanova":
+        need("regressors", "importances by fanova")
+    usable = [
         create_trial(
             params=trial.params,
             distributions=trial.distributions,
@@ -281,10 +279,10 @@ def importances(
         for trial, value in zip(trials, values, strict=True)
         if math.isfinite(value) and trial.params
     ]
-    if len(known) < LEAST_TRIALS or len({trial.value for trial in known}) < 2:
+    if len(usable) < LEAST_TRIALS or len({trial.value for trial in usable}) < 2:
         return {}
     study = optuna.create_study(direction="maximize" if maximise else "minimize")
-    study.add_trials(known)
+    study.add_trials(usable)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # both are marked experimental
         chosen: optuna.importance.BaseImportanceEvaluator = (
@@ -292,5 +290,5 @@ def importances(
             if evaluator == "fanova"
             else optuna.importance.PedAnovaImportanceEvaluator()
         )
-        found = optuna.importance.get_param_importances(study, evaluator=chosen)
-    return {name: float(share) for name, share in found.items()}
+        share_of = optuna.importance.get_param_importances(study, evaluator=chosen)
+    return {name: float(share) for name, share in share_of.items()}

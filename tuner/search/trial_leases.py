@@ -89,8 +89,8 @@ def working(study: Study, name: str) -> bool:
     """
     machine, pid, began, _ = name.split("/")
     if machine == socket.gethostname() and began:
-        own = int(pid) == os.getpid()
-        return _began(int(pid)) == began and (not own or name in _ALIVE)
+        is_this_process = int(pid) == os.getpid()
+        return _began(int(pid)) == began and (not is_this_process or name in _ALIVE)
     signs = study._storage.get_study_system_attrs(study._study_id)
     signed_s = float(signs.get(_SIGN + name, 0.0))
     if not signed_s:
@@ -110,11 +110,11 @@ def cut_trials(study: Study, *, unsigned: bool) -> list[FrozenTrial]:
     while it signs.
     """
     running = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-    found = []
+    cut = []
     for trial in running:
         if (noted(trial, OWNER) is None and unsigned) or not _in_hand(study, trial):
-            found.append(trial)
-    return found
+            cut.append(trial)
+    return cut
 
 
 def _in_hand(study: Study, trial: FrozenTrial) -> bool:

@@ -62,7 +62,7 @@ def tune(
     study_name: str | None = None,
     resume: bool = False,
     progress: Watch | None = None,
-    confirming: Confirming = lambda done, of: None,
+    confirming: Confirming = lambda done, total: None,
     ended: Ended | None = None,
     warn: Callable[[str], None] = lambda line: None,
     pool: WorkerPool | None = None,
@@ -93,10 +93,10 @@ def tune(
         SloBenchError: settings are invalid, the folder or the storage cannot be used, or no
             configuration could be evaluated.
     """
-    asked = settings or TuneSettings()
-    made = prepared(experiment, asked)
+    tune_settings = settings or TuneSettings()
+    tuning = prepared(experiment, tune_settings)
     _check_pool(experiment, pool, jobs)
-    folder = Path(out) if out is not None else new_folder(f"tune-{made.space.system}")
+    folder = Path(out) if out is not None else new_folder(f"tune-{tuning.space.system}")
     if resume and not (folder / ASKED_FILE).is_file():
         raise SloBenchError(f"there is nothing to resume in {folder}: no {ASKED_FILE}")
     if not resume and not _is_new(folder):
@@ -105,22 +105,22 @@ def tune(
         )
     place = study_location(folder, storage, study_name, resume=resume)
     with quiet(), within_reach(place, folder), opened(place.storage, folder) as kept:
-        _write_asked(folder, experiment, asked, place)
+        _write_asked(folder, experiment, tune_settings, place)
         with one_at_a_time(folder):
             for unfinished in folder.glob(".*.[0-9]*.part"):
                 unfinished.unlink()  # of a process that was killed; the lock excludes other writers
-            study = _study(kept, place.study, made, alone=place.storage is None)
+            study = _study(kept, place.study, tuning, alone=place.storage is None)
         with Servers(folder / "servers") as servers:
             evaluation = ConfigurationEvaluator(
-                made.experiment,
-                made.space,
-                made.aim,
-                asked.tolerance,
+                tuning.experiment,
+                tuning.space,
+                tuning.aim,
+                tune_settings.tolerance,
                 folder,
                 servers,
                 ended,
                 pool,
-                max_search_s=asked.max_time_s and asked.max_time_s * _SEARCH_SHARE,
+                max_search_s=tune_settings.max_time_s and tune_settings.max_time_s * _SEARCH_SHARE,
             )
             watch = None if progress is None else _one_by_one(progress)
             alone = dataclasses.replace(evaluation, folder=folder / "alone", ended=None, pool=None)
@@ -130,16 +130,18 @@ def tune(
             def work() -> None:
                 name = new_name()
                 with alive(study, name):
-                    StudyWorker(study, made, evaluation, name, place.storage is None, watch).work()
+                    StudyWorker(
+                        study, tuning, evaluation, name, place.storage is None, watch
+                    ).work()
 
             if pool is None:
                 work()
             else:
-                together([work] * min(jobs or pool.at_once, asked.trials), pool)
-        found = study_results(study, made.aim, made.space)
-        if found.running:  # the last process concludes
-            return TuningOutcome(folder, made.experiment, asked, found, (), ())
-        return concluded(evaluation, asked, found, confirming)
+                together([work] * min(jobs or pool.at_once, tune_settings.trials), pool)
+        results = study_results(study, tuning.aim, tuning.space)
+        if results.running:  # the last process concludes
+            return TuningOutcome(folder, tuning.experiment, tune_settings, results, (), ())
+        return concluded(evaluation, tune_settings, results, confirming)
 
 
 def _check_pool(experiment: Experiment, pool: WorkerPool | None, jobs: int | None) -> None:
@@ -186,13 +188,13 @@ def _write_asked(
         write_whole(path, [text_of(experiment, settings).encode()])
 
 
-def _study(storage: optuna.storages.BaseStorage, name: str, made: Tuning, alone: bool) -> Study:
+def _study(storage: optuna.storages.BaseStorage, name: str, tuning: Tuning, alone: bool) -> Study:
     """The study, created or loaded. `alone`: no other process is setting it up."""
-    settings, aim = made.settings, made.aim
+    settings, aim = tuning.settings, tuning.aim
     kind = SAMPLERS[settings.sampler]
-    sampler = ByNumber(lambda seed: kind.make(seed, made.space.dimensions), settings.sampler_seed)
+    sampler = ByNumber(lambda seed: kind.make(seed, tuning.space.dimensions), settings.sampler_seed)
     pruner = optuna.pruners.MedianPruner(n_startup_trials=_MEDIAN_STARTUP)
-    asked = text_of(made.experiment, settings, budget=False)
+    settings_text = text_of(tuning.experiment, settings, budget=False)
     try:
         study = optuna.create_study(
             storage=storage,
@@ -206,10 +208,10 @@ def _study(storage: optuna.storages.BaseStorage, name: str, made: Tuning, alone:
         study = optuna.load_study(study_name=name, storage=storage, sampler=sampler, pruner=pruner)
         before = _asked_before(study, 0.0 if alone else _SETTING_UP_S)
     if before is None:
-        _set_up(study, made, asked)
+        _set_up(study, tuning, settings_text)
     else:
         remedy = "choose another folder (--out) or another name (--study)"
-        check_settings(Path(ASKED_FILE), before, asked, f"the study {name}", remedy)
+        check_settings(Path(ASKED_FILE), before, settings_text, f"the study {name}", remedy)
     return study
 
 
@@ -220,18 +222,18 @@ def _asked_before(study: Study, patience_s: float) -> str | None:
     return before
 
 
-def _set_up(study: Study, made: Tuning, asked: str) -> None:
+def _set_up(study: Study, tuning: Tuning, settings_text: str) -> None:
     """Set the settings attribute last: it marks a study that is complete."""
     trials = study.get_trials(deepcopy=False)
     if any("default" not in trial.user_attrs for trial in trials):
         raise SloBenchError(
             f"the study {study.study_name} was not made by slo-bench: choose another name (--study)"
         )
-    study.set_metric_names(list(made.aim.names))
-    default = made.space.default
+    study.set_metric_names(list(tuning.aim.names))
+    default = tuning.space.default
     if default is not None and not trials:
         study.enqueue_trial(dict(default), user_attrs={"default": True})
-    study.set_user_attr(_ASKED, asked)
+    study.set_user_attr(_ASKED, settings_text)
 
 
 def prepared(experiment: Experiment, settings: TuneSettings) -> Tuning:

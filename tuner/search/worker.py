@@ -63,7 +63,7 @@ class StudyWorker:
     """One process's work on a study. `alone`: all processes of the study share the folder."""
 
     study: Study
-    made: Tuning
+    tuning: Tuning
     evaluation: ConfigurationEvaluator
     name: str
     alone: bool
@@ -81,9 +81,9 @@ class StudyWorker:
                 self.progress(
                     TuneProgress(
                         len(counted(trials)),
-                        self.made.settings.trials,
+                        self.tuning.settings.trials,
                         sum(t.user_attrs.get("requests", 0) for t in trials),
-                        best_of(trials, self.made.aim),
+                        best_of(trials, self.tuning.aim),
                     )
                 )
 
@@ -108,7 +108,7 @@ class StudyWorker:
             return trial
 
     def _spent(self, begun: Sequence[FrozenTrial]) -> bool:
-        settings = self.made.settings
+        settings = self.tuning.settings
         tried = counted(begun)
         infeasible = len(begun) - len(tried)
         if len(tried) >= settings.trials or infeasible >= _MOST_INFEASIBLE * settings.trials:
@@ -126,15 +126,15 @@ class StudyWorker:
 
     def _queue_untried(self, trials: Sequence[FrozenTrial]) -> bool:
         tried = [key for trial in trials if (key := noted(trial, KEY)) is not None]
-        rng = np.random.default_rng((self.made.settings.sampler_seed, len(trials)))
-        untried = self.made.space.untried(tried, rng)
+        rng = np.random.default_rng((self.tuning.settings.sampler_seed, len(trials)))
+        untried = self.tuning.space.untried(tried, rng)
         if untried is None:
             return False
         self.study.enqueue_trial(dict(untried))
         return True
 
     def _evaluate(self, trial: Trial) -> None:
-        configuration = self.made.space.suggest(trial)
+        configuration = self.tuning.space.suggest(trial)
         note(trial, CONFIGURATION, dict(configuration))
         same = claim(self.study, trial, key_of(configuration))
         if same is not None:
@@ -171,16 +171,16 @@ class StudyWorker:
 
     def _reporter(self, trial: Trial) -> Callable[[int, float], bool]:
         """A function that reports intermediate values to Optuna; it returns whether to prune."""
-        if self.made.aim.single is None:
+        if self.tuning.aim.single is None:
             return lambda step, value: False
 
-        known = trial.storage.get_trial(trial._trial_id).intermediate_values
-        last = max(known, default=-1)  # it was cut after that
+        reported = trial.storage.get_trial(trial._trial_id).intermediate_values
+        last = max(reported, default=-1)  # it was cut after that
 
         def report(step: int, value: float) -> bool:
-            if step not in known:
+            if step not in reported:
                 trial.report(value, step)
-            return self.made.aim.names != (CAPACITY,) and step >= last and trial.should_prune()
+            return self.tuning.aim.names != (CAPACITY,) and step >= last and trial.should_prune()
 
         return report
 
@@ -189,7 +189,7 @@ class StudyWorker:
             trial.set_user_attr(name, value)
         if worth.pace is not None:
             note(trial, PACE, vars(worth.pace))
-        if self.made.aim.must_attain and not worth.lost:
+        if self.tuning.aim.must_attain and not worth.lost:
             trial.set_constraint("attainment", worth.missed)
         if worth.lost:
             trial.set_user_attr("lost", True)
@@ -198,8 +198,8 @@ class StudyWorker:
             self.study.tell(trial, state=TrialState.FAIL)
             return
         note(trial, VALUES, list(worth.values))
-        kind = SAMPLERS[self.made.settings.sampler]
-        single = self.made.aim.single is not None
+        kind = SAMPLERS[self.tuning.settings.sampler]
+        single = self.tuning.aim.single is not None
         if worth.lost and single and kind.learns_from_pruned:
             self.study.tell(trial, state=TrialState.PRUNED)
         else:
@@ -219,12 +219,12 @@ class StudyWorker:
 
     def _pace(self, trials: Sequence[FrozenTrial], gpus: int) -> PruningThreshold | None:
         """The result that a configuration with that number of GPUs must beat."""
-        if set(self.made.aim.names) - {CAPACITY, COST}:
+        if set(self.tuning.aim.names) - {CAPACITY, COST}:
             return None  # a lower capacity may be worth it
         return rivals_pace(trials, gpus)
 
     def _fewest_gpus(self, trials: Sequence[FrozenTrial]) -> int | None:
-        if self.made.aim.names != (COST,):
+        if self.tuning.aim.names != (COST,):
             return None
         met = [
             trial.user_attrs["gpus"]

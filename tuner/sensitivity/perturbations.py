@@ -150,8 +150,8 @@ def _noise(spec: CellSpec, sigma: float) -> World:
     true = usual.predicted_output_tokens
     true = usual.workload.output_tokens if true is None else true
     noise = np.random.default_rng((spec.seed, _LENGTHS_STREAM)).normal(size=len(true))
-    told = np.maximum(1, np.rint(true * np.exp(sigma * noise))).astype(np.int64)
-    return dataclasses.replace(usual, predicted_output_tokens=told)
+    predicted = np.maximum(1, np.rint(true * np.exp(sigma * noise))).astype(np.int64)
+    return dataclasses.replace(usual, predicted_output_tokens=predicted)
 
 
 def _burstiness(spec: CellSpec, cv: float) -> World:
@@ -180,7 +180,7 @@ _STOCK = (
     Perturbation("prediction", "error of predicted lengths, σ", 0.0, (0.25, 0.5, 1.0), 0.0, _noise),
     Perturbation("burstiness", "burstiness (cv of gaps)", 1.0, (0.5, 2.0, 4.0), 0.01, _burstiness),
 )
-PERTURBATIONS: dict[str, Perturbation] = {one.name: one for one in _STOCK}
+PERTURBATIONS: dict[str, Perturbation] = {entry.name: entry for entry in _STOCK}
 
 
 def perturbation(name: str) -> Perturbation:

@@ -130,9 +130,9 @@ class Sensitivity:
 
     def along(self, axis: Perturbation) -> list[Point]:
         """The points of one axis in order, the base where it belongs."""
-        own = [point for point in self.points if point.axis == axis.name]
-        own.append(dataclasses.replace(self.base, axis=axis.name, value=axis.neutral))
-        return sorted(own, key=lambda point: point.value)
+        axis_points = [point for point in self.points if point.axis == axis.name]
+        axis_points.append(dataclasses.replace(self.base, axis=axis.name, value=axis.neutral))
+        return sorted(axis_points, key=lambda point: point.value)
 
 
 Progress = Callable[[int, int], None]  # points done, of how many
@@ -168,15 +168,15 @@ class _Study:
             changed = world(at_rate) if axis is None else axis.change(at_rate, value)
             return simulated_figures(at_rate, changed.workload, _simulated(at_rate, changed))
 
-        def figure(of: Mapping[str, float | int | bool | None]) -> float:
-            found = of[self.ranked.column]
-            return math.nan if found is None else float(found)
+        def figure(by_column: Mapping[str, float | int | bool | None]) -> float:
+            figure_value = by_column[self.ranked.column]
+            return math.nan if figure_value is None else float(figure_value)
 
         if self.ranked.metric != CAPACITY:
-            found = figures(spec.rate_rps)
-            if axis is None and found["stationary"] is False:
-                self.drifting_after_s[system] = float(found["arrival_window_s"] or 0.0)
-            return figure(found)
+            run_figures = figures(spec.rate_rps)
+            if axis is None and run_figures["stationary"] is False:
+                self.drifting_after_s[system] = float(run_figures["arrival_window_s"] or 0.0)
+            return figure(run_figures)
         assert spec.rate_rps is not None
         key = (system, spec.seed)
         crossing_rps = highest_rps(
@@ -261,8 +261,8 @@ def _by_system(cells: Sequence[CellSpec], ranked: Ranked) -> dict[str, list[Cell
     if len(by_system) < 2:
         raise SloBenchError("sensitivity needs at least two systems")
     seeds = {name: [spec.seed for spec in specs] for name, specs in by_system.items()}
-    for name, own in seeds.items():
-        if len(set(own)) != len(own):
+    for name, system_seeds in seeds.items():
+        if len(set(system_seeds)) != len(system_seeds):
             raise SloBenchError(
                 f"{name} has several cells for one seed; vary one thing here and the rest with "
                 "`slo-bench run --sweep`"
@@ -278,15 +278,15 @@ def _systems_that_predict(
     axis = next((axis for axis, _ in axes if axis.name == "prediction"), None)
     if axis is None:
         return set()
-    found = set()
+    names = set()
     for system, specs in by_system.items():
         rate_rps = specs[0].rate_rps
         # At twice the rate, because policies decide nothing without a queue.
         spec = dataclasses.replace(specs[0], rate_rps=None if rate_rps is None else 2 * rate_rps)
         right, wrong = (_simulated(spec, axis.change(spec, sigma)).records for sigma in (0.0, 2.0))
         if not np.array_equal(right.finish_s, wrong.finish_s, equal_nan=True):
-            found.add(system)
-    return found
+            names.add(system)
+    return names
 
 
 def _simulated(spec: CellSpec, changed: World) -> Result:
@@ -327,13 +327,13 @@ def highest_rps(holds: Callable[[float], bool], guess_rps: float) -> float:
 def _flips(base: Point, points: Sequence[Point], ranked: Ranked) -> list[Flip]:
     """Points at which two systems have the opposite order to the base. A tie is no flip."""
     order = base.ranking(ranked)
-    found = []
+    flips = []
     for point in points:
         for ahead, behind in itertools.combinations(order, 2):
             means = point.mean(ahead), point.mean(behind)
             overtaken = means[1] > means[0] if ranked.more_is_better else means[1] < means[0]
             if overtaken and base.mean(ahead) != base.mean(behind):
-                found.append(
+                flips.append(
                     Flip(
                         axis=point.axis,
                         value=point.value,
@@ -344,4 +344,4 @@ def _flips(base: Point, points: Sequence[Point], ranked: Ranked) -> list[Flip]:
                         base_seeds=base.seeds_that_prefer(ahead, behind, ranked),
                     )
                 )
-    return found
+    return flips

@@ -80,30 +80,30 @@ class Arrivals:
         return None
 
     def _states(self, rows: NDArray[np.int64], arrival_s: list[float]) -> list[RequestState]:
-        made = self._made(rows, arrival_s)
+        states = self._plain_states(rows, arrival_s)
         if self._marked:
             w = self._workload
             embeds = w.request_type[rows] == int(RequestType.EMBED)
             inputs = np.where(embeds, w.num_inputs[rows], 0).tolist()
             for r, priority, num_inputs in zip(
-                made, w.priority[rows].tolist(), inputs, strict=True
+                states, w.priority[rows].tolist(), inputs, strict=True
             ):
                 r.priority = priority
                 r.num_inputs = num_inputs
-        return made
+        return states
 
-    def _made(self, rows: NDArray[np.int64], arrival_s: list[float]) -> list[RequestState]:
+    def _plain_states(self, rows: NDArray[np.int64], arrival_s: list[float]) -> list[RequestState]:
         w = self._workload
         ids = (rows + self._first).tolist()
         prompts = w.prompt_tokens[rows].tolist()
         outputs = w.output_tokens[rows].tolist()
-        most = w.max_output_tokens[rows].tolist()
+        max_outputs = w.max_output_tokens[rows].tolist()
         slo = self._slo
         closed = w.concurrency is not None
         if slo is not None and w.prefix_blocks is None and not (closed or self._followers):
             return [
                 RequestState(i, a, p, o, m, slo)
-                for i, a, p, o, m in zip(ids, arrival_s, prompts, outputs, most, strict=True)
+                for i, a, p, o, m in zip(ids, arrival_s, prompts, outputs, max_outputs, strict=True)
             ]
         slos = [slo] * len(ids) if slo is not None else self._slos(rows)
         prefixes = w.prefix_blocks
@@ -118,7 +118,9 @@ class Arrivals:
                 prefixes[i] if prefixes is not None else (),
                 closed or i in self._followers,
             )
-            for i, a, p, o, m, s in zip(ids, arrival_s, prompts, outputs, most, slos, strict=True)
+            for i, a, p, o, m, s in zip(
+                ids, arrival_s, prompts, outputs, max_outputs, slos, strict=True
+            )
         ]
 
     def _slos(self, rows: NDArray[np.int64]) -> list[Slo]:
@@ -128,10 +130,10 @@ class Arrivals:
 
     def _head(self) -> RequestState | None:
         if self._at == len(self._slice):
-            made = self._next_slice()
-            if not made:
+            states = self._next_slice()
+            if not states:
                 return None
-            self._slice = made
+            self._slice = states
             self._at = 0
         return self._slice[self._at]
 
@@ -164,9 +166,9 @@ class Arrivals:
         """All open-loop requests of the present slice (for workloads without followers)."""
         if self._head() is None:
             return []
-        taken = self._slice[self._at :]
+        states = self._slice[self._at :]
         self._at = len(self._slice)
-        return taken
+        return states
 
     def ended(self, row: int, end_s: float, answered: bool) -> None:
         """Row `row` has ended: whoever waited for it may come."""
@@ -218,5 +220,5 @@ class BlockArrivals(Arrivals):
             self._marked = bool(self._workload.priority.any())
             rows = np.delete(np.arange(len(self._workload)), skip)
             self._ready += self._states(rows, self._workload.arrival_s[rows].tolist())
-        made, self._ready = self._ready[:_SLICE_ROWS], self._ready[_SLICE_ROWS:]
-        return made
+        states, self._ready = self._ready[:_SLICE_ROWS], self._ready[_SLICE_ROWS:]
+        return states

@@ -84,7 +84,7 @@ class Cluster:
         self._moving: dict[RequestState, int] = {}  # by the number of the transfer's end
         self._away_s: dict[RequestState, float] = {}  # when they left an instance, with their KV
         self._events: list[_Event] = []
-        self._made = 0
+        self._event_number = 0
         self._closed = self._is_apart = self._is_pair = False
         self._prefill_only = any(instance.engine.prefill_only for instance in instances)
         self._travels = overrides(policy, "travel_s")
@@ -114,8 +114,8 @@ class Cluster:
         self._call_at(time_s, act, ())
 
     def _call_at(self, time_s: float, act: Callable[..., None], args: tuple[Any, ...]) -> None:
-        self._made = made = self._made + 1
-        heappush(self._events, (time_s if time_s > self.now_s else self.now_s, made, act, args))
+        self._event_number = number = self._event_number + 1
+        heappush(self._events, (time_s if time_s > self.now_s else self.now_s, number, act, args))
 
     def send(self, r: RequestState, instance: LazyInstance, travel_s: float = 0.0) -> None:
         """`r`, waiting or with its KV free to enter, is at `instance` in `travel_s`."""
@@ -504,7 +504,7 @@ class Cluster:
     ) -> None:
         self._away_s.setdefault(r, begin_s)
         ends_s = self._carried_s(r, source, target, begin_s, copied_tokens)
-        transfer = self._moving[r] = self._made + 1
+        transfer = self._moving[r] = self._event_number + 1
         self._call_at(ends_s, self._moved, (r, source, target, transfer))
 
     def _carried_s(

@@ -23,8 +23,8 @@ def parse_failures(text: str) -> tuple[Failure, ...]:
     """
     failures = [_failure(part.strip()) for part in text.split(",")]
     for number in {failure.instance for failure in failures}:
-        own = sorted((f for f in failures if f.instance == number), key=lambda f: f.at_s)
-        for before, after in itertools.pairwise(own):
+        outages = sorted((f for f in failures if f.instance == number), key=lambda f: f.at_s)
+        for before, after in itertools.pairwise(outages):
             if after.at_s < before.back_s:
                 raise SloBenchError(f"failures: instance {number} fails again before it is back")
     return tuple(failures)
@@ -41,10 +41,10 @@ def check_failures(failures: Sequence[Failure], instances: int) -> None:
 
 
 def _failure(part: str) -> Failure:
-    found = _ONE.fullmatch(part)
-    if found is None:
+    match = _ONE.fullmatch(part)
+    if match is None:
         raise SloBenchError(f"failures: {part!r} is not like {_EXAMPLE}")
-    number, at_s, back_s = found.groups()
+    number, at_s, back_s = match.groups()
     failure = Failure(int(number), float(at_s), float(back_s) if back_s else INF)
     if failure.at_s >= failure.back_s:
         raise SloBenchError(f"failures: {part!r} must be back after it has failed")

@@ -400,7 +400,7 @@ def device_groups(
     users: dict[int, list[LazyInstance]] = {}  # of a device, a store, or a pair's link
     for instance in instances:
         shared = [id(stage) for stage in instance.engine.stages]
-        shared += [-1 - at for at, pair in enumerate(joined) if instance in pair]
+        shared += [-1 - position for position, pair in enumerate(joined) if instance in pair]
         for user in shared:
             users.setdefault(user, []).append(instance)
     for instance in instances:
@@ -412,16 +412,16 @@ def device_groups(
     for instance in instances:
         if isinstance(instance.kv_manager, StoreKVCacheManager):
             users.setdefault(id(instance.kv_manager.store), []).append(instance)
-    found = {instance: DeviceGroup(instance.index, [instance]) for instance in instances}
+    group_of = {instance: DeviceGroup(instance.index, [instance]) for instance in instances}
     for first, *others in users.values():
         for other in others:
-            one, two = found[first], found[other]
-            if one is not two:
-                one.instances += two.instances
-                found.update(dict.fromkeys(two.instances, one))
-    for instance, device_group in found.items():
+            first_group, other_group = group_of[first], group_of[other]
+            if first_group is not other_group:
+                first_group.instances += other_group.instances
+                group_of.update(dict.fromkeys(other_group.instances, first_group))
+    for instance, device_group in group_of.items():
         instance.device_group = device_group
-    groups = list(dict.fromkeys(found.values()))
+    groups = list(dict.fromkeys(group_of.values()))
     for device_group in groups:
         device_group.instances.sort(key=lambda instance: instance.index)
         device_group.index = device_group.instances[0].index

@@ -71,7 +71,7 @@ class SharedGpuCluster:
         # Those that will get a model's requests when they are loaded.
         self._successor: dict[int, SharedGpuInstance] = {}
         self._idle_since_s = [0.0] * len(models)
-        self._seen = [0] * len(models)  # requests since the last review
+        self._requests_since = [0] * len(models)  # requests since the last review
         self._loading_until_s = [0.0] * gpus  # of each GPU's host link
         self.requests = policy.backlog(self)  # those that wait before the engines
         self._device_groups: list[SharedGpus] = []
@@ -195,8 +195,8 @@ class SharedGpuCluster:
             (gpu for gpu in node if gpu not in gpus),
             key=lambda gpu: (self._loading_until_s[gpu], gpu),
         )
-        wanted = self._policy.starts.links_used(len(gpus), self.node_gpus)
-        return [*gpus, *others][: max(wanted, len(gpus))]
+        links = self._policy.starts.links_used(len(gpus), self.node_gpus)
+        return [*gpus, *others][: max(links, len(gpus))]
 
     def evict(self, model_instance: ModelInstance) -> None:
         """A model without requests leaves its GPUs at once: its pages are free."""
@@ -254,7 +254,7 @@ class SharedGpuCluster:
 
     def _arrive(self, r: RequestState) -> None:
         model = self.model_of(r)
-        self._seen[model] += 1
+        self._requests_since[model] += 1
         if self._successor:
             self._switch_over()
         model_instance = self.serving[model]
@@ -283,9 +283,9 @@ class SharedGpuCluster:
     def _look(self, since_s: float) -> None:
         """Update request rates and process released requests."""
         weight = 1 - math.exp(-since_s / _RATE_WINDOW_S)
-        for model, seen in enumerate(self._seen):
-            self.rate_rps[model] += weight * (seen / since_s - self.rate_rps[model])
-            self._seen[model] = 0
+        for model, requests in enumerate(self._requests_since):
+            self.rate_rps[model] += weight * (requests / since_s - self.rate_rps[model])
+            self._requests_since[model] = 0
         for model_instance in [t for t in self.model_instances if t.leaving and not t.busy]:
             self.evict(model_instance)
 
@@ -309,21 +309,21 @@ class SharedGpuCluster:
             joined = {device_group_of[gpu] for gpu in model_instance.gpus}
             if len(joined) > 1:
                 least = min(joined)
-                device_group_of = [least if of in joined else of for of in device_group_of]
+                device_group_of = [least if group in joined else group for group in device_group_of]
         old = {device_group.gpus: device_group for device_group in self._device_groups}
         self._device_groups = []
         for root in dict.fromkeys(device_group_of):
-            gpus = tuple(gpu for gpu, of in enumerate(device_group_of) if of == root)
+            gpus = tuple(gpu for gpu, group in enumerate(device_group_of) if group == root)
             model_instances = [t for t in self.model_instances if t.gpus[0] in gpus]
-            known = old.get(gpus)
-            if known is not None:
-                known.model_instances = model_instances
-                self._device_groups.append(known)
+            unchanged = old.get(gpus)
+            if unchanged is not None:
+                unchanged.model_instances = model_instances
+                self._device_groups.append(unchanged)
                 continue
-            made = SharedGpus(
+            new_group = SharedGpus(
                 gpus, model_instances, self.pools, self.now_s, self._ended, self.requests
             )
-            self._device_groups.append(made)
+            self._device_groups.append(new_group)
         self._device_group_of = [
             next(device_group for device_group in self._device_groups if gpu in device_group.gpus)
             for gpu in range(self.gpus)

@@ -13,7 +13,7 @@ class PaidTime:
     """
 
     def __init__(self, instances: Sequence[LazyInstance]) -> None:
-        self._since_s = {one: 0.0 for one in instances if not one.spare}
+        self._since_s = {instance: 0.0 for instance in instances if not instance.spare}
         self._stopped_s: dict[LazyInstance, float] = {}
         self._closed_s = dict.fromkeys(instances, 0.0)
 
@@ -35,8 +35,8 @@ class PaidTime:
     def total_gpu_s(self, end_s: float) -> float:
         """GPU seconds of all instances until `end_s`, the end of the run."""
         return sum(
-            (closed_s + self._open_s(one, end_s)) * one.placement.gpus
-            for one, closed_s in self._closed_s.items()
+            (closed_s + self._open_s(instance, end_s)) * instance.placement.gpus
+            for instance, closed_s in self._closed_s.items()
         )
 
     def _open_s(self, instance: LazyInstance, end_s: float) -> float:

@@ -133,16 +133,16 @@ class BlockRecorder(Recorder):
         """Blocks of what is asked, what is served and the rows that are refused at the door;
         passed on, as each begins, without the first. All but the last have `BLOCK_ROWS` rows.
         """
-        for asked, served, rejected in blocks:
-            self._begin(asked, served, rejected)
+        for drawn, served, rejected in blocks:
+            self._begin(drawn, served, rejected)
             yield served, rejected
 
-    def _begin(self, asked: Workload, served: Workload, rejected: Ints) -> None:
+    def _begin(self, drawn: Workload, served: Workload, rejected: Ints) -> None:
         records = _begun(len(served), served.arrival_s)
         records.outcome[rejected] = Outcome.REJECTED
         self.ended += len(rejected)
         self.refused += len(rejected)
-        self._blocks.append(EndedBlock(self._rows, asked, served, records))
+        self._blocks.append(EndedBlock(self._rows, drawn, served, records))
         self._left.append(len(served) - len(rejected))
         self._rows += len(served)
 
@@ -183,8 +183,8 @@ class BlockRecorder(Recorder):
             self._take_gaps(measures)
 
     def _take_gaps(self, measures: Measures) -> None:
-        taken = measures.take_gaps()
-        self._gaps.add(taken.gap_s, taken.count)
+        gaps = measures.take_gaps()
+        self._gaps.add(gaps.gap_s, gaps.count)
 
     def number(self, instances: Ints) -> None:
         pass  # done block by block
@@ -245,8 +245,8 @@ def state_rows(instance: LazyInstance) -> Iterator[TimeseriesRow]:
     yield from _changes("kv_cache_usage", instance.name, times_s, usage)
     if engine.measures.worked:
         worked_s, tokens = np.array([(0.0, 0), *engine.measures.worked], dtype=np.float64).T
-        times_s, at = np.unique(worked_s, return_index=True)
-        rate = np.diff(tokens[at]) / np.diff(times_s)
+        times_s, indices = np.unique(worked_s, return_index=True)
+        rate = np.diff(tokens[indices]) / np.diff(times_s)
         share = np.append(rate * instance.s_per_token, 0.0)
         yield from _changes("compute", instance.name, times_s, share)
 
@@ -281,10 +281,10 @@ def _span_means(begins_s: Floats, ends_s: Floats, values: Floats, edges: Floats)
         return np.zeros(len(edges) - 1)
     areas = np.cumsum(values * (ends_s - begins_s))
     # The area up to each edge: of the values that have ended, and of the one that holds.
-    at = np.searchsorted(begins_s, edges, side="right") - 1
-    before = np.where(at > 0, areas[np.maximum(at, 1) - 1], 0.0)
-    since_s = np.clip(edges - begins_s[at], 0.0, (ends_s - begins_s)[at])
-    until = np.where(at >= 0, before + values[at] * since_s, 0.0)
+    indices = np.searchsorted(begins_s, edges, side="right") - 1
+    before = np.where(indices > 0, areas[np.maximum(indices, 1) - 1], 0.0)
+    since_s = np.clip(edges - begins_s[indices], 0.0, (ends_s - begins_s)[indices])
+    until = np.where(indices >= 0, before + values[indices] * since_s, 0.0)
     return np.asarray(np.diff(until) / np.diff(edges))
 
 
@@ -299,8 +299,12 @@ def _changes(metric: str, entity: str, times_s: Floats, values: Floats) -> Itera
 def acts_of(counters: Iterable[Counters], end_s: float) -> Iterator[TimeseriesRow]:
     """Acts per second of every mechanism, by reason, in equal spans of the time until `end_s`."""
     times_s: dict[str, list[float]] = {}
-    for one in counters:
-        for label, acts_s in one.times_s.items() if isinstance(one, TimedCounters) else ():
+    for instance_counters in counters:
+        for label, acts_s in (
+            instance_counters.times_s.items()
+            if isinstance(instance_counters, TimedCounters)
+            else ()
+        ):
             times_s.setdefault(label, []).extend(acts_s)
     for label, all_s in times_s.items():
         end_s = max(end_s, *all_s, 1e-9)

@@ -35,8 +35,8 @@ def _ran(instance: LazyInstance) -> None:
     instance.bounds_known = False
     simulated = instance.simulated
     if simulated is None or simulated.works_abroad or instance.shares_stages:
-        for one in instance.device_group.instances:
-            one.bounds_known = False
+        for neighbour in instance.device_group.instances:
+            neighbour.bounds_known = False
 
 
 class InstanceRunner:
@@ -63,14 +63,14 @@ class InstanceRunner:
 
     # ---------------------------------------------------------------- coupled instances
 
-    def unite(self, one: LazyInstance, other: LazyInstance) -> None:
+    def unite(self, instance: LazyInstance, other: LazyInstance) -> None:
         """They compute for each other from now on: neither may run ahead of the other."""
-        if (one, other) not in self._joined:
-            self._regroup([*self._joined, (one, other)])
+        if (instance, other) not in self._joined:
+            self._regroup([*self._joined, (instance, other)])
 
-    def separate(self, one: LazyInstance, other: LazyInstance) -> None:
+    def separate(self, instance: LazyInstance, other: LazyInstance) -> None:
         """They were united, and compute for each other no longer."""
-        self._regroup([pair for pair in self._joined if pair != (one, other)])
+        self._regroup([pair for pair in self._joined if pair != (instance, other)])
 
     def _regroup(self, joined: list[tuple[LazyInstance, LazyInstance]]) -> None:
         for instance in self.instances:
@@ -149,8 +149,8 @@ class InstanceRunner:
         elif instance.seen_s < now_s:
             instance.seen_s = now_s
             # What ends later than now interrupts; those that share devices then still lag behind.
-            for one in device_group.instances:
-                while _lags(one, now_s):
+            for neighbour in device_group.instances:
+                while _lags(neighbour, now_s):
                     self._advance(device_group, now_s)
         if engine.inbox:
             engine.run(now_s, True)
@@ -319,11 +319,11 @@ class InstanceRunner:
         alone = pair and instances[0].shares_devices and instances[1].shares_devices
         while True:
             if pair:
-                at = 1 if turns[1] < turns[0] else 0
-                now_s, others_s = turns[at], turns[1 - at]
+                first = 1 if turns[1] < turns[0] else 0
+                now_s, others_s = turns[first], turns[1 - first]
             else:
                 now_s, others_s, *_ = sorted(turns)
-                at = turns.index(now_s)
+                first = turns.index(now_s)
             if now_s >= horizon_s:
                 self._catch_up(instances, horizon_s)
                 return
@@ -331,15 +331,15 @@ class InstanceRunner:
             if parked > len(instances):
                 # All wait and none can act: they would hand each other the least of time for ever.
                 upto_s = horizon_s
-            engine = instances[at].engine
+            engine = instances[first].engine
             engine.run(upto_s, True)
-            _ran(instances[at])
+            _ran(instances[first])
             parked = parked + 1 if engine.now_s == upto_s and not engine.idle else 0
             if engine.outbox:
-                self._collect(instances[at])
+                self._collect(instances[first])
                 return
             if alone:
-                turns[at] = instances[at].turn_s()
+                turns[first] = instances[first].turn_s()
             else:
                 turns = [instance.turn_s() for instance in instances]
 

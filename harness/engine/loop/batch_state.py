@@ -253,11 +253,11 @@ class BatchState(DecodeCounters):
         self._lim = self._limits()
 
     def _limits(self) -> Limits:
-        found = self.policy.limits(self.view)
+        limits = self.policy.limits(self.view)
         if self.ranks == 1:
-            return found
-        budget, seqs = found.token_budget * self.ranks, found.max_seqs * self.ranks
-        return replace(found, token_budget=budget, max_seqs=seqs)
+            return limits
+        budget, seqs = limits.token_budget * self.ranks, limits.max_seqs * self.ranks
+        return replace(limits, token_budget=budget, max_seqs=seqs)
 
     def fail_instance(self) -> list[RequestState]:
         """Fail the instance between two iterations. Returns its requests, which need prefill again,

@@ -261,10 +261,12 @@ class Loop(BatchState):
             candidates, held = self.waiting.ordered(), self._hold if lim.mixed_batches else 0
         room = lim.token_budget - (len(self.decoding) if lim.mixed_batches else 0)
         pending = self.prefill_pending
-        most = lim.max_seqs - len(self.decoding) - len(self.prefilling) - len(self.pending_free)
+        free_seqs = (
+            lim.max_seqs - len(self.decoding) - len(self.prefilling) - len(self.pending_free)
+        )
         fitting: list[RequestState] = []
         for r in candidates:
-            if len(fitting) >= most:
+            if len(fitting) >= free_seqs:
                 break
             if r.phase is WAITING:
                 blocks, tokens = kv_manager.blocks(r.target_tokens), r.target_tokens

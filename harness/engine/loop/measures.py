@@ -113,8 +113,8 @@ class Measures:
         else:
             share, rest = divmod(steps, _SPAN_POINTS)
             for k in range(_SPAN_POINTS):
-                at = (k + 0.5) / _SPAN_POINTS
-                self._add_gap(mean_s + (2 * at - 1) * (mean_s - before_s))
+                point = (k + 0.5) / _SPAN_POINTS
+                self._add_gap(mean_s + (2 * point - 1) * (mean_s - before_s))
                 self._add_count(seqs * (share + (1 if k < rest else 0)))
         self.last_decode_s = now_s
 
@@ -125,10 +125,10 @@ class Measures:
 
     def take_gaps(self) -> Gaps:
         """All inter-token gaps of the instance until now, without a copy; it begins anew."""
-        taken = Gaps(np.frombuffer(self._gap_s), np.frombuffer(self._gap_count, dtype=np.int64))
+        gaps = Gaps(np.frombuffer(self._gap_s), np.frombuffer(self._gap_count, dtype=np.int64))
         self._gap_s, self._gap_count = array("d"), array("q")
         self._add_gap, self._add_count = self._gap_s.append, self._gap_count.append
-        return taken
+        return gaps
 
 
 def gaps_of(measures: Iterable[Measures]) -> Gaps:
@@ -152,7 +152,7 @@ def summed(
     times = np.unique(np.concatenate([table[:, 0] for table in tables]))
     sums = np.zeros((3, len(times)), dtype=np.int64)
     for table in tables:
-        at = np.searchsorted(table[:, 0], times, side="right") - 1
-        state = table[np.maximum(at, 0), 1:].astype(np.int64).T
-        sums += np.where(at >= 0, state, 0)
+        indices = np.searchsorted(table[:, 0], times, side="right") - 1
+        state = table[np.maximum(indices, 0), 1:].astype(np.int64).T
+        sums += np.where(indices >= 0, state, 0)
     return times, sums

@@ -55,9 +55,9 @@ def fit(
             f"{max(limit_tokens, 0)} tokens fit the KV cache, so that nothing can be truncated to "
             "fit; use more GPUs or another model"
         )
-    most = np.minimum(workload.max_output_tokens, limit_tokens - 1)
-    output = np.minimum(workload.output_tokens, most)
-    kept = most if reserved else output
+    answer_limits = np.minimum(workload.max_output_tokens, limit_tokens - 1)
+    output = np.minimum(workload.output_tokens, answer_limits)
+    kept = answer_limits if reserved else output
     prompt = np.where(
         mine, np.minimum(workload.prompt_tokens, limit_tokens - kept), workload.prompt_tokens
     )
@@ -71,7 +71,7 @@ def fit(
             workload,
             prompt_tokens=prompt,
             output_tokens=output,
-            max_output_tokens=most,
+            max_output_tokens=answer_limits,
             prefix_blocks=prefixes,
         ),
         nobody,
@@ -81,16 +81,16 @@ def fit(
 def _too_long(
     workload: Workload,
     row: int,
-    found: int,
+    overlong: int,
     requests: int,
     limit_tokens: int,
     reserved: bool,
     first_row: int = 0,
 ) -> SloBenchError:
-    """The error for `found` overlong requests, of which `row` of `workload` is the first."""
+    """The error where `overlong` requests are too long, `row` of `workload` as the first."""
     answers = workload.max_output_tokens if reserved else workload.output_tokens
     return SloBenchError(
-        f"{found} of {requests} requests are too long: request {first_row + row} has "
+        f"{overlong} of {requests} requests are too long: request {first_row + row} has "
         f"{workload.prompt_tokens[row]} prompt and {answers[row]} "
         f"{'maximum ' if reserved else ''}output tokens, {limit_tokens} fit the context and "
         "the KV cache; use --overlong-requests reject or truncate, more GPUs or another model"
@@ -107,23 +107,23 @@ def fit_blocks(
     """
     if overlong_requests == "error":
         _check_fit(blocks, limit_tokens, reserved)
-    for asked in blocks.draw():
-        yield (asked, *fit(asked, limit_tokens, overlong_requests, reserved=reserved))
+    for drawn in blocks.draw():
+        yield (drawn, *fit(drawn, limit_tokens, overlong_requests, reserved=reserved))
 
 
 def _check_fit(blocks: WorkloadBlocks, limit_tokens: int, reserved: bool) -> None:
     first: tuple[Workload, int, int] | None = None
-    found = passed = 0
+    overlong = passed = 0
     for block in blocks.draw():
         answers = block.max_output_tokens if reserved else block.output_tokens
         rows = np.flatnonzero(block.prompt_tokens + answers > limit_tokens)
         if len(rows) and first is None:
             first = block, int(rows[0]), passed
-        found += len(rows)
+        overlong += len(rows)
         passed += len(block)
     if first is not None:
         block, row, first_row = first
-        raise _too_long(block, row, found, len(blocks), limit_tokens, reserved, first_row)
+        raise _too_long(block, row, overlong, len(blocks), limit_tokens, reserved, first_row)
 
 
 @dataclass(frozen=True)
@@ -165,16 +165,18 @@ def fit_embeds(
         length = np.minimum(length, context)
         tokens = np.where(embeds, workload.num_inputs * length, workload.prompt_tokens)
         workload = dataclasses.replace(workload, prompt_tokens=tokens)
-    shapes, at = np.unique(np.stack((workload.num_inputs, length)), axis=1, return_inverse=True)
+    shapes, shape_of = np.unique(
+        np.stack((workload.num_inputs, length)), axis=1, return_inverse=True
+    )
     needed = np.array([embedder.blocks([(int(n), int(tokens))]) for n, tokens in shapes.T])
-    too_large = embeds & (needed[at.ravel()] > blocks)
+    too_large = embeds & (needed[shape_of.ravel()] > blocks)
     if too_large.any() and overlong_requests != "reject":
         row = int(np.flatnonzero(too_large)[0])
         raise SloBenchError(
             f"{int(too_large.sum())} embedding requests are too large: request {row} embeds "
             f"{workload.num_inputs[row]} texts of {length[row]} tokens, whose pass takes "
-            f"{needed[at.ravel()][row]} of {blocks} blocks; use --overlong-requests reject, fewer "
-            "texts a request or more memory"
+            f"{needed[shape_of.ravel()][row]} of {blocks} blocks; use --overlong-requests reject, "
+            "fewer texts a request or more memory"
         )
     refused = too_large | (too_long if overlong_requests == "reject" else False)
     return workload, np.flatnonzero(refused)

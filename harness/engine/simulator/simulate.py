@@ -161,7 +161,7 @@ def simulate(
         )
         for role in (*roles, *(apart if embed_instances else ()))
     ]
-    given = workload
+    original = workload
     workload, rejected = fit(
         workload,
         min(builder.most_tokens_per_request() for builder in builders),
@@ -199,7 +199,9 @@ def simulate(
         [*handles, *beside], across, arrivals, recorder, failures=failures, progress=progress
     )
     result = _run(ran, across, roles, placement, handles, beside, recorder, closed=workload.closed)
-    return replace(result, overlong=len(rejected), served=None if workload is given else workload)
+    return replace(
+        result, overlong=len(rejected), served=None if workload is original else workload
+    )
 
 
 def simulate_blocks(
@@ -244,8 +246,9 @@ def simulate_blocks(
         system = system_for_load(system, next(workload.draw()), placement, step_time, instances)
     across, roles = _across(system, placement, instances, router)
     roles = [replace(role, start_s=max(role.start_s, ready_s)) for role in roles]
-    one = np.ones(1, dtype=np.int64)
-    last = Workload(np.array([workload.last_s]), one, one)  # instances are made by the span alone
+    one_token = np.ones(1, dtype=np.int64)
+    # Instances are made by the span alone.
+    last = Workload(np.array([workload.last_s]), one_token, one_token)
     builders = [
         Builder(
             role,
@@ -290,20 +293,20 @@ def _run(
     with collections_off():
         ran.run(closed=closed)
     recorder.number(_numbers(handles))
-    for each in built:
-        kv_manager = each.kv_manager
+    for engine in built:
+        kv_manager = engine.kv_manager
         assert kv_manager.free == kv_manager.total, (
             f"{kv_manager.total - kv_manager.free} KV blocks were lost"
         )
         assert kv_manager.host_free == kv_manager.host_total, "host KV blocks were lost"
-    managers = (each.kv_manager for each in built)
-    stores = [one for one in managers if isinstance(one, StoreKVCacheManager)]
+    managers = (engine.kv_manager for engine in built)
+    stores = [manager for manager in managers if isinstance(manager, StoreKVCacheManager)]
     if STORE_HITS in ran.counters or placement.kv_offload_gib or placement.kv_disk_gib:
-        ran.counters[STORE_HITS] = sum(one.store_hits for one in stores)
+        ran.counters[STORE_HITS] = sum(store.store_hits for store in stores)
     adapter_loads = [
-        {ADAPTER_LOADS: each.adapters.loads}
-        for each in built
-        if isinstance(each, SimulatedInstance) and each.adapters is not None
+        {ADAPTER_LOADS: engine.adapters.loads}
+        for engine in built
+        if isinstance(engine, SimulatedInstance) and engine.adapters is not None
     ]
     totals = totals_of(built, recorder.last_finish_s())
     return Result(
@@ -374,11 +377,11 @@ def _timeseries(
     """Of every instance, and what the cluster policy has to tell; lanes stand for no instance."""
     if len(handles) < 2 or len({instance.number for instance in handles}) < len(handles):
         return ()
-    known: list[TimeseriesRow] = []
+    rows: list[TimeseriesRow] = []
     for instance in (i for i in handles if i.role != _EMBEDS_ONLY):
-        known += state_rows(instance)
+        rows += state_rows(instance)
     acts = acts_of([counters, *(instance.engine.counters for instance in handles)], now_s)
-    return (*known, *acts, *across.extra_records(state, handles))
+    return (*rows, *acts, *across.extra_records(state, handles))
 
 
 def _memory(
@@ -386,9 +389,9 @@ def _memory(
 ) -> Iterator[TimeseriesRow]:
     """Of every device that an embedder shares (MemoryMonitor of the collocation paper)."""
     by_engine = {id(instance.engine): instance for instance in handles}
-    for one in beside:
-        assert isinstance(one.engine, EmbeddingInstance)
-        yield from memory_rows(by_engine[id(one.engine.llm)], one.engine.passes, end_s)
+    for embedding in beside:
+        assert isinstance(embedding.engine, EmbeddingInstance)
+        yield from memory_rows(by_engine[id(embedding.engine.llm)], embedding.engine.passes, end_s)
 
 
 def _prediction_error(engine: EngineInstance) -> float:
@@ -397,11 +400,11 @@ def _prediction_error(engine: EngineInstance) -> float:
 
 
 def _by_instance(handles: Sequence[LazyInstance], makespan_s: float) -> tuple[InstanceTotals, ...]:
-    found: dict[int, InstanceTotals] = {}
+    totals: dict[int, InstanceTotals] = {}
     for instance in handles:
         engine, m = instance.engine, instance.engine.measures
-        before = found.get(instance.number) or InstanceTotals(instance.role)
-        found[instance.number] = InstanceTotals(
+        before = totals.get(instance.number) or InstanceTotals(instance.role)
+        totals[instance.number] = InstanceTotals(
             instance.role,
             busy_s=before.busy_s + engine.now_s - m.idle_s,
             steps=before.steps + m.steps,
@@ -412,7 +415,7 @@ def _by_instance(handles: Sequence[LazyInstance], makespan_s: float) -> tuple[In
             placement=instance.placement,
             **(_usage(instance, makespan_s) if len(handles) > 1 else {}),
         )
-    return tuple(found.values())
+    return tuple(totals.values())
 
 
 def _usage(instance: LazyInstance, makespan_s: float) -> dict[str, float]:
@@ -445,7 +448,7 @@ def _merges(system: System, embedder: Embedder, placement: Placement) -> bool:
 def _lookup(name: str, tokens: np.ndarray, workload: Workload) -> Callable[[RequestState], int]:
     if len(tokens) != len(workload):
         raise SloBenchError(f"{name} has {len(tokens)} values for {len(workload)} requests")
-    values = [int(one) for one in tokens]
+    values = [int(count) for count in tokens]
     return lambda r: values[r.id]
 
 

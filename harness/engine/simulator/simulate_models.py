@@ -117,31 +117,31 @@ def simulate_models(
 
 
 def _hosted(workload: Workload, models: Mapping[str, OneModel], gpus: int) -> list[ServedModel]:
-    found = []
+    hosted = []
     for index, name in enumerate(workload.model_names):
         if name not in models:
-            known = ", ".join(models)
-            raise SloBenchError(f"the workload asks for model {name!r}, which is none of {known}")
-        one = models[name]
-        if one.placement.gpus > gpus:
-            raise SloBenchError(f"{name} needs {one.placement.gpus} GPUs but there are {gpus}")
+            names = ", ".join(models)
+            raise SloBenchError(f"the workload asks for model {name!r}, which is none of {names}")
+        model = models[name]
+        if model.placement.gpus > gpus:
+            raise SloBenchError(f"{name} needs {model.placement.gpus} GPUs but there are {gpus}")
         mine = workload.model_index == index
         requests = max(1, int(mine.sum()))
         slo_s = workload.ttft_slo_s[mine]
         finite = slo_s[np.isfinite(slo_s)]
-        found.append(
+        hosted.append(
             ServedModel(
                 index,
                 name,
-                one.placement,
-                one.step_time,
+                model.placement,
+                model.step_time,
                 rate_rps=float(mine.sum()) / max(workload.span_s, 1e-9),
                 prompt_tokens=float(workload.prompt_tokens[mine].sum()) / requests,
                 output_tokens=float(workload.output_tokens[mine].sum()) / requests,
                 slo_s=float(finite.mean()) if len(finite) else math.inf,
             )
         )
-    return found
+    return hosted
 
 
 def _too_long(
@@ -152,9 +152,9 @@ def _too_long(
     for model in hosted:
         place = model.placement
         kv_bytes = (pages - model.weight_pages) * PAGE_BYTES
-        most = int(0.95 * kv_bytes) // place.block_bytes_per_gpu * place.block_size
+        kv_tokens = int(0.95 * kv_bytes) // place.block_bytes_per_gpu * place.block_size
         context = place.model.context_tokens
-        limit[model.index] = min(most, context) if context else most
+        limit[model.index] = min(kv_tokens, context) if context else kv_tokens
     tokens = workload.prompt_tokens + workload.output_tokens
     rows = np.flatnonzero(tokens > limit[workload.model_index])
     if len(rows) and overlong_requests == "error":
@@ -173,7 +173,7 @@ def _too_long(
 
 def _kv_pages(cluster: SharedGpuCluster) -> list[tuple[int, list[Sample]]]:
     """Samples of every model instance that ever was, in pages of one GPU."""
-    found = []
+    kv_samples = []
     for model_instance in [*cluster.retired, *cluster.model_instances]:
         samples = [
             (
@@ -185,29 +185,31 @@ def _kv_pages(cluster: SharedGpuCluster) -> list[tuple[int, list[Sample]]]:
             for time_s, waiting, running, blocks in model_instance.instance.measures.samples
         ]
         if samples:
-            found.append(
+            kv_samples.append(
                 (model_instance.model, [*samples, (model_instance.instance.now_s, 0, 0, 0)])
             )
-    return found
+    return kv_samples
 
 
 def _timeline(cluster: SharedGpuCluster, pages: int) -> Timeline:
     """Of all model instances together, and the KV of each model."""
-    found = _kv_pages(cluster)
-    if not found:
+    kv_samples = _kv_pages(cluster)
+    if not kv_samples:
         nobody = np.zeros(1, dtype=np.int64)
         return Timeline(np.zeros(1), nobody, nobody, np.zeros(1))
-    times, sums = summed([samples for _, samples in found])
+    times, sums = summed([samples for _, samples in kv_samples])
     engines = (t.instance for t in [*cluster.retired, *cluster.model_instances])
     end_s = float(times[-1])
     acts = acts_of([cluster.counters, *(engine.counters for engine in engines)], end_s)
     rows = [*cluster.activations, *acts]
-    for model in sorted({model for model, _ in found}):
-        own_times, own = summed([samples for of, samples in found if of == model])
-        gib = own[2] * (PAGE_BYTES / GIB)
+    for model in sorted({model for model, _ in kv_samples}):
+        model_times, model_sums = summed(
+            [samples for index, samples in kv_samples if index == model]
+        )
+        gib = model_sums[2] * (PAGE_BYTES / GIB)
         rows += [
             TimeseriesRow(time_s, "kv_gib", cluster.models[model].name, value)
-            for time_s, value in zip(own_times.tolist(), gib.tolist(), strict=True)
+            for time_s, value in zip(model_times.tolist(), gib.tolist(), strict=True)
         ]
     return Timeline(times, sums[0], sums[1], sums[2] / (pages * cluster.gpus), tuple(rows))
 

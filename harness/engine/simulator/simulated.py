@@ -210,17 +210,17 @@ class SimulatedInstance(Loop):
         # Only decodes.
         ends = self.reports_all_ends and not blocked
         # A learner sees single iterations; reading the state more often would add some.
-        known = not (
+        predictable = not (
             inbox
             or self.pending_free
             or self.learner is not None
             or (not self._alone and self._owes())
         )
-        if not (ends or known):
+        if not (ends or predictable):
             return earliest_s, decode_only_s, n_requests
         steps = self.next_end_tick() - self.tick
         lasts = self._lasts(steps)
-        if known and steps > 1 and (lasts or self._lasts(steps - 1)):
+        if predictable and steps > 1 and (lasts or self._lasts(steps - 1)):
             decode_only_s = now_s + self._span_s(seqs, steps - 1) * _ROUNDING
         if ends:
             if not lasts:  # preempted requests lengthen steps no more
@@ -570,13 +570,13 @@ class SimulatedInstance(Loop):
                 blocks += sum(self.residues[: begin + rest - bs])
         return blocks
 
-    def _steps_before_pressure(self, most: int) -> int:
-        """Number of steps, up to `most`, that the free blocks suffice for."""
+    def _steps_before_pressure(self, max_steps: int) -> int:
+        """Number of steps, up to `max_steps`, that the free blocks suffice for."""
         room = self.kv_manager.free - self._lim.decode_headroom_blocks
         bs = self.kv_manager.block_size
-        steps = max(0, min(most, (room // max(1, len(self.decoding)) - 1) * bs))
+        steps = max(0, min(max_steps, (room // max(1, len(self.decoding)) - 1) * bs))
         blocks = self._growth(steps)
-        while steps < most:
+        while steps < max_steps:
             blocks += self.residues[(self.tick + steps) & (bs - 1)]
             if blocks > room:
                 break

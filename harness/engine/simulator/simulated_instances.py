@@ -35,8 +35,8 @@ Made = TypeVar("Made", bound=EngineInstance)
 
 
 def _check_adapters(role: Role, placement: Placement) -> None:
-    own = role.placement is not None or role.step_time is not None
-    if own or isinstance(role.policy, StaticPolicy) or placement.pp > 1:
+    differs = role.placement is not None or role.step_time is not None
+    if differs or isinstance(role.policy, StaticPolicy) or placement.pp > 1:
         raise SloBenchError(
             "adapters are simulated on instances that are alike, with pp 1 and without static "
             "batches; leave max_loras out, or use another system"
@@ -135,17 +135,17 @@ class Builder:
 
         `devices` has those that other roles have named, and gets those that this one names.
         """
-        role, made = self.role, list[LazyInstance]()
+        role, handles = self.role, list[LazyInstance]()
         for k in range(role.instances):
             self._tiers = self._below_gpu()
             stages = self._stages(f"instance {number + k}")
             if role.devices:
                 stages = devices.setdefault(role.devices[k], stages)
             for _ in range(self.placement.lanes):
-                lane = first + len(made)
+                lane = first + len(handles)
                 engine = self._instance(lane, stages)
                 engine.prefill_only = role.prefill_only
-                made.append(
+                handles.append(
                     LazyInstance(
                         engine,
                         lane,
@@ -157,7 +157,7 @@ class Builder:
                         spare=role.spare,
                     )
                 )
-        return made
+        return handles
 
     def _stages(self, instance: str) -> tuple[StageDevice, ...]:
         pp, steps = self.placement.pp, self._steps
@@ -229,10 +229,10 @@ class Builder:
 
 def instances_of(builders: Sequence[Builder]) -> list[LazyInstance]:
     """The instances of all roles, numbered through."""
-    made: list[LazyInstance] = []
+    handles: list[LazyInstance] = []
     devices: dict[str, tuple[StageDevice, ...]] = {}
     number = 0
     for builder in builders:
-        made += builder.instances(len(made), number, devices)
+        handles += builder.instances(len(handles), number, devices)
         number += builder.role.instances
-    return made
+    return handles

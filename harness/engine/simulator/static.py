@@ -177,9 +177,9 @@ class StaticInstance(BatchInstance):
         unfinished = [r for r in running if r.output_tokens > emitted]
         stay = len(unfinished)
         while stay > 1:
-            most = max(r.max_output_tokens for r in unfinished[:stay])
+            longest_output = max(r.max_output_tokens for r in unfinished[:stay])
             if (
-                stay * self.kv_manager.blocks(prompt + min(2 * emitted, most))
+                stay * self.kv_manager.blocks(prompt + min(2 * emitted, longest_output))
                 <= self.kv_manager.total
             ):
                 break

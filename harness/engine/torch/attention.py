@@ -73,29 +73,29 @@ def decode(queries: Tensor, kv: Tensor, to: Decodes, scale: float) -> Partial:
     return Partial(total.view(count, heads, dim), weight, peak)
 
 
-def chunk(queries: Tensor, keys: Tensor, values: Tensor, kv: Tensor, of: PrefillChunk) -> Tensor:
+def chunk(queries: Tensor, keys: Tensor, values: Tensor, kv: Tensor, piece: PrefillChunk) -> Tensor:
     """A stretch of one prompt: `queries` [tokens, heads, head_dim], with its own `keys` and
     `values` [tokens, KV heads, head_dim], which the cache `kv` holds already.
     """
-    if of.blocks is None:
+    if piece.blocks is None:
         return _attended(queries, keys, values, None)
-    assert of.mask is not None
-    rows, tokens = of.mask.shape
-    keys, values = (_in_order(kv[n], of.blocks, tokens) for n in (0, 1))
+    assert piece.mask is not None
+    rows, tokens = piece.mask.shape
+    keys, values = (_in_order(kv[n], piece.blocks, tokens) for n in (0, 1))
     if rows <= _TILE:
-        return _attended(queries, keys, values, of.mask)
+        return _attended(queries, keys, values, piece.mask)
     parts = []
     for begin in range(0, rows, _TILE):
         end = min(begin + _TILE, rows)
-        seen = tokens - rows + end
-        mask = of.mask[begin:end, :seen]
-        parts.append(_attended(queries[begin:end], keys[:seen], values[:seen], mask))
+        visible = tokens - rows + end
+        mask = piece.mask[begin:end, :visible]
+        parts.append(_attended(queries[begin:end], keys[:visible], values[:visible], mask))
     return torch.cat(parts)
 
 
 def _attended(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
     """None: each sees itself and those before it."""
-    found = F.scaled_dot_product_attention(
+    output = F.scaled_dot_product_attention(
         queries.transpose(0, 1).unsqueeze(0),
         keys.transpose(0, 1).unsqueeze(0),
         values.transpose(0, 1).unsqueeze(0),
@@ -103,7 +103,7 @@ def _attended(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None
         is_causal=mask is None,
         enable_gqa=queries.shape[1] != keys.shape[1],
     )
-    return found[0].transpose(0, 1)
+    return output[0].transpose(0, 1)
 
 
 def _in_order(cached: Tensor, blocks: Tensor, tokens: int) -> Tensor:

@@ -65,7 +65,7 @@ class PrefillChunk:
 @dataclass(frozen=True)
 class Batch:
     """`slots` are rows of a layer's keys (or values), seen as [blocks × heads × tokens, head_dim];
-    `wanted` the rows whose next token is computed.
+    `logit_rows` the rows whose next token is computed.
     """
 
     tokens: Tensor
@@ -73,7 +73,7 @@ class Batch:
     slots: Tensor
     decodes: Decodes | None
     chunks: Seq[PrefillChunk]
-    wanted: Tensor | None  # None: all rows
+    logit_rows: Tensor | None  # None: all rows
     elsewhere: Seq[Elsewhere] = ()
 
 
@@ -117,7 +117,7 @@ class Layout:
         positions = [lengths - 1]
         last = [s.blocks[(len(s.tokens) - 1) // size - s.offloaded_blocks] for s in decodes]
         blocks = [np.array(last, dtype=np.int64)]
-        chunks, wanted, at = [], list(range(len(decodes))), len(decodes)
+        chunks, logit_rows, n_rows = [], list(range(len(decodes))), len(decodes)
         for piece in pieces:
             assert piece.sequence.offloaded is None, (
                 "a sequence is whole while its prompt is computed"
@@ -127,10 +127,10 @@ class Layout:
             places = np.arange(piece.before, piece.end)
             positions.append(places)
             blocks.append(np.array(piece.sequence.blocks, dtype=np.int64)[places // size])
-            chunks.append(self._chunk(piece, at))
-            at += piece.tokens + piece.padding
+            chunks.append(self._chunk(piece, n_rows))
+            n_rows += piece.tokens + piece.padding
             if piece.last:
-                wanted.append(at - piece.padding - 1)
+                logit_rows.append(n_rows - piece.padding - 1)
         places = np.concatenate(positions)
         heads = np.concatenate(blocks)[:, None] * self.kv_heads + np.arange(self.kv_heads)
         slots = heads * size + (places % size)[:, None]
@@ -140,7 +140,9 @@ class Layout:
             slots=self._tensor(slots.ravel()),
             decodes=self._here(decodes, lengths) if decodes else None,
             chunks=chunks,
-            wanted=None if len(wanted) == at else self._tensor(np.array(wanted, dtype=np.int64)),
+            logit_rows=None
+            if len(logit_rows) == n_rows
+            else self._tensor(np.array(logit_rows, dtype=np.int64)),
             elsewhere=self._elsewhere(decodes, lengths),
         )
 
@@ -156,10 +158,12 @@ class Layout:
         return [
             Elsewhere(
                 rank,
-                torch.tensor(found, device=self.device),
-                self._decodes([_offloaded(sequences[row]) for row in found], lengths[found]),
+                torch.tensor(part_rows, device=self.device),
+                self._decodes(
+                    [_offloaded(sequences[row]) for row in part_rows], lengths[part_rows]
+                ),
             )
-            for rank, found in rows.items()
+            for rank, part_rows in rows.items()
         ]
 
     def _tensor(self, values: Ints) -> Tensor:
@@ -184,22 +188,22 @@ class Layout:
         low, high = int(ids.min()), int(ids.max()) + 1
         if pairs >= _DENSE * (high - low) and np.bincount(ids - low).max() == 1:
             where = slice(low, high)
-            span, at = high - low, ids - low
+            span, index = high - low, ids - low
             owner, spread = np.zeros(span, np.int64), owner
-            owner[at] = spread
+            owner[index] = spread
             seat, spread = np.full(span, len(tables) * width), seat
-            seat[at] = spread
+            seat[index] = spread
             end, spread = np.zeros(span, np.int64), end
-            end[at] = spread
+            end[index] = spread
             begin, spread = np.zeros(span, np.int64), begin
-            begin[at] = spread
+            begin[index] = spread
         else:
             where = self._tensor(ids)
         offset = np.arange(size)
-        seen = offset < end[:, None]
+        visible = offset < end[:, None]
         if self.window is not None:
-            seen &= offset >= begin[:, None]
-        mask = np.where(seen, np.float32(0), np.float32(-np.inf)).repeat(self.kv_heads, axis=0)
+            visible &= offset >= begin[:, None]
+        mask = np.where(visible, np.float32(0), np.float32(-np.inf)).repeat(self.kv_heads, axis=0)
         return Decodes(
             count=len(tables),
             width=width,
@@ -209,11 +213,11 @@ class Layout:
             mask=torch.from_numpy(mask).to(self.device, self.dtype).unsqueeze(1),
         )
 
-    def _chunk(self, piece: Piece, at: int) -> PrefillChunk:
+    def _chunk(self, piece: Piece, first_row: int) -> PrefillChunk:
         end = piece.end
         narrow = self.window is not None and end > self.window
         if not piece.before and not narrow:
-            return PrefillChunk(at, at + end, 0, None, None)
+            return PrefillChunk(first_row, first_row + end, 0, None, None)
         there = torch.arange(end, device=self.device)
         here = torch.arange(piece.before, end, device=self.device).unsqueeze(1)
         mask = there <= here
@@ -221,7 +225,7 @@ class Layout:
             mask &= there > here - self.window
         count = -(-end // self.block_size)
         blocks = torch.tensor(piece.sequence.blocks[:count], device=self.device)
-        return PrefillChunk(at, at + end - piece.before, piece.before, blocks, mask)
+        return PrefillChunk(first_row, first_row + end - piece.before, piece.before, blocks, mask)
 
 
 def _offloaded(sequence: Sequence) -> list[int]:

@@ -93,8 +93,8 @@ class Engine:
         blocks = room.blocks + room.spare_blocks
         check_room(each * blocks, decoder.device, f"{blocks} KV blocks")
         check_room(each * room.num_cpu_blocks, cpu, f"{room.num_cpu_blocks} host KV blocks")
-        made = (decoder.config, blocks, room.block_size, decoder.dtype, decoder.device)
-        self.cache = KvCache(*made)
+        cache_args = (decoder.config, blocks, room.block_size, decoder.dtype, decoder.device)
+        self.cache = KvCache(*cache_args)
         self.swapper: Swapper | None = None
         host = None
         if room.num_cpu_blocks:

@@ -98,10 +98,12 @@ class Swapper:
             self._stream.synchronize()
 
     @staticmethod
-    def _copy(source: KvCache, at: Sequence[int], target: KvCache, to: Sequence[int]) -> None:
+    def _copy(
+        source: KvCache, source_blocks: Sequence[int], target: KvCache, target_blocks: Sequence[int]
+    ) -> None:
         for a, b in zip(source.layers, target.layers, strict=True):
             if a.shape[1]:  # else the layer is at another worker
-                copy_blocks(a, at, b, to)
+                copy_blocks(a, source_blocks, b, target_blocks)
 
 
 def stretches(
@@ -120,9 +122,13 @@ def stretches(
         begin = end
 
 
-def copy_blocks(source: Tensor, at: Sequence[int], target: Tensor, to: Sequence[int]) -> None:
+def copy_blocks(
+    source: Tensor, source_blocks: Sequence[int], target: Tensor, target_blocks: Sequence[int]
+) -> None:
     """Blocks of one layer, [2, blocks, …], from one memory to another."""
-    target.index_copy_(1, torch.tensor(to), source.index_select(1, torch.tensor(at)))
+    target.index_copy_(
+        1, torch.tensor(target_blocks), source.index_select(1, torch.tensor(source_blocks))
+    )
 
 
 class LayerKv(NamedTuple):
@@ -187,12 +193,12 @@ def packed(held: LayerKv, in_use: InUse | None) -> Packed:
     )
 
 
-def unpacked(of: Packed) -> LayerKv:
+def unpacked(packed_kv: Packed) -> LayerKv:
     """The same, in memory of its own."""
-    num_cpu_blocks = of.in_use.num_cpu_blocks if of.num_cpu_blocks else ()
+    num_cpu_blocks = packed_kv.in_use.num_cpu_blocks if packed_kv.num_cpu_blocks else ()
     return LayerKv(
-        _spread(of.kv, of.in_use.blocks, of.blocks),
-        _spread(of.host, num_cpu_blocks, of.num_cpu_blocks),
+        _spread(packed_kv.kv, packed_kv.in_use.blocks, packed_kv.blocks),
+        _spread(packed_kv.host, num_cpu_blocks, packed_kv.num_cpu_blocks),
     )
 
 
@@ -200,9 +206,9 @@ def _picked(kv: Tensor, blocks: Sequence[int]) -> Tensor:
     return kv.index_select(1, _index(blocks, kv))
 
 
-def _spread(kv: Tensor, blocks: Sequence[int], of: int) -> Tensor:
-    made = kv.new_zeros(kv.shape[0], of, *kv.shape[2:])
-    return made.index_copy_(1, _index(blocks, kv), kv)
+def _spread(kv: Tensor, blocks: Sequence[int], total: int) -> Tensor:
+    whole = kv.new_zeros(kv.shape[0], total, *kv.shape[2:])
+    return whole.index_copy_(1, _index(blocks, kv), kv)
 
 
 def _index(blocks: Sequence[int], kv: Tensor) -> Tensor:

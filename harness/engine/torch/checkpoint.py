@@ -40,16 +40,16 @@ class Checkpoint:
             raise ModelError(f"{self._folder} has no weight {name!r}, which its config.json needs")
         try:
             with safe_open(file, framework="pt", device="cpu") as opened:
-                found: Tensor = opened.get_tensor(name)
+                tensor: Tensor = opened.get_tensor(name)
         except (SafetensorError, OSError) as error:
             raise ModelError(f"{file} is damaged or cut short: {error}") from None
-        if list(found.shape) != list(shape):
+        if list(tensor.shape) != list(shape):
             raise ModelError(
-                f"{file}: {name} has the shape {list(found.shape)}, but config.json asks for "
+                f"{file}: {name} has the shape {list(tensor.shape)}, but config.json asks for "
                 f"{list(shape)}"
             )
         self._read.add(name)
-        return found.to(self._device, self._dtype)
+        return tensor.to(self._device, self._dtype)
 
     def unread(self, but: Iterable[str] = ()) -> list[str]:
         """Names of tensors that were never read, except those that end in one of `but`."""
@@ -72,20 +72,20 @@ def _files(folder: Path) -> dict[str, Path]:
 def _sharded(folder: Path, index: Path) -> dict[str, Path]:
     try:
         file_names = parse_json(index.read_text("utf-8"))["weight_map"]
-        found = {str(name): folder / str(file) for name, file in file_names.items()}
+        file_of = {str(name): folder / str(file) for name, file in file_names.items()}
         for shard in map(str, file_names.values()):
             if Path(shard).name != shard or len(shard.encode()) > 255:
                 raise ValueError(f"{shard!r} must be the name of a file in the same folder")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(f"{index} is no index of shards: {error}") from None
-    for file in sorted(set(found.values())):
+    for file in sorted(set(file_of.values())):
         if not file.is_file():
             raise ModelError(f"{folder} lacks the shard {file.name}, which {index.name} names")
         held = set(_names(file))
-        lost = next((n for n, f in found.items() if f == file and n not in held), None)
+        lost = next((n for n, f in file_of.items() if f == file and n not in held), None)
         if lost is not None:
             raise ModelError(f"{file} does not hold {lost!r}, though {index.name} says so")
-    return found
+    return file_of
 
 
 def _names(file: Path) -> list[str]:

@@ -194,7 +194,7 @@ class InstanceProcesses:
             store=self.room.store if has_store else (),
         )
         engine = Engine(self.decoder, room, self.workers, self.workers.ranks[index])
-        made = engine.instance(
+        instance = engine.instance(
             policy,
             self.opens,
             TurnClock(self.elapsed_s),
@@ -203,9 +203,9 @@ class InstanceProcesses:
             stages=stages,
             index=index,
         )
-        assert isinstance(made, PagedInstance)
-        self.instances.append(made)
-        return made
+        assert isinstance(instance, PagedInstance)
+        self.instances.append(instance)
+        return instance
 
     def moves(self) -> Iterator[tuple[int, ModulesMoved]]:
         """All moves of modules so far, with the instance that owns them."""
@@ -230,26 +230,28 @@ class InstanceProcesses:
         for rank in self.workers.ranks:
             engine = Engine(self.decoder, room, self.workers, rank)
             free = iter(range(room.blocks))
-            made: list[Tokens] = []
+            sequences: list[Tokens] = []
             for size in _PROMPTS:
                 tokens = max(1, min(size, most_tokens))
                 blocks = [next(free) for _ in range(-(-(tokens + 8) // room.block_size))]
-                one = Tokens([1] * tokens, blocks=blocks)
-                self._measure(engine, [], [Piece(one, 0, tokens)])
-                made.append(one)
+                sequence = Tokens([1] * tokens, blocks=blocks)
+                self._measure(engine, [], [Piece(sequence, 0, tokens)])
+                sequences.append(sequence)
             for count in _BATCHES:
-                self._measure(engine, made[:count], [])
+                self._measure(engine, sequences[:count], [])
         self.workers.forget()
 
     def _measure(self, engine: Engine, decodes: list[Tokens], pieces: list[Piece]) -> None:
-        kv_tokens = sum(len(one.tokens) for one in decodes)
+        kv_tokens = sum(len(sequence.tokens) for sequence in decodes)
         begin_s = self.elapsed_s()
-        found = engine.runner.run(decodes, pieces)
+        output_tokens = engine.runner.run(decodes, pieces)
         took_s = self.elapsed_s() - begin_s
         chunks = [(piece.before, piece.tokens) for piece in pieces]
         self.predictions.learn(len(decodes), kv_tokens, chunks, took_s)
-        for one, token in zip([*decodes, *(p.sequence for p in pieces)], found, strict=True):
-            one.tokens.append(token)
+        for sequence, token in zip(
+            [*decodes, *(p.sequence for p in pieces)], output_tokens, strict=True
+        ):
+            sequence.tokens.append(token)
 
     def _placement(self) -> Placement:
         """What policies know of an instance: its bytes, and what it costs to send some."""

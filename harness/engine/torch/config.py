@@ -24,8 +24,8 @@ class Rope:
     @property
     def kind(self) -> str:
         """Type of the scaling: "default", "linear" or "llama3"."""
-        found: str = self.scaling.get("rope_type") or self.scaling.get("type") or "default"
-        return found
+        rope_type: str = self.scaling.get("rope_type") or self.scaling.get("type") or "default"
+        return rope_type
 
 
 @dataclass(frozen=True)
@@ -208,14 +208,14 @@ def _rope(fields: Mapping[str, Any]) -> Rope:
 
 
 def _eos(fields: Mapping[str, Any]) -> frozenset[int]:
-    found = fields.get("eos_token_id")
-    if found is None:
+    token_ids = fields.get("eos_token_id")
+    if token_ids is None:
         return frozenset()
-    return frozenset(found) if isinstance(found, list) else frozenset((int(found),))
+    return frozenset(token_ids) if isinstance(token_ids, list) else frozenset((int(token_ids),))
 
 
 def _dtype(fields: Mapping[str, Any]) -> str:
-    found = fields.get("dtype") or fields.get("torch_dtype") or "float32"
-    if found not in ("float32", "bfloat16", "float16"):
-        raise ValueError(f"weights of {found} are not supported")
-    return str(found)
+    dtype = fields.get("dtype") or fields.get("torch_dtype") or "float32"
+    if dtype not in ("float32", "bfloat16", "float16"):
+        raise ValueError(f"weights of {dtype} are not supported")
+    return str(dtype)

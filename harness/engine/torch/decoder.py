@@ -80,8 +80,8 @@ class Decoder:
 
     def head(self, x: Tensor, batch: Batch) -> Tensor:
         """[rows wanted, vocabulary] from what the last layer gave."""
-        if batch.wanted is not None:
-            x = x.index_select(0, batch.wanted)
+        if batch.logit_rows is not None:
+            x = x.index_select(0, batch.logit_rows)
         return self.weights.head(self._norm(x, self.weights.norm))
 
     def layer(
@@ -90,8 +90,8 @@ class Decoder:
         """One layer: its attention, then its feed-forward part."""
         queries, keys, values = self.projected(x, layer, turn)
         store(kv, keys, values, batch)
-        seen = self.attention(queries, keys, values, kv, batch)
-        return self.rest(x, seen, layer)
+        attended = self.attention(queries, keys, values, kv, batch)
+        return self.rest(x, attended, layer)
 
     def projected(
         self, x: Tensor, layer: Layer, turn: Tensor | None
@@ -99,9 +99,9 @@ class Decoder:
         """Queries, keys and values, each [rows, its heads, head_dim]."""
         config = self.config
         both = config.heads + config.kv_heads
-        found = layer.qkv(self._norm(x, layer.norm))
-        found = found.view(len(x), -1, config.head_dim)
-        qk, values = found[:, :both], found[:, both:]
+        qkv = layer.qkv(self._norm(x, layer.norm))
+        qkv = qkv.view(len(x), -1, config.head_dim)
+        qk, values = qkv[:, :both], qkv[:, both:]
         if layer.qk_norm is not None:
             parts = (qk[:, : config.heads], qk[:, config.heads :])
             normed = zip(parts, layer.qk_norm, strict=True)
@@ -110,16 +110,18 @@ class Decoder:
             qk = rotate(qk, turn)
         return qk[:, : config.heads], qk[:, config.heads :], values
 
-    def rest(self, x: Tensor, seen: Tensor, layer: Layer) -> Tensor:
+    def rest(self, x: Tensor, attended: Tensor, layer: Layer) -> Tensor:
         """What follows attention in a layer."""
-        seen = seen.reshape(len(x), -1)
+        attended = attended.reshape(len(x), -1)
         if len(x) <= _TILE or x.device.type != "cpu":
-            return self._fed_forward(x, seen, layer)
-        tiles = zip(x.split(_TILE), seen.split(_TILE), strict=True)
-        return torch.cat([self._fed_forward(part, of, layer) for part, of in tiles])
+            return self._fed_forward(x, attended, layer)
+        tiles = zip(x.split(_TILE), attended.split(_TILE), strict=True)
+        return torch.cat(
+            [self._fed_forward(part, attended_part, layer) for part, attended_part in tiles]
+        )
 
-    def _fed_forward(self, x: Tensor, seen: Tensor, layer: Layer) -> Tensor:
-        x = layer.out(seen, plus=x)
+    def _fed_forward(self, x: Tensor, attended: Tensor, layer: Layer) -> Tensor:
+        x = layer.out(attended, plus=x)
         inner = layer.up(self._norm(x, layer.mlp_norm))
         return layer.down(self._activated(inner), plus=x)
 
@@ -138,8 +140,8 @@ class Decoder:
         parts, decodes = [], 0
         if batch.decodes is not None:
             decodes = batch.decodes.count
-            found = joined(self.decoded(queries[:decodes], kv, batch.decodes))
-            parts.append(found.finished().to(queries.dtype))
+            partial = joined(self.decoded(queries[:decodes], kv, batch.decodes))
+            parts.append(partial.finished().to(queries.dtype))
         for piece in batch.chunks:
             rows = slice(piece.begin, piece.end)
             parts.append(chunk(queries[rows], keys[rows], values[rows], kv, piece))

@@ -115,7 +115,7 @@ class Spread(Decoder):
         self._host = [layer[:, :0] for layer in cache.layers] if host is None else host.layers
         self.in_use: Callable[[], InUse] | None = None
         self.workers = workers.of(home)  # whose layers and heads these are there
-        self._at = [HERE] * decoder.config.layers
+        self._holders = [HERE] * decoder.config.layers
         self._helped: dict[int, tuple[int, int]] = {}  # by layer: helper, its KV heads
         self._offloaded: dict[int, list[int]] = {}  # free blocks for parts of sequences, by worker
         self._split_up: set[Sequence] = set()
@@ -131,17 +131,19 @@ class Spread(Decoder):
 
     def carrier(self, cache: list[Tensor]) -> Carrier:
         """Makes the transfer of KV between a store and all processes, each for its own layers."""
-        here = Pipeline(cache.__getitem__, lambda: [n for n, at in enumerate(self._at) if not at])
+        here = Pipeline(
+            cache.__getitem__, lambda: [n for n, holder in enumerate(self._holders) if not holder]
+        )
         return _SpreadCarrier(here, self.workers, self.busy)
 
     def busy(self) -> list[int]:
         """Workers where anything of this model lives."""
         helpers = {helper for helper, _ in self._helped.values()}
-        return sorted(({*self._at} | helpers) - {HERE})
+        return sorted(({*self._holders} | helpers) - {HERE})
 
     def logits(self, batch: Batch, cache: list[Tensor], carrier: Carrier) -> Tensor:
         x, turn = self.embedded(batch), self.turn(batch)
-        for rank, group in groupby(range(self.config.layers), self._at.__getitem__):
+        for rank, group in groupby(range(self.config.layers), self._holders.__getitem__):
             numbers = list(group)
             if rank != HERE:
                 for whole, part in groupby(numbers, lambda n: n not in self._helped):
@@ -157,8 +159,8 @@ class Spread(Decoder):
                 if n in self._helped or batch.elsewhere:
                     queries, keys, values = self.projected(x, layer, turn)
                     attended = self._split if batch.elsewhere else self._attended
-                    seen = attended(n, queries, keys, values, cache[n], batch)
-                    x = self.rest(x, seen, layer)
+                    output = attended(n, queries, keys, values, cache[n], batch)
+                    x = self.rest(x, output, layer)
                 else:
                     x = self.layer(x, layer, cache[n], batch, turn)
                 carrier.computed(n)
@@ -172,9 +174,9 @@ class Spread(Decoder):
         cut = mine * self.config.group
         away = (n, queries[:, cut:], keys[:, mine:], values[:, mine:], self._of(batch, theirs))
         self.workers.tell(helper, "attend", *away)
-        own = self._of(batch, mine)
-        store(kv, keys[:, :mine], values[:, :mine], own)
-        here = self.attention(queries[:, :cut], keys[:, :mine], values[:, :mine], kv, own)
+        own_batch = self._of(batch, mine)
+        store(kv, keys[:, :mine], values[:, :mine], own_batch)
+        here = self.attention(queries[:, :cut], keys[:, :mine], values[:, :mine], kv, own_batch)
         return torch.cat([here, self.workers.answer(helper)], 1)
 
     def _helped_at(self, rank: int, n: int, x: Tensor, batch: Batch) -> Tensor:
@@ -184,8 +186,8 @@ class Spread(Decoder):
         away = self.workers.ask(rank, "project", n, x, batch, mine)
         self.workers.tell(helper, "attend", n, *away, self._of(batch, theirs))
         self.workers.ask(rank, "attend_own", n, self._of(batch, mine))
-        found: Tensor = self.workers.ask(rank, "finish", n, self.workers.answer(helper))
-        return found
+        output: Tensor = self.workers.ask(rank, "finish", n, self.workers.answer(helper))
+        return output
 
     def _split(
         self, n: int, queries: Tensor, keys: Tensor, values: Tensor, kv: Tensor, batch: Batch
@@ -201,8 +203,10 @@ class Spread(Decoder):
                 rows, there = part.rows, self.workers.answer(part.rank)
                 mine = [t.index_select(0, rows) for t in (here.values, here.weight, here.peak)]
                 whole = merged([there, Partial(*mine)])
-                for held, found in zip(vars(here).values(), vars(whole).values(), strict=True):
-                    held.index_copy_(0, rows, found)
+                for held, merged_rows in zip(
+                    vars(here).values(), vars(whole).values(), strict=True
+                ):
+                    held.index_copy_(0, rows, merged_rows)
             return here
 
         return self.attention(queries, keys, values, kv, batch, joined)
@@ -225,11 +229,13 @@ class Spread(Decoder):
 
     def layers_at(self, rank: int) -> int:
         """Number of layers at a worker."""
-        return self._at.count(rank)
+        return self._holders.count(rank)
 
     def movable(self, rank: int) -> list[int]:
         """Layers there with all their heads."""
-        return [n for n, at in enumerate(self._at) if at == rank and n not in self._helped]
+        return [
+            n for n, holder in enumerate(self._holders) if holder == rank and n not in self._helped
+        ]
 
     def helped_by(self, rank: int) -> dict[int, int]:
         """KV heads that are there, by layer."""
@@ -250,14 +256,14 @@ class Spread(Decoder):
     def own_weight_bytes(self) -> int:
         """Of what never moves: embeddings and head."""
         embed, head = self.weights.embed, self.weights.head.weight
-        own: int = embed.nbytes
-        return own if head is embed else own + head.nbytes
+        weight_bytes: int = embed.nbytes
+        return weight_bytes if head is embed else weight_bytes + head.nbytes
 
     def held_bytes(self, rank: int, blocks: int) -> int:
         """Bytes of weights and of that many KV blocks at a process; `home` is this one."""
         every, kv = self.config.kv_heads, self.kv_bytes(blocks)
         there = self.layer_bytes(blocks)
-        held = sum(there[n] for n, at in enumerate(self._at) if at == rank)
+        held = sum(there[n] for n, holder in enumerate(self._holders) if holder == rank)
         if rank == HERE:
             away = sum(heads for _, heads in self._helped.values())
             return held + self.own_weight_bytes - kv * away // every
@@ -280,7 +286,7 @@ class Spread(Decoder):
             WorkerError: a worker has ended.
         """
         self._whole()
-        sources = {self._at[n] for n in layers}
+        sources = {self._holders[n] for n in layers}
         if len(sources) != 1 or target in sources or any(n in self._helped for n in layers):
             raise ModelError(
                 f"layers {list(layers)} cannot move to {target}: they must all be at one other "
@@ -300,7 +306,7 @@ class Spread(Decoder):
                 self.workers.ask(target, "take_layer", n, layer, kv)
                 self._put(n, self._kv(n).gone)
             moved += kv.nbytes + layer.weight_bytes
-            self._at[n] = target
+            self._holders[n] = target
         return self._moved("layers", tuple(layers), source, target, moved, begin_s)
 
     def offload_layers(self, count: int, helper: int) -> None:
@@ -349,7 +355,7 @@ class Spread(Decoder):
         """
         self._whole()
         mine = self.config.kv_heads - heads
-        if self._at[n] != self.home or n in self._helped or heads < 1 or mine < 1:
+        if self._holders[n] != self.home or n in self._helped or heads < 1 or mine < 1:
             raise ModelError(f"{heads} KV heads of layer {n} cannot move to worker {helper}")
         begin_s = time.perf_counter()
         if self.home == HERE:
@@ -385,13 +391,16 @@ class Spread(Decoder):
         Raises:
             WorkerError: a worker has ended.
         """
-        found: dict[int, Tensor] = {}
-        last: dict[int, Tensor] = {}
+        layer_kv: dict[int, Tensor] = {}
+        head_kv: dict[int, Tensor] = {}
         for rank in self.busy():
             layers, heads = self.workers.ask(rank, "read_blocks", list(blocks))
-            found |= layers
-            last |= heads
-        return [torch.cat([found[n], last[n]], 2) if n in last else found[n] for n in self._all]
+            layer_kv |= layers
+            head_kv |= heads
+        return [
+            torch.cat([layer_kv[n], head_kv[n]], 2) if n in head_kv else layer_kv[n]
+            for n in self._all
+        ]
 
     def write_blocks(self, blocks: Seq[int], kv: Seq[Tensor]) -> None:
         """What `read_blocks` of an equal model gave, into these blocks.
@@ -401,7 +410,7 @@ class Spread(Decoder):
         """
         mine = {n: self.config.kv_heads - heads for n, (_, heads) in self._helped.items()}
         for rank in self.busy():
-            here = [n for n in self._all if self._at[n] == rank]
+            here = [n for n in self._all if self._holders[n] == rank]
             layers = {n: kv[n][:, :, : mine.get(n)].contiguous() for n in here}
             heads = {n: kv[n][:, :, mine[n] :].contiguous() for n in self.helped_by(rank)}
             self.workers.ask(rank, "write_blocks", list(blocks), layers, heads)
@@ -425,7 +434,7 @@ class Spread(Decoder):
             WorkerError: the worker has ended.
         """
         free = self._offloaded.get(helper, [])
-        away = any(self._at) or bool(self._helped)
+        away = any(self._holders) or bool(self._helped)
         if (
             sequence.offloaded
             or away
@@ -487,7 +496,7 @@ class Spread(Decoder):
 
     def _moved(
         self,
-        what: str,
+        kind: str,
         layers: tuple[int, ...],
         source: int,
         target: int,
@@ -495,5 +504,5 @@ class Spread(Decoder):
         begin_s: float,
     ) -> CompletedMove:
         seconds = time.perf_counter() - begin_s
-        self.moves.append(CompletedMove(what, layers, source, target, moved_bytes, seconds))
+        self.moves.append(CompletedMove(kind, layers, source, target, moved_bytes, seconds))
         return self.moves[-1]

@@ -111,16 +111,16 @@ class Encoder:
         needed = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
         check_room(needed, place, f"the weights of {folder.name}")
         self._checkpoint = checkpoint = Checkpoint(folder, torch.float32, place)
-        known = (p for p in _PREFIXES if f"{p}embeddings.word_embeddings.weight" in checkpoint)
-        self._root = next(known, "")
+        roots = (p for p in _PREFIXES if f"{p}embeddings.word_embeddings.weight" in checkpoint)
+        self._root = next(roots, "")
         self._device = place
-        at = "embeddings."
-        self._words = self._get(f"{at}word_embeddings.weight", config.vocab, config.hidden)
-        places = self._get(f"{at}position_embeddings.weight", config.positions, config.hidden)
+        prefix = "embeddings."
+        self._words = self._get(f"{prefix}word_embeddings.weight", config.vocab, config.hidden)
+        places = self._get(f"{prefix}position_embeddings.weight", config.positions, config.hidden)
         # Every text is of the first kind: what that adds is added to the positions, once.
-        kinds = self._get(f"{at}token_type_embeddings.weight", config.kinds, config.hidden)
+        kinds = self._get(f"{prefix}token_type_embeddings.weight", config.kinds, config.hidden)
         self._places = places + kinds[0]
-        self._norm = self._affine(f"{at}LayerNorm", config.hidden)
+        self._norm = self._affine(f"{prefix}LayerNorm", config.hidden)
         self._layers = [self._layer(f"encoder.layer.{n}.") for n in range(config.layers)]
 
     def embed(self, texts: Sequence[Sequence[int]]) -> Tensor:
@@ -159,28 +159,28 @@ class Encoder:
 
     def _attended(self, x: Tensor, layer: _Layer, lengths: Sequence[int]) -> Tensor:
         heads = F.linear(x, *layer.qkv).view(len(x), 3, self.config.heads, -1)
-        found = []
+        parts = []
         for part in heads.split(list(lengths)):
             q, k, v = part.permute(1, 2, 0, 3).unsqueeze(1)
-            found.append(F.scaled_dot_product_attention(q, k, v)[0].transpose(0, 1))
-        return torch.cat(found).reshape(len(x), -1)
+            parts.append(F.scaled_dot_product_attention(q, k, v)[0].transpose(0, 1))
+        return torch.cat(parts).reshape(len(x), -1)
 
     def _normed(self, x: Tensor, norm: Affine) -> Tensor:
         return F.layer_norm(x, (self.config.hidden,), *norm, self.config.eps)
 
-    def _layer(self, at: str) -> _Layer:
+    def _layer(self, prefix: str) -> _Layer:
         config = self.config
-        own = [
-            self._affine(f"{at}attention.self.{name}", config.hidden, config.hidden)
+        projections = [
+            self._affine(f"{prefix}attention.self.{name}", config.hidden, config.hidden)
             for name in ("query", "key", "value")
         ]
         return _Layer(
-            qkv=(torch.cat([w for w, _ in own]), torch.cat([b for _, b in own])),
-            out=self._affine(f"{at}attention.output.dense", config.hidden, config.hidden),
-            norm=self._affine(f"{at}attention.output.LayerNorm", config.hidden),
-            up=self._affine(f"{at}intermediate.dense", config.inner, config.hidden),
-            down=self._affine(f"{at}output.dense", config.hidden, config.inner),
-            last_norm=self._affine(f"{at}output.LayerNorm", config.hidden),
+            qkv=(torch.cat([w for w, _ in projections]), torch.cat([b for _, b in projections])),
+            out=self._affine(f"{prefix}attention.output.dense", config.hidden, config.hidden),
+            norm=self._affine(f"{prefix}attention.output.LayerNorm", config.hidden),
+            up=self._affine(f"{prefix}intermediate.dense", config.inner, config.hidden),
+            down=self._affine(f"{prefix}output.dense", config.hidden, config.inner),
+            last_norm=self._affine(f"{prefix}output.LayerNorm", config.hidden),
         )
 
     def _affine(self, name: str, wide: int, *narrow: int) -> Affine:

@@ -13,16 +13,5 @@ class DoesNotFitError(SloBenchError):
     """Weights and KV cache need more memory than the device has."""
 
 
-def need_torch() -> None:
-    """Raise SloBenchError where the extra `torch` is not installed."""
-    try:
-        import safetensors  # noqa: F401
-        import torch  # noqa: F401
-    except ImportError as error:
-        raise SloBenchError(
-            f"backend torch needs {error.name}: pip install 'slo-bench[torch]'"
-        ) from None
-
-
 class WorkerError(SloBenchError):
     """A worker process that did not start, died, or does not answer."""

@@ -57,7 +57,7 @@ class Execution(RecordedStepTime):
         self.received: dict[RequestState, list[Tensor]] = {}  # KV of others, in host memory
         self.clock = clock
         self.sequences: dict[RequestState, Sequence] = {}
-        self.given: list[tuple[RequestState, int]] = []  # tokens of the last iteration
+        self.emitted: list[tuple[RequestState, int]] = []  # tokens of the last iteration
         self._runner = runner
         self._kv_manager = kv_manager
         self._swapper = swapper
@@ -77,11 +77,11 @@ class Execution(RecordedStepTime):
 
     def sequence(self, r: RequestState) -> Sequence:
         """The sequence of `r`, made on first use."""
-        found = self.sequences.get(r)
-        if found is None:
-            found = self.sequences[r] = self._opens(r)
-        found.blocks = self._kv_manager.table(r)
-        return found
+        sequence = self.sequences.get(r)
+        if sequence is None:
+            sequence = self.sequences[r] = self._opens(r)
+        sequence.blocks = self._kv_manager.table(r)
+        return sequence
 
     def next(self, seqs: int, kv_tokens: int, chunks: Seq[tuple[int, int]]) -> Ran:
         loop, kv_manager = self._loop, self._kv_manager
@@ -109,8 +109,8 @@ class Execution(RecordedStepTime):
         if decodes or pieces:
             output_tokens = self._runner.run(decodes, pieces, kv_manager.traffic())
             kv_manager.settle()
-            self.given = list(zip(deciding, output_tokens, strict=True))
-            for r, token in self.given:
+            self.emitted = list(zip(deciding, output_tokens, strict=True))
+            for r, token in self.emitted:
                 self.sequences[r].tokens.append(token)
         self.away_s = self._away_s() - away_s
         return self._ran_since(loop.now_s)
@@ -253,13 +253,13 @@ class PagedInstance(TimedInstance):
         execution.serves(self)
 
     def complete(self) -> bool:
-        given, self._execution.given = self._execution.given, []
+        emitted, self._execution.emitted = self._execution.emitted, []
         if self.gave is not None:
-            for r, token in given:
+            for r, token in emitted:
                 self.gave(r, token)
         ended = super().complete()
         sequences = self._execution.sequences
-        for r, token in given:
+        for r, token in emitted:
             if r.phase is Phase.DECODE and token in sequences[r].ends:
                 self._stop_decode(r)
                 r.output_tokens = r.emitted_tokens
@@ -306,7 +306,7 @@ class PagedInstance(TimedInstance):
             spread.offload_heads(units, target.home)
         took_s = clock.now_s() - begin_s
         done = spread.moves[before:]
-        self.moves += [ModulesMoved(self.now_s, helper.index, one) for one in done]
+        self.moves += [ModulesMoved(self.now_s, helper.index, move) for move in done]
         for instance in (self, helper):
             instance.stages[0].owed_s += took_s
 

@@ -57,12 +57,12 @@ class TorchKVCacheManager(KVCacheManager):
             self._name_units(r, table)
 
     def allocate(self, r: RequestState, units: int) -> Any:
-        found: Any = super().allocate(r, units)
+        seconds: Any = super().allocate(r, units)
         assert r.shared is not None
         table = self.table(r)
         for unit in r.shared:
             table += self._ids_of(unit)
-        return found
+        return seconds
 
     def _ids_of(self, unit: int) -> list[int]:
         return self._unit_ids[unit]
@@ -123,14 +123,14 @@ class TorchKVCacheManager(KVCacheManager):
 
     def check(self) -> None:
         """Every block is free, in one table, or of a cached unit; for tests."""
-        seen = list(self._free_ids)
+        block_ids = list(self._free_ids)
         cached = {block for blocks in self._unit_ids.values() for block in blocks}
-        seen += cached
+        block_ids += cached
         for r, table in self._tables.items():
             shared = len(r.shared or ()) * self.unit_blocks
-            seen += table[shared:]
+            block_ids += table[shared:]
             assert all(block in cached for block in table[:shared])
-        assert sorted(seen) == list(range(self._ids)), "a block is lost or held twice"
+        assert sorted(block_ids) == list(range(self._ids)), "a block is lost or held twice"
 
 
 _MOST_OPEN = 512  # units held open between a look and the iteration that loads them
@@ -153,9 +153,9 @@ class SharedUnits:
 
     def __contains__(self, unit: int) -> bool:
         if unit not in self._open and len(self._open) < _MOST_OPEN:
-            found = self.tiers.open(unit)
-            if found is not None:
-                self._open[unit] = found
+            opened = self.tiers.open(unit)
+            if opened is not None:
+                self._open[unit] = opened
         return unit in self._open
 
     def load_s(self, units: Sequence[int]) -> float:
@@ -167,8 +167,8 @@ class SharedUnits:
         for unit in units:
             self._used.pop(unit, None)
             self._used[unit] = None
-            known = unit in self._open or unit in self._kept or unit in self.tiers
-            if not known:
+            stored = unit in self._open or unit in self._kept or unit in self.tiers
+            if not stored:
                 self.new[unit] = None
 
     def path(self, unit: int) -> str:
@@ -240,11 +240,11 @@ class PagedStoreKVCacheManager(StoreKVCacheManager, TorchKVCacheManager):
     def traffic(self) -> Traffic:
         """Transfers of the next iteration, whose blocks have been reserved."""
         store, ids = self.shared_units, self._unit_ids
-        wanted = [unit for unit in store.new if unit in ids]
+        units = [unit for unit in store.new if unit in ids]
         return Traffic(
             store.tiers.shape,
             [(store.path(unit), ids[unit]) for unit in self._coming],
-            [(str(store.tiers.draft(unit)), ids[unit]) for unit in wanted],
+            [(str(store.tiers.draft(unit)), ids[unit]) for unit in units],
         )
 
     def settle(self) -> None:

@@ -70,11 +70,11 @@ class LiveEngine:
         self.counts = ServedCounts()
         self._clock = RealClock()
         self._requests: dict[RequestState, GenerationRequest] = {}
-        made = engine.instance(policy, self._opens, self._clock)
-        assert isinstance(made, PagedInstance)
-        self.instance = made
-        made.gave = self._gave
-        made.ended = self._ended
+        instance = engine.instance(policy, self._opens, self._clock)
+        assert isinstance(instance, PagedInstance)
+        self.instance = instance
+        instance.gave = self._gave
+        instance.ended = self._ended
         self._new: list[RequestState] = []
         self._unwanted: list[RequestState] = []
         self._wake = threading.Condition()
@@ -103,13 +103,13 @@ class LiveEngine:
         """Submit a request, which arrives now."""
         now_s = self._clock.now_s()
         tokens = request.tokens
-        prompt, most = len(tokens), request.max_tokens
+        prompt, max_tokens = len(tokens), request.max_tokens
         r = RequestState(
             self.counts.requests,
             now_s,
             prompt,
-            most,
-            most,
+            max_tokens,
+            max_tokens,
             request.slo(now_s),
             self._hashes(tokens),
         )
@@ -133,11 +133,11 @@ class LiveEngine:
         size = self.engine.room.prefix_block_size
         if not size:
             return ()
-        found, last = [], 0
+        hashes, last = [], 0
         for end in range(size, len(tokens) + 1, size):
             last = hash((last, *tokens[end - size : end])) & _DIGEST
-            found.append(last)
-        return tuple(found)
+            hashes.append(last)
+        return tuple(hashes)
 
     # ---------------------------------------------------------------- in the engine's thread
 

@@ -69,13 +69,13 @@ def free_bytes(device: torch.device) -> int:
     raise AssertionError("no MemAvailable in /proc/meminfo")
 
 
-def check_room(needed: int, device: torch.device, what: str) -> None:
+def check_room(needed: int, device: torch.device, contents: str) -> None:
     """Raise DoesNotFitError unless that many bytes are free."""
     free = free_bytes(device)
     if needed > free:
         raise DoesNotFitError(
-            f"{what} take {needed / _GIB:.2f} GiB, but {device} has {free / _GIB:.2f} GiB free; "
-            "use fewer KV blocks, a smaller model or another device"
+            f"{contents} take {needed / _GIB:.2f} GiB, but {device} has {free / _GIB:.2f} GiB "
+            "free; use fewer KV blocks, a smaller model or another device"
         )
 
 

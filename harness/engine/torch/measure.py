@@ -237,8 +237,8 @@ def measured_moves(decoder: Decoder, workers: Workers, block_size: int) -> Itera
     for blocks in _MOVED_BLOCKS:
         if blocks * each // decoder.config.layers > _MOST_MOVED_BYTES:
             break
-        made = (decoder.config, blocks, block_size, decoder.dtype, decoder.device)
-        spread = Spread(decoder, KvCache(*made), workers)
+        cache_args = (decoder.config, blocks, block_size, decoder.dtype, decoder.device)
+        spread = Spread(decoder, KvCache(*cache_args), workers)
         spread.lend_room(1, blocks)
         for _ in range(_MOVE_ROUNDS):
             _move_round(spread, blocks, block_size)
@@ -251,6 +251,6 @@ def _move_round(spread: Spread, blocks: int, block_size: int) -> None:
     if spread.config.kv_heads > 1:
         spread.move_heads(0, 1, helper=1)
         spread.return_heads(0)
-    one = Sequence([1] * (blocks * block_size), blocks=list(range(blocks)))
-    spread.split(one, blocks - 1, helper=1)
-    spread.rejoin(one, list(range(blocks - 1)))
+    sequence = Sequence([1] * (blocks * block_size), blocks=list(range(blocks)))
+    spread.split(sequence, blocks - 1, helper=1)
+    spread.rejoin(sequence, list(range(blocks - 1)))

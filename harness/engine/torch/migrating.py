@@ -29,14 +29,14 @@ class ExecutedMove:
     time_s: float
     loads: Mapping[int, float]
     planned: ModuleMove
-    made: tuple[spreading.CompletedMove, ...]
+    completed: tuple[spreading.CompletedMove, ...]
 
     def line(self) -> str:
         """Log line of the move."""
         planned = {**asdict(self.planned), "module": self.planned.module.value}
-        made = [asdict(one) for one in self.made]
+        completed = [asdict(move) for move in self.completed]
         loads = {str(device): load for device, load in self.loads.items()}
-        entry = {"time_s": self.time_s, "loads": loads, "planned": planned, "made": made}
+        entry = {"time_s": self.time_s, "loads": loads, "planned": planned, "made": completed}
         return json.dumps(entry)
 
 
@@ -76,16 +76,16 @@ class Migrator:
         self._measure()
         loads = self.loads()
         for planned in self._planner.plan(loads, self._offer):
-            made = self._carry_out(planned)
-            self.history.append(ExecutedMove(now_s, loads, planned, made))
+            completed = self._carry_out(planned)
+            self.history.append(ExecutedMove(now_s, loads, planned, completed))
 
     def loads(self) -> dict[int, float]:
         """Load U of each process."""
-        found = {}
+        load_of = {}
         for device, compute in self._compute.items():
             held = self.spread.held_bytes(device, self.used_blocks())
-            found[device] = compute + held / self._capacity_bytes
-        return found
+            load_of[device] = compute + held / self._capacity_bytes
+        return load_of
 
     def _spent(self) -> dict[int, float]:
         """CPU seconds of each process so far."""
@@ -113,12 +113,12 @@ class Migrator:
 
     def _layers(self, source: int, target: int, load: Mapping[int, float]) -> ModuleMove | None:
         there = self.spread.movable(source)
-        most = len(there) - (source == HERE)  # the first process keeps one
-        if most < 1:
+        max_layers = len(there) - (source == HERE)  # the first process keeps one
+        if max_layers < 1:
             return None
         each_bytes = self.spread.layer_bytes(self.used_blocks())[there[-1]]
         computed = self._compute[source] / self.spread.layers_at(source)
-        return self._nearest(Module.LAYERS, source, target, most, computed, each_bytes, load)
+        return self._nearest(Module.LAYERS, source, target, max_layers, computed, each_bytes, load)
 
     def _heads(self, source: int, target: int, load: Mapping[int, float]) -> ModuleMove | None:
         """KV heads of all whole layers that are here; or all that a helper has come home."""
@@ -140,7 +140,7 @@ class Migrator:
         module: Module,
         source: int,
         target: int,
-        most: int,
+        max_units: int,
         computed: float,
         each_bytes: int,
         load: Mapping[int, float],
@@ -150,7 +150,7 @@ class Migrator:
         if shift <= 0:
             return None
         gap = load[source] - load[target]
-        units = min(range(1, most + 1), key=lambda n: abs(gap - 2 * n * shift), default=0)
+        units = min(range(1, max_units + 1), key=lambda n: abs(gap - 2 * n * shift), default=0)
         if not units:
             return None
         here, there = load[source] - units * shift, load[target] + units * shift

@@ -16,6 +16,7 @@ from ....predictors.profiles.profile import Profile, Source, table_of, write_pro
 from ....predictors.profiles.whole_steps import LEAST_STEPS, LoggedStep, profile_of_steps
 from ....predictors.specs import models
 from ....workloads.errors import SloBenchError
+from ....workloads.extras import need
 from ..loop.gc_control import heap_frozen
 from .threads import ThreadLayout
 from .timing import Timing
@@ -77,7 +78,7 @@ class ProfilingResult:
 
 
 def measure_profile(
-    options: ProfilingOptions, tell: Tell = lambda done, of: None
+    options: ProfilingOptions, tell: Tell = lambda done, total: None
 ) -> ProfilingResult:
     """Measure what the rows' file lacks, fit, and write the profile.
 
@@ -85,6 +86,7 @@ def measure_profile(
         SloBenchError: the model cannot be loaded, the rows are of something else, or the time did
             not suffice for a fit.
     """
+    need("torch", "profile run --backend torch")
     from . import measure
     from .build import Engine, KvCacheConfig, num_gpu_blocks
     from .load import load_decoder
@@ -100,7 +102,7 @@ def measure_profile(
             if shape.num_gpu_blocks(_BLOCK_SIZE) <= blocks
         ]
         # Copies are few and quick; they come first.
-        wanted = [*measure.swaps(swapped // 4), *steps]
+        shapes = [*measure.swaps(swapped // 4), *steps]
         about = {
             "model": str(options.model.resolve()),
             "device": options.device,
@@ -110,7 +112,7 @@ def measure_profile(
             about["clock"] = "CPU time of one thread"
         rows = _Rows(options.rows_file, about)
         begin_s, meter = time.monotonic(), measure.BatchTimer(engine)
-        rounds = [(number, shape) for number in range(measure.ROUNDS) for shape in wanted]
+        rounds = [(number, shape) for number in range(measure.ROUNDS) for shape in shapes]
         with heap_frozen():
             for done, (number, shape) in enumerate(rounds):
                 if rows.rounds(shape) > number:
@@ -120,14 +122,14 @@ def measure_profile(
                 tell(done, len(rounds))
                 rows.add(shape, meter.timed(shape))
             host_s = measure.host_s(engine, steps[:40])
-    profile = _profile(options, rows, wanted, host_s, decoder.dtype_name, engine.cache.block_bytes)
+    profile = _profile(options, rows, shapes, host_s, decoder.dtype_name, engine.cache.block_bytes)
     moved = options.moves and decoder.device.type == "cpu"  # where workers compute
     profile = _with_links(profile, _moves(decoder) if moved else [])
     if options.gpu is None:
         kv_bytes = num_gpu_blocks(decoder, _BLOCK_SIZE) * engine.cache.block_bytes
         device = measure.measured_device(decoder.device, decoder.dtype, kv_bytes)
         profile = dataclasses.replace(profile, device=device)
-    left = sum(rows.time_s(shape) is None for shape in wanted)
+    left = sum(rows.time_s(shape) is None for shape in shapes)
     header = write_profile(with_shape(profile, options), options.out)
     return ProfilingResult(profile, header, left, host_s, rows.steadiness())
 
@@ -165,12 +167,12 @@ def with_shape(profile: Profile, options: ProfilingOptions) -> Profile:
 def _profile(
     options: ProfilingOptions,
     rows: _Rows,
-    wanted: Sequence[BatchShape],
+    shapes: Sequence[BatchShape],
     host_s: float,
     dtype: str,
     block_bytes: int,
 ) -> Profile:
-    timed = [(shape, rows.time_s(shape)) for shape in wanted]
+    timed = [(shape, rows.time_s(shape)) for shape in shapes]
     steps = [
         LoggedStep(
             s.sequences,
@@ -240,16 +242,16 @@ class _Rows:
         each round's time is divided by that of the reference in the same round and multiplied by
         the reference's median over all rounds. For a copy, the minimum.
         """
-        found = self._known.get(tuple(shape.key))
-        if found is None:
+        timings = self._known.get(tuple(shape.key))
+        if timings is None:
             return None
-        ratios = _ratios(found)
+        ratios = _ratios(timings)
         if not ratios:
-            return min(timing.seconds for timing in found)
+            return min(timing.seconds for timing in timings)
         return statistics.median(self._references()) * statistics.median(ratios)
 
     def _references(self) -> list[float]:
-        timings = (timing for found in self._known.values() for timing in found)
+        timings = (timing for shape_timings in self._known.values() for timing in shape_timings)
         return [timing.reference_s for timing in timings if timing.reference_s is not None]
 
     def steadiness(self) -> str:
@@ -257,17 +259,18 @@ class _Rows:
         deciles = statistics.quantiles(self._references(), n=10)
         apart = [
             max(ratios) / min(ratios) - 1
-            for found in self._known.values()
-            if len(ratios := _ratios(found)) > 1
+            for timings in self._known.values()
+            if len(ratios := _ratios(timings)) > 1
         ]
-        said = (
+        summary = (
             f"a batch that never changes took {1e3 * deciles[0]:.2f} to {1e3 * deciles[-1]:.2f} ms "
             "(first to last decile), and its median is the speed that all steps are reduced to"
         )
         if not apart:
-            return said
+            return summary
         return (
-            f"{said}; reduced so, a step differs by {statistics.median(apart):.1%} between rounds"
+            f"{summary}; reduced so, a step differs by {statistics.median(apart):.1%} between "
+            "rounds"
         )
 
     def add(self, shape: BatchShape, timing: Timing) -> None:
@@ -277,6 +280,6 @@ class _Rows:
             file.write(json.dumps([shape.key, timing.seconds, timing.reference_s]) + "\n")
 
 
-def _ratios(found: Sequence[Timing]) -> list[float]:
+def _ratios(timings: Sequence[Timing]) -> list[float]:
     """What the speed of the machine in each round has less to do with."""
-    return [t.seconds / t.reference_s for t in found if t.reference_s is not None]
+    return [t.seconds / t.reference_s for t in timings if t.reference_s is not None]

@@ -70,7 +70,7 @@ def _note(logits: Tensor, token: int, into: TokenLogprobs) -> None:
     logprobs = torch.log_softmax(logits.float(), -1)
     values, tokens = logprobs.topk(min(into.top, len(logprobs)))
     top = list(zip(tokens.tolist(), values.tolist(), strict=True))
-    into.given.append((float(logprobs[token]), top))
+    into.entries.append((float(logprobs[token]), top))
 
 
 def _drawn(logits: Tensor, sampling: Sampling, place: int) -> int:

@@ -29,7 +29,7 @@ class TokenLogprobs:
     """
 
     top: int
-    given: list[tuple[float, list[tuple[int, float]]]] = field(default_factory=list)
+    entries: list[tuple[float, list[tuple[int, float]]]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

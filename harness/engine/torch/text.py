@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from .errors import ModelError
 
 
@@ -16,8 +18,6 @@ class Text:
     def __init__(self, folder: Path) -> None:
         self._tokenizer: Any = None
         if (folder / "tokenizer.json").is_file():
-            from tokenizers import Tokenizer
-
             try:
                 self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
             except Exception as error:  # the package raises no type of its own
@@ -28,9 +28,9 @@ class Text:
         )
         apart = folder / "chat_template.jinja"
         self._template = apart.read_text("utf-8") if apart.is_file() else None
-        found = self._fields.get("chat_template")
-        if self._template is None and isinstance(found, str):
-            self._template = found
+        template = self._fields.get("chat_template")
+        if self._template is None and isinstance(template, str):
+            self._template = template
 
     @property
     def known(self) -> bool:
@@ -45,8 +45,8 @@ class Text:
         """
         if self._tokenizer is None:
             raise ModelError("this model has no tokenizer.json: give the prompt as token ids")
-        found: list[int] = self._tokenizer.encode(text, add_special_tokens=special).ids
-        return found
+        token_ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special).ids
+        return token_ids
 
     def chat(self, messages: Sequence[Any]) -> list[int]:
         """The prompt that a conversation makes.
@@ -65,11 +65,14 @@ class Text:
             raise TemplateError(message)
 
         names = ("bos_token", "eos_token", "pad_token", "unk_token")
-        known = {name: _word(self._fields.get(name)) for name in names}
+        special_tokens = {name: _word(self._fields.get(name)) for name in names}
         try:
             template = environment.from_string(self._template)
             text = template.render(
-                messages=messages, add_generation_prompt=True, raise_exception=refuse, **known
+                messages=messages,
+                add_generation_prompt=True,
+                raise_exception=refuse,
+                **special_tokens,
             )
         except TemplateError as error:
             raise ModelError(f"the chat template refuses these messages: {error}") from None
@@ -106,9 +109,9 @@ class TextStream:
 
     def _more(self, *, whole: bool) -> str:
         # With the token before, since some tokenizers drop a space at the beginning.
-        said = self._text.decoded(self._tokens[self._from : self._read])
+        previous = self._text.decoded(self._tokens[self._from : self._read])
         text = self._text.decoded(self._tokens[self._from :])
-        if len(text) <= len(said) or (text.endswith("\ufffd") and not whole):
+        if len(text) <= len(previous) or (text.endswith("\ufffd") and not whole):
             return ""
         self._from, self._read = self._read, len(self._tokens)
-        return text[len(said) :]
+        return text[len(previous) :]

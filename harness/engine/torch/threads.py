@@ -39,8 +39,8 @@ def thread_count(threads: int | None, workers: int = 0) -> int:
     cores = len(available_cores())
     if threads is None:
         limit = os.environ.get("OMP_NUM_THREADS", "")
-        most = int(limit) if limit.isdecimal() and int(limit) else cores
-        return max(1, min(cores - workers - 1, most))
+        max_threads = int(limit) if limit.isdecimal() and int(limit) else cores
+        return max(1, min(cores - workers - 1, max_threads))
     if threads > cores:
         raise SloBenchError(
             f"server.threads is {threads}, but this process may use {cores} cores; set it to "
@@ -149,7 +149,7 @@ class CpuWait:
         return waited_s / (ran_s + waited_s) if ran_s + waited_s > 0 else None
 
     def _times_s(self) -> dict[int, tuple[float, float]]:
-        found = {}
+        times_s = {}
         for process in (os.getpid(), *self._processes):
             for task in Path(f"/proc/{process}/task").glob("[0-9]*"):
                 thread = int(task.name)
@@ -157,8 +157,8 @@ class CpuWait:
                     if process == os.getpid() and not self._is_ours(thread):
                         continue
                     ran, waited, *_ = (task / "schedstat").read_text().split()
-                    found[thread] = int(ran) * _NANOSECOND_S, int(waited) * _NANOSECOND_S
-        return found
+                    times_s[thread] = int(ran) * _NANOSECOND_S, int(waited) * _NANOSECOND_S
+        return times_s
 
     def _is_ours(self, thread: int) -> bool:
         return os.sched_getaffinity(thread) == set(self._layout.cores)
@@ -180,11 +180,11 @@ def _least_busy_first() -> list[int]:
 
 def _busy_ticks() -> dict[int, int]:
     """Clock ticks for which each core was busy since the system started; empty if not known."""
-    found = {}
+    ticks_of = {}
     with contextlib.suppress(OSError, ValueError):
         for line in Path("/proc/stat").read_text().splitlines():
             name, *ticks = line.split()
             if name.startswith("cpu") and name != "cpu":
                 user, nice, system, _idle, _wait, *interrupts = map(int, ticks[:8])
-                found[int(name[3:])] = user + nice + system + sum(interrupts)
-    return found
+                ticks_of[int(name[3:])] = user + nice + system + sum(interrupts)
+    return ticks_of

@@ -182,8 +182,8 @@ class Tiers:
             path.unlink()
 
     def _in(self, level: int) -> list[Path]:
-        found = [p for p in self._tiers[level].folder.iterdir() if _is_unit(p.name)]
-        return sorted(found, key=lambda path: path.stat().st_mtime_ns)
+        paths = [p for p in self._tiers[level].folder.iterdir() if _is_unit(p.name)]
+        return sorted(paths, key=lambda path: path.stat().st_mtime_ns)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:

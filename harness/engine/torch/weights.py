@@ -44,16 +44,16 @@ class Linear:
         if self.weight.is_mkldnn:
             return self._by_onednn(x, plus)
         first, weight = plus if self.bias is None else self.bias, self.weight.t()
-        found = x @ weight if first is None else torch.addmm(first, x, weight)
-        return found if plus is None or self.bias is None else found.add_(plus)
+        output = x @ weight if first is None else torch.addmm(first, x, weight)
+        return output if plus is None or self.bias is None else output.add_(plus)
 
     def _by_onednn(self, x: Tensor, plus: Tensor | None) -> Tensor:
         rows = len(x)
         if rows < _LEAST_ROWS:
             x = F.pad(x, (0, 0, 0, _LEAST_ROWS - rows))
         product = torch.ops.mkldnn._linear_pointwise
-        found: Tensor = product(x, self.weight, self.bias, "none", [], "")[:rows]
-        return found if plus is None else found.add_(plus)
+        output: Tensor = product(x, self.weight, self.bias, "none", [], "")[:rows]
+        return output if plus is None else output.add_(plus)
 
     def __getstate__(self) -> dict[str, Any]:
         packed = self.weight.is_mkldnn
@@ -100,9 +100,9 @@ def _onednn_has(dtype: torch.dtype) -> bool:
 
 
 def _in_order_of_onednn(weight: Tensor) -> Tensor:
-    found: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS)
-    _in_large_pages(torch.ops.mkldnn.data_ptr(found), found.nbytes)
-    return found
+    reordered: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS)
+    _in_large_pages(torch.ops.mkldnn.data_ptr(reordered), reordered.nbytes)
+    return reordered
 
 
 def _in_large_pages(address: int, size: int) -> None:
@@ -134,7 +134,7 @@ class Layer:
         """Bytes of all its weights."""
         linears = (self.qkv, self.out, self.up, self.down)
         norms = (*self.norm, *self.mlp_norm, *(self.qk_norm or ()))
-        tensors = [tensor for one in linears for tensor in one.tensors]
+        tensors = [tensor for linear in linears for tensor in linear.tensors]
         return sum(t.nbytes for t in (*tensors, *norms) if t is not None)
 
 
@@ -192,14 +192,14 @@ def load_weights(
     """
     checkpoint = Checkpoint(folder, dtype, device)
     reader = _Reader(checkpoint, config)
-    found = reader.weights()
+    decoder_weights = reader.weights()
     strangers = checkpoint.unread(("rotary_emb.inv_freq", "lm_head.weight"))
     if strangers:
         raise ModelError(
             f"{folder} holds weights that a {config.family} of its config.json has no use for, "
             f"such as {strangers[0]!r}"
         )
-    return found
+    return decoder_weights
 
 
 class _Reader:
@@ -216,10 +216,10 @@ class _Reader:
     def weights(self) -> DecoderWeights:
         config = self._config
         embed = self._get("embed_tokens.weight", config.vocab, config.hidden)
-        own = embed
+        head_weight = embed
         if not config.tied:
-            own = self._checkpoint.get("lm_head.weight", (config.vocab, config.hidden))
-        head = Linear(packed(own))  # where tied, a second copy in another order
+            head_weight = self._checkpoint.get("lm_head.weight", (config.vocab, config.hidden))
+        head = Linear(packed(head_weight))  # where tied, a second copy in another order
         positions = None
         if config.rope is None:
             places = config.context + config.position_offset
@@ -227,33 +227,35 @@ class _Reader:
         layers = [self._layer(f"layers.{n}.") for n in range(config.layers)]
         return DecoderWeights(embed, positions, layers, self._norm(self._names.last_norm), head)
 
-    def _layer(self, at: str) -> Layer:
+    def _layer(self, prefix: str) -> Layer:
         config, names = self._config, self._names
-        attention = f"{at}self_attn."
+        attention = f"{prefix}self_attn."
         wide = config.heads * config.head_dim
         qk_norm = None
         if config.qk_norm:
             q, k = (self._get(f"{attention}{n}_norm.weight", config.head_dim) for n in "qk")
             qk_norm = (interleaved(q, config.head_dim), interleaved(k, config.head_dim))
         return Layer(
-            norm=self._norm(f"{at}{names.attention_norm}"),
+            norm=self._norm(f"{prefix}{names.attention_norm}"),
             qkv=self._qkv(attention),
             qk_norm=qk_norm,
             out=self._linear([f"{attention}{names.out}"], config.hidden, wide, config.out_bias),
-            mlp_norm=self._norm(f"{at}{names.mlp_norm}"),
+            mlp_norm=self._norm(f"{prefix}{names.mlp_norm}"),
             up=self._linear(
-                [f"{at}{up}" for up in names.ups], config.inner, config.hidden, config.mlp_bias
+                [f"{prefix}{up}" for up in names.ups], config.inner, config.hidden, config.mlp_bias
             ),
-            down=self._linear([f"{at}{names.down}"], config.hidden, config.inner, config.mlp_bias),
+            down=self._linear(
+                [f"{prefix}{names.down}"], config.hidden, config.inner, config.mlp_bias
+            ),
         )
 
-    def _qkv(self, at: str) -> Linear:
+    def _qkv(self, prefix: str) -> Linear:
         config = self._config
         parts = []
         for name, heads in (("q", config.heads), ("k", config.kv_heads), ("v", config.kv_heads)):
             wide = heads * config.head_dim
-            weight = self._get(f"{at}{name}_proj.weight", wide, config.hidden)
-            bias = self._get(f"{at}{name}_proj.bias", wide) if config.qkv_bias else None
+            weight = self._get(f"{prefix}{name}_proj.weight", wide, config.hidden)
+            bias = self._get(f"{prefix}{name}_proj.bias", wide) if config.qkv_bias else None
             if config.rope is not None and name != "v":
                 weight = interleaved(weight, config.head_dim)
                 bias = None if bias is None else interleaved(bias, config.head_dim)

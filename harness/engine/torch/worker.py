@@ -97,10 +97,10 @@ class TorchWorker:
         and values. `finish` goes on with it.
         """
         layer, _ = self._layers[number]
-        found = self._decoder.projected(x, layer, self._decoder.turn(batch))
+        qkv = self._decoder.projected(x, layer, self._decoder.turn(batch))
         cut = mine * self._config.group
-        self._begun = x, found[0][:, :cut], found[1][:, :mine], found[2][:, :mine]
-        away = found[0][:, cut:], found[1][:, mine:], found[2][:, mine:]
+        self._begun = x, qkv[0][:, :cut], qkv[1][:, :mine], qkv[2][:, :mine]
+        away = qkv[0][:, cut:], qkv[1][:, mine:], qkv[2][:, mine:]
         return away[0].contiguous(), away[1].contiguous(), away[2].contiguous()
 
     def attend_own(self, number: int, batch: Batch) -> None:
@@ -110,12 +110,12 @@ class TorchWorker:
         self._carriers[0].ready(number)
         store(kv, keys, values, batch)
         self._carriers[0].computed(number)
-        self._seen = self._decoder.attention(queries, keys, values, kv, batch)
+        self._attended = self._decoder.attention(queries, keys, values, kv, batch)
 
-    def finish(self, number: int, seen: Tensor) -> Tensor:
+    def finish(self, number: int, attended: Tensor) -> Tensor:
         """The rest of that layer, with the attention of its other heads."""
         layer, _ = self._layers[number]
-        return self._decoder.rest(self._begun[0], torch.cat([self._seen, seen], 1), layer)
+        return self._decoder.rest(self._begun[0], torch.cat([self._attended, attended], 1), layer)
 
     def split_heads(self, number: int, mine: int, in_use: InUse | None) -> Packed:
         """Remove and return the KV heads from `mine` on of a layer."""
@@ -170,8 +170,8 @@ class TorchWorker:
 
     def room(self, blocks: int, block_size: int, dtype: torch.dtype) -> None:
         """Allocate that many blocks for split sequences."""
-        made = KvCache(self._config, blocks, block_size, dtype, torch.device("cpu"))
-        self._lent = made.layers
+        cache = KvCache(self._config, blocks, block_size, dtype, torch.device("cpu"))
+        self._lent = cache.layers
 
     def take_blocks(self, blocks: list[int], kv: list[Tensor]) -> None:
         """These blocks live here from now on; a tensor a layer."""
@@ -191,18 +191,18 @@ def main() -> None:
     """Run a worker process until its connection closes."""
     place, rank, size, timeout_s, *core = sys.argv[1:]
     torch.set_num_threads(1)
-    pin([int(one) for one in core])
+    pin([int(number) for number in core])
     try:
         join(Path(place), int(rank), int(size), float(timeout_s))
         models: defaultdict[int, TorchWorker] = defaultdict(TorchWorker)
         with torch.inference_mode():
             while (message := receive(0, _IDLE)) is not None:
-                owner, what, arguments = message
+                owner, method, arguments = message
                 answer: Any = None
                 if owner is None:
                     models.clear()
                 else:
-                    answer = getattr(models[owner], what)(*arguments)
+                    answer = getattr(models[owner], method)(*arguments)
                 send(0, (time.process_time(), answer))
     except WorkerError:
         pass  # rank 0 is gone

@@ -118,12 +118,12 @@ class Workers:
 
     def echo_s(self, payload: torch.Tensor, times: int = 5) -> float:
         """Seconds for a tensor to the first worker and back: the median of several times."""
-        found = []
+        times_s = []
         for _ in range(times):
             begin_s = time.perf_counter()
             self.of(HERE).ask(self.ranks[0], "echo", payload)
-            found.append(time.perf_counter() - begin_s)
-        return statistics.median(found)
+            times_s.append(time.perf_counter() - begin_s)
+        return statistics.median(times_s)
 
     def answer(self, rank: int) -> Any:
         """Receive the answer to the last message of a worker.
@@ -132,11 +132,11 @@ class Workers:
             WorkerError: the worker has ended or does not answer.
         """
         try:
-            self.busy_s[rank], found = receive(rank)
+            self.busy_s[rank], reply = receive(rank)
         except WorkerError:
             self._check(rank)
             raise
-        return found
+        return reply
 
     def tell(self, rank: int, message: Any) -> int:
         """Send without waiting for an answer; the bytes sent."""
@@ -166,18 +166,18 @@ class ModelWorkers:
         """All workers."""
         return self.workers.processes
 
-    def ask(self, rank: int, what: str, *arguments: Any) -> Any:
+    def ask(self, rank: int, method: str, *arguments: Any) -> Any:
         """Call a method of `worker.TorchWorker` there.
 
         Raises:
             WorkerError: it has ended, or does not answer.
         """
-        self.tell(rank, what, *arguments)
+        self.tell(rank, method, *arguments)
         return self.answer(rank)
 
-    def tell(self, rank: int, what: str, *arguments: Any) -> None:
+    def tell(self, rank: int, method: str, *arguments: Any) -> None:
         """Call it without waiting for the answer."""
-        self.workers.tell(rank, (self.owner, what, arguments))
+        self.workers.tell(rank, (self.owner, method, arguments))
 
     def answer(self, rank: int) -> Any:
         """What it answered to the last call."""

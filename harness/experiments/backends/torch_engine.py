@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from ....predictors.device_map import read_device_map
 from ....predictors.specs import GIB
 from ....workloads.errors import SloBenchError
+from ....workloads.extras import need
 from ....workloads.request import RequestType
 from ....workloads.request_bodies import check_simulated
 from ....workloads.whole_file import write_whole
@@ -34,7 +35,6 @@ from ...engine.loop.instance import EngineInstance
 from ...engine.loop.overlong_requests import fit
 from ...engine.loop.timed import Ran, RecordedStepTime, TimedInstance
 from ...engine.simulator.simulate import simulate
-from ...engine.torch.errors import need_torch
 from ...engine.torch.execute import execute
 from ...engine.torch.migrating import Migrator
 from ...engine.torch.threads import CpuWait, ThreadLayout, thread_count
@@ -74,9 +74,11 @@ class TorchBackend:
     name: str = TORCH
     server: ServerSchema = field(default_factory=ServerSchema)
 
+    def __post_init__(self) -> None:
+        need("torch", "--backend torch")
+
     def check(self, spec: CellSpec) -> None:
         """Check that the engine can run the system and the cell's settings."""
-        need_torch()
         place = spec.placement
         if place.gpus > 1 and place.device_map is None:
             raise SloBenchError(
@@ -131,7 +133,7 @@ class TorchBackend:
                 "the steps of one instance can be logged and validated: leave instances at 1"
             )
         for name, bounds in (system.cluster.bounds() if system.cluster else {}).items():
-            if bounds.given and getattr(system.cluster, name) != getattr(
+            if bounds.environment and getattr(system.cluster, name) != getattr(
                 type(system.cluster), name
             ):
                 raise SloBenchError(

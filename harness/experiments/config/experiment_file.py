@@ -6,17 +6,19 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tomli_w
 from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
 
 from ....workloads.errors import FileFormatError, SloBenchError, UnknownNameError
 from ....workloads.input_files import check_input
 from ....workloads.parsing import parse_toml
 from .setting import declared
 from .tables import ClientSchema, ServerSchema, TuningRecord
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 TABLES: Mapping[str, type[BaseModel]] = {"client": ClientSchema, "server": ServerSchema}
 _HEADER = re.compile(r"\s*\[\[?([^\]]+)\]\]?")

@@ -185,12 +185,14 @@ class ExperimentSchema(BaseModel):
         metavar="2,4,8|2:16:2",
         unit="req/s",
         read=number_list,
+        condition=False,
     )
     load_factors: Axis[Positive] | None = setting(
         ARRIVES,
         "Offered rates as multiples of the estimated capacity of each cell.",
         metavar="0.5,1,1.5",
         read=number_list,
+        condition=False,
     )
     replay_speeds: Axis[Positive] | None = setting(
         ARRIVES,
@@ -198,6 +200,7 @@ class ExperimentSchema(BaseModel):
         option="--replay-speed",
         metavar="0.5,1,2",
         read=number_list,
+        condition=False,
     )
 
     # Deployment.
@@ -437,9 +440,11 @@ class ExperimentSchema(BaseModel):
         ARRIVES, "Factor by which every SLO bound is multiplied.", (1.0,), metavar="F"
     )
     seeds: Count | None = setting(
-        ARRIVES, f"Number of seeds (repetitions). Default: {DEFAULT_SEEDS}."
+        ARRIVES,
+        f"Number of seeds (repetitions). Default: {DEFAULT_SEEDS}.",
+        condition=False,
     )
-    seed: Annotated[int, Field(ge=0)] = setting(ARRIVES, "First seed.", 0)
+    seed: Annotated[int, Field(ge=0)] = setting(ARRIVES, "First seed.", 0, condition=False)
     length_predictor: Axis[str] = setting(
         SERVES,
         "Predictor of output lengths for policies: oracle (the true length), "
@@ -473,6 +478,7 @@ class ExperimentSchema(BaseModel):
         "simulated",
         short="-b",
         role="deployment",
+        condition=True,
     )
     client: ClientSchema = ClientSchema()  # of real servers
     server: ServerSchema = ServerSchema()  # where we start them

@@ -7,7 +7,7 @@ options, the sweep axes, the files that paths name and the report's series follo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import NoneType, UnionType
@@ -64,6 +64,9 @@ class Setting:
         role: `deployment` is what an operator chooses, and a report draws a series for each value;
             `workload` a condition under which systems are compared; `client` and `run` neither. By
             default as the panel says.
+        condition: runs that differ in it are not alike, so that `gate` does not judge one by the
+            other. By default where the role is `workload`; not so of rates and seeds, which are
+            matched row by row.
         tunable: `slo-bench tune` may search it.
         backends: those on which it has an effect; on others it is refused. By default as the panel
             says; () is all.
@@ -82,6 +85,7 @@ class Setting:
     read: Callable[[str], Any] | None = None
     file: Literal["no", "maybe", "within", "yes"] = "no"
     role: Role | None = None
+    condition: bool | None = None
     tunable: bool = False
     backends: tuple[str, ...] | None = None
     describes: bool = False
@@ -101,6 +105,7 @@ _ROLES: dict[str, Role] = {
     SERVES: "deployment",
     SERVES_MORE: "deployment",
     CLIENT: "client",
+    SERVERS: "deployment",
 }
 
 
@@ -148,6 +153,13 @@ class Declared:
         run.
         """
         return self.setting.role or _ROLES.get(self.setting.panel, "run")
+
+    @property
+    def condition(self) -> bool:
+        """Whether two runs must have the same value for their results to be compared."""
+        if self.setting.condition is not None:
+            return self.setting.condition
+        return self.role == "workload"
 
     @property
     def backends(self) -> tuple[str, ...]:
@@ -241,3 +253,28 @@ def number_list(text: str) -> tuple[float, ...]:
             raise SloBenchError(f"{piece!r} has {count:,} values; take larger steps")
         values += [round(low + step * k, 9) for k in range(count)]
     return tuple(values)
+
+
+def column_value(value: object) -> str | int | float | bool | None:
+    """Return a setting's value as written in its column."""
+    if isinstance(value, Mapping):
+        return _slo_text(value)
+    assert value is None or isinstance(value, str | int | float)
+    return value
+
+
+def _slo_text(table: Mapping[str, Any]) -> str:
+    """A table of SLOs in the short form: `ttft=1,tpot=0.15; chat:ttft=0.5`."""
+
+    def bounds(slos: Mapping[str, Any]) -> str:
+        return ",".join(
+            f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
+            for name, value in slos.items()
+        )
+
+    for_all = {name: value for name, value in table.items() if not isinstance(value, Mapping)}
+    pieces = [bounds(for_all)] if for_all else []
+    pieces += [
+        f"{name}:{bounds(slos)}" for name, slos in table.items() if isinstance(slos, Mapping)
+    ]
+    return "; ".join(pieces)

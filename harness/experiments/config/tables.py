@@ -85,7 +85,7 @@ class ClientSchema(BaseModel):
         backends=("openai",),
     )
     api: Literal["completions", "chat", "embeddings"] = setting(
-        CLIENT, "API that generation requests use.", "completions"
+        CLIENT, "API that generation requests use.", "completions", condition=True
     )
     headers: dict[str, str] = setting(
         CLIENT,
@@ -101,22 +101,30 @@ class ClientSchema(BaseModel):
         metavar="NAME",
     )
     body: dict[str, Any] = setting(
-        CLIENT, "Field of every request body; replaces the default value. May be repeated.", {}
+        CLIENT,
+        "Field of every request body; replaces the default value. May be repeated.",
+        {},
+        condition=True,
     )
     exact_output: bool = setting(
-        CLIENT, "Make servers generate exactly the number of output tokens in the workload.", True
+        CLIENT,
+        "Make servers generate exactly the number of output tokens in the workload.",
+        True,
+        condition=True,
     )
     prompt_format: Literal["auto", "token-ids", "text"] = setting(
         CLIENT,
         "Form of generated prompts, where the workload has no text. Default: token ids; for "
         "chat: text.",
         "auto",
+        condition=True,
     )
     tokenizer: str | None = setting(
         CLIENT,
         "Folder of the served model's tokenizer; generated prompts use its vocabulary.",
         metavar="DIR",
         file="yes",
+        condition=True,
     )
     token_ids: tuple[int, int] = setting(
         CLIENT,
@@ -124,6 +132,7 @@ class ClientSchema(BaseModel):
         (1000, 30000),
         metavar="LOW,HIGH",
         read=number_list,
+        condition=True,
     )
     prompt_salt: str | None = setting(
         CLIENT,
@@ -137,12 +146,14 @@ class ClientSchema(BaseModel):
         "Time limit of a cell; requests not finished by then are missed. Default: ten minutes "
         "after the last arrival.",
         unit="s",
+        condition=True,
     )
     stall_limit_s: Positive | None = setting(
         CLIENT,
         "A request that receives no token for this time fails. Default: 120 s after its first "
         "token, and no limit before it.",
         unit="s",
+        condition=True,
     )
     send_delay_limit_s: Positive = setting(
         CLIENT,
@@ -245,9 +256,16 @@ class ServerSchema(BaseModel):
         SERVERS, "Maximum number of prompt and output tokens of a request.", unit="tokens"
     )
     startup_timeout_s: Positive = setting(
-        SERVERS, "Maximum time for a server to start.", 300.0, option="--startup-timeout", unit="s"
+        SERVERS,
+        "Maximum time for a server to start.",
+        300.0,
+        option="--startup-timeout",
+        unit="s",
+        role="run",
     )
-    step_log: bool = setting(SERVERS, "Write one line per iteration (batch, duration).", False)
+    step_log: bool = setting(
+        SERVERS, "Write one line per iteration (batch, duration).", False, role="run"
+    )
     kv_transfer: Literal["files", "nixl"] = setting(
         SERVERS,
         "KV transfer from prefill to decode instances: files (in a temporary folder) or nixl.",
@@ -259,6 +277,7 @@ class ServerSchema(BaseModel):
         "Measure every level N times. Tables show the first measurement; --validate reports "
         "the spread.",
         1,
+        role="run",
         backends=("openai", "vllm", "sglang", "torch"),
     )
     kvcached: bool = setting(
@@ -284,6 +303,7 @@ class ServerSchema(BaseModel):
         "With torch: `cpu` measures the CPU time of the engine's thread and skips waits, "
         "which reduces noise on a busy machine.",
         "real",
+        condition=True,
         backends=("torch",),
     )
     dtype: Literal["float32", "bfloat16"] | None = setting(
@@ -303,6 +323,7 @@ class ServerSchema(BaseModel):
         "With torch: a cell is invalid if its threads waited for a core for more than this share "
         "of the time in which they were ready to compute.",
         0.1,
+        role="run",
         backends=("torch",),
     )
     kv_store: Several[str] = setting(

@@ -96,7 +96,8 @@ def setting_of(spec: CellSpec, sample: RequestSample, row: Row) -> Setting | Non
     place = spec.placement
     if place.device_map is not None or place.embedder is not None:
         return None
-    if configured(spec.system, spec.parameters).sharing is not None:
+    served_by = configured(spec.system, spec.parameters)
+    if served_by.sharing is not None:
         return None
     put = placed(place)
     if put.placement.model.linear is not None:
@@ -120,8 +121,7 @@ def setting_of(spec: CellSpec, sample: RequestSample, row: Row) -> Setting | Non
         tpot_s=tpot_s,
         e2e_s=e2e_s,
     )
-    engine = chosen_engine(place.profile) or ("sglang" if "sglang" in spec.system else "vllm")
-    engine = engine.partition("-")[0]
+    engine = (chosen_engine(place.profile) or served_by.residuals_engine).partition("-")[0]
     served = put.placement.model
     return Setting(engine, put.placement.gpu.name, served.name, kind, regime, model_kind(served))
 

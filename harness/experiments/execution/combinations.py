@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from ....predictors.device_map import read_device_map
-from ....predictors.output_length import length_predictor
+from ....predictors.output_length import check_installed, length_predictor
 from ....predictors.placement import smallest_tp
 from ....predictors.specs import gpu, model
 from ....workloads.errors import SloBenchError
@@ -23,11 +23,12 @@ from ...results.metrics import parse_objective
 from ...results.run_folder import Value
 from ...servers.launch.backend_names import SIMULATED
 from ..config.schema import ExperimentSchema, parameter_combinations
+from ..config.setting import column_value
 from .cells import models_of
 from .load import (
     estimated_phases,
 )
-from .specs import PlacementSpec, WorkloadSpec, placed
+from .specs import PlacementSpec, WorkloadSpec, placed, source
 
 _SHAPE = ("model", "gpu", "tp", "pp")  # fields of a placement that are settled together
 # Settings of an experiment with one model.
@@ -99,8 +100,6 @@ def group_of(asked: ExperimentSchema) -> Group:
     axes = {name: getattr(asked, name) for name in asked.axes()}
     for slo in axes["slo"]:
         parse_slo(slo)
-    for text in axes["length_predictor"]:
-        length_predictor(text)
     for objective in axes["objective"]:
         parse_objective(objective)
     for router in filter(None, axes["router"]):
@@ -114,6 +113,9 @@ def group_of(asked: ExperimentSchema) -> Group:
         _combination_of(dict(zip(axes, values, strict=True)), asked, least)
         for values in itertools.product(*axes.values())
     ]
+    for combination in combinations:
+        predictor = length_predictor(combination.values["length_predictor"])
+        check_installed(predictor, reads_texts=source(combination.workload).has_texts)
     if simulated:
         _check_models(systems, combinations)
         _check_layouts(systems, combinations)
@@ -310,26 +312,3 @@ def _check_failures(choice: SystemChoice, combination: Combination, instances: i
     if combination.values["embedder"] is not None:
         raise SloBenchError("an instance with an embedder does not fail; leave failures out")
     check_failures(parse_failures(failures), instances)
-
-
-def column_value(value: object) -> Value:
-    """Return a setting's value as written in its column."""
-    if isinstance(value, Mapping):
-        return _slo_text(value)
-    assert value is None or isinstance(value, str | int | float)
-    return value
-
-
-def _slo_text(table: Mapping[str, Any]) -> str:
-    """A table of SLOs in the short form: `ttft=1,tpot=0.15; chat:ttft=0.5`."""
-
-    def bounds(of: Mapping[str, Any]) -> str:
-        return ",".join(
-            f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
-            for name, value in of.items()
-        )
-
-    for_all = {name: value for name, value in table.items() if not isinstance(value, Mapping)}
-    pieces = [bounds(for_all)] if for_all else []
-    pieces += [f"{name}:{bounds(of)}" for name, of in table.items() if isinstance(of, Mapping)]
-    return "; ".join(pieces)

@@ -6,7 +6,6 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,15 @@ from ....predictors.specs import model
 from ....predictors.speculation import OFF, parse_speculation
 from ....workloads.checksums import crc32_of_file
 from ....workloads.errors import SloBenchError
+from ....workloads.extras import is_installed, need
 from ....workloads.file_cache import files_read
 from ....workloads.models import parse_models
 from ...results.acceptance import with_acceptance
 from ...results.run_folder import Value
 from ...servers.launch.backend_names import SIMULATED
 from ..config.schema import ExperimentSchema
-from .combinations import Combination, SystemChoice, by_load, column_value, group_of
+from ..config.setting import column_value
+from .combinations import Combination, SystemChoice, by_load, group_of
 from .load import OperatingPoint, estimate, estimated_capacity_rps, filled_in, load_of
 from .specs import CellSpec, WorkloadSpec, placed, source
 
@@ -219,9 +220,9 @@ def _hardware(
 
 def _records(experiment: ExperimentSchema) -> dict[str, str]:
     if experiment.records == "auto":
-        return {"records": "parquet" if find_spec("pyarrow") else "csv"}
-    if experiment.records == "parquet" and not find_spec("pyarrow"):
-        raise SloBenchError("records as parquet need pyarrow: pip install 'slo-bench[parquet]'")
+        return {"records": "parquet" if is_installed("pyarrow") else "csv"}
+    if experiment.records == "parquet":
+        need("parquet", "--records parquet")
     return {"records": experiment.records}
 
 

@@ -16,12 +16,12 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, as_completed
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from .... import __version__
 from ....workloads.errors import SloBenchError
+from ....workloads.extras import need
 from ...load_generator.load_workers import RaySenders
 from ...results.run_folder import Row
 from .cells import run_cell
@@ -41,6 +41,9 @@ class OnRay:
     """
 
     address: str | None = None
+
+    def __post_init__(self) -> None:
+        need("ray", "--executor ray")
 
     def run(
         self,
@@ -95,8 +98,6 @@ class OnRay:
         Raises:
             SloBenchError: there is no Ray or no cluster.
         """
-        if find_spec("ray") is None:
-            raise SloBenchError("--executor ray needs Ray: pip install 'slo-bench[ray]'")
         import ray
 
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

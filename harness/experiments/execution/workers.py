@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ....workloads.child_process import exit_reason, start_module
 from ....workloads.errors import SloBenchError
+from ....workloads.extras import import_failure
 from ....workloads.whole_file import write_whole
 from ...load_generator.load_progress import LoadProgress
 from ...results.run_folder import Row
@@ -435,6 +436,10 @@ def _work(line: Connection[Any, Any]) -> None:
             outcome = None, getattr(importlib.import_module(module), name)(*arguments, *more)
         except SloBenchError as error:
             outcome = type(error).__name__, str(error)
+        except ImportError as error:
+            if (failure := import_failure(error)) is None:
+                raise
+            outcome = SloBenchError.__name__, str(failure)
         line.send(outcome)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import zlib
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....workloads.errors import FileFormatError, SloBenchError
+from ....workloads.extras import is_installed
 from ....workloads.parsing import parse_json
 from ....workloads.request import Request
 
@@ -211,7 +211,7 @@ def _json(path: Path) -> dict[str, Any]:
 def load_encoder(folder: Path) -> Any:
     """Load the tokenizer; None if it or the `tokenizers` package is missing."""
     path = folder / "tokenizer.json"
-    if not path.is_file() or find_spec("tokenizers") is None:
+    if not path.is_file() or not is_installed("tokenizers"):
         return None
     from tokenizers import Tokenizer
 

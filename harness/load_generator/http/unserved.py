@@ -21,33 +21,37 @@ from .faults import OVERLOAD, RequestFault
 _ENOUGH_REFUSED = 20  # requests: a client error (4xx) does not pass
 _ENOUGH_FAILED = 20  # requests, of which no other failure may still pass,
 _ENOUGH_S = 10.0  # once it has lasted so long
-_FEW_FAILED, _LONG_S = 5, 60.0  # where requests are rare
+_FEW_FAILED, _LONG_S = 5, 60.0  # where requests are rare, or the server says that it is busy
 
 
-def is_hopeless(load: LoadProgress, clock_s: float, failed_before: str = "") -> bool:
+def is_hopeless(load: LoadProgress, failed_before: str = "") -> bool:
     """Return True if a level has failed from its first requests on, and would go on so.
 
     `failed_before`: the first fault of the level before, if all of that one failed. A level whose
-    first request fails in the same way is taken to meet the same fault.
+    first request is refused with the same client error is taken to meet the same fault.
     """
     if load.served or not load.failed_first:
         return False
     return (
         (failed_before != "" and load.first_fault == failed_before)
         or load.refused_first >= _ENOUGH_REFUSED
-        or (load.failed_first >= _ENOUGH_FAILED and clock_s >= _ENOUGH_S)
-        or (load.failed_first >= _FEW_FAILED and clock_s >= _LONG_S)
+        or (load.failed_first - load.busy_first >= _ENOUGH_FAILED and load.failing_s >= _ENOUGH_S)
+        or (load.failed_first >= _FEW_FAILED and load.failing_s >= _LONG_S)
     )
 
 
 class FirstFailures:
-    """Counts the failures of one sender's first requests, until one is served."""
+    """Counts the failures of one sender's first requests, until one is served.
+
+    A request that was too slow for the stall limit ends the count: the server may be overloaded.
+    """
 
     def __init__(self, exchanges: Sequence[Exchange]) -> None:
         self._exchanges = exchanges  # in the order in which they were sent
         self._served = False
         self._ended = 0  # the first that have all ended
-        self._refused = 0
+        self._refused = self._busy = 0
+        self._failing_s = 0.0
         self._first_fault = ""
 
     def ended(self, exchange: Exchange, raw: Raw) -> None:
@@ -56,7 +60,7 @@ class FirstFailures:
             return
         answer = read_answer(raw)
         self._served = _is_served(answer)
-        if exchange is self._exchanges[0]:
+        if exchange is self._exchanges[0] and _is_refused(exchange):
             self._first_fault = fault_code(answer.fault, exchange.status)
 
     @property
@@ -70,16 +74,26 @@ class FirstFailures:
             return LoadProgress(in_flight=in_flight, served=1)
         while self._ended < len(self._exchanges):
             exchange = self._exchanges[self._ended]
-            if exchange.end_s != exchange.end_s:  # NaN: in flight
+            in_flight_yet = exchange.end_s != exchange.end_s  # NaN
+            if in_flight_yet or exchange.fault is RequestFault.STALLED:
                 break
             self._ended += 1
-            self._refused += exchange.status // 100 == 4 and exchange.status not in OVERLOAD
+            self._refused += _is_refused(exchange)
+            self._busy += exchange.status in OVERLOAD
+            lasted_s = exchange.end_s - self._exchanges[0].started_s
+            self._failing_s = max(self._failing_s, lasted_s)
         return LoadProgress(
             in_flight=in_flight,
             failed_first=self._ended,
             refused_first=self._refused,
+            busy_first=self._busy,
+            failing_s=self._failing_s,
             first_fault=self._first_fault,
         )
+
+
+def _is_refused(exchange: Exchange) -> bool:
+    return exchange.status // 100 == 4 and exchange.status not in OVERLOAD
 
 
 def _is_served(answer: CompletionResult) -> bool:
@@ -114,13 +128,16 @@ def most_common_detail(columns: RequestColumns, details: Mapping[int, str]) -> s
     return f"{FAULTS[fault].value}: {details[row]}" if row in details else None
 
 
-def unserved_because(columns: RequestColumns, details: Mapping[int, str]) -> str | None:
+def unserved_because(
+    columns: RequestColumns, details: Mapping[int, str], *, ended_early: bool = False
+) -> str | None:
     """Return why a level has no result: not one of its requests was served; None if one was.
 
-    A request that brought tokens until the level's time limit was served. Where requests failed on
-    our side, nothing is known of the servers.
+    A request that brought tokens until the level's time limit was served, but not one until the
+    level was `ended_early`. Where requests failed on our side, nothing is known of the servers.
     """
     slow = (columns.outcome == Outcome.UNFINISHED) & np.isfinite(columns.first_token_s)
+    slow &= not ended_early
     if (slow | (columns.outcome == Outcome.FINISHED)).any():
         return None
     if any(_is_decision(detail) for detail in details.values()):

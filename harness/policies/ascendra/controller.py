@@ -128,12 +128,14 @@ class Ascendra(ClusterPolicy):
         )
 
     def mechanisms(self) -> dict[str, str]:
-        found = {}
+        descriptions = {}
         if self.tickets:
-            found["tickets"] = "requests that took the ticket of an HP instance without prompts"
+            descriptions["tickets"] = (
+                "requests that took the ticket of an HP instance without prompts"
+            )
         if self.offload:
-            found["offloads"] = "requests that an LP instance gave to an HP instance"
-        return found
+            descriptions["offloads"] = "requests that an LP instance gave to an HP instance"
+        return descriptions
 
     def new_state(self) -> ControllerGroups:
         return ControllerGroups()

@@ -24,15 +24,15 @@ _MEMORY = 256  # answers that the history is about
 class DecodeLengths:
     """Lengths of the last answers, the older the less."""
 
-    seen: int = 0
+    answers: int = 0
     mean: float = 0.0
     mean_square: float = 0.0
     last_beyond: int = -1  # request that was counted as `elastic` last
 
     def add(self, tokens: int) -> None:
         """Record an output of `tokens` tokens."""
-        self.seen += 1
-        share = max(1.0 / self.seen, 1.0 / _MEMORY)
+        self.answers += 1
+        share = max(1.0 / self.answers, 1.0 / _MEMORY)
         self.mean += share * (tokens - self.mean)
         self.mean_square += share * (tokens * tokens - self.mean_square)
 
@@ -40,7 +40,7 @@ class DecodeLengths:
         """Tokens that `decoding` decoding requests and `beginning` new ones will still produce. A
         request observed while it decodes has mean square / (2 mean) left: the mean residual life.
         """
-        if self.seen < _LITTLE:
+        if self.answers < _LITTLE:
             return 0.0
         return decoding * self.mean_square / (2 * self.mean) + fresh * self.mean
 
@@ -65,10 +65,10 @@ class AscendraHp(Policy):
         return DecodeLengths()
 
     def mechanisms(self) -> dict[str, str]:
-        found = {RESCUED: "offloaded requests with their first token in time"}
+        descriptions = {RESCUED: "offloaded requests with their first token in time"}
         if self.elastic:
-            found["elastic"] = "requests considered for a batch of max_num_seqs or more"
-        return found | (DROPPING if self.overdue == "drop" else {})
+            descriptions["elastic"] = "requests considered for a batch of max_num_seqs or more"
+        return descriptions | (DROPPING if self.overdue == "drop" else {})
 
     def limits(self, view: View) -> Limits:
         return Limits(

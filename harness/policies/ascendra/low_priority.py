@@ -74,8 +74,8 @@ class AscendraLp(Policy):
         return {}  # by tokens: made once, read often
 
     def mechanisms(self) -> dict[str, str]:
-        found = {OVERTAKES: "requests that began before older ones of their instance"}
-        return found | (DROPPING if self.overdue == "drop" else {})
+        descriptions = {OVERTAKES: "requests that began before older ones of their instance"}
+        return descriptions | (DROPPING if self.overdue == "drop" else {})
 
     def limits(self, view: View) -> Limits:
         tokens = self.token_budget
@@ -95,15 +95,15 @@ class AscendraLp(Policy):
     def _batch_tokens(self, view: View) -> int:
         """Tokens of the decodes and the longest chunk with them within C and N."""
         seqs, kv_tokens, step_s = view.n_decoding, view.decode_kv_tokens, view.predict.step_s
-        most = self.token_budget - seqs
-        if most <= 0:
+        chunk_tokens = self.token_budget - seqs
+        if chunk_tokens <= 0:
             return seqs
         budget_s = self.step_budget_s or _tightest_tpot_s(view)
-        over_s = step_s(seqs, kv_tokens, ((0, most),)) - budget_s
+        over_s = step_s(seqs, kv_tokens, ((0, chunk_tokens),)) - budget_s
         if over_s > 0:
             spare_s = max(0.0, budget_s - step_s(seqs, kv_tokens, ()))
-            most = int(most * spare_s / (spare_s + over_s) + 1e-6)
-        return seqs + most if seqs else max(most, view.block_size)
+            chunk_tokens = int(chunk_tokens * spare_s / (spare_s + over_s) + 1e-6)
+        return seqs + chunk_tokens if seqs else max(chunk_tokens, view.block_size)
 
     def queue_key(self, r: RequestState, view: View) -> Key:
         if self.misfit == "stop":

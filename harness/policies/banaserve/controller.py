@@ -142,7 +142,7 @@ class BanaServe(DisaggregatedPolicy):
     head_moves: bool = parameter(True)
     moves_by: str = parameter("loads", choices=("loads", "objective"))
     most_share: float = parameter(0.5, 0.0, 1.0)
-    realloc_s: float = parameter(0.0, 0.0, 10.0, given=True)
+    realloc_s: float = parameter(0.0, 0.0, 10.0, environment=True)
     horizon_s: float = parameter(10.0, 0.1, 600.0, log=True)
     answer_tokens: int = parameter(200, 1, 65536, log=True)
     alpha: float = parameter(1.0, 0.0, 1000.0)
@@ -202,32 +202,34 @@ class BanaServe(DisaggregatedPolicy):
         return Modules(most_share=self.most_share, realloc_s=self.realloc_s)
 
     def mechanisms(self) -> dict[str, str]:
-        found = super().mechanisms()
+        descriptions = super().mechanisms()
         if self.load_aware:
-            found["queue_routes"] = "requests sent to the shortest queue (Algorithm 4-2)"
+            descriptions["queue_routes"] = "requests sent to the shortest queue (Algorithm 4-2)"
         if self.store:
-            found[STORE_HITS] = "requests with prefix KV from the store"
+            descriptions[STORE_HITS] = "requests with prefix KV from the store"
         for module, moves in (("layer", self.layer_moves), ("head", self.head_moves)):
             if moves:
-                found[f"{module}_moves"] = f"transfers of {module}s to another instance"
+                descriptions[f"{module}_moves"] = f"transfers of {module}s to another instance"
         if self._moves:
-            found["returns"] = "transfers of offloaded modules back to their instance"
-        return found
+            descriptions["returns"] = "transfers of offloaded modules back to their instance"
+        return descriptions
 
     def on_servers(self, policy: AnyPolicy) -> OnServers | None:
         """Algorithm 4-2 before prefill servers, and the least load before decode servers."""
         moved = [name for name in ("store", "layer_moves", "head_moves") if getattr(self, name)]
-        given = ""
+        refusal = ""
         if moved:
             off = ", ".join(f"{name}=false" for name in moved)
-            given = (
+            refusal = (
                 "a running server cannot compute a part of another's model, nor read the prefixes "
                 f"of another: with {off} it is routing by load before a split"
             )
         elif not self.load_aware:
-            given = "without load_aware its router compares prefixes: that is distserve"
+            refusal = "without load_aware its router compares prefixes: that is distserve"
         elif (self.window_s, self.load_threshold) != (BanaServe.window_s, BanaServe.load_threshold):
-            given = "the router load-aware has a window and a threshold of its own: leave these out"
+            refusal = (
+                "the router load-aware has a window and a threshold of its own: leave these out"
+            )
         return OnServers(
             (
                 ServerRole(PREFILL, max(1, self.prefill_instances)),
@@ -243,7 +245,7 @@ class BanaServe(DisaggregatedPolicy):
                 "window_s",
                 "load_threshold",
             ),
-            refusals={"": given} if given else {},
+            refusals={"": refusal} if refusal else {},
         )
 
     def planner(self, moves: int = 1) -> Balancer:
@@ -255,35 +257,35 @@ class BanaServe(DisaggregatedPolicy):
         instances = cluster.role(PREFILL)
         if not instances:
             return HOLD
-        known: BanaServeState = cluster.state
+        state: BanaServeState = cluster.state
         if self.load_aware:
             router = LoadAware(self.window_s, self.load_threshold)
             chosen = router.route(r, instances)
             if router.past_threshold:
                 cluster.counters.add("queue_routes", r)
         else:
-            chosen = known.router.route(r, instances)
-        known.saw(r, chosen)
+            chosen = state.router.route(r, instances)
+        state.saw(r, chosen)
         return chosen
 
     def decode_instance(
         self, r: RequestState, source: Instance, cluster: ClusterView
     ) -> Instance | RouteOutcome:
-        known: BanaServeState = cluster.state
+        state: BanaServeState = cluster.state
         uses = [
-            (decode_load(instance, known.blocks(instance)), instance.index, instance)
+            (decode_load(instance, state.blocks(instance)), instance.index, instance)
             for instance in cluster.role(DECODE)
         ]
         for _, _, instance in sorted(uses):
-            if has_room(r.kv_tokens, instance, known):
-                known.held.pop(r, None)
+            if has_room(r.kv_tokens, instance, state):
+                state.held.pop(r, None)
                 return self.handed(r, instance, cluster)
-        known.held[r] = r.kv_tokens
+        state.held[r] = r.kv_tokens
         return HOLD
 
     def on_returned(self, release: Release, cluster: ClusterView) -> Instance | RouteOutcome:
-        known: BanaServeState = cluster.state
-        known.held.pop(release.request, None)
+        state: BanaServeState = cluster.state
+        state.held.pop(release.request, None)
         return super().on_returned(release, cluster)
 
     @property
@@ -292,18 +294,18 @@ class BanaServe(DisaggregatedPolicy):
 
     def control_step(self, cluster: ClusterView) -> Sequence[Action]:
         """Algorithm 4-1 or the search of Eq. 4-27, on what is measured now."""
-        known: BanaServeState = cluster.state
-        modules = known.modules
-        since_s, known.looked_s = cluster.now_s - known.looked_s, cluster.now_s
+        state: BanaServeState = cluster.state
+        modules = state.modules
+        since_s, state.looked_s = cluster.now_s - state.looked_s, cluster.now_s
         for instance in cluster.up:
-            compute = self._compute(instance, since_s, known)
-            before = known.compute.get(instance.index, compute)
-            known.compute[instance.index] = before + self.smoothing * (compute - before)
-        measured = modules.loads(cluster.up, known.compute, sum(known.held.values()))
-        known.loads += [(cluster.now_s, index, load.total) for index, load in measured.items()]
+            compute = self._compute(instance, since_s, state)
+            before = state.compute.get(instance.index, compute)
+            state.compute[instance.index] = before + self.smoothing * (compute - before)
+        measured = modules.loads(cluster.up, state.compute, sum(state.held.values()))
+        state.loads += [(cluster.now_s, index, load.total) for index, load in measured.items()]
         if self.moves_by == "objective":
             return [ShiftModules(move, modules) for move in self._best_moves(cluster, since_s)]
-        planned = known.balancer.plan(
+        planned = state.balancer.plan(
             {index: load.total for index, load in measured.items()},
             modules.offers(
                 cluster.up,
@@ -319,13 +321,15 @@ class BanaServe(DisaggregatedPolicy):
         """Eq. 4-27, on the prompts that have come since the last look, what waits and what decodes
         now.
         """
-        known: BanaServeState = cluster.state
-        if not known.requests:
+        state: BanaServeState = cluster.state
+        if not state.requests:
             return ()
-        demands = {one.index: self._demand(one, since_s, known) for one in cluster.up}
+        demands = {
+            instance.index: self._demand(instance, since_s, state) for instance in cluster.up
+        }
         placement = cluster.instances[0].placement
         over = self.over(placement)
-        prompt_tokens = known.prompt_tokens / known.requests
+        prompt_tokens = state.prompt_tokens / state.requests
         kv_bytes = prompt_tokens * placement.kv_bytes_per_token / placement.gpus
         link = placement.host_link if self._through_store else over
         load = Load(
@@ -333,35 +337,35 @@ class BanaServe(DisaggregatedPolicy):
             prompt_tokens,
             self.answer_tokens,
             link.transfer_s(kv_bytes),
-            sum(known.held.values()),
+            sum(state.held.values()),
             self.horizon_s,
             ObjectiveWeights(self.alpha, self.beta, self.gamma),
         )
         budgets = Budgets(
-            known.ttft_slo_s / known.requests, known.tpot_slo_s / known.requests, self.efficiency
+            state.ttft_slo_s / state.requests, state.tpot_slo_s / state.requests, self.efficiency
         )
-        search = PlacementSearch(known.modules, cluster.up, over)
+        search = PlacementSearch(state.modules, cluster.up, over)
         return search.plan(load, budgets, layers=self.layer_moves, heads=self.head_moves)
 
-    def _demand(self, instance: Instance, since_s: float, known: BanaServeState) -> Demand:
-        came = known.came.pop(instance.index, 0) / since_s
-        before = known.coming_per_s.get(instance.index, came)
-        known.coming_per_s[instance.index] = before + self.smoothing * (came - before)
+    def _demand(self, instance: Instance, since_s: float, state: BanaServeState) -> Demand:
+        came = state.came.pop(instance.index, 0) / since_s
+        before = state.coming_per_s.get(instance.index, came)
+        state.coming_per_s[instance.index] = before + self.smoothing * (came - before)
         return Demand(
-            known.coming_per_s[instance.index],
+            state.coming_per_s[instance.index],
             queued_tokens(instance),
             instance.snapshot.n_decoding,
             instance.decode_kv_tokens,
             instance.free_blocks * instance.kv_manager.block_size,
         )
 
-    def _compute(self, instance: Instance, since_s: float, known: BanaServeState) -> float:
+    def _compute(self, instance: Instance, since_s: float, state: BanaServeState) -> float:
         """Arithmetic that the instance's model took in the last `since_s` seconds, wherever its
         modules are, in shares of a GPU, and up to one more for the prompts that wait.
         """
         tokens, each_s = instance.prefilled_tokens, instance.sizes.s_per_token
-        computed = tokens - known.prefilled.get(instance.index, 0)
-        known.prefilled[instance.index] = tokens
+        computed = tokens - state.prefilled.get(instance.index, 0)
+        state.prefilled[instance.index] = tokens
         waiting = queued_tokens(instance) * each_s / self.window_s
         return computed * each_s / since_s + waiting / (1 + waiting) + decode_use(instance)
 
@@ -399,5 +403,5 @@ def moving_rule(parameters: Mapping[str, float]) -> BanaServe:
     allowed = {
         name: bool(parameters[name]) for name in ("layer_moves", "head_moves") if name in parameters
     }
-    made: BanaServe = BanaServe().with_parameters(**{**parameters, **allowed})
-    return made
+    rule: BanaServe = BanaServe().with_parameters(**{**parameters, **allowed})
+    return rule

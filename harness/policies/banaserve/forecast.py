@@ -47,22 +47,22 @@ class BanaServeForecast(BanaServe):
         )
 
     def route(self, r: RequestState, cluster: ClusterView) -> Instance | RouteOutcome:
-        known: ForecastState = cluster.state
-        known.arrivals.saw(cluster.now_s, r.prompt_tokens)
+        state: ForecastState = cluster.state
+        state.arrivals.saw(cluster.now_s, r.prompt_tokens)
         return super().route(r, cluster)
 
     def control_step(self, cluster: ClusterView) -> Sequence[Action]:
-        known: ForecastState = cluster.state
-        tokens = known.arrivals.blocks_within(cluster.now_s, 1.0)
-        known.tokens_per_s = tokens / max(1, len(cluster.role(PREFILL)))
+        state: ForecastState = cluster.state
+        tokens = state.arrivals.blocks_within(cluster.now_s, 1.0)
+        state.tokens_per_s = tokens / max(1, len(cluster.role(PREFILL)))
         return super().control_step(cluster)
 
-    def _compute(self, instance: Instance, since_s: float, known: BanaServeState) -> float:
-        measured = super()._compute(instance, since_s, known)
+    def _compute(self, instance: Instance, since_s: float, state: BanaServeState) -> float:
+        measured = super()._compute(instance, since_s, state)
         if instance.role != PREFILL:
             return measured
-        assert isinstance(known, ForecastState)
+        assert isinstance(state, ForecastState)
         each_s = instance.sizes.s_per_token
-        share = known.tokens_per_s * each_s
+        share = state.tokens_per_s * each_s
         left_s = max(0.0, queued_tokens(instance) * each_s + (share - 1) * self.horizon_s)
         return min(1.0, share) + left_s / (self.window_s + left_s)

@@ -39,7 +39,7 @@ class Balancer:
     """
 
     def __init__(self, thresholds: Thresholds) -> None:
-        self._at = thresholds
+        self._thresholds = thresholds
         self._moving = False  # since the gap exceeded `rise`
 
     def plan(self, loads: Mapping[int, float], offer: Offers) -> list[ModuleMove]:
@@ -50,15 +50,15 @@ class Balancer:
             offer: gives the move of modules of a kind from a source to a target, for the loads that
                 the moves so far would leave, or None.
         """
-        at, load = self._at, dict(loads)
+        thresholds, load = self._thresholds, dict(loads)
         planned: list[ModuleMove] = []
         if len(load) < 2:
             return planned
-        while len(planned) < at.moves:
+        while len(planned) < thresholds.moves:
             gap = max(load.values()) - min(load.values())
-            if gap <= at.fall:
+            if gap <= thresholds.fall:
                 self._moving = False
-            elif gap > at.rise:
+            elif gap > thresholds.rise:
                 self._moving = True
             if not self._moving:
                 break
@@ -76,9 +76,13 @@ class Balancer:
         for source in sources:
             for target in targets:
                 gap = load[source] - load[target]
-                if gap <= self._at.fall:
+                if gap <= self._thresholds.fall:
                     break
-                kinds = (Module.LAYERS, Module.HEADS) if gap >= self._at.large else (Module.HEADS,)
+                kinds = (
+                    (Module.LAYERS, Module.HEADS)
+                    if gap >= self._thresholds.large
+                    else (Module.HEADS,)
+                )
                 for kind in kinds:
                     move = offer(kind, source, target, load)
                     if move is not None and self._pays(move, gap):
@@ -88,4 +92,4 @@ class Balancer:
     def _pays(self, move: ModuleMove, gap: float) -> bool:
         """Is what the move brings, Eq. 4-31, worth what it costs?"""
         benefit = gap - abs(move.source_load - move.target_load)
-        return benefit > 0 and benefit >= self._at.efficiency * move.cost_s
+        return benefit > 0 and benefit >= self._thresholds.efficiency * move.cost_s

@@ -109,7 +109,7 @@ class MovedStepTime:
     rest is computed here, and every layer pays its exchange.
     """
 
-    own: StepTime
+    local: StepTime
     layer_share: float = 0.0
     layer_toll: Toll = _NO_TOLL
     head_share: float = 0.0
@@ -119,7 +119,7 @@ class MovedStepTime:
         self, decode_seqs: int, decode_kv_tokens: int, chunks: Sequence[tuple[int, int]]
     ) -> float:
         chunk_tokens = sum(tokens for _, tokens in chunks)
-        step_s = self.own.step_s(decode_seqs, decode_kv_tokens, chunks)
+        step_s = self.local.step_s(decode_seqs, decode_kv_tokens, chunks)
         if decode_seqs and self.head_share:
             step_s -= self._parallel * self._attention_s(decode_seqs, decode_kv_tokens)
         if not decode_seqs:
@@ -128,9 +128,9 @@ class MovedStepTime:
         return step_s + self.layer_toll.step_s(tokens) + self.head_toll.step_s(tokens)
 
     def span_s(self, decode_seqs: int, decode_kv_tokens: int, steps: int) -> float:
-        span_s = self.own.span_s(decode_seqs, decode_kv_tokens, steps)
+        span_s = self.local.span_s(decode_seqs, decode_kv_tokens, steps)
         if self.head_share:
-            base_s = steps * self.own.step_s(decode_seqs, 0, ())
+            base_s = steps * self.local.step_s(decode_seqs, 0, ())
             span_s -= self._parallel * (span_s - base_s)
         toll_s = self.layer_toll.step_s(decode_seqs) + self.head_toll.step_s(decode_seqs)
         return span_s + steps * toll_s
@@ -138,30 +138,30 @@ class MovedStepTime:
     def steps_within(self, decode_seqs: int, decode_kv_tokens: int, duration_s: float) -> int:
         if duration_s <= 0:
             return 0
-        most = 1
-        while self.span_s(decode_seqs, decode_kv_tokens, most) < duration_s:
-            most *= 2
-        fewest = most // 2 + 1
-        while fewest < most:
-            middle = (fewest + most) // 2
+        high = 1
+        while self.span_s(decode_seqs, decode_kv_tokens, high) < duration_s:
+            high *= 2
+        low = high // 2 + 1
+        while low < high:
+            middle = (low + high) // 2
             if self.span_s(decode_seqs, decode_kv_tokens, middle) < duration_s:
-                fewest = middle + 1
+                low = middle + 1
             else:
-                most = middle
-        return most
+                high = middle
+        return high
 
     def abroad_s(
         self, decode_seqs: int, decode_kv_tokens: int, chunks: Sequence[tuple[int, int]]
     ) -> float:
         """Seconds of one step that the other GPU computes."""
-        step_s = self.own.step_s(decode_seqs, decode_kv_tokens, chunks)
+        step_s = self.local.step_s(decode_seqs, decode_kv_tokens, chunks)
         attention_s = self._attention_s(decode_seqs, decode_kv_tokens) if self.head_share else 0.0
         return self.layer_share * step_s + self.head_share * attention_s
 
     def span_abroad_s(self, decode_seqs: int, decode_kv_tokens: int, steps: int) -> float:
         """The same of `steps` steps that only decode."""
-        span_s = self.own.span_s(decode_seqs, decode_kv_tokens, steps)
-        attention_s = span_s - steps * self.own.step_s(decode_seqs, 0, ())
+        span_s = self.local.span_s(decode_seqs, decode_kv_tokens, steps)
+        attention_s = span_s - steps * self.local.step_s(decode_seqs, 0, ())
         return self.layer_share * span_s + self.head_share * attention_s
 
     @property
@@ -170,7 +170,7 @@ class MovedStepTime:
         return min(self.head_share, 1 - self.head_share)
 
     def _attention_s(self, seqs: int, kv_tokens: int) -> float:
-        return self.own.step_s(seqs, kv_tokens, ()) - self.own.step_s(seqs, 0, ())
+        return self.local.step_s(seqs, kv_tokens, ()) - self.local.step_s(seqs, 0, ())
 
     def _pipelined(self, tokens: int) -> float:
         """What two stages make of a pass, given the micro-batches that its tokens allow."""

@@ -128,10 +128,10 @@ class Modules:
         use = {instance.index: self._use(instance, compute_by_instance) for instance in instances}
         decoding = [instance for instance in instances if instance.role == DECODE]
         for instance in decoding:
-            place, known = instance.placement, use[instance.index]
+            place, own_use = instance.placement, use[instance.index]
             held_bytes = held_tokens * place.kv_bytes_per_token / place.gpus / len(decoding)
-            memory = known.memory + held_bytes / place.usable_bytes_per_gpu
-            use[instance.index] = Use(known.compute, memory)
+            memory = own_use.memory + held_bytes / place.usable_bytes_per_gpu
+            use[instance.index] = Use(own_use.compute, memory)
         return use
 
     def _use(self, instance: Instance, compute_by_instance: Mapping[int, float]) -> Use:
@@ -215,17 +215,17 @@ class Modules:
         self, instances: Iterable[Instance], over: LinkSpec, allowed: Mapping[Module, bool]
     ) -> Iterable[Choice]:
         """Every move that is possible now, of instances that none is under way for."""
-        still = [one for one in instances if one.index not in self.in_motion]
-        for owner in still:
+        settled = [instance for instance in instances if instance.index not in self.in_motion]
+        for owner in settled:
             if owner.index in self.received:
                 continue
             offloaded = self.offloaded.get(owner.index)
             free = [
-                one
-                for one in still
-                if one is not owner
-                and one.index not in self.offloaded
-                and one.index not in self.received
+                candidate
+                for candidate in settled
+                if candidate is not owner
+                and candidate.index not in self.offloaded
+                and candidate.index not in self.received
             ]
             for module, may_move in allowed.items():
                 if not may_move or (module is Module.HEADS and owner.role != DECODE):
@@ -315,16 +315,16 @@ class Modules:
     ) -> _Blocks | None:
         """None if the helper has no room, or the owner would have too little."""
         share = _share(owner, module, units)
-        own = self.own_blocks.get(owner.index, owner.kv_manager.total)
+        own_blocks = self.own_blocks.get(owner.index, owner.kv_manager.total)
         if not units:
-            return _Blocks(own, 0) if _used(owner) <= own else None
+            return _Blocks(own_blocks, 0) if _used(owner) <= own_blocks else None
         weights = _weight_bytes(owner, module, units) / owner.placement.block_bytes_per_gpu
-        total = math.floor((own + weights) / (1 - share))
-        least = own
+        total = math.floor((own_blocks + weights) / (1 - share))
+        least = own_blocks
         if owner.role != DECODE:
             context = owner.kv_manager.blocks(owner.placement.model.context_tokens)
-            least = min(own, max(_used(owner), 2 * context))
-            total = min(total, own, max(2 * _used(owner), 4 * context))
+            least = min(own_blocks, max(_used(owner), 2 * context))
+            total = min(total, own_blocks, max(2 * _used(owner), 4 * context))
         offloaded = self.offloaded.get(owner.index)
         helper_blocks = offloaded.helper_blocks if offloaded else 0
         longest = helper.kv_manager.blocks(helper.placement.model.context_tokens) + 1
@@ -382,9 +382,9 @@ class Modules:
         if offloaded is None:
             offloaded = OffloadedModules(owner, helper, module, 0, 0)
             self.offloaded[owner.index] = self.received[helper.index] = offloaded
-        taken = max(0, blocks.helper_blocks - offloaded.helper_blocks)
-        helper.resize(helper.kv_manager.total - taken)
-        offloaded.helper_blocks += taken
+        added_blocks = max(0, blocks.helper_blocks - offloaded.helper_blocks)
+        helper.resize(helper.kv_manager.total - added_blocks)
+        offloaded.helper_blocks += added_blocks
 
     def _settle(
         self,

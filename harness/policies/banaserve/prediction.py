@@ -157,7 +157,7 @@ def tpot_of(placed: PlacedInstance, load: Load) -> Tpot:
     if not seqs:
         return Tpot(0.0, 0.0, 0.0)
     step_s = placed.step_time.step_s(seqs, kv_tokens, ())
-    without_kv_s = placed.step_time.own.step_s(seqs, 0, ())
+    without_kv_s = placed.step_time.local.step_s(seqs, 0, ())
     compute_s = min(without_kv_s, seqs * placed.instance.sizes.s_per_token)
     waits_s = step_s / free_share(placed, load) - step_s
     return Tpot(compute_s, step_s - without_kv_s, without_kv_s - compute_s + waits_s)
@@ -168,12 +168,12 @@ def compute_use(placed: PlacedInstance, load: Load) -> float:
     demand = load.demands[placed.instance.index]
     hosted = 0.0 if placed.hosted is None else 1 - free_share(placed, load)
     if placed.instance.role == PREFILL:
-        own = demand.tokens_per_s * placed.instance.sizes.s_per_token
-        own *= 1 - placed.step_time.layer_share
+        own_use = demand.tokens_per_s * placed.instance.sizes.s_per_token
+        own_use *= 1 - placed.step_time.layer_share
     else:
         step_s = tpot_of(placed, load).total_s
-        own = demand.decode_seqs * placed.instance.sizes.s_per_token / step_s if step_s else 0.0
-    return min(1.0, own + hosted)
+        own_use = demand.decode_seqs * placed.instance.sizes.s_per_token / step_s if step_s else 0.0
+    return min(1.0, own_use + hosted)
 
 
 def predict(
@@ -184,17 +184,17 @@ def predict(
     """
     ttft_s = tpot_s = prompts = seqs = used = 0.0
     gained = free = 0
-    for one in placed:
-        demand = load.demands[one.instance.index]
-        used += compute_use(one, load)
-        if one.instance.role == PREFILL:
+    for placed_instance in placed:
+        demand = load.demands[placed_instance.instance.index]
+        used += compute_use(placed_instance, load)
+        if placed_instance.instance.role == PREFILL:
             weight = demand.tokens_per_s * load.horizon_s + demand.queued_tokens
-            ttft_s += weight * ttft_of(one, load).total_s
+            ttft_s += weight * ttft_of(placed_instance, load).total_s
             prompts += weight
         else:
-            tpot_s += demand.decode_seqs * tpot_of(one, load).total_s
+            tpot_s += demand.decode_seqs * tpot_of(placed_instance, load).total_s
             seqs += demand.decode_seqs
-            gained += one.gained_blocks * one.instance.kv_manager.block_size
+            gained += placed_instance.gained_blocks * placed_instance.instance.kv_manager.block_size
             free += demand.free_kv_tokens
     ttft_s, tpot_s = ttft_s / prompts if prompts else 0.0, tpot_s / seqs if seqs else 0.0
     # Room that is lost matters where it was not free.

@@ -79,7 +79,7 @@ class PlacementSearch:
         planned: list[ModuleMove] = []
         while choices:
             outcomes = [self._after(choice, placed) for choice in choices]
-            predicted = [self._predicted(one, load, budgets) for one in outcomes]
+            predicted = [self._predicted(outcome, load, budgets) for outcome in outcomes]
             best = max(range(len(choices)), key=lambda k: (predicted[k].worth_over(now), -k))
             choice, worth = choices[best], predicted[best].worth_over(now)
             if worth <= 0 or worth < budgets.efficiency * choice.cost_s:

@@ -42,10 +42,10 @@ class CollocatedFcfs(Collocated, Vllm):
     def embed_batch(self, embedder: EmbedView) -> Sequence[RequestState]:
         before_s = embedder.oldest_llm_arrival_s()
         batch = self.first_come(embedder, embedder.free_blocks)
-        found = [r for r in batch if r.arrival_s <= before_s]
-        if 0 < len(found) < len(batch):
+        eligible = [r for r in batch if r.arrival_s <= before_s]
+        if 0 < len(eligible) < len(batch):
             embedder.counters.add(PASSES_CUT)
-        return found
+        return eligible
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ class Learnt(Beside):
     total_blocks: dict[RequestState, int] = field(default_factory=dict)  # predicted, at the end
     most_blocks: int = 0  # of all that were ever predicted
     # Of a pass with one request: blocks, pass_s. `passing`: the requests of the latest pass.
-    own: dict[RequestState, tuple[int, float]] = field(default_factory=dict)
+    pass_costs: dict[RequestState, tuple[int, float]] = field(default_factory=dict)
     passing: Sequence[RequestState] = ()
     last_due_s: dict[RequestState, float] = field(default_factory=dict)  # of the running
     entry_due_s: dict[RequestState, float] = field(default_factory=dict)  # of the waiting
@@ -142,14 +142,14 @@ class Collocation(Collocated, Vllm):
         return Learnt(embeds=kind(window_s), urgent=kind(window_s))
 
     def mechanisms(self) -> dict[str, str]:
-        found = {
+        descriptions = {
             "deferrals": "requests that Algorithm 1 did not admit at once",
             "preemptions_for_priority": "urgent requests for which low-priority ones were evicted",
             REJECTIONS: "requests that were rejected, their deadline near",
         }
         if self.quota == "dynamic":
-            found["quota_changes"] = "control periods in which Algorithm 2 changed the quota"
-        return found | {
+            descriptions["quota_changes"] = "control periods in which Algorithm 2 changed the quota"
+        return descriptions | {
             PASSES_CUT: "passes of the embedder made smaller by its quota",
             RECOMPUTES: "requests that Algorithm 3 evicted",
         }
@@ -184,10 +184,10 @@ class Collocation(Collocated, Vllm):
 
     def _slacks_s(self, view: View, state: Learnt) -> list[float]:
         """`slack_s` of all running requests."""
-        now_s, step_s, known = view.now_s, self._step_s(view), state.last_due_s
+        now_s, step_s, last_due_s = view.now_s, self._step_s(view), state.last_due_s
         slacks_s = []
         for r in view.running():
-            due = known.get(r)
+            due = last_due_s.get(r)
             if due is None:
                 due = self._last_due_s(r, view)
             slacks_s.append(due - now_s - step_s * self._remaining_tokens(r, view))
@@ -199,9 +199,9 @@ class Collocation(Collocated, Vllm):
         if not state.calm_step_s / 4 < step_s <= state.calm_step_s:
             state.calm_step_s = 1.5 * step_s
             calm_until_s.clear()
-        known, slacks_s, calm = state.last_due_s, [], calm_until_s.get
+        last_due_s, slacks_s, calm = state.last_due_s, [], calm_until_s.get
         for r in [r for r in view.running() if calm(r, 0.0) <= now_s]:
-            due = known.get(r)
+            due = last_due_s.get(r)
             fixed = due is not None
             if due is None:
                 due = self._last_due_s(r, view)
@@ -230,13 +230,13 @@ class Collocation(Collocated, Vllm):
         """When a waiting request must begin to be in time."""
         if view.emitted_tokens(r):  # evicted: its first token is out
             return view.now_s + self.slack_s(r, view)
-        known: dict[RequestState, float] = view.policy_state.entry_due_s
-        due = known.get(r)
+        entry_due_s: dict[RequestState, float] = view.policy_state.entry_due_s
+        due = entry_due_s.get(r)
         if due is None:
             due = due_s(r)
             if due < INF:
                 due -= view.predict.step_s(0, 0, ((0, r.target_tokens),))
-            known[r] = due
+            entry_due_s[r] = due
         return due
 
     def embed_forecast(self, view: View, window_s: float) -> float:
@@ -250,14 +250,14 @@ class Collocation(Collocated, Vllm):
         if self.forecast == "queue+arrivals":
             arriving = state.embeds.blocks_within(now_s, min(self.horizon_s, window_s))
         if self.forecast_as == "sum":
-            known = self._due_blocks(waiting, embedder, now_s, window_s)
-            return (known + embedder.held_blocks + arriving) * self.embed_scale
-        left, known = self.batch_texts, 0
+            queued_blocks = self._due_blocks(waiting, embedder, now_s, window_s)
+            return (queued_blocks + embedder.held_blocks + arriving) * self.embed_scale
+        left, queued_blocks = self.batch_texts, 0
         if waiting:
             batch = self._by_texts(waiting)
             left = max(0, left - sum(r.num_inputs for r in batch))
-            known = embedder.blocks(batch)
-        coming = known + min(arriving, left * state.embeds.blocks_per_text())
+            queued_blocks = embedder.blocks(batch)
+        coming = queued_blocks + min(arriving, left * state.embeds.blocks_per_text())
         return max(embedder.held_blocks, coming * self.embed_scale)
 
     def _due_blocks(
@@ -271,17 +271,17 @@ class Collocation(Collocated, Vllm):
         for r in waiting:
             if start_s >= window_s:
                 break
-            needs, pass_s = self._own(r, embedder, state)
+            needs, pass_s = self._pass_cost(r, embedder, state)
             blocks += needs
             start_s += pass_s
         return blocks
 
-    def _own(self, r: RequestState, embedder: EmbedView, state: Learnt) -> tuple[int, float]:
+    def _pass_cost(self, r: RequestState, embedder: EmbedView, state: Learnt) -> tuple[int, float]:
         """Blocks and seconds of a pass with `r` alone."""
-        found = state.own.get(r)
-        if found is None:
-            found = state.own[r] = embedder.blocks((r,)), embedder.pass_s((r,))
-        return found
+        pass_cost = state.pass_costs.get(r)
+        if pass_cost is None:
+            pass_cost = state.pass_costs[r] = embedder.blocks((r,)), embedder.pass_s((r,))
+        return pass_cost
 
     # ---------------------------------------------------------------- Algorithm 1: admission
 
@@ -296,10 +296,10 @@ class Collocation(Collocated, Vllm):
 
     def _forget_gone(self, view: View, state: Learnt) -> None:
         """Forget requests that left without ending, which the engine does not report."""
-        known = state.total_blocks
-        if len(known) > 1024 and len(known) > 4 * (view.n_waiting + view.n_running):
+        total_blocks = state.total_blocks
+        if len(total_blocks) > 1024 and len(total_blocks) > 4 * (view.n_waiting + view.n_running):
             here = {*view.waiting(), *view.running()}
-            state.total_blocks = {r: blocks for r, blocks in known.items() if r in here}
+            state.total_blocks = {r: blocks for r, blocks in total_blocks.items() if r in here}
             state.entry_due_s = {r: due for r, due in state.entry_due_s.items() if r in here}
             state.calm_until_s.clear()
 
@@ -310,10 +310,10 @@ class Collocation(Collocated, Vllm):
     def _lacking_at_most(self, r: RequestState, view: View) -> float:
         """Upper bound of `_lacking`: all that run may be the largest, and take for ever."""
         state: Learnt = view.policy_state
-        total, most = view.total_blocks, view.n_running * state.most_blocks
-        if self.counts == "current" or most + state.total_blocks[r] > total:
+        total, running_blocks = view.total_blocks, view.n_running * state.most_blocks
+        if self.counts == "current" or running_blocks + state.total_blocks[r] > total:
             return INF
-        return self._lacking_of(r, view, most, INF)
+        return self._lacking_of(r, view, running_blocks, INF)
 
     def _lacking(self, r: RequestState, view: View) -> float:
         """Blocks that are missing for `r` to be admitted."""
@@ -435,7 +435,7 @@ class Collocation(Collocated, Vllm):
             llm += self.urgency_score(self._entry_due_s(r, view) - now_s for r in view.waiting())
         embeds = [*embedder.running(), *embedder.waiting(now_s)]
         embed = self.urgency_score(
-            due_s(r) - now_s - self._own(r, embedder, state)[1] for r in embeds
+            due_s(r) - now_s - self._pass_cost(r, embedder, state)[1] for r in embeds
         )
         quota_blocks = smooth_adjust(
             state.llm_quota_blocks,
@@ -450,7 +450,7 @@ class Collocation(Collocated, Vllm):
     def _embed_quota(self, total: int, state: Learnt, embedder: EmbedView, now_s: float) -> int:
         """The embedder's share, or what its next request needs, if that is more."""
         first = embedder.next_waiting(now_s)
-        least = 0 if first is None else self._own(first, embedder, state)[0]
+        least = 0 if first is None else self._pass_cost(first, embedder, state)[0]
         if state.llm_quota_blocks < 0:
             return max(least, round((1 - self.target_llm_share(0.0, 0.0)) * total))
         return max(least, total - round(state.llm_quota_blocks))
@@ -486,12 +486,12 @@ class Collocation(Collocated, Vllm):
     def _keeping(self, watermark_blocks: int, decode_headroom_blocks: int, state: Learnt) -> Limits:
         """`_limits_of`; the same few numbers come again and again."""
         kept = watermark_blocks, decode_headroom_blocks
-        found = state.limits.get(kept)
-        if found is None:
+        limits = state.limits.get(kept)
+        if limits is None:
             if len(state.limits) >= _MOST_LIMITS:
                 state.limits.clear()
-            found = state.limits[kept] = self._limits_of(*kept)
-        return found
+            limits = state.limits[kept] = self._limits_of(*kept)
+        return limits
 
     def _limits_of(self, watermark_blocks: int, decode_headroom_blocks: int) -> Limits:
         return Limits(
@@ -580,7 +580,7 @@ class Collocation(Collocated, Vllm):
     def embed_admit(self, r: RequestState, embedder: EmbedView) -> Admission:
         state = embedder.policy_state
         assert isinstance(state, Learnt)
-        state.embeds.saw(r.arrival_s, self._own(r, embedder, state)[0], r.num_inputs)
+        state.embeds.saw(r.arrival_s, self._pass_cost(r, embedder, state)[0], r.num_inputs)
         return Admission.ADMIT
 
     def embed_batch(self, embedder: EmbedView) -> Sequence[RequestState]:
@@ -595,11 +595,11 @@ class Collocation(Collocated, Vllm):
             self.count_cut(batch, embedder)
         if batch:
             for r in state.passing:  # it has ended
-                state.own.pop(r, None)
+                state.pass_costs.pop(r, None)
             state.passing = batch
         return batch
 
 
-def smooth_adjust(current: float, target: float, most: float) -> float:
-    """`current`, moved towards `target` by at most `most` (Alg. 2, line 16)."""
-    return current + min(most, max(-most, target - current))
+def smooth_adjust(current: float, target: float, max_change: float) -> float:
+    """`current`, moved towards `target` by at most `max_change` (Alg. 2, line 16)."""
+    return current + min(max_change, max(-max_change, target - current))

@@ -81,17 +81,19 @@ class PrismGlobal(VllmSharing):
         return self.control_every_s
 
     def mechanisms(self) -> dict[str, str]:
-        found = {}
+        descriptions = {}
         if self.evicts:
-            found["activations"] = "models loaded on demand"
-            found["evictions"] = "idle models that left their GPUs"
+            descriptions["activations"] = "models loaded on demand"
+            descriptions["evictions"] = "idle models that left their GPUs"
         else:
-            found[REJECTIONS] = "requests for a model that stands on no GPU"
+            descriptions[REJECTIONS] = "requests for a model that stands on no GPU"
         if self.global_placement:
-            found["moves"] = "models loaded on other GPUs by Algorithm 1"
+            descriptions["moves"] = "models loaded on other GPUs by Algorithm 1"
         if self.local_queue:
-            found[OVERTAKES] = "requests that began before older ones of their GPU (Algorithm 2)"
-        return found
+            descriptions[OVERTAKES] = (
+                "requests that began before older ones of their GPU (Algorithm 2)"
+            )
+        return descriptions
 
     def backlog(self, cluster: MultiModelCluster) -> Backlog:
         return Queues(cluster, self)

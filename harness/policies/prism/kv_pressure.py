@@ -150,20 +150,20 @@ def swapped(
     made, comparing the highest pressure first, then the next; the search ends when no step lowers
     them. A model without room stays without.
     """
-    of = {demand.model: demand for demand in demands}
+    demand_of = {demand.model: demand for demand in demands}
     gpus, loads = dict(assignment.gpus), assignment.loads
     for _ in range(swaps):
         best, better = _pressures(loads), None
         worst = max(range(len(loads.kv_bytes)), key=loads.pressure)
-        for change in _changes(worst, gpus, of, loads, node_gpus):
-            _carry_out(change, gpus, of, loads)
+        for change in _changes(worst, gpus, demand_of, loads, node_gpus):
+            _carry_out(change, gpus, demand_of, loads)
             after = _pressures(loads)
             if after < best:
                 best, better = after, change
-            _carry_out({model: gpus[model] for model in change}, change, of, loads)
+            _carry_out({model: gpus[model] for model in change}, change, demand_of, loads)
         if better is None:
             break
-        _carry_out(better, gpus, of, loads)
+        _carry_out(better, gpus, demand_of, loads)
         gpus |= better
     return Assignment(gpus, loads, assignment.unplaced)
 
@@ -172,11 +172,15 @@ Change = Mapping[int, Gpus]
 
 
 def _changes(
-    worst: int, gpus: Mapping[int, Gpus], of: Mapping[int, Demand], loads: Loads, node_gpus: int
+    worst: int,
+    gpus: Mapping[int, Gpus],
+    demand_of: Mapping[int, Demand],
+    loads: Loads,
+    node_gpus: int,
 ) -> Iterator[Change]:
     """Feasible changes that take load off this GPU by moving models to others."""
     for model in [m for m, model_gpus in gpus.items() if worst in model_gpus]:
-        candidate = of[model]
+        candidate = demand_of[model]
         for gpu in gpus[model]:
             loads.remove(gpu, candidate)
         model_gpus = best_gpus(candidate, loads, node_gpus)
@@ -185,8 +189,8 @@ def _changes(
         if model_gpus and model_gpus != gpus[model]:
             yield {model: model_gpus}
         for other, theirs in gpus.items():
-            apart = of[other].tp == candidate.tp and not set(theirs) & set(gpus[model])
-            more = candidate.part_bytes - of[other].part_bytes
+            apart = demand_of[other].tp == candidate.tp and not set(theirs) & set(gpus[model])
+            more = candidate.part_bytes - demand_of[other].part_bytes
             if (
                 apart
                 and all(loads.kv_bytes[gpu] > more for gpu in theirs)
@@ -196,14 +200,14 @@ def _changes(
 
 
 def _carry_out(
-    change: Change, gpus: Mapping[int, Gpus], of: Mapping[int, Demand], loads: Loads
+    change: Change, gpus: Mapping[int, Gpus], demand_of: Mapping[int, Demand], loads: Loads
 ) -> None:
     """The models of `change` go to its GPUs from where `gpus` says."""
     for model, model_gpus in change.items():
         for gpu in gpus[model]:
-            loads.remove(gpu, of[model])
+            loads.remove(gpu, demand_of[model])
         for gpu in model_gpus:
-            loads.add(gpu, of[model])
+            loads.add(gpu, demand_of[model])
 
 
 def _pressures(loads: Loads) -> list[float]:
@@ -214,5 +218,5 @@ def _pressures(loads: Loads) -> list[float]:
 
 def _worst(demand: Demand, gpus: Gpus, loads: Loads) -> float | None:
     ratios = [loads.pressure_with(gpu, demand) for gpu in gpus]
-    known = [ratio for ratio in ratios if ratio is not None]
-    return max(known) if known and len(known) == len(ratios) else None
+    with_room = [ratio for ratio in ratios if ratio is not None]
+    return max(with_room) if with_room and len(with_room) == len(ratios) else None

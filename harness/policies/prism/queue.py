@@ -75,8 +75,8 @@ class PrismLocal(DropsHopeless, Vllm):
         return PrismState()
 
     def mechanisms(self) -> dict[str, str]:
-        found = super().mechanisms() if self.late == "drop" else {}
-        return found | {OVERTAKES: "requests that began before older ones (Algorithm 2)"}
+        descriptions = super().mechanisms() if self.late == "drop" else {}
+        return descriptions | {OVERTAKES: "requests that began before older ones (Algorithm 2)"}
 
     def limits(self, view: View) -> Limits:
         watermark_blocks = int(self.buffer * view.total_blocks)
@@ -98,31 +98,31 @@ class PrismLocal(DropsHopeless, Vllm):
         )
 
     def queue_key(self, r: RequestState, view: View) -> Key:
-        known: PrismState = view.policy_state
+        state: PrismState = view.policy_state
         now = view.now_s, view.n_waiting
-        if known.planned_at != now or r.seq not in known.keys:
-            known.planned_at = now
-            self._plan(r, view, known)
-        return known.keys[r.seq]
+        if state.planned_at != now or r.seq not in state.keys:
+            state.planned_at = now
+            self._plan(r, view, state)
+        return state.keys[r.seq]
 
-    def _plan(self, r: RequestState, view: View, known: PrismState) -> None:
+    def _plan(self, r: RequestState, view: View, state: PrismState) -> None:
         """Keys of all waiting requests: begun, in time, others."""
         jobs = []
         for w in {*view.waiting(), r}:
-            job = known.jobs.get(w.seq)
+            job = state.jobs.get(w.seq)
             if job is None or job.tokens != w.target_tokens or w.recomputes:
                 job = self._job(w, view.emitted_tokens(w))
             jobs.append(job)
         jobs.sort()
-        known.jobs = {job.seq: job for job in jobs}
+        state.jobs = {job.seq: job for job in jobs}
         begin, end = bisect_right(jobs, (-math.inf, math.inf)), bisect_left(jobs, (math.inf,))
         rate = self.s_per_token(view)
         tokens = view.remaining_prefill_tokens + sum(job.tokens for job in jobs[:begin])
         on_time = in_time(jobs[begin:end], view.now_s + rate * tokens, rate)
-        known.keys = {job.seq: (2, job.due_s) for job in jobs[begin:end]}
-        known.keys.update({job.seq: (1, job.due_s) for job in on_time})
-        known.keys.update({job.seq: (1, job.due_s) for job in jobs[end:]})
-        known.keys.update({job.seq: (0, job.seq) for job in jobs[:begin]})
+        state.keys = {job.seq: (2, job.due_s) for job in jobs[begin:end]}
+        state.keys.update({job.seq: (1, job.due_s) for job in on_time})
+        state.keys.update({job.seq: (1, job.due_s) for job in jobs[end:]})
+        state.keys.update({job.seq: (0, job.seq) for job in jobs[:begin]})
 
     def victim_key(self, r: RequestState, view: View) -> Key:
         if self.victim == "newest":

@@ -67,7 +67,7 @@ class DisaggregatedPolicy(KvTransferPolicy):
 
     prefill_instances: int = parameter(0, 0, 64)
     decode_instances: int = parameter(0, 0, 64)
-    network_gb_per_s: float = parameter(0.0, 0.0, 10_000.0, given=True)
+    network_gb_per_s: float = parameter(0.0, 0.0, 10_000.0, environment=True)
 
     @property
     def least_instances(self) -> int:
@@ -98,9 +98,10 @@ class DisaggregatedPolicy(KvTransferPolicy):
                 )
             return times * prefill, times * decode
         if instances <= max(1, prefill or decode):
-            given = f"prefill_instances {prefill}" if prefill else f"decode_instances {decode}"
+            setting = f"prefill_instances {prefill}" if prefill else f"decode_instances {decode}"
             raise SloBenchError(
-                f"{instances} instances with {given} leave none to {DECODE if prefill else PREFILL}"
+                f"{instances} instances with {setting} leave none to "
+                f"{DECODE if prefill else PREFILL}"
             )
         prefill = prefill or (instances - decode if decode else instances // 2)
         return prefill, instances - prefill

@@ -38,7 +38,7 @@ class KvNetwork:
 class ReservedBlocks:
     """Blocks that are set aside at instances for requests that have not entered there yet."""
 
-    at: dict[int, dict[RequestState, int]] = field(default_factory=dict)  # in order
+    promised: dict[int, dict[RequestState, int]] = field(default_factory=dict)  # in order
     total: dict[int, int] = field(default_factory=dict)
 
     def blocks(self, instance: Instance) -> int:
@@ -46,7 +46,7 @@ class ReservedBlocks:
         no KV to transfer; that is detected once all earlier reservations have ended, too.
         """
         index = instance.index
-        promised = self.at.get(index)
+        promised = self.promised.get(index)
         while promised:
             r = next(iter(promised))
             if r.phase is _SWAPPED or not _settled(r, index):
@@ -57,15 +57,15 @@ class ReservedBlocks:
     def promise(self, r: RequestState, instance: Instance, blocks: int) -> None:
         """Reserve `blocks` blocks for `r`."""
         index = instance.index
-        promised = self.at.get(index)
+        promised = self.promised.get(index)
         if promised is None:
-            promised, self.total[index] = self.at.setdefault(index, {}), 0
+            promised, self.total[index] = self.promised.setdefault(index, {}), 0
         promised[r] = blocks
         self.total[index] += blocks
 
     def drop(self, r: RequestState, instance: Instance) -> None:
         """Cancel the reservation of `r`."""
-        self.total[instance.index] -= self.at[instance.index].pop(r, 0)
+        self.total[instance.index] -= self.promised[instance.index].pop(r, 0)
 
 
 def _settled(r: RequestState, index: int) -> bool:

@@ -38,13 +38,13 @@ def in_time(jobs: Sequence[PrefillJob], start_s: float, s_per_token: float) -> l
     longest: list[int] = []  # of those kept, negated: tokens, and place in `jobs` below them
     keep = bytearray(b"\1") * len(jobs)
     tokens = 0
-    for at, (due_s, _, job_tokens, _) in enumerate(jobs):
-        heappush(longest, -(job_tokens << _PLACE_BITS) - at)
+    for index, (due_s, _, job_tokens, _) in enumerate(jobs):
+        heappush(longest, -(job_tokens << _PLACE_BITS) - index)
         tokens += job_tokens
         if start_s + tokens * s_per_token > due_s:
-            most = -heappop(longest)
-            tokens -= most >> _PLACE_BITS
-            keep[most & _PLACES] = 0
+            packed = -heappop(longest)
+            tokens -= packed >> _PLACE_BITS
+            keep[packed & _PLACES] = 0
     return list(compress(jobs, keep))
 
 
@@ -218,8 +218,8 @@ def _discard(
     jobs: list[PrefillJob], job: PrefillJob, key: Callable[[PrefillJob], Any] | None = None
 ) -> bool:
     """Take it out of a list sorted by `key`, if it is there."""
-    at = bisect_left(jobs, job if key is None else key(job), key=key)
-    if at < len(jobs) and jobs[at] is job:
-        del jobs[at]
+    index = bisect_left(jobs, job if key is None else key(job), key=key)
+    if index < len(jobs) and jobs[index] is job:
+        del jobs[index]
         return True
     return False

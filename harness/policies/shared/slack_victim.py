@@ -23,16 +23,16 @@ class SpeedEstimate:
     """
 
     def __init__(self) -> None:
-        self._at: tuple[float, int] | None = None
+        self._moment: tuple[float, int] | None = None
         self.decode_s = 0.0  # one token
         self.prefill_s = 0.0  # one token
 
     def look(self, view: View, chunk_tokens: int) -> None:
         """Bring both up to the view's moment."""
-        at = view.now_s, view.n_running
-        if at == self._at:
+        moment = view.now_s, view.n_running
+        if moment == self._moment:
             return
-        self._at = at
+        self._moment = moment
         step_s = view.predict.step_s
         self.decode_s = step_s(view.n_decoding, view.decode_kv_tokens, ())
         self.prefill_s = step_s(0, 0, ((0, chunk_tokens),)) / chunk_tokens

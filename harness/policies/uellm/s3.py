@@ -134,14 +134,14 @@ def first_fit(items: Sequence[Item], room: BatchCapacity) -> list[Batch]:
     longest: list[tuple[int, int]] = []  # prompt and reservation of each batch
     not_full: list[int] = []
     for item in items:
-        for at in not_full:
-            prompt, reserved = longest[at]
+        for index in not_full:
+            prompt, reserved = longest[index]
             grown = max(prompt, item.prompt_tokens), max(reserved, item.reserved_tokens)
-            if room.holds(len(batches[at]) + 1, *grown):
-                batches[at].append(item)
-                longest[at] = grown
-                if len(batches[at]) == room.max_batch:
-                    not_full.remove(at)
+            if room.holds(len(batches[index]) + 1, *grown):
+                batches[index].append(item)
+                longest[index] = grown
+                if len(batches[index]) == room.max_batch:
+                    not_full.remove(index)
                 break
         else:
             if room.max_batch > 1:

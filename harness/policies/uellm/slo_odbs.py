@@ -188,10 +188,10 @@ class SloOdbs(BatchRule, StaticPolicy):
         return tokens
 
     def form_batch(self, waiting: Sequence[RequestState], view: View) -> list[RequestState]:
-        known, now_s = view.policy_state.profiles, view.now_s
+        profile_of, now_s = view.policy_state.profiles, view.now_s
         profiles: list[RequestProfile] = [
             p
-            if (p := known.get(r.id)) is not None and p.began_anew == r.recomputes
+            if (p := profile_of.get(r.id)) is not None and p.began_anew == r.recomputes
             else self._profile(r, view)
             for r in waiting
         ]
@@ -212,9 +212,9 @@ class SloOdbs(BatchRule, StaticPolicy):
         return [p.request for p in chosen]
 
     def _profile(self, r: RequestState, view: View) -> RequestProfile:
-        known: LengthMonitor = view.policy_state.lengths
+        monitor: LengthMonitor = view.policy_state.lengths
         alike = self.lengths == "bucket"
-        output_tokens = known.alike_tokens(r, view) if alike else known.expected_tokens(r, view)
+        output_tokens = monitor.alike_tokens(r, view) if alike else monitor.expected_tokens(r, view)
         slo_s = stated_slo_s(r, output_tokens)
         due_s = r.arrival_s + slo_s
         # Time left is the due time less now, which is the same for all and changes no order.
@@ -222,9 +222,9 @@ class SloOdbs(BatchRule, StaticPolicy):
         if self.sort_by == "weighted":
             order = self.slo_weight * order if self.slo_weight else 0.0
             order += self.output_weight * output_tokens
-        found = RequestProfile(r, output_tokens, slo_s, due_s, order, r.recomputes)
-        view.policy_state.profiles[r.id] = found
-        return found
+        profile = RequestProfile(r, output_tokens, slo_s, due_s, order, r.recomputes)
+        view.policy_state.profiles[r.id] = profile
+        return profile
 
     def _slo_s(self, p: RequestProfile, now_s: float) -> float:
         """The SLO that Algorithm 3-1 reckons with."""

@@ -72,8 +72,8 @@ class SloOdbsContinuous(BatchRule, Vllm):
 
     def limits(self, view: View) -> Limits:
         limits = super().limits(view)
-        most = self._size(view) if view.n_waiting else self.max_batch
-        return dataclasses.replace(limits, max_seqs=min(limits.max_seqs, most))
+        batch_size = self._size(view) if view.n_waiting else self.max_batch
+        return dataclasses.replace(limits, max_seqs=min(limits.max_seqs, batch_size))
 
     def _size(self, view: View) -> int:
         """Size of the running batch with all requests that may join it now."""
@@ -105,11 +105,11 @@ class SloOdbsContinuous(BatchRule, Vllm):
         return self._order(*self._profile(r, view)), r.seq, r.recomputes, r
 
     def queue_key(self, r: RequestState, view: View) -> Key:
-        known: SloOdbsState = view.policy_state
-        noted = known.profiles.get(r.id)
+        state: SloOdbsState = view.policy_state
+        noted = state.profiles.get(r.id)
         place = self._place(r, view)
         if noted is None or noted[0] != r.recomputes:
-            insort(known.line, place, key=_first)
+            insort(state.line, place, key=_first)
         return place[0]
 
     def _order(self, output_tokens: int, slo_s: float) -> float:
@@ -122,12 +122,12 @@ class SloOdbsContinuous(BatchRule, Vllm):
 
     def _profile(self, r: RequestState, view: View) -> tuple[int, float]:
         """Predicted answer (tokens) and SLO (s), noted when `r` comes or begins anew."""
-        known: SloOdbsState = view.policy_state
-        noted = known.profiles.get(r.id)
+        state: SloOdbsState = view.policy_state
+        noted = state.profiles.get(r.id)
         if noted is None or noted[0] != r.recomputes:
-            tokens = known.lengths.expected_tokens(r, view)
+            tokens = state.lengths.expected_tokens(r, view)
             noted = r.recomputes, tokens, stated_slo_s(r, tokens)
-            known.profiles[r.id] = noted
+            state.profiles[r.id] = noted
         return noted[1], noted[2]
 
     def on_finished(self, r: RequestState, view: View) -> None:

@@ -81,3 +81,20 @@ def test_capacity_band_ends_where_attainment_bands_cross_the_target():
     ]
     assert prediction_band(rows, 0.9) == (1.5, None)
     assert prediction_band([{"rate_rps": 1.0}], 0.9) == (None, None)
+
+
+def test_a_file_named_after_an_engine_has_the_bands_of_its_declared_engine(cell, tmp_path):
+    spec, workload, result, row = cell
+    sample = sampled(workload, result)
+    policy = "from slo_bench.policy import Policy\n\nclass Ideas(Policy):\n    pass\n"
+    for name in ("sglang_ideas.py", "ideas.py"):
+        (tmp_path / name).write_text(policy)
+        renamed = dataclasses.replace(spec, system=str(tmp_path / name))
+        assert setting_of(renamed, sample, row).engine == "vllm"
+    assert setting_of(dataclasses.replace(spec, system="sglang"), sample, row).engine == "sglang"
+    (tmp_path / "mine.py").write_text(
+        policy + "\nfrom slo_bench.harness.policies.systems import System\n"
+        'MINE = System("mine", Ideas(), residuals_engine="sglang")\n'
+    )
+    declared = dataclasses.replace(spec, system=f"{tmp_path / 'mine.py'}:MINE")
+    assert setting_of(declared, sample, row).engine == "sglang"

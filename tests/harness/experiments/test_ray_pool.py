@@ -7,6 +7,7 @@ import dataclasses
 import importlib.util
 import json
 import os
+import sys
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -100,8 +101,8 @@ def test_capacity_search_on_two_nodes_equals_one_process(tmp_path, lose):
                 cluster.remove_node(other, allow_graceful=False)
 
         with OnRay(cluster.address).pool() as pool:
-            search_capacity(searched, tmp_path / "ray", asked=asked, pool=pool, progress=watch)
-    search_capacity(searched, tmp_path / "here", asked=asked)
+            search_capacity(searched, tmp_path / "ray", options=asked, pool=pool, progress=watch)
+    search_capacity(searched, tmp_path / "here", options=asked)
     assert runs > 20
     assert files(tmp_path / "ray") == files(tmp_path / "here")
 
@@ -238,14 +239,15 @@ def test_executor_options_that_contradict_are_refused(words, message):
 
 
 def test_missing_ray_names_the_extra(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        "slo_bench.harness.experiments.execution.ray_pool.find_spec", lambda name: None
-    )
+    monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(SloBenchError, match=r"slo-bench\[ray\]"):
         ASKED.run(tmp_path / "run", executor=OnRay())
 
 
-def test_launched_servers_are_measured_from_this_machine(tmp_path):
+def test_launched_servers_are_measured_from_this_machine(tmp_path, monkeypatch):
+    torch_engine = "slo_bench.harness.experiments.backends.torch_engine"
+    monkeypatch.setattr(f"{torch_engine}.need", lambda extra, purpose: None)
+
     class Elsewhere(LocalExecutor):
         pass
 

@@ -1,5 +1,6 @@
 """Processes of this machine that do pieces of work: answers, errors, deaths, and no orphans."""
 
+import importlib
 import math
 import os
 import queue
@@ -38,6 +39,14 @@ def test_pool_result_raises_the_error_of_the_work():
         with pytest.raises(SloBenchError, match="did you mean"):
             pool.begin(gpu, "a100-80gg").result(PATIENCE_S)
         assert pool.begin(abs, -1).result(PATIENCE_S) == 1  # the same process goes on
+
+
+def test_a_package_that_work_cannot_import_is_named(tmp_path, monkeypatch):
+    (tmp_path / "cmaes.py").write_text("raise ImportError('libcmaes.so: not found')")
+    monkeypatch.syspath_prepend(tmp_path)
+    broken = r"cmaes is installed but cannot be imported \(libcmaes.so: not found\)"
+    with LocalPool(1) as pool, pytest.raises(SloBenchError, match=broken):
+        pool.begin(importlib.import_module, "cmaes").result(PATIENCE_S)
 
 
 def test_pool_reports_and_replaces_a_process_that_dies():

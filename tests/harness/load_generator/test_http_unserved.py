@@ -23,9 +23,11 @@ NAN = float("nan")
 
 
 @pytest.mark.parametrize(
-    ("load", "clock_s", "ends"),
+    ("load", "failing_s", "ends"),
     [
         ({"failed_first": 20, "refused_first": 20}, 0.1, True),
+        ({"failed_first": 1000, "busy_first": 990}, 59.0, False),  # a limit of requests a minute
+        ({"failed_first": 5, "busy_first": 5}, 60.0, True),
         ({"failed_first": 19, "refused_first": 19}, 9.0, False),
         ({"failed_first": 1000}, 9.9, False),  # it may recover
         ({"failed_first": 20}, 10.0, True),
@@ -37,25 +39,26 @@ NAN = float("nan")
         ({}, 600.0, False),
     ],
 )
-def test_a_level_ends_early_after_enough_failures_and_none_served(load, clock_s, ends):
-    assert is_hopeless(LoadProgress(**load), clock_s) is ends
+def test_a_level_ends_early_after_enough_failures_and_none_served(load, failing_s, ends):
+    assert is_hopeless(LoadProgress(**load, failing_s=failing_s)) is ends
 
 
 def test_a_level_that_begins_as_the_failed_one_before_ends_at_once():
     load = LoadProgress(failed_first=1, first_fault="status 404")
-    assert is_hopeless(load, 0.0, "status 404")
-    assert not is_hopeless(load, 0.0, "status 500")
-    assert not is_hopeless(load, 0.0, "")
+    assert is_hopeless(load, "status 404")
+    assert not is_hopeless(load, "status 400")
+    assert not is_hopeless(load, "")
 
 
 def test_sums_of_several_senders_end_a_level_only_if_none_has_served():
-    failing = LoadProgress(failed_first=15, refused_first=15, first_fault="status 404")
-    assert is_hopeless(failing + failing, 0.0)
-    assert not is_hopeless(failing + failing + LoadProgress(served=1), 0.0)
+    failing = LoadProgress(failed_first=15, refused_first=15, failing_s=9.0)
+    assert is_hopeless(failing + failing)
+    assert not is_hopeless(failing + failing + LoadProgress(served=1))
+    assert (failing + failing).failing_s == 9.0
 
 
-def exchange(end_s=NAN, status=500):
-    return SimpleNamespace(end_s=end_s, status=status)
+def exchange(end_s=NAN, status=500, fault=RequestFault.NONE):
+    return SimpleNamespace(started_s=100.0, end_s=end_s, status=status, fault=fault)
 
 
 def failed(detail):
@@ -63,14 +66,29 @@ def failed(detail):
 
 
 def test_a_first_request_in_flight_keeps_later_failures_from_counting():
-    exchanges = [exchange(), exchange(1.0), exchange(1.0)]
+    exchanges = [exchange(), exchange(101.0, 429), exchange(101.0, 404)]
     failures = FirstFailures(exchanges)
     for ended in exchanges[1:]:
         failures.ended(ended, failed("x"))
     assert failures.progress(1).failed_first == 0
-    exchanges[0].end_s = 2.0
+    exchanges[0].end_s = 102.0
     failures.ended(exchanges[0], failed("x"))
-    assert failures.progress(0) == LoadProgress(failed_first=3, first_fault="reset 500")
+    assert failures.progress(0) == LoadProgress(
+        failed_first=3, refused_first=1, busy_first=1, failing_s=2.0
+    )
+
+
+def test_a_request_too_slow_for_the_stall_limit_ends_the_count_of_failures():
+    exchanges = [exchange(101.0), exchange(101.0, 0, RequestFault.STALLED), exchange(101.0)]
+    assert FirstFailures(exchanges).progress(0).failed_first == 1
+
+
+@pytest.mark.parametrize(("status", "first_fault"), [(404, "reset 404"), (500, ""), (429, "")])
+def test_only_a_client_error_is_taken_to_last_into_the_next_level(status, first_fault):
+    first = exchange(101.0, status)
+    failures = FirstFailures([first])
+    failures.ended(first, failed("x"))
+    assert failures.progress(0).first_fault == first_fault
 
 
 def test_a_decision_of_a_policy_counts_as_served():
@@ -102,6 +120,7 @@ def test_rejected_by_a_policy_and_slow_answers_are_results():
 
     slow = columns(outcome=Outcome.UNFINISHED, first_token_s=[np.nan, 1.0, np.nan])
     assert unserved_because(slow, {}) is None
+    assert unserved_because(slow, {}, ended_early=True) is not None
     silent = columns(outcome=Outcome.UNFINISHED)
     assert unserved_because(silent, {}) is not None
 
@@ -128,8 +147,8 @@ def test_a_server_that_serves_some_gets_the_whole_schedule(workload, run):
 
 
 def test_the_level_after_a_failed_one_ends_at_its_first_equal_failure(workload, run):
-    config = MockConfig(fault=InjectedFault.BROKEN)
-    found, _ = run(workload(1000, gap_s=0.05), config, failed_before="status 500")
+    config = MockConfig(fault=InjectedFault.TOO_LONG)
+    found, _ = run(workload(1000, gap_s=0.05), config, failed_before="status 400")
     assert np.isfinite(found.columns.started_s).sum() < 1000
 
 
@@ -142,6 +161,19 @@ def test_a_level_ends_when_its_servers_have_ended(workload):
             gone=lambda: True,
         )
     assert np.isfinite(found.columns.started_s).sum() < 1000
+
+
+def test_a_level_that_was_ended_early_is_invalid_though_some_of_it_was_served(workload):
+    answered = []
+    with serving(MockConfig(ttft_s=0.0, itl_s=0.0)) as server:
+        found = measure(
+            workload(1000, gap_s=0.05),
+            [Endpoint.parse(server.url)],
+            HttpOptions(processes=1, send_delay_limit_s=60.0),
+            progress=lambda known, clock_s: answered.append(known.answered),
+            gone=lambda: answered[-1] > 0,
+        )
+    assert (found.invalid_because, found.failed_as) == ("it was ended before its time", "")
 
 
 @pytest.mark.parametrize("keeps_alive", [True, False])

@@ -5,6 +5,7 @@ import pytest
 
 from slo_bench.harness.load_generator.http import HttpOptions
 from slo_bench.harness.load_generator.http.columns import RequestColumns
+from slo_bench.harness.load_generator.http.options import PromptFormat
 from slo_bench.harness.load_generator.warm_cache import (
     CacheCounters,
     given_prompts,
@@ -50,8 +51,36 @@ def test_metrics_give_the_share_where_answers_do_not(workload):
     share = warm_cache_share(workload(4), OPTIONS, columns(4), after.since(before))
     assert share == pytest.approx(24 / 32)
     assert before.since(after).cached_tokens is None  # the server began anew
-    rate = CacheCounters.read(["sglang:cache_hit_rate 0.5\n"])
-    assert warm_cache_share(workload(4), OPTIONS, columns(4), rate.since(rate)) == 0.5
+
+
+def test_metrics_count_a_token_once_under_two_names_and_in_repeated_lookups(workload):
+    page = "".join(
+        f"vllm:{gpu}prefix_cache_{name}_total {tokens}\n"
+        for gpu in ("", "gpu_")
+        for name, tokens in (("hits", 32), ("queries", 128))
+    )
+    counters = CacheCounters.read([page])
+    assert (counters.cached_tokens, counters.looked_up_tokens) == (32, 128)
+    assert warm_cache_share(workload(4), OPTIONS, columns(4), counters) == 0.25
+    template = columns(4, prompt=16)  # 8 of 16 tokens are all prompts'
+    assert warm_cache_share(workload(4), OPTIONS, template, counters) == 0.0
+
+
+def test_metrics_say_nothing_of_a_workload_that_shares_prompts(workload):
+    load = workload(2, prefix_blocks=[(1, 2), (1, 3)], prefix_block_size=4)
+    assert warm_cache_share(load, OPTIONS, columns(2), CacheCounters(cached_tokens=99)) is None
+
+
+def test_an_answer_without_a_cached_count_beside_others_has_cached_nothing(workload):
+    some = columns(4, prompt=8)
+    some.cached_tokens[0] = 8
+    assert warm_cache_share(workload(4), OPTIONS, some, CacheCounters()) == 0.25
+
+
+def test_texts_may_begin_with_the_same_words_by_chance(workload):
+    texts = HttpOptions(prompt_format=PromptFormat.TEXT)
+    begin = columns(4, prompt=8, cached=3)
+    assert warm_cache_share(workload(4), texts, begin, CacheCounters()) == 0.0
 
 
 def test_nothing_is_known_of_a_silent_server_or_of_several_answers_to_a_prompt(workload):

@@ -79,7 +79,7 @@ def run_on(experiment):
 
 
 def searched_on(folder):
-    found = search_capacity(sweep(0, rates=None, requests=100), folder, asked=QUICK, resume=True)
+    found = search_capacity(sweep(0, rates=None, requests=100), folder, options=QUICK, resume=True)
     return [{k: v for k, v in row.items() if k != "wall_s"} for row in found.rows()]
 
 
@@ -191,7 +191,7 @@ def test_damaged_capacity_folder_is_named_or_read_as_before(tmp_path):
     folder = made(
         tmp_path / "made",
         lambda path, seed: search_capacity(
-            sweep(seed, rates=None, requests=100), path, asked=QUICK
+            sweep(seed, rates=None, requests=100), path, options=QUICK
         ),
     )
     refused, same = check(folder, [report, searched_on], tmp_path)

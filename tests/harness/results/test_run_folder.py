@@ -9,6 +9,7 @@ import pytest
 
 from slo_bench.harness.core.judging import judge
 from slo_bench.harness.core.records import Outcome, Records, Timeline
+from slo_bench.harness.experiments.experiment import RunResult
 from slo_bench.harness.results.cell_files import request_columns, write_details
 from slo_bench.harness.results.run_folder import (
     open_run_folder,
@@ -54,6 +55,36 @@ def test_cell_values_survive_writing_and_reading(tmp_path):
     assert second == rows[1] | {"none": None, "nan": None}
     write_rows(tmp_path / "again.csv", [first, second])
     assert (tmp_path / "again.csv").read_text() == (tmp_path / "cells.csv").read_text()
+
+
+def test_a_row_that_stands_twice_is_refused_with_its_line(tmp_path):
+    run = tmp_path / "run"
+    with opened(run) as folder:
+        for cell in "abc":
+            folder.add(cell, {"cell": cell, "n": 1})
+    lines = (run / "cells.csv").read_text().splitlines(keepends=True)
+    (run / "cells.csv").write_text("".join([*lines, lines[2]]))
+    told = r"repeats the cell b of line 3; take one line out \(.*cells.csv, line 5\)"
+    with pytest.raises(SloBenchError, match=told):
+        read_rows(run / "cells.csv")
+    with pytest.raises(SloBenchError, match=told), opened(run, resume=True):
+        pass
+    with pytest.raises(SloBenchError, match=told):
+        _ = RunResult(run).cells
+
+
+def test_resume_writes_each_row_once_after_a_kill_before_the_table(tmp_path):
+    run = tmp_path / "run"
+    with contextlib.suppress(KeyboardInterrupt), opened(run) as folder:
+        folder.add("a", {"cell": "a", "n": 1})
+        folder.keep("b", {"cell": "b", "n": 2})
+        raise KeyboardInterrupt
+    for _ in range(2):
+        with opened(run, resume=True) as folder:
+            for cell in folder.missing:
+                folder.add(cell, {"cell": cell, "n": 2})
+            folder.add("a", {"cell": "a", "n": 1})
+    assert [row["cell"] for row in read_rows(run / "cells.csv")] == ["a", "b", "c"]
 
 
 def test_columns_of_classes_stand_last(tmp_path):

@@ -150,8 +150,20 @@ def test_vllm_old_file_without_start_times(tmp_path):
 
 def test_vllm_appended_results_are_seeds(tmp_path):
     path = tmp_path / "a.json"
-    path.write_text("\n".join(json.dumps(vllm()) for _ in range(3)))
+    results = [json.dumps(vllm(date=f"20260101-00000{second}")) for second in range(3)]
+    path.write_text("\n".join(results))
     assert [cell.seed for cell in read_results(path).cells] == [0, 1, 2]
+    path.write_text("\n".join([*results, results[1]]))
+    with pytest.raises(FileFormatError, match=r"repeats line 2; take .*line 4"):
+        read_results(path)
+
+
+def test_two_vllm_files_in_which_every_request_failed_are_nothing_to_compare(tmp_path):
+    n = 60
+    failed = vllm(n, completed=0, errors=["refused"] * n, output_lens=[0] * n, itls=[[]] * n)
+    a, b = (read_results(write(tmp_path / f"{name}.json", failed)) for name in "ab")
+    with pytest.raises(NotComparableError, match="nothing to compare: no request finished"):
+        compare(a, b, slo=Slo(ttft_s=1.0))
 
 
 def test_guidellm_tpot_leaves_out_the_first_token(tmp_path):

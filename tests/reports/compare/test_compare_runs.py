@@ -119,17 +119,143 @@ def test_rates_missing_in_one_run_are_named(make):
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"model": "llama-3-70b"}, "models differ"),
-        ({"backend": "vllm"}, "backends differ"),
+        ({"model": "llama-3-70b"}, "model differs: llama-3.1-8b in a, llama-3-70b in b"),
+        ({"backend": "vllm"}, "backend differs.*--allow-different backend"),
         ({"toml": 'arrivals = "gamma(cv=4)"\nrequests = 120\n'}, "arrivals"),
         ({"requests": 60, "toml": TOML.replace("120", "60")}, "requests"),
-        ({"requests": 60}, "requests of the same seed"),
+        ({"requests": 60}, "requests of the same seed.*--allow-different workload"),
+        ({"toml": f'{TOML}failures = "0@5..30"\n'}, "failures differs: none in a, 0@5..30 in b"),
+        ({"toml": TOML + "[client]\nexact_output = false\n"}, "client.exact_output differs"),
     ],
 )
 def test_judge_comparison_refuses_unlike_conditions(make, changes, why):
     found = compare(read_results(make("a")), read_results(make("b", **changes)), metrics=METRICS)
     with pytest.raises(NotComparableError, match=why):
         judge_comparison(found, 0.05)
+
+
+def gated(a, b, **options):
+    found = compare(read_results(a), read_results(b), metrics=METRICS, replicates=100, **options)
+    return found, judge_comparison(found, 0.05)
+
+
+def test_a_condition_that_is_allowed_to_differ_is_what_is_compared(make):
+    a, b = make("a"), make("b", toml=f'{TOML}failures = "0@5..30"\nadapters = "zipf(16)"\n')
+    with pytest.raises(NotComparableError) as refusal:
+        gated(a, b, allow_different=("adapters",))
+    assert str(refusal.value).endswith("all the same: --allow-different failures")
+    found, _ = gated(a, b, allow_different=("adapters", "failures"))
+    assert found.matched.differs == {
+        "adapters": ("none", "zipf(16)"),
+        "failures": ("none", "0@5..30"),
+    }
+    assert not found.obstacles
+    other = make("other", requests=60)
+    assert gated(a, other, allow_different=("workload",))[0].rows
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("failure", "unknown condition 'failure'; did you mean failures"),
+        ("kv_dtype", "no condition: it may differ without"),
+    ],
+)
+def test_a_name_that_is_no_condition_is_refused(make, name, why):
+    with pytest.raises(SloBenchError, match=why):
+        gated(make("a"), make("b"), allow_different=(name,))
+
+
+def test_the_deployment_and_parameters_are_what_is_compared(make):
+    a = make("a", toml=TOML + "[parameters.vllm]\nmax_num_seqs = 64\n")
+    b = make("b", toml=TOML + 'kv_dtype = "fp8"\n[parameters.vllm]\nmax_num_seqs = 128\n')
+    found, _ = gated(a, b)
+    assert found.matched.differs == {
+        "kv_dtype": ("bf16", "fp8"),
+        "vllm.max_num_seqs": ("64", "128"),
+    }
+    assert any("a does not name kv_dtype: taken as the default" in note for note in found.notes)
+
+
+def test_one_value_is_matched_with_the_same_value_of_an_axis(make):
+    plain = make("plain")
+    axis = {"failures": ("", "0@5..30"), "slo_scale": ("1.0", "2.0")}
+    swept = make("swept", axes=axis, toml=TOML + 'failures = ["0@5..30"]\nslo_scale = [1, 2]\n')
+    found, judgement = gated(plain, swept)
+    assert judgement.passed
+    assert {(level.a[0].name, level.b[0].name) for level in found.matched.levels} == {
+        ("000", "000"),
+        ("003", "003"),
+    }
+    assert all(row.seeds_b == 3 for row in found.rows)
+    failing = make("failing", toml=TOML + 'failures = "0@9..10"\n')
+    with pytest.raises(NotComparableError, match="no failures in common"):
+        gated(failing, swept)
+
+
+def test_cells_that_nothing_tells_apart_are_refused(make):
+    folder = make("a", rates=(3.0,), seeds=2)
+    cells = pd.read_csv(folder / "cells.csv").assign(seed=0)
+    cells.to_csv(folder / "cells.csv", index=False)
+    with pytest.raises(NotComparableError, match="cells 0 and 1 have the same seed"):
+        gated(folder, folder)
+
+
+def unserved(folder, *, where=slice(None), **changes):
+    """No request of these cells finishes."""
+    table = folder / "cells.csv"
+    cells = pd.read_csv(table, dtype={"cell": str})
+    for cell in cells["cell"][where]:
+        path = folder / "requests" / f"{cell}.csv.gz"
+        frame = pd.read_csv(path).assign(outcome="failed", slo_met=0)
+        frame[["first_scheduled_s", "first_token_s", "finish_s"]] = np.nan
+        frame.to_csv(path, index=False)
+    chosen = cells["cell"].isin(cells["cell"][where])
+    for name, value in {"finished": 0, "attainment": 0.0, **changes}.items():
+        cells[name] = cells[name].astype(object) if name in cells else None
+        cells.loc[chosen, name] = value
+    cells.to_csv(table, index=False)
+    return folder
+
+
+def test_runs_of_which_no_request_finished_are_nothing_to_compare(make):
+    a, b = (unserved(make(name)) for name in "ab")
+    with pytest.raises(NotComparableError, match="nothing to compare: no request finished"):
+        gated(a, b)
+    measured = unserved(make("c", backend="vllm"), fault_detail="connect: refused")
+    why = r"nothing to compare: no cell of .*c is valid: none of 120 requests finished \(connect: "
+    with pytest.raises(NotComparableError, match=why):
+        gated(a, measured)
+
+
+def test_a_policy_that_serves_nothing_is_worse(make):
+    _, judgement = gated(make("a"), unserved(make("b")))
+    assert not judgement.passed
+
+
+def test_a_figure_that_only_the_candidate_lacks_does_not_pass(make):
+    found = compare(
+        read_results(make("a")),
+        read_results(unserved(make("b"), where=slice(3, 6))),
+        metrics=metrics_named("ttft_p50"),
+    )
+    assert {row.verdict for row in found.rows} == {"none", "unknown"}
+    with pytest.raises(NotComparableError, match=r"b has no value of ttft_p50 \(5 req/s\)"):
+        judge_comparison(found, 0.05)
+
+
+def test_invalid_cells_are_named_and_left_out(make):
+    a = make("a")
+    b = unserved(make("b"), where=slice(5, 6), valid=False, invalid_because="the server ended")
+    found, judgement = gated(a, b)
+    assert judgement.passed
+    note = "b: 1 of 6 cells are invalid and left out: the server ended (005)."
+    assert note in found.notes
+    level = unserved(make("c"), where=slice(3, 6), valid=False, invalid_because="the server ended")
+    with pytest.raises(NotComparableError, match=r"only invalid cells at levels of a \(5 req/s\)"):
+        gated(a, level)
+    assert gated(a, level, rates=[3.0])[1].passed
+    assert gated(level, a)[1].passed  # nothing to hold the other level against
 
 
 def test_comparison_with_another_slo_is_named(make):

@@ -31,7 +31,7 @@ def same(rows):
 def searched(tmp_path_factory):
     """Two configurations; the second begins near the first."""
     folder = tmp_path_factory.mktemp("capacity") / "run"
-    return search_capacity(experiment(systems=["vllm", "sarathi"]), folder, asked=QUICK)
+    return search_capacity(experiment(systems=["vllm", "sarathi"]), folder, options=QUICK)
 
 
 def test_capacity_rows_have_rate_and_interval(searched):
@@ -74,7 +74,7 @@ def test_capacity_runs_are_cells_that_the_report_reads(searched, tmp_path):
 
 def test_capacity_report_names_every_workload(tmp_path):
     asked = experiment(systems=["vllm", "orca"], workload=["sharegpt", "azure-conv"])
-    found = search_capacity(asked, tmp_path / "run", asked=QUICK)
+    found = search_capacity(asked, tmp_path / "run", options=QUICK)
     page = write_report([found.folder], tmp_path / "report.html").read_text()
     capacities = pd.DataFrame(found.rows()).pivot_table(
         index="workload", columns="system", values="capacity_rps"
@@ -100,7 +100,7 @@ def test_interrupted_capacity_search_is_resumed(tmp_path, searched):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        search_capacity(asked, tmp_path / "run", asked=QUICK, progress=interrupt)
+        search_capacity(asked, tmp_path / "run", options=QUICK, progress=interrupt)
     kept = json.loads((tmp_path / "run" / CAPACITY_FILE).read_text())["searches"]
     remembered = sum(len(search["runs"]) for search in kept)
     assert remembered >= 6
@@ -108,22 +108,22 @@ def test_interrupted_capacity_search_is_resumed(tmp_path, searched):
     found = search_capacity(
         asked,
         tmp_path / "run",
-        asked=QUICK,
+        options=QUICK,
         resume=True,
         ended=lambda requests, clock_s: ran.append(requests),
     )
     assert same(found.rows()) == same(searched.rows())
     again = search_capacity(
-        asked, tmp_path / "run", asked=QUICK, resume=True, ended=lambda *_: pytest.fail("ran")
+        asked, tmp_path / "run", options=QUICK, resume=True, ended=lambda *_: pytest.fail("ran")
     )
     assert again.rows() == found.rows()
 
 
 def test_capacity_search_continues_with_a_larger_budget(tmp_path):
     small = QUICK.model_copy(update={"tolerance": 0.02, "max_requests": 3000})
-    first = search_capacity(experiment(), tmp_path / "run", asked=small)
+    first = search_capacity(experiment(), tmp_path / "run", options=small)
     large = small.model_copy(update={"max_requests": 9000})
-    second = search_capacity(experiment(), tmp_path / "run", asked=large, resume=True)
+    second = search_capacity(experiment(), tmp_path / "run", options=large, resume=True)
     (before,), (after,) = first.rows(), second.rows()
     assert before["requests_spent"] <= 3000 < after["requests_spent"] <= 9000
     known = {level["rate_rps"] for level in before["levels"]}
@@ -134,18 +134,18 @@ def test_resume_with_other_targets_is_refused(searched):
     other = QUICK.model_copy(update={"targets": (0.5,)})
     asked = experiment(systems=["vllm", "sarathi"])
     with pytest.raises(SloBenchError, match=r"another experiment.*targets"):
-        search_capacity(asked, searched.folder, asked=other, resume=True)
+        search_capacity(asked, searched.folder, options=other, resume=True)
 
 
 def test_capacity_search_warm_starts_from_another_folder(searched, tmp_path):
     asked = QUICK.model_copy(update={"warm_start": searched.folder})
-    search_capacity(experiment(systems="sarathi"), tmp_path / "run", asked=asked)
+    search_capacity(experiment(systems="sarathi"), tmp_path / "run", options=asked)
     (search,) = json.loads((tmp_path / "run" / CAPACITY_FILE).read_text())["searches"]
     assert search["neighbours"] == [searched.rows()[1]["capacity_rps"]]
 
 
 def test_rates_bound_the_capacity_search(tmp_path):
-    found = search_capacity(experiment(rates=[0.5, 1.0]), tmp_path / "run", asked=QUICK)
+    found = search_capacity(experiment(rates=[0.5, 1.0]), tmp_path / "run", options=QUICK)
     (row,) = found.rows()
     assert row["capacity_rps"] is None
     assert row["low_rps"] == 1.0
@@ -160,7 +160,7 @@ def test_capacity_of_a_trace_replays_it_whole(tmp_path):
     trace = tmp_path / "trace.csv"
     trace.write_text("\n".join(lines) + "\n")
     found = search_capacity(
-        Experiment(systems="vllm", workload=str(trace)), tmp_path / "run", asked=QUICK
+        Experiment(systems="vllm", workload=str(trace)), tmp_path / "run", options=QUICK
     )
     (row,) = found.rows()
     assert {level["requests"] for level in row["levels"]} <= {400 * n for n in range(1, 3)}
@@ -177,7 +177,7 @@ def test_capacity_of_a_trace_replays_it_whole(tmp_path):
 )
 def test_capacity_search_refuses_unusable_settings(settings, problem, tmp_path):
     with pytest.raises(SloBenchError, match=problem):
-        search_capacity(experiment(**settings), tmp_path / "run", asked=QUICK)
+        search_capacity(experiment(**settings), tmp_path / "run", options=QUICK)
     assert not (tmp_path / "run").exists()
 
 
@@ -185,7 +185,7 @@ def test_capacity_search_ignores_duration_and_warmup_of_a_suite(tmp_path):
     given = {"requests": None, "duration_s": 60, "warmup_s": 50}
     levels = []
     for name, settings in (("with", given), ("without", {"requests": None})):
-        [row] = search_capacity(experiment(**settings), tmp_path / name, asked=QUICK).rows()
+        [row] = search_capacity(experiment(**settings), tmp_path / name, options=QUICK).rows()
         levels.append([(one["rate_rps"], one["attainment"]) for one in row["levels"]])
     assert levels[0] == levels[1]
     kept = Experiment.load(tmp_path / "with" / "experiment.toml")
@@ -195,7 +195,7 @@ def test_capacity_search_ignores_duration_and_warmup_of_a_suite(tmp_path):
 def test_warm_start_from_a_folder_without_capacities_is_refused(tmp_path):
     asked = QUICK.model_copy(update={"warm_start": tmp_path})
     with pytest.raises(SloBenchError, match="holds no capacity to start from"):
-        search_capacity(experiment(), tmp_path / "run", asked=asked)
+        search_capacity(experiment(), tmp_path / "run", options=asked)
 
 
 def over_http(mock, **changes):
@@ -219,7 +219,7 @@ def test_capacity_of_a_server_over_http(tmp_path):
         found = search_capacity(
             over_http(mock, rates=[100, 400]),
             tmp_path / "run",
-            asked=QUICK.model_copy(update={"max_requests": 600}),
+            options=QUICK.model_copy(update={"max_requests": 600}),
         )
     (row,) = found.rows()
     assert row["backend"] == "openai"
@@ -234,4 +234,4 @@ def test_requests_refused_at_any_rate_end_the_capacity_search(tmp_path):
     refusing = MockConfig(fault=InjectedFault.TOO_LONG, fault_every=2)
     says = r"refuses 50 of 100 requests at any rate \(400: the prompt is too long\)"
     with serving(refusing) as mock, pytest.raises(SloBenchError, match=says):
-        search_capacity(over_http(mock, rates=[100, 400]), tmp_path / "run", asked=QUICK)
+        search_capacity(over_http(mock, rates=[100, 400]), tmp_path / "run", options=QUICK)

@@ -40,20 +40,20 @@ def timeless(plain):
 @pytest.fixture(scope="module")
 def here(tmp_path_factory):
     folder = tmp_path_factory.mktemp("here") / "run"
-    search_capacity(EXPERIMENT, folder, asked=ASKED)
+    search_capacity(EXPERIMENT, folder, options=ASKED)
     return files(folder)
 
 
 @pytest.mark.parametrize("at_once", [1, 4])
 def test_capacity_search_in_a_pool_equals_one_process(tmp_path, here, pool_of, at_once):
     with pool_of(at_once) as pool:
-        search_capacity(EXPERIMENT, tmp_path / "run", asked=ASKED, pool=pool)
+        search_capacity(EXPERIMENT, tmp_path / "run", options=ASKED, pool=pool)
     assert files(tmp_path / "run") == here
 
 
 def test_capacity_search_in_local_processes_equals_one_process(tmp_path, here):
     with LocalPool(2) as pool:
-        search_capacity(EXPERIMENT, tmp_path / "run", asked=ASKED, pool=pool)
+        search_capacity(EXPERIMENT, tmp_path / "run", options=ASKED, pool=pool)
     assert files(tmp_path / "run") == here
 
 
@@ -67,14 +67,14 @@ def test_interrupted_capacity_search_is_resumed_in_a_pool(tmp_path, here, pool_o
             raise KeyboardInterrupt
 
     with pool_of(4) as pool, pytest.raises(KeyboardInterrupt):
-        search_capacity(EXPERIMENT, tmp_path / "run", asked=ASKED, pool=pool, progress=interrupt)
+        search_capacity(EXPERIMENT, tmp_path / "run", options=ASKED, pool=pool, progress=interrupt)
     before = json.loads((tmp_path / "run" / CAPACITY_FILE).read_text())["searches"]
     known = {
         (s["search"], r["rate_rps"], r["seed"], r["requests"]) for s in before for r in s["runs"]
     }
     assert known
     with pool_of(4) as pool:
-        search_capacity(EXPERIMENT, tmp_path / "run", asked=ASKED, pool=pool, resume=True)
+        search_capacity(EXPERIMENT, tmp_path / "run", options=ASKED, pool=pool, resume=True)
         again = {(stem, *run) for _, stem, _, *run in pool.begun}
     assert files(tmp_path / "run") == here
     assert not again & known
@@ -86,10 +86,10 @@ HERE_S = "slo_bench.tuner.capacity.cells._HERE_S"
 
 @pytest.mark.parametrize("here_s", [1e9, 1e-9])
 def test_single_capacity_search_begins_in_this_process(tmp_path, pool_of, monkeypatch, here_s):
-    search_capacity(ONE, tmp_path / "alone", asked=ASKED)
+    search_capacity(ONE, tmp_path / "alone", options=ASKED)
     monkeypatch.setattr(HERE_S, here_s)
     with pool_of(4) as pool:
-        search_capacity(ONE, tmp_path / "run", asked=ASKED, pool=pool)
+        search_capacity(ONE, tmp_path / "run", options=ASKED, pool=pool)
     assert files(tmp_path / "run") == files(tmp_path / "alone")
     assert bool(pool.begun) == (here_s < 1)
 
@@ -97,7 +97,7 @@ def test_single_capacity_search_begins_in_this_process(tmp_path, pool_of, monkey
 def test_runs_of_a_level_are_begun_together(tmp_path, pool_of, monkeypatch):
     monkeypatch.setattr(HERE_S, 1e-9)
     with pool_of(4) as pool:
-        result = search_capacity(ONE, tmp_path / "run", asked=ASKED, pool=pool)
+        result = search_capacity(ONE, tmp_path / "run", options=ASKED, pool=pool)
     begun = [run[3:] for run in pool.begun]
     (row,) = result.rows()
     # More was begun than was needed only where a run turned out longer than foreseen.
@@ -115,7 +115,7 @@ def test_error_in_a_pool_process_is_raised_here(tmp_path, pool_of, monkeypatch):
 
     monkeypatch.setattr("slo_bench.tuner.capacity.cells.CellRunner.run", failing)
     with pool_of(2) as pool, pytest.raises(SloBenchError, match="lacks the trace"):
-        search_capacity(EXPERIMENT, tmp_path / "run", asked=ASKED, pool=pool)
+        search_capacity(EXPERIMENT, tmp_path / "run", options=ASKED, pool=pool)
     assert not (tmp_path / "run").exists()
 
 

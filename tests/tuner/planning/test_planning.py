@@ -419,7 +419,7 @@ def planned():
 def test_launch_script_starts_each_instance_on_its_own_gpus(tmp_path, planned):
     asked, found = planned
     plan = found.plans[0]
-    write_launch_files(tmp_path, asked, found.wanted, plan, found.prices)
+    write_launch_files(tmp_path, asked, found.load, plan, found.prices)
     fake = tmp_path / "bin" / "vllm"
     fake.parent.mkdir()
     fake.write_text('#!/bin/sh\necho "$CUDA_VISIBLE_DEVICES $*"\n')

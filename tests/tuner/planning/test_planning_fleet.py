@@ -66,7 +66,7 @@ def test_fleet_hour_has_the_fewest_instances_that_carry_it(rates, each, headroom
         ),
     )
     [one] = planned.pools
-    assert one.wanted.rate_rps == 4.0
+    assert one.load.rate_rps == 4.0
     for rate, instances in zip(rates, one.instances, strict=True):
         whole_rps = rate * (1 + headroom)
         assert instances == next(n for n in itertools.count() if n * each >= whole_rps)
@@ -133,10 +133,14 @@ def test_fleet_file_has_common_and_pool_settings(tmp_path):
     fleet = read_fleet(file, ASKED)
     assert fleet.startup_s == 60
     first, second = fleet.pools
-    assert (first.name, first.asked.model, first.asked.slo) == ("a", ("llama-3.1-70b",), ASKED.slo)
+    assert (first.name, first.experiment.model, first.experiment.slo) == (
+        "a",
+        ("llama-3.1-70b",),
+        ASKED.slo,
+    )
     assert first.rates_rps == (2.0,) * 24
-    assert (second.asked.model, max(second.rates_rps)) == (ASKED.model, 5.0)
-    assert second.asked.slo != ASKED.slo
+    assert (second.experiment.model, max(second.rates_rps)) == (ASKED.model, 5.0)
+    assert second.experiment.slo != ASKED.slo
 
 
 @pytest.mark.parametrize(

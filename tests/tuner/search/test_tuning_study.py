@@ -313,7 +313,7 @@ def test_settings_refused_by_the_search_are_found_before_any_trial(tmp_path):
 @pytest.mark.parametrize(
     ("url", "problem"),
     [
-        ("postgresql://nobody:secret@127.0.0.1:9/none", r"postgresql://nobody@127.0.0.1:9/none"),
+        ("mysql://nobody:secret@127.0.0.1:9/none", r"mysql://nobody@127.0.0.1:9/none"),
         ("no-such-database://x", "cannot be used"),
         ("missing-folder/study.journal", "there is no folder .*/missing-folder"),
         ("sqlite://", "is lost when the process ends"),

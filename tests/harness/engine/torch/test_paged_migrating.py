@@ -123,7 +123,7 @@ def test_module_policy_moves_layers_away_and_back(
         gap = moved.loads[moved.planned.source] - moved.loads[moved.planned.target]
         assert gap > rule.fall
         assert abs(moved.planned.source_load - moved.planned.target_load) < gap
-        assert moved.made
+        assert moved.completed
         json.loads(moved.line())
 
 
@@ -140,7 +140,7 @@ def test_module_policy_moves_heads_for_small_gaps(
     migrator.look()
     (moved,) = migrator.history
     assert moved.planned.module is Module.HEADS
-    assert [one.what for one in moved.made] == ["heads", "heads"]
+    assert [one.what for one in moved.completed] == ["heads", "heads"]
     assert engine.spread.helped_by(1) == {0: 1, 1: 1}
     after = migrator.loads()
     assert after[0] == pytest.approx(moved.planned.source_load)
