@@ -106,7 +106,7 @@ def check_hears(wanted: Serve, *, inside: bool, say: Callable[[str], None]) -> N
             f"{wanted.system} has {wanted.backend} as it is, and nothing in that looks at "
             "predicted lengths: leave --length-predictor out, or serve a system that decides inside"
         )
-    say_whether_it_looks(wanted.found(), say)
+    say_whether_it_looks(wanted.resolved_system(), say)
 
 
 def say_whether_it_looks(found: System, say: Callable[[str], None]) -> None:

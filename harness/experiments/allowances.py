@@ -56,11 +56,15 @@ def allowances(experiment: ExperimentSchema) -> list[Allowance]:
     """
     if experiment.backend == "openai":
         return []
-    found = []
-    for variant, of in experiment.each_variant().items():
-        for one in (_of(name, of) for name in of.systems):
-            found.append(replace(one, system=f"{one.system} ({variant})") if variant else one)
-    return found
+    rows = []
+    for variant, schema in experiment.each_variant().items():
+        for allowance in (_allowance(name, schema) for name in schema.systems):
+            rows.append(
+                replace(allowance, system=f"{allowance.system} ({variant})")
+                if variant
+                else allowance
+            )
+    return rows
 
 
 def configurations(name: str, experiment: ExperimentSchema) -> Iterator[System]:
@@ -69,7 +73,7 @@ def configurations(name: str, experiment: ExperimentSchema) -> Iterator[System]:
         yield system(name).with_parameters(**parameters)
 
 
-def _of(name: str, experiment: ExperimentSchema) -> Allowance:
+def _allowance(name: str, experiment: ExperimentSchema) -> Allowance:
     configured = list(configurations(name, experiment))
     parameters = experiment.parameters.get(name, {})
     record = experiment.tuning.get(name)
@@ -84,23 +88,27 @@ def _of(name: str, experiment: ExperimentSchema) -> Allowance:
     return Allowance(
         configured[0].name,
         _router(configured[0], experiment),
-        tuple(dict.fromkeys(one.drop_rule for one in configured)),
+        tuple(dict.fromkeys(configuration.drop_rule for configuration in configured)),
         parameters,
         chosen,
     )
 
 
-def _by_load(one: System) -> list[str]:
+def _by_load(configuration: System) -> list[str]:
     """The parameters that the system chooses by the load."""
-    if one.cluster is None or not overrides(one.cluster, "for_load"):
+    if configuration.cluster is None or not overrides(configuration.cluster, "for_load"):
         return []
-    settled = one.cluster.for_load(PhaseCapacity(1.0, 1.0), max(2, one.least_instances))
-    changed = [n for n in settled.bounds() if getattr(settled, n) != getattr(one.cluster, n)]
+    settled = configuration.cluster.for_load(
+        PhaseCapacity(1.0, 1.0), max(2, configuration.least_instances)
+    )
+    changed = [
+        n for n in settled.bounds() if getattr(settled, n) != getattr(configuration.cluster, n)
+    ]
     return [f"{name} by the load" for name in changed]
 
 
-def _router(one: System, experiment: ExperimentSchema) -> str:
-    if one.sharing is not None or one.cluster is not None:
+def _router(configuration: System, experiment: ExperimentSchema) -> str:
+    if configuration.sharing is not None or configuration.cluster is not None:
         return "its own"
     counts = (*experiment.instances, *experiment.gpus)
     several = any(count not in (None, 1) for count in counts) or any(
@@ -108,7 +116,7 @@ def _router(one: System, experiment: ExperimentSchema) -> str:
     )
     if not several:
         return "none: one instance"
-    return " | ".join(dict.fromkeys(router or one.router for router in experiment.router))
+    return " | ".join(dict.fromkeys(router or configuration.router for router in experiment.router))
 
 
 def _text(value: Parameter) -> str:

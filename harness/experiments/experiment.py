@@ -78,10 +78,10 @@ class Experiment(ExperimentSchema):
         Raises:
             UnknownNameError: there is none of that name.
         """
-        known = suites()
-        if name not in known:
-            raise UnknownNameError("suite", name, known)
-        return cls.load(known[name], **changes)
+        suite_files = suites()
+        if name not in suite_files:
+            raise UnknownNameError("suite", name, suite_files)
+        return cls.load(suite_files[name], **changes)
 
     def plan(self) -> ExperimentPlan:
         """All cells, and the experiment with nothing left open; checked, not run.
@@ -205,7 +205,7 @@ def salted(experiment: ExperimentSchema, environment: Mapping[str, object]) -> E
     return experiment.model_copy(update={"client": client})
 
 
-def backend_of(asked: ExperimentSchema, senders: Senders | None = None) -> Backend:
+def backend_of(experiment: ExperimentSchema, senders: Senders | None = None) -> Backend:
     """The backend that measures the experiment's cells; not for simulated ones.
 
     `senders` are the machines that send the load to servers that already run; None: this machine.
@@ -213,23 +213,23 @@ def backend_of(asked: ExperimentSchema, senders: Senders | None = None) -> Backe
     Raises:
         SloBenchError: settings contradict each other.
     """
-    if senders is not None and asked.backend != "openai":
+    if senders is not None and experiment.backend != "openai":
         raise SloBenchError(
             "several machines can send the load only to running servers (--base-url); "
-            f"leave --executor out with {asked.backend}"
+            f"leave --executor out with {experiment.backend}"
         )
-    asked.check_effects()
-    if asked.backend == "openai":
+    experiment.check_effects()
+    if experiment.backend == "openai":
         from .backends.attached import HttpBackend
 
-        return HttpBackend(asked.client, senders=senders)
-    if asked.backend == TORCH:
+        return HttpBackend(experiment.client, senders=senders)
+    if experiment.backend == TORCH:
         from .backends.torch_engine import TorchBackend
 
-        return TorchBackend(server=asked.server)
+        return TorchBackend(server=experiment.server)
     from .backends.launched import LaunchedBackend
 
-    return LaunchedBackend(asked.backend, asked.client, asked.server)
+    return LaunchedBackend(experiment.backend, experiment.client, experiment.server)
 
 
 @dataclass(frozen=True)
@@ -280,9 +280,9 @@ class RunResult:
         for path in (folder / f"{cell}.csv.gz", folder / f"{cell}.parquet"):
             if path.is_file():
                 return read_table(path)
-        known = {path.name.split(".csv.gz")[0] for path in (self.folder / kind).glob("*.csv.gz")}
-        known |= {path.stem for path in (self.folder / kind).glob("*.parquet")}
-        raise UnknownNameError(f"cell with {kind}", cell, known)
+        cells = {path.name.split(".csv.gz")[0] for path in (self.folder / kind).glob("*.csv.gz")}
+        cells |= {path.stem for path in (self.folder / kind).glob("*.parquet")}
+        raise UnknownNameError(f"cell with {kind}", cell, cells)
 
 
 def suites() -> dict[str, Path]:
@@ -336,12 +336,12 @@ def _prompt_salt(experiment: ExperimentSchema) -> dict[str, object]:
 
 
 def _cpu(planned: ExperimentPlan) -> dict[str, object]:
-    asked = planned.resolved
-    if asked.backend != TORCH:
+    experiment = planned.resolved
+    if experiment.backend != TORCH:
         return {}
     from .backends.torch_engine import TorchBackend
 
-    return {"cpu_threads": TorchBackend(server=asked.server).threads, "cpu_cores": cores()}
+    return {"cpu_threads": TorchBackend(server=experiment.server).threads, "cpu_cores": cores()}
 
 
 def _version(package: str) -> str | None:

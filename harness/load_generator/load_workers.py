@@ -73,8 +73,8 @@ class Offset:
 
 def offset_of(readings: Sequence[ClockReading]) -> Offset:
     """Intersect the bounds of all readings."""
-    low_s = max(one.read_s - one.answered_s for one in readings)
-    high_s = min(one.read_s - one.asked_s for one in readings)
+    low_s = max(reading.read_s - reading.answered_s for reading in readings)
+    high_s = min(reading.read_s - reading.asked_s for reading in readings)
     # Clocks that ran apart meanwhile may leave nothing between; then by how much says it.
     return Offset((low_s + high_s) / 2, abs(high_s - low_s) / 2)
 
@@ -113,8 +113,8 @@ class LoadWorkers:
         Raises:
             SloBenchError: a process cannot send.
         """
-        made = tempfile.TemporaryDirectory(prefix="slo-bench-")
-        folder = Path(self._stack.enter_context(made))
+        temporary = tempfile.TemporaryDirectory(prefix="slo-bench-")
+        folder = Path(self._stack.enter_context(temporary))
         for name, content in files.items():
             (folder / name).write_bytes(content)
         self._send = self._stack.enter_context(ready_processes(folder, shares))
@@ -179,9 +179,9 @@ class _RemoteRun:
         }
 
     def sent(self, progress: Watch | None) -> list[SendResult]:
-        found = {share: SendResult(None) for share in range(self._order.count)}
+        results = {share: SendResult(None) for share in range(self._order.count)}
         for station, shares in self._shares.items():
-            found |= {share: SendResult(None, station.machine) for share in shares}
+            results |= {share: SendResult(None, station.machine) for share in shares}
         ready = self._prepared()
         before = self._clocks(ready)
         start_s = perf_counter() + _AHEAD_S
@@ -198,11 +198,11 @@ class _RemoteRun:
             error_s = error_over(offset, after[station]) if station in after else math.inf
             for share, part in shares.items():
                 part = replace(part, start_s=start_s)
-                found[share] = SendResult(part, station.machine, offset.offset_s, error_s)
+                results[share] = SendResult(part, station.machine, offset.offset_s, error_s)
         for station, why in self._lost.items():
             for share in self._shares[station]:
-                found[share] = replace(found[share], lost_because=why)
-        return [found[share] for share in range(self._order.count)]
+                results[share] = replace(results[share], lost_because=why)
+        return [results[share] for share in range(self._order.count)]
 
     def _prepared(self) -> list[RayStation]:
         """Prepare all load workers; return those that are ready to send."""
@@ -214,7 +214,7 @@ class _RemoteRun:
             files = {**common, **order.bodies.files_of(set().union(*rows))}
             preparing[station] = station.call("prepare", files, list(shares))
         _, waiting = wait(preparing.values(), timeout=_PREPARED_S)
-        silent = [station.machine for station, one in preparing.items() if one in waiting]
+        silent = [station.machine for station, future in preparing.items() if future in waiting]
         if silent:
             raise SloBenchError(
                 f"{silent[0]} has no core free to send from, or does not answer, for "
@@ -223,15 +223,15 @@ class _RemoteRun:
         return list(self._answers(preparing))
 
     def _clocks(self, stations: Sequence[RayStation]) -> dict[RayStation, Offset]:
-        found = {}
+        offsets = {}
         for station in stations:
             try:
-                found[station] = read_offset(partial(_clock, station))
+                offsets[station] = read_offset(partial(_clock, station))
             except LoadWorkersLostError as error:
                 self._lost[station] = str(error)
             except TimeoutError:
                 self._lost[station] = f"did not tell its clock within {_CLOCK_S:g} s"
-        return found
+        return offsets
 
     def _answers(self, futures: Mapping[RayStation, Future[Any]]) -> _Answers:
         """Return the answers received from load workers that are not lost.
@@ -239,17 +239,17 @@ class _RemoteRun:
         Raises:
             SloBenchError: the error of a load worker, with the name of its machine.
         """
-        found = {}
+        answers = {}
         for station, future in futures.items():
             try:
-                found[station] = future.result(timeout=0)
+                answers[station] = future.result(timeout=0)
             except LoadWorkersLostError as error:
                 self._lost[station] = str(error)
             except TimeoutError:
                 self._lost[station] = "did not answer in time"
             except SloBenchError as error:
                 raise SloBenchError(f"{station.machine}: {error}") from error
-        return found
+        return answers
 
     def _follow(
         self,
@@ -264,9 +264,9 @@ class _RemoteRun:
             _, running = wait(begun.values(), timeout=_LOOK_EVERY_S)
             if not running:
                 return
-            asked = {s: s.call("so_far") for s, future in begun.items() if future in running}
-            wait(asked.values(), timeout=_ANSWER_S)
-            for station, answer in asked.items():
+            answers = {s: s.call("so_far") for s, future in begun.items() if future in running}
+            wait(answers.values(), timeout=_ANSWER_S)
+            for station, answer in answers.items():
                 if answer.done() and answer.exception() is None:
                     so_far[station] = answer.result()
             total = sum(so_far.values(), LoadProgress())
@@ -298,28 +298,31 @@ class RaySenders:
         self._lost: set[str] = set()
 
     def _machines(self) -> list[_Machine]:
-        found = [
+        machines = [
             _Machine(
                 node["NodeManagerAddress"], node["NodeID"], int(node["Resources"].get("CPU", 0))
             )
             for node in self._ray.nodes()
             if node["Alive"] and node["NodeID"] not in self._lost
         ]
-        return sorted((one for one in found if one.cores), key=lambda one: (one.address, one.node))
+        return sorted(
+            (machine for machine in machines if machine.cores),
+            key=lambda machine: (machine.address, machine.node),
+        )
 
     def count(self, workload: Workload) -> int:
         """Return the number of sending processes: at least one on each machine."""
         machines = self._machines()
-        most = max(1, sum(machine.cores for machine in machines))
-        return max(len(machines), processes_for(workload, most))
+        total_cores = max(1, sum(machine.cores for machine in machines))
+        return max(len(machines), processes_for(workload, total_cores))
 
     def send(self, order: SendJob, progress: Watch | None) -> list[SendResult]:
         """Send a level from the processes of all machines."""
         machines = self._machines()[: order.count]
         if not machines:
             raise SloBenchError("no machine of the Ray cluster is up")
-        own = self._ray.util.get_node_ip_address()
-        apart = [machine.address for machine in machines if machine.address != own]
+        own_address = self._ray.util.get_node_ip_address()
+        apart = [machine.address for machine in machines if machine.address != own_address]
         for endpoint in order.endpoints:
             if apart and is_loopback(endpoint.host):
                 raise SloBenchError(
@@ -338,12 +341,12 @@ class RaySenders:
 
 
 def _check_versions(stations: Sequence[RayStation]) -> None:
-    asked = {station.call("version"): station for station in stations}
-    ended, _ = wait(asked, timeout=_VERSION_S)
+    versions = {station.call("version"): station for station in stations}
+    ended, _ = wait(versions, timeout=_VERSION_S)
     for answer in ended:
         if answer.exception() is None and answer.result() != __version__:
             raise SloBenchError(
-                f"{asked[answer].machine} has slo-bench {answer.result()}, this machine "
+                f"{versions[answer].machine} has slo-bench {answer.result()}, this machine "
                 f"{__version__}; install the same everywhere"
             )
 
@@ -361,19 +364,19 @@ class RayStation:
         kind = ray.remote(num_cpus=1, max_concurrency=_CALLS, scheduling_strategy=there)
         self._actor = kind(LoadWorkers).remote()
 
-    def call(self, method: str, *given: object) -> Future[Any]:
+    def call(self, method: str, *arguments: object) -> Future[Any]:
         """Call a method there; its answer is LoadWorkersLostError if the machine is gone."""
         future: Future[Any] = Future()
-        answer = getattr(self._actor, method).remote(*given)
+        answer = getattr(self._actor, method).remote(*arguments)
         answer.future().add_done_callback(lambda done: self._tell(done, future))
         return future
 
     def _tell(self, done: Future[Any], future: Future[Any]) -> None:
         error = done.exception()
-        known = self._ray.exceptions
+        ray_errors = self._ray.exceptions
         if error is None:
             future.set_result(done.result())
-        elif isinstance(error, known.RayTaskError):
+        elif isinstance(error, ray_errors.RayTaskError):
             cause = error.cause
             future.set_exception(
                 SloBenchError(str(cause)) if isinstance(cause, SloBenchError) else error

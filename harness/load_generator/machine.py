@@ -32,9 +32,9 @@ def core_share() -> CoreShare:
     """Leave one core of eight to the load generator, at least one, and the others to servers."""
     if sys.platform != "linux" or cores() < 2:
         return CoreShare()
-    found = sorted(os.sched_getaffinity(0))
-    own = max(1, len(found) // _CORES_PER_CLIENT_CORE)
-    return CoreShare(tuple(found[:-own]), tuple(found[-own:]))
+    core_ids = sorted(os.sched_getaffinity(0))
+    n_client_cores = max(1, len(core_ids) // _CORES_PER_CLIENT_CORE)
+    return CoreShare(tuple(core_ids[:-n_client_cores]), tuple(core_ids[-n_client_cores:]))
 
 
 @contextlib.contextmanager

@@ -62,10 +62,10 @@ class MetricsSource:
         Raises:
             SloBenchError: it does not answer, or its answer cannot be read.
         """
-        found = read_text(self._get("/metrics") or "", time_s, self._only)
-        if found is None:
+        metrics = read_text(self._get("/metrics") or "", time_s, self._only)
+        if metrics is None:
             raise self._none()
-        return found
+        return metrics
 
     def history(self, duration_s: float, interval_s: float) -> Iterator[MetricsSnapshot]:
         """What the Prometheus server has of the last `duration_s` seconds, oldest first.
@@ -79,24 +79,27 @@ class MetricsSource:
                 "longer --interval"
             )
         query = f"query={quote(_SERIES)}&start={self._now_s - duration_s}&end={self._now_s}"
-        found = self._prometheus(f"/api/v1/query_range?{query}&step={interval_s}")
-        at: dict[float, list[tuple[str, Mapping[str, str], float]]] = {}
+        response = self._prometheus(f"/api/v1/query_range?{query}&step={interval_s}")
+        samples_by_time: dict[float, list[tuple[str, Mapping[str, str], float]]] = {}
         try:
-            for series in found["result"]:
+            for series in response["result"]:
                 labels = {str(k): str(v) for k, v in series["metric"].items()}
                 for time_s, value in series["values"]:
-                    at.setdefault(float(time_s), []).append(
+                    samples_by_time.setdefault(float(time_s), []).append(
                         (labels["__name__"], labels, float(value))
                     )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise SloBenchError(
                 f"the answer of {self._endpoint.url} is none of Prometheus: {error!r:.80}"
             ) from None
-        shots = [snapshot(at[time_s], time_s, self._only) for time_s in sorted(at)]
-        known = [one for one in shots if one is not None]
-        if not known:
+        shots = [
+            snapshot(samples_by_time[time_s], time_s, self._only)
+            for time_s in sorted(samples_by_time)
+        ]
+        snapshots = [shot for shot in shots if shot is not None]
+        if not snapshots:
             raise self._none()
-        yield from known
+        yield from snapshots
 
     def _none(self) -> SloBenchError:
         chosen = "".join(f" with {label}={value}" for label, value in self._only.items())
@@ -129,12 +132,12 @@ class MetricsSource:
         """`data` of an answer of Prometheus' HTTP API; of a scalar its (time, value)."""
         text = self._get(path, needed=needed)
         try:
-            found = None if text is None else parse_json(text)
+            response = None if text is None else parse_json(text)
         except ValueError:
-            found = None
-        if not isinstance(found, dict) or not isinstance(found.get("data"), dict):
+            response = None
+        if not isinstance(response, dict) or not isinstance(response.get("data"), dict):
             if not needed:
                 return None
             raise SloBenchError(f"the answer of {self._endpoint.url} is none of Prometheus")
-        data = found["data"]
+        data = response["data"]
         return data.get("result") if data.get("resultType") == "scalar" else data

@@ -60,8 +60,8 @@ class ServerLoadMeter:
             if name == "vllm:prompt_tokens_by_source_total" and _COMPUTED in labels:
                 computed = (computed or 0.0) + float(value)
             elif name == "vllm:cache_config_info":
-                known = labels_of(labels)
-                sizes = known.get("num_gpu_blocks", ""), known.get("block_size", "")
+                config_labels = labels_of(labels)
+                sizes = config_labels.get("num_gpu_blocks", ""), config_labels.get("block_size", "")
                 if all(size.isdecimal() for size in sizes):
                     self.kv_tokens = int(sizes[0]) * int(sizes[1])
         if "sglang:max_total_num_tokens" in sums:
@@ -71,12 +71,17 @@ class ServerLoadMeter:
         self._moved(now_s, prompts, _first(sums, _ANSWERS))
 
     def _moved(self, now_s: float, prompts: float, answers: float) -> None:
-        seen, self._seen = self._seen, (now_s, prompts, answers)
-        if seen is None or now_s <= seen[0] or prompts < seen[1] or answers < seen[2]:
+        previous, self._seen = self._seen, (now_s, prompts, answers)
+        if (
+            previous is None
+            or now_s <= previous[0]
+            or prompts < previous[1]
+            or answers < previous[2]
+        ):
             return  # the first look, or the server has begun anew
-        span_s = now_s - seen[0]
-        self.answer_tokens_per_s = (answers - seen[2]) / span_s
-        speed = (prompts - seen[1]) / span_s + self.answer_tokens_per_s
+        span_s = now_s - previous[0]
+        self.answer_tokens_per_s = (answers - previous[2]) / span_s
+        speed = (prompts - previous[1]) / span_s + self.answer_tokens_per_s
         self._fastest.tokens_per_s = max(self._fastest.tokens_per_s, speed)
 
 

@@ -64,8 +64,8 @@ class HttpResult:
 
     def faults(self) -> dict[RequestFault, int]:
         """Number of requests by fault."""
-        found = Counter(self.columns.fault.tolist())
-        return {fault: found[k] for k, fault in enumerate(FAULTS) if k in found and fault}
+        counts = Counter(self.columns.fault.tolist())
+        return {fault: counts[k] for k, fault in enumerate(FAULTS) if k in counts and fault}
 
     @property
     def fault_detail(self) -> str | None:
@@ -148,14 +148,14 @@ def measure(
 def _joined(
     workload: Workload, sent: Sequence[SendResult], options: HttpOptions, ended_early: bool
 ) -> HttpResult:
-    parts = [one.part for one in sent if one.part is not None]
+    parts = [sender.part for sender in sent if sender.part is not None]
     if not parts:
-        known = dict.fromkeys(
-            f"{one.machine}: {one.lost_because}" for one in sent if one.lost_because
+        reasons = dict.fromkeys(
+            f"{sender.machine}: {sender.lost_because}" for sender in sent if sender.lost_because
         )
         raise SloBenchError(
             "every process that sent has died, and nothing is known of the level; use fewer "
-            f"--processes if memory or cores are short{''.join(f' ({one})' for one in known)}"
+            f"--processes if memory or cores are short{''.join(f' ({why})' for why in reasons)}"
         )
     clients = clients_of(workload, sent)
     columns = joined_columns(parts, len(workload))
@@ -164,7 +164,9 @@ def _joined(
     details = {row: text for part in parts for row, text in part.details.items()}
     died = any(client.died for client in clients)
     unserved = None if died else unserved_because(columns, details, ended_early=ended_early)
-    timeline = replace(_timeline(columns), timeseries=tuple(t for part in parts for t in part.told))
+    timeline = replace(
+        _timeline(columns), timeseries=tuple(t for part in parts for t in part.length_drift)
+    )
     return HttpResult(
         result=Result(_records(columns), gaps, timeline, _totals(columns, gaps)),
         columns=columns,
@@ -272,8 +274,8 @@ class Client:
 def clients_of(workload: Workload, sent: Sequence[SendResult]) -> tuple[Client, ...]:
     """Return the timing statistics of each sending process, in order of their shares."""
     return tuple(
-        _client(one, len(rows_of(workload, Share(index, len(sent)))))
-        for index, one in enumerate(sent)
+        _client(sender, len(rows_of(workload, Share(index, len(sent)))))
+        for index, sender in enumerate(sent)
     )
 
 

@@ -55,7 +55,7 @@ _BUSY_SHARE = 0.5  # of a core; above it, timestamps are delayed by other work
 
 # Sends shares: start time, time limit, callback with what is known so far (True ends the level).
 SendShares = Callable[[float, float, Callable[[LoadProgress], bool]], dict[int, SenderResult]]
-_Said = queue.SimpleQueue[tuple[int, dict[str, Any] | None]]
+_Messages = queue.SimpleQueue[tuple[int, dict[str, Any] | None]]
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def rows_elsewhere(workload: Workload, share: Share) -> NDArray[np.int64]:
     for row in np.flatnonzero(workload.follows >= 0).tolist():
         root[row] = root[workload.follows[row]]  # the earlier request of a session comes first
     for row, others in enumerate(workload.joins or ()):
-        for other in (one for one in others if root[one] != root[row]):
+        for other in (joined_row for joined_row in others if root[joined_row] != root[row]):
             root[root == root[other]] = root[row]
     return np.flatnonzero(root % share.count != share.index)
 
@@ -89,9 +89,9 @@ def rows_of(workload: Workload, share: Share) -> set[int]:
     return set(range(len(workload))).difference(rows_elsewhere(workload, share).tolist())
 
 
-def processes_for(workload: Workload, most: int | None = None) -> int:
-    """Return the number of processes needed to send the workload on time, at most `most` (the
-    number of cores).
+def processes_for(workload: Workload, max_processes: int | None = None) -> int:
+    """Return the number of processes needed to send the workload on time, at most
+    `max_processes` (the number of cores).
 
     In a closed loop the rate is not known beforehand: one process.
     """
@@ -101,7 +101,7 @@ def processes_for(workload: Workload, most: int | None = None) -> int:
     if work_s < _LITTLE_WORK_S:
         return 1
     busy_cores = work_s / workload.span_s
-    return max(1, min(math.ceil(busy_cores / _BUSY_SHARE), most or cores()))
+    return max(1, min(math.ceil(busy_cores / _BUSY_SHARE), max_processes or cores()))
 
 
 def time_limit_of(workload: Workload, options: HttpOptions) -> float:
@@ -189,12 +189,12 @@ def send_share(
 
     `start_s` is called when all is ready, and returns the workload's time zero by `perf_counter`.
     """
-    own, options, endpoints = share.of(job.workload), job.options, job.endpoints
-    arrivals = Arrivals(own, skip=rows_elsewhere(job.workload, share))
+    share_workload, options, endpoints = share.of(job.workload), job.options, job.endpoints
+    arrivals = Arrivals(share_workload, skip=rows_elsewhere(job.workload, share))
     servers = RoutedServers(len(endpoints), router_by_name(job.router), share.index)
-    requests = WireRequests(own, endpoints, options, job.bodies)
-    lengths = prompt_lengths(own, options) if options.length_predictor else None
-    watched = None if progress is None else (LoadWatch(own), progress)
+    requests = WireRequests(share_workload, endpoints, options, job.bodies)
+    lengths = prompt_lengths(share_workload, options) if options.length_predictor else None
+    watched = None if progress is None else (LoadWatch(share_workload), progress)
     driver = Driver(
         arrivals, servers, requests, endpoints, options, job.time_limit_s, watched, lengths
     )
@@ -210,7 +210,7 @@ def send_share(
         save_token_times=options.save_token_times,
     )
     if lengths is not None:
-        part.told = lengths.drift(part.start_s)
+        part.length_drift = lengths.drift(part.start_s)
     return part
 
 
@@ -243,18 +243,18 @@ def ready_processes(folder: Path, shares: Sequence[int]) -> Iterator[SendShares]
 
     `folder` holds the files of a `SendJob` and the bodies. The function that the block gets sends
     from `start_s` on, for at most `time_s` seconds, and returns the results of the shares whose
-    processes did not die; `told` is called with what is known so far, and ends the level by True.
+    processes did not die; `report` is called with the progress so far, and ends the level by True.
 
     Raises:
         SloBenchError: one of the processes cannot send.
     """
-    said: _Said = queue.SimpleQueue()
+    messages: _Messages = queue.SimpleQueue()
 
     def hear(share: int, message: dict[str, Any] | None) -> None:
-        said.put((share, message))
+        messages.put((share, message))
 
     def send(
-        start_s: float, time_s: float, told: Callable[[LoadProgress], bool]
+        start_s: float, time_s: float, report: Callable[[LoadProgress], bool]
     ) -> dict[int, SenderResult]:
         for child in children:
             child.send(start_s)
@@ -262,7 +262,7 @@ def ready_processes(folder: Path, shares: Sequence[int]) -> Iterator[SendShares]
         so_far = dict.fromkeys(shares, LoadProgress())
         left, done = set(shares), set()
         while left:
-            share, message = _next(said, until_s)
+            share, message = _next(messages, until_s)
             if message is not None and "so_far" in message:
                 so_far[share] = LoadProgress(**message["so_far"])
             else:
@@ -270,7 +270,7 @@ def ready_processes(folder: Path, shares: Sequence[int]) -> Iterator[SendShares]
                 so_far[share] = dataclasses.replace(so_far[share], in_flight=0)
                 if message is not None:
                     done.add(share)
-            if told(sum(so_far.values(), LoadProgress())):
+            if report(sum(so_far.values(), LoadProgress())):
                 for child in children:
                     child.send(_STOP)
         return {
@@ -285,7 +285,7 @@ def ready_processes(folder: Path, shares: Sequence[int]) -> Iterator[SendShares]
             child.listen(partial(hear, share))
         until_s = perf_counter() + _READY_S
         for _ in children:
-            _, message = _next(said, until_s)
+            _, message = _next(messages, until_s)
             if message is None:
                 raise SloBenchError("a sending process died; its error is printed above")
         yield send
@@ -300,10 +300,10 @@ def _part_of(folder: Path, share: int) -> Path:
     return folder / f"part-{share}.pickle"
 
 
-def _next(said: _Said, until_s: float) -> tuple[int, dict[str, Any] | None]:
+def _next(messages: _Messages, until_s: float) -> tuple[int, dict[str, Any] | None]:
     """Return the next message and its process; None if the process died."""
     try:
-        index, message = said.get(timeout=max(0.0, until_s - perf_counter()))
+        index, message = messages.get(timeout=max(0.0, until_s - perf_counter()))
     except queue.Empty:
         raise SloBenchError("a sending process says nothing more; all were stopped") from None
     if message is not None and "error" in message:

@@ -62,11 +62,11 @@ def labels_of(text: str) -> dict[str, str]:
 
 def totals(text: str) -> dict[str, float]:
     """The samples by name, those with several labels added up."""
-    found: dict[str, float] = {}
+    sums: dict[str, float] = {}
     for name, _, value in samples(text):
         with contextlib.suppress(ValueError):
-            found[name] = found.get(name, 0.0) + float(value)
-    return found
+            sums[name] = sums.get(name, 0.0) + float(value)
+    return sums
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,8 @@ class HistogramCounts:
     buckets: tuple[tuple[float, float], ...] = ()
 
     def __sub__(self, before: HistogramCounts) -> HistogramCounts:
-        known = dict(before.buckets)
-        buckets = tuple((le, n - known.get(le, 0.0)) for le, n in self.buckets)
+        counts_before = dict(before.buckets)
+        buckets = tuple((le, n - counts_before.get(le, 0.0)) for le, n in self.buckets)
         return HistogramCounts(self.total - before.total, self.count - before.count, buckets)
 
 
@@ -110,7 +110,9 @@ class MetricsSnapshot:
 
 
 def snapshot(
-    found: Iterable[tuple[str, Mapping[str, str], float]], time_s: float, only: Mapping[str, str]
+    metric_samples: Iterable[tuple[str, Mapping[str, str], float]],
+    time_s: float,
+    only: Mapping[str, str],
 ) -> MetricsSnapshot | None:
     """One server's snapshot of samples (name, labels, value); None: they have no metrics of one.
 
@@ -121,8 +123,8 @@ def snapshot(
     """
     chosen = [
         (name, labels, value)
-        for name, labels, value in found
-        if all(labels.get(label) == wanted for label, wanted in only.items())
+        for name, labels, value in metric_samples
+        if all(labels.get(label) == required for label, required in only.items())
         and labels.get("tp_rank", "0") == labels.get("pp_rank", "0") == "0"  # each says the same
     ]
     used = [labels for name, labels, _ in chosen if _bare(name) in GAUGES["running"]]
@@ -142,9 +144,9 @@ def snapshot(
     for name, labels, value in chosen:
         bare = _bare(name)
         if "le" in labels:
-            known = buckets.setdefault(bare.removesuffix("_bucket"), {})
+            bucket_counts = buckets.setdefault(bare.removesuffix("_bucket"), {})
             bound = _number(labels["le"], f"bound of {name}")
-            known[bound] = known.get(bound, 0.0) + value
+            bucket_counts[bound] = bucket_counts.get(bound, 0.0) + value
         elif bare in KV_USAGE:
             shares.setdefault(bare, []).append(value)
         elif bare == "cache_config_info":
@@ -157,21 +159,21 @@ def snapshot(
         kv_tokens = int(sums["max_total_num_tokens"])
         block_size = int(sums.get("page_size", 1))
     figures = {
-        name: sums[one]
+        name: sums[metric]
         for name, names in (GAUGES | COUNTERS).items()
-        for one in names
-        if one in sums
+        for metric in names
+        if metric in sums
     }
     histograms = {}
     for name, names in HISTOGRAMS.items():
-        for one in names:
-            if f"{one}_count" in sums and name not in histograms:
+        for metric in names:
+            if f"{metric}_count" in sums and name not in histograms:
                 histograms[name] = HistogramCounts(
-                    sums.get(f"{one}_sum", math.nan),
-                    sums[f"{one}_count"],
-                    tuple(sorted(buckets.get(one, {}).items())),
+                    sums.get(f"{metric}_sum", math.nan),
+                    sums[f"{metric}_count"],
+                    tuple(sorted(buckets.get(metric, {}).items())),
                 )
-    usage = next((shares[one] for one in KV_USAGE if one in shares), None)
+    usage = next((shares[metric] for metric in KV_USAGE if metric in shares), None)
     engine = next(name.partition(":")[0] for name, _, _ in chosen if _bare(name) in _RUNNING)
     return MetricsSnapshot(
         time_s=time_s,
@@ -198,14 +200,14 @@ def read_text(text: str, time_s: float, only: Mapping[str, str]) -> MetricsSnaps
     Raises:
         SloBenchError: a value is no number, or the metrics are of several models.
     """
-    found = []
+    metric_samples = []
     for name, labels, value in samples(text):
-        found.append((name, labels_of(labels), _number(value, f"value of {name}")))
-    return snapshot(found, time_s, only)
+        metric_samples.append((name, labels_of(labels), _number(value, f"value of {name}")))
+    return snapshot(metric_samples, time_s, only)
 
 
-def _number(text: str, what: str) -> float:
+def _number(text: str, description: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise SloBenchError(f"the {what} is no number but {text!r:.40}") from None
+        raise SloBenchError(f"the {description} is no number but {text!r:.40}") from None

@@ -31,12 +31,14 @@ class CacheCounters:
     @classmethod
     def read(cls, pages: Iterable[str]) -> CacheCounters:
         """Read one page of metrics for each server."""
-        sums = [totals(page) for page in pages]
+        page_totals = [totals(page) for page in pages]
 
         def total(names: Iterable[str]) -> float | None:
-            counts = [next((page[name] for name in names if name in page), None) for page in sums]
-            known = [count for count in counts if count is not None]
-            return sum(known) if known else None
+            counts = [
+                next((page[name] for name in names if name in page), None) for page in page_totals
+            ]
+            reported = [count for count in counts if count is not None]
+            return sum(reported) if reported else None
 
         return cls(total(CACHED_TOKENS), total(LOOKED_UP_TOKENS))
 
@@ -55,13 +57,13 @@ class CacheCounters:
 def given_prompts(workload: Workload, options: HttpOptions) -> NDArray[np.bool_]:
     """Which requests have a prompt of their own (text, messages), the same in every run."""
     fields = (*PROMPT_FIELDS, "input")
-    given = np.full(len(workload), any(name in options.body for name in fields))
+    has_prompt = np.full(len(workload), any(name in options.body for name in fields))
     if workload.texts is not None:
-        given |= np.array([text is not None for text in workload.texts])
+        has_prompt |= np.array([text is not None for text in workload.texts])
     if workload.bodies is not None:
-        given |= np.array([body is not None and any(f in body for f in fields)
+        has_prompt |= np.array([body is not None and any(f in body for f in fields)
                            for body in workload.bodies])  # fmt: skip
-    return given
+    return has_prompt
 
 
 def shared_tokens(workload: Workload, options: HttpOptions) -> Ints:
@@ -100,9 +102,9 @@ def warm_cache_share(
     alike = np.maximum(0, prompts - workload.prompt_tokens)
     if options.prompt_format is PromptFormat.TEXT:
         alike += _ALIKE_WORDS
-    known = (columns.cached_tokens >= 0) & (theirs > 0)
-    if known.any():
-        excess = np.maximum(0, columns.cached_tokens - shared - alike)[known].sum()
+    reported = (columns.cached_tokens >= 0) & (theirs > 0)
+    if reported.any():
+        excess = np.maximum(0, columns.cached_tokens - shared - alike)[reported].sum()
         return float(excess / prompts[theirs > 0].sum())  # some servers leave out a count of 0
     sent = np.isfinite(columns.sent_s)
     if not sent.any() or shared.any() or counters.cached_tokens is None:

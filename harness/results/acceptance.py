@@ -41,19 +41,19 @@ def speculation_counts(metrics: str) -> Counter[str]:
     `server_sequence_steps` are the steps of all decoding sequences: output tokens without first and
     accepted ones. Tokens accepted behind the end of an answer make it a little too small.
     """
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for name, labels, value in samples(metrics):
         position = _POSITION.search(labels)
         if name in _NAMES:
-            found[_NAMES[name]] += round(float(value))
+            counts[_NAMES[name]] += round(float(value))
         elif name == f"{_COUNTER}accepted_tokens_per_pos_total" and position:
-            found[f"{_AT}{int(position[1]) + 1}"] += round(float(value))
+            counts[f"{_AT}{int(position[1]) + 1}"] += round(float(value))
         elif name in (_OUTPUT, _FIRST):
-            found[_STEPS] += round(float(value)) * (1 if name == _OUTPUT else -1)
-    if _DRAFTS not in found:
+            counts[_STEPS] += round(float(value)) * (1 if name == _OUTPUT else -1)
+    if _DRAFTS not in counts:
         return Counter()
-    found[_STEPS] -= found[_ACCEPTED]
-    return found
+    counts[_STEPS] -= counts[_ACCEPTED]
+    return counts
 
 
 def speculation_figures(before: Iterable[str], after: Iterable[str]) -> Mapping[str, Value]:
@@ -72,46 +72,46 @@ def speculation_figures(before: Iterable[str], after: Iterable[str]) -> Mapping[
     return {**grown, _RATE: grown[_ACCEPTED] / proposed if proposed else None}
 
 
-def with_acceptance(asked: Speculation) -> Speculation:
+def with_acceptance(speculation: Speculation) -> Speculation:
     """The same with the acceptance that its `source` holds: the run folder of a real server (the
     cells with its method where the run had several), a server's log, or the text of its `/metrics`.
 
     Raises:
         FileFormatError: the source cannot be read, or nothing was proposed in it.
     """
-    if asked.source is None:
-        return asked
-    path = Path(asked.source)
+    if speculation.source is None:
+        return speculation
+    path = Path(speculation.source)
     table = path / "cells.csv"
     if path.is_dir():
         counts: Counter[str] = Counter()
-        for row in _rows_of(asked, table):
+        for row in _rows_of(speculation, table):
             counts.update({k: v for k, v in row.items() if isinstance(v, int) and _counted(k)})
-        return _from_counts(asked, table, counts)
+        return _from_counts(speculation, table, counts)
     try:
         text = path.read_text("utf-8")
     except (OSError, UnicodeError) as error:
         raise FileFormatError(path, None, f"cannot be read: {error}") from error
     if logged := _LOGGED.findall(text):
-        return _from_log(asked, path, logged)
-    return _from_counts(asked, path, speculation_counts(text))
+        return _from_log(speculation, path, logged)
+    return _from_counts(speculation, path, speculation_counts(text))
 
 
-def _rows_of(asked: Speculation, table: Path) -> list[Row]:
+def _rows_of(speculation: Speculation, table: Path) -> list[Row]:
     """All cells, or those with the method asked for where a run had several."""
     rows = read_rows(table)
     ran = [parse_speculation(str(row.get("speculation") or OFF)) for row in rows]
-    methods = sorted({one.method for one in ran if one is not None})
+    methods = sorted({method_run.method for method_run in ran if method_run is not None})
     if len(methods) < 2:
         return rows
-    if asked.method not in methods:
+    if speculation.method not in methods:
         raise FileFormatError(
-            table, None, f"has cells with {', '.join(methods)} but none with {asked.method}"
+            table, None, f"has cells with {', '.join(methods)} but none with {speculation.method}"
         )
     return [
         row
-        for row, one in zip(rows, ran, strict=True)
-        if one is not None and one.method == asked.method
+        for row, method_run in zip(rows, ran, strict=True)
+        if method_run is not None and method_run.method == speculation.method
     ]
 
 
@@ -119,15 +119,17 @@ def _counted(column: str) -> bool:
     return column in (_DRAFTS, _STEPS) or column.removeprefix(_AT).isdecimal()
 
 
-def _from_counts(asked: Speculation, path: Path, counts: Counter[str]) -> Speculation:
+def _from_counts(speculation: Speculation, path: Path, counts: Counter[str]) -> Speculation:
     reached = [counts[_DRAFTS]]
     while reached[-1] > 0 and f"{_AT}{len(reached)}" in counts:
         reached.append(counts[f"{_AT}{len(reached)}"])
     drafted = min(1.0, counts[_DRAFTS] / counts[_STEPS]) if counts[_STEPS] > 0 else 1.0
-    return _settled(asked, path, reached, drafted)
+    return _settled(speculation, path, reached, drafted)
 
 
-def _from_log(asked: Speculation, path: Path, logged: Iterable[tuple[str, str]]) -> Speculation:
+def _from_log(
+    speculation: Speculation, path: Path, logged: Iterable[tuple[str, str]]
+) -> Speculation:
     """Each line weighs as its proposed tokens; how many steps had proposals is not logged."""
     reached = [0.0]
     for proposed, rates in logged:
@@ -135,11 +137,11 @@ def _from_log(asked: Speculation, path: Path, logged: Iterable[tuple[str, str]])
         reached += [0.0] * (len(shares) + 1 - len(reached))
         for position, share in enumerate((1.0, *shares)):
             reached[position] += int(proposed) * share
-    return _settled(asked, path, reached, 1.0)
+    return _settled(speculation, path, reached, 1.0)
 
 
 def _settled(
-    asked: Speculation, path: Path, reached: list[int] | list[float], drafted: float
+    speculation: Speculation, path: Path, reached: list[int] | list[float], drafted: float
 ) -> Speculation:
     """With the drafts that reach each position, all of them first."""
     if len(reached) < 2 or not reached[0]:
@@ -147,4 +149,4 @@ def _settled(
             path, None, "has no counts of speculation; run a real vLLM with speculation=ngram:4"
         )
     shares = [round(after / before, 4) for before, after in pairwise(reached) if before > 0]
-    return replace(asked, acceptance=tuple(shares), drafted=round(drafted, 4), source=None)
+    return replace(speculation, acceptance=tuple(shares), drafted=round(drafted, 4), source=None)

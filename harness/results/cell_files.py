@@ -275,14 +275,17 @@ def _timeseries_columns(rows: Sequence[TimeseriesRow]) -> dict[str, Column]:
 
 def choice_of(names: Sequence[str]) -> Choice:
     """The column of these names, one for each row."""
-    place = {name: at for at, name in enumerate(dict.fromkeys(names))}
+    place = {name: position for position, name in enumerate(dict.fromkeys(names))}
     return Choice(np.array([place[name] for name in names]), list(place))
 
 
 def write_mispredictions(folder: Path, cell: str, queued: Sequence[Misprediction]) -> None:
     """Write the requests of one cell with mispredicted lengths, if there are any."""
     if queued:
-        lines = (json.dumps(dataclasses.asdict(one)).encode() + b"\n" for one in queued)
+        lines = (
+            json.dumps(dataclasses.asdict(misprediction)).encode() + b"\n"
+            for misprediction in queued
+        )
         write_whole(folder / "mispredictions" / f"{cell}.jsonl", lines)
 
 

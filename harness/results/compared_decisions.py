@@ -35,13 +35,13 @@ def read_decisions(folder: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
     try:
-        found = parse_json(path.read_text("utf-8"))
+        levels = parse_json(path.read_text("utf-8"))
         names = {"cell", "requests", "server", "simulated", "alike", "differing", "note"}
-        if not all(names <= set(level) for level in found):
+        if not all(names <= set(level) for level in levels):
             raise ValueError("a level lacks some of " + ", ".join(sorted(names)))
     except (OSError, ValueError, TypeError) as error:
         raise FileFormatError(path, None, f"cannot be read: {error}") from error
-    return list(found)
+    return list(levels)
 
 
 def decisions_on(folder: Path, cell: str, request: int) -> dict[str, dict[str, int | str]]:
@@ -57,12 +57,12 @@ def decisions_on(folder: Path, cell: str, request: int) -> dict[str, dict[str, i
     rows = table[table["id"] == request]
     if rows.empty:
         return {}
-    found = rows.iloc[0]
+    decision = rows.iloc[0]
     return {
         side: {
-            name: (str(found[f"{side}_{name}"]) if found[f"{side}_{name}"] in AWAY else "")
+            name: (str(decision[f"{side}_{name}"]) if decision[f"{side}_{name}"] in AWAY else "")
             if name == "away"
-            else int(found[f"{side}_{name}"])
+            else int(decision[f"{side}_{name}"])
             for name in ("entered", *ASPECTS)
         }
         for side in SIDES

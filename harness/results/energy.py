@@ -51,8 +51,8 @@ def unit_costs(row: Mapping[str, Any]) -> dict[str, float]:
     for unit, column, factor in (("joules", "gpu_power_mean_w", 1.0), ("usd", _PRICE, 1 / 3600)):
         per_s = row[column]
         per_s = math.nan if per_s is None else per_s * factor
-        for what, rate in (("output_token", tokens_per_s), ("slo_request", met_per_s)):
-            costs[f"{unit}_per_{what}"] = per_s / rate if rate > 0 else math.nan
+        for denominator, rate in (("output_token", tokens_per_s), ("slo_request", met_per_s)):
+            costs[f"{unit}_per_{denominator}"] = per_s / rate if rate > 0 else math.nan
     return costs
 
 

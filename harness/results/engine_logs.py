@@ -293,10 +293,10 @@ def _from_run_folder(path: Path, cell: str | None) -> RealLog:
     if chosen not in rows:
         raise SloBenchError(f"{path} has no cell {chosen!r}; it has {', '.join(rows)}")
     check_files(path, chosen, rows[chosen].get(CHECKSUMS))
-    found = read_cell(path, chosen)
+    log = read_cell(path, chosen)
     if meta_path(path, chosen).is_file():
-        return found
-    return dataclasses.replace(found, engine=_settings_of_row(rows[chosen]))
+        return log
+    return dataclasses.replace(log, engine=_settings_of_row(rows[chosen]))
 
 
 def _settings_of_row(row: Mapping[str, Any]) -> EngineSettings:
@@ -340,11 +340,11 @@ def _read_requests(path: Path) -> dict[str, Sequence[Any]]:
 def _from_columns(
     path: Path, columns: Mapping[str, Sequence[Any]], settings: EngineSettings
 ) -> RealLog:
-    found = {field: _column(path, columns, field) for field in _NAMES}
-    found["arrival"] = found["queued"] if found["arrival"] is None else found["arrival"]
-    found["queued"] = found["arrival"] if found["queued"] is None else found["queued"]
+    fields = {field: _column(path, columns, field) for field in _NAMES}
+    fields["arrival"] = fields["queued"] if fields["arrival"] is None else fields["arrival"]
+    fields["queued"] = fields["arrival"] if fields["queued"] is None else fields["queued"]
     there: dict[str, Floats] = {}
-    for field, column in found.items():
+    for field, column in fields.items():
         if column is None:
             names = _NAMES[field]
             if field in ("arrival", "queued"):
@@ -357,13 +357,13 @@ def _from_columns(
         there[field] for field in ("arrival", "queued", "prompt", "output", "first", "last")
     )
     cached = _floats(path, "cached_tokens", columns.get("cached_tokens", ()))
-    known = np.isfinite(np.stack([arrival, begin, prompt, output, first, last])).all(axis=0)
-    known &= (prompt >= 1) & (output >= 1) & (prompt <= 2**53) & (output <= 2**53)
-    if not known.any():
+    complete = np.isfinite(np.stack([arrival, begin, prompt, output, first, last])).all(axis=0)
+    complete &= (prompt >= 1) & (output >= 1) & (prompt <= 2**53) & (output <= 2**53)
+    if not complete.any():
         raise FileFormatError(path, None, "has no request with a first and a last token")
-    unfinished = int((~known).sum())
+    unfinished = int((~complete).sum())
     arrival, begin, prompt, output, first, last = (
-        column[known] for column in (arrival, begin, prompt, output, first, last)
+        column[complete] for column in (arrival, begin, prompt, output, first, last)
     )
     # Clients and engines stamp by clocks of their own; the quickest hand-over took no time.
     arrival = np.minimum(begin, arrival + (begin - arrival).min())
@@ -379,7 +379,7 @@ def _from_columns(
         )
     order = np.argsort(arrival, kind="stable")
     zero = arrival[order[0]]
-    rows = np.flatnonzero(known)[order]
+    rows = np.flatnonzero(complete)[order]
     ids = columns.get("request_id")
     if ids is not None:
         ids = [ids[row] for row in rows]

@@ -13,14 +13,14 @@ from ..core.records import Outcome, Records, Result
 
 def overtook(records: Records) -> NDArray[np.bool_]:
     """Which requests began before one that had come to the same instance earlier."""
-    found = np.zeros(len(records), dtype=np.bool_)
+    overtaking = np.zeros(len(records), dtype=np.bool_)
     began = np.flatnonzero(np.isfinite(records.first_scheduled_s))
     for instance in np.unique(records.instance[began]):
         here = began[records.instance[began] == instance]
         here = here[np.argsort(records.queued_s[here], kind="stable")]
         latest_s = np.maximum.accumulate(records.first_scheduled_s[here])
-        found[here] = latest_s > records.first_scheduled_s[here]
-    return found
+        overtaking[here] = latest_s > records.first_scheduled_s[here]
+    return overtaking
 
 
 _FROM_RECORDS: Mapping[str, Callable[[Result], int]] = {

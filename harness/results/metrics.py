@@ -41,18 +41,20 @@ class LatencySummary:
     p90_s: float
     p99_s: float
 
-    def columns(self, name: str, of: Sequence[str]) -> dict[str, float]:
-        """The values `of` it (p50, p90, p99, mean) as columns of a row."""
-        return {f"{name}_{one}_s": getattr(self, f"{one}_s") for one in of}
+    def columns(self, name: str, statistics: Sequence[str]) -> dict[str, float]:
+        """`statistics` (p50, p90, p99, mean) as columns of a row."""
+        return {
+            f"{name}_{statistic}_s": getattr(self, f"{statistic}_s") for statistic in statistics
+        }
 
 
 def summarise(seconds: Floats) -> LatencySummary:
     """Quantiles by linear interpolation, as numpy's and pandas' default, NaN left out."""
-    known = seconds[np.isfinite(seconds)]
-    if not len(known):
+    finite_s = seconds[np.isfinite(seconds)]
+    if not len(finite_s):
         return LatencySummary(NOT_A_NUMBER, NOT_A_NUMBER, NOT_A_NUMBER, NOT_A_NUMBER)
-    p50, p90, p99 = np.quantile(known, (0.5, 0.9, 0.99))
-    return LatencySummary(float(known.mean()), float(p50), float(p90), float(p99))
+    p50, p90, p99 = np.quantile(finite_s, (0.5, 0.9, 0.99))
+    return LatencySummary(float(finite_s.mean()), float(p50), float(p90), float(p99))
 
 
 @dataclass(frozen=True)
@@ -348,7 +350,7 @@ def cell_metrics(
         power_w = hardware.energy.mean_w(totals, operations, hardware.peak_flops)
     row |= {"gpu_power_mean_w": power_w, "gpu_energy_j": power_w * totals.makespan_s}
     row |= unit_costs(row)
-    row |= {name: of(row) for name, of in COLUMNS.items()}
+    row |= {name: column_of(row) for name, column_of in COLUMNS.items()}
     row |= {
         "finished": finished,
         "rejected": requests.outcomes[Outcome.REJECTED],
@@ -372,10 +374,11 @@ def cell_metrics(
 
 def _prediction_error(result: Result) -> dict[str, float]:
     """Of the instances that learn step times, weighted by their iterations; {} if none does."""
-    learned = [one for one in result.instances if np.isfinite(one.prediction_error)]
+    learned = [instance for instance in result.instances if np.isfinite(instance.prediction_error)]
     if not learned:
         return {}
-    errors, steps = [one.prediction_error for one in learned], [one.steps for one in learned]
+    errors = [instance.prediction_error for instance in learned]
+    steps = [instance.steps for instance in learned]
     return {"prediction_error": float(np.average(errors, weights=steps))}
 
 
@@ -433,15 +436,15 @@ def _stationary(
     )
 
 
-def weighted_turnaround(records: Records, of: Mask) -> float:
-    """Mean of (finish - arrival) / (finish - first scheduled) of the requests `of`; NaN if there
-    are none.
+def weighted_turnaround(records: Records, selected: Mask) -> float:
+    """Mean of (finish - arrival) / (finish - first scheduled) of the `selected` requests; NaN if
+    there are none.
 
-    1 if no request waits; a request that waits as long as it is served counts 2. `of` selects
-    finished requests only.
+    1 if no request waits; a request that waits as long as it is served counts 2. `selected`
+    has finished requests only.
     """
-    turnaround_s = records.e2e_s[of]
-    processing_s = (records.finish_s - records.first_scheduled_s)[of]
+    turnaround_s = records.e2e_s[selected]
+    processing_s = (records.finish_s - records.first_scheduled_s)[selected]
     served = processing_s > 0
     if not served.any():
         return NOT_A_NUMBER
@@ -452,7 +455,8 @@ def _waits_by_role(result: Result, counted: Mask) -> dict[str, float]:
     """Mean wait of the requests that instances of each role served, from the time when they had
     come there until their first batch; {} where instances have no roles.
     """
-    roles = np.array([one.role for one in result.instances] + [""])  # the last: no instance
+    # The last: no instance.
+    roles = np.array([instance.role for instance in result.instances] + [""])
     if not roles.any():
         return {}
     records = result.records
@@ -470,15 +474,19 @@ def _usage_by_role(result: Result) -> dict[str, float]:
     """Mean use of compute and memory by the GPUs of each role, and of compute by the busiest and
     the idlest instance; {} where there are not several instances, or it is not known.
     """
-    known = [one for one in result.instances if np.isfinite(one.compute_usage)]
-    if len(known) < 2:
+    measured = [instance for instance in result.instances if np.isfinite(instance.compute_usage)]
+    if len(measured) < 2:
         return {}
-    compute = [one.compute_usage for one in known]
+    compute = [instance.compute_usage for instance in measured]
     usage = {"compute_usage_max": max(compute), "compute_usage_min": min(compute)}
-    for role in dict.fromkeys(one.role for one in known if one.role):
-        own = [one for one in known if one.role == role]
-        usage[f"compute_usage_mean_{role}"] = float(np.mean([one.compute_usage for one in own]))
-        usage[f"memory_usage_mean_{role}"] = float(np.mean([one.memory_usage for one in own]))
+    for role in dict.fromkeys(instance.role for instance in measured if instance.role):
+        members = [instance for instance in measured if instance.role == role]
+        usage[f"compute_usage_mean_{role}"] = float(
+            np.mean([instance.compute_usage for instance in members])
+        )
+        usage[f"memory_usage_mean_{role}"] = float(
+            np.mean([instance.memory_usage for instance in members])
+        )
     return usage
 
 
@@ -488,15 +496,15 @@ def _by_class(workload: Workload, records: Records, counted: Mask, met: Mask) ->
 
     Where there are no classes, of every model or adapter that requests name.
     """
-    names, of = workload.class_names, workload.class_index
+    names, indexes = workload.class_names, workload.class_index
     if len(names) < 2:
-        names, of = workload.model_names, workload.model_index
+        names, indexes = workload.model_names, workload.model_index
     if not 2 <= len(names) <= _MOST_NAMES:
         return {}
     shares: dict[str, float] = {}
     latencies: dict[str, float] = {}
     for index, name in enumerate(names):
-        members = counted & (of == index)
+        members = counted & (indexes == index)
         if members.any():
             called = name or "none"
             shares[f"attainment_{called}"] = float(met[members].mean())

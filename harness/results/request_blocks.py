@@ -59,18 +59,18 @@ def read_hash_ids(
     if request_ids is None:
         raise FileFormatError(log, None, f"has no request_id, which {HASH_IDS} beside it needs")
     table = read_jsonl(path, ("request_id", "hash_ids"))
-    found: dict[str, list[int]] = {}
+    blocks_by_request: dict[str, list[int]] = {}
     numbers: dict[int, int] = {}
     for row, (name, hashes) in enumerate(
         zip(table.columns["request_id"], table.columns["hash_ids"], strict=True)
     ):
         if not isinstance(hashes, list) or not all(type(h) is int for h in hashes):
             raise table.fail(row, "hash_ids must be a list of whole numbers")
-        found[str(name)] = [numbers.setdefault(h, -1 - len(numbers)) for h in hashes]
-    missing = [str(name) for name in request_ids if str(name) not in found]
+        blocks_by_request[str(name)] = [numbers.setdefault(h, -1 - len(numbers)) for h in hashes]
+    missing = [str(name) for name in request_ids if str(name) not in blocks_by_request]
     if missing:
         raise FileFormatError(path, None, f"has no line for request {missing[0]!r} of {log.name}")
     return [
-        tuple(found[str(name)][: int(tokens) // BLOCK_SIZE])
+        tuple(blocks_by_request[str(name)][: int(tokens) // BLOCK_SIZE])
         for name, tokens in zip(request_ids, prompt_tokens, strict=True)
     ]

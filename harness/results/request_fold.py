@@ -122,10 +122,10 @@ class RequestFold:
         self._last_counted_s = float(records.arrival_s[-1])
         self._last_finish_s = float(np.fmax(self._last_finish_s, np.fmax.reduce(records.finish_s)))
         waits_s = records.first_scheduled_s - records.queued_s
-        known = np.isfinite(waits_s) & (records.instance >= 0)
-        of = records.instance[known]
-        self._wait_s = _added(self._wait_s, np.bincount(of, weights=waits_s[known]))
-        self._waits = _added(self._waits, np.bincount(of))
+        began = np.isfinite(waits_s) & (records.instance >= 0)
+        instances = records.instance[began]
+        self._wait_s = _added(self._wait_s, np.bincount(instances, weights=waits_s[began]))
+        self._waits = _added(self._waits, np.bincount(instances))
         processing_s = records.finish_s - records.first_scheduled_s
         served = (records.outcome == Outcome.FINISHED) & (processing_s > 0)
         self._sums["turnarounds"] += int(served.sum())
@@ -134,11 +134,15 @@ class RequestFold:
     def _waits_by_role(self, result: Result) -> dict[str, float]:
         """Mean wait (s) by role, as columns; as the function of this name in metrics.py."""
         waits: dict[str, float] = {}
-        roles = [one.role for one in result.instances[: len(self._waits)]]
-        for role in dict.fromkeys(one.role for one in result.instances if one.role):
-            own = [k for k, of in enumerate(roles) if of == role and self._waits[k]]
-            if own:
-                mean_s = self._wait_s[own].sum() / self._waits[own].sum()
+        roles = [instance.role for instance in result.instances[: len(self._waits)]]
+        for role in dict.fromkeys(instance.role for instance in result.instances if instance.role):
+            members = [
+                k
+                for k, instance_role in enumerate(roles)
+                if instance_role == role and self._waits[k]
+            ]
+            if members:
+                mean_s = self._wait_s[members].sum() / self._waits[members].sum()
                 waits[f"wait_mean_s_{role}"] = float(mean_s)
         return waits
 
@@ -147,8 +151,8 @@ class RequestFold:
         sums, outcomes = self._sums, self._outcomes
         begin_s = self._warmup_s if self._warmup_s > 0 else self._first_counted_s
         drain_s = max(0.0, self._last_finish_s - self._last_counted_s)
-        own = {
-            OVERTAKES: self._overtakes.found(),
+        fold_counts = {
+            OVERTAKES: self._overtakes.total(),
             DROPS: int(outcomes[Outcome.DROPPED]),
             REJECTIONS: int(outcomes[Outcome.REJECTED]) - result.overlong,
             SWAPS: sums["preemptions_swap"],
@@ -172,7 +176,7 @@ class RequestFold:
             prompt_tokens=sums["began_prompt_tokens"],
             cached_tokens=sums["cached_tokens"],
             preemptions=(sums["preemptions_swap"], sums["preemptions_recompute"]),
-            counts={name: own.get(name, count) for name, count in result.counts.items()},
+            counts={name: fold_counts.get(name, count) for name, count in result.counts.items()},
             quantile_error=RELATIVE_ERROR,
         )
 
@@ -197,7 +201,7 @@ class _Overtakes:
     """
 
     def __init__(self) -> None:
-        self._found = 0
+        self._count_so_far = 0
         self._latest_s: dict[int, float] = {}  # first batch of those so far, by instance
         # Instance, coming and first batch of those that came after the last arrival so far.
         self._ahead = np.empty((3, 0))
@@ -206,25 +210,25 @@ class _Overtakes:
         """Add requests in order of arrival."""
         began = np.isfinite(records.first_scheduled_s)
         rows = (records.instance, records.queued_s, records.first_scheduled_s)
-        known = np.concatenate((self._ahead, np.array([row[began] for row in rows])), axis=1)
-        known = known[:, np.argsort(known[1], kind="stable")]
+        begun = np.concatenate((self._ahead, np.array([row[began] for row in rows])), axis=1)
+        begun = begun[:, np.argsort(begun[1], kind="stable")]
         # Later requests come after the last arrival of these.
-        n = int(np.searchsorted(known[1], records.arrival_s[-1], side="right"))
-        self._count(known[:, :n])
-        self._ahead = known[:, n:]
+        n = int(np.searchsorted(begun[1], records.arrival_s[-1], side="right"))
+        self._count(begun[:, :n])
+        self._ahead = begun[:, n:]
 
-    def found(self) -> int:
+    def total(self) -> int:
         """How many there are among all."""
         self._count(self._ahead)
         self._ahead = self._ahead[:, :0]
-        return self._found
+        return self._count_so_far
 
-    def _count(self, known: Floats) -> None:
-        for instance in np.unique(known[0]).tolist():
-            begins_s = known[2, known[0] == instance]
+    def _count(self, begun: Floats) -> None:
+        for instance in np.unique(begun[0]).tolist():
+            begins_s = begun[2, begun[0] == instance]
             before_s = self._latest_s.get(instance, -math.inf)
             latest_s = np.maximum.accumulate(np.append(before_s, begins_s))[1:]
-            self._found += int((latest_s > begins_s).sum())
+            self._count_so_far += int((latest_s > begins_s).sum())
             self._latest_s[instance] = float(latest_s[-1])
 
 
@@ -246,8 +250,8 @@ def _columns(table: Workload | Records) -> dict[str, Any]:
 
 
 def _rows(table: Table, rows: Ints | slice) -> Table:
-    taken = {name: column[rows] for name, column in _columns(table).items()}
-    return dataclasses.replace(table, **taken)
+    columns = {name: column[rows] for name, column in _columns(table).items()}
+    return dataclasses.replace(table, **columns)
 
 
 def _joined(tables: Sequence[Table]) -> Table:

@@ -127,8 +127,8 @@ def batches_of(
     first, last = int(edges[0]), int(edges[-1])
     arrived = np.nan_to_num(arrival_s, nan=np.inf)
     moments = arrived[np.minimum(edges, n - 1)]
-    known = np.isfinite(moments)
-    moments[~known] = moments[known][-1] if known.any() else 0.0
+    finite = np.isfinite(moments)
+    moments[~finite] = moments[finite][-1] if finite.any() else 0.0
     waiting: tuple[int, ...] = ()
     served_s = end_s[order]
     if first_token_s is not None:
@@ -226,12 +226,12 @@ class BatchFold:
         records = block.records
         arrival_s, end_s = records.arrival_s, left_s(records)
         served_s = np.fmin(records.first_token_s, end_s)
-        at = np.clip(self._edges - block.first_row, 0, len(arrival_s))
-        self._met += np.diff(np.append(0, np.cumsum(met))[at])
+        edge_rows = np.clip(self._edges - block.first_row, 0, len(arrival_s))
+        self._met += np.diff(np.append(0, np.cumsum(met))[edge_rows])
         self._arrived += np.searchsorted(arrival_s, self._moments, side="right")
         self._left += _until(end_s, self._moments)
         self._served += _until(served_s, self._moments)
-        stays_s = (end_s - arrival_s)[at[0] : at[-1]]
+        stays_s = (end_s - arrival_s)[edge_rows[0] : edge_rows[-1]]
         stays_s = stays_s[np.isfinite(stays_s)]
         self._stays += len(stays_s)
         self._stay_s += float(stays_s.sum())
@@ -292,8 +292,8 @@ def _excess(arrived: Floats, ended: Floats, moments: Floats) -> tuple[int, ...]:
 
 def _filling(arrived: Floats, ended: Floats, moments: Floats) -> Floats:
     """Number of requests in the system at each moment if all stayed as long as the first ones."""
-    known = np.isfinite(arrived)
-    arrived, ended = arrived[known], ended[known]
+    arrived_rows = np.isfinite(arrived)
+    arrived, ended = arrived[arrived_rows], ended[arrived_rows]
     ends = ended[np.isfinite(ended)]
     last_s = max(float(ends.max(initial=0.0)), float(moments.max(initial=0.0)))
     first = math.ceil(len(arrived) * _FIRST_SHARE)
@@ -329,8 +329,8 @@ def horizon_s(workload: Workload) -> float:
     """
     tightest = np.minimum(workload.ttft_slo_s, workload.e2e_slo_s)
     tightest = np.minimum(tightest, workload.deadline_s - workload.arrival_s)
-    known = tightest[np.isfinite(tightest)]
-    return max(0.0, float(np.quantile(known, _HORIZON_QUANTILE))) if len(known) else 0.0
+    bounds_s = tightest[np.isfinite(tightest)]
+    return max(0.0, float(np.quantile(bounds_s, _HORIZON_QUANTILE))) if len(bounds_s) else 0.0
 
 
 def grows(runs: Sequence[RunBatches]) -> bool:
@@ -408,8 +408,8 @@ def drifts(run: RunBatches) -> bool:
     t test of the slope of a straight line through the attainment of groups of neighbouring batches,
     which are nearly independent.
     """
-    of = np.array(run.batch_requests, dtype=float).reshape(_GROUPS, -1).sum(axis=1)
-    shares = np.array(run.batch_met, dtype=float).reshape(_GROUPS, -1).sum(axis=1) / of
+    group_requests = np.array(run.batch_requests, dtype=float).reshape(_GROUPS, -1).sum(axis=1)
+    shares = np.array(run.batch_met, dtype=float).reshape(_GROUPS, -1).sum(axis=1) / group_requests
     place = np.arange(_GROUPS) - (_GROUPS - 1) / 2
     slope = float(place @ shares / (place @ place))
     rest = shares - shares.mean() - slope * place
@@ -442,7 +442,9 @@ def design_effect(runs: Sequence[RunBatches], groups: int = 5, least: float = 1.
         if not 0 < share < 1:
             continue
         met = np.add.reduceat(np.array(run.batch_met), np.arange(0, BATCHES, BATCHES // groups))
-        of = np.add.reduceat(np.array(run.batch_requests), np.arange(0, BATCHES, BATCHES // groups))
-        excess += float(((met - of * share) ** 2 / of).sum())
+        group_requests = np.add.reduceat(
+            np.array(run.batch_requests), np.arange(0, BATCHES, BATCHES // groups)
+        )
+        excess += float(((met - group_requests * share) ** 2 / group_requests).sum())
         expected += (groups - 1) * share * (1 - share)
     return max(least, excess / expected) if expected else 1.0

@@ -76,10 +76,10 @@ def end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
 def json_object(body: bytes) -> dict[str, Any] | None:
     """The JSON object in `body`; None if there is none."""
     try:
-        found = parse_json(body)
+        content = parse_json(body)
     except ValueError:
         return None
-    return found if isinstance(found, dict) else None
+    return content if isinstance(content, dict) else None
 
 
 @dataclass(frozen=True)
@@ -186,8 +186,8 @@ class Clients:
         """Close the connections that have been idle for too long."""
         if self.limits.idle_s is not None:
             since_s = perf_counter() - self.limits.idle_s
-            for one in [one for one in self.connections if one.idle_since(since_s)]:
-                one.close()
+            for connection in [c for c in self.connections if c.idle_since(since_s)]:
+                connection.close()
 
 
 class HttpConnection(asyncio.Protocol):
@@ -315,8 +315,8 @@ class HttpConnection(asyncio.Protocol):
         if self._body_bytes > self._limits.body_bytes:
             self._give_up(413, f"the body has more than {self._limits.body_bytes >> 20} MiB")
         elif self._clients.bodies_bytes > self._limits.bodies_bytes:
-            most = self._limits.bodies_bytes >> 20
-            self._give_up(503, f"requests in progress have more than {most} MiB of bodies")
+            limit_mib = self._limits.bodies_bytes >> 20
+            self._give_up(503, f"requests in progress have more than {limit_mib} MiB of bodies")
         else:
             self._body.append(body)
 
@@ -477,9 +477,9 @@ class ClientReply:
 
 def reset(transport: asyncio.Transport) -> None:
     """Close a connection with RST in place of FIN."""
-    found: Any = transport.get_extra_info("socket")
+    raw_socket: Any = transport.get_extra_info("socket")
     with contextlib.suppress(OSError):
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        raw_socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     transport.abort()
 
 
@@ -508,8 +508,8 @@ async def serve(
         loop.call_soon_threadsafe(over.set)
 
     try:
-        found = server.sockets[0].getsockname()[1]
-        url = f"http://{host}:{found}" if tls is None else f"https://localhost:{found}"
+        bound_port = server.sockets[0].getsockname()[1]
+        url = f"http://{host}:{bound_port}" if tls is None else f"https://localhost:{bound_port}"
         ready(url, stop)
         while not over.is_set():
             with contextlib.suppress(TimeoutError):
@@ -542,10 +542,12 @@ class Served:
 
 
 @contextlib.contextmanager
-def in_thread(what: str, start: Callable[[Ready], Coroutine[Any, Any, None]]) -> Iterator[Served]:
+def in_thread(
+    server_name: str, start: Callable[[Ready], Coroutine[Any, Any, None]]
+) -> Iterator[Served]:
     """Run a server in a thread with an event loop of its own, for as long as the block lasts.
 
-    `start` makes the coroutine that serves; `what` names the server in errors.
+    `start` makes the coroutine that serves; `server_name` stands in errors.
 
     Raises:
         SloBenchError: it ended before it was ready, or was not ready in time.
@@ -567,12 +569,12 @@ def in_thread(what: str, start: Callable[[Ready], Coroutine[Any, Any, None]]) ->
         finally:
             settled.set()
 
-    thread = threading.Thread(target=work, name=what, daemon=True)
+    thread = threading.Thread(target=work, name=server_name, daemon=True)
     thread.start()
     settled.wait(_START_S)
     if not up:
         reason = problems[0] if problems else f"not within {_START_S:g} s"
-        raise SloBenchError(f"no {what}: {reason}")
+        raise SloBenchError(f"no {server_name}: {reason}")
     try:
         yield up[0]
     finally:

@@ -24,6 +24,6 @@ def exposition(kinds: Mapping[str, str], samples: Iterable[Sample]) -> str:
     samples = list(samples)
     lines: list[str] = []
     for name, kind in kinds.items():
-        own = [f"{n}{of} {value}" for n, of, value in samples if n == name]
-        lines += [f"# TYPE {name} {kind}", *own] if own else []
+        metric_lines = [f"{n}{label_text} {value}" for n, label_text, value in samples if n == name]
+        lines += [f"# TYPE {name} {kind}", *metric_lines] if metric_lines else []
     return "".join(f"{line}\n" for line in lines)

@@ -60,18 +60,18 @@ class Embeds:
         """
         return cls(folder.resolve().name, Encoder(folder, device), Text(folder))
 
-    def tokens(self, told: object) -> list[list[int]]:
+    def tokens(self, body_input: object) -> list[list[int]]:
         """Token ids of each input.
 
         Raises:
             BadRequestError: it is no text, no tokens, and no list of either.
         """
-        many: list[Any] = [told]
-        if isinstance(told, list) and told and not _are_tokens(told):
-            many = told
-        texts = [self.text.tokens(one) if isinstance(one, str) else one for one in many]
+        inputs: list[Any] = [body_input]
+        if isinstance(body_input, list) and body_input and not _are_tokens(body_input):
+            inputs = body_input
+        texts = [self.text.tokens(entry) if isinstance(entry, str) else entry for entry in inputs]
         vocabulary = self.encoder.config.vocab
-        if not all(_are_tokens(one) and max(one) < vocabulary for one in texts):
+        if not all(_are_tokens(ids) and max(ids) < vocabulary for ids in texts):
             raise BadRequestError(
                 f"input must be a text, ids of tokens below {vocabulary}, or a list of either"
             )
@@ -84,24 +84,25 @@ class Embeds:
 
     def answers(self, bodies: Sequence[Mapping[str, Any]]) -> list[tuple[int, dict[str, Any]]]:
         """Status and body of the answers to several requests, computed in one pass."""
-        found: list[tuple[int, dict[str, Any]] | tuple[list[list[int]], str]] = []
+        parsed: list[tuple[int, dict[str, Any]] | tuple[list[list[int]], str]] = []
         for body in bodies:
             try:
-                found.append(self._read(body))
+                parsed.append(self._read(body))
             except BadRequestError as error:
-                found.append((error.status, error_body(error.status, str(error), error.param)))
+                parsed.append((error.status, error_body(error.status, str(error), error.param)))
             except SloBenchError as error:
-                found.append((400, error_body(400, str(error))))
-        texts = [text for one, _ in found if isinstance(one, list) for text in one]
+                parsed.append((400, error_body(400, str(error))))
+        texts = [text for inputs, _ in parsed if isinstance(inputs, list) for text in inputs]
         vectors = iter(self.encoder.embed(texts).tolist() if texts else ())
         answers: list[tuple[int, dict[str, Any]]] = []
-        for one, what in found:
-            if isinstance(one, list):
-                assert isinstance(what, str)
-                answers.append((200, self._answer(one, [next(vectors) for _ in one], what)))
+        for inputs_or_status, form_or_body in parsed:
+            if isinstance(inputs_or_status, list):
+                assert isinstance(form_or_body, str)
+                body_vectors = [next(vectors) for _ in inputs_or_status]
+                answers.append((200, self._answer(inputs_or_status, body_vectors, form_or_body)))
             else:
-                assert isinstance(what, dict)
-                answers.append((one, what))
+                assert isinstance(form_or_body, dict)
+                answers.append((inputs_or_status, form_or_body))
         return answers
 
     def _read(self, body: Mapping[str, Any]) -> tuple[list[list[int]], str]:
@@ -120,19 +121,20 @@ class Embeds:
             vectors = [b64encode(struct.pack(f"<{len(v)}f", *v)).decode() for v in vectors]
         tokens = sum(map(len, texts))
         data = [
-            {"object": "embedding", "index": n, "embedding": one} for n, one in enumerate(vectors)
+            {"object": "embedding", "index": n, "embedding": vector}
+            for n, vector in enumerate(vectors)
         ]
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
         return {"object": "list", "data": data, "model": self.name, "usage": usage}
 
 
-def _are_tokens(told: object) -> bool:
-    return isinstance(told, list) and bool(told) and all(type(n) is int and n >= 0 for n in told)
+def _are_tokens(ids: object) -> bool:
+    return isinstance(ids, list) and bool(ids) and all(type(n) is int and n >= 0 for n in ids)
 
 
-async def answer_embeddings(asked: HttpRequest, reply: Reply, embeds: Embeds) -> None:
+async def answer_embeddings(request: HttpRequest, reply: Reply, embeds: Embeds) -> None:
     """Answer a request to /v1/embeddings."""
-    body = asked.json() or {}
+    body = request.json() or {}
     [(status, answer)] = await asyncio.to_thread(embeds.answers, [body])
     respond_json(reply, answer, status)
 
@@ -142,23 +144,23 @@ class _Routes:
         self._embeds = embeds
         self._created = int(time.time())
 
-    async def answer(self, asked: HttpRequest, reply: Reply) -> None:
-        path = asked.path
+    async def answer(self, request: HttpRequest, reply: Reply) -> None:
+        path = request.path
         if path == "/health":
             respond(reply, b"", "text/plain")
         elif path == "/v1/models":
             model = {"id": self._embeds.name, "object": "model", "owned_by": "slo-bench"}
             respond_json(reply, {"object": "list", "data": [model | {"created": self._created}]})
-        elif path == "/v1/embeddings" and asked.method == "POST":
-            await answer_embeddings(asked, reply, self._embeds)
-        elif path == "/passes" and asked.method == "POST":
-            await self._passes(asked, reply)
+        elif path == "/v1/embeddings" and request.method == "POST":
+            await answer_embeddings(request, reply, self._embeds)
+        elif path == "/passes" and request.method == "POST":
+            await self._passes(request, reply)
         else:
-            refuse(reply, 404, f"there is no {asked.method} {path} here")
+            refuse(reply, 404, f"there is no {request.method} {path} here")
 
-    async def _passes(self, asked: HttpRequest, reply: Reply) -> None:
-        bodies = (asked.json() or {}).get("requests")
-        if not isinstance(bodies, list) or not all(isinstance(one, dict) for one in bodies):
+    async def _passes(self, request: HttpRequest, reply: Reply) -> None:
+        bodies = (request.json() or {}).get("requests")
+        if not isinstance(bodies, list) or not all(isinstance(body, dict) for body in bodies):
             refuse(reply, 400, "requests must be a list of bodies of /v1/embeddings", "requests")
             return
 
@@ -167,8 +169,8 @@ class _Routes:
             return self._embeds.answers(bodies), time.perf_counter() - begin_s
 
         answers, pass_s = await asyncio.to_thread(compute)
-        told = [{"status": status, "body": body} for status, body in answers]
-        respond_json(reply, {"answers": told, "pass_s": pass_s})
+        entries = [{"status": status, "body": body} for status, body in answers]
+        respond_json(reply, {"answers": entries, "pass_s": pass_s})
 
 
 def main() -> None:
@@ -176,8 +178,8 @@ def main() -> None:
     parent = Parent()
     messages = parent.messages()
     try:
-        asked = next(messages)
-        embeds = Embeds.load(Path(asked["folder"]), asked["device"])
+        options = next(messages)
+        embeds = Embeds.load(Path(options["folder"]), options["device"])
 
         async def start(ready: Ready) -> None:
             await serve(_Routes(embeds).answer, ready=ready)

@@ -81,10 +81,10 @@ class GenerationModel:
 
 def check_model(body: Mapping[str, Any], name: str) -> None:
     """Raise BadRequestError if the body names another model."""
-    asked = body.get("model")
-    if asked is not None and asked != name:
+    model = body.get("model")
+    if model is not None and model != name:
         raise BadRequestError(
-            f"there is no model {asked!r:.100}; this server has {name!r}", "model", 404
+            f"there is no model {model!r:.100}; this server has {name!r}", "model", 404
         )
 
 
@@ -162,11 +162,12 @@ class Generation:
         prompt = body.get("prompt")
         several = isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list)
         prompts: list[Any] = prompt if several else [prompt]  # type: ignore[assignment]
-        tokens = [self._prompt(one) for one in prompts]
+        tokens = [self._prompt(entry) for entry in prompts]
         if not self._echo:
             return [""] * len(prompts), tokens
         pairs = zip(prompts, tokens, strict=True)
-        return [one if isinstance(one, str) else text.decoded(ids) for one, ids in pairs], tokens
+        echoes = [entry if isinstance(entry, str) else text.decoded(ids) for entry, ids in pairs]
+        return echoes, tokens
 
     def _prompt(self, prompt: Any) -> list[int]:
         if isinstance(prompt, str):
@@ -175,7 +176,7 @@ class Generation:
         if not (
             isinstance(prompt, list)
             and prompt
-            and all(type(one) is int and 0 <= one < vocabulary for one in prompt)
+            and all(type(token) is int and 0 <= token < vocabulary for token in prompt)
         ):
             raise BadRequestError(
                 f"prompt must be a text, ids of tokens below {vocabulary}, one at least, or a list "
@@ -197,16 +198,18 @@ class Generation:
             raise BadRequestError("best_of must be n: no answers are compared", "best_of")
         seed = int(_number(body, "seed", hash(self._id) & 0xFFFF_FFFF, 0, 1 << 62))
         return [
-            self._make_choice(body, at, at * copies + copy, seed + copy)
-            for at in range(len(self._prompts))
+            self._make_choice(body, prompt_index, prompt_index * copies + copy, seed + copy)
+            for prompt_index in range(len(self._prompts))
             for copy in range(copies)
         ]
 
-    def _make_choice(self, body: Mapping[str, Any], at: int, index: int, seed: int) -> _Choice:
-        prompt = self._prompts[at]
-        most = self._most_tokens(body, prompt)
+    def _make_choice(
+        self, body: Mapping[str, Any], prompt_index: int, index: int, seed: int
+    ) -> _Choice:
+        prompt = self._prompts[prompt_index]
+        max_tokens = self._most_tokens(body, prompt)
         least = int(_number(body, "min_tokens", 0, 0, 1 << 31))
-        free = _flag(body, "ignore_eos") or least >= most
+        free = _flag(body, "ignore_eos") or least >= max_tokens
         if least and not free:
             raise BadRequestError("min_tokens below max_tokens is not supported", "min_tokens")
         wire = body.get(VLLM_FIELD)
@@ -215,15 +218,15 @@ class Generation:
         loop = asyncio.get_running_loop()
 
         def tell(kind: str) -> Callable[[Any], None]:
-            def told(value: Any) -> None:
+            def enqueue(value: Any) -> None:
                 with contextlib.suppress(RuntimeError):  # the server is gone
                     loop.call_soon_threadsafe(self._events.put_nowait, (index, kind, value))
 
-            return told
+            return enqueue
 
         request = GenerationRequest(
             tokens=prompt,
-            max_tokens=most,
+            max_tokens=max_tokens,
             sampling=Sampling(
                 temperature=_number(body, "temperature", 1.0, 0, 10),
                 top_p=_number(body, "top_p", 1.0, 0, 1),
@@ -241,22 +244,24 @@ class Generation:
             lost=tell("lost"),
         )
         stream = TextStream(self._model.text)
-        return _Choice(index, self._echoes[at], request, stream)
+        return _Choice(index, self._echoes[prompt_index], request, stream)
 
     def _most_tokens(self, body: Mapping[str, Any], prompt: list[int]) -> int:
         room = self._model.most_tokens - len(prompt)
         name = "max_completion_tokens" if body.get("max_completion_tokens") else "max_tokens"
-        given = body.get(name)
-        most = given if given is not None else room if self._chat else _DEFAULT_TOKENS
-        if type(most) is not int or (most < 1 and given is not None):
-            raise BadRequestError(f"{name} must be a whole number above 0 but is {most!r}", name)
-        if most > room or most < 1:
+        requested = body.get(name)
+        max_tokens = requested if requested is not None else room if self._chat else _DEFAULT_TOKENS
+        if type(max_tokens) is not int or (max_tokens < 1 and requested is not None):
             raise BadRequestError(
-                f"{len(prompt)} prompt and {max(most, 1)} answer tokens are more than the "
+                f"{name} must be a whole number above 0 but is {max_tokens!r}", name
+            )
+        if max_tokens > room or max_tokens < 1:
+            raise BadRequestError(
+                f"{len(prompt)} prompt and {max(max_tokens, 1)} answer tokens are more than the "
                 f"{self._model.most_tokens} that fit",
                 name,
             )
-        return most
+        return max_tokens
 
     # ---------------------------------------------------------------- what is answered
 
@@ -317,12 +322,12 @@ class Generation:
         if not reply.begun:
             headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
             reply.begin(200, b"OK", headers)
-            for one in self._choices:
+            for other in self._choices:
                 if self._chat:
-                    first = {"index": one.index, "delta": {"role": "assistant", "content": ""}}
+                    first = {"index": other.index, "delta": {"role": "assistant", "content": ""}}
                     self._event(reply, self._frame([{**first, "finish_reason": None}]))
-                elif one.echo:
-                    first = {"index": one.index, "text": one.echo, "logprobs": None}
+                elif other.echo:
+                    first = {"index": other.index, "text": other.echo, "logprobs": None}
                     self._event(reply, self._frame([{**first, "finish_reason": None}]))
         end = len(choice.text) - (self._hold if choice.reason is None else 0)
         piece = choice.text[choice.sent : max(choice.sent, end)]
@@ -336,34 +341,34 @@ class Generation:
         self, choice: _Choice, piece: str, token: int | None, reason: str | None
     ) -> dict[str, Any]:
         """A choice of an event of a stream."""
-        found: dict[str, Any] = {"index": choice.index, "finish_reason": reason}
+        fields: dict[str, Any] = {"index": choice.index, "finish_reason": reason}
         last = [len(choice.tokens) - 1] if token is not None else []
-        found["logprobs"] = self._logprobs(choice, last) if last else None
+        fields["logprobs"] = self._logprobs(choice, last) if last else None
         if self._chat:
-            found["delta"] = {"content": piece} if piece else {}
+            fields["delta"] = {"content": piece} if piece else {}
         else:
-            found["text"] = piece
+            fields["text"] = piece
         if token is not None:
-            found["token_ids"] = [token]
-        return found
+            fields["token_ids"] = [token]
+        return fields
 
     def _whole(self, choice: _Choice) -> dict[str, Any]:
-        found: dict[str, Any] = {"index": choice.index, "finish_reason": choice.reason}
-        found["logprobs"] = self._logprobs(choice, range(len(choice.tokens)))
+        fields: dict[str, Any] = {"index": choice.index, "finish_reason": choice.reason}
+        fields["logprobs"] = self._logprobs(choice, range(len(choice.tokens)))
         if self._chat:
-            found["message"] = {"role": "assistant", "content": choice.text}
+            fields["message"] = {"role": "assistant", "content": choice.text}
         else:
-            found["text"] = choice.echo + choice.text
-        found["token_ids"] = choice.tokens
-        return found
+            fields["text"] = choice.echo + choice.text
+        fields["token_ids"] = choice.tokens
+        return fields
 
     def _logprobs(self, choice: _Choice, places: Sequence[int]) -> dict[str, Any] | None:
         """Log-probabilities of these tokens, by the model's own distribution."""
-        known = choice.request.logprobs
-        if known is None:
+        token_logprobs = choice.request.logprobs
+        if token_logprobs is None:
             return None
         decoded = self._model.text.decoded
-        rows = [(choice.tokens[at], *known.entries[at]) for at in places]
+        rows = [(choice.tokens[position], *token_logprobs.entries[position]) for position in places]
 
         def entry(token: int, logprob: float) -> dict[str, Any]:
             text = decoded([token])
@@ -371,17 +376,20 @@ class Generation:
 
         if self._chat:
             content = [
-                {**entry(token, logprob), "top_logprobs": [entry(*one) for one in top]}
+                {
+                    **entry(token, logprob),
+                    "top_logprobs": [entry(*alternative) for alternative in top],
+                }
                 for token, logprob, top in rows
             ]
             return {"content": content, "refusal": None}
         texts = [decoded([token]) for token in choice.tokens[: places[-1] + 1]] if places else []
-        offsets = [sum(map(len, texts[:at])) for at in places]
+        offsets = [sum(map(len, texts[:position])) for position in places]
         return {
-            "tokens": [texts[at] for at in places],
+            "tokens": [texts[position] for position in places],
             "token_logprobs": [logprob for _, logprob, _ in rows],
             "top_logprobs": [
-                {decoded([one]): value for one, value in (*top, (token, logprob))}
+                {decoded([alternative]): value for alternative, value in (*top, (token, logprob))}
                 for token, logprob, top in rows
             ],
             "text_offset": offsets,
@@ -416,15 +424,15 @@ class Generation:
         reply.pieces([b"data: " + json.dumps(content, ensure_ascii=False).encode() + b"\n\n"])
 
 
-def _messages(told: Any) -> list[dict[str, Any]]:
+def _messages(messages: Any) -> list[dict[str, Any]]:
     """Messages with texts as their contents."""
-    if not isinstance(told, list) or not told:
+    if not isinstance(messages, list) or not messages:
         raise BadRequestError("messages must be a list with one message at least", "messages")
-    return list(_plain_messages(told))
+    return list(_plain_messages(messages))
 
 
-def _plain_messages(told: Sequence[Any]) -> Iterator[dict[str, Any]]:
-    for message in told:
+def _plain_messages(messages: Sequence[Any]) -> Iterator[dict[str, Any]]:
+    for message in messages:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise BadRequestError("messages must be objects with a role", "messages")
         content = message.get("content")
@@ -445,14 +453,14 @@ def _plain_messages(told: Sequence[Any]) -> Iterator[dict[str, Any]]:
 
 def _top_logprobs(body: Mapping[str, Any], *, chat: bool) -> int | None:
     """Number of alternatives to each token; None: no log-probabilities."""
-    asked = body.get("logprobs")
+    logprobs = body.get("logprobs")
     if chat:
         if not _flag(body, "logprobs"):
             if body.get("top_logprobs"):
                 raise BadRequestError("top_logprobs go with logprobs=true", "top_logprobs")
             return None
         return int(_number(body, "top_logprobs", 0, 0, _MOST_LOGPROBS))
-    if asked is None or asked is False:
+    if logprobs is None or logprobs is False:
         return None
     return int(_number(body, "logprobs", 0, 0, _MOST_LOGPROBS))
 
@@ -475,14 +483,14 @@ def _number(body: Mapping[str, Any], name: str, default: float, low: float, high
     return value
 
 
-def _stops(told: object) -> list[str]:
-    found = [told] if isinstance(told, str) else told or []
-    if not isinstance(found, list) or not all(isinstance(one, str) and one for one in found):
+def _stops(stop: object) -> list[str]:
+    stops = [stop] if isinstance(stop, str) else stop or []
+    if not isinstance(stops, list) or not all(isinstance(text, str) and text for text in stops):
         raise BadRequestError("stop must be a text or a list of texts", "stop")
-    return found
+    return stops
 
 
 def _first(text: str, stops: list[str]) -> int | None:
     """Position of the first stop text; None if there is none."""
-    places = [at for stop in stops if (at := text.find(stop)) >= 0]
+    places = [position for stop in stops if (position := text.find(stop)) >= 0]
     return min(places, default=None)

@@ -51,37 +51,37 @@ class _Routes:
         self._embeds = embeds
         self._created = int(time.time())
 
-    async def answer(self, asked: HttpRequest, reply: Reply) -> None:
-        path = asked.path
+    async def answer(self, request: HttpRequest, reply: Reply) -> None:
+        path = request.path
         if path == "/health":
             respond(reply, b"", "text/plain", 200 if self._live.running else 503)
         elif path == "/metrics":
             respond(reply, self._metrics().encode(), CONTENT_TYPE)
         elif path == "/v1/models" or path.startswith("/v1/models/"):
             self._models(reply, path.removeprefix("/v1/models").removeprefix("/"))
-        elif path == "/v1/embeddings" and asked.method == "POST" and self._embeds:
-            await answer_embeddings(asked, reply, self._embeds)
-        elif path in ("/v1/completions", "/v1/chat/completions") and asked.method == "POST":
-            await self._generate(asked, reply, chat="chat" in path)
+        elif path == "/v1/embeddings" and request.method == "POST" and self._embeds:
+            await answer_embeddings(request, reply, self._embeds)
+        elif path in ("/v1/completions", "/v1/chat/completions") and request.method == "POST":
+            await self._generate(request, reply, chat="chat" in path)
         else:
-            refuse(reply, 404, f"there is no {asked.method} {path} here")
+            refuse(reply, 404, f"there is no {request.method} {path} here")
 
     def _models(self, reply: Reply, name: str) -> None:
         """The list of models, or the one of that name."""
-        one = {"object": "model", "created": self._created, "owned_by": "slo-bench"}
-        models = [{"id": self._model.name, **one, "max_model_len": self._model.most_tokens}]
+        common = {"object": "model", "created": self._created, "owned_by": "slo-bench"}
+        models = [{"id": self._model.name, **common, "max_model_len": self._model.most_tokens}]
         if self._embeds is not None:
-            models.append({"id": self._embeds.name, **one})
-        found = [one for one in models if one["id"] == unquote(name)]
+            models.append({"id": self._embeds.name, **common})
+        matches = [model for model in models if model["id"] == unquote(name)]
         if not name:
             respond_json(reply, {"object": "list", "data": models})
-        elif found:
-            respond_json(reply, found[0])
+        elif matches:
+            respond_json(reply, matches[0])
         else:
             refuse(reply, 404, f"there is no model {name!r:.100}", "model")
 
-    async def _generate(self, asked: HttpRequest, reply: Reply, *, chat: bool) -> None:
-        body = asked.json()
+    async def _generate(self, request: HttpRequest, reply: Reply, *, chat: bool) -> None:
+        body = request.json()
         if body is None:
             refuse(reply, 400, "the body must be a JSON object")
             return
@@ -167,15 +167,15 @@ def serving_model(
     from .launch.random_model import model_folder
     from .launch.serve import NUM_CPU_BLOCKS
 
-    found = system_by_name(system_name).with_parameters(**parameters)
-    check(found, TORCH)
-    if not isinstance(found.policy, Policy):
+    system = system_by_name(system_name).with_parameters(**parameters)
+    check(system, TORCH)
+    if not isinstance(system.policy, Policy):
         raise SloBenchError(f"{system_name} serves static batches, which no server streams")
-    if found.cluster is not None:
+    if system.cluster is not None:
         raise SloBenchError(
             f"{system_name} decides across several instances, which `run` executes; a server is one"
         )
-    if kv_store and not found.prefix_cache:
+    if kv_store and not system.prefix_cache:
         raise SloBenchError(
             f"{system_name} looks for no prefixes: there is nothing to keep in a KV store"
         )
@@ -189,9 +189,9 @@ def serving_model(
         num_gpu_blocks or blocks_that_fit(decoder, block_size),
         block_size,
         (NUM_CPU_BLOCKS if num_cpu_blocks is None else num_cpu_blocks)
-        if swaps(found.policy)
+        if swaps(system.policy)
         else 0,
-        block_size if found.prefix_cache else 0,
+        block_size if system.prefix_cache else 0,
         tiers,
     )
     count = max(0, len(stage_layers) - 1)
@@ -206,10 +206,12 @@ def serving_model(
         engine = Engine(decoder, room, workers)
         if count:
             engine.place(stage_layers)
-        live = stack.enter_context(LiveEngine(engine, found.policy, layout))
-        limits = found.policy.limits(live.instance.view)
+        live = stack.enter_context(LiveEngine(engine, system.policy, layout))
+        limits = system.policy.limits(live.instance.view)
         spare = limits.watermark_blocks + limits.decode_headroom_blocks
-        most = min(decoder.config.context, (room.blocks - spare) * block_size)
-        served = GenerationModel(served_name or folder.name, Text(folder), decoder.config.eos, most)
+        max_tokens = min(decoder.config.context, (room.blocks - spare) * block_size)
+        served = GenerationModel(
+            served_name or folder.name, Text(folder), decoder.config.eos, max_tokens
+        )
         with serving(live, served, embeds, port=port) as url:
             yield url

@@ -81,8 +81,8 @@ class HttpBackend:
         endpoints = [Endpoint.parse(url) for url in self.client.base_urls]
         headers = self.client.options(model="", cell="").header_lines()
         models = [first_model(endpoint, headers) for endpoint in endpoints]
-        asked = spec.placement.model
-        model = models[0] if asked == SERVED else asked
+        requested_model = spec.placement.model
+        model = models[0] if requested_model == SERVED else requested_model
         yield Attached(
             endpoints,
             with_tokenizer_of(model, self.client),
@@ -96,10 +96,10 @@ class HttpBackend:
 def with_tokenizer_of(model: str, client: ClientSchema) -> ClientSchema:
     """Prompts are made of tokens that the model has, if it is a folder with its tokenizer."""
     try:
-        known = (Path(model) / "tokenizer.json").is_file()
+        has_tokenizer = (Path(model) / "tokenizer.json").is_file()
     except OSError:  # longer than names of files are
-        known = False
-    if client.tokenizer is None and known:
+        has_tokenizer = False
+    if client.tokenizer is None and has_tokenizer:
         return client.model_copy(update={"tokenizer": model})
     return client
 
@@ -134,7 +134,7 @@ class Attached(Deployment):
             )
         before = CacheCounters.read(self._metrics())
         with watching(self._gpus()) as watch:
-            found = measure(
+            http_result = measure(
                 workload,
                 self.endpoints,
                 options,
@@ -143,31 +143,31 @@ class Attached(Deployment):
                 senders=self.senders,
                 gone=self._gone,
             )
-        self.failures.append(found.failed_as)
+        self.failures.append(http_result.failed_as)
         counters = CacheCounters.read(self._metrics()).since(before)
-        warm_share = warm_cache_share(workload, options, found.columns, counters)
-        if len(found.clients) > 1 or self.senders is not None:
-            _write_clients(folder / "clients" / f"{spec.cell}.csv", found.clients)
+        warm_share = warm_cache_share(workload, options, http_result.columns, counters)
+        if len(http_result.clients) > 1 or self.senders is not None:
+            _write_clients(folder / "clients" / f"{spec.cell}.csv", http_result.clients)
         if watch.samples:
-            watch.write(folder / "servers" / f"{spec.cell}.gpus.csv", found.start_s)
+            watch.write(folder / "servers" / f"{spec.cell}.gpus.csv", http_result.start_s)
         if self.client.save_token_times:
-            _write_token_times(folder / "token_times" / f"{spec.cell}.csv.gz", found)
+            _write_token_times(folder / "token_times" / f"{spec.cell}.csv.gz", http_result)
         if "vllm" in self.client.export:
             path = folder / "vllm" / f"{spec.cell}.json"
-            write_vllm_json(path, workload, found, model=self.model, rate_rps=spec.rate_rps)
+            write_vllm_json(path, workload, http_result, model=self.model, rate_rps=spec.rate_rps)
         return CellMeasurement(
-            found.result,
-            invalid_because=found.invalid_because,
-            served=not found.failed_as,
-            columns=_columns(found),
+            http_result.result,
+            invalid_because=http_result.invalid_because,
+            served=not http_result.failed_as,
+            columns=_columns(http_result),
             figures={
-                **_figures(workload, found),
+                **_figures(workload, http_result),
                 TOKENIZER_COLUMN: self.client.tokenizer,
                 WARM_CACHE_COLUMN: None if warm_share is None else _rounded(warm_share),
                 "given_prompts": int(given_prompts(workload, options).sum()),
-                **_gpu_figures(watch, found),
-                **_lengths_figures(found),
-                **_machines_figures(found.clients),
+                **_gpu_figures(watch, http_result),
+                **_lengths_figures(http_result),
+                **_machines_figures(http_result.clients),
             },
         )
 
@@ -194,18 +194,18 @@ class Attached(Deployment):
         return visible_gpus()
 
 
-def _gpu_figures(watch: GpuWatch, found: HttpResult) -> Mapping[str, Value]:
+def _gpu_figures(watch: GpuWatch, http_result: HttpResult) -> Mapping[str, Value]:
     """GPU metrics from the level's time zero to its last answer."""
-    ended_s = found.columns.ended_s[np.isfinite(found.columns.ended_s)]
-    return watch.figures(found.start_s, found.start_s + float(ended_s.max(initial=0.0)))
+    ended_s = http_result.columns.ended_s[np.isfinite(http_result.columns.ended_s)]
+    return watch.figures(http_result.start_s, http_result.start_s + float(ended_s.max(initial=0.0)))
 
 
-def _lengths_figures(found: HttpResult) -> Mapping[str, Value]:
+def _lengths_figures(http_result: HttpResult) -> Mapping[str, Value]:
     """The number of updates of an online length predictor, if one is used."""
-    told = found.result.timeline.timeseries
-    if not any(one.metric == "lengths" for one in told):
+    series = http_result.result.timeline.timeseries
+    if not any(row.metric == "lengths" for row in series):
         return {}
-    return {"length_updates": sum(one.metric == "taught" for one in told)}
+    return {"length_updates": sum(row.metric == "taught" for row in series)}
 
 
 def _machines_figures(clients: Sequence[Client]) -> Mapping[str, Value]:
@@ -247,9 +247,9 @@ def _hardware(spec: CellSpec) -> Hardware:
     )
 
 
-def _columns(found: HttpResult) -> dict[str, Column]:
-    columns = found.columns
-    details = [found.details.get(row, "") for row in range(len(columns.fault))]
+def _columns(http_result: HttpResult) -> dict[str, Column]:
+    columns = http_result.columns
+    details = [http_result.details.get(row, "") for row in range(len(columns.fault))]
     return {
         "sent_s": columns.sent_s,
         "first_byte_s": columns.first_byte_s,
@@ -264,8 +264,8 @@ def _columns(found: HttpResult) -> dict[str, Column]:
     }
 
 
-def _figures(workload: Workload, found: HttpResult) -> dict[str, Value]:
-    client, columns = found.client, found.columns
+def _figures(workload: Workload, http_result: HttpResult) -> dict[str, Value]:
+    client, columns = http_result.client, http_result.columns
     chunks = int(columns.chunks.sum())
     tokens = int(columns.output_tokens.sum())
     sent_ttft = columns.first_token_s - columns.sent_s
@@ -274,11 +274,11 @@ def _figures(workload: Workload, found: HttpResult) -> dict[str, Value]:
         # What only the server knows.
         "preemptions_swap": None,
         "preemptions_recompute": None,
-        "prefix_hit_rate": _prefix_hit_rate(found),
-        "invalid_because": found.invalid_because,
+        "prefix_hit_rate": _prefix_hit_rate(http_result),
+        "invalid_because": http_result.invalid_because,
         "ttft_from_send_p50_s": _rounded(np.median(answered)) if len(answered) else None,
         "tokens_per_chunk": _rounded(tokens / chunks) if chunks else None,
-        "truncated_outputs": _truncated_outputs(workload, found),
+        "truncated_outputs": _truncated_outputs(workload, http_result),
         "sent_rps": _rounded(client.sent_rps),
         "send_delay_p50_s": _rounded(client.send_delay_p50_s),
         "send_delay_p99_s": _rounded(client.send_delay_p99_s),
@@ -286,8 +286,8 @@ def _figures(workload: Workload, found: HttpResult) -> dict[str, Value]:
         "client_cpu_s": _rounded(client.cpu_s),
         "client_processes": client.processes,
     }
-    counts = found.faults()
-    figures[FAULT_COLUMN] = found.fault_detail
+    counts = http_result.faults()
+    figures[FAULT_COLUMN] = http_result.fault_detail
     figures |= {
         f"fault_{fault.value.replace('-', '_')}": counts.get(fault, 0)
         for fault in RequestFault
@@ -300,26 +300,26 @@ def _rounded(value: float) -> float:
     return round(float(value), 6)
 
 
-def _prefix_hit_rate(found: HttpResult) -> float | None:
-    columns = found.columns
-    known = (columns.cached_tokens >= 0) & (columns.prompt_tokens > 0)
-    if not known.any():
+def _prefix_hit_rate(http_result: HttpResult) -> float | None:
+    columns = http_result.columns
+    reported = (columns.cached_tokens >= 0) & (columns.prompt_tokens > 0)
+    if not reported.any():
         return None
-    return _rounded(columns.cached_tokens[known].sum() / columns.prompt_tokens[known].sum())
+    return _rounded(columns.cached_tokens[reported].sum() / columns.prompt_tokens[reported].sum())
 
 
-def _truncated_outputs(workload: Workload, found: HttpResult) -> int:
+def _truncated_outputs(workload: Workload, http_result: HttpResult) -> int:
     """Whole answers with fewer tokens than the workload has."""
-    whole = found.columns.fault == FAULTS.index(RequestFault.NONE)
-    generated = whole & (found.columns.output_tokens > 0)
-    return int((generated & (found.columns.output_tokens < workload.output_tokens)).sum())
+    whole = http_result.columns.fault == FAULTS.index(RequestFault.NONE)
+    generated = whole & (http_result.columns.output_tokens > 0)
+    return int((generated & (http_result.columns.output_tokens < workload.output_tokens)).sum())
 
 
-def _write_token_times(path: Path, found: HttpResult) -> None:
-    rows = np.arange(len(found.columns.output_tokens))
+def _write_token_times(path: Path, http_result: HttpResult) -> None:
+    rows = np.arange(len(http_result.columns.output_tokens))
     columns: Mapping[str, Column] = {
-        "id": np.repeat(rows, found.columns.output_tokens),
-        "token_s": found.token_s,
+        "id": np.repeat(rows, http_result.columns.output_tokens),
+        "token_s": http_result.token_s,
     }
     write_whole(path, gzip_csv(columns))
 
@@ -354,10 +354,10 @@ def _listed_first(status: int, body: bytes) -> str:
     """
     if status != 200:
         raise ValueError(f"status {status}; redirects are not followed, give the address itself")
-    found = parse_json(body)
-    if not isinstance(found, dict):
+    reply = parse_json(body)
+    if not isinstance(reply, dict):
         raise ValueError("the answer is no JSON object")
-    models = found.get("data") or []
+    models = reply.get("data") or []
     if not isinstance(models, list) or not all(isinstance(model, dict) for model in models):
         raise ValueError("data is no list of models")
     if not models:

@@ -45,9 +45,9 @@ class GpuWatch:
             return {}
         within = [s for s in self.samples if begin_s <= s.time_s <= end_s] or self.samples
         by_gpu = [[s for s in within if s.gpu == gpu] for gpu in sorted({s.gpu for s in within})]
-        powers = [_mean_power_w(own) for own in by_gpu]
-        known = [power for power in powers if power is not None]
-        power_w = sum(known) if len(known) == len(powers) else None
+        powers = [_mean_power_w(gpu_samples) for gpu_samples in by_gpu]
+        measured = [power for power in powers if power is not None]
+        power_w = sum(measured) if len(measured) == len(powers) else None
         used = [s.reading.memory_bytes for s in within if s.reading.memory_bytes is not None]
         busy = [s.reading.utilisation for s in within if s.reading.utilisation is not None]
         return {

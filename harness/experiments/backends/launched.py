@@ -76,22 +76,22 @@ class LaunchedBackend:
 
     def check(self, spec: CellSpec) -> None:
         """Check that the server can run the system with its parameters and instances."""
-        wanted = self._wanted(spec)
-        wanted.check(spec.instances)
+        serve = self._serve(spec)
+        serve.check(spec.instances)
         if spec.placement.embedder is not None:
-            self._check_embedder(spec, wanted)
+            self._check_embedder(spec, serve)
         if self.server.validated and parse_speculation(spec.placement.speculation or OFF):
             raise SloBenchError(
                 "a run with speculation cannot be validated: fitted step times have none; leave "
                 "--validate or speculation out"
             )
-        if self.server.validated and self._wanted(spec).gateway:
+        if self.server.validated and self._serve(spec).gateway:
             raise SloBenchError(
                 f"{spec.system} cannot be validated: its servers have different roles"
             )
 
-    def _check_embedder(self, spec: CellSpec, wanted: Serve) -> None:
-        check_embedder(wanted.found(), self.name)
+    def _check_embedder(self, spec: CellSpec, serve: Serve) -> None:
+        check_embedder(serve.resolved_system(), self.name)
         if spec.instances > 1:
             raise SloBenchError("an embedder stands beside one started server; leave instances out")
         if self.server.validated:
@@ -106,10 +106,10 @@ class LaunchedBackend:
 
     def _through_gateway(self, spec: CellSpec) -> bool:
         """Whether a gateway routes requests; else the client does."""
-        wanted = self._wanted(spec)
+        serve = self._serve(spec)
         if spec.placement.embedder is not None:
             return True
-        return wanted.gateway or router_by_name(spec.router or wanted.router).measures
+        return serve.gateway or router_by_name(spec.router or serve.router).measures
 
     def profiling(self, group: Sequence[CellSpec]) -> CellSpec | None:
         """For a single cell: a level with another seed and at most 200 requests."""
@@ -122,31 +122,29 @@ class LaunchedBackend:
     @contextlib.contextmanager
     def started(self, spec: CellSpec, folder: Path) -> Iterator[Launched]:
         """Start the servers, and a gateway if the system needs one."""
-        wanted = self._wanted(spec)
-        log = _unused(folder / "servers" / f"{wanted.label}.log")
-        if self.server.step_log or self.server.validated or wanted.patched:
-            wanted = replace(wanted, step_log=log.with_suffix(".steps.jsonl"))
-        device = environment(wanted.backend).device
+        serve = self._serve(spec)
+        log = _unused(folder / "servers" / f"{serve.label}.log")
+        if self.server.step_log or self.server.validated or serve.patched:
+            serve = replace(serve, step_log=log.with_suffix(".steps.jsonl"))
+        device = environment(serve.backend).device
         with contextlib.ExitStack() as stack:
             embedder = None
             if spec.placement.embedder is not None:
                 embedder = stack.enter_context(
-                    embedding_server(spec.placement.embedder, device, wanted.cores)
+                    embedding_server(spec.placement.embedder, device, serve.cores)
                 )
-                if isinstance(wanted.found().policy, Collocated) and wanted.patched:
-                    wanted = replace(wanted, embedder=embedder.beside)
+                if isinstance(serve.resolved_system().policy, Collocated) and serve.patched:
+                    serve = replace(serve, embedder=embedder.beside)
             with _kept_logs(log.parent):
-                servers = wanted.start(stack, log, instances=spec.instances)
+                servers = serve.start(stack, log, instances=spec.instances)
             urls, gateway = [server.url for server in servers], None
             if self._through_gateway(spec):
-                plan = wanted.behind(servers, spec.router)
+                plan = serve.behind(servers, spec.router)
                 if embedder is not None:
                     plan = replace(
                         plan,
                         embedder=Endpoint.parse(embedder.url),
-                        scheduler_socket=None
-                        if wanted.embedder is None
-                        else wanted.embedder.socket,
+                        scheduler_socket=None if serve.embedder is None else serve.embedder.socket,
                     )
                 gateway = stack.enter_context(serving_apart(plan))
                 urls = [gateway]
@@ -154,18 +152,18 @@ class LaunchedBackend:
             yield Launched(
                 [Endpoint.parse(url) for url in urls],
                 with_tokenizer_of(spec.placement.model, self.client),
-                wanted.values_field if wanted.patched else None,
+                serve.values_field if serve.patched else None,
                 model=_served_name(spec.placement.model),
                 gpu="cpu" if device == "cpu" else "unknown",
                 hardware=Hardware(gpus=gpus, parameters=math.nan, peak_flops=math.nan),
                 servers=servers,
-                step_logs=wanted.step_logs(spec.instances),
-                wanted=wanted,
+                step_logs=serve.step_logs(spec.instances),
+                serve=serve,
                 gateway=gateway,
                 embedder=embedder,
             )
 
-    def _wanted(self, spec: CellSpec) -> Serve:
+    def _serve(self, spec: CellSpec) -> Serve:
         place = spec.placement
         placed = None if place.device_map is None else read_device_map(place.device_map)
         pp = place.pp if placed is None else 1  # its stages are given with it
@@ -205,7 +203,7 @@ class Launched(Attached):
 
     servers: Sequence[ServerProcess]
     step_logs: Sequence[Path]
-    wanted: Serve
+    serve: Serve
     gateway: str | None  # its address
     embedder: EmbeddingServer | None
 
@@ -224,8 +222,8 @@ class Launched(Attached):
         tallies = self._tallies()
         begins = [_size(log) for log in self.step_logs]
         alone = len(self.endpoints) == 1  # or a gateway, which has the router
-        seen = replace(spec, router=None) if alone else spec
-        measured = super().measure_cell(seen, workload, folder, progress)
+        client_spec = replace(spec, router=None) if alone else spec
+        measured = super().measure_cell(client_spec, workload, folder, progress)
         self._write_meta(spec, folder, begins, before[0])
         try:
             after = [server.metrics() for server in self.servers]
@@ -263,29 +261,30 @@ class Launched(Attached):
 
     def _tallies(self) -> list[Mapping[str, int]]:
         """Counters of each server's plugin, and of the gateway's controller."""
-        found = [server.tally() for server in self.servers]
+        tallies = [server.tally() for server in self.servers]
         if self.gateway is None:
-            return found
+            return tallies
         counts = mechanism_counts(self.gateway)
-        return [*found, {COUNT + name: n for name, n in counts.items()}]
+        return [*tallies, {COUNT + name: n for name, n in counts.items()}]
 
     def _write_meta(
         self, spec: CellSpec, folder: Path, begins: Sequence[int], metrics: str
     ) -> None:
         """Write the server's settings, which a simulation of the cell needs."""
-        own = self.servers[0].handshake
+        handshake = self.servers[0].handshake
         meta: dict[str, object] = {
-            "server": environment(self.wanted.backend).backend,
+            "server": environment(self.serve.backend).backend,
             "model": self.model,
             "gpu": self.gpu,
             "system": spec.system,
             "parameters": dict(spec.parameters),
             "instances": len(self.servers),
             "router": spec.router or "round-robin",
-            "engine_kwargs": own.get("engine_kwargs") or _asked_settings(self.wanted, spec),
-            "kv_cache": own.get("kv_cache") or _told_settings(metrics),
+            "engine_kwargs": handshake.get("engine_kwargs")
+            or _command_line_settings(self.serve, spec),
+            "kv_cache": handshake.get("kv_cache") or _metrics_settings(metrics),
         }
-        if version := own.get("version"):
+        if version := handshake.get("version"):
             meta["version"] = version
             if meta["server"] == "vllm":
                 meta["vllm_version"] = version
@@ -309,45 +308,47 @@ def _size(log: Path) -> int:
     return log.stat().st_size if log.is_file() else 0
 
 
-def _asked_settings(wanted: Serve, spec: CellSpec) -> dict[str, Value]:
+def _command_line_settings(serve: Serve, spec: CellSpec) -> dict[str, Value]:
     """The engine's settings on the command line of a server without the plugin."""
-    found: dict[str, Value] = {"tensor_parallel_size": spec.placement.tp}
-    if wanted.max_model_tokens is not None:
-        found["max_model_len"] = wanted.max_model_tokens
+    settings: dict[str, Value] = {"tensor_parallel_size": spec.placement.tp}
+    if serve.max_model_tokens is not None:
+        settings["max_model_len"] = serve.max_model_tokens
     names = {
         "max_num_seqs": "max_num_seqs",
         "max_num_batched_tokens": "max_num_batched_tokens",
         "max_running_requests": "max_num_seqs",
         "chunked_prefill_tokens": "max_num_batched_tokens",
     }
-    return found | {names[k]: v for k, v in wanted.parameters.items() if k in names}
+    return settings | {names[k]: v for k, v in serve.parameters.items() if k in names}
 
 
-def _told_settings(metrics: str) -> dict[str, Value]:
+def _metrics_settings(metrics: str) -> dict[str, Value]:
     """The KV cache settings in vLLM's metrics."""
-    told = (labels for name, labels, _ in samples(metrics) if name == "vllm:cache_config_info")
-    labels = labels_of(next(told, ""))
-    found: dict[str, Value] = {
+    label_texts = (
+        labels for name, labels, _ in samples(metrics) if name == "vllm:cache_config_info"
+    )
+    labels = labels_of(next(label_texts, ""))
+    settings: dict[str, Value] = {
         name: int(labels[name])
         for name in ("num_gpu_blocks", "block_size")
         if labels.get(name, "").isdecimal()
     }
     caching = labels.get("enable_prefix_caching")
-    return found if caching is None else {**found, "enable_prefix_caching": caching == "True"}
+    return settings if caching is None else {**settings, "enable_prefix_caching": caching == "True"}
 
 
 def _grown(before: Sequence[str], after: Sequence[str]) -> Mapping[str, Value]:
     """Growth of each server counter, summed over all servers; None where no server has it."""
     olds = [totals(text) for text in before]
     news = [totals(text) for text in after]
-    found: dict[str, Value] = {}
+    growths: dict[str, Value] = {}
     for figure, names in _COUNTERS.items():
-        known = [name for name in names if any(name in sums for sums in news)]
-        found[figure] = None
-        if known:
-            now, then = (sum(s.get(known[0], 0.0) for s in side) for side in (news, olds))
-            found[figure] = int(now - then)
-    return found
+        reported = [name for name in names if any(name in sums for sums in news)]
+        growths[figure] = None
+        if reported:
+            now, then = (sum(s.get(reported[0], 0.0) for s in side) for side in (news, olds))
+            growths[figure] = int(now - then)
+    return growths
 
 
 def _expired_problem(before: Sequence[str], after: Sequence[str]) -> str | None:
@@ -379,7 +380,7 @@ def _served_name(model: str) -> str:
 def _unused(path: Path) -> Path:
     """The path, with a number if a server of the same system has used it."""
     candidates = [path, *(path.with_stem(f"{path.stem}.{number}") for number in range(2, 1000))]
-    return next(one for one in candidates if not one.exists())
+    return next(candidate for candidate in candidates if not candidate.exists())
 
 
 def growth(

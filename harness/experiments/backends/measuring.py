@@ -147,8 +147,8 @@ def measure_cells(
 def _watch(tell: Callable[[Event], None], cell: str) -> Progress:
     """Tells what is known of a running cell."""
 
-    def report(known: LoadProgress, clock_s: float) -> None:
-        tell(CellProgress(cell, known.ended, known))
+    def report(load_progress: LoadProgress, clock_s: float) -> None:
+        tell(CellProgress(cell, load_progress.ended, load_progress))
 
     return now_and_then(report)
 

@@ -154,8 +154,8 @@ class TorchBackend:
         Raises:
             SloBenchError: more are asked for than there are cores.
         """
-        asked = self.server.threads or (1 if self.server.clock == "cpu" else None)
-        return thread_count(asked, self.server.workers)
+        requested_threads = self.server.threads or (1 if self.server.clock == "cpu" else None)
+        return thread_count(requested_threads, self.server.workers)
 
     def _check_store(self, spec: CellSpec) -> None:
         from ...engine.torch.tiers import TierFolder
@@ -275,9 +275,10 @@ class LoadedModel(Deployment):
         assert self.workers is not None
         if system.cluster is not None and system.cluster.control_interval_s < math.inf:
             room = replace(room, spare_blocks=spare_blocks(self.folder, self.decoder, room))
-        told, longest = predicted_output_tokens(spec, workload), output_tokens_p90(spec, workload)
-        lengths = workload.output_tokens if told is None else told
-        most = lengths if longest is None else longest
+        predicted = predicted_output_tokens(spec, workload)
+        longest = output_tokens_p90(spec, workload)
+        lengths = workload.output_tokens if predicted is None else predicted
+        p90_lengths = lengths if longest is None else longest
         prompts = PromptMaker(Vocabulary.read(self.folder), workload.prefix_block_size, spec.cell)
         processes = InstanceProcesses(
             self.decoder,
@@ -286,7 +287,7 @@ class LoadedModel(Deployment):
             self.workers,
             # A prompt that was cut lacks its front.
             lambda r: Tokens(prompts.token_ids(workload[r.id])[-r.prompt_tokens :]),
-            Guess(lambda r: int(lengths[r.id]), lambda r: int(most[r.id])),
+            Guess(lambda r: int(lengths[r.id]), lambda r: int(p90_lengths[r.id])),
             cpu_time=self.server.clock == "cpu",
         )
         with heap_frozen():
@@ -300,7 +301,7 @@ class LoadedModel(Deployment):
                 instances=spec.instances,
                 router=spec.router,
                 overlong_requests=spec.overlong_requests,
-                predicted_output_tokens=told,
+                predicted_output_tokens=predicted,
                 output_tokens_p90=longest,
                 engine=processes.make,
                 cluster=ExecutedCluster,
@@ -311,7 +312,7 @@ class LoadedModel(Deployment):
         log = "".join(f"{line}\n" for line in _moves_of(processes))
         if log:
             write_whole(folder / "servers" / f"{spec.cell}.moves.jsonl", [log.encode()])
-        return self._found(result, wait_share, {})
+        return self._measurement(result, wait_share, {})
 
     def _measured(
         self,
@@ -330,15 +331,15 @@ class LoadedModel(Deployment):
         if spec.placement.device_map is not None and self.workers is not None:
             engine.place(read_device_map(spec.placement.device_map).layers)
         most_tokens = self._most_tokens(engine, policy)
-        given = workload
+        offered = workload
         workload, rejected = fit(
             workload,
             most_tokens,
             spec.overlong_requests,
             reserved=isinstance(policy, StaticPolicy) or overrides(policy, "reserved_blocks"),
         )
-        told = predicted_output_tokens(spec, workload)
-        lengths = workload.output_tokens if told is None else told
+        predicted = predicted_output_tokens(spec, workload)
+        lengths = workload.output_tokens if predicted is None else predicted
         longest = output_tokens_p90(spec, workload)
         longest = lengths if longest is None else longest
         prompts = PromptMaker(Vocabulary.read(self.folder), workload.prefix_block_size, spec.cell)
@@ -362,16 +363,16 @@ class LoadedModel(Deployment):
             clock.begin()
             result = execute(workload, instance, rejected=rejected, progress=_counted(progress))
             wait_share = cpu_wait.share()
-        if workload is not given:
+        if workload is not offered:
             result = replace(result, served=workload)
         if migrator is not None:
             log = "".join(f"{moved.line()}\n" for moved in migrator.history)
             write_whole(folder / "servers" / f"{spec.cell}.moves.jsonl", [log.encode()])
         if logged:
             _keep_log(folder, spec, self, engine, lines, most_tokens)
-        return self._found(result, wait_share, _store_figures(engine, instance))
+        return self._measurement(result, wait_share, _store_figures(engine, instance))
 
-    def _found(
+    def _measurement(
         self, result: Result, wait_share: float | None, figures: Mapping[str, Value]
     ) -> CellMeasurement:
         """A measured cell; invalid if other programs took the engine's cores. By the CPU clock
@@ -384,12 +385,12 @@ class LoadedModel(Deployment):
                 f"{wait_share:.0%} of their busy time, {limit:.0%} is the limit "
                 "(server.cpu_wait_limit)"
             )
-        own: dict[str, Value] = {
+        engine_columns: dict[str, Value] = {
             "cpu_threads": self.threads.threads,
             "cpu_wait_share": wait_share,
             REASON_COLUMN: invalid,
         }
-        return CellMeasurement(result, invalid, figures={**own, **figures})
+        return CellMeasurement(result, invalid, figures={**engine_columns, **figures})
 
     def _migrator(self, engine: Engine, instance: EngineInstance) -> Migrator | None:
         from ...engine.torch.execution import Execution
@@ -442,9 +443,9 @@ class LoadedModel(Deployment):
 
         size = min(_WARM_TOKENS, engine.room.blocks * engine.room.block_size - 1)
         blocks = list(range(-(-(size + 1) // engine.room.block_size)))
-        one = Tokens([1] * size, blocks=blocks)
-        one.tokens += engine.runner.run([], [Piece(one, 0, size)])
-        engine.runner.run([one], [])
+        sequence = Tokens([1] * size, blocks=blocks)
+        sequence.tokens += engine.runner.run([], [Piece(sequence, 0, size)])
+        engine.runner.run([sequence], [])
 
 
 def _counted(progress: Progress | None) -> Callable[[int, float], None] | None:
@@ -476,9 +477,9 @@ def _log_steps(instance: TimedInstance, lines: list[str]) -> None:
         end_s = begin_s + ran.duration_s
         lines.append(json.dumps({"event": "done", "time_s": end_s, "left": 0, "ran": ran}))
 
-    told = instance.step_time
-    assert isinstance(told, RecordedStepTime)
-    told.heard = heard
+    recorder = instance.step_time
+    assert isinstance(recorder, RecordedStepTime)
+    recorder.heard = heard
 
 
 def _keep_log(
@@ -541,10 +542,10 @@ def _own_tiers(store: Sequence[str]) -> Iterator[tuple[TierFolder, ...]]:
         for tier in map(TierFolder.parse, store):
             try:
                 tier.folder.mkdir(parents=True, exist_ok=True)
-                made = tempfile.TemporaryDirectory(dir=tier.folder, prefix="cell-")
+                temporary = tempfile.TemporaryDirectory(dir=tier.folder, prefix="cell-")
             except OSError as error:
                 raise SloBenchError(f"the KV store cannot be made: {error}") from None
-            tiers.append(replace(tier, folder=Path(stack.enter_context(made))))
+            tiers.append(replace(tier, folder=Path(stack.enter_context(temporary))))
         yield tuple(tiers)
 
 

@@ -23,24 +23,24 @@ Floats = NDArray[np.float64]
 
 
 def write_vllm_json(
-    path: Path, workload: Workload, found: HttpResult, *, model: str, rate_rps: float | None
+    path: Path, workload: Workload, http_result: HttpResult, *, model: str, rate_rps: float | None
 ) -> None:
-    """Write one cell; needs `found.token_s` and has texts where they were kept."""
-    text = json.dumps(vllm_json(workload, found, model=model, rate_rps=rate_rps))
+    """Write one cell; needs `http_result.token_s` and has texts where they were kept."""
+    text = json.dumps(vllm_json(workload, http_result, model=model, rate_rps=rate_rps))
     write_whole(path, [text.encode()])
 
 
 def vllm_json(
-    workload: Workload, found: HttpResult, *, model: str, rate_rps: float | None
+    workload: Workload, http_result: HttpResult, *, model: str, rate_rps: float | None
 ) -> dict[str, Any]:
     """One cell, as vLLM words it."""
-    columns = found.columns
+    columns = http_result.columns
     whole = columns.outcome == Outcome.FINISHED
     ttft_s = np.where(whole, columns.first_token_s - columns.started_s, 0.0)
     e2e_s = (columns.last_token_s - columns.started_s)[whole]
     inputs = np.where(columns.prompt_tokens > 0, columns.prompt_tokens, workload.prompt_tokens)
     outputs = np.where(whole, columns.output_tokens, 0)
-    answers = np.split(found.token_s, np.cumsum(columns.output_tokens)[:-1])
+    answers = np.split(http_result.token_s, np.cumsum(columns.output_tokens)[:-1])
     itl_s = [
         _gaps_s(times, chunks) if ok else np.empty(0)
         for times, chunks, ok in zip(answers, columns.chunks.tolist(), whole, strict=True)
@@ -78,9 +78,9 @@ def vllm_json(
         "ttfts": ttft_s.tolist(),
         "itls": [gaps.tolist() for gaps in itl_s],
         "start_times": np.nan_to_num(columns.started_s).tolist(),
-        "generated_texts": [found.texts.get(row, "") for row in range(len(workload))],
-        "errors": [found.details.get(row, "") for row in range(len(workload))],
-        "max_output_tokens_per_s": float(_per_second(found.token_s).max(initial=0)),
+        "generated_texts": [http_result.texts.get(row, "") for row in range(len(workload))],
+        "errors": [http_result.details.get(row, "") for row in range(len(workload))],
+        "max_output_tokens_per_s": float(_per_second(http_result.token_s).max(initial=0)),
         "max_concurrent_requests": _most_at_once(columns.started_s[whole], columns.ended_s[whole]),
         "rtfx": 0.0,
         **_summary("ttft", ttft_s[whole]),

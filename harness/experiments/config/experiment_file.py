@@ -42,16 +42,16 @@ def read_toml(path: Path) -> tuple[dict[str, object], str]:
     try:
         return parse_toml(text), text
     except tomllib.TOMLDecodeError as error:
-        found = re.match(r"(.*) \(at line (\d+), column \d+\)", str(error))
-        line = int(found[2]) if found else None
-        raise FileFormatError(path, line, f"is not TOML: {found[1] if found else error}") from error
+        match = re.match(r"(.*) \(at line (\d+), column \d+\)", str(error))
+        line = int(match[2]) if match else None
+        raise FileFormatError(path, line, f"is not TOML: {match[1] if match else error}") from error
 
 
 def line_of(text: str, location: Sequence[str | int]) -> int | None:
     """The line that sets `location`, say ("parameters", "vllm", "max_num_seqs"), or the one above
     it.
     """
-    wanted = [str(part) for part in location if isinstance(part, str)]
+    target = [str(part) for part in location if isinstance(part, str)]
     best, best_line = 0, None
     table: list[str] = []
     for number, line in enumerate(text.splitlines(), start=1):
@@ -62,8 +62,8 @@ def line_of(text: str, location: Sequence[str | int]) -> int | None:
             here = table + _parts(assignment[1])
         else:
             continue
-        depth = min(len(here), len(wanted))
-        if depth > best and here[:depth] == wanted[:depth] and len(here) <= len(wanted):
+        depth = min(len(here), len(target))
+        if depth > best and here[:depth] == target[:depth] and len(here) <= len(target):
             best, best_line = depth, number
     return best_line
 
@@ -89,27 +89,27 @@ def all_anchored(
     settings: Mapping[str, Any], folder: Path, schema: type[BaseModel]
 ) -> dict[str, Any]:
     """The settings that name files, and the tables, with relative paths starting at `folder`."""
-    found = {name: dict(settings[name]) for name in TABLES if _is_table(settings.get(name))}
-    found |= {"": {name: value for name, value in settings.items() if name not in found}}
-    for path, one in declared(schema).items():
+    tables = {name: dict(settings[name]) for name in TABLES if _is_table(settings.get(name))}
+    tables |= {"": {name: value for name, value in settings.items() if name not in tables}}
+    for path, declaration in declared(schema).items():
         table, _, name = path.rpartition(".")
-        value = found.get(table, {}).get(name)
-        if value and one.setting.file == "maybe":
-            found[table][name] = _anchored(value, folder)
-        elif value and one.setting.file == "within":
-            found[table][name] = _within(value, folder)
-        elif value and one.setting.file == "yes":
-            found[table][name] = str(folder / value)
+        value = tables.get(table, {}).get(name)
+        if value and declaration.setting.file == "maybe":
+            tables[table][name] = _anchored(value, folder)
+        elif value and declaration.setting.file == "within":
+            tables[table][name] = _within(value, folder)
+        elif value and declaration.setting.file == "yes":
+            tables[table][name] = str(folder / value)
     if _is_table(settings.get("parameters")):
-        found[""]["parameters"] = {
+        tables[""]["parameters"] = {
             _anchored(k, folder): v for k, v in settings["parameters"].items()
         }
     if _is_table(settings.get("variants")):
-        found[""]["variants"] = {
+        tables[""]["variants"] = {
             name: all_anchored(changes, folder, schema) if _is_table(changes) else changes
             for name, changes in settings["variants"].items()
         }
-    return {**found.pop(""), **found}
+    return {**tables.pop(""), **tables}
 
 
 def _is_table(value: object) -> bool:
@@ -119,7 +119,7 @@ def _is_table(value: object) -> bool:
 def _anchored(value: object, folder: Path) -> object:
     """Names of files in `folder`, made absolute; what is no file stays as it is."""
     if isinstance(value, list | tuple):
-        return type(value)(_anchored(one, folder) for one in value)
+        return type(value)(_anchored(entry, folder) for entry in value)
     if not isinstance(value, str):
         return value
     path, colon, rest = value.partition(":")
@@ -132,7 +132,7 @@ def _anchored(value: object, folder: Path) -> object:
 
 def _within(value: object, folder: Path) -> object:
     if isinstance(value, list | tuple):
-        return type(value)(_within(one, folder) for one in value)
+        return type(value)(_within(entry, folder) for entry in value)
     if not isinstance(value, str):
         return value
     return re.sub(r"[^:@<=]+", lambda part: str(_anchored(part[0], folder)), value)
@@ -154,7 +154,7 @@ def setting_error(
     return SettingError(first["loc"], _problem(first, schema.model_fields, kind))
 
 
-def _problem(error: ErrorDetails, fields: Mapping[str, object], what: str) -> str:
+def _problem(error: ErrorDetails, fields: Mapping[str, object], setting_kind: str) -> str:
     location = [str(part) for part in error["loc"] if isinstance(part, str)]
     first = location[0] if location else ""
     depth = 3 if first in ("parameters", "tuning", "variants") else 2 if first in TABLES else 1
@@ -162,8 +162,8 @@ def _problem(error: ErrorDetails, fields: Mapping[str, object], what: str) -> st
     kind, message = error["type"], str(error["msg"])
     if kind == "extra_forbidden":
         tables: Mapping[str, type[BaseModel]] = {**TABLES, "tuning": TuningRecord}
-        known = tables[first].model_fields if first in tables else fields
-        return str(UnknownNameError(what, location[depth - 1], known))
+        names = tables[first].model_fields if first in tables else fields
+        return str(UnknownNameError(setting_kind, location[depth - 1], names))
     if kind == "value_error":
         message = message.removeprefix("Value error, ")
         return f"{setting} {message}".strip()

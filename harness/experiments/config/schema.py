@@ -497,29 +497,29 @@ class ExperimentSchema(BaseModel):
         if isinstance(settings, dict) and settings.get("backend") == "openai":
             return {"systems": "server", "model": "served", "gpu": "unknown", **settings}
         if isinstance(settings, dict) and settings.get("backend") == "torch":
-            own = {"model": "tiny-llama", "gpu": "cpu"}
-            return {**own, **({} if "workload" in settings else _short(settings)), **settings}
+            defaults = {"model": "tiny-llama", "gpu": "cpu"}
+            return {**defaults, **({} if "workload" in settings else _short(settings)), **settings}
         return settings
 
     @field_validator("*")
     @classmethod
     def _no_repeats(cls, value: object) -> object:
         if isinstance(value, tuple):
-            seen: set[str] = set()
-            for one in value:
+            texts: set[str] = set()
+            for entry in value:
                 # Tables cannot be hashed, and numbers are equal whatever their type is.
-                text = repr(float(one) if isinstance(one, int | float) else one)
-                if text in seen:
-                    raise ValueError(f"has {one!r} twice")
-                seen.add(text)
+                text = repr(float(entry) if isinstance(entry, int | float) else entry)
+                if text in texts:
+                    raise ValueError(f"has {entry!r} twice")
+                texts.add(text)
         return value
 
     @model_validator(mode="after")
     def _agreement(self) -> ExperimentSchema:
         for names in ALTERNATIVES:
-            given = [name for name in names if any(getattr(self, name) or ())]
-            if len(given) > 1:
-                raise ValueError(f"{' and '.join(given)} contradict: give one of them")
+            present = [name for name in names if any(getattr(self, name) or ())]
+            if len(present) > 1:
+                raise ValueError(f"{' and '.join(present)} contradict: give one of them")
         for table in ("parameters", "tuning"):
             strangers = set(getattr(self, table)) - set(self.systems)
             if strangers:
@@ -531,8 +531,8 @@ class ExperimentSchema(BaseModel):
         return self
 
     def _check_variant(self, name: str, changes: Mapping[str, Any]) -> None:
-        known = declared(type(self))
-        allowed = [one for one in self.axes() if known[one].role == "deployment"]
+        declarations = declared(type(self))
+        allowed = [axis for axis in self.axes() if declarations[axis].role == "deployment"]
         for setting_name in changes:
             if setting_name not in {"systems", "parameters", *allowed}:
                 raise ValueError(
@@ -548,14 +548,16 @@ class ExperimentSchema(BaseModel):
         """The experiment with the settings of one of its variants, and without variants."""
         changes = self.variants[name]
         plain = {field: getattr(self, field) for field in type(self).model_fields}
-        found = {**plain, **changes, "variants": {}}
-        systems = listed(found["systems"])
-        found["parameters"] = {
-            **{one: of for one, of in self.parameters.items() if one in systems},
+        settings = {**plain, **changes, "variants": {}}
+        systems = listed(settings["systems"])
+        settings["parameters"] = {
+            **{system: choices for system, choices in self.parameters.items() if system in systems},
             **changes.get("parameters", {}),
         }
-        found["tuning"] = {one: of for one, of in self.tuning.items() if one in systems}
-        return type(self)(**found)
+        settings["tuning"] = {
+            system: record for system, record in self.tuning.items() if system in systems
+        }
+        return type(self)(**settings)
 
     def each_variant(self) -> dict[str, Self]:
         """The experiment as each of its variants; itself as "" where it has none."""
@@ -578,18 +580,18 @@ class ExperimentSchema(BaseModel):
         Raises:
             SloBenchError: there is one.
         """
-        for path, one in declared(type(self)).items():
+        for path, declaration in declared(type(self)).items():
             table, _, name = path.rpartition(".")
             value = getattr(getattr(self, table) if table else self, name)
-            if one.is_default(value) or (table and not tables):
+            if declaration.is_default(value) or (table and not tables):
                 continue
-            called = path if not one.option else f"{path} ({one.option})"
-            if one.backends and self.backend not in one.backends:
+            called = path if not declaration.option else f"{path} ({declaration.option})"
+            if declaration.backends and self.backend not in declaration.backends:
                 raise SloBenchError(
                     f"{called} has no effect with backend {self.backend}, only with "
-                    f"{', '.join(one.backends)}: leave it out"
+                    f"{', '.join(declaration.backends)}: leave it out"
                 )
-            if self.backend == "openai" and one.setting.describes and len(value) > 1:
+            if self.backend == "openai" and declaration.setting.describes and len(value) > 1:
                 raise SloBenchError(
                     f"{called} has {len(value)} values, but a server that runs already has one "
                     "deployment: give the one that it has"
@@ -604,11 +606,13 @@ class ExperimentSchema(BaseModel):
     @classmethod
     def axes(cls) -> tuple[str, ...]:
         """The settings of which every combination is run."""
-        found = declared(cls).values()
+        declarations = declared(cls).values()
         return tuple(
-            one.path
-            for one in found
-            if one.several and one.path in cls.model_fields and one.path != "systems"
+            declaration.path
+            for declaration in declarations
+            if declaration.several
+            and declaration.path in cls.model_fields
+            and declaration.path != "systems"
         )
 
     @classmethod
@@ -636,10 +640,10 @@ class ExperimentSchema(BaseModel):
     def anchored(self, folder: Path) -> Self:
         """The same with every relative path made absolute, starting at `folder`."""
         plain = {name: getattr(self, name).__dict__ for name in TABLES}
-        found = all_anchored(self.__dict__ | plain, folder, type(self))
+        anchored_settings = all_anchored(self.__dict__ | plain, folder, type(self))
         for name in TABLES:
-            found[name] = _changed(getattr(self, name), found[name])
-        return _changed(self, found)
+            anchored_settings[name] = _changed(getattr(self, name), anchored_settings[name])
+        return _changed(self, anchored_settings)
 
     def to_toml(self) -> str:
         """The experiment as a file; a setting with one value is written without brackets."""
@@ -653,7 +657,10 @@ class ExperimentSchema(BaseModel):
                     for system, parameters in value.items()
                 }
             elif name == "tuning":
-                value = {one: told.model_dump(exclude_defaults=True) for one, told in value.items()}
+                value = {
+                    system: record.model_dump(exclude_defaults=True)
+                    for system, record in value.items()
+                }
                 value = value or None
             elif name in TABLES:
                 value = value.model_dump(exclude_defaults=True)
@@ -693,10 +700,10 @@ def _policy_files(table: Mapping[str, Any]) -> list[str]:
     variants = table.get("variants")
     of_variants = variants.values() if isinstance(variants, Mapping) else ()
     named = [
-        one
-        for of in (table, *of_variants)
-        if isinstance(of, Mapping)
-        for one in listed(of.get("systems"))
+        name
+        for section in (table, *of_variants)
+        if isinstance(section, Mapping)
+        for name in listed(section.get("systems"))
     ]
-    files = (one.partition(":")[0] for one in named if isinstance(one, str))
+    files = (name.partition(":")[0] for name in named if isinstance(name, str))
     return [file for file in dict.fromkeys(files) if file.endswith(".py")]

@@ -133,8 +133,8 @@ class Declared:
         origin = get_origin(kind)
         if origin is Literal:
             return str
-        found: type = kind if origin is None else dict
-        return found
+        value_type: type = kind if origin is None else dict
+        return value_type
 
     @property
     def choices(self) -> tuple[str, ...]:
@@ -201,17 +201,17 @@ class Declared:
 @cache
 def declared(schema: type[BaseModel], prefix: str = "") -> dict[str, Declared]:
     """The settings of a schema and of the tables in it, by path, in the schema's order."""
-    found: dict[str, Declared] = {}
+    declarations: dict[str, Declared] = {}
     for name, field in schema.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            found |= declared(field.annotation, f"{name}.")
+            declarations |= declared(field.annotation, f"{name}.")
         extra = field.json_schema_extra
         if isinstance(extra, dict) and isinstance(how := extra.get(_EXTRA), Setting):
             path, default = prefix + name, field.get_default()
             if default is None and get_origin(field.annotation) is tuple:
                 default = (None,)
-            found[path] = Declared(path, how, field.annotation, default)
-    return found
+            declarations[path] = Declared(path, how, field.annotation, default)
+    return declarations
 
 
 def _alternatives(annotation: Any) -> list[Any]:
@@ -220,7 +220,9 @@ def _alternatives(annotation: Any) -> list[Any]:
     if origin is Annotated:
         return _alternatives(get_args(annotation)[0])
     if origin in (Union, UnionType):
-        return [found for one in get_args(annotation) for found in _alternatives(one)]
+        return [
+            alternative for member in get_args(annotation) for alternative in _alternatives(member)
+        ]
     if origin is tuple:
         return _alternatives(get_args(annotation)[0])
     return [] if annotation is NoneType else [annotation]
@@ -232,14 +234,14 @@ def number_list(text: str) -> tuple[float, ...]:
     Raises:
         SloBenchError: it is neither.
     """
-    found: list[float] = []
+    values: list[float] = []
     for piece in text.split(","):
         try:
             numbers = [float(number) for number in piece.split(":")]
         except ValueError:
             raise SloBenchError(f"cannot read {piece!r}; write 2,4,8 or 2:16:2") from None
         if len(numbers) == 1:
-            found += numbers
+            values += numbers
             continue
         low, high, step = [*numbers, 1.0][:3]
         if len(numbers) > 3 or not all(map(math.isfinite, numbers)):
@@ -249,8 +251,8 @@ def number_list(text: str) -> tuple[float, ...]:
         count = math.floor((high - low) / step + 1e-9) + 1
         if count > 10_000:
             raise SloBenchError(f"{piece!r} has {count:,} values; take larger steps")
-        found += [round(low + step * k, 9) for k in range(count)]
-    return tuple(found)
+        values += [round(low + step * k, 9) for k in range(count)]
+    return tuple(values)
 
 
 def column_value(value: object) -> str | int | float | bool | None:
@@ -264,13 +266,15 @@ def column_value(value: object) -> str | int | float | bool | None:
 def _slo_text(table: Mapping[str, Any]) -> str:
     """A table of SLOs in the short form: `ttft=1,tpot=0.15; chat:ttft=0.5`."""
 
-    def bounds(of: Mapping[str, Any]) -> str:
+    def bounds(slos: Mapping[str, Any]) -> str:
         return ",".join(
             f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
-            for name, value in of.items()
+            for name, value in slos.items()
         )
 
     for_all = {name: value for name, value in table.items() if not isinstance(value, Mapping)}
     pieces = [bounds(for_all)] if for_all else []
-    pieces += [f"{name}:{bounds(of)}" for name, of in table.items() if isinstance(of, Mapping)]
+    pieces += [
+        f"{name}:{bounds(slos)}" for name, slos in table.items() if isinstance(slos, Mapping)
+    ]
     return "; ".join(pieces)

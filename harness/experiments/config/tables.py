@@ -46,10 +46,10 @@ class TuningRecord(BaseModel):
     @model_validator(mode="after")
     def _complete(self) -> TuningRecord:
         tuned = (self.command, self.trials, self.seeds, self.objective, self.best_value)
-        given = [value not in ("", None, ()) for value in tuned]
-        if any(given) and not all(given):
+        present = [value not in ("", None, ()) for value in tuned]
+        if any(present) and not all(present):
             raise ValueError("needs command, trials, seeds, objective and best_value together")
-        if not (any(given) or self.note):
+        if not (any(present) or self.note):
             raise ValueError("needs a note, or trials with their command")
         return self
 
@@ -61,8 +61,8 @@ class TuningRecord(BaseModel):
         seeds = ", ".join(map(str, self.seeds))
         before = "" if self.default_value is None else f"{self.default_value:g} → "
         tried = f"all {self.trials} configurations" if self.whole_space else f"{self.trials} trials"
-        told = f"{tried} on seeds {seeds}: {self.objective} {before}{self.best_value:g}"
-        return f"{told}. {self.note}".rstrip(". ")
+        sentence = f"{tried} on seeds {seeds}: {self.objective} {before}{self.best_value:g}"
+        return f"{sentence}. {self.note}".rstrip(". ")
 
 
 class ClientSchema(BaseModel):
@@ -204,16 +204,16 @@ class ClientSchema(BaseModel):
         """Return the options of the load generator for one cell, whose prompts are its own."""
         from ...load_generator.http.options import Api, HttpOptions, PromptFormat
 
-        alike = {one.name for one in fields(HttpOptions)} & set(type(self).model_fields)
+        alike = {option.name for option in fields(HttpOptions)} & set(type(self).model_fields)
         exported = "vllm" in self.export
-        own = {
+        converted = {
             "api": Api(self.api),
             "prompt_format": PromptFormat(self.prompt_format),
             "tokenizer": None if self.tokenizer is None else Path(self.tokenizer),
             "save_token_times": self.save_token_times or exported,
         }
         return HttpOptions(
-            **{name: getattr(self, name) for name in alike} | own,
+            **{name: getattr(self, name) for name in alike} | converted,
             model=model,
             values_field=values_field,
             salt=f"{self.prompt_salt or ''} {cell}",

@@ -33,10 +33,10 @@ def template(file: str, experiment: Mapping[str, Any]) -> str:
 
     Settings stand under the headings of `slo-bench run --help-all`; tables come last.
     """
-    known = declared(ExperimentSchema)
+    declarations = declared(ExperimentSchema)
     panels: dict[str, list[str]] = {}
-    for path, one in known.items():
-        panels.setdefault(one.setting.panel, []).append(path)
+    for path, declaration in declarations.items():
+        panels.setdefault(declaration.setting.panel, []).append(path)
     blocks = [_HEAD.format(file=file)]
     opened = ""
     for panel, paths in sorted(panels.items(), key=lambda item: "." in item[1][0]):
@@ -47,17 +47,19 @@ def template(file: str, experiment: Mapping[str, Any]) -> str:
                 blocks.append(f"[{table}]\n")
                 opened = table
             values = experiment.get(table, {}) if table else experiment
-            blocks.append(_entry(known[path], name, values))
-    others = {name: value for name, value in experiment.items() if name not in {*known, *TABLES}}
+            blocks.append(_entry(declarations[path], name, values))
+    others = {
+        name: value for name, value in experiment.items() if name not in {*declarations, *TABLES}
+    }
     return "\n".join([*blocks, to_toml(others) if others else _PARAMETERS])
 
 
-def _entry(one: Declared, name: str, values: Mapping[str, Any]) -> str:
-    text = textwrap.fill(one.help, _WIDTH, initial_indent="# ", subsequent_indent="# ")
+def _entry(declaration: Declared, name: str, values: Mapping[str, Any]) -> str:
+    text = textwrap.fill(declaration.help, _WIDTH, initial_indent="# ", subsequent_indent="# ")
     if name in values:
         return f"{text}\n{name} = {_toml(values[name])}\n"
-    default = one.default
-    if one.several and isinstance(default, tuple) and len(default) == 1:
+    default = declaration.default
+    if declaration.several and isinstance(default, tuple) and len(default) == 1:
         default = default[0]
     return f"{text}\n# {name} = {'…' if default is None else _toml(default)}\n"
 

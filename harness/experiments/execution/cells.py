@@ -59,7 +59,7 @@ _LENGTHS_STREAM = 0x1E46  # apart from the streams that draw the workload
 
 def workload_of(spec: CellSpec) -> Workload:
     """What arrives in a cell; the same for every system."""
-    made = source(spec.workload).make(
+    workload = source(spec.workload).make(
         rate_rps=spec.rate_rps,
         replay_speed=spec.replay_speed,
         requests=spec.requests,
@@ -67,14 +67,14 @@ def workload_of(spec: CellSpec) -> Workload:
         seed=spec.seed,
         slo=parse_slo(spec.slo, spec.slo_scale),
     )
-    return _declared(spec, made)
+    return _declared(spec, workload)
 
 
-def _declared(spec: CellSpec, made: Workload) -> Workload:
+def _declared(spec: CellSpec, workload: Workload) -> Workload:
     if spec.max_output_tokens is None:
-        return made
-    declared = np.maximum(made.output_tokens, spec.max_output_tokens)
-    return dataclasses.replace(made, max_output_tokens=declared)
+        return workload
+    declared = np.maximum(workload.output_tokens, spec.max_output_tokens)
+    return dataclasses.replace(workload, max_output_tokens=declared)
 
 
 def in_blocks(spec: CellSpec) -> WorkloadBlocks | None:
@@ -91,7 +91,7 @@ def in_blocks(spec: CellSpec) -> WorkloadBlocks | None:
         return None
     if spec.placement.embedder is not None or spec.placement.max_loras is not None:
         return None
-    made = source(spec.workload).blocks(
+    blocks = source(spec.workload).blocks(
         rate_rps=spec.rate_rps,
         replay_speed=spec.replay_speed,
         requests=spec.requests,
@@ -99,10 +99,12 @@ def in_blocks(spec: CellSpec) -> WorkloadBlocks | None:
         seed=spec.seed,
         slo=parse_slo(spec.slo, spec.slo_scale),
     )
-    if made is None or spec.max_output_tokens is None:
-        return made
-    draw = made.draw
-    return dataclasses.replace(made, draw=lambda: (_declared(spec, one) for one in draw()))
+    if blocks is None or spec.max_output_tokens is None:
+        return blocks
+    draw = blocks.draw
+    return dataclasses.replace(
+        blocks, draw=lambda: (_declared(spec, workload) for workload in draw())
+    )
 
 
 def predicted_output_tokens(spec: CellSpec, workload: Workload) -> Ints | None:
@@ -138,7 +140,9 @@ def run_cell(
     predicted = predicted_output_tokens(spec, workload)
     result = simulated(spec, workload, predicted, progress=progress)
     if records != "none":
-        queued = [one for state in result.learned for one in mispredictions(state)]
+        queued = [
+            misprediction for state in result.learned for misprediction in mispredictions(state)
+        ]
         write_mispredictions(folder, spec.cell, queued)
     row = simulated_row(spec, workload, result, folder, records=records)
     if predicted is not None and spec.workload.models is None:
@@ -230,14 +234,14 @@ def _summarised(
     return row | band_columns(spec, fold.sample(), row)
 
 
-def _role_step_time(of: PlacementSpec, role: Placement) -> StepTime:
+def _role_step_time(spec: PlacementSpec, role: Placement) -> StepTime:
     """Step times of a role with a placement of its own: those of the run where tp or the kind of
     GPU alone differ.
     """
-    own = placed(of).placement
-    if dataclasses.replace(role, tp=own.tp, gpu=own.gpu) == own:
-        gpu_name = of.gpu if role.gpu == own.gpu else role.gpu.name
-        return placed(dataclasses.replace(of, tp=role.tp, gpu=gpu_name)).step_time.model
+    run_placement = placed(spec).placement
+    if dataclasses.replace(role, tp=run_placement.tp, gpu=run_placement.gpu) == run_placement:
+        gpu_name = spec.gpu if role.gpu == run_placement.gpu else role.gpu.name
+        return placed(dataclasses.replace(spec, tp=role.tp, gpu=gpu_name)).step_time.model
     return default_step_time(role).model
 
 
@@ -282,19 +286,19 @@ def _simulated_hardware(
 
 def _unlike(hardware: Hardware, result: Result) -> Hardware:
     """The hardware with the means over the instances, where they stand on several kinds of GPU."""
-    places = [one.placement for one in result.instances if one.placement is not None]
+    places = [instance.placement for instance in result.instances if instance.placement is not None]
     if len({place.gpu.name for place in places}) < 2:
         return hardware
     each = [_hardware_of(place, 1) for place in places]
-    gpus = [one.gpus for one in each]
-    prices = [one.usd_per_gpu_hour for one in each]
-    known = [price for price in prices if price is not None]
+    gpus = [kind.gpus for kind in each]
+    prices = [kind.usd_per_gpu_hour for kind in each]
+    known_prices = [price for price in prices if price is not None]
     return dataclasses.replace(
         hardware,
         gpus=sum(gpus),
-        peak_flops=float(np.average([one.peak_flops for one in each], weights=gpus)),
-        usd_per_gpu_hour=float(np.average(known, weights=gpus))
-        if len(known) == len(prices)
+        peak_flops=float(np.average([kind.peak_flops for kind in each], weights=gpus)),
+        usd_per_gpu_hour=float(np.average(known_prices, weights=gpus))
+        if len(known_prices) == len(prices)
         else None,
         energy=None,
     )
@@ -310,19 +314,19 @@ def models_of(
     """
     assert workload.models is not None
     numbers = {name: getattr(spec, name) for name in ("weight_dtype", "kv_dtype", "memory_share")}
-    found = {}
+    models_by_name = {}
     for name in parse_models(workload.models).names:
         shape = shape_of(name)
         tp = smallest_tp(model(shape), gpu(spec.gpu), **numbers)
-        one = placed(dataclasses.replace(spec, model=shape, tp=tp))
-        while not _leaves_half(one.placement) and tp < MOST_TP:
+        placed_model = placed(dataclasses.replace(spec, model=shape, tp=tp))
+        while not _leaves_half(placed_model.placement) and tp < MOST_TP:
             tp *= 2
-            one = placed(dataclasses.replace(spec, model=shape, tp=tp))
+            placed_model = placed(dataclasses.replace(spec, model=shape, tp=tp))
         if tp > gpus:
             raise SloBenchError(f"{name} needs {tp} GPUs of {spec.gpu} but there are {gpus}")
-        place = dataclasses.replace(one.placement, batched_tokens=batched_tokens)
-        found[name] = OneModel(place, one.step_time.model)
-    return found
+        place = dataclasses.replace(placed_model.placement, batched_tokens=batched_tokens)
+        models_by_name[name] = OneModel(place, placed_model.step_time.model)
+    return models_by_name
 
 
 def _leaves_half(place: Placement) -> bool:
@@ -338,13 +342,15 @@ def _shared_hardware(spec: CellSpec, workload: Workload, sharing: SharingPolicy)
     """The GPUs of all models; parameters are a mean, weighted by each model's tokens."""
     models = _sharing_models(spec, sharing)
     tokens = workload.prompt_tokens + workload.output_tokens
-    asked = np.bincount(workload.model_index, weights=tokens, minlength=len(workload.model_names))
+    tokens_by_model = np.bincount(
+        workload.model_index, weights=tokens, minlength=len(workload.model_names)
+    )
     sizes = [models[name].placement.model.parameters for name in workload.model_names]
-    one = _hardware_of(next(iter(models.values())).placement, 1)
+    hardware = _hardware_of(next(iter(models.values())).placement, 1)
     return dataclasses.replace(
-        one,
+        hardware,
         gpus=spec.instances,
-        parameters=float(np.average(sizes, weights=asked)),
+        parameters=float(np.average(sizes, weights=tokens_by_model)),
         energy=None,
     )
 
@@ -381,10 +387,10 @@ def kept_cell(
     `columns` are added to the per-request table; `step_time` is the origin of step times: "fitted",
     "unfitted" or "measured".
     """
-    asked, workload = workload, _served(workload, result)
+    offered, workload = workload, _served(workload, result)
     judged = judge(workload, result.records)
     metrics = _figures(spec, workload, result, hardware, judged)
-    row = _row(spec, metrics, step_time, _truncated(asked, workload))
+    row = _row(spec, metrics, step_time, _truncated(offered, workload))
     if row["rate_rps"] is None:
         row["rate_rps"] = _arrival_rate_rps(result.records.arrival_s)
     requests = request_columns(workload, result.records, judged) | dict(columns or {})
@@ -415,10 +421,10 @@ def _served(workload: Workload, result: Result) -> Workload:
     return workload if result.served is None else result.served
 
 
-def _truncated(asked: Workload, served: Workload) -> int:
+def _truncated(offered: Workload, served: Workload) -> int:
     """Requests of which a part was cut off."""
-    shorter = served.prompt_tokens < asked.prompt_tokens
-    return int((shorter | (served.output_tokens < asked.output_tokens)).sum())
+    shorter = served.prompt_tokens < offered.prompt_tokens
+    return int((shorter | (served.output_tokens < offered.output_tokens)).sum())
 
 
 def _figures(
@@ -456,6 +462,6 @@ def _hardware_of(placement: Placement, instances: int) -> Hardware:
 
 
 def _arrival_rate_rps(arrival_s: np.ndarray[Any, np.dtype[np.float64]]) -> float:
-    known = arrival_s[np.isfinite(arrival_s)]
-    span_s = float(known.max() - known.min()) if len(known) else 0.0
-    return round((len(known) - 1) / span_s, 9) if span_s > 0 else float("nan")
+    arrived_s = arrival_s[np.isfinite(arrival_s)]
+    span_s = float(arrived_s.max() - arrived_s.min()) if len(arrived_s) else 0.0
+    return round((len(arrived_s) - 1) / span_s, 9) if span_s > 0 else float("nan")

@@ -69,7 +69,7 @@ class Load:
 
 
 def load_of(
-    asked: ExperimentSchema,
+    experiment: ExperimentSchema,
     workloads: Sequence[WorkloadSpec],
     place: PlacementSpec,
     instances: int,
@@ -77,7 +77,7 @@ def load_of(
     """Return the experiment's levels, numbers of requests and seeds, with defaults filled in.
 
     Args:
-        asked: the experiment.
+        experiment: whose load it is.
         workloads: all of its workloads.
         place: the placement (the first, where there are several) that a ladder is made for.
         instances: how many of them.
@@ -86,17 +86,17 @@ def load_of(
         SloBenchError: the workloads cannot be offered so.
     """
     recorded = all(source(spec).has_arrivals for spec in workloads)
-    levels = _levels(asked, workloads, place, instances)
+    levels = _levels(experiment, workloads, place, instances)
     by_speed = levels[0].replay_speed is not None
     return Load(
         levels=levels,
         requests=None if recorded else DEFAULT_REQUESTS,
-        seeds=asked.seeds or (1 if by_speed and not _draws(asked) else DEFAULT_SEEDS),
+        seeds=experiment.seeds or (1 if by_speed and not _draws(experiment) else DEFAULT_SEEDS),
     )
 
 
 def _levels(
-    asked: ExperimentSchema,
+    experiment: ExperimentSchema,
     workloads: Sequence[WorkloadSpec],
     place: PlacementSpec,
     instances: int,
@@ -110,37 +110,37 @@ def _levels(
     recorded = all(source(spec).has_arrivals for spec in workloads)
     if all(closed):
         if (
-            asked.rates is not None
-            or asked.replay_speeds is not None
-            or asked.load_factors is not None
+            experiment.rates is not None
+            or experiment.replay_speeds is not None
+            or experiment.load_factors is not None
         ):
             raise SloBenchError(
                 "concurrency(…) sets the load itself; leave rates, replay_speeds and load_factors "
                 "out, or choose another arrival process"
             )
         return (OperatingPoint(),)
-    if asked.replay_speeds is not None:
+    if experiment.replay_speeds is not None:
         if not recorded:
             raise SloBenchError(
                 "replay_speeds need a workload with arrivals of its own (a trace); give rates "
                 "instead"
             )
-        return tuple(OperatingPoint(replay_speed=speed) for speed in asked.replay_speeds)
-    if asked.rates is not None:
-        return tuple(OperatingPoint(rate_rps=rate) for rate in asked.rates)
-    if asked.load_factors is not None and asked.backend == SIMULATED:
-        return tuple(OperatingPoint(load_factor=load) for load in asked.load_factors)
-    if recorded and asked.load_factors is None:
+        return tuple(OperatingPoint(replay_speed=speed) for speed in experiment.replay_speeds)
+    if experiment.rates is not None:
+        return tuple(OperatingPoint(rate_rps=rate) for rate in experiment.rates)
+    if experiment.load_factors is not None and experiment.backend == SIMULATED:
+        return tuple(OperatingPoint(load_factor=load) for load in experiment.load_factors)
+    if recorded and experiment.load_factors is None:
         return tuple(OperatingPoint(replay_speed=speed) for speed in DEFAULT_REPLAY_SPEEDS)
-    if asked.backend != SIMULATED:
+    if experiment.backend != SIMULATED:
         raise SloBenchError(
             "what a real server carries is not estimated beforehand; give rates (--rates 1,2,4)"
         )
-    capacity_rps = estimated_capacity_rps(workloads[0], place, asked.seed) * instances
+    capacity_rps = estimated_capacity_rps(workloads[0], place, experiment.seed) * instances
     return tuple(OperatingPoint(rate_rps=two_digits(capacity_rps * share)) for share in LADDER)
 
 
-def _draws(asked: ExperimentSchema) -> bool:
+def _draws(experiment: ExperimentSchema) -> bool:
     """Return True if the SLO is drawn, and so depends on the seed."""
 
     def drawn(slo: object) -> bool:
@@ -148,7 +148,7 @@ def _draws(asked: ExperimentSchema) -> bool:
             return any(map(drawn, slo.values()))
         return isinstance(slo, str) and "(" in slo
 
-    return any(map(drawn, asked.slo))
+    return any(map(drawn, experiment.slo))
 
 
 @file_cache(maxsize=64)
@@ -159,22 +159,22 @@ def estimated_capacity_rps(workload: WorkloadSpec, place: PlacementSpec, seed: i
     nothing waits. Real capacity within an SLO is lower, so a ladder up to a little above this
     shows where attainment falls. Each embedding request adds the time of a pass of its own.
     """
-    made = source(workload).make(rate_rps=1.0, requests=_SAMPLE_REQUESTS, seed=seed)
+    sample = source(workload).make(rate_rps=1.0, requests=_SAMPLE_REQUESTS, seed=seed)
     where = placed(place)
-    generates = np.flatnonzero(made.request_type == RequestType.GENERATE)
-    if len(generates) < len(made) and where.embedder is None:
+    generates = np.flatnonzero(sample.request_type == RequestType.GENERATE)
+    if len(generates) < len(sample) and where.embedder is None:
         raise SloBenchError(
             f"{workload.workload} has embedding requests: say which model embeds (embedder)"
         )
-    generated = take(made, generates, made.arrival_s[generates])
+    generated = take(sample, generates, sample.arrival_s[generates])
     busy_s = _generating_s(generated, where) * len(generated) if len(generated) else 0.0
     if where.embedder is not None:
         busy_s += sum(
             where.embedder.pass_s([(r.num_inputs, r.prompt_tokens // r.num_inputs)])
-            for r in made
+            for r in sample
             if r.request_type is RequestType.EMBED
         )
-    return len(made) / busy_s
+    return len(sample) / busy_s
 
 
 @file_cache(maxsize=64)
@@ -184,38 +184,38 @@ def estimated_phases(
     """What one instance carries of a workload in each phase, from a sample of its requests; so of
     other tensor-parallel degrees on which the model fits.
     """
-    of = source(workload)
-    made = of.make(
-        rate_rps=None if of.closed_loop else 1.0,
+    workload_source = source(workload)
+    sample = workload_source.make(
+        rate_rps=None if workload_source.closed_loop else 1.0,
         requests=_SAMPLE_REQUESTS,
         seed=0,
         slo=parse_slo(slo, slo_scale),
     )
-    found = _phases(made, place)
-    return found and replace(found, others=tuple(_other_degrees(made, place)))
+    capacity = _phases(sample, place)
+    return capacity and replace(capacity, others=tuple(_other_degrees(sample, place)))
 
 
-def _phases(made: Workload, place: PlacementSpec) -> PhaseCapacity | None:
+def _phases(sample: Workload, place: PlacementSpec) -> PhaseCapacity | None:
     where = placed(place)
-    return phase_capacity(made, where.placement, where.step_time.model)
+    return phase_capacity(sample, where.placement, where.step_time.model)
 
 
-def _other_degrees(made: Workload, place: PlacementSpec) -> Iterator[PhaseCapacity]:
+def _other_degrees(sample: Workload, place: PlacementSpec) -> Iterator[PhaseCapacity]:
     """Of instances with another `tp`, where the model fits and step times are known."""
-    own = (place.num_gpu_blocks, place.device_map, place.embedder, place.speculation)
-    if any((*own, place.max_loras)):
+    memory_settings = (place.num_gpu_blocks, place.device_map, place.embedder, place.speculation)
+    if any((*memory_settings, place.max_loras)):
         return  # what these take of memory is known for the tensor-parallel degree of the run
     for tp in TP_DEGREES:
         with contextlib.suppress(SloBenchError):
-            if tp != place.tp and (found := _phases(made, replace(place, tp=tp))) is not None:
-                yield found
+            if tp != place.tp and (capacity := _phases(sample, replace(place, tp=tp))) is not None:
+                yield capacity
 
 
-def _generating_s(made: Workload, where: Placed) -> float:
-    """Seconds of the GPUs that one request of `made` takes in a full batch."""
+def _generating_s(sample: Workload, where: Placed) -> float:
+    """Seconds of the GPUs that one request of `sample` takes in a full batch."""
     step_s = where.step_time.model.step_s
-    prompt = float(made.prompt_tokens.mean())
-    output = float(made.output_tokens.mean())
+    prompt = float(sample.prompt_tokens.mean())
+    output = float(sample.output_tokens.mean())
     kv_tokens = prompt + output / 2
     sequences = max(1, min(_MOST_SEQUENCES, int(where.placement.kv_tokens / kv_tokens)))
     decode_s = output * step_s(sequences, round(sequences * kv_tokens), ()) / sequences
@@ -229,7 +229,7 @@ def two_digits(value: float) -> float:
     return round(value, 1 - math.floor(math.log10(value)))
 
 
-def filled_in(asked: ExperimentSchema, load: Load) -> dict[str, Any]:
+def filled_in(experiment: ExperimentSchema, load: Load) -> dict[str, Any]:
     """The settings of `load`, to be written where the experiment left them open."""
     filled: dict[str, Any] = {"seeds": load.seeds}
     if load.levels[0].rate_rps is not None:
@@ -238,7 +238,7 @@ def filled_in(asked: ExperimentSchema, load: Load) -> dict[str, Any]:
         filled["load_factors"] = tuple(level.load_factor for level in load.levels)
     elif load.levels[0].replay_speed is not None:
         filled["replay_speeds"] = tuple(level.replay_speed for level in load.levels)
-    if not any(asked.requests) and not any(asked.duration_s):
+    if not any(experiment.requests) and not any(experiment.duration_s):
         filled["requests"] = (load.requests,)
     return filled
 
@@ -284,36 +284,38 @@ class Estimate:
         check_memory(self.memory_bytes, self.text)
 
 
-def estimate(asked: ExperimentSchema) -> Estimate:
+def estimate(experiment: ExperimentSchema) -> Estimate:
     """The size of an experiment, from its settings alone."""
-    parts = [_of_variant(one) for one in asked.each_variant().values()]
+    parts = [_variant_estimate(variant) for variant in experiment.each_variant().values()]
     return Estimate(
-        sum(one.cells for one in parts),
-        max(one.requests for one in parts),
-        max(one.instances for one in parts),
-        max(one.kept for one in parts),
+        sum(part.cells for part in parts),
+        max(part.requests for part in parts),
+        max(part.instances for part in parts),
+        max(part.kept for part in parts),
     )
 
 
-def _of_variant(asked: ExperimentSchema) -> Estimate:
-    systems = sum(_configurations(asked, name) for name in asked.systems)
-    levels = asked.rates or asked.replay_speeds or asked.load_factors
-    axes = math.prod(len(getattr(asked, name)) for name in asked.axes())
-    seeds = asked.seeds or DEFAULT_SEEDS
-    requests = [float(n) for n in asked.requests if n is not None]
-    requests += [s * max(asked.rates or (1.0,)) for s in asked.duration_s if s is not None]
-    instances = max(max(filter(None, (*asked.instances, *asked.gpus)), default=1), 1)
+def _variant_estimate(experiment: ExperimentSchema) -> Estimate:
+    systems = sum(_configurations(experiment, name) for name in experiment.systems)
+    levels = experiment.rates or experiment.replay_speeds or experiment.load_factors
+    axes = math.prod(len(getattr(experiment, name)) for name in experiment.axes())
+    seeds = experiment.seeds or DEFAULT_SEEDS
+    requests = [float(n) for n in experiment.requests if n is not None]
+    requests += [
+        s * max(experiment.rates or (1.0,)) for s in experiment.duration_s if s is not None
+    ]
+    instances = max(max(filter(None, (*experiment.instances, *experiment.gpus)), default=1), 1)
     cells = systems * axes * seeds * (len(levels) if levels else len(LADDER))
     largest = max(requests, default=float(DEFAULT_REQUESTS))
     # Without records most systems keep no more in memory; what does is checked as it is made.
-    kept = min(largest, EXACT_REQUESTS) if asked.records == "none" else largest
+    kept = min(largest, EXACT_REQUESTS) if experiment.records == "none" else largest
     return Estimate(cells, largest, instances, kept)
 
 
-def _configurations(asked: ExperimentSchema, system: str) -> int:
+def _configurations(experiment: ExperimentSchema, system: str) -> int:
     """Combinations of a system's parameters, as `parameter_combinations` yields them."""
-    several = [len(values) for values in asked.parameters.get(system, {}).values()]
-    if asked.combinations == "all":
+    several = [len(values) for values in experiment.parameters.get(system, {}).values()]
+    if experiment.combinations == "all":
         return math.prod(several)
     return 1 + sum(several) - len(several)
 

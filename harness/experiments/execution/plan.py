@@ -45,20 +45,20 @@ class ExperimentPlan:
 
     def step_times(self) -> dict[str, dict[str, object]]:
         """Where the step times of every placement come from, for `environment.json`."""
-        found: dict[str, dict[str, object]] = {}
+        step_times: dict[str, dict[str, object]] = {}
         if self.resolved.backend != SIMULATED:
-            return found
+            return step_times
         for spec in dict.fromkeys(cell.placement for cell in self.cells):
             name = f"{spec.model} on {spec.gpu} tp{spec.tp}"
             for axis, size in (("pp", spec.pp), ("dp", spec.dp), ("ep", spec.ep)):
                 name += f" {axis}{size}" if size > 1 else ""
             name += f" {spec.speculation}" if spec.speculation else ""
             timed = placed(spec).step_time
-            found[name] = {"fitted": timed.fitted, "provenance": timed.provenance}
-        return found
+            step_times[name] = {"fitted": timed.fitted, "provenance": timed.provenance}
+        return step_times
 
 
-def plan(asked: ExperimentSchema) -> ExperimentPlan:
+def plan(experiment: ExperimentSchema) -> ExperimentPlan:
     """Look up, fill in and check everything that can be checked without running.
 
     Raises:
@@ -66,50 +66,59 @@ def plan(asked: ExperimentSchema) -> ExperimentPlan:
             settings that contradict each other.
     """
     with files_read() as files:
-        planned = _plan(asked.anchored(Path.cwd()))
+        planned = _plan(experiment.anchored(Path.cwd()))
     return replace(planned, files=tuple(files))
 
 
-def _plan(asked: ExperimentSchema) -> ExperimentPlan:
-    for variant in asked.each_variant().values():
+def _plan(experiment: ExperimentSchema) -> ExperimentPlan:
+    for variant in experiment.each_variant().values():
         variant.check_effects(tables=False)
-    estimate(asked).check()
-    asked = asked.model_copy(update={"speculation": _speculations(asked)})
-    asked = asked.model_copy(update={"variants": _settled_variants(asked)})
-    groups = [group_of(variant) for variant in asked.each_variant().values()]
-    workloads = list(dict.fromkeys(c.workload for of in groups for c in of.combinations))
+    estimate(experiment).check()
+    experiment = experiment.model_copy(update={"speculation": _speculations(experiment)})
+    experiment = experiment.model_copy(update={"variants": _settled_variants(experiment)})
+    groups = [group_of(variant) for variant in experiment.each_variant().values()]
+    workloads = list(dict.fromkeys(c.workload for group in groups for c in group.combinations))
     first = groups[0].combinations[0]
-    load = load_of(asked, workloads, first.place, first.instances)
-    columns = AxisColumns.of(asked, workloads)
-    seeds = range(asked.seed, asked.seed + load.seeds)
+    load = load_of(experiment, workloads, first.place, first.instances)
+    columns = AxisColumns.of(experiment, workloads)
+    seeds = range(experiment.seed, experiment.seed + load.seeds)
     cells = (
         _cell(system, combination, level, seed, load.requests, columns, name)
-        for name, of in zip(asked.variants or ("",), groups, strict=True)
+        for name, group in zip(experiment.variants or ("",), groups, strict=True)
         for system, combination, level, seed in itertools.product(
-            of.systems, of.combinations, load.levels, seeds
+            group.systems, group.combinations, load.levels, seeds
         )
     )
-    settled = {} if asked.variants else _hardware(asked, groups[0].systems, groups[0].combinations)
-    filled = settled | filled_in(asked, load) | _records(asked)
-    return ExperimentPlan(tuple(distinct(cells)), asked.model_copy(update=filled))
+    settled = (
+        {}
+        if experiment.variants
+        else _hardware(experiment, groups[0].systems, groups[0].combinations)
+    )
+    filled = settled | filled_in(experiment, load) | _records(experiment)
+    return ExperimentPlan(tuple(distinct(cells)), experiment.model_copy(update=filled))
 
 
-def _settled_variants(asked: ExperimentSchema) -> dict[str, dict[str, Any]]:
+def _settled_variants(experiment: ExperimentSchema) -> dict[str, dict[str, Any]]:
     """The variants, with acceptances of `speculation` in place of the files that hold them."""
     return {
-        name: changes | ({"speculation": _speculations(of)} if "speculation" in changes else {})
-        for (name, changes), of in zip(
-            asked.variants.items(), asked.each_variant().values(), strict=False
+        name: changes
+        | ({"speculation": _speculations(variant)} if "speculation" in changes else {})
+        for (name, changes), variant in zip(
+            experiment.variants.items(), experiment.each_variant().values(), strict=False
         )
     }
 
 
-def _speculations(asked: ExperimentSchema) -> tuple[str | None, ...]:
+def _speculations(experiment: ExperimentSchema) -> tuple[str | None, ...]:
     """The values of `speculation`, with acceptances in place of the files that hold them."""
-    texts = [text for text in asked.speculation if text not in (None, OFF)]
-    found = {text: parse_speculation(text) for text in texts if text is not None}
-    settled = {text: str(with_acceptance(one)) for text, one in found.items() if one is not None}
-    return tuple(settled.get(text or "", text) for text in asked.speculation)
+    texts = [text for text in experiment.speculation if text not in (None, OFF)]
+    speculations = {text: parse_speculation(text) for text in texts if text is not None}
+    settled = {
+        text: str(with_acceptance(speculation))
+        for text, speculation in speculations.items()
+        if speculation is not None
+    }
+    return tuple(settled.get(text or "", text) for text in experiment.speculation)
 
 
 def _cell(
@@ -146,15 +155,17 @@ def _cell(
     parts += [name_part(name, values[name]) for name in columns.named]
     parts += [name_part(parameter, system.parameters[parameter]) for parameter in system.swept]
     parts += [level.label, f"seed-{seed}"]
-    own = {
+    settled = {
         "router": None if system.decides_itself else values["router"],
         "instances": combination.instances_of(system.system),
         "requests": default_requests if open_length else values["requests"],
         "warmup_s": _warmup_s(values, level, default_requests),
     }
-    named = {one.name: values[one.name] for one in fields(CellSpec) if one.name in values}
+    named = {
+        setting.name: values[setting.name] for setting in fields(CellSpec) if setting.name in values
+    }
     return CellSpec(
-        **{**named, **own, "workload": combination.workload},
+        **{**named, **settled, "workload": combination.workload},
         cell=file_name(parts),
         columns=identity,
         system=system.asked,
@@ -189,30 +200,30 @@ def _warmup_s(
 
 
 def _hardware(
-    asked: ExperimentSchema,
+    experiment: ExperimentSchema,
     systems: Sequence[SystemChoice],
     combinations: Sequence[Combination],
 ) -> dict[str, tuple[int, ...]]:
     """The parallelism that was left open, where it is the same throughout."""
-    if any(asked.models):
+    if any(experiment.models):
         return {}
-    found = {
+    sizes = {
         "tp": {combination.place.tp for combination in combinations},
         "instances": {c.instances_of(s.system) for s in systems for c in combinations},
     }
     return {
         name: tuple(values)
-        for name, values in found.items()
-        if len(values) == 1 and getattr(asked, name) == (None,)
+        for name, values in sizes.items()
+        if len(values) == 1 and getattr(experiment, name) == (None,)
     }
 
 
-def _records(asked: ExperimentSchema) -> dict[str, str]:
-    if asked.records == "auto":
+def _records(experiment: ExperimentSchema) -> dict[str, str]:
+    if experiment.records == "auto":
         return {"records": "parquet" if is_installed("pyarrow") else "csv"}
-    if asked.records == "parquet":
+    if experiment.records == "parquet":
         need("parquet", "--records parquet")
-    return {"records": asked.records}
+    return {"records": experiment.records}
 
 
 @dataclass(frozen=True)
@@ -226,22 +237,29 @@ class AxisColumns:
     backend: str
 
     @classmethod
-    def of(cls, asked: ExperimentSchema, workloads: Iterable[WorkloadSpec]) -> AxisColumns:
+    def of(cls, experiment: ExperimentSchema, workloads: Iterable[WorkloadSpec]) -> AxisColumns:
         """Name the settings that have several values; short names are used if they are distinct."""
         names = {spec.workload: source(spec).name for spec in workloads}
-        variants = asked.each_variant().values()
-        several = {name: [getattr(of, name) for of in variants] for name in asked.axes()}
-        models = {text for of in variants for text in of.model}
+        variants = experiment.each_variant().values()
+        several = {
+            name: [getattr(variant, name) for variant in variants] for name in experiment.axes()
+        }
+        models = {text for variant in variants for text in variant.model}
         return cls(
             tuple(
                 name
-                for name, of in several.items()
-                if any(one != of[0] for one in of) or len(of[0]) > 1
+                for name, variant_values in several.items()
+                if any(values != variant_values[0] for values in variant_values)
+                or len(variant_values[0]) > 1
             ),
-            tuple(name for name, of in several.items() if any(len(one) > 1 for one in of)),
+            tuple(
+                name
+                for name, variant_values in several.items()
+                if any(len(values) > 1 for values in variant_values)
+            ),
             _if_distinct(names),
-            _if_distinct({text: _model_name(text, asked.backend) for text in models}),
-            asked.backend,
+            _if_distinct({text: _model_name(text, experiment.backend) for text in models}),
+            experiment.backend,
         )
 
     def model_of(self, values: Mapping[str, Any]) -> str:
@@ -281,10 +299,10 @@ def file_name(parts: Iterable[str]) -> str:
 
 def distinct(cells: Iterable[CellSpec]) -> Iterator[CellSpec]:
     """Append numbers to equal cell names."""
-    taken: set[str] = set()
+    used_names: set[str] = set()
     for spec in cells:
         name, number = spec.cell, 2
-        while name.lower() in taken:  # some file systems know no case
+        while name.lower() in used_names:  # some file systems know no case
             name, number = f"{spec.cell}_{number}", number + 1
-        taken.add(name.lower())
+        used_names.add(name.lower())
         yield replace(spec, cell=name, columns={"cell": name, **spec.columns})

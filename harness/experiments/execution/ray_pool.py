@@ -101,13 +101,13 @@ class OnRay:
         import ray
 
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        own: dict[str, Any] = {}
+        local_options: dict[str, Any] = {}
         if self.address is None:  # ours listens on loopback alone: whoever reaches it can run code
-            own = {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+            local_options = {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
         where = self.address or "local"
         _reach(where)
         try:
-            ray.init(address=where, log_to_driver=False, logging_level="ERROR", **own)
+            ray.init(address=where, log_to_driver=False, logging_level="ERROR", **local_options)
         except (ConnectionError, ValueError) as error:
             raise SloBenchError(f"no Ray cluster at {where}: {error}") from None
         try:
@@ -144,14 +144,14 @@ class RayPool:
         """As many as the cluster has cores now."""
         return max(1, int(self._ray.cluster_resources().get("CPU", 1)))
 
-    def begin(self, work: Callable[..., Answer], *given: object) -> Future[Answer]:
-        """Submit `work(*given)` as a Ray task."""
+    def begin(self, work: Callable[..., Answer], *arguments: object) -> Future[Answer]:
+        """Submit `work(*arguments)` as a Ray task."""
         future: Future[Answer] = Future()
         with self._lock:
             if self._stopped:
                 raise CancelledError
             self._pending.add(future)
-        task = self._task.remote(__version__, work.__module__, work.__name__, given)
+        task = self._task.remote(__version__, work.__module__, work.__name__, arguments)
         task.future().add_done_callback(lambda done: self._tell(done, future))
         return future
 
@@ -167,11 +167,11 @@ class RayPool:
             future.set_exception(self._explained(error))
 
     def _explained(self, error: BaseException) -> BaseException:
-        known = self._ray.exceptions
-        cause = error.cause if isinstance(error, known.RayTaskError) else None
+        ray_errors = self._ray.exceptions
+        cause = error.cause if isinstance(error, ray_errors.RayTaskError) else None
         if isinstance(cause, SloBenchError):
             return (NotDoneError if isinstance(cause, NotDoneError) else SloBenchError)(str(cause))
-        if isinstance(error, known.RayTaskError) or not isinstance(error, known.RayError):
+        if isinstance(error, ray_errors.RayTaskError) or not isinstance(error, ray_errors.RayError):
             return error
         why = str(error).partition("\n")[0]
         return NotDoneError(f"work was lost {_TRIES + 1} times with the machine that did it: {why}")
@@ -185,18 +185,18 @@ class RayPool:
             future.cancel()
 
 
-def _done(version: str, module: str, name: str, given: Sequence[Any]) -> Any:
+def _done(version: str, module: str, name: str, arguments: Sequence[Any]) -> Any:
     """A piece of work, on whichever machine."""
     if version != __version__:
         raise NotDoneError(
             f"a machine of the cluster has slo-bench {__version__}, this machine {version}; "
             "install the same everywhere"
         )
-    return getattr(importlib.import_module(module), name)(*given)
+    return getattr(importlib.import_module(module), name)(*arguments)
 
 
 def _cell(plain: Mapping[str, Any], records: str) -> tuple[Row, dict[str, bytes]]:
     """One cell: its row, and its details by their names."""
-    with tempfile.TemporaryDirectory(prefix="slo-bench-") as made:
-        row = run_cell(CellSpec.from_plain(plain), Path(made), records=records)
-        return row, packed(Path(made))
+    with tempfile.TemporaryDirectory(prefix="slo-bench-") as folder:
+        row = run_cell(CellSpec.from_plain(plain), Path(folder), records=records)
+        return row, packed(Path(folder))

@@ -201,29 +201,29 @@ def placed(spec: PlacementSpec) -> Placed:
     if spec.speculation is not None:
         if profile is not None:
             raise SloBenchError("speculation takes step times from operators; leave profile out")
-        made = speculative_step_time(placement, spec.speculation, engine, spec.host_s)
+        step_time = speculative_step_time(placement, spec.speculation, engine, spec.host_s)
     elif engine is not None:
-        made = operator_step_time(placement, engine, host_s=spec.host_s)
+        step_time = operator_step_time(placement, engine, host_s=spec.host_s)
     elif profile is not None:
-        made = _profiled(spec.profile, profile, placement, spec.host_s)
+        step_time = _profiled(spec.profile, profile, placement, spec.host_s)
     else:
-        made = default_step_time(placement, host_s=spec.host_s)
-    made = _with_overhead(made, spec.prefill_overhead_s)
+        step_time = default_step_time(placement, host_s=spec.host_s)
+    step_time = _with_overhead(step_time, spec.prefill_overhead_s)
     if lora:
-        made = lora.slower(made, card)
-    return Placed(placement, made, beside, lora=lora or None)
+        step_time = lora.slower(step_time, card)
+    return Placed(placement, step_time, beside, lora=lora or None)
 
 
-def _with_overhead(made: StepTimeModel, prefill_s: float) -> StepTimeModel:
+def _with_overhead(step_time: StepTimeModel, prefill_s: float) -> StepTimeModel:
     """The same with a fixed time in each iteration that computes a prompt."""
     if not prefill_s:
-        return made
-    if not isinstance(made.model, OperatorRoofline):
+        return step_time
+    if not isinstance(step_time.model, OperatorRoofline):
         raise SloBenchError(
             "prefill_overhead_s is for analytic step times; leave it or profile out"
         )
-    slower = dataclasses.replace(made.model, prefill_s=made.model.prefill_s + prefill_s)
-    return dataclasses.replace(made, model=slower)
+    slower = dataclasses.replace(step_time.model, prefill_s=step_time.model.prefill_s + prefill_s)
+    return dataclasses.replace(step_time, model=slower)
 
 
 def _own_blocks(profile: Profile | None, language: ModelSpec, spec: PlacementSpec) -> int | None:
@@ -250,8 +250,8 @@ def _mapped(spec: PlacementSpec, even: Placement) -> Placed:
         )
     placement = dataclasses.replace(even, split=mapped.stages, fixed_lanes=mapped.lanes)
     placement.check()
-    made = staged_step_time(placement, spec.analytic_host_s)
-    return Placed(placement, made, ready_s=mapped.ready_s)
+    step_time = staged_step_time(placement, spec.analytic_host_s)
+    return Placed(placement, step_time, ready_s=mapped.ready_s)
 
 
 def _profiled(

@@ -109,15 +109,15 @@ class WorkerPool(Protocol):
         """Approximate number of pieces that run at once."""
         ...
 
-    def begin(self, work: Callable[..., Answer], *given: object) -> Future[Answer]:
-        """Run `work(*given)` in another process, again if its machine is lost.
+    def begin(self, work: Callable[..., Answer], *arguments: object) -> Future[Answer]:
+        """Run `work(*arguments)` in another process, again if its machine is lost.
 
         A SloBenchError of the work is raised from the future; NotDoneError if the work could not be
         run.
 
         Args:
             work: a function of a module of this package.
-            given: plain values, or frozen dataclasses of this package.
+            arguments: plain values, or frozen dataclasses of this package.
         """
         ...
 
@@ -166,17 +166,17 @@ def now_and_then(report: Callable[[Known, float], None]) -> Callable[[Known, flo
     """A progress callback that passes on what is known and the clock, at most every 0.1 s."""
     reported_s = -math.inf
 
-    def progress(known: Known, clock_s: float) -> None:
+    def progress(figures: Known, clock_s: float) -> None:
         nonlocal reported_s
         now_s = time.monotonic()
         if now_s - reported_s >= _BETWEEN_REPORTS_S:
             reported_s = now_s
-            report(known, clock_s)
+            report(figures, clock_s)
 
     return progress
 
 
-_TOLD = "told"
+_REPORT = "report"
 
 
 @dataclass(frozen=True)
@@ -220,13 +220,13 @@ def _side_by_side(
     events: queue.SimpleQueue[CellProgress | tuple[str, Future[Row]]] = queue.SimpleQueue()
 
     def begin(pool: LocalPool, spec: CellSpec) -> None:
-        told = partial(_tell_progress, events.put, spec.cell)
+        on_report = partial(_tell_progress, events.put, spec.cell)
 
         def ended(row: Future[Row]) -> None:
             events.put((spec.cell, row))
 
         named = f"cell {spec.cell}"
-        pool.begin(_row, spec, folder, records, told=told, ended=ended, called=named)
+        pool.begin(_row, spec, folder, records, on_report=on_report, ended=ended, called=named)
 
     with LocalPool(jobs) as pool:
         for spec in specs:
@@ -246,24 +246,24 @@ def _tell_progress(tell: Callable[[CellProgress], None], cell: str, ended: int) 
     tell(CellProgress(cell, ended))
 
 
-def _row(spec: CellSpec, folder: Path, records: str, told: Callable[[int], None]) -> Row:
-    """Simulate a cell; `told` gets the number of ended requests now and then."""
+def _row(spec: CellSpec, folder: Path, records: str, on_ended: Callable[[int], None]) -> Row:
+    """Simulate a cell; `on_ended` gets the number of ended requests now and then."""
 
     def report(ended: int, clock_s: float) -> None:
-        told(ended)
+        on_ended(ended)
 
     return run_cell(spec, folder, records=records, progress=now_and_then(report))
 
 
 @dataclass(frozen=True)
 class _Work:
-    """A function of a module and what it is given; `told`: the function reports to it."""
+    """A function of a module and its arguments; `on_report`: the function reports to it."""
 
     future: Future[Any]
     module: str
     name: str
-    given: tuple[object, ...]
-    told: Callable[[Any], None] | None
+    arguments: tuple[object, ...]
+    on_report: Callable[[Any], None] | None
     called: str  # in messages
 
 
@@ -298,16 +298,16 @@ class LocalPool:
     def begin(
         self,
         work: Callable[..., Answer],
-        *given: object,
-        told: Callable[[Any], None] | None = None,
+        *arguments: object,
+        on_report: Callable[[Any], None] | None = None,
         ended: Callable[[Future[Answer]], None] | None = None,
         called: str = "",
     ) -> Future[Answer]:
-        """Queue `work(*given)` for the next free process.
+        """Queue `work(*arguments)` for the next free process.
 
-        With `told`, work gets a function as last argument, and what it calls that with is passed on
-        to `told` in a thread of the pool. `ended`: gets the future when it is done. `called`: what
-        messages call the work.
+        With `on_report`, work gets a function as last argument, and what it calls that with is
+        passed on to `on_report` in a thread of the pool. `ended`: gets the future when it is done.
+        `called`: what messages call the work.
         """
         future: Future[Answer] = Future()
         with self._lock:
@@ -320,7 +320,7 @@ class LocalPool:
         if ended is not None:
             future.add_done_callback(ended)
         name = work.__name__
-        self._todo.put(_Work(future, work.__module__, name, given, told, called or name))
+        self._todo.put(_Work(future, work.__module__, name, arguments, on_report, called or name))
         return future
 
     def stop(self) -> None:
@@ -406,10 +406,10 @@ class _Process:
             NotDoneError: the process died.
         """
         try:
-            self._line.send((work.module, work.name, work.given, work.told is not None))
+            self._line.send((work.module, work.name, work.arguments, work.on_report is not None))
             kind, answer = self._line.recv()
-            while kind == _TOLD and work.told is not None:
-                work.told(answer)
+            while kind == _REPORT and work.on_report is not None:
+                work.on_report(answer)
                 kind, answer = self._line.recv()
         except (EOFError, OSError):
             raise NotDoneError(exit_reason(self._process, work.called)) from None
@@ -429,18 +429,18 @@ class _Process:
 def _work(line: Connection[Any, Any]) -> None:
     """Run pieces of work in the child process until the pipe is closed."""
     while True:
-        module, name, given, tells = line.recv()
-        more = [lambda told: line.send((_TOLD, told))] if tells else []
-        said: tuple[str | None, object]
+        module, name, arguments, tells = line.recv()
+        more = [lambda message: line.send((_REPORT, message))] if tells else []
+        outcome: tuple[str | None, object]
         try:
-            said = None, getattr(importlib.import_module(module), name)(*given, *more)
+            outcome = None, getattr(importlib.import_module(module), name)(*arguments, *more)
         except SloBenchError as error:
-            said = type(error).__name__, str(error)
+            outcome = type(error).__name__, str(error)
         except ImportError as error:
             if (failure := import_failure(error)) is None:
                 raise
-            said = SloBenchError.__name__, str(failure)
-        line.send(said)
+            outcome = SloBenchError.__name__, str(failure)
+        line.send(outcome)
 
 
 if __name__ == "__main__":

@@ -104,16 +104,16 @@ def _judged(answer: CompletionResult, raw: Raw) -> CompletionResult:
 def _without_chunks(raw: Raw) -> Raw:
     """Take a chunked body apart."""
     ends = accumulate(raw.lengths, initial=0)
-    found = unchunk([raw.body[start:end] for start, end in pairwise(ends)], raw.stamps)
+    unchunked = unchunk([raw.body[start:end] for start, end in pairwise(ends)], raw.stamps)
     fault, detail = raw.fault, raw.detail
-    if found.problem or (fault is RequestFault.NONE and not found.complete):
-        fault, detail = RequestFault.MALFORMED, found.problem or "the chunks do not add up"
-    lengths, body = array("I", map(len, found.pieces)), b"".join(found.pieces)
+    if unchunked.problem or (fault is RequestFault.NONE and not unchunked.complete):
+        fault, detail = RequestFault.MALFORMED, unchunked.problem or "the chunks do not add up"
+    lengths, body = array("I", map(len, unchunked.pieces)), b"".join(unchunked.pieces)
     return replace(
         raw,
         fault=fault,
         detail=detail,
-        stamps=found.stamps,
+        stamps=unchunked.stamps,
         lengths=lengths,
         body=body,
         chunked=False,
@@ -131,12 +131,12 @@ def _error(fault: RequestFault, body: bytes) -> tuple[RequestFault, str]:
 def _message(body: bytes) -> str:
     """Return the message in an error body of any known form."""
     try:
-        found: Any = parse_json(body)
+        reply: Any = parse_json(body)
     except ValueError:
         return body.decode(errors="replace")
-    while isinstance(found, dict):
-        found = found.get("error") or found.get("message") or found.get("detail") or str(found)
-    return str(found)
+    while isinstance(reply, dict):
+        reply = reply.get("error") or reply.get("message") or reply.get("detail") or str(reply)
+    return str(reply)
 
 
 class _Reader:
@@ -164,21 +164,21 @@ class _Reader:
         """Read an answer that is one JSON object: embeddings, or a server that does not stream."""
         raw, answer = self._raw, self.answer
         try:
-            found = parse_event(body)
+            reply = parse_event(body)
         except ValueError as error:
             self._fault(RequestFault.MALFORMED, f"no JSON: {error}")
             return
-        if found.get("error"):
+        if reply.get("error"):
             self._fault(*_error(RequestFault.ERROR_EVENT, body))
             return
-        choices = _choices(found)
+        choices = _choices(reply)
         if choices is None:
             self._fault(RequestFault.MALFORMED, "choices are no list of objects")
             return
-        self._usage(found.get("usage"))
+        self._usage(reply.get("usage"))
         last_s = raw.stamps[-1]
         if raw.embeds:
-            if not found.get("data"):
+            if not reply.get("data"):
                 self._fault(RequestFault.EMPTY, "no embedding in the answer")
             else:
                 answer.token_s.append(last_s)
@@ -198,14 +198,14 @@ class _Reader:
             return False
         stamps, lengths = raw.stamps, raw.lengths.tolist()
         ends = list(accumulate(lengths))
-        at = like = missed = 0
+        position = like = missed = 0
         together = _MOST_TOGETHER_BYTES
         while True:
-            line_end = body.find(_LINE_ENDS, at, at + _MOST_SIZE_BYTES)
-            said = _SIZE.match(body, at, line_end) if line_end > 0 else None
-            if said is None:
+            line_end = body.find(_LINE_ENDS, position, position + _MOST_SIZE_BYTES)
+            size_line = _SIZE.match(body, position, line_end) if line_end > 0 else None
+            if size_line is None:
                 return False
-            start, size = line_end + 2, int(said[1], 16)
+            start, size = line_end + 2, int(size_line[1], 16)
             if size == 0:
                 if body[start:] != _LINE_ENDS:
                     return False
@@ -218,44 +218,49 @@ class _Reader:
             shape = self._shape
             if shape is not None and body.startswith(shape.before, start):
                 if body.startswith(shape.after, end - len(shape.after)):
-                    run = shape.chunks(body, at, at + together)
+                    run = shape.chunks(body, position, position + together)
                     n = len(run.lengths)
                     if n:
                         self._take(run, shape)
-                        if ends[k] - at == run.lengths[0] and lengths[k : k + n] == run.lengths:
+                        if (
+                            ends[k] - position == run.lengths[0]
+                            and lengths[k : k + n] == run.lengths
+                        ):
                             self._times_s.extend(stamps[k : k + n])  # as a rule a read is a chunk
                         else:
-                            data_ends = islice(accumulate(run.lengths, initial=at - 2), 1, None)
+                            data_ends = islice(
+                                accumulate(run.lengths, initial=position - 2), 1, None
+                            )
                             places = map(bisect_left, repeat(ends), data_ends)
                             self._times_s.extend(map(stamps.__getitem__, places))
                         size = sum(run.lengths)
-                        at += size
+                        position += size
                         together = min(2 * size, _MOST_TOGETHER_BYTES)
                         like += n
                         continue
                 missed += 1
                 if missed > _MOST_MISSED and missed > like:  # chunks of several events
                     return False
-            if at == 0 and body[start:end].lstrip()[:1] in (b"", b"{"):
+            if position == 0 and body[start:end].lstrip()[:1] in (b"", b"{"):
                 return False
             if body.find(b"event:", start, end) >= 0:  # of an error, perhaps; no shape has it
                 return False
             if not self._events_of(start, end, stamps[k]):
                 return False
-            at = end + 2
+            position = end + 2
             together = max(together, 2 * (size + _MOST_SIZE_BYTES))
 
-    def _events_of(self, at: int, until: int, time_s: float) -> bool:
+    def _events_of(self, position: int, until: int, time_s: float) -> bool:
         """Read the events of a chunk; False ends the reading."""
         body = self._raw.body
-        for found in _DATA.finditer(body, at, until):
-            start, end = found.span()
+        for match in _DATA.finditer(body, position, until):
+            start, end = match.span()
             if body[start - 1] not in _LINE_ENDS:  # within a comment or another field
                 continue
             end += _blank(body, end)
-            if not self._event(found[1], body[at:end], found.start(1) - at, time_s):
+            if not self._event(match[1], body[position:end], match.start(1) - position, time_s):
                 return False
-            at = end
+            position = end
         return True
 
     def read_stream(self) -> None:
@@ -264,35 +269,37 @@ class _Reader:
         stamps, ends = raw.stamps, list(accumulate(raw.lengths))
         failed = _FAILED.search(body) if b"event:" in body else None
         until = len(body) if failed is None else _event_start(body, failed.start())
-        at = together = 0
-        while at < until:
+        position = together = 0
+        while position < until:
             shape = self._shape
-            if shape is not None and body.startswith(shape.before, at):
-                run = shape.events(body, at, min(until, at + together))
+            if shape is not None and body.startswith(shape.before, position):
+                run = shape.events(body, position, min(until, position + together))
                 if run.lengths:
                     self._take(run, shape)
                     blank = len(shape.after) - len(shape.after.rstrip(_LINE_ENDS))
-                    data_ends = list(accumulate(run.lengths, initial=at - blank))
+                    data_ends = list(accumulate(run.lengths, initial=position - blank))
                     places = map(bisect_left, repeat(ends), data_ends[1:])
                     self._times_s.extend(map(stamps.__getitem__, places))
-                    at = data_ends[-1] + blank
+                    position = data_ends[-1] + blank
                     # As many again as there were: an odd event costs no more than those before it.
                     together = min(2 * sum(run.lengths), _MOST_TOGETHER_BYTES)
                     continue
-            begin, found = at, _DATA.search(body, at, until)
-            if found is None:
+            begin, match = position, _DATA.search(body, position, until)
+            if match is None:
                 break
-            start, at = found.span()
+            start, position = match.span()
             if start and body[start - 1] not in _LINE_ENDS:  # within a comment or another field
                 continue
-            at += _blank(body, at)
-            together = 2 * (at - begin)
-            time_s = stamps[bisect_left(ends, found.end(1))]
-            if not self._event(found[1], body[begin:at], found.start(1) - begin, time_s):
+            position += _blank(body, position)
+            together = 2 * (position - begin)
+            time_s = stamps[bisect_left(ends, match.end(1))]
+            if not self._event(match[1], body[begin:position], match.start(1) - begin, time_s):
                 return
         if failed is not None:
-            said = _DATA.search(body, until)
-            self._fault(*_error(RequestFault.ERROR_EVENT, said[1] if said else b"event: error"))
+            error_data = _DATA.search(body, until)
+            self._fault(
+                *_error(RequestFault.ERROR_EVENT, error_data[1] if error_data else b"event: error")
+            )
             return
         self._settle()
 
@@ -316,18 +323,18 @@ class _Reader:
             self._done = True
             return True
         try:
-            found = _parsed(data)
-            if not isinstance(found, dict):
+            payload = _parsed(data)
+            if not isinstance(payload, dict):
                 raise ValueError("no object")
         except ValueError as error:
             self._fault(RequestFault.MALFORMED, f"an event is no JSON: {error}")
             return False
-        if found.get("error") or found.get("object") == "error":
+        if payload.get("error") or payload.get("object") == "error":
             self._fault(*_error(RequestFault.ERROR_EVENT, data))
             return False
-        usage = found.get("usage")
+        usage = payload.get("usage")
         self._usage(usage)
-        choices = _choices(found)
+        choices = _choices(payload)
         if choices is None:
             self._fault(RequestFault.MALFORMED, "choices are no list of objects")
             return False
@@ -361,8 +368,8 @@ class _Reader:
         if self._keep_text:
             contents = self._contents[n_contents:]
             self._is_content = bool(contents)
-            own = contents in ([], [text]) and not choice.get("index")
-            return own and (token_id >= 0 or not ids)
+            single_text = contents in ([], [text]) and not choice.get("index")
+            return single_text and (token_id >= 0 or not ids)
         return True
 
     def _choice(self, choice: Mapping[str, Any], time_s: float) -> None:
@@ -386,7 +393,7 @@ class _Reader:
         content = part.get("content") or part.get("text")
         if isinstance(content, str):
             self._contents.append(content)
-        if isinstance(token_ids, list) and all(type(one) is int for one in token_ids):
+        if isinstance(token_ids, list) and all(type(token_id) is int for token_id in token_ids):
             self.answer.token_ids += token_ids
 
     def _usage(self, usage: object) -> None:
@@ -426,15 +433,15 @@ class _Reader:
 
     def _check_usage(self) -> None:
         """Refuse a usage of more tokens than were asked for; its counts are not used."""
-        answer, most = self.answer, self._raw.most_tokens
+        answer, max_tokens = self.answer, self._raw.most_tokens
         counted = max(answer.completion_tokens, *self._totals.values(), -1)
-        if most is None or counted <= most:
+        if max_tokens is None or counted <= max_tokens:
             return
         answer.completion_tokens = -1
         self._totals.clear()
         if answer.fault is RequestFault.NONE:
             answer.fault = RequestFault.MALFORMED
-            answer.detail = f"usage of {counted:,} tokens, and max_tokens was {most:,}"
+            answer.detail = f"usage of {counted:,} tokens, and max_tokens was {max_tokens:,}"
 
     def _count_tokens(self) -> None:
         answer, times_s, brought = self.answer, self._times_s, self._brought
@@ -447,8 +454,8 @@ class _Reader:
                 before = max(before, total)
             return
         with_text = brought.count(True)
-        known = answer.completion_tokens
-        if known <= with_text or answer.fault is not RequestFault.NONE:
+        reported = answer.completion_tokens
+        if reported <= with_text or answer.fault is not RequestFault.NONE:
             # As many as there are texts: usage that counts fewer (tokens without a meaning left
             # out) does not take back what was seen.
             answer.chunks = with_text
@@ -457,7 +464,7 @@ class _Reader:
             return
         # More tokens than texts. First the events without text had some; what is left was spread
         # evenly, as speculation and multi-step scheduling do on average.
-        silent = known - with_text
+        silent = reported - with_text
         bringers = []
         for time_s, has_text in zip(times_s, brought, strict=True):
             if has_text:
@@ -466,7 +473,7 @@ class _Reader:
                 bringers.append(time_s)
                 silent -= 1
         for place, time_s in enumerate(bringers):
-            share = known * (place + 1) // len(bringers) - known * place // len(bringers)
+            share = reported * (place + 1) // len(bringers) - reported * place // len(bringers)
             self._bring(time_s, share)
 
     def _bring(self, time_s: float, tokens: int) -> None:
@@ -494,20 +501,20 @@ def _parsed(data: bytes) -> Any:
     return parse_event(data)
 
 
-def _blank(body: bytes, at: int) -> int:
-    """Bytes of the empty line at `at`, if there is one."""
-    return 1 if body.startswith(b"\n", at) else 2 if body.startswith(b"\r\n", at) else 0
+def _blank(body: bytes, position: int) -> int:
+    """Bytes of the empty line at `position`, if there is one."""
+    return 1 if body.startswith(b"\n", position) else 2 if body.startswith(b"\r\n", position) else 0
 
 
-def _event_start(body: bytes, at: int) -> int:
-    """Where the server-sent event begins that has a line at `at`: after the last empty line."""
-    ends = ((body.rfind(line, 0, at), len(line)) for line in (b"\n\n", b"\n\r\n"))
+def _event_start(body: bytes, position: int) -> int:
+    """Where the server-sent event with a line at `position` begins: after the last empty line."""
+    ends = ((body.rfind(line, 0, position), len(line)) for line in (b"\n\n", b"\n\r\n"))
     return max((start + length for start, length in ends if start >= 0), default=0)
 
 
-def _choices(found: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+def _choices(reply: Mapping[str, Any]) -> list[dict[str, Any]] | None:
     """Return the choices of an answer or event; None if it does not have the form of the API."""
-    choices = found.get("choices") or []
+    choices = reply.get("choices") or []
     if not isinstance(choices, list):
         return None
     for choice in choices:
@@ -520,8 +527,8 @@ def _choices(found: Mapping[str, Any]) -> list[dict[str, Any]] | None:
 
 def _count(value: object) -> int:
     """Return a token count reported by the server; -1 if there is no valid one."""
-    told = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST_TOKENS
-    return cast("int", value) if told else -1
+    is_count = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST_TOKENS
+    return cast("int", value) if is_count else -1
 
 
 @dataclass
@@ -549,35 +556,35 @@ def unchunk(reads: list[bytes], stamps: array[float]) -> Unchunked:
     heads = list(map(chunk_head, lengths))
     ended = map(bytes.endswith, reads, repeat(b"\r\n"))
     whole = [*map(and_, map(bytes.startswith, reads, heads), ended), False]
-    found = Unchunked([], array("d"), False)
-    at = k = 0
+    unchunked = Unchunked([], array("d"), False)
+    position = k = 0
     while True:
-        if whole[k] and at == ends[k] - lengths[k]:
+        if whole[k] and position == ends[k] - lengths[k]:
             stop = whole.index(False, k)
-            found.pieces += [
+            unchunked.pieces += [
                 r[len(h) : -2] for r, h in zip(reads[k:stop], heads[k:stop], strict=True)
             ]
-            found.stamps += stamps[k:stop]
-            at, k = ends[stop - 1], stop
-        line_end = raw.find(b"\r\n", at)
+            unchunked.stamps += stamps[k:stop]
+            position, k = ends[stop - 1], stop
+        line_end = raw.find(b"\r\n", position)
         if line_end < 0:
-            return found
-        said = _SIZE.match(raw, at, line_end)
-        if said is None:
-            found.problem = f"no chunk size: {raw[at : at + 20]!r}"
-            return found
-        size = int(said[1], 16)
+            return unchunked
+        size_line = _SIZE.match(raw, position, line_end)
+        if size_line is None:
+            unchunked.problem = f"no chunk size: {raw[position : position + 20]!r}"
+            return unchunked
+        size = int(size_line[1], 16)
         start = line_end + 2
         if size == 0:
             # Trailers may come between the last chunk and the empty line.
-            found.complete = raw.startswith(b"\r\n", start) or raw.endswith(b"\r\n\r\n")
-            return found
+            unchunked.complete = raw.startswith(b"\r\n", start) or raw.endswith(b"\r\n\r\n")
+            return unchunked
         piece = raw[start : start + size]
         if piece:
-            found.pieces.append(piece)
+            unchunked.pieces.append(piece)
             k = bisect_left(ends, start + len(piece), k)
-            found.stamps.append(stamps[k])
+            unchunked.stamps.append(stamps[k])
         if len(piece) < size:
-            return found
-        at = start + size + 2
-        k = bisect_right(ends, at, k)
+            return unchunked
+        position = start + size + 2
+        k = bisect_right(ends, position, k)

@@ -89,11 +89,11 @@ class Spool:
     ) -> tuple[array[float], array[int], bytes]:
         stamps, lengths = array("d"), array("I")
         stamp_bytes = pieces * stamps.itemsize
-        at = stamp_bytes + pieces * lengths.itemsize
-        record = os.pread(self._file.fileno(), at + body_bytes, offset)
+        body_start = stamp_bytes + pieces * lengths.itemsize
+        record = os.pread(self._file.fileno(), body_start + body_bytes, offset)
         stamps.frombytes(record[:stamp_bytes])
-        lengths.frombytes(record[stamp_bytes:at])
-        return stamps, lengths, record[at:]
+        lengths.frombytes(record[stamp_bytes:body_start])
+        return stamps, lengths, record[body_start:]
 
     def close(self) -> None:
         """Delete the temporary file."""
@@ -169,7 +169,7 @@ class SenderResult:
     details: dict[int, str] = field(default_factory=dict)  # message of a fault, by row
     texts: dict[int, str] = field(default_factory=dict)
     token_s: Floats = field(default_factory=lambda: np.empty(0))  # row after row, if kept
-    told: tuple[TimeseriesRow, ...] = ()  # accuracy of an online predictor of lengths
+    length_drift: tuple[TimeseriesRow, ...] = ()  # accuracy of an online predictor of lengths
 
 
 def read_part(

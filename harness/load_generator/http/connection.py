@@ -333,11 +333,11 @@ class ConnectionPool:
         Raises:
             OSError: the host does not exist.
         """
-        found = await self._loop.getaddrinfo(
+        addresses = await self._loop.getaddrinfo(
             self.endpoint.host, self.endpoint.port, type=socket.SOCK_STREAM
         )
-        if len(found) == 1:  # of several, whichever answers is tried for each connection
-            self._address = found[0][4][:2]  # type: ignore[assignment]
+        if len(addresses) == 1:  # of several, whichever answers is tried for each connection
+            self._address = addresses[0][4][:2]  # type: ignore[assignment]
 
     def send(self, exchange: Exchange) -> None:
         """Send a request on an idle connection, or on a new one."""

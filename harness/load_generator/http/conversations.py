@@ -35,29 +35,29 @@ def contexts_of(workload: Workload, options: HttpOptions) -> array[int]:
     rows = (workload.follows >= 0).nonzero()[0].tolist()
     if not rows or any(name in options.body for name in PROMPT_FIELDS):
         return array("q")
-    found = array("q", [-1]) * len(workload)
+    contexts = array("q", [-1]) * len(workload)
     for row in rows:
         before = int(workload.follows[row])
         if _continues(workload, row, before):
-            found[row] = before
-    return found if max(found) >= 0 else array("q")
+            contexts[row] = before
+    return contexts if max(contexts) >= 0 else array("q")
 
 
 def _continues(workload: Workload, row: int, before: int) -> bool:
     w = workload
-    if any(w.request_type[one] != RequestType.GENERATE for one in (row, before)):
+    if any(w.request_type[request_row] != RequestType.GENERATE for request_row in (row, before)):
         return False
-    given = [of for of in (w.texts, w.bodies) if of is not None]
-    if any(of[one] is not None for of in given for one in (row, before)):
+    sources = [source for source in (w.texts, w.bodies) if source is not None]
+    if any(source[request_row] is not None for source in sources for request_row in (row, before)):
         return False
-    alike = all(of[row] == of[before] for of in (w.class_index, w.model_index))
+    alike = all(column[row] == column[before] for column in (w.class_index, w.model_index))
     if not alike or w.prompt_tokens[row] <= w.prompt_tokens[before]:
         return False
     if w.prefix_blocks is None:
         return True
     whole = int(w.prompt_tokens[before]) // w.prefix_block_size
-    held, own = w.prefix_blocks[before][:whole], w.prefix_blocks[row]
-    return own[: len(held)] == held
+    held, blocks = w.prefix_blocks[before][:whole], w.prefix_blocks[row]
+    return blocks[: len(held)] == held
 
 
 def answers_held(workload: Workload, row: int) -> Iterator[tuple[int, int]]:
@@ -70,7 +70,11 @@ def answers_held(workload: Workload, row: int) -> Iterator[tuple[int, int]]:
     before = int(workload.follows[row])
     joins = workload.joins[row] if workload.joins is not None else ()
     room = int(workload.prompt_tokens[row] - workload.prompt_tokens[before]) - 1
-    generated = (one for one in joins if workload.request_type[one] == RequestType.GENERATE)
+    generated = (
+        joined_row
+        for joined_row in joins
+        if workload.request_type[joined_row] == RequestType.GENERATE
+    )
     for other in dict.fromkeys((before, *generated)):
         tokens = min(room, int(workload.output_tokens[other]))
         room -= tokens
@@ -136,10 +140,10 @@ class Conversations:
             return b",".join((context, *filter(None, ids), new))
         if not self._chat:
             return context + b"".join(map(self._text, self._holds[row])) + b" " + new
-        said = {"role": "assistant", "content": _whole(self._answers[before].content)}
+        answer = {"role": "assistant", "content": _whole(self._answers[before].content)}
         joined = [self._text(other) + b"\\n" for other in self._holds[row] if other != before]
         message = _USER + b"".join(joined) + new.removeprefix(_USER)
-        return b",".join((context, encode_json(said).encode(), message))
+        return b",".join((context, encode_json(answer).encode(), message))
 
     def _text(self, row: int) -> bytes:
         return encode_json(_whole(self._answers[row].content))[1:-1].encode()

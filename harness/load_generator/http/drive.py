@@ -64,7 +64,7 @@ class Driver:
     ) -> None:
         self._lengths = lengths
         self._together = None if lengths is None else BatchedPredictions(lengths.read)
-        self._said: dict[int, Any] = {}  # of rows whose lengths were predicted
+        self._predictions: dict[int, Any] = {}  # of rows whose lengths were predicted
         self._arrivals = arrivals
         self._servers = servers
         self._requests = requests
@@ -183,8 +183,8 @@ class Driver:
             self._together.of(r.id).add_done_callback(partial(self._predicted, exchange))
 
     def _predicted(self, exchange: Exchange, done: asyncio.Future[Predicted]) -> None:
-        told, self._said[exchange.row] = done.result()
-        self._requests.tell(exchange.row, told)
+        predicted, self._predictions[exchange.row] = done.result()
+        self._requests.tell(exchange.row, predicted)
         self._pools[exchange.endpoint].send(exchange)
         if self._over:
             self._give_up()
@@ -197,8 +197,8 @@ class Driver:
             if not self._failures.serves:
                 self._failures.ended(exchange, self._raw(exchange))
         if self._lengths is not None and self._lengths.learns:
-            said = self._said.pop(exchange.row, None)
-            self._lengths.heard(said, self._raw(exchange), exact=True)
+            prediction = self._predictions.pop(exchange.row, None)
+            self._lengths.heard(prediction, self._raw(exchange), exact=True)
         read_once = exchange.waited_for and self._room_bytes > 0
         if not read_once:
             self._spool.keep(exchange)
@@ -292,8 +292,8 @@ def _run_here(main: Coroutine[Any, Any, Found]) -> Found:
         return asyncio.run(main)
     import uvloop
 
-    found: Found = uvloop.run(main)
-    return found
+    outcome: Found = uvloop.run(main)
+    return outcome
 
 
 def _peak_rss_bytes() -> int:

@@ -65,5 +65,5 @@ def is_loopback(host: str) -> bool:
 
 
 def _without_password(url: str) -> str:
-    before, at, after = url.rpartition("@")
-    return f"{before.partition('://')[0]}://…@{after}" if at else after
+    before, separator, after = url.rpartition("@")
+    return f"{before.partition('://')[0]}://…@{after}" if separator else after

@@ -55,11 +55,11 @@ class Shape:
         """Shape of an event whose data, which begin at `data_at`, have one text and no escapes in
         it; None for other events.
         """
-        found = list(_TEXT_FIELD.finditer(event, data_at))
-        if len(found) != 1:
+        text_fields = list(_TEXT_FIELD.finditer(event, data_at))
+        if len(text_fields) != 1:
             return None
-        start, end = found[0].span(2)
-        field, text = found[0][1].decode(), found[0][2].decode()
+        start, end = text_fields[0].span(2)
+        field, text = text_fields[0][1].decode(), text_fields[0][2].decode()
         ids = list(_ID_FIELD.finditer(event, end))
         if len(ids) != 1:
             return cls(field, event[:start], (text, -1), b"", event[end:])
@@ -71,16 +71,16 @@ class Shape:
         """Whether an event differs within this shape alone: its text is empty, say."""
         return event.startswith(self.before) and event.endswith(self.after)
 
-    def events(self, body: bytes, at: int, until: int) -> Run:
-        """Return the events of this shape that follow each other from `at` on."""
-        parts, lengths = self._split(body[at:until], self.after)
+    def events(self, body: bytes, position: int, until: int) -> Run:
+        """Return the events of this shape that follow each other from `position` on."""
+        parts, lengths = self._split(body[position:until], self.after)
         return self._run(parts, lengths, list(repeat(self.before, len(parts))))
 
-    def chunks(self, body: bytes, at: int, until: int) -> Run:
-        """Return the chunks that hold one event of this shape each and follow each other from `at`
-        on; their lengths are those with what frames them.
+    def chunks(self, body: bytes, position: int, until: int) -> Run:
+        """Return the chunks that hold one event of this shape each and follow each other from
+        `position` on; their lengths are those with what frames them.
         """
-        parts, lengths = self._split(body[at:until], self.after + _LINE_ENDS)
+        parts, lengths = self._split(body[position:until], self.after + _LINE_ENDS)
         heads = {length: chunk_head(length) + self.before for length in set(lengths)}
         return self._run(parts, lengths, list(map(heads.__getitem__, lengths)))
 
@@ -92,15 +92,15 @@ class Shape:
         return parts, [len(part) + n_after for part in parts]
 
     def _run(self, parts: list[bytes], lengths: list[int], heads: list[bytes]) -> Run:
-        known = self._known
-        if len(known) > _MOST_KNOWN:
-            known.clear()
+        cache = self._known
+        if len(cache) > _MOST_KNOWN:
+            cache.clear()
         begins = list(map(bytes.startswith, parts, heads))
         if False in begins:
             del parts[begins.index(False) :]
-        found = list(map(known.__getitem__, map(bytes.removeprefix, parts, heads)))
-        n = found.index(None) if None in found else len(found)
-        return Run(lengths[:n], found[:n])  # type: ignore[arg-type]
+        middles = list(map(cache.__getitem__, map(bytes.removeprefix, parts, heads)))
+        n = middles.index(None) if None in middles else len(middles)
+        return Run(lengths[:n], middles[:n])  # type: ignore[arg-type]
 
 
 class _Known(dict[bytes, Middle | None]):
@@ -111,10 +111,10 @@ class _Known(dict[bytes, Middle | None]):
         self._between = between
 
     def __missing__(self, middle: bytes) -> Middle | None:
-        found = self._parsed(middle)
+        parsed = self._parsed(middle)
         if len(middle) <= _MOST_KNOWN_BYTES:
-            self[middle] = found
-        return found
+            self[middle] = parsed
+        return parsed
 
     def _parsed(self, middle: bytes) -> Middle | None:
         text, token_id = middle, b""

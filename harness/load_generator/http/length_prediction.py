@@ -53,25 +53,25 @@ class LengthPrediction(Generic[Request]):
         """Return True if `heard` should be called."""
         return self._follower is not None and self._follower.online > 0
 
-    def heard(self, said: Any, raw: Raw, *, exact: bool) -> None:
+    def heard(self, prediction: Any, raw: Raw, *, exact: bool) -> None:
         """Learn from an answer; returns at once. `exact`: the output has the number of tokens in
         the workload.
         """
-        self._hearing.submit(self._hear, said, raw, exact)
+        self._hearing.submit(self._hear, prediction, raw, exact)
 
-    def _hear(self, said: Any, raw: Raw, exact: bool) -> None:
+    def _hear(self, prediction: Any, raw: Raw, exact: bool) -> None:
         answer = read_answer(raw)
         if answer.outcome is not records.Outcome.FINISHED or answer.fault is not RequestFault.NONE:
             return
         if answer.finish == "length" and not exact:
             self.cut_off += 1
-        elif said is not None:
-            self.came(said, len(answer.token_s))
+        elif prediction is not None:
+            self.came(prediction, len(answer.token_s))
 
-    def came(self, said: Any, output_tokens: int) -> None:
+    def came(self, prediction: Any, output_tokens: int) -> None:
         """Learn the number of output tokens of an answer."""
         assert self._follower is not None
-        self._follower.came(said, output_tokens)
+        self._follower.came(prediction, output_tokens)
 
     def close(self) -> None:
         """Stop learning after all requests have ended."""
@@ -88,37 +88,37 @@ class LengthPrediction(Generic[Request]):
         yield "generation", "", follower.config.generation
         if not follower.online:
             return
-        taken = sum(taught.step > 0 for _, taught in follower.taught)
-        refused = len(follower.taught) - taken
-        outcomes = {"taken": taken, "refused": refused, "failed": follower.failures}
+        accepted = sum(taught.step > 0 for _, taught in follower.taught)
+        refused = len(follower.taught) - accepted
+        outcomes = {"taken": accepted, "refused": refused, "failed": follower.failures}
         for outcome, times in outcomes.items():
             yield "updates_total", f'{{outcome="{outcome}"}}', times
         for window in list(follower.windows)[-1:]:
-            for of in ("exact", "plain", "within_one", "ratio"):
-                yield f"window_{of}", "", round(getattr(window, of), 6)
+            for measure in ("exact", "plain", "within_one", "ratio"):
+                yield f"window_{measure}", "", round(getattr(window, measure), 6)
 
     def drift(self, start_s: float) -> tuple[records.TimeseriesRow, ...]:
         """Return the prediction accuracy over time of a learning predictor; `start_s` by
         `time.perf_counter`.
         """
-        follower, found = self._follower, []
+        follower, rows = self._follower, []
         if follower is None:
             return ()
         begin_s = start_s
         for window in follower.all_windows():
             at_s = begin_s - start_s
-            found += [
+            rows += [
                 records.TimeseriesRow(at_s, "lengths", "as told", window.exact),
                 records.TimeseriesRow(at_s, "lengths", "as told, within one", window.within_one),
                 records.TimeseriesRow(at_s, "lengths", "without correction", window.plain),
             ]
             begin_s = window.end_s
-        found += [
+        rows += [
             records.TimeseriesRow(at_s - start_s, "taught", "predictor", taught.step)
             for at_s, taught in follower.taught
             if taught.step
         ]
-        return tuple(found)
+        return tuple(rows)
 
 
 def prompt_lengths(workload: Workload, options: HttpOptions) -> LengthPrediction[int] | None:
@@ -132,12 +132,15 @@ def prompt_lengths(workload: Workload, options: HttpOptions) -> LengthPrediction
     rng = np.random.default_rng((options.length_seed, _LENGTHS_STREAM))
     predictor = length_predictor(options.length_predictor)
     if isinstance(predictor, LearnedLength) and workload.texts is not None and any(workload.texts):
-        found = predictor.at_dispatch(workload, rng, options.lengths_folder)
+        dispatched = predictor.at_dispatch(workload, rng, options.lengths_folder)
 
         def read(rows: Sequence[int]) -> list[Predicted]:
-            return [(PredictedLength(half, most), said) for half, most, said in found.lengths(rows)]
+            return [
+                (PredictedLength(median, p90), prediction)
+                for median, p90, prediction in dispatched.lengths(rows)
+            ]
 
-        return LengthPrediction(read, found.follower)
+        return LengthPrediction(read, dispatched.follower)
     tokens = predictor.predict(workload, rng).tolist()
     return LengthPrediction(
         lambda rows: [(PredictedLength(tokens[r], tokens[r]), None) for r in rows]
@@ -157,21 +160,21 @@ class BatchedPredictions(Generic[T, U]):
         self._asks = False
         self.times = 0
 
-    def of(self, one: T) -> asyncio.Future[U]:
-        """Return the prediction for `one`, or raise the predictor's error."""
-        go: asyncio.Future[U] = asyncio.get_running_loop().create_future()
-        self._waiting.append((one, go))
+    def of(self, request: T) -> asyncio.Future[U]:
+        """Return the prediction for `request`, or raise the predictor's error."""
+        future: asyncio.Future[U] = asyncio.get_running_loop().create_future()
+        self._waiting.append((request, future))
         self._next()
-        return go
+        return future
 
     def _next(self) -> None:
         if self._asks:
             return
         now: list[tuple[T, asyncio.Future[U]]] = []
         while self._waiting and len(now) < AT_ONCE:
-            one = self._waiting.popleft()
-            if not one[1].done():  # its client is still there
-                now.append(one)
+            entry = self._waiting.popleft()
+            if not entry[1].done():  # its client is still there
+                now.append(entry)
         if not now:
             return
         self._asks = True
@@ -180,14 +183,16 @@ class BatchedPredictions(Generic[T, U]):
         def answered(done: asyncio.Future[Sequence[U]]) -> None:
             self._asks = False
             error = done.exception()
-            for place, (_, go) in enumerate(now):
-                if go.done():
+            for place, (_, future) in enumerate(now):
+                if future.done():
                     continue
                 if error is None:
-                    go.set_result(done.result()[place])
+                    future.set_result(done.result()[place])
                 else:
-                    go.set_exception(error)
+                    future.set_exception(error)
             self._next()
 
-        asked = asyncio.get_running_loop().run_in_executor(None, self._ask, [one for one, _ in now])
-        asked.add_done_callback(answered)
+        batch = asyncio.get_running_loop().run_in_executor(
+            None, self._ask, [request for request, _ in now]
+        )
+        batch.add_done_callback(answered)

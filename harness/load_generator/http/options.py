@@ -139,10 +139,10 @@ def check_header(name: str, value: str) -> None:
 
 def _expanded(name: str, value: str) -> str:
     check_header(name, value)
-    found = _VARIABLE.sub(lambda m: environment_variable(m[1] or m[2]), value)
-    if any(c in found for c in "\r\n\0"):
+    expanded = _VARIABLE.sub(lambda m: environment_variable(m[1] or m[2]), value)
+    if any(c in expanded for c in "\r\n\0"):
         raise SloBenchError(f"the value of header {name} has a line break")
-    return found
+    return expanded
 
 
 def environment_variable(name: str) -> str:

@@ -66,7 +66,7 @@ class PromptMaker:
             self._encoded += len(drawn)
             if self._encoded < len(self._ids):  # too few to be worth the text of each id
                 return encode_json(self._ids[drawn].tolist()).encode()
-            self._id_texts = np.array([b"%d," % one for one in self._ids.tolist()])
+            self._id_texts = np.array([b"%d," % token_id for token_id in self._ids.tolist()])
         # Shorter texts are filled up with zero bytes.
         return b"[%b]" % self._id_texts[drawn].tobytes().replace(b"\0", b"")[:-1]
 
@@ -108,12 +108,14 @@ class PromptMaker:
             return self._of_row(row, tokens)
         size = self._block_size
         shared = request.prefix_blocks[: -(-tokens // size)]
-        known = min(tokens, len(shared) * size)
+        shared_tokens = min(tokens, len(shared) * size)
         blocks = np.array([hash_ & _ALL_BITS for hash_ in shared], dtype=np.uint64)
         place = np.arange(size, dtype=np.uint64)
         with np.errstate(over="ignore"):
             of_blocks = _mixed(_mixed(blocks + self._salt)[:, None] + place * _GOLDEN).ravel()
-        return np.concatenate([of_blocks[:known], self._of_row(row, tokens - known)])
+        return np.concatenate(
+            [of_blocks[:shared_tokens], self._of_row(row, tokens - shared_tokens)]
+        )
 
     def _of_row(self, row: int, tokens: int) -> Hashes:
         begin = _mixed_one(row + int(self._salt))
@@ -166,17 +168,17 @@ class Vocabulary:
             table = _json(tokenizer)
             model, added = table.get("model"), table.get("added_tokens") or []
             vocabulary = model.get("vocab") if isinstance(model, dict) else None
-            known: set[int]
+            vocabulary_ids: set[int]
             if isinstance(vocabulary, dict):
-                known = {_id(tokenizer, found) for found in vocabulary.values()}
+                vocabulary_ids = {_id(tokenizer, token_id) for token_id in vocabulary.values()}
             elif isinstance(vocabulary, list):  # unigram: position is id
-                known = set(range(len(vocabulary)))
+                vocabulary_ids = set(range(len(vocabulary)))
             else:
                 raise FileFormatError(tokenizer, None, "has no vocabulary in model.vocab")
-            if not isinstance(added, list) or not all(isinstance(one, dict) for one in added):
+            if not isinstance(added, list) or not all(isinstance(entry, dict) for entry in added):
                 raise FileFormatError(tokenizer, None, "added_tokens must be a list of objects")
-            special = {_id(tokenizer, one.get("id")) for one in added}
-            ids = sorted(known - special)
+            special = {_id(tokenizer, entry.get("id")) for entry in added}
+            ids = sorted(vocabulary_ids - special)
         else:
             config = folder / "config.json"
             if not config.is_file():
@@ -190,20 +192,20 @@ class Vocabulary:
         return cls(np.array(ids, dtype=np.int64))
 
 
-def _id(path: Path, found: object) -> int:
-    if not isinstance(found, int) or not 0 <= found <= _MOST_IDS:
-        raise FileFormatError(path, None, f"a token's id is {found!r:.40}")
-    return found
+def _id(path: Path, token_id: object) -> int:
+    if not isinstance(token_id, int) or not 0 <= token_id <= _MOST_IDS:
+        raise FileFormatError(path, None, f"a token's id is {token_id!r:.40}")
+    return token_id
 
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        found = parse_json(path.read_text(encoding="utf-8"))
+        content = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise FileFormatError(path, None, f"cannot be read: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise FileFormatError(path, None, "is no JSON object")
-    return found
+    return content
 
 
 def load_encoder(folder: Path) -> Any:

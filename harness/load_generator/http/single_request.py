@@ -61,8 +61,8 @@ async def _get(
         raise NoAnswerError(exchange.detail)
     pieces = exchange.pieces
     if exchange.chunked:
-        found = unchunk(pieces, exchange.stamps)
-        if found.problem or not found.complete:
-            raise NoAnswerError(found.problem or "the chunks do not add up")
-        pieces = found.pieces
+        unchunked = unchunk(pieces, exchange.stamps)
+        if unchunked.problem or not unchunked.complete:
+            raise NoAnswerError(unchunked.problem or "the chunks do not add up")
+        pieces = unchunked.pieces
     return exchange.status, b"".join(pieces)

@@ -145,8 +145,8 @@ def unserved_because(
     if (columns.fault == FAULTS.index(RequestFault.CLIENT)).any():
         return None
     requests, sent = len(columns.started_s), int(np.isfinite(columns.started_s).sum())
-    said = most_common_detail(columns, details)
-    why = "" if said is None else f" ({said})"
+    common_detail = most_common_detail(columns, details)
+    why = "" if common_detail is None else f" ({common_detail})"
     if sent == requests:
         return f"not one of {requests:,} requests was served{why}"
     return f"not one of the first {sent:,} of {requests:,} requests was served{why}"

@@ -196,10 +196,10 @@ class Bodies:
 
     def files_of(self, rows: Collection[int]) -> dict[str, bytes]:
         """Files for `read` with the bodies of these rows; other bodies are empty."""
-        found = [self[row] if row in rows else b"" for row in range(len(self._ends))]
-        ends = array("q", accumulate(map(len, found)))
+        bodies = [self[row] if row in rows else b"" for row in range(len(self._ends))]
+        ends = array("q", accumulate(map(len, bodies)))
         names = self.path.name, *(self.path.with_suffix(end).name for end in (_ENDS, _CONTEXTS))
-        held = b"".join(found), ends.tobytes(), self.contexts.tobytes()
+        held = b"".join(bodies), ends.tobytes(), self.contexts.tobytes()
         return dict(zip(names, held, strict=True))
 
     def close(self) -> None:
@@ -218,13 +218,13 @@ def _most_tokens(workload: Workload, options: HttpOptions) -> NDArray[np.int64] 
     """Return the most tokens of each answer as requests say it; None if they leave it open."""
     tokens = workload.output_tokens if options.exact_output else workload.max_output_tokens
     body = options.body
-    asked = [body[name] for name in ("max_tokens", "max_completion_tokens") if name in body]
+    limits = [body[name] for name in ("max_tokens", "max_completion_tokens") if name in body]
     copies = body.get("n", 1)
-    if not all(type(value) is int for value in (*asked, copies)):
+    if not all(type(value) is int for value in (*limits, copies)):
         return None
-    most = np.full(len(workload), max(asked)) if asked else tokens
-    found: NDArray[np.int64] = np.multiply(most, copies, dtype=np.int64)
-    return found
+    per_copy = np.full(len(workload), max(limits)) if limits else tokens
+    total_tokens: NDArray[np.int64] = np.multiply(per_copy, copies, dtype=np.int64)
+    return total_tokens
 
 
 class WireRequests:
@@ -239,7 +239,7 @@ class WireRequests:
     ) -> None:
         extra = options.header_lines()
         self._values = f'"{options.values_field}":{{'.encode()  # no text has these quotes bare
-        self._told: dict[int, bytes] = {}
+        self._predicted: dict[int, bytes] = {}
         self._bodies = bodies
         self.conversations = (
             Conversations(workload, bodies.contexts, options) if bodies.contexts else None
@@ -255,29 +255,29 @@ class WireRequests:
     def of(self, endpoint: int, row: int) -> list[bytes]:
         """Return the HTTP head and body of a row's request."""
         body = self._bodies[row]
-        told = self._told.get(row)
-        if told is not None:
-            body = body.replace(self._values, self._values + told, 1)
+        predicted = self._predicted.get(row)
+        if predicted is not None:
+            body = body.replace(self._values, self._values + predicted, 1)
         if self.conversations is not None:
             body = self.conversations.body(row, body)
         head = self._heads[endpoint][self._kinds[row]]
         return [head % (row, len(body)), body]
 
-    def tell(self, row: int, told: PredictedLength) -> None:
+    def tell(self, row: int, predicted: PredictedLength) -> None:
         """Put a prediction among the values of a row's request."""
-        plain = json.dumps(told.to_wire(), separators=(",", ":"))
-        self._told[row] = plain[1:-1].encode() + b","  # others follow, always
+        plain = json.dumps(predicted.to_wire(), separators=(",", ":"))
+        self._predicted[row] = plain[1:-1].encode() + b","  # others follow, always
 
     def expects(self, row: int) -> Expected:
         """Return what is known of a row's answer before it comes."""
         embeds = self._embeds[self._kinds[row]]
-        most = None if embeds or self._most_tokens is None else int(self._most_tokens[row])
-        return {"embeds": embeds, "most_tokens": most}
+        most_tokens = None if embeds or self._most_tokens is None else int(self._most_tokens[row])
+        return {"embeds": embeds, "most_tokens": most_tokens}
 
     def most_bytes(self, row: int) -> int:
         """Return the size in bytes above which a row's answer is broken off."""
-        most = self.expects(row)["most_tokens"]
-        return MOST_BODY_BYTES if most is None else min(MOST_BODY_BYTES, _HEAD + _TOKEN * most)
+        tokens = self.expects(row)["most_tokens"]
+        return MOST_BODY_BYTES if tokens is None else min(MOST_BODY_BYTES, _HEAD + _TOKEN * tokens)
 
 
 def _head(endpoint: Endpoint, path: str, extra: bytes) -> bytes:

@@ -66,12 +66,12 @@ class CollocatedServing:
             None if scheduler_socket is None else _SchedulerClient(scheduler_socket, self._embedder)
         )
 
-    async def work(self, asked: HttpRequest, reply: Reply) -> None:
+    async def work(self, request: HttpRequest, reply: Reply) -> None:
         """Send a generation request on, or answer an embedding request when its pass has ended."""
-        if asked.path != EMBEDDINGS:
-            await self._llm.forward(asked, reply, ())
+        if request.path != EMBEDDINGS:
+            await self._llm.forward(request, reply, ())
             return
-        body = asked.json()
+        body = request.json()
         if body is None:
             refuse(reply, 400, "the body must be a JSON object")
             return
@@ -93,14 +93,14 @@ class _EmbedderGroup(RoutedServerGroup):
     async def run_pass(self, pending: Sequence[_Pending]) -> tuple[list[_Answer], float | None]:
         """Compute requests in one pass; returns their answers and its seconds, None: it failed."""
         self._passes += 1
-        found = CollectedReply()
-        content = {"requests": [one.body for one in pending]}
-        await self.forward(HttpRequest("POST", "/passes", []).with_json(content), found, ())
-        told = json_object(found.body) or {}
-        answers, pass_s = told.get("answers"), told.get("pass_s")
-        if found.status != 200 or not isinstance(answers, list) or len(answers) != len(pending):
+        reply = CollectedReply()
+        content = {"requests": [entry.body for entry in pending]}
+        await self.forward(HttpRequest("POST", "/passes", []).with_json(content), reply, ())
+        payload = json_object(reply.body) or {}
+        answers, pass_s = payload.get("answers"), payload.get("pass_s")
+        if reply.status != 200 or not isinstance(answers, list) or len(answers) != len(pending):
             return [(502, error_body(502, "the embedding server failed"))] * len(pending), None
-        return [(int(one["status"]), one["body"]) for one in answers], pass_s
+        return [(int(answer["status"]), answer["body"]) for answer in answers], pass_s
 
     def metrics(self) -> Iterator[Sample]:
         """Prometheus samples: name, labels and value."""
@@ -186,6 +186,6 @@ class _SchedulerClient:
 
 def num_inputs(body: Mapping[str, Any]) -> int:
     """Number of texts of an embedding request."""
-    given = body.get("input")
-    texts = isinstance(given, list) and given and not isinstance(given[0], int)
-    return len(given) if texts and isinstance(given, list) else 1
+    inputs = body.get("input")
+    texts = isinstance(inputs, list) and inputs and not isinstance(inputs[0], int)
+    return len(inputs) if texts and isinstance(inputs, list) else 1

@@ -66,13 +66,13 @@ class ControlledServing(CheckedServers):
         """Give requests to a server that is up again."""
         self._cluster.join(index)
 
-    async def generate(self, asked: HttpRequest, reply: Reply) -> None:
+    async def generate(self, request: HttpRequest, reply: Reply) -> None:
         """Route a request and let that server answer; a request that the controller rejects or
         drops ends with status 503.
         """
-        body = asked.json()
+        body = request.json()
         if body is None:
-            await self.forward(asked, reply)
+            await self.forward(request, reply)
             return
         if self._cluster.measures and self._looks is None:
             self._looks = asyncio.get_running_loop().create_task(self._look())
@@ -82,7 +82,7 @@ class ControlledServing(CheckedServers):
         if isinstance(to, ServerInstance):
             self._dispatched[to.index] += 1
         while isinstance(to, ServerInstance):
-            release = await self._at(to, r, asked, reply)
+            release = await self._at(to, r, request, reply)
             if release is None:
                 return
             to = self._cluster.on_returned(release)
@@ -90,11 +90,11 @@ class ControlledServing(CheckedServers):
                 self._taken[to.index] += 1
                 waited_s = self._cluster.now_s - r.arrival_s
                 body = {**body, VLLM_FIELD: {**wire_of(body), WAITED_FIELD: round(waited_s, 6)}}
-                asked = asked.with_json(body)
+                request = request.with_json(body)
         refuse(reply, 503, f"{REJECTED if to is REJECT else DROPPED} by the controller")
 
     async def _at(
-        self, instance: ServerInstance, r: RequestState, asked: HttpRequest, reply: Reply
+        self, instance: ServerInstance, r: RequestState, request: HttpRequest, reply: Reply
     ) -> Release | None:
         """Let a server answer. Returns None, or the release if the server gave the request back or
         was lost.
@@ -104,7 +104,7 @@ class ControlledServing(CheckedServers):
         upstream = self.upstreams[index]
         instance.sent(r)
         try:
-            await upstream.exchange(asked, held)
+            await upstream.exchange(request, held)
         except (UnreachableError, ConnectionLostError) as error:
             self.down(index, error)
             return None if reply.begun else Release(r, ReleaseReason.FAIL, self._cluster.now_s)
@@ -123,20 +123,20 @@ class ControlledServing(CheckedServers):
             await asyncio.sleep(_LOOK_EVERY_S)
 
     async def _look_at(self, instance: ServerInstance) -> None:
-        upstream, found = self.upstreams[instance.index], CollectedReply()
+        upstream, reply = self.upstreams[instance.index], CollectedReply()
         with contextlib.suppress(UnreachableError, ConnectionLostError, TimeoutError):
             async with asyncio.timeout(_LOOK_LIMIT_S):
-                await upstream.exchange(_METRICS, found)
-        if found.status == 200:
-            instance.meter.look(found.body.decode(errors="replace"), self._cluster.now_s)
+                await upstream.exchange(_METRICS, reply)
+        if reply.status == 200:
+            instance.meter.look(reply.body.decode(errors="replace"), self._cluster.now_s)
 
-    async def forward(self, asked: HttpRequest, reply: Reply) -> None:
+    async def forward(self, request: HttpRequest, reply: Reply) -> None:
         """Answer a request that generates nothing, at the first server that is up."""
         while self._cluster.up:
             index = self._cluster.up[0].index
             upstream = self.upstreams[index]
             try:
-                await upstream.exchange(asked, reply)
+                await upstream.exchange(request, reply)
             except (UnreachableError, ConnectionLostError) as error:
                 self.down(index, error)
                 if not reply.begun:

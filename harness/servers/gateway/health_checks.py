@@ -60,20 +60,20 @@ class CheckedServers(ABC):
         """Give requests to a server that is up again."""
 
     @abstractmethod
-    async def generate(self, asked: HttpRequest, reply: Reply) -> None:
+    async def generate(self, request: HttpRequest, reply: Reply) -> None:
         """Send a request to the server that is chosen for it, and pass its answer on."""
 
     @abstractmethod
-    async def forward(self, asked: HttpRequest, reply: Reply) -> None:
+    async def forward(self, request: HttpRequest, reply: Reply) -> None:
         """Answer a request that generates nothing, at a server that is up."""
 
     @abstractmethod
     def metrics(self) -> Iterator[Sample]:
         """Prometheus samples: name, labels and value."""
 
-    async def work(self, asked: HttpRequest, reply: Reply) -> None:
+    async def work(self, request: HttpRequest, reply: Reply) -> None:
         """Answer a request that makes a server compute: `generate`, where nothing overrides it."""
-        await self.generate(asked, reply)
+        await self.generate(request, reply)
 
     def url(self, index: int) -> str:
         """URL of a server."""
@@ -96,13 +96,13 @@ class CheckedServers(ABC):
         upstream = self.upstreams[index]
         look = HttpRequest("GET", self._health_path, [])
         while True:
-            found = CollectedReply()
+            reply = CollectedReply()
             try:
                 async with asyncio.timeout(_LOOK_LIMIT_S):
-                    await upstream.exchange(look, found)
+                    await upstream.exchange(look, reply)
             except (UnreachableError, ConnectionLostError, TimeoutError):
                 pass
-            if found.status == 200:
+            if reply.status == 200:
                 self._up.add(index)
                 self.join(index)
                 self._say(f"{self.url(index)} is up again")

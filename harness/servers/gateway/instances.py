@@ -42,9 +42,9 @@ class RoutedServerGroup(CheckedServers):
             UnknownNameError: no such router.
         """
         super().__init__(endpoints, role=role, health_path=health_path, say=say)
-        made = router_by_name(router)
-        self._looks_at_prompts = isinstance(made, PrefixAware)
-        self._balanced = RoutedServers(len(endpoints), made)
+        routing_policy = router_by_name(router)
+        self._looks_at_prompts = isinstance(routing_policy, PrefixAware)
+        self._balanced = RoutedServers(len(endpoints), routing_policy)
         self._number = 0
 
     def leave(self, index: int) -> None:
@@ -55,13 +55,13 @@ class RoutedServerGroup(CheckedServers):
         """Give requests to a server that is up again."""
         self._balanced.join(index)
 
-    async def generate(self, asked: HttpRequest, reply: Reply) -> None:
+    async def generate(self, request: HttpRequest, reply: Reply) -> None:
         """Send a request to the server that the router selects."""
-        body = asked.json() if self._looks_at_prompts else None
-        await self.forward(asked, reply, () if body is None else prefix_blocks(body))
+        body = request.json() if self._looks_at_prompts else None
+        await self.forward(request, reply, () if body is None else prefix_blocks(body))
 
     async def forward(
-        self, asked: HttpRequest, reply: Reply, blocks: tuple[int, ...] | None = None
+        self, request: HttpRequest, reply: Reply, blocks: tuple[int, ...] | None = None
     ) -> None:
         """Send a request to one of the servers and pass its answer on.
 
@@ -76,7 +76,7 @@ class RoutedServerGroup(CheckedServers):
             with self._chosen(blocks) as index:
                 upstream = self.upstreams[index]
                 try:
-                    await upstream.exchange(asked, reply)
+                    await upstream.exchange(request, reply)
                 except UnreachableError as error:
                     self.down(index, error)
                     continue

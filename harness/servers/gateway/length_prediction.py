@@ -46,12 +46,12 @@ def foretells(text: str, say: Say) -> LengthPrediction[PredictionRequest]:
     Raises:
         SloBenchError: there is no such predictor, or it needs to know the answer.
     """
-    found = length_predictor(text)
-    if isinstance(found, ConstantLength):
-        told = PredictedLength(found.tokens, found.tokens)
-        return LengthPrediction(lambda asked: [(told, None)] * len(asked))
-    if isinstance(found, LearnedLength):
-        return _read_off(found, say)
+    predictor = length_predictor(text)
+    if isinstance(predictor, ConstantLength):
+        predicted = PredictedLength(predictor.tokens, predictor.tokens)
+        return LengthPrediction(lambda requests: [(predicted, None)] * len(requests))
+    if isinstance(predictor, LearnedLength):
+        return _read_off(predictor, say)
     raise SloBenchError(
         f"{text} cannot predict before real answers; --length-predictor of serve takes a folder "
         "of slo-bench predict-train, learned(DIR, …) or constant(N)"
@@ -63,9 +63,15 @@ def _read_off(learned: LearnedLength, say: Say) -> LengthPrediction[PredictionRe
 
     follower = learned.follower(say)
 
-    def read(asked: Sequence[PredictionRequest]) -> list[Predicted]:
-        prompts = [Prompt(one.text, one.tokens, learned.model or one.model) for one in asked]
-        return [(PredictedLength(said.median, said.p90), said) for said in follower.read(prompts)]
+    def read(requests: Sequence[PredictionRequest]) -> list[Predicted]:
+        prompts = [
+            Prompt(request.text, request.tokens, learned.model or request.model)
+            for request in requests
+        ]
+        return [
+            (PredictedLength(prediction.median, prediction.p90), prediction)
+            for prediction in follower.read(prompts)
+        ]
 
     return LengthPrediction(read, follower)
 
@@ -95,34 +101,34 @@ class LengthPredictingServing:
         self._sum_s = 0.0
         self._last_s: deque[float] = deque(maxlen=_TIMES)
 
-    async def work(self, asked: HttpRequest, reply: Reply) -> None:
+    async def work(self, request: HttpRequest, reply: Reply) -> None:
         """Add a predicted length and forward the request; one without text, or with a predicted
         length, is forwarded unchanged.
         """
-        body = asked.json() if asked.path.endswith(_GENERATES) else None
+        body = request.json() if request.path.endswith(_GENERATES) else None
         if body is None:
-            await self._inner.work(asked, reply)
+            await self._inner.work(request, reply)
             return
         values = body.get(self._field)
         values = values if isinstance(values, Mapping) else {}
-        one = _asked_of(body)
+        prediction_request = _prediction_request(body)
         if predicted_length_from_wire(values) is not None:
             self._counts["told_already"] += 1
-        elif one is None:
+        elif prediction_request is None:
             self._counts["without_text"] += 1
         else:
-            found = await self._read(one)
-            if found is not None:
-                told, said = found
-                body = {**body, self._field: {**values, **told.to_wire()}}
-                await self._follow(asked.with_json(body), reply, said, body)
+            predicted = await self._read(prediction_request)
+            if predicted is not None:
+                length, prediction = predicted
+                body = {**body, self._field: {**values, **length.to_wire()}}
+                await self._follow(request.with_json(body), reply, prediction, body)
                 return
-        await self._inner.work(asked, reply)
+        await self._inner.work(request, reply)
 
-    async def _read(self, one: PredictionRequest) -> Predicted | None:
+    async def _read(self, request: PredictionRequest) -> Predicted | None:
         begin_s = perf_counter()
         try:
-            found = await self._together.of(one)
+            predicted = await self._together.of(request)
         except Exception as error:  # whatever it is: requests are served without
             if not self._counts["failed"]:
                 self._say(f"lengths cannot be predicted: {error}")
@@ -132,36 +138,36 @@ class LengthPredictingServing:
         self._counts["predicted"] += 1
         self._sum_s += took_s
         self._last_s.append(took_s)
-        return found
+        return predicted
 
     async def _follow(
-        self, asked: HttpRequest, reply: Reply, said: Any, body: Mapping[str, Any]
+        self, request: HttpRequest, reply: Reply, prediction: Any, body: Mapping[str, Any]
     ) -> None:
         """Forward a request and report the length of its answer to the predictor."""
         if not self._predictor.learns:
-            await self._inner.work(asked, reply)
+            await self._inner.work(request, reply)
             return
 
         def whole(raw: Raw) -> None:
-            self._predictor.heard(said, raw, exact=bool(body.get("ignore_eos")))
+            self._predictor.heard(prediction, raw, exact=bool(body.get("ignore_eos")))
 
-        await self._inner.work(asked, CountedReply(reply, whole))
+        await self._inner.work(request, CountedReply(reply, whole))
 
-    async def forward(self, asked: HttpRequest, reply: Reply) -> None:
+    async def forward(self, request: HttpRequest, reply: Reply) -> None:
         """Answer a request that generates nothing, at the first group of the servers."""
-        await self._inner.groups[0].forward(asked, reply)
+        await self._inner.groups[0].forward(request, reply)
 
     def metrics(self) -> Iterator[Sample]:
         """Counts and times of predictions, as Prometheus samples."""
         self._counts["cut_off"] = self._predictor.cut_off
-        for what in ("predicted", "told_already", "without_text", "cut_off", "failed"):
-            yield f"{_NAME}_requests_total", f'{{outcome="{what}"}}', self._counts[what]
+        for outcome in ("predicted", "told_already", "without_text", "cut_off", "failed"):
+            yield f"{_NAME}_requests_total", f'{{outcome="{outcome}"}}', self._counts[outcome]
         yield f"{_NAME}_batches_total", "", self._together.times
         yield f"{_NAME}_seconds_total", "", round(self._sum_s, 6)
         last_s = sorted(self._last_s)
         for share in _SHOWN if last_s else ():
-            at = min(len(last_s) - 1, int(share * len(last_s)))
-            yield f"{_NAME}_seconds", f'{{quantile="{share:g}"}}', round(last_s[at], 6)
+            rank = min(len(last_s) - 1, int(share * len(last_s)))
+            yield f"{_NAME}_seconds", f'{{quantile="{share:g}"}}', round(last_s[rank], 6)
         for name, labels, value in self._predictor.samples():
             yield f"{_NAME}_{name}", labels, value
 
@@ -181,12 +187,12 @@ class LengthPredictionPlan:
         """Check the plan of the servers."""
         self.plan.check()
 
-    def made(self, say: Say) -> Serving:
+    def build(self, say: Say) -> Serving:
         """The servers of the plan, with length prediction before them."""
-        return LengthPredictingServing(self.plan.made(say), self.field, self.predictor, say)
+        return LengthPredictingServing(self.plan.build(say), self.field, self.predictor, say)
 
 
-def _asked_of(body: Mapping[str, Any]) -> PredictionRequest | None:
+def _prediction_request(body: Mapping[str, Any]) -> PredictionRequest | None:
     """Text, length and model of a request as the predictor's input; None for a request without
     text.
     """

@@ -133,7 +133,7 @@ class SharedPlan:
                 f"max_active_models must be at least 1 but is {self.max_active_models}"
             )
 
-    def made(self, say: Say) -> SharedModels:
+    def build(self, say: Say) -> SharedModels:
         """The queue with the models' servers."""
         return SharedModels(self, say)
 
@@ -163,16 +163,16 @@ class SharedModels:
 
     # ---------------------------------------------------------------- requests
 
-    async def work(self, asked: HttpRequest, reply: Reply) -> None:
+    async def work(self, request: HttpRequest, reply: Reply) -> None:
         """Queue a request until its model can begin it, then let the model's server answer."""
-        body = asked.json()
+        body = request.json()
         if body is None:
             refuse(reply, 400, "the body is no JSON object")
             return
         model = self._models.get(str(body.get("model")))
         if model is None:
-            known = ", ".join(self._models)
-            refuse(reply, 404, f"there is no model {body.get('model')!r} here, but {known}")
+            names = ", ".join(self._models)
+            refuse(reply, 404, f"there is no model {body.get('model')!r} here, but {names}")
             return
         now_s = self._clock()
         self._number += 1
@@ -181,16 +181,16 @@ class SharedModels:
             model.gaps.add(now_s - model.idle_since_s)
         if r.slo.ttft_s < float("inf"):
             model.slo_s = r.slo.ttft_s
-        go: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._waiting[r] = model, go
+        future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._waiting[r] = model, future
         self._queue.push(r, model.s_per_token * r.prompt_tokens)
         try:
             self._admit()
-            problem = await go
+            problem = await future
             if problem:
                 refuse(reply, 503, problem)
             else:
-                await self._serve(model, r, asked, reply)
+                await self._serve(model, r, request, reply)
         finally:
             if r in self._waiting:
                 self._queue.remove(r)
@@ -199,13 +199,13 @@ class SharedModels:
             self._admit()
 
     async def _serve(
-        self, model: GatewayModel, r: RequestState, asked: HttpRequest, reply: Reply
+        self, model: GatewayModel, r: RequestState, request: HttpRequest, reply: Reply
     ) -> None:
         upstream = model.upstream
         assert upstream is not None
         held = BufferedReply(reply, lambda: model.begun(r, self._clock()))
         try:
-            await upstream.exchange(asked, held)
+            await upstream.exchange(request, held)
         except (UnreachableError, ConnectionLostError) as error:
             model.losses += 1
             self._lost(model, upstream, error)
@@ -228,7 +228,8 @@ class SharedModels:
 
     def _wanted(self, model: GatewayModel) -> bool:
         """Whether an admissible request waits for the model."""
-        return any(one is model and self._passes(r) for r, (one, _) in self._waiting.items())
+        waiting = self._waiting.items()
+        return any(awaited is model and self._passes(r) for r, (awaited, _) in waiting)
 
     def _admit(self) -> None:
         """Admit requests, in the queue's order, that their model can begin at once.
@@ -266,31 +267,31 @@ class SharedModels:
         the device have requests.
         """
         models = self._models.values()
-        if sum(one.place is not ModelState.AWAY for one in models) < self._places:
+        if sum(other.place is not ModelState.AWAY for other in models) < self._places:
             self._come(model)
             return True
         if self._any(ModelState.GOING):
             return True
         idle = [
-            one
-            for one in models
-            if one.place is ModelState.HERE and not (one.busy or self._wanted(one))
+            other
+            for other in models
+            if other.place is ModelState.HERE and not (other.busy or self._wanted(other))
         ]
         order = self._policy.leaving_order(
             IdleModel(
-                one.index,
-                one.slo_s if one.slo_s < float("inf") else 1.0,
-                now_s - one.idle_since_s,
-                one.gaps,
+                other.index,
+                other.slo_s if other.slo_s < float("inf") else 1.0,
+                now_s - other.idle_since_s,
+                other.gaps,
             )
-            for one in idle
+            for other in idle
         )
         for index in order[:1]:
-            self._go(next(one for one in idle if one.index == index))
+            self._go(next(other for other in idle if other.index == index))
         return bool(order)
 
     def _any(self, place: ModelState) -> bool:
-        return any(one.place is place for one in self._models.values())
+        return any(model.place is place for model in self._models.values())
 
     def _come(self, model: GatewayModel) -> None:
         model.place = ModelState.COMING
@@ -300,7 +301,7 @@ class SharedModels:
             if endpoint is None:
                 model.place = ModelState.AWAY
                 self._say(f"{model.name} does not come up: {problem}")
-                for r in [r for r, (one, _) in self._waiting.items() if one is model]:
+                for r in [r for r, (awaited, _) in self._waiting.items() if awaited is model]:
                     self._queue.remove(r)
                     self._waiting.pop(r)[1].set_result(f"{model.name} does not come up")
             else:
@@ -330,28 +331,28 @@ class SharedModels:
 
     # ---------------------------------------------------------------- all else
 
-    async def forward(self, asked: HttpRequest, reply: Reply) -> None:
+    async def forward(self, request: HttpRequest, reply: Reply) -> None:
         """Answer a request that generates nothing: the list of models here, everything else at the
         named model's server.
         """
-        if asked.path == "/health":
+        if request.path == "/health":
             respond(reply, b"", "text/plain")
             return
-        if asked.path == "/v1/models":
+        if request.path == "/v1/models":
             data = [{"id": name, "object": "model"} for name in self._models]
             respond_json(reply, {"object": "list", "data": data})
             return
-        model = self._models.get(str((asked.json() or {}).get("model")))
+        model = self._models.get(str((request.json() or {}).get("model")))
         if model is None or model.upstream is None or model.place is not ModelState.HERE:
             refuse(reply, 503, "the model that should answer is away, or none is named")
             return
-        await model.upstream.exchange(asked, reply)
+        await model.upstream.exchange(request, reply)
 
     def metrics(self) -> Iterator[Sample]:
         """Prometheus samples: name, labels and value."""
         for model in self._models.values():
             labels = f'{{model="{model.name}"}}'
-            waiting = sum(one is model for one, _ in self._waiting.values())
+            waiting = sum(awaited is model for awaited, _ in self._waiting.values())
             yield "slo_bench_gateway_up", labels, int(model.place is ModelState.HERE)
             yield "slo_bench_gateway_queued", labels, waiting
             yield (
@@ -379,12 +380,12 @@ def _in_thread(act: Callable[[], T], then: Callable[[T | None, str], None]) -> N
     loop = asyncio.get_running_loop()
 
     def work() -> None:
-        found, problem = None, ""
+        outcome, problem = None, ""
         try:
-            found = act()
+            outcome = act()
         except SloBenchError as error:
             problem = str(error)
         with contextlib.suppress(RuntimeError):  # the loop is gone
-            loop.call_soon_threadsafe(then, found, problem)
+            loop.call_soon_threadsafe(then, outcome, problem)
 
     threading.Thread(target=work, daemon=True).start()

@@ -57,7 +57,7 @@ class ServerGroup(Protocol):
         """Whether at least one server is up."""
         ...
 
-    async def forward(self, asked: HttpRequest, reply: Reply) -> None:
+    async def forward(self, request: HttpRequest, reply: Reply) -> None:
         """Answer a request that generates nothing, at a server that is up."""
         ...
 
@@ -78,12 +78,12 @@ class Serving(Protocol):
         """All server groups; each needs a server that is up."""
         ...
 
-    async def work(self, asked: HttpRequest, reply: Reply) -> None:
+    async def work(self, request: HttpRequest, reply: Reply) -> None:
         """Answer a request that the router or controller places."""
         ...
 
 
-async def answer(serving: Serving, clients: Clients, asked: HttpRequest, reply: Reply) -> None:
+async def answer(serving: Serving, clients: Clients, request: HttpRequest, reply: Reply) -> None:
     """Answer one request to the gateway.
 
     `/metrics` returns the gateway's own metrics: what became of its requests (each received one is
@@ -91,25 +91,27 @@ async def answer(serving: Serving, clients: Clients, asked: HttpRequest, reply: 
     Each instance has its own metrics at its own address.
     """
     dead = [group.role for group in serving.groups if not group.any_up]
-    if asked.path == "/metrics":
-        samples = [one for group in serving.groups for one in group.metrics()]
+    if request.path == "/metrics":
+        samples = [sample for group in serving.groups for sample in group.metrics()]
         text = exposition(_KINDS, [*_requests(clients), *samples])
         respond(reply, text.encode(), CONTENT_TYPE)
     elif dead:
         refuse(reply, 503, f"no instance is up (role: {', '.join(dead)})")
-    elif asked.method == "POST" and not asked.path.endswith(_ASIDE):
-        await serving.work(asked, reply)
+    elif request.method == "POST" and not request.path.endswith(_ASIDE):
+        await serving.work(request, reply)
     else:
-        await serving.groups[0].forward(asked, reply)
+        await serving.groups[0].forward(request, reply)
 
 
 async def answer_with_key(
-    key: bytes, serving: Serving, clients: Clients, asked: HttpRequest, reply: Reply
+    key: bytes, serving: Serving, clients: Clients, request: HttpRequest, reply: Reply
 ) -> None:
     """Answer a request with the header `authorization: key`; refuse others but for `/health`."""
-    given = [value for name, value in asked.headers if name.lower() == b"authorization"]
-    if asked.path == "/health" or (len(given) == 1 and hmac.compare_digest(given[0], key)):
-        await answer(serving, clients, asked, reply)
+    authorizations = [value for name, value in request.headers if name.lower() == b"authorization"]
+    if request.path == "/health" or (
+        len(authorizations) == 1 and hmac.compare_digest(authorizations[0], key)
+    ):
+        await answer(serving, clients, request, reply)
     else:
         refuse(reply, 401, "an API key is needed: send authorization: Bearer KEY")
 

@@ -63,11 +63,11 @@ class GatewayPlan:
         """The plan from the values of `to_plain`."""
         plain = {**plain, "roles": tuple(plain["roles"])}
         for name in ("endpoints", "prefill"):
-            plain[name] = tuple(Endpoint(**one) for one in plain[name])
+            plain[name] = tuple(Endpoint(**endpoint) for endpoint in plain[name])
         if plain["embedder"] is not None:
             plain["embedder"] = Endpoint(**plain["embedder"])
         if plain["controller"] is not None:
-            plain["controller"] = PolicySpec(**plain["controller"]).made()
+            plain["controller"] = PolicySpec(**plain["controller"]).build()
         return cls(**{**plain, "transfer": KvTransferMode(plain["transfer"])})
 
     def check(self) -> None:
@@ -80,7 +80,7 @@ class GatewayPlan:
         if not self.endpoints:
             raise SloBenchError("a gateway needs a server behind it")
 
-    def made(self, say: Say) -> Serving:
+    def build(self, say: Say) -> Serving:
         """The servers with a router or controller of their own."""
         router = router_by_name(self.router)
 
@@ -126,7 +126,7 @@ class GatewayTarget(Protocol):
         """Raise SloBenchError if the servers cannot be served."""
         ...
 
-    def made(self, say: Say) -> Serving:
+    def build(self, say: Say) -> Serving:
         """The servers as a `Serving`."""
         ...
 
@@ -154,7 +154,7 @@ def serving(
         raise SloBenchError(f"a gateway at {host} can be reached by others: give it an API key")
 
     async def start(ready: Ready) -> None:
-        behind = plan.made(say)
+        behind = plan.build(say)
         clients = Clients(limits)
 
         try:

@@ -62,11 +62,11 @@ _OF_THE_ANSWER = (
 
 def prefill_body(body: Mapping[str, Any], kv_transfer_params: object) -> dict[str, Any]:
     """Body of the prefill request: the same prompt, one output token, no stream."""
-    found = {name: value for name, value in body.items() if name not in _OF_THE_ANSWER}
-    found |= {"max_tokens": 1, "stream": False, "kv_transfer_params": kv_transfer_params}
-    if "max_completion_tokens" in found:
-        found["max_completion_tokens"] = 1
-    return found
+    prefill_request = {name: value for name, value in body.items() if name not in _OF_THE_ANSWER}
+    prefill_request |= {"max_tokens": 1, "stream": False, "kv_transfer_params": kv_transfer_params}
+    if "max_completion_tokens" in prefill_request:
+        prefill_request["max_completion_tokens"] = 1
+    return prefill_request
 
 
 class DisaggregatedServing:
@@ -80,14 +80,14 @@ class DisaggregatedServing:
         self._transfer = transfer
         self.groups = (prefill, decode)
 
-    async def work(self, asked: HttpRequest, reply: Reply) -> None:
+    async def work(self, request: HttpRequest, reply: Reply) -> None:
         """Prefill a request at one server and decode it at another; an error of the prefill server
         is the answer.
         """
-        if not asked.path.endswith(_GENERATES):
-            await self._prefill.generate(asked, reply)
+        if not request.path.endswith(_GENERATES):
+            await self._prefill.generate(request, reply)
             return
-        body = asked.json()
+        body = request.json()
         if body is None:
             refuse(reply, 400, "the body is no JSON object")
             return
@@ -95,11 +95,11 @@ class DisaggregatedServing:
         by_files = self._transfer is KvTransferMode.FILES
         keep = {STORE_KV: name} if by_files else KEEP_FOR_OTHERS
         first = CollectedReply()
-        await self._prefill.generate(asked.with_json(prefill_body(body, keep)), first)
+        await self._prefill.generate(request.with_json(prefill_body(body, keep)), first)
         if first.status != 200:
             first.pass_on(reply)
             return
         body["kv_transfer_params"] = (
             {LOAD_KV: name} if by_files else first.json().get("kv_transfer_params")
         )
-        await self._decode.generate(asked.with_json(body), reply)
+        await self._decode.generate(request.with_json(body), reply)

@@ -38,8 +38,8 @@ def state_of(
 
 def wire_of(body: Mapping[str, Any]) -> Mapping[str, Any]:
     """Inputs of the policy in a request's body (`core.wire`)."""
-    found = body.get(VLLM_FIELD)
-    return found if isinstance(found, Mapping) else {}
+    inputs = body.get(VLLM_FIELD)
+    return inputs if isinstance(inputs, Mapping) else {}
 
 
 def prompt_tokens(body: Mapping[str, Any]) -> int:
@@ -49,14 +49,14 @@ def prompt_tokens(body: Mapping[str, Any]) -> int:
     return max(1, _tokens(body.get("prompt", body.get("messages", body.get("input")))))
 
 
-def _tokens(given: object) -> int:
-    if isinstance(given, str):
-        return -(-len(given) // CHARACTERS_PER_TOKEN)
-    if isinstance(given, Mapping):
-        return _tokens(given.get("content", given.get("text")))
-    if isinstance(given, list):
-        ids = sum(isinstance(one, int) for one in given)
-        return ids + sum(_tokens(one) for one in given if not isinstance(one, int))
+def _tokens(prompt: object) -> int:
+    if isinstance(prompt, str):
+        return -(-len(prompt) // CHARACTERS_PER_TOKEN)
+    if isinstance(prompt, Mapping):
+        return _tokens(prompt.get("content", prompt.get("text")))
+    if isinstance(prompt, list):
+        ids = sum(isinstance(part, int) for part in prompt)
+        return ids + sum(_tokens(part) for part in prompt if not isinstance(part, int))
     return 0
 
 
@@ -91,7 +91,7 @@ def prefix_blocks(body: Mapping[str, Any]) -> tuple[int, ...]:
         prompt = json.dumps(prompt, ensure_ascii=False)
     if isinstance(prompt, str):
         return _chained(body, prompt, BLOCK_CHARACTERS)
-    if isinstance(prompt, list) and all(isinstance(one, int) for one in prompt):
+    if isinstance(prompt, list) and all(isinstance(token_id, int) for token_id in prompt):
         return _chained(body, prompt, BLOCK_IDS)
     return ()
 
@@ -99,9 +99,9 @@ def prefix_blocks(body: Mapping[str, Any]) -> tuple[int, ...]:
 def _chained(body: Mapping[str, Any], whole: Sequence[Any], size: int) -> tuple[int, ...]:
     """Hashes of full blocks. The model and salt are the root: others share nothing."""
     before = hash((str(body.get("model")), str(body.get("cache_salt"))))
-    found = []
+    hashes = []
     for start in islice(range(0, len(whole) - size + 1, size), MOST_BLOCKS):
         block = whole[start : start + size]
         before = hash((before, block if isinstance(block, str) else tuple(block)))
-        found.append(before)
-    return tuple(found)
+        hashes.append(before)
+    return tuple(hashes)

@@ -14,17 +14,18 @@ from ..http_server import Headers, HttpRequest, Reply, end_to_end
 CONNECT_LIMIT_S = 5.0
 
 
-def wire(asked: HttpRequest, endpoint: Endpoint) -> list[bytes]:
+def wire(request: HttpRequest, endpoint: Endpoint) -> list[bytes]:
     """Bytes of a request to a server."""
-    method = "GET" if asked.method == "HEAD" else asked.method  # we leave the body out ourselves
+    # We leave the body of an answer to HEAD out ourselves.
+    method = "GET" if request.method == "HEAD" else request.method
     lines = [
-        f"{method} {endpoint.prefix}{asked.target} HTTP/1.1\r\n".encode("latin-1"),
+        f"{method} {endpoint.prefix}{request.target} HTTP/1.1\r\n".encode("latin-1"),
         f"host: {endpoint.authority}\r\n".encode("latin-1"),
-        *(b"%b: %b\r\n" % header for header in end_to_end(asked.headers)),
+        *(b"%b: %b\r\n" % header for header in end_to_end(request.headers)),
     ]
-    if asked.body or method not in ("GET", "DELETE", "OPTIONS"):
-        lines.append(b"content-length: %d\r\n" % len(asked.body))
-    return [b"".join(lines) + b"\r\n", asked.body]
+    if request.body or method not in ("GET", "DELETE", "OPTIONS"):
+        lines.append(b"content-length: %d\r\n" % len(request.body))
+    return [b"".join(lines) + b"\r\n", request.body]
 
 
 class UnreachableError(Exception):
@@ -47,7 +48,7 @@ class Upstream:
         self.idle: list[_Connection] = []
         self.open: set[_Connection] = set()
 
-    async def exchange(self, asked: HttpRequest, reply: Reply) -> None:
+    async def exchange(self, request: HttpRequest, reply: Reply) -> None:
         """Send a request and pass the answer on. Cancelling the call also ends the request at the
         server.
 
@@ -55,14 +56,14 @@ class Upstream:
             UnreachableError: no connection could be made.
             ConnectionLostError: the server went away before its answer was whole.
         """
-        request = wire(asked, self.endpoint)
+        wire_bytes = wire(request, self.endpoint)
         if self.idle:
             with contextlib.suppress(_StaleError):
-                await self.idle.pop().exchange(request, reply)
+                await self.idle.pop().exchange(wire_bytes, reply)
                 return
         connection = await self._connect()
         try:
-            await connection.exchange(request, reply)
+            await connection.exchange(wire_bytes, reply)
         except _StaleError as error:
             raise ConnectionLostError("closed without an answer") from error
 

@@ -48,44 +48,47 @@ def check_hooks(name: str) -> HookCheck:
     """
     backend, _, version = name.partition("==")
     try:
-        found = environment(name)
+        installation = environment(name)
     except SloBenchError:
-        others = [one for one in installed() if one.backend == backend]
+        others = [other for other in installed() if other.backend == backend]
         if not version or not others:
             raise
         # Of the nearest version: its dependencies fit best.
-        nearest = min(others, key=lambda one: _distance(one.version, version))
+        nearest = min(others, key=lambda other: _distance(other.version, version))
         with tempfile.TemporaryDirectory(prefix="slo-bench-") as folder:
             fetch_server(nearest, version, Path(folder))
-            _, targets, problems = _asked(nearest, folder)
+            _, targets, problems = _check_inside(nearest, folder)
         return HookCheck(f"{name} with the packages of {nearest.name}", version, targets, problems)
-    version, targets, problems = _asked(found)
-    return HookCheck(found.name, version, targets, problems)
+    version, targets, problems = _check_inside(installation)
+    return HookCheck(installation.name, version, targets, problems)
 
 
-def _distance(one: str, other: str) -> list[int]:
+def _distance(version: str, other_version: str) -> list[int]:
     """How far versions are from each other, part by part."""
-    parts = ([int(n) if n.isdigit() else 0 for n in text.split(".")[:3]] for text in (one, other))
+    parts = (
+        [int(n) if n.isdigit() else 0 for n in text.split(".")[:3]]
+        for text in (version, other_version)
+    )
     return [abs(a - b) for a, b in zip(*parts, strict=False)]
 
 
-def _asked(found: Environment, folder: str = "") -> tuple[str, int, tuple[str, ...]]:
+def _check_inside(installation: Environment, folder: str = "") -> tuple[str, int, tuple[str, ...]]:
     """Version, number of functions and what moved, by the Python of an environment; packages in
     `folder` come first.
     """
     code = (
-        f"import json\n{_CODE[found.backend]}\n"
+        f"import json\n{_CODE[installation.backend]}\n"
         f"print({_MARK!r} + json.dumps([version(), len(names), moved()]))"
     )
     if folder:  # and nothing else is what was asked
-        path = f"{found.backend}.__file__"
-        code += f"\nimport {found.backend}\nassert {path}.startswith({folder!r}), {path}"
+        path = f"{installation.backend}.__file__"
+        code += f"\nimport {installation.backend}\nassert {path}.startswith({folder!r}), {path}"
     launch = Launch(model="", port=0)
-    environ = {**recipe(found.backend).environ(found.device, launch), **os.environ}
+    environ = {**recipe(installation.backend).environ(installation.device, launch), **os.environ}
     paths = os.pathsep.join(filter(None, (folder, str(plugin_folder(home())))))
     try:
         done = subprocess.run(
-            [found.python, "-c", code],
+            [installation.python, "-c", code],
             capture_output=True,
             text=True,
             check=False,
@@ -93,10 +96,10 @@ def _asked(found: Environment, folder: str = "") -> tuple[str, int, tuple[str, .
             env={**environ, "PYTHONPATH": paths},
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise SloBenchError(f"{found.name} cannot be asked: {error}") from error
-    said = [line for line in done.stdout.splitlines() if line.startswith(_MARK)]
-    if not said or (folder and done.returncode):
+        raise SloBenchError(f"{installation.name} cannot be asked: {error}") from error
+    report_lines = [line for line in done.stdout.splitlines() if line.startswith(_MARK)]
+    if not report_lines or (folder and done.returncode):
         last = done.stderr.strip().splitlines()[-1:] or ["it printed nothing"]
-        raise SloBenchError(f"{found.name} cannot be imported: {last[0]}")
-    version, targets, problems = json.loads(said[-1].removeprefix(_MARK))
+        raise SloBenchError(f"{installation.name} cannot be imported: {last[0]}")
+    version, targets, problems = json.loads(report_lines[-1].removeprefix(_MARK))
     return str(version), int(targets), tuple(problems)

@@ -21,10 +21,10 @@ def _alone(system: System) -> str:
     """Reason why one server's scheduler cannot run the system alone; empty if it can."""
     if system.cluster is None:
         return ""
-    found = system.on_servers
-    if found is None:
+    on_servers = system.on_servers
+    if on_servers is None:
         return "its controller over several instances runs in the simulator alone"
-    return found.refusals.get("", "")
+    return on_servers.refusals.get("", "")
 
 
 def _on_vllm(system: System) -> str:
@@ -51,10 +51,10 @@ def _vllm_refusal(policy: AnyPolicy) -> str:
 def _on_sglang(system: System) -> str:
     if system.sharing is not None:
         return _ONE_MODEL
-    if found := system.on_servers:
-        if found.splits:
+    if on_servers := system.on_servers:
+        if on_servers.splits:
             return "a prefill/decode split is started on vLLM alone"
-        if reason := found.refusals.get("sglang"):
+        if reason := on_servers.refusals.get("sglang"):
             return reason
     return _alone(system) or sglang_refusal(system.policy)
 

@@ -51,10 +51,12 @@ def embedding_server(model: str, device: str, cores: Sequence[int]) -> Iterator[
             child = ChildProcess(_MODULE)
         try:
             child.send({"folder": str(Path(model).resolve()), "device": device})
-            said = child.receive()
-            if said is None:
+            ready_message = child.receive()
+            if ready_message is None:
                 raise SloBenchError("the embedding server did not start; its error is shown above")
-            beside = EmbedderBeside(f"{folder}/scheduler", said["activation_bytes_per_token"])
-            yield EmbeddingServer(Path(model).resolve().name, said["url"], beside, child)
+            beside = EmbedderBeside(
+                f"{folder}/scheduler", ready_message["activation_bytes_per_token"]
+            )
+            yield EmbeddingServer(Path(model).resolve().name, ready_message["url"], beside, child)
         finally:
             child.stop(_STOP_S)

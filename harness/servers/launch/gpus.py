@@ -98,11 +98,11 @@ def visible_gpus() -> Sequence[Gpu]:
     return chosen(gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
-def chosen(gpus: Sequence[Gpu], asked: str | None) -> Sequence[Gpu]:
+def chosen(gpus: Sequence[Gpu], visible_devices: str | None) -> Sequence[Gpu]:
     """GPUs by number or prefix of their UUID, as CUDA reads the variable; None: all."""
-    if asked is None:
+    if visible_devices is None:
         return gpus
-    words = [word.strip() for word in asked.split(",")]
+    words = [word.strip() for word in visible_devices.split(",")]
     numbers = {int(word) for word in words if word.isdigit()}
     prefixes = tuple(word for word in words if word.startswith("GPU-"))
     return [
@@ -116,14 +116,14 @@ def gpus_each(server_args: Sequence[str]) -> int:
     Raises:
         SloBenchError: a degree is no number.
     """
-    found = 1
+    gpu_count = 1
     words = [part for word in server_args for part in word.split("=", 1)]
     for name, value in itertools.pairwise(words):
         if name in _DEGREES:
             if not value.isdecimal() or int(value) < 1:
                 raise SloBenchError(f"{name} must be a whole number from 1 on but is {value!r}")
-            found *= int(value)
-    return found
+            gpu_count *= int(value)
+    return gpu_count
 
 
 def shares(servers: int, each: int, visible: Sequence[str]) -> list[tuple[str, ...]]:

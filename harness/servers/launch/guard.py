@@ -96,7 +96,7 @@ def _children(parent: int) -> list[int]:
     """
     try:
         lists = Path(f"/proc/{parent}/task").glob("*/children")
-        return [int(word) for one in lists for word in one.read_text().split()]
+        return [int(word) for path in lists for word in path.read_text().split()]
     except OSError:
         return []
 

@@ -43,12 +43,12 @@ def shared_policy(
         )
     for name in parameters:
         if name in sharing.bounds() and name not in sharing.on_servers:
-            known = ", ".join(sharing.on_servers)
+            supported = ", ".join(sharing.on_servers)
             raise SloBenchError(
-                f"{name} decides nothing before real servers: {system} has {known} there"
+                f"{name} decides nothing before real servers: {system} has {supported} there"
             )
-    found: SharingPolicy = sharing.with_parameters(**parameters)
-    return found
+    policy: SharingPolicy = sharing.with_parameters(**parameters)
+    return policy
 
 
 def served_names(models: Sequence[str]) -> list[str]:
@@ -71,7 +71,7 @@ class ServerLifecycle:
         sleeps: bool = False,
         say: Say = lambda line: None,
     ) -> None:
-        self._serves = {name: replace(one, sleeps=sleeps) for name, one in serves.items()}
+        self._serves = {name: replace(serve, sleeps=sleeps) for name, serve in serves.items()}
         self._log = log
         self._sleeps = sleeps
         self._say = say
@@ -141,17 +141,17 @@ def stage_of(
     Raises:
         SloBenchError: one could not be started: no such server, or an option that it has not.
     """
-    found = environment(common.backend)
+    installation = environment(common.backend)
     # Of each server the token budget of an iteration, then the largest batch.
     limits = (policy.max_num_batched_tokens, policy.max_num_seqs)
-    parameters = dict(zip(OWN_OPTIONS[found.backend], limits, strict=True))
+    parameters = dict(zip(OWN_OPTIONS[installation.backend], limits, strict=True))
     serves = {
         name: replace(common, model=model, system=None, parameters=parameters, served_name=name)
         for name, model in zip(served_names(models), models, strict=True)
     }
     for serve in serves.values():
         serve.check()
-    can_sleep = found.backend == "vllm" and found.device == "cuda"
+    can_sleep = installation.backend == "vllm" and installation.device == "cuda"
     sleeps = can_sleep and policy.keeps_engines
     how = "sleep and are woken up" if sleeps else "are stopped and started"
     say(f"{len(serves)} models, which {how}")

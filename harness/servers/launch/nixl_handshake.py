@@ -57,5 +57,5 @@ def nixl_handshake(
 def _ask(server: ServerProcess, body: dict[str, Any], timeout_s: float) -> dict[str, Any]:
     url = f"{server.url}/v1/completions"
     answer = httpx.post(url, json=body, timeout=timeout_s, trust_env=False).raise_for_status()
-    found: dict[str, Any] = answer.json()
-    return found
+    completion: dict[str, Any] = answer.json()
+    return completion

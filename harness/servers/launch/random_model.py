@@ -71,12 +71,12 @@ def parse_parameters(text: str) -> int:
     """
     word = text.strip().lower()
     try:
-        found = float(word[:-1]) * _UNITS[word[-1:]]
+        parameters = float(word[:-1]) * _UNITS[word[-1:]]
     except (ValueError, KeyError):
         raise SloBenchError(f"a size is written 4m, 100m or 1.5b but is {text!r}") from None
-    if not LEAST_PARAMETERS <= found <= MOST_PARAMETERS:
+    if not LEAST_PARAMETERS <= parameters <= MOST_PARAMETERS:
         raise SloBenchError(f"a size must be from 1m to 20b but is {text!r}")
-    return round(found)
+    return round(parameters)
 
 
 def model_fields(like: str = "llama", parameters: int = TINY_PARAMETERS) -> dict[str, Any]:
@@ -134,9 +134,9 @@ def _shape(like: str, hidden: int, parameters: int) -> dict[str, Any]:
         }
     if like == "qwen3":
         fields["head_dim"] = head_dim
-    one = parameter_count(fields)
-    layer = parameter_count({**fields, "num_hidden_layers": 2}) - one
-    fields["num_hidden_layers"] = max(1, 1 + round((parameters - one) / layer))
+    one_layer_parameters = parameter_count(fields)
+    layer = parameter_count({**fields, "num_hidden_layers": 2}) - one_layer_parameters
+    fields["num_hidden_layers"] = max(1, 1 + round((parameters - one_layer_parameters) / layer))
     return fields
 
 
@@ -208,18 +208,18 @@ def _encoder(fields: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]
     norms = ["embeddings"]
     linear = [("pooler.dense", hidden, hidden)]
     for layer in range(fields["num_hidden_layers"]):
-        at = f"encoder.layer.{layer}"
+        prefix = f"encoder.layer.{layer}"
         names = ("self.query", "self.key", "self.value", "output.dense")
-        linear += [(f"{at}.attention.{name}", hidden, hidden) for name in names]
-        linear.append((f"{at}.intermediate.dense", inner, hidden))
-        linear.append((f"{at}.output.dense", hidden, inner))
-        norms += [f"{at}.attention.output", f"{at}.output"]
+        linear += [(f"{prefix}.attention.{name}", hidden, hidden) for name in names]
+        linear.append((f"{prefix}.intermediate.dense", inner, hidden))
+        linear.append((f"{prefix}.output.dense", hidden, inner))
+        norms += [f"{prefix}.attention.output", f"{prefix}.output"]
     for name, rows, columns in linear:
         yield f"{name}.weight", (rows, columns)
         yield f"{name}.bias", (rows,)
-    for at in norms:
-        yield f"{at}.LayerNorm.weight", (hidden,)
-        yield f"{at}.LayerNorm.bias", (hidden,)
+    for prefix in norms:
+        yield f"{prefix}.LayerNorm.weight", (hidden,)
+        yield f"{prefix}.LayerNorm.bias", (hidden,)
 
 
 def _decoder(fields: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -230,19 +230,19 @@ def _decoder(fields: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]
     wide, narrow = dim * fields["num_attention_heads"], dim * fields["num_key_value_heads"]
     yield "model.embed_tokens.weight", (vocab, hidden)
     for layer in range(fields["num_hidden_layers"]):
-        at = f"model.layers.{layer}"
-        yield f"{at}.input_layernorm.weight", (hidden,)
+        prefix = f"model.layers.{layer}"
+        yield f"{prefix}.input_layernorm.weight", (hidden,)
         for name, width in (("q", wide), ("k", narrow), ("v", narrow)):
-            yield f"{at}.self_attn.{name}_proj.weight", (width, hidden)
+            yield f"{prefix}.self_attn.{name}_proj.weight", (width, hidden)
             if fields["model_type"] == "qwen2":
-                yield f"{at}.self_attn.{name}_proj.bias", (width,)
+                yield f"{prefix}.self_attn.{name}_proj.bias", (width,)
             if fields["model_type"] == "qwen3" and name != "v":
-                yield f"{at}.self_attn.{name}_norm.weight", (dim,)
-        yield f"{at}.self_attn.o_proj.weight", (hidden, wide)
-        yield f"{at}.post_attention_layernorm.weight", (hidden,)
-        yield f"{at}.mlp.gate_proj.weight", (inner, hidden)
-        yield f"{at}.mlp.up_proj.weight", (inner, hidden)
-        yield f"{at}.mlp.down_proj.weight", (hidden, inner)
+                yield f"{prefix}.self_attn.{name}_norm.weight", (dim,)
+        yield f"{prefix}.self_attn.o_proj.weight", (hidden, wide)
+        yield f"{prefix}.post_attention_layernorm.weight", (hidden,)
+        yield f"{prefix}.mlp.gate_proj.weight", (inner, hidden)
+        yield f"{prefix}.mlp.up_proj.weight", (inner, hidden)
+        yield f"{prefix}.mlp.down_proj.weight", (hidden, inner)
     yield "model.norm.weight", (hidden,)
     yield "lm_head.weight", (vocab, hidden)
 
@@ -280,12 +280,12 @@ def _write_weights(
 def _silent(table: Mapping[str, Any]) -> NDArray[np.int64]:
     """Ids of special tokens and of bytes that are not printable ASCII."""
     plain = {chr(code) for code in range(33, 127)} | {_byte_letters()[ord(" ")]}
-    found = [
+    token_ids = [
         number
         for token, number in table["model"]["vocab"].items()
         if token in _SPECIAL or not set(token) <= plain
     ]
-    return np.array(found, dtype=np.int64)
+    return np.array(token_ids, dtype=np.int64)
 
 
 def _tokenizer(size: int) -> dict[str, Any]:
@@ -296,18 +296,18 @@ def _tokenizer(size: int) -> dict[str, Any]:
     """
     letters = _byte_letters()
     tokens = [*_SPECIAL, *letters][:size]
-    known = set(tokens)
+    vocabulary = set(tokens)
     merges: list[list[str]] = []
     space = letters[ord(" ")]
     words = iter(_words())
     while len(tokens) < size:
         word = space + next(words)
-        for at in range(1, len(word)):
-            longer = word[: at + 1]
-            if longer not in known and len(tokens) < size:
-                known.add(longer)
+        for split in range(1, len(word)):
+            longer = word[: split + 1]
+            if longer not in vocabulary and len(tokens) < size:
+                vocabulary.add(longer)
                 tokens.append(longer)
-                merges.append([word[:at], word[at]])
+                merges.append([word[:split], word[split]])
     merges.sort(key=lambda pair: len(pair[0]))
     spaced = {"add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     shared = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}

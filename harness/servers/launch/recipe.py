@@ -84,7 +84,7 @@ class ServerSettings:
 
     def settings(self) -> dict[str, Any]:
         """The settings that all servers share, by name."""
-        return {one.name: getattr(self, one.name) for one in fields(ServerSettings)}
+        return {setting.name: getattr(self, setting.name) for setting in fields(ServerSettings)}
 
 
 @dataclass(frozen=True)

@@ -93,27 +93,29 @@ class Serve(ServerSettings):
     @property
     def patched(self) -> bool:
         """Whether a policy of this package runs inside."""
-        own = self.system is None or self.system == server_of(self.backend)
-        return not own and self._split is None
+        own_scheduler = self.system is None or self.system == server_of(self.backend)
+        return not own_scheduler and self._split is None
 
     @property
     def _on_servers(self) -> OnServers | None:
-        return None if self.system is None else self.found().on_servers
+        return None if self.system is None else self.resolved_system().on_servers
 
     @property
     def _split(self) -> tuple[int, int] | None:
         """Numbers of prefill and decode servers; None without a split."""
-        found = self._on_servers
-        if found is None or not found.splits:
+        on_servers = self._on_servers
+        if on_servers is None or not on_servers.splits:
             return None
-        prefill, decode = found.roles
+        prefill, decode = on_servers.roles
         return prefill.servers, decode.servers
 
     @property
     def controller(self) -> ClusterPolicy | None:
         """The cluster policy that replaces the router; None for a system with a router."""
-        found = self._on_servers
-        return self.found().cluster if found is not None and not found.splits else None
+        on_servers = self._on_servers
+        if on_servers is None or on_servers.splits:
+            return None
+        return self.resolved_system().cluster
 
     @property
     def values_field(self) -> str:
@@ -128,34 +130,34 @@ class Serve(ServerSettings):
     @property
     def router(self) -> str:
         """Name of the system's own router."""
-        return "round-robin" if self.system is None else self.found().router
+        return "round-robin" if self.system is None else self.resolved_system().router
 
     def check(self, instances: int = 1) -> None:
         """Raise SloBenchError for settings that cannot be started, before any server is started."""
         self._parts(instances)
         server = server_of(self.backend)
         if server in RECIPES and (self.patched or self._split is not None):
-            check(self.found(), server)  # first: to install a server would not help
-        found = environment(self.backend)
-        name = found.backend
-        multiple = recipe(name).builds[found.device].block_size_multiple
+            check(self.resolved_system(), server)  # first: to install a server would not help
+        installation = environment(self.backend)
+        name = installation.backend
+        multiple = recipe(name).builds[installation.device].block_size_multiple
         if self.block_size is not None and self.block_size % multiple:
             raise SloBenchError(
-                f"{name} on {found.device} needs a block_size that is a multiple of {multiple}, "
-                f"but it is {self.block_size}"
+                f"{name} on {installation.device} needs a block_size that is a multiple of "
+                f"{multiple}, but it is {self.block_size}"
             )
         if self._split is not None and self.transfer is KvTransferMode.NIXL:
-            _check_nixl(found)
+            _check_nixl(installation)
         if self.kvcached:
-            self._check_kvcached(found)
+            self._check_kvcached(installation)
         if not self.patched:
             self._own_options(name)
         if self.device_map is not None:
             self._check_map(self.device_map, instances)
-        for what in ("num_gpu_blocks", "block_size", "max_model_tokens"):
-            value = getattr(self, what)
+        for setting in ("num_gpu_blocks", "block_size", "max_model_tokens"):
+            value = getattr(self, setting)
             if value is not None and value < 1:
-                raise SloBenchError(f"{what} must be at least 1 but is {value}")
+                raise SloBenchError(f"{setting} must be at least 1 but is {value}")
 
     def _check_map(self, placed: DeviceMap, instances: int) -> None:
         """Raise SloBenchError if the servers cannot be started on these stages."""
@@ -163,20 +165,20 @@ class Serve(ServerSettings):
             raise SloBenchError("a device map is for one server; leave instances out")
         if len(placed.stages) == 1:
             return
-        found = environment(self.backend)
-        if (found.backend, found.device) == ("vllm", "cpu"):
+        installation = environment(self.backend)
+        if (installation.backend, installation.device) == ("vllm", "cpu"):
             raise SloBenchError(
                 "vLLM's build for CPUs starts with pipeline stages, and its first request fails: "
                 "use a build for CUDA, or --backend torch"
             )
-        if self.patched and found.backend == "sglang":
+        if self.patched and installation.backend == "sglang":
             raise SloBenchError(
                 f"{self.system} inside SGLang has no pipeline stages, but the device map has "
                 f"{len(placed.stages)}; use the system sglang, or vllm"
             )
         config = Path(self.model) / "config.json"
-        known = json.loads(config.read_text("utf-8")) if config.is_file() else {}
-        layers = known.get("num_hidden_layers", sum(placed.layers))
+        model_config = json.loads(config.read_text("utf-8")) if config.is_file() else {}
+        layers = model_config.get("num_hidden_layers", sum(placed.layers))
         if layers != sum(placed.layers):
             raise SloBenchError(
                 f"the device map has {sum(placed.layers)} layers, but {self.model} has {layers}"
@@ -207,8 +209,8 @@ class Serve(ServerSettings):
         transfers = self._transfers(stack, instances)
         step_logs: Sequence[Path | None] = self.step_logs(instances) or [None] * len(parts)
         own_gpus = self._gpus(len(parts))
-        found = environment(self.backend)
-        side_by_side = found.device != "cuda" or all(own_gpus)
+        installation = environment(self.backend)
+        side_by_side = installation.device != "cuda" or all(own_gpus)
         servers: list[ServerProcess] = []
         for part, transfer, step_log, gpus in zip(
             parts, transfers, step_logs, own_gpus, strict=True
@@ -218,7 +220,7 @@ class Serve(ServerSettings):
             policy = part.policy or launch.policy
             launch = replace(launch, transfer=transfer, policy=policy, gpus=gpus)
             say(f"starting {self.label} on {self.backend}: {launch.model} at port {launch.port}")
-            server = serving(recipe(found.backend), found, launch, log=own_log)
+            server = serving(recipe(installation.backend), installation, launch, log=own_log)
             servers.append(stack.enter_context(server))
             if not side_by_side:
                 servers[-1].wait_until_ready(self.startup_timeout_s, say)
@@ -251,18 +253,18 @@ class Serve(ServerSettings):
 
     def _parts(self, instances: int) -> list[_Part]:
         """Servers of the system, in order of start."""
-        found = self._on_servers
-        if found is None:
+        on_servers = self._on_servers
+        if on_servers is None:
             names = [f"-{k + 1}" for k in range(instances)] if instances > 1 else [""]
             return [_Part(name) for name in names]
         if instances > 1:
             raise SloBenchError(
                 f"{self.system} says itself how many instances there are: leave instances out, "
-                f"and set its parameters {found.counts[0]} and {found.counts[1]}"
+                f"and set its parameters {on_servers.counts[0]} and {on_servers.counts[1]}"
             )
         return [
             _Part(f"-{role.name}-{k + 1}", role.name, role.policy)
-            for role in found.roles
+            for role in on_servers.roles
             for k in range(role.servers)
         ]
 
@@ -273,10 +275,10 @@ class Serve(ServerSettings):
             return [None] * len(self._parts(instances))
         prefills = [True] * split[0] + [False] * split[1]
         if self.transfer is KvTransferMode.NIXL:
-            return [KvTransfer(one, port=free_low_port()) for one in prefills]
-        made = tempfile.TemporaryDirectory(prefix="slo-bench-kv-", ignore_cleanup_errors=True)
-        folder = Path(stack.enter_context(made))
-        return [KvTransfer(one, folder=folder) for one in prefills]
+            return [KvTransfer(is_prefill, port=free_low_port()) for is_prefill in prefills]
+        temporary = tempfile.TemporaryDirectory(prefix="slo-bench-kv-", ignore_cleanup_errors=True)
+        folder = Path(stack.enter_context(temporary))
+        return [KvTransfer(is_prefill, folder=folder) for is_prefill in prefills]
 
     def behind(self, servers: Sequence[ServerProcess], router: str | None = None) -> GatewayPlan:
         """Plan of a gateway before the servers of `start`; the default router is the system's."""
@@ -301,12 +303,12 @@ class Serve(ServerSettings):
         prefills = 0 if self._split is None else self._split[0]
         return [group for group in (servers[:prefills], servers[prefills:]) if group]
 
-    def _check_kvcached(self, found: Environment) -> None:
+    def _check_kvcached(self, installation: Environment) -> None:
         """Raise SloBenchError if the servers cannot use kvcached."""
-        if found.device != "cuda":
+        if installation.device != "cuda":
             raise SloBenchError(
-                f"kvcached maps the memory of GPUs: it needs a CUDA build, and {found.name} is "
-                f"for {found.device}"
+                f"kvcached maps the memory of GPUs: it needs a CUDA build, and "
+                f"{installation.name} is for {installation.device}"
             )
         if self.patched or self._split is not None:
             raise SloBenchError(
@@ -316,14 +318,16 @@ class Serve(ServerSettings):
             )
         if self.num_gpu_blocks is not None:
             raise SloBenchError("kvcached has as many KV blocks as memory holds: leave them out")
-        done = subprocess.run([found.python, "-c", _HAS_KVCACHED], capture_output=True, check=False)
+        done = subprocess.run(
+            [installation.python, "-c", _HAS_KVCACHED], capture_output=True, check=False
+        )
         if done.returncode:
             raise SloBenchError(
-                f"kvcached is not installed in {found.name}; add it with: {found.python} -m pip "
-                "install kvcached --no-build-isolation"
+                f"kvcached is not installed in {installation.name}; add it with: "
+                f"{installation.python} -m pip install kvcached --no-build-isolation"
             )
 
-    def found(self) -> System:
+    def resolved_system(self) -> System:
         """The system with its parameters."""
         assert self.system is not None
         return system_by_name(self.system).with_parameters(**self.parameters)
@@ -331,11 +335,15 @@ class Serve(ServerSettings):
     def _own_options(self, backend: str) -> tuple[str, ...]:
         """Parameters of the unpatched server as command-line options."""
         if self.system is not None:
-            self.found()  # checks names and bounds
+            self.resolved_system()  # checks names and bounds
         options = OWN_OPTIONS.get(backend, {})
-        found = self._on_servers
-        known = (*found.counts, *found.settled) if found is not None else ()
-        parameters = {name: value for name, value in self.parameters.items() if name not in known}
+        on_servers = self._on_servers
+        system_parameters = (
+            (*on_servers.counts, *on_servers.settled) if on_servers is not None else ()
+        )
+        parameters = {
+            name: value for name, value in self.parameters.items() if name not in system_parameters
+        }
         strangers = set(parameters) - set(options)
         if strangers:
             raise SloBenchError(f"{min(strangers)} is no option of an unpatched {backend}")
@@ -355,7 +363,7 @@ class Serve(ServerSettings):
             settings["server_args"] = (*options, *settings["server_args"])
             settings |= {"num_cpu_blocks": None, "embedder": None}
             return Launch(self.model, port, stage_layers=layers, **settings)
-        policy = self.found().policy
+        policy = self.resolved_system().policy
         if not (isinstance(policy, Policy) and overrides(policy, "preemption_mode")):
             settings["num_cpu_blocks"] = None
         elif self.num_cpu_blocks is None:
@@ -365,13 +373,15 @@ class Serve(ServerSettings):
         )
 
 
-def _check_nixl(found: Environment) -> None:
+def _check_nixl(installation: Environment) -> None:
     """Raise SloBenchError if the server's environment has no NIXL."""
-    done = subprocess.run([found.python, "-c", "import nixl"], capture_output=True, check=False)
+    done = subprocess.run(
+        [installation.python, "-c", "import nixl"], capture_output=True, check=False
+    )
     if done.returncode:
-        cpu = " --cpu" if found.device == "cpu" else ""
+        cpu = " --cpu" if installation.device == "cpu" else ""
         raise SloBenchError(
-            f"NIXL is not installed in {found.name}; add it with: slo-bench backends "
-            f"install {found.backend}{cpu} --version {found.version} --with nixl "
+            f"NIXL is not installed in {installation.name}; add it with: slo-bench backends "
+            f"install {installation.backend}{cpu} --version {installation.version} --with nixl "
             "(or let KV go through files)"
         )

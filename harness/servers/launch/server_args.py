@@ -84,9 +84,9 @@ def speculative_args(speculation: Speculation | None) -> list[str]:
     elif method not in ("ngram", "mtp"):
         config |= {"method": "draft_model", "model": method}
     if speculation.most_seqs != math.inf:
-        most = int(speculation.most_seqs)
-        ranges = [[1, most, tokens]] if most else []
-        config["num_speculative_tokens_per_batch_size"] = [*ranges, [most + 1, _MOST_SEQS, 0]]
+        max_seqs = int(speculation.most_seqs)
+        ranges = [[1, max_seqs, tokens]] if max_seqs else []
+        config["num_speculative_tokens_per_batch_size"] = [*ranges, [max_seqs + 1, _MOST_SEQS, 0]]
     return [f"--speculative-config={json.dumps(config)}"]
 
 
@@ -140,8 +140,8 @@ def expanded(argv: Sequence[str]) -> list[str]:
     return [_VARIABLE.sub(_value, arg) if _VARIABLE.fullmatch(arg) else arg for arg in argv]
 
 
-def _value(found: re.Match[str]) -> str:
-    name = found[2]
+def _value(match: re.Match[str]) -> str:
+    name = match[2]
     if not os.environ.get(name):
         raise SloBenchError(f"the environment variable {name} of a server argument is not set")
-    return (found[1] or "") + os.environ[name]
+    return (match[1] or "") + os.environ[name]

@@ -131,8 +131,8 @@ class ServerProcess:
         """Counters of the plugin so far; empty without a plugin."""
         if self.tally_file is None or not self.tally_file.is_file():
             return {}
-        found: dict[str, int] = json.loads(self.tally_file.read_text("utf-8"))
-        return found
+        counters: dict[str, int] = json.loads(self.tally_file.read_text("utf-8"))
+        return counters
 
     def stop(self) -> None:
         """Stop the server and all processes that it started; returns when none is left."""
@@ -326,16 +326,16 @@ def _handshake(server: ServerProcess, launch: Launch) -> Mapping[str, object]:
         return {}
     assert launch.handshake is not None
     if not launch.handshake.is_file():
-        what = f"the policy {launch.system}" if launch.system else "the log of its steps"
+        missing = f"the policy {launch.system}" if launch.system else "the log of its steps"
         raise ServerError(
             with_log(
-                f"{server.name} came up, but {what} is not in it: its hooks "
+                f"{server.name} came up, but {missing} is not in it: its hooks "
                 "never said that they are in place (does the server's version fit?)",
                 server.log,
             )
         )
-    said: dict[str, object] = json.loads(launch.handshake.read_text("utf-8"))
-    return said
+    report: dict[str, object] = json.loads(launch.handshake.read_text("utf-8"))
+    return report
 
 
 def with_log(problem: str, log: Path) -> str:

@@ -74,13 +74,13 @@ def _argv(programs: Path, device: str, launch: Launch) -> Sequence[str]:
 
 
 def _environ(device: str, launch: Launch) -> Mapping[str, str]:
-    found = {
+    variables = {
         # Being stopped looks like a crash to SGLang: without this it waits 5 s to look into it.
         "SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0",
     }
     if device == "cpu":
-        found["SGLANG_USE_CPU_ENGINE"] = "1"
-    return found
+        variables["SGLANG_USE_CPU_ENGINE"] = "1"
+    return variables
 
 
 SGLANG = Recipe(

@@ -64,8 +64,8 @@ def _argv(programs: Path, device: str, launch: Launch) -> Sequence[str]:
         argv += ["--num-gpu-blocks-override", str(launch.num_gpu_blocks + 1)]
     if launch.block_size is not None:
         argv += ["--block-size", str(launch.block_size)]
-    if most := _most_model_tokens(launch):
-        argv += ["--max-model-len", str(most)]
+    if max_tokens := _most_model_tokens(launch):
+        argv += ["--max-model-len", str(max_tokens)]
     if device == "cpu":
         argv += ["--enforce-eager"]
     if launch.sleeps:
@@ -148,22 +148,22 @@ def _context_tokens(model: str) -> int:
 
 
 def _environ(device: str, launch: Launch) -> Mapping[str, str]:
-    found = {
+    variables = {
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "VLLM_HOST_IP": "127.0.0.1",
     }
     if launch.transfer is not None and launch.transfer.port is not None:
-        found["VLLM_NIXL_SIDE_CHANNEL_HOST"] = launch.host
-        found["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(launch.transfer.port)
+        variables["VLLM_NIXL_SIDE_CHANNEL_HOST"] = launch.host
+        variables["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(launch.transfer.port)
     if launch.sleeps:
-        found["VLLM_SERVER_DEV_MODE"] = "1"  # else it has no /sleep and no /wake_up
+        variables["VLLM_SERVER_DEV_MODE"] = "1"  # else it has no /sleep and no /wake_up
     if device == "cpu":
-        found |= {
+        variables |= {
             "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         }
-    return found
+    return variables
 
 
 VLLM = Recipe(

@@ -40,11 +40,14 @@ def _parser() -> argparse.ArgumentParser:
 
 def main() -> None:
     """Serve the mock until interrupted."""
-    asked = _parser().parse_args()
+    arguments = _parser().parse_args()
     say: Callable[[str], object] = functools.partial(print, flush=True)
     try:
-        settings = {one.name: getattr(asked, one.name) for one in dataclasses.fields(MockConfig)}
-        if asked.child:
+        settings = {
+            setting.name: getattr(arguments, setting.name)
+            for setting in dataclasses.fields(MockConfig)
+        }
+        if arguments.child:
             parent = Parent()
             sent = next(parent.messages(), None)
             if sent is None:
@@ -55,7 +58,7 @@ def main() -> None:
         fault = settings.pop("fault")
         config = MockConfig(**settings, fault=None if fault is None else InjectedFault(fault))
         with contextlib.suppress(KeyboardInterrupt):
-            serve_until_interrupted(config, asked.host, asked.port, say)
+            serve_until_interrupted(config, arguments.host, arguments.port, say)
     except (SloBenchError, OSError) as error:
         sys.exit(f"error: {error}")
 

@@ -126,9 +126,9 @@ class Streamed:
             chat=self._chat,
             token_ids=bool(body.get("return_token_ids")),
         )
-        given = body.get("messages") or body.get("input") or body.get("prompt") or ""
-        self._inputs = len(given) if isinstance(given, list) and _nested(given) else 1
-        self.prompt_tokens = _count_tokens(given)
+        prompt = body.get("messages") or body.get("input") or body.get("prompt") or ""
+        self._inputs = len(prompt) if isinstance(prompt, list) and _nested(prompt) else 1
+        self.prompt_tokens = _count_tokens(prompt)
         tokens = int(body.get("max_completion_tokens") or body.get("max_tokens") or 16)
         self.output_tokens = 1 if self._embeds else tokens
 
@@ -188,18 +188,18 @@ class Streamed:
         self._end()  # CUT: the connection is closed without the end of the answer
 
 
-def _nested(given: list[Any]) -> bool:
-    return bool(given) and not isinstance(given[0], int)
+def _nested(contents: list[Any]) -> bool:
+    return bool(contents) and not isinstance(contents[0], int)
 
 
-def _count_tokens(given: Any) -> int:
+def _count_tokens(prompt: Any) -> int:
     """Token ids are counted; of text, each word is a token."""
-    if isinstance(given, str):
-        return len(given.split())
-    if isinstance(given, dict):
-        return _count_tokens(given.get("content") or "")
-    if isinstance(given, list):
-        return sum(1 if isinstance(one, int) else _count_tokens(one) for one in given)
+    if isinstance(prompt, str):
+        return len(prompt.split())
+    if isinstance(prompt, dict):
+        return _count_tokens(prompt.get("content") or "")
+    if isinstance(prompt, list):
+        return sum(1 if isinstance(part, int) else _count_tokens(part) for part in prompt)
     return 0
 
 

@@ -25,7 +25,7 @@ class Mock(Served):
     def truths(self) -> list[Truth]:
         """True times of every request so far, in order of arrival."""
         with urllib.request.urlopen(f"{self.url}/truth") as answer:
-            return [Truth(**one) for one in json.load(answer)]
+            return [Truth(**record) for record in json.load(answer)]
 
 
 async def serve_mock(

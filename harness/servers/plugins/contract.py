@@ -47,7 +47,7 @@ EMBED_PASSES = ("embed_passes", "embed_pass_requests", "embed_pass_texts", "embe
 class PolicySpec:
     """A policy by its module and class, with the values of all its parameters.
 
-    `given`: its fields that are no parameters, which a controller over several instances sets.
+    `other_fields`: those that are no parameters, which a controller over several instances sets.
     """
 
     system: str
@@ -55,19 +55,19 @@ class PolicySpec:
     class_name: str
     file: str | None = None  # of a module that no package holds
     parameters: Mapping[str, Any] = field(default_factory=dict)
-    given: Mapping[str, Any] = field(default_factory=dict)
+    other_fields: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, system: str, policy: Parameters) -> PolicySpec:
         """The spec of a policy object."""
         kind = type(policy)
         module = sys.modules[kind.__module__]
-        own = kind.__module__.partition(".")[0] == __name__.partition(".")[0]
-        file = None if own else getattr(module, "__file__", None)
+        built_in = kind.__module__.partition(".")[0] == __name__.partition(".")[0]
+        file = None if built_in else getattr(module, "__file__", None)
         parameters = {name: getattr(policy, name) for name in policy.bounds()}
-        names = {one.name for one in dataclasses.fields(policy)} - set(parameters)
-        given = {name: getattr(policy, name) for name in names}
-        return cls(system, kind.__module__, kind.__qualname__, file, parameters, given)
+        names = {attribute.name for attribute in dataclasses.fields(policy)} - set(parameters)
+        other_fields = {name: getattr(policy, name) for name in names}
+        return cls(system, kind.__module__, kind.__qualname__, file, parameters, other_fields)
 
     def to_json(self) -> str:
         """The spec as JSON, for the environment variable."""
@@ -91,12 +91,12 @@ class PolicySpec:
         Raises:
             SloBenchError: its module or class is not there, or the parameters are not its own.
         """
-        made = self.made()
-        if not isinstance(made, Policy | StaticPolicy):
+        policy = self.build()
+        if not isinstance(policy, Policy | StaticPolicy):
             raise SloBenchError(f"{self.module}.{self.class_name} decides on no instance")
-        return made
+        return policy
 
-    def made(self) -> Parameters:
+    def build(self) -> Parameters:
         """Import the class and make the policy, also a cluster policy.
 
         Raises:
@@ -105,10 +105,10 @@ class PolicySpec:
         kind = getattr(self._module(), self.class_name, None)
         if not (isinstance(kind, type) and issubclass(kind, Parameters)):
             raise SloBenchError(f"{self.module} has no policy {self.class_name}")
-        found: Parameters = dataclasses.replace(
-            kind().with_parameters(**self.parameters), **self.given
+        policy: Parameters = dataclasses.replace(
+            kind().with_parameters(**self.parameters), **self.other_fields
         )
-        return found
+        return policy
 
     def _module(self) -> Any:
         if self.file is None:
@@ -161,9 +161,15 @@ def announce(server: str, version: str, hooks: Sequence[str], **more: Any) -> No
     path = os.environ.get(HANDSHAKE_VARIABLE)
     if not path:
         return
-    said = {"server": server, "version": version, "hooks": list(hooks), "pid": os.getpid(), **more}
+    report = {
+        "server": server,
+        "version": version,
+        "hooks": list(hooks),
+        "pid": os.getpid(),
+        **more,
+    }
     part = Path(f"{path}.{os.getpid()}")
-    part.write_text(json.dumps(said) + "\n", "utf-8")
+    part.write_text(json.dumps(report) + "\n", "utf-8")
     part.replace(path)
 
 
@@ -238,8 +244,8 @@ def moved_targets(targets: Mapping[str, Iterable[str]]) -> list[str]:
         targets: names for `pkgutil.resolve_name`, each with its expected first parameters in
             order; a target without parameters only needs to exist.
     """
-    found = (_problem(name, tuple(first)) for name, first in targets.items())
-    return [problem for problem in found if problem]
+    problems = (_problem(name, tuple(first)) for name, first in targets.items())
+    return [problem for problem in problems if problem]
 
 
 def _problem(name: str, first: tuple[str, ...]) -> str:
@@ -249,9 +255,9 @@ def _problem(name: str, first: tuple[str, ...]) -> str:
         return f"{name} is gone"
     if not first:
         return ""
-    found = tuple(inspect.signature(target).parameters)
-    if found[: len(first)] != first:
-        return f"{name} takes ({', '.join(found)}), not ({', '.join(first)}, …)"
+    parameters = tuple(inspect.signature(target).parameters)
+    if parameters[: len(first)] != first:
+        return f"{name} takes ({', '.join(parameters)}), not ({', '.join(first)}, …)"
     return ""
 
 

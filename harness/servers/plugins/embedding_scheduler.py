@@ -172,7 +172,7 @@ class EmbeddingScheduler:
                     self._end(None)
 
     def _converse(self, gateway: socket.socket) -> None:
-        said = b""
+        received = b""
         while True:
             gateway.settimeout(_LOOK_EVERY_S if self._waiting and not self._running else None)
             lines: list[bytes] = []
@@ -180,11 +180,11 @@ class EmbeddingScheduler:
                 piece = gateway.recv(_MOST_BYTES)
                 if not piece:
                     return
-                *lines, said = (said + piece).split(b"\n")
+                *lines, received = (received + piece).split(b"\n")
             answers = self.step(map(json.loads, lines))
             if answers:
                 gateway.settimeout(None)
-                gateway.sendall(b"".join(json.dumps(one).encode() + b"\n" for one in answers))
+                gateway.sendall(b"".join(json.dumps(answer).encode() + b"\n" for answer in answers))
 
     def step(self, messages: Iterable[Message]) -> list[dict[str, Any]]:
         """Take the gateway's messages, let the policy decide, and return the answers."""

@@ -73,8 +73,8 @@ class PolicyErrors:
 
     def failed(self) -> dict[RequestState, str]:
         """Requests that have failed since the last call, with the messages for their clients."""
-        found, self._failed = self._failed, {}
-        return found
+        failures, self._failed = self._failed, {}
+        return failures
 
 
 def guarded(policy: Policy, errors: PolicyErrors) -> Policy:
@@ -91,12 +91,12 @@ def guarded(policy: Policy, errors: PolicyErrors) -> Policy:
     if overrides(policy, "next_queue"):
         hooks["next_queue"] = _next_queue(kind.next_queue, kind.__name__, errors)
     hooks["limits"] = _limits(kind.limits, kind.__name__, errors)
-    made: Policy = object.__new__(
+    guarded_policy: Policy = object.__new__(
         type(kind.__name__, (kind,), {**hooks, "__module__": kind.__module__})
     )
     for name, value in vars(policy).items():
-        object.__setattr__(made, name, value)
-    return made
+        object.__setattr__(guarded_policy, name, value)
+    return guarded_policy
 
 
 def _about_request(
@@ -191,10 +191,10 @@ class HostedPolicy:
         finally:
             view.clock_is_closed = False
 
-    def write_tally(self, **own: int) -> None:
-        """Write all counters, with the server's `own`, for the process that started the server."""
+    def write_tally(self, **server_counters: int) -> None:
+        """Write all counters, with the server's own, for the process that started the server."""
         totals = {"policy_errors": self.errors.count, **self.decisions.totals()}
-        self._tally.write(self.counters, **totals, **own)
+        self._tally.write(self.counters, **totals, **server_counters)
 
 
 class HostedView:

@@ -109,9 +109,11 @@ class Decider:
         self.view.look(type(self).clock(), running)
         self._failed |= self._hosted.errors.failed()
         for r, why in list(self._failed.items()):
-            at = next((i for i, one in enumerate(queue) if one is r.req), None)
-            if at is not None:
-                del self._failed[r], queue[at]
+            position = next(
+                (i for i, waiting_req in enumerate(queue) if waiting_req is r.req), None
+            )
+            if position is not None:
+                del self._failed[r], queue[position]
                 self._end(r.req, why, HTTPStatus.INTERNAL_SERVER_ERROR)
             elif r.phase is Phase.DONE:
                 del self._failed[r]
@@ -120,9 +122,9 @@ class Decider:
             req = r.req
             if req is None or not math.isnan(r.first_scheduled_s):
                 continue
-            at = next((i for i, other in enumerate(queue) if other is req), None)
-            if at is not None:
-                del queue[at]
+            position = next((i for i, other in enumerate(queue) if other is req), None)
+            if position is not None:
+                del queue[position]
                 self._send_away(req, reason)
 
     def _send_away(self, req: Any, reason: ReleaseReason) -> None:

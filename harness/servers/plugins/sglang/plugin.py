@@ -118,10 +118,10 @@ class _WatchHooks:
     def result(
         self, original: Any, scheduler: Any, batch: Any, result: Any, *args: Any, **kw: Any
     ) -> Any:
-        found = original(scheduler, batch, result, *args, **kw)
+        returned = original(scheduler, batch, result, *args, **kw)
         if self._up:
             self._steps.done(time.perf_counter(), requests_left(scheduler, batch))
-        return found
+        return returned
 
 
 class _Hooks:
@@ -164,8 +164,8 @@ class _Hooks:
     def allocatable(
         self, original: Any, scheduler: Any, running_bs: int, *args: Any, **kw: Any
     ) -> int:
-        found: int = original(scheduler, running_bs, *args, **kw)
-        return int(self._decider.room(found, running_bs))
+        n_allocatable: int = original(scheduler, running_bs, *args, **kw)
+        return int(self._decider.room(n_allocatable, running_bs))
 
     def run(self, original: Any, scheduler: Any, batch: Any, *args: Any, **kw: Any) -> Any:
         if self._decider is not None:  # None: a warm-up while the scheduler is made
@@ -175,10 +175,10 @@ class _Hooks:
     def result(
         self, original: Any, scheduler: Any, batch: Any, result: Any, *args: Any, **kw: Any
     ) -> Any:
-        found = original(scheduler, batch, result, *args, **kw)
+        returned = original(scheduler, batch, result, *args, **kw)
         if self._decider is not None:
             self._decider.ended(batch)
-        return found
+        return returned
 
     def order(
         self,
@@ -193,15 +193,17 @@ class _Hooks:
         self._decider.order(waiting_queue, running_batch)
 
     def victims(self, original: Any, reqs: list[Any], *args: Any, **kw: Any) -> list[int]:
-        found: list[int] = self._decider.victims(reqs)
-        return found
+        victim_indexes: list[int] = self._decider.victims(reqs)
+        return victim_indexes
 
 
 def _check(server_args: Any) -> None:
     """Refuse several schedulers of one model: each would read its own clock, and they would
     disagree.
     """
-    for name, one in (("tp_size", 1), ("pp_size", 1), ("disaggregation_mode", "null")):
-        found = getattr(server_args, name, one)
-        if found != one:
-            raise RuntimeError(f"slo-bench runs inside SGLang with {name} {one}, not {found}")
+    for name, required in (("tp_size", 1), ("pp_size", 1), ("disaggregation_mode", "null")):
+        configured = getattr(server_args, name, required)
+        if configured != required:
+            raise RuntimeError(
+                f"slo-bench runs inside SGLang with {name} {required}, not {configured}"
+            )

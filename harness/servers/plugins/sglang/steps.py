@@ -58,7 +58,7 @@ def requests_left(scheduler: Any, batch: Any) -> int:
 def engine_settings(scheduler: Any) -> dict[str, Any]:
     """Settings of the engine, with the names of a log's `meta.json`."""
     args = scheduler.server_args
-    found: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "engine_kwargs": {
             "max_num_seqs": int(scheduler.max_running_requests),
             "tensor_parallel_size": int(args.tp_size),
@@ -73,8 +73,8 @@ def engine_settings(scheduler: Any) -> dict[str, Any]:
     }
     if scheduler.chunked_prefill_size:
         chunk = int(scheduler.chunked_prefill_size)
-        found["engine_kwargs"]["max_num_batched_tokens"] = chunk
-    return found
+        settings["engine_kwargs"]["max_num_batched_tokens"] = chunk
+    return settings
 
 
 def _step(batch: Any) -> tuple[Composition, list[str]]:

@@ -50,8 +50,8 @@ class SglangRequest(RequestState):
 
 def ours(req: Any) -> SglangRequest | None:
     """Our state of one of SGLang's requests; None if it has none."""
-    found: SglangRequest | None = getattr(req, _ATTRIBUTE, None)
-    return found
+    state: SglangRequest | None = getattr(req, _ATTRIBUTE, None)
+    return state
 
 
 def all_ours(reqs: Iterable[Any]) -> list[SglangRequest]:
@@ -140,8 +140,8 @@ class SglangView(HostedView):
 
     @property
     def max_future_kv_tokens(self) -> int:
-        most = sum(r.prompt_tokens + r.max_output_tokens for r in self.batch)
-        return most - sum(self.kv_tokens(r) for r in self.batch)
+        max_tokens = sum(r.prompt_tokens + r.max_output_tokens for r in self.batch)
+        return max_tokens - sum(self.kv_tokens(r) for r in self.batch)
 
     def waiting(self) -> Iterable[RequestState]:
         return all_ours(self._scheduler.waiting_queue)

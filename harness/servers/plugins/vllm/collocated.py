@@ -41,7 +41,9 @@ class CollocatedScheduler(PolicyScheduler):
     def block_bytes(self) -> int:
         """Bytes of a KV block over all layers."""
         groups = self.kv_cache_config.kv_cache_groups
-        return sum(len(one.layer_names) * int(one.kv_cache_spec.page_size_bytes) for one in groups)
+        return sum(
+            len(group.layer_names) * int(group.kv_cache_spec.page_size_bytes) for group in groups
+        )
 
     def oldest_waiting_arrival_s(self) -> float:
         """Arrival of the first waiting request; infinite if none waits."""

@@ -83,8 +83,8 @@ def answer_releases(engine: Any) -> None:
     async def telling(self: Any, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
         async with contextlib.aclosing(generate(self, *args, **kwargs)) as outputs:
             async for output in outputs:
-                for one in output.outputs:
-                    why = one.stop_reason
+                for completion in output.outputs:
+                    why = completion.stop_reason
                     if not isinstance(why, str):
                         continue
                     if why.startswith(FAILED):

@@ -121,8 +121,8 @@ class PolicyScheduler(Scheduler):
     @property
     def swapped(self) -> dict[str, int]:
         """Tokens in host memory by request id."""
-        found: dict[str, int] = getattr(self.connector, "swapped", {})
-        return found
+        swapped_tokens: dict[str, int] = getattr(self.connector, "swapped", {})
+        return swapped_tokens
 
     @property
     def batch(self) -> list[Request]:
@@ -243,15 +243,15 @@ class PolicyScheduler(Scheduler):
             self.slo_policy.queue_order == "linear-in-time" and self.waiting.heads() != self._heads
         )
         changed = self._changed or overtaken or not self.running
-        asked = changed or not self._answers_drift
-        if self.slo_policy.dynamic_limits and asked:
+        ask_policy = changed or not self._answers_drift
+        if self.slo_policy.dynamic_limits and ask_policy:
             self._limits = self.slo_policy.limits(self.view)
             self._apply_limits()
         self._rank()
         preempted = self._make_room()
         if preempted and self.slo_policy.queue_order != "static":
             self.waiting.rekey()  # more room, and another waiting request
-        closed = not asked or (preempted and bool(self._decoding()))
+        closed = not ask_policy or (preempted and bool(self._decoding()))
         which = NextQueue.NONE if closed else self._who_enters()
         sitting_out = self._sitting_out(which)
         if not self._limits.chunked:
@@ -267,8 +267,8 @@ class PolicyScheduler(Scheduler):
             self.waiting.closed()
             self._seen_free = None
         moved = self._prompts_moved(output.num_scheduled_tokens)
-        self._changed = preempted or moved or (asked and self._others_next(which, output))
-        if asked:
+        self._changed = preempted or moved or (ask_policy and self._others_next(which, output))
+        if ask_policy:
             self._heads = self.waiting.heads()
         self._decode_next = bool(sitting_out) and not output.num_scheduled_tokens
         self._note(output)
@@ -286,8 +286,8 @@ class PolicyScheduler(Scheduler):
         blocks_of = self.kv_cache_manager.get_block_ids
         for request in self.batch:
             if self.prefills(request):
-                wanted = -(-request.num_tokens // self.block_size)
-                free -= wanted - len(blocks_of(request.request_id)[0])
+                needed_blocks = -(-request.num_tokens // self.block_size)
+                free -= needed_blocks - len(blocks_of(request.request_id)[0])
         return free
 
     def seen_free_blocks(self) -> int:
@@ -434,9 +434,9 @@ class PolicyScheduler(Scheduler):
             free -= self._growth(decoding)
         room = limits.token_budget - (len(decoding) if limits.mixed_batches else 0)
         pending = sum(r.num_tokens - r.num_computed_tokens for r in self.batch if self.prefills(r))
-        most = min(self._own_limits[1], limits.max_seqs) - len(self.running)
+        free_seqs = min(self._own_limits[1], limits.max_seqs) - len(self.running)
         fitting: list[RequestState] = []
-        for entry in entries[: max(0, most)]:
+        for entry in entries[: max(0, free_seqs)]:
             r, tokens = self.states[entry[2]], entry[3].num_tokens
             free -= -(-tokens // self.block_size)
             if free < limits.watermark_blocks + self.slo_policy.headroom_blocks(r, self.view):
@@ -513,7 +513,7 @@ class PolicyScheduler(Scheduler):
             r.phase = Phase.WAITING
             r.target_tokens = request.num_tokens
         self.recorder.preempts(request.request_id, how, tokens)
-        others = [self.states[one.request_id].seq for one in self.batch if one is not request]
+        others = [self.states[other.request_id].seq for other in self.batch if other is not request]
         self.hosted.decisions.preempt(r.seq, others)
         super()._preempt_request(request, *args, **kwargs)
 
@@ -534,8 +534,10 @@ class PolicyScheduler(Scheduler):
                 r.reserved_blocks = self.slo_policy.reserved_blocks(r, self.view)
                 self._reserved_blocks += r.reserved_blocks
         if entered:
-            waiting = [self.states[one.request_id].seq for one in self.waiting]
-            self.hosted.decisions.enter([self.states[one].seq for one in entered], waiting)
+            waiting = [self.states[request.request_id].seq for request in self.waiting]
+            self.hosted.decisions.enter(
+                [self.states[entered_id].seq for entered_id in entered], waiting
+            )
         self.recorder.begins(output, entered)
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:

@@ -88,8 +88,10 @@ class SharedFolderConnector(ExampleConnector):
     @staticmethod
     def _is_whole(new: Any, scheduler_output: Any) -> bool:
         """Whether this step completes the prompt; the KV of a part cannot be stored."""
-        known = new.num_computed_tokens + scheduler_output.num_scheduled_tokens[new.req_id]
-        return bool(known >= len(new.prompt_token_ids or []))
+        computed_tokens = (
+            new.num_computed_tokens + scheduler_output.num_scheduled_tokens[new.req_id]
+        )
+        return bool(computed_tokens >= len(new.prompt_token_ids or []))
 
     def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, None]:
         folder = self._given.pop(request.request_id, None)

@@ -71,11 +71,11 @@ class StepWatch:
         if not output.num_scheduled_tokens:
             return
         self._begun.add(id(output))
-        found = composition(output.num_scheduled_tokens, scheduler.requests)
+        batch = composition(output.num_scheduled_tokens, scheduler.requests)
         self._log.write(
             "step",
             time_s=begin_s,
-            **vars(found),
+            **vars(batch),
             waiting=len(scheduler.waiting),
         )
 
@@ -110,13 +110,13 @@ class StepRecorder:
     def begins(self, output: Any, entered: Sequence[str]) -> None:
         """A step begins: its composition and the requests that enter with it."""
         scheduler, log = self._scheduler, self._hosted.log
-        found = composition(output.num_scheduled_tokens, scheduler.requests)
-        self._began = (type(scheduler).clock(), found)
+        batch = composition(output.num_scheduled_tokens, scheduler.requests)
+        self._began = (type(scheduler).clock(), batch)
         if log.wanted and (output.num_scheduled_tokens or self.preempted):
             log.write(
                 "step",
                 time_s=scheduler.view.time_s,
-                **vars(found),
+                **vars(batch),
                 waiting=len(scheduler.waiting.waiting),
                 swapped=len(scheduler.waiting.swapped),
                 free_blocks=scheduler.view.free_blocks,
@@ -132,11 +132,11 @@ class StepRecorder:
         """
         duration_s: float | None = None
         if self._began is not None:
-            begin_s, found = self._began
+            begin_s, batch = self._began
             self._began = None
-            if found.decode_seqs or found.chunks:
+            if batch.decode_seqs or batch.chunks:
                 duration_s = now_s - begin_s
-                found.teach(self._hosted.predictions, duration_s)
+                batch.teach(self._hosted.predictions, duration_s)
         self._note_moved(model_runner_output)
         return duration_s
 
