@@ -156,7 +156,8 @@ def offers(
 
     Args:
         experiment: the model, the workload, systems and their parameters; `tp` and `pp` if they are
-            fixed; settings of the deployment, such as the dtype of weights, with one or more values.
+            fixed; settings of the deployment, such as the dtype of weights, with one or several
+            values.
         rate_rps: requests per second.
         kinds: GPUs to choose from; by default all of the price list.
         prices: what GPUs cost; by default the catalogue's prices.
