@@ -49,6 +49,11 @@ check: lint types layers
 docs:
     .ci/docs
 
+# commands of README and the pages, in environments made anew from what is committed
+documented:
+    .ci/environments
+    python -m pytest -n 2 -m "documented and not weekly"
+
 # what the simulator serves in a CPU second
 bench:
     python tools/benchmarks/bench_simulator.py

@@ -92,7 +92,7 @@ def tune_placement(
         _deployment(
             "FILE|NAME",
             "TOML file of devices and links, or a shipped topology: uellm, uellm-table-2-1, "
-            "uellm-3090-v100. "
+            "uellm-3090-v100, uellm-unlike. "
             "Default: this machine, as reported by nvidia-smi.",
         ),
     ] = None,

