@@ -32,6 +32,7 @@ import argparse
 import csv
 import functools
 import json
+import math
 import os
 import re
 import shlex
@@ -46,6 +47,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from slo_bench.harness.results.read import NUMBER_COLUMNS, TEXT_COLUMNS, read_run
@@ -321,14 +323,19 @@ def _table_block(fields: Mapping[str, Any], results: Path) -> str:
     drifts = False
     cells = cells[[*dict.fromkeys((*keys, spec.value, "valid", "stationary"))]]
     for key, of_row in cells.groupby(list(spec.rows), sort=False, dropna=False):
-        texts = []
-        for head in heads:
-            of_cell = of_row[of_row[spec.columns] == head]
-            values = of_cell.loc[of_cell["valid"], spec.value].dropna() * spec.scale
-            drifting = (of_cell["stationary"] == False).any()  # noqa: E712, with None among them
-            drifts |= bool(drifting)
-            text = f"{values.mean():,.{spec.digits}f}" if len(values) else "–"
-            texts.append(text + "*" * bool(drifting))
+        values: dict[object, list[float]] = {head: [] for head in heads}
+        drifting = set()
+        columns = (of_row[name] for name in (spec.columns, spec.value, "valid", "stationary"))
+        for head, value, valid, stationary in zip(*columns, strict=True):
+            if valid and not math.isnan(value):
+                values[head].append(value * spec.scale)
+            if stationary is False:  # None: not known
+                drifting.add(head)
+        drifts |= bool(drifting)
+        texts = [
+            (f"{np.mean(of_head):,.{spec.digits}f}" if of_head else "–") + "*" * (head in drifting)
+            for head, of_head in values.items()
+        ]
         rows.append((_row_name(spec.rows, key), *texts))
     lines = _markdown((_label(spec.columns), *map(_value, heads)), rows)
     note = " *: not stationary, so that the figure depends on the run's length." * drifts

@@ -239,19 +239,26 @@ def read_table(
                 return pd.read_parquet(path)
             with _text_of(path) as text:
                 return pd.read_csv(text)
-        there = columns_in(path)
-        if missing := [name for name in required if name not in there]:
-            raise FileFormatError(path, 1, f"lacks the column {', '.join(missing)}")
-        columns = [*required, *(name for name in optional if name in there)]
-        dtypes = {name: "category" if name in words else "float64" for name in columns}
+        dtypes = {n: "category" if n in words else "float64" for n in (*required, *optional)}
         if path.suffix == ".parquet":
+            need("parquet", str(path))
+            import pyarrow.parquet as pq
+
+            columns = [name for name in dtypes if name in pq.read_schema(path).names]
+            _check_columns(path, required, columns)
             _check_parquet(path)
-            return pd.read_parquet(path, columns=columns).astype(dtypes)
-        numbers = {name: _NO_VALUE for name in columns if name not in words}
+            return pd.read_parquet(path, columns=columns).astype({n: dtypes[n] for n in columns})
+        numbers = {name: _NO_VALUE for name in dtypes if name not in words}
         with _text_of(path) as text:
-            return pd.read_csv(
-                text, usecols=columns, dtype=dtypes, keep_default_na=False, na_values=numbers
+            table = pd.read_csv(
+                text,
+                usecols=dtypes.__contains__,
+                dtype=dtypes,
+                keep_default_na=False,
+                na_values=numbers,
             )
+        _check_columns(path, required, table.columns)
+        return table
     except _UNREADABLE as error:
         raise FileFormatError(path, None, f"cannot be read: {error}") from error
 
@@ -275,15 +282,11 @@ def _check_parquet(path: Path) -> None:
         raise too_large(path, TABLE)
 
 
-def columns_in(path: Path) -> list[str]:
-    """The columns of a table of a run folder, whichever format it has."""
-    if path.suffix != ".parquet":
-        with _text_of(path) as text:
-            return list(pd.read_csv(text, nrows=0).columns)
-    need("parquet", str(path))
-    import pyarrow.parquet as pq
-
-    return list(pq.read_schema(path).names)
+def _check_columns(path: Path, required: Sequence[str], columns: Iterable[str]) -> None:
+    """Raise FileFormatError unless all required columns are among those of the table."""
+    if missing := set(required).difference(columns):
+        names = ", ".join(name for name in required if name in missing)
+        raise FileFormatError(path, 1, f"lacks the column {names}")
 
 
 def _read_cells(path: Path) -> tuple[pd.DataFrame, tuple[str, ...]]:

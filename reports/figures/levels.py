@@ -105,7 +105,9 @@ def _four_digits(rate_rps: float) -> float:
 def with_series(cells: pd.DataFrame) -> pd.DataFrame:
     """`cells` with the columns `facet`, `series` and `level_rps`."""
     cells = with_facets(cells)
-    rates = [level_rates(rows) for _, rows in cells.groupby(["facet", "series"], sort=False)]
+    columns = [name for name in ("rate_rps", "seed", "level_rps") if name in cells.columns]
+    of_series = cells.groupby(["facet", "series"], sort=False)[columns]
+    rates = [level_rates(rows) for _, rows in of_series]
     return cells.assign(level_rps=pd.concat(rates).reindex(cells.index))
 
 

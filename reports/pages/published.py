@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from ...harness.results.read import RunResults
@@ -236,28 +237,35 @@ def chosen_cells(pins: Pins, cells: pd.DataFrame, settings: Mapping[str, Any]) -
 
 
 def _choose(pins: Pins, cells: pd.DataFrame, settings: Mapping[str, Any], knee: float) -> _Chosen:
-    found = cells[cells["valid"].astype(bool)]
+    chosen = cells["valid"].to_numpy(dtype=bool)
     if "system" in pins:
-        found = found[_equal(found["system"], pins["system"])]
-        if found.empty:
+        chosen = chosen & _equal(cells["system"], pins["system"]).to_numpy(dtype=bool)
+        if not chosen.any():
             raise _CannotTellError("not run", f"no valid cell of {pins['system']}")
     differing = []
-    for key, wanted in pins.items():
-        value = knee if (key, wanted) == ("rate_rps", "knee") else wanted
-        if key in found.columns:
-            column = level_rates(found) if key == "rate_rps" else found[key]
+    for key, pinned in pins.items():
+        value = knee if (key, pinned) == ("rate_rps", "knee") else pinned
+        if key in cells.columns:
+            column = _level_rates(cells, chosen) if key == "rate_rps" else cells[key]
             same = _same_slo(column, str(value)) if key == "slo" else _equal(column, value)
-            matching = found[same]
-            if not matching.empty:
-                found = matching
+            matching = chosen & same.to_numpy(dtype=bool)
+            if matching.any():
+                chosen = matching
                 continue
-            known = [_text(one) for one in dict.fromkeys(column)]
+            present = [_text(entry) for entry in dict.fromkeys(column[chosen])]
         else:
-            known = [_text(one) for one in _listed(_setting(settings, key))]
-            if known == [_text(value)]:
+            present = [_text(entry) for entry in _listed(_setting(settings, key))]
+            if present == [_text(value)]:
                 continue
-        differing.append(f"{key}: {_text(value)} is needed, the run has {_few(known)}")
-    return _Chosen(found, tuple(differing))
+        differing.append(f"{key}: {_text(value)} is needed, the run has {_few(present)}")
+    return _Chosen(cells[chosen], tuple(differing))
+
+
+def _level_rates(cells: pd.DataFrame, chosen: npt.NDArray[np.bool_]) -> pd.Series[float]:
+    """The level of each chosen cell in requests/s; NaN for others where it is not known before."""
+    if "level_rps" in cells.columns:
+        return cells["level_rps"]
+    return level_rates(cells[chosen]).reindex(cells.index)
 
 
 def _setting(settings: Mapping[str, Any], key: str) -> object:

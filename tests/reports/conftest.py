@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import gzip
 import heapq
 import importlib.util
 import json
@@ -73,7 +75,20 @@ def _serve(system: str, rate: float, seed: int, n: int, slow: float) -> pd.DataF
     return frame
 
 
-def _row(requests: pd.DataFrame, lead: Mapping[str, object]) -> dict[str, object]:
+@functools.cache
+def _cell(
+    system: str, rate: float, seed: int, requests: int, slow: float
+) -> tuple[bytes, bytes, dict[str, object]]:
+    """The packed requests and timeline of a cell, and its figures; runs share equal cells."""
+    served = _serve(system, rate, seed, requests, slow)
+    packed = (
+        gzip.compress(table.to_csv(index=False).encode(), compresslevel=1, mtime=0)
+        for table in (served, _timeline(served))
+    )
+    return (*packed, _row(served))  # type: ignore[return-value]
+
+
+def _row(requests: pd.DataFrame) -> dict[str, object]:
     ttft = requests["first_token_s"] - requests["arrival_s"]
     gaps = (requests["output_tokens"] - 1).where(requests["output_tokens"] > 1)
     tpot = (requests["finish_s"] - requests["first_token_s"]) / gaps
@@ -81,7 +96,7 @@ def _row(requests: pd.DataFrame, lead: Mapping[str, object]) -> dict[str, object
     first, last = requests["arrival_s"].min(), requests["arrival_s"].max()
     span = float(requests["finish_s"].max() - first)
     met, done = requests["slo_met"] == 1, requests["outcome"] == "finished"
-    row = {**lead, "requests": len(requests), "attainment": met.mean()}
+    row = {"requests": len(requests), "attainment": met.mean()}
     row["goodput_rps"] = met.sum() / (last - first if last > first else span)
     for name, values in (("ttft", ttft), ("tpot", tpot), ("e2e", e2e)):
         for p in (50, 90, 99):
@@ -109,59 +124,66 @@ def _row(requests: pd.DataFrame, lead: Mapping[str, object]) -> dict[str, object
 
 
 @pytest.fixture
-def make_run(tmp_path: Path) -> MakeRun:
+def make_run(make_runs: Callable[[Path], MakeRun], tmp_path: Path) -> MakeRun:
     """A factory of run folders under the test's own folder."""
+    return make_runs(tmp_path)
 
-    def make(
-        name: str = "run",
-        *,
-        systems: Sequence[str] = ("vllm", "orca"),
-        rates: Sequence[float] = (1.0, 3.0, 5.0),
-        seeds: int = 2,
-        requests: int = 120,
-        backend: str = "simulated",
-        model: str = "llama-3.1-8b",
-        axes: Mapping[str, Sequence[str]] | None = None,
-        toml: str = TOML,
-        environment: Mapping[str, object] = ENVIRONMENT,
-        **changes: object,
-    ) -> Path:
-        """`axes` gives sweep axes; `changes` overwrite columns of every row of cells.csv."""
-        folder = tmp_path / name
-        for sub in ("requests", "timelines"):
-            (folder / sub).mkdir(parents=True)
-        (folder / "experiment.toml").write_text(toml)
-        (folder / "environment.json").write_text(json.dumps(environment))
-        points = [{}]
-        for axis, values in (axes or {}).items():
-            points = [{**point, axis: value} for point in points for value in values]
-        rows = []
-        for system in systems:
-            for place, point in enumerate(points):
-                for rate in rates:
-                    for seed in range(seeds):
-                        stem = f"{len(rows):03d}"
-                        served = _serve(system, rate, seed, requests, 1 + 0.3 * place)
-                        served.to_csv(folder / f"requests/{stem}.csv.gz", index=False)
-                        _timeline(served).to_csv(folder / f"timelines/{stem}.csv.gz", index=False)
-                        lead = {
-                            "cell": stem,
-                            "system": system,
-                            "backend": backend,
-                            "workload": "sharegpt",
-                            "model": model,
-                            "gpu": "a100-80g",
-                            "gpus": 1,
-                            "rate_rps": rate,
-                            "replay_speed": np.nan,
-                            "seed": seed,
-                            **point,
-                        }
-                        rows.append(_row(served, lead) | changes)
-        pd.DataFrame(rows).to_csv(folder / "cells.csv", index=False)
-        return folder
 
-    return make
+@pytest.fixture(scope="session")
+def make_runs() -> Callable[[Path], MakeRun]:
+    """A function from a folder to a factory of run folders under it."""
+    return lambda parent: functools.partial(_make_run, parent)
+
+
+def _make_run(
+    parent: Path,
+    name: str = "run",
+    *,
+    systems: Sequence[str] = ("vllm", "orca"),
+    rates: Sequence[float] = (1.0, 3.0, 5.0),
+    seeds: int = 2,
+    requests: int = 120,
+    backend: str = "simulated",
+    model: str = "llama-3.1-8b",
+    axes: Mapping[str, Sequence[str]] | None = None,
+    toml: str = TOML,
+    environment: Mapping[str, object] = ENVIRONMENT,
+    **changes: object,
+) -> Path:
+    """`axes` gives sweep axes; `changes` overwrite columns of every row of cells.csv."""
+    folder = parent / name
+    for sub in ("requests", "timelines"):
+        (folder / sub).mkdir(parents=True)
+    (folder / "experiment.toml").write_text(toml)
+    (folder / "environment.json").write_text(json.dumps(environment))
+    points = [{}]
+    for axis, values in (axes or {}).items():
+        points = [{**point, axis: value} for point in points for value in values]
+    rows = []
+    for system in systems:
+        for place, point in enumerate(points):
+            for rate in rates:
+                for seed in range(seeds):
+                    stem = f"{len(rows):03d}"
+                    served, timeline, figures = _cell(system, rate, seed, requests, 1 + 0.3 * place)
+                    (folder / f"requests/{stem}.csv.gz").write_bytes(served)
+                    (folder / f"timelines/{stem}.csv.gz").write_bytes(timeline)
+                    lead = {
+                        "cell": stem,
+                        "system": system,
+                        "backend": backend,
+                        "workload": "sharegpt",
+                        "model": model,
+                        "gpu": "a100-80g",
+                        "gpus": 1,
+                        "rate_rps": rate,
+                        "replay_speed": np.nan,
+                        "seed": seed,
+                        **point,
+                    }
+                    rows.append(lead | figures | changes)
+    pd.DataFrame(rows).to_csv(folder / "cells.csv", index=False)
+    return folder
 
 
 def _timeline(requests: pd.DataFrame) -> pd.DataFrame:

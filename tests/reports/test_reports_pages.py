@@ -58,6 +58,10 @@ class Elements(HTMLParser):
         return [self.opened(inner) for inner in value] if isinstance(value, list) else value
 
 
+SMALL = {"rates": (1.0,), "seeds": 1, "requests": 20}
+LADDER = {**SMALL, "rates": (1.0, 3.0)}
+
+
 @pytest.fixture
 def page(make_run, tmp_path):
     """A function from options of `make_run` to the page's text."""
@@ -68,8 +72,15 @@ def page(make_run, tmp_path):
     return write
 
 
-def test_page_loads_nothing_from_outside(page):
-    elements = Elements(page())
+@pytest.fixture(scope="module")
+def whole_page(make_runs, tmp_path_factory):
+    """The text of the page of a run with several rates and seeds."""
+    folder = tmp_path_factory.mktemp("whole")
+    return write_report([make_runs(folder)()], folder / "page.html").read_text()
+
+
+def test_page_loads_nothing_from_outside(whole_page):
+    elements = Elements(whole_page)
     assert "default-src 'none'" in elements.of("meta")[1]["content"]
     for tag, attributes in elements.found:
         assert attributes.get("src") is None, tag
@@ -79,7 +90,7 @@ def test_page_loads_nothing_from_outside(page):
 
 @pytest.mark.parametrize("plotly", ["inline", "cdn", "file"])
 def test_plotly_js_is_inline_linked_or_beside_the_page(make_run, tmp_path, plotly):
-    page = write_report([make_run(requests=30)], tmp_path / "page.html", plotly=plotly)
+    page = write_report([make_run(**SMALL)], tmp_path / "page.html", plotly=plotly)
     elements = Elements(page.read_text())
     policy = elements.of("meta")[1]["content"]
     bundle = asset("plotly-basic.min.js").encode()
@@ -110,8 +121,8 @@ def test_page_without_figures_has_no_plotly_js():
     assert len(text) < 50_000
 
 
-def test_page_figures_have_data_and_say_simulated(page):
-    text = page()
+def test_page_figures_have_data_and_say_simulated(whole_page):
+    text = whole_page
     elements = Elements(text)
     framed = [a["data-figure"] for a in elements.of("figure")]
     data = elements.data
@@ -124,10 +135,10 @@ def test_page_figures_have_data_and_say_simulated(page):
 
 
 def test_page_marks_measured_and_unfitted_runs(page):
-    measured = page(name="m", backend="vllm 0.32")
+    measured = page(name="m", **SMALL, backend="vllm 0.32")
     assert "Simulated.</strong>" not in measured
     assert '<span class="badge measured">measured</span>' in measured
-    unfitted = page(name="u", step_time="unfitted")
+    unfitted = page(name="u", **SMALL, step_time="unfitted")
     assert "simulated · unfitted</span>" in unfitted
     assert "Unfitted step times.</strong> llama-3.1-8b on a100-80g" in unfitted
 
@@ -146,7 +157,7 @@ def test_page_curves_equal_the_cells(page, tmp_path):
 
 
 def test_page_curves_have_at_most_two_hundred_points(page):
-    elements = Elements(page(requests=400))
+    elements = Elements(page(rates=(1.0, 3.0), seeds=1, requests=400))
     for name, figure in elements.data["figures"].items():
         for key in figure["views"][0]:
             traces = elements.plot(name, key)["data"]
@@ -155,6 +166,7 @@ def test_page_curves_have_at_most_two_hundred_points(page):
 
 def test_page_escapes_hostile_text(page):
     text = page(
+        **LADDER,
         systems=[HOSTILE, "vllm"],
         model=HOSTILE,
         axes={"axis<b>": ["<script>1", "2"]},
@@ -178,7 +190,7 @@ def test_embedded_json_has_no_markup_and_is_parsed_back():
 
 def test_page_shows_the_configuration_verbatim(page):
     assert "<pre>a = 1 # &lt;x&gt;\n\nb = &#34;2&#34;\n</pre>" in page(
-        toml='a = 1 # <x>\n\nb = "2"\n'
+        **SMALL, toml='a = 1 # <x>\n\nb = "2"\n'
     )
 
 
@@ -186,7 +198,7 @@ def test_answer_names_the_winner(page):
     text = page(rates=[1.0, 3.0], requests=400)
     answer = re.search(r'<p class="answer">(.*?)</p>', text).group(1)
     assert answer.startswith("<strong>vllm</strong> carries <strong>3 req/s</strong>")
-    none = page(name="none", attainment=0.2)
+    none = page(name="none", **LADDER, attainment=0.2)
     assert "No system kept 90\xa0%" in none
 
 
@@ -198,7 +210,7 @@ def answer_of(text):
 
 
 def test_page_has_figures_and_rates_for_each_facet(page):
-    text = page(axes={"workload": LONG, "model": ["x", "y"]}, requests=60)
+    text = page(axes={"workload": LONG, "model": ["x", "y"]}, seeds=1, requests=20)
     elements = Elements(text)
     data = elements.data
     assert sorted(data["series"]) == ["orca", "vllm"]
@@ -238,12 +250,12 @@ def test_answer_describes_the_run(page, axes, changes, told):
 
 
 def test_answer_names_few_systems_and_counts_many(page):
-    few = answer_of(page(name="few", systems=["a", "b", "c"], attainment=1.0, requests=20))
+    few = answer_of(page(name="few", systems=["a", "b", "c"], attainment=1.0, **LADDER))
     assert few.strip().startswith("a, b and c  carry")
-    many = answer_of(page(name="many", systems=list("abcd"), attainment=1.0, requests=20))
+    many = answer_of(page(name="many", systems=list("abcd"), attainment=1.0, **LADDER))
     assert many.strip().startswith("4 systems  carry")
     axes = {"router": list("abcd")}
-    swept = answer_of(page(name="swept", systems=["x"], axes=axes, attainment=1.0, requests=20))
+    swept = answer_of(page(name="swept", systems=["x"], axes=axes, attainment=1.0, **LADDER))
     assert swept.strip().startswith("4 configurations  carry")
 
 
@@ -270,18 +282,22 @@ def test_answer_counts_the_facets_of_the_best(make_run, tmp_path):
 
 
 def test_title_counts_workloads_with_dependent_labels(page):
-    title = page(axes={"workload": LONG}, requests=20).partition("<h1>")[2].partition("</h1>")[0]
+    title = (
+        page(axes={"workload": LONG}, systems=["vllm"], **SMALL)
+        .partition("<h1>")[2]
+        .partition("</h1>")[0]
+    )
     assert title == "llama-3.1-8b on a100-80g, 3 workloads"
     given = [text.replace("mix(", f"mix(name=load {n},") for n, text in enumerate(LONG)]
-    text = page(name="given", axes={"workload": given}, requests=20)
+    text = page(name="given", axes={"workload": given}, systems=["vllm"], **SMALL)
     assert text.partition("<h1>")[2].startswith("llama-3.1-8b on a100-80g, load 0, load 1, load 2")
-    alone = page(name="alone", axes={"workload": LONG[:1]}, requests=20)
+    alone = page(name="alone", axes={"workload": LONG[:1]}, systems=["vllm"], **SMALL)
     assert alone.partition("<h1>")[2].startswith("llama-3.1-8b on a100-80g, mix(…)<")
 
 
 def test_answer_counts_facets_without_an_offered_rate_apart(make_run, tmp_path):
-    ladder = make_run("ladder", model="x", requests=30, attainment=1.0)
-    at_once = make_run("once", model="y", requests=30, rates=[4.0], rate_rps="", attainment=1.0)
+    ladder = make_run("ladder", model="x", **LADDER, attainment=1.0)
+    at_once = make_run("once", model="y", **SMALL, rate_rps="", attainment=1.0)
     text = write_report([ladder, at_once], tmp_path / "both.html").read_text()
     told = " ".join(answer_of(text).split())
     assert "in 1 of 1 model. In 1 all requests arrive at once." in told
@@ -309,7 +325,7 @@ def test_published_table_follows_the_summary(make_run, tmp_path):
     table = tmp_path / "mine.toml"
     rows = "".join(f"[[row]]\nwhat = 'row {n}'\npublished = 1\nnote = 'why'\n" for n in range(30))
     table.write_text(f"title = 'A paper'\n{rows}")
-    folder = make_run(toml=f"published = '{table}'\n", requests=30)
+    folder = make_run(toml=f"published = '{table}'\n", **LADDER)
     text = write_report([folder], tmp_path / "r.html").read_text()
     places = [text.index(f'id="{name}"') for name in ("published", "load", "worth", "setup")]
     assert places == sorted(places)
@@ -319,8 +335,8 @@ def test_published_table_follows_the_summary(make_run, tmp_path):
 
 
 def test_page_of_several_runs_joins_them(make_run, tmp_path):
-    simulated = make_run("sim", systems=["vllm"])
-    measured = make_run("real", systems=["vllm"], backend="vllm 0.32")
+    simulated = make_run("sim", **LADDER, systems=["vllm"])
+    measured = make_run("real", **LADDER, systems=["vllm"], backend="vllm 0.32")
     text = write_report([simulated, measured], tmp_path / "both.html").read_text()
     assert sorted(Elements(text).data["series"]) == ["vllm · simulated", "vllm · vllm 0.32"]
     assert "simulated and measured" in text
@@ -343,7 +359,7 @@ def test_page_names_invalid_cells_and_leaves_them_out(make_run, tmp_path):
 
 
 def test_page_of_a_run_without_request_records(make_run, tmp_path):
-    folder = make_run()
+    folder = make_run(**LADDER)
     for file in (folder / "requests").iterdir():
         file.unlink()
     (folder / "requests").rmdir()
@@ -353,27 +369,27 @@ def test_page_of_a_run_without_request_records(make_run, tmp_path):
 
 
 def test_page_without_a_price_has_no_cost_figure(page):
-    text = page(cost_usd_per_hour="")
+    text = page(**LADDER, cost_usd_per_hour="")
     assert "cost" not in Elements(text).data["figures"]
     assert "no price is known" in text
 
 
 def test_write_report_to_an_unwritable_place_leaves_nothing(make_run, tmp_path):
     with pytest.raises(SloBenchError, match="cannot write"):
-        write_report([make_run()], tmp_path / "absent" / "report.html")
+        write_report([make_run(**SMALL)], tmp_path / "absent" / "report.html")
     assert not (tmp_path / "absent").exists()
     (tmp_path / "folder").mkdir()
     with pytest.raises(SloBenchError, match="cannot write"):
-        write_report([make_run("b")], tmp_path / "folder")
+        write_report([make_run("b", **SMALL)], tmp_path / "folder")
     assert not list(tmp_path.glob(".*.part"))
 
 
 def test_write_report_repeats_the_same_bytes(make_run, tmp_path):
-    folder = make_run()
+    folder = make_run(seeds=1, requests=60)
     one, two = (write_report([folder], tmp_path / f"{n}.html").read_bytes() for n in "ab")
     assert one == two
 
 
-def test_page_of_a_cpu_run_counts_no_gpus(page):
-    assert "<li>1 GPU</li>" in page(name="on-gpu")
-    assert "GPU</li>" not in page(name="on-cpu", gpu="cpu", backend="torch")
+def test_page_of_a_cpu_run_counts_no_gpus(page, whole_page):
+    assert "<li>1 GPU</li>" in whole_page
+    assert "GPU</li>" not in page(**SMALL, gpu="cpu", backend="torch")

@@ -1,6 +1,7 @@
 """Tables on docs/papers/*.md are those of the kept results, and no other table passes for one."""
 
 import re
+import shutil
 
 import pytest
 
@@ -27,19 +28,18 @@ def test_pages_equal_those_written_from_kept_results(tables):
         assert tables.written(text) == text, page.name
 
 
-def test_a_changed_result_changes_the_page(tables, tmp_path):
-    suite, text = tiny(tables, tmp_path)
-    page = tables.written(text, tmp_path)
+def test_a_changed_result_changes_the_page(tables, results, tmp_path):
+    page = tables.written(PAGE, results)
     assert "| 12.3" not in page
-    cells = tmp_path / suite / "cells.csv"
+    shutil.copytree(results, tmp_path, dirs_exist_ok=True)
+    cells = tmp_path / "ascendra" / "cells.csv"
     header, *rows = cells.read_text().splitlines()
     at = header.split(",").index("attainment")
     changed = [
         ",".join([*row.split(",")[:at], "0.1234", *row.split(",")[at + 1 :]]) for row in rows
     ]
     cells.write_text("\n".join([header, *changed]) + "\n")
-    tables._results.cache_clear()
-    again = tables.written(text, tmp_path)
+    again = tables.written(PAGE, tmp_path)
     assert "| 12.3" in again
     assert again != page
     assert tables.written(again, tmp_path) == again
@@ -48,20 +48,25 @@ def test_a_changed_result_changes_the_page(tables, tmp_path):
 TINY = "--requests 40 --warmup 0 --rates 2,3 --seeds 1 --model mistral-7b"
 
 
-def tiny(tables, folder):
-    """A suite with few requests, and a page of it."""
+PAGE = """<!-- published: suite = "ascendra" -->
+<!-- end -->
+<!-- table: suite = "ascendra", rows = ["system", "sarathi.chunk_tokens"], columns = "rate_rps",
+     value = "attainment", scale = 100 -->
+<!-- end -->
+<!-- fitted: paper = "prism" -->
+<!-- end -->
+"""
+
+
+@pytest.fixture(scope="module")
+def results(tables, tmp_path_factory):
+    """The results of a suite with few requests, which `PAGE` shows. No test changes them."""
+    folder = tmp_path_factory.mktemp("results")
     tables.run_suite("ascendra", {"attainment"}, 1, results=folder, options=TINY.split())
-    tables._results.cache_clear()
-    table = 'suite = "ascendra", rows = ["system", "sarathi.chunk_tokens"], columns = "rate_rps"'
-    return "ascendra", (
-        '<!-- published: suite = "ascendra" -->\n<!-- end -->\n'
-        f'<!-- table: {table}, value = "attainment", scale = 100 -->\n<!-- end -->\n'
-        '<!-- fitted: paper = "prism" -->\n<!-- end -->\n'
-    )
+    return folder
 
 
-def test_stopped_suite_run_is_continued(tables, tmp_path):
-    tiny(tables, tmp_path / "whole")
+def test_stopped_suite_run_is_continued(tables, results, tmp_path):
     begun = tmp_path / "work" / "ascendra"
     asked = ["run", "--suite", "ascendra", *TINY.split(), "--records", "none", "--no-report"]
     app([*asked, "--out", str(begun)], standalone_mode=False)
@@ -76,19 +81,18 @@ def test_stopped_suite_run_is_continued(tables, tmp_path):
         work=tmp_path / "work",
     )
     whole, again = (
-        sorted((tmp_path / run / "ascendra" / "cells.csv").read_text().splitlines())
-        for run in ("whole", "again")
+        sorted((folder / "ascendra" / "cells.csv").read_text().splitlines())
+        for folder in (results, tmp_path / "again")
     )
     assert again == whole
     assert not begun.exists()
 
 
-def test_suite_run_keeps_the_files_that_its_page_needs(tables, tmp_path):
-    suite, text = tiny(tables, tmp_path)
-    assert {path.name for path in (tmp_path / suite).iterdir()} == {
+def test_suite_run_keeps_the_files_that_its_page_needs(tables, results):
+    assert {path.name for path in (results / "ascendra").iterdir()} == {
         "cells.csv", "environment.json", "experiment.toml",
     }  # fmt: skip
-    page = tables.written(text, tmp_path)
+    page = tables.written(PAGE, results)
     assert "| req/s | 2 | 3 |" in page
     assert "| sarathi, chunk_tokens 8192 | " in page
     assert "3 another set-up" in page  # 10 req/s is needed
@@ -97,11 +101,9 @@ def test_suite_run_keeps_the_files_that_its_page_needs(tables, tmp_path):
     assert re.search(r"commit [0-9a-f]{7,}", page)
 
 
-def test_table_block_with_an_error_is_refused(tables, tmp_path):
-    tiny(tables, tmp_path)
-
+def test_table_block_with_an_error_is_refused(tables, results):
     def block(text):
-        return tables.written(f"<!-- table: {text} -->\n<!-- end -->", tmp_path)
+        return tables.written(f"<!-- table: {text} -->\n<!-- end -->", results)
 
     asked = 'suite = "ascendra", columns = "rate_rps", value = "attainment"'
     with pytest.raises(SloBenchError, match="is not TOML"):

@@ -3,8 +3,11 @@
 import pickle
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
+
+from slo_bench.tuner.planning import search
 
 
 class Threads:
@@ -50,3 +53,17 @@ def _threads(at_once=3):
 def pool_of():
     """A context manager: so many threads that take the place of other machines."""
     return _threads
+
+
+@pytest.fixture
+def short_runs(monkeypatch):
+    """The lengths of runs by which plans are searched and confirmed, by name: a tenth of those in
+    use. Capacities are searched with as little.
+    """
+    lengths = {name: getattr(search, name) for name in ("SEARCH", "CONFIRM")}
+    short = {
+        name: replace(length, requests=length.requests // 10) for name, length in lengths.items()
+    }
+    for name, value in {**short, "_TOLERANCE": 0.2, "_CAPACITY_REQUESTS": 6000}.items():
+        monkeypatch.setattr(search, name, value)
+    return short

@@ -68,10 +68,10 @@ def capacity(folder: Path, resume: bool) -> None:
 
 
 def tuning(folder: Path, resume: bool) -> None:
-    """Eight configurations, races among them, and the proof on fresh seeds."""
-    experiment = Experiment(systems="sarathi", requests=200, seeds=2)
+    """Five configurations, races among them, and the proof on fresh seeds."""
+    experiment = Experiment(systems="sarathi", requests=200, seeds=2, output_tokens="50")
     settings = TuneSettings(
-        search={"chunk_tokens": "128..4096", "max_num_seqs": "2,8,256"}, trials=8, tolerance=0.3
+        search={"chunk_tokens": "128..4096", "max_num_seqs": "2,8,256"}, trials=5, tolerance=0.3
     )
     tune(experiment, settings, folder, study_name="study", resume=resume)
 

@@ -100,7 +100,7 @@ def _most(every, key, rate):
     return (rate / (offer.least_instances - 1),) if offer.least_instances > 1 else (math.inf,)
 
 
-def test_plan_cheapest_carries_its_load_and_is_resumed(tmp_path):
+def test_plan_cheapest_carries_its_load_and_is_resumed(tmp_path, short_runs):
     asked = ASKED.model_copy(update={"parameters": ONE_BUDGET})
     wanted = TargetLoad(4, plans=1)
     simulated = []
@@ -113,7 +113,7 @@ def test_plan_cheapest_carries_its_load_and_is_resumed(tmp_path):
     for one in first.plans:
         assert one.verdict.low >= 0.9
         assert one.verdict.runs >= 3
-        assert one.verdict.requests >= 3 * 8000
+        assert one.verdict.requests >= 3 * short_runs["CONFIRM"].requests
         assert one.capacity.low_rps >= 4 * 0.9
     again = []
     with pytest.raises(SloBenchError, match="--resume"):
@@ -129,7 +129,7 @@ def test_plan_cheapest_carries_its_load_and_is_resumed(tmp_path):
         plan_cheapest(asked, TargetLoad(5), PlanOptions(folder=tmp_path, resume=True))
 
 
-def test_plan_cheapest_in_a_pool_equals_one_process(tmp_path, pool_of):
+def test_plan_cheapest_in_a_pool_equals_one_process(tmp_path, pool_of, short_runs):
     budget = {"vllm": {"max_num_batched_tokens": (512,)}}
     asked = ASKED.model_copy(update={"parameters": budget, "tp": (1, 2)})
     wanted, kinds = TargetLoad(4, plans=1), ("a100-80g",)
@@ -161,7 +161,7 @@ class PoolThatFailsAt:
         return future
 
 
-def test_plan_cheapest_ignores_failures_of_levels_not_needed():
+def test_plan_cheapest_ignores_failures_of_levels_not_needed(short_runs):
     asked = ASKED.model_copy(update={"systems": ("vllm", "sarathi")})
     wanted, kinds, needed = TargetLoad(4, plans=1), ("a100-80g", "l40s"), []
     here = plan_cheapest(asked, wanted, PlanOptions(kinds=kinds, say=needed.append))
@@ -461,8 +461,8 @@ def test_launch_files_of_policies_use_slo_bench_serve(system, word):
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
 
 
-def test_plan_command_prints_a_table_and_json(tmp_path, monkeypatch):
-    words = ["plan", "--rate", "1", "--gpu", "a100-80g", "--plans", "1"]
+def test_plan_command_prints_a_table_and_json(tmp_path, monkeypatch, short_runs):
+    words = ["plan", "--rate", "1", "--gpu", "a100-80g", "--plans", "1", "--jobs", "1"]
     words += ["--out", str(tmp_path / "plan"), "--sweep", "vllm.max_num_batched_tokens=2048"]
     monkeypatch.chdir(tmp_path)
     shown = CliRunner().invoke(app, words)
@@ -497,7 +497,7 @@ def test_plan_command_prints_a_table_and_json(tmp_path, monkeypatch):
         (["--rate", "2", "--slo", "ttft=1", "--slo", "ttft=2"], "plan takes one slo"),
     ],
 )
-def test_plan_command_refuses_impossible_requests(words, message):
-    done = CliRunner().invoke(app, ["plan", *words])
+def test_plan_command_refuses_impossible_requests(words, message, short_runs):
+    done = CliRunner().invoke(app, ["plan", "--jobs", "1", *words])
     assert done.exit_code != 0
     assert message in f"{done.output}{done.exception}"

@@ -162,10 +162,11 @@ def test_fleet_file_with_an_error_is_refused(tmp_path, text, message):
         read_fleet(file, ASKED)
 
 
-def test_plan_fleet_command_writes_the_files_of_each_pool(tmp_path):
+def test_plan_fleet_command_writes_the_files_of_each_pool(tmp_path, short_runs):
     file = tmp_path / "fleet.toml"
     file.write_text("[pools.a]\nrate_rps = [" + "0, " * 12 + "1, " * 12 + "]\n")
     words = ["plan", "--fleet", str(file), "--gpu", "a100-80g", "--plans", "1", "--tp", "1"]
+    words += ["--jobs", "1"]
     words += ["--sweep", "vllm.max_num_batched_tokens=2048", "--out", str(tmp_path / "out")]
     shown = CliRunner().invoke(app, words)
     assert shown.exit_code == 0, shown.output

@@ -7,7 +7,7 @@ import pytest
 from slo_bench.cli.commands.tune import SYSTEM_EXAMPLES
 
 SMALL = ["--search", "chunk_tokens=256,2048", "--search", "max_num_seqs=4,256", "--trials", "3"]
-SMALL += ["--requests", "200", "--tolerance", "0.3"]
+SMALL += ["--requests", "200", "--tolerance", "0.3", "--set", "output_tokens=50"]
 
 
 def test_tune_prints_tables_and_writes_a_page(slo_bench, tmp_path):
@@ -45,8 +45,8 @@ def test_tune_resume_needs_only_the_folder(slo_bench):
 
 def test_tune_takes_everything_from_a_file(slo_bench, tmp_path):
     (tmp_path / "t.toml").write_text(
-        'systems = "sarathi"\nrequests = 200\n[tune]\ntrials = 2\ntolerance = 0.3\n'
-        'confirm = false\n[tune.search]\nchunk_tokens = "256..2048"\n'
+        'systems = "sarathi"\nrequests = 200\noutput_tokens = "50"\n[tune]\ntrials = 2\n'
+        'tolerance = 0.3\nconfirm = false\n[tune.search]\nchunk_tokens = "256..2048"\n'
     )
     code, out, err = slo_bench("tune", "t.toml", "--out", "o", "--json", "--no-report")
     assert code == 0, err
@@ -63,6 +63,8 @@ def test_tune_leaves_a_set_parameter_out_of_the_search(slo_bench):
         "1",
         "--requests",
         "200",
+        "--set",
+        "output_tokens=50",
     ]
     words += ["--tolerance", "0.3", "--no-confirm", "--no-report", "--json", "--out", "o"]
     code, out, err = slo_bench("tune", "sarathi", *words)

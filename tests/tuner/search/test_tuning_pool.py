@@ -13,7 +13,8 @@ from slo_bench.tuner.search.storage import open_storage
 from slo_bench.tuner.search.tune import tune
 from slo_bench.workloads.errors import SloBenchError
 
-EXPERIMENT = Experiment(systems="sarathi", requests=200)
+# Answers of few tokens are simulated in few steps.
+EXPERIMENT = Experiment(systems="sarathi", requests=200, output_tokens="50")
 GRID = {"chunk_tokens": "256,512,2048", "max_num_seqs": "4,256"}
 
 

@@ -31,7 +31,8 @@ from slo_bench.tuner.search.trial_leases import alive, cut_trials, new_name, wor
 from slo_bench.tuner.search.tune import tune
 from slo_bench.workloads.errors import SloBenchError
 
-EXPERIMENT = Experiment(systems="sarathi", requests=200)
+# Answers of few tokens are simulated in few steps.
+EXPERIMENT = Experiment(systems="sarathi", requests=200, output_tokens="50")
 GRID = {"chunk_tokens": "256,512,2048", "max_num_seqs": "4,256"}
 
 
@@ -162,6 +163,7 @@ def test_resume_with_other_settings_is_refused(tmp_path):
 def test_killed_study_is_resumed(tmp_path):
     folder = tmp_path / "o"
     words = ["tune", "sarathi", "--requests", "1000", "--sampler", "grid", "--no-confirm"]
+    words += ["--set", "output_tokens=50"]
     words += [
         "--search",
         "chunk_tokens=256,512,2048",
@@ -234,6 +236,7 @@ def timeless(row):
 def test_processes_share_a_study(tmp_path):
     url = f"sqlite:///{tmp_path}/study.db"
     words = ["tune", "sarathi", "--requests", "200", "--tolerance", "0.3", "--no-confirm"]
+    words += ["--set", "output_tokens=50"]
     words += ["--search", "chunk_tokens=128..4096", "--search", "max_num_seqs=4..64"]
     words += ["--storage", url, "--study", "shared", "--no-report", "--trials", "5"]
     workers = [
