@@ -43,11 +43,11 @@ class LazyCommands(UserDict[str, Any]):
             app.command(name, epilog=epilog(module.EXAMPLES), cls=cls)(group_or_function)
         command = get_command(app)
         command.name = name
-        for one in getattr(command, "commands", {"": command}).values():
+        for subcommand in getattr(command, "commands", {"": command}).values():
             if name in COMMANDS:
-                one.params.append(trust_option())
-            if isinstance(one, ShortHelp):
-                one.params.append(help_all_option())
+                subcommand.params.append(trust_option())
+            if isinstance(subcommand, ShortHelp):
+                subcommand.params.append(help_all_option())
         return command
 
 

@@ -46,8 +46,8 @@ app = typer.Typer(
 )
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(is_set: bool) -> None:
+    if is_set:
         from .. import __version__
 
         typer.echo(f"slo-bench {__version__}")

@@ -20,8 +20,10 @@ class ShortHelp(TyperCommand):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help; options that are not shown are hidden meanwhile."""
-        options = [one for one in self.params if isinstance(one, TyperOption)]
-        less = [one for one in options if not self.shown & set(one.opts) and not one.hidden]
+        options = [parameter for parameter in self.params if isinstance(parameter, TyperOption)]
+        less = [
+            option for option in options if not self.shown & set(option.opts) and not option.hidden
+        ]
         examples = self.epilog
         for option in less:
             option.hidden = True
@@ -52,7 +54,7 @@ def help_all_option() -> Any:
     return option
 
 
-def _write_all(context: Any, option: Any, given: bool) -> None:
-    if given and not context.resilient_parsing:
+def _write_all(context: Any, option: Any, is_set: bool) -> None:
+    if is_set and not context.resilient_parsing:
         context.command.write_all(context)
         raise typer.Exit

@@ -73,11 +73,11 @@ def _plain(error: UnicodeError) -> tuple[str | bytes, int]:
     """Replace what an encoding lacks: `≥` by `>=`, `ü` by `u`, others by a question mark."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
-    found = []
+    replacements = []
     for character in error.object[error.start : error.end]:
         bare = unicodedata.normalize("NFKD", character).encode("ascii", "ignore").decode()
-        found.append(_PLAIN.get(character) or bare or "?")
-    return "".join(found), error.end
+        replacements.append(_PLAIN.get(character) or bare or "?")
+    return "".join(replacements), error.end
 
 
 def lost_output() -> OSError | None:

@@ -56,6 +56,6 @@ def named_code(words: Sequence[str]) -> list[str]:
     return [str(Path(piece).absolute()) for piece in pieces if piece.endswith(".py")]
 
 
-def _trust(context: Any, option: Any, given: bool) -> None:
+def _trust(context: Any, option: Any, is_set: bool) -> None:
     global _trusted
-    _trusted = _trusted or given
+    _trusted = _trusted or is_set

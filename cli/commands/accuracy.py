@@ -67,9 +67,9 @@ def accuracy(
     from ..output.progress import counted
 
     resumed_in(out, resume)
-    told = "" if out is None else f"continue with --out {out} --resume"
+    resume_hint = "" if out is None else f"continue with --out {out} --resume"
     with (
-        interruptible(told),
+        interruptible(resume_hint),
         counted("measurements") as shown,
         pool_of(None, cores() if jobs is None else jobs) as pool,
     ):

@@ -51,14 +51,14 @@ def install(
         if verbose or not line.startswith(" "):
             typer.echo(line, err=True)
 
-    found = environments.install(
+    environment = environments.install(
         recipe(backend),
         "cpu" if cpu else "cuda",
         version=version,
         packages=packages or (),
         say=say,
     )
-    typer.echo(found.path)
+    typer.echo(environment.path)
 
 
 @app.command("list", epilog=epilog(["slo-bench backends list --json"]))
@@ -115,16 +115,21 @@ def check(
 
     from ...harness.servers.launch.check_hooks import check_hooks
 
-    found = check_hooks(backend)
+    plugin_check = check_hooks(backend)
     if as_json:
-        typer.echo(json.dumps(dataclasses.asdict(found)))
-    elif found.problems:
-        typer.echo(f"{found.environment}: the plugin does not fit version {found.version}")
-        for problem in found.problems:
+        typer.echo(json.dumps(dataclasses.asdict(plugin_check)))
+    elif plugin_check.problems:
+        typer.echo(
+            f"{plugin_check.environment}: the plugin does not fit version {plugin_check.version}"
+        )
+        for problem in plugin_check.problems:
             typer.echo(f"  {problem}")
     else:
-        typer.echo(f"{found.environment}: all {found.targets} functions are as the plugin expects")
-    if found.problems:
+        typer.echo(
+            f"{plugin_check.environment}: all {plugin_check.targets} functions are as the plugin "
+            "expects"
+        )
+    if plugin_check.problems:
         raise typer.Exit(1)
 
 

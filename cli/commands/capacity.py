@@ -69,7 +69,7 @@ CHANGED = {
 
 @with_options
 def capacity(
-    given: Annotated[
+    experiment_options: Annotated[
         Given, Offer(without=("replay_speeds", "load_factors", "duration_s"), changed=CHANGED)
     ],
     search: Annotated[Given, Offer(CapacityOptions)],
@@ -86,13 +86,13 @@ def capacity(
     from ..output.console import print_result, result_line
     from ..output.run import write_page
 
-    rates = given.settings.get("rates", ())
+    rates = experiment_options.settings.get("rates", ())
     if len(rates) > 2 or list(rates) != sorted(rates):
         raise SloBenchError(
             "capacity takes the lowest and the highest rate to try (--rates 1,20), or one to "
             f"begin at, but rates are {', '.join(f'{rate:g}' for rate in rates)}"
         )
-    experiment = experiment_of(given, execution.resumed)
+    experiment = experiment_of(experiment_options, execution.resumed)
     folder = execution.out or new_folder(f"capacity-{experiment.name}")
     where, jobs = execution.cluster, execution.jobs
     simulated = experiment.backend == SIMULATED
@@ -154,34 +154,34 @@ def _display(
     if not sys.stderr.isatty():
         typer.echo(f"searching into {folder}", err=True)
         if lines:
-            yield lambda progress: typer.echo(_told(progress), err=True), None
+            yield lambda progress: typer.echo(_progress_text(progress), err=True), None
             return
     with changing_line("first run") as say:
-        said = "first run"
+        line = "first run"
 
         def watch(progress: CapacityProgress) -> None:
-            nonlocal said
-            said = _told(progress)
-            say(said)
+            nonlocal line
+            line = _progress_text(progress)
+            say(line)
 
         def ended(requests: int, clock_s: float) -> None:
-            say(f"{said} · running, {requests:,} ended")
+            say(f"{line} · running, {requests:,} ended")
 
         yield watch, ended
 
 
-def _told(progress: CapacityProgress) -> str:
+def _progress_text(progress: CapacityProgress) -> str:
     """The last run and what is known of each target."""
     search = progress.search
-    said = (
+    line = (
         f"{progress.number} of {progress.searches}: {progress.name} · "
         f"{search.requests_spent:,} requests · {search.sample.rate_rps:g} req/s: "
         f"{search.sample.attainment:.1%}"
     )
-    for found in search.crossings:
-        if found is not None:
-            said += (
-                f" · {found.target:g} at {found.rate_rps:.3g} "
-                f"[{found.low_rps:.3g}, {found.high_rps:.3g}]"
+    for crossing in search.crossings:
+        if crossing is not None:
+            line += (
+                f" · {crossing.target:g} at {crossing.rate_rps:.3g} "
+                f"[{crossing.low_rps:.3g}, {crossing.high_rps:.3g}]"
             )
-    return said
+    return line

@@ -127,8 +127,8 @@ def compare(
     from ...reports.compare.output import comparison_json, comparison_text, write_comparison
 
     if b is not None and (is_summary(a) or is_summary(b)):
-        named = any(one is not None for one in (output.html, systems, metric))
-        if named or compared != Compared(rates=compared.rates):
+        has_other_options = any(setting is not None for setting in (output.html, systems, metric))
+        if has_other_options or compared != Compared(rates=compared.rates):
             raise SloBenchError(
                 "LoadGen's summary has no single requests: of the options only --rates and --json "
                 "go with it"
@@ -153,15 +153,15 @@ def _beside_summary(a: Path, b: Path, compared: Compared, output: HtmlOrJson) ->
     from ..output.console import print_result
 
     rates = numbers(compared.rates, "--rates")
-    found = [one for path in (a, b) for one in summaries(path, rates)]
+    figures = [summary for path in (a, b) for summary in summaries(path, rates)]
     if output.as_json:
-        typer.echo(json.dumps([one.plain() for one in found], ensure_ascii=False))
+        typer.echo(json.dumps([summary.plain() for summary in figures], ensure_ascii=False))
         return
     note = (
         "Single figures without intervals: a summary of LoadGen has no single requests. "
         "Percentiles count requests that did not finish."
     )
-    print_result(Group(beside_table(found).rich(), Text(note)))
+    print_result(Group(beside_table(figures).rich(), Text(note)))
 
 
 def _pair(systems: str | None) -> tuple[str, str] | None:

@@ -33,7 +33,7 @@ _CHANGED = {
 def derive_slo(
     models: Annotated[str, option("fleet(…)|zipf(…)", "Models of the requests, as in `run`.")],
     rate: Annotated[float, option("R", "Total request rate of all models, req/s.")],
-    given: Annotated[Given, Offer(only=_DEFAULTS, changed=_CHANGED)],
+    workload_options: Annotated[Given, Offer(only=_DEFAULTS, changed=_CHANGED)],
     quantile: Annotated[float, option("Q", "Quantile of each model's latencies.")] = 0.95,
     bound: Annotated[
         list[str] | None, option("ttft|tpot", "Derive only this bound. May be repeated.")
@@ -54,14 +54,16 @@ def derive_slo(
     strangers = set(bound or ()) - {"ttft", "tpot"}
     if strangers:
         raise SloBenchError(f"--bound must be ttft or tpot but is {min(strangers)!r}")
-    asked = _DEFAULTS | given.settings
-    spec = WorkloadSpec(asked["workload"], models=models)
-    made = source(spec).make(rate_rps=rate, duration_s=asked["duration_s"], seed=asked["seed"])
+    settings = _DEFAULTS | workload_options.settings
+    spec = WorkloadSpec(settings["workload"], models=models)
+    workload = source(spec).make(
+        rate_rps=rate, duration_s=settings["duration_s"], seed=settings["seed"]
+    )
     # Each has as many GPUs as it needs.
-    alone = models_of(PlacementSpec("llama-3.1-8b", asked["gpu"], 1), spec, gpus=1 << 30)
-    slos = dedicated_slos(made, alone, quantile)
+    alone = models_of(PlacementSpec("llama-3.1-8b", settings["gpu"], 1), spec, gpus=1 << 30)
+    slos = dedicated_slos(workload, alone, quantile)
     if not each:
         slos = by_shape(slos)
     if bound:
-        slos = {name: {b: found[b] for b in bound} for name, found in slos.items()}
+        slos = {name: {b: bounds[b] for b in bound} for name, bounds in slos.items()}
     typer.echo(json.dumps(slos, indent=2) if as_json else slo_text(slos))

@@ -103,8 +103,8 @@ def examine() -> Iterator[Finding]:
 
 def _python() -> Finding:
     if sys.version_info < OLDEST_PYTHON:
-        wanted = ".".join(map(str, OLDEST_PYTHON))
-        mend = f"install Python {wanted} or newer"
+        oldest = ".".join(map(str, OLDEST_PYTHON))
+        mend = f"install Python {oldest} or newer"
         return Finding("Python", "broken", platform.python_version(), mend)
     return Finding("Python", "ok", f"{platform.python_version()} ({sys.executable})")
 
@@ -129,8 +129,8 @@ def _version() -> Finding:
 def _core() -> Finding:
     from ...harness.core.compiled import core_is_compiled
 
-    found = "compiled" if core_is_compiled() else "not compiled (SLO_BENCH_COMPILE=1)"
-    return Finding("simulator core", "ok", found)
+    state = "compiled" if core_is_compiled() else "not compiled (SLO_BENCH_COMPILE=1)"
+    return Finding("simulator core", "ok", state)
 
 
 def _packages(modules: Mapping[str, set[str]]) -> Finding:
@@ -216,11 +216,15 @@ def _processor() -> Finding:
     from ...harness.load_generator.machine import core_share, cores
 
     share = core_share()
-    told = f"{cores()} cores ({platform.machine()})"
+    cores_text = f"{cores()} cores ({platform.machine()})"
     if not share.server:
-        return Finding("processor", "ok", f"{told}, shared by servers and load generator")
-    told += f"; servers started here get {len(share.server)}, {len(share.client)} left to the load "
-    return Finding("processor", "ok", f"{told}generator: `selftest` tells which rates are true")
+        return Finding("processor", "ok", f"{cores_text}, shared by servers and load generator")
+    cores_text += (
+        f"; servers started here get {len(share.server)}, {len(share.client)} left to the load "
+    )
+    return Finding(
+        "processor", "ok", f"{cores_text}generator: `selftest` tells which rates are true"
+    )
 
 
 def _memory() -> Finding:
@@ -239,21 +243,24 @@ def _gpu() -> Finding:
     from ...harness.servers.launch.gpus import all_gpus
 
     try:
-        found = [f"{gpu.name}, {(gpu.memory_bytes or 0) / 2**30:.0f} GiB" for gpu in all_gpus()]
+        gpus = [f"{gpu.name}, {(gpu.memory_bytes or 0) / 2**30:.0f} GiB" for gpu in all_gpus()]
         driver = pynvml.nvmlSystemGetDriverVersion()
     except pynvml.NVMLError as error:
         return Finding("GPU", "missing", f"no NVIDIA driver ({error}); the simulator needs none")
-    if not found:
+    if not gpus:
         return Finding("GPU", "missing", f"driver {driver}, but no GPU; the simulator needs none")
-    return Finding("GPU", "ok", f"{'; '.join(found)} (driver {driver}, watched by NVML)")
+    return Finding("GPU", "ok", f"{'; '.join(gpus)} (driver {driver}, watched by NVML)")
 
 
 def _servers() -> Finding:
     from ...harness.servers.launch.environments import beside_us, installed
 
-    found = [*(e.name for e in installed()), *(f"{e.name} (this environment)" for e in beside_us())]
-    if found:
-        return Finding("servers", "ok", ", ".join(found))
+    servers = [
+        *(e.name for e in installed()),
+        *(f"{e.name} (this environment)" for e in beside_us()),
+    ]
+    if servers:
+        return Finding("servers", "ok", ", ".join(servers))
     mend = "slo-bench backends install vllm --cpu"
     return Finding("servers", "missing", "none; the simulator needs none", mend)
 
@@ -265,9 +272,9 @@ def _folders() -> Iterator[Finding]:
     yield _writable("results", Path("runs").absolute(), "use --out with a folder you may write to")
 
 
-def _writable(what: str, folder: Path, mend: str) -> Finding:
+def _writable(check: str, folder: Path, mend: str) -> Finding:
     """Check that the folder, or the parent in which it would be created, is writable."""
     there = next(path for path in (folder, *folder.parents) if path.exists())
     if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
-        return Finding(what, "ok", str(folder))
-    return Finding(what, "broken", f"{there} cannot be written", mend)
+        return Finding(check, "ok", str(folder))
+    return Finding(check, "broken", f"{there} cannot be written", mend)

@@ -90,8 +90,8 @@ def explain(
         if trace is not None:
             write_events(watched.events(), trace)
     if as_json:
-        told = explaining.explanation_json(explanation) | {"doubt": doubt}
-        typer.echo(json.dumps(told, allow_nan=False, ensure_ascii=False))
+        document = explaining.explanation_json(explanation) | {"doubt": doubt}
+        typer.echo(json.dumps(document, allow_nan=False, ensure_ascii=False))
         return
     if doubt is not None:
         typer.echo(f"careful: {doubt}", err=True)
@@ -107,14 +107,14 @@ def _explain_run(run: Path, *, as_json: bool) -> None:
 
     runs = read_runs([run])
     cells = combine(runs)
-    found = why.reasons(runs, cells)
+    reasons = why.reasons(runs, cells)
     beside = decisions.simulated_in(runs)
     decided = [*decisions.sentences(cells), *decisions.beside_sentences(beside)]
     if as_json:
-        told = {"reasons": [why.reason_json(one) for one in found], "decisions": beside}
-        typer.echo(json.dumps(told, allow_nan=False, ensure_ascii=False))
-    elif found or decided:
-        lines = [f"{facet}: {text}" if facet else text for facet, text in why.shown(found)]
+        document = {"reasons": [why.reason_json(reason) for reason in reasons], "decisions": beside}
+        typer.echo(json.dumps(document, allow_nan=False, ensure_ascii=False))
+    elif reasons or decided:
+        lines = [f"{facet}: {text}" if facet else text for facet, text in why.shown(reasons)]
         print_lines(*lines, *decided)
     else:
         raise SloBenchError(

@@ -88,11 +88,15 @@ def _lines(compared: Comparison, judgement: Judgement) -> list[str]:
         note_lines,
     )
 
-    lines = [f"FAIL  {_told(found)}" for found in judgement.regressions]
+    lines = [f"FAIL  {_regression_text(regression)}" for regression in judgement.regressions]
     lines += [
-        f"warn  {_told(found)}: "
-        + (not_stationary_text(found.row) if found.row.stationary_a is False else "may be noise")
-        for found in judgement.open_rows
+        f"warn  {_regression_text(regression)}: "
+        + (
+            not_stationary_text(regression.row)
+            if regression.row.stationary_a is False
+            else "may be noise"
+        )
+        for regression in judgement.open_rows
     ]
     limit = f"{100 * judgement.max_regression:g} %"
     lines += [headline(compared), *differing_lines(compared)]
@@ -106,11 +110,11 @@ def _lines(compared: Comparison, judgement: Judgement) -> list[str]:
     return lines
 
 
-def _told(found: Regression) -> str:
+def _regression_text(regression: Regression) -> str:
     from ...reports.compare.output import change_bounds_text, change_text, p_text, value_text
     from ...reports.figures.figure import rate_text
 
-    row = found.row
+    row = regression.row
     where = [row.label] if row.label else []
     where += [] if row.rate_rps is None else [f"{rate_text(row.rate_rps)} req/s"]
     place = f" ({', '.join(where)})" if where else ""
@@ -124,16 +128,16 @@ def _told(found: Regression) -> str:
 def _json(compared: Comparison, judgement: Judgement) -> dict[str, Any]:
     from ...reports.compare.output import comparison_json, row_json
 
-    def told(found: Regression) -> dict[str, Any]:
-        size = found.size if math.isfinite(found.size) else None
-        low = found.low if math.isfinite(found.low) else None
-        return {"regression": size, "regression_low": low, **row_json(found.row)}
+    def regression_json(regression: Regression) -> dict[str, Any]:
+        size = regression.size if math.isfinite(regression.size) else None
+        low = regression.low if math.isfinite(regression.low) else None
+        return {"regression": size, "regression_low": low, **row_json(regression.row)}
 
     return {
         "verdict": "passed" if judgement.passed else "failed",
         "passed": judgement.passed,
         "max_regression": judgement.max_regression,
-        "regressions": [told(found) for found in judgement.regressions],
-        "undecided": [told(found) for found in judgement.open_rows],
+        "regressions": [regression_json(regression) for regression in judgement.regressions],
+        "undecided": [regression_json(regression) for regression in judgement.open_rows],
         "comparison": comparison_json(compared),
     }

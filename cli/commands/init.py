@@ -34,11 +34,11 @@ def init(
     from ...harness.experiments.experiment import suites
     from ...workloads.whole_file import write_whole
 
-    known = suites()
-    if suite not in known:
-        raise UnknownNameError("suite", suite, known)
+    suite_files = suites()
+    if suite not in suite_files:
+        raise UnknownNameError("suite", suite, suite_files)
     if file.exists():
         raise SloBenchError(f"{file} exists; name another file")
-    table, _ = read_toml(known[suite])
+    table, _ = read_toml(suite_files[suite])
     write_whole(file, [template(str(file), table).encode()])
     typer.echo(f"{file}: the experiment {suite}; run it with `slo-bench run {file}`")

@@ -103,12 +103,12 @@ def _show_whole(entry: Entry) -> None:
 
 
 def _show_parameters(name: str) -> None:
-    from ...harness.policies.systems import system
+    from ...harness.policies.systems import system as system_by_name
 
-    found = system(name)
-    values = found.parameters()
+    system = system_by_name(name)
+    values = system.parameters()
     rows = []
-    for parameter, bounds in found.bounds().items():
+    for parameter, bounds in system.bounds().items():
         value = values[parameter]
         shown = str(value).lower() if isinstance(value, bool) else _shown(value)
         rows.append((parameter, shown or "–", bounds))
@@ -121,7 +121,11 @@ def _show_allowances(name: str) -> None:
     from ...harness.experiments.experiment import Experiment
 
     typer.echo()
-    _print(HEADS, [one.row for one in allowances(Experiment.suite(name))], unbroken=("system",))
+    _print(
+        HEADS,
+        [allowance.row for allowance in allowances(Experiment.suite(name))],
+        unbroken=("system",),
+    )
 
 
 def _print(heads: Sequence[str], rows: Sequence[Sequence[object]], **options: Any) -> None:

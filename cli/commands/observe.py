@@ -40,7 +40,7 @@ def observe(
     url: Annotated[
         str, argument("URL", "Address of vLLM or SGLang, or of a Prometheus server that reads it.")
     ],
-    given: Annotated[
+    experiment_options: Annotated[
         Given,
         Offer(
             only=("systems", "set", "model", "slo", "slo_scale", "seed"),
@@ -117,30 +117,33 @@ def observe(
         server = observed(snapshots)
         with tempfile.TemporaryDirectory(prefix="slo-bench-") as scratch:
             folder = Path(scratch) if out is None else out
-            settings, seen = _written(server, given, folder)
+            settings, trace_file = _written(server, experiment_options, folder)
             experiment = experiment_of(
-                Given({**settings, **given.settings}, sets=_sets(server, given))
+                Given(
+                    {**settings, **experiment_options.settings},
+                    sets=_sets(server, experiment_options),
+                )
             )
             if out is not None:
                 (folder / "experiment.toml").write_text(experiment.to_toml(), "utf-8")
-            found = headroom_of(server, experiment, str(seen), target, say)
+            headroom = headroom_of(server, experiment, str(trace_file), target, say)
     if as_json:
-        typer.echo(json.dumps(_json(server, found), allow_nan=False))
+        typer.echo(json.dumps(_json(server, headroom), allow_nan=False))
         return
-    for line in _lines(server, found):
+    for line in _lines(server, headroom):
         typer.echo(line)
     if out is not None:
         typer.echo(f"profile, requests and experiment: {out}")
 
 
 def _labels(only: Sequence[str]) -> dict[str, str]:
-    found = {}
-    for one in only:
-        name, equals, value = one.partition("=")
+    labels = {}
+    for label in only:
+        name, equals, value = label.partition("=")
         if not (name and equals):
-            raise SloBenchError(f"cannot read --only {one!r}; write LABEL=VALUE")
-        found[name] = value
-    return found
+            raise SloBenchError(f"cannot read --only {label!r}; write LABEL=VALUE")
+        labels[name] = value
+    return labels
 
 
 def _headers(variable: str | None) -> bytes:
@@ -160,32 +163,34 @@ def _watched(
     from ...harness.validation.observed import Window
 
     begin_s = monotonic()
-    found: list[MetricsSnapshot] = []
+    snapshots: list[MetricsSnapshot] = []
     while True:
         now_s = monotonic() - begin_s
-        found.append(source.read(now_s))
-        figures = found[-1].figures
-        said = f"{now_s:.0f} of {duration_s:.0f} s"
-        if len(found) > 1:
-            recent = Window(found[max(0, len(found) - 6)], found[-1])
-            said += f" · {recent.arrivals / recent.span_s:.3g} req/s"
-        said += f" · {figures.get('running', 0):.0f} running, {figures.get('waiting', 0):.0f} wait"
-        if found[-1].kv_usage is not None:
-            said += f" · KV {found[-1].kv_usage:.0%}"
-        say(said)
+        snapshots.append(source.read(now_s))
+        figures = snapshots[-1].figures
+        line = f"{now_s:.0f} of {duration_s:.0f} s"
+        if len(snapshots) > 1:
+            recent = Window(snapshots[max(0, len(snapshots) - 6)], snapshots[-1])
+            line += f" · {recent.arrivals / recent.span_s:.3g} req/s"
+        line += f" · {figures.get('running', 0):.0f} running, {figures.get('waiting', 0):.0f} wait"
+        if snapshots[-1].kv_usage is not None:
+            line += f" · KV {snapshots[-1].kv_usage:.0%}"
+        say(line)
         if now_s >= duration_s:
-            return found
-        due_s = min(duration_s, len(found) * interval_s)
+            return snapshots
+        due_s = min(duration_s, len(snapshots) * interval_s)
         sleep(max(0.0, begin_s + due_s - monotonic()))
 
 
-def _written(server: ObservedServer, given: Given, folder: Path) -> tuple[dict[str, Any], Path]:
+def _written(
+    server: ObservedServer, experiment_options: Given, folder: Path
+) -> tuple[dict[str, Any], Path]:
     """Write profile and requests; return the settings of their experiment, and what was seen."""
     from ...predictors.profiles.profile import write_profile
     from ...predictors.specs import model as model_of
     from ...predictors.specs import models
 
-    named = given.settings.pop("model", (server.last.model,))
+    named = experiment_options.settings.pop("model", (server.last.model,))
     name = named if isinstance(named, str) else named[0]
     folder.mkdir(parents=True, exist_ok=True)
     file = ""
@@ -201,8 +206,8 @@ def _written(server: ObservedServer, given: Given, folder: Path) -> tuple[dict[s
         Path(file).write_bytes(config.read_bytes())
     profile = server.profile(model_of(file or name), file)
     header = write_profile(profile, folder / "profile.toml")
-    seen = folder / "seen.jsonl"
-    seen.write_text("".join(f"{json.dumps(row)}\n" for row in server.trace()), "utf-8")
+    trace_file = folder / "seen.jsonl"
+    trace_file.write_text("".join(f"{json.dumps(row)}\n" for row in server.trace()), "utf-8")
     settings: dict[str, Any] = {
         **server.load,
         "name": "observed",
@@ -214,25 +219,27 @@ def _written(server: ObservedServer, given: Given, folder: Path) -> tuple[dict[s
     if server.last.kv_tokens:
         size = max(16, server.last.block_size)
         settings |= {"num_gpu_blocks": server.last.kv_tokens // size, "block_size": size}
-    return settings, seen
+    return settings, trace_file
 
 
-def _sets(server: ObservedServer, given: Given) -> tuple[str, ...]:
+def _sets(server: ObservedServer, experiment_options: Given) -> tuple[str, ...]:
     """The batch's limit where it was seen and not given, beside what was."""
     from ...tuner.planning.headroom import BATCH
 
     name = BATCH[server.last.engine]
-    said = any(text.partition("=")[0].rpartition(".")[2] == name for text in given.sets)
-    if said or server.most_sequences is None or "systems" in given.settings:
-        return given.sets
-    return (*given.sets, f"{name}={server.most_sequences}")
+    has_batch_limit = any(
+        text.partition("=")[0].rpartition(".")[2] == name for text in experiment_options.sets
+    )
+    if has_batch_limit or server.most_sequences is None or "systems" in experiment_options.settings:
+        return experiment_options.sets
+    return (*experiment_options.sets, f"{name}={server.most_sequences}")
 
 
-def _lines(server: ObservedServer, found: Headroom) -> list[str]:
+def _lines(server: ObservedServer, headroom: Headroom) -> list[str]:
     from ...workloads.lengths import mean_tokens
 
     last, (kv_mean, kv_peak) = server.last, server.kv_usage
-    prompt, output = (mean_tokens(server.lengths(of)) for of in ("prompt", "output"))
+    prompt, output = (mean_tokens(server.lengths(kind)) for kind in ("prompt", "output"))
     burst = "" if server.burstiness == 1 else f", bursty (cv {server.burstiness:.2g})"
     lines = [
         f"{last.model} on {last.engine}, {server.span_s:.0f} s seen",
@@ -245,46 +252,51 @@ def _lines(server: ObservedServer, found: Headroom) -> list[str]:
         f"           {server.cached_share:.0%} of prompt tokens from the prefix cache; "
         f"{server.total('preemptions'):.0f} preemptions",
     ]
-    low, high = found.band_rps
-    capacity = found.capacity
+    low, high = headroom.band_rps
+    capacity = headroom.capacity
     carried = "not found" if capacity.capacity_rps is None else f"{capacity.capacity_rps:.3g} req/s"
     lines.append(
         f"capacity   {carried} with {capacity.target:.0%} in SLO (simulated); by the errors seen "
         f"{low:.3g} to {high:.3g}"
     )
-    if found.headroom is not None:
-        least, most = found.headroom_band
-        lines.append(f"headroom   {found.headroom:+.0%}, between {least:+.0%} and {most:+.0%}")
-    for change in found.changes:
+    if headroom.headroom is not None:
+        lowest, highest = headroom.headroom_band
+        lines.append(
+            f"headroom   {headroom.headroom:+.0%}, between {lowest:+.0%} and {highest:+.0%}"
+        )
+    for change in headroom.changes:
         mark = "  batches larger than seen" if change.unseen else ""
         lines.append(
             f"change     {change.gain - 1:+.0%} [{change.gain_low - 1:+.0%}, "
             f"{change.gain_high - 1:+.0%}]  {change.what}{mark}"
         )
-    safest = found.next_change
+    safest = headroom.next_change
     if safest is None:
         lines.append("next       none of these changes is better for sure: leave it as it is")
     else:
         lines.append(f"next       {safest.what}: {safest.how}")
-    return [*lines, *(f"note: {note}" for note in found.notes)]
+    return [*lines, *(f"note: {note}" for note in headroom.notes)]
 
 
 def _ms(seconds: float) -> str:
     return f"{1e3 * seconds:.3g} ms"
 
 
-def _json(server: ObservedServer, found: Headroom) -> dict[str, Any]:
+def _json(server: ObservedServer, headroom: Headroom) -> dict[str, Any]:
     from ...workloads.lengths import mean_tokens
 
     def lengths(name: str) -> dict[str, Any]:
-        of = server.lengths(name)
+        distribution = server.lengths(name)
         return {
-            "mean_tokens": mean_tokens(of),
-            "quantiles": [list(knot) for knot in zip(of.probabilities, of.tokens, strict=True)],
+            "mean_tokens": mean_tokens(distribution),
+            "quantiles": [
+                list(knot)
+                for knot in zip(distribution.probabilities, distribution.tokens, strict=True)
+            ],
         }
 
     kv_mean, kv_peak = server.kv_usage
-    capacity = found.capacity
+    capacity = headroom.capacity
     return {
         "engine": server.last.engine,
         "model": server.last.model,
@@ -293,7 +305,9 @@ def _json(server: ObservedServer, found: Headroom) -> dict[str, Any]:
         "burstiness_cv": server.burstiness,
         "prompt": lengths("prompt"),
         "output": lengths("output"),
-        "latency_mean_s": {of: finite(server.mean_s(of)) for of in ("ttft", "itl", "e2e", "queue")},
+        "latency_mean_s": {
+            metric: finite(server.mean_s(metric)) for metric in ("ttft", "itl", "e2e", "queue")
+        },
         "running_mean": server.mean("running"),
         "running_peak": server.peak("running"),
         "waiting_mean": server.mean("waiting"),
@@ -307,12 +321,12 @@ def _json(server: ObservedServer, found: Headroom) -> dict[str, Any]:
         "capacity_rps": capacity.capacity_rps,
         "capacity_low_rps": capacity.low_rps,
         "capacity_high_rps": finite(capacity.high_rps),
-        "capacity_band_rps": [finite(one) for one in found.band_rps],
-        "headroom": found.headroom,
-        "headroom_band": [finite(one) for one in found.headroom_band],
-        "step_time_factors": list(found.step_time_factors),
-        "seen_over_simulated": dict(found.seen_over_simulated),
-        "changes": [plain_fields(change) for change in found.changes],
-        "next_change": None if found.next_change is None else plain_fields(found.next_change),
-        "notes": list(found.notes),
+        "capacity_band_rps": [finite(rate_rps) for rate_rps in headroom.band_rps],
+        "headroom": headroom.headroom,
+        "headroom_band": [finite(bound) for bound in headroom.headroom_band],
+        "step_time_factors": list(headroom.step_time_factors),
+        "seen_over_simulated": dict(headroom.seen_over_simulated),
+        "changes": [plain_fields(change) for change in headroom.changes],
+        "next_change": None if headroom.next_change is None else plain_fields(headroom.next_change),
+        "notes": list(headroom.notes),
     }

@@ -41,7 +41,7 @@ SHOWN = (
 
 @with_options
 def plan(
-    given: Annotated[Given, Offer(only=_ASKED)],
+    experiment_options: Annotated[Given, Offer(only=_ASKED)],
     rate: Annotated[float | None, _load("R", "Offered rate in requests per second.")] = None,
     fleet: Annotated[
         Path | None,
@@ -116,37 +116,37 @@ def plan(
         raise SloBenchError("give --rate R or --fleet FILE, one of them")
     if fleet is not None and html is not None:
         raise SloBenchError("--html compares plans for one --rate; leave it out with --fleet")
-    given.settings.setdefault("systems", ("vllm",))
-    experiment = experiment_of(given)
-    wanted = TargetLoad(1.0 if rate is None else rate, target, headroom, max_gpus, plans)
-    listed = default_prices() if prices is None else read_prices(prices)
-    kinds = tuple(name for one in gpu or () for name in one.split(","))
-    priced = listed.changed(_prices(price or []))
+    experiment_options.settings.setdefault("systems", ("vllm",))
+    experiment = experiment_of(experiment_options)
+    target_load = TargetLoad(1.0 if rate is None else rate, target, headroom, max_gpus, plans)
+    price_list = default_prices() if prices is None else read_prices(prices)
+    kinds = tuple(name for names in gpu or () for name in names.split(","))
+    priced = price_list.changed(_prices(price or []))
     where = "" if out is None else f"; go on with the same command and --resume --out {out}"
     with (
         interruptible(f"interrupted{where}"),
         changing_line("first simulation") as say,
         options.pool_of(None, cores() if jobs is None else jobs) as pool,
     ):
-        how = PlanOptions(kinds, priced, out, resume, say, pool)
+        plan_options = PlanOptions(kinds, priced, out, resume, say, pool)
         if fleet is None:
-            planned = plan_cheapest(experiment, wanted, how)
+            planned = plan_cheapest(experiment, target_load, plan_options)
         else:
-            of_pools = plan_fleet(read_fleet(fleet, experiment), wanted, how)
+            fleet_plan = plan_fleet(read_fleet(fleet, experiment), target_load, plan_options)
     if fleet is None:
         show_plans(planned, experiment, out, html, as_json)
     else:
-        show_fleet(of_pools, out, as_json)
+        show_fleet(fleet_plan, out, as_json)
 
 
-def _prices(given: list[str]) -> dict[str, float]:
-    found = {}
-    for one in given:
-        name, equals, text = one.partition("=")
+def _prices(pairs: list[str]) -> dict[str, float]:
+    prices = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
         try:
-            found[name.strip()] = float(text)
+            prices[name.strip()] = float(text)
         except ValueError:
             equals = ""
         if not equals:
-            raise SloBenchError(f"cannot read --price {one!r}; write GPU=USD as in a100-80g=1.8")
-    return found
+            raise SloBenchError(f"cannot read --price {pair!r}; write GPU=USD as in a100-80g=1.8")
+    return prices

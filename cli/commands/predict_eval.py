@@ -65,11 +65,11 @@ def predict_eval(
     from ...predictors.lengths.config import PredictorConfig
 
     config = PredictorConfig.load(folder)
-    found = predict_data.read_data(data, columns, label_tokenizer, length_column)
-    predict_data.check_units(config.labels, found)
-    found = predict_data.with_known_models(found, config.shape.models)
+    dataset = predict_data.read_data(data, columns, label_tokenizer, length_column)
+    predict_data.check_units(config.labels, dataset)
+    dataset = predict_data.with_known_models(dataset, config.shape.models)
     predict_data.need_base(base, folder)
-    for note in found.notes:
+    for note in dataset.notes:
         typer.echo(note, err=True)
     import torch
 
@@ -91,32 +91,36 @@ def predict_eval(
         from ...predictors.lengths.stream import stream as streamed
 
         online = OnlinePredictor(folder, base=base, device=device, seed=seed, keep_queue=False)
-        other = None if baseline is None else load_baseline(baseline, online, found.rows, base=base)
+        other = (
+            None if baseline is None else load_baseline(baseline, online, dataset.rows, base=base)
+        )
         with counted("answers") as progress:
-            came = streamed(
-                online, found.rows, every=prequential, baseline=other, progress=progress
+            evaluation = streamed(
+                online, dataset.rows, every=prequential, baseline=other, progress=progress
             )
         output.show(
-            came,
-            lambda came, html: shown.write_stream(came, config, html),
+            evaluation,
+            lambda evaluation, html: shown.write_stream(evaluation, config, html),
             shown.stream_json,
             shown.stream_text,
         )
         return
     samples = read_samples(folder / config.samples_file)
-    seen = seen_in(samples)
-    if all(seen(row) for row in found.rows):
+    was_trained_on = seen_in(samples)
+    if all(was_trained_on(row) for row in dataset.rows):
         raise SloBenchError(
-            f"all {len(found.rows):,} prompts were learnt or calibrated from, and would flatter; "
+            f"all {len(dataset.rows):,} prompts were learnt or calibrated from, and would flatter; "
             "give other data, or train with a --test-share"
         )
     predictor = TrainedPredictor.load(folder, base=base, device=device)
     with counted("parts") as progress:
-        result = evaluate(predictor, samples, found.rows, seen, progress=progress)
+        result = evaluate(predictor, samples, dataset.rows, was_trained_on, progress=progress)
     if predictions is not None:
         from ...predictors.lengths.evaluate import write_predictions
 
-        write_predictions(predictor, [row for row in found.rows if not seen(row)], predictions)
+        write_predictions(
+            predictor, [row for row in dataset.rows if not was_trained_on(row)], predictions
+        )
     output.show(
         result,
         lambda result, html: shown.write_evaluation(result, config, html),

@@ -93,7 +93,7 @@ def predict_train(
             "give --out DIR for a new predictor, or --continue-from DIR for one to teach"
         )
     need("torch", "predict-train")
-    found = predict_data.read_data(data, columns, label_tokenizer, length_column)
+    dataset = predict_data.read_data(data, columns, label_tokenizer, length_column)
     from ...predictors.lengths.config import DEFAULT_BASE
 
     if continue_from is None:
@@ -109,7 +109,7 @@ def predict_train(
 
     if threads is not None:
         torch.set_num_threads(threads)
-    for note in found.notes:
+    for note in dataset.notes:
         typer.echo(note, err=True)
     begin_s, begin_cpu_s = time.monotonic(), time.process_time()
     if continue_from is not None:
@@ -121,14 +121,14 @@ def predict_train(
 
         with counted("steps") as progress:
             outcome = update_predictor(
-                continue_from, found.rows, base=base, device=device, seed=seed, progress=progress
+                continue_from, dataset.rows, base=base, device=device, seed=seed, progress=progress
             )
         typer.echo(outcome.summary(), err=True)
         typer.echo(str(continue_from))
         return
     assert out is not None
 
-    def told(epoch: Epoch) -> None:
+    def print_epoch(epoch: Epoch) -> None:
         mark = ", best so far" if epoch.best else ""
         typer.echo(
             f"epoch {epoch.number}: training loss {epoch.train_loss:.3f}, validation loss "
@@ -145,14 +145,14 @@ def predict_train(
     how = f"go on with the same command and --resume (what is done lies in {out})"
     with interruptible(f"interrupted; {how}"), counted("steps") as progress:
         config = train(
-            found.rows,
+            dataset.rows,
             out,
-            labels=found.labels,
+            labels=dataset.labels,
             base=base or DEFAULT_BASE,
             settings=settings,
             resume=resume,
             progress=progress,
-            on_epoch=told,
+            on_epoch=print_epoch,
         )
     parts = ", ".join(f"{rows:,} {part}" for part, rows in config.training["rows"].items())
     typer.echo(

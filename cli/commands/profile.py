@@ -136,23 +136,23 @@ def fit(
     if costs.like is not None:
         fit_costs_like(costs, profile, out=out, seed=seed, dry_run=dry_run, as_json=as_json)
         return
-    for name, given in vars(costs).items():
-        if given is not None:
+    for name, setting in vars(costs).items():
+        if setting is not None:
             raise SloBenchError(f"--{name.replace('_', '-')} goes with --like adaptivellm only")
     from ...predictors.profiles.fit import fit as fit_all
     from ...predictors.profiles.profile import read_profile, write_profile
 
-    found = fit_all(read_profile(profile), seed)
+    profile_fit = fit_all(read_profile(profile), seed)
     written = None
     if not dry_run:
-        written = write_profile(found.profile, out or profile)
+        written = write_profile(profile_fit.profile, out or profile)
     if as_json:
-        best = found.profile.best
-        rows = [plain_fields(q) | {"best": q.formula == best} for q in found.qualities]
+        best = profile_fit.profile.best
+        rows = [plain_fields(q) | {"best": q.formula == best} for q in profile_fit.qualities]
         typer.echo(json.dumps(rows))
         return
-    terminal().print(_quality_table(list(found.qualities), found.profile))
-    links_shown(found.profile)
+    terminal().print(_quality_table(list(profile_fit.qualities), profile_fit.profile))
+    links_shown(profile_fit.profile)
     if written is not None:
         typer.echo(str(written))
 
@@ -179,12 +179,14 @@ def _summary(profile: Profile) -> Any:
     for name, link in profile.links.items():
         rows.append(("link", link_line(f"{name} link", link)))
     if profile.calibration is not None:
-        made = profile.calibration
-        least, most = min(made.factors), max(made.factors)
-        origin = ", ".join(made.origin)
-        rows.append(("calibrated", f"factors {least:.2f} to {most:.2f}, from {origin}"))
-    known = available(profile)
-    used = profile.best or (known[0] if known else "nothing yet (attention or a fit is missing)")
+        calibration = profile.calibration
+        smallest, largest = min(calibration.factors), max(calibration.factors)
+        origin = ", ".join(calibration.origin)
+        rows.append(("calibrated", f"factors {smallest:.2f} to {largest:.2f}, from {origin}"))
+    formulas = available(profile)
+    used = profile.best or (
+        formulas[0] if formulas else "nothing yet (attention or a fit is missing)"
+    )
     return text_table(("", ""), [*rows, ("used", used)], show_header=False, padding=(0, 2, 0, 0))
 
 
@@ -209,16 +211,16 @@ def _samples(profile: Profile) -> list[tuple[str, dict[str, float]]]:
     from ...predictors.profiles.table import Host
 
     models = {name: profiled_step_time(profile, Host(), name).model for name in available(profile)}
-    found = []
+    samples = []
     for sequences, kv, chunk in _SAMPLES:
         parts = [f"{sequences} decoding at {kv} KV tokens"] if sequences else []
         parts += [f"{chunk} tokens of prefill"] if chunk else []
         chunks = [(0, chunk)] if chunk else []
         times = {
-            name: made.step_s(sequences, sequences * kv, chunks) for name, made in models.items()
+            name: model.step_s(sequences, sequences * kv, chunks) for name, model in models.items()
         }
-        found.append((" + ".join(parts), times))
-    return found if models else []
+        samples.append((" + ".join(parts), times))
+    return samples if models else []
 
 
 def _sample_table(samples: list[tuple[str, dict[str, float]]]) -> Any:

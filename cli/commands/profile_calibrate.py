@@ -57,27 +57,27 @@ def profile_calibrate(
     from ...predictors.profiles.profile import read_profile, write_profile
     from ..output.progress import changing_line
 
-    known = with_peer_link(read_profile(profile), peer_link)
+    base_profile = with_peer_link(read_profile(profile), peer_link)
     with changing_line("reading") as shown:
         if _is_table(log):
             from ...harness.validation.calibrate_table import calibrate_table
 
-            found = calibrate_table(log, known, progress=shown)
+            calibrated = calibrate_table(log, base_profile, progress=shown)
         else:
             logs = measured_logs(log, cell)
-            found = calibrate(
+            calibrated = calibrate(
                 logs,
-                known,
+                base_profile,
                 engine or logs[0].engine.system or "vllm",
                 overrides=EngineSettings(**asdict(overrides)),
                 progress=shown,
             )
-    written = write_profile(found.profile, out)
+    written = write_profile(calibrated.profile, out)
     if as_json:
-        typer.echo(json.dumps(found.calibration.plain(), allow_nan=False))
+        typer.echo(json.dumps(calibrated.calibration.plain(), allow_nan=False))
         return
-    terminal().print(_table(found))
-    for line in (*_lines(found.calibration), *(f"note: {note}" for note in found.notes)):
+    terminal().print(_table(calibrated))
+    for line in (*_lines(calibrated.calibration), *(f"note: {note}" for note in calibrated.notes)):
         typer.echo(line)
     typer.echo(str(written))
 
@@ -87,25 +87,29 @@ def _is_table(path: Path) -> bool:
     return path.is_file() and path.suffix != ".jsonl" and path.parent.name != "requests"
 
 
-def _table(found: Calibrated) -> Any:
+def _table(calibrated: Calibrated) -> Any:
     from rich.text import Text
 
-    made = found.calibration
-    title = Text(f"{found.profile.label}: {', '.join(made.origin)}")
+    calibration = calibrated.calibration
+    title = Text(f"{calibrated.profile.label}: {', '.join(calibration.origin)}")
     heads = ("tokens of a step", "factor on linear layers")
     rows = [
         (f"{tokens:,.0f}", f"{factor:.3f}")
-        for tokens, factor in zip(made.tokens, made.factors, strict=True)
+        for tokens, factor in zip(calibration.tokens, calibration.factors, strict=True)
     ]
     return text_table(heads, rows, numbers=heads, title=title, **RULED)
 
 
-def _lines(made: Calibration) -> Iterator[str]:
+def _lines(calibration: Calibration) -> Iterator[str]:
     """What it was learned from, and the errors on that before and after."""
-    learned = f"{made.requests:,} requests" + (f", {made.steps:,} steps" if made.steps else "")
-    if math.isfinite(made.held_out_percent):
-        learned += f"; half of it is {made.held_out_percent:.1f} % off with factors of the other"
+    learned = f"{calibration.requests:,} requests" + (
+        f", {calibration.steps:,} steps" if calibration.steps else ""
+    )
+    if math.isfinite(calibration.held_out_percent):
+        learned += (
+            f"; half of it is {calibration.held_out_percent:.1f} % off with factors of the other"
+        )
     yield learned
-    for metric, after in made.after_percent.items():
-        before = made.before_percent[metric]
+    for metric, after in calibration.after_percent.items():
+        before = calibration.before_percent[metric]
         yield f"{metric.upper()}, mean: {before:+.1f} % before, {after:+.1f} % after (in-sample)"

@@ -46,7 +46,7 @@ class CostFitOptions:
 
 
 def fit_costs_like(
-    asked: CostFitOptions,
+    options: CostFitOptions,
     profile: Path,
     *,
     out: Path | None,
@@ -64,26 +64,26 @@ def fit_costs_like(
     from ...predictors.costs.regressors import DEGREES, settings
     from ...predictors.profiles.profile import read_profile
 
-    if asked.like not in LIKE:
-        raise UnknownNameError("paper in --like", str(asked.like), LIKE)
+    if options.like not in LIKE:
+        raise UnknownNameError("paper in --like", str(options.like), LIKE)
     if out is None and not dry_run:
         raise SloBenchError("--like adaptivellm needs --out FILE for the grid (or --dry-run)")
     if out is not None and out.suffix == ".toml":
         raise SloBenchError(f"--out {out}: the grid is no profile; name it FILE.npz")
-    tried = settings(DEGREES if asked.degrees is None else _degrees(asked.degrees))
+    tried = settings(DEGREES if options.degrees is None else _degrees(options.degrees))
     read = read_profile(profile)
-    beside = [read_profile(one) for one in asked.extra_profile or []]
-    found = fit_costs(read, beside, tp=asked.tp, tried=tried, seed=seed)
+    beside = [read_profile(path) for path in options.extra_profile or []]
+    cost_fit = fit_costs(read, beside, tp=options.tp, tried=tried, seed=seed)
     if out is not None and not dry_run:
-        found.grid.write(out)
+        cost_fit.grid.write(out)
     if as_json:
-        typer.echo(json.dumps(_plain(found), allow_nan=False))
+        typer.echo(json.dumps(_plain(cost_fit), allow_nan=False))
         return
     from ..output.console import terminal
 
     console = terminal()
-    console.print(_table(found, read))
-    for line in _lines(found):
+    console.print(_table(cost_fit, read))
+    for line in _lines(cost_fit):
         console.print(line, highlight=False)
     if out is not None and not dry_run:
         typer.echo(str(out))
@@ -96,30 +96,32 @@ def _degrees(text: str) -> tuple[int, ...]:
         raise SloBenchError(f"--degrees {text!r} must be whole numbers, such as 1,2,3") from None
 
 
-def _table(found: CostFit, profile: Profile) -> Any:
+def _table(cost_fit: CostFit, profile: Profile) -> Any:
     from ..output.console import RULED, text_table
 
-    title = f"{profile.label}: step times, {found.rows:,} rows, mean error held out"
+    title = f"{profile.label}: step times, {cost_fit.rows:,} rows, mean error held out"
     numbers = ("random %", "whole %", "beyond %", "trained s", "call µs")
     rows = []
-    for q in sorted(found.qualities, key=lambda q: q.held_out_percent):
-        of, errors = q.setting, (q.random_percent, q.whole_percent, q.beyond_percent)
+    for q in sorted(cost_fit.qualities, key=lambda q: q.held_out_percent):
+        setting, errors = q.setting, (q.random_percent, q.whole_percent, q.beyond_percent)
         shown = (f"{v:.2f}" if math.isfinite(v) else "–" for v in errors)
         times = f"{q.train_s:.2f}", f"{1e6 * q.call_s:,.0f}"
-        kept = "kept" if q is found.best else ""
-        rows.append((of.regressor, of.target, of.scale, of.degree, *shown, *times, kept))
+        kept = "kept" if q is cost_fit.best else ""
+        rows.append(
+            (setting.regressor, setting.target, setting.scale, setting.degree, *shown, *times, kept)
+        )
     heads = ("regressor", "learns", "of", "degree", *numbers, "")
     return text_table(heads, rows, numbers=numbers, title=title, **RULED, padding=(0, 1, 0, 0))
 
 
-def _lines(found: CostFit) -> list[str]:
+def _lines(cost_fit: CostFit) -> list[str]:
     """Return text lines with the accuracy of the grid and of the swap costs."""
-    grid, swap = found.grid_quality, found.swap
-    shape = " x ".join(str(n) for n in found.grid.step_s.shape)
+    grid, swap = cost_fit.grid_quality, cost_fit.swap
+    shape = " x ".join(str(n) for n in cost_fit.grid.step_s.shape)
     error = f", {_percent(swap.held_out_percent)} off on copies held out" if swap.measured else ""
 
-    def speed(one: Any) -> str:
-        return f"{1e6 * one.latency_s:.0f} µs + {1e6 * one.s_per_token:.2f} µs a token"
+    def speed(direction: Any) -> str:
+        return f"{1e6 * direction.latency_s:.0f} µs + {1e6 * direction.s_per_token:.2f} µs a token"
 
     return [
         "random: a fifth of the rows kept out; whole: whole batch sizes and lengths kept out; "
@@ -136,15 +138,15 @@ def _percent(value: float) -> str:
     return f"{value:.2f} %" if math.isfinite(value) else "–"
 
 
-def _plain(found: CostFit) -> dict[str, Any]:
+def _plain(cost_fit: CostFit) -> dict[str, Any]:
     return {
-        "rows": found.rows,
-        "regressors": [_quality(q, found) for q in found.qualities],
-        "grid": {"shape": list(found.grid.step_s.shape), **plain_fields(found.grid_quality)},
-        "swap": plain_fields(found.swap),
+        "rows": cost_fit.rows,
+        "regressors": [_quality(q, cost_fit) for q in cost_fit.qualities],
+        "grid": {"shape": list(cost_fit.grid.step_s.shape), **plain_fields(cost_fit.grid_quality)},
+        "swap": plain_fields(cost_fit.swap),
     }
 
 
-def _quality(q: CostFitQuality, found: CostFit) -> dict[str, Any]:
+def _quality(q: CostFitQuality, cost_fit: CostFit) -> dict[str, Any]:
     values = plain_fields(q)
-    return {**values.pop("setting"), **values, "best": q is found.best}
+    return {**values.pop("setting"), **values, "best": q is cost_fit.best}

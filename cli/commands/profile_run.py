@@ -105,36 +105,38 @@ def profile_run(
         raise SloBenchError(NO_MODEL)
     if dtype is not None and kind != "torch":
         raise SloBenchError("--dtype goes with --backend torch only")
-    asked = ProfilingOptions(model, out, device, gpu, name, max_seqs, budget, moves, dtype)
+    options = ProfilingOptions(model, out, device, gpu, name, max_seqs, budget, moves, dtype)
     if kind == "torch":
         with counted("measurements") as count:
-            found = measure_profile(asked, count)
+            measurement = measure_profile(options, count)
     else:
         from ...harness.validation.server_profile import measure_server
 
         with counted("levels") as count:
-            found = measure_server(asked, backend, out.with_name(f"{out.stem}.run"), count)
-    profile = found.profile
+            measurement = measure_server(options, backend, out.with_name(f"{out.stem}.run"), count)
+    profile = measurement.profile
     typer.echo(
         f"{profile.label}: "
         + " and ".join(f"{len(table)} {kind}" for kind, table in profile.tables.items())
         + f"; {profile.best} is {profile.fits[profile.best].held_out_percent:.1f} % off on "
         "held-out rows"
     )
-    if math.isfinite(found.host_s):
-        typer.echo(f"putting a batch together takes {1e6 * found.host_s:.0f} µs of each step")
+    if math.isfinite(measurement.host_s):
+        typer.echo(f"putting a batch together takes {1e6 * measurement.host_s:.0f} µs of each step")
     links_shown(profile)
-    if found.recomputation is not None:
-        steps, percent = found.recomputation
+    if measurement.recomputation is not None:
+        steps, percent = measurement.recomputation
         typer.echo(f"recomputation: {percent:.1f} % off on {steps} steps that the fit has not seen")
-    if found.steadiness:
-        typer.echo(found.steadiness)
-    if found.left:
-        typer.echo(f"{found.left} batches of the grid are left: the same command goes on", err=True)
-    typer.echo(str(found.header))
+    if measurement.steadiness:
+        typer.echo(measurement.steadiness)
+    if measurement.left:
+        typer.echo(
+            f"{measurement.left} batches of the grid are left: the same command goes on", err=True
+        )
+    typer.echo(str(measurement.header))
     if "transfers" in profile.tables:
         typer.echo(
-            f"costs of preemption: slo-bench profile fit {found.header} --like adaptivellm "
-            f"--out {found.header.with_suffix('.npz')}",
+            f"costs of preemption: slo-bench profile fit {measurement.header} --like adaptivellm "
+            f"--out {measurement.header.with_suffix('.npz')}",
             err=True,
         )

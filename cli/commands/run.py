@@ -33,7 +33,7 @@ SHOWN = (
 
 @with_options
 def run(
-    given: Annotated[Given, Offer()],
+    experiment_options: Annotated[Given, Offer()],
     validate: options.Validate = False,
     *,
     execution: options.Execution,
@@ -54,9 +54,11 @@ def run(
     )
 
     judged = None
-    if validate and "profile" in given.settings:  # judged, and no setting of the experiment
-        judged = Path(given.settings.pop("profile"))
-    experiment = experiment_of(given, execution.resumed)
+    if (
+        validate and "profile" in experiment_options.settings
+    ):  # judged, and no setting of the experiment
+        judged = Path(experiment_options.settings.pop("profile"))
+    experiment = experiment_of(experiment_options, execution.resumed)
     if validate or experiment.server.validated:
         experiment = validated(experiment, judged)
         validate = True

@@ -42,8 +42,8 @@ def selftest(
 
     if not 0 < seconds < math.inf:
         raise SloBenchError(f"--seconds must be positive but is {seconds:g}")
-    asked = number_list(rates) if rates is not None else RATES_RPS
-    if not all(0 < rate < math.inf for rate in asked):
+    rates_rps = number_list(rates) if rates is not None else RATES_RPS
+    if not all(0 < rate < math.inf for rate in rates_rps):
         raise SloBenchError("--rates must be positive")
 
     def done(level: SelfTestLevel) -> None:
@@ -51,26 +51,26 @@ def selftest(
             word = "true" if level.truthful else level.problem
             typer.echo(f"{level.rate_rps:g} req/s, {level.tokens} tokens: {word}", err=True)
 
-    found = self_test(rates_rps=asked, seconds=seconds, search=search, done=done)
+    report = self_test(rates_rps=rates_rps, seconds=seconds, search=search, done=done)
     if as_json:
-        typer.echo(json.dumps(_as_table(found), indent=2))
+        typer.echo(json.dumps(_as_table(report), indent=2))
     else:
-        _show(found)
+        _show(report)
 
 
-def _as_table(found: SelfTest) -> dict[str, object]:
+def _as_table(report: SelfTest) -> dict[str, object]:
     def rows(levels: Sequence[SelfTestLevel]) -> list[dict[str, object]]:
-        return [{**dataclasses.asdict(one), "truthful": one.truthful} for one in levels]
+        return [{**dataclasses.asdict(level), "truthful": level.truthful} for level in levels]
 
     return {
-        **dataclasses.asdict(found),
-        "levels": rows(found.levels),
-        "beside_server": rows(found.beside_server),
-        "highest_beside_server_rps": found.highest_beside_server_rps,
+        **dataclasses.asdict(report),
+        "levels": rows(report.levels),
+        "beside_server": rows(report.beside_server),
+        "highest_beside_server_rps": report.highest_beside_server_rps,
     }
 
 
-def _show(found: SelfTest) -> None:
+def _show(report: SelfTest) -> None:
     from ..output.console import terminal, text_table
 
     title = "Measured minus true, in milliseconds; against a mock server on this machine"
@@ -79,53 +79,53 @@ def _show(found: SelfTest) -> None:
         "procs",
     )
     rows: list[tuple[object, ...]] = []
-    for one in found.levels:
+    for level in report.levels:
         seconds = (
-            one.ttft_error_p50_s,
-            one.ttft_error_p99_s,
-            one.token_error_p50_s,
-            one.token_error_p99_s,
-            one.send_delay_p99_s,
-            one.cpu_per_request_s,
+            level.ttft_error_p50_s,
+            level.ttft_error_p99_s,
+            level.token_error_p50_s,
+            level.token_error_p99_s,
+            level.send_delay_p99_s,
+            level.cpu_per_request_s,
         )
         times = (f"{value * 1e3:.2f}" for value in seconds)
-        size, mark = f"{one.peak_rss_bytes / 1e6:.0f}", "" if one.truthful else "✗"
-        rows.append((f"{one.rate_rps:g}", one.tokens, *times, size, one.processes, mark))
+        size, mark = f"{level.peak_rss_bytes / 1e6:.0f}", "" if level.truthful else "✗"
+        rows.append((f"{level.rate_rps:g}", level.tokens, *times, size, level.processes, mark))
     console = terminal()
     console.print(
         text_table((*numbers, ""), rows, numbers=numbers, title=title, title_justify="left")
     )
-    for one in found.levels:
-        if not one.truthful:
-            console.print(f"✗ {one.rate_rps:g} req/s: {one.problem}", highlight=False)
-    costs = f"{found.request_cpu_s * 1e3:.2f} ms a request and {found.token_cpu_s * 1e6:.1f} µs"
+    for level in report.levels:
+        if not level.truthful:
+            console.print(f"✗ {level.rate_rps:g} req/s: {level.problem}", highlight=False)
+    costs = f"{report.request_cpu_s * 1e3:.2f} ms a request and {report.token_cpu_s * 1e6:.1f} µs"
     console.print(f"Client CPU: {costs} a token.", highlight=False)
-    _show_beside_server(found, console)
-    if found.highest_rps is None:
+    _show_beside_server(report, console)
+    if report.highest_rps is None:
         console.print("No level was true: is the machine busy with something else?")
     else:
-        more = " or more" if found.at_the_end else ""
-        answers = f"with {found.levels[-1].tokens} tokens an answer"
+        more = " or more" if report.at_the_end else ""
+        answers = f"with {report.levels[-1].tokens} tokens an answer"
         console.print(
-            f"This machine sends {found.highest_rps:g}{more} req/s {answers} truthfully.",
+            f"This machine sends {report.highest_rps:g}{more} req/s {answers} truthfully.",
             highlight=False,
         )
 
 
-def _show_beside_server(found: SelfTest, console: Console) -> None:
+def _show_beside_server(report: SelfTest, console: Console) -> None:
     """Which rates are true while a server on this machine computes."""
-    share = found.cores
+    share = report.cores
     if share.server:
         places = f"on {len(share.server)} of {len(share.server) + len(share.client)} cores"
     else:
         places = "on the same core"
-    last = found.beside_server[-1]
+    last = report.beside_server[-1]
     late = f"send delay {last.send_delay_p99_s * 1e3:.1f} ms at p99"
-    highest = found.highest_beside_server_rps
+    highest = report.highest_beside_server_rps
     if last.truthful:
-        told = f"true up to {last.rate_rps:g} req/s or more ({late})"
+        verdict = f"true up to {last.rate_rps:g} req/s or more ({late})"
     elif highest is None:
-        told = f"no rate is true; at {last.rate_rps:g} req/s: {last.problem}"
+        verdict = f"no rate is true; at {last.rate_rps:g} req/s: {last.problem}"
     else:
-        told = f"true up to {highest:g} req/s; at {last.rate_rps:g} req/s: {last.problem}"
-    console.print(f"Beside a server that computes {places}: {told}.", highlight=False)
+        verdict = f"true up to {highest:g} req/s; at {last.rate_rps:g} req/s: {last.problem}"
+    console.print(f"Beside a server that computes {places}: {verdict}.", highlight=False)

@@ -39,7 +39,7 @@ _CHANGED = {
 
 @with_options
 def sensitivity(
-    given: Annotated[Given, Offer(only=_ASKED, changed=_CHANGED)],
+    experiment_options: Annotated[Given, Offer(only=_ASKED, changed=_CHANGED)],
     perturb: Annotated[
         list[str] | None,
         option(
@@ -80,14 +80,16 @@ def sensitivity(
     if metric == CAPACITY and rate is not None:
         raise SloBenchError("capacity is searched over rates; leave --rate out, or give --metric")
     defaults = {"systems": DEFAULT_SYSTEMS, "requests": DEFAULT_REQUESTS}
-    asked = replace(given, settings=defaults | given.settings)
+    with_defaults = replace(experiment_options, settings=defaults | experiment_options.settings)
     if rate is not None:
-        asked.settings["rates"] = (rate,)
-    experiment = experiment_of(asked)
+        with_defaults.settings["rates"] = (rate,)
+    experiment = experiment_of(with_defaults)
     cells = _one_level(list(experiment.plan().cells))
     with counted("points") as progress:
-        found = study(cells, _axes(perturb), ranked, progress=progress)
-    output.show(found, shown.write_sensitivity, shown.sensitivity_json, shown.sensitivity_text)
+        sensitivity_study = study(cells, _axes(perturb), ranked, progress=progress)
+    output.show(
+        sensitivity_study, shown.write_sensitivity, shown.sensitivity_json, shown.sensitivity_text
+    )
 
 
 def _one_level(cells: list[CellSpec]) -> list[CellSpec]:
@@ -101,11 +103,11 @@ def _axes(perturb: list[str] | None) -> list[tuple[Perturbation, tuple[float, ..
     from ...tuner.sensitivity.perturbations import PERTURBATIONS, perturbation
     from ..options.experiment import numbers
 
-    found: dict[str, tuple[Perturbation, tuple[float, ...]]] = {}
+    axes: dict[str, tuple[Perturbation, tuple[float, ...]]] = {}
     for text in perturb or PERTURBATIONS:
         name, _, values = (piece.strip() for piece in text.partition("="))
-        if name in found:
+        if name in axes:
             raise SloBenchError(f"--perturb {name} is given twice; keep one of them")
         axis = perturbation(name)
-        found[name] = (axis, numbers(values or None, f"--perturb {name}") or axis.values)
-    return list(found.values())
+        axes[name] = (axis, numbers(values or None, f"--perturb {name}") or axis.values)
+    return list(axes.values())

@@ -78,7 +78,7 @@ def serve(
             complete=listed("systems"),
         ),
     ],
-    given: Annotated[Given, Offer(only=_TAKEN, changed=_CHANGED)],
+    server_options: Annotated[Given, Offer(only=_TAKEN, changed=_CHANGED)],
     limits: Annotated[Given, Offer(GatewayLimits)],
     model: Annotated[
         list[str] | None,
@@ -167,15 +167,18 @@ def serve(
     api_key = None if api_key_env is None else environment_variable(api_key_env)
     guarded = api_key is not None or bool(limits.settings)
     access: dict[str, Any] = {"api_key": api_key, "limits": limits_of(limits.settings)}
-    asked = given.settings
-    instances, router = asked.get("instances", 1), asked.get("router")
-    length_predictor, embedder = asked.get("length_predictor"), asked.get("embedder")
-    mapped = asked.get("device_map")
+    settings = server_options.settings
+    instances, router = settings.get("instances", 1), settings.get("router")
+    length_predictor, embedder = settings.get("length_predictor"), settings.get("embedder")
+    mapped = settings.get("device_map")
     placed = None if mapped is None else read_device_map(mapped)
-    kv_store, threads = given.value("server.kv_store"), given.value("server.threads")
-    dtype = given.value("server.dtype")
+    kv_store, threads = (
+        server_options.value("server.kv_store"),
+        server_options.value("server.threads"),
+    )
+    dtype = server_options.value("server.dtype")
     blocks: dict[str, Any] = {
-        name: asked.get(name) for name in ("num_gpu_blocks", "block_size", "num_cpu_blocks")
+        name: settings.get(name) for name in ("num_gpu_blocks", "block_size", "num_cpu_blocks")
     }
     if backend == "torch":
         serve_torch(
@@ -203,32 +206,32 @@ def serve(
             raise SloBenchError(f"{name} goes with --backend torch only")
     if not models:
         raise SloBenchError(f"--backend {backend} needs --model PATH")
-    wanted = Serve(
+    server_launch = Serve(
         backend=backend,
         model=models[0],
         system=system,
         parameters=parameters_of(parameter or [], system),
         served_name=served_name,
         **blocks,
-        server_args=given.value("server.args"),
+        server_args=server_options.value("server.args"),
         step_log=step_log,
-        startup_timeout_s=given.value("server.startup_timeout_s"),
-        transfer=transfer_of(given.value("server.kv_transfer")),
-        kvcached=given.value("server.kvcached"),
+        startup_timeout_s=server_options.value("server.startup_timeout_s"),
+        transfer=transfer_of(server_options.value("server.kv_transfer")),
+        kvcached=server_options.value("server.kvcached"),
         device_map=placed,
         # Without a key only clients on this machine reach it: they need a core of their own.
         cores=() if api_key is not None else core_share().server,
     )
-    if wanted.cores:
-        say(f"the servers use {len(wanted.cores)} of {cores()} cores, clients have the rest")
+    if server_launch.cores:
+        say(f"the servers use {len(server_launch.cores)} of {cores()} cores, clients have the rest")
     router_by_name(router or "round-robin")
-    if router is not None and wanted.controller is not None:
+    if router is not None and server_launch.controller is not None:
         raise SloBenchError(f"{system} decides across instances itself; leave --router out")
     if port is not None:
         check_port(port)
-    shared = shared_policy(system, wanted.parameters, backend)
+    shared = shared_policy(system, server_launch.parameters, backend)
     if length_predictor is not None:
-        check_hears(wanted, inside=shared is None, say=say)
+        check_hears(server_launch, inside=shared is None, say=say)
     if shared is not None:
         if served_name is not None or router is not None or instances > 1 or step_log is not None:
             raise SloBenchError(
@@ -237,7 +240,7 @@ def serve(
             )
         serve_models(
             models,
-            wanted,
+            server_launch,
             shared,
             log or Path("servers/prism.log"),
             max_active_models,
@@ -248,23 +251,25 @@ def serve(
     only_one(models, system)
     if max_active_models is not None:
         raise SloBenchError("--max-active-models goes with prism only")
-    log = log or Path("servers") / f"{wanted.label}.log"
+    log = log or Path("servers") / f"{server_launch.label}.log"
 
     with contextlib.ExitStack() as stack:
-        told_nothing = length_predictor is None and not guarded
-        alone = instances == 1 and not wanted.gateway and told_nothing
-        told = before(stack, length_predictor, wanted.values_field, say)
-        servers = wanted.start(
+        needs_no_gateway = length_predictor is None and not guarded
+        alone = instances == 1 and not server_launch.gateway and needs_no_gateway
+        add_predictor = before(stack, length_predictor, server_launch.values_field, say)
+        servers = server_launch.start(
             stack, log, instances=instances, port=port if alone else None, say=say
         )
         if alone:
             url = servers[0].url
         else:
-            plan = wanted.behind(servers, router)
-            url = stack.enter_context(gateway(told(plan), port=port or 0, say=say, **access))
+            plan = server_launch.behind(servers, router)
+            url = stack.enter_context(
+                gateway(add_predictor(plan), port=port or 0, say=say, **access)
+            )
             for server in servers:
                 say(f"{server.name} at {server.url}: {server.log}")
         typer.echo(url)
         say(f"logs: {log.parent.absolute()}; Ctrl-C stops")
         look = stack.enter_context(serving_display([server.url for server in servers]))
-        wait_while_served(wanted.stand_ins(servers), say, look)
+        wait_while_served(server_launch.stand_ins(servers), say, look)

@@ -39,13 +39,13 @@ def parameters_of(options: Sequence[str], system: str = "") -> dict[str, bool | 
     Raises:
         SloBenchError: one is no such pair.
     """
-    found: dict[str, bool | int | float | str] = {}
+    parameters: dict[str, bool | int | float | str] = {}
     for option in options:
         name, equals, text = option.partition("=")
         if not equals or not name or not text:
             raise SloBenchError(f"cannot read --set {option!r}; write NAME=VALUE")
-        found[name.removeprefix(f"{system}.")] = value_of(text)
-    return found
+        parameters[name.removeprefix(f"{system}.")] = value_of(text)
+    return parameters
 
 
 def stop_on_signals(*numbers: int) -> None:
@@ -95,25 +95,26 @@ def only_one(models: Sequence[str], system: str) -> str | None:
     return models[0] if models else None
 
 
-def check_hears(wanted: Serve, *, inside: bool, say: Callable[[str], None]) -> None:
+def check_hears(server_launch: Serve, *, inside: bool, say: Callable[[str], None]) -> None:
     """Reject a length predictor that no policy receives; warn if the policy ignores lengths.
 
     Raises:
         SloBenchError: no policy decides `inside` the servers.
     """
-    if not (inside and wanted.patched):
+    if not (inside and server_launch.patched):
         raise SloBenchError(
-            f"{wanted.system} has {wanted.backend} as it is, and nothing in that looks at "
-            "predicted lengths: leave --length-predictor out, or serve a system that decides inside"
+            f"{server_launch.system} has {server_launch.backend} as it is, and nothing in that "
+            "looks at predicted lengths: leave --length-predictor out, or serve a system that "
+            "decides inside"
         )
-    say_whether_it_looks(wanted.resolved_system(), say)
+    say_whether_it_looks(server_launch.resolved_system(), say)
 
 
-def say_whether_it_looks(found: System, say: Callable[[str], None]) -> None:
+def say_whether_it_looks(system: System, say: Callable[[str], None]) -> None:
     """Warn about a policy that ignores the predicted lengths it receives."""
-    if not found.policy.uses_predicted_lengths:
+    if not system.policy.uses_predicted_lengths:
         say(
-            f"{found.name} does not use predicted lengths: each prediction takes time and "
+            f"{system.name} does not use predicted lengths: each prediction takes time and "
             "changes nothing"
         )
 
@@ -134,9 +135,9 @@ def before(
         return lambda plan: plan
     from ...harness.servers.gateway.length_prediction import LengthPredictionPlan, foretells
 
-    made = foretells(predictor, say)
-    stack.callback(made.close)
-    return lambda plan: LengthPredictionPlan(plan, field, made)
+    length_predictor = foretells(predictor, say)
+    stack.callback(length_predictor.close)
+    return lambda plan: LengthPredictionPlan(plan, field, length_predictor)
 
 
 def serve_models(
@@ -203,9 +204,9 @@ def serve_torch(
         else:
             if length_predictor is not None:
                 say_whether_it_looks(system_by_name(system), say)
-            told = before(stack, length_predictor, VLLM_FIELD, say)
+            add_predictor = before(stack, length_predictor, VLLM_FIELD, say)
             plan = GatewayPlan([Endpoint.parse(stack.enter_context(served))])
-            url = stack.enter_context(gateway(told(plan), port=port, say=say, **access))
+            url = stack.enter_context(gateway(add_predictor(plan), port=port, say=say, **access))
         typer.echo(url)
         say("Ctrl-C stops")
         threading.Event().wait()

@@ -19,7 +19,7 @@ from ..options import declared as options
 from ..options.from_schema import Given, Offer, with_options
 from ..options.names import listed
 from ..options.parameters import BACKEND, JOBS, MODEL, argument, epilog, flag, option
-from ..options.tune import CHANGED, NOT_TUNED, StudyOptions, asked_of
+from ..options.tune import CHANGED, NOT_TUNED, StudyOptions, experiment_and_tuning
 from ..short_help import short_help
 from .tune_placement import PLACEMENT_EXAMPLES, tune_placement
 
@@ -84,8 +84,10 @@ class _SystemsByName(TyperGroup):
         within = system.context_class(system, info_name=_SYSTEM, parent=ctx)
         follows = system.shell_complete(within, incomplete)
         if not incomplete.startswith("-"):
-            what = next(one for one in system.params if one.param_type_name == "argument")
-            follows += what.shell_complete(within, incomplete)
+            positional = next(
+                parameter for parameter in system.params if parameter.param_type_name == "argument"
+            )
+            follows += positional.shell_complete(within, incomplete)
         return [*super().shell_complete(ctx, incomplete), *follows]
 
 
@@ -107,10 +109,12 @@ def tune() -> None:
 @app.command(_SYSTEM, epilog=epilog(SYSTEM_EXAMPLES), cls=short_help(SYSTEM_SHOWN))
 @with_options
 def tune_system(
-    given: Annotated[Given, Offer(without=(*NOT_TUNED, "client.base_urls"), changed=CHANGED)],
+    experiment_options: Annotated[
+        Given, Offer(without=(*NOT_TUNED, "client.base_urls"), changed=CHANGED)
+    ],
     tuning: Annotated[Given, Offer(TuneSettings)],
-    kept: StudyOptions,
-    what: Annotated[
+    study_options: StudyOptions,
+    system_or_file: Annotated[
         str | None,
         argument(
             "[SYSTEM|FILE.toml]",
@@ -146,11 +150,16 @@ def tune_system(
     """
     from ..output.tune import tuned
 
-    if what is not None and what.endswith(".toml"):
-        given, what = replace(given, file=Path(what)), None
-    experiment, settings = asked_of(given, tuning, what, options.resumed_in(kept.out, resume))
+    if system_or_file is not None and system_or_file.endswith(".toml"):
+        experiment_options, system_or_file = (
+            replace(experiment_options, file=Path(system_or_file)),
+            None,
+        )
+    experiment, settings = experiment_and_tuning(
+        experiment_options, tuning, system_or_file, options.resumed_in(study_options.out, resume)
+    )
     where = options.executor_of(executor, address)
-    tuned(experiment, settings, kept, where, jobs, no_report=no_report, resume=resume)
+    tuned(experiment, settings, study_options, where, jobs, no_report=no_report, resume=resume)
 
 
 @app.command("server", epilog=epilog(SERVER_EXAMPLES), cls=short_help(SERVER_SHOWN))
@@ -160,9 +169,11 @@ def tune_server(
     model: Annotated[
         str, option("PATH", "Model: a folder, or a name on the Hugging Face hub.", *MODEL)
     ],
-    given: Annotated[Given, Offer(without=(*NOT_TUNED, *_NOT_OF_A_SERVER), changed=CHANGED)],
+    experiment_options: Annotated[
+        Given, Offer(without=(*NOT_TUNED, *_NOT_OF_A_SERVER), changed=CHANGED)
+    ],
     tuning: Annotated[Given, Offer(TuneSettings, without=("confirm_backend",))],
-    kept: StudyOptions,
+    study_options: StudyOptions,
     no_report: options.NoReport = False,
 ) -> None:
     """Tune a real server: it is started, measured and stopped for every configuration.
@@ -176,9 +187,9 @@ def tune_server(
 
     if backend not in ("vllm", "sglang"):
         raise SloBenchError(f"--backend must be vllm or sglang but is {backend!r}")
-    given.settings.update(backend=backend, model=model)
-    experiment, settings = asked_of(given, tuning, backend)
-    tuned(experiment, settings, kept, no_report=no_report)
+    experiment_options.settings.update(backend=backend, model=model)
+    experiment, settings = experiment_and_tuning(experiment_options, tuning, backend)
+    tuned(experiment, settings, study_options, no_report=no_report)
 
 
 app.command("placement", epilog=epilog(PLACEMENT_EXAMPLES), cls=short_help(PLACEMENT_SHOWN))(

@@ -85,8 +85,8 @@ class _Output(HtmlOrJson):
 
 @with_options
 def tune_placement(
-    given: Annotated[Given, Offer(only=_TAKEN, changed=_CHANGED)],
-    asked: MapSearch,
+    model_options: Annotated[Given, Offer(only=_TAKEN, changed=_CHANGED)],
+    search: MapSearch,
     topology: Annotated[
         str | None,
         _deployment(
@@ -142,11 +142,11 @@ def tune_placement(
 ) -> None:
     """Map the layers of a model to devices by HELR and by an exact solver; compare the costs."""
     if random_cases is not None:
-        if topology or devices or out or output.html or set(given.settings) - {"seed"}:
+        if topology or devices or out or output.html or set(model_options.settings) - {"seed"}:
             raise SloBenchError(
                 "--random-cases draws devices and models; it takes --seed and --json"
             )
-        _show_gaps(random_cases, given.value("seed"), as_json=output.as_json)
+        _show_gaps(random_cases, model_options.value("seed"), as_json=output.as_json)
         return
     from ...predictors.specs import model as model_of
     from ...reports.pages import placement as shown
@@ -155,17 +155,19 @@ def tune_placement(
     from ...tuner.placement.morphling import Bench, morphling
     from ...tuner.placement.problem import kv_tokens_of, problem_of
 
-    if asked.method not in (*METHODS, "morphling"):
+    if search.method not in (*METHODS, "morphling"):
         raise SloBenchError(
-            f"--method must be one of {', '.join(METHODS)} or morphling but is {asked.method!r}"
+            f"--method must be one of {', '.join(METHODS)} or morphling but is {search.method!r}"
         )
-    numbers = {name: given.value(name) for name in ("weight_dtype", "kv_dtype", "memory_share")}
-    spec, seed = model_of(given.value("model")), given.value("seed")
-    where = _topology(topology, given.settings.get("gpu"), devices)
-    weights = _weights(asked.mode, asked.latency_weight, asked.device_weight)
+    numbers = {
+        name: model_options.value(name) for name in ("weight_dtype", "kv_dtype", "memory_share")
+    }
+    spec, seed = model_of(model_options.value("model")), model_options.value("seed")
+    where = _topology(topology, model_options.settings.get("gpu"), devices)
+    weights = _weights(search.mode, search.latency_weight, search.device_weight)
     notes, ready_s = list[str](), 0.0
     if kv_tokens is None:
-        kv_tokens = kv_tokens_of(workload, spec, asked.batch, seed)
+        kv_tokens = kv_tokens_of(workload, spec, search.batch, seed)
         notes.append(f"KV for {kv_tokens:,} tokens fits beside the layers: {workload}")
     problem = problem_of(
         spec,
@@ -173,46 +175,46 @@ def tune_placement(
         **numbers,
         reserve_bytes=reserve_gib * 2**30,
         kv_tokens=kv_tokens,
-        batch=asked.batch,
-        context_tokens=asked.context,
-        host_s=asked.host_ms / 1e3,
+        batch=search.batch,
+        context_tokens=search.context,
+        host_s=search.host_ms / 1e3,
     )
     if split:
         if out or output.html:
             raise SloBenchError("--split times given maps; it takes --json, not --out or --html")
-        _show_splits(problem, split, asked.batch, as_json=output.as_json)
+        _show_splits(problem, split, search.batch, as_json=output.as_json)
         return
-    beside = [name for name in METHODS if name != "optuna" or asked.method == "optuna"]
-    beside += [CHECK] if asked.check else []
+    beside = [name for name in METHODS if name != "optuna" or search.method == "optuna"]
+    beside += [CHECK] if search.check else []
     if CHECK in beside or "optuna" in beside:
-        check_memory(asked.trials * _TRIAL_BYTES, f"a study of {asked.trials:,} trials")
-    found = answers(problem, weights, beside, trials=asked.trials, seed=seed)
-    if asked.method == "morphling":
+        check_memory(search.trials * _TRIAL_BYTES, f"a study of {search.trials:,} trials")
+    solutions = answers(problem, weights, beside, trials=search.trials, seed=seed)
+    if search.method == "morphling":
         bench = Bench(
             where,
-            asked.test_requests,
-            host_s=asked.host_ms / 1e3,
+            search.test_requests,
+            host_s=search.host_ms / 1e3,
             **numbers,
             seed=seed,
         )
-        tried = morphling(spec, bench, tests=asked.tests)
+        tried = morphling(spec, bench, tests=search.tests)
         ready_s, placed = round(tried.took_s, 3), tried.placed
         latency_s, cost = problem.latency_s(placed), problem.cost(placed, weights)
-        found.append(SolverResult("morphling", placed, latency_s, cost))
+        solutions.append(SolverResult("morphling", placed, latency_s, cost))
         count = len(tried.tests)
         notes.append(
             f"morphling: {count} stress {'test' if count == 1 else 'tests'} took {ready_s:.0f} s "
             f"(simulated), in which nothing is served; batches of {tried.best.batch}"
         )
-    chosen = next(one for one in found if one.method == asked.method)
+    chosen = next(solution for solution in solutions if solution.method == search.method)
     if chosen.refused:
-        answer(problem, weights, asked.method, trials=asked.trials, seed=seed)
+        answer(problem, weights, search.method, trials=search.trials, seed=seed)
     result = shown.FoundMap(
-        spec, where, problem, weights, _mode_text(asked.mode, weights), found, chosen, notes
+        spec, where, problem, weights, _mode_text(search.mode, weights), solutions, chosen, notes
     )
     if out is not None:
         _write(
-            out, document(spec, where, chosen.placed, lanes=asked.lanes, ready_s=ready_s), chosen
+            out, document(spec, where, chosen.placed, lanes=search.lanes, ready_s=ready_s), chosen
         )
     output.show(result, shown.write_map, shown.map_json, shown.map_text, out)
 
@@ -245,7 +247,7 @@ def _show_gaps(cases: int, seed: int, *, as_json: bool) -> None:
     from ...tuner.placement.compare import random_gaps
     from ..output.console import print_result
 
-    rows = [one.row() for one in random_gaps(cases, seed)]
+    rows = [gap.row() for gap in random_gaps(cases, seed)]
     if as_json:
         typer.echo(json.dumps(rows, allow_nan=False))
         return

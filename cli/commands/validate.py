@@ -99,8 +99,8 @@ def validate(
 ) -> None:
     """Replay a real engine's log in the simulator and print the simulation errors."""
     if profile is None:
-        asked = (engine, host_ms, peer_link, output.html, *vars(overrides).values())
-        if any(value is not None for value in asked):
+        options = (engine, host_ms, peer_link, output.html, *vars(overrides).values())
+        if any(value is not None for value in options):
             raise SloBenchError("with no --profile FILE only --cell and --json can be given")
         _of_run(log, cell, output.as_json)
         return
@@ -110,15 +110,15 @@ def validate(
     from ...predictors.profiles.profile import read_profile
     from ...reports.pages import validation as shown
 
-    found_log = read_log(log, cell)
-    found = replay(
-        found_log,
+    engine_log = read_log(log, cell)
+    validation = replay(
+        engine_log,
         with_peer_link(read_profile(profile), peer_link),
-        engine or found_log.engine.system or "vllm",
+        engine or engine_log.engine.system or "vllm",
         overrides=EngineSettings(**vars(overrides)),
         host_s=(host_ms or 0.0) / 1e3,
     )
-    output.show(found, shown.write_validation, shown.validation_json, shown.validation_text)
+    output.show(validation, shown.write_validation, shown.validation_json, shown.validation_text)
 
 
 def _of_run(folder: Path, cell: str | None, as_json: bool) -> None:
@@ -132,9 +132,9 @@ def _of_run(folder: Path, cell: str | None, as_json: bool) -> None:
     levels = validate_run(folder)
     compare_decisions(folder)
     if cell is not None:
-        known = [level.cell for level in levels]
-        if cell not in known:
-            raise UnknownNameError("cell", cell, known)
+        cell_names = [level.cell for level in levels]
+        if cell not in cell_names:
+            raise UnknownNameError("cell", cell, cell_names)
         levels = [level for level in levels if level.cell == cell]
     if as_json:
         rows = [row for level in levels for row in level.rows()]

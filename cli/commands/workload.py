@@ -64,7 +64,7 @@ _CHANGED = {
 @with_options
 def show(
     source: Source,
-    given: Annotated[Given, Offer(only=_TAKEN, without=("slo",), changed=_CHANGED)],
+    workload_options: Annotated[Given, Offer(only=_TAKEN, without=("slo",), changed=_CHANGED)],
     rate: Rate = None,
     replay_speed: ReplaySpeed = None,
     as_json: Annotated[bool, flag("Print the statistics as JSON.", "--json")] = False,
@@ -76,8 +76,8 @@ def show(
     from ...workloads.summary import summarise
     from ..output.console import terminal
 
-    loaded = _loaded(source, given)
-    requests, duration = given.value("requests"), given.value("duration_s")
+    loaded = _loaded(source, workload_options)
+    requests, duration = workload_options.value("requests"), workload_options.value("duration_s")
     if not loaded.has_arrivals:
         if requests is None and duration is None:
             requests = SHOWN_REQUESTS
@@ -88,7 +88,7 @@ def show(
         replay_speed=replay_speed,
         requests=requests,
         duration_s=duration,
-        seed=given.value("seed"),
+        seed=workload_options.value("seed"),
     )
     summary = summarise(workload, has_arrivals=not loaded.closed_loop)
     if as_json:
@@ -101,8 +101,10 @@ def show(
     for note in loaded.notes:
         console.print(f"  {_plain(note)}")
     if not loaded.has_arrivals:
-        at = "closed loop" if rate is None else f"{rate:g} requests/s"
-        console.print(f"  drawn: {len(workload):,} requests, {at}, seed {given.value('seed')}")
+        load = "closed loop" if rate is None else f"{rate:g} requests/s"
+        console.print(
+            f"  drawn: {len(workload):,} requests, {load}, seed {workload_options.value('seed')}"
+        )
     _print_summary(console, summary, workload)
 
 
@@ -110,7 +112,7 @@ def show(
 @with_options
 def make(
     source: Source,
-    given: Annotated[Given, Offer(only=_TAKEN, changed=_CHANGED)],
+    workload_options: Annotated[Given, Offer(only=_TAKEN, changed=_CHANGED)],
     out: Annotated[Path, option("FILE", "CSV file; compressed if the name ends in .gz.", *OUT)],
     rate: Rate = None,
     replay_speed: ReplaySpeed = None,
@@ -119,26 +121,26 @@ def make(
     from ...workloads.slo import parse_slo
     from ...workloads.writer import write_csv
 
-    loaded = _loaded(source, given)
+    loaded = _loaded(source, workload_options)
     workload = loaded.make(
         rate_rps=rate,
         replay_speed=replay_speed,
-        **{name: given.value(name) for name in ("requests", "duration_s", "seed")},
-        slo=parse_slo(given.settings.get("slo", "")),
+        **{name: workload_options.value(name) for name in ("requests", "duration_s", "seed")},
+        slo=parse_slo(workload_options.settings.get("slo", "")),
     )
     write_csv(workload, out)
     typer.echo(f"{out}: {len(workload):,} requests over {workload.span_s:,.1f} s")
 
 
-def _loaded(source: str, given: Given) -> WorkloadSource:
+def _loaded(source: str, workload_options: Given) -> WorkloadSource:
     from ...workloads.source import load_source
 
     names = ("arrivals", "prompt_tokens", "output_tokens", "sessions", "models")
     return load_source(
         source,
-        **{name: given.value(name) for name in names},
-        format=given.value("trace_format"),
-        redraw_arrivals="arrivals" in given.settings,
+        **{name: workload_options.value(name) for name in names},
+        format=workload_options.value("trace_format"),
+        redraw_arrivals="arrivals" in workload_options.settings,
     )
 
 
@@ -156,7 +158,10 @@ def fetch(
 
     errors = terminal(stderr=True)
     if name is None:
-        rows = [(one.name, one.about, one.licence) for one in fetching.originals().values()]
+        rows = [
+            (dataset.name, dataset.about, dataset.licence)
+            for dataset in fetching.originals().values()
+        ]
         print_result(text_table(("name", "what", "licence"), rows, **{**RULED, "box": None}))
         return
     original = fetching.find(name)
@@ -187,8 +192,8 @@ def _print_summary(console: Console, summary: WorkloadSummary, workload: Workloa
     from ..output.console import text_table
 
     heads = ("mean", "cv", "min", "p5", "p25", "p50", "p75", "p90", "p99", "max")
-    of = {"prompt": summary.prompt_tokens, "output": summary.output_tokens}
-    rows = [(name, *_cells(figures)) for name, figures in of.items()]
+    lengths = {"prompt": summary.prompt_tokens, "output": summary.output_tokens}
+    rows = [(name, *_cells(figures)) for name, figures in lengths.items()]
     console.print(f"\n{summary.requests:,} requests")
     console.print(text_table(("tokens", *heads), rows, numbers=heads))
     if summary.arrivals is not None:
@@ -250,12 +255,12 @@ def histogram(values: list[int], width: int) -> list[str]:
     for value in values:
         bin_ = value.bit_length()
         counts[bin_] = counts.get(bin_, 0) + 1
-    most = max(counts.values())
+    largest_count = max(counts.values())
     lines = []
     for bin_ in range(min(counts), max(counts) + 1):
         here = counts.get(bin_, 0)
         label = f"{1 << max(bin_ - 1, 0):>7,} - {(1 << bin_) - 1:<7,}"
-        eighths = round(here / most * width * 8)
+        eighths = round(here / largest_count * width * 8)
         bar = "█" * (eighths // 8) + ("", *"▏▎▍▌▋▊▉")[eighths % 8]
         lines.append(f"{label} {here / len(values):>6.1%} {bar}".rstrip())
     return lines

@@ -176,7 +176,7 @@ class HtmlOrJson:
 
     def show(
         self,
-        found: Found,
+        document: Found,
         write: Callable[[Found, Path], object],
         plain: Callable[[Found], Any],
         text: Callable[[Found], RenderableType],
@@ -186,11 +186,11 @@ class HtmlOrJson:
         from ..output.console import print_result
 
         if self.html is not None:
-            write(found, self.html)
+            write(document, self.html)
         if self.as_json:
-            typer.echo(json.dumps(plain(found), allow_nan=False, ensure_ascii=False))
+            typer.echo(json.dumps(plain(document), allow_nan=False, ensure_ascii=False))
         else:
-            print_result(text(found), *files, self.html)
+            print_result(text(document), *files, self.html)
 
 
 def resumed_in(out: Path | None, resume: bool) -> Path | None:

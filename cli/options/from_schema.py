@@ -65,13 +65,23 @@ class Given:
         Raises:
             SloBenchError: the setting may not be that word.
         """
-        one = declared(ExperimentSchema)[path]
-        first = one.default[0] if one.several and one.default else one.default
-        found = self.settings.get(path, first)
-        if one.choices and found is not None and found not in one.choices:
-            words = " or ".join(map(repr, one.choices))
-            raise SloBenchError(f"{one.option or path} must be {words} but is {found!r}")
-        return found
+        declaration = declared(ExperimentSchema)[path]
+        first = (
+            declaration.default[0]
+            if declaration.several and declaration.default
+            else declaration.default
+        )
+        setting_value = self.settings.get(path, first)
+        if (
+            declaration.choices
+            and setting_value is not None
+            and setting_value not in declaration.choices
+        ):
+            words = " or ".join(map(repr, declaration.choices))
+            raise SloBenchError(
+                f"{declaration.option or path} must be {words} but is {setting_value!r}"
+            )
+        return setting_value
 
 
 @dataclass(frozen=True)
@@ -106,7 +116,10 @@ class Offer:
             SloBenchError: a value cannot be read.
         """
         beside = {name: typed.pop(name, None) for name in _BESIDE if self._has(name)}
-        values = {one.path: _value(one, typed.pop(_name(one))) for one in self._settings()}
+        values = {
+            declaration.path: _value(declaration, typed.pop(_name(declaration)))
+            for declaration in self._settings()
+        }
         return Given(
             {path: value for path, value in values.items() if value is not None},
             beside.get("file"),
@@ -117,13 +130,13 @@ class Offer:
         )
 
     def _settings(self) -> list[Declared]:
-        known = declared(self.schema)
-        strangers = {*(self.only or ()), *self.without, *self.changed} - {*_BESIDE, *known}
+        declarations = declared(self.schema)
+        strangers = {*(self.only or ()), *self.without, *self.changed} - {*_BESIDE, *declarations}
         assert not strangers, f"no settings: {strangers}"
         return [
-            replace(one, setting=replace(one.setting, **self.changed.get(path, {})))
-            for path, one in known.items()
-            if self._has(path) and one.option
+            replace(declaration, setting=replace(declaration.setting, **self.changed.get(path, {})))
+            for path, declaration in declarations.items()
+            if self._has(path) and declaration.option
         ]
 
     def _has(self, path: str) -> bool:
@@ -142,8 +155,8 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     offers: dict[str, Offer | type] = {}
     shown: list[inspect.Parameter] = []
     for name, parameter in signature.parameters.items():
-        named = getattr(parameter.annotation, "__metadata__", ())
-        offer = next((one for one in named if isinstance(one, Offer)), None)
+        metadata = getattr(parameter.annotation, "__metadata__", ())
+        offer = next((entry for entry in metadata if isinstance(entry, Offer)), None)
         if offer is not None:
             offers[name] = offer
             shown += offer.parameters()
@@ -156,15 +169,20 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def called(**typed: Any) -> None:
         import_numpy()
-        given: dict[str, Any] = {}
+        groups: dict[str, Any] = {}
         for name, offer in offers.items():
             if isinstance(offer, Offer):
-                given[name] = offer.given(typed)
+                groups[name] = offer.given(typed)
             else:
-                given[name] = offer(**{one.name: typed.pop(one.name) for one in fields(offer)})
-        command(**typed, **given)
+                groups[name] = offer(
+                    **{
+                        option_field.name: typed.pop(option_field.name)
+                        for option_field in fields(offer)
+                    }
+                )
+        command(**typed, **groups)
 
-    shown = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in shown]
+    shown = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in shown]
     shown.sort(key=_panel)
     called.__dict__["__signature__"] = signature.replace(parameters=shown)
     return called
@@ -176,95 +194,101 @@ def _panel(parameter: inspect.Parameter) -> int:
     return _PANELS.index(panel if panel in _PANELS else _OWN)
 
 
-def _name(one: Declared) -> str:
-    return one.option.removeprefix("--").replace("-", "_")
+def _name(declaration: Declared) -> str:
+    return declaration.option.removeprefix("--").replace("-", "_")
 
 
-def _parameter(one: Declared) -> inspect.Parameter:
-    how, kind = one.setting, one.kind
-    taken: Any = str if how.read else Path if how.metavar in ("FILE", "DIR") else kind
+def _parameter(declaration: Declared) -> inspect.Parameter:
+    setting, kind = declaration.setting, declaration.kind
+    annotation: Any = str if setting.read else Path if setting.metavar in ("FILE", "DIR") else kind
     default: object = None
-    names = [one.option, *filter(None, [how.short])]
-    if how.repeated or kind is dict:
-        taken = list[str] if kind is dict else list[kind]  # type: ignore[valid-type]
-    elif kind is bool and _only_switches(one):
+    names = [declaration.option, *filter(None, [setting.short])]
+    if setting.repeated or kind is dict:
+        annotation = list[str] if kind is dict else list[kind]  # type: ignore[valid-type]
+    elif kind is bool and _only_switches(declaration):
         default = False
     elif kind is bool:
-        names = [f"{one.option}/--no-{one.option[2:]}"]
+        names = [f"{declaration.option}/--no-{declaration.option[2:]}"]
     complete = (
-        listed(how.complete) if how.complete else among(*one.choices) if one.choices else None
+        listed(setting.complete)
+        if setting.complete
+        else among(*declaration.choices)
+        if declaration.choices
+        else None
     )
     option = typer.Option(
         *names,
-        metavar=_metavar(one),
-        help=one.help,
+        metavar=_metavar(declaration),
+        help=declaration.help,
         autocompletion=complete,
-        rich_help_panel=how.panel,
+        rich_help_panel=setting.panel,
     )
     return inspect.Parameter(
-        _name(one),
+        _name(declaration),
         inspect.Parameter.KEYWORD_ONLY,
         default=default,
-        annotation=Annotated[taken if default is False else taken | None, option],
+        annotation=Annotated[annotation if default is False else annotation | None, option],
     )
 
 
-def _only_switches(one: Declared) -> bool:
+def _only_switches(declaration: Declared) -> bool:
     """Return True for a setting that its option can only switch on, or only off."""
-    return one.default is False or one.option.startswith("--no-")
+    return declaration.default is False or declaration.option.startswith("--no-")
 
 
-def _metavar(one: Declared) -> str | None:
-    if one.setting.metavar is not None:
-        return one.setting.metavar
-    if one.kind is dict:
-        return "NAME=VALUE" if one.values is str else "KEY=JSON"
-    if one.choices:
-        return "|".join(one.choices)
-    if one.setting.unit in ("s", "GiB"):
-        return one.setting.unit.upper()
-    return {int: "N", float: "X"}.get(one.kind)
+def _metavar(declaration: Declared) -> str | None:
+    if declaration.setting.metavar is not None:
+        return declaration.setting.metavar
+    if declaration.kind is dict:
+        return "NAME=VALUE" if declaration.values is str else "KEY=JSON"
+    if declaration.choices:
+        return "|".join(declaration.choices)
+    if declaration.setting.unit in ("s", "GiB"):
+        return declaration.setting.unit.upper()
+    return {int: "N", float: "X"}.get(declaration.kind)
 
 
-def _value(one: Declared, typed: Any) -> Any:
+def _value(declaration: Declared, typed: Any) -> Any:
     """Return the value given for the setting; None if the option is absent."""
-    how = one.setting
-    if typed is None or (typed is False and _only_switches(one)) or typed in ([], ()):
+    setting = declaration.setting
+    if typed is None or (typed is False and _only_switches(declaration)) or typed in ([], ()):
         return None
-    if one.kind is dict:
-        return _pairs(one, typed)
-    if how.read is not None:
+    if declaration.kind is dict:
+        return _pairs(declaration, typed)
+    if setting.read is not None:
         try:
-            return how.read(typed)
+            return setting.read(typed)
         except SloBenchError as error:
-            raise SloBenchError(f"{one.option}: {error}") from None
-    if how.repeated:
-        return tuple(n for one in typed for n in (one.split(",") if how.split else (one,)))
-    if one.kind is bool:
-        return typed != one.option.startswith("--no-")
+            raise SloBenchError(f"{declaration.option}: {error}") from None
+    if setting.repeated:
+        return tuple(n for text in typed for n in (text.split(",") if setting.split else (text,)))
+    if declaration.kind is bool:
+        return typed != declaration.option.startswith("--no-")
     return str(typed) if isinstance(typed, Path) else typed
 
 
-def _pairs(one: Declared, typed: list[str]) -> dict[str, Any]:
-    read = one.setting.read or functools.partial(_pair, one)
-    found: dict[str, Any] = {}
+def _pairs(declaration: Declared, typed: list[str]) -> dict[str, Any]:
+    read = declaration.setting.read or functools.partial(_pair, declaration)
+    pairs: dict[str, Any] = {}
     for name, value in map(read, typed):
-        if name in found:
-            raise SloBenchError(f"{one.option} {name} is given twice; keep one of them")
-        found[name] = value
-    return found
+        if name in pairs:
+            raise SloBenchError(f"{declaration.option} {name} is given twice; keep one of them")
+        pairs[name] = value
+    return pairs
 
 
-def _pair(one: Declared, text: str) -> tuple[str, Any]:
+def _pair(declaration: Declared, text: str) -> tuple[str, Any]:
     name, equals, value = (piece.strip() for piece in text.partition("="))
     if not equals or not name:
         # The value may be a secret: it is not repeated.
-        raise SloBenchError(f"cannot read {one.option} {name!r}; write {_metavar(one)}")
-    if one.values is str:
+        raise SloBenchError(
+            f"cannot read {declaration.option} {name!r}; write {_metavar(declaration)}"
+        )
+    if declaration.values is str:
         return name, value
     try:
         return name, parse_json(value)
     except ValueError:
         if value[:1] in ("{", "[", '"'):
-            raise SloBenchError(f"{one.option} {name}: {value!r} is no JSON") from None
+            raise SloBenchError(f"{declaration.option} {name}: {value!r} is no JSON") from None
         return name, value

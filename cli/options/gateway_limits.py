@@ -48,13 +48,13 @@ class GatewayLimits(BaseModel):
 
 def limits_of(settings: dict[str, Any]) -> HttpLimits:
     """The limits that were given, and the defaults for the others."""
-    asked = GatewayLimits(**settings)
-    found: dict[str, Any] = {
-        "body_bytes": asked.max_body_mib and asked.max_body_mib << 20,
-        "bodies_bytes": asked.max_bodies_mib and asked.max_bodies_mib << 20,
-        "connections": asked.max_connections,
-        "request_s": asked.request_timeout_s,
-        "idle_s": asked.idle_timeout_s,
-        "first_byte_s": asked.first_byte_timeout_s,
+    limits = GatewayLimits(**settings)
+    overrides: dict[str, Any] = {
+        "body_bytes": limits.max_body_mib and limits.max_body_mib << 20,
+        "bodies_bytes": limits.max_bodies_mib and limits.max_bodies_mib << 20,
+        "connections": limits.max_connections,
+        "request_s": limits.request_timeout_s,
+        "idle_s": limits.idle_timeout_s,
+        "first_byte_s": limits.first_byte_timeout_s,
     }
-    return HttpLimits(**{name: value for name, value in found.items() if value is not None})
+    return HttpLimits(**{name: value for name, value in overrides.items() if value is not None})

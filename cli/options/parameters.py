@@ -54,16 +54,16 @@ def added_flag(name: str, text: str, then: Callable[[Any, Any, bool], None]) -> 
     `then` is called with the context, the flag and whether it was given.
     """
 
-    def carrier(given: bool = False) -> None:
+    def carrier(is_set: bool = False) -> None:
         pass
 
-    carrier.__annotations__["given"] = Annotated[bool, flag(text, name)]
+    carrier.__annotations__["is_set"] = Annotated[bool, flag(text, name)]
     app = typer.Typer(add_completion=False)
     app.command()(carrier)
-    made: Any = get_command(app).params[0]
-    made.name = name.removeprefix("--").replace("-", "_")
-    made.expose_value, made.callback = False, then
-    return made
+    parameter: Any = get_command(app).params[0]
+    parameter.name = name.removeprefix("--").replace("-", "_")
+    parameter.expose_value, parameter.callback = False, then
+    return parameter
 
 
 def argument(metavar: str, text: str, *, complete: Callable[..., list[str]] | None = None) -> Any:

@@ -86,7 +86,7 @@ def read_data(
     if named is not None:
         refuse_answers(named)
     tokens = APPROXIMATE if tokenizer is None else _tokenizer(tokenizer)
-    found = []
+    datasets = []
     for text in texts:
         model, equals, path = text.partition("=")
         if not equals or Path(text).exists():
@@ -94,49 +94,49 @@ def read_data(
         if Path(path).is_dir():
             if named is not None:
                 raise SloBenchError(f"--columns goes with files; {path} is a run folder")
-            found.append(read_run(Path(path), model=model or None))
+            datasets.append(read_run(Path(path), model=model or None))
         else:
-            found.append(
+            datasets.append(
                 read_labelled_prompts(
                     Path(path), model=model or None, columns=named, tokens=tokens, length=length
                 )
             )
-    labels = list(dict.fromkeys(f"{data.labels} ({data.name})" for data in found))
-    if len({data.labels for data in found}) == 1:
-        labels = [found[0].labels]
-    notes = [f"{data.name}: {note}" for data in found for note in data.notes]
-    by_file = frozenset(data.name for data in found if getattr(data, "named_by_file", False))
-    rows = [row for data in found for row in data.rows]
+    labels = list(dict.fromkeys(f"{data.labels} ({data.name})" for data in datasets))
+    if len({data.labels for data in datasets}) == 1:
+        labels = [datasets[0].labels]
+    notes = [f"{data.name}: {note}" for data in datasets for note in data.notes]
+    by_file = frozenset(data.name for data in datasets if getattr(data, "named_by_file", False))
+    rows = [row for data in datasets for row in data.rows]
     return ReadData(rows, "; ".join(labels), notes, by_file)
 
 
-def with_known_models(found: ReadData, known: Sequence[str]) -> ReadData:
+def with_known_models(dataset: ReadData, models: Sequence[str]) -> ReadData:
     """Rows without a model answered by the predictor's only one; a warning where it is unknown.
 
     Args:
-        found: the data.
-        known: models that the predictor was trained on.
+        dataset: the rows.
+        models: models that the predictor was trained on.
     """
-    if len(known) == 1:
+    if len(models) == 1:
         rows = [
-            replace(row, model=known[0]) if row.model in found.named_by_file else row
-            for row in found.rows
+            replace(row, model=models[0]) if row.model in dataset.named_by_file else row
+            for row in dataset.rows
         ]
-        found = replace(found, rows=rows)
-    unknown = sorted({row.model for row in found.rows} - set(known))
-    if not unknown or not known:
-        return found
+        dataset = replace(dataset, rows=rows)
+    unknown = sorted({row.model for row in dataset.rows} - set(models))
+    if not unknown or not models:
+        return dataset
     which = f"{', '.join(unknown[:3])}{' …' if len(unknown) > 3 else ''}"
-    why = " (the file's name, as rows say no model)" if set(unknown) & found.named_by_file else ""
+    why = " (the file's name, as rows say no model)" if set(unknown) & dataset.named_by_file else ""
     text = (
         f"WARNING: the predictor knows no model {which}{why}, so it predicts answers of an unknown "
-        f"one, with larger errors. It knows {', '.join(known)}: say which answered, as "
-        f"{known[0]}=FILE"
+        f"one, with larger errors. It knows {', '.join(models)}: say which answered, as "
+        f"{models[0]}=FILE"
     )
-    return replace(found, notes=[text, *found.notes])
+    return replace(dataset, notes=[text, *dataset.notes])
 
 
-def check_units(labels: str, found: ReadData) -> None:
+def check_units(labels: str, dataset: ReadData) -> None:
     """Make sure that lengths are counted alike.
 
     Raises:
@@ -144,13 +144,13 @@ def check_units(labels: str, found: ReadData) -> None:
     """
     from ...workloads.labelled_prompts import APPROXIMATE
 
-    rough = [APPROXIMATE.name in text for text in (labels, found.labels)]
+    rough = [APPROXIMATE.name in text for text in (labels, dataset.labels)]
     if rough[0] != rough[1]:
         remedy = "give --label-tokenizer DIR, or data with output_tokens"
         if rough[0]:
             remedy = "give data without output_tokens, or train the predictor on real counts"
         raise SloBenchError(
-            f"the predictor's lengths are {labels}, those of the data are {found.labels}; they "
+            f"the predictor's lengths are {labels}, those of the data are {dataset.labels}; they "
             f"cannot be compared: {remedy}"
         )
 

@@ -75,13 +75,13 @@ CHANGED = {
 }
 
 
-def asked_of(
-    given: Given, tuning: Given, system: str | None, resumed: Path | None = None
+def experiment_and_tuning(
+    experiment_options: Given, tuning: Given, system: str | None, resumed: Path | None = None
 ) -> tuple[Experiment, TuneSettings]:
     """Return the experiment and the tuning settings from the options.
 
     Args:
-        given: the options of the experiment.
+        experiment_options: the options of the experiment.
         tuning: those of the tuning run.
         system: what is tuned, or None where a file or the folder says it.
         resumed: the folder to go on with.
@@ -98,8 +98,8 @@ def asked_of(
         if not (resumed / ASKED_FILE).is_file():
             raise SloBenchError(f"there is nothing to resume in {resumed}: no {ASKED_FILE}")
         base, settings = load(resumed / ASKED_FILE)
-    elif given.file is not None:
-        base, settings = load(given.file)
+    elif experiment_options.file is not None:
+        base, settings = load(experiment_options.file)
     elif system is None:
         raise SloBenchError("say what is tuned: a system (slo-odbs), FILE.toml, or server")
     else:
@@ -108,9 +108,11 @@ def asked_of(
     if "objectives" in changes:
         changes.setdefault("sampler", "")
     settings = settings.changed(**changes) if changes else settings
-    experiment = changed_experiment(base, given)
-    chosen = base.slo == experiment.slo == (STATIC_SLO,) and "slo" not in given.settings
-    if chosen and given.file is None and resumed is None:
+    experiment = changed_experiment(base, experiment_options)
+    chosen = (
+        base.slo == experiment.slo == (STATIC_SLO,) and "slo" not in experiment_options.settings
+    )
+    if chosen and experiment_options.file is None and resumed is None:
         typer.echo(
             f"SLO: {STATIC_SLO} (UELLM, §3.6), because {system} returns a batch as a whole; choose "
             "another with --slo",

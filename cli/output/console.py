@@ -84,7 +84,7 @@ def text_table(
         justify: Any = "right" if head in numbers else "left"
         table.add_column(head, justify=justify, no_wrap=head in unbroken, overflow="fold")
     for row in rows:
-        table.add_row(*(one if isinstance(one, Text) else Text(str(one)) for one in row))
+        table.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in row))
     return table
 
 

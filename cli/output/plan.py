@@ -59,16 +59,16 @@ def show_fleet(planned: FleetPlan, out: Path | None, as_json: bool) -> None:
     """Print the plan of each pool; write its files to a folder of its name in `out`."""
     files = []
     if out is not None:
-        for one in planned.pools:
-            folder = out / one.pool.name
+        for pool_plan in planned.pools:
+            folder = out / pool_plan.pool.name
             files += write_launch_files(
-                folder, one.pool.experiment, one.load, one.plan, planned.prices
+                folder, pool_plan.pool.experiment, pool_plan.load, pool_plan.plan, planned.prices
             )
     rows = plan.fleet_rows(planned)
     if as_json:
         typer.echo(json.dumps(rows, allow_nan=False))
         return
-    plans = [one.plan for one in planned.pools]
+    plans = [pool_plan.plan for pool_plan in planned.pools]
     print_result(
         plan.fleet_table(planned),
         *plan.hour_lines(planned),

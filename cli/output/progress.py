@@ -38,12 +38,13 @@ def display(*columns: str) -> Iterator[Callable[..., None]]:
     def column(name: str) -> shown.ProgressColumn:
         if name == "Bar":
             return shown.BarColumn(bar_width=_BAR)
-        made = getattr(shown, f"{name}Column", None)
-        if made is None:  # a text that changes has the rest of the line, and is cut at its end
+        column_class = getattr(shown, f"{name}Column", None)
+        if column_class is None:
+            # A text that changes has the rest of the line, and is cut at its end.
             rest = 1 if name == DESCRIPTION else None
             ends = Column(ratio=rest, no_wrap=True, overflow="ellipsis")
             return shown.TextColumn(name, markup=False, table_column=ends)
-        fixed: shown.ProgressColumn = made(table_column=Column(no_wrap=True))
+        fixed: shown.ProgressColumn = column_class(table_column=Column(no_wrap=True))
         return fixed
 
     with shown.Progress(
@@ -62,24 +63,24 @@ class _Lines:
     """A display without a terminal: now and then a line of what is known."""
 
     def __init__(self, columns: tuple[str, ...]) -> None:
-        self._what = next((name for name in columns if name.isalpha() and name.islower()), "")
-        self._known: dict[str, Any] = {}
+        self._noun = next((name for name in columns if name.isalpha() and name.islower()), "")
+        self._state: dict[str, Any] = {}
         self._begin_s = self._last_s = time.monotonic()
 
     def change(self, **changes: Any) -> None:
         check()
-        self._known |= changes
+        self._state |= changes
         now_s = time.monotonic()
         if now_s - self._last_s >= LINE_EVERY_S:
             self._last_s = now_s
             typer.echo(self._line(now_s - self._begin_s), err=True)
 
     def _line(self, passed_s: float) -> str:
-        done, total = (self._known.get(name) for name in ("completed", "total"))
-        parts = [self._known.get("description") or ""]
+        done, total = (self._state.get(name) for name in ("completed", "total"))
+        parts = [self._state.get("description") or ""]
         if done is not None:
-            of = "" if total is None else f" of {total:,}"
-            parts.insert(0, f"{done:,}{of} {self._what}".strip())
+            total_text = "" if total is None else f" of {total:,}"
+            parts.insert(0, f"{done:,}{total_text} {self._noun}".strip())
         parts.append(f"{passed_s:.0f} s")
         if done and total and done < total:
             parts.append(f"about {passed_s * (total - done) / done:.0f} s left")
@@ -87,9 +88,9 @@ class _Lines:
 
 
 @contextlib.contextmanager
-def counted(what: str) -> Iterator[Callable[[int, int | None], None]]:
+def counted(noun: str) -> Iterator[Callable[[int, int | None], None]]:
     """Yields a function that takes the number done and the total, if known."""
-    with display("Bar", "MofNComplete", what, "TimeRemaining") as change:
+    with display("Bar", "MofNComplete", noun, "TimeRemaining") as change:
         yield lambda done, total: change(completed=done, total=total)
 
 

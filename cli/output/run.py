@@ -87,16 +87,16 @@ def _display(folder: Path, *, real: bool) -> Iterator[Callable[[Progress], None]
 
     The cells of `real` servers run one after the other: what the requests show replaces the bar.
     """
-    told = sys.stderr.isatty()
+    announced = sys.stderr.isatty()
     columns = ["Bar", "MofNComplete", "cells", "TimeElapsed", "TimeRemaining", DESCRIPTION]
     if real:
         columns = ["MofNComplete", "cells", "TimeElapsed", DESCRIPTION]
     with display(*columns) as change:
 
         def show(progress: Progress) -> None:
-            nonlocal told
-            if not told:
-                told = True
+            nonlocal announced
+            if not announced:
+                announced = True
                 cells = f"{progress.cells:,} cell{'s' if progress.cells != 1 else ''}"
                 typer.echo(f"running {cells} into {folder}", err=True)
             running = (

@@ -30,21 +30,27 @@ class ServingStatus:
         """What the servers hold, and what has happened since the last reading; "" where they are
         idle, None where nothing is known.
         """
-        found = {url: one for url in self._urls if (one := self._read(url, now_s)) is not None}
-        before, self._before = self._before, found
-        if not found:
+        snapshots = {
+            url: snapshot for url in self._urls if (snapshot := self._read(url, now_s)) is not None
+        }
+        before, self._before = self._before, snapshots
+        if not snapshots:
             return None
         held = [
-            sum(one.figures.get(name, 0.0) for one in found.values())
+            sum(snapshot.figures.get(name, 0.0) for snapshot in snapshots.values())
             for name in ("running", "waiting")
         ]
-        windows = [Window(before[url], one) for url, one in found.items() if url in before]
+        windows = [
+            Window(before[url], snapshot) for url, snapshot in snapshots.items() if url in before
+        ]
         arrivals = sum(window.arrivals for window in windows)
         tokens = sum(window.grown("output_tokens") for window in windows)
         if not any((arrivals, tokens, *held)):
             return ""
         parts = [f"{held[0]:.0f} running, {held[1]:.0f} waiting"]
-        usages = [one.kv_usage for one in found.values() if one.kv_usage is not None]
+        usages = [
+            snapshot.kv_usage for snapshot in snapshots.values() if snapshot.kv_usage is not None
+        ]
         if usages:
             parts.append(f"KV {percent_text(sum(usages) / len(usages))}")
         if windows:
@@ -52,8 +58,10 @@ class ServingStatus:
             parts.append(f"{rate_text(arrivals / span_s)} req/s")
             parts.append(f"{rate_text(tokens / span_s)} tokens/s")
         ttft = [window.counts("ttft") for window in windows]
-        if (first_tokens := sum(one.count for one in ttft)) > 0:
-            parts.append(f"TTFT {seconds_text(sum(one.total for one in ttft) / first_tokens)}")
+        if (first_tokens := sum(histogram.count for histogram in ttft)) > 0:
+            parts.append(
+                f"TTFT {seconds_text(sum(histogram.total for histogram in ttft) / first_tokens)}"
+            )
         return ", ".join(parts)
 
     def _read(self, url: str, now_s: float) -> MetricsSnapshot | None:

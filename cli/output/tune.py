@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def tuned(
     experiment: Experiment,
     settings: TuneSettings,
-    kept: StudyOptions,
+    study_options: StudyOptions,
     where: OnRay | None = None,
     jobs: int | None = None,
     *,
@@ -38,7 +38,7 @@ def tuned(
     from ..options.declared import pool_of
     from .console import print_result, result_line
 
-    folder = kept.out or new_folder(f"tune-{Path(experiment.systems[0]).stem}")
+    folder = study_options.out or new_folder(f"tune-{Path(experiment.systems[0]).stem}")
     with (
         interruptible(f"interrupted; go on with: slo-bench tune --resume --out {folder}"),
         _display(folder, settings) as (watch, confirming, ended),
@@ -48,8 +48,8 @@ def tuned(
             experiment,
             settings,
             folder,
-            storage=kept.storage,
-            study_name=kept.study,
+            storage=study_options.storage,
+            study_name=study_options.study,
             resume=resume,
             progress=watch,
             confirming=confirming,
@@ -67,9 +67,9 @@ def tuned(
     page = None
     if not no_report and not outcome.found.running:
         page = write_tuning(outcome.plain(), folder / "report.html")
-    if kept.as_json:
-        found = folder / "tune.json"
-        typer.echo(found.read_text("utf-8") if page or found.is_file() else "{}")
+    if study_options.as_json:
+        results_file = folder / "tune.json"
+        typer.echo(results_file.read_text("utf-8") if page or results_file.is_file() else "{}")
         return
     commands = [command for winner in outcome.winners for command in winner.commands]
     print_result(tuning_text(outcome.plain()), *commands, result_line(folder, page))
@@ -87,27 +87,27 @@ def _display(
     """Show a progress bar on an interactive terminal, otherwise one line."""
     if not sys.stderr.isatty():
         typer.echo(f"tuning into {folder}", err=True)
-        yield (lambda progress: None), (lambda done, of: None), None
+        yield (lambda progress: None), (lambda done, total: None), None
         return
     with display("Bar", "MofNComplete", "TimeElapsed", DESCRIPTION) as change:
-        said = "trials"
-        change(total=settings.trials, description=said)
+        line = "trials"
+        change(total=settings.trials, description=line)
 
         def watch(progress: TuneProgress) -> None:
-            nonlocal said
-            said = f"trials · {progress.requests:,} requests"
+            nonlocal line
+            line = f"trials · {progress.requests:,} requests"
             if progress.best:
                 best = progress.best[0]
                 values = ", ".join(f"{value:.4g}" for value in best.values or ())
-                said += f" · best {values} (trial {best.number})"
-            change(completed=progress.trials, total=progress.of_trials, description=said)
+                line += f" · best {values} (trial {best.number})"
+            change(completed=progress.trials, total=progress.of_trials, description=line)
 
-        def confirming(done: int, of: int) -> None:
-            nonlocal said
-            said = "confirming"
-            change(completed=done, total=of, description=said)
+        def confirming(done: int, total: int) -> None:
+            nonlocal line
+            line = "confirming"
+            change(completed=done, total=total, description=line)
 
         def ended(requests: int, clock_s: float) -> None:
-            change(description=f"{said} · running, {requests:,} ended")
+            change(description=f"{line} · running, {requests:,} ended")
 
         yield watch, confirming, ended

@@ -61,7 +61,11 @@ NUMBER_COLUMNS = (
     "requests",
     "attainment",
     "goodput_rps",
-    *(f"{one}_{of}_s" for one in ("ttft", "tpot") for of in ("p50", "p90", "p99", "mean")),
+    *(
+        f"{latency}_{statistic}_s"
+        for latency in ("ttft", "tpot")
+        for statistic in ("p50", "p90", "p99", "mean")
+    ),
     "makespan_s",
     "throughput_rps",
     "output_tokens_per_s",
@@ -138,8 +142,8 @@ def read_run(path: Path) -> RunResults:
     path = Path(path)
     if not path.is_dir():
         raise SloBenchError(f"{path} is not a run folder: there is no such directory")
-    if (told := not_a_run(path)) is not None:
-        raise SloBenchError(told)
+    if (refusal := not_a_run(path)) is not None:
+        raise SloBenchError(refusal)
     experiment_toml = _read_text(_existing(path / "experiment.toml"))
     environment = _read_environment(_existing(path / "environment.json"))
     cells, axes = _read_cells(_existing(path / "cells.csv"))
@@ -314,11 +318,11 @@ def _read_cells(path: Path) -> tuple[pd.DataFrame, tuple[str, ...]]:
             _refuse(path, raw, column, columns[column].isna(), "must be True or False")
             columns[column] = columns[column].astype(bool)
         elif column == "stationary":
-            known = {"True": True, "False": False, "": None}
+            booleans = {"True": True, "False": False, "": None}
             _refuse(
-                path, raw, column, ~raw[column].isin(list(known)), "must be True, False or empty"
+                path, raw, column, ~raw[column].isin(list(booleans)), "must be True, False or empty"
             )
-            columns[column] = raw[column].map(known).astype(object)
+            columns[column] = raw[column].map(booleans).astype(object)
         else:
             blank = raw[column].isin(_NO_VALUE)
             numbers = pd.to_numeric(raw[column].mask(blank), errors="coerce").astype("float64")

@@ -89,10 +89,12 @@ class RunFolder:
     def keep(self, cell: str, row: Row) -> None:
         """Count a cell as finished without writing the table; call `write` afterwards."""
         files = {name: self.path / name.replace("*", cell) for name in _DETAILS}
-        said = {EXPERIMENT: self.experiment_crc32}
-        said |= {name: crc32_of_file(file) for name, file in files.items() if file.is_file()}
-        said[_ROW] = crc32_of_fields((guarded(name), _text(row[name])) for name in row)
-        texts = (f"{name}={crc}" for name, crc in said.items())
+        crc32_by_name = {EXPERIMENT: self.experiment_crc32}
+        crc32_by_name |= {
+            name: crc32_of_file(file) for name, file in files.items() if file.is_file()
+        }
+        crc32_by_name[_ROW] = crc32_of_fields((guarded(name), _text(row[name])) for name in row)
+        texts = (f"{name}={crc}" for name, crc in crc32_by_name.items())
         self.finished[cell] = row | {CHECKSUMS: " ".join(texts)}
 
     def write(self) -> None:
@@ -118,11 +120,11 @@ def open_run_folder(
         SloBenchError: the folder is in use, cannot be written, holds files and `resume` is false,
             or holds another experiment.
     """
-    made = _make(path)
+    created = _make(path)
     try:
         with _lock(path):
-            known = path / EXPERIMENT
-            for leftover in path.glob(f".{known.name}.*{UNFINISHED_SUFFIX}"):
+            experiment_file = path / EXPERIMENT
+            for leftover in path.glob(f".{experiment_file.name}.*{UNFINISHED_SUFFIX}"):
                 leftover.unlink()  # of a run that was killed before it wrote its experiment
             if any(path.iterdir()):
                 if not resume:
@@ -130,27 +132,34 @@ def open_run_folder(
                         f"{path} is not empty; finish what is there with --resume, "
                         "or choose another folder with --out"
                     )
-                if not known.is_file():
+                if not experiment_file.is_file():
                     raise SloBenchError(f"{path} cannot be resumed: it has no experiment.toml")
-                check_settings(known, known.read_text(encoding="utf-8"), experiment_toml)
+                check_settings(
+                    experiment_file, experiment_file.read_text(encoding="utf-8"), experiment_toml
+                )
                 _clear(path)  # of a run that was killed
             else:
-                write_whole(known, [experiment_toml.encode()])
-            told = _resumed(path, environment) if resume else environment
-            folder = RunFolder(path, cells, crc32_of_file(known), told)
+                write_whole(experiment_file, [experiment_toml.encode()])
+            merged_environment = _resumed(path, environment) if resume else environment
+            folder = RunFolder(path, cells, crc32_of_file(experiment_file), merged_environment)
             folder.finished, folder.damaged = _finished_rows(path, cells, again)
             if folder.missing or not (path / "environment.json").is_file():
-                text = json.dumps(sealed(told, known), indent=2, ensure_ascii=False) + "\n"
+                text = (
+                    json.dumps(
+                        sealed(merged_environment, experiment_file), indent=2, ensure_ascii=False
+                    )
+                    + "\n"
+                )
                 write_whole(path / "environment.json", [text.encode()])
             try:
                 yield folder
             except BaseException:
-                made = made and not folder.finished
+                created = created and not folder.finished
                 _clear(path)  # of workers that were stopped
                 raise
-            made = False
+            created = False
     except BaseException:
-        if made:
+        if created:
             shutil.rmtree(path)
         raise
 
@@ -166,10 +175,10 @@ def _resumed(path: Path, environment: Mapping[str, object]) -> Mapping[str, obje
     Raises:
         SloBenchError: a file that the experiment reads was changed since.
     """
-    kept = _kept_environment(path)
-    if kept is None:
+    first_environment = _kept_environment(path)
+    if first_environment is None:
         return environment
-    then, now = kept.get(INPUTS), environment.get(INPUTS)
+    then, now = first_environment.get(INPUTS), environment.get(INPUTS)
     if isinstance(then, dict) and isinstance(now, dict):
         changed = [name for name in {**then, **now} if then.get(name) != now.get(name)]
         if changed:
@@ -178,15 +187,15 @@ def _resumed(path: Path, environment: Mapping[str, object]) -> Mapping[str, obje
                 "two experiments; put the file back, or choose another folder with --out"
             )
     entry = {name: environment.get(name) for name in ("command", "created", "slo_bench")}
-    before = kept.get(RESUMED)
-    return {**kept, RESUMED: [*(before if isinstance(before, list) else ()), entry]}
+    before = first_environment.get(RESUMED)
+    return {**first_environment, RESUMED: [*(before if isinstance(before, list) else ()), entry]}
 
 
 def _kept_environment(path: Path) -> dict[str, object] | None:
     """The environment in a folder; None where there is none or it was damaged."""
     try:
-        found = parse_json((path / "environment.json").read_text(encoding="utf-8"))
-        return unsealed(path / "environment.json", found) if isinstance(found, dict) else None
+        document = parse_json((path / "environment.json").read_text(encoding="utf-8"))
+        return unsealed(path / "environment.json", document) if isinstance(document, dict) else None
     except (OSError, ValueError, FileFormatError):
         return None
 
@@ -256,8 +265,10 @@ def check_files(folder: Path, cell: str, checksums: object) -> None:
     Raises:
         FileFormatError: a file is missing, damaged, or belongs to another run.
     """
-    said = dict(one.split("=", 1) for one in str(checksums or "").split() if "=" in one)
-    if unknown := set(said) - {EXPERIMENT, *_DETAILS, _ROW}:
+    crc32_by_name = dict(
+        entry.split("=", 1) for entry in str(checksums or "").split() if "=" in entry
+    )
+    if unknown := set(crc32_by_name) - {EXPERIMENT, *_DETAILS, _ROW}:
         raise FileFormatError(
             folder / "cells.csv",
             None,
@@ -266,7 +277,7 @@ def check_files(folder: Path, cell: str, checksums: object) -> None:
         )
     for name in (EXPERIMENT, *_DETAILS):
         path = folder / name.replace("*", cell)
-        if name in said and crc32_of_file(path) != said[name]:
+        if name in crc32_by_name and crc32_of_file(path) != crc32_by_name[name]:
             raise FileFormatError(
                 path,
                 None,
@@ -283,9 +294,9 @@ def check_row(path: Path, line: int, names: Sequence[str], fields: Sequence[str]
     """
     if CHECKSUMS not in names:
         return
-    there = dict(zip(names, fields, strict=True))
-    said = there.pop(CHECKSUMS).rpartition(f" {_ROW}=")[2]
-    if said != crc32_of_fields(there.items()):
+    texts = dict(zip(names, fields, strict=True))
+    row_crc32 = texts.pop(CHECKSUMS).rpartition(f" {_ROW}=")[2]
+    if row_crc32 != crc32_of_fields(texts.items()):
         raise FileFormatError(
             path, line, f"the row {CHANGED}; take the line out, and --resume makes its cell anew"
         )
@@ -341,17 +352,19 @@ def read_rows(path: Path) -> list[Row]:
         raise FileFormatError(path, 1, "has no column `cell`")
     if not lines[-1].endswith("\n"):
         raise FileFormatError(path, len(lines), "is cut off")
-    at = table[0].index("cell")
+    cell_index = table[0].index("cell")
     for number, fields in enumerate(table, start=1):
         if len(fields) != len(table[0]):
             raise FileFormatError(
                 path, number, f"has {len(fields)} fields where the header has {len(table[0])}"
             )
-        if not _is_plain(fields[at]):
-            raise FileFormatError(path, number, f"cell must be a plain name but is {fields[at]!r}")
+        if not _is_plain(fields[cell_index]):
+            raise FileFormatError(
+                path, number, f"cell must be a plain name but is {fields[cell_index]!r}"
+            )
         if number > 1:
             check_row(path, number, table[0], fields)
-    check_distinct(path, [fields[at] for fields in table[1:]])
+    check_distinct(path, [fields[cell_index] for fields in table[1:]])
     names = list(map(unguarded, table[0]))
     return [dict(zip(names, map(_value, fields), strict=True)) for fields in table[1:]]
 
@@ -423,16 +436,16 @@ def read_searches(path: Path) -> dict[str, Any]:
         FileFormatError: it is no capacity.json.
     """
     try:
-        kept: dict[str, Any] = parse_json(path.read_text(encoding="utf-8"))
+        document: dict[str, Any] = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise FileFormatError(path, None, f"cannot be read: {error}") from error
-    searches = kept.get("searches") if isinstance(kept, dict) else None
+    searches = document.get("searches") if isinstance(document, dict) else None
     if not isinstance(searches, list) or not all(
-        isinstance(one, dict) and _are_rows(one.get("found") or []) for one in searches
+        isinstance(search, dict) and _are_rows(search.get("found") or []) for search in searches
     ):
         raise FileFormatError(path, None, "is not what a capacity search writes")
-    return unsealed(path, kept, path.with_name(EXPERIMENT))
+    return unsealed(path, document, path.with_name(EXPERIMENT))
 
 
-def _are_rows(found: object) -> bool:
-    return isinstance(found, list) and all(isinstance(row, dict) for row in found)
+def _are_rows(rows: object) -> bool:
+    return isinstance(rows, list) and all(isinstance(row, dict) for row in rows)

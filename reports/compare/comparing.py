@@ -261,8 +261,8 @@ def _names(a: Results, b: Results, matched: Matched) -> tuple[str, str]:
 def _place(level: MatchedRuns | Row) -> str:
     """` (vllm, 4 req/s)`; empty where nothing tells levels apart."""
     rate = "" if level.rate_rps is None else f"{rate_text(level.rate_rps)} req/s"
-    told = ", ".join(filter(None, (level.label, rate)))
-    return f" ({told})" if told else ""
+    description = ", ".join(filter(None, (level.label, rate)))
+    return f" ({description})" if description else ""
 
 
 def _refused(a: Results, b: Results, metrics: Sequence[Metric], slo: Slo | None) -> dict[str, str]:
@@ -332,8 +332,8 @@ def _same_bounds(a: RequestResults, b: RequestResults) -> bool:
     if a.bounds_s is None or b.bounds_s is None:
         return a.bounds_s is b.bounds_s
 
-    def bounds(of: Floats) -> Floats:
-        return np.where(np.isnan(of), np.inf, of)  # no bound, either way
+    def bounds(bounds_s: Floats) -> Floats:
+        return np.where(np.isnan(bounds_s), np.inf, bounds_s)  # no bound, either way
 
     return all(
         np.array_equal(bounds(a.bounds_s[name]), bounds(b.bounds_s[name])) for name in a.bounds_s
@@ -349,13 +349,13 @@ def _rows(
     paired: bool,
     counts: tuple[int, int, int],
 ) -> Iterable[Row]:
-    for at, metric in enumerate(metrics):
-        a, b = float(drawn.a[at]), float(drawn.b[at])
+    for index, metric in enumerate(metrics):
+        a, b = float(drawn.a[index]), float(drawn.b[index])
         difference = b - a
-        draws = drawn.drawn_b[at] - drawn.drawn_a[at]
+        draws = drawn.drawn_b[index] - drawn.drawn_a[index]
         with np.errstate(invalid="ignore", divide="ignore"):
-            shares = draws / drawn.drawn_a[at]
-        known = math.isfinite(difference)
+            shares = draws / drawn.drawn_a[index]
+        is_finite = math.isfinite(difference)
         yield Row(
             label=level.label,
             rate_rps=level.rate_rps,
@@ -363,9 +363,9 @@ def _rows(
             a=a,
             b=b,
             difference=difference,
-            bounds=interval(draws, confidence) if known else NOWHERE,
+            bounds=interval(draws, confidence) if is_finite else NOWHERE,
             relative=difference / a if a else math.nan,
-            relative_bounds=interval(shares, confidence) if known and a else NOWHERE,
+            relative_bounds=interval(shares, confidence) if is_finite and a else NOWHERE,
             p=p_value(difference, draws),
             p_holm=math.nan,
             verdict="unknown",
@@ -385,8 +385,8 @@ def _drifting_after_s(cells: Iterable[Cell]) -> float:
 
 
 def _all_stationary(each: Iterable[bool | None]) -> bool | None:
-    known = set(each)
-    return False if False in known else None if None in known else True
+    flags = set(each)
+    return False if False in flags else None if None in flags else True
 
 
 def _judged(rows: Sequence[Row], level: float) -> list[Row]:

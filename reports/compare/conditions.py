@@ -194,8 +194,12 @@ def _text(value: Any) -> str:
     if not values or values == (None,):
         return NONE
     return ", ".join(
-        f"{one:g}" if isinstance(one, float) else str(column_value(one)) if one != "" else "''"
-        for one in map(_plain, values)
+        f"{element:g}"
+        if isinstance(element, float)
+        else str(column_value(element))
+        if element != ""
+        else "''"
+        for element in map(_plain, values)
     )
 
 

@@ -132,11 +132,16 @@ def _settings(
     if a.settings is None or b.settings is None:
         without = " and ".join(results.name for results in (a, b) if results.settings is None)
         return {}, [f"no settings in {without}: whether conditions were alike is not known."]
-    found = differences(a.settings, b.settings, (a.name, b.name))
-    unequal = {**found.settings, **({} if "system" in columns else found.parameters)}
+    setting_differences = differences(a.settings, b.settings, (a.name, b.name))
+    unequal = {
+        **setting_differences.settings,
+        **({} if "system" in columns else setting_differences.parameters),
+    }
     axes = {column for cell in (*a.cells, *b.cells) for column in cell.identity} - {*IDENTITY}
     matched = {*columns, *axes}
-    return {n: pair for n, pair in unequal.items() if n not in matched}, list(found.notes)
+    return {n: pair for n, pair in unequal.items() if n not in matched}, list(
+        setting_differences.notes
+    )
 
 
 def _completed(results: Results, other: Results) -> list[Cell]:
@@ -160,9 +165,9 @@ def _valid(cells: Iterable[Cell]) -> list[Cell]:
 def _only_system(results: Results, cells: Sequence[Cell], system: str) -> list[Cell]:
     chosen = [cell for cell in cells if cell.identity.get("system") == system]
     if not chosen:
-        known = sorted({cell.identity.get("system", "") for cell in cells})
+        system_names = sorted({cell.identity.get("system", "") for cell in cells})
         raise NotComparableError(
-            f"{results.name} has no system {system!r}; it has {', '.join(known)}"
+            f"{results.name} has no system {system!r}; it has {', '.join(system_names)}"
         )
     return chosen
 

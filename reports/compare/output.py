@@ -224,8 +224,8 @@ _ESCAPED = {c: f"\\{c}" for c in "\\`*_{}[]<>()#+!|~@"}
 def judgement_markdown(compared: Comparison, judgement: Judgement) -> str:
     """Verdict, a table of all figures with intervals, and notes."""
     limit = f"{100 * judgement.max_regression:g} %"
-    failed = {id(one.row) for one in judgement.regressions}
-    undecided = {id(one.row) for one in judgement.open_rows}
+    failed = {id(regression.row) for regression in judgement.regressions}
+    undecided = {id(regression.row) for regression in judgement.open_rows}
     first = (
         f"✅ Passed: nothing is significantly worse by more than {limit}."
         if judgement.passed

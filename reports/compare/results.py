@@ -98,13 +98,13 @@ def metrics_named(text: str) -> tuple[Metric, ...]:
     Raises:
         UnknownNameError: there is no such figure.
     """
-    found = []
+    metrics = []
     for name in (piece.strip().lower() for piece in text.split(",")):
         short = next((name.removesuffix(e) for e in _ENDINGS if name.endswith(e)), name)
         if short not in METRICS:
             raise UnknownNameError("metric", name, METRICS)
-        found.append(METRICS[short])
-    return tuple(dict.fromkeys(found))
+        metrics.append(METRICS[short])
+    return tuple(dict.fromkeys(metrics))
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ class RequestResults:
         bounds: Mapping[str, Floats | float] | None = self.bounds_s if slo is None else slo.bounds
         if bounds is None:
             return None
-        measured: dict[str, Floats] = {str(name): of for name, of in latency_s.items()}
+        measured: dict[str, Floats] = {str(name): seconds for name, seconds in latency_s.items()}
         measured["deadline"] = self.finish_s
         return judge_times(self.finished, measured, bounds).met
 
@@ -371,8 +371,8 @@ def _closed(experiment: Mapping[str, object]) -> bool:
 
 def _warmup_s(experiment: Mapping[str, object], row: pd.Series[Any]) -> float:
     warmup_s = row.get("warmup_s", experiment.get("warmup_s", 0.0))
-    known = isinstance(warmup_s, str | int | float) and warmup_s != ""
-    return float(warmup_s) if known else 0.0
+    is_number = isinstance(warmup_s, str | int | float) and warmup_s != ""
+    return float(warmup_s) if is_number else 0.0
 
 
 def _identity(column: str, value: object, *, axis: bool) -> str:

@@ -116,7 +116,9 @@ def combine(runs: Sequence[RunResults]) -> pd.DataFrame:
     series and level_rps.
     """
     axes = list(dict.fromkeys(axis for run in runs for axis in run.axes))
-    frames = [run.cells.assign(**_slo(run), run=run.name, folder=at) for at, run in enumerate(runs)]
+    frames = [
+        run.cells.assign(**_slo(run), run=run.name, folder=index) for index, run in enumerate(runs)
+    ]
     cells = pd.concat(frames, ignore_index=True)
     for axis in axes:
         cells[axis] = cells[axis].where(cells[axis].notna(), "")
@@ -203,7 +205,7 @@ def drifting(cells: pd.DataFrame) -> pd.Series[bool]:
     """Which cells are known not to be stationary."""
     if "stationary" not in cells:
         return pd.Series(False, cells.index)
-    return cells["stationary"].map(lambda known: known is False).astype(bool)
+    return cells["stationary"].map(lambda is_stationary: is_stationary is False).astype(bool)
 
 
 def after_text(level: pd.Series[Any]) -> str:
@@ -278,8 +280,8 @@ AT_ONCE = (FINISHED, MAKESPAN, LATENCY, TURNAROUND, IN_SLO)
 def measures(cells: pd.DataFrame) -> tuple[Measure, ...]:
     """Measures shown for each series, the most important first; attainment only with an SLO."""
     shown = AT_ONCE if offered(cells) == "at once" else AT_A_RATE
-    asked = has_slo(cells)
-    return tuple(m for m in shown if m.column in cells.columns and (asked or m is not IN_SLO))
+    slo_is_set = has_slo(cells)
+    return tuple(m for m in shown if m.column in cells.columns and (slo_is_set or m is not IN_SLO))
 
 
 GOODPUT_DIVISOR = (

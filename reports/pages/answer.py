@@ -56,24 +56,33 @@ def answer(cells: pd.DataFrame, rows: pd.DataFrame, names: Sequence[str]) -> Mar
         if len(facets) == 1:
             back = "".join(f" {text}." for text in crossing_back(cells, TARGETS[0]))
             return Markup("{}{}").format(_capacity(cells, names), back)
-        rated = {f: of for f, of in by_facet(cells, facets).items() if offered(of) != "at once"}
-        of_facets = {f: _carried(of, names) for f, of in rated.items()}
-        told = _most(of_facets, names, _CARRIES, noun, rate_text)
+        rated = {
+            f: facet_cells
+            for f, facet_cells in by_facet(cells, facets).items()
+            if offered(facet_cells) != "at once"
+        }
+        values_by_facet = {f: _carried(facet_cells, names) for f, facet_cells in rated.items()}
+        headline = _most(values_by_facet, names, _CARRIES, noun, rate_text)
         if len(rated) < len(facets):
-            told += f" In {len(facets) - len(rated)} all requests arrive at once."
-        wins = Counter(n for v in of_facets.values() for n in winners(v, names, rate_text))
+            headline += f" In {len(facets) - len(rated)} all requests arrive at once."
+        wins = Counter(n for v in values_by_facet.values() for n in winners(v, names, rate_text))
         if not wins or list(wins.values()).count(max(wins.values())) < 2:
-            return told
+            return headline
         # Several systems tie: the steps between rates were too wide to separate them.
-        best = {f: best_goodput(of, names) for f, of in by_facet(rows, list(rated)).items()}
+        best = {
+            f: best_goodput(facet_rows, names)
+            for f, facet_rows in by_facet(rows, list(rated)).items()
+        }
         more = _most(best, names, _CLAIMS["goodput_rps"], noun, rate_text, brief=True)
-        return Markup("{} {}").format(told, more)
+        return Markup("{} {}").format(headline, more)
     first = measures(cells)[0]
-    of_facets = {f: _means(of, first, names) for f, of in by_facet(rows, facets).items()}
+    values_by_facet = {
+        f: _means(facet_rows, first, names) for f, facet_rows in by_facet(rows, facets).items()
+    }
     if len(facets) == 1:
-        at = f" {load_text(cells)}" if offered(cells) == "one rate" else ""
-        return _ahead(of_facets[facets[0]], first, names, at)
-    return _most(of_facets, names, _CLAIMS[first.column], noun, first.text)
+        load = f" {load_text(cells)}" if offered(cells) == "one rate" else ""
+        return _ahead(values_by_facet[facets[0]], first, names, load)
+    return _most(values_by_facet, names, _CLAIMS[first.column], noun, first.text)
 
 
 def _capacity(cells: pd.DataFrame, names: Sequence[str]) -> Markup:
@@ -103,26 +112,26 @@ def _capacity(cells: pd.DataFrame, names: Sequence[str]) -> Markup:
     ).format(_who(leaders), _CARRIES[len(leaders) > 1], rate_text(best), end)
 
 
-def _ahead(values: Values, by: Measure, names: Sequence[str], at: str) -> Markup:
+def _ahead(values: Values, by: Measure, names: Sequence[str], load: str) -> Markup:
     """Headline of one facet with one level for each series: the best system and the next."""
     if not values:
         return Markup("Nothing was measured.")
     leaders = winners(values, names, by.text)
     rest = [value for name, value in values.items() if name not in leaders]
-    what = {"goodput_rps": " of goodput", "attainment": " of requests in their SLO"}
+    quantities = {"goodput_rps": " of goodput", "attainment": " of requests in their SLO"}
     return Markup("<strong>{}</strong> {} <strong>{}{}</strong>{}{}{}.").format(
         _who(leaders),
         _CLAIMS[by.column][len(leaders) > 1],
         by.text(values[leaders[0]]),
         "" if by is IN_SLO else " req/s",
-        what.get(by.column, ""),
-        at,
+        quantities.get(by.column, ""),
+        load,
         f"; the next best {by.text(max(rest))}" if rest else "",
     )
 
 
 def _most(
-    of_facets: Mapping[str, Values],
+    values_by_facet: Mapping[str, Values],
     names: Sequence[str],
     claim: tuple[str, str, str, str],
     noun: str,
@@ -131,32 +140,32 @@ def _most(
     brief: bool = False,
 ) -> Markup:
     """Headline of several facets: the system best in most, and, unless `brief`, the next."""
-    one, many, what, metric = claim
-    best_in = [winners(values, names, text) for values in of_facets.values()]
+    singular_verb, plural_verb, quantity, metric = claim
+    best_in = [winners(values, names, text) for values in values_by_facet.values()]
     wins = Counter(name for leaders in best_in for name in leaders)
     if not wins:
         return Markup("No system kept 90\xa0% of requests in their SLO in any {}.").format(noun)
-    most = max(wins.values())
-    leaders = [n for n in names if wins[n] == most]
+    most_wins = max(wins.values())
+    leaders = [n for n in names if wins[n] == most_wins]
     nouns = f"{noun}{'s' * (len(best_in) > 1)}"
-    in_so_many = Markup("{} {}").format(strong(f"{most} of {len(best_in)}"), nouns)
+    in_so_many = Markup("{} {}").format(strong(f"{most_wins} of {len(best_in)}"), nouns)
     if len(leaders) == len(names) > 1 and all(len(w) in (0, len(names)) for w in best_in):
         all_of = "both" if len(names) == 2 else f"all {len(names)}"
-        told = Markup("By {} {} {} are level in ").format(metric, all_of, _kind(names))
+        headline = Markup("By {} {} {} are level in ").format(metric, all_of, _kind(names))
     else:
-        verb = one if len(leaders) == 1 else f"each {many}"
-        told = Markup("{} {} {} in ").format(strong(_who(leaders)), verb, what)
-    told += in_so_many
+        verb = singular_verb if len(leaders) == 1 else f"each {plural_verb}"
+        headline = Markup("{} {} {} in ").format(strong(_who(leaders)), verb, quantity)
+    headline += in_so_many
     level = sum(len(winners) > 1 for winners in best_in if set(winners) & set(leaders))
     if len(leaders) == 1 and level:
-        told += f", level with others in {level if level < most else 'all'} of them"
-    runners = [n for n in names if 0 < wins[n] < most]
+        headline += f", level with others in {level if level < most_wins else 'all'} of them"
+    runners = [n for n in names if 0 < wins[n] < most_wins]
     if runners and not brief:
         second = max(wins[n] for n in runners)
-        told += f"; next {_who([n for n in runners if wins[n] == second])}, in {second}"
+        headline += f"; next {_who([n for n in runners if wins[n] == second])}, in {second}"
     if nowhere := sum(not leaders for leaders in best_in):
-        told += f"; in {nowhere} no system does at any tested rate"
-    return told + "."
+        headline += f"; in {nowhere} no system does at any tested rate"
+    return headline + "."
 
 
 def winners(values: Values, names: Sequence[str], text: Callable[[float], str]) -> list[str]:
@@ -168,8 +177,8 @@ def winners(values: Values, names: Sequence[str], text: Callable[[float], str]) 
 def _who(names: Sequence[str]) -> str:
     if len(names) > MOST_NAMES:
         return f"{len(names)} {_kind(names)}"
-    *most, last = names
-    return f"{', '.join(most)} and {last}" if most else last
+    *first_names, last = names
+    return f"{', '.join(first_names)} and {last}" if first_names else last
 
 
 def _kind(names: Sequence[str]) -> str:
@@ -178,8 +187,8 @@ def _kind(names: Sequence[str]) -> str:
 
 def best_goodput(rows: pd.DataFrame, names: Sequence[str]) -> Values:
     """Best goodput of each series over all rates, in requests per second."""
-    found = rows.groupby("series")["goodput_rps"].max().dropna()
-    return {n: float(found[n]) for n in names if n in found}
+    best_rps = rows.groupby("series")["goodput_rps"].max().dropna()
+    return {n: float(best_rps[n]) for n in names if n in best_rps}
 
 
 def _carried(cells: pd.DataFrame, names: Sequence[str]) -> Values:

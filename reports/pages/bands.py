@@ -36,11 +36,11 @@ def _levels(cells: pd.DataFrame) -> pd.DataFrame:
     return banded.groupby(keys, sort=False).mean(numeric_only=True).reset_index()
 
 
-def _text(row: pd.Series[Any], column: str, said: Callable[[float], str]) -> str:
+def _text(row: pd.Series[Any], column: str, text: Callable[[float], str]) -> str:
     low, high = row.get(f"band_low_{column}"), row.get(f"band_high_{column}")
     if low is None or high is None or low != low or high != high:
         return "–"
-    return f"{said(float(low))} to {said(float(high))}"
+    return f"{text(float(low))} to {text(float(high))}"
 
 
 def notes(cells: pd.DataFrame) -> list[str]:
@@ -52,8 +52,8 @@ def notes(cells: pd.DataFrame) -> list[str]:
         chosen = levels[levels["level_rps"] == carried_rps]
         row = (chosen if len(chosen) else levels.sort_values("level_rps")).iloc[0]
         figures = (
-            f"{head} {said(float(row[column]))}, 90 % band {_text(row, column, said)}"
-            for column, head, said in (_SHOWN[0], _SHOWN[3])
+            f"{head} {text(float(row[column]))}, 90 % band {_text(row, column, text)}"
+            for column, head, text in (_SHOWN[0], _SHOWN[3])
         )
         rate = f" at {rate_text(float(row['level_rps']))} req/s" if row["level_rps"] else ""
         lines.append(f"{name}{rate}: {'; '.join(figures)} ({row[_BASIS]}).")
@@ -66,14 +66,14 @@ def table(cells: pd.DataFrame, names: Sequence[str], badge: str) -> Table:
     groups: list[tuple[str, list[Row]]] = []
     for facet, of_facet in by_facet(rows, facets_of(cells)).items() if len(rows) else ():
         for name in names:
-            of = of_facet[of_facet["series"] == name]
+            series_rows = of_facet[of_facet["series"] == name]
             lines: list[Row] = [
                 [
                     rate_text(float(row["level_rps"])),
-                    *(_text(row, column, said) for column, _, said in _SHOWN),
+                    *(_text(row, column, text) for column, _, text in _SHOWN),
                     str(row[_BASIS]),
                 ]
-                for _, row in of.iterrows()
+                for _, row in series_rows.iterrows()
             ]
             if lines:
                 groups.append((f"{facet}: {name}" if facet else name, lines))

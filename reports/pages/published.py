@@ -56,7 +56,7 @@ class JudgedTable:
     @property
     def headline(self) -> str:
         """How many rows have which verdict: `6 rows: 2 reproduced, 4 not run`."""
-        counts = Counter(found.verdict for found in self.findings)
+        counts = Counter(row_finding.verdict for row_finding in self.findings)
         parts = [f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict]]
         n = len(self.findings)
         return f"{n} row{'' if n == 1 else 's'}: {', '.join(parts)}"
@@ -103,19 +103,19 @@ def tables_of(
         cells: all their cells.
         levels: the levels of those cells.
     """
-    found: list[JudgedTable | str] = []
+    tables: list[JudgedTable | str] = []
     for place, run in enumerate(runs):
         try:
             settings = parse_toml(run.experiment_toml)
             name = settings.get("published")
             if name is not None:
                 table = load_published(str(name))
-                found.append(judged(table, cells[cells["folder"] == place], settings, levels))
+                tables.append(judged(table, cells[cells["folder"] == place], settings, levels))
         except tomllib.TOMLDecodeError:
             continue  # the report shows the file as it is
         except SloBenchError as error:
-            found.append(str(error))
-    return found
+            tables.append(str(error))
+    return tables
 
 
 Verdict = Literal[
@@ -206,10 +206,10 @@ def finding(
     others: Sequence[Pins] = row.order or [{}, *([row.than] if row.than is not None else [])]
     try:
         chosen = [_choose({**row.where, **pins}, cells, settings, knee) for pins in others]
-        differing = tuple(dict.fromkeys(itertools.chain(*(one.differing for one in chosen))))
+        differing = tuple(dict.fromkeys(itertools.chain(*(choice.differing for choice in chosen))))
         chosen, best = _best(row, chosen)
         try:
-            by_seed = [_by_seed(row, one.cells) for one in chosen]
+            by_seed = [_by_seed(row, choice.cells) for choice in chosen]
             text, verdict = _judge(row, by_seed)
         except _CannotTellError as error:
             if differing:
@@ -303,32 +303,32 @@ def _equal(column: pd.Series, value: str | float | bool) -> pd.Series:
     return (pd.to_numeric(column, errors="coerce") - value).abs() <= 1e-3 * abs(value)
 
 
-def _same_slo(column: pd.Series, wanted: str) -> pd.Series:
+def _same_slo(column: pd.Series, slo: str) -> pd.Series:
     """SLOs are compared by what they say: `tpot=0.15,ttft=1` is `ttft=1, tpot=0.15`."""
-    same = {text: text == wanted for text in set(column.astype(str))}
+    same = {text: text == slo for text in set(column.astype(str))}
     for text in same:
         with contextlib.suppress(SloBenchError):  # as `unknown`, of a damaged experiment.toml
-            same[text] = parse_slo(text) == parse_slo(wanted)
+            same[text] = parse_slo(text) == parse_slo(slo)
     return column.astype(str).map(same)
 
 
 def _best(row: PublishedRow, chosen: list[_Chosen]) -> tuple[list[_Chosen], tuple[str, ...]]:
     """The cells with the best mean of the column among the values of `best_of`, and which it is."""
-    axes = [axis for axis in row.best_of if any(axis in one.cells for one in chosen)]
+    axes = [axis for axis in row.best_of if any(axis in choice.cells for choice in chosen)]
     if not axes or row.column not in chosen[0].cells:
         return chosen, ()
-    best, said = [], []
-    for one in chosen:
-        groups = one.cells.groupby(axes, dropna=False, sort=False)
-        means = {key: float(of[row.column].mean()) for key, of in groups}
+    best, remarks = [], []
+    for choice in chosen:
+        groups = choice.cells.groupby(axes, dropna=False, sort=False)
+        means = {key: float(group[row.column].mean()) for key, group in groups}
         pick = max if row.pick == "highest" else min
         key = pick(means, key=means.__getitem__)
-        best.append(dataclasses.replace(one, cells=groups.get_group(key)))
+        best.append(dataclasses.replace(choice, cells=groups.get_group(key)))
         if len(means) > 1:
             values = [f"{axis} {_text(value)}" for axis, value in zip(axes, key, strict=True)
                       if _text(value) != "none"]  # fmt: skip
-            said.append(f"best of {len(means)}: {', '.join(values)}")
-    return best, tuple(said)
+            remarks.append(f"best of {len(means)}: {', '.join(values)}")
+    return best, tuple(remarks)
 
 
 def _by_seed(row: PublishedRow, cells: pd.DataFrame) -> dict[int, float]:
@@ -391,12 +391,14 @@ def _judge(row: PublishedRow, by_seed: Sequence[Mapping[int, float]]) -> tuple[s
         values = [by_seed[0][seed] * row.scale for seed in seeds]
     else:
         values = [_compared(row, by_seed[0][seed], by_seed[1][seed]) for seed in seeds]
-    found = interval_over_seeds(values)
+    interval = interval_over_seeds(values)
     signed = row.than is not None and row.by == "difference"
-    text = figure_text(found.mean, "" if math.isfinite(found.half) else row.unit, signed=signed)
-    if math.isfinite(found.half):
-        text = f"{text} ± {figure_text(found.half, row.unit)}"
-    return text, verdict(found, row.claim, row.null)
+    text = figure_text(
+        interval.mean, "" if math.isfinite(interval.half) else row.unit, signed=signed
+    )
+    if math.isfinite(interval.half):
+        text = f"{text} ± {figure_text(interval.half, row.unit)}"
+    return text, verdict(interval, row.claim, row.null)
 
 
 def _compared(row: PublishedRow, ours: float, other: float) -> float:
@@ -417,26 +419,29 @@ def interval_over_seeds(values: Sequence[float]) -> Interval:
     return Interval(mean, (_T.get(freedom) or student_t(0.975, freedom)) * error)
 
 
-def verdict(found: Interval, claim: Claim | None, null: float | None) -> Verdict:
+def verdict(interval: Interval, claim: Claim | None, null: float | None) -> Verdict:
     """The verdict on a figure, by `RULES`; `null` is the comparison's "no difference"."""
     if claim is None:
         return "no figure published"
-    if math.isinf(found.half):
+    if math.isinf(interval.half):
         return "undecided"
     if claim.bound:
-        if claim.low <= found.low and found.high <= claim.high:
+        if claim.low <= interval.low and interval.high <= claim.high:
             return "reproduced" if null is None else "same order"
-        outside = found.high < claim.low or claim.high < found.low
+        outside = interval.high < claim.low or claim.high < interval.low
         return "not reproduced" if outside else "undecided"
-    meets = found.high >= claim.low - claim.tolerance and found.low <= claim.high + claim.tolerance
+    meets = (
+        interval.high >= claim.low - claim.tolerance
+        and interval.low <= claim.high + claim.tolerance
+    )
     direction = 0.0  # of the published comparison: up, down, or none
     if null is not None and not claim.low < null < claim.high:
         direction = np.sign(claim.low + claim.high - 2 * null)
-        if direction * (found.mean - null) < -found.half:
+        if direction * (interval.mean - null) < -interval.half:
             return "not reproduced"
-    if meets and found.half <= claim.tolerance:
+    if meets and interval.half <= claim.tolerance:
         return "reproduced"
-    if null is not None and direction and direction * (found.mean - null) > found.half:
+    if null is not None and direction and direction * (interval.mean - null) > interval.half:
         return "same order"
     return "undecided" if meets else "not reproduced"
 
@@ -450,9 +455,12 @@ def _order_verdict(steps: Sequence[Interval]) -> Verdict:
 
 def _not_stationary(row: PublishedRow, chosen: Sequence[_Chosen]) -> tuple[str, ...]:
     """A remark where cells of a row are not stationary; with `reaches`, those that reach it."""
-    cells = pd.concat([one.cells for one in chosen])
+    cells = pd.concat([choice.cells for choice in chosen])
     if row.reaches is not None:
         cells = cells[reaches(cells["attainment"], row.reaches)]
-    if "stationary" not in cells or not cells["stationary"].map(lambda known: known is False).any():
+    if (
+        "stationary" not in cells
+        or not cells["stationary"].map(lambda is_stationary: is_stationary is False).any()
+    ):
         return ()
     return ("not stationary: the figure depends on the run's length",)

@@ -87,22 +87,22 @@ class PublishedRow:
         if isinstance(self.published, list):
             low, high = self.published
         elif isinstance(self.published, str):
-            if (found := _BOUND.match(self.published)) is None:
+            if (bound_match := _BOUND.match(self.published)) is None:
                 return None
-            value = float(found[2].replace("−", "-"))
+            value = float(bound_match[2].replace("−", "-"))
             low, high = {
                 "<": (-math.inf, math.nextafter(value, -math.inf)),
                 "≤": (-math.inf, value),
                 ">": (math.nextafter(value, math.inf), math.inf),
                 "≥": (value, math.inf),
                 "≈": (value, value),
-            }[found[1]]
+            }[bound_match[1]]
         else:
             low = high = float(self.published)
         none = self.null or 0.0
         widest = max(abs(end - none) for end in (low, high) if math.isfinite(end))
-        given = self.tolerance
-        return Claim(low, high, TOLERANCE * widest if given is None else given)
+        tolerance = self.tolerance
+        return Claim(low, high, TOLERANCE * widest if tolerance is None else tolerance)
 
     @property
     def published_text(self) -> str:
@@ -140,11 +140,13 @@ def load_published(name: str) -> PublishedTable:
         FileFormatError: the file cannot be read or holds no such table; with the line.
     """
     path = Path(name) if name.endswith(".toml") else SHIPPED / f"{name}.toml"
-    known = {found.stem for found in SHIPPED.glob("*.toml")}
-    if not name.endswith(".toml") and name not in known:
-        raise UnknownNameError("table of published results", name, known)
+    table_names = {table_file.stem for table_file in SHIPPED.glob("*.toml")}
+    if not name.endswith(".toml") and name not in table_names:
+        raise UnknownNameError("table of published results", name, table_names)
     table, text = read_toml(path)
-    heads = [at for at, line in enumerate(text.splitlines(), 1) if _ROW.match(line)]
+    heads = [
+        line_number for line_number, line in enumerate(text.splitlines(), 1) if _ROW.match(line)
+    ]
     raw = table.pop("row", None)
     if not isinstance(table.get("title"), str) or not isinstance(raw, list) or not raw:
         raise FileFormatError(path, None, "a published table needs a title and [[row]]s")
@@ -180,9 +182,9 @@ def _row(fields: object, shared: Pins) -> PublishedRow:
     """A row of the file; `shared` are the pins of all rows."""
     if not isinstance(fields, dict) or not {"what", "published"} <= set(fields):
         raise SloBenchError("needs `what` and `published`")
-    known = {f.name for f in dataclasses.fields(PublishedRow)}
-    if strangers := set(fields) - known:
-        raise UnknownNameError("key", min(strangers), known)
+    field_names = {f.name for f in dataclasses.fields(PublishedRow)}
+    if strangers := set(fields) - field_names:
+        raise UnknownNameError("key", min(strangers), field_names)
     for key in _TEXTS:
         if not isinstance(fields.get(key, ""), str):
             raise SloBenchError(f"{key} must be text but is {fields[key]!r}")
@@ -206,12 +208,12 @@ def _row(fields: object, shared: Pins) -> PublishedRow:
     best_of = fields.get("best_of", [])
     if not isinstance(best_of, list) or not all(isinstance(axis, str) for axis in best_of):
         raise SloBenchError(f"best_of must be a list of columns but is {best_of!r}")
-    given = {**fields, "best_of": tuple(best_of)}
-    given["where"] = {**shared, **_pins(fields.get("where", {}), "where")}
+    row_fields = {**fields, "best_of": tuple(best_of)}
+    row_fields["where"] = {**shared, **_pins(fields.get("where", {}), "where")}
     if "than" in fields:
-        given["than"] = _pins(fields["than"], "than")
-    given["order"] = tuple(_pins(one, "order") for one in fields.get("order", ()))
-    return PublishedRow(**given)
+        row_fields["than"] = _pins(fields["than"], "than")
+    row_fields["order"] = tuple(_pins(pins, "order") for pins in fields.get("order", ()))
+    return PublishedRow(**row_fields)
 
 
 def _number(value: object) -> bool:
@@ -221,11 +223,11 @@ def _number(value: object) -> bool:
 def _pins(value: object, key: str) -> Pins:
     if not isinstance(value, dict):
         raise SloBenchError(f"{key} must be a table of settings but is {value!r}")
-    for name, wanted in value.items():
+    for name, pinned in value.items():
         if "." not in name and name not in _PINNED:
             raise UnknownNameError(f"setting in {key}", name, _PINNED)
-        if not isinstance(wanted, str | int | float | bool):
-            raise SloBenchError(f"{key}: {name} must be one value but is {wanted!r}")
+        if not isinstance(pinned, str | int | float | bool):
+            raise SloBenchError(f"{key}: {name} must be one value but is {pinned!r}")
     return value
 
 

@@ -60,18 +60,20 @@ def summary_table(cells: pd.DataFrame) -> RenderableType:
     facets = facets_of(cells)
     parts: list[RenderableType] = []
     if offered(cells) == "several rates":
-        found = {
-            facet: [[row[:3] for row in _rates(of, rows[rows["facet"] == facet], (), names)]]
-            for facet, of in by_facet(cells, facets).items()
+        highest_rows = {
+            facet: [
+                [row[:3] for row in _rates(facet_cells, rows[rows["facet"] == facet], (), names)]
+            ]
+            for facet, facet_cells in by_facet(cells, facets).items()
         }
-        parts.append(_Stack(f"Highest tested rate, req/s ({how})", _HIGHEST, found))
+        parts.append(_Stack(f"Highest tested rate, req/s ({how})", _HIGHEST, highest_rows))
         if len(rows) <= MOST_LINES:
             heads = ("system", "req/s", *(measure.head for measure in AT_A_RATE), *drifting)
             lines = {
                 facet: _by_series(
                     [
-                        (name, rate_text(rate), *of)
-                        for name, rate, of in _each(of_facet, names, drifting=drifting)
+                        (name, rate_text(rate), *figures)
+                        for name, rate, figures in _each(of_facet, names, drifting=drifting)
                     ]
                 )
                 for facet, of_facet in by_facet(rows, facets).items()
@@ -81,7 +83,9 @@ def summary_table(cells: pd.DataFrame) -> RenderableType:
         shown = measures(cells)
         heads = ("system", *(measure.head for measure in shown), *drifting)
         lines = {
-            facet: [[(name, *of) for name, _, of in _each(of_facet, names, shown, drifting)]]
+            facet: [
+                [(name, *figures) for name, _, figures in _each(of_facet, names, shown, drifting)]
+            ]
             for facet, of_facet in by_facet(rows, facets).items()
         }
         parts.append(_Stack(f"Mean over seeds, {load_text(cells)} ({how})", heads, lines))
@@ -124,15 +128,15 @@ class _Stack:
         for place, (facet, groups) in enumerate(self.facets.items()):
             if len(self.facets) > 1:
                 yield Text(f"\n{facet}" if place else facet, style="bold")
-            own = replace(table, groups=[("", group) for group in groups])
-            yield own.rich(widths=widths, show_header=False, show_edge=False)
+            facet_table = replace(table, groups=[("", group) for group in groups])
+            yield facet_table.rich(widths=widths, show_header=False, show_edge=False)
 
 
 def _notes(cells: pd.DataFrame, rows: pd.DataFrame) -> list[str]:
     notes = [divisor_text(cells)]
     if offered(cells) == "several rates":
         series = cells.groupby(["facet", "series"])
-        if any(highest_rate(of, TARGETS[0]).at_end for _, of in series):
+        if any(highest_rate(series_cells, TARGETS[0]).at_end for _, series_cells in series):
             notes.append("≥: still in SLO at the highest rate tested; it may carry more.")
         notes += [f"{text}." for target in TARGETS for text in crossing_back(cells, target)]
         if len(rows) > MOST_LINES:
@@ -166,11 +170,11 @@ def _notes(cells: pd.DataFrame, rows: pd.DataFrame) -> list[str]:
 
 def _energy_text(rows: pd.DataFrame) -> str:
     """Each system's joules per output token at its lowest and its highest rate; "" if unknown."""
-    found = {}
-    for name, of in _powered(rows).groupby("series", sort=False):
-        ends = dict.fromkeys(f"{float(of[_JOULES].iloc[end]):.3g}" for end in (0, -1))
-        found[str(name)] = " and ".join(ends)
-    return ", ".join(f"{name} {text}" for name, text in found.items())
+    texts = {}
+    for name, series_rows in _powered(rows).groupby("series", sort=False):
+        ends = dict.fromkeys(f"{float(series_rows[_JOULES].iloc[end]):.3g}" for end in (0, -1))
+        texts[str(name)] = " and ".join(ends)
+    return ", ".join(f"{name} {text}" for name, text in texts.items())
 
 
 def invalid_reason(invalid: pd.DataFrame) -> str:
@@ -186,9 +190,9 @@ NOT_STATIONARY = (
 
 def not_stationary_text(rows: pd.DataFrame) -> str:
     """`vllm at 8, 12 req/s after 540 s`: the levels with a cell that is not stationary."""
-    of = rows[rows["drifting"]]
+    drifting_rows = rows[rows["drifting"]]
     points: dict[tuple[str, ...], list[str]] = {}
-    for _, row in of.iterrows():
+    for _, row in drifting_rows.iterrows():
         name = ", ".join(filter(None, (str(row["facet"]), str(row["series"]))))
         points.setdefault((name, after_text(row)), []).append(rate_text(float(row["rate_rps"])))
     return "; ".join(
@@ -212,11 +216,11 @@ def shared_cores_text(cells: pd.DataFrame) -> str:
     """On which cores of one machine servers and load generator ran; empty where it is not known."""
     if "server_cores" not in cells or cells["server_cores"].isna().all():
         return ""
-    known = cells.dropna(subset=["server_cores"])[["server_cores", "client_cores"]]
+    core_counts = cells.dropna(subset=["server_cores"])[["server_cores", "client_cores"]]
     return "; ".join(
         f"Servers and load generator shared a machine: cores of the servers {int(servers)}, left "
         f"to the load generator {int(client)}"
-        for servers, client in known.drop_duplicates().itertuples(index=False)
+        for servers, client in core_counts.drop_duplicates().itertuples(index=False)
     )
 
 
@@ -249,9 +253,9 @@ def cache_texts(cells: pd.DataFrame) -> list[str]:
                 f"Warm cache: the server had prompts of another run in its prefix cache, which "
                 f"this workload does not share; TTFT is too short: {points} of the prompt tokens"
             )
-    if given := _counted(cells, "given_prompts", "requests have a prompt of their own"):
+    if own_prompts := _counted(cells, "given_prompts", "requests have a prompt of their own"):
         texts.append(
-            f"{given}, the same in every run: a server's prefix cache may hold it from before"
+            f"{own_prompts}, the same in every run: a server's prefix cache may hold it from before"
         )
     return texts
 
@@ -264,17 +268,19 @@ def failed_text(cells: pd.DataFrame) -> str:
     counts = cells[columns].apply(pd.to_numeric).sum(axis=1)
     if not (failed := int(counts.sum())):
         return ""
-    of = f"{failed:,} of {int(cells['requests'].sum()):,} requests failed"
-    told = cells[cells[FAULT_COLUMN].fillna("") != ""] if FAULT_COLUMN in cells else cells[:0]
-    if told.empty:
-        return of
-    said = told[FAULT_COLUMN][counts[told.index].idxmax()]
-    return f"{of} ({said})" if (counts > 0).sum() == 1 else f"{of} (most in one run: {said})"
+    text = f"{failed:,} of {int(cells['requests'].sum()):,} requests failed"
+    cells_with_fault = (
+        cells[cells[FAULT_COLUMN].fillna("") != ""] if FAULT_COLUMN in cells else cells[:0]
+    )
+    if cells_with_fault.empty:
+        return text
+    fault = cells_with_fault[FAULT_COLUMN][counts[cells_with_fault.index].idxmax()]
+    return f"{text} ({fault})" if (counts > 0).sum() == 1 else f"{text} (most in one run: {fault})"
 
 
-def _counted(cells: pd.DataFrame, column: str, what: str) -> str:
+def _counted(cells: pd.DataFrame, column: str, noun: str) -> str:
     count = int(cells[column].fillna(0).sum()) if column in cells else 0
-    return f"{count:,} of {int(cells['requests'].sum()):,} {what}" if count else ""
+    return f"{count:,} of {int(cells['requests'].sum()):,} {noun}" if count else ""
 
 
 def best_table(
@@ -292,8 +298,8 @@ def best_table(
         kind, caption = "rates", "Highest tested rate and best goodput, req/s, mean over seeds"
         heads = [*_HIGHEST, "best goodput", f"{price}, at 90\xa0%"]
         groups = [
-            (facet, list(_rates(of, rows[rows["facet"] == facet], details, names)))
-            for facet, of in by_facet(cells, facets).items()
+            (facet, list(_rates(facet_cells, rows[rows["facet"] == facet], details, names)))
+            for facet, facet_cells in by_facet(cells, facets).items()
         ]
     else:
         kind, caption = "", f"Means over seeds, {load_text(cells)}"
@@ -303,8 +309,8 @@ def best_table(
             (
                 facet,
                 [
-                    (_named(name, names), *of, _cost(details, facet, name, rate))
-                    for name, rate, of in _each(of_facet, names, shown, drifting)
+                    (_named(name, names), *figures, _cost(details, facet, name, rate))
+                    for name, rate, figures in _each(of_facet, names, shown, drifting)
                 ],
             )
             for facet, of_facet in by_facet(rows, facets).items()
@@ -326,24 +332,24 @@ def _rates(
     goodput = best_goodput(rows, names)
     best = set(winners(goodput, names, rate_text))
     for name in names:
-        of = cells[cells["series"] == name]
-        if of.empty:
+        series_cells = cells[cells["series"] == name]
+        if series_cells.empty:
             continue
-        own = _named(name, names)
-        highest = [highest_rate(of, target) for target in TARGETS]
+        name_cell = _named(name, names)
+        highest = [highest_rate(series_cells, target) for target in TARGETS]
         yield (
-            own,
+            name_cell,
             *(
                 Cell(
                     highest_text(rate),
                     css="" if rate.rate_rps is not None else "dim",
                     bar=_share(rate.rate_rps or 0.0, top),
-                    bar_of=own.series or 0,
+                    bar_of=name_cell.series or 0,
                 )
                 for rate in highest
             ),
             Cell(rate_text(goodput.get(name, math.nan)), best=name in best < goodput.keys()),
-            _cost(details, str(of["facet"].iloc[0]), name, highest[0].rate_rps),
+            _cost(details, str(series_cells["facet"].iloc[0]), name, highest[0].rate_rps),
         )
 
 
@@ -416,9 +422,9 @@ def level_table(cells: pd.DataFrame, rows: pd.DataFrame, names: Sequence[str], b
     powered = bool(len(_powered(rows)))
     for facet, of_facet in by_facet(rows, facets_of(cells)).items():
         for name in names:
-            of = of_facet[of_facet["series"] == name]
-            if len(of):
-                lines = [_level_row(row, powered=powered) for _, row in of.iterrows()]
+            series_rows = of_facet[of_facet["series"] == name]
+            if len(series_rows):
+                lines = [_level_row(row, powered=powered) for _, row in series_rows.iterrows()]
                 groups.append((_named(name, names, facet), lines))
     caption = "Means over seeds, with the lowest and highest attainment of a seed"
     note, label = divisor_text(cells), "All systems at all rates"

@@ -117,9 +117,9 @@ class CapacityCheckpoint:
     written_s: float = -math.inf
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
-    def recall(self, asked: CapacityOptions) -> None:
+    def recall(self, capacity_options: CapacityOptions) -> None:
         """Read the runs of an interrupted search, if there are any, and its options: targets,
-        tolerance and budget are the search's where `asked` does not set them.
+        tolerance and budget are the search's where `capacity_options` does not set them.
 
         Raises:
             SloBenchError: it had other targets or another tolerance, or a file is damaged.
@@ -130,13 +130,13 @@ class CapacityCheckpoint:
         if not path.is_file():
             return
         kept = read_searches(path)
-        if "targets" not in asked.model_fields_set:
+        if "targets" not in capacity_options.model_fields_set:
             self.options = replace(self.options, targets=tuple(kept["targets"]))
-        if "tolerance" not in asked.model_fields_set:
+        if "tolerance" not in capacity_options.model_fields_set:
             self.options = replace(self.options, tolerance=kept["tolerance"])
         check_settings(path, _settings(**kept), _settings(**vars(self.options)))
         first = Budget(**kept["shares_of"])
-        again = self.options.budget if asked.has_budget else first
+        again = self.options.budget if capacity_options.has_budget else first
         self.options = replace(self.options, budget=again, shares_of=first)
         for search in kept["searches"]:
             self.samples[search["search"]] = [sample_from_plain(run) for run in search["runs"]]

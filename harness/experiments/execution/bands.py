@@ -33,7 +33,9 @@ Floats = NDArray[np.float64]
 
 LOW, HIGH = "band_low_", "band_high_"
 _LATENCIES = tuple(
-    f"{latency}_{of}" for latency in ("ttft", "tpot", "e2e") for of in ("p50", "p90", "p99", "mean")
+    f"{latency}_{statistic}"
+    for latency in ("ttft", "tpot", "e2e")
+    for statistic in ("p50", "p90", "p99", "mean")
 )
 _JOINT = ("ttft_mean", "tpot_mean", "e2e_mean")
 _MOST_ROWS = 100  # that attainment is computed again for
@@ -47,29 +49,31 @@ def band_columns(spec: CellSpec, sample: RequestSample, row: Row) -> Row:
     setting = setting_of(spec, sample, row)
     if setting is None:
         return {}
-    known, found = residuals(), Row()
+    all_residuals, columns = residuals(), Row()
     for metric in _LATENCIES:
-        value, spread = row.get(f"{metric}_s"), known.spread(setting, (metric,))
+        value, spread = row.get(f"{metric}_s"), all_residuals.spread(setting, (metric,))
         if spread is not None and isinstance(value, float):
             low, high = spread.factors()
-            found |= _both(f"{metric}_s", value * low, value * high)
-    spread = known.spread(setting, ("throughput",))
+            columns |= _both(f"{metric}_s", value * low, value * high)
+    spread = all_residuals.spread(setting, ("throughput",))
     full = setting.regime == OVERLOADED or sample.workload.concurrency is not None
     if spread is not None and full:  # otherwise the offered rate is what a server completes
         low, high = spread.factors()
         for name in ("throughput_rps", "output_tokens_per_s"):
-            found |= _both(name, low * float(row[name] or 0), high * float(row[name] or 0))
-    joint = known.spread(setting, _JOINT)
+            columns |= _both(name, low * float(row[name] or 0), high * float(row[name] or 0))
+    joint = all_residuals.spread(setting, _JOINT)
     if joint is not None:
         joint = joint.thinned(_MOST_ROWS)
         low, high = joint.band(attainments(joint, sample))
-        found |= _both("attainment", low, high)
+        columns |= _both("attainment", low, high)
         if row["attainment"]:
             goodput = float(row["goodput_rps"] or 0) / float(row["attainment"])
-            found |= _both("goodput_rps", low * goodput, high * goodput)
-        seen = "seen" if joint.same_system else "not seen"
-        found[BAND_BASIS] = f"{setting.step_time}, {setting.gpu}, tp {spec.placement.tp}, {seen}"
-    return {n: round(v, 9) if isinstance(v, float) else v for n, v in found.items()}
+            columns |= _both("goodput_rps", low * goodput, high * goodput)
+        seen_text = "seen" if joint.same_system else "not seen"
+        columns[BAND_BASIS] = (
+            f"{setting.step_time}, {setting.gpu}, tp {spec.placement.tp}, {seen_text}"
+        )
+    return {n: round(v, 9) if isinstance(v, float) else v for n, v in columns.items()}
 
 
 def _both(name: str, low: float, high: float) -> Row:
@@ -130,13 +134,13 @@ def attainments(joint: Spread, sample: RequestSample) -> Floats:
     """Attainment if TTFT, TPOT and E2E were off as each row of `joint` was; shape (rows,)."""
     workload, records, some = sample.workload, sample.records, sample.rows
     finished = (records.outcome == Outcome.FINISHED)[some]
-    bounds_s = {name: getattr(workload, of)[some] for name, of in SLO_COLUMNS.items()}
+    bounds_s = {name: getattr(workload, column)[some] for name, column in SLO_COLUMNS.items()}
     ttft, tpot, e2e = np.exp(joint.logs).T[:, :, None]
     factors = {"ttft": ttft, "tpot": tpot, "e2e": e2e, "deadline": e2e}
     times_s = {"ttft": records.ttft_s, "tpot": records.tpot_s, "e2e": records.e2e_s}
     times_s["deadline"] = records.e2e_s
     # Nothing is later than a bound that is infinite for all.
-    bounded = [name for name, of in bounds_s.items() if np.isfinite(of).any()] or ["ttft"]
+    bounded = [name for name, bounds in bounds_s.items() if np.isfinite(bounds).any()] or ["ttft"]
     seconds = {name: factors[name] * times_s[name][some] for name in bounded}
     if "deadline" in seconds:
         seconds["deadline"] += records.arrival_s[some]

@@ -42,7 +42,7 @@ _OF_ONE_MODEL = (
 class SystemChoice:
     """A system with one value for each of its parameters."""
 
-    asked: str
+    reference: str  # name or file, as in the experiment
     label: str
     parameters: Mapping[str, Any]
     swept: tuple[str, ...]  # parameters that have several values in the experiment
@@ -68,13 +68,13 @@ class Combination:
     workload: WorkloadSpec
     place: PlacementSpec
     instances: int
-    asked: bool  # the number of instances is given
+    instances_given: bool
 
     def instances_of(self, system: System | None) -> int:
         """Return the number of instances of a system: as given, or the number that its roles
         need.
         """
-        if self.asked or system is None or system.cluster is None:
+        if self.instances_given or system is None or system.cluster is None:
             return self.instances
         return system.least_instances
 
@@ -95,9 +95,9 @@ class Group:
     combinations: Sequence[Combination]
 
 
-def group_of(asked: ExperimentSchema) -> Group:
+def group_of(experiment: ExperimentSchema) -> Group:
     """Every system and combination of one variant, checked."""
-    axes = {name: getattr(asked, name) for name in asked.axes()}
+    axes = {name: getattr(experiment, name) for name in experiment.axes()}
     for slo in axes["slo"]:
         parse_slo(slo)
     for objective in axes["objective"]:
@@ -106,11 +106,13 @@ def group_of(asked: ExperimentSchema) -> Group:
         router_by_name(router)
     for failures in filter(None, axes["failures"]):
         parse_failures(failures)
-    systems = list(_attached_of(asked) if asked.backend == "openai" else _systems_of(asked))
-    simulated = asked.backend == SIMULATED
+    systems = list(
+        _attached_of(experiment) if experiment.backend == "openai" else _systems_of(experiment)
+    )
+    simulated = experiment.backend == SIMULATED
     least = max((s.system.least_instances for s in systems if s.system and simulated), default=1)
     combinations = [
-        _combination_of(dict(zip(axes, values, strict=True)), asked, least)
+        _combination_of(dict(zip(axes, values, strict=True)), experiment, least)
         for values in itertools.product(*axes.values())
     ]
     for combination in combinations:
@@ -122,40 +124,42 @@ def group_of(asked: ExperimentSchema) -> Group:
     return Group(systems, combinations)
 
 
-def _systems_of(asked: ExperimentSchema) -> Iterator[SystemChoice]:
+def _systems_of(experiment: ExperimentSchema) -> Iterator[SystemChoice]:
     """Every system with every combination of its parameters.
 
     Raises:
         SloBenchError: an unknown system or parameter, or a value out of its bounds.
     """
-    for name in asked.systems:
-        choices = asked.parameters.get(name, {})
+    for name in experiment.systems:
+        choices = experiment.parameters.get(name, {})
         several = tuple(parameter for parameter, values in choices.items() if len(values) > 1)
-        for parameters in parameter_combinations(asked, name):
-            alone = asked.combinations == "one-at-a-time"
+        for parameters in parameter_combinations(experiment, name):
+            alone = experiment.combinations == "one-at-a-time"
             swept = tuple(p for p in several if not alone or parameters[p] != choices[p][0])
-            found = system_by_name(name).with_parameters(**parameters)
-            each = found.least_instances if asked.backend != SIMULATED else 1
-            yield SystemChoice(name, found.name, parameters, swept, each, found)
+            system = system_by_name(name).with_parameters(**parameters)
+            each = system.least_instances if experiment.backend != SIMULATED else 1
+            yield SystemChoice(name, system.name, parameters, swept, each, system)
 
 
-def _attached_of(asked: ExperimentSchema) -> Iterator[SystemChoice]:
+def _attached_of(experiment: ExperimentSchema) -> Iterator[SystemChoice]:
     """Servers that run already: a system is no more than a name for them."""
-    if len(asked.systems) > 1 or asked.parameters:
+    if len(experiment.systems) > 1 or experiment.parameters:
         raise SloBenchError(
             "backend openai measures servers that run already: it takes one system, as a name for "
             "them, and no parameters"
         )
-    yield SystemChoice(asked.systems[0], asked.systems[0], {}, ())
+    yield SystemChoice(experiment.systems[0], experiment.systems[0], {}, ())
 
 
-def _combination_of(values: Mapping[str, Any], asked: ExperimentSchema, least: int) -> Combination:
+def _combination_of(
+    values: Mapping[str, Any], experiment: ExperimentSchema, least: int
+) -> Combination:
     """Settle GPUs = instances × dp × tp × pp; check that the model fits (servers check it)."""
-    simulated = asked.backend == SIMULATED
-    if asked.client.base_urls:
-        values = {**values, "instances": values["instances"] or len(asked.client.base_urls)}
+    simulated = experiment.backend == SIMULATED
+    if experiment.client.base_urls:
+        values = {**values, "instances": values["instances"] or len(experiment.client.base_urls)}
     if values["device_map"] is not None:
-        values = _mapped(values, asked.backend)
+        values = _mapped(values, experiment.backend)
     if simulated and values["models"] is None:
         weights = model(values["model"]).dtype_of(values["weight_dtype"])
         values = {**values, "weight_dtype": weights}
@@ -163,7 +167,7 @@ def _combination_of(values: Mapping[str, Any], asked: ExperimentSchema, least: i
     numbers = {name: values[name] for name in ("weight_dtype", "kv_dtype", "memory_share")}
     tp = values["tp"] or 1
     if values["models"] is not None:
-        return _several(values, asked)
+        return _several(values, experiment)
     if simulated and values["tp"] is None:
         tp = smallest_tp(
             model(values["model"]), gpu(values["gpu"]), pp=pp, dp=values["dp"], **numbers
@@ -172,12 +176,12 @@ def _combination_of(values: Mapping[str, Any], asked: ExperimentSchema, least: i
     each = place.gpus
     if simulated:
         placed(place)
-    workload = _workload(values, asked)
+    workload = _workload(values, experiment)
     shape = f"tp {tp}" + (f" × pp {pp}" if pp > 1 else "")
     shape += f" × dp {place.dp}" if place.dp > 1 else ""
     if gpus is None:
-        asked_for = instances is not None or not simulated
-        return Combination(values, workload, place, instances or least, asked_for)
+        instances_given = instances is not None or not simulated
+        return Combination(values, workload, place, instances or least, instances_given)
     if instances is not None and gpus != instances * each:
         raise SloBenchError(
             f"gpus = {gpus} contradicts {instances} instances × {shape} = {instances * each} GPUs; "
@@ -188,33 +192,41 @@ def _combination_of(values: Mapping[str, Any], asked: ExperimentSchema, least: i
             f"{gpus} GPUs cannot be shared out to instances of {shape} = {each} GPUs; "
             f"use {max(1, gpus // each) * each} or another tp"
         )
-    return Combination(values, workload, place, gpus // each, asked=True)
+    return Combination(values, workload, place, gpus // each, instances_given=True)
 
 
 def _placed_by(values: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a placement but for the model and the shape of its GPUs."""
-    return {one.name: values[one.name] for one in fields(PlacementSpec) if one.name not in _SHAPE}
+    return {
+        spec_field.name: values[spec_field.name]
+        for spec_field in fields(PlacementSpec)
+        if spec_field.name not in _SHAPE
+    }
 
 
-def _workload(values: Mapping[str, Any], asked: ExperimentSchema) -> WorkloadSpec:
-    named = {one.name: values[one.name] for one in fields(WorkloadSpec) if one.name in values}
+def _workload(values: Mapping[str, Any], experiment: ExperimentSchema) -> WorkloadSpec:
+    settings = {
+        spec_field.name: values[spec_field.name]
+        for spec_field in fields(WorkloadSpec)
+        if spec_field.name in values
+    }
     if values["adapters"] is not None:
         if values["max_loras"] is None:
             raise SloBenchError("adapters need slots: give max_loras, for example 8")
-        named["models"] = values["adapters"]
-    return WorkloadSpec(**named, trace_format=asked.trace_format)
+        settings["models"] = values["adapters"]
+    return WorkloadSpec(**settings, trace_format=experiment.trace_format)
 
 
 def _mapped(values: Mapping[str, Any], backend: str) -> Mapping[str, Any]:
     """The same, on the GPUs that a device map names, or on as many as it has stages."""
     if values["tp"] not in (None, 1) or values["pp"] != 1:
         raise SloBenchError("device_map says what is on which device; leave tp and pp out")
-    found = read_device_map(values["device_map"])
-    gpus = found.gpus_text if backend == SIMULATED else values["gpu"]
-    return {**values, "gpu": gpus, "tp": 1, "pp": len(found.stages)}
+    device_map = read_device_map(values["device_map"])
+    gpus = device_map.gpus_text if backend == SIMULATED else values["gpu"]
+    return {**values, "gpu": gpus, "tp": 1, "pp": len(device_map.stages)}
 
 
-def _several(values: Mapping[str, Any], asked: ExperimentSchema) -> Combination:
+def _several(values: Mapping[str, Any], experiment: ExperimentSchema) -> Combination:
     """Several models on `gpus` GPUs, each on the fewest that it fits on."""
     for name in _OF_ONE_MODEL:
         if values[name] not in (None, 1):
@@ -222,13 +234,13 @@ def _several(values: Mapping[str, Any], asked: ExperimentSchema) -> Combination:
                 f"{name} is for one model; several share all GPUs (gpus), each on the fewest that "
                 "it fits on"
             )
-    if asked.rates is None and asked.replay_speeds is None:
+    if experiment.rates is None and experiment.replay_speeds is None:
         raise SloBenchError(
             "what several models carry is not estimated beforehand; give rates (--rates 1,2,4)"
         )
     place = PlacementSpec(values["model"], values["gpu"], tp=1, **_placed_by(values))
-    workload = _workload(values, asked)
-    return Combination(values, workload, place, values["gpus"] or 1, asked=True)
+    workload = _workload(values, experiment)
+    return Combination(values, workload, place, values["gpus"] or 1, instances_given=True)
 
 
 def by_load(choice: SystemChoice, combination: Combination) -> dict[str, Any]:
@@ -283,8 +295,8 @@ def _check_layouts(systems: Sequence[SystemChoice], combinations: Sequence[Combi
             )
         if alone and combination.values["embedder"] is None:
             raise SloBenchError("embed_instances needs an embedder")
-    asked = any(c.values["router"] is not None for c in combinations)
-    if asked and all(choice.decides_itself for choice in systems):
+    router_is_set = any(c.values["router"] is not None for c in combinations)
+    if router_is_set and all(choice.decides_itself for choice in systems):
         raise SloBenchError(f"{systems[0].label} decides across instances itself; leave router out")
     for choice, combination in itertools.product(systems, combinations):
         system = choice.system

@@ -168,7 +168,7 @@ def _cell(
         **{**named, **settled, "workload": combination.workload},
         cell=file_name(parts),
         columns=identity,
-        system=system.asked,
+        system=system.reference,
         parameters={**system.parameters, **chosen},
         placement=combination.place,
         rate_rps=level.rate_rps,
