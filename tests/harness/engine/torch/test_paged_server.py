@@ -349,7 +349,10 @@ def test_torch_server_logprobs_equal_those_of_the_model(
         httpx.post(f"{url}/v1/completions", json={**body, "stream": True}, timeout=60).text
     )
     streamed = [
-        choice["logprobs"] for part in parts for choice in part["choices"] if choice["logprobs"]
+        part_choice["logprobs"]
+        for part in parts
+        for part_choice in part["choices"]
+        if part_choice["logprobs"]
     ]
     assert [entry["token_logprobs"][0] for entry in streamed] == logprobs["token_logprobs"]
     assert [entry["text_offset"][0] for entry in streamed] == logprobs["text_offset"]
