@@ -24,18 +24,23 @@ class Request:
 
 def test_least_recently_used_adapter_is_evicted():
     slots = AdapterSlots([0, 1, 2, 0, NO_ADAPTER], slots=2, load_s=0.5)
-    zero, one, two, zero_again, base = map(Request, range(5))
+    adapter_0, adapter_1, adapter_2, adapter_0_again, base = map(Request, range(5))
     slots.begin([])
-    assert [slots.enter(r) for r in (zero, one, zero_again, base)] == [0.5, 0.5, 0, 0]
-    assert not slots.admits(two)  # the batch has two
-    assert slots.admits(zero_again)
+    assert [slots.enter(r) for r in (adapter_0, adapter_1, adapter_0_again, base)] == [
+        0.5,
+        0.5,
+        0,
+        0,
+    ]
+    assert not slots.admits(adapter_2)  # the batch has two adapters
+    assert slots.admits(adapter_0_again)
     assert slots.admits(base)
-    slots.begin([zero])
-    assert slots.admits(two)
-    assert slots.enter(two) == 0.5  # in place of one
-    slots.begin([zero_again])
-    assert slots.enter(zero) == 0
-    assert slots.enter(one) == 0.5  # in place of two
+    slots.begin([adapter_0])
+    assert slots.admits(adapter_2)
+    assert slots.enter(adapter_2) == 0.5  # in place of adapter 1
+    slots.begin([adapter_0_again])
+    assert slots.enter(adapter_0) == 0
+    assert slots.enter(adapter_1) == 0.5  # in place of adapter 2
     assert slots.loads == 4
 
 
@@ -54,12 +59,15 @@ def on_h100(max_loras=None, rank=16):
 
 def test_slots_take_memory_and_time():
     plain, four, eight = on_h100(), on_h100(4), on_h100(8)
-    lost = [plain.placement.num_gpu_blocks - one.placement.num_gpu_blocks for one in (four, eight)]
+    lost = [
+        plain.placement.num_gpu_blocks - deployment.placement.num_gpu_blocks
+        for deployment in (four, eight)
+    ]
     block_bytes = plain.placement.block_bytes_per_gpu
     assert lost == pytest.approx(
-        [one.lora.slot_bytes / block_bytes for one in (four, eight)], abs=1
+        [deployment.lora.slot_bytes / block_bytes for deployment in (four, eight)], abs=1
     )
-    steps = [one.step_time.model.step_s(8, 8000, ()) for one in (plain, four, eight)]
+    steps = [deployment.step_time.model.step_s(8, 8000, ()) for deployment in (plain, four, eight)]
     read_s = four.lora.slot_bytes / plain.placement.gpu.bandwidth_bytes_per_s
     assert np.diff(steps) == pytest.approx([read_s, read_s])
 
@@ -69,7 +77,7 @@ def test_tables_of_operators_take_the_slots_time_too():
         placed(PlacementSpec("llama-3.1-8b", "h100-80g", 1, max_loras=slots, profile="operators"))
         for slots in (None, 4)
     )
-    steps = [one.step_time.model.step_s(8, 8000, ()) for one in (plain, four)]
+    steps = [deployment.step_time.model.step_s(8, 8000, ()) for deployment in (plain, four)]
     read_s = four.lora.slot_bytes / plain.placement.gpu.bandwidth_bytes_per_s
     assert steps[1] - steps[0] == pytest.approx(read_s)
 

@@ -98,32 +98,32 @@ def _modules() -> list[str]:
 
 
 def test_compiled_modules_exist_and_are_imported_compiled():
-    for module in _modules():
-        assert (ROOT / module).is_file()
-        found = import_module(f"slo_bench.{module.removesuffix('.py').replace('/', '.')}")
-        assert found.__file__.endswith(".py") != core_is_compiled()
+    for path in _modules():
+        assert (ROOT / path).is_file()
+        module = import_module(f"slo_bench.{path.removesuffix('.py').replace('/', '.')}")
+        assert module.__file__.endswith(".py") != core_is_compiled()
 
 
 def _classes() -> set[type]:
-    found = set()
+    classes = set()
     for folder in (core, engine, policies, servers, validation):
         for info in pkgutil.walk_packages(folder.__path__, f"{folder.__name__}."):
             try:
                 module = import_module(info.name)
             except ImportError:  # of torch, vLLM or SGLang
                 continue
-            found.update(one for _, one in inspect.getmembers(module, inspect.isclass))
-    return {one for one in found if one.__module__.startswith("slo_bench.")}
+            classes.update(member for _, member in inspect.getmembers(module, inspect.isclass))
+    return {cls for cls in classes if cls.__module__.startswith("slo_bench.")}
 
 
 def _compiled_bases() -> list[tuple[type, type]]:
     """Classes that stay source, each with a base that is compiled."""
-    compiled = {f"slo_bench.{one.removesuffix('.py').replace('/', '.')}" for one in _modules()}
+    compiled = {f"slo_bench.{path.removesuffix('.py').replace('/', '.')}" for path in _modules()}
     return [
-        (one, base)
-        for one in _classes()
-        if one.__module__ not in compiled
-        for base in one.__mro__[1:]
+        (subclass, base)
+        for subclass in _classes()
+        if subclass.__module__ not in compiled
+        for base in subclass.__mro__[1:]
         if base.__module__ in compiled and not getattr(base, "_is_protocol", False)
     ]
 
@@ -134,8 +134,8 @@ def test_compiled_classes_with_source_subclasses_allow_them():
     for module in _modules():
         for line in ast.parse((ROOT / module).read_text("utf-8")).body:
             if isinstance(line, ast.ClassDef):
-                said = [ast.unparse(one) for one in line.decorator_list]
-                if "mypyc_attr(allow_interpreted_subclasses=True)" in said:
+                decorators = [ast.unparse(decorator) for decorator in line.decorator_list]
+                if "mypyc_attr(allow_interpreted_subclasses=True)" in decorators:
                     allowed.add(line.name)
     assert {base.__name__ for _, base in _compiled_bases()} - allowed == set()
 
@@ -143,9 +143,11 @@ def test_compiled_classes_with_source_subclasses_allow_them():
 def test_subclass_does_not_override_compiled_attribute_by_property():
     """Compiled methods read attributes where they lie, and would not see the property."""
     hidden = []
-    for one, base in _compiled_bases():
+    for subclass, base in _compiled_bases():
         names = {*getattr(base, "__slots__", ()), *getattr(base, "__annotations__", ())}
-        hidden += [(one, name) for name in names if isinstance(vars(one).get(name), property)]
+        hidden += [
+            (subclass, name) for name in names if isinstance(vars(subclass).get(name), property)
+        ]
     assert hidden == []
 
 

@@ -48,9 +48,9 @@ def test_counts_of_an_own_policy_are_columns(tmp_path):
         systems=[str(tmp_path / "counts.py"), "vllm"], rates=[4.0], requests=60, seeds=1
     )
     result = experiment.run(tmp_path / "run")
-    own, vllm = result.rows()
-    even = (result.requests(own["cell"])["output_tokens"] % 2 == 0).sum()
-    assert own["count_even"] == even > 0
+    counts_row, vllm = result.rows()
+    even = (result.requests(counts_row["cell"])["output_tokens"] % 2 == 0).sum()
+    assert counts_row["count_even"] == even > 0
     assert vllm.get("count_even") is None
 
 
@@ -58,11 +58,11 @@ def test_counts_of_an_own_policy_are_columns(tmp_path):
 def test_counter_names_are_valid_column_names(name):
     chosen = SYSTEMS[name]
     parts = (chosen.policy, chosen.cluster, chosen.sharing)
-    for part in (one for one in parts if one is not None):
-        for counter, what in part.mechanisms().items():
+    for part in (policy for policy in parts if policy is not None):
+        for counter, description in part.mechanisms().items():
             assert counter.isidentifier()
             assert counter == counter.lower()
-            assert what
+            assert description
 
 
 PAGES = Path(__file__).parents[3] / "docs" / "papers"
@@ -77,8 +77,8 @@ def test_a_page_of_a_paper_lists_the_counters(name):
     ]
     system = SYSTEMS[name]
     for part in filter(None, (system.policy, system.cluster, system.sharing)):
-        for counter, what in part.mechanisms().items():
-            start = f"| `count_{counter}` | {what} |"
+        for counter, description in part.mechanisms().items():
+            start = f"| `count_{counter}` | {description} |"
             listed = [(page, row) for page, row in rows if row.startswith(start)]
             pages = (
                 " or ".join(dict.fromkeys(page for page, _ in listed)) or "the page of its paper"

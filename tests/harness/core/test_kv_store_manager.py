@@ -40,38 +40,38 @@ def computed(kv_manager, r):
 
 
 def test_prefix_computed_by_one_instance_is_loaded_by_another():
-    store, (one, two) = pair()
-    assert computed(one, request([1, 2, 3], 30)) == (0, 0.0)
+    store, (first, second) = pair()
+    assert computed(first, request([1, 2, 3], 30)) == (0, 0.0)
     assert len(store) == 3
-    assert computed(two, request([1, 2, 4], 30)) == (2, pytest.approx(0.5 + 20 / 100))
-    assert computed(two, request([1, 2, 4], 30)) == (3, 0.0)  # on its own GPU by now
-    assert computed(one, request([1, 2, 4], 30)) == (3, pytest.approx(0.5 + 10 / 100))
-    assert one.free == one.total
-    assert two.free == two.total
+    assert computed(second, request([1, 2, 4], 30)) == (2, pytest.approx(0.5 + 20 / 100))
+    assert computed(second, request([1, 2, 4], 30)) == (3, 0.0)  # on its own GPU by now
+    assert computed(first, request([1, 2, 4], 30)) == (3, pytest.approx(0.5 + 10 / 100))
+    assert first.free == first.total
+    assert second.free == second.total
 
 
 def test_the_last_token_is_always_computed():
-    _, (one, two) = pair()
-    computed(one, request([1, 2], 16))
-    assert two.get_computed_blocks(request([1, 2], 16)) == 1
+    _, (first, second) = pair()
+    computed(first, request([1, 2], 16))
+    assert second.get_computed_blocks(request([1, 2], 16)) == 1
 
 
 def test_unit_evicted_from_the_gpu_stays_in_the_store():
-    store, (one, _) = pair(blocks=4)
-    computed(one, request([1, 2], 16))
-    computed(one, request([3, 4], 16))  # takes all blocks
-    assert 1 not in one.refs
-    units, load_s = computed(one, request([1, 2], 16))
+    store, (first, _) = pair(blocks=4)
+    computed(first, request([1, 2], 16))
+    computed(first, request([3, 4], 16))  # takes all blocks
+    assert 1 not in first.refs
+    units, load_s = computed(first, request([1, 2], 16))
     assert units == 1
     assert load_s > 0
     assert len(store) == 4
 
 
 def test_absent_units_count_as_blocks_to_take():
-    _, (one, two) = pair()
-    computed(one, request([1, 2, 3], 30))
+    _, (first, second) = pair()
+    computed(first, request([1, 2, 3], 30))
     r = request([1, 2, 3], 30)
-    assert two.num_evictable_blocks(r, 3) == 6  # two blocks a unit, none of them here
+    assert second.num_evictable_blocks(r, 3) == 6  # two blocks a unit, none of them here
 
 
 @given(

@@ -67,10 +67,10 @@ def test_exposed_swap_time_of_an_iteration():
 def test_run_pays_first_layer_and_transfer_through_the_store():
     """The second prompt finds 624 of its 640 tokens in the store, on another instance."""
     workload = one_prefix()
-    of = SYSTEMS["banaserve"].with_parameters(
+    banaserve = SYSTEMS["banaserve"].with_parameters(
         prefill_instances=2, decode_instances=2, layer_moves=False, head_moves=False
     )
-    records = simulate(workload, of, PLACEMENT, STEP_TIME, instances=4).records
+    records = simulate(workload, banaserve, PLACEMENT, STEP_TIME, instances=4).records
     host = PLACEMENT.host_link
     store_s = 16 * PLACEMENT.kv_bytes_per_token / host.bandwidth_bytes_per_s
     load_s = host.transfer_s(624 * PLACEMENT.kv_bytes_per_token)
@@ -84,7 +84,7 @@ def test_run_pays_first_layer_and_transfer_through_the_store():
     second_token_s = records.finish_s[0] - records.first_token_s[0]
     assert second_token_s == pytest.approx(read_s + STEP_TIME.step_s(1, 641, ()), rel=1e-3)
     direct = simulate(
-        workload, of.with_parameters(handover="network"), PLACEMENT, STEP_TIME, instances=4
+        workload, banaserve.with_parameters(handover="network"), PLACEMENT, STEP_TIME, instances=4
     ).records
     assert direct.finish_s[0] - direct.first_token_s[0] < second_token_s
 

@@ -42,8 +42,8 @@ def test_transfer_of_no_bytes_is_immediate_and_negative_is_an_error():
 
 def test_senders_to_one_receiver_share_its_link():
     network = SwitchNetwork(TEN)
-    one, two = network.send(0, 2, 10, 0.0), network.send(1, 2, 10, 0.0)
-    assert (one.end_s, two.end_s) == (1.5, 2.5)  # one latency a hop
+    first, second = network.send(0, 2, 10, 0.0), network.send(1, 2, 10, 0.0)
+    assert (first.end_s, second.end_s) == (1.5, 2.5)  # one latency a hop
     assert network.send(2, 2, 10, 0.0).end_s == 0.0
     assert network.send(2, 0, 10, 0.0).end_s == 1.5  # the other direction is free
 
@@ -54,14 +54,14 @@ def test_senders_to_one_receiver_share_its_link():
         max_size=30,
     )
 )
-def test_bytes_and_bandwidth_are_conserved(asked):
+def test_bytes_and_bandwidth_are_conserved(transfers):
     network = SwitchNetwork(TEN)
     now_s = last_s = 0.0
-    for source, target, size, pause in asked:
+    for source, target, size, pause in transfers:
         now_s += pause
         last_s = max(last_s, network.send(source, target, size, now_s).end_s)
     assert network.sent_bytes == network.received_bytes
-    assert network.sent_bytes == sum(n for a, b, n, _ in asked if a != b)
+    assert network.sent_bytes == sum(n for a, b, n, _ in transfers if a != b)
     for k in range(4):
         for link in (network.out(k), network.into(k)):
             assert link.busy_s == pytest.approx(link.carried_bytes / 10)

@@ -65,16 +65,16 @@ def test_fill_below_one_reduces_blocks_of_a_page() -> None:
 
 def test_buffer_pages_are_reserved_for_their_manager() -> None:
     pool = PagePool(10)
-    one = PooledKVCacheManager([pool], PAGE_BYTES, buffer_pages=3)
+    buffered = PooledKVCacheManager([pool], PAGE_BYTES, buffer_pages=3)
     other = PooledKVCacheManager([pool], PAGE_BYTES)
-    assert (pool.free, one.free, other.free) == (7, 10, 7)
+    assert (pool.free, buffered.free, other.free) == (7, 10, 7)
     other.free -= 7
-    assert (one.free, other.free) == (3, 0)  # one can still go on
-    one.free -= 3
-    assert (one.free, pool.free) == (0, 0)
+    assert (buffered.free, other.free) == (3, 0)  # `buffered` can still go on
+    buffered.free -= 3
+    assert (buffered.free, pool.free) == (0, 0)
     other.free += 7
-    one.free += 3
-    one.close()
+    buffered.free += 3
+    buffered.close()
     assert pool.free == 10
 
 
@@ -113,10 +113,10 @@ def test_pages_are_conserved_whatever_managers_take_and_release(
     for which, blocks in moves:
         kv_manager = kv_managers[which % len(kv_managers)]
         free, used = kv_manager.free, kv_manager.used
-        taken = max(-used, min(blocks, free))
-        kv_manager.free -= taken
-        assert kv_manager.used == used + taken
-        assert kv_manager.free == free - taken
+        taken_blocks = max(-used, min(blocks, free))
+        kv_manager.free -= taken_blocks
+        assert kv_manager.used == used + taken_blocks
+        assert kv_manager.free == free - taken_blocks
         assert pool.free >= 0
         assert pool.free + sum(each.held_pages for each in kv_managers) == total
         for size, each in zip(sizes, kv_managers, strict=True):

@@ -22,23 +22,23 @@ samples = st.lists(seconds, min_size=1, max_size=60).map(np.array)
 
 
 def sketch_of(*parts):
-    made = QuantileSketch()
+    sketch = QuantileSketch()
     for part in parts:
-        made.add(np.asarray(part, dtype=np.float64))
-    return made
+        sketch.add(np.asarray(part, dtype=np.float64))
+    return sketch
 
 
 @given(samples)
 def test_quantiles_are_within_the_error(values):
-    found = sketch_of(values).quantiles(SHARES)
-    assert found == pytest.approx(tuple(np.quantile(values, SHARES)), rel=WITHIN)
+    quantiles = sketch_of(values).quantiles(SHARES)
+    assert quantiles == pytest.approx(tuple(np.quantile(values, SHARES)), rel=WITHIN)
 
 
 @given(samples)
 def test_sketch_mean_is_exact(values):
-    made = sketch_of(values)
-    assert made.mean() == pytest.approx(values.mean(), rel=1e-12)
-    assert len(made) == len(values)
+    sketch = sketch_of(values)
+    assert sketch.mean() == pytest.approx(values.mean(), rel=1e-12)
+    assert len(sketch) == len(values)
 
 
 @given(st.lists(samples, min_size=1, max_size=5), st.randoms())
@@ -67,22 +67,22 @@ def test_weighted_values_equal_repeated_values(pairs):
         tuple(np.quantile(repeated, SHARES)), rel=WITHIN
     )
     # A sketch as weighted values: what the gaps between tokens are summarised to.
-    exact, found = Gaps(values, times), Gaps(*weighted.values())
+    exact, summarised = Gaps(values, times), Gaps(*weighted.values())
     for share in SHARES:
-        assert found.quantile_s(share) == pytest.approx(exact.quantile_s(share), rel=WITHIN)
+        assert summarised.quantile_s(share) == pytest.approx(exact.quantile_s(share), rel=WITHIN)
 
 
 @given(samples, seconds)
-def test_shares_above_are_within_the_relative_error(values, of):
-    share = float(sketch_of(values).shares_above(np.array([of]))[0])
-    low, high = of * (1 - WITHIN), of * (1 + WITHIN)
+def test_shares_above_are_within_the_relative_error(values, threshold):
+    share = float(sketch_of(values).shares_above(np.array([threshold]))[0])
+    low, high = threshold * (1 - WITHIN), threshold * (1 + WITHIN)
     assert (values > high).mean() - 1e-12 <= share <= (values > low).mean() + 1e-12
 
 
 def test_equal_values_are_exact_and_infinite_ones_are_ignored():
-    made = sketch_of([0.15, math.nan, 0.15, math.inf])
-    assert made.quantiles((0.5, 0.99)) == (0.15, 0.15)
-    assert len(made) == 2
+    sketch = sketch_of([0.15, math.nan, 0.15, math.inf])
+    assert sketch.quantiles((0.5, 0.99)) == (0.15, 0.15)
+    assert len(sketch) == 2
 
 
 def test_bucket_widths_stay_within_the_relative_error():
@@ -90,20 +90,20 @@ def test_bucket_widths_stay_within_the_relative_error():
     for k in range(60):
         value = 1.0003**k
         larger = value * (1 + 1.05 * RELATIVE_ERROR)
-        found = sketch_of([value] * 999, [larger]).quantiles((1.0,))
-        assert found == pytest.approx((larger,), rel=WITHIN)
+        quantiles = sketch_of([value] * 999, [larger]).quantiles((1.0,))
+        assert quantiles == pytest.approx((larger,), rel=WITHIN)
 
 
 def test_values_beyond_the_range_are_clamped():
-    made = sketch_of([0.0, 0.0, 1e-12, 3e9])
-    assert len(made) == 4
-    assert made.quantiles((0.0,))[0] == pytest.approx(0.0, abs=LEAST_S)
-    assert made.quantiles((1.0,))[0] == 3e9
+    sketch = sketch_of([0.0, 0.0, 1e-12, 3e9])
+    assert len(sketch) == 4
+    assert sketch.quantiles((0.0,))[0] == pytest.approx(0.0, abs=LEAST_S)
+    assert sketch.quantiles((1.0,))[0] == 3e9
 
 
 def test_empty_sketch_has_nan_quantiles_and_mean():
     assert all(math.isnan(value) for value in QuantileSketch().quantiles(SHARES))
     assert math.isnan(QuantileSketch().mean())
-    made = QuantileSketch()
-    made.add(np.array([math.nan]))
-    assert not len(made)
+    sketch = QuantileSketch()
+    sketch.add(np.array([math.nan]))
+    assert not len(sketch)

@@ -47,10 +47,10 @@ def test_figures_of_no_gaps_are_nan():
 def test_quantile_is_the_inverted_distribution(pairs, q):
     g = gaps(*pairs)
     values = np.repeat(g.gap_s, g.count)
-    at = g.quantile_s(q)
+    quantile_s = g.quantile_s(q)
     # Sums of counts are exact; q times their sum may be off by rounding.
-    assert (values <= at).mean() >= q - 1e-9
-    assert (values < at).mean() <= q + 1e-9
+    assert (values <= quantile_s).mean() >= q - 1e-9
+    assert (values < quantile_s).mean() <= q + 1e-9
 
 
 def test_gaps_of_a_single_request_are_its_steps(serve_each_way, requests):

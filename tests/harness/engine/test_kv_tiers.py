@@ -47,8 +47,11 @@ def test_prefix_evicted_from_the_gpu_is_read_back_from_host_memory(name):
 
 def test_disk_tier_is_below_host_memory_and_slower():
     block_bytes = served()[0].block_bytes_per_gpu
-    one = 64 * block_bytes / GIB  # host memory for one prompt
-    results = [served(kv_offload_gib=h, kv_disk_gib=d)[1] for h, d in ((one, 0), (one, 1), (0, 1))]
+    host_gib = 64 * block_bytes / GIB  # host memory for one prompt
+    results = [
+        served(kv_offload_gib=h, kv_disk_gib=d)[1]
+        for h, d in ((host_gib, 0), (host_gib, 1), (0, 1))
+    ]
     hits = [result.records.cached_tokens.tolist()[2:] for result in results]
     assert max(hits[0]) < PROMPT / 2
     assert hits[1:] == [[PROMPT, PROMPT], [PROMPT, PROMPT]]
@@ -60,16 +63,16 @@ def test_each_instance_has_tiers_of_its_own():
     place = placed(
         PlacementSpec("llama-3.1-8b", "h100-80g", 1, num_gpu_blocks=80, kv_offload_gib=1.0)
     )
-    one = dataclasses.replace(LOAD, prefix_blocks=[LOAD.prefix_blocks[0]] * 4)
-    made = simulate(
-        one,
+    workload = dataclasses.replace(LOAD, prefix_blocks=[LOAD.prefix_blocks[0]] * 4)
+    result = simulate(
+        workload,
         system("vllm"),
         place.placement,
         place.step_time.model,
         instances=2,
         router="round-robin",
     )
-    assert made.records.cached_tokens.tolist() == [0, 0, PROMPT, PROMPT]
+    assert result.records.cached_tokens.tolist() == [0, 0, PROMPT, PROMPT]
 
 
 @pytest.mark.parametrize(("name", "problem"), [("vllm-v0", "no prefix cache"), ("mooncake", "own")])

@@ -305,13 +305,13 @@ def test_sglang_retracts_the_request_with_fewest_output_tokens(serve_each_way, r
     assert served.records.preemptions_recompute.tolist() == [0, 1]
 
 
-@pytest.mark.parametrize(("most", "first_scheduled_s"), [(96, 1), (128, 2)])
+@pytest.mark.parametrize(("max_tokens", "first_scheduled_s"), [(96, 1), (128, 2)])
 def test_sglang_reserves_blocks_for_expected_output_tokens(
-    serve, requests, most, first_scheduled_s
+    serve, requests, max_tokens, first_scheduled_s
 ):
     # Of 10 blocks one is taken. The second needs 4, and half of what both may still produce:
     # (64 + 96) / 2 tokens are 5 blocks, (64 + 128) / 2 are 6.
-    workload = requests((0, 16, 2), (0.5, 64, 1), max_output_tokens=[64, most])
+    workload = requests((0, 16, 2), (0.5, 64, 1), max_output_tokens=[64, max_tokens])
     served = serve(workload, Sglang(new_token_ratio=0.5), num_gpu_blocks=10)
     assert served.records.first_scheduled_s.tolist() == [0, first_scheduled_s]
 
@@ -345,8 +345,8 @@ def test_static_queue_key_that_reads_the_clock_is_an_error(serve_each_way, reque
         def queue_key(self, r, view):
             return r.arrival_s - view.now_s
 
-    said = rf"queue_key of Oldest reads view.now_s, but queue_order is '{order}'.*\"dynamic\""
-    with pytest.raises(SloBenchError, match=said):
+    pattern = rf"queue_key of Oldest reads view.now_s, but queue_order is '{order}'.*\"dynamic\""
+    with pytest.raises(SloBenchError, match=pattern):
         serve_each_way(requests(*PAIR), Oldest())
 
 

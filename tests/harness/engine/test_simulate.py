@@ -23,7 +23,7 @@ from slo_bench.workloads.errors import SloBenchError, UnknownNameError
 from slo_bench.workloads.workload import Workload
 
 CACHED = System("vllm", Vllm(), prefix_cache=True)
-SIMULATED = [name for name, found in SYSTEMS.items() if not (found.cluster or found.sharing)]
+SIMULATED = [name for name, stock in SYSTEMS.items() if not (stock.cluster or stock.sharing)]
 
 
 @dataclass(frozen=True)
@@ -294,14 +294,16 @@ def test_simulation_of_the_same_input_repeats_exactly(serve):
 @pytest.mark.parametrize("columns", [{}, {"concurrency": 3}])
 @pytest.mark.parametrize("instances", [1, 2])
 def test_progress_reaches_the_number_of_requests(serve, columns, instances):
-    told = []
+    reports = []
     workload = drawn(3)
     if columns:
         workload = Workload(
             workload.arrival_s, workload.prompt_tokens, workload.output_tokens, **columns
         )
-    serve(workload, Vllm(), instances=instances, progress=lambda n, now_s: told.append((n, now_s)))
-    ended = [n for n, _ in told]
+    serve(
+        workload, Vllm(), instances=instances, progress=lambda n, now_s: reports.append((n, now_s))
+    )
+    ended = [n for n, _ in reports]
     assert ended[-1] == 60
     assert all(a <= b for a, b in itertools.pairwise(ended))
 

@@ -241,15 +241,17 @@ def test_step_comparison_workload_preempts_swaps_stalls_and_shares_prefixes():
     workload = Workload(
         np.cumsum(rng.exponential(0.01, n)), rng.integers(50, 200, n), rng.integers(50, 300, n)
     )
-    seen = {}
+    preemptions = {}
     for case in ("vllm", "vllm-v0", "vllm-swap", "sarathi", "sglang"):
         placement = SmallMemory(90, 40)
         records = simulate(workload, CASES[case](64), placement, STEP_TIME).records
-        seen[case] = (
+        preemptions[case] = (
             int(records.preemptions_swap.sum()),
             int(records.preemptions_recompute.sum()),
         )
-    swapped = {case: swaps for case, (swaps, _) in seen.items() if swaps}
+    swapped = {case: swaps for case, (swaps, _) in preemptions.items() if swaps}
     assert list(swapped) == ["vllm-swap"]
     assert swapped["vllm-swap"] > 10
-    assert all(recomputed > 10 for case, (_, recomputed) in seen.items() if case not in swapped)
+    assert all(
+        recomputed > 10 for case, (_, recomputed) in preemptions.items() if case not in swapped
+    )

@@ -129,8 +129,8 @@ def test_no_request_that_fits_waits_after_an_admission(name, workload, blocks, b
         batch_now = len(self.decoding) + len(self.prefilling) + len(self.pending_free)
         pending = sum(r.target_tokens - r.kv_tokens for r in self.prefilling)
         room = limits.token_budget - (len(self.decoding) if limits.mixed_batches else 0)
-        taken = self._growth(limits) if limits.mixed_batches or not self.prefilling else 0
-        free = self.kv_manager.free - taken - limits.watermark_blocks
+        growth_blocks = self._growth(limits) if limits.mixed_batches or not self.prefilling else 0
+        free = self.kv_manager.free - growth_blocks - limits.watermark_blocks
         if not self.waiting.live:
             return again
         need = self.kv_manager.blocks
@@ -138,7 +138,7 @@ def test_no_request_that_fits_waits_after_an_admission(name, workload, blocks, b
         whole = limits.chunked or not pending or pending + r.target_tokens <= room
         seat = batch_now < limits.max_seqs and pending < room
         assert not (seat and whole and need(r.target_tokens) <= free), r
-        if name == "ascendra-lp" and seat and need(r.target_tokens) > free + taken:
+        if name == "ascendra-lp" and seat and need(r.target_tokens) > free + growth_blocks:
             assert all(need(other.target_tokens) > free for other in self.waiting)
         return again
 

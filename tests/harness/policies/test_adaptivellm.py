@@ -182,14 +182,14 @@ def test_last_comer_is_preempted_without_fairness(serve_each_way, requests):
 def test_engine_uses_the_cheaper_preemption_mode(
     serve_each_way, requests, swap_s_per_block, num_cpu_blocks, swaps, recomputes
 ):
-    found = preempted(
+    preemptions = preempted(
         serve_each_way,
         requests,
         AdaptiveLlm(),
         swap_s_per_block=swap_s_per_block,
         num_cpu_blocks=num_cpu_blocks,
     )
-    assert found == (swaps, recomputes)
+    assert preemptions == (swaps, recomputes)
 
 
 @pytest.mark.parametrize(("s_per_token", "how"), [(0.01, "swap"), (0.02, "recompute")])
@@ -360,17 +360,17 @@ def test_suite_equals_the_published_setup():
     cells = Experiment.suite("adaptivellm").plan().cells
     assert len(cells) == 12 * 3 * 3  # groups, systems, seeds
     for place in {cell.placement for cell in cells}:
-        found = placed(place).placement
-        assert (found.num_gpu_blocks, found.num_cpu_blocks, found.gpus) == (128, 64, 1)
+        placement = placed(place).placement
+        assert (placement.num_gpu_blocks, placement.num_cpu_blocks, placement.gpus) == (128, 64, 1)
     means = dict.fromkeys(
         float(workload_of(cell).prompt_tokens.mean()) for cell in cells if cell.seed == 0
     )
     assert list(means) == pytest.approx([17.02, 19.66, 340.48], rel=0.05)
     for cell in cells[:9:3]:
-        made = workload_of(cell)
-        assert len(made) == 1000
-        assert not made.arrival_s.any()
-        assert (made.output_tokens == 64).all()
+        workload = workload_of(cell)
+        assert len(workload) == 1000
+        assert not workload.arrival_s.any()
+        assert (workload.output_tokens == 64).all()
 
 
 def served(dataset, name, **parameters):

@@ -38,7 +38,7 @@ def served(workload: Workload, policy: Autoscaled, instances: int = 3):
 
 
 @pytest.mark.parametrize(
-    ("requests", "on", "wanted"),
+    ("requests", "on", "desired"),
     [
         (100, 1, 4),
         (32, 1, 1),
@@ -50,9 +50,9 @@ def served(workload: Workload, policy: Autoscaled, instances: int = 3):
         (65, 3, 3),
     ],
 )
-def test_wanted_instances_follow_the_rule_of_kubernetes(requests, on, wanted):
+def test_wanted_instances_follow_the_rule_of_kubernetes(requests, on, desired):
     """ceil(on · requests per instance / 32); 35 is within a tenth of 32, 65 of 96 is not."""
-    assert Autoscaled(target_requests=32).wanted(requests, on) == wanted
+    assert Autoscaled(target_requests=32).wanted(requests, on) == desired
 
 
 def test_started_instances_serve_after_their_start_and_are_paid_from_the_decision():
@@ -83,8 +83,8 @@ def controlled(policy: Autoscaled, cluster: Mock, requests: list[int], now_s: fl
     for instance, n in zip(cluster.instances, requests, strict=True):
         instance.n_requests = n
     return [
-        f"{'stop' if one.startup_s is None else 'start'} {one.instance.index}"
-        for one in policy.control_step(cluster)
+        f"{'stop' if action.startup_s is None else 'start'} {action.instance.index}"
+        for action in policy.control_step(cluster)
     ]
 
 

@@ -50,7 +50,9 @@ def test_decode_stays_on_the_host_of_its_prefill_while_there_is_room():
     assert np.median(network.records.transfer_s) >= kv_s
     assert 0.1 < (far.records.transfer_s >= kv_s).mean() < 0.9  # about half of them cross
     prefilled, decoded = near.instances[:2], near.instances[2:]
-    assert [one.role for one in (*prefilled, *decoded)] == ["prefill"] * 2 + ["decode"] * 2
+    assert [instance.role for instance in (*prefilled, *decoded)] == ["prefill"] * 2 + [
+        "decode"
+    ] * 2
 
 
 def test_distserve_nodes_are_refused_on_servers():

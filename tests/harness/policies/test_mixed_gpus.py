@@ -12,7 +12,7 @@ from slo_bench.workloads.errors import SloBenchError
 
 
 def experiment(**changes):
-    given = {"second_instances": 1, "second_gpu": "a100-80g"} | changes
+    parameters = {"second_instances": 1, "second_gpu": "a100-80g"} | changes
     return Experiment(
         systems=["mixed-gpus"],
         rates=[6.0],
@@ -20,7 +20,7 @@ def experiment(**changes):
         seeds=1,
         instances=2,
         gpu="h100-80g",
-        parameters={"mixed-gpus": given},
+        parameters={"mixed-gpus": parameters},
     )
 
 
@@ -31,15 +31,15 @@ def result(**changes):
 
 
 def test_each_instance_has_the_gpu_and_the_step_times_of_its_role():
-    _, found = result(routing="requests")
-    places = [one.placement for one in found.instances]
+    _, run = result(routing="requests")
+    places = [instance.placement for instance in run.instances]
     assert [place.gpu.name for place in places] == ["h100-80g", "a100-80g"]
-    assert [one.role for one in found.instances] == ["first", "second"]
-    records = found.records
+    assert [instance.role for instance in run.instances] == ["first", "second"]
+    records = run.records
     alone = {}
     for kind in ("h100-80g", "a100-80g"):
-        one = Experiment(systems=["vllm"], gpu=kind, rates=[0.01], requests=5, seeds=1)
-        (cell,) = one.plan().cells
+        single_gpu = Experiment(systems=["vllm"], gpu=kind, rates=[0.01], requests=5, seeds=1)
+        (cell,) = single_gpu.plan().cells
         workload = workload_of(cell)
         alone[kind] = float(np.nanmedian(simulated(cell, workload, None).records.tpot_s))
     first = float(np.nanmedian(records.tpot_s[records.instance == 0]))
@@ -49,10 +49,10 @@ def test_each_instance_has_the_gpu_and_the_step_times_of_its_role():
 
 def test_routing_by_step_times_sends_more_to_the_fast_gpu():
     _, counted = result(routing="requests")
-    _, known = result(routing="step-times")
-    share = [(one.records.instance == 0).mean() for one in (counted, known)]
+    _, timed = result(routing="step-times")
+    share = [(run.records.instance == 0).mean() for run in (counted, timed)]
     assert share[1] > share[0]
-    assert known.records.e2e_s.mean() < counted.records.e2e_s.mean()
+    assert timed.records.e2e_s.mean() < counted.records.e2e_s.mean()
 
 
 def test_cost_sums_both_gpu_kinds(tmp_path):

@@ -36,8 +36,8 @@ def served(workload: Workload, instances: int = 2, **parameters):
 
 def origins(policy: MultiSite, at_s: float, n: int = 4000) -> list[float]:
     """Share of each site in the requests that arrive at `at_s`."""
-    found = Counter(policy.origin(Mock(id=k, arrival_s=at_s)) for k in range(n))
-    return [found[f"site-{k}"] / n for k in range(policy.sites)]
+    counts = Counter(policy.origin(Mock(id=k, arrival_s=at_s)) for k in range(n))
+    return [counts[f"site-{k}"] / n for k in range(policy.sites)]
 
 
 def test_site_origins_follow_the_busiest_site_over_time():
@@ -58,10 +58,10 @@ def test_crossing_request_pays_one_round_trip():
     # Fewest requests: the first instance, also for those of site 1.
     crossing = served(load(10, 30.0), imbalance=0.0, round_trip_s=0.3, routing="requests")
     assert set(crossing.records.instance) == {0}
-    of = [MultiSite(imbalance=0.0).origin(Mock(id=k, arrival_s=0.0)) for k in range(10)]
+    sites = [MultiSite(imbalance=0.0).origin(Mock(id=k, arrival_s=0.0)) for k in range(10)]
     slower_s = crossing.records.ttft_s - at_home.records.ttft_s
-    assert slower_s == pytest.approx([0.0 if site == "site-0" else 0.3 for site in of])
-    assert crossing.counts["crossings"] == of.count("site-1")
+    assert slower_s == pytest.approx([0.0 if site == "site-0" else 0.3 for site in sites])
+    assert crossing.counts["crossings"] == sites.count("site-1")
 
 
 def test_router_crosses_only_for_a_gain_above_the_round_trip():

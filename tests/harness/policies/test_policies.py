@@ -45,20 +45,20 @@ def test_policy_docstring_names_its_source(module):
 def test_policy_is_a_frozen_dataclass(policy):
     assert policy.__doc__
     assert policy.__dataclass_params__.frozen
-    made = policy()
-    name = dataclasses.fields(made)[0].name
+    default = policy()
+    name = dataclasses.fields(default)[0].name
     with pytest.raises(dataclasses.FrozenInstanceError):
-        setattr(made, name, getattr(made, name))
+        setattr(default, name, getattr(default, name))
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda p: p.__name__)
 def test_policy_parameters_have_ranges_that_work(policy):
     """Every field is a parameter with a range, its default inside; the ends of the range work."""
-    made = policy()
+    default = policy()
     bounds = policy.bounds()
-    assert set(bounds) | OF_THE_CONTROLLER >= {f.name for f in dataclasses.fields(made)}
+    assert set(bounds) | OF_THE_CONTROLLER >= {f.name for f in dataclasses.fields(default)}
     for name, b in bounds.items():
-        value = getattr(made, name)
+        value = getattr(default, name)
         b.check(name, value)
         if b.choices:
             ends = b.choices
@@ -69,7 +69,7 @@ def test_policy_parameters_have_ranges_that_work(policy):
             assert b.low > 0 or not b.log
             ends = (type(value)(b.low), type(value)(b.high))
         for end in ends:
-            assert getattr(made.with_parameters(**{name: end}), name) == end
+            assert getattr(default.with_parameters(**{name: end}), name) == end
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda p: p.__name__)

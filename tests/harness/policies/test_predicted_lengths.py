@@ -29,15 +29,17 @@ def crowd(n=60):
 
 @pytest.mark.parametrize("name", [n for n, s in SYSTEMS.items() if s.sharing is None])
 def test_systems_that_declare_predicted_lengths_read_them(name, serve, monkeypatch):
-    asked = []
+    calls = []
     for hook in ("output_tokens", "output_tokens_p90"):
-        told = getattr(ModelledPredictions, hook)
+        original = getattr(ModelledPredictions, hook)
         monkeypatch.setattr(
-            ModelledPredictions, hook, lambda self, r, told=told: asked.append(r) or told(self, r)
+            ModelledPredictions,
+            hook,
+            lambda self, r, original=original: calls.append(r) or original(self, r),
         )
-    found = SYSTEMS[name].with_parameters(**PARAMETERS.get(name, {}))
-    if found.cluster is not None:
-        found = dataclasses.replace(found, cluster=None)
-    reserves = isinstance(found.policy, StaticPolicy)
-    serve(crowd(), found, num_gpu_blocks=40 if not reserves else 200)
-    assert bool(asked) == found.policy.uses_predicted_lengths
+    system = SYSTEMS[name].with_parameters(**PARAMETERS.get(name, {}))
+    if system.cluster is not None:
+        system = dataclasses.replace(system, cluster=None)
+    reserves = isinstance(system.policy, StaticPolicy)
+    serve(crowd(), system, num_gpu_blocks=40 if not reserves else 200)
+    assert bool(calls) == system.policy.uses_predicted_lengths

@@ -21,11 +21,11 @@ STOCK = (
 
 @pytest.mark.parametrize("name", STOCK)
 def test_stock_system_is_found_by_name(name):
-    found = system(name)
-    assert found is SYSTEMS[name]
-    assert found.name == name
-    assert isinstance(found.policy, Policy | StaticPolicy)
-    assert found.source
+    stock = system(name)
+    assert stock is SYSTEMS[name]
+    assert stock.name == name
+    assert isinstance(stock.policy, Policy | StaticPolicy)
+    assert stock.source
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
@@ -86,11 +86,11 @@ def file(tmp_path):
 
 
 def test_system_of_a_file_with_one_policy(file):
-    found = system(file(ONE))
-    assert found.name == "my-policy"
-    assert type(found.policy).__name__ == "ShortestFirst"
-    assert found.parameters() == {"weight": 1.0}
-    assert found.description == "Shortest prompt first."
+    my_policy = system(file(ONE))
+    assert my_policy.name == "my-policy"
+    assert type(my_policy.policy).__name__ == "ShortestFirst"
+    assert my_policy.parameters() == {"weight": 1.0}
+    assert my_policy.description == "Shortest prompt first."
 
 
 def test_system_of_a_file_serves_requests(file, serve, requests):
@@ -162,9 +162,11 @@ def test_missing_policy_file_is_refused(tmp_path):
 @pytest.fixture
 def installed(monkeypatch):
     def offer(**values: str) -> None:
-        found = [EntryPoint(n, v, systems.ENTRY_POINT_GROUP) for n, v in values.items()]
-        asked = {"group": systems.ENTRY_POINT_GROUP}
-        monkeypatch.setattr(systems, "entry_points", lambda **kw: found if kw == asked else [])
+        entry_points = [EntryPoint(n, v, systems.ENTRY_POINT_GROUP) for n, v in values.items()]
+        filters = {"group": systems.ENTRY_POINT_GROUP}
+        monkeypatch.setattr(
+            systems, "entry_points", lambda **kw: entry_points if kw == filters else []
+        )
 
     return offer
 

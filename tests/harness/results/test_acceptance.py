@@ -65,10 +65,10 @@ def test_acceptance_of_a_run_folder(tmp_path):
     (tmp_path / "cells.csv").write_text(table)
     # 100 drafts in 200 steps; 80 of them pass position 1, 40 of those position 2.
     assert acceptance_of(tmp_path) == "ngram:2@0.8/0.5*0.5<64"
-    asked = ExperimentSchema(
+    experiment = ExperimentSchema(
         systems="vllm", gpu="h100-80g", rates=1, speculation=f"ngram:2@{tmp_path}<64"
     )
-    planned = plan(asked)
+    planned = plan(experiment)
     assert planned.resolved.speculation == ("ngram:2@0.8/0.5*0.5<64",)
     assert {cell.placement.speculation for cell in planned.cells} == {"ngram:2@0.8/0.5*0.5<64"}
     settled = parse_speculation(acceptance_of(tmp_path))
@@ -79,7 +79,10 @@ def test_acceptance_of_one_method_counts_its_own_cells_only(tmp_path):
     """Of each only its own cells count."""
     cells = {"none": [0, 0, 0], "ngram:2": [100, 80, 40], "to/draft:2": [100, 50, 10]}
     rows = ["cell,speculation,server_drafts,server_accepted_1,server_accepted_2"]
-    rows += [f"c{k},{name},{','.join(map(str, of))}" for k, (name, of) in enumerate(cells.items())]
+    rows += [
+        f"c{k},{name},{','.join(map(str, counters))}"
+        for k, (name, counters) in enumerate(cells.items())
+    ]
     (tmp_path / "cells.csv").write_text("\n".join(rows) + "\n")
     assert acceptance_of(tmp_path) == "ngram:2@0.8/0.5<64"
     draft = with_acceptance(parse_speculation(f"to/draft:2@{tmp_path}"))

@@ -56,8 +56,8 @@ def made(folder, make):
 
 def content(folder):
     """What a run found, without when."""
-    found = {p.relative_to(folder): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
-    return {name: data for name, data in found.items() if name.name != "environment.json"}
+    files = {p.relative_to(folder): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    return {name: data for name, data in files.items() if name.name != "environment.json"}
 
 
 def report(folder):
@@ -66,8 +66,10 @@ def report(folder):
 
 def compared(folder):
     """With the whole one that lies beside it."""
-    found = compare(read_results(folder.parent / "before"), read_results(folder), replicates=100)
-    return comparison_json(found), judge_comparison(found, 0.05)
+    comparison = compare(
+        read_results(folder.parent / "before"), read_results(folder), replicates=100
+    )
+    return comparison_json(comparison), judge_comparison(comparison, 0.05)
 
 
 def logged(folder):
@@ -79,8 +81,8 @@ def run_on(experiment):
 
 
 def searched_on(folder):
-    found = search_capacity(sweep(0, rates=None, requests=100), folder, options=QUICK, resume=True)
-    return [{k: v for k, v in row.items() if k != "wall_s"} for row in found.rows()]
+    search = search_capacity(sweep(0, rates=None, requests=100), folder, options=QUICK, resume=True)
+    return [{k: v for k, v in row.items() if k != "wall_s"} for row in search.rows()]
 
 
 def told(reader, place):
@@ -106,13 +108,18 @@ def check(folder, readers, work, under="", named=None):
             for reader in readers:
                 shutil.copytree(folder.path, place)
                 damage(place / name, folder.other_file(name))
-                found, said = told(reader, place)
-                if said is None:
-                    assert found == before[reader], (name, how, reader)
+                answer, message = told(reader, place)
+                if message is None:
+                    assert answer == before[reader], (name, how, reader)
                     same += 1
                 else:
                     either = (name.name, (named or {}).get(name.name, name.name))
-                    assert any(one in said for one in either), (name, how, reader, said)
+                    assert any(file_name in message for file_name in either), (
+                        name,
+                        how,
+                        reader,
+                        message,
+                    )
                     refused += 1
                 shutil.rmtree(place)
     return refused, same
@@ -129,8 +136,8 @@ def test_damaged_sweep_folder_is_named_or_read_as_before(records, tmp_path):
     folder = made(tmp_path / "made", lambda path, seed: of(seed).run(path, jobs=1))
     readers = [report, compared, logged, run_on(of(0))]
     # All else is the same as with CSV.
-    found = check(folder, readers, tmp_path, under="requests" if records == "parquet" else "")
-    assert found == {"csv": (93, 27), "parquet": (15, 5)}[records]
+    tallies = check(folder, readers, tmp_path, under="requests" if records == "parquet" else "")
+    assert tallies == {"csv": (93, 27), "parquet": (15, 5)}[records]
 
 
 def tuned(folder, seed, confirm=False):
@@ -147,8 +154,8 @@ def tuned(folder, seed, confirm=False):
 
 def tuned_on(folder):
     experiment, settings = load(folder / "tune.toml")
-    found = tune(experiment, settings, folder, resume=True).plain()
-    return timeless(found, folder)
+    plain = tune(experiment, settings, folder, resume=True).plain()
+    return timeless(plain, folder)
 
 
 def tuning_report(folder):

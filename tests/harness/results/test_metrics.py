@@ -37,7 +37,7 @@ def records(arrival, first, finish, tokens, outcome=None, **more):
     return dataclasses.replace(Records.empty(n), **(columns | more))
 
 
-def result(what, **totals):
+def result(request_records, **totals):
     figures = {
         "makespan_s": 10.0,
         "busy_s": 5.0,
@@ -49,7 +49,7 @@ def result(what, **totals):
         "kv_cache_usage_mean": 0.25,
     } | totals
     nothing = Timeline(floats(), ints(), ints(), floats())
-    return Result(what, Gaps(floats(0.1, 0.2), ints(99, 1)), nothing, Totals(**figures))
+    return Result(request_records, Gaps(floats(0.1, 0.2), ints(99, 1)), nothing, Totals(**figures))
 
 
 def workload(arrival, *, tokens=None, **columns):

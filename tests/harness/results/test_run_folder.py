@@ -64,12 +64,12 @@ def test_a_row_that_stands_twice_is_refused_with_its_line(tmp_path):
             folder.add(cell, {"cell": cell, "n": 1})
     lines = (run / "cells.csv").read_text().splitlines(keepends=True)
     (run / "cells.csv").write_text("".join([*lines, lines[2]]))
-    told = r"repeats the cell b of line 3; take one line out \(.*cells.csv, line 5\)"
-    with pytest.raises(SloBenchError, match=told):
+    pattern = r"repeats the cell b of line 3; take one line out \(.*cells.csv, line 5\)"
+    with pytest.raises(SloBenchError, match=pattern):
         read_rows(run / "cells.csv")
-    with pytest.raises(SloBenchError, match=told), opened(run, resume=True):
+    with pytest.raises(SloBenchError, match=pattern), opened(run, resume=True):
         pass
-    with pytest.raises(SloBenchError, match=told):
+    with pytest.raises(SloBenchError, match=pattern):
         _ = RunResult(run).cells
 
 

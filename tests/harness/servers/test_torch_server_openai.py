@@ -37,31 +37,31 @@ def client(tmp_path_factory: pytest.TempPathFactory, embedder: Path) -> Iterator
 
 
 def test_openai_client_lists_models(client: Any, embedder: Path) -> None:
-    assert [one.id for one in client.models.list()] == ["tiny", embedder.name]
+    assert [model.id for model in client.models.list()] == ["tiny", embedder.name]
     assert client.models.retrieve("tiny").id == "tiny"
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("gpt-4")
 
 
 def test_openai_client_chats_with_logprobs(client: Any) -> None:
-    told = {"model": "tiny", "messages": MESSAGES, "max_completion_tokens": 6, "seed": 1}
-    whole = client.chat.completions.create(**told, n=2, logprobs=True, top_logprobs=2)
-    assert [one.index for one in whole.choices] == [0, 1]
+    request = {"model": "tiny", "messages": MESSAGES, "max_completion_tokens": 6, "seed": 1}
+    whole = client.chat.completions.create(**request, n=2, logprobs=True, top_logprobs=2)
+    assert [choice.index for choice in whole.choices] == [0, 1]
     assert whole.usage.completion_tokens == 12
     for choice in whole.choices:
         content = choice.logprobs.content
         assert len(content) == 6
-        assert "".join(one.token for one in content) == choice.message.content
-        assert all(len(one.top_logprobs) == 2 for one in content)
-        assert all(one.logprob <= 0 for one in content)
+        assert "".join(entry.token for entry in content) == choice.message.content
+        assert all(len(entry.top_logprobs) == 2 for entry in content)
+        assert all(entry.logprob <= 0 for entry in content)
 
 
 def test_openai_client_streams_with_usage(client: Any) -> None:
-    told = {"model": "tiny", "messages": MESSAGES, "max_tokens": 6, "temperature": 0}
-    whole = client.chat.completions.create(**told)
+    request = {"model": "tiny", "messages": MESSAGES, "max_tokens": 6, "temperature": 0}
+    whole = client.chat.completions.create(**request)
     options = {"include_usage": True}
-    parts = list(client.chat.completions.create(**told, stream=True, stream_options=options))
-    text = "".join(one.delta.content or "" for part in parts for one in part.choices)
+    parts = list(client.chat.completions.create(**request, stream=True, stream_options=options))
+    text = "".join(choice.delta.content or "" for part in parts for choice in part.choices)
     assert text == whole.choices[0].message.content
     assert parts[-1].usage == whole.usage
     assert all(part.usage is None for part in parts[:-1])
@@ -69,25 +69,25 @@ def test_openai_client_streams_with_usage(client: Any) -> None:
 
 
 def test_openai_client_completes_several_prompts(client: Any) -> None:
-    told = {"model": "tiny", "prompt": ["a", "b"], "max_tokens": 3, "temperature": 0}
-    whole = client.completions.create(**told, n=2, echo=True)
-    assert [one.text[0] for one in whole.choices] == ["a", "a", "b", "b"]
-    whole = client.completions.create(**told, logprobs=2)
+    request = {"model": "tiny", "prompt": ["a", "b"], "max_tokens": 3, "temperature": 0}
+    whole = client.completions.create(**request, n=2, echo=True)
+    assert [choice.text[0] for choice in whole.choices] == ["a", "a", "b", "b"]
+    whole = client.completions.create(**request, logprobs=2)
     assert len(whole.choices[1].logprobs.top_logprobs) == 3
 
 
 def test_openai_client_embeds(client: Any, embedder: Path) -> None:
-    told = {"model": embedder.name, "input": [[5, 6, 7], [8, 9]]}
-    encoded = client.embeddings.create(**told)  # base64, by default
-    plain = client.embeddings.create(**told, encoding_format="float")
-    for one, other in zip(encoded.data, plain.data, strict=True):
-        assert one.embedding == pytest.approx(other.embedding, abs=1e-6)
+    request = {"model": embedder.name, "input": [[5, 6, 7], [8, 9]]}
+    encoded = client.embeddings.create(**request)  # base64, by default
+    plain = client.embeddings.create(**request, encoding_format="float")
+    for from_base64, plain_entry in zip(encoded.data, plain.data, strict=True):
+        assert from_base64.embedding == pytest.approx(plain_entry.embedding, abs=1e-6)
 
 
 def test_openai_client_gets_errors_of_its_classes(client: Any) -> None:
-    told = {"model": "tiny", "messages": MESSAGES}
+    request = {"model": "tiny", "messages": MESSAGES}
     with pytest.raises(openai.NotFoundError, match="no model 'gpt-4'"):
-        client.chat.completions.create(**{**told, "model": "gpt-4"})
+        client.chat.completions.create(**{**request, "model": "gpt-4"})
     function = {"type": "function", "function": {"name": "look", "parameters": {}}}
     schema = {"name": "answer", "schema": {"type": "object"}}
     for name, value in (
@@ -97,6 +97,6 @@ def test_openai_client_gets_errors_of_its_classes(client: Any) -> None:
         ("reasoning_effort", "low"),
     ):
         with pytest.raises(openai.BadRequestError) as refused:
-            client.chat.completions.create(**told, **{name: value})
+            client.chat.completions.create(**request, **{name: value})
         assert refused.value.param == name
         assert name in str(refused.value)

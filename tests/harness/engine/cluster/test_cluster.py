@@ -288,11 +288,11 @@ def test_long_chain_of_follow_ups_is_cancelled(requests):
 def in_flight(records) -> int:
     """Most requests at once; one that ends when another arrives has made way for it."""
     events = [(t, 1) for t in records.arrival_s] + [(t, -1) for t in records.finish_s]
-    most = now = 0
+    peak = now = 0
     for _, change in sorted(events):
         now += change
-        most = max(most, now)
-    return most
+        peak = max(peak, now)
+    return peak
 
 
 @settings(max_examples=40, deadline=None)
@@ -449,8 +449,10 @@ def test_placements_with_tp_and_pp_serve_all_requests(tp, pp):
     assert (records.outcome == Outcome.FINISHED).all()
     assert (records.instance == 0).all()
     assert 0 < result.totals.kv_cache_usage_mean < result.totals.kv_cache_usage_peak < 1
-    one = Placement(model("llama-3-8b"), gpu("a100-80g"))
-    alone = simulate(workload, System("sarathi", Sarathi()), one, step_time(one).model)
+    single_gpu = Placement(model("llama-3-8b"), gpu("a100-80g"))
+    alone = simulate(
+        workload, System("sarathi", Sarathi()), single_gpu, step_time(single_gpu).model
+    )
     if tp * pp > 1:
         assert result.totals.makespan_s < alone.totals.makespan_s
 

@@ -105,10 +105,10 @@ class Wire:
 
 @dataclass(frozen=True)
 class Disaggregated(ClusterPolicy):
-    """Prefill on some, decode on others; with `most`, KV waits at its source for a place."""
+    """Prefill on some, decode on others; with `max_requests`, KV waits at its source."""
 
     decode: Vllm = Vllm()  # noqa: RUF009
-    most: int = 1 << 30
+    max_requests: int = 1 << 30
     per_token_s: float = 1e-5
 
     def layout(self, policy, placement, instances):
@@ -125,7 +125,7 @@ class Disaggregated(ClusterPolicy):
         return least_loaded(instances) if instances else REJECT
 
     def decode_instance(self, r, source, cluster):
-        instances = [s for s in cluster.role("decode") if s.n_requests < self.most]
+        instances = [s for s in cluster.role("decode") if s.n_requests < self.max_requests]
         return (
             least_loaded(instances) if instances else (HOLD if cluster.role("decode") else source)
         )
@@ -138,14 +138,14 @@ class Disaggregated(ClusterPolicy):
 class SharedQueue(ClusterPolicy):
     """Instances ask for work; the controller keeps what they have no place for."""
 
-    most: int = 2
+    max_requests: int = 2
 
     def route(self, r, cluster):
-        free = [s for s in cluster.up if s.n_requests < self.most]
+        free = [s for s in cluster.up if s.n_requests < self.max_requests]
         return least_loaded(free) if free else HOLD
 
     def on_capacity(self, instance, cluster):
-        return cluster.held[0] if instance.n_requests < self.most else None
+        return cluster.held[0] if instance.n_requests < self.max_requests else None
 
     def on_returned(self, release, cluster):
         return HOLD
@@ -221,7 +221,7 @@ CASES = {
     ),
     "hand-over-swap": lambda n: system(Disaggregated(decode=Swaps()), Sarathi(chunk_tokens=64)),
     "hand-over-held": lambda n: system(
-        Disaggregated(most=n), Vllm(max_num_seqs=n), prefix_cache=True
+        Disaggregated(max_requests=n), Vllm(max_num_seqs=n), prefix_cache=True
     ),
     "hand-over-slow": lambda n: system(Disaggregated(per_token_s=1e-3), prefix_cache=True),
     "ascendra": lambda n: SYSTEMS["ascendra"].with_parameters(
@@ -241,7 +241,7 @@ CASES = {
     "ascendra-no-tickets": lambda n: SYSTEMS["ascendra"].with_parameters(
         n_lp=2, tickets=False, max_num_seqs=n, token_budget=64, performance_model="given"
     ),
-    "shared-queue": lambda n: system(SharedQueue(most=n)),
+    "shared-queue": lambda n: system(SharedQueue(max_requests=n)),
     "rebalance": lambda n: system(Rebalance(), Swaps(max_num_seqs=n, max_num_batched_tokens=128)),
     "rebalance-cached": lambda n: system(Rebalance(every_s=0.05), prefix_cache=True),
 }
@@ -314,7 +314,7 @@ class Watches(ClusterPolicy):
 
     def route(self, r, cluster):
         for instance in cluster.up:
-            said = (
+            published = (
                 instance.n_requests,
                 instance.snapshot.n_running,
                 instance.queue,
@@ -323,8 +323,8 @@ class Watches(ClusterPolicy):
             view = instance.view
             there = view.n_waiting + len(instance.engine.inbox)
             held = there + view.n_swapped + len(instance.engine.stalled) + view.n_running
-            found = (held, view.n_running, there, view.free_blocks, view.decode_kv_tokens)
-            assert said == found
+            counted = (held, view.n_running, there, view.free_blocks, view.decode_kv_tokens)
+            assert published == counted
         return least_loaded(cluster.up)
 
 
@@ -341,8 +341,8 @@ def test_expected_state_of_an_instance_equals_its_later_state(
 ):
     place = dataclasses.replace(PLACEMENT, fixed_num_gpu_blocks=blocks)
     parameters = {"async_scheduling": ahead} if policy is Vllm else {}
-    of = system(Watches(), policy(max_num_seqs=batch, **parameters), prefix_cache=True)
-    simulate(workload, of, place, STEP_TIME, instances=3, overlong_requests="reject")
+    cluster_system = system(Watches(), policy(max_num_seqs=batch, **parameters), prefix_cache=True)
+    simulate(workload, cluster_system, place, STEP_TIME, instances=3, overlong_requests="reject")
 
 
 def one_by_one(across, policy=None, **columns):

@@ -105,9 +105,9 @@ STILL = [n for n, c in CLUSTERS.items() if not isinstance(c, BanaServe) or n.end
 
 def assert_leaping_is_stepping(name, workload, num_gpu_blocks):
     placement = dataclasses.replace(PLACEMENT, fixed_num_gpu_blocks=num_gpu_blocks)
-    of = system(name)
+    cluster_system = system(name)
     ways = [
-        simulate(workload, of, placement, STEP_TIME, instances=4, engine=engine)
+        simulate(workload, cluster_system, placement, STEP_TIME, instances=4, engine=engine)
         for engine in (None, None, PlainInstance)
     ]
     records = ways[0].records
@@ -137,22 +137,24 @@ def test_leaping_equals_stepping_while_parked_kv_blocks_prefill(name, workload, 
 @RELAXED
 @given(workload=workloads(), name=st.sampled_from([n for n in CLUSTERS if n != "llumnix"]))
 def test_kv_bytes_sent_by_instances_all_arrive(name, workload):
-    seen = []
+    networks = []
 
     def links(self, instances):
-        made = type(CLUSTERS[name]).links(self, instances)
-        seen.append(made)
-        return made
+        kv_network = type(CLUSTERS[name]).links(self, instances)
+        networks.append(kv_network)
+        return kv_network
 
     watched = type("Watched", (type(CLUSTERS[name]),), {"links": links})
-    of = dataclasses.replace(system(name), cluster=watched(**_parameters(CLUSTERS[name])))
-    result = simulate(workload, of, PLACEMENT, STEP_TIME, instances=4)
-    (made,) = seen
-    assert isinstance(made, KvNetwork)
-    assert made.network.sent_bytes == made.network.received_bytes
+    cluster_system = dataclasses.replace(
+        system(name), cluster=watched(**_parameters(CLUSTERS[name]))
+    )
+    result = simulate(workload, cluster_system, PLACEMENT, STEP_TIME, instances=4)
+    (kv_network,) = networks
+    assert isinstance(kv_network, KvNetwork)
+    assert kv_network.network.sent_bytes == kv_network.network.received_bytes
     if not name.startswith("banaserve"):
         moved = workload.prompt_tokens[workload.output_tokens > 1].sum()
-        assert made.network.sent_bytes == moved * PLACEMENT.kv_bytes_per_token
+        assert kv_network.network.sent_bytes == moved * PLACEMENT.kv_bytes_per_token
     assert (result.records.outcome == Outcome.FINISHED).all()
 
 
@@ -214,34 +216,34 @@ def test_phase_capacity_by_hand():
         def step_s(self, decode_seqs, decode_kv_tokens, chunks):
             return 0.001 * decode_seqs + sum(0.1 * tokens / 4096 for _, tokens in chunks)
 
-    found = phase_capacity(workload, PLACEMENT, Steps())
+    capacity = phase_capacity(workload, PLACEMENT, Steps())
     # A mean wait of 0.3 s: R x 0.01 / (2 (1 - 0.1 R)) = 0.3.
-    assert found.prefill_rps == pytest.approx(0.6 / (0.01 + 0.06))
-    assert found.decode_rps == pytest.approx(10 / 0.010 / 100)
+    assert capacity.prefill_rps == pytest.approx(0.6 / (0.01 + 0.06))
+    assert capacity.decode_rps == pytest.approx(10 / 0.010 / 100)
 
 
 def test_phase_tp_degrees_are_chosen_with_the_ratio():
     """Two GPUs prefill 5 requests a second as one instance, 4 as two; they decode 12 or 16."""
-    two = PhaseCapacity(5.0, 12.0, tp=2)
-    one = PhaseCapacity(2.0, 8.0, others=(two,))
-    assert one.split(3) == PhaseSplit(1, 1, prefill_tp=2, decode_tp=1)  # 5, else 4
-    assert one.split(4) == PhaseSplit(3, 1, 1, 1)  # 6, else 5
-    assert one.split(4, prefill_tp=2) == PhaseSplit(1, 2, 2, 1)
-    assert one.split(4, decode_tp=2) == PhaseSplit(1, 1, 2, 2)
-    assert one.split(3, prefill_tp=4) is None
-    assert one.split(2) == PhaseSplit(1, 1, 1, 1)
-    late = dataclasses.replace(one, in_slo=(False, True))
+    tp_2 = PhaseCapacity(5.0, 12.0, tp=2)
+    tp_1 = PhaseCapacity(2.0, 8.0, others=(tp_2,))
+    assert tp_1.split(3) == PhaseSplit(1, 1, prefill_tp=2, decode_tp=1)  # 5, else 4
+    assert tp_1.split(4) == PhaseSplit(3, 1, 1, 1)  # 6, else 5
+    assert tp_1.split(4, prefill_tp=2) == PhaseSplit(1, 2, 2, 1)
+    assert tp_1.split(4, decode_tp=2) == PhaseSplit(1, 1, 2, 2)
+    assert tp_1.split(3, prefill_tp=4) is None
+    assert tp_1.split(2) == PhaseSplit(1, 1, 1, 1)
+    late = dataclasses.replace(tp_1, in_slo=(False, True))
     assert late.split(4) == PhaseSplit(1, 2, 2, 1)  # a prompt alone is late with tp 1
-    chosen = DistServe().for_load(one, 3)
+    chosen = DistServe().for_load(tp_1, 3)
     assert chosen == DistServe(1, 0, prefill_tp=2, decode_tp=1)
-    assert DistServe(1, 0).for_load(one, 3) == DistServe(1, 0)
+    assert DistServe(1, 0).for_load(tp_1, 3) == DistServe(1, 0)
 
 
-def roles(of: DistServe, instances: int, tp: int = 1) -> list[tuple[int, int]]:
+def roles(policy: DistServe, instances: int, tp: int = 1) -> list[tuple[int, int]]:
     """Instances and tensor-parallel degree of prefill and of decode."""
     placement = dataclasses.replace(PLACEMENT, tp=tp)
-    made = of.layout(Vllm(), placement, instances)
-    return [(role.instances, (role.placement or placement).tp) for role in made]
+    layout = policy.layout(Vllm(), placement, instances)
+    return [(role.instances, (role.placement or placement).tp) for role in layout]
 
 
 def test_instances_of_unlike_tp_degrees_fill_the_gpus():
@@ -263,22 +265,24 @@ SETTLED = {"systems": "distserve", "seeds": 1, "requests": 60, "rates": 4}
 def test_tp_of_a_phase_equals_tp_of_the_run():
     """Two instances of tp 2: as the run has it, or as the phases have it, with the same options."""
     ways = [
-        Experiment(**SETTLED, host_s=0.004, gpus=4, tp=tp, parameters={"distserve": of}).plan()
-        for tp, of in (
+        Experiment(
+            **SETTLED, host_s=0.004, gpus=4, tp=tp, parameters={"distserve": parameters}
+        ).plan()
+        for tp, parameters in (
             (2, {"prefill_instances": 1}),
             (1, {"prefill_instances": 1, "prefill_tp": 2, "decode_tp": 2}),
         )
     ]
-    records = [simulated(of.cells[0], workload_of(of.cells[0]), None).records for of in ways]
+    records = [simulated(plan.cells[0], workload_of(plan.cells[0]), None).records for plan in ways]
     assert records[0].finish_s.tobytes() == records[1].finish_s.tobytes()
     assert records[0].first_token_s.tobytes() == records[1].first_token_s.tobytes()
 
 
 def test_failures_refuse_an_instance_number_beyond_the_last():
-    of = {"distserve": {"prefill_instances": 1, "prefill_tp": 2}}
-    assert Experiment(**SETTLED, gpus=4, failures="2@1s..2s", parameters=of).plan().cells
+    parameters = {"distserve": {"prefill_instances": 1, "prefill_tp": 2}}
+    assert Experiment(**SETTLED, gpus=4, failures="2@1s..2s", parameters=parameters).plan().cells
     with pytest.raises(SloBenchError, match="instance 3"):
-        Experiment(**SETTLED, gpus=4, failures="3@1s..2s", parameters=of).plan()
+        Experiment(**SETTLED, gpus=4, failures="3@1s..2s", parameters=parameters).plan()
 
 
 def test_real_servers_of_unlike_tp_degrees_are_refused(slo_bench):
@@ -289,32 +293,32 @@ def test_real_servers_of_unlike_tp_degrees_are_refused(slo_bench):
 
 
 @pytest.mark.parametrize(
-    ("rate_rps", "asked"),
+    ("rate_rps", "options"),
     [
         (9.0, {"workload": "sharegpt", "gpus": 4, "requests": 1500}),
         (600.0, {"workload": "alpaca", "gpus": 4, "requests": 1500}),
         (1.1, {"workload": "longbench", "gpus": 3, "requests": 200, "slo": "ttft=1.5,tpot=0.05"}),
     ],
 )
-def test_picked_phase_split_serves_at_least_as_many_in_slo_as_all_others(rate_rps, asked):
+def test_picked_phase_split_serves_at_least_as_many_in_slo_as_all_others(rate_rps, options):
     """What is picked against every other split of the GPUs, in a simulation near capacity."""
-    of = {"systems": "distserve", "rates": rate_rps, "seeds": 1, **asked}
-    [picked] = Experiment(**of).plan().cells
-    gpus, served = asked["gpus"], {}
+    run_settings = {"systems": "distserve", "rates": rate_rps, "seeds": 1, **options}
+    [picked] = Experiment(**run_settings).plan().cells
+    gpus, served = options["gpus"], {}
     for prefill_tp, decode_tp, n in itertools.product((1, 2), (1, 2), range(1, gpus)):
         n_decode, rest = divmod(gpus - n * prefill_tp, decode_tp)
         if rest or n_decode < 1:
             continue
         parameters = {"prefill_instances": n, "prefill_tp": prefill_tp, "decode_tp": decode_tp}
-        [spec] = Experiment(**of, parameters={"distserve": parameters}).plan().cells
-        made = workload_of(spec)
-        met = judge(made, simulated(spec, made, None).records).met
+        [spec] = Experiment(**run_settings, parameters={"distserve": parameters}).plan().cells
+        workload = workload_of(spec)
+        met = judge(workload, simulated(spec, workload, None).records).met
         served[n, prefill_tp, decode_tp] = float(met.mean())
     names = ("prefill_instances", "prefill_tp", "decode_tp")
     chosen = tuple(picked.columns[f"distserve.{name}"] for name in names)
     assert served[chosen] >= max(served.values()) - 0.01, served
     assert min(served.values()) < 0.9, "at a load at which the split matters"
-    if asked["workload"] == "longbench":
+    if options["workload"] == "longbench":
         assert chosen == (1, 2, 1)
         assert served[chosen] > max(v for split, v in served.items() if split != chosen) + 0.1
 
@@ -339,8 +343,8 @@ def one(prompt: int, output: int, n: int = 1, gap_s: float = 100.0) -> Workload:
 
 def test_distserve_hand_over_times_by_hand():
     """One prompt of 1,000 tokens: prefill, 819.2 MB over 10 GB/s, then four decode steps."""
-    of = system("distserve", Vllm(), network_gb_per_s=10.0, decode_instances=1)
-    records = simulate(one(1000, 5), of, PLACEMENT, STEP_TIME, instances=2).records
+    distserve = system("distserve", Vllm(), network_gb_per_s=10.0, decode_instances=1)
+    records = simulate(one(1000, 5), distserve, PLACEMENT, STEP_TIME, instances=2).records
     first_s = STEP_TIME.step_s(0, 0, ((0, 1000),))
     assert records.first_token_s[0] == pytest.approx(first_s)
     transfer_s = 1000 * PLACEMENT.kv_bytes_per_token / 10e9 + 10e-6
@@ -350,8 +354,8 @@ def test_distserve_hand_over_times_by_hand():
 
 
 def test_layerwise_transfer_waits_for_the_last_layer_only():
-    of = system("splitwise", Vllm(), network_gb_per_s=10.0, prefill_instances=1)
-    records = simulate(one(1000, 5), of, PLACEMENT, STEP_TIME, instances=2).records
+    splitwise = system("splitwise", Vllm(), network_gb_per_s=10.0, prefill_instances=1)
+    records = simulate(one(1000, 5), splitwise, PLACEMENT, STEP_TIME, instances=2).records
     transfer_s = 1000 * PLACEMENT.kv_bytes_per_token / 10e9 / 40 + 10e-6
     decode_s = STEP_TIME.span_s(1, 1000, 4)
     assert records.finish_s[0] == pytest.approx(records.first_token_s[0] + transfer_s + decode_s)
@@ -361,8 +365,8 @@ def test_full_decode_instance_holds_prompts_at_prefill():
     """Room for one: the second waits where it was prefilled until the first has ended."""
     placement = dataclasses.replace(PLACEMENT, fixed_num_gpu_blocks=40)
     workload = one(400, 100, n=2, gap_s=0.0)
-    of = system("distserve", decode_instances=1)
-    records = simulate(workload, of, placement, STEP_TIME, instances=2).records
+    distserve = system("distserve", decode_instances=1)
+    records = simulate(workload, distserve, placement, STEP_TIME, instances=2).records
     first, second = np.argsort(records.finish_s)
     alone_s = STEP_TIME.span_s(1, 400, 99)
     assert records.finish_s[second] - records.finish_s[first] >= alone_s
@@ -386,40 +390,40 @@ def conversation(turns: int) -> Workload:
 )
 def test_follow_up_prompt_finds_the_answers_kv_at_prefill(name, cached):
     """Prompt 320 + answer 160, of whose KV the last token is never computed: 479, or 29 blocks."""
-    of = system(name, prefill_instances=1, decode_instances=1)
+    cluster_system = system(name, prefill_instances=1, decode_instances=1)
     if name == "memserve":
-        of = of.with_parameters(store_cpu_gib=64.0)
-    records = simulate(conversation(2), of, PLACEMENT, STEP_TIME, instances=2).records
+        cluster_system = cluster_system.with_parameters(store_cpu_gib=64.0)
+    records = simulate(conversation(2), cluster_system, PLACEMENT, STEP_TIME, instances=2).records
     assert records.cached_tokens.tolist() == [0, cached]
 
 
 def test_kv_store_serves_every_prefill_instance():
     """Two prompts with one prefix go to two instances."""
     workload = one_prefix()
-    found = {}
+    cached_tokens = {}
     for name in ("distserve over a slow network", "banaserve, eager", "mooncake"):
-        of = system(name, prefill_instances=2, decode_instances=2)
-        found[name] = simulate(
-            workload, of, PLACEMENT, STEP_TIME, instances=4
+        cluster_system = system(name, prefill_instances=2, decode_instances=2)
+        cached_tokens[name] = simulate(
+            workload, cluster_system, PLACEMENT, STEP_TIME, instances=4
         ).records.cached_tokens.tolist()
-    assert sorted(found["distserve over a slow network"]) == [0, 0, 624]
-    assert found["banaserve, eager"] == found["mooncake"] == [0, 624, 624]
+    assert sorted(cached_tokens["distserve over a slow network"]) == [0, 0, 624]
+    assert cached_tokens["banaserve, eager"] == cached_tokens["mooncake"] == [0, 624, 624]
 
 
 def test_result_does_not_depend_on_the_order_of_instances():
     """Those that share a store are one group, whose turns go by time and then by index."""
-    of = Mooncake(3, 1, store_cpu_gib=1.0)
+    mooncake = Mooncake(3, 1, store_cpu_gib=1.0)
     builders = [
         Builder(role, one_prefix(), PLACEMENT, STEP_TIME, lambda r: 1, prefix_cache=True)
-        for role in of.layout(Vllm(), PLACEMENT, 4)
+        for role in mooncake.layout(Vllm(), PLACEMENT, 4)
     ]
     instances = instances_of(builders)
     for order in (instances, instances[::-1]):
         groups = device_groups(order)
-        members = sorted([one.index for one in group.instances] for group in groups)
+        members = sorted([instance.index for instance in group.instances] for group in groups)
         assert members == [[0, 1, 2, 3]]
         assert [group.index for group in groups] == [0]
-        assert not any(one.shares_devices for one in instances)
+        assert not any(instance.shares_devices for instance in instances)
 
 
 def busy(prefill: bool) -> Workload:

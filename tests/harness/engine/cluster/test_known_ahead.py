@@ -37,39 +37,39 @@ def served(cluster):
 
 def test_expected_free_blocks_and_waiting_tokens_equal_later_ones(monkeypatch):
     has_free, waiting_tokens = LazyInstance.has_free, LazyInstance.waiting_tokens
-    asked = {"blocks": 0, "tokens": 0, "some": 0}
+    checks = {"blocks": 0, "tokens": 0, "some": 0}
 
     def checked_blocks(self, blocks):
         free = self.free_blocks
         for number in (0, 1, free - 200, free - 1, free, free + 1, free + 200):
             assert has_free(self, number) == (number <= free)
-        asked["blocks"] += 1
+        checks["blocks"] += 1
         return has_free(self, blocks)
 
     def checked_tokens(self, enough):
-        known = waiting_tokens(self, inf)
+        expected = waiting_tokens(self, inf)
         requests = [*self.view.waiting(), *self.inbox]
         total = sum(r.target_tokens for r in requests if r.phase is WAITING)
-        assert known == total
+        assert expected == total
         assert (waiting_tokens(self, enough) >= enough) == (total >= enough)
-        asked["tokens"] += 1
-        asked["some"] += total > 0
+        checks["tokens"] += 1
+        checks["some"] += total > 0
         return waiting_tokens(self, enough)
 
     monkeypatch.setattr(LazyInstance, "has_free", checked_blocks)
     monkeypatch.setattr(LazyInstance, "waiting_tokens", checked_tokens)
     served(DistServe(2, 2))
     served(Llumnix())
-    assert min(asked.values()) > 50, asked
+    assert min(checks.values()) > 50, checks
 
 
 @pytest.mark.skipif(core_is_compiled(), reason="compiled methods cannot be replaced")
 @pytest.mark.parametrize("cluster", [DistServe(2, 2), Llumnix()], ids=["distserve", "llumnix"])
 def test_expecting_a_request_in_transfer_changes_no_times(cluster, monkeypatch):
-    known = served(cluster)
+    expecting = served(cluster)
     expected = []
     monkeypatch.setattr(LazyInstance, "expects", lambda self, at_s: expected.append(at_s) and False)
-    found = served(cluster)
+    never_expecting = served(cluster)
     assert expected
-    assert np.array_equal(known.finish_s, found.finish_s)
-    assert np.array_equal(known.first_token_s, found.first_token_s)
+    assert np.array_equal(expecting.finish_s, never_expecting.finish_s)
+    assert np.array_equal(expecting.first_token_s, never_expecting.first_token_s)

@@ -43,29 +43,29 @@ POLICIES: list[SharingPolicy] = [
 
 
 def hosted(names: tuple[str, ...], tp: int = 1, gpu_name: str = "h100-80g") -> dict[str, OneModel]:
-    found = {}
+    models = {}
     for name in names:
         place = Placement(model(name.partition("#")[0]), gpu(gpu_name), tp=tp, batched_tokens=2048)
-        found[name] = OneModel(place, step_time(place).model)
-    return found
+        models[name] = OneModel(place, step_time(place).model)
+    return models
 
 
 def workload(models: str, rate_rps: float, duration_s: float, seed: int = 0) -> Workload:
-    made = load_source("azure-conv", models=models).make(
+    load = load_source("azure-conv", models=models).make(
         rate_rps=rate_rps, duration_s=duration_s, seed=seed
     )
-    return dataclasses.replace(made, ttft_slo_s=np.full(len(made), 0.5))
+    return dataclasses.replace(load, ttft_slo_s=np.full(len(load), 0.5))
 
 
-def check(made: Workload, clusters: list[SharedGpuCluster], result: Result) -> None:
+def check(load: Workload, clusters: list[SharedGpuCluster], result: Result) -> None:
     """Everyone has ended, once; pages are where they were; links are free."""
     records = result.records
     assert (records.outcome != Outcome.UNFINISHED).all()
     done = records.outcome == Outcome.FINISHED
-    assert (records.output_tokens[done] == made.output_tokens[done]).all()
-    assert (records.first_token_s[done] > made.arrival_s[done]).all()
+    assert (records.output_tokens[done] == load.output_tokens[done]).all()
+    assert (records.first_token_s[done] > load.arrival_s[done]).all()
     assert (records.finish_s[done] >= records.first_token_s[done]).all()
-    assert result.gaps.count.sum() == (made.output_tokens[done] - 1).sum()
+    assert result.gaps.count.sum() == (load.output_tokens[done] - 1).sum()
     for cluster in clusters:
         for index, pool in enumerate(cluster.pools):
             weights = sum(t.weight_pages for t in cluster.on(index))
@@ -74,15 +74,15 @@ def check(made: Workload, clusters: list[SharedGpuCluster], result: Result) -> N
 
 @pytest.fixture
 def clusters(monkeypatch: pytest.MonkeyPatch) -> list[SharedGpuCluster]:
-    seen: list[SharedGpuCluster] = []
+    run_clusters: list[SharedGpuCluster] = []
     run = SharedGpuCluster.run
 
     def kept(self: SharedGpuCluster, requests: int) -> None:
-        seen.append(self)
+        run_clusters.append(self)
         run(self, requests)
 
     monkeypatch.setattr(SharedGpuCluster, "run", kept)
-    return seen
+    return run_clusters
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=repr)
@@ -92,11 +92,11 @@ def test_multi_model_policies_lose_no_request_where_memory_is_short(
 ) -> None:
     """Six models of 8B on two GPUs, where memory is short; on one, where not all fit."""
     models = "fleet(llama-3.1-8b*2, qwen3-8b*2, mistral-7b*2, active_s=20, idle_s=20)"
-    made = workload(models, rate_rps, 60.0)
+    load = workload(models, rate_rps, 60.0)
     result = simulate_models(
-        made, policy, hosted(made.model_names), gpus=2, overlong_requests="reject"
+        load, policy, hosted(load.model_names), gpus=2, overlong_requests="reject"
     )
-    check(made, clusters, result)
+    check(load, clusters, result)
     assert (result.records.outcome == Outcome.FINISHED).mean() > 0.95
 
 
@@ -113,60 +113,60 @@ def test_multi_model_policies_lose_no_request_of_random_fleets(
 ) -> None:
     text = f"fleet(llama-3.1-8b*{models}, active_s=5, idle_s=5, swing_s=5)"
     try:
-        made = workload(text, rate_rps, 12.0, seed)
+        load = workload(text, rate_rps, 12.0, seed)
     except SloBenchError:  # all are idle all the time
         reject()
     result = simulate_models(
-        made, policy, hosted(made.model_names), gpus=gpus, overlong_requests="reject"
+        load, policy, hosted(load.model_names), gpus=gpus, overlong_requests="reject"
     )
-    check(made, [], result)
+    check(load, [], result)
     again = simulate_models(
-        made, policy, hosted(made.model_names), gpus=gpus, overlong_requests="reject"
+        load, policy, hosted(load.model_names), gpus=gpus, overlong_requests="reject"
     )
     np.testing.assert_array_equal(result.records.finish_s, again.records.finish_s)
 
 
 def test_tensor_parallel_model_is_served_beside_others(clusters: list[SharedGpuCluster]) -> None:
     text = "fleet(llama-3.1-8b*3, llama-3.1-70b, exponent=0, active_s=20, idle_s=20)"
-    made = workload(text, 4.0, 60.0)
-    models = hosted(made.model_names[1:]) | hosted(("llama-3.1-70b",), tp=4)
+    load = workload(text, 4.0, 60.0)
+    models = hosted(load.model_names[1:]) | hosted(("llama-3.1-70b",), tp=4)
     for policy in (PrismGlobal(), MuxServe(), Qlm()):
-        result = simulate_models(made, policy, models, gpus=4, overlong_requests="reject")
-        check(made, clusters, result)
+        result = simulate_models(load, policy, models, gpus=4, overlong_requests="reject")
+        check(load, clusters, result)
         parts = {len(t.gpus) for t in clusters[-1].model_instances if t.model == 0}
         assert parts <= {4}
 
 
 def test_single_model_is_served_as_by_the_plain_simulator() -> None:
     """Nothing is shared: the times are those of the plain simulator."""
-    made = workload("fleet(llama-3.1-8b)", 4.0, 60.0)
-    one = hosted(("llama-3.1-8b",))
-    shared = simulate_models(made, StaticPartition(), one, gpus=1, overlong_requests="reject")
-    place = one["llama-3.1-8b"]
+    load = workload("fleet(llama-3.1-8b)", 4.0, 60.0)
+    single = hosted(("llama-3.1-8b",))
+    shared = simulate_models(load, StaticPartition(), single, gpus=1, overlong_requests="reject")
+    place = single["llama-3.1-8b"]
     plain = dataclasses.replace(system("vllm"), prefix_cache=False)
-    alone = simulate(made, plain, place.placement, place.step_time)
+    alone = simulate(load, plain, place.placement, place.step_time)
     np.testing.assert_allclose(shared.records.finish_s, alone.records.finish_s, rtol=1e-9)
     np.testing.assert_allclose(shared.records.first_token_s, alone.records.first_token_s, rtol=1e-9)
 
 
 def test_models_on_a_gpu_compute_no_more_than_the_gpu_alone() -> None:
     """Work done until the last end, at the speed of a GPU alone, fits into the time there was."""
-    made = workload("fleet(llama-3.1-8b*3, idle_s=0, swing=1)", 12.0, 60.0)
-    models = hosted(made.model_names)
-    together = simulate_models(made, MuxServe(), models, gpus=1, overlong_requests="reject")
+    load = workload("fleet(llama-3.1-8b*3, idle_s=0, swing=1)", 12.0, 60.0)
+    models = hosted(load.model_names)
+    together = simulate_models(load, MuxServe(), models, gpus=1, overlong_requests="reject")
     makespan_s = together.totals.makespan_s
     apart = 0.0
-    for index, name in enumerate(made.model_names):
-        rows = np.flatnonzero(made.model_index == index)
-        mine = Workload(np.zeros(len(rows)), made.prompt_tokens[rows], made.output_tokens[rows])
-        one = simulate_models(
+    for index, name in enumerate(load.model_names):
+        rows = np.flatnonzero(load.model_index == index)
+        mine = Workload(np.zeros(len(rows)), load.prompt_tokens[rows], load.output_tokens[rows])
+        burst = simulate_models(
             dataclasses.replace(mine, model_names=(name,)),
             MuxServe(),
             {name: models[name]},
             gpus=1,
             overlong_requests="reject",
         )  # all at once: the largest batches, hence the least work that the answers can take
-        apart += one.totals.makespan_s
+        apart += burst.totals.makespan_s
     assert makespan_s > 0.9 * apart
 
 
@@ -197,23 +197,23 @@ class Moving(VllmSharing):
 def test_copy_of_a_model_may_be_evicted_during_a_move(
     evicted: str, clusters: list[SharedGpuCluster]
 ) -> None:
-    made = dataclasses.replace(
+    load = dataclasses.replace(
         workload("fleet(llama-3.1-8b, idle_s=0)", 5.0, 30.0),
     )
-    rows = np.flatnonzero((made.arrival_s > 5) & (made.arrival_s < 5.5) | (made.arrival_s > 9))
-    made = take(made, rows, made.arrival_s[rows])
+    rows = np.flatnonzero((load.arrival_s > 5) & (load.arrival_s < 5.5) | (load.arrival_s > 9))
+    load = take(load, rows, load.arrival_s[rows])
     result = simulate_models(
-        made, Moving(evicted=evicted), hosted(made.model_names), gpus=2, overlong_requests="reject"
+        load, Moving(evicted=evicted), hosted(load.model_names), gpus=2, overlong_requests="reject"
     )
-    check(made, clusters, result)
+    check(load, clusters, result)
     assert [t.gpus for t in clusters[0].model_instances] == [(1,) if evicted == "old" else (0,)]
     if evicted == "old":  # the first wait for the weights, 0.7 s
         assert result.records.first_token_s[0] > 5.7
 
 
 def test_dedicated_slos_are_in_the_range_of_the_paper() -> None:
-    made = workload("fleet(llama-3.1-8b, llama-3.2-1b)", 2.0, 300.0)
-    slos = dedicated_slos(made, hosted(made.model_names))
+    load = workload("fleet(llama-3.1-8b, llama-3.2-1b)", 2.0, 300.0)
+    slos = dedicated_slos(load, hosted(load.model_names))
     assert list(slos) == ["llama-3.1-8b", "llama-3.2-1b"]
     assert 0.04 < slos["llama-3.1-8b"]["ttft"] < 0.13  # the range that Prism reports
     assert 0.0052 < slos["llama-3.1-8b"]["tpot"] < 0.0509
@@ -221,16 +221,16 @@ def test_dedicated_slos_are_in_the_range_of_the_paper() -> None:
 
 
 def test_simulate_models_refuses_unhosted_models_and_closed_loops() -> None:
-    made = workload("fleet(llama-3.1-8b, llama-3.2-1b)", 2.0, 30.0)
+    load = workload("fleet(llama-3.1-8b, llama-3.2-1b)", 2.0, 30.0)
     with pytest.raises(SloBenchError, match=r"llama-3\.2-1b"):
-        simulate_models(made, PrismGlobal(), hosted(("llama-3.1-8b",)), gpus=1)
-    closed = dataclasses.replace(made, concurrency=4)
+        simulate_models(load, PrismGlobal(), hosted(("llama-3.1-8b",)), gpus=1)
+    closed = dataclasses.replace(load, concurrency=4)
     with pytest.raises(SloBenchError, match="open arrivals"):
-        simulate_models(closed, PrismGlobal(), hosted(made.model_names), gpus=1)
-    long = dataclasses.replace(made, prompt_tokens=np.full(len(made), 10**6))
+        simulate_models(closed, PrismGlobal(), hosted(load.model_names), gpus=1)
+    long = dataclasses.replace(load, prompt_tokens=np.full(len(load), 10**6))
     with pytest.raises(SloBenchError, match="too long"):
-        simulate_models(long, PrismGlobal(), hosted(made.model_names), gpus=1)
+        simulate_models(long, PrismGlobal(), hosted(load.model_names), gpus=1)
     refused = simulate_models(
-        long, PrismGlobal(), hosted(made.model_names), gpus=1, overlong_requests="reject"
+        long, PrismGlobal(), hosted(load.model_names), gpus=1, overlong_requests="reject"
     )
-    assert refused.overlong == len(made)
+    assert refused.overlong == len(load)

@@ -59,12 +59,12 @@ def test_server_load_meter_reads_sglang_metrics():
 
 @pytest.fixture
 def cluster() -> RealCluster:
-    found = RealCluster(Routed(router=LoadAware()), ["serve"] * 3, lambda: 0.0)
-    for instance in found.instances:
+    real_cluster = RealCluster(Routed(router=LoadAware()), ["serve"] * 3, lambda: 0.0)
+    for instance in real_cluster.instances:
         instance.meter.look(metrics(0, 0, 0.0), 0.0)
-    found.instances[2].meter.look(metrics(900, 100, 0.0), 1.0)  # 1000 tokens a second
-    found.instances[2].meter.look(metrics(900, 100, 0.0), 2.0)
-    return found
+    real_cluster.instances[2].meter.look(metrics(900, 100, 0.0), 1.0)  # 1000 tokens a second
+    real_cluster.instances[2].meter.look(metrics(900, 100, 0.0), 2.0)
+    return real_cluster
 
 
 def test_load_aware_chooses_real_servers_by_measured_load(cluster):
@@ -102,7 +102,9 @@ def test_load_aware_skips_an_instance_that_is_down(cluster):
 
 def test_load_aware_is_the_only_stock_router_that_measures():
     assert isinstance(ROUTERS["load-aware"](), LoadAware)
-    assert [name for name, made in ROUTERS.items() if made().measures] == ["load-aware"]
+    assert [name for name, router_class in ROUTERS.items() if router_class().measures] == [
+        "load-aware"
+    ]
 
 
 def test_load_aware_balances_simulated_instances(tmp_path):

@@ -38,10 +38,10 @@ def several(n: int = 60) -> Workload:
 
 
 def test_transfer_time_is_bytes_over_bandwidth():
-    one = Workload(
+    workload = Workload(
         arrival_s=np.zeros(1), prompt_tokens=np.array([1000]), output_tokens=np.array([5])
     )
-    records = served(one, network_gb_per_s=2.0).records
+    records = served(workload, network_gb_per_s=2.0).records
     kv_bytes = 1000 * PLACEMENT.kv_bytes_per_token
     assert records.transfer_s[0] == pytest.approx(kv_bytes / 2e9 + NETWORK_LATENCY_S, rel=1e-6)
     assert records.first_token_s[0] + records.transfer_s[0] < records.finish_s[0]

@@ -67,12 +67,12 @@ def save_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 @pytest.fixture(scope="session")
 def model_folder(save_model: Callable[..., Path]) -> Callable[[str], Path]:
     """The folder of a family's model, made once."""
-    made: dict[str, Path] = {}
+    folders: dict[str, Path] = {}
 
     def find(name: str) -> Path:
-        if name not in made:
-            made[name] = save_model(name)
-        return made[name]
+        if name not in folders:
+            folders[name] = save_model(name)
+        return folders[name]
 
     return find
 
@@ -83,20 +83,23 @@ def generated(model_folder: Callable[[str], Path]) -> Greedy:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     models: dict[str, Any] = {}
-    known: dict[tuple[str, tuple[int, ...], int], list[int]] = {}
+    answers: dict[tuple[str, tuple[int, ...], int], list[int]] = {}
 
     def generate(name: str, prompt: list[int], tokens: int) -> list[int]:
         key = (name, tuple(prompt), tokens)
-        if key not in known:
+        if key not in answers:
             if name not in models:
                 load = transformers.AutoModelForCausalLM.from_pretrained
                 models[name] = load(model_folder(name), dtype=torch.float32).eval()
-            asked = torch.tensor([prompt])
+            input_ids = torch.tensor([prompt])
             settings = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-            found = models[name].generate(
-                asked, attention_mask=torch.ones_like(asked), max_new_tokens=tokens, **settings
+            output_ids = models[name].generate(
+                input_ids,
+                attention_mask=torch.ones_like(input_ids),
+                max_new_tokens=tokens,
+                **settings,
             )
-            known[key] = found[0].tolist()
-        return known[key]
+            answers[key] = output_ids[0].tolist()
+        return answers[key]
 
     return generate

@@ -39,7 +39,7 @@ def made(seed: int, window: int | None, scattered: bool):
 
 def plain(queries, kv, sequences, window):
     """One head of one sequence after the other, in float64."""
-    found = torch.zeros(queries.shape, dtype=torch.float64)
+    outputs = torch.zeros(queries.shape, dtype=torch.float64)
     for row, sequence in enumerate(sequences):
         length = len(sequence.tokens)
         first = max(0, length - window) if window else 0
@@ -49,8 +49,8 @@ def plain(queries, kv, sequences, window):
                 for n in (0, 1)
             )
             scores = keys.double() @ queries[row, head].double() * DIM**-0.5
-            found[row, head] = torch.softmax(scores, 0) @ values.double()
-    return found
+            outputs[row, head] = torch.softmax(scores, 0) @ values.double()
+    return outputs
 
 
 @given(
@@ -62,9 +62,9 @@ def test_decode_equals_full_attention(seed: int, window: int | None, scattered: 
     sequences, kv, queries, layout = made(seed, window, scattered)
     batch = layout.batch(sequences, [])
     assert batch.decodes is not None
-    found = decode(queries, kv, batch.decodes, DIM**-0.5).finished()
-    wanted = plain(queries, kv, sequences, window)
-    torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-5)
+    outputs = decode(queries, kv, batch.decodes, DIM**-0.5).finished()
+    expected = plain(queries, kv, sequences, window)
+    torch.testing.assert_close(outputs.double(), expected, rtol=1e-5, atol=1e-5)
 
 
 @given(seed=st.integers(0, 10_000), cut=st.integers(1, 9))
@@ -80,22 +80,22 @@ def test_attention_of_two_parts_merges_to_that_of_the_whole(seed: int, cut: int)
             tokens = min(len(sequence.tokens), cut * SIZE)
             tokens = tokens if here else len(sequence.tokens) - tokens
             held.append(Sequence([1] * tokens, blocks=blocks))
-        present = [row for row, one in enumerate(held) if one.blocks]
+        present = [row for row, portion in enumerate(held) if portion.blocks]
         values = torch.zeros(len(held), HEADS, DIM)
         weight = torch.zeros(len(held), HEADS)
         peak = torch.full((len(held), HEADS), -torch.inf)
         if present:
             to = layout.batch([held[row] for row in present], []).decodes
             assert to is not None
-            found = decode(queries[present], kv, to, DIM**-0.5)
+            outputs = decode(queries[present], kv, to, DIM**-0.5)
             values[present], weight[present], peak[present] = (
-                found.values,
-                found.weight,
-                found.peak,
+                outputs.values,
+                outputs.weight,
+                outputs.peak,
             )
         parts.append(Partial(values, weight, peak))
-    found = merged(parts).finished().double()
-    torch.testing.assert_close(found, whole, rtol=1e-5, atol=1e-5)
+    outputs = merged(parts).finished().double()
+    torch.testing.assert_close(outputs, whole, rtol=1e-5, atol=1e-5)
 
 
 def test_kv_heads_on_a_helper_give_bitwise_equal_attention() -> None:
@@ -107,11 +107,11 @@ def test_kv_heads_on_a_helper_give_bitwise_equal_attention() -> None:
     group, outs = HEADS // KV_HEADS, []
     for heads in (range(2), range(2, KV_HEADS)):
         part = Layout(len(heads), SIZE, None, torch.float32, torch.device("cpu"))
-        own = part.batch(sequences, []).decodes
-        assert own is not None
+        decodes = part.batch(sequences, []).decodes
+        assert decodes is not None
         rows = slice(heads[0] * group, (heads[-1] + 1) * group)
         kept = kv[:, :, heads[0] : heads[-1] + 1].contiguous()
-        outs.append(decode(queries[:, rows], kept, own, DIM**-0.5).finished())
+        outs.append(decode(queries[:, rows], kept, decodes, DIM**-0.5).finished())
     assert torch.equal(torch.cat(outs, 1), whole)
 
 
@@ -125,20 +125,20 @@ def test_prefill_chunks_equal_causal_attention(
     generator = torch.Generator().manual_seed(before + tokens)
     whole, blocks = before + tokens, -(-(before + tokens) // SIZE)
     ids = torch.randperm(blocks, generator=generator).tolist()
-    one = Sequence([1] * whole, blocks=ids)
+    sequence = Sequence([1] * whole, blocks=ids)
     kv = torch.randn(2, blocks, KV_HEADS, SIZE, DIM, generator=generator)
     queries = torch.randn(tokens, HEADS, DIM, generator=generator)
     layout = Layout(KV_HEADS, SIZE, window, torch.float32, torch.device("cpu"))
-    (piece,) = layout.batch([], [Piece(one, before, tokens)]).chunks
+    (piece,) = layout.batch([], [Piece(sequence, before, tokens)]).chunks
     keys, values = (kv[n, ids].transpose(1, 2).reshape(-1, KV_HEADS, DIM)[:whole] for n in (0, 1))
-    found = chunk(queries, keys[before:], values[before:], kv, piece)
+    outputs = chunk(queries, keys[before:], values[before:], kv, piece)
     place = torch.arange(whole)
-    seen = place <= place[before:, None]
+    visible = place <= place[before:, None]
     if window is not None:
-        seen &= place > place[before:, None] - window
+        visible &= place > place[before:, None] - window
     group = HEADS // KV_HEADS
     wide = [x.double().repeat_interleave(group, 1) for x in (keys, values)]
     scores = torch.einsum("qhd,khd->hqk", queries.double(), wide[0]) * DIM**-0.5
-    shares = scores.masked_fill(~seen, -torch.inf).softmax(-1)
-    wanted = torch.einsum("hqk,khd->qhd", shares, wide[1])
-    torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-5)
+    shares = scores.masked_fill(~visible, -torch.inf).softmax(-1)
+    expected = torch.einsum("hqk,khd->qhd", shares, wide[1])
+    torch.testing.assert_close(outputs.double(), expected, rtol=1e-5, atol=1e-5)

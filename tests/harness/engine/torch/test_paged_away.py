@@ -30,8 +30,8 @@ BLOCK = 8
 
 @pytest.fixture(scope="module")
 def workers() -> Iterator[Workers]:
-    with Workers(2) as found:
-        yield found
+    with Workers(2) as pool:
+        yield pool
 
 
 def requests(count: int) -> list[RequestState]:
@@ -55,7 +55,7 @@ def test_tokens_are_unchanged_by_swaps_while_layers_and_heads_are_away(
     policy, spread = system("vllm-swap").policy, engine.spread
     assert isinstance(policy, Policy)
     assert spread is not None
-    asked = requests(14)
+    request_states = requests(14)
     answers: dict[int, list[int]] = {}
     instance = engine.instance(policy, lambda r: Sequence(prompt_of(r)), RealClock())
     assert isinstance(instance, PagedInstance)
@@ -80,12 +80,14 @@ def test_tokens_are_unchanged_by_swaps_while_layers_and_heads_are_away(
 
     turns = in_turn()
     execution.between = lambda: next(turns)
-    instance.inbox.extend(asked)
+    instance.inbox.extend(request_states)
     instance.run(float("inf"), False)
-    assert answers == {r.id: generated("qwen3", prompt_of(r), r.output_tokens) for r in asked}
+    assert answers == {
+        r.id: generated("qwen3", prompt_of(r), r.output_tokens) for r in request_states
+    }
     assert len(spread.moves) > 10
     assert any(swapped)
-    assert any(r.swaps for r in asked)
+    assert any(r.swaps for r in request_states)
     whole = decoder.config.kv_bytes_per_token(4) * BLOCK * (24 + 40)
     heads = [move.moved_bytes for move in spread.moves if move.what == "heads"]
     assert max(heads) < whole // 4  # blocks in use, not all there are

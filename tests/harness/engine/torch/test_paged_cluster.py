@@ -71,10 +71,10 @@ class Processes(InstanceProcesses):
         return "1gb/s@100us"
 
     def make(self, *arguments: Any, **settings: Any) -> Any:
-        made = super().make(*arguments, **settings)
-        if isinstance(made, PagedInstance):
-            made.ended = lambda r, sequence: self.answers.update({r.id: sequence.tokens})
-        return made
+        instance = super().make(*arguments, **settings)
+        if isinstance(instance, PagedInstance):
+            instance.ended = lambda r, sequence: self.answers.update({r.id: sequence.tokens})
+        return instance
 
 
 @pytest.fixture(autouse=True)
@@ -94,10 +94,10 @@ class Busy(dict[int, float]):
 
 @pytest.fixture(scope="module")
 def workers() -> Iterator[Workers]:
-    with Workers(3) as found:
-        found.busy_s = Busy()
-        yield found
-    assert all(process.poll() == 0 for process in found.processes)
+    with Workers(3) as pool:
+        pool.busy_s = Busy()
+        yield pool
+    assert all(process.poll() == 0 for process in pool.processes)
 
 
 def requests(count: int, *, every_s: float = 0.004, output_tokens: int = 12) -> Workload:
@@ -114,15 +114,17 @@ def alone(folder: Path, workload: Workload, opens: Opens = prompt_of) -> Answers
     """Answers of an engine whose model is in one piece."""
     engine = Engine(load_decoder(folder), KvCacheConfig(400, BLOCK))
     policy: Any = system("vllm").policy
-    made = engine.instance(policy, opens, CpuClock())
-    assert isinstance(made, PagedInstance)
-    found: Answers = {}
-    made.ended = lambda r, sequence: found.update({r.id: sequence.tokens})
-    for row, one in enumerate(workload):
-        most = one.output_tokens
-        made.inbox.append(RequestState(row, 0.0, one.prompt_tokens, most, most, one.slo))
-    made.run(float("inf"), False)
-    return found
+    instance = engine.instance(policy, opens, CpuClock())
+    assert isinstance(instance, PagedInstance)
+    answers: Answers = {}
+    instance.ended = lambda r, sequence: answers.update({r.id: sequence.tokens})
+    for row, request in enumerate(workload):
+        output_tokens = request.output_tokens
+        instance.inbox.append(
+            RequestState(row, 0.0, request.prompt_tokens, output_tokens, output_tokens, request.slo)
+        )
+    instance.run(float("inf"), False)
+    return answers
 
 
 def executed(
@@ -137,7 +139,7 @@ def executed(
     decoder = load_decoder(folder)
     room = replace(room, spare_blocks=spare_blocks(folder, decoder, room))
     processes = Processes(decoder, folder, room, workers, opens, Guess())
-    found = simulate(
+    result = simulate(
         workload,
         system(name).with_parameters(**parameters),
         processes.placement,
@@ -148,19 +150,19 @@ def executed(
     )
     for instance in processes.instances:
         instance.kv_manager.check()
-    return processes, found
+    return processes, result
 
 
 def test_tokens_are_unchanged_by_hand_over_to_decode_processes(
     workers: Workers, save_model: Callable[..., Path]
 ) -> None:
     folder, workload = save_model("qwen3", num_hidden_layers=4), requests(24)
-    processes, found = executed(
+    processes, result = executed(
         "distserve", folder, workers, workload, KvCacheConfig(120, BLOCK), prefill_instances=2
     )
-    assert found.counts["handovers"] == len(workload)
+    assert result.counts["handovers"] == len(workload)
     assert processes.answers == alone(folder, workload)
-    assert (found.records.transfer_s > 0).all()
+    assert (result.records.transfer_s > 0).all()
 
 
 EAGER = {
@@ -187,7 +189,7 @@ def test_tokens_are_unchanged_while_modules_move_between_instances(
     heads = {"num_attention_heads": 8, "num_key_value_heads": 8}
     folder = save_model("qwen3", num_hidden_layers=4, **heads)
     workload = requests(30, every_s=every_s, output_tokens=output_tokens)
-    processes, found = executed(
+    processes, result = executed(
         "banaserve",
         folder,
         workers,
@@ -203,8 +205,8 @@ def test_tokens_are_unchanged_while_modules_move_between_instances(
     moves = [moved.move for _, moved in processes.moves()]
     assert {move.what for move in moves} == {module}
     assert all(move.moved_bytes > 0 for move in moves)
-    assert found.counts["returns"] > 0 or module == "heads"
-    assert found.counts[f"{module[:-1]}_moves"] > 0
+    assert result.counts["returns"] > 0 or module == "heads"
+    assert result.counts[f"{module[:-1]}_moves"] > 0
 
 
 CONVERSATIONS = (0, 1, 2, 1, 0, 1)  # by turns on two instances
@@ -229,10 +231,10 @@ def test_prefixes_are_found_in_the_shared_kv_store(
         "layer_moves": False,
         "head_moves": False,
     }
-    processes, found = executed(
+    processes, result = executed(
         "banaserve", folder, workers, workload, room, opens=conversation, **settings
     )
-    assert found.counts["store_hits"] > 0
+    assert result.counts["store_hits"] > 0
     assert processes.answers == alone(folder, workload, conversation)
     assert list((tmp_path / "store").glob("[0-9]*"))
 

@@ -46,18 +46,20 @@ def test_encoder_embeddings_equal_those_of_transformers(
     model = saved(kind, tmp_path)
     if pooling == "cls":
         (tmp_path / "1_Pooling").mkdir()
-        told = {"pooling_mode_cls_token": True}
-        (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps(told))
+        pooling_config = {"pooling_mode_cls_token": True}
+        (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps(pooling_config))
     draw = random.Random(2)
     texts = [[draw.randrange(5, 120) for _ in range(n)] for n in (1, 9, 30, 64)]
-    found = Encoder(tmp_path).embed(texts)
-    for text, embedding in zip(texts, found, strict=True):
+    embeddings = Encoder(tmp_path).embed(texts)
+    for text, embedding in zip(texts, embeddings, strict=True):
         with torch.no_grad():
-            asked = torch.tensor([text])
-            states = model(asked, attention_mask=torch.ones_like(asked)).last_hidden_state[0]
+            input_ids = torch.tensor([text])
+            states = model(input_ids, attention_mask=torch.ones_like(input_ids)).last_hidden_state[
+                0
+            ]
         pooled = states[0] if pooling == "cls" else states.mean(0)
-        wanted = pooled / pooled.norm()
-        torch.testing.assert_close(embedding, wanted, rtol=1e-4, atol=1e-5)
+        expected = pooled / pooled.norm()
+        torch.testing.assert_close(embedding, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_encoder_refuses_bad_texts_and_model_folders(tmp_path: Path) -> None:

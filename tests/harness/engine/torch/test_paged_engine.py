@@ -71,7 +71,7 @@ def prompt_of(r: RequestState) -> list[int]:
 
 def requests(count: int, seed: int = 0, prefixes: bool = False) -> list[RequestState]:
     draw = random.Random(seed)
-    made, now_s = [], 0.0
+    request_states, now_s = [], 0.0
     for row in range(count):
         now_s += draw.choice((0.0, 0.01, 0.05))
         prompt, answer = draw.randint(1, 60), draw.randint(1, 24)
@@ -79,8 +79,8 @@ def requests(count: int, seed: int = 0, prefixes: bool = False) -> list[RequestS
         if prefixes:
             first = 100 * draw.randrange(3)  # a hash names its tokens and all before them
             blocks = tuple(range(first, first + min(5, prompt // BLOCK)))
-        made.append(RequestState(row, now_s, prompt, answer, 30, NO_SLO, blocks))
-    return made
+        request_states.append(RequestState(row, now_s, prompt, answer, 30, NO_SLO, blocks))
+    return request_states
 
 
 class Engine:
@@ -123,8 +123,8 @@ class Engine:
     def _ended(self, r: RequestState, sequence: Sequence) -> None:
         self.answers[r.id] = sequence.tokens
 
-    def run(self, asked: Iterable[RequestState]) -> dict[int, list[int]]:
-        self.instance.inbox.extend(asked)
+    def run(self, request_states: Iterable[RequestState]) -> dict[int, list[int]]:
+        self.instance.inbox.extend(request_states)
         self.instance.run(float("inf"), False)
         self.kv_manager.check()
         assert self.kv_manager.free == self.kv_manager.total
@@ -138,8 +138,8 @@ def decoder(model_folder: Folder) -> Decoder:
     return load_decoder(model_folder("qwen3"), DEVICE, "float32")
 
 
-def reference(generated: Greedy, asked: list[RequestState]) -> dict[int, list[int]]:
-    return {r.id: generated("qwen3", prompt_of(r), r.output_tokens) for r in asked}
+def reference(generated: Greedy, request_states: list[RequestState]) -> dict[int, list[int]]:
+    return {r.id: generated("qwen3", prompt_of(r), r.output_tokens) for r in request_states}
 
 
 @pytest.mark.parametrize(
@@ -161,19 +161,19 @@ def reference(generated: Greedy, asked: list[RequestState]) -> dict[int, list[in
 def test_tokens_equal_generate_under_every_policy(
     name: str, blocks: int, num_cpu_blocks: int, prefixes: bool, decoder: Decoder, generated: Greedy
 ) -> None:
-    asked = requests(14, seed=2, prefixes=prefixes)
+    request_states = requests(14, seed=2, prefixes=prefixes)
     policy = system(name).policy
     assert isinstance(policy, Policy)
     engine = Engine(
         decoder, policy, blocks=blocks, num_cpu_blocks=num_cpu_blocks, prefixes=prefixes
     )
-    assert engine.run(asked) == reference(generated, asked)
-    for r in asked:
+    assert engine.run(request_states) == reference(generated, request_states)
+    for r in request_states:
         assert engine.streamed[r.id] == engine.answers[r.id][r.prompt_tokens :]
     if blocks == 24 and num_cpu_blocks != 6:  # where host memory is full, it admits nobody instead
         assert engine.instance.measures.preemptions
     if num_cpu_blocks == 40 and name == "vllm-swap":
-        assert any(r.swaps for r in asked)
+        assert any(r.swaps for r in request_states)
 
 
 @settings(max_examples=15)
@@ -218,16 +218,16 @@ def test_sampled_tokens_do_not_depend_on_preemptions(decoder: Decoder) -> None:
         policy = system("vllm").policy
         assert isinstance(policy, Policy)
         engine = Engine(decoder, policy, blocks=blocks, sampling=hot)
-        found = engine.run(requests(10, seed=5))
+        sampled = engine.run(requests(10, seed=5))
         assert bool(engine.instance.measures.preemptions) is (blocks < 100)
-        return found
+        return sampled
 
     assert answers(200) == answers(20)
 
 
 def test_answer_ends_with_the_eos_token(decoder: Decoder, generated: Greedy) -> None:
-    asked = requests(10, seed=6)
-    whole = reference(generated, asked)
+    request_states = requests(10, seed=6)
+    whole = reference(generated, request_states)
     eos = frozenset(range(3, 20))
     policy = system("vllm").policy
     assert isinstance(policy, Policy)
@@ -237,9 +237,9 @@ def test_answer_ends_with_the_eos_token(decoder: Decoder, generated: Greedy) -> 
         answer = whole[r.id][r.prompt_tokens :]
         end = next((n for n, token in enumerate(answer, 1) if token in eos), len(answer))
         cut[r.id] = whole[r.id][: r.prompt_tokens + end]
-    assert engine.run(asked) == cut
+    assert engine.run(request_states) == cut
     assert cut != whole
-    assert all(r.emitted_tokens == len(cut[r.id]) - r.prompt_tokens for r in asked)
+    assert all(r.emitted_tokens == len(cut[r.id]) - r.prompt_tokens for r in request_states)
 
 
 class Diary:
@@ -302,10 +302,10 @@ def test_replayed_step_times_give_the_same_decisions(
         kind=PagedDiary,
     )
     ran: list[Ran] = []
-    real.execution.heard = lambda seqs, kv_tokens, chunks, one: ran.append(one)
+    real.execution.heard = lambda seqs, kv_tokens, chunks, step: ran.append(step)
     PagedDiary.diary = []
-    asked = requests(16, seed=9, prefixes=prefixes)
-    real.run(asked)
+    request_states = requests(16, seed=9, prefixes=prefixes)
+    real.run(request_states)
     assert PagedDiary.diary
 
     # The simulator itself knows no swaps that are part of a step; where there are none, it is it.
@@ -319,9 +319,9 @@ def test_replayed_step_times_give_the_same_decisions(
     replayed.inbox.extend(again)
     replayed.run(float("inf"), False)
     assert kind.diary == PagedDiary.diary
-    for one, other in zip(asked, again, strict=True):
+    for measured, other in zip(request_states, again, strict=True):
         for column in ("first_token_s", "finish_s", "swaps", "recomputes", "cached_tokens"):
-            left, right = getattr(one, column), getattr(other, column)
+            left, right = getattr(measured, column), getattr(other, column)
             assert left == right or left != left, column
 
 
@@ -340,11 +340,11 @@ def test_static_batches_generate_the_tokens_of_generate(
     instance = PagedStaticInstance(policy, kv_manager, LearnedPredictions(), execution, Measures())
     answers: dict[int, list[int]] = {}
     instance.ended = lambda r, sequence: answers.update({r.id: sequence.tokens})
-    asked = requests(12, seed=12)
-    instance.inbox.extend(asked)
+    request_states = requests(12, seed=12)
+    instance.inbox.extend(request_states)
     instance.run(float("inf"), False)
-    assert answers == reference(generated, asked)
+    assert answers == reference(generated, request_states)
     assert instance.measures.padded_tokens
     kv_manager.check()
     assert not execution.sequences
-    assert all(r.finish_s >= r.first_token_s > r.arrival_s for r in asked)
+    assert all(r.finish_s >= r.first_token_s > r.arrival_s for r in request_states)

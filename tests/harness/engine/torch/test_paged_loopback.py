@@ -21,18 +21,18 @@ def listening(pid):
             ours.add(os.readlink(f"/proc/{pid}/fd/{number}"))  # noqa: PTH115
         except FileNotFoundError:
             continue
-    found = []
+    addresses = []
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
             words = line.split()
             if words[3] == "0A" and f"socket:[{words[9]}]" in ours:
-                found.append(words[1].partition(":")[0])
-    return found
+                addresses.append(words[1].partition(":")[0])
+    return addresses
 
 
 def test_worker_processes_listen_on_loopback_only(monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")
     with Workers(1) as workers:
-        found = [*listening(os.getpid()), *listening(workers.processes[0].pid)]
-    assert len(found) >= 2
-    assert set(found) <= LOOPBACK
+        addresses = [*listening(os.getpid()), *listening(workers.processes[0].pid)]
+    assert len(addresses) >= 2
+    assert set(addresses) <= LOOPBACK

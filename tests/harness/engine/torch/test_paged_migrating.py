@@ -67,8 +67,8 @@ class Scripted(Migrator):
 
 @pytest.fixture
 def workers() -> Iterator[Workers]:
-    with Workers(1) as found:
-        yield found
+    with Workers(1) as pool:
+        yield pool
 
 
 def prompt_of(r: RequestState) -> list[int]:
@@ -80,18 +80,18 @@ def served(engine: Engine, before: Callable[[PagedInstance], Scripted | None]) -
     """Answers of 16 requests; who moves layers is told which process is busy."""
     policy = system("vllm-swap").policy
     assert isinstance(policy, Policy)
-    made = engine.instance(policy, lambda r: Sequence(prompt_of(r)), Ticks())
-    assert isinstance(made, PagedInstance)
-    migrator, answers = before(made), dict[int, list[int]]()
+    instance = engine.instance(policy, lambda r: Sequence(prompt_of(r)), Ticks())
+    assert isinstance(instance, PagedInstance)
+    migrator, answers = before(instance), dict[int, list[int]]()
 
     def ended(r: RequestState, sequence: Sequence) -> None:
         answers[r.id] = sequence.tokens
         if migrator is not None:
             migrator.busy = len(answers) // 4 % 2  # first here, then there, and so on
 
-    made.ended = ended
-    made.inbox.extend(RequestState(row, 0.0, 5 + 3 * row, 20, 30, Slo()) for row in range(16))
-    made.run(float("inf"), False)
+    instance.ended = ended
+    instance.inbox.extend(RequestState(row, 0.0, 5 + 3 * row, 20, 30, Slo()) for row in range(16))
+    instance.run(float("inf"), False)
     return answers
 
 
@@ -99,24 +99,24 @@ def test_module_policy_moves_layers_away_and_back(
     workers: Workers, save_model: Callable[..., Path]
 ) -> None:
     decoder = load_decoder(save_model("qwen3", num_hidden_layers=4))
-    undisturbed = served(Engine(decoder, KvCacheConfig(200, BLOCK)), lambda made: None)
+    undisturbed = served(Engine(decoder, KvCacheConfig(200, BLOCK)), lambda _: None)
     engine = Engine(decoder, KvCacheConfig(24, BLOCK, 40), workers)
     rule = module_policy({"control_every_s": 0.05, "efficiency": 0.0})
-    found: list[Scripted] = []
+    migrators: list[Scripted] = []
 
-    def watched(made: PagedInstance) -> Scripted:
-        execution, kv_manager = made.step_time, made.kv_manager
+    def watched(instance: PagedInstance) -> Scripted:
+        execution, kv_manager = instance.step_time, instance.kv_manager
         assert isinstance(execution, Execution)
         assert engine.spread is not None
         clock = execution.clock
-        found.append(
+        migrators.append(
             Scripted(engine.spread, lambda: kv_manager.total - kv_manager.free, rule, clock.now_s)
         )
-        execution.between = found[0].look
-        return found[0]
+        execution.between = migrators[0].look
+        return migrators[0]
 
     assert served(engine, watched) == undisturbed
-    history = found[0].history
+    history = migrators[0].history
     layers = [m.planned for m in history if m.planned.module is Module.LAYERS]
     assert {(move.source, move.target) for move in layers} == {(0, 1), (1, 0)}
     for moved in history:  # from the more loaded to the less, and nearer to each other
@@ -140,7 +140,7 @@ def test_module_policy_moves_heads_for_small_gaps(
     migrator.look()
     (moved,) = migrator.history
     assert moved.planned.module is Module.HEADS
-    assert [one.what for one in moved.completed] == ["heads", "heads"]
+    assert [change.what for change in moved.completed] == ["heads", "heads"]
     assert engine.spread.helped_by(1) == {0: 1, 1: 1}
     after = migrator.loads()
     assert after[0] == pytest.approx(moved.planned.source_load)

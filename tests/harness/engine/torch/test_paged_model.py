@@ -61,8 +61,8 @@ class Bench:
         for piece in pieces:
             self.grow(piece.sequence, piece.before + piece.tokens)
         tokens = self.runner.run(decodes, pieces)
-        asked = [*decodes, *(piece.sequence for piece in pieces if piece.last)]
-        for sequence, token in zip(asked, tokens, strict=True):
+        sequences = [*decodes, *(piece.sequence for piece in pieces if piece.last)]
+        for sequence, token in zip(sequences, tokens, strict=True):
             sequence.tokens.append(token)
 
     def answer(self, sequence: Sequence, tokens: int) -> list[int]:
@@ -93,11 +93,13 @@ def test_tokens_of_mixed_batches_equal_those_of_transformers(
     draw = random.Random(3)
     bench = Bench(model_folder(family), draw=draw if scattered else None)
     prompts = [prompt(draw, tokens) for tokens in (1, 7, 8, 33, 61)]
-    wanted = [generated(family, one, 24) for one in prompts]
-    assert len({token for one in wanted for token in one}) > 40  # not always the same answer
-    sequences = [Sequence(list(one)) for one in prompts]
+    expected = [generated(family, prompt_tokens, 24) for prompt_tokens in prompts]
+    assert (
+        len({token for prompt_tokens in expected for token in prompt_tokens}) > 40
+    )  # not always the same answer
+    sequences = [Sequence(list(prompt_tokens)) for prompt_tokens in prompts]
     computed = [0] * len(sequences)
-    while any(len(s.tokens) < len(w) for s, w in zip(sequences, wanted, strict=True)):
+    while any(len(s.tokens) < len(w) for s, w in zip(sequences, expected, strict=True)):
         decodes, pieces = [], []
         for k, sequence in enumerate(sequences):
             missing = len(prompts[k]) - computed[k]
@@ -105,11 +107,11 @@ def test_tokens_of_mixed_batches_equal_those_of_transformers(
                 tokens = draw.randint(1, missing)
                 pieces.append(Piece(sequence, computed[k], tokens))
                 computed[k] += tokens
-            elif not missing and len(sequence.tokens) < len(wanted[k]):
+            elif not missing and len(sequence.tokens) < len(expected[k]):
                 decodes.append(sequence)
         if decodes or pieces:
             bench.step(decodes, pieces)
-    assert [s.tokens for s in sequences] == wanted
+    assert [s.tokens for s in sequences] == expected
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 257])
@@ -125,10 +127,10 @@ def test_packed_projection_equals_the_plain_one(
     onto = torch.randn(rows, 96) if plus else None
     linear = weights.Linear(weights.packed(weight), added)
     assert torch.equal(linear.dense(), weight)
-    wanted = torch.nn.functional.linear(x, weight, added)
-    found = linear(x, onto)
-    torch.testing.assert_close(found, wanted if onto is None else wanted + onto)
-    assert torch.equal(loaded(saved(linear))(x, onto), found)
+    expected = torch.nn.functional.linear(x, weight, added)
+    outputs = linear(x, onto)
+    torch.testing.assert_close(outputs, expected if onto is None else expected + onto)
+    assert torch.equal(loaded(saved(linear))(x, onto), outputs)
 
 
 def saved(message: object) -> bytes:
@@ -151,8 +153,8 @@ def test_cached_prefix_is_not_computed_again(
     for _ in range(10):
         bench.step([second, first], [])
     for sequence, length in ((first, 35), (second, 41)):
-        own = sequence.tokens[:length]
-        assert sequence.tokens == generated(family, own, len(sequence.tokens) - length)
+        prompt_tokens = sequence.tokens[:length]
+        assert sequence.tokens == generated(family, prompt_tokens, len(sequence.tokens) - length)
 
 
 def test_tokens_are_unchanged_by_blocks_swapped_to_host_memory(
@@ -163,8 +165,8 @@ def test_tokens_are_unchanged_by_blocks_swapped_to_host_memory(
     decoder = bench.runner.decoder
     host = KvCache(decoder.config, 8, 8, decoder.dtype, torch.device("cpu"), pinned=True)
     swapper = Swapper(bench.cache, host)
-    own = prompt(draw, 21)
-    moved, other = Sequence(list(own)), Sequence(prompt(draw, 40))
+    prompt_tokens = prompt(draw, 21)
+    moved, other = Sequence(list(prompt_tokens)), Sequence(prompt(draw, 40))
     bench.answer(moved, 5)
     held = moved.blocks
     swapper.out(held, [6, 2, 5, 1][: len(held)])
@@ -176,7 +178,7 @@ def test_tokens_are_unchanged_by_blocks_swapped_to_host_memory(
     swapper.wait()
     for _ in range(12):
         bench.step([moved], [])
-    assert moved.tokens == generated("qwen3", own, 17)
+    assert moved.tokens == generated("qwen3", prompt_tokens, 17)
 
 
 @given(st.lists(st.integers(0, 15), min_size=1, max_size=16, unique=True))
@@ -204,7 +206,7 @@ def test_bfloat16_tokens_are_nearly_best_in_float32(family: str, model_folder: F
     folder, draw, steps = model_folder(family), random.Random(7), 40
     bench = Bench(folder, dtype="bfloat16")
     prompts = [prompt(draw, tokens) for tokens in (1, 9, 33)]
-    sequences = [Sequence(list(one)) for one in prompts]
+    sequences = [Sequence(list(prompt_tokens)) for prompt_tokens in prompts]
     bench.step([], [Piece(s, 0, len(s.tokens)) for s in sequences])
     for _ in range(steps):
         bench.step(sequences, [])
@@ -212,13 +214,14 @@ def test_bfloat16_tokens_are_nearly_best_in_float32(family: str, model_folder: F
     rounded = load(folder, dtype=torch.bfloat16).eval()
     exact = load(folder, dtype=torch.bfloat16).eval().float()
     equal = 0
-    for sequence, one in zip(sequences, prompts, strict=True):
+    for sequence, prompt_tokens in zip(sequences, prompts, strict=True):
         tokens = torch.tensor([sequence.tokens])
         with torch.inference_mode():
             theirs, logits = (
-                model(tokens).logits[0, len(one) - 1 : -1].float() for model in (rounded, exact)
+                model(tokens).logits[0, len(prompt_tokens) - 1 : -1].float()
+                for model in (rounded, exact)
             )
-        answer = torch.tensor(sequence.tokens[len(one) :])
+        answer = torch.tensor(sequence.tokens[len(prompt_tokens) :])
         short = logits.amax(1) - logits.gather(1, answer.unsqueeze(1))[:, 0]
         assert float(short.max()) <= 2 * float((theirs - logits).abs().max())
         equal += int((logits.argmax(1) == answer).sum())
@@ -230,34 +233,36 @@ def test_sharded_weights_give_the_same_tokens(
 ) -> None:
     folder = save_model("llama", max_shard_size="60KB")
     assert len(list(folder.glob("*.safetensors"))) > 2
-    own = prompt(random.Random(6), 12)
-    assert Bench(folder).answer(Sequence(list(own)), 16) == generated("llama", own, 16)
+    prompt_tokens = prompt(random.Random(6), 12)
+    assert Bench(folder).answer(Sequence(list(prompt_tokens)), 16) == generated(
+        "llama", prompt_tokens, 16
+    )
 
 
 def test_linear_rope_scaling_equals_transformers(save_model: Callable[..., Path]) -> None:
     transformers = pytest.importorskip("transformers")
     scaling = {"rope_type": "linear", "factor": 4.0, "rope_theta": 5000.0}
     folder = save_model("llama", rope_parameters=scaling)
-    own = prompt(random.Random(8), 30)
+    prompt_tokens = prompt(random.Random(8), 30)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
-    asked = torch.tensor([own])
+    input_ids = torch.tensor([prompt_tokens])
     settings = {"do_sample": False, "eos_token_id": None, "max_new_tokens": 16}
-    found = model.generate(asked, attention_mask=torch.ones_like(asked), **settings)
-    assert Bench(folder).answer(Sequence(list(own)), 16) == found[0].tolist()
+    output_ids = model.generate(input_ids, attention_mask=torch.ones_like(input_ids), **settings)
+    assert Bench(folder).answer(Sequence(list(prompt_tokens)), 16) == output_ids[0].tolist()
 
 
 def test_sampled_tokens_depend_on_seed_and_position(
     model_folder: Folder, generated: Greedy
 ) -> None:
-    own = prompt(random.Random(9), 10)
+    prompt_tokens = prompt(random.Random(9), 10)
 
     def answer(sampling: Sampling) -> list[int]:
-        return Bench(model_folder("llama")).answer(Sequence(list(own), sampling), 20)
+        return Bench(model_folder("llama")).answer(Sequence(list(prompt_tokens), sampling), 20)
 
     hot = Sampling(temperature=1.5, seed=3)
     assert answer(hot) == answer(hot)
     assert answer(hot) != answer(Sampling(temperature=1.5, seed=4))
-    greedy = generated("llama", own, 20)
+    greedy = generated("llama", prompt_tokens, 20)
     assert answer(hot) != greedy
     assert answer(Sampling(temperature=1.5, top_k=1)) == greedy
     assert answer(Sampling(temperature=1.5, top_p=1e-6)) == greedy

@@ -128,9 +128,9 @@ def test_profiling_refuses_rows_of_another_model(
     tmp_path: Path, model_folder: Callable[[str], Path]
 ) -> None:
     (tmp_path / "cpu.rows.jsonl").write_text(json.dumps({"model": "another"}) + "\n")
-    asked = profiling.ProfilingOptions(model_folder("llama"), tmp_path / "cpu.toml")
+    options = profiling.ProfilingOptions(model_folder("llama"), tmp_path / "cpu.toml")
     with pytest.raises(SloBenchError, match="something else"):
-        profiling.measure_profile(asked)
+        profiling.measure_profile(options)
 
 
 def test_profile_run_refuses_an_unknown_backend(tmp_path: Path) -> None:
@@ -146,6 +146,6 @@ def test_profile_run_refuses_an_unknown_backend(tmp_path: Path) -> None:
 def test_profiling_without_time_names_the_command_to_continue(
     tmp_path: Path, model_folder: Callable[[str], Path]
 ) -> None:
-    asked = profiling.ProfilingOptions(model_folder("llama"), tmp_path / "cpu.toml", budget_s=0.0)
+    options = profiling.ProfilingOptions(model_folder("llama"), tmp_path / "cpu.toml", budget_s=0.0)
     with pytest.raises(SloBenchError, match="go on with the same command"):
-        profiling.measure_profile(asked)
+        profiling.measure_profile(options)

@@ -48,12 +48,12 @@ def run(tmp_path: Path, *more: str) -> tuple[Path, str]:
 
 
 def test_run_without_a_model_makes_a_tiny_one_and_names_it(tmp_path: Path) -> None:
-    out, said = run(tmp_path, *LOAD, "--system", "vllm", "--system", "fifo")
-    assert "a tiny Llama with random weights" in said
-    assert "took " in said
-    found = rows(out)
-    assert [row["system"] for row in found] == ["vllm", "fifo"]
-    for row in found:
+    out, output = run(tmp_path, *LOAD, "--system", "vllm", "--system", "fifo")
+    assert "a tiny Llama with random weights" in output
+    assert "took " in output
+    cells = rows(out)
+    assert [row["system"] for row in cells] == ["vllm", "fifo"]
+    for row in cells:
         assert row["backend"] == "torch"
         assert row["model"] == "tiny-llama"
         assert row["gpu"] == "cpu"
@@ -146,12 +146,12 @@ def test_torch_run_on_the_cpu_clock_skips_waits(tmp_path: Path) -> None:
 
 
 def test_torch_run_validate_writes_validation_json(tmp_path: Path) -> None:
-    out, said = run(tmp_path, *LOAD, "--system", "vllm", "--validate")
+    out, output = run(tmp_path, *LOAD, "--system", "vllm", "--validate")
     (level,) = json.loads((out / "validation.json").read_text())
     assert level["requests"] == 12
     assert level["fitted_on"] == [f"profiling-{level['cell']}"]
     assert {row["metric"] for row in level["rows"]} == {"ttft", "tpot", "e2e"}
-    assert "asynchronous" not in said
+    assert "asynchronous" not in output
     log = out / "servers" / f"{level['cell']}.steps.jsonl"
     steps = log.read_text().splitlines()
     assert len(steps) > 60
@@ -162,7 +162,7 @@ def test_torch_run_validate_writes_validation_json(tmp_path: Path) -> None:
         if row["statistic"] != "mape":
             assert row["spread"] >= 0
             assert abs(row["replayed_error"]) < 1e-6
-    assert "every iteration decided as in the run" in " ".join(said.split())
+    assert "every iteration decided as in the run" in " ".join(output.split())
     # Another decision is no replay.
     log.write_text("\n".join([steps[0].replace('"chunks": [[0, ', '"chunks": [[0, 1'), *steps[1:]]))
     again = CliRunner().invoke(app, ["validate", str(out)])
@@ -192,17 +192,17 @@ def test_torch_run_finds_evicted_prefixes_in_its_kv_store(tmp_path: Path) -> Non
         'sessions = "sessions(turns=fixed(5), think_s=1, system_prompt_tokens=64)"\n'
     )
     file.write_text(f"{text}server = {{kv_store = {json.dumps(store)}, cpu_wait_limit = 1.0}}\n")
-    found = {}
+    cells = {}
     for name in ("with", "without"):
         out = tmp_path / name
         done = CliRunner().invoke(app, ["run", str(file), "--no-report", "--out", str(out)])
         assert done.exit_code == 0, done.output
         (row,) = rows(out)
         assert row["valid"] == "True"
-        found[name] = row
+        cells[name] = row
         file.write_text(f"{text}server = {{cpu_wait_limit = 1.0}}\n")
-    assert int(found["with"]["kv_store_loaded_bytes"]) > 0
-    assert "kv_store_loaded_bytes" not in found["without"]
+    assert int(cells["with"]["kv_store_loaded_bytes"]) > 0
+    assert "kv_store_loaded_bytes" not in cells["without"]
     for tier in store:  # nothing is left
         assert list(Path(tier.partition("=")[0]).iterdir()) == []
 
@@ -222,10 +222,12 @@ def test_torch_run_finds_evicted_prefixes_in_its_kv_store(tmp_path: Path) -> Non
 def test_kv_store_where_it_cannot_be_used_is_refused(
     tmp_path: Path, changes: dict[str, object], word: str
 ) -> None:
-    asked = {"systems": "vllm", "workload": "alpaca", "rates": 40.0, "requests": 3, "seeds": 1}
+    settings = {"systems": "vllm", "workload": "alpaca", "rates": 40.0, "requests": 3, "seeds": 1}
     store = {"kv_store": f"{tmp_path}/kv=0.1"}
     with pytest.raises(SloBenchError, match=word):
-        Experiment(**{"backend": "torch", **asked, "server": store, **changes}).run(tmp_path / "r")
+        Experiment(**{"backend": "torch", **settings, "server": store, **changes}).run(
+            tmp_path / "r"
+        )
 
 
 def test_first_step_time_excludes_the_set_up(tmp_path, monkeypatch):

@@ -37,8 +37,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def url(home: Path) -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SLO_BENCH_HOME", str(home))
-        with serving_model("vllm", {}, "tiny-llama", num_gpu_blocks=600) as found:
-            yield found
+        with serving_model("vllm", {}, "tiny-llama", num_gpu_blocks=600) as base_url:
+            yield base_url
 
 
 def metrics(url: str) -> dict[str, float]:
@@ -50,7 +50,7 @@ def metrics(url: str) -> dict[str, float]:
 def events(text: str) -> list[dict[str, Any]]:
     data = [line.removeprefix("data: ") for line in text.splitlines() if line]
     assert data[-1] == "[DONE]"
-    return [json.loads(one) for one in data[:-1]]
+    return [json.loads(line) for line in data[:-1]]
 
 
 ASK = {"prompt": "once upon a time", "max_tokens": 12, "temperature": 0, "ignore_eos": True}
@@ -67,8 +67,8 @@ def test_torch_server_streams_the_text_of_the_whole_answer(url: str) -> None:
     whole = httpx.post(f"{url}/v1/completions", json=ASK, timeout=60).json()
     assert whole["usage"] == {"prompt_tokens": 9, "completion_tokens": 12, "total_tokens": 21}
     assert whole["choices"][0]["finish_reason"] == "length"
-    told = {**ASK, "stream": True, "stream_options": {"include_usage": True}}
-    parts = events(httpx.post(f"{url}/v1/completions", json=told, timeout=60).text)
+    body = {**ASK, "stream": True, "stream_options": {"include_usage": True}}
+    parts = events(httpx.post(f"{url}/v1/completions", json=body, timeout=60).text)
     assert parts[-1]["usage"] == whole["usage"]
     choices = [choice for part in parts for choice in part["choices"]]
     assert "".join(choice["text"] for choice in choices) == whole["choices"][0]["text"]
@@ -79,12 +79,14 @@ def test_torch_server_streams_the_text_of_the_whole_answer(url: str) -> None:
 def test_torch_server_tokens_equal_generate(
     model_folder: Callable[[str], Path], generated: Greedy
 ) -> None:
-    own = list(range(10, 40))
+    prompt_tokens = list(range(10, 40))
     with serving_model("sglang", {}, str(model_folder("llama")), num_gpu_blocks=40) as url:
-        ask = {"prompt": own, "max_tokens": 9, "temperature": 0, "ignore_eos": True}
+        ask = {"prompt": prompt_tokens, "max_tokens": 9, "temperature": 0, "ignore_eos": True}
         for _ in range(2):  # the second time from the prefix cache
             answer = httpx.post(f"{url}/v1/completions", json=ask, timeout=60).json()
-            assert own + answer["choices"][0]["token_ids"] == generated("llama", own, 9)
+            assert prompt_tokens + answer["choices"][0]["token_ids"] == generated(
+                "llama", prompt_tokens, 9
+            )
         chat = {"messages": [{"role": "user", "content": "hi"}]}
         refused = httpx.post(f"{url}/v1/chat/completions", json=chat)
         assert refused.status_code == 400
@@ -99,25 +101,27 @@ def test_torch_server_policy_gets_the_lengths_that_a_client_predicts(
         ask = {"prompt": [10, 11, 12], "max_tokens": 201, "ignore_eos": True}
         statuses = []
         for tokens in (201, 200):
-            told = {**ask, "vllm_xargs": {"predicted_output_tokens": tokens}}
-            statuses.append(httpx.post(f"{url}/v1/completions", json=told, timeout=60).status_code)
+            body = {**ask, "vllm_xargs": {"predicted_output_tokens": tokens}}
+            statuses.append(httpx.post(f"{url}/v1/completions", json=body, timeout=60).status_code)
         assert statuses == [503, 200]
 
 
 def test_torch_servers_with_the_same_kv_store_share_prefixes(
     model_folder: Callable[[str], Path], generated: Greedy, tmp_path: Path
 ) -> None:
-    own = list(range(10, 60))
-    ask = {"prompt": own, "max_tokens": 9, "temperature": 0, "ignore_eos": True}
+    prompt_tokens = list(range(10, 60))
+    ask = {"prompt": prompt_tokens, "max_tokens": 9, "temperature": 0, "ignore_eos": True}
     tiers = [f"{tmp_path}/memory=0.001", f"{tmp_path}/disk=0.1"]
     counts = []
     for _ in range(2):
         model = str(model_folder("llama"))
         with serving_model("vllm", {}, model, num_gpu_blocks=40, kv_store=tiers) as url:
             answer = httpx.post(f"{url}/v1/completions", json=ask, timeout=60).json()
-            assert own + answer["choices"][0]["token_ids"] == generated("llama", own, 9)
+            assert prompt_tokens + answer["choices"][0]["token_ids"] == generated(
+                "llama", prompt_tokens, 9
+            )
             counts.append(metrics(url))
-    loaded = [int(one["kv_store_loaded_bytes_total"]) for one in counts]
+    loaded = [int(server_metrics["kv_store_loaded_bytes_total"]) for server_metrics in counts]
     assert loaded[0] == 0
     assert loaded[1] == counts[0]["kv_store_stored_bytes_total"] > 0
 
@@ -148,8 +152,8 @@ def test_torch_server_answers_chat_completions(url: str) -> None:
     plain = {"prompt": prompt, "max_tokens": 1}
     same = httpx.post(f"{url}/v1/completions", json=plain, timeout=60).json()
     assert whole["usage"]["prompt_tokens"] == same["usage"]["prompt_tokens"]
-    told = {**ask, "stream": True}
-    parts = events(httpx.post(f"{url}/v1/chat/completions", json=told, timeout=60).text)
+    body = {**ask, "stream": True}
+    parts = events(httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).text)
     assert parts[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
     text = "".join(part["choices"][0]["delta"].get("content", "") for part in parts)
     assert text == whole["choices"][0]["message"]["content"]
@@ -173,13 +177,15 @@ def test_torch_server_embeds_beside_generation(url: str, home: Path, tmp_path: P
     assert url  # which made it
     tiny = str(home / "models" / "random" / "tiny-llama")
     with serving_model("vllm", {}, tiny, num_gpu_blocks=60, embedder=str(tmp_path)) as url:
-        two = {"input": [[5, 6, 7], [8, 9]]}
-        found = httpx.post(f"{url}/v1/embeddings", json=two, timeout=60).json()
-        assert found["usage"]["prompt_tokens"] == 5
-        one = httpx.post(f"{url}/v1/embeddings", json={"input": [8, 9]}, timeout=60).json()
-        second = found["data"][1]["embedding"]
+        pair = {"input": [[5, 6, 7], [8, 9]]}
+        pair_answer = httpx.post(f"{url}/v1/embeddings", json=pair, timeout=60).json()
+        assert pair_answer["usage"]["prompt_tokens"] == 5
+        single_answer = httpx.post(
+            f"{url}/v1/embeddings", json={"input": [8, 9]}, timeout=60
+        ).json()
+        second = pair_answer["data"][1]["embedding"]
         assert len(second) == 24
-        assert one["data"][0]["embedding"] == pytest.approx(second, abs=1e-5)
+        assert single_answer["data"][0]["embedding"] == pytest.approx(second, abs=1e-5)
         assert httpx.post(f"{url}/v1/completions", json=ASK, timeout=60).status_code == 200
         for bad in (None, [], [900], "a text without a tokenizer"):
             refused = httpx.post(f"{url}/v1/embeddings", json={"input": bad}, timeout=60)
@@ -247,8 +253,8 @@ def test_torch_server_accepts_neutral_values_of_unsupported_fields(url: str) -> 
     assert answer.status_code == 200, answer.text
     chat = {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]}
     nothing = {"tools": [], "response_format": {"type": "text"}, "logprobs": False}
-    told = {**chat, **nothing, "max_tokens": 2}
-    answer = httpx.post(f"{url}/v1/chat/completions", json=told, timeout=60)
+    body = {**chat, **nothing, "max_tokens": 2}
+    answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
     assert answer.status_code == 200, answer.text
 
 
@@ -266,48 +272,48 @@ def test_torch_server_answers_404_for_another_model(url: str) -> None:
 def test_torch_server_answers_several_prompts_with_several_choices(url: str) -> None:
     prompts = ["one", "one or two words", "one"]
     ask = {"max_tokens": 5, "seed": 3, "temperature": 1}
-    told = {**ask, "prompt": prompts, "n": 2}
-    whole = httpx.post(f"{url}/v1/completions", json=told, timeout=60).json()
+    body = {**ask, "prompt": prompts, "n": 2}
+    whole = httpx.post(f"{url}/v1/completions", json=body, timeout=60).json()
     choices = whole["choices"]
-    assert [one["index"] for one in choices] == list(range(6))
-    texts = [one["text"] for one in choices]
+    assert [choice["index"] for choice in choices] == list(range(6))
+    texts = [choice["text"] for choice in choices]
     assert texts[:2] == texts[4:]
     assert texts[0] != texts[1]
     alone = [
-        httpx.post(f"{url}/v1/completions", json={**ask, "prompt": one}, timeout=60).json()
-        for one in prompts
+        httpx.post(f"{url}/v1/completions", json={**ask, "prompt": prompt}, timeout=60).json()
+        for prompt in prompts
     ]
-    assert [one["choices"][0]["text"] for one in alone] == texts[::2]
-    prompt_tokens = sum(one["usage"]["prompt_tokens"] for one in alone)
+    assert [answer["choices"][0]["text"] for answer in alone] == texts[::2]
+    prompt_tokens = sum(answer["usage"]["prompt_tokens"] for answer in alone)
     assert whole["usage"]["prompt_tokens"] == prompt_tokens
     assert whole["usage"]["completion_tokens"] == 30
     parts = events(
-        httpx.post(f"{url}/v1/completions", json={**told, "stream": True}, timeout=60).text
+        httpx.post(f"{url}/v1/completions", json={**body, "stream": True}, timeout=60).text
     )
-    found = [""] * 6
+    streamed_texts = [""] * 6
     for part in parts:
-        for one in part["choices"]:
-            found[one["index"]] += one["text"]
-    assert found == texts
-    ends = [one["finish_reason"] for part in parts for one in part["choices"]]
+        for choice in part["choices"]:
+            streamed_texts[choice["index"]] += choice["text"]
+    assert streamed_texts == texts
+    ends = [choice["finish_reason"] for part in parts for choice in part["choices"]]
     assert ends.count("length") == 6
 
 
 def test_torch_server_echo_precedes_the_answer(url: str) -> None:
     plain = httpx.post(f"{url}/v1/completions", json=ASK, timeout=60).json()["choices"][0]["text"]
-    told = {**ASK, "echo": True}
-    echoed = httpx.post(f"{url}/v1/completions", json=told, timeout=60).json()["choices"][0]
+    body = {**ASK, "echo": True}
+    echoed = httpx.post(f"{url}/v1/completions", json=body, timeout=60).json()["choices"][0]
     assert echoed["text"] == ASK["prompt"] + plain
     parts = events(
-        httpx.post(f"{url}/v1/completions", json={**told, "stream": True}, timeout=60).text
+        httpx.post(f"{url}/v1/completions", json={**body, "stream": True}, timeout=60).text
     )
-    assert "".join(one["text"] for part in parts for one in part["choices"]) == echoed["text"]
+    assert "".join(choice["text"] for part in parts for choice in part["choices"]) == echoed["text"]
 
 
 def test_torch_server_streams_continuous_usage(url: str) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
-    told = {**ASK, "stream": True, "stream_options": options}
-    parts = events(httpx.post(f"{url}/v1/completions", json=told, timeout=60).text)
+    body = {**ASK, "stream": True, "stream_options": options}
+    parts = events(httpx.post(f"{url}/v1/completions", json=body, timeout=60).text)
     counts = [part["usage"]["completion_tokens"] for part in parts]
     assert counts == sorted(counts)
     assert counts[0] == 1
@@ -318,20 +324,20 @@ def test_torch_server_logprobs_equal_those_of_the_model(
     model_folder: Callable[[str], Path], url: str
 ) -> None:
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-    folder, own = model_folder("llama"), list(range(10, 40))
-    ask = {"prompt": own, "max_tokens": 9, "temperature": 0, "ignore_eos": True}
+    folder, prompt_tokens = model_folder("llama"), list(range(10, 40))
+    ask = {"prompt": prompt_tokens, "max_tokens": 9, "temperature": 0, "ignore_eos": True}
     with serving_model("vllm", {}, str(folder), num_gpu_blocks=40) as bare:
         answer = httpx.post(f"{bare}/v1/completions", json={**ask, "logprobs": 3}, timeout=60)
         (choice,) = answer.json()["choices"]
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
     with torch.inference_mode():
-        logits = model(torch.tensor([own + choice["token_ids"]])).logits[0]
-    expected = torch.log_softmax(logits[len(own) - 1 : -1].float(), -1)
-    for at, token in enumerate(choice["token_ids"]):
-        found = choice["logprobs"]["token_logprobs"][at]
-        assert found == pytest.approx(float(expected[at, token]), abs=1e-3)
-    told = {**ASK, "logprobs": 3}
-    choice = httpx.post(f"{url}/v1/completions", json=told, timeout=60).json()["choices"][0]
+        logits = model(torch.tensor([prompt_tokens + choice["token_ids"]])).logits[0]
+    expected = torch.log_softmax(logits[len(prompt_tokens) - 1 : -1].float(), -1)
+    for position, token in enumerate(choice["token_ids"]):
+        logprob = choice["logprobs"]["token_logprobs"][position]
+        assert logprob == pytest.approx(float(expected[position, token]), abs=1e-3)
+    body = {**ASK, "logprobs": 3}
+    choice = httpx.post(f"{url}/v1/completions", json=body, timeout=60).json()["choices"][0]
     logprobs = choice["logprobs"]
     for token, value, top in zip(
         logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True
@@ -340,11 +346,16 @@ def test_torch_server_logprobs_equal_those_of_the_model(
         assert len(top) == 3
     assert logprobs["text_offset"][1] == len(logprobs["tokens"][0])
     parts = events(
-        httpx.post(f"{url}/v1/completions", json={**told, "stream": True}, timeout=60).text
+        httpx.post(f"{url}/v1/completions", json={**body, "stream": True}, timeout=60).text
     )
-    streamed = [one["logprobs"] for part in parts for one in part["choices"] if one["logprobs"]]
-    assert [one["token_logprobs"][0] for one in streamed] == logprobs["token_logprobs"]
-    assert [one["text_offset"][0] for one in streamed] == logprobs["text_offset"]
+    streamed = [
+        part_choice["logprobs"]
+        for part in parts
+        for part_choice in part["choices"]
+        if part_choice["logprobs"]
+    ]
+    assert [entry["token_logprobs"][0] for entry in streamed] == logprobs["token_logprobs"]
+    assert [entry["text_offset"][0] for entry in streamed] == logprobs["text_offset"]
 
 
 def test_torch_server_frees_blocks_of_a_disconnected_client(url: str) -> None:
@@ -353,12 +364,12 @@ def test_torch_server_frees_blocks_of_a_disconnected_client(url: str) -> None:
     with httpx.stream("POST", f"{url}/v1/completions", json=ask, timeout=60) as stream:
         next(stream.iter_lines())
     for _ in range(500):
-        found = metrics(url)
-        if found["requests_cancelled_total"] > before and not found["num_requests_running"]:
+        counters = metrics(url)
+        if counters["requests_cancelled_total"] > before and not counters["num_requests_running"]:
             break
         time.sleep(0.02)
-    assert found["requests_cancelled_total"] == before + 1
-    assert found["num_requests_running"] == 0
+    assert counters["requests_cancelled_total"] == before + 1
+    assert counters["num_requests_running"] == 0
 
 
 def test_load_generator_measures_the_torch_server(url: str, home: Path, tmp_path: Path) -> None:

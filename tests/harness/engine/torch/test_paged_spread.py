@@ -56,8 +56,8 @@ class Scene:
         else:
             decodes.append(second)
         decodes = [s for s in decodes if len(s.tokens) < len(self._prompt(s)) + TOKENS]
-        asked = [*decodes, *(p.sequence for p in pieces if p.last)]
-        for sequence, token in zip(asked, self.runner.run(decodes, pieces), strict=True):
+        sequences = [*decodes, *(p.sequence for p in pieces if p.last)]
+        for sequence, token in zip(sequences, self.runner.run(decodes, pieces), strict=True):
             sequence.tokens.append(token)
 
     def _prompt(self, sequence: Sequence) -> list[int]:
@@ -66,9 +66,9 @@ class Scene:
 
 @pytest.fixture(scope="module")
 def workers() -> Iterator[Workers]:
-    with Workers(2) as found:
-        yield found
-    assert all(process.poll() == 0 for process in found.processes)
+    with Workers(2) as pool:
+        yield pool
+    assert all(process.poll() == 0 for process in pool.processes)
 
 
 @pytest.mark.parametrize("name", ["llama", "opt", "mistral"])
@@ -176,21 +176,21 @@ def test_impossible_sequence_splits_are_refused(
     workers: Workers, model_folder: Callable[[str], Path]
 ) -> None:
     scene = Scene(model_folder("llama"), workers)
-    spread, one = scene.spread, scene.sequences[1]
+    spread, sequence = scene.spread, scene.sequences[1]
     for _ in range(4):
         scene.step()
     with pytest.raises(ModelError, match="room for 0"):
-        spread.split(one, 1, helper=1)
+        spread.split(sequence, 1, helper=1)
     spread.lend_room(1, 20)
-    for blocks in (0, len(one.blocks)):
+    for blocks in (0, len(sequence.blocks)):
         with pytest.raises(ModelError, match="the last one stays"):
-            spread.split(one, blocks, helper=1)
-    spread.split(one, 2, helper=1)
+            spread.split(sequence, blocks, helper=1)
+    spread.split(sequence, 2, helper=1)
     with pytest.raises(ModelError, match="split only once"):
-        spread.split(one, 1, helper=1)
+        spread.split(sequence, 1, helper=1)
     with pytest.raises(ModelError, match="while a sequence is split"):
         spread.move_layers([0], 1)
     with pytest.raises(ModelError, match="while a sequence is split"):
         spread.move_heads(0, 1, helper=1)
     with pytest.raises(ModelError, match="2 blocks cannot come back into 1"):
-        spread.rejoin(one, [0])
+        spread.rejoin(sequence, [0])

@@ -54,12 +54,12 @@ def map_file(folder: Path, layers: tuple[int, ...]) -> Path:
 def answers(model: Path, name: str, layers: tuple[int, ...]) -> dict[int, list[int]]:
     """Tokens of twelve requests on 40 blocks, on stages of so many layers; (): one process."""
     policy = system(name).policy
-    found: dict[int, list[int]] = {}
+    answer_tokens: dict[int, list[int]] = {}
 
     def opened(r: RequestState) -> Sequence:
         draw = random.Random(r.id)
         sequence = Sequence([draw.randrange(3, 160) for _ in range(r.prompt_tokens)])
-        found[r.id] = sequence.tokens
+        answer_tokens[r.id] = sequence.tokens
         return sequence
 
     with Workers(max(1, len(layers) - 1)) as workers:
@@ -75,7 +75,7 @@ def answers(model: Path, name: str, layers: tuple[int, ...]) -> dict[int, list[i
             )
         instance.run(float("inf"), False)
         assert len(instance.finished) == 12
-    return found
+    return answer_tokens
 
 
 @pytest.mark.parametrize("name", ["vllm", "vllm-swap", "slo-odbs"])
@@ -128,7 +128,17 @@ def test_settings_impossible_with_a_device_map_are_refused(
     model: Path, tmp_path: Path, words: list[str], message: str
 ) -> None:
     mapped = map_file(tmp_path, LAYERS)
-    asked = ["run", "--backend", "torch", "--model", str(model), "--device-map", str(mapped)]
-    asked += ["--workload", "alpaca", "--rates", "20", "--requests", "6", "--seeds", "1", *words]
-    done = CliRunner().invoke(app, asked)
+    arguments = ["run", "--backend", "torch", "--model", str(model), "--device-map", str(mapped)]
+    arguments += [
+        "--workload",
+        "alpaca",
+        "--rates",
+        "20",
+        "--requests",
+        "6",
+        "--seeds",
+        "1",
+        *words,
+    ]
+    done = CliRunner().invoke(app, arguments)
     assert message in f"{done.exception} {done.output}"

@@ -52,10 +52,10 @@ def decoder(model_folder: Folder) -> Decoder:
     return load_decoder(model_folder("qwen3"), DEVICE, "float32")
 
 
-def folders(at: Path, decoder: Decoder, *units: int) -> tuple[TierFolder, ...]:
+def folders(folder: Path, decoder: Decoder, *units: int) -> tuple[TierFolder, ...]:
     """Tiers that hold so many units of one block."""
     each = unit_shape(decoder, 1, BLOCK).size_bytes
-    return tuple(TierFolder(at / f"tier{k}", n * each) for k, n in enumerate(units))
+    return tuple(TierFolder(folder / f"tier{k}", n * each) for k, n in enumerate(units))
 
 
 def prompt_of(r: RequestState) -> list[int]:
@@ -69,13 +69,13 @@ def prompt_of(r: RequestState) -> list[int]:
 
 def requests(count: int, seed: int) -> list[RequestState]:
     draw = random.Random(seed)
-    made = []
+    request_states = []
     for row in range(count):
         prompt, first = draw.randint(1, 60), 100 * draw.randrange(3)
         blocks = tuple(range(first, first + min(6, prompt // BLOCK)))
         answer = draw.randint(1, 12)
-        made.append(RequestState(row, 0.001 * row, prompt, answer, 30, NO_SLO, blocks))
-    return made
+        request_states.append(RequestState(row, 0.001 * row, prompt, answer, 30, NO_SLO, blocks))
+    return request_states
 
 
 class Served:
@@ -85,7 +85,7 @@ class Served:
         self,
         decoder: Decoder,
         store: tuple[TierFolder, ...],
-        asked: list[RequestState],
+        request_states: list[RequestState],
         blocks: int,
     ) -> None:
         engine = Engine(decoder, KvCacheConfig(blocks, BLOCK, 0, BLOCK, store))
@@ -95,7 +95,7 @@ class Served:
         assert isinstance(instance, PagedInstance)
         self.answers: dict[int, list[int]] = {}
         instance.ended = lambda r, sequence: self.answers.update({r.id: sequence.tokens})
-        instance.inbox.extend(asked)
+        instance.inbox.extend(request_states)
         instance.run(float("inf"), False)
         assert isinstance(instance.kv_manager, PagedStoreKVCacheManager)
         instance.kv_manager.check()
@@ -106,8 +106,8 @@ class Served:
         self.carried = carrier.carried
 
 
-def expected(generated: Greedy, asked: list[RequestState]) -> dict[int, list[int]]:
-    return {r.id: generated("qwen3", prompt_of(r), r.output_tokens) for r in asked}
+def expected(generated: Greedy, request_states: list[RequestState]) -> dict[int, list[int]]:
+    return {r.id: generated("qwen3", prompt_of(r), r.output_tokens) for r in request_states}
 
 
 def test_prefix_stored_by_one_engine_is_loaded_by_another(
@@ -144,13 +144,13 @@ def test_tokens_do_not_depend_on_tier_sizes(
 ) -> None:
     wide = folders(tmp_path_factory.mktemp("wide"), decoder, 99)
     plenty = Served(decoder, wide, requests(9, seed), 99)
-    most = [n for n in (memory, disk) if n]
+    capacities = [n for n in (memory, disk) if n]
     store = folders(tmp_path_factory.mktemp("s"), decoder, memory, disk)
     for _ in range(2):
         served = Served(decoder, store, requests(9, seed), blocks)
         assert served.answers == plenty.answers
         places = served.tiers.places()
-        assert all(len(units) <= n for units, n in zip(places, most, strict=True))
+        assert all(len(units) <= n for units, n in zip(places, capacities, strict=True))
         flat = [unit for units in places for unit in units]
         assert len(flat) == len(set(flat))
 
@@ -221,9 +221,9 @@ def test_two_processes_share_a_kv_store(
     store = folders(tmp_path, decoder, 5, 4)
     loaded = 0
     while any(other.poll() is None for other in others):
-        asked = requests(6, seed=1)
-        served = Served(decoder, store, asked, 30)
-        assert served.answers == expected(generated, asked)
+        request_states = requests(6, seed=1)
+        served = Served(decoder, store, request_states, 30)
+        assert served.answers == expected(generated, request_states)
         loaded += served.carried.loaded_bytes
     assert [other.returncode for other in others] == [0, 0]
     assert loaded
@@ -274,13 +274,13 @@ def test_moved_layers_and_heads_load_and_store_their_own_part(
             runner = Runner(spread, cache)
             spread.move_layers([0], 1)
             spread.move_heads(1, 1, helper=2)
-            one = Sequence(list(prompt), blocks=[5, 2, 7, 1])
+            sequence = Sequence(list(prompt), blocks=[5, 2, 7, 1])
             if stores:
                 traffic = Traffic(shape, stores=[(new, [5, 2])])
-                one.tokens += runner.run([], [Piece(one, 0, len(prompt))], traffic)
+                sequence.tokens += runner.run([], [Piece(sequence, 0, len(prompt))], traffic)
             else:
                 traffic = Traffic(shape, loads=[(new, [5, 2])])
-                one.tokens += runner.run([], [Piece(one, 2 * BLOCK, 5)], traffic)
+                sequence.tokens += runner.run([], [Piece(sequence, 2 * BLOCK, 5)], traffic)
             for _ in range(5):
-                one.tokens += runner.run([one], [])
-            assert one.tokens == whole
+                sequence.tokens += runner.run([sequence], [])
+            assert sequence.tokens == whole

@@ -31,38 +31,38 @@ def test_worker_death_raises_worker_error(during: str, model_folder: Callable[[s
     draw = random.Random(1)
     decoder = load_decoder(model_folder("llama"))
     cache = KvCache(decoder.config, 8, 8, decoder.dtype, decoder.device)
-    one = Sequence([draw.randrange(3, 160) for _ in range(9)], blocks=[0, 1, 2])
+    sequence = Sequence([draw.randrange(3, 160) for _ in range(9)], blocks=[0, 1, 2])
     with Workers(1, timeout_s=60.0) as workers:
         (process,) = workers.processes
         spread = Spread(decoder, cache, workers)
         runner = Runner(spread, cache)
         if during in ("a step", "a move"):
             spread.move_layers([1], 1)
-        one.tokens += runner.run([], [Piece(one, 0, 9)])
+        sequence.tokens += runner.run([], [Piece(sequence, 0, 9)])
         if during in ("a split step", "a rejoining"):
             spread.lend_room(1, 2)
-            spread.split(one, 1, 1)
+            spread.split(sequence, 1, 1)
         process.send_signal(signal.SIGKILL)
         process.wait()
-        ask = partial(runner.run, [one], [])
+        ask = partial(runner.run, [sequence], [])
         if during == "a move":
             ask = partial(spread.move_layers, [1], 0)
         if during == "a rejoining":
-            ask = partial(spread.rejoin, one, [3])
-        said = r"worker 1 (has ended with exit code -9|does not|can)"
-        with pytest.raises(WorkerError, match=said):
+            ask = partial(spread.rejoin, sequence, [3])
+        pattern = r"worker 1 (has ended with exit code -9|does not|can)"
+        with pytest.raises(WorkerError, match=pattern):
             ask()
     assert process.poll() is not None
 
 
 MOVES: dict[str, Callable[[Spread, Sequence], object]] = {
-    "layers out": lambda spread, one: spread.move_layers([0], 1),
-    "layers back": lambda spread, one: spread.move_layers([1], 0),
-    "layers on": lambda spread, one: spread.move_layers([1], 2),
-    "heads out": lambda spread, one: spread.move_heads(0, 1, 1),
-    "heads back": lambda spread, one: spread.return_heads(0),
-    "split": lambda spread, one: spread.split(one, 1, 1),
-    "rejoin": lambda spread, one: spread.rejoin(one, [3]),
+    "layers out": lambda spread, sequence: spread.move_layers([0], 1),
+    "layers back": lambda spread, sequence: spread.move_layers([1], 0),
+    "layers on": lambda spread, sequence: spread.move_layers([1], 2),
+    "heads out": lambda spread, sequence: spread.move_heads(0, 1, 1),
+    "heads back": lambda spread, sequence: spread.return_heads(0),
+    "split": lambda spread, sequence: spread.split(sequence, 1, 1),
+    "rejoin": lambda spread, sequence: spread.rejoin(sequence, [3]),
 }
 
 
@@ -74,7 +74,7 @@ def test_worker_death_during_a_move_raises_worker_error(
     draw = random.Random(2)
     decoder = load_decoder(model_folder("llama"))
     cache = KvCache(decoder.config, 8, 8, decoder.dtype, decoder.device)
-    one = Sequence([draw.randrange(3, 160) for _ in range(9)], blocks=[0, 1, 2])
+    sequence = Sequence([draw.randrange(3, 160) for _ in range(9)], blocks=[0, 1, 2])
     with Workers(2, timeout_s=60.0) as workers:
         processes = list(workers.processes)
         spread = Spread(decoder, cache, workers)
@@ -82,17 +82,17 @@ def test_worker_death_during_a_move_raises_worker_error(
             spread.move_layers([1], 1)
         if move == "heads back":
             spread.move_heads(0, 1, 1)
-        one.tokens += Runner(spread, cache).run([], [Piece(one, 0, 9)])
+        sequence.tokens += Runner(spread, cache).run([], [Piece(sequence, 0, 9)])
         if move in ("split", "rejoin"):
             spread.lend_room(1, 2)
         if move == "rejoin":
-            spread.split(one, 1, 1)
+            spread.split(sequence, 1, 1)
         moves = list(spread.moves)
         processes[0].send_signal(signal.SIGSTOP)
         death = threading.Timer(0.3, processes[0].kill)
         death.start()
         with pytest.raises(WorkerError, match="worker 1 "):
-            MOVES[move](spread, one)
+            MOVES[move](spread, sequence)
         death.join()
         assert spread.moves == moves  # nothing moved
     assert all(process.poll() is not None for process in processes)

@@ -32,7 +32,7 @@ pytestmark = [
 
 
 def cores_are(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda of: set(range(count)))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(count)))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
 
 
@@ -124,11 +124,11 @@ def test_cell_whose_cores_were_taken_is_invalid(
     pytest.importorskip("torch")
     monkeypatch.setenv("SLO_BENCH_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(CpuWait, "share", lambda self: 0.2)
-    asked = {"backend": "torch", "systems": "vllm", "workload": "alpaca", "rates": 40}
-    asked |= {"requests": 5, "seeds": 1}
+    settings = {"backend": "torch", "systems": "vllm", "workload": "alpaca", "rates": 40}
+    settings |= {"requests": 5, "seeds": 1}
     for limit, valid in ((0.1, "False"), (0.2, "True")):
         out = tmp_path / valid
-        Experiment(**asked, server={"cpu_wait_limit": limit, "threads": 1}).run(out)
+        Experiment(**settings, server={"cpu_wait_limit": limit, "threads": 1}).run(out)
         with (out / "cells.csv").open() as file:
             (row,) = csv.DictReader(file)
         assert row["valid"] == valid

@@ -30,13 +30,13 @@ def instance(role: str) -> Any:
 def test_forecast_load_of_queued_and_expected_tokens(monkeypatch, tokens_per_s, queued, load):
     for module in (forecast, forecast.BanaServe._compute.__globals__):
         target = module if isinstance(module, dict) else vars(module)
-        monkeypatch.setitem(target, "queued_tokens", lambda one: queued)
+        monkeypatch.setitem(target, "queued_tokens", lambda _: queued)
         if "decode_use" in target:
-            monkeypatch.setitem(target, "decode_use", lambda one: 0.0)
+            monkeypatch.setitem(target, "decode_use", lambda _: 0.0)
     policy = BanaServeForecast(horizon_s=10.0, window_s=1.0)
-    known = policy.new_state()
-    known.tokens_per_s = tokens_per_s
-    assert policy._compute(instance("prefill"), 1.0, known) == pytest.approx(load)
+    state = policy.new_state()
+    state.tokens_per_s = tokens_per_s
+    assert policy._compute(instance("prefill"), 1.0, state) == pytest.approx(load)
 
 
 def test_forecast_moves_modules_before_load_arrives(tmp_path):

@@ -52,6 +52,6 @@ def test_tolls_of_moved_layers_and_heads_by_hand():
 
 
 def test_objective_sums_both_latencies():
-    found = BanaServeObjective(0.75, 3.0, 0.1, 500.0, ObjectiveWeights(2.0, 0.5, 4.0))
-    assert found.latency_s == 3.1
-    assert found.value == pytest.approx(2 * 0.75 - 0.5 * 3.1 + 4 * 0.5)
+    objective = BanaServeObjective(0.75, 3.0, 0.1, 500.0, ObjectiveWeights(2.0, 0.5, 4.0))
+    assert objective.latency_s == 3.1
+    assert objective.value == pytest.approx(2 * 0.75 - 0.5 * 3.1 + 4 * 0.5)

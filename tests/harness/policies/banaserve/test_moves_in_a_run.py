@@ -38,10 +38,10 @@ def together(*parts):
 
 
 def run(workload, prefill_instances=1, **parameters):
-    of = SYSTEMS["banaserve"].with_parameters(
+    banaserve = SYSTEMS["banaserve"].with_parameters(
         prefill_instances=prefill_instances, decode_instances=0, **parameters
     )
-    return simulate(workload, of, PLACEMENT, STEP_TIME, instances=4)
+    return simulate(workload, banaserve, PLACEMENT, STEP_TIME, instances=4)
 
 
 def moves(result):
@@ -52,10 +52,10 @@ def test_modules_settle_under_constant_load():
     """One prefill instance gets more than it can do: a helper takes layers, and keeps them."""
     workload = steady(rate_rps=15, duration_s=120)
     result = run(workload)
-    made = moves(result)
-    assert made
-    assert all(one.begin_s < 60 for one in made)
-    units = [one.move.units for one in made]
+    executed_moves = moves(result)
+    assert executed_moves
+    assert all(executed.begin_s < 60 for executed in executed_moves)
+    units = [executed.move.units for executed in executed_moves]
     assert units == sorted(units)  # nothing goes back and forth
     waits_s = result.records.first_token_s - workload.arrival_s
     still_s = run(workload, layer_moves=False, head_moves=False).records.first_token_s
@@ -63,8 +63,8 @@ def test_modules_settle_under_constant_load():
 
 
 def test_several_pairs_of_instances_move_in_one_cycle():
-    made = moves(run(steady(rate_rps=24, duration_s=10), prefill_instances=2))
-    first, second = made[:2]
+    executed_moves = moves(run(steady(rate_rps=24, duration_s=10), prefill_instances=2))
+    first, second = executed_moves[:2]
     assert first.begin_s == second.begin_s
     both = {first.move.source, first.move.target} | {second.move.source, second.move.target}
     assert both == {0, 1, 2, 3}
@@ -73,8 +73,10 @@ def test_several_pairs_of_instances_move_in_one_cycle():
 def test_layers_return_to_their_owner_in_parts():
     """Prompts become fewer and the helper gets answers of its own: layers come home in parts."""
     answers = steady(12, 75, prompt_tokens=20, output_tokens=700, from_s=60)
-    made = moves(run(together(steady(15, 60), steady(4, 100, from_s=60), answers)))
-    layers = [one.move for one in made if one.move.module.value == "layers"]
+    executed_moves = moves(run(together(steady(15, 60), steady(4, 100, from_s=60), answers)))
+    layers = [
+        executed.move for executed in executed_moves if executed.move.module.value == "layers"
+    ]
     units = [move.units for move in layers]
     back = [move.target == 0 for move in layers]
     assert any(back)
@@ -87,9 +89,9 @@ def test_layers_return_to_their_owner_in_parts():
 @pytest.mark.parametrize(("efficiency", "moved"), [(0.05, True), (1.0, False)])
 def test_efficiency_threshold_forbids_costly_moves_over_a_slow_link(efficiency, moved):
     """Layers take seconds at 2 GB/s: rho = 1 wants a gap that closes by as much."""
-    made = moves(run(steady(15, 30), network_gb_per_s=2.0, efficiency=efficiency))
-    assert bool(made) == moved
-    assert all(one.move.cost_s > 0.1 for one in made)
+    executed_moves = moves(run(steady(15, 30), network_gb_per_s=2.0, efficiency=efficiency))
+    assert bool(executed_moves) == moved
+    assert all(executed.move.cost_s > 0.1 for executed in executed_moves)
 
 
 def test_banaserve_on_servers_needs_store_and_moves_off():

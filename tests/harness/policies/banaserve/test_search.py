@@ -38,26 +38,26 @@ NONE = Budgets(math.inf, math.inf, 1.0)
 @pytest.fixture(scope="module")
 def instances():
     """One prefill and two decode instances, with nothing to do."""
-    found = []
+    cluster_instances = []
 
-    class Seen(type(SYSTEMS["banaserve"].cluster)):
+    class RecordingCluster(type(SYSTEMS["banaserve"].cluster)):
         def links(self, instances):
-            found.extend(instances)
+            cluster_instances.extend(instances)
             return super().links(instances)
 
-    seen = Seen(prefill_instances=1, decode_instances=2)
+    cluster = RecordingCluster(prefill_instances=1, decode_instances=2)
     workload = Workload(
         arrival_s=np.zeros(1), prompt_tokens=np.array([10]), output_tokens=np.array([2])
     )
     simulate(
-        workload, replace(SYSTEMS["banaserve"], cluster=seen), PLACEMENT, STEP_TIME, instances=3
+        workload, replace(SYSTEMS["banaserve"], cluster=cluster), PLACEMENT, STEP_TIME, instances=3
     )
-    return found
+    return cluster_instances
 
 
 def load(*demands: Demand, **changes) -> Load:
-    given = {"prompt_tokens": 1000.0, "answer_tokens": 200.0, "transfer_s": 0.01} | changes
-    return Load(dict(enumerate(demands)), **given)
+    options = {"prompt_tokens": 1000.0, "answer_tokens": 200.0, "transfer_s": 0.01} | changes
+    return Load(dict(enumerate(demands)), **options)
 
 
 def alone(instance, hosted=None) -> PlacedInstance:
@@ -98,39 +98,43 @@ def test_predicted_host_waits_for_hosted_modules(instances):
     times = moved_step_time(owner, Module.LAYERS, 20, OVER)
     each_s = STEP_TIME.step_s(0, 0, ((0, 2048),)) / 2048
     host = alone(helper, Hosted(owner, Module.LAYERS, 20, times))
-    asked = load(Demand(0.8 / each_s), Demand(decode_seqs=10, decode_kv_tokens=5000), Demand())
-    assert free_share(host, asked) == pytest.approx(1 - 0.4)  # half of the layers
-    slower, before = tpot_of(host, asked), tpot_of(alone(helper), asked)
+    expected_load = load(
+        Demand(0.8 / each_s), Demand(decode_seqs=10, decode_kv_tokens=5000), Demand()
+    )
+    assert free_share(host, expected_load) == pytest.approx(1 - 0.4)  # half of the layers
+    slower, before = tpot_of(host, expected_load), tpot_of(alone(helper), expected_load)
     assert slower.total_s == pytest.approx(before.total_s / 0.6)
     assert slower.memory_s > before.memory_s
     assert slower.cache_s == before.cache_s
 
 
 def test_predict_gives_throughput_and_budget_excess(instances):
-    placed = [alone(one) for one in instances]
+    placed = [alone(instance) for instance in instances]
     each_s = STEP_TIME.step_s(0, 0, ((0, 2048),)) / 2048
-    asked = load(Demand(0.5 / each_s), Demand(0, 0, 30, 30_000), Demand(0, 0, 10, 10_000))
-    found = predict(placed, asked, math.inf, math.inf)
-    ttft_s = ttft_of(placed[0], asked).total_s
-    tpot_s = sum(n * tpot_of(placed[k], asked).total_s for k, n in ((1, 30), (2, 10))) / 40
-    assert found.objective.ttft_s == pytest.approx(ttft_s)
-    assert found.objective.tpot_s == pytest.approx(tpot_s)
-    assert found.objective.tokens_per_s == pytest.approx(40 * 200 / (ttft_s + 200 * tpot_s))
-    assert found.violation_s == 0
-    strict = predict(placed, asked, ttft_s / 2, tpot_s - 0.001)
+    expected_load = load(Demand(0.5 / each_s), Demand(0, 0, 30, 30_000), Demand(0, 0, 10, 10_000))
+    prediction = predict(placed, expected_load, math.inf, math.inf)
+    ttft_s = ttft_of(placed[0], expected_load).total_s
+    tpot_s = sum(n * tpot_of(placed[k], expected_load).total_s for k, n in ((1, 30), (2, 10))) / 40
+    assert prediction.objective.ttft_s == pytest.approx(ttft_s)
+    assert prediction.objective.tpot_s == pytest.approx(tpot_s)
+    assert prediction.objective.tokens_per_s == pytest.approx(40 * 200 / (ttft_s + 200 * tpot_s))
+    assert prediction.violation_s == 0
+    strict = predict(placed, expected_load, ttft_s / 2, tpot_s - 0.001)
     assert strict.violation_s == pytest.approx(ttft_s / 2 + 0.001)
-    assert found.worth_over(strict) == pytest.approx(strict.violation_s)
+    assert prediction.worth_over(strict) == pytest.approx(strict.violation_s)
     # KV that waits for room: until as many answers have ended.
-    held = replace(asked, held_tokens=6000)
+    held = replace(expected_load, held_tokens=6000)
     waits_s = 6000 / (1000 + 200) / (40 / (200 * tpot_s))
     assert predict(placed, held, 1.0, 1.0).objective.ttft_s == pytest.approx(ttft_s + waits_s)
     placed[1] = replace(placed[1], gained_blocks=375)
     assert predict(placed, held, 1.0, 1.0).objective.ttft_s == pytest.approx(ttft_s)
     # Room that is given up matters where it was not free.
     placed[1] = replace(placed[1], gained_blocks=-375)
-    assert predict(placed, asked, 1.0, 1.0).objective.ttft_s == pytest.approx(ttft_s + waits_s)
-    free = {**asked.demands, 2: replace(asked.demands[2], free_kv_tokens=6000)}
-    enough = predict(placed, replace(asked, demands=free), 1.0, 1.0)
+    assert predict(placed, expected_load, 1.0, 1.0).objective.ttft_s == pytest.approx(
+        ttft_s + waits_s
+    )
+    free = {**expected_load.demands, 2: replace(expected_load.demands[2], free_kv_tokens=6000)}
+    enough = predict(placed, replace(expected_load, demands=free), 1.0, 1.0)
     assert enough.objective.ttft_s == pytest.approx(ttft_s)
 
 
@@ -153,23 +157,23 @@ def test_search_relieves_the_overloaded_instance_only(instances):
 def test_first_move_of_the_search_is_the_best_by_brute_force(instances):
     each_s = STEP_TIME.step_s(0, 0, ((0, 2048),)) / 2048
     much, little = Demand(0, 0, 60, 60_000, 10**6), Demand(0, 0, 5, 5000, 10**6)
-    asked = load(Demand(1.1 / each_s, 5000), much, little)
+    expected_load = load(Demand(1.1 / each_s, 5000), much, little)
     modules = Modules()
     (move, *_) = PlacementSearch(modules, instances, OVER).plan(
-        asked, NONE, layers=True, heads=True
+        expected_load, NONE, layers=True, heads=True
     )
     allowed = {Module.LAYERS: True, Module.HEADS: True}
     choices = list(modules.choices(instances, OVER, allowed))
     assert len(choices) > 50
-    now = predict([alone(one) for one in instances], asked, math.inf, math.inf)
+    now = predict([alone(instance) for instance in instances], expected_load, math.inf, math.inf)
 
     def worth(module, owner, helper, units):
         times = moved_step_time(instances[owner], module, units, OVER)
-        placed = [alone(one) for one in instances]
+        placed = [alone(instance) for instance in instances]
         placed[owner] = replace(placed[owner], step_time=times)
         hosted = Hosted(instances[owner], module, units, times)
         placed[helper] = replace(placed[helper], hosted=hosted)
-        return predict(placed, asked, math.inf, math.inf).worth_over(now)
+        return predict(placed, expected_load, math.inf, math.inf).worth_over(now)
 
     best = max(worth(c.module, c.owner.index, c.helper.index, c.units) for c in choices)
     assert worth(move.module, move.source, move.target, move.units) == pytest.approx(best)
@@ -196,13 +200,13 @@ def test_search_moves_layers_to_waiting_prompts_in_a_run():
     )
 
     def waits_s(**parameters):
-        of = SYSTEMS["banaserve"].with_parameters(
+        banaserve = SYSTEMS["banaserve"].with_parameters(
             prefill_instances=1, decode_instances=0, **parameters
         )
-        result = simulate(workload, of, PLACEMENT, STEP_TIME, instances=4)
+        result = simulate(workload, banaserve, PLACEMENT, STEP_TIME, instances=4)
         return result, result.records.ttft_s.mean()
 
-    found, searched_s = waits_s(moves_by="objective")
+    searched, searched_s = waits_s(moves_by="objective")
     _, still_s = waits_s(layer_moves=False, head_moves=False)
-    assert found.counts["layer_moves"] >= 1
+    assert searched.counts["layer_moves"] >= 1
     assert searched_s < 0.1 * still_s

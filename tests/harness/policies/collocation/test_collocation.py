@@ -386,18 +386,18 @@ def test_low_priority_leaves_room_for_the_high_priority_to_come():
 @given(
     current=st.floats(0, 1000),
     target=st.floats(0, 1000),
-    most=st.floats(0.1, 100),
+    max_change=st.floats(0.1, 100),
     steps=st.integers(1, 50),
 )
-def test_smooth_adjust_is_bounded_and_settles_without_overshoot(current, target, most, steps):
+def test_smooth_adjust_is_bounded_and_settles_without_overshoot(current, target, max_change, steps):
     for _ in range(steps):
-        after = smooth_adjust(current, target, most)
-        assert abs(after - current) <= most * (1 + 1e-9)
+        after = smooth_adjust(current, target, max_change)
+        assert abs(after - current) <= max_change * (1 + 1e-9)
         assert min(current, target) - 1e-9 <= after <= max(current, target) + 1e-9
         assert abs(after - target) <= abs(current - target) + 1e-9
         current = after
     for _ in range(10_001):
-        current = smooth_adjust(current, target, most)
+        current = smooth_adjust(current, target, max_change)
     assert current == pytest.approx(target)
 
 
@@ -414,11 +414,11 @@ class Watched(Collocation):
         if len(running) > 1:
             ends = [self._predicted_blocks(r, view) for r in running]
             self.promised.append((sum(ends) / view.total_blocks, len(running)))
-        found = super().limits(view)
+        limits = super().limits(view)
         state = view.policy_state
         if state.embedder is not None:
             self.quotas.append((view.now_s, state.llm_quota_blocks))
-        return found
+        return limits
 
     def preemption_mode(self, r, view):
         growth = view.n_decoding
@@ -433,8 +433,8 @@ def test_quotas_change_slowly_and_stay_within_the_minimum_shares(rate, blocks, s
     served(policy, mixed(rate, seed), blocks)
     for (before_s, before), (after_s, after) in itertools.pairwise(policy.quotas):
         # Adjusted once a period, by as much as the time since the last adjustment allows.
-        most = 0.2 * blocks * (after_s - before_s + policy.period_s)
-        assert abs(after - before) <= most + 1e-6
+        max_change = 0.2 * blocks * (after_s - before_s + policy.period_s)
+        assert abs(after - before) <= max_change + 1e-6
         assert 0.5 * blocks - 1e-6 <= after <= 0.99 * blocks + 1e-6
 
 
@@ -460,16 +460,16 @@ class Compared(Collocation):
     checks: list[int] = field(default_factory=list, compare=False)
 
     def _urgent_slacks_s(self, view, state):
-        found = super()._urgent_slacks_s(view, state)
+        slacks_s = super()._urgent_slacks_s(view, state)
         all_s = self._slacks_s(view, state)
-        assert self.urgency_score(found) == self.urgency_score(all_s)
-        self.checks.append(len(all_s) - len(found))
-        return found
+        assert self.urgency_score(slacks_s) == self.urgency_score(all_s)
+        self.checks.append(len(all_s) - len(slacks_s))
+        return slacks_s
 
     def _lacking_at_most(self, r, view):
-        most = super()._lacking_at_most(r, view)
-        assert most >= self._lacking(r, view)
-        return most
+        upper_bound = super()._lacking_at_most(r, view)
+        assert upper_bound >= self._lacking(r, view)
+        return upper_bound
 
 
 @settings(max_examples=40)
@@ -577,9 +577,9 @@ def test_memory_over_time_is_kv_and_activations_and_the_rest():
         assert row.metric == "memory"
         parts.setdefault(row.entity.partition(": ")[2], {})[row.time_s] = row.value
     assert set(parts) == {"KV", "embeddings", "free"}
-    end_s = max(max(of) for of in parts.values())
+    end_s = max(max(series) for series in parts.values())
     times_s = np.linspace(0, end_s, 97)
-    shares = np.array([_held_at(of, times_s) for of in parts.values()])
+    shares = np.array([_held_at(series, times_s) for series in parts.values()])
     assert np.allclose(shares.sum(axis=0), 1.0, atol=2e-4)
     assert (shares >= 0).all()
     # A pass holds its blocks for its own time: the area over time is theirs.
@@ -594,9 +594,9 @@ def test_memory_over_time_is_kv_and_activations_and_the_rest():
 
 
 def _held_at(values: dict[float, float], times_s: np.ndarray) -> np.ndarray:
-    known_s = np.array(sorted(values))
-    at = np.searchsorted(known_s, times_s + 1e-9, side="right") - 1
-    return np.array([values[known_s[k]] for k in at])
+    sample_times_s = np.array(sorted(values))
+    positions = np.searchsorted(sample_times_s, times_s + 1e-9, side="right") - 1
+    return np.array([values[sample_times_s[k]] for k in positions])
 
 
 # ---------------------------------------------------------------- forecasts
@@ -605,18 +605,18 @@ def _held_at(values: dict[float, float], times_s: np.ndarray) -> np.ndarray:
 def test_decaying_forecast_follows_a_burst_sooner_than_the_window():
     window, decay = LoadForecaster(10.0), DecayingForecaster(10.0)
     for tick in range(2000):
-        for one in (window, decay):
-            one.saw(tick / 20, blocks=3, texts=6)
-    for one in (window, decay):
-        assert one.blocks_within(100.0, 2.0) == pytest.approx(2 * 3 * 20, rel=0.02)
-        assert one.blocks_per_text() == 0.5
+        for forecaster in (window, decay):
+            forecaster.saw(tick / 20, blocks=3, texts=6)
+    for forecaster in (window, decay):
+        assert forecaster.blocks_within(100.0, 2.0) == pytest.approx(2 * 3 * 20, rel=0.02)
+        assert forecaster.blocks_per_text() == 0.5
     for tick in range(40):  # ten times the load for two seconds
-        for one in (window, decay):
-            one.saw(100 + tick / 20, blocks=30, texts=60)
+        for forecaster in (window, decay):
+            forecaster.saw(100 + tick / 20, blocks=30, texts=60)
     assert decay.blocks_within(102.0, 1.0) < 600
     assert 60 < decay.blocks_within(102.0, 1.0) == pytest.approx(60 + 540 * 0.181, rel=0.03)
-    for one in (window, decay):
-        assert one.any
+    for forecaster in (window, decay):
+        assert forecaster.any
     assert window.blocks_within(112.5, 1.0) == 0.0
     assert 0 < decay.blocks_within(112.5, 1.0) < decay.blocks_within(112.5, 2.0)
     assert not DecayingForecaster(10.0).any

@@ -57,7 +57,7 @@ def test_theorem_1_best_order_solves_the_knapsack(blocks, memory):
         assert (records.finish_s[started] < 1.9 * np.nanmin(records.finish_s)).all()
         best = max(best, sum(blocks[k] for k, now in zip(order, started, strict=True) if now))
     sums = {sum(part) for n in range(6) for part in itertools.combinations(blocks, n)}
-    assert best == max(one for one in sums if one <= memory)
+    assert best == max(total for total in sums if total <= memory)
 
 
 # ---------------------------------------------------------------- theorem 2

@@ -25,20 +25,20 @@ def _least_pressure(demands: list[Demand], gpus: int, capacity: int) -> float | 
     """KVPR_OPT by trying everything; None where nothing fits."""
     best: float | None = None
 
-    def go_on(at: int, weighted: list[float], kv: list[int]) -> None:
+    def go_on(index: int, weighted: list[float], kv: list[int]) -> None:
         nonlocal best
         worst = max(w / s for w, s in zip(weighted, kv, strict=True))
         if best is not None and worst >= best:
             return
-        if at == len(demands):
+        if index == len(demands):
             best = worst
             return
-        d = demands[at]
+        d = demands[index]
         for gpu in range(gpus):
             if kv[gpu] > d.part_bytes:
                 weighted[gpu] += d.part_weight
                 kv[gpu] -= d.part_bytes
-                go_on(at + 1, weighted, kv)
+                go_on(index + 1, weighted, kv)
                 weighted[gpu] -= d.part_weight
                 kv[gpu] += d.part_bytes
 
@@ -50,16 +50,16 @@ def test_place_by_kv_pressure_by_hand() -> None:
     # r/s: 8, 6, 1. On empty GPUs of 100: 8/(100-50) = .16 on the first; then 14/30 against 6/80 on
     # the second; then 9/40 against 7/70.
     demands = [Demand(0, 1, 1, 10), Demand(1, 8, 1, 50), Demand(2, 12, 2, 20)]
-    made = place(demands, Loads.empty(2, 100))
-    assert made.gpus == {1: (0,), 2: (1,), 0: (1,)}
-    assert made.most_pressure == pytest.approx(0.16)
+    placement = place(demands, Loads.empty(2, 100))
+    assert placement.gpus == {1: (0,), 2: (1,), 0: (1,)}
+    assert placement.most_pressure == pytest.approx(0.16)
 
 
 def test_place_leaves_a_model_unplaced_where_weights_do_not_fit() -> None:
-    made = place(
+    placement = place(
         [Demand(0, 5, 1, 60), Demand(1, 4, 1, 60), Demand(2, 3, 1, 60)], Loads.empty(2, 100)
     )
-    assert (made.gpus, made.unplaced) == ({0: (0,), 1: (1,)}, (2,))
+    assert (placement.gpus, placement.unplaced) == ({0: (0,), 1: (1,)}, (2,))
 
 
 def test_place_puts_tp_parts_on_different_gpus_of_a_node() -> None:
@@ -96,12 +96,12 @@ def test_place_keeps_the_bound_of_the_appendix(
     """KVPR_max <= KVPR_OPT * (1 + C / (S - w)), S before and w of the last model on that GPU."""
     demands = [Demand(i, *figure) for i, figure in enumerate(figures)]
     best = _least_pressure(demands, gpus, _C)
-    made = place(demands, Loads.empty(gpus, _C))
-    if best is None or made.unplaced:
+    placement = place(demands, Loads.empty(gpus, _C))
+    if best is None or placement.unplaced:
         return
-    worst = max(range(gpus), key=made.loads.pressure)
-    factor = 1 + _C / made.loads.kv_bytes[worst]  # S - w is what the last model left
-    assert made.most_pressure <= best * factor * (1 + 1e-9)
+    worst = max(range(gpus), key=placement.loads.pressure)
+    factor = 1 + _C / placement.loads.kv_bytes[worst]  # S - w is what the last model left
+    assert placement.most_pressure <= best * factor * (1 + 1e-9)
 
 
 @settings(max_examples=200, deadline=None)
@@ -112,23 +112,25 @@ def test_swaps_lower_the_pressure_and_keep_all_models(
     demands = [Demand(i, *figure) for i, figure in enumerate(figures)]
     before = place(demands, Loads.empty(gpus, _C))
     highest, placed = before.most_pressure, set(before.gpus)
-    made = swapped(before, demands, swaps=swaps)
-    assert made.most_pressure <= highest * (1 + 1e-9)
-    assert set(made.gpus) == placed
+    placement = swapped(before, demands, swaps=swaps)
+    assert placement.most_pressure <= highest * (1 + 1e-9)
+    assert set(placement.gpus) == placed
     again = Loads.empty(gpus, _C)
     for demand in demands:
-        for gpu in made.gpus.get(demand.model, ()):
+        for gpu in placement.gpus.get(demand.model, ()):
             again.add(gpu, demand)
-    assert again.kv_bytes == made.loads.kv_bytes
+    assert again.kv_bytes == placement.loads.kv_bytes
     assert min(again.kv_bytes) > 0
-    assert again.weighted_rate == pytest.approx(made.loads.weighted_rate)
+    assert again.weighted_rate == pytest.approx(placement.loads.weighted_rate)
 
 
 def test_swaps_keep_parts_apart_on_one_node() -> None:
     demands = [Demand(0, 9, 1, 30, tp=2), Demand(1, 8, 1, 30, tp=2), Demand(2, 20, 1, 60)]
-    made = swapped(place(demands, Loads.empty(4, 100), node_gpus=2), demands, swaps=20, node_gpus=2)
+    placement = swapped(
+        place(demands, Loads.empty(4, 100), node_gpus=2), demands, swaps=20, node_gpus=2
+    )
     for demand in demands:
-        there = made.gpus[demand.model]
+        there = placement.gpus[demand.model]
         assert len(set(there)) == demand.tp
         assert len({gpu // 2 for gpu in there}) == 1
 
@@ -142,20 +144,20 @@ def _ratios(sizes: tuple[str, ...], models: tuple[int, int], swaps: int, cases: 
     """
     rng = random.Random(7)
     weights = [model(name).weight_bytes() for name in sizes]
-    found: list[float] = []
-    while len(found) < cases:
+    ratios: list[float] = []
+    while len(ratios) < cases:
         demands = [
             Demand(i, 1 / (i + 1), rng.uniform(0.04, 0.13), rng.choice(weights))
             for i in range(rng.randint(*models))
         ]
         gpus, capacity = rng.randint(2, 3), 70 * 10**9
-        made = place(demands, Loads.empty(gpus, capacity))
-        if made.unplaced:
+        placement = place(demands, Loads.empty(gpus, capacity))
+        if placement.unplaced:
             continue
         best = _least_pressure(demands, gpus, capacity)
         assert best is not None
-        found.append(swapped(made, demands, swaps=swaps).most_pressure / best)
-    return found
+        ratios.append(swapped(placement, demands, swaps=swaps).most_pressure / best)
+    return ratios
 
 
 def test_place_is_within_a_tenth_of_the_best_on_average() -> None:

@@ -47,15 +47,15 @@ def test_shared_queue_request_without_slo_is_never_late() -> None:
 
 
 def _most_in_time(jobs: list[tuple[float, float, float]]) -> int:
-    most = 0
+    most_met = 0
     for order in permutations(jobs):
         now_s, met = 0.0, 0
         for arrival_s, slo_s, prefill_s in order:
             if now_s + prefill_s <= arrival_s + slo_s + 1e-9:
                 now_s += prefill_s  # who would be late is served after all others
                 met += 1
-        most = max(most, met)
-    return most
+        most_met = max(most_met, met)
+    return most_met
 
 
 _WHOLE_MS = st.integers(1, 40).map(lambda ms: ms / 1000)
@@ -78,7 +78,7 @@ def test_no_subset_of_nine_in_time_is_larger_than_the_shared_queues(
 ) -> None:
     """A set can be in time if it can by deadline: so it is enough to try subsets."""
     by_deadline = sorted(jobs, key=lambda job: job[0] + job[1])
-    most = 0
+    most_met = 0
     for chosen in range(1 << len(jobs)):
         clock_s, fits = 0.0, True
         for i, (arrival_s, slo_s, prefill_s) in enumerate(by_deadline):
@@ -86,5 +86,5 @@ def test_no_subset_of_nine_in_time_is_larger_than_the_shared_queues(
                 clock_s += prefill_s
                 fits = fits and clock_s <= arrival_s + slo_s + 1e-9
         if fits:
-            most = max(most, chosen.bit_count())
-    assert len(_queue(jobs).scheduled(0.0)) == most
+            most_met = max(most_met, chosen.bit_count())
+    assert len(_queue(jobs).scheduled(0.0)) == most_met

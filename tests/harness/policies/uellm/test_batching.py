@@ -49,12 +49,12 @@ def waiting(*rows, arrival_s=0.0):
 
 def batches(policy, requests, now_s=0.0):
     """Batch after batch, as the engine asks, with nobody arriving."""
-    left, found, view = list(requests), [], View(policy, now_s)
+    left, batch_ids, view = list(requests), [], View(policy, now_s)
     while left:
         batch = policy.form_batch(left, view)
-        found.append([r.id for r in batch])
+        batch_ids.append([r.id for r in batch])
         left = [r for r in left if r not in batch]
-    return found
+    return batch_ids
 
 
 # ---------------------------------------------------------------- Fig. 3-3
@@ -268,8 +268,8 @@ def test_length_monitor_queues_mispredictions():
     ],
 )
 def test_lengths_of_one_bucket_are_equal_where_uncertain(serve, requests, lengths, longest, first):
-    asked = requests((0, 4, 2), (0, 4, 2))
-    told = {} if longest is None else {"output_tokens_p90": np.array(longest)}
-    told["predicted_output_tokens"] = np.array([40, 33])
-    records = serve(asked, Odbs(max_batch=1, lengths=lengths), **told).records
+    workload = requests((0, 4, 2), (0, 4, 2))
+    predictions = {} if longest is None else {"output_tokens_p90": np.array(longest)}
+    predictions["predicted_output_tokens"] = np.array([40, 33])
+    records = serve(workload, Odbs(max_batch=1, lengths=lengths), **predictions).records
     assert int(np.argmin(records.first_token_s)) == first

@@ -18,8 +18,8 @@ from slo_bench.workloads.length_buckets import bucket_of
 def test_reservation_grows_while_there_are_blocks(serve, requests):
     # Told 8 tokens each (one block with the prompt), they take three; six blocks are enough.
     workload = requests((0, 4, 40), (0, 4, 40), max_output_tokens=[44, 44])
-    told = np.array([4, 4])
-    served = serve(workload, S3(), num_gpu_blocks=6, predicted_output_tokens=told)
+    predicted_tokens = np.array([4, 4])
+    served = serve(workload, S3(), num_gpu_blocks=6, predicted_output_tokens=predicted_tokens)
     assert served.records.finish_s.tolist() == [40, 40]
     assert served.records.preemptions_recompute.tolist() == [0, 0]
     assert served.result.totals.kv_cache_usage_peak == 1
@@ -28,8 +28,8 @@ def test_reservation_grows_while_there_are_blocks(serve, requests):
 def test_last_request_restarts_where_blocks_run_out(serve, requests):
     # Four blocks hold two requests of 32 tokens: after 29 tokens (28 in the cache) they are full.
     workload = requests((0, 4, 40), (0, 4, 40), max_output_tokens=[44, 44])
-    told = np.array([4, 4])
-    served = serve(workload, S3(), num_gpu_blocks=4, predicted_output_tokens=told)
+    predicted_tokens = np.array([4, 4])
+    served = serve(workload, S3(), num_gpu_blocks=4, predicted_output_tokens=predicted_tokens)
     records, totals = served.records, served.result.totals
     assert records.preemptions_recompute.tolist() == [0, 1]
     assert records.finish_s.tolist() == [40, 80]
@@ -72,8 +72,8 @@ def test_all_requests_finish_whatever_is_predicted(policy, serve, requests):
             strict=True,
         )
         workload = requests(*rows, max_output_tokens=[60] * n)
-        told = rng.integers(1, 80, n)
-        served = serve(workload, policy, num_gpu_blocks=8, predicted_output_tokens=told)
+        predicted_tokens = rng.integers(1, 80, n)
+        served = serve(workload, policy, num_gpu_blocks=8, predicted_output_tokens=predicted_tokens)
         records, totals = served.records, served.result.totals
         assert np.isfinite(records.finish_s).all()
         assert records.output_tokens.tolist() == workload.output_tokens.tolist()
@@ -93,7 +93,7 @@ def test_predictions_for_other_requests_are_refused(serve, requests):
 
 @pytest.mark.parametrize("system", ["s3", "slo-odbs"])
 def test_mispredictions_are_kept_for_retraining(system, tmp_path):
-    asked = Experiment(
+    experiment = Experiment(
         systems=[system],
         workload="alpaca",
         length_predictor="noisy(0.7)",
@@ -103,7 +103,7 @@ def test_mispredictions_are_kept_for_retraining(system, tmp_path):
         slo="e2e=100",
         records="csv",
     )
-    result = asked.run(tmp_path / "run", jobs=1)
+    result = experiment.run(tmp_path / "run", jobs=1)
     (row,) = result.rows()
     lines = (result.folder / "mispredictions" / f"{row['cell']}.jsonl").read_text().splitlines()
     assert len(lines) == round(100 * (1 - row["length_bucket_accuracy"]))
@@ -115,7 +115,7 @@ def test_mispredictions_are_kept_for_retraining(system, tmp_path):
 
 
 def test_oracle_writes_no_mispredictions(tmp_path):
-    asked = Experiment(systems=["s3"], workload="alpaca", requests=50, rates=[1], seeds=1)
-    result = asked.run(tmp_path / "run", jobs=1)
+    experiment = Experiment(systems=["s3"], workload="alpaca", requests=50, rates=[1], seeds=1)
+    result = experiment.run(tmp_path / "run", jobs=1)
     assert not (result.folder / "mispredictions").exists()
     assert "length_bucket_accuracy" not in result.rows()[0]

@@ -62,8 +62,8 @@ def test_s3_fits_memory_and_is_never_worse_than_first_fit():
 def every_cut(items):
     n = len(items)
     for cuts in itertools.product((False, True), repeat=n - 1):
-        at = [0, *(i + 1 for i, cut in enumerate(cuts) if cut), n]
-        yield [items[a:b] for a, b in itertools.pairwise(at)]
+        bounds = [0, *(i + 1 for i, cut in enumerate(cuts) if cut), n]
+        yield [items[a:b] for a, b in itertools.pairwise(bounds)]
 
 
 def holds(room, batch):
@@ -80,8 +80,8 @@ def test_s3_sorted_cut_is_the_best_by_brute_force():
         items = sorted(items, key=lambda i: -i.output_tokens)
         fitting = (c for c in every_cut(items) if all(holds(room, batch) for batch in c))
         best = min((len(c), padding_tokens(c)) for c in fitting)
-        found = cut_sorted(items, room)
-        assert (len(found), padding_tokens(found)) == best
+        batches = cut_sorted(items, room)
+        assert (len(batches), padding_tokens(batches)) == best
     assert tried > 30
 
 

@@ -35,12 +35,12 @@ QUICK = MockConfig(ttft_s=0.002, itl_s=0.001)
 class Client:
     """One connection to the gateway; open until the test ends."""
 
-    made: ClassVar[list[Client]] = []
+    opened: ClassVar[list[Client]] = []
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
         self.wire = http.client.HTTPConnection(parts.hostname, parts.port, timeout=PATIENCE_S)
-        self.made.append(self)
+        self.opened.append(self)
 
     def get(self, path: str) -> tuple[int, bytes]:
         self.wire.request("GET", path)
@@ -62,8 +62,8 @@ class Client:
 @pytest.fixture(autouse=True)
 def closed_clients() -> Iterator[None]:
     yield
-    while Client.made:
-        Client.made.pop().wire.close()
+    while Client.opened:
+        Client.opened.pop().wire.close()
 
 
 @pytest.fixture
@@ -106,10 +106,10 @@ def raw_server(answer: Callable[[socket.socket], None]) -> contextlib.AbstractCo
         def handle(self) -> None:
             head = b""
             while b"\r\n\r\n" not in head:
-                got = self.request.recv(65536)
-                if not got:
+                received = self.request.recv(65536)
+                if not received:
                     return
-                head += got
+                head += received
             answer(self.request)
 
     class Server(socketserver.ThreadingTCPServer):
@@ -170,8 +170,8 @@ def test_gateway_prefix_aware_routes_a_prefix_to_one_instance(gateway, mocks):
     client = Client(gateway(*(m.url for m in servers), router="prefix-aware"))
     for turn in range(1, 5):
         for name in ("one", "two"):
-            said = f"{name} " * 100
-            messages = [{"role": "user", "content": said}] * turn
+            text = f"{name} " * 100
+            messages = [{"role": "user", "content": text}] * turn
             client.post("/v1/chat/completions", {"messages": messages, "max_tokens": 1})
     ids = list(range(64))
     for k in range(4):
@@ -190,8 +190,8 @@ def test_gateway_least_loaded_counts_running_requests(gateway):
         all_under_way.wait(PATIENCE_S)
         wire.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
 
-    with raw_server(partial(answer, 0)) as one, raw_server(partial(answer, 1)) as other:
-        url = gateway(one, other, router="least-loaded")
+    with raw_server(partial(answer, 0)) as first_url, raw_server(partial(answer, 1)) as second_url:
+        url = gateway(first_url, second_url, router="least-loaded")
         with ThreadPoolExecutor(6) as pool:
             assert set(pool.map(lambda _: Client(url).complete(), range(6))) == {200}
     assert counts == [3, 3]
@@ -210,14 +210,14 @@ def test_gateway_passes_stream_events_as_they_come(gateway):
     with raw_server(answer) as url:
         client = Client(gateway(url)).wire
         client.request("POST", "/v1/completions", b"{}")
-        found = client.getresponse()
-        assert found.headers["x-odd"] == "yes"
-        assert "x-hop" not in found.headers
+        response = client.getresponse()
+        assert response.headers["x-odd"] == "yes"
+        assert "x-hop" not in response.headers
         for piece in (b"data: one\n\n", b"data: t", b"wo\n\ndata: three\n\n"):
             go_on.put(piece)
-            assert found.read1() == piece  # before the next one exists
+            assert response.read1() == piece  # before the next one exists
         go_on.put(b"")
-        assert found.read() == b""
+        assert response.read() == b""
 
 
 def test_gateway_passes_headers_and_query_to_the_server(gateway):
@@ -305,10 +305,10 @@ def test_gateway_cuts_off_the_client_of_a_cut_answer(gateway, framing):
     with raw_server(answer) as url:
         client = Client(gateway(url)).wire
         client.request("POST", "/v1/completions", b"{}")
-        found = client.getresponse()
-        assert found.status == 200
+        response = client.getresponse()
+        assert response.status == 200
         with pytest.raises(http.client.IncompleteRead):
-            found.read()
+            response.read()
 
 
 def test_gateway_passes_an_answer_ended_by_closing(gateway):
@@ -321,8 +321,8 @@ def test_gateway_cancels_the_request_of_a_disconnected_client(gateway, mocks):
     client = Client(gateway(server.url)).wire
     body = {"prompt": "a", "max_tokens": 10_000, "stream": True}
     client.request("POST", "/v1/completions", json.dumps(body))
-    found = client.getresponse()
-    assert found.read1().startswith(b"data: ")
+    response = client.getresponse()
+    assert response.read1().startswith(b"data: ")
     running = f"{server.url}/metrics"
 
     def count() -> bytes:
@@ -330,7 +330,7 @@ def test_gateway_cancels_the_request_of_a_disconnected_client(gateway, mocks):
             return answer.read().split(b"\n")[0]
 
     assert count() == b"vllm:num_requests_running 1.0"
-    found.close()
+    response.close()
     client.close()
     eventually(lambda: count() == b"vllm:num_requests_running 0.0")
 
@@ -348,14 +348,14 @@ def test_gateway_holds_the_server_back_for_a_slow_reader(gateway):
     with raw_server(answer) as url:
         client = Client(gateway(url)).wire
         client.request("POST", "/v1/completions", b"{}")
-        found = client.getresponse()
+        response = client.getresponse()
         before = -1
         while sent != before:  # until nothing moves any more
             before = sent
             time.sleep(0.5)
         assert sent < 60  # of 120: what sockets and buffers hold
         total = 0
-        while piece := found.read(1 << 20):
+        while piece := response.read(1 << 20):
             total += len(piece)
         assert total == 120 << 20
 
@@ -367,21 +367,21 @@ def test_gateway_serves_http_1_0_and_pipelined_requests(gateway, mocks):
     ask = b"POST /v1/completions HTTP/1.%d\r\ncontent-length: %d\r\n\r\n%b"
     with socket.create_connection((parts.hostname, parts.port), PATIENCE_S) as wire:
         wire.sendall(ask % (0, len(body), body))
-        found = b"".join(iter(lambda: wire.recv(65536), b""))
-    assert b"chunked" not in found
-    assert found.endswith(b"data: [DONE]\n\n")
+        received = b"".join(iter(lambda: wire.recv(65536), b""))
+    assert b"chunked" not in received
+    assert received.endswith(b"data: [DONE]\n\n")
     with socket.create_connection((parts.hostname, parts.port), PATIENCE_S) as wire:
         wire.sendall((ask % (1, len(body), body)) * 3 + b"HEAD /v1/models HTTP/1.1\r\n\r\n")
-        found = b""
-        while found.count(b"HTTP/1.1 200 OK") < 4 or not found.endswith(b"\r\n\r\n"):
-            found += wire.recv(65536)
-    assert found.count(b"[DONE]") == 3
-    assert b"object" not in found[found.rindex(b"HTTP/1.1") :]
+        received = b""
+        while received.count(b"HTTP/1.1 200 OK") < 4 or not received.endswith(b"\r\n\r\n"):
+            received += wire.recv(65536)
+    assert received.count(b"[DONE]") == 3
+    assert b"object" not in received[received.rindex(b"HTTP/1.1") :]
 
 
 def test_gateway_refuses_malformed_http_and_ignores_upgrade(gateway, mocks):
     parts = urlsplit(gateway(*(m.url for m in mocks(1))))
-    for said, status in (
+    for request, status in (
         (b"nonsense\r\n\r\n", b"400"),
         (b"OPTIONS * HTTP/1.1\r\n\r\n", b"400"),
         (b"GET //host/health HTTP/1.1\r\n\r\n", b"400"),
@@ -389,9 +389,9 @@ def test_gateway_refuses_malformed_http_and_ignores_upgrade(gateway, mocks):
         (b"GET /health HTTP/1.1\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n", b"200"),
     ):
         with socket.create_connection((parts.hostname, parts.port), PATIENCE_S) as wire:
-            wire.sendall(said)
-            found = b"".join(iter(lambda: wire.recv(65536), b""))
-        assert found.split()[1] == status
+            wire.sendall(request)
+            received = b"".join(iter(lambda: wire.recv(65536), b""))
+        assert received.split()[1] == status
 
 
 def test_gateway_closes_all_connections_on_exit(mocks):
@@ -450,8 +450,8 @@ def limited(mocks):
 
 def answered(wire):
     """Status of the answer; None: closed without one."""
-    found = b"".join(iter(lambda: wire.recv(65536), b""))
-    return int(found.split()[1]) if found else None
+    received = b"".join(iter(lambda: wire.recv(65536), b""))
+    return int(received.split()[1]) if received else None
 
 
 def head(length, close=True):
@@ -501,8 +501,8 @@ def counted(wire_address):
         wire.sendall(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
         text = b"".join(iter(lambda: wire.recv(65536), b"")).decode()
     pattern = r'^slo_bench_gateway_requests_(\w+)(?:\{\w+="(\w+)"\})? (\d+)$'
-    found = re.findall(pattern, text, re.MULTILINE)
-    return {f"{name} {label}".strip(): int(count) for name, label, count in found}
+    samples = re.findall(pattern, text, re.MULTILINE)
+    return {f"{name} {label}".strip(): int(count) for name, label, count in samples}
 
 
 def test_gateway_counts_each_request_once(limited):
@@ -516,9 +516,9 @@ def test_gateway_counts_each_request_once(limited):
             wire.sendall(2 * (head(len(endless), close=False) + endless))
             assert wire.recv(1)
         eventually(lambda: counted(address).get("total cancelled") == 2)
-        found = counted(address)
-        assert (found["total 200"] - 1, found["refused_total 413"]) == (
-            found["received_total"] - 4,
+        counters = counted(address)
+        assert (counters["total 200"] - 1, counters["refused_total 413"]) == (
+            counters["received_total"] - 4,
             1,
         )
 
@@ -527,7 +527,7 @@ def test_gateway_with_a_key_refuses_clients_without_it(mocks):
     plan = GatewayPlan([Endpoint.parse(m.url) for m in mocks(1)])
     body = {"prompt": "a b", "max_tokens": 2}
     with serving(plan, api_key="s3cret") as url:
-        found = {
+        statuses = {
             key: Client(url).post("/v1/completions", body, **headers)[0].status
             for key, headers in {
                 "none": {},
@@ -535,7 +535,7 @@ def test_gateway_with_a_key_refuses_clients_without_it(mocks):
                 "right": {"authorization": "Bearer s3cret"},
             }.items()
         }
-        assert found == {"none": 401, "wrong": 401, "right": 200}
+        assert statuses == {"none": 401, "wrong": 401, "right": 200}
         assert Client(url).get("/health")[0] == 200
         assert Client(url).get("/metrics")[0] == 401
 

@@ -91,7 +91,7 @@ def embed(url: str, texts: Any, **fields: Any) -> tuple[int, Any]:
 
 
 def vectors(answer: Any) -> list[list[float]]:
-    return [one["embedding"] for one in answer["data"]]
+    return [entry["embedding"] for entry in answer["data"]]
 
 
 @pytest.mark.parametrize("policy", [Collocated(), None])
@@ -107,7 +107,7 @@ def test_collocated_gateway_generates_and_embeds(gateway, encoder, policy):
     assert (status, answer["usage"]["completion_tokens"]) == (200, 3)
     if scheduler is not None:
         assert scheduler.host.passes["embed_pass_texts"] == 3
-        assert scheduler.host.taken == 0
+        assert scheduler.host.taken_blocks == 0
 
 
 def test_waiting_embeddings_are_computed_in_one_pass(gateway, encoder):

@@ -123,13 +123,13 @@ def answering(handler: type) -> Iterator[str]:
     class Server(socketserver.ThreadingTCPServer):
         daemon_threads = allow_reuse_address = True
 
-    with Server(("127.0.0.1", 0), handler) as found:
-        thread = threading.Thread(target=found.serve_forever, args=(0.01,))
+    with Server(("127.0.0.1", 0), handler) as tcp_server:
+        thread = threading.Thread(target=tcp_server.serve_forever, args=(0.01,))
         thread.start()
         try:
-            yield f"http://127.0.0.1:{found.server_address[1]}"
+            yield f"http://127.0.0.1:{tcp_server.server_address[1]}"
         finally:
-            found.shutdown()
+            tcp_server.shutdown()
             thread.join()
 
 
@@ -152,8 +152,8 @@ def test_hp_instance_without_a_prompt_gets_the_ticket(gateway, server):
 def test_hp_instance_asks_for_a_ticket_from_its_first_token(gateway, server, asking):
     url = gateway(Ascendra(), [server(), server()], [server(MockConfig(ttft_s=0.01, itl_s=0.05))])
     for n in (1, 2, 3):
-        found = asking(url, max_tokens=10_000)
-        assert found.read1().startswith(b"data: ")
+        response = asking(url, max_tokens=10_000)
+        assert response.read1().startswith(b"data: ")
         assert counts(url, "dispatched_total") == [0, 0, n]
         assert counts(url, "in_flight") == [0, 0, n]
 
@@ -228,10 +228,10 @@ def test_request_lost_before_its_first_token_is_sent_again(gateway, server):
 def test_request_lost_in_mid_answer_ends_with_an_error(gateway, server, asking):
     cut = MockConfig(ttft_s=0.002, itl_s=0.001, fault=InjectedFault.CUT)
     url = gateway(Ascendra(n_lp=1, tickets=False), [server(cut)], [server()])
-    found = asking(url, max_tokens=9)
-    assert found.status == 200
+    response = asking(url, max_tokens=9)
+    assert response.status == 200
     with pytest.raises(http.client.IncompleteRead):
-        found.read()
+        response.read()
     assert counts(url, "taken_over_total") == [0, 0]
 
 
@@ -266,9 +266,9 @@ def test_gateway_answers_503_while_no_server_is_up(gateway, server):
 
 def test_gateway_process_has_the_same_controller(server):
     policy = Ascendra(n_lp=1, tickets=False, hp_batch_tokens=512)
-    wanted = plan(policy, [server(GIVES_BACK)], [server()])
-    assert GatewayPlan.from_plain(json.loads(json.dumps(wanted.to_plain()))) == wanted
-    with serving_apart(wanted) as url:
+    gateway_plan = plan(policy, [server(GIVES_BACK)], [server()])
+    assert GatewayPlan.from_plain(json.loads(json.dumps(gateway_plan.to_plain()))) == gateway_plan
+    with serving_apart(gateway_plan) as url:
         assert complete(url)[0] == 200
         assert counts(url, "taken_over_total") == [0, 1]
 
@@ -290,8 +290,8 @@ vllm:kv_cache_usage_perc 0.9
             self.wfile.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
 
     with answering(Loaded) as full:
-        wanted = GatewayPlan([Endpoint.parse(url) for url in (full, server())], "load-aware")
-        with serving(wanted) as url:
+        gateway_plan = GatewayPlan([Endpoint.parse(url) for url in (full, server())], "load-aware")
+        with serving(gateway_plan) as url:
             complete(url)  # nothing is known yet: to the first
             assert counts(url, "dispatched_total") == [1, 0]
             eventually(lambda: Loaded.looks > 1)

@@ -57,16 +57,18 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if body.get("stream"):
             events = [{"choices": [{"index": 0, "text": "x"}]}] * self.server.tokens
             events.append({"choices": [{"text": "", "finish_reason": self.server.finish}]})
-            said = "".join(f"data: {json.dumps(one)}\n\n" for one in events) + "data: [DONE]\n\n"
+            payload = (
+                "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
+            )
             kind = "text/event-stream"
         else:
             choice = {"index": 0, "text": "x", "finish_reason": self.server.finish}
-            said, kind = json.dumps({"choices": [choice], "usage": usage}), "application/json"
+            payload, kind = json.dumps({"choices": [choice], "usage": usage}), "application/json"
         self.send_response(200)
         self.send_header("content-type", kind)
-        self.send_header("content-length", str(len(said)))
+        self.send_header("content-length", str(len(payload)))
         self.end_headers()
-        self.wfile.write(said.encode())
+        self.wfile.write(payload.encode())
 
     def do_GET(self):
         self.send_response(200)
@@ -85,15 +87,18 @@ class Words(LengthPrediction):
         self.batches = []
         self.learnt = []
 
-    def slowly(self, asked):
-        self.batches.append(list(asked))
+    def slowly(self, requests):
+        self.batches.append(list(requests))
         time.sleep(self.each_s)
-        if any(one.text == "broken" for one in asked):
+        if any(request.text == "broken" for request in requests):
             raise SloBenchError("cannot read this")
-        return [(PredictedLength(len(one.text), 2 * len(one.text)), one.text) for one in asked]
+        return [
+            (PredictedLength(len(request.text), 2 * len(request.text)), request.text)
+            for request in requests
+        ]
 
-    def came(self, said, output_tokens):
-        self.learnt.append((said, output_tokens))
+    def came(self, text, output_tokens):
+        self.learnt.append((text, output_tokens))
 
     def samples(self):
         yield "generation", "", 7
@@ -125,8 +130,8 @@ def ask(url, path="/v1/completions", **body):
 def counts(url):
     with urllib.request.urlopen(f"{url}/metrics", timeout=PATIENCE_S) as answer:
         text = answer.read().decode()
-    found = re.findall(r'lengths_requests_total{outcome="(\w+)"} (\d+)', text)
-    return {name: int(n) for name, n in found if int(n)}, text
+    samples = re.findall(r'lengths_requests_total{outcome="(\w+)"} (\d+)', text)
+    return {name: int(n) for name, n in samples if int(n)}, text
 
 
 def eventually(holds):
@@ -138,14 +143,14 @@ def eventually(holds):
 
 def test_gateway_adds_the_predicted_length_and_keeps_the_body(up):
     url, server = up(Words())
-    asked = {"prompt": "four", "max_tokens": 9, FIELD: {"e2e_slo_s": 3.5}, "seed": 1}
-    ask(url, **asked)
-    [got] = server.asked
-    assert predicted_length_from_wire(got[FIELD]) == (4, 8)
-    assert got.pop(FIELD)["e2e_slo_s"] == asked.pop(FIELD)["e2e_slo_s"]
-    assert got == asked
-    found, text = counts(url)
-    assert found == {"predicted": 1}
+    body = {"prompt": "four", "max_tokens": 9, FIELD: {"e2e_slo_s": 3.5}, "seed": 1}
+    ask(url, **body)
+    [received] = server.asked
+    assert predicted_length_from_wire(received[FIELD]) == (4, 8)
+    assert received.pop(FIELD)["e2e_slo_s"] == body.pop(FIELD)["e2e_slo_s"]
+    assert received == body
+    outcomes, text = counts(url)
+    assert outcomes == {"predicted": 1}
     assert "slo_bench_gateway_lengths_batches_total 1" in text
     assert "slo_bench_gateway_lengths_generation 7" in text
     assert float(re.search(r'lengths_seconds{quantile="0.99"} (\S+)', text)[1]) > 0
@@ -179,8 +184,10 @@ def test_gateway_predicts_waiting_requests_in_one_batch(up):
     sizes = [len(batch) for batch in words.batches]
     assert sum(sizes) == 8
     assert len(sizes) < 8
-    told = {len(got["prompt"]): predicted_length_from_wire(got[FIELD]) for got in server.asked}
-    assert told == {n: (n, 2 * n) for n in range(1, 9)}
+    predictions = {
+        len(body["prompt"]): predicted_length_from_wire(body[FIELD]) for body in server.asked
+    }
+    assert predictions == {n: (n, 2 * n) for n in range(1, 9)}
 
 
 def test_gateway_serves_without_lengths_if_the_predictor_fails(up):
@@ -218,10 +225,10 @@ def test_gateway_refuses_oracle_predictors(text):
 
 
 def test_last_said_is_the_text_of_the_last_message():
-    said = [{"role": "system", "content": "s"}, {"role": "user", "content": "one"}]
-    assert last_said({"messages": said}) == "one"
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "one"}]
+    assert last_said({"messages": messages}) == "one"
     parts = [{"type": "text", "text": "two"}, {"type": "image_url"}]
-    assert last_said({"messages": [*said, {"role": "user", "content": parts}]}) == "two"
+    assert last_said({"messages": [*messages, {"role": "user", "content": parts}]}) == "two"
     assert last_said({"prompt": ["three"]}) == "three"
     assert last_said({"prompt": [[1, 2]]}) == last_said({"prompt": ["a", "b"]}) == ""
     assert last_said({"messages": [{"role": "system", "content": "s"}]}) == last_said({}) == ""

@@ -109,7 +109,7 @@ def test_model_is_activated_by_its_first_request(models, asking):
     stage = Stage()
     url = models(stage)
     with urllib.request.urlopen(f"{url}/v1/models", timeout=PATIENCE_S) as answer:
-        assert [one["id"] for one in json.load(answer)["data"]] == ["a", "b"]
+        assert [entry["id"] for entry in json.load(answer)["data"]] == ["a", "b"]
     assert stage.told == []
     assert [answered(asking(url, name)) for name in "aabba"] == [200] * 5
     assert stage.told == ["+a", "+b"]
@@ -131,8 +131,8 @@ def test_concurrent_requests_for_two_models_are_all_answered(models, asking):
     stage = Stage()
     url = models(stage, max_active_models=1)
     with ThreadPoolExecutor(20) as pool:
-        found = list(pool.map(lambda k: answered(asking(url, "ab"[k % 2])), range(20)))
-    assert found == [200] * 20
+        statuses = list(pool.map(lambda k: answered(asking(url, "ab"[k % 2])), range(20)))
+    assert statuses == [200] * 20
     assert sum(count(url, "answers_total", name) for name in "ab") == 20
 
 

@@ -33,15 +33,15 @@ class Recorder:
 
 @contextmanager
 def recorder(name: str) -> Iterator[Recorder]:
-    found = Recorder(name)
+    recording = Recorder(name)
 
     class Answers(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
-            found.asked.append((self.path, json.loads(body)))
-            self.say(*found.given)
+            recording.asked.append((self.path, json.loads(body)))
+            self.say(*recording.given)
 
         def do_GET(self) -> None:
             self.say(200, {"from": name})
@@ -60,8 +60,8 @@ def recorder(name: str) -> Iterator[Recorder]:
         server.daemon_threads = True
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
-        found.url = f"http://127.0.0.1:{server.server_address[1]}"
-        yield found
+        recording.url = f"http://127.0.0.1:{server.server_address[1]}"
+        yield recording
         server.shutdown()
         thread.join()
 
@@ -78,7 +78,7 @@ def gateway(
     transfer: KvTransferMode = KvTransferMode.FILES,
     router: str = "round-robin",
 ) -> Iterator[str]:
-    prefill, decode = (Endpoint.parse(one.url) for one in split)
+    prefill, decode = (Endpoint.parse(server.url) for server in split)
     with serving(GatewayPlan([decode], router, prefill=[prefill], transfer=transfer)) as url:
         yield url
 

@@ -36,6 +36,6 @@ def test_slo_bounds_count_from_the_arrival():
     assert state_of({"vllm_xargs": "no object"}, 1, 10.0).arrival_s == 10.0
 
 
-@pytest.mark.parametrize("said", [None, "2", True, -1.0, math.nan, math.inf])
-def test_malformed_waited_s_counts_as_zero(said):
-    assert waited_s({"waited_s": said}) == 0.0
+@pytest.mark.parametrize("waited", [None, "2", True, -1.0, math.nan, math.inf])
+def test_malformed_waited_s_counts_as_zero(waited):
+    assert waited_s({"waited_s": waited}) == 0.0

@@ -29,15 +29,15 @@ PROGRAM = (
 
 @dataclass(frozen=True)
 class Gateway:
-    """What `slo-bench serve` has started; `said` is a file with what it says meanwhile."""
+    """What `slo-bench serve` has started; `stderr_file` has its messages."""
 
     url: str
-    said: Path
+    stderr_file: Path
 
     @property
     def urls(self) -> Sequence[str]:
         """Of the servers, in order."""
-        return re.findall(r" at (http://\S+): ", self.said.read_text())
+        return re.findall(r" at (http://\S+): ", self.stderr_file.read_text())
 
     def counts(self, name: str) -> list[int]:
         """A count of the gateway's, for each server in order."""
@@ -47,8 +47,8 @@ class Gateway:
         """A metric of the gateway's, for each server in order."""
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=PATIENCE_S) as answer:
             text = answer.read().decode()
-        found = re.findall(rf"^slo_bench_gateway_{name}{{.*}} (\S+)$", text, re.MULTILINE)
-        return [float(value) for value in found]
+        samples = re.findall(rf"^slo_bench_gateway_{name}{{.*}} (\S+)$", text, re.MULTILINE)
+        return [float(value) for value in samples]
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -67,12 +67,12 @@ def started_serve(tmp_path: Path) -> Callable[..., AbstractContextManager[Gatewa
 
     @contextlib.contextmanager
     def up(*words: object) -> Iterator[Gateway]:
-        said = tmp_path / "said.txt"
-        asked = [*words, "--log", tmp_path / "servers" / "s.log", "--startup-timeout", READY_S]
+        stderr_file = tmp_path / "said.txt"
+        arguments = [*words, "--log", tmp_path / "servers" / "s.log", "--startup-timeout", READY_S]
         with (
-            said.open("w") as errors,
+            stderr_file.open("w") as errors,
             subprocess.Popen(
-                [sys.executable, "-c", PROGRAM, "serve", *map(str, asked)],
+                [sys.executable, "-c", PROGRAM, "serve", *map(str, arguments)],
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
@@ -87,8 +87,8 @@ def started_serve(tmp_path: Path) -> Callable[..., AbstractContextManager[Gatewa
             try:
                 assert process.stdout is not None
                 url = process.stdout.readline().strip()
-                assert url, said.read_text()
-                yield Gateway(url, said)
+                assert url, stderr_file.read_text()
+                yield Gateway(url, stderr_file)
             except BaseException:
                 for log in sorted((tmp_path / "servers").glob("*.log")):
                     lines = log.read_text().splitlines()

@@ -9,18 +9,18 @@ import sys
 import torch
 from transformers import AutoModelForCausalLM
 
-asked = json.load(sys.stdin)
+request = json.load(sys.stdin)
 torch.set_num_threads(1)
 model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32)
 answers = []
-for prompt, tokens in zip(asked["prompts"], asked["tokens"], strict=True):
+for prompt, tokens in zip(request["prompts"], request["tokens"], strict=True):
     ids = torch.tensor([prompt])
-    found = model.generate(
+    output_ids = model.generate(
         ids,
         attention_mask=torch.ones_like(ids),
         max_new_tokens=tokens,
         do_sample=False,
         eos_token_id=None,
     )
-    answers.append(found[0, len(prompt) :].tolist())
+    answers.append(output_ids[0, len(prompt) :].tolist())
 json.dump(answers, sys.stdout)

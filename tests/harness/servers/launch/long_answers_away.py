@@ -16,8 +16,8 @@ class LongAnswersAway(Policy):
     longest_tokens: int = parameter(200, 1, 100000)
 
     def admit(self, r, view):
-        said = view.predict.output_tokens(r)
-        return Admission.REJECT if said > self.longest_tokens else Admission.ADMIT
+        predicted_tokens = view.predict.output_tokens(r)
+        return Admission.REJECT if predicted_tokens > self.longest_tokens else Admission.ADMIT
 
     def queue_key(self, r, view):
         return view.predict.output_tokens(r)

@@ -21,6 +21,6 @@ for layer in range(config["num_hidden_layers"]):
     weights[f"{name}.lora_B.weight"] = torch.randn(hidden, rank)
 folder.mkdir()
 save_file(weights, folder / "adapter_model.safetensors")
-told = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": ["o_proj"]}
-told |= {"base_model_name_or_path": str(model), "bias": "none", "task_type": "CAUSAL_LM"}
-(folder / "adapter_config.json").write_text(json.dumps(told))
+adapter_config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": ["o_proj"]}
+adapter_config |= {"base_model_name_or_path": str(model), "bias": "none", "task_type": "CAUSAL_LM"}
+(folder / "adapter_config.json").write_text(json.dumps(adapter_config))

@@ -42,10 +42,10 @@ class Asked:
 
     def tokens(self) -> list[int]:
         answer = self.wire.getresponse()
-        found = json.load(answer)
-        assert answer.status == 200, found
+        body = json.load(answer)
+        assert answer.status == 200, body
         self.leave()
-        return found["choices"][0]["token_ids"]
+        return body["choices"][0]["token_ids"]
 
     def leave(self) -> None:
         self.wire.close()
@@ -75,10 +75,10 @@ def test_ascendra_tickets_and_offload_before_real_servers(
     words = ["ascendra", "--backend", "vllm", "--model", tiny_model("vllm"), "--served-name"]
     words += ["tiny", "--set", "n_lp=1", "--set", "max_num_seqs=1", EXACT]
     words += ["--block-size", 32, "--num-gpu-blocks", 400, "--step-log", tmp_path / "steps.jsonl"]
-    asked = [(prompt(row, 20 + 17 * row), 12) for row in range(4)]
+    requests = [(prompt(row, 20 + 17 * row), 12) for row in range(4)]
     with started_serve(*words) as up:
         # The HP instance has no prompt to compute: it gets them all.
-        expected = [Asked(up.url, *one).tokens() for one in asked]
+        expected = [Asked(up.url, *request).tokens() for request in requests]
         assert up.counts("dispatched_total") == [0, 4]
 
         # Of what is not streamed the gateway hears nothing until its end: no tickets meanwhile.
@@ -93,14 +93,16 @@ def test_ascendra_tickets_and_offload_before_real_servers(
             eventually(lambda: up.counts("in_flight") == [1, 1])
             holds = 2
         with ThreadPoolExecutor(4) as pool:
-            found = list(pool.map(lambda one: Asked(up.url, *one, **TIGHT).tokens(), asked))
-        assert found == expected
+            answers = list(
+                pool.map(lambda request: Asked(up.url, *request, **TIGHT).tokens(), requests)
+            )
+        assert answers == expected
         assert up.counts("dispatched_total") == [5, 4 + holds]
         assert up.counts("offloaded_total") == [4, 0]
         assert up.counts("taken_over_total") == [0, 4]
 
         # Without a bound nobody is offloaded: who waits is served when there is room.
-        waits = Asked(up.url, *asked[0])
+        waits = Asked(up.url, *requests[0])
         eventually(lambda: up.counts("in_flight") == [2, 1])
         fills_lp.leave()
         assert waits.tokens() == expected[0]
@@ -108,11 +110,11 @@ def test_ascendra_tickets_and_offload_before_real_servers(
         assert up.counts("answers_total") == [1, 7 + holds]
         holds_tickets.leave()
     away = events(tmp_path / "steps-lp-1.jsonl", "away")
-    assert [one["reason"] for one in away] == [OFFLOADED] * 4
+    assert [release["reason"] for release in away] == [OFFLOADED] * 4
     lp, hp = (events(tmp_path / f"steps-{name}-1.jsonl", "step") for name in ("lp", "hp"))
-    entered = {one for step in lp for one in step["entered"]}
+    entered = {request_id for step in lp for request_id in step["entered"]}
     assert len(entered) == 2
-    assert not entered & {one["id"] for one in away}  # nobody is taken out of a batch
+    assert not entered & {release["id"] for release in away}  # nobody is taken out of a batch
     assert sum(len(step["entered"]) for step in hp) == 4 + holds + 4
     assert any(step["decode_seqs"] > 1 for step in hp)
     assert not any(step["decode_seqs"] and step["chunks"] for step in hp)  # prompts alone

@@ -36,11 +36,11 @@ def ask(url: str, prompt: list[int], tokens: int) -> list[int]:
         "temperature": 0,
         "return_token_ids": True,
     }
-    asked = urllib.request.Request(
+    request = urllib.request.Request(
         f"{url}/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"}
     )
     try:
-        with urllib.request.urlopen(asked, timeout=PATIENCE_S) as answer:
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
             return json.load(answer)["choices"][0]["token_ids"]
     except urllib.error.HTTPError as error:
         raise AssertionError(f"{error.code}: {error.read().decode()}") from error
@@ -50,8 +50,8 @@ def samples(url: str, name: str) -> dict[str, float]:
     """Labels to values of a metric."""
     with urllib.request.urlopen(f"{url}/metrics", timeout=PATIENCE_S) as answer:
         text = answer.read().decode()
-    found = re.findall(rf"^{re.escape(name)}(\{{.*\}}) (\S+)$", text, re.MULTILINE)
-    return {labels: float(value) for labels, value in found}
+    matches = re.findall(rf"^{re.escape(name)}(\{{.*\}}) (\S+)$", text, re.MULTILINE)
+    return {labels: float(value) for labels, value in matches}
 
 
 def prompt(row: int, tokens: int) -> list[int]:
@@ -75,7 +75,7 @@ def test_vllm_bench_drives_two_instances_as_one(serve, installed, tiny_model, tm
     n, tokens = 24, 8
     with serve("vllm", "--instances", "2", "--server-arg=--max-model-len=512") as up:
         if len(os.sched_getaffinity(0)) > 1:
-            assert "cores, clients have the rest" in up.said.read_text()
+            assert "cores, clients have the rest" in up.stderr_file.read_text()
         result = tmp_path / "bench.json"
         program = installed("vllm").programs / "vllm"
         words = [program, "bench", "serve", "--backend", "openai", "--base-url", up.url]
@@ -92,9 +92,9 @@ def test_vllm_bench_drives_two_instances_as_one(serve, installed, tiny_model, tm
             check=False,
         )
         assert done.returncode == 0, done.stderr
-        found = json.loads(result.read_text())
-        assert found["completed"] == n
-        assert found["total_output_tokens"] == n * tokens
+        report = json.loads(result.read_text())
+        assert report["completed"] == n
+        assert report["total_output_tokens"] == n * tokens
         # It asks once by itself before it begins.
         answers = samples(up.url, "slo_bench_gateway_answers_total")
         assert sum(answers.values()) >= n
@@ -125,7 +125,7 @@ def expected(installed, tiny_model, tmp_path_factory):
     )
     with contextlib.ExitStack() as stack:
         [server] = whole.start(stack, tmp_path_factory.mktemp("whole") / "whole.log")
-        return [ask(server.url, *asked) for asked in [*SINGLE, *CROWD]]
+        return [ask(server.url, *request) for request in [*SINGLE, *CROWD]]
 
 
 # NIXL's progress threads poll: two such servers starve each other on two cores, where a transfer
@@ -142,26 +142,26 @@ def test_split_servers_answer_as_one_and_decode_transferred_kv(
         prefill, decode = up.urls
         lost = []
 
-        def answer(asked: tuple[list[int], int]) -> list[int]:
+        def answer(request: tuple[list[int], int]) -> list[int]:
             """A transfer that fails is answered with an error, never with other tokens."""
             while True:
                 try:
-                    return ask(up.url, *asked)
+                    return ask(up.url, *request)
                 except AssertionError as error:
                     lost.append(str(error))
                     if transfer != "nixl" or len(lost) > 3 or not lost[-1].startswith("500"):
                         raise
 
-        found = [answer(asked) for asked in SINGLE]
+        answers = [answer(request) for request in SINGLE]
         with ThreadPoolExecutor(len(CROWD)) as pool:
-            found += pool.map(answer, CROWD)
-        assert found == expected
+            answers += pool.map(answer, CROWD)
+        assert answers == expected
         [stored] = samples(prefill, "vllm:generation_tokens_total").values()
         meetings = 1 if transfer == "nixl" else 0
         assert 0 <= stored - meetings - len(expected) <= len(lost)  # a token each
         by_source = samples(decode, "vllm:prompt_tokens_by_source_total")
         [loaded] = [tokens for labels, tokens in by_source.items() if "external_kv" in labels]
-        lengths = (*LENGTHS, *(len(asked) for asked, _ in CROWD))
+        lengths = (*LENGTHS, *(len(prompt_ids) for prompt_ids, _ in CROWD))
         whole_blocks = sum((n - 1) // BLOCK_SIZE * BLOCK_SIZE for n in lengths)
         assert loaded >= whole_blocks
         assert transfer == "nixl" or loaded == whole_blocks  # files hold whole blocks
@@ -192,7 +192,7 @@ def test_run_measures_split_servers(installed, tiny_model, tmp_path):
     assert int(cell["server_output_tokens"]) == 12 + answered  # and one for each prefill
     assert int(cell["truncated_outputs"]) == 0
     servers = tmp_path / "out" / "servers"
-    names = [f"distserve-{one}.log" for one in ("prefill-1", "decode-1", "decode-2")]
+    names = [f"distserve-{part}.log" for part in ("prefill-1", "decode-1", "decode-2")]
     assert all((servers / name).is_file() for name in names)
     for name in names[1:]:
         assert "Inject KV cache" in (servers / name).read_text()

@@ -21,8 +21,8 @@ def send(url, answered, over):
     data = json.dumps(body | {"ignore_eos": True}).encode()
     headers = {"content-type": "application/json"}
     while not over.is_set():
-        asked = urllib.request.Request(f"{url}/v1/completions", data, headers)
-        with urllib.request.urlopen(asked, timeout=300) as answer:
+        request = urllib.request.Request(f"{url}/v1/completions", data, headers)
+        with urllib.request.urlopen(request, timeout=300) as answer:
             answer.read()
         answered.append(1)
 
@@ -49,12 +49,12 @@ def test_observe_a_vllm_server_under_load(installed, tiny_model, started_serve, 
         for client in clients:
             client.join()
     assert done.exit_code == 0, done.exception or done.output
-    found = json.loads(done.stdout)
-    assert (found["engine"], found["model"]) == ("vllm", "tiny")
-    assert 1 <= found["running_peak"] <= 6
-    assert found["kv_cache_tokens"] > 0
-    assert found["output"]["mean_tokens"] == pytest.approx(24, rel=0.05)
-    assert found["prefix_cache_hit_share"] > 0.1  # all prompts are alike
-    assert found["capacity_band_rps"][0] < found["capacity_band_rps"][1]
+    report = json.loads(done.stdout)
+    assert (report["engine"], report["model"]) == ("vllm", "tiny")
+    assert 1 <= report["running_peak"] <= 6
+    assert report["kv_cache_tokens"] > 0
+    assert report["output"]["mean_tokens"] == pytest.approx(24, rel=0.05)
+    assert report["prefix_cache_hit_share"] > 0.1  # all prompts are alike
+    assert report["capacity_band_rps"][0] < report["capacity_band_rps"][1]
     assert (out / "profile.toml").is_file()
     assert (out / "experiment.toml").is_file()

@@ -18,13 +18,13 @@ PROMPT = list(range(10, 50))
 def ask(url: str, model: str) -> list[int]:
     body = {"model": model, "prompt": PROMPT, "max_tokens": 6, "temperature": 0}
     body |= {"ignore_eos": True, "return_token_ids": True}
-    asked = urllib.request.Request(
+    request = urllib.request.Request(
         f"{url}/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"}
     )
-    with urllib.request.urlopen(asked, timeout=PATIENCE_S) as answer:
-        found = json.load(answer)
-    assert found["model"] == model
-    return found["choices"][0]["token_ids"]
+    with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
+        completion = json.load(answer)
+    assert completion["model"] == model
+    return completion["choices"][0]["token_ids"]
 
 
 def test_prism_serves_two_models_in_one_place(started_serve, installed, tiny_model, tmp_path):
@@ -43,18 +43,18 @@ def test_prism_serves_two_models_in_one_place(started_serve, installed, tiny_mod
     words += [word for model in models for word in ("--model", model)]
     with started_serve(*words) as up:
         with urllib.request.urlopen(f"{up.url}/v1/models", timeout=PATIENCE_S) as answer:
-            assert [one["id"] for one in json.load(answer)["data"]] == ["alpha", "beta"]
+            assert [entry["id"] for entry in json.load(answer)["data"]] == ["alpha", "beta"]
         assert up.counts("activations_total") == [0, 0]  # nobody has asked yet
         with ThreadPoolExecutor(6) as pool:
-            asked = ["alpha", "beta", "alpha", "beta", "alpha", "beta"]
-            found = list(pool.map(lambda model: ask(up.url, model), asked))
-        assert found == [found[0]] * 6  # they are copies
+            model_names = ["alpha", "beta", "alpha", "beta", "alpha", "beta"]
+            answers = list(pool.map(lambda model: ask(up.url, model), model_names))
+        assert answers == [answers[0]] * 6  # they are copies
         assert up.counts("answers_total") == [3, 3]
         assert up.counts("activations_total") == [1, 1]  # a change serves all who wait
         assert sorted(up.counts("evictions_total")) == [0, 1]
         assert sorted(up.counts("up")) == [0, 1]
-        said = up.said.read_text()
-        assert "are stopped and started" in said  # on CPU nobody sleeps
-        assert said.count("has left") == 1
+        printed = up.stderr_file.read_text()
+        assert "are stopped and started" in printed  # on CPU nobody sleeps
+        assert printed.count("has left") == 1
     for model in models:
         assert (tmp_path / "servers" / f"s-{model.name}.log").is_file()

@@ -40,8 +40,8 @@ def run(installed, tiny_model, tmp_path):
         load = ["--workload", trace, "--replay-speed", "1", "--seeds", "1", "--slo", "e2e=1000"]
         kept = ["--records", "csv", "--out", tmp_path / "out", "--no-report"]
         served = model or tiny_model(backend)
-        asked = ["run", "--backend", backend, "--model", served, *load, *kept, *words]
-        done = CliRunner().invoke(app, [*map(str, asked), "--sweep", "num_gpu_blocks=64"])
+        arguments = ["run", "--backend", backend, "--model", served, *load, *kept, *words]
+        done = CliRunner().invoke(app, [*map(str, arguments), "--sweep", "num_gpu_blocks=64"])
         assert done.exit_code == 0, done.output
         return tmp_path / "out"
 
@@ -102,8 +102,8 @@ def test_run_serves_an_embedder_beside_vllm_under_one_policy(installed, tiny_mod
     words += ["--sweep", "num_gpu_blocks=256", "--sweep", "block_size=32", "--records", "csv"]
     words += ["--step-log", "--no-report", "--out", tmp_path / "out"]
     systems = ["--system", "collocation", "--system", "collocated-fcfs", "--system", "vllm"]
-    asked = ["run", "--backend", "vllm", *systems, *words]
-    done = CliRunner().invoke(app, list(map(str, asked)))
+    arguments = ["run", "--backend", "vllm", *systems, *words]
+    done = CliRunner().invoke(app, list(map(str, arguments)))
     assert done.exit_code == 0, done.output
     cells = {cell["system"]: cell for cell in cells_of(tmp_path / "out")}
     requests = 0
@@ -120,8 +120,11 @@ def test_run_serves_an_embedder_beside_vllm_under_one_policy(installed, tiny_mod
             assert 1 <= int(cell["embed_passes"]) <= len(rows)
             log = (tmp_path / "out" / "servers" / f"{name}.steps.jsonl").read_text()
             passes = [json.loads(line) for line in log.splitlines() if '"pass"' in line]
-            assert sum(one["texts"] for one in passes) == sum(texts)
-            assert all(one["duration_s"] > 0 and 0 < one["blocks"] <= 256 for one in passes)
+            assert sum(embedding_pass["texts"] for embedding_pass in passes) == sum(texts)
+            assert all(
+                embedding_pass["duration_s"] > 0 and 0 < embedding_pass["blocks"] <= 256
+                for embedding_pass in passes
+            )
     assert requests > 20
     assert cells["vllm"].get("embed_passes", "") == ""
 
@@ -139,8 +142,8 @@ def test_run_refuses_an_embedder_where_none_can_run(installed, tiny_model, words
     installed("vllm")
     load = ["--workload", "collocated(1:1)", "--rates", "2", "--seeds", "1", "--requests", "4"]
     served = ["--model", tiny_model("vllm"), "--embedder", "/nowhere"]
-    asked = ["run", "--backend", "vllm", *served, *load, *words]
-    done = CliRunner().invoke(app, list(map(str, asked)))
+    arguments = ["run", "--backend", "vllm", *served, *load, *words]
+    done = CliRunner().invoke(app, list(map(str, arguments)))
     assert isinstance(done.exception, SloBenchError)
     assert message in str(done.exception)
 

@@ -143,8 +143,8 @@ class Logged:
 
 async def eventually(read, expected):
     deadline_s = time.monotonic() + PATIENCE_S
-    while (found := read()) != expected:
-        assert time.monotonic() < deadline_s, f"still {found}, not {expected}"
+    while (current := read()) != expected:
+        assert time.monotonic() < deadline_s, f"still {current}, not {expected}"
         await asyncio.sleep(0.05)
 
 
@@ -244,10 +244,10 @@ class Client:
 
 def greedy(sglang, model, asks):
     """What Hugging Face answers."""
-    asked = {"prompts": [a.prompt for a in asks], "tokens": [a.tokens for a in asks]}
+    query = {"prompts": [a.prompt for a in asks], "tokens": [a.tokens for a in asks]}
     done = subprocess.run(
         [sglang.python, HERE / "greedy_tokens.py", model],
-        input=json.dumps(asked),
+        input=json.dumps(query),
         capture_output=True,
         check=True,
         text=True,
@@ -439,22 +439,22 @@ def test_load_generator_records_dropped_and_rejected_requests(turns_away):
         ttft_slo_s=np.array([1000.0, 1000.0, 1e-6]),  # the last is late when it comes
     )
     options = HttpOptions(model="tiny", values_field=SGLANG_FIELD, token_ids=(3, 2048))
-    found = measure(workload, [Endpoint.parse(turns_away.server.url)], options)
-    wanted = [Outcome.FINISHED, Outcome.REJECTED, Outcome.DROPPED]
-    assert found.columns.outcome.tolist() == wanted, found.details
-    assert found.faults() == {RequestFault.ABORTED: 2}
-    assert found.details[1].startswith(REJECTED)
-    assert found.details[2].startswith(DROPPED)
-    assert found.columns.output_tokens.tolist() == [5, 0, 0]
+    measurement = measure(workload, [Endpoint.parse(turns_away.server.url)], options)
+    outcomes = [Outcome.FINISHED, Outcome.REJECTED, Outcome.DROPPED]
+    assert measurement.columns.outcome.tolist() == outcomes, measurement.details
+    assert measurement.faults() == {RequestFault.ABORTED: 2}
+    assert measurement.details[1].startswith(REJECTED)
+    assert measurement.details[2].startswith(DROPPED)
+    assert measurement.columns.output_tokens.tolist() == [5, 0, 0]
 
 
 def _children(pid):
     lists = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(word) for one in lists for word in one.read_text().split()]
+    return [int(word) for file in lists for word in file.read_text().split()]
 
 
 def _descendants(pid):
-    return [pid, *(found for child in _children(pid) for found in _descendants(child))]
+    return [pid, *(descendant for child in _children(pid) for descendant in _descendants(child))]
 
 
 def _alive(pid, within_s=5.0):

@@ -57,8 +57,8 @@ def test_tune_finds_the_best_setting_of_a_real_server(backend, installed, tiny_m
     file.write_text(EXPERIMENT.format(**words, option=option, crash=crash))
     done = CliRunner().invoke(app, ["tune", str(file), "--out", str(out)])
     assert done.exit_code == 0, done.output
-    found = json.loads((out / "tune.json").read_text())
-    trials = {row["configuration"][f"server.{option}"]: row for row in found["trials"]}
+    report = json.loads((out / "tune.json").read_text())
+    trials = {row["configuration"][f"server.{option}"]: row for row in report["trials"]}
     assert {name: row["state"] for name, row in trials.items()} == {
         "64": "finished",
         "1024": "finished",
@@ -66,13 +66,13 @@ def test_tune_finds_the_best_setting_of_a_real_server(backend, installed, tiny_m
     }
     assert trials["64"]["values"] == [0.0]
     assert trials["1024"]["values"][0] > 0
-    assert found["best"] == [trials["1024"]["number"]]
+    assert report["best"] == [trials["1024"]["number"]]
     assert crash in trials[crash]["reason"]
     assert "its log is" in trials[crash]["reason"]
     logs = [path.read_text() for path in (out / "servers").rglob("*.log")]
     assert len(logs) == 3
     assert any(says in log and crash in log for log in logs)
-    (winner,) = found["winners"]
+    (winner,) = report["winners"]
     assert f"--server-arg=--{option}" in winner["commands"][1]
     assert 'origin":"measured"' in (out / "report.html").read_text()
 
@@ -100,9 +100,9 @@ def test_tune_measures_the_simulated_winner_beside_the_default(installed, tiny_m
     file.write_text(SIMULATED_FIRST.format(model=json.dumps(str(tiny_model("vllm")))))
     done = CliRunner().invoke(app, ["tune", str(file), "--out", str(out)])
     assert done.exit_code == 0, done.output
-    found = json.loads((out / "tune.json").read_text())
-    (best,) = found["best"]
-    rows = {(row["backend"], row["configuration"]): row for row in found["confirmed"]}
+    report = json.loads((out / "tune.json").read_text())
+    (best,) = report["best"]
+    rows = {(row["backend"], row["configuration"]): row for row in report["confirmed"]}
     assert set(rows) == {
         (where, which) for where in ("simulated", "vllm") for which in ("default", f"trial {best}")
     }
@@ -115,10 +115,10 @@ def test_tune_measures_the_simulated_winner_beside_the_default(installed, tiny_m
     assert rows["vllm", f"trial {best}"]["verdict"]
     logs = sorted((out / "confirm" / "vllm").rglob("*.log"))
     assert len(logs) == 2
-    (chosen,) = [row["configuration"] for row in found["trials"] if row["number"] == best]
+    (chosen,) = [row["configuration"] for row in report["trials"] if row["number"] == best]
     assert chosen == {"max_num_seqs": 2}
-    told = [re.search(r"'max_num_seqs': 2\b", log.read_text()) is not None for log in logs]
-    assert told.count(True) == 1
+    limited = [re.search(r"'max_num_seqs': 2\b", log.read_text()) is not None for log in logs]
+    assert limited.count(True) == 1
     page = (out / "report.html").read_text()
     assert "vllm" in page
     assert 'origin":"simulated"' in page

@@ -42,13 +42,13 @@ def test_validate_profiles_and_simulates_both_systems(ran):
     folder, rows = ran
     with (folder / "cells.csv").open() as file:
         cells = {row["system"]: row["cell"] for row in csv.DictReader(file)}
-    wanted = {(m, s) for m in METRICS for s in STATISTICS}
+    expected = {(m, s) for m in METRICS for s in STATISTICS}
     for system, cell in cells.items():
-        own = [row for row in rows if row["cell"] == cell]
-        assert {(row["metric"], row["statistic"]) for row in own} == wanted
+        cell_rows = [row for row in rows if row["cell"] == cell]
+        assert {(row["metric"], row["statistic"]) for row in cell_rows} == expected
         # On a machine that starves the client a short answer may come all at once: TPOT 0.
-        assert all(row["error"] is not None or not row["real_s"] for row in own)
-        assert all(row["simulated_s"] > 0 for row in own if row["statistic"] != "mape")
+        assert all(row["error"] is not None or not row["real_s"] for row in cell_rows)
+        assert all(row["simulated_s"] > 0 for row in cell_rows if row["statistic"] != "mape")
 
         meta = json.loads((folder / "servers" / f"{cell}.meta.json").read_text())
         assert (meta["system"], meta["server"], meta["gpu"]) == (system, "vllm", "cpu")
@@ -71,8 +71,8 @@ def test_validate_profiles_and_simulates_both_systems(ran):
         assert all(step.duration_s > 0 for step in steps)
 
         # Measured twice: the same requests after all levels of the start, steps of their own.
-        assert all(r["spread"] is None or r["spread"] >= 0 for r in own)
-        assert any(r["within"] is not None for r in own)
+        assert all(r["spread"] is None or r["spread"] >= 0 for r in cell_rows)
+        assert any(r["within"] is not None for r in cell_rows)
         other = folder / "repeated" / "servers" / f"repeated-2-{cell}.meta.json"
         (later,) = json.loads(other.read_text())["steps"]
         assert later["begin"] >= part["end"]
@@ -93,7 +93,7 @@ def test_validate_profiles_and_simulates_both_systems(ran):
 
         replayed = pd.read_csv(folder / "validation" / f"{cell}.csv.gz")
         # On a busy machine two requests may enter the server in another order than they were sent.
-        found = zip(replayed["prompt_tokens"], replayed["output_tokens"], strict=True)
-        assert sorted(found) == sorted(zip(PROMPT_TOKENS, OUTPUT_TOKENS, strict=True))
+        lengths = zip(replayed["prompt_tokens"], replayed["output_tokens"], strict=True)
+        assert sorted(lengths) == sorted(zip(PROMPT_TOKENS, OUTPUT_TOKENS, strict=True))
     again = CliRunner().invoke(app, ["validate", str(folder), "--json"])
     assert json.loads(again.stdout) == rows

@@ -99,8 +99,8 @@ class Up:
     @contextlib.contextmanager
     def busy(self, **wire: float) -> Iterator[None]:
         """A long request, `long`, runs until the end of the block: then its client goes away."""
-        asked = self._request([prompt(9, 17)], BLOCKER_TOKENS, "long", stream=True, **wire)
-        with urllib.request.urlopen(asked, timeout=PATIENCE_S) as answer:
+        request = self._request([prompt(9, 17)], BLOCKER_TOKENS, "long", stream=True, **wire)
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
             answer.readline()  # it runs
             yield
             assert self.metric("num_requests_running") == 1, "the long request has ended"
@@ -131,7 +131,7 @@ def started(
     max_model_tokens: int | None = 4096,
     **options: Any,
 ) -> Iterator[Up]:
-    wanted = Serve(
+    serve = Serve(
         backend=vllm,
         model=str(model),
         system=system,
@@ -142,7 +142,7 @@ def started(
         **{"step_log": folder / "steps.jsonl", **options},
     )
     with contextlib.ExitStack() as stack:
-        [server] = wanted.start(stack, folder / "servers" / f"{wanted.label}.log")
+        [server] = serve.start(stack, folder / "servers" / f"{serve.label}.log")
         yield Up(server, folder / "steps.jsonl")
 
 
@@ -181,10 +181,10 @@ def queue_up(server: Up, asks: Sequence[tuple[str, list[int], float]], tokens: i
         with server.busy(ttft_slo_s=1.0):
             waiting = []
             for come, (name, tokens_in, ttft_slo_s) in enumerate(asks, 1):
-                asked = pool.submit(server.ask, tokens_in, tokens, name, ttft_slo_s=ttft_slo_s)
-                waiting.append(asked)
+                future = pool.submit(server.ask, tokens_in, tokens, name, ttft_slo_s=ttft_slo_s)
+                waiting.append(future)
                 server.until("num_requests_waiting", come)
-        assert all(len(one.result().tokens) == tokens for one in waiting)
+        assert all(len(future.result().tokens) == tokens for future in waiting)
 
 
 def ever_earlier() -> list[tuple[str, list[int], float]]:
@@ -265,7 +265,7 @@ def test_edf_preempts_the_latest_deadline_under_pressure(scarce_edf):
     n, tokens = 8, 400  # so long that all have come before any ends
     before = len(scarce_edf.steps())
     with ThreadPoolExecutor(n) as pool:
-        asked = [
+        futures = [
             pool.submit(
                 scarce_edf.ask,
                 prompt(row, 100),
@@ -275,7 +275,7 @@ def test_edf_preempts_the_latest_deadline_under_pressure(scarce_edf):
             )
             for row in range(n)
         ]
-        assert all(len(one.result().tokens) == tokens for one in asked)
+        assert all(len(future.result().tokens) == tokens for future in futures)
     running: set[str] = set()
     victims = 0
     for step in scarce_edf.steps()[before:]:
@@ -338,11 +338,11 @@ def test_load_generator_records_dropped_and_rejected_requests(strict):
         ttft_slo_s=np.array([1000.0, 1000.0, 1e-6]),  # the last is late when it comes
     )
     options = HttpOptions(model="tiny", values_field=VLLM_FIELD, token_ids=(10, 2000))
-    found = measure(workload, [Endpoint.parse(strict.server.url)], options)
-    wanted = [Outcome.FINISHED, Outcome.REJECTED, Outcome.DROPPED]
-    assert found.columns.outcome.tolist() == wanted, found.details
-    assert found.faults() == {RequestFault.ABORTED: 2}
-    assert found.columns.output_tokens.tolist() == [5, 0, 0]
+    measurement = measure(workload, [Endpoint.parse(strict.server.url)], options)
+    outcomes = [Outcome.FINISHED, Outcome.REJECTED, Outcome.DROPPED]
+    assert measurement.columns.outcome.tolist() == outcomes, measurement.details
+    assert measurement.faults() == {RequestFault.ABORTED: 2}
+    assert measurement.columns.output_tokens.tolist() == [5, 0, 0]
 
 
 def test_policy_missing_in_the_server_is_an_error(up):

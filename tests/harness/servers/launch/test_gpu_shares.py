@@ -42,13 +42,13 @@ def test_gpu_shares_are_disjoint_and_complete_or_refused(servers, each, visible)
         with pytest.raises(SloBenchError, match=f"need {servers * each}; {visible} can"):
             shares(servers, each, names)
         return
-    found = shares(servers, each, names)
-    assert [len(one) for one in found] == [each] * servers
-    assert [name for one in found for name in one] == names[: servers * each]
+    server_gpus = shares(servers, each, names)
+    assert [len(gpus) for gpus in server_gpus] == [each] * servers
+    assert [name for gpus in server_gpus for name in gpus] == names[: servers * each]
 
 
-@pytest.mark.parametrize(("gpus", "seen"), [(("GPU-a", "GPU-b"), "GPU-a,GPU-b"), ((), "7")])
-def test_server_sees_its_own_gpus_only(monkeypatch, gpus, seen):
+@pytest.mark.parametrize(("gpus", "visible"), [(("GPU-a", "GPU-b"), "GPU-a,GPU-b"), ((), "7")])
+def test_server_sees_its_own_gpus_only(monkeypatch, gpus, visible):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
     where = SimpleNamespace(device="cuda", programs=Path("bin"))
-    assert _environ(VLLM, where, Launch("m", 1, gpus=gpus))["CUDA_VISIBLE_DEVICES"] == seen
+    assert _environ(VLLM, where, Launch("m", 1, gpus=gpus))["CUDA_VISIBLE_DEVICES"] == visible

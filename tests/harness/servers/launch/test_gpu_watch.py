@@ -85,9 +85,9 @@ class FakeNvml:
         if "energy" in gpu.lacks:
             raise _refused()
         self.reads += 1
-        found = gpu.millijoules
+        millijoules = gpu.millijoules
         gpu.millijoules += int(gpu.joules_a_reading * 1000)
-        return found
+        return millijoules
 
 
 @pytest.fixture
@@ -120,13 +120,13 @@ def test_gpu_reading_of_unsupported_values_is_none(machine):
 
 
 @pytest.mark.parametrize(
-    ("asked", "indices"),
+    ("variable", "indices"),
     [(None, [0, 1, 2]), ("2, 0", [0, 2]), ("GPU-b", [1]), ("", []), ("-1", []), ("MIG-x", [])],
 )
-def test_visible_gpus_follow_cuda_visible_devices(machine, monkeypatch, asked, indices):
+def test_visible_gpus_follow_cuda_visible_devices(machine, monkeypatch, variable, indices):
     machine(FakeGpu("GPU-aa"), FakeGpu("GPU-bb"), FakeGpu("GPU-cc"))
-    if asked is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", asked)
+    if variable is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)
     assert [gpu.index for gpu in gpus.visible_gpus()] == indices
 
 
@@ -222,17 +222,17 @@ def test_level_on_this_machines_gpus_has_gpu_columns(machine, tmp_path):
 def test_level_without_gpus_has_no_gpu_columns(machine, tmp_path):
     machine()
     row = measured(tmp_path / "run")
-    said = [name for name, value in row.items() if value is not None]
-    assert not [name for name in said if name.startswith(("gpu_", "gpus_"))]
+    columns = [name for name, value in row.items() if value is not None]
+    assert not [name for name in columns if name.startswith(("gpu_", "gpus_"))]
     assert not (tmp_path / "run" / "servers").exists()
 
 
 def test_doctor_reports_gpus(machine, tmp_path, monkeypatch):
     monkeypatch.setenv("SLO_BENCH_HOME", str(tmp_path))
 
-    def finding(what):
+    def finding(check):
         shown = CliRunner().invoke(app, ["doctor", "--json"]).stdout
-        return next(f for f in json.loads(shown) if f["check"] == what)
+        return next(f for f in json.loads(shown) if f["check"] == check)
 
     machine(FakeGpu("GPU-a"))
     assert finding("GPU")["found"] == "NVIDIA Test, 141 GiB (driver 580.1, watched by NVML)"

@@ -64,15 +64,15 @@ def answering(name: str, log: Path, statuses: list[int]) -> Iterator[tuple[Any, 
 def test_nixl_handshake_is_repeated_after_a_failure(tmp_path, monkeypatch):
     monkeypatch.setattr("slo_bench.harness.servers.launch.nixl_handshake._AGAIN_S", 0.01)
     log = tmp_path / "s.log"
-    said: list[str] = []
+    messages: list[str] = []
     with (
         answering("p", log, [200]) as (prefill, firsts),
         answering("d", log, [500, 500, 200]) as (decode, seconds),
     ):
-        nixl_handshake(prefill, decode, "tiny", 300, said.append)
+        nixl_handshake(prefill, decode, "tiny", 300, messages.append)
     assert len(firsts) == len(seconds) == 3  # each time with KV of its own
-    assert len(said) == 2
-    assert all("500" in line for line in said)
+    assert len(messages) == 2
+    assert all("500" in line for line in messages)
     assert firsts[0]["max_tokens"] == 1
     assert firsts[0]["kv_transfer_params"]["do_remote_decode"]
     assert seconds[-1]["kv_transfer_params"] == KEPT

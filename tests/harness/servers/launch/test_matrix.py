@@ -34,29 +34,29 @@ SWAP_ALWAYS = str(Path(__file__).with_name("swap_always.py"))
 
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_every_system_is_simulated_and_static_ones_run_on_no_server(name):
-    found = compatibility_of(SYSTEMS[name])
-    assert found["simulated"] is None
+    compatibility = compatibility_of(SYSTEMS[name])
+    assert compatibility["simulated"] is None
     if isinstance(SYSTEMS[name].policy, StaticPolicy):
-        assert "static batches" in (found["vllm"] or "")
-        assert "static batches" in (found["sglang"] or "")
+        assert "static batches" in (compatibility["vllm"] or "")
+        assert "static batches" in (compatibility["sglang"] or "")
 
 
 def test_split_systems_run_on_vllm_alone():
-    found = compatibility_of(SYSTEMS["distserve"])
-    assert found["vllm"] is None
-    assert "vLLM alone" in (found["sglang"] or "")
+    compatibility = compatibility_of(SYSTEMS["distserve"])
+    assert compatibility["vllm"] is None
+    assert "vLLM alone" in (compatibility["sglang"] or "")
 
 
 def test_split_system_starts_one_server_of_each_kind_by_default():
-    wanted = Serve("vllm", "m", "distserve", {"decode_instances": 2}, step_log=Path("s"))
-    logs = [log.name for log in wanted.step_logs()]
+    serve = Serve("vllm", "m", "distserve", {"decode_instances": 2}, step_log=Path("s"))
+    logs = [log.name for log in serve.step_logs()]
     assert logs == ["s-prefill-1", "s-decode-1", "s-decode-2"]
 
 
 @pytest.mark.parametrize("backend", ["simulated", "vllm"])
 def test_plan_of_a_split_counts_its_instances(backend):
     parameters = {"distserve": {"decode_instances": (1, 2)}}
-    asked = ExperimentSchema(
+    experiment = ExperimentSchema(
         systems=("vllm", "distserve"),
         parameters=parameters,
         backend=backend,
@@ -64,11 +64,11 @@ def test_plan_of_a_split_counts_its_instances(backend):
         seeds=1,
         tp=1,
     )
-    found = {(c.columns["system"], c.columns["gpus"], c.instances) for c in plan(asked).cells}
+    cells = {(c.columns["system"], c.columns["gpus"], c.instances) for c in plan(experiment).cells}
     if backend == "simulated":
-        assert found == {("vllm", 3, 3), ("distserve", 2, 2), ("distserve", 3, 3)}
+        assert cells == {("vllm", 3, 3), ("distserve", 2, 2), ("distserve", 3, 3)}
     else:
-        assert found == {("vllm", 1, 1), ("distserve", 2, 1), ("distserve", 3, 1)}
+        assert cells == {("vllm", 1, 1), ("distserve", 2, 1), ("distserve", 3, 1)}
 
 
 def test_compatibility_marks_collocation_as_partial_on_servers():
@@ -142,13 +142,13 @@ def test_nixl_launch_has_port_and_connector():
 
 def test_serve_of_a_split_has_a_log_for_each_instance():
     parameters = {"prefill_instances": 2, "decode_instances": 3}
-    wanted = Serve("vllm", "m", "distserve", parameters, step_log=Path("s.jsonl"))
-    assert [log.name for log in wanted.step_logs()] == [
+    serve = Serve("vllm", "m", "distserve", parameters, step_log=Path("s.jsonl"))
+    assert [log.name for log in serve.step_logs()] == [
         *("s-prefill-1.jsonl", "s-prefill-2.jsonl"),
         *("s-decode-1.jsonl", "s-decode-2.jsonl", "s-decode-3.jsonl"),
     ]
     with pytest.raises(SloBenchError, match="leave instances out"):
-        wanted.check(instances=2)
+        serve.check(instances=2)
     assert [log.name for log in Serve("vllm", "m", step_log=Path("s")).step_logs(2)] == [
         "s-1",
         "s-2",
@@ -207,19 +207,19 @@ def test_learned_step_times_approach_the_linear_model():
 
 
 def test_compatibility_of_ascendra_names_its_instances(tmp_path):
-    found = compatibility_of(SYSTEMS["ascendra"])
-    assert found["vllm"] is None
-    assert "HP instances" in (found["sglang"] or "")
-    told = SYSTEMS["ascendra"].with_parameters(performance_model="given")
-    assert "performance_model=refitted" in (refusal(told, "vllm") or "")
+    compatibility = compatibility_of(SYSTEMS["ascendra"])
+    assert compatibility["vllm"] is None
+    assert "HP instances" in (compatibility["sglang"] or "")
+    ascendra = SYSTEMS["ascendra"].with_parameters(performance_model="given")
+    assert "performance_model=refitted" in (refusal(ascendra, "vllm") or "")
     parameters = {"n_lp": 2, "token_budget": 512, "hp_batch_tokens": 1024}
-    wanted = Serve("vllm", "m", "ascendra", parameters, step_log=tmp_path / "steps.jsonl")
-    assert wanted.gateway
-    names = [log.name for log in wanted.step_logs()]
+    serve = Serve("vllm", "m", "ascendra", parameters, step_log=tmp_path / "steps.jsonl")
+    assert serve.gateway
+    names = [log.name for log in serve.step_logs()]
     assert names == ["steps-lp-1.jsonl", "steps-lp-2.jsonl", "steps-hp-1.jsonl"]
     with pytest.raises(SloBenchError, match="set its parameters n_lp and n_hp"):
-        wanted.step_logs(4)
-    policies = [part.policy for part in wanted._parts(1)]
+        serve.step_logs(4)
+    policies = [part.policy for part in serve._parts(1)]
     assert policies[0] == policies[1]
     assert policies[0].worst_batch_tokens == 1024
     for policy in policies:
@@ -234,10 +234,10 @@ def test_compatibility_of_ascendra_names_its_instances(tmp_path):
 
 def test_plan_of_a_controller_counts_all_its_servers():
     parameters = {"ascendra": {"n_lp": (1, 2)}}
-    asked = ExperimentSchema(
+    experiment = ExperimentSchema(
         systems=("ascendra",), parameters=parameters, backend="vllm", rates=1, seeds=1, tp=1
     )
-    assert {(c.columns["gpus"], c.instances) for c in plan(asked).cells} == {(2, 1), (3, 1)}
+    assert {(c.columns["gpus"], c.instances) for c in plan(experiment).cells} == {(2, 1), (3, 1)}
 
 
 LINK = {"bandwidth_gb_per_s": 12, "latency_us": 10}
@@ -257,10 +257,10 @@ def test_device_map_becomes_pipeline_arguments(tmp_path, monkeypatch):
     placed = read_device_map(str(path))
     device = SimpleNamespace(backend="vllm", device="cuda", name="vllm", version="")
     monkeypatch.setattr(serve_module, "environment", lambda name: device)
-    wanted = Serve("vllm", str(tmp_path), "edf", device_map=placed)
-    wanted._check_map(placed, 1)
-    assert wanted._gpus(1) == [("2", "0")]
-    launch = wanted._launch(1, None)
+    serve = Serve("vllm", str(tmp_path), "edf", device_map=placed)
+    serve._check_map(placed, 1)
+    assert serve._gpus(1) == [("2", "0")]
+    launch = serve._launch(1, None)
     words = list(VLLM.argv(Path("/env/bin"), "cuda", launch))
     assert words[words.index("--pipeline-parallel-size") + 1] == "2"
     assert VLLM.environ("cuda", launch)["VLLM_PP_LAYER_PARTITION"] == "20,12"
@@ -268,12 +268,12 @@ def test_device_map_becomes_pipeline_arguments(tmp_path, monkeypatch):
     assert "VLLM_PP_LAYER_PARTITION" not in VLLM.environ("cuda", Launch(model="m", port=1))
     (tmp_path / "config.json").write_text('{"num_hidden_layers": 30}')
     with pytest.raises(SloBenchError, match=r"has 32 layers, but .* has 30"):
-        wanted._check_map(placed, 1)
+        serve._check_map(placed, 1)
     with pytest.raises(SloBenchError, match="is for one server"):
-        wanted._check_map(placed, 2)
+        serve._check_map(placed, 2)
     device.backend = "sglang"
     with pytest.raises(SloBenchError, match="edf inside SGLang has no pipeline stages"):
-        wanted._check_map(placed, 1)
+        serve._check_map(placed, 1)
     device.backend, device.device = "vllm", "cpu"
     with pytest.raises(SloBenchError, match="use a build for CUDA, or --backend torch"):
-        wanted._check_map(placed, 1)
+        serve._check_map(placed, 1)

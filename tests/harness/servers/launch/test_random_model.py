@@ -21,8 +21,8 @@ from slo_bench.workloads.errors import SloBenchError
 @pytest.mark.parametrize("like", ARCHITECTURES)
 @pytest.mark.parametrize("size", ["1m", "4m", "30m", "100m", "1.5b", "20b"])
 def test_random_model_has_about_the_asked_parameters(like: str, size: str) -> None:
-    asked = parse_parameters(size)
-    assert parameter_count(model_fields(like, asked)) == pytest.approx(asked, rel=0.2)
+    parameters = parse_parameters(size)
+    assert parameter_count(model_fields(like, parameters)) == pytest.approx(parameters, rel=0.2)
 
 
 @pytest.mark.parametrize("size", ["", "m", "100", "0.5m", "30b", "1e3x", "nanm", "-4m"])
@@ -74,9 +74,9 @@ def test_tokenizer_of_a_random_model_has_frequent_words(tmp_path: Path) -> None:
     folder = make_model(tmp_path / "tiny")
     tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     text = " " + " ".join(FREQUENT_WORDS)
-    found = tokenizer.encode(text)
-    assert len(found.ids) == len(FREQUENT_WORDS)
-    assert tokenizer.decode(found.ids) == text
+    encoding = tokenizer.encode(text)
+    assert len(encoding.ids) == len(FREQUENT_WORDS)
+    assert tokenizer.decode(encoding.ids) == text
     assert tokenizer.decode(tokenizer.encode("été, 100 %\n").ids) == "été, 100 %\n"
     assert tokenizer.get_vocab_size() == model_fields()["vocab_size"]
 
@@ -95,7 +95,9 @@ def test_random_model_is_loaded_by_transformers_and_the_torch_engine(
         folder, output_loading_info=True
     )
     assert not any(loaded.values())
-    assert sum(one.numel() for one in model.parameters()) == parameter_count(model_fields(like))
+    assert sum(tensor.numel() for tensor in model.parameters()) == parameter_count(
+        model_fields(like)
+    )
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     prompt = tokenizer("one or two words", return_tensors="pt").input_ids
     answer = model.generate(prompt, max_new_tokens=32, do_sample=False)[0, prompt.shape[1] :]
@@ -118,5 +120,5 @@ def test_random_encoder_embeds_as_transformers_does(tmp_path: Path) -> None:
     ids = transformers.AutoTokenizer.from_pretrained(folder)("one or two words").input_ids
     with torch.inference_mode():
         states = model(torch.tensor([ids])).last_hidden_state[0].mean(0)
-    [found] = Encoder(folder).embed([ids])
-    torch.testing.assert_close(found, torch.nn.functional.normalize(states, dim=0))
+    [embedding] = Encoder(folder).embed([ids])
+    torch.testing.assert_close(embedding, torch.nn.functional.normalize(states, dim=0))

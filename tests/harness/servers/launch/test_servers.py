@@ -113,11 +113,11 @@ def test_server_process_stop_ends_children_in_other_sessions(start):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are pinned on Linux alone")
 def test_server_process_and_children_keep_to_their_cores(start):
-    own = os.sched_getaffinity(0)
-    core = max(own)
+    cores_before = os.sched_getaffinity(0)
+    core = max(cores_before)
     with start("leaves", cores=(core,)) as server:
         assert os.sched_getaffinity(child_of(server.log)) == {core}
-    assert os.sched_getaffinity(0) == own
+    assert os.sched_getaffinity(0) == cores_before
 
 
 def test_server_process_without_a_policy_handshake_is_an_error(start):

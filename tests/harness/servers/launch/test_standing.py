@@ -37,7 +37,7 @@ class FakeServer:
 
     url: str = ""
     running: bool = True
-    told: list[str] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)
     status: int = 200
 
 
@@ -48,12 +48,12 @@ def fakes(monkeypatch) -> Iterator[list[FakeServer]]:
     with ExitStack() as open_ones:
 
         def start(self: Serve, stack: ExitStack, log: Path, **more: object) -> list[FakeServer]:
-            found = FakeServer()
+            fake_server = FakeServer()
 
             class Answers(http.server.BaseHTTPRequestHandler):
                 def do_POST(self) -> None:
-                    found.told.append(self.path)
-                    self.send_response(found.status)
+                    fake_server.paths.append(self.path)
+                    self.send_response(fake_server.status)
                     self.end_headers()
 
                 def log_message(self, *args: object) -> None:
@@ -64,10 +64,10 @@ def fakes(monkeypatch) -> Iterator[list[FakeServer]]:
             thread.start()
             open_ones.callback(thread.join)
             open_ones.callback(server.shutdown)
-            found.url = f"http://127.0.0.1:{server.server_address[1]}"
-            stack.callback(lambda: setattr(found, "running", False))
-            started.append(found)
-            return [found]
+            fake_server.url = f"http://127.0.0.1:{server.server_address[1]}"
+            stack.callback(lambda: setattr(fake_server, "running", False))
+            started.append(fake_server)
+            return [fake_server]
 
         monkeypatch.setattr(Serve, "start", start)
         yield started
@@ -79,61 +79,63 @@ def stage(tmp_path: Path, *, sleeps: bool) -> ServerLifecycle:
 
 
 def test_models_without_sleep_mode_are_stopped_and_started(tmp_path, fakes):
-    one = stage(tmp_path, sleeps=False)
-    first = one.activate("a")
-    one.evict("a")
+    model_stage = stage(tmp_path, sleeps=False)
+    first = model_stage.activate("a")
+    model_stage.evict("a")
     assert [fake.running for fake in fakes] == [False]
-    assert one.activate("a").url != first.url
-    one.activate("b")
+    assert model_stage.activate("a").url != first.url
+    model_stage.activate("b")
     assert [fake.running for fake in fakes] == [False, True, True]
-    one.close()
+    model_stage.close()
     assert not any(fake.running for fake in fakes)
-    assert not any(fake.told for fake in fakes)
-    assert one.servers == []
+    assert not any(fake.paths for fake in fakes)
+    assert model_stage.servers == []
 
 
 def test_models_with_sleep_mode_are_started_once(tmp_path, fakes):
-    one = stage(tmp_path, sleeps=True)
-    first = one.activate("a")
+    model_stage = stage(tmp_path, sleeps=True)
+    first = model_stage.activate("a")
     for _ in range(2):
-        one.evict("a")
-        assert one.activate("a") == first
+        model_stage.evict("a")
+        assert model_stage.activate("a") == first
     [fake] = fakes
-    assert fake.told == ["/sleep?level=1", "/wake_up"] * 2
+    assert fake.paths == ["/sleep?level=1", "/wake_up"] * 2
     assert fake.running
-    one.evict("a")
+    model_stage.evict("a")
     fake.running = False  # it died in its sleep
-    one.activate("a")
+    model_stage.activate("a")
     assert len(fakes) == 2
     fakes[1].status = 500
     with pytest.raises(ServerError, match="sleep"):
-        one.evict("a")
-    one.close()
+        model_stage.evict("a")
+    model_stage.close()
 
 
 def test_model_server_that_starts_after_closing_is_stopped(tmp_path, fakes):
-    one = stage(tmp_path, sleeps=False)
-    one.close()
-    one.activate("a")
+    model_stage = stage(tmp_path, sleeps=False)
+    model_stage.close()
+    model_stage.activate("a")
     assert not fakes[0].running
 
 
 @pytest.fixture
 def cuda(monkeypatch, tmp_path) -> Environment:
     """As if vLLM's CUDA build were installed."""
-    made = Environment(tmp_path, "vllm", "0.32.0", "cuda")
+    cuda_environment = Environment(tmp_path, "vllm", "0.32.0", "cuda")
     for module in (serve_module, standing):
-        monkeypatch.setattr(module, "environment", lambda name: made)
-    return made
+        monkeypatch.setattr(module, "environment", lambda name: cuda_environment)
+    return cuda_environment
 
 
 def test_stage_uses_sleep_mode_where_the_server_has_it(cuda, tmp_path):
-    said: list[str] = []
+    messages: list[str] = []
     common = Serve("vllm", "m")
-    stage_of(["x/a", "x/b"], common, PrismGlobal(), tmp_path / "log", say=said.append)
-    stage_of(["x/a"], common, PrismGlobal(activation="naive"), tmp_path / "log", say=said.append)
-    assert "are woken up" in said[0]
-    assert "are stopped" in said[1]
+    stage_of(["x/a", "x/b"], common, PrismGlobal(), tmp_path / "log", say=messages.append)
+    stage_of(
+        ["x/a"], common, PrismGlobal(activation="naive"), tmp_path / "log", say=messages.append
+    )
+    assert "are woken up" in messages[0]
+    assert "are stopped" in messages[1]
 
 
 def test_launch_with_sleep_mode_has_its_arguments():
@@ -151,7 +153,7 @@ def test_kvcached_launch_sets_its_environment(recipe):
     assert KVCACHED == {"ENABLE_KVCACHED": "true", "KVCACHED_AUTOPATCH": "1"}
     assert KVCACHED.items() <= recipe.environ("cuda", with_it).items()
     assert not KVCACHED.keys() & recipe.environ("cuda", without).keys()
-    words = [list(recipe.argv(Path("/env/bin"), "cuda", one)) for one in (with_it, without)]
+    words = [list(recipe.argv(Path("/env/bin"), "cuda", launch)) for launch in (with_it, without)]
     assert words[0] == words[1]
 
 

@@ -39,7 +39,7 @@ ONE_AT_A_TIME = {"vllm": "--max-num-seqs", "sglang": "--max-running-requests"}
 def kind_of(output_tokens):
     """The verbs of a prompt are far apart."""
     lengths = sorted(tiny_models.TELLING.values())
-    return min(range(len(lengths)), key=lambda at: abs(lengths[at] - output_tokens))
+    return min(range(len(lengths)), key=lambda index: abs(lengths[index] - output_tokens))
 
 
 @pytest.fixture(scope="module")
@@ -66,9 +66,9 @@ def test_servers_get_predicted_lengths_from_a_run(
     One runs at a time, so that the others wait and the policy says who is next.
     """
     installed(backend)
-    asked = tiny_models.answered(REQUESTS, seed=5)
+    requests = tiny_models.answered(REQUESTS, seed=5)
     prompts = tmp_path / "prompts.jsonl"
-    lines = [{"prompt": r.prompt, "output_tokens": r.output_tokens} for r in asked]
+    lines = [{"prompt": r.prompt, "output_tokens": r.output_tokens} for r in requests]
     prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
     words = [
         "run",
@@ -111,10 +111,10 @@ def test_serve_predicts_lengths_and_learns_from_answers(
 ):
     """One server, so that the gateway stands there for the lengths alone."""
     installed("vllm")
-    own = Path(shutil.copytree(lengths, tmp_path / "own"))
+    predictor_folder = Path(shutil.copytree(lengths, tmp_path / "own"))
     words = [f"{HERE / 'long_answers_away.py'}:LongAnswersAway", "--backend", "vllm"]
     words += ["--model", tiny_model("vllm"), "--served-name", "tiny"]
-    words += ["--length-predictor", f"learned({own}, model=a, online=30)"]
+    words += ["--length-predictor", f"learned({predictor_folder}, model=a, online=30)"]
 
     def ask(url, prompt, **values):
         # Answers are short whatever was said: the predictor has something to learn.
@@ -131,13 +131,13 @@ def test_serve_predicts_lengths_and_learns_from_answers(
         assert b"slo_bench: rejected" in message
         return None
 
-    asked = tiny_models.answered(48, seed=5)
+    requests = tiny_models.answered(48, seed=5)
     with started_serve(*words) as up:
         with ThreadPoolExecutor(4) as pool:
-            got = list(pool.map(lambda row: ask(up.url, row.prompt), asked))
-        for row, tokens in zip(asked, got, strict=True):
+            answers = list(pool.map(lambda row: ask(up.url, row.prompt), requests))
+        for row, tokens in zip(requests, answers, strict=True):
             assert (tokens is None) == (row.output_tokens > 200), row
-        answered = sum(tokens is not None for tokens in got)
+        answered = sum(tokens is not None for tokens in answers)
         assert 30 <= answered < 48
         # Who tells himself is believed.
         assert ask(up.url, "narrate apples clouds please 1", predicted_output_tokens=3) == 3
@@ -151,8 +151,8 @@ def test_serve_predicts_lengths_and_learns_from_answers(
         assert done == 1
     from slo_bench.predictors.lengths.online import QUEUE, read_queue
 
-    taken = PredictorConfig.load(own).generation
-    assert len(read_queue(own / QUEUE)) == (answered - 30 if taken else answered)
+    generation = PredictorConfig.load(predictor_folder).generation
+    assert len(read_queue(predictor_folder / QUEUE)) == (answered - 30 if generation else answered)
 
 
 def lengths_counts(url):

@@ -30,7 +30,7 @@ class Server:
     """A language model's server with 100 KV blocks."""
 
     used: int = 0
-    taken: int = 0
+    taken_blocks: int = 0
     n_running: int = 0
     oldest_s: float = math.inf
     passes: dict[str, int] = field(default_factory=dict)
@@ -41,16 +41,16 @@ class Server:
         self.lock = threading.RLock()
 
     def free_blocks(self) -> int:
-        return self.total_kv_blocks - self.used - self.taken
+        return self.total_kv_blocks - self.used - self.taken_blocks
 
     def oldest_waiting_arrival_s(self) -> float:
         return self.oldest_s
 
     def take_blocks(self, blocks: int) -> None:
-        self.taken = blocks
+        self.taken_blocks = blocks
 
     def return_blocks(self) -> None:
-        self.taken = 0
+        self.taken_blocks = 0
 
     def embedder_changed(self, passes: Any) -> None:
         self.passes = dict(passes)
@@ -85,12 +85,12 @@ def test_embedding_pass_holds_blocks_until_it_ends():
     scheduler = scheduler_of(Collocated())
     host = scheduler.host
     assert scheduler.step([arrive(1, 30, texts=16), arrive(2, 20, texts=64)]) == [{"begin": [1, 2]}]
-    assert (host.taken, scheduler.held_blocks) == (50, 50)
+    assert (host.taken_blocks, scheduler.held_blocks) == (50, 50)
     assert scheduler.step([arrive(3, 5)]) == []  # one pass at a time
     assert [r.id for r in scheduler.running()] == [1, 2]
     assert scheduler.step([{"end": 0.5}]) == [{"begin": [3]}]
     assert scheduler.step([{"end": 0.1}]) == []
-    assert host.taken == 0
+    assert host.taken_blocks == 0
     assert host.passes == dict(zip(EMBED_PASSES, (2, 3, 81, 55), strict=True))
 
 
@@ -160,7 +160,7 @@ def test_disconnected_embedding_client_is_forgotten_before_its_pass():
     scheduler = scheduler_of(Collocated())
     scheduler.step([arrive(1, 5), arrive(2, 5)])
     scheduler.step([arrive(3, 5), {"leave": 1}, {"leave": 3}])
-    assert scheduler.host.taken == 10
+    assert scheduler.host.taken_blocks == 10
     assert scheduler.step([{"end": None}]) == []
     assert scheduler.pass_s(prompt(100)) == 0.0  # nothing is learned from a pass that failed
 
@@ -188,5 +188,5 @@ def test_embedding_scheduler_protocol_over_the_socket(tmp_path):
             lines = gateway.makefile("rw")
             print(json.dumps(arrive(1, 30)), file=lines, flush=True)
             assert json.loads(lines.readline()) == {"begin": [1]}
-            assert scheduler.host.taken == 30
+            assert scheduler.host.taken_blocks == 30
             lines.close()

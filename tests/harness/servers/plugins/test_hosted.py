@@ -85,7 +85,7 @@ def test_guarded_policy_keeps_type_and_parameters() -> None:
 
 def test_key_of_a_failed_request_sorts_first() -> None:
     keys = [3.0, FIRST, -1.0, FIRST]
-    assert sorted((key, at) for at, key in enumerate(keys)) == [
+    assert sorted((key, index) for index, key in enumerate(keys)) == [
         (FIRST, 1),
         (FIRST, 3),
         (-1.0, 2),

@@ -31,7 +31,7 @@ OURS = "slo_bench.harness.servers.plugins.sglang"
 @pytest.fixture
 def decider_module(monkeypatch):
     """Our module, imported beside a stand-in for SGLang."""
-    made = {
+    modules = {
         "sglang.srt.managers.scheduler": {
             "_make_abort_req": lambda req, finished_reason: finished_reason
         },
@@ -40,7 +40,7 @@ def decider_module(monkeypatch):
         },
         "sglang.srt.mem_cache.common": {"match_kv_cache": lambda req, cache: None},
     }
-    for name, content in made.items():
+    for name, content in modules.items():
         parts = name.split(".")
         for length in range(1, len(parts) + 1):
             parent = ".".join(parts[:length])
@@ -50,8 +50,8 @@ def decider_module(monkeypatch):
             setattr(sys.modules[name], key, value)
     for module in ("decider", "view"):
         monkeypatch.delitem(sys.modules, f"{OURS}.{module}", raising=False)
-    found = importlib.import_module(f"{OURS}.decider")
-    yield found
+    decider = importlib.import_module(f"{OURS}.decider")
+    yield decider
     for module in ("decider", "view"):
         sys.modules.pop(f"{OURS}.{module}", None)
 
@@ -121,32 +121,32 @@ class Scheduler:
     )
     waiting_queue: list = field(default_factory=list)
     running_batch: object = None
-    told: dict = field(default_factory=dict)
+    aborts: dict = field(default_factory=dict)
     released: list = field(default_factory=list)
 
     def _release_aborted_request(self, req):
         self.released.append(req.rid)
 
     def send_abort_output(self, reason, req):
-        self.told[req.rid] = (int(reason["status_code"]), reason["message"])
+        self.aborts[req.rid] = (int(reason["status_code"]), reason["message"])
 
 
 @pytest.fixture
-def at(decider_module, monkeypatch):
+def set_clock(decider_module, monkeypatch):
     """Sets the clock."""
 
-    def set_clock(now_s):
+    def set_now(now_s):
         monkeypatch.setattr(decider_module.Decider, "clock", staticmethod(lambda: now_s))
 
-    set_clock(0.0)
-    return set_clock
+    set_now(0.0)
+    return set_now
 
 
 @pytest.fixture
-def decide(decider_module, at):
+def decide(decider_module, set_clock):
     def make(policy, **scheduler):
-        found = Scheduler(**scheduler)
-        return found, decider_module.Decider(found, policy)
+        fake_scheduler = Scheduler(**scheduler)
+        return fake_scheduler, decider_module.Decider(fake_scheduler, policy)
 
     return make
 
@@ -170,9 +170,9 @@ def test_sglang_queue_follows_the_policy_and_ties_go_to_the_first(decide):
     assert rids(scheduler.waiting_queue) == ["soon", "soon too", "late", "never"]
 
 
-def test_sglang_deadlines_count_from_the_schedulers_arrival_time(decide, at):
+def test_sglang_deadlines_count_from_the_schedulers_arrival_time(decide, set_clock):
     scheduler, decider = decide(EarliestDeadlineFirst())
-    at(10.0)
+    set_clock(10.0)
     come(
         scheduler,
         decider,
@@ -213,12 +213,12 @@ class Aging(Vllm):
         return Line(r.arrival_s, r.prompt_tokens, -1.0 if r.prompt_tokens > 10 else 0.0)
 
 
-def test_sglang_dynamic_keys_are_evaluated_at_the_current_time(decide, at):
+def test_sglang_dynamic_keys_are_evaluated_at_the_current_time(decide, set_clock):
     scheduler, decider = decide(Aging())
     come(scheduler, decider, Req("short", prompt_tokens=10), Req("long", prompt_tokens=15))
     decider.order(scheduler.waiting_queue, None)
     assert rids(scheduler.waiting_queue) == ["short", "long"]
-    at(6.0)
+    set_clock(6.0)
     decider.order(scheduler.waiting_queue, None)
     assert rids(scheduler.waiting_queue) == ["long", "short"]
 
@@ -257,7 +257,7 @@ def test_sglang_rejected_requests_are_answered_and_not_queued(decide):
     scheduler, decider = decide(ShortOnly())
     come(scheduler, decider, Req("long", prompt_tokens=11), Req("short"))
     assert rids(scheduler.waiting_queue) == ["short"]
-    assert scheduler.told == {"long": (503, "slo_bench: rejected by the policy")}
+    assert scheduler.aborts == {"long": (503, "slo_bench: rejected by the policy")}
     assert scheduler.released == ["long"]
 
 
@@ -267,10 +267,10 @@ class CountsLong(ShortOnly):
         return {"turned_away": "requests that are too long", REJECTIONS: "the same, by the records"}
 
     def admit(self, r, view):
-        found = super().admit(r, view)
-        if found is Admission.REJECT:
+        admission = super().admit(r, view)
+        if admission is Admission.REJECT:
             view.counters.add("turned_away", r)
-        return found
+        return admission
 
 
 def test_sglang_counters_are_written_to_the_tally_file(decide, tmp_path, monkeypatch):
@@ -281,12 +281,12 @@ def test_sglang_counters_are_written_to_the_tally_file(decide, tmp_path, monkeyp
     short = Req("short")
     come(scheduler, decider, short, Req("long", prompt_tokens=11), Req("longer", prompt_tokens=12))
     decider.write_tally()
-    told = json.loads(tally_file(handshake).read_text("utf-8"))
-    assert told == {**nothing, "decisions_release": 2, "count_turned_away": 2}
+    tally = json.loads(tally_file(handshake).read_text("utf-8"))
+    assert tally == {**nothing, "decisions_release": 2, "count_turned_away": 2}
     come(scheduler, decider, short)  # retracted
     decider.write_tally()
-    told = json.loads(tally_file(handshake).read_text("utf-8"))
-    assert told == {
+    tally = json.loads(tally_file(handshake).read_text("utf-8"))
+    assert tally == {
         **nothing,
         "preempted_recompute": 1,
         "decisions_release": 2,
@@ -306,7 +306,7 @@ def test_sglang_policy_error_fails_its_request_only(decide):
     assert scheduler.waiting_queue == [short]
 
 
-def test_sglang_late_waiting_request_is_dropped(decide, at):
+def test_sglang_late_waiting_request_is_dropped(decide, set_clock):
     scheduler, decider = decide(EdfDrop())
     begun, late, patient = (
         Req("begun", deadline_in_s=2.0),
@@ -315,19 +315,19 @@ def test_sglang_late_waiting_request_is_dropped(decide, at):
     )
     come(scheduler, decider, begun, late, patient)
     decider.begins(Batch([begun], extend=True))
-    at(3.0)
+    set_clock(3.0)
     decider.expire_timeouts([None, None])
     assert rids(scheduler.waiting_queue) == ["begun", "patient"]
-    assert scheduler.told == {"late": (503, "slo_bench: dropped by the policy")}
+    assert scheduler.aborts == {"late": (503, "slo_bench: dropped by the policy")}
 
 
-def test_sglang_request_cancelled_by_the_client_is_not_dropped(decide, at):
+def test_sglang_request_cancelled_by_the_client_is_not_dropped(decide, set_clock):
     scheduler, decider = decide(EdfDrop())
     come(scheduler, decider, Req("gone", deadline_in_s=2.0))
     scheduler.waiting_queue.clear()
-    at(3.0)
+    set_clock(3.0)
     decider.expire_timeouts([None, None])
-    assert scheduler.told == {}
+    assert scheduler.aborts == {}
 
 
 @dataclass(frozen=True)
@@ -339,14 +339,14 @@ class Learns(Vllm):
         view.policy_state.append((r.output_tokens, r.finish_s))
 
 
-def test_sglang_policy_learns_from_finished_answers_only(decide, at):
+def test_sglang_policy_learns_from_finished_answers_only(decide, set_clock):
     scheduler, decider = decide(Learns())
     done, aborted, running = Req("done"), Req("aborted"), Req("running")
     come(scheduler, decider, done, aborted, running)
     done.output_ids = [1, 2, 3]
     done.end()
     aborted.end("abort")
-    at(4.0)
+    set_clock(4.0)
     batch = Batch([done, aborted, running])
     decider.ended(batch)
     decider.ended(batch)  # overlapped scheduling shows the finished once more
@@ -384,7 +384,7 @@ def test_sglang_view_counts_running_entering_and_waiting_requests(decide):
     assert [view.kv_tokens(r) for r in view.waiting()] == [0]
 
 
-def test_sglang_steps_are_logged_and_learned_from(decide, at, monkeypatch, tmp_path):
+def test_sglang_steps_are_logged_and_learned_from(decide, set_clock, monkeypatch, tmp_path):
     path = tmp_path / "steps.jsonl"
     monkeypatch.setenv(STEP_LOG_VARIABLE, str(path))
     scheduler, decider = decide(Vllm())
@@ -393,11 +393,11 @@ def test_sglang_steps_are_logged_and_learned_from(decide, at, monkeypatch, tmp_p
     old.kv.kv_committed_len = 7
     # Overlapped: the second step is begun before the result of the first is there.
     decider.begins(Batch([new, old], extend=True, decoding_reqs=[old]))
-    at(1.0)
+    set_clock(1.0)
     decider.begins(Batch([old]))
-    at(3.0)
+    set_clock(3.0)
     decider.ended(Batch([]))
-    at(3.5)
+    set_clock(3.5)
     decider.ended(Batch([]))
     decider.steps.log._file.close()
     lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -409,7 +409,7 @@ def test_sglang_steps_are_logged_and_learned_from(decide, at, monkeypatch, tmp_p
     assert [line["left"] for line in done] == [2, 2]  # two wait in the queue throughout
 
 
-def test_sglang_first_step_of_a_kind_is_not_learned_from(decide, at):
+def test_sglang_first_step_of_a_kind_is_not_learned_from(decide, set_clock):
     _, decider = decide(Vllm())
     for now_s, lasts_s, batch in (
         (0.0, 9.0, Batch([Req("slow")], extend=True)),
@@ -417,16 +417,16 @@ def test_sglang_first_step_of_a_kind_is_not_learned_from(decide, at):
         (20.0, 0.5, Batch([Req("warm")], extend=True)),
         (30.0, 0.25, Batch([Req("warm")])),
     ):
-        at(now_s)
+        set_clock(now_s)
         decider.begins(batch)
-        at(now_s + lasts_s)
+        set_clock(now_s + lasts_s)
         decider.ended(batch)
     predict = decider.view.predict
     assert predict.step_s(0, 0, [(2, 8)]) == pytest.approx(0.5, abs=0.01)
     assert predict.step_s(1, 0, []) == pytest.approx(0.25, abs=0.01)
 
 
-def test_sglang_retracted_requests_are_queued_again(decide, at):
+def test_sglang_retracted_requests_are_queued_again(decide, set_clock):
     @dataclass(frozen=True)
     class RetractedLast(Policy):
         def queue_key(self, r, view):
@@ -435,9 +435,9 @@ def test_sglang_retracted_requests_are_queued_again(decide, at):
     scheduler, decider = decide(RetractedLast())
     back, new = Req("back"), Req("new")
     decider.comes(back)
-    at(1.0)
+    set_clock(1.0)
     come(scheduler, decider, new)
-    at(2.0)
+    set_clock(2.0)
     come(scheduler, decider, back)
     decider.order(scheduler.waiting_queue, None)
     assert rids(scheduler.waiting_queue) == ["new", "back"]

@@ -166,7 +166,7 @@ def run(case: dict) -> dict:
             output,
             ModelRunnerOutput(
                 req_ids=ids,
-                req_id_to_index={i: at for at, i in enumerate(ids)},
+                req_id_to_index={i: index for index, i in enumerate(ids)},
                 sampled_token_ids=sampled,
                 logprobs=None,
                 prompt_logprobs_dict={},
@@ -174,11 +174,11 @@ def run(case: dict) -> dict:
             ),
         )
         for answer in answers.values():
-            for one in answer.outputs:
-                if one.finish_reason is not None and one.stop_reason:
-                    away[one.request_id] = one.stop_reason
-                elif one.finish_reason is not None:
-                    finish_ticks[one.request_id] = Ticks.now
+            for engine_output in answer.outputs:
+                if engine_output.finish_reason is not None and engine_output.stop_reason:
+                    away[engine_output.request_id] = engine_output.stop_reason
+                elif engine_output.finish_reason is not None:
+                    finish_ticks[engine_output.request_id] = Ticks.now
         rounds += 1
         if rounds > 50_000:
             raise RuntimeError("the scheduler stands still")

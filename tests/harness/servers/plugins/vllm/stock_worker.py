@@ -117,7 +117,7 @@ def run(case: dict) -> dict:
             output,
             ModelRunnerOutput(
                 req_ids=ids,
-                req_id_to_index={i: at for at, i in enumerate(ids)},
+                req_id_to_index={i: index for index, i in enumerate(ids)},
                 sampled_token_ids=[[9] if i in whole else [] for i in ids],
                 logprobs=None,
                 prompt_logprobs_dict={},
@@ -125,9 +125,9 @@ def run(case: dict) -> dict:
             ),
         )
         for answer in answers.values():
-            for one in answer.outputs:
-                if one.finish_reason is not None:
-                    finish_step[one.request_id] = now
+            for engine_output in answer.outputs:
+                if engine_output.finish_reason is not None:
+                    finish_step[engine_output.request_id] = now
         if len(steps) > 500_000:
             raise RuntimeError("the scheduler stands still")
     return {"steps": steps, "preempted": preempted, "finish_step": finish_step}

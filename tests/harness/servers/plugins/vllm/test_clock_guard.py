@@ -58,9 +58,9 @@ class Scheduler:
 
 
 def module(name, **content):
-    found = ModuleType(name)
-    vars(found).update(content)
-    return found
+    fake = ModuleType(name)
+    vars(fake).update(content)
+    return fake
 
 
 @pytest.fixture

@@ -237,11 +237,11 @@ def answer(cases, vllm_python, tiny_model, tmp_path_factory) -> dict[str, Any]:
         timeout=3000,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    assert found["version"].partition("+")[0] == vllm_python.version
-    results = iter(found["results"])
-    found["results"] = {name: [next(results) for _ in of_one] for name, of_one in cases.items()}
-    return found
+    report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    assert report["version"].partition("+")[0] == vllm_python.version
+    results = iter(report["results"])
+    report["results"] = {name: [next(results) for _ in of_one] for name, of_one in cases.items()}
+    return report
 
 
 def test_vllm_hooks_have_known_signatures(answer):

@@ -37,22 +37,22 @@ def error(monkeypatch):
 
 
 def outputs_of(engine):
-    found = []
+    stop_reasons = []
 
     async def run():
         async for output in engine.generate("prompt", None, "id"):
-            found.append(output.outputs[0].stop_reason)
+            stop_reasons.append(output.outputs[0].stop_reason)
 
-    return found, run
+    return stop_reasons, run
 
 
 def test_generate_passes_answers_and_closes_the_engine():
     engine_class = made()
     plugin.answer_releases(engine_class)
     engine = engine_class(None, 17, "a stop string")
-    found, run = outputs_of(engine)
+    stop_reasons, run = outputs_of(engine)
     asyncio.run(run())
-    assert found == [None, 17, "a stop string"]
+    assert stop_reasons == [None, 17, "a stop string"]
     assert engine.closed == 1
 
 
@@ -60,11 +60,11 @@ def test_generate_of_a_dropped_request_raises(error):
     engine_class = made()
     plugin.answer_releases(engine_class)
     engine = engine_class(None, "slo_bench: dropped", None)
-    found, run = outputs_of(engine)
+    stop_reasons, run = outputs_of(engine)
     with pytest.raises(GenerationError, match="slo_bench: dropped by the policy") as raised:
         asyncio.run(run())
     assert raised.value.status_code == 503
-    assert found == [None]
+    assert stop_reasons == [None]
     assert engine.closed == 1
 
 

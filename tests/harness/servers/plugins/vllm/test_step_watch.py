@@ -103,12 +103,12 @@ def test_step_log_of_overlapping_steps(watch):
 def test_vllm_handshake_has_the_scheduler_settings(watch, tmp_path):
     kind, _, _ = watch
     kind()
-    said = json.loads((tmp_path / "handshake.json").read_text())
-    assert said["server"] == "vllm"
-    assert said["kv_cache"] == {
+    handshake = json.loads((tmp_path / "handshake.json").read_text())
+    assert handshake["server"] == "vllm"
+    assert handshake["kv_cache"] == {
         "num_gpu_blocks": 65,
         "block_size": 32,
         "enable_prefix_caching": False,
     }
-    assert said["engine_kwargs"]["async_scheduling"] is True
-    assert said["engine_kwargs"]["max_num_batched_tokens"] == 64
+    assert handshake["engine_kwargs"]["async_scheduling"] is True
+    assert handshake["engine_kwargs"]["max_num_batched_tokens"] == 64

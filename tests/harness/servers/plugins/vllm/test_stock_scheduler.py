@@ -80,7 +80,7 @@ class Case:
         )
         for row, r in enumerate(self.requests):
             prompt, output = r["prompt_tokens"], r["output_tokens"]
-            own = range(row << 32, (row << 32) + (prompt + output) // BLOCK_SIZE)
+            block_hashes = range(row << 32, (row << 32) + (prompt + output) // BLOCK_SIZE)
             instance.inbox.append(
                 RequestState(
                     row,
@@ -89,7 +89,7 @@ class Case:
                     output,
                     output,
                     Slo(),
-                    tuple(own) if caching else (),
+                    tuple(block_hashes) if caching else (),
                 )
             )
         instance.run(float("inf"), stop_on_release=False)
@@ -135,14 +135,14 @@ def answers(cases, installed, tiny_model) -> list[dict[str, Any]]:
         timeout=3000,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    found: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    worker_answers: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    return worker_answers
 
 
 def recomputed(real: dict[str, Any]) -> dict[int, int]:
     """How often each request was preempted and came back for what it still had to do."""
-    last = {i: at for at, batch in enumerate(real["steps"]) for i, _, _ in batch}
-    return dict(Counter(i for at, i in real["preempted"] if at <= last[i]))
+    last = {i: step for step, batch in enumerate(real["steps"]) for i, _, _ in batch}
+    return dict(Counter(i for step, i in real["preempted"] if step <= last[i]))
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -154,8 +154,8 @@ def test_simulated_batches_equal_those_of_vllms_scheduler(cases, answers, asynch
             continue
         plain, leaping = case.simulated(Composed), case.simulated(SimulatedInstance)
         where = f"workload {seed}"
-        for at, (ours, theirs) in enumerate(zip(plain.steps, real["steps"], strict=False)):
-            assert ours == theirs, f"{where}, step {at}"
+        for step, (ours, theirs) in enumerate(zip(plain.steps, real["steps"], strict=False)):
+            assert ours == theirs, f"{where}, step {step}"
         assert len(plain.steps) == len(real["steps"]), where
         for instance in (plain, leaping):
             finish = {str(r.id): round(r.finish_s * STEPS_PER_S) for r in instance.finished}
